@@ -1,0 +1,156 @@
+"""All that a rule may ask of an array library.
+
+A *space* is an array library seen through the functions below. Rules receive one as ``xp`` and
+use nothing else, so that one rule source runs on numpy, on jax under ``jit``, on torch, on lists
+of torch tensors, and on whatever space comes next. Modules satisfy :class:`Space` as well as
+objects do: ``thalweg.spaces.numpy`` itself is a space.
+
+Every function that takes arrays elementwise also takes plain Python numbers, and answers those
+with plain Python numbers, computed in double precision. So what a rule derives from the step
+count and the options is exact where it can be, and becomes part of a traced program where it
+must be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+
+class Array(Protocol):
+    """Something that does arithmetic; what exactly is the space's affair."""
+
+    def __add__(self, other: Any, /) -> Any: ...
+    def __radd__(self, other: Any, /) -> Any: ...
+    def __sub__(self, other: Any, /) -> Any: ...
+    def __rsub__(self, other: Any, /) -> Any: ...
+    def __mul__(self, other: Any, /) -> Any: ...
+    def __rmul__(self, other: Any, /) -> Any: ...
+    def __truediv__(self, other: Any, /) -> Any: ...
+    def __rtruediv__(self, other: Any, /) -> Any: ...
+    def __neg__(self) -> Any: ...
+
+
+A = TypeVar("A", bound=Array)
+R = TypeVar("R")
+
+#: A number, or something of the space that behaves like one: a traced value, a 0-d tensor.
+Scalar: TypeAlias = Any
+#: A truth value of the space: a bool, or an array of them.
+Truth: TypeAlias = Any
+Shape: TypeAlias = tuple[int, ...]
+#: Axes to reduce over; None means all of them.
+Axes: TypeAlias = tuple[int, ...] | None
+#: What is kept for one parameter between steps, under its checkpoint keys.
+State: TypeAlias = dict[str, A]
+
+
+class Squares(NamedTuple):
+    """A term of ``sums`` and ``means``: the squares of x, which need not be stored for it."""
+
+    x: Any
+    axes: Axes
+
+
+#: What is to be summed: (x, axes), or Squares(x, axes).
+Term: TypeAlias = tuple[Any, Axes] | Squares
+
+
+class Space(Protocol[A]):
+    """An array library, as far as rules are concerned."""
+
+    # what an array is
+    def shape(self, x: A) -> Shape: ...
+    def dtype(self, x: A) -> str: ...
+    def astype(self, x: A, dtype: str) -> A: ...
+
+    # making arrays; dtype and place follow ``like``
+    def full(self, shape: Shape, value: float, like: A) -> A: ...
+    def zeros_like(self, x: A) -> A: ...
+    def zeros_reduced(self, x: A, axes: tuple[int, ...]) -> A:
+        """Zeros of x's shape, with size 1 along ``axes``."""
+        ...
+
+    def identity(self, size: int, like: A) -> A: ...
+    def positions(self, like: A) -> tuple[Any, Any]:
+        """Low and high 32 bits of each element's position in the whole, flattened tensor.
+
+        The integers must wrap or be wide enough that the low 32 bits of products are right.
+        """
+        ...
+
+    # elementwise
+    def sqrt(self, x: Scalar) -> Scalar: ...
+    def exp(self, x: Scalar) -> Scalar: ...
+    def log(self, x: Scalar) -> Scalar: ...
+    def expm1(self, x: Scalar) -> Scalar: ...
+    def cos(self, x: Scalar) -> Scalar: ...
+    def abs(self, x: Scalar) -> Scalar: ...
+    def floor(self, x: Scalar) -> Scalar: ...
+    def exponent(self, x: A) -> A:
+        """The e of ``x = m * 2**e`` with 0.5 <= abs(m) < 1, as an array like x; 0 for 0."""
+        ...
+
+    def isfinite(self, x: Scalar) -> Truth: ...
+    def maximum(self, x: Scalar, y: Scalar) -> Scalar: ...
+    def minimum(self, x: Scalar, y: Scalar) -> Scalar: ...
+    def where(self, condition: Truth, x: Scalar, y: Scalar) -> Scalar: ...
+
+    # reductions: results broadcast against x (reduced axes keep size 1; None gives a scalar)
+    def sums(self, *terms: Term) -> tuple[Scalar, ...]:
+        """Sum each term over its axes. One call is one round of communication when sharded."""
+        ...
+
+    def means(self, *terms: Term) -> tuple[Scalar, ...]:
+        """Average each term over its axes; the average of nothing is 0."""
+        ...
+
+    def amax(self, x: A, axes: Axes) -> Scalar: ...
+
+    # a branch on a value: takes one side where the value is known, selects where it is traced
+    def cond(self, condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R: ...
+
+    # matrices, for the last two axes of (..., m, n)
+    def reshape(self, x: A, shape: Shape) -> A: ...
+    def swapaxes(self, x: A, first: int, second: int) -> A: ...
+    def matmul(self, x: A, y: A) -> A: ...
+    def upper(self, x: A) -> A: ...
+    def solve(self, matrix: A, right: A) -> A:
+        """X with ``matrix @ X = right`` for a lower triangular matrix; NaN where singular."""
+        ...
+
+    def largest_column(self, x: A) -> A:
+        """The column of largest norm (the first of equals) as (..., m, 1)."""
+        ...
+
+
+def is_number(x: object) -> bool:
+    """Whether x is a plain Python number (then Python's own arithmetic serves it)."""
+    return type(x) in (int, float, bool)  # exactly: numpy's float64 is a float, and is an array
+
+
+def number_log(x: float) -> float:
+    """The logarithm with log(0) = -inf, as array libraries have it."""
+    return math.log(x) if x > 0 else (-math.inf if x == 0 else math.nan)
+
+
+def number_function(of_numbers: Callable[..., Any], of_arrays: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that answers Python numbers by ``of_numbers`` and all else by ``of_arrays``."""
+
+    def function(*operands: Any) -> Any:
+        chosen = of_numbers if all(is_number(x) for x in operands) else of_arrays
+        return chosen(*operands)
+
+    return function
+
+
+def reduced_shape(shape: Shape, axes: Sequence[int]) -> Shape:
+    """The shape with size 1 along the axes."""
+    gone = {axis % len(shape) for axis in axes} if shape else set()
+    return tuple(1 if axis in gone else size for axis, size in enumerate(shape))
+
+
+def count(shape: Shape, axes: Axes) -> int:
+    """How many elements are reduced to one; at least 1, so that a mean of nothing is 0."""
+    return max(1, math.prod(shape if axes is None else (shape[axis] for axis in axes)))

@@ -1,0 +1,27 @@
+"""What goes wrong, said so that a user can mend it."""
+
+from __future__ import annotations
+
+
+class OptimError(ValueError):
+    """An input that cannot be served; the message names it and says what would be right."""
+
+
+class OptionError(OptimError):
+    """An option that is unknown, out of range, or without effect beside the others."""
+
+
+class ParameterError(OptimError):
+    """A parameter or gradient whose type, dtype, shape or memory cannot be served."""
+
+
+class NonFiniteError(OptimError):
+    """A gradient or update with NaN or infinity, under ``on_nonfinite="raise"``."""
+
+
+class StateError(OptimError):
+    """A saved state that does not fit this optimizer or this parameter."""
+
+
+class UnusedOverrideWarning(UserWarning):
+    """An entry of ``overrides`` matched no parameter: most likely a typing mistake."""

@@ -1,0 +1,38 @@
+"""Formulas that more than one rule uses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.arrays import A, Scalar, Space, Truth
+
+
+def average(old: Any, new: Any, weight: Scalar) -> Any:
+    """An exponential moving average that gives ``weight`` to the new value."""
+    return (1 - weight) * old + weight * new
+
+
+def one_minus_power(xp: Space[A], b: Scalar, t: Scalar) -> Scalar:
+    """1 - b**t without cancellation: in float32, 1 - 0.999 alone is wrong by 5e-5."""
+    return -xp.expm1(t * xp.log(b))
+
+
+def ratio_where(xp: Space[A], valid: Truth, above: Scalar, below: Scalar, otherwise: Scalar) -> Scalar:
+    """above / below where valid, else ``otherwise``; nothing is ever divided by zero."""
+    return xp.where(valid, above / xp.where(valid, below, 1.0), otherwise)
+
+
+def clip(xp: Space[A], x: Scalar, bounds: tuple[Scalar, Scalar]) -> Scalar:
+    """x kept within (low, high)."""
+    low, high = bounds
+    return xp.minimum(xp.maximum(x, low), high)
+
+
+def inverse_sqrt(xp: Space[A], x: A) -> A:
+    """x**-1/2, and 0 at 0: what has never had a gradient does not move."""
+    return xp.where(x == 0, 0.0, 1 / xp.sqrt(xp.where(x == 0, 1.0, x)))  # type: ignore[no-any-return]
+
+
+def is_zero(option: object) -> bool:
+    """Whether an option is off for good: None or the number 0, not something traced."""
+    return option is None or (isinstance(option, (int, float)) and option == 0)

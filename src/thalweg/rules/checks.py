@@ -1,0 +1,76 @@
+"""Range checks for options. Each message says which option, what it was, what would be right."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+from thalweg.errors import OptionError
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise OptionError(message)
+
+
+def is_known(value: Any) -> bool:
+    """Whether the value can be checked now: traced values and tensors cannot."""
+    return isinstance(value, Real) or value is None or isinstance(value, (str, bytes, list, tuple, dict, set))
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> None:
+    """A finite number between low and high; ``open_*`` leaves that end out."""
+    if not is_known(value):
+        return
+    ends = [f"{'>' if open_low else '>='} {low:g}"] * (low > -math.inf)
+    ends += [f"{'<' if open_high else '<='} {high:g}"] * (high < math.inf)
+    wanted = f"{name} must be a finite number{' ' if ends else ''}{' and '.join(ends)}, got {value!r}"
+    require(isinstance(value, Real) and not isinstance(value, bool), wanted)
+    above = value > low if open_low else value >= low
+    below = value < high if open_high else value <= high
+    require(math.isfinite(value) and above and below, wanted)
+
+
+def check_fraction(name: str, value: Any) -> None:
+    """A number in [0, 1), as averaging coefficients are."""
+    check_number(name, value, low=0.0, high=1.0, open_high=True)
+
+
+def check_pair(name: str, value: Any) -> tuple[Any, Any]:
+    require(isinstance(value, (tuple, list)) and len(value) == 2, f"{name} must be a pair of numbers, got {value!r}")
+    return value[0], value[1]
+
+
+def check_bounds(name: str, value: Any) -> None:
+    """None, or (low, high) with 0 <= low < high; high may be infinite."""
+    if value is None:
+        return
+    low, high = check_pair(name, value)
+    check_number(f"{name}[0]", low, low=0.0)
+    if is_known(high) and high != math.inf:
+        check_number(f"{name}[1]", high, low=0.0, open_low=True)
+    if is_known(low) and is_known(high):
+        require(low < high, f"{name} must be (low, high) with low < high, got {value!r}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    require(isinstance(value, bool), f"{name} must be True or False, got {value!r}")
+
+
+def check_choice(name: str, value: Any, *choices: Any) -> None:
+    wanted = ", ".join(map(repr, choices))
+    require(any(value is c or (value == c and type(value) is type(c)) for c in choices), f"{name} must be one of {wanted}, got {value!r}")
+
+
+def check_count(name: str, value: Any) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    require(whole, f"{name} must be a whole number >= 0, got {value!r}")

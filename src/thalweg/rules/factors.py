@@ -1,0 +1,126 @@
+"""Arithmetic of Kronecker factors.
+
+Tensors here have one leading batch axis, then one axis for each factor: (b, n_1, ..., n_k).
+The factor of an axis of size n is dense, (b, n, n), or diagonal, (b, n).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from thalweg.arrays import A, Scalar, Shape, Space, Squares
+
+
+def is_diagonal(xp: Space[A], q: A) -> bool:
+    return len(xp.shape(q)) == 2
+
+
+def transposed(xp: Space[A], x: A) -> A:
+    return xp.swapaxes(x, -2, -1)
+
+
+def around(xp: Space[A], x: A, axis: int) -> Shape:
+    """(b, all before, n, all after): how x looks from one of its factors' axes."""
+    batch, *sizes = xp.shape(x)
+    return batch, math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
+
+
+def along(xp: Space[A], q: A, x: A, axis: int) -> A:
+    """Multiply x by a factor along the factor's axis."""
+    batch, before, n, after = around(xp, x, axis)
+    if is_diagonal(xp, q):
+        y = xp.reshape(x, (batch, before, n, after)) * xp.reshape(q, (batch, 1, n, 1))
+    elif after == 1:
+        y = xp.matmul(xp.reshape(x, (batch, before, n)), transposed(xp, q))
+    else:
+        y = xp.matmul(xp.reshape(q, (batch, 1, n, n)), xp.reshape(x, (batch, before, n, after)))
+    return xp.reshape(y, xp.shape(x))
+
+
+def unfold(xp: Space[A], x: A, axis: int) -> A:
+    """x as matrices (b, n, everything else)."""
+    batch, before, n, after = around(xp, x, axis)
+    return xp.reshape(xp.swapaxes(xp.reshape(x, (batch, before, n, after)), 1, 2), (batch, n, before * after))
+
+
+def apply(xp: Space[A], factors: Sequence[A], x: A) -> A:
+    """Q x, with Q the Kronecker product of the factors."""
+    for axis, q in enumerate(factors):
+        x = along(xp, q, x, axis)
+    return x
+
+
+def precondition(xp: Space[A], factors: Sequence[A], x: A) -> A:
+    """Q^T Q x."""
+    for axis, q in enumerate(factors):
+        back = q if is_diagonal(xp, q) else transposed(xp, q)
+        x = along(xp, back, along(xp, q, x, axis), axis)
+    return x
+
+
+def apply_inverse_transpose(xp: Space[A], factors: Sequence[A], x: A) -> A:
+    """Q^-T x, for upper triangular dense factors."""
+    for axis, q in enumerate(factors):
+        if is_diagonal(xp, q):
+            x = along(xp, 1 / q, x, axis)  # type: ignore[arg-type]
+            continue
+        batch, before, n, after = around(xp, x, axis)
+        solved = xp.reshape(xp.solve(transposed(xp, q), unfold(xp, x, axis)), (batch, n, before, after))
+        x = xp.reshape(xp.swapaxes(solved, 1, 2), xp.shape(x))
+    return x
+
+
+def gram(xp: Space[A], x: A, axis: int, *, diagonal: bool) -> A:
+    """Inner products of the slices of x along an axis: (b, n, n), or its diagonal (b, n)."""
+    batch, before, n, after = around(xp, x, axis)
+    if diagonal:
+        (squares,) = xp.sums(Squares(xp.reshape(x, (batch, before, n, after)), (1, 3)))
+        return xp.reshape(squares, (batch, n))
+    if after == 1:
+        y = xp.reshape(x, (batch, before, n))
+        return xp.matmul(transposed(xp, y), y)
+    y = unfold(xp, x, axis)
+    return xp.matmul(y, transposed(xp, y))
+
+
+def norm_bound(xp: Space[A], x: A) -> A:
+    """A close lower bound of the spectral norm, (b, 1, 1): one power step from the largest column.
+
+    For a diagonal, (b, 1), it is the norm itself.
+    """
+    if is_diagonal(xp, x):
+        return xp.amax(xp.abs(x), (-1,))  # type: ignore[no-any-return]
+    largest = xp.amax(xp.abs(x), (-2, -1))
+    x = x / xp.where(largest > 0, largest, 1.0)  # squares neither overflow nor vanish
+    y = xp.matmul(transposed(xp, x), xp.largest_column(x))
+    y_norm = xp.sqrt(xp.sums(Squares(y, (-2, -1)))[0])
+    z = xp.matmul(x, y / xp.where(y_norm > 0, y_norm, 1.0))
+    return xp.sqrt(xp.sums(Squares(z, (-2, -1)))[0]) * largest  # type: ignore[no-any-return]
+
+
+def rotate_to_symmetric(xp: Space[A], q: A) -> A:
+    """One step of the rotation that makes q symmetric (the orthogonal Procrustes problem).
+
+    Q^T Q stays, to second order; without it q would wander among its rotations. The step
+    a along the skew direction r maximises the trace of (1 + a r + a**2/2 r r) q, up to 1/8.
+    """
+    r = transposed(xp, q) - q
+    size = norm_bound(xp, r)
+    r = r / xp.where(size > 0, size, 1.0)
+    rq = xp.matmul(r, q)
+    rrq = xp.matmul(r, rq)
+    first, second = xp.sums((r * transposed(xp, q), (-2, -1)), (transposed(xp, r) * rq, (-2, -1)))
+    best = first / xp.where(second < 0, -second, 1.0)
+    a = xp.where(second < 0, xp.minimum(best, 0.125), 0.125)
+    return q + a * (rq + (a / 2) * rrq)  # type: ignore[no-any-return]
+
+
+def balance(xp: Space[A], factors: Sequence[A]) -> list[A]:
+    """Give all factors the same largest entry; their product stays as it was."""
+    sizes = [xp.amax(xp.abs(q), tuple(range(1, len(xp.shape(q))))) for q in factors]
+    logs: Scalar = 0.0
+    for size in sizes:
+        logs = logs + xp.log(xp.reshape(size, (xp.shape(size)[0],)))
+    mean = xp.exp(logs / len(factors))
+    return [q * (xp.reshape(mean, xp.shape(size)) / size) for q, size in zip(factors, sizes, strict=True)]

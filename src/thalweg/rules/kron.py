@@ -1,0 +1,340 @@
+"""Kron-PSGD (Li 2015, arXiv:1512.04202; Pooladzandi, Li 2024, arXiv:2402.11858).
+
+The gradient, seen as a matrix or a tensor of few axes, is whitened by P = Q^T Q with a Kronecker
+product Q of one *factor* for each axis. Factors are dense matrices or diagonals and are learned
+by descent on a Lie group. A *refresh* updates the factors; *precondition* applies them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
+from thalweg.rules.blocks import average, clip, is_zero, one_minus_power
+from thalweg.rules.checks import check_choice, check_count, check_fraction, check_number, require
+from thalweg.rules.factors import (
+    apply,
+    apply_inverse_transpose,
+    balance,
+    gram,
+    is_diagonal,
+    norm_bound,
+    precondition,
+    rotate_to_symmetric,
+    transposed,
+)
+from thalweg.rules.rule import Noise, Rule, Update
+from thalweg.rules.schedules import Annealed
+
+#: Factors and the smoothed norms of their gradients, one of each for every axis.
+Factors = tuple[list[A], list[A]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kron(Rule):
+    """step = P g with P whitening g; P is a Kronecker product with one factor for each axis."""
+
+    #: Step size of the factors, relative to the norm of their gradient.
+    precond_lr: Scalar = 0.1
+    momentum: Scalar = 0.9
+    #: "polyak": heavy ball on the preconditioned gradient. "ema": precondition a debiased average.
+    momentum_mode: Literal["polyak", "ema"] = "polyak"
+    weight_decay: Scalar = 0.0
+    #: Decay as part of the gradient, of the preconditioned update, or apart from both.
+    weight_decay_mode: Literal["gradient", "update", "decoupled"] = "gradient"
+    #: Floor of the norm that the factors' step is divided by.
+    eps: Scalar = 1e-8
+    #: Largest magnitude of a coordinate of the update, or of its RMS (clip_mode); None: unbounded.
+    clip: Scalar | None = 1.0
+    clip_mode: Literal["value", "rms"] = "value"
+    #: Share of the steps that refresh the factors: a number, or annealed.
+    precond_update_probability: Scalar | Annealed = Annealed()
+    geometry: Literal["procrustes", "quad", "eq"] = "procrustes"
+    #: What the factors learn to whiten; "momentum" is for momentum_mode="ema".
+    whiten: Literal["gradient", "momentum"] = "gradient"
+    #: Axes larger than this get a diagonal factor.
+    max_size_dense: int | None = 8192
+    #: So do axes of size n with n**2 > max_skew * (number of elements).
+    max_skew: Scalar | None = 1.0
+    #: How tensors of more than two axes are seen: as the most square matrix, without axes of
+    #: size 1, or as they are.
+    merge: Literal["matrix", "squeeze"] | None = "matrix"
+    #: Scale of the first Q; None takes it from the first gradient.
+    init_scale: Scalar | None = 1.0
+    #: Standard deviation of the noise added to what is whitened; bounds P by 1 / damping.
+    damping: Scalar = 1e-9
+    #: The same in units of the mean magnitude of what is whitened.
+    relative_damping: Scalar = 2.0**-23
+    #: Draw that noise, or add its expectation ("expected").
+    damping_mode: Literal["noise", "expected"] = "noise"
+    #: Memory of the smoothed norms; 0 takes each norm as it comes.
+    lipschitz_beta: Scalar = 0.9
+
+    VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "psgd": {
+            "momentum_mode": "ema",
+            "whiten": "momentum",
+            "clip": 1.1,
+            "clip_mode": "rms",
+            "weight_decay_mode": "decoupled",
+        },
+        "kron_torch": {
+            "momentum_mode": "ema",
+            "whiten": "momentum",
+            "clip": 1.1,
+            "clip_mode": "rms",
+            "weight_decay_mode": "update",
+            "geometry": "eq",
+            "max_skew": None,
+            "damping": 0.0,
+            "relative_damping": 2.0**-11.5,
+            "lipschitz_beta": 0.0,
+        },
+    }
+
+    def validate(self) -> None:
+        super().validate()
+        check_number("precond_lr", self.precond_lr, low=0.0, high=1.0)
+        check_fraction("momentum", self.momentum)
+        for name in ("weight_decay", "eps", "damping", "relative_damping"):
+            check_number(name, getattr(self, name), low=0.0)
+        for name in ("clip", "max_skew", "init_scale"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), low=0.0, open_low=True)
+        if not isinstance(self.precond_update_probability, Annealed):
+            check_number("precond_update_probability", self.precond_update_probability, low=0.0, high=1.0)
+        if self.max_size_dense is not None:
+            check_count("max_size_dense", self.max_size_dense)
+        check_fraction("lipschitz_beta", self.lipschitz_beta)
+        check_choice("momentum_mode", self.momentum_mode, "polyak", "ema")
+        check_choice("weight_decay_mode", self.weight_decay_mode, "gradient", "update", "decoupled")
+        check_choice("clip_mode", self.clip_mode, "value", "rms")
+        check_choice("geometry", self.geometry, "procrustes", "quad", "eq")
+        check_choice("whiten", self.whiten, "gradient", "momentum")
+        check_choice("merge", self.merge, "matrix", "squeeze", None)
+        check_choice("damping_mode", self.damping_mode, "noise", "expected")
+        require(
+            self.whiten == "gradient" or self.momentum_mode == "ema",
+            "whiten='momentum' needs momentum_mode='ema': polyak momentum comes after the preconditioner",
+        )
+        require(
+            self.geometry != "eq" or self.damping_mode == "noise",
+            "geometry='eq' probes with noise: damping_mode='expected' needs geometry 'procrustes' or 'quad'",
+        )
+
+    @property
+    def needs_noise(self) -> bool:
+        return self.damping_mode == "noise"
+
+    def kind(self, shape: Shape) -> Hashable:
+        return shape
+
+    # ---- how a parameter is seen
+
+    def sizes(self, shape: Shape) -> Shape:
+        """The sizes of the factors' axes for a parameter of this shape."""
+        own = shape[self.stacked_axes :]
+        if self.merge == "squeeze" or (self.merge == "matrix" and len(own) > 2):
+            own = tuple(n for n in own if n != 1)
+        if self.merge == "matrix" and len(own) > 2:
+            cuts = [(math.prod(own[:k]), math.prod(own[k:])) for k in range(1, len(own))]
+            own = min(cuts, key=sum)
+        return own or (1,)
+
+    def diagonals(self, sizes: Shape) -> tuple[bool, ...]:
+        """For each axis whether its factor is diagonal."""
+        large = math.inf if self.max_size_dense is None else self.max_size_dense
+        skewed = math.inf if self.max_skew is None else self.max_skew * math.prod(sizes)
+        return tuple(len(sizes) == 1 or n <= 1 or n > large or n * n > skewed for n in sizes)
+
+    # ---- the rule
+
+    def init(self, xp: Space[A], p: A) -> State[A]:
+        shape = xp.shape(p)
+        stack, sizes = shape[: self.stacked_axes], self.sizes(shape)
+        scale = (1.0 if self.init_scale is None else self.init_scale) ** (1 / len(sizes))
+        state: State[A] = {} if is_zero(self.momentum) else {"momentum_buffer": xp.zeros_like(p)}
+        for i, (n, diagonal) in enumerate(zip(sizes, self.diagonals(sizes), strict=True)):
+            ones = xp.full((*stack, n) if diagonal else (*stack, n, n), 1.0, p)
+            state[f"Q_{i}"] = scale * (ones if diagonal else ones * xp.identity(n, p))
+            state[f"L_{i}"] = xp.full(stack, 0.0, p)
+        return {**state, "refresh": xp.full((), 0.0, p)}
+
+    def update(
+        self,
+        xp: Space[A],
+        g: A,
+        s: State[A],
+        p: A,
+        *,
+        t: Scalar,
+        lr: Scalar | None,
+        lr_scale: Scalar = 1.0,
+        noise: Noise[A] | None = None,
+    ) -> Update:
+        assert lr is not None
+        lr, shape = lr * lr_scale, xp.shape(p)
+        sizes = self.sizes(shape)
+        seen = (math.prod(shape[: self.stacked_axes]), *sizes)
+        own = tuple(range(1, len(seen)))
+        state: State[A] = {}
+
+        if self.weight_decay_mode == "gradient":
+            g = g + self.weight_decay * p
+        x = g
+        if self.momentum_mode == "ema" and "momentum_buffer" in s:
+            state["momentum_buffer"] = average(s["momentum_buffer"], g, 1 - self.momentum)
+            x = state["momentum_buffer"] / one_minus_power(xp, self.momentum, t)
+
+        # due when the probabilities add up to 1, forgiving their rounding
+        probability = self.precond_update_probability
+        accumulated = s["refresh"] + (probability.at(xp, t) if isinstance(probability, Annealed) else probability)
+        due = accumulated >= 1 - 2.0**-12
+        state["refresh"] = xp.where(due, accumulated - 1.0, accumulated)
+
+        old = self.unpack(xp, s, seen)
+        y = xp.reshape(x if self.whiten == "momentum" else g, seen)
+        factors, norms = xp.cond(due, lambda: self.refresh(xp, *old, y, noise), lambda: old)
+        for i, (q, norm) in enumerate(zip(factors, norms, strict=True)):
+            state[f"Q_{i}"] = xp.reshape(q, xp.shape(s[f"Q_{i}"]))
+            state[f"L_{i}"] = xp.reshape(norm, xp.shape(s[f"L_{i}"]))
+
+        h = precondition(xp, factors, xp.reshape(x, seen))
+        (h_square,) = xp.means(Squares(h, own))
+        rms = xp.sqrt(h_square)
+        if self.clip is not None:
+            h = clip(xp, h, (-self.clip, self.clip)) if self.clip_mode == "value" else h / xp.maximum(rms / self.clip, 1.0)
+        h = xp.reshape(h, shape)
+        if self.weight_decay_mode == "update":
+            h = h + self.weight_decay * p
+        if self.momentum_mode == "polyak" and "momentum_buffer" in s:
+            state["momentum_buffer"] = h = self.momentum * s["momentum_buffer"] + h
+        if self.weight_decay_mode == "decoupled":
+            h = h + self.weight_decay * p
+        finite = xp.isfinite(xp.sums((h_square, None))[0])
+        return Update(h * -lr, state, finite, {"update_rms": rms, "refreshed": due})
+
+    def unpack(self, xp: Space[A], s: State[A], seen: Shape) -> Factors[A]:
+        """Factors with a leading batch axis, norms so that they multiply them."""
+        batch, *sizes = seen
+        factors, norms = [], []
+        for i, (n, diagonal) in enumerate(zip(sizes, self.diagonals(tuple(sizes)), strict=True)):
+            factors.append(xp.reshape(s[f"Q_{i}"], (batch, n) if diagonal else (batch, n, n)))
+            norms.append(xp.reshape(s[f"L_{i}"], (batch, 1) if diagonal else (batch, 1, 1)))
+        return factors, norms
+
+    def refresh(self, xp: Space[A], factors: list[A], norms: list[A], y: A, noise: Noise[A] | None) -> Factors[A]:
+        """One step of every factor towards whitening y. Nothing learned is lost to a bad y.
+
+        A slice of y that is all zero teaches nothing, and a step that ends in NaN or infinity
+        is not taken.
+        """
+        batch, *sizes = xp.shape(y)
+        own = tuple(range(1, len(sizes) + 1))
+        largest = xp.amax(xp.abs(y), own)
+        started = factors
+        if self.init_scale is None:
+            started = self.scaled_to(xp, factors, norms, y, largest)
+        (magnitude,) = xp.means((xp.abs(y), own))
+        strength = self.damping + self.relative_damping * magnitude
+        probe = None
+        if self.damping_mode == "noise":
+            assert noise is not None
+            probe = xp.reshape(noise(), xp.shape(y))
+            y = y + strength * probe
+
+        grams = self.equilibrium(xp, started, y, probe, strength)
+        stepped = [self.stepped(xp, q, norm, *pair) for q, norm, pair in zip(started, norms, grams, strict=True)]
+        new_factors, new_norms = balance(xp, [q for q, _ in stepped]), [norm for _, norm in stepped]
+
+        total: Scalar = 0.0
+        for x in (*new_factors, *new_norms):
+            total = total + xp.reshape(xp.sums((x, tuple(range(1, len(xp.shape(x))))))[0], (batch,))
+        good = xp.isfinite(total) & xp.reshape(largest > 0, (batch,))
+
+        def keep_old_unless_good(new: A, old: A) -> A:
+            return xp.where(xp.reshape(good, (batch, *[1] * (len(xp.shape(new)) - 1))), new, old)  # type: ignore[no-any-return]
+
+        return (
+            [keep_old_unless_good(*pair) for pair in zip(new_factors, factors, strict=True)],
+            [keep_old_unless_good(*pair) for pair in zip(new_norms, norms, strict=True)],
+        )
+
+    def scaled_to(self, xp: Space[A], factors: list[A], norms: list[A], y: A, largest: Scalar) -> list[A]:
+        """Before the first refresh: give Q the scale (mean of y**4)**(-1/8) that whitens y."""
+        batch, unit = xp.shape(y)[0], xp.where(largest > 0, largest, 1.0)
+        small = y / unit
+        (fourth,) = xp.means((small * small * small * small, tuple(range(1, len(xp.shape(y))))))
+        scale = (fourth + (self.damping / unit) ** 4) ** -0.125 * unit**-0.5
+        scale = xp.reshape(scale ** (1 / len(factors)), (batch,))
+        first = xp.reshape(norms[0], (batch,)) == 0
+
+        def scaled(q: A) -> A:
+            ones = (batch, *[1] * (len(xp.shape(q)) - 1))
+            return xp.where(xp.reshape(first, ones), q * xp.reshape(scale, ones), q)  # type: ignore[no-any-return]
+
+        return [scaled(q) for q in factors]
+
+    def equilibrium(self, xp: Space[A], factors: list[A], y: A, probe: A | None, strength: Scalar) -> list[tuple[A, Scalar]]:
+        """For each axis the two sides that are equal once y is white.
+
+        "eq" compares Q y with Q^-T of white noise; the other geometries compare P y with the
+        noise's own expectation, so that no inverse is needed.
+        """
+        diagonals = [is_diagonal(xp, q) for q in factors]
+        if self.geometry == "eq":
+            assert probe is not None
+            a, b = apply(xp, factors, y), apply_inverse_transpose(xp, factors, probe)
+            return [(gram(xp, a, i, diagonal=d), gram(xp, b, i, diagonal=d)) for i, d in enumerate(diagonals)]
+        white = precondition(xp, factors, y)
+        left = [gram(xp, white, i, diagonal=d) for i, d in enumerate(diagonals)]
+        if self.damping_mode == "expected":
+            left = [a + b for a, b in zip(left, expected_damping(xp, factors, strength), strict=True)]
+        sizes = xp.shape(y)[1:]
+        return [(a, math.prod(sizes) / max(1, n)) for a, n in zip(left, sizes, strict=True)]
+
+    def stepped(self, xp: Space[A], q: A, norm: A, left: A, right: Scalar) -> tuple[A, A]:
+        """A factor after one step that brings left closer to right, and its smoothed norm."""
+        size = norm_bound(xp, left + right) if self.geometry == "eq" else norm_bound(xp, left) + right
+        norm = xp.maximum(average(norm, size, 1 - self.lipschitz_beta), size)
+        rate = self.precond_lr / xp.maximum(norm, self.eps)
+        if is_diagonal(xp, q):
+            gain = rate * (left - right)
+            return q * (1 - gain if self.geometry != "quad" else (1 - gain / 2) * (1 - gain / 2)), norm
+        if self.geometry == "eq":
+            return q - rate * xp.matmul(xp.upper(left - right), q), norm
+        if self.geometry == "procrustes":
+            return rotate_to_symmetric(xp, q - rate * (xp.matmul(left, q) - right * q)), norm
+        half = rate / 2  # (1 - e) q (1 - e) with e = half (left - right), made symmetric again
+        q = q - half * (xp.matmul(left, q) - right * q)
+        q = q - half * (xp.matmul(q, left) - right * q)
+        return (q + transposed(xp, q)) / 2, norm
+
+
+def expected_damping(xp: Space[A], factors: list[A], strength: Scalar) -> list[A]:
+    """What white noise of this strength adds to each gram matrix of P y, on average.
+
+    For axis i: strength**2 * P_i**2 * product over the other axes j of trace(P_j**2).
+    """
+    batch = xp.shape(factors[0])[0]
+    squares, traces = [], []
+    for q in factors:
+        if is_diagonal(xp, q):
+            squares.append(q * q * q * q)
+            (trace,) = xp.sums((squares[-1], (1,)))
+        else:
+            p = xp.matmul(transposed(xp, q), q)
+            squares.append(xp.matmul(p, p))
+            (trace,) = xp.sums(Squares(p, (1, 2)))
+        traces.append(xp.reshape(trace, (batch,)))
+    strength = xp.reshape(strength, (batch,))
+    added = []
+    for i, square in enumerate(squares):
+        weight = strength * strength
+        for j, trace in enumerate(traces):
+            weight = weight * trace if j != i else weight
+        added.append(square * xp.reshape(weight, (batch, *[1] * (len(xp.shape(square)) - 1))))
+    return added

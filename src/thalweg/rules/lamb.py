@@ -1,0 +1,107 @@
+"""LAMB (You et al. 2020, arXiv:1904.00962): Adam's direction, rescaled layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from thalweg.arrays import A, Scalar, Space, Squares, State
+from thalweg.rules.blocks import clip, one_minus_power, ratio_where
+from thalweg.rules.checks import check_bounds, check_choice, check_flag, check_fraction, check_number, check_pair, require
+from thalweg.rules.rule import Noise, Rule, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class LAMB(Rule):
+    """u = Adam's direction + decay p; each tensor moves by lr |p| along u / |u|."""
+
+    betas: tuple[Scalar, Scalar] = (0.9, 0.999)
+    eps: Scalar = 1e-6
+    weight_decay: Scalar = 0.0
+    bias_correction: bool = True
+    #: False gives new gradients weight 1 instead of 1 - b1.
+    grad_averaging: bool = True
+    #: False takes every ratio as 1: AdamW.
+    trust: bool = True
+    #: False adapts only tensors with weight decay, as apex and timm do.
+    always_adapt: bool = True
+    #: (low, high) for the trust ratio.
+    trust_clip: tuple[Scalar, Scalar] | None = None
+    #: (low, high) for |p| before it enters the ratio.
+    phi: tuple[Scalar, Scalar] | None = None
+    #: Added to the second moment under the square root.
+    eps_root: Scalar = 0.0
+    #: Decay as part of u, apart from it ("decoupled"), or as part of the gradient ("l2").
+    weight_decay_mode: Literal["in_update", "decoupled", "l2"] = "in_update"
+
+    VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "optax": {},
+        "apex": {"weight_decay": 0.01, "always_adapt": False, "max_grad_norm": 1.0},
+        "nvlamb": {"weight_decay": 0.01, "max_grad_norm": 1.0},
+        "lambc": {"weight_decay": 0.01, "max_grad_norm": 1.0, "trust_clip": (0.0, 1.0)},
+    }
+
+    def validate(self) -> None:
+        super().validate()
+        for index, beta in enumerate(check_pair("betas", self.betas)):
+            check_fraction(f"betas[{index}]", beta)
+        for name in ("eps", "eps_root", "weight_decay"):
+            check_number(name, getattr(self, name), low=0.0)
+        for flag in ("bias_correction", "grad_averaging", "trust", "always_adapt"):
+            check_flag(flag, getattr(self, flag))
+        check_bounds("trust_clip", self.trust_clip)
+        check_bounds("phi", self.phi)
+        check_choice("weight_decay_mode", self.weight_decay_mode, "in_update", "decoupled", "l2")
+        for name in ("trust_clip", "phi"):
+            require(self.trust or getattr(self, name) is None, f"{name} bounds the trust ratio and has no effect with trust=False")
+
+    def init(self, xp: Space[A], p: A) -> State[A]:
+        return {"exp_avg": xp.zeros_like(p), "exp_avg_sq": xp.zeros_like(p)}
+
+    def update(
+        self,
+        xp: Space[A],
+        g: A,
+        s: State[A],
+        p: A,
+        *,
+        t: Scalar,
+        lr: Scalar | None,
+        lr_scale: Scalar = 1.0,
+        noise: Noise[A] | None = None,
+    ) -> Update:
+        assert lr is not None
+        lr, (b1, b2) = lr * lr_scale, self.betas
+        if self.weight_decay_mode == "l2":
+            g = g + self.weight_decay * p
+        m = b1 * s["exp_avg"] + (1 - b1 if self.grad_averaging else 1.0) * g
+        v = b2 * s["exp_avg_sq"] + (1 - b2) * (g * g)
+        mean, square = m, v
+        if self.bias_correction:
+            mean, square = m / one_minus_power(xp, b1, t), v / one_minus_power(xp, b2, t)
+        u = mean / (xp.sqrt(square + self.eps_root) + self.eps)
+        if self.weight_decay_mode == "in_update":
+            u = u + self.weight_decay * p
+
+        axes = self.own_axes(xp.shape(p))
+        p_squares, u_squares, g_squares = xp.sums(Squares(p, axes), Squares(u, axes), Squares(g, axes))
+        p_norm, u_norm = xp.sqrt(p_squares), xp.sqrt(u_squares)
+        # under "decoupled" the parameter is measured after its decay
+        kept = 1 - lr * self.weight_decay if self.weight_decay_mode == "decoupled" else 1.0
+        ratio = self.ratio(xp, xp.abs(kept) * p_norm, u_norm) if self.trust else 1.0
+        delta = u * (ratio * -lr)
+        if self.weight_decay_mode == "decoupled":
+            delta = delta - (lr * self.weight_decay) * p
+        stats = {"trust_ratio": ratio, "param_norm": p_norm, "update_norm": u_norm, "grad_norm": xp.sqrt(g_squares)}
+        # a g * g that overflows leaves u finite and v stuck at infinity, so both sums are asked
+        return Update(delta, {"exp_avg": m, "exp_avg_sq": v}, xp.isfinite(u_squares + g_squares), stats)
+
+    def ratio(self, xp: Space[A], p_norm: Scalar, u_norm: Scalar) -> Scalar:
+        """The trust ratio, from the two norms; 1 where either is zero."""
+        if self.phi is not None:
+            p_norm = clip(xp, p_norm, self.phi)
+        ratio = ratio_where(xp, xp.minimum(p_norm, u_norm) > 0, p_norm, u_norm, 1.0)
+        if self.trust_clip is not None:
+            ratio = clip(xp, ratio, self.trust_clip)
+        return ratio if self.always_adapt else xp.where(self.weight_decay != 0, ratio, 1.0)

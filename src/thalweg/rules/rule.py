@@ -1,0 +1,92 @@
+"""What an update rule is: options, a first state, and one step, all without side effects."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+from thalweg.arrays import A, Axes, Scalar, Shape, Space, State, Truth
+from thalweg.rules.checks import check_count
+
+#: Gives standard normal noise of the parameter's shape. Called only where noise is needed.
+Noise: TypeAlias = Callable[[], A]
+
+
+class Update(NamedTuple):
+    """What a rule answers for one parameter and one step."""
+
+    #: What is to be added to the parameter, sign included.
+    delta: Any
+    #: The parameter's next state; the old one is left as it was.
+    state: State[Any]
+    #: Whether all that entered and left was finite, from sums that were computed anyway.
+    finite: Truth
+    #: Figures the step computed anyway, for whoever wants to look: trust ratios, norms, RMS.
+    stats: dict[str, Scalar]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule(ABC):
+    """An update rule. Its fields are its options; ``lr`` and the step are arguments.
+
+    The first ``stacked_axes`` axes of every parameter index independent tensors (layers under
+    a scan, stacked experts): norms, averages and factors are then taken slice by slice.
+    """
+
+    stacked_axes: int = 0
+
+    #: Options that make the rule equal to a published implementation, by its name.
+    VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    @abstractmethod
+    def validate(self) -> None:
+        """Raise an OptionError for the first option that is out of range or without effect.
+
+        Numbers are checked; values that are traced or live on a device pass through.
+        """
+        check_count("stacked_axes", self.stacked_axes)
+
+    @abstractmethod
+    def init(self, xp: Space[A], p: A) -> State[A]:
+        """The state of a parameter that has not been stepped yet."""
+
+    @abstractmethod
+    def update(
+        self,
+        xp: Space[A],
+        g: A,
+        s: State[A],
+        p: A,
+        *,
+        t: Scalar,
+        lr: Scalar | None,
+        lr_scale: Scalar = 1.0,
+        noise: Noise[A] | None = None,
+    ) -> Update:
+        """One step.
+
+        g: gradient, p: parameter, s: state, all in the precision of the arithmetic.
+        t: the number of this step, from 1.
+        lr: step size; what None means is the rule's own affair.
+        lr_scale: multiplies whatever step size results, decay that is scaled by it included.
+        noise: standard normals, for rules whose ``needs_noise`` says so.
+        """
+
+    @property
+    def needs_lr(self) -> bool:
+        """Whether ``lr=None`` would be an error."""
+        return True
+
+    @property
+    def needs_noise(self) -> bool:
+        return False
+
+    def kind(self, shape: Shape) -> Hashable:
+        """Tensors whose shapes are of equal kind may be stepped together as one list."""
+        return len(shape) if self.stacked_axes else ()
+
+    def own_axes(self, shape: Shape) -> Axes:
+        """The axes of one tensor: all of them, or those that are not stacked."""
+        return tuple(range(self.stacked_axes, len(shape))) if self.stacked_axes else None

@@ -1,0 +1,240 @@
+"""The foreach space: a list of torch tensors that does arithmetic.
+
+One operation on a :class:`TensorList` is one launch for the whole list wherever torch has a
+``_foreach`` operation for it. Tensors in a list may differ in shape as long as a rule treats them
+alike (``Rule.kind``). Whole-tensor sums come as :class:`PerTensor`, one vector with an entry for
+each tensor, so that the scalar arithmetic of a rule is a few launches, not a few for each tensor.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from thalweg.arrays import Axes, Scalar, Shape, Squares, Term, Truth, count, is_number
+from thalweg.spaces import torch as single
+
+R = TypeVar("R")
+
+
+class _Arithmetic:
+    """Python's operators, each handed to ``_apply``."""
+
+    def __add__(self, other: Any) -> Any:
+        return _apply(operator.add, self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return _apply(operator.add, self, other)
+
+    def __mul__(self, other: Any) -> Any:
+        return _apply(operator.mul, self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return _apply(operator.mul, self, other)
+
+    def __sub__(self, other: Any) -> Any:
+        return _apply(operator.sub, self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return _apply(operator.add, -self, other)
+
+    def __truediv__(self, other: Any) -> Any:
+        return _apply(operator.truediv, self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _apply(operator.mul, _apply(torch.reciprocal, self), other)
+
+    def __neg__(self) -> Any:
+        return _apply(operator.neg, self)
+
+    def __pow__(self, other: Any) -> Any:
+        return _apply(operator.pow, self, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return _apply(operator.gt, self, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return _apply(operator.ge, self, other)
+
+    def __lt__(self, other: Any) -> Any:
+        return _apply(operator.lt, self, other)
+
+    def __eq__(self, other: object) -> Any:
+        return _apply(operator.eq, self, other)
+
+    def __and__(self, other: Any) -> Any:
+        return _apply(operator.and_, self, other)
+
+    def __xor__(self, other: Any) -> Any:
+        return _apply(operator.xor, self, other)
+
+    def __rshift__(self, other: Any) -> Any:
+        return _apply(operator.rshift, self, other)
+
+
+class PerTensor(_Arithmetic):
+    """One number for each tensor of a list, as one vector."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+
+class TensorList(_Arithmetic):
+    """A list of tensors that are added, multiplied and compared together."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = tuple(tensors)
+
+
+#: Operations that torch can launch once for a whole list.
+_FOREACH: dict[Callable[..., Any], Callable[..., Any]] = {
+    operator.add: torch._foreach_add,
+    operator.sub: torch._foreach_sub,
+    operator.mul: torch._foreach_mul,
+    operator.truediv: torch._foreach_div,
+    operator.neg: torch._foreach_neg,
+    torch.reciprocal: torch._foreach_reciprocal,
+    single.sqrt: torch._foreach_sqrt,
+    single.exp: torch._foreach_exp,
+    single.expm1: torch._foreach_expm1,
+    single.log: torch._foreach_log,
+    single.cos: torch._foreach_cos,
+    single.abs: torch._foreach_abs,
+    single.floor: torch._foreach_floor,
+    single.maximum: torch._foreach_clamp_min,
+    single.minimum: torch._foreach_clamp_max,
+}
+
+
+def _apply(function: Callable[..., Any], x: Any, *others: Any) -> Any:
+    """One function over a list: in one launch if possible, else tensor by tensor."""
+    operands = (x, *others)
+    lists = [operand for operand in operands if isinstance(operand, TensorList)]
+    if not lists:
+        if not any(isinstance(operand, PerTensor) for operand in operands):
+            return function(*operands)
+        return PerTensor(function(*(operand.values if isinstance(operand, PerTensor) else operand for operand in operands)))
+    length = len(lists[0].tensors)
+
+    def entries(operand: Any) -> Sequence[Any]:
+        if isinstance(operand, TensorList):
+            return operand.tensors
+        return operand.values.unbind() if isinstance(operand, PerTensor) else [operand] * length
+
+    if length and x is lists[0] and function in _FOREACH:
+        rest = [operand if is_number(operand) else entries(operand) for operand in others]
+        return TensorList(_FOREACH[function](x.tensors, *rest))
+    return TensorList([function(*column) for column in zip(*map(entries, operands), strict=True)])
+
+
+def _lifted(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *operands: _apply(function, *operands)
+
+
+sqrt = _lifted(single.sqrt)
+exp = _lifted(single.exp)
+log = _lifted(single.log)
+expm1 = _lifted(single.expm1)
+cos = _lifted(single.cos)
+abs = _lifted(single.abs)
+floor = _lifted(single.floor)
+isfinite = _lifted(single.isfinite)
+maximum = _lifted(single.maximum)
+minimum = _lifted(single.minimum)
+exponent = _lifted(single.exponent)
+where = _lifted(single.where)
+upper = _lifted(single.upper)
+matmul = _lifted(single.matmul)
+solve = _lifted(single.solve)
+largest_column = _lifted(single.largest_column)
+zeros_like = _lifted(single.zeros_like)
+
+
+def shape(x: Any) -> Shape:
+    """The shape of the first tensor: a rule asks only for what all of a kind have in common."""
+    return single.shape(x.values[0]) if isinstance(x, PerTensor) else single.shape(x.tensors[0])
+
+
+def dtype(x: Any) -> str:
+    return single.dtype(x.values if isinstance(x, PerTensor) else x.tensors[0])
+
+
+def astype(x: Any, dtype: str) -> Any:
+    return _apply(lambda tensor: single.astype(tensor, dtype), x)
+
+
+def full(shape: Shape, value: float, like: TensorList) -> TensorList:
+    return TensorList([single.full(shape, value, tensor) for tensor in like.tensors])
+
+
+def zeros_reduced(x: TensorList, axes: tuple[int, ...]) -> TensorList:
+    return TensorList([single.zeros_reduced(tensor, axes) for tensor in x.tensors])
+
+
+def identity(size: int, like: TensorList) -> TensorList:
+    return TensorList([single.identity(size, tensor) for tensor in like.tensors])
+
+
+def positions(like: TensorList) -> tuple[TensorList, TensorList]:
+    low, high = zip(*(single.positions(tensor) for tensor in like.tensors), strict=True)
+    return TensorList(low), TensorList(high)
+
+
+def sums(*terms: Term) -> tuple[Scalar, ...]:
+    def total(term: Term) -> Scalar:
+        x, axes = term
+        if isinstance(x, PerTensor):  # already one number for each tensor
+            return x * x if isinstance(term, Squares) else x
+        if axes is not None:
+            one = Squares if isinstance(term, Squares) else lambda *pair: pair
+            return _apply(lambda tensor: single.sums(one(tensor, axes))[0], x)
+        if isinstance(term, Squares):
+            return PerTensor(torch.stack(torch._foreach_norm(x.tensors)).square())
+        return PerTensor(torch.stack([tensor.sum() for tensor in x.tensors]))
+
+    return tuple(map(total, terms))
+
+
+def means(*terms: Term) -> tuple[Scalar, ...]:
+    def divided(total: Any, x: Any, axes: Axes) -> Any:
+        counts = [float(count(tensor.shape, axes)) for tensor in x.tensors]
+        if isinstance(total, PerTensor):
+            return PerTensor(total.values / torch.tensor(counts, dtype=total.values.dtype, device=total.values.device))
+        return TensorList(torch._foreach_div(total.tensors, counts))
+
+    return tuple(divided(total, *term) for total, term in zip(sums(*terms), terms, strict=True))
+
+
+def amax(x: TensorList, axes: Axes) -> Scalar:
+    return _apply(lambda tensor: single.amax(tensor, axes), x)
+
+
+def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
+    """One side where all tensors agree on it and the host knows; else both, selected by tensor."""
+    if isinstance(condition, bool):
+        return yes() if condition else no()
+    answers = condition.values.unbind() if isinstance(condition, PerTensor) else condition.tensors
+    if not torch.compiler.is_compiling() and all(answer.device.type == "cpu" for answer in answers):
+        known = {bool(answer) for answer in answers}
+        if len(known) == 1:
+            return yes() if known.pop() else no()
+    chosen: R = _select(condition, yes(), no())
+    return chosen
+
+
+def _select(condition: Any, yes: Any, no: Any) -> Any:
+    if isinstance(yes, (tuple, list)):
+        return type(yes)(_select(condition, a, b) for a, b in zip(yes, no, strict=True))
+    return where(condition, yes, no)
+
+
+def reshape(x: Any, shape: Shape) -> Any:
+    return _apply(lambda tensor: single.reshape(tensor, shape), x)
+
+
+def swapaxes(x: Any, first: int, second: int) -> Any:
+    return _apply(lambda tensor: single.swapaxes(tensor, first, second), x)

@@ -1,0 +1,132 @@
+"""The numpy space: the reference every other engine is held against.
+
+Sums accumulate in float64 whatever the arrays hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from thalweg.arrays import Axes, Scalar, Shape, Squares, Term, Truth, count, number_function, number_log, reduced_shape
+
+Arr: TypeAlias = npt.NDArray[Any]
+R = TypeVar("R")
+
+
+def named_dtype(name: str) -> np.dtype[Any]:
+    """The numpy dtype of that name; bfloat16 comes from ml_dtypes."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def shape(x: Arr) -> Shape:
+    return x.shape
+
+
+def dtype(x: Arr) -> str:
+    return x.dtype.name
+
+
+def astype(x: Arr, dtype: str) -> Arr:
+    return x.astype(named_dtype(dtype), copy=False)
+
+
+def full(shape: Shape, value: float, like: Arr) -> Arr:
+    return np.full(shape, value, like.dtype)
+
+
+def zeros_like(x: Arr) -> Arr:
+    return np.zeros(x.shape, x.dtype)
+
+
+def zeros_reduced(x: Arr, axes: tuple[int, ...]) -> Arr:
+    return np.zeros(reduced_shape(x.shape, axes), x.dtype)
+
+
+def identity(size: int, like: Arr) -> Arr:
+    return np.eye(size, dtype=like.dtype)
+
+
+def positions(like: Arr) -> tuple[Arr, Arr]:
+    index = np.arange(like.size, dtype=np.uint64).reshape(like.shape)
+    return index & np.uint64(0xFFFFFFFF), index >> np.uint64(32)
+
+
+sqrt = number_function(math.sqrt, np.sqrt)
+exp = number_function(math.exp, np.exp)
+log = number_function(number_log, np.log)
+expm1 = number_function(math.expm1, np.expm1)
+cos = number_function(math.cos, np.cos)
+abs = number_function(abs, np.abs)
+floor = number_function(math.floor, np.floor)
+isfinite = number_function(math.isfinite, np.isfinite)
+maximum = number_function(max, np.maximum)
+minimum = number_function(min, np.minimum)
+
+
+def exponent(x: Arr) -> Arr:
+    return np.frexp(x)[1].astype(x.dtype)
+
+
+def where(condition: Truth, x: Scalar, y: Scalar) -> Scalar:
+    if isinstance(condition, bool):
+        return x if condition else y
+    return np.where(condition, x, y)
+
+
+def sums(*terms: Term) -> tuple[Scalar, ...]:
+    def total(term: Term) -> Scalar:
+        x, axes = term
+        x = x * x if isinstance(term, Squares) else x
+        return x.sum(axis=axes, keepdims=axes is not None, dtype=np.float64).astype(x.dtype)
+
+    return tuple(map(total, terms))
+
+
+def means(*terms: Term) -> tuple[Scalar, ...]:
+    return tuple(total / count(x.shape, axes) for total, (x, axes) in zip(sums(*terms), terms, strict=True))
+
+
+def amax(x: Arr, axes: Axes) -> Scalar:
+    return x.max(axis=axes, keepdims=axes is not None, initial=-math.inf)
+
+
+def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
+    return yes() if condition else no()
+
+
+def reshape(x: Arr, shape: Shape) -> Arr:
+    return x.reshape(shape)
+
+
+def swapaxes(x: Arr, first: int, second: int) -> Arr:
+    return x.swapaxes(first, second)
+
+
+def matmul(x: Arr, y: Arr) -> Arr:
+    product: Arr = x @ y
+    return product
+
+
+def upper(x: Arr) -> Arr:
+    return np.triu(x)
+
+
+def solve(matrix: Arr, right: Arr) -> Arr:
+    try:
+        return np.linalg.solve(matrix, right)
+    except np.linalg.LinAlgError:  # singular: the caller's finiteness guard sees the NaN
+        return np.full(right.shape, math.nan, right.dtype)
+
+
+def largest_column(x: Arr) -> Arr:
+    index = (x * x).sum(axis=-2, keepdims=True).argmax(axis=-1, keepdims=True)
+    return np.take_along_axis(x, index, axis=-1)

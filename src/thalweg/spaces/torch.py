@@ -1,0 +1,144 @@
+"""The torch space: plain tensors on any device, eager or inside ``torch.compile``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+
+from thalweg.arrays import Axes, Scalar, Shape, Squares, Term, Truth, count, is_number, number_function, number_log, reduced_shape
+
+Arr: TypeAlias = torch.Tensor
+R = TypeVar("R")
+
+
+def shape(x: Arr) -> Shape:
+    return tuple(x.shape)
+
+
+def dtype(x: Arr) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def astype(x: Arr, dtype: str) -> Arr:
+    return x.to(getattr(torch, dtype))
+
+
+def full(shape: Shape, value: float, like: Arr) -> Arr:
+    return torch.full(shape, value, dtype=like.dtype, device=like.device)
+
+
+def zeros_like(x: Arr) -> Arr:
+    return torch.zeros_like(x)
+
+
+def zeros_reduced(x: Arr, axes: tuple[int, ...]) -> Arr:
+    return full(reduced_shape(shape(x), axes), 0.0, x)
+
+
+def identity(size: int, like: Arr) -> Arr:
+    return torch.eye(size, dtype=like.dtype, device=like.device)
+
+
+def positions(like: Arr) -> tuple[Arr, Arr]:
+    index = torch.arange(like.numel(), device=like.device).reshape(like.shape)
+    return index & 0xFFFFFFFF, index >> 32
+
+
+sqrt = number_function(math.sqrt, torch.sqrt)
+exp = number_function(math.exp, torch.exp)
+log = number_function(number_log, torch.log)
+expm1 = number_function(math.expm1, torch.expm1)
+cos = number_function(math.cos, torch.cos)
+abs = number_function(abs, torch.abs)
+floor = number_function(math.floor, torch.floor)
+isfinite = number_function(math.isfinite, torch.isfinite)
+
+
+def maximum(x: Scalar, y: Scalar) -> Scalar:
+    if is_number(y):
+        return max(x, y) if is_number(x) else torch.clamp(x, min=y)
+    return torch.clamp(y, min=x) if is_number(x) else torch.maximum(x, y)
+
+
+def minimum(x: Scalar, y: Scalar) -> Scalar:
+    if is_number(y):
+        return min(x, y) if is_number(x) else torch.clamp(x, max=y)
+    return torch.clamp(y, max=x) if is_number(x) else torch.minimum(x, y)
+
+
+def exponent(x: Arr) -> Arr:
+    return torch.frexp(x)[1].to(x.dtype)
+
+
+def where(condition: Truth, x: Scalar, y: Scalar) -> Scalar:
+    if isinstance(condition, bool):
+        return x if condition else y
+    return torch.where(condition, x, y)
+
+
+def sums(*terms: Term) -> tuple[Scalar, ...]:
+    def total(term: Term) -> Scalar:
+        x, axes = term
+        if isinstance(term, Squares):
+            return torch.linalg.vector_norm(x, dim=axes, keepdim=axes is not None).square()
+        return x.sum() if axes is None else x.sum(dim=axes, keepdim=True)
+
+    return tuple(map(total, terms))
+
+
+def means(*terms: Term) -> tuple[Scalar, ...]:
+    return tuple(total / count(x.shape, axes) for total, (x, axes) in zip(sums(*terms), terms, strict=True))
+
+
+def amax(x: Arr, axes: Axes) -> Scalar:
+    if x.numel() == 0:  # torch refuses to take the largest of nothing
+        kept = () if axes is None else reduced_shape(shape(x), axes)
+        return full(kept, -math.inf, x)
+    return x.amax() if axes is None else x.amax(dim=axes, keepdim=True)
+
+
+def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
+    """Take one side where the answer lies on the host; else compute both and select.
+
+    Asking a GPU, or a program being compiled, for the answer would be a wait or a graph break.
+    """
+    if isinstance(condition, bool):
+        return yes() if condition else no()
+    if condition.device.type == "cpu" and not torch.compiler.is_compiling():
+        return yes() if bool(condition) else no()
+    return select(condition, yes(), no())
+
+
+def select(condition: Arr, yes: Any, no: Any) -> Any:
+    """``where`` through nested tuples and lists of tensors."""
+    if isinstance(yes, (tuple, list)):
+        return type(yes)(select(condition, a, b) for a, b in zip(yes, no, strict=True))
+    return torch.where(condition, yes, no)
+
+
+def reshape(x: Arr, shape: Shape) -> Arr:
+    return x.reshape(shape)
+
+
+def swapaxes(x: Arr, first: int, second: int) -> Arr:
+    return x.transpose(first, second)
+
+
+def matmul(x: Arr, y: Arr) -> Arr:
+    return x @ y
+
+
+def upper(x: Arr) -> Arr:
+    return torch.triu(x)
+
+
+def solve(matrix: Arr, right: Arr) -> Arr:
+    return torch.linalg.solve_triangular(matrix, right, upper=False)
+
+
+def largest_column(x: Arr) -> Arr:
+    index = (x * x).sum(dim=-2, keepdim=True).argmax(dim=-1, keepdim=True)
+    return torch.take_along_dim(x, index, dim=-1)
