@@ -6,9 +6,18 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
+from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Value
 from thalweg.rules.blocks import average, inverse_sqrt
-from thalweg.rules.checks import check_choice, check_count, check_flag, check_fraction, check_number, check_pair, is_known, require
+from thalweg.rules.checks import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_fraction,
+    check_number,
+    check_pair,
+    is_known,
+    require,
+)
 from thalweg.rules.rule import Noise, Rule, Update
 
 
@@ -51,7 +60,6 @@ class Adafactor(Rule):
         "paper": {"min_dim_size_to_factor": 0, "only_2d": True, "scale_parameter": "relative"},
         "optax": {"relative_step": False, "weight_decay_mode": "independent"},
         "torch": {
-            "lr": 1e-2,
             "relative_step": True,
             "eps": (2.0**-23, 1e-3),
             "eps_mode": "clamp",
@@ -76,7 +84,10 @@ class Adafactor(Rule):
     def validate(self) -> None:
         super().validate()
         check_number("beta2_decay", self.beta2_decay)
-        require(not is_known(self.beta2_decay) or self.beta2_decay != 0, "beta2_decay must not be 0: no square would ever be forgotten; the paper has -0.8")
+        require(
+            not is_known(self.beta2_decay) or self.beta2_decay != 0,
+            "beta2_decay must not be 0: no square would ever be forgotten; the paper has -0.8",
+        )
         for index, eps in enumerate(check_pair("eps", self.eps)):
             check_number(f"eps[{index}]", eps, low=0.0)
         if self.clip_threshold is not None:
@@ -96,11 +107,25 @@ class Adafactor(Rule):
         check_choice("eps_mode", self.eps_mode, "grad_sq", "clamp")
         check_choice("factor_dims", self.factor_dims, "largest2", "last2")
         check_count("min_dim_size_to_factor", self.min_dim_size_to_factor)
-        require(not (self.warmup_init and self.relative_step is False), "warmup_init=True needs relative_step=True")
 
-    @property
-    def needs_lr(self) -> bool:
-        return False
+    def validate_lr(self, lr: Scalar | None) -> None:
+        if lr is not None:
+            super().validate_lr(lr)
+
+    def idle(self, lr: Scalar | None) -> dict[str, str]:
+        idle: dict[str, str] = {}
+        if not self.is_relative(lr):
+            idle["warmup_init"] = "relative_step=True"
+        elif self.warmup_init:
+            idle["lr"] = "warmup_init=False: the cap is 1e-6 t"
+        if self.momentum is None:
+            idle |= dict.fromkeys(("momentum_mode", "momentum_dtype"), "a momentum")
+        if not self.factored:
+            idle |= dict.fromkeys(("min_dim_size_to_factor", "factor_dims", "only_2d"), "factored=True")
+        return idle
+
+    def is_relative(self, lr: Scalar | None) -> bool:
+        return lr is None if self.relative_step is None else self.relative_step
 
     def kind(self, shape: Shape) -> Hashable:
         return self.factored_axes(shape), super().kind(shape)
@@ -110,9 +135,10 @@ class Adafactor(Rule):
         ndim = len(shape) - self.stacked_axes
         if not self.factored or ndim < 2 or (self.only_2d and ndim != 2):
             return None
-        own = range(self.stacked_axes, len(shape))
-        # among equals the later axis counts as the larger
-        row, column = sorted(own, key=lambda axis: shape[axis])[-2:] if self.factor_dims == "largest2" else own[-2:]
+        own = list(range(self.stacked_axes, len(shape)))
+        if self.factor_dims == "largest2":
+            own = sorted(own, key=lambda axis: shape[axis])  # among equals the later axis counts as the larger
+        row, column = sorted(own[-2:])
         return None if min(shape[row], shape[column]) < self.min_dim_size_to_factor else (row, column)
 
     def init(self, xp: Space[A], p: A) -> State[A]:
@@ -152,7 +178,11 @@ class Adafactor(Rule):
             row, column = self.factored_axes(xp.shape(p)) or (-2, -1)
             # the mean of the new row_var follows from this same round of averages
             rows, columns, new_mean, old_mean, p_square = xp.means(
-                Squares(g, (column,)), Squares(g, (row,)), Squares(g, (row, column)), (s["row_var"], (row,)), Squares(p, axes)
+                Squares(g, (column,)),
+                Squares(g, (row,)),
+                Squares(g, (row, column)),
+                (s["row_var"], (row,)),
+                Squares(p, axes),
             )
             state = {
                 "row_var": average(s["row_var"], rows + eps, weight),
@@ -177,9 +207,11 @@ class Adafactor(Rule):
         stats = {"update_rms": u_rms, "clip_factor": clip, "param_rms": p_rms, "step_size": alpha}
         return Update(-(step + decay * p), state, xp.isfinite(u_square + overflow), stats)
 
-    def step_size(self, xp: Space[A], p_rms: Scalar, t: Scalar, lr: Scalar | None, lr_scale: Scalar) -> tuple[Scalar, Scalar]:
+    def step_size(
+        self, xp: Space[A], p_rms: Scalar, t: Scalar, lr: Scalar | None, lr_scale: Scalar
+    ) -> tuple[Scalar, Scalar]:
         """The nominal step size (lr, or the cap of the relative step) and this tensor's own."""
-        relative = lr is None if self.relative_step is None else self.relative_step
+        relative = self.is_relative(lr)
         nominal = (1e-2 if relative else 1.0) if lr is None else lr
         if relative and self.warmup_init:
             nominal = 1e-6 * t
@@ -188,13 +220,13 @@ class Adafactor(Rule):
         scale = xp.maximum(p_rms, self.eps[1]) if scaled else 1.0
         return nominal * lr_scale, rho * scale * lr_scale
 
-    def whitened(self, xp: Space[A], g: A, row_var: A, col_var: A, mean: Scalar) -> A:
+    def whitened(self, xp: Space[A], g: A, row_var: A, col_var: A, mean: Scalar) -> Value:
         """g over the square root of the factored estimate row_var x col_var / mean."""
         if self.eps_mode == "clamp":
-            return g * self.inverse_root(xp, row_var * (col_var / xp.maximum(mean, self.eps[0])))  # type: ignore[no-any-return]
-        return g * inverse_sqrt(xp, row_var / xp.where(mean > 0, mean, 1.0)) * inverse_sqrt(xp, col_var)  # type: ignore[no-any-return]
+            return g * self.inverse_root(xp, row_var * (col_var / xp.maximum(mean, self.eps[0])))
+        return g * inverse_sqrt(xp, row_var / xp.where(mean > 0, mean, 1.0)) * inverse_sqrt(xp, col_var)
 
-    def inverse_root(self, xp: Space[A], variance: A) -> A:
+    def inverse_root(self, xp: Space[A], variance: A) -> Value:
         if self.eps_mode == "clamp":
-            return 1 / xp.maximum(xp.sqrt(variance), self.eps[0])  # type: ignore[no-any-return]
+            return 1 / xp.maximum(xp.sqrt(variance), self.eps[0])
         return inverse_sqrt(xp, variance)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from thalweg.arrays import A, Scalar, Space, Truth
+from thalweg.arrays import A, Scalar, Space, Truth, Value
 
 
-def average(old: Any, new: Any, weight: Scalar) -> Any:
+def average(old: Value, new: Value, weight: Scalar) -> Value:
     """An exponential moving average that gives ``weight`` to the new value."""
     return (1 - weight) * old + weight * new
 
@@ -22,15 +20,15 @@ def ratio_where(xp: Space[A], valid: Truth, above: Scalar, below: Scalar, otherw
     return xp.where(valid, above / xp.where(valid, below, 1.0), otherwise)
 
 
-def clip(xp: Space[A], x: Scalar, bounds: tuple[Scalar, Scalar]) -> Scalar:
+def clip(xp: Space[A], x: Value, bounds: tuple[Scalar, Scalar]) -> Value:
     """x kept within (low, high)."""
     low, high = bounds
     return xp.minimum(xp.maximum(x, low), high)
 
 
-def inverse_sqrt(xp: Space[A], x: A) -> A:
+def inverse_sqrt(xp: Space[A], x: Value) -> Value:
     """x**-1/2, and 0 at 0: what has never had a gradient does not move."""
-    return xp.where(x == 0, 0.0, 1 / xp.sqrt(xp.where(x == 0, 1.0, x)))  # type: ignore[no-any-return]
+    return xp.where(x <= 0, 0.0, 1 / xp.sqrt(xp.where(x <= 0, 1.0, x)))
 
 
 def is_zero(option: object) -> bool:

@@ -68,7 +68,10 @@ def check_flag(name: str, value: Any) -> None:
 
 def check_choice(name: str, value: Any, *choices: Any) -> None:
     wanted = ", ".join(map(repr, choices))
-    require(any(value is c or (value == c and type(value) is type(c)) for c in choices), f"{name} must be one of {wanted}, got {value!r}")
+    require(
+        any(value is c or (value == c and type(value) is type(c)) for c in choices),
+        f"{name} must be one of {wanted}, got {value!r}",
+    )
 
 
 def check_count(name: str, value: Any) -> None:

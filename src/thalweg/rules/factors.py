@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from thalweg.arrays import A, Scalar, Shape, Space, Squares
+from thalweg.arrays import A, Scalar, Shape, Space, Squares, Value
 
 
 def is_diagonal(xp: Space[A], q: A) -> bool:
@@ -63,7 +63,7 @@ def apply_inverse_transpose(xp: Space[A], factors: Sequence[A], x: A) -> A:
     """Q^-T x, for upper triangular dense factors."""
     for axis, q in enumerate(factors):
         if is_diagonal(xp, q):
-            x = along(xp, 1 / q, x, axis)  # type: ignore[arg-type]
+            x = along(xp, 1 / q, x, axis)
             continue
         batch, before, n, after = around(xp, x, axis)
         solved = xp.reshape(xp.solve(transposed(xp, q), unfold(xp, x, axis)), (batch, n, before, after))
@@ -84,22 +84,22 @@ def gram(xp: Space[A], x: A, axis: int, *, diagonal: bool) -> A:
     return xp.matmul(y, transposed(xp, y))
 
 
-def norm_bound(xp: Space[A], x: A) -> A:
+def norm_bound(xp: Space[A], x: A) -> Value:
     """A close lower bound of the spectral norm, (b, 1, 1): one power step from the largest column.
 
     For a diagonal, (b, 1), it is the norm itself.
     """
     if is_diagonal(xp, x):
-        return xp.amax(xp.abs(x), (-1,))  # type: ignore[no-any-return]
+        return xp.amax(xp.abs(x), (-1,))
     largest = xp.amax(xp.abs(x), (-2, -1))
     x = x / xp.where(largest > 0, largest, 1.0)  # squares neither overflow nor vanish
     y = xp.matmul(transposed(xp, x), xp.largest_column(x))
     y_norm = xp.sqrt(xp.sums(Squares(y, (-2, -1)))[0])
     z = xp.matmul(x, y / xp.where(y_norm > 0, y_norm, 1.0))
-    return xp.sqrt(xp.sums(Squares(z, (-2, -1)))[0]) * largest  # type: ignore[no-any-return]
+    return xp.sqrt(xp.sums(Squares(z, (-2, -1)))[0]) * largest
 
 
-def rotate_to_symmetric(xp: Space[A], q: A) -> A:
+def rotate_to_symmetric(xp: Space[A], q: A) -> Value:
     """One step of the rotation that makes q symmetric (the orthogonal Procrustes problem).
 
     Q^T Q stays, to second order; without it q would wander among its rotations. The step
@@ -113,7 +113,7 @@ def rotate_to_symmetric(xp: Space[A], q: A) -> A:
     first, second = xp.sums((r * transposed(xp, q), (-2, -1)), (transposed(xp, r) * rq, (-2, -1)))
     best = first / xp.where(second < 0, -second, 1.0)
     a = xp.where(second < 0, xp.minimum(best, 0.125), 0.125)
-    return q + a * (rq + (a / 2) * rrq)  # type: ignore[no-any-return]
+    return q + a * (rq + (a / 2) * rrq)
 
 
 def balance(xp: Space[A], factors: Sequence[A]) -> list[A]:

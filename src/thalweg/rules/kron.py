@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
+from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Value
 from thalweg.rules.blocks import average, clip, is_zero, one_minus_power
 from thalweg.rules.checks import check_choice, check_count, check_fraction, check_number, require
 from thalweg.rules.factors import (
@@ -29,6 +29,7 @@ from thalweg.rules.factors import (
 from thalweg.rules.rule import Noise, Rule, Update
 from thalweg.rules.schedules import Annealed
 
+ANNEALED = Annealed()
 #: Factors and the smoothed norms of their gradients, one of each for every axis.
 Factors = tuple[list[A], list[A]]
 
@@ -51,19 +52,19 @@ class Kron(Rule):
     clip: Scalar | None = 1.0
     clip_mode: Literal["value", "rms"] = "value"
     #: Share of the steps that refresh the factors: a number, or annealed.
-    precond_update_probability: Scalar | Annealed = Annealed()
+    precond_update_probability: Scalar | Annealed = ANNEALED
     geometry: Literal["procrustes", "quad", "eq"] = "procrustes"
     #: What the factors learn to whiten; "momentum" is for momentum_mode="ema".
     whiten: Literal["gradient", "momentum"] = "gradient"
     #: Axes larger than this get a diagonal factor.
     max_size_dense: int | None = 8192
     #: So do axes of size n with n**2 > max_skew * (number of elements).
-    max_skew: Scalar | None = 1.0
+    max_skew: float | None = 1.0
     #: How tensors of more than two axes are seen: as the most square matrix, without axes of
     #: size 1, or as they are.
     merge: Literal["matrix", "squeeze"] | None = "matrix"
     #: Scale of the first Q; None takes it from the first gradient.
-    init_scale: Scalar | None = 1.0
+    init_scale: float | None = 1.0
     #: Standard deviation of the noise added to what is whitened; bounds P by 1 / damping.
     damping: Scalar = 1e-9
     #: The same in units of the mean magnitude of what is whitened.
@@ -124,6 +125,12 @@ class Kron(Rule):
             self.geometry != "eq" or self.damping_mode == "noise",
             "geometry='eq' probes with noise: damping_mode='expected' needs geometry 'procrustes' or 'quad'",
         )
+
+    def idle(self, lr: Scalar | None) -> dict[str, str]:
+        idle = {"clip_mode": "a clip"} if self.clip is None else {}
+        if is_zero(self.momentum):
+            idle |= dict.fromkeys(("momentum_mode", "momentum_dtype"), "a momentum above 0")
+        return idle
 
     @property
     def needs_noise(self) -> bool:
@@ -206,7 +213,11 @@ class Kron(Rule):
         (h_square,) = xp.means(Squares(h, own))
         rms = xp.sqrt(h_square)
         if self.clip is not None:
-            h = clip(xp, h, (-self.clip, self.clip)) if self.clip_mode == "value" else h / xp.maximum(rms / self.clip, 1.0)
+            h = (
+                clip(xp, h, (-self.clip, self.clip))
+                if self.clip_mode == "value"
+                else h / xp.maximum(rms / self.clip, 1.0)
+            )
         h = xp.reshape(h, shape)
         if self.weight_decay_mode == "update":
             h = h + self.weight_decay * p
@@ -255,8 +266,8 @@ class Kron(Rule):
             total = total + xp.reshape(xp.sums((x, tuple(range(1, len(xp.shape(x))))))[0], (batch,))
         good = xp.isfinite(total) & xp.reshape(largest > 0, (batch,))
 
-        def keep_old_unless_good(new: A, old: A) -> A:
-            return xp.where(xp.reshape(good, (batch, *[1] * (len(xp.shape(new)) - 1))), new, old)  # type: ignore[no-any-return]
+        def keep_old_unless_good(new: A, old: A) -> Value:
+            return xp.where(xp.reshape(good, (batch, *[1] * (len(xp.shape(new)) - 1))), new, old)
 
         return (
             [keep_old_unless_good(*pair) for pair in zip(new_factors, factors, strict=True)],
@@ -270,15 +281,17 @@ class Kron(Rule):
         (fourth,) = xp.means((small * small * small * small, tuple(range(1, len(xp.shape(y))))))
         scale = (fourth + (self.damping / unit) ** 4) ** -0.125 * unit**-0.5
         scale = xp.reshape(scale ** (1 / len(factors)), (batch,))
-        first = xp.reshape(norms[0], (batch,)) == 0
+        first = xp.reshape(norms[0], (batch,)) <= 0
 
-        def scaled(q: A) -> A:
+        def scaled(q: A) -> Value:
             ones = (batch, *[1] * (len(xp.shape(q)) - 1))
-            return xp.where(xp.reshape(first, ones), q * xp.reshape(scale, ones), q)  # type: ignore[no-any-return]
+            return xp.where(xp.reshape(first, ones), q * xp.reshape(scale, ones), q)
 
         return [scaled(q) for q in factors]
 
-    def equilibrium(self, xp: Space[A], factors: list[A], y: A, probe: A | None, strength: Scalar) -> list[tuple[A, Scalar]]:
+    def equilibrium(
+        self, xp: Space[A], factors: list[A], y: A, probe: A | None, strength: Scalar
+    ) -> list[tuple[A, Scalar]]:
         """For each axis the two sides that are equal once y is white.
 
         "eq" compares Q y with Q^-T of white noise; the other geometries compare P y with the

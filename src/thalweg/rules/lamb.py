@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from thalweg.arrays import A, Scalar, Space, Squares, State
 from thalweg.rules.blocks import clip, one_minus_power, ratio_where
-from thalweg.rules.checks import check_bounds, check_choice, check_flag, check_fraction, check_number, check_pair, require
+from thalweg.rules.checks import check_bounds, check_choice, check_flag, check_fraction, check_number, check_pair
 from thalweg.rules.rule import Noise, Rule, Update
 
 
@@ -53,8 +53,9 @@ class LAMB(Rule):
         check_bounds("trust_clip", self.trust_clip)
         check_bounds("phi", self.phi)
         check_choice("weight_decay_mode", self.weight_decay_mode, "in_update", "decoupled", "l2")
-        for name in ("trust_clip", "phi"):
-            require(self.trust or getattr(self, name) is None, f"{name} bounds the trust ratio and has no effect with trust=False")
+
+    def idle(self, lr: Scalar | None) -> dict[str, str]:
+        return {} if self.trust else dict.fromkeys(("trust_clip", "phi", "always_adapt"), "trust=True")
 
     def init(self, xp: Space[A], p: A) -> State[A]:
         return {"exp_avg": xp.zeros_like(p), "exp_avg_sq": xp.zeros_like(p)}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from thalweg.arrays import A, Scalar, Space, Squares, State
 from thalweg.rules.blocks import is_zero, ratio_where
-from thalweg.rules.checks import check_choice, check_flag, check_fraction, check_number, require
+from thalweg.rules.checks import check_choice, check_flag, check_fraction, check_number
 from thalweg.rules.rule import Noise, Rule, Update
 
 
@@ -53,8 +53,16 @@ class LARS(Rule):
         check_choice("momentum_mode", self.momentum_mode, "lr_inside", "lr_outside")
         if self.zero_ratio != "eta":
             check_number("zero_ratio", self.zero_ratio, low=0.0)
-        require(not (self.nesterov and is_zero(self.momentum)), "nesterov=True needs a momentum above 0")
-        require(self.trust or not self.clip, "clip=True bounds the trust ratio and has no effect with trust=False")
+
+    def idle(self, lr: Scalar | None) -> dict[str, str]:
+        idle: dict[str, str] = {}
+        if not self.trust:
+            idle |= dict.fromkeys(
+                ("trust_coefficient", "eps", "norm_mode", "clip", "zero_ratio", "always_adapt"), "trust=True"
+            )
+        if is_zero(self.momentum):
+            idle |= dict.fromkeys(("nesterov", "momentum_mode", "momentum_dtype"), "a momentum above 0")
+        return idle
 
     def init(self, xp: Space[A], p: A) -> State[A]:
         return {} if is_zero(self.momentum) else {"momentum_buffer": xp.zeros_like(p)}
@@ -95,8 +103,10 @@ class LARS(Rule):
         valid = xp.minimum(p_norm, g_norm) > 0
         above, below = self.trust_coefficient * p_norm, g_norm + decay_norm + self.eps
         if self.clip:
-            # lr * min(ratio / lr, 1) is min(ratio, lr), also at lr = 0
+            # min(ratio / lr, 1), with no division by an lr of 0
             above, below = xp.minimum(above, lr * below), below * lr
             valid = valid & (below > 0)
-        ratio = ratio_where(xp, valid, above, below, self.trust_coefficient if self.zero_ratio == "eta" else self.zero_ratio)
+        ratio = ratio_where(
+            xp, valid, above, below, self.trust_coefficient if self.zero_ratio == "eta" else self.zero_ratio
+        )
         return ratio if self.always_adapt else xp.where(self.weight_decay != 0, ratio, 1.0)

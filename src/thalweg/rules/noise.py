@@ -10,7 +10,7 @@ import math
 import zlib
 from typing import Any
 
-from thalweg.arrays import A, Scalar, Space, is_number
+from thalweg.arrays import A, Scalar, Space, Value, is_number
 
 MASK = 0xFFFFFFFF
 
@@ -43,10 +43,10 @@ def uniform(xp: Space[A], like: A, *, seed: int, tensor: int, t: Scalar, stream:
     """Odd multiples of 2**-24 in (0, 1)."""
     h = bits(xp, like, seed=seed, tensor=tensor, t=t, stream=stream)
     # these are exact in float32, so every precision sees the same numbers
-    return xp.astype(h >> 9, xp.dtype(like)) * 2.0**-23 + 2.0**-24  # type: ignore[no-any-return]
+    return xp.astype(h >> 9, xp.dtype(like)) * 2.0**-23 + 2.0**-24
 
 
-def normal(xp: Space[A], like: A, *, seed: int, tensor: int, t: Scalar) -> A:
+def normal(xp: Space[A], like: A, *, seed: int, tensor: int, t: Scalar) -> Value:
     """Standard normal numbers, by Box and Muller's transform; at most 5.8 deviations out."""
     u, v = (uniform(xp, like, seed=seed, tensor=tensor, t=t, stream=stream) for stream in (0, 1))
-    return xp.sqrt(-2.0 * xp.log(u)) * xp.cos(2 * math.pi * v)  # type: ignore[no-any-return]
+    return xp.sqrt(-2.0 * xp.log(u)) * xp.cos(2 * math.pi * v)

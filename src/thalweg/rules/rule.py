@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from thalweg.arrays import A, Axes, Scalar, Shape, Space, State, Truth
-from thalweg.rules.checks import check_count
+from thalweg.rules.checks import check_count, check_number, require
 
 #: Gives standard normal noise of the parameter's shape. Called only where noise is needed.
 Noise: TypeAlias = Callable[[], A]
@@ -74,10 +74,14 @@ class Rule(ABC):
         noise: standard normals, for rules whose ``needs_noise`` says so.
         """
 
-    @property
-    def needs_lr(self) -> bool:
-        """Whether ``lr=None`` would be an error."""
-        return True
+    def validate_lr(self, lr: Scalar | None) -> None:
+        """Raise an OptionError for a learning rate that the rule cannot use."""
+        require(lr is not None, f"{type(self).__name__} needs a learning rate: give lr a number, such as 1e-3")
+        check_number("lr", lr, low=0.0)
+
+    def idle(self, lr: Scalar | None) -> dict[str, str]:
+        """Options that have no effect beside the others, each with what would give it one."""
+        return {}
 
     @property
     def needs_noise(self) -> bool:

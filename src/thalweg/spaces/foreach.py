@@ -63,6 +63,9 @@ class _Arithmetic:
     def __lt__(self, other: Any) -> Any:
         return _apply(operator.lt, self, other)
 
+    def __le__(self, other: Any) -> Any:
+        return _apply(operator.le, self, other)
+
     def __eq__(self, other: object) -> Any:
         return _apply(operator.eq, self, other)
 
@@ -117,7 +120,9 @@ def _apply(function: Callable[..., Any], x: Any, *others: Any) -> Any:
     if not lists:
         if not any(isinstance(operand, PerTensor) for operand in operands):
             return function(*operands)
-        return PerTensor(function(*(operand.values if isinstance(operand, PerTensor) else operand for operand in operands)))
+        return PerTensor(
+            function(*(operand.values if isinstance(operand, PerTensor) else operand for operand in operands))
+        )
     length = len(lists[0].tensors)
 
     def entries(operand: Any) -> Sequence[Any]:
@@ -145,7 +150,6 @@ floor = _lifted(single.floor)
 isfinite = _lifted(single.isfinite)
 maximum = _lifted(single.maximum)
 minimum = _lifted(single.minimum)
-exponent = _lifted(single.exponent)
 where = _lifted(single.where)
 upper = _lifted(single.upper)
 matmul = _lifted(single.matmul)
@@ -182,6 +186,10 @@ def identity(size: int, like: TensorList) -> TensorList:
 def positions(like: TensorList) -> tuple[TensorList, TensorList]:
     low, high = zip(*(single.positions(tensor) for tensor in like.tensors), strict=True)
     return TensorList(low), TensorList(high)
+
+
+def spacing(x: TensorList, digits: int, lowest: int) -> Any:
+    return _apply(lambda tensor: single.spacing(tensor, digits, lowest), x)
 
 
 def sums(*terms: Term) -> tuple[Scalar, ...]:

@@ -60,8 +60,8 @@ maximum = number_function(max, jnp.maximum)
 minimum = number_function(min, jnp.minimum)
 
 
-def exponent(x: Arr) -> Arr:
-    return jnp.frexp(x)[1].astype(x.dtype)
+def spacing(x: Arr, digits: int, lowest: int) -> Arr:
+    return jnp.ldexp(jnp.ones((), x.dtype), jnp.maximum(jnp.frexp(x)[1], lowest) - digits)
 
 
 def where(condition: Truth, x: Scalar, y: Scalar) -> Scalar:

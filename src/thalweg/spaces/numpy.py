@@ -23,7 +23,8 @@ def named_dtype(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
     return np.dtype(name)
 
 
@@ -72,8 +73,9 @@ maximum = number_function(max, np.maximum)
 minimum = number_function(min, np.minimum)
 
 
-def exponent(x: Arr) -> Arr:
-    return np.frexp(x)[1].astype(x.dtype)
+def spacing(x: Arr, digits: int, lowest: int) -> Arr:
+    distance: Arr = np.ldexp(np.ones((), x.dtype), np.maximum(np.frexp(x)[1], lowest) - digits)
+    return distance
 
 
 def where(condition: Truth, x: Scalar, y: Scalar) -> Scalar:

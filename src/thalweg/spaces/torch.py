@@ -8,7 +8,19 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from thalweg.arrays import Axes, Scalar, Shape, Squares, Term, Truth, count, is_number, number_function, number_log, reduced_shape
+from thalweg.arrays import (
+    Axes,
+    Scalar,
+    Shape,
+    Squares,
+    Term,
+    Truth,
+    count,
+    is_number,
+    number_function,
+    number_log,
+    reduced_shape,
+)
 
 Arr: TypeAlias = torch.Tensor
 R = TypeVar("R")
@@ -69,8 +81,8 @@ def minimum(x: Scalar, y: Scalar) -> Scalar:
     return torch.clamp(y, max=x) if is_number(x) else torch.minimum(x, y)
 
 
-def exponent(x: Arr) -> Arr:
-    return torch.frexp(x)[1].to(x.dtype)
+def spacing(x: Arr, digits: int, lowest: int) -> Arr:
+    return torch.ldexp(x.new_ones(()), torch.clamp(torch.frexp(x)[1], min=lowest) - digits)
 
 
 def where(condition: Truth, x: Scalar, y: Scalar) -> Scalar:
@@ -109,7 +121,8 @@ def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
         return yes() if condition else no()
     if condition.device.type == "cpu" and not torch.compiler.is_compiling():
         return yes() if bool(condition) else no()
-    return select(condition, yes(), no())
+    chosen: R = select(condition, yes(), no())
+    return chosen
 
 
 def select(condition: Arr, yes: Any, no: Any) -> Any:
@@ -136,7 +149,8 @@ def upper(x: Arr) -> Arr:
 
 
 def solve(matrix: Arr, right: Arr) -> Arr:
-    return torch.linalg.solve_triangular(matrix, right, upper=False)
+    solution: Arr = torch.linalg.solve_triangular(matrix, right, upper=False)
+    return solution
 
 
 def largest_column(x: Arr) -> Arr:

@@ -1,0 +1,122 @@
+"""Where parameters meet rules: precision, rounding and the guard against non-finite numbers.
+
+Rules compute in float32, or in float64 for float64 parameters, whatever parameters, gradients and
+state are stored in. Everything is widened on the way in and rounded once on the way out, here and
+nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from thalweg.arrays import A, Scalar, Space, State, Truth, Value, is_number
+from thalweg.rules import Rule
+from thalweg.rules.noise import normal, uniform
+from thalweg.settings import Handling
+
+#: Binary digits, and least exponent, of the dtypes that stochastic rounding can write.
+DIGITS = {"bfloat16": (8, -125), "float16": (11, -13)}
+MOMENTA = ("momentum_buffer", "exp_avg")
+#: A stream of random bits apart from the two that normal noise is made of.
+ROUNDING_STREAM = 2
+
+
+class Advance(NamedTuple):
+    """A parameter after one step."""
+
+    p: Any
+    state: State[Any]
+    #: Whether the step was finite; None if nobody asked (``on_nonfinite="propagate"``).
+    finite: Truth | None
+    stats: dict[str, Scalar]
+
+
+def arithmetic(dtype: str) -> str:
+    """The precision in which parameters of this dtype are computed."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def storage(key: str, dtype: str, handling: Handling) -> str:
+    """The dtype in which a state entry is kept, for a parameter of this dtype."""
+    chosen = None
+    if key in MOMENTA:
+        chosen = handling.momentum_dtype or handling.state_dtype
+    elif key.startswith("Q_"):
+        chosen = handling.precond_dtype or handling.state_dtype
+    elif not key.startswith("L_") and key != "refresh":  # single numbers stay as they are
+        chosen = handling.state_dtype
+    return chosen or arithmetic(dtype)
+
+
+def first_state(xp: Space[A], rule: Rule, handling: Handling, p: A) -> State[A]:
+    """The state of a parameter before its first step, as it is stored."""
+    dtype = xp.dtype(p)
+    state = rule.init(xp, xp.astype(p, arithmetic(dtype)))
+    return {key: xp.astype(entry, storage(key, dtype, handling)) for key, entry in state.items()}
+
+
+def advance(
+    xp: Space[A],
+    rule: Rule,
+    handling: Handling,
+    p: A,
+    g: A,
+    s: State[A],
+    *,
+    t: Scalar,
+    lr: Scalar | None,
+    lr_scale: Scalar,
+    tensor: int,
+    grad_scale: Scalar | None = None,
+) -> Advance:
+    """Step one parameter. Nothing is written to p, g or s; the new ones are returned.
+
+    tensor: the parameter's number for random bits. grad_scale: multiplies the gradient.
+    """
+    dtype = xp.dtype(p)
+    precision = arithmetic(dtype)
+    wide, gradient = xp.astype(p, precision), xp.astype(g, precision)
+    if grad_scale is not None:
+        gradient = gradient * grad_scale
+    if handling.maximize:
+        gradient = -gradient
+    update = rule.update(
+        xp,
+        gradient,
+        {key: xp.astype(entry, precision) for key, entry in s.items()},
+        wide,
+        t=t if is_number(t) else xp.astype(t, precision),
+        lr=lr,
+        lr_scale=lr_scale,
+        noise=lambda: normal(xp, wide, seed=handling.seed, tensor=tensor, t=t),
+    )
+    new = wide + update.delta
+    if dtype in DIGITS and handling.rounding == "stochastic":
+        chance = uniform(xp, wide, seed=handling.seed, tensor=tensor, t=t, stream=ROUNDING_STREAM)
+        new = rounded_stochastically(xp, new, dtype, chance)
+    new = xp.astype(new, dtype)
+    state = {key: xp.astype(entry, storage(key, dtype, handling)) for key, entry in update.state.items()}
+    if handling.on_nonfinite == "propagate":
+        return Advance(new, state, None, update.stats)
+
+    # the written value is asked as well: float16 ends at 65504
+    finite = every(xp, xp.isfinite(xp.sums((xp.astype(new, precision), None))[0]), update.finite)
+    if handling.on_nonfinite == "skip":
+        new = xp.where(finite, new, p)
+        state = {key: xp.where(finite, entry, s[key]) for key, entry in state.items()}
+    return Advance(new, state, finite, update.stats)
+
+
+def every(xp: Space[A], first: Truth, by_slice: Truth) -> Truth:
+    """Whether both hold, the second in every slice."""
+    (failures,) = xp.sums((xp.where(by_slice, 0.0, 1.0), None))
+    return first & (failures == 0)
+
+
+def rounded_stochastically(xp: Space[A], x: A, dtype: str, chance: A) -> Value:
+    """x moved to one of its two neighbours in a narrower dtype, right on average.
+
+    So steps that are smaller than half the distance between neighbours still count.
+    """
+    distance = xp.spacing(x, *DIGITS[dtype])
+    return xp.floor(x / distance + chance) * distance

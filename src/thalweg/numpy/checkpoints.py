@@ -1,0 +1,131 @@
+"""Saved state: what it must look like, and files of it that hold arrays and text, never pickles."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from thalweg.arrays import State
+from thalweg.errors import OptimError, StateError
+from thalweg.numpy.arrays import Arr, Name, check_name
+from thalweg.spaces.numpy import named_dtype
+
+#: The layout of ``state_dict()``. Newer layouts are refused by older versions.
+LAYOUT = 1
+KEYS = ("layout", "optimizer", "lr", "iteration", "state")
+
+
+def read_state(
+    saved: Any, rule_name: str, present: Mapping[Name, State[Arr]]
+) -> tuple[float | None, int, dict[Name, tuple[int, State[Arr]]]]:
+    """Learning rate, iteration, and (step, entries) by name; checked, and copied."""
+    if not isinstance(saved, Mapping) or any(key not in saved for key in KEYS):
+        raise StateError(f"this is not a state_dict() of thalweg.numpy: it must have the keys {', '.join(KEYS)}")
+    if saved["layout"] > LAYOUT:
+        raise StateError(
+            f"this state has layout {saved['layout']}, and this version reads up to {LAYOUT}: update thalweg"
+        )
+    if saved["optimizer"] != rule_name:
+        raise StateError(f"this is a state of {saved['optimizer']} and cannot be loaded into {rule_name}")
+    found: dict[Name, tuple[int, State[Arr]]] = {}
+    for name, entries in saved["state"].items():
+        check_name(name)
+        if not isinstance(entries, Mapping) or "step" not in entries:
+            raise StateError(f"the state of {name!r} must map keys to arrays and have a 'step', got {entries!r:.80}")
+        arrays = {key: np.array(entry) for key, entry in entries.items() if key != "step"}
+        if name in present and shapes(present[name]) != shapes(arrays):
+            raise StateError(
+                f"the state of {name!r} does not fit: saved are {shapes(arrays)}, present are {shapes(present[name])}"
+            )
+        found[name] = int(entries["step"]), arrays
+    return saved["lr"], int(saved["iteration"]), found
+
+
+def shapes(state: State[Arr]) -> dict[str, tuple[int, ...]]:
+    return {key: entry.shape for key, entry in state.items()}
+
+
+def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any]) -> None:
+    """Write beside the old file first, so that it is replaced whole or not at all."""
+    path = Path(path)
+    write = _writer(path)
+    arrays: dict[str, Arr] = {}
+    parameters = []
+    for index, (name, entries) in enumerate(state_dict["state"].items()):
+        parameters.append({"name": name, "dtypes": {key: entry.dtype.name for key, entry in entries.items()}})
+        for key, entry in entries.items():
+            # bfloat16 is not a dtype that every reader of such files knows
+            arrays[f"{index}.{key}"] = entry.view(np.uint16) if entry.dtype.name == "bfloat16" else entry
+    about = {**{key: state_dict[key] for key in KEYS if key != "state"}, "parameters": parameters}
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(beside, "wb") as file:
+            file.write(write(arrays, json.dumps(about)))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The state dict in a file written by ``write_file``."""
+    path = Path(path)
+    if not path.exists():
+        raise StateError(f"there is no file {path}")
+    try:
+        arrays, text = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
+        about = json.loads(text)
+        state = {
+            parameter["name"]: {
+                key: arrays[f"{index}.{key}"].view(named_dtype(dtype)) for key, dtype in parameter["dtypes"].items()
+            }
+            for index, parameter in enumerate(about.pop("parameters"))
+        }
+    except OptimError:
+        raise
+    except Exception as error:
+        raise StateError(f"{path} is damaged, or no state saved by thalweg.numpy: {error}") from error
+    return {**about, "state": state}
+
+
+def _writer(path: Path) -> Callable[[dict[str, Arr], str], bytes]:
+    if path.suffix == ".npz":
+        return _npz_bytes
+    if path.suffix == ".safetensors":
+        return _safetensors()[0]
+    raise StateError(f"a state is saved as .npz or .safetensors, got {path.name!r}")
+
+
+def _npz_bytes(arrays: dict[str, Arr], about: str) -> bytes:
+    import io
+
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, about=np.array(about), **arrays)
+    return file.getvalue()
+
+
+def _read_npz(path: Path) -> tuple[dict[str, Arr], str]:
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {key: file[key] for key in file.files if key != "about"}
+        return arrays, str(file["about"])
+
+
+def _safetensors() -> tuple[Callable[[dict[str, Arr], str], bytes], Any]:
+    try:
+        import safetensors
+        import safetensors.numpy
+    except ImportError:
+        raise StateError(".safetensors files need a package that is not installed: pip install safetensors") from None
+    return lambda arrays, about: safetensors.numpy.save(arrays, metadata={"about": about}), safetensors.safe_open
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Arr], str]:
+    _, safe_open = _safetensors()
+    with safe_open(path, framework="numpy") as file:
+        return {key: file.get_tensor(key) for key in list(file.keys())}, file.metadata()["about"]

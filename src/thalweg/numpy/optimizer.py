@@ -1,0 +1,345 @@
+"""The optimizer for raw arrays: what all four have in common."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+import numpy as np
+
+from thalweg.arrays import Shape, State
+from thalweg.boundary import Advance, advance, first_state
+from thalweg.errors import NonFiniteError, OptionError, ParameterError, StateError, UnusedOverrideWarning
+from thalweg.numpy.arrays import Arr, Name, check_apart, check_name, checked_pair, pairs
+from thalweg.numpy.checkpoints import LAYOUT, read_file, read_state, write_file
+from thalweg.rules import RULES
+from thalweg.rules.checks import check_number
+from thalweg.rules.noise import tensor_id
+from thalweg.settings import Overrides, Setting, Settings, option_names, plain
+from thalweg.spaces import numpy as xp
+
+#: A number, a function of the step (counted from 1), or None where the rule has its own.
+Rate: TypeAlias = "float | Callable[[int], float] | None"
+Self = TypeVar("Self", bound="Optimizer")
+
+
+@dataclass
+class Tracked:
+    """What the optimizer knows of one parameter."""
+
+    state: State[Arr]
+    step: int = 0
+    #: None until the parameter is seen (again): after its state was loaded, or options changed.
+    setting: Setting | None = None
+    shape: Shape | None = None
+    stats: dict[str, Any] = field(default_factory=dict)
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One parameter, checked and ready to be stepped."""
+
+    name: Name
+    weights: Arr
+    gradient: Arr
+    tracked: Tracked
+    setting: Setting
+    t: int
+    lr: float | None
+    lr_scale: float
+
+
+class Optimizer:
+    """Steps numpy arrays in place, name by name or a whole model at once.
+
+    The four optimizers derive from it; its methods are theirs. Override :meth:`lr_scale` for
+    learning rates by name that a list of patterns cannot express.
+    """
+
+    rule_name: ClassVar[str]
+
+    def __init__(
+        self,
+        lr: Rate,
+        *,
+        variant: str | None = None,
+        overrides: Overrides = (),
+        global_step: bool = False,
+        **options: Any,
+    ) -> None:
+        self._settings = Settings(self.rule_name, options, variant, overrides)
+        if not isinstance(global_step, bool):
+            raise OptionError(f"global_step must be True or False, got {global_step!r}")
+        self._global_step = global_step
+        self._lr: Rate = None
+        self._tracked: dict[Name, Tracked] = {}
+        self._matched: set[int] = set()
+        #: How many iterations have ended; the step of all parameters under ``global_step=True``.
+        self.iteration = 0
+        self.lr = lr
+
+    # ---- options
+
+    @property
+    def lr(self) -> Any:
+        """The learning rate: a number, a function of the step, or None for the rule's own."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: Rate) -> None:
+        value = plain(value)
+        self._settings.validate_lr(value(1) if callable(value) else value)
+        self._lr = value
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every option of the rule and around it, as it holds where no override applies."""
+        base = self._settings.base
+        return {f.name: getattr(part, f.name) for part in (base.rule, base.handling) for f in fields(part)}
+
+    def with_options(self: Self, **options: Any) -> Self:
+        """A copy, state included, with some options changed; ``with_lr(x)`` and the like do the same for one."""
+        changed = self.copy()
+        lr = options.pop("lr", self._lr)
+        variant = options.pop("variant", self._settings.variant)
+        overrides = options.pop("overrides", self._settings.overrides)
+        changed._global_step = options.pop("global_step", self._global_step)
+        changed._settings = Settings(self.rule_name, {**self._settings.given, **options}, variant, overrides)
+        changed._matched = set()
+        changed.lr = lr
+        for tracked in changed._tracked.values():
+            tracked.setting = None
+        return changed
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        option = name.removeprefix("with_")
+        if option != name and option in self._chainable():
+            return lambda *value: self.with_options(**{option: value[0] if len(value) == 1 else value})
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *(f"with_{name}" for name in self._chainable())]
+
+    def _chainable(self) -> tuple[str, ...]:
+        return ("lr", "variant", "overrides", "global_step", *option_names(RULES[self.rule_name]))
+
+    def lr_scale(self, name: Name) -> float:
+        """What multiplies the learning rate of a parameter. Made to be overridden."""
+        return 1.0
+
+    # ---- stepping
+
+    def update(
+        self,
+        name: Name,
+        weights: Arr,
+        gradient: Arr | None,
+        *,
+        shape: Shape | None = None,
+        lr_scale: float = 1.0,
+    ) -> None:
+        """Step one parameter in place. A gradient of None leaves it alone.
+
+        ``shape`` says how a flat buffer is to be seen; ``lr_scale`` multiplies the learning rate.
+        """
+        if gradient is None:
+            return
+        if self._settings.base.handling.max_grad_norm is not None:
+            raise OptionError("max_grad_norm needs all gradients of a step at once: use step(params, grads)")
+        job = self._job(name, weights, gradient, shape, lr_scale)
+        self._commit(job, self._computed(job))
+
+    def step(
+        self, params: Mapping[str, Arr] | Sequence[Arr], grads: Mapping[str, Arr | None] | Sequence[Arr | None]
+    ) -> None:
+        """Step a whole model in place, given as two mappings by name or two sequences.
+
+        Parameters without a gradient (None, or no entry in the mapping) are left alone.
+        """
+        jobs = [self._job(name, weights, gradient, None, 1.0) for name, weights, gradient in pairs(params, grads)]
+        check_apart({job.name: job.weights for job in jobs})
+        self._report_unused(len(jobs) == len(params))
+        scale = self._grad_scale(jobs)
+        if self._settings.base.handling.on_nonfinite == "raise":
+            # nothing is written before everything is known to be finite
+            for job, result in [(job, self._computed(job, scale)) for job in jobs]:
+                self._commit(job, result)
+        else:
+            for job in jobs:
+                self._commit(job, self._computed(job, scale))
+
+    def end_iteration(self) -> None:
+        """Say that all parameters have been stepped once.
+
+        Steps are counted for each parameter, so that this is needed only under
+        ``global_step=True``, where this count is the step of all parameters.
+        """
+        self.iteration += 1
+
+    def _job(self, name: Name, weights: Any, gradient: Any, shape: Shape | None, lr_scale: float) -> Job:
+        check_name(name)
+        weights, gradient = checked_pair(name, weights, gradient, shape)
+        tracked = self._tracked.get(name) or Tracked({})
+        if tracked.shape not in (None, weights.shape):
+            raise ParameterError(f"parameter {name!r} has shape {weights.shape} and had {tracked.shape} before")
+        setting = tracked.setting or self._resolve(name, weights, tracked)
+        t = self.iteration + 1 if self._global_step else tracked.step + 1
+        lr = plain(self._lr(t)) if callable(self._lr) else self._lr
+        scale = plain(setting.lr_scale * lr_scale * self.lr_scale(name))
+        try:
+            setting.rule.validate_lr(lr)
+            check_number("lr_scale", scale, low=0.0)
+            setting.rule_at(t)
+        except OptionError as error:
+            raise OptionError(f"parameter {name!r}, step {t}: {error}") from None
+        return Job(name, weights, gradient, tracked, setting, t, lr, scale)
+
+    def _resolve(self, name: Name, weights: Arr, tracked: Tracked) -> Setting:
+        """Find what holds for a parameter that is new, or whose options have changed."""
+        setting, matched = self._settings.of(str(name), weights)
+        if setting.rule.stacked_axes > weights.ndim:
+            raise OptionError(
+                f"stacked_axes={setting.rule.stacked_axes}, but parameter {name!r} has shape {weights.shape}"
+            )
+        state = first_state(xp, setting.rule, setting.handling, weights)
+        if tracked.step == 0 and not tracked.state:
+            tracked.state = state
+        wanted = {key: entry.shape for key, entry in state.items()}
+        found = {key: entry.shape for key, entry in tracked.state.items()}
+        if wanted != found:
+            raise StateError(
+                f"the state of {name!r} does not fit: with these options it has {wanted}, and there is {found}; "
+                "restore the options it was made with, or begin anew with clear_state()"
+            )
+        self._matched.update(matched)
+        tracked.setting, tracked.shape = setting, weights.shape
+        return setting
+
+    def _computed(self, job: Job, grad_scale: float | None = None) -> Advance:
+        with np.errstate(all="ignore"):  # what is not finite is dealt with below, or wanted
+            result = advance(
+                xp,
+                job.setting.rule_at(job.t),
+                job.setting.handling,
+                job.weights,
+                job.gradient,
+                job.tracked.state,
+                t=job.t,
+                lr=job.lr,
+                lr_scale=job.lr_scale,
+                tensor=tensor_id(job.name),
+                grad_scale=grad_scale,
+            )
+        if job.setting.handling.on_nonfinite == "raise" and not result.finite:
+            raise NonFiniteError(f"parameter {job.name!r}, step {job.t}: the gradient or the update is not finite")
+        return result
+
+    def _commit(self, job: Job, result: Advance) -> None:
+        tracked = job.tracked
+        tracked.stats = result.stats
+        if result.finite is not None and not result.finite:
+            tracked.skipped += 1
+        else:
+            job.weights[...] = result.p
+            tracked.state, tracked.step = result.state, job.t
+        self._tracked[job.name] = tracked
+
+    def _grad_scale(self, jobs: Sequence[Job]) -> float | None:
+        """What brings the joint norm of all gradients down to max_grad_norm."""
+        limit = self._settings.base.handling.max_grad_norm
+        if limit is None:
+            return None
+        norm = math.sqrt(sum(float(np.square(job.gradient, dtype=np.float64).sum()) for job in jobs))
+        return 1 / max(1.0, norm / limit) if math.isfinite(norm) else math.nan
+
+    def _report_unused(self, complete: bool) -> None:
+        """Warn, once, of overrides that matched no parameter of a whole model."""
+        unused = [pattern for i, (pattern, _) in enumerate(self._settings.overrides) if i not in self._matched]
+        if unused and complete:
+            self._matched.update(range(len(self._settings.overrides)))
+            shown = ", ".join(map(repr, unused))
+            warnings.warn(f"overrides that match no parameter: {shown}", UnusedOverrideWarning, stacklevel=3)
+
+    # ---- state
+
+    @property
+    def state(self) -> dict[Name, dict[str, Arr]]:
+        """The state of every parameter stepped so far, under the keys of checkpoints."""
+        return {name: {"step": np.array(known.step), **known.state} for name, known in self._tracked.items()}
+
+    @property
+    def num_parameters(self) -> int:
+        """How many parameters have been stepped."""
+        return len(self._tracked)
+
+    @property
+    def skipped(self) -> dict[Name, int]:
+        """How often each parameter was left alone under ``on_nonfinite="skip"``."""
+        return {name: known.skipped for name, known in self._tracked.items()}
+
+    def stats(self) -> dict[Name, dict[str, Any]]:
+        """What the last step of each parameter computed on its way: trust ratios, norms, clipping."""
+
+        def shown(value: Any) -> Any:
+            array = np.asarray(value)
+            return array.item() if array.size == 1 else array.squeeze()
+
+        return {name: {key: shown(v) for key, v in known.stats.items()} for name, known in self._tracked.items()}
+
+    def clear_state(self) -> None:
+        """Forget every parameter, and the count of iterations."""
+        self._tracked, self._matched, self.iteration = {}, set(), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs, as plain values and copies of arrays."""
+        lr = None if callable(self._lr) else self._lr
+        return {
+            "layout": LAYOUT,
+            "optimizer": self.rule_name,
+            "lr": lr,
+            "iteration": self.iteration,
+            "state": copy.deepcopy(self.state),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a saved state. On any error nothing is changed.
+
+        A learning rate that was a number is restored too, unless this optimizer's is a function.
+        """
+        present = {name: known.state for name, known in self._tracked.items()}
+        lr, iteration, saved = read_state(state_dict, self.rule_name, present)
+        if lr is not None and not callable(self._lr):
+            self.lr = lr
+        self._tracked = {name: Tracked(entries, step) for name, (step, entries) in saved.items()}
+        self.iteration = iteration
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write ``state_dict()`` to an ``.npz`` or ``.safetensors`` file, without pickle."""
+        write_file(path, self.state_dict())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """``load_state_dict`` from a file written by :meth:`save`."""
+        self.load_state_dict(read_file(path))
+
+    def copy(self: Self) -> Self:
+        """An independent optimizer with the same options and state."""
+        return copy.deepcopy(self)
+
+    def __copy__(self: Self) -> Self:
+        return self.copy()
+
+    def __repr__(self) -> str:
+        idle = self._settings.base.rule_at(1).idle(self._lr)
+        given: dict[str, Any] = {} if self._lr is None else {"lr": self._lr}
+        given |= {name: value for name, value in self._settings.changed().items() if name not in idle}
+        if self._settings.overrides:
+            given["overrides"] = [(pattern, dict(options)) for pattern, options in self._settings.overrides]
+        if self._global_step:
+            given["global_step"] = True
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"

@@ -1,0 +1,109 @@
+"""The four optimizers for raw arrays, in order of increasing complexity."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from thalweg.numpy.optimizer import Optimizer, Rate
+from thalweg.rules import RULES
+from thalweg.settings import Handling
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from thalweg.options import AdafactorOptions, KronOptions, LAMBOptions, LARSOptions
+
+C = TypeVar("C", bound=type[Optimizer])
+
+
+def with_signature(cls: C) -> C:
+    """Show every option with its default where Python is asked for the signature."""
+    lr = inspect.signature(cls).parameters["lr"]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    names: dict[str, Any] = {"variant": None, "overrides": (), "global_step": False}
+    names |= {f.name: f.default for kind in (RULES[cls.rule_name], Handling) for f in fields(kind)}
+    shown = [inspect.Parameter(name, keyword, default=default) for name, default in names.items()]
+    cls.__signature__ = inspect.Signature([lr, *shown])  # type: ignore[attr-defined]
+    return cls
+
+
+@with_signature
+class LARS(Optimizer):
+    """SGD with momentum whose step size follows each layer's norm: stable at very large batches.
+
+    ``trust=False`` makes it SGD with momentum. Options: docs/lars.md.
+
+    >>> import numpy
+    >>> weights, gradient = numpy.ones((2, 2)), numpy.full((2, 2), 0.5)
+    >>> LARS(lr=1.0, trust_coefficient=0.1).update("layer", weights, gradient)
+    >>> weights
+    array([[0.9, 0.9],
+           [0.9, 0.9]])
+    """
+
+    rule_name = "LARS"
+
+    def __init__(self, lr: Rate, *, global_step: bool = False, **options: Unpack[LARSOptions]) -> None:
+        super().__init__(lr, global_step=global_step, **options)
+
+
+@with_signature
+class LAMB(Optimizer):
+    """Adam whose step size follows each layer's norm: stable at very large batches.
+
+    ``trust=False`` makes it AdamW. Options: docs/lamb.md.
+
+    >>> import numpy
+    >>> weights, gradient = numpy.ones((2, 2)), numpy.full((2, 2), 0.5)
+    >>> LAMB(lr=0.1).update("layer", weights, gradient)
+    >>> weights
+    array([[0.9, 0.9],
+           [0.9, 0.9]])
+    """
+
+    rule_name = "LAMB"
+
+    def __init__(self, lr: Rate, *, global_step: bool = False, **options: Unpack[LAMBOptions]) -> None:
+        super().__init__(lr, global_step=global_step, **options)
+
+
+@with_signature
+class Adafactor(Optimizer):
+    """Adaptive step sizes with memory for rows and columns only. Works without a learning rate.
+
+    ``lr=None`` takes the paper's relative step. Options: docs/adafactor.md.
+
+    >>> import numpy
+    >>> weights, gradient = numpy.ones((2, 2)), numpy.full((2, 2), 0.5)
+    >>> Adafactor(lr=0.1).update("layer", weights, gradient)
+    >>> weights
+    array([[0.9, 0.9],
+           [0.9, 0.9]])
+    """
+
+    rule_name = "Adafactor"
+
+    def __init__(self, lr: Rate = None, *, global_step: bool = False, **options: Unpack[AdafactorOptions]) -> None:
+        super().__init__(lr, global_step=global_step, **options)
+
+
+@with_signature
+class Kron(Optimizer):
+    """SGD with momentum on gradients whitened by a learned Kronecker product (Kron-PSGD).
+
+    Options: docs/kron.md.
+
+    >>> import numpy
+    >>> weights, gradient = numpy.ones((2, 2)), numpy.eye(2)
+    >>> Kron(lr=0.1).update("layer", weights, gradient)
+    >>> weights.round(6)
+    array([[0.9, 1. ],
+           [1. , 0.9]])
+    """
+
+    rule_name = "Kron"
+
+    def __init__(self, lr: Rate, *, global_step: bool = False, **options: Unpack[KronOptions]) -> None:
+        super().__init__(lr, global_step=global_step, **options)

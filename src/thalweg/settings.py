@@ -1,0 +1,219 @@
+"""From what a user wrote to what holds for one parameter.
+
+Options come from a rule's defaults, from a named variant, from the constructor and from
+``overrides`` by parameter name, each winning over the one before. One mechanism serves every rule
+and every front end: what is known, what is valid, and what is said otherwise.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from numbers import Integral, Real
+from typing import Any, Literal, TypeAlias
+
+from thalweg.errors import OptionError
+from thalweg.rules import RULES, Annealed, Rule
+from thalweg.rules.checks import check_choice, check_flag, check_number, require
+
+#: Chooses parameters: a glob, a compiled regular expression (searched), or a predicate.
+Pattern: TypeAlias = "str | re.Pattern[str] | Callable[[str, Any], bool]"
+#: Ordered: where several entries match, all apply and later ones win.
+Overrides: TypeAlias = Sequence[tuple[Pattern, Mapping[str, Any]]]
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handling:
+    """Options that every optimizer has, around its rule."""
+
+    #: Climb instead of descending.
+    maximize: bool = False
+    #: Scale all gradients of a step down so that their joint norm is at most this.
+    max_grad_norm: float | None = None
+    #: What to do about a step that is not finite: let it through, leave the parameter and its
+    #: state as they were, or raise.
+    on_nonfinite: Literal["propagate", "skip", "raise"] = "propagate"
+    #: How results reach parameters of 16 bits.
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    #: How state is stored; None is float32 (float64 for float64 parameters).
+    state_dtype: str | None = None
+    #: The same for momentum and first moments alone.
+    momentum_dtype: str | None = None
+    #: The same for Kron's factors alone.
+    precond_dtype: str | None = None
+    #: Makes the random numbers of one run differ from those of another.
+    seed: int = 0
+
+    def validate(self) -> None:
+        check_flag("maximize", self.maximize)
+        if self.max_grad_norm is not None:
+            check_number("max_grad_norm", self.max_grad_norm, low=0.0, open_low=True)
+        check_choice("on_nonfinite", self.on_nonfinite, "propagate", "skip", "raise")
+        check_choice("rounding", self.rounding, "nearest", "stochastic")
+        for name in ("state_dtype", "momentum_dtype", "precond_dtype"):
+            check_choice(name, getattr(self, name), None, *DTYPES)
+        whole = isinstance(self.seed, int) and not isinstance(self.seed, bool)
+        require(whole, f"seed must be a whole number, got {self.seed!r}")
+
+
+#: Handling that concerns the whole step and cannot differ between parameters.
+WHOLE_STEP = ("maximize", "max_grad_norm", "on_nonfinite", "seed")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What holds for one parameter. Options of the rule may be functions of the step."""
+
+    rule: Rule
+    handling: Handling
+    lr_scale: float = 1.0
+
+    @cached_property
+    def scheduled(self) -> dict[str, Callable[[Any], Any]]:
+        return {f.name: getattr(self.rule, f.name) for f in fields(self.rule) if callable(getattr(self.rule, f.name))}
+
+    def rule_at(self, t: Any) -> Rule:
+        """The rule with every schedule replaced by its value at step t, checked."""
+        if not self.scheduled:
+            return self.rule
+        rule = replace(self.rule, **{name: plain(schedule(t)) for name, schedule in self.scheduled.items()})
+        rule.validate()
+        return rule
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of one optimizer (or of one of its groups), checked as a whole."""
+
+    rule_name: str
+    #: What the user gave, by name; the variant's name and the overrides not among them.
+    given: Mapping[str, Any]
+    variant: str | None = None
+    overrides: Overrides = ()
+    base: Setting = field(init=False)
+
+    def __post_init__(self) -> None:
+        known = RULES[self.rule_name]
+        given = {name: plain(value) for name, value in self.given.items()}
+        object.__setattr__(self, "given", given)
+        check_known(self.rule_name, given, option_names(known))
+        if self.variant is not None:
+            check_choice("variant", self.variant, *known.VARIANTS)
+        options = {**known.VARIANTS.get(self.variant or "", {}), **given}
+        object.__setattr__(self, "base", combined(Setting(known(), Handling()), options))
+        object.__setattr__(self, "overrides", tuple(map(self.checked_override, check_overrides(self.overrides))))
+
+    def checked_override(self, entry: tuple[Pattern, Mapping[str, Any]]) -> tuple[Pattern, Mapping[str, Any]]:
+        pattern, given = entry
+        options = {name: plain(value) for name, value in given.items()}
+        try:
+            for name in WHOLE_STEP:
+                require(name not in options, f"{name} concerns the whole step and cannot differ between parameters")
+            check_known(self.rule_name, options, (*option_names(RULES[self.rule_name]), "lr_scale"))
+            combined(self.base, options)
+        except OptionError as error:
+            raise OptionError(f"overrides, entry {pattern!r}: {error}") from None
+        return pattern, options
+
+    def validate_lr(self, lr: Any) -> None:
+        """Check lr, and that no option beside it was given in vain."""
+        self.base.rule.validate_lr(lr)
+        if self.overrides:  # they may well use what the base does not
+            return
+        for name, wanted in self.base.rule_at(1).idle(lr).items():
+            idle = (lr is not None) if name == "lr" else name in self.given and self.given[name] != self.default(name)
+            require(
+                not idle,
+                f"{name}={lr if name == 'lr' else self.given.get(name)!r} has no effect here: it needs {wanted}",
+            )
+
+    def default(self, name: str) -> Any:
+        return next(f.default for kind in (RULES[self.rule_name], Handling) for f in fields(kind) if f.name == name)
+
+    def of(self, name: str, parameter: Any) -> tuple[Setting, list[int]]:
+        """What holds for a parameter, and which entries of ``overrides`` matched it."""
+        setting, matched = self.base, []
+        for index, (pattern, options) in enumerate(self.overrides):
+            if matches(pattern, name, parameter):
+                matched.append(index)
+                setting = combined(setting, options)
+        return setting, matched
+
+    def changed(self) -> dict[str, Any]:
+        """The options that differ from the defaults, the variant's included."""
+        kinds: tuple[Rule | Handling, ...] = (self.base.rule, self.base.handling)
+        every = {f.name: (getattr(part, f.name), f.default) for part in kinds for f in fields(part)}
+        return {name: value for name, (value, default) in every.items() if value != default}
+
+
+def option_names(rule: type[Rule]) -> tuple[str, ...]:
+    return tuple(f.name for kind in (rule, Handling) for f in fields(kind))
+
+
+def combined(setting: Setting, options: Mapping[str, Any]) -> Setting:
+    """A setting with some options replaced, checked."""
+    ours = {f.name for f in fields(Handling)}
+    rule = replace(setting.rule, **{name: v for name, v in options.items() if name not in ours and name != "lr_scale"})
+    handling = replace(setting.handling, **{name: v for name, v in options.items() if name in ours})
+    lr_scale = options.get("lr_scale", setting.lr_scale)
+    check_number("lr_scale", lr_scale, low=0.0)
+    check_schedules(rule)
+    handling.validate()
+    result = Setting(rule, handling, lr_scale)
+    result.rule_at(1).validate()
+    return result
+
+
+def check_schedules(rule: Rule) -> None:
+    """Functions of the step may stand only for options that are numbers."""
+    for f in fields(rule):
+        if callable(getattr(rule, f.name)):
+            require("Scalar" in str(f.type), f"{f.name} cannot be a function of the step: it must be {f.type}")
+
+
+def check_known(owner: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(known))}"
+            raise OptionError(f"{owner} has no option {name!r}: {hint}")
+
+
+def check_overrides(overrides: Any) -> Overrides:
+    wanted = "overrides must be a list of (pattern, options), such as [('*.bias', dict(weight_decay=0))]"
+    require(isinstance(overrides, (list, tuple)), f"{wanted}, got {overrides!r}")
+    for entry in overrides:
+        pair = isinstance(entry, (list, tuple)) and len(entry) == 2 and isinstance(entry[1], Mapping)
+        require(pair, f"{wanted}, got the entry {entry!r}")
+        chooses = isinstance(entry[0], (str, re.Pattern)) or callable(entry[0])
+        require(chooses, f"a pattern must be a glob, a compiled regular expression or a function, got {entry[0]!r}")
+    return tuple(overrides)
+
+
+def matches(pattern: Pattern, name: str, parameter: Any) -> bool:
+    if isinstance(pattern, str):
+        return fnmatch.fnmatchcase(name, pattern)
+    if isinstance(pattern, re.Pattern):
+        return pattern.search(name) is not None
+    return bool(pattern(name, parameter))
+
+
+def plain(value: Any) -> Any:
+    """Numbers of array libraries as Python's own, which never widen what they multiply."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(plain, value))
+    if type(value).__name__ in ("bool_", "bool") and type(value).__module__ == "numpy":
+        return bool(value)
+    if type(value) in (bool, int, float) or isinstance(value, Annealed):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    return value
