@@ -1,0 +1,33 @@
+"""Settings that hold for all tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+# tests that compare float64 need jax to have it, before jax is imported anywhere
+os.environ.setdefault("JAX_ENABLE_X64", "1")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+try:
+    from hypothesis import settings
+except ImportError:  # environments with one framework only run without it
+    pass
+else:
+    settings.register_profile(
+        "thalweg", deadline=None, print_blob=True, max_examples=40, derandomize=bool(os.environ.get("CI"))
+    )
+    settings.load_profile("thalweg")
+
+
+def has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for module in ("torch", "jax"):
+        if has(module):
+            continue
+        config.addinivalue_line("markers", f"without_{module}: {module} is not installed")

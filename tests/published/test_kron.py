@@ -1,0 +1,116 @@
+"""Kron equals kron-torch under ``variant="kron_torch"``, with the noise made equal.
+
+kron-torch draws from torch's generator, solves in float32, and lets its damping noise leak into
+the update. The first two are replaced by ours for the comparison, the third is pinned below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from published.compare import error, ours, problem, torch_peer
+from published.peers import peer
+from tolerances import FLOAT64
+
+from thalweg.numpy import Kron
+from thalweg.rules.noise import normal, tensor_id
+from thalweg.spaces import numpy as xp
+
+SHAPES = [(12, 10), (7, 16), (9,), (5, 4, 6)]
+
+
+@contextlib.contextmanager
+def our_noise(kron_torch: Any, monkeypatch: pytest.MonkeyPatch, *, leak: bool) -> Iterator[list[int]]:
+    """Within: kron-torch draws our noise, in the order of its parameters, and solves in float64."""
+    import torch
+
+    step, calls = [0], [0]
+    calculate = kron_torch._calc_A_and_conjB
+
+    def randn_like(x: torch.Tensor) -> torch.Tensor:
+        name = f"p{calls[0] % len(SHAPES)}"
+        calls[0] += 1
+        return torch.tensor(normal(xp, x.numpy(), seed=0, tensor=tensor_id(name), t=step[0]))
+
+    def solve(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.solve_triangular(a, x.reshape(-1, x.size(-1)), upper=True, left=False).reshape_as(x)
+
+    monkeypatch.setattr(torch, "randn_like", randn_like)
+    monkeypatch.setattr(kron_torch, "_solve_triangular_right", solve)
+    if not leak:
+        monkeypatch.setattr(kron_torch, "_calc_A_and_conjB", lambda expr, g, q: calculate(expr, g.clone(), q))
+    with torch.compiler.set_stance("force_eager"):
+        yield step
+
+
+def kron_torch_run(monkeypatch: pytest.MonkeyPatch, *, leak: bool = False, **options: Any) -> tuple[list, list, list]:
+    kron_torch = peer("kron_torch.kron")
+    params, grads = problem(SHAPES)
+
+    def make(p: list) -> Any:
+        import torch
+
+        optimizer = kron_torch.Kron(
+            p, lr=0.01, precond_dtype=torch.float64, preconditioner_update_probability=1.0, **options
+        )
+        optimizer.rng.random = lambda: 1.0  # never balance: that leaves the preconditioner as it is
+        return optimizer
+
+    with our_noise(kron_torch, monkeypatch, leak=leak) as step:
+        return params, grads, torch_peer(make, params, grads, before=lambda _, t: step.__setitem__(0, t))
+
+
+@pytest.mark.parametrize(
+    ("options", "published"),
+    [
+        pytest.param({}, {}, id="defaults"),
+        pytest.param(dict(momentum=0.5, precond_lr=0.3), dict(b1=0.5, precond_lr=0.3), id="numbers"),
+        pytest.param(
+            dict(weight_decay=0.1, overrides=[("p2", dict(weight_decay=0.0))]),
+            dict(weight_decay=0.1),
+            id="weight decay",
+        ),
+        pytest.param(dict(whiten="gradient"), dict(momentum_into_precond_update=False), id="whiten the gradient"),
+        pytest.param(dict(init_scale=2.0), dict(precond_init_scale=2.0), id="initial scale"),
+        pytest.param(dict(max_size_dense=10), dict(max_size_triangular=10), id="large axes diagonal"),
+        pytest.param(dict(max_skew=1.0), dict(memory_save_mode="smart_one_diag"), id="one-sided"),
+        pytest.param(dict(max_size_dense=0), dict(memory_save_mode="all_diag"), id="all diagonal"),
+        pytest.param(dict(merge=None), dict(merge_dims=False), id="one factor for each axis"),
+    ],
+)
+def test_equals_kron_torch(
+    options: dict, published: dict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    params, grads, theirs = kron_torch_run(monkeypatch, **published)
+    optimizer = Kron(lr=0.01, variant="kron_torch", **{"precond_update_probability": 1.0, **options})
+    assert error(ours(optimizer, params, grads), theirs, params) < FLOAT64
+
+
+class TestIntendedDifferences:
+    def test_kron_torch_leaks_its_damping_noise_into_the_update(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        params, grads, leaking = kron_torch_run(monkeypatch, leak=True)
+        mine = ours(Kron(lr=0.01, variant="kron_torch", precond_update_probability=1.0), params, grads)
+        assert 1e-5 < error(mine, leaking, params) < 1e-2
+
+    def test_kron_torch_fails_on_a_scalar(self) -> None:
+        kron_torch, torch = peer("kron_torch.kron"), peer("torch")
+        with torch.compiler.set_stance("force_eager"), pytest.raises(RuntimeError):
+            torch_peer(lambda p: kron_torch.Kron(p), [np.array(1.0)], [[np.array(2.0)]])
+        assert ours(Kron(lr=0.1, variant="kron_torch"), [np.array(1.0)], [[np.array(2.0)]])[0] < 1.0
+
+    def test_kron_torch_counts_whole_steps_between_refreshes(self) -> None:
+        """At a probability of 0.4 it refreshes every third step; ours two steps in five."""
+        optimizer = Kron(lr=0.1, precond_update_probability=0.4)
+        p, refreshed = np.ones((3, 3)), []
+        for t in range(20):
+            optimizer.update("p", p, np.eye(3) + t)
+            refreshed.append(optimizer.stats()["p"]["refreshed"])
+        assert sum(refreshed) == 8
+
+    def test_kron_torch_merges_convolutions_by_a_signed_difference(self) -> None:
+        """(256, 128, 3, 3) becomes 98304 x 3 there, and the most square matrix here."""
+        assert Kron(lr=1.0)._settings.base.rule.sizes((256, 128, 3, 3)) == (256, 1152)

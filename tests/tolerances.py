@@ -1,0 +1,20 @@
+"""The only place where a tolerance may be written.
+
+An error is the largest difference over the largest displacement of the parameter, unless a name
+here says otherwise. Where bits must be equal, tests compare with ``==`` and need nothing from here.
+"""
+
+from __future__ import annotations
+
+#: Two float64 computations of one formula, after tens of steps.
+FLOAT64 = 1e-11
+#: The same in float32, after 20 steps.
+FLOAT32 = 2e-5
+#: float64 of optax.adafactor: it computes the decay of squares in float32.
+OPTAX_ADAFACTOR = 2e-7
+#: One step of one formula in float64, in another order of operations.
+ONE_STEP_FLOAT64 = 1e-13
+#: Spaces against the numpy reference, relative to the size of each array.
+SPACE = {"float64": 1e-11, "float32": 2e-5}
+#: Monte Carlo averages of 20,000 draws.
+MONTE_CARLO = 0.03
