@@ -97,6 +97,6 @@ class KronOptions(CommonOptions, total=False):
     merge: Literal["matrix", "squeeze"] | None
     init_scale: float | None
     damping: Schedulable
-    relative_damping: Schedulable
+    relative_damping: Schedulable | None
     damping_mode: Literal["noise", "expected"]
     lipschitz_beta: Schedulable

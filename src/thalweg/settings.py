@@ -78,11 +78,15 @@ class Setting:
     def scheduled(self) -> dict[str, Callable[[Any], Any]]:
         return {f.name: getattr(self.rule, f.name) for f in fields(self.rule) if callable(getattr(self.rule, f.name))}
 
+    @cached_property
+    def settled(self) -> Rule:
+        return self.rule.for_storage(self.handling.precond_dtype or self.handling.state_dtype)
+
     def rule_at(self, t: Any) -> Rule:
         """The rule with every schedule replaced by its value at step t, checked."""
         if not self.scheduled:
-            return self.rule
-        rule = replace(self.rule, **{name: plain(schedule(t)) for name, schedule in self.scheduled.items()})
+            return self.settled
+        rule = replace(self.settled, **{name: plain(schedule(t)) for name, schedule in self.scheduled.items()})
         rule.validate()
         return rule
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Value
@@ -30,6 +30,8 @@ from thalweg.rules.rule import Noise, Rule, Update
 from thalweg.rules.schedules import Annealed
 
 ANNEALED = Annealed()
+#: Distance from 1 to the next larger number.
+ROUNDING = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 #: Factors and the smoothed norms of their gradients, one of each for every axis.
 Factors = tuple[list[A], list[A]]
 
@@ -67,8 +69,9 @@ class Kron(Rule):
     init_scale: float | None = 1.0
     #: Standard deviation of the noise added to what is whitened; bounds P by 1 / damping.
     damping: Scalar = 1e-9
-    #: The same in units of the mean magnitude of what is whitened.
-    relative_damping: Scalar = 2.0**-23
+    #: The same in units of the mean magnitude of what is whitened; None takes the rounding
+    #: error of the factors, so that directions without gradient never lose themselves in it.
+    relative_damping: Scalar | None = None
     #: Draw that noise, or add its expectation ("expected").
     damping_mode: Literal["noise", "expected"] = "noise"
     #: Memory of the smoothed norms; 0 takes each norm as it comes.
@@ -100,8 +103,10 @@ class Kron(Rule):
         super().validate()
         check_number("precond_lr", self.precond_lr, low=0.0, high=1.0)
         check_fraction("momentum", self.momentum)
-        for name in ("weight_decay", "eps", "damping", "relative_damping"):
+        for name in ("weight_decay", "eps", "damping"):
             check_number(name, getattr(self, name), low=0.0)
+        if self.relative_damping is not None:
+            check_number("relative_damping", self.relative_damping, low=0.0)
         for name in ("clip", "max_skew", "init_scale"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), low=0.0, open_low=True)
@@ -138,6 +143,11 @@ class Kron(Rule):
 
     def kind(self, shape: Shape) -> Hashable:
         return shape
+
+    def for_storage(self, dtype: str | None) -> Kron:
+        if self.relative_damping is not None:
+            return self
+        return replace(self, relative_damping=ROUNDING.get(dtype or "", ROUNDING["float32"]))
 
     # ---- how a parameter is seen
 
@@ -250,7 +260,8 @@ class Kron(Rule):
         if self.init_scale is None:
             started = self.scaled_to(xp, factors, norms, y, largest)
         (magnitude,) = xp.means((xp.abs(y), own))
-        strength = self.damping + self.relative_damping * magnitude
+        relative = ROUNDING["float32"] if self.relative_damping is None else self.relative_damping
+        strength = self.damping + relative * magnitude
         probe = None
         if self.damping_mode == "noise":
             assert noise is not None

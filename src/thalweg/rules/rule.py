@@ -87,6 +87,10 @@ class Rule(ABC):
     def needs_noise(self) -> bool:
         return False
 
+    def for_storage(self, dtype: str | None) -> Rule:
+        """The rule as it is best for factors stored in this dtype; None: as they are computed."""
+        return self
+
     def kind(self, shape: Shape) -> Hashable:
         """Tensors whose shapes are of equal kind may be stepped together as one list."""
         return len(shape) if self.stacked_axes else ()
