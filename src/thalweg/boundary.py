@@ -95,7 +95,8 @@ def advance(
         chance = uniform(xp, wide, seed=handling.seed, tensor=tensor, t=t, stream=ROUNDING_STREAM)
         new = rounded_stochastically(xp, new, dtype, chance)
     new = xp.astype(new, dtype)
-    state = {key: xp.astype(entry, storage(key, dtype, handling)) for key, entry in update.state.items()}
+    # in the order of the old state: a program compiled for one step serves the next
+    state = {key: xp.astype(update.state[key], storage(key, dtype, handling)) for key in s}
     if handling.on_nonfinite == "propagate":
         return Advance(new, state, None, update.stats)
 

@@ -149,11 +149,15 @@ class Settings:
                 setting = combined(setting, options)
         return setting, matched
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every option, as it holds where no override applies."""
+        kinds: tuple[Rule | Handling, ...] = (self.base.rule, self.base.handling)
+        return {f.name: getattr(part, f.name) for part in kinds for f in fields(part)}
+
     def changed(self) -> dict[str, Any]:
         """The options that differ from the defaults, the variant's included."""
-        kinds: tuple[Rule | Handling, ...] = (self.base.rule, self.base.handling)
-        every = {f.name: (getattr(part, f.name), f.default) for part in kinds for f in fields(part)}
-        return {name: value for name, (value, default) in every.items() if value != default}
+        return {name: value for name, value in self.options.items() if value != self.default(name)}
 
 
 def option_names(rule: type[Rule]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -102,13 +103,11 @@ def pairs(params: Any, grads: Any) -> list[tuple[Name, Any, Any]]:
 
 
 def check_apart(arrays: Mapping[Name, Arr]) -> None:
-    """Two names for one array would step it twice."""
-    seen: dict[int, Name] = {}
-    for name, x in arrays.items():
-        if x.size == 0:
-            continue
-        other = seen.setdefault(x.__array_interface__["data"][0], name)
-        if other != name:
+    """Parameters that share memory would be stepped twice there."""
+    spans = [(x.__array_interface__["data"][0], name, x.nbytes) for name, x in arrays.items() if x.size]
+    starts = sorted(spans, key=lambda span: span[0])
+    for (start, other, length), (following, name, _) in itertools.pairwise(starts):
+        if following < start + length:
             raise ParameterError(
-                f"parameters {other!r} and {name!r} are the same memory: pass it once, with the sum of the gradients"
+                f"parameters {other!r} and {name!r} share memory: pass it once, with the sum of the gradients"
             )

@@ -26,6 +26,10 @@ def read_state(
     """Learning rate, iteration, and (step, entries) by name; checked, and copied."""
     if not isinstance(saved, Mapping) or any(key not in saved for key in KEYS):
         raise StateError(f"this is not a state_dict() of thalweg.numpy: it must have the keys {', '.join(KEYS)}")
+    if not isinstance(saved["layout"], int) or not isinstance(saved["state"], Mapping):
+        raise StateError(
+            "this state_dict() is damaged: its layout must be a whole number and its state a mapping by name"
+        )
     if saved["layout"] > LAYOUT:
         raise StateError(
             f"this state has layout {saved['layout']}, and this version reads up to {LAYOUT}: update thalweg"

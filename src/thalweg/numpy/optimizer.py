@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from thalweg.arrays import Shape, State
+from thalweg.arrays import Shape
 from thalweg.boundary import Advance, advance, first_state
 from thalweg.errors import NonFiniteError, OptionError, ParameterError, StateError, UnusedOverrideWarning
 from thalweg.numpy.arrays import Arr, Name, check_apart, check_name, checked_pair, pairs
-from thalweg.numpy.checkpoints import LAYOUT, read_file, read_state, write_file
+from thalweg.numpy.memory import Memory, Tracked
 from thalweg.rules import RULES
-from thalweg.rules.checks import check_number
+from thalweg.rules.checks import check_flag, check_number
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Overrides, Setting, Settings, option_names, plain
 from thalweg.spaces import numpy as xp
@@ -26,19 +25,6 @@ from thalweg.spaces import numpy as xp
 #: A number, a function of the step (counted from 1), or None where the rule has its own.
 Rate: TypeAlias = "float | Callable[[int], float] | None"
 Self = TypeVar("Self", bound="Optimizer")
-
-
-@dataclass
-class Tracked:
-    """What the optimizer knows of one parameter."""
-
-    state: State[Arr]
-    step: int = 0
-    #: None until the parameter is seen (again): after its state was loaded, or options changed.
-    setting: Setting | None = None
-    shape: Shape | None = None
-    stats: dict[str, Any] = field(default_factory=dict)
-    skipped: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,14 +41,12 @@ class Job:
     lr_scale: float
 
 
-class Optimizer:
+class Optimizer(Memory):
     """Steps numpy arrays in place, name by name or a whole model at once.
 
     The four optimizers derive from it; its methods are theirs. Override :meth:`lr_scale` for
     learning rates by name that a list of patterns cannot express.
     """
-
-    rule_name: ClassVar[str]
 
     def __init__(
         self,
@@ -73,15 +57,14 @@ class Optimizer:
         global_step: bool = False,
         **options: Any,
     ) -> None:
-        self._settings = Settings(self.rule_name, options, variant, overrides)
-        if not isinstance(global_step, bool):
-            raise OptionError(f"global_step must be True or False, got {global_step!r}")
-        self._global_step = global_step
-        self._lr: Rate = None
-        self._tracked: dict[Name, Tracked] = {}
+        super().__init__()
+        self._configure(lr, global_step, Settings(self.rule_name, options, variant, overrides))
+
+    def _configure(self, lr: Rate, global_step: bool, settings: Settings) -> None:
+        check_flag("global_step", global_step)
+        check_dtypes(settings)
+        self._settings, self._global_step = settings, global_step
         self._matched: set[int] = set()
-        #: How many iterations have ended; the step of all parameters under ``global_step=True``.
-        self.iteration = 0
         self.lr = lr
 
     # ---- options
@@ -100,8 +83,7 @@ class Optimizer:
     @property
     def options(self) -> dict[str, Any]:
         """Every option of the rule and around it, as it holds where no override applies."""
-        base = self._settings.base
-        return {f.name: getattr(part, f.name) for part in (base.rule, base.handling) for f in fields(part)}
+        return self._settings.options
 
     def with_options(self: Self, **options: Any) -> Self:
         """A copy, state included, with some options changed; ``with_lr(x)`` and the like do the same for one."""
@@ -109,10 +91,9 @@ class Optimizer:
         lr = options.pop("lr", self._lr)
         variant = options.pop("variant", self._settings.variant)
         overrides = options.pop("overrides", self._settings.overrides)
-        changed._global_step = options.pop("global_step", self._global_step)
-        changed._settings = Settings(self.rule_name, {**self._settings.given, **options}, variant, overrides)
-        changed._matched = set()
-        changed.lr = lr
+        global_step = options.pop("global_step", self._global_step)
+        settings = Settings(self.rule_name, {**self._settings.given, **options}, variant, overrides)
+        changed._configure(lr, global_step, settings)
         for tracked in changed._tracked.values():
             tracked.setting = None
         return changed
@@ -173,14 +154,15 @@ class Optimizer:
         else:
             for job in jobs:
                 self._commit(job, self._computed(job, scale))
+        self.end_iteration()
 
     def end_iteration(self) -> None:
-        """Say that all parameters have been stepped once.
+        """Say that every parameter has had its :meth:`update`.
 
-        Steps are counted for each parameter, so that this is needed only under
-        ``global_step=True``, where this count is the step of all parameters.
+        Each parameter counts its own steps, so that nothing depends on this, but under
+        ``global_step=True``: there it begins the next step of all. :meth:`step` calls it itself.
         """
-        self.iteration += 1
+        self.iteration += self._global_step
 
     def _job(self, name: Name, weights: Any, gradient: Any, shape: Shape | None, lr_scale: float) -> Job:
         check_name(name)
@@ -266,66 +248,7 @@ class Optimizer:
             shown = ", ".join(map(repr, unused))
             warnings.warn(f"overrides that match no parameter: {shown}", UnusedOverrideWarning, stacklevel=3)
 
-    # ---- state
-
-    @property
-    def state(self) -> dict[Name, dict[str, Arr]]:
-        """The state of every parameter stepped so far, under the keys of checkpoints."""
-        return {name: {"step": np.array(known.step), **known.state} for name, known in self._tracked.items()}
-
-    @property
-    def num_parameters(self) -> int:
-        """How many parameters have been stepped."""
-        return len(self._tracked)
-
-    @property
-    def skipped(self) -> dict[Name, int]:
-        """How often each parameter was left alone under ``on_nonfinite="skip"``."""
-        return {name: known.skipped for name, known in self._tracked.items()}
-
-    def stats(self) -> dict[Name, dict[str, Any]]:
-        """What the last step of each parameter computed on its way: trust ratios, norms, clipping."""
-
-        def shown(value: Any) -> Any:
-            array = np.asarray(value)
-            return array.item() if array.size == 1 else array.squeeze()
-
-        return {name: {key: shown(v) for key, v in known.stats.items()} for name, known in self._tracked.items()}
-
-    def clear_state(self) -> None:
-        """Forget every parameter, and the count of iterations."""
-        self._tracked, self._matched, self.iteration = {}, set(), 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs, as plain values and copies of arrays."""
-        lr = None if callable(self._lr) else self._lr
-        return {
-            "layout": LAYOUT,
-            "optimizer": self.rule_name,
-            "lr": lr,
-            "iteration": self.iteration,
-            "state": copy.deepcopy(self.state),
-        }
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a saved state. On any error nothing is changed.
-
-        A learning rate that was a number is restored too, unless this optimizer's is a function.
-        """
-        present = {name: known.state for name, known in self._tracked.items()}
-        lr, iteration, saved = read_state(state_dict, self.rule_name, present)
-        if lr is not None and not callable(self._lr):
-            self.lr = lr
-        self._tracked = {name: Tracked(entries, step) for name, (step, entries) in saved.items()}
-        self.iteration = iteration
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write ``state_dict()`` to an ``.npz`` or ``.safetensors`` file, without pickle."""
-        write_file(path, self.state_dict())
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """``load_state_dict`` from a file written by :meth:`save`."""
-        self.load_state_dict(read_file(path))
+    # ---- copies
 
     def copy(self: Self) -> Self:
         """An independent optimizer with the same options and state."""
@@ -343,3 +266,15 @@ class Optimizer:
         if self._global_step:
             given["global_step"] = True
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+
+def check_dtypes(settings: Settings) -> None:
+    """Say now, and not at the first step, that a dtype needs a package that is not there."""
+    for options in (settings.options, *(options for _, options in settings.overrides)):
+        for name in ("state_dtype", "momentum_dtype", "precond_dtype"):
+            try:
+                xp.named_dtype(options.get(name) or "float32")
+            except ImportError:
+                raise OptionError(
+                    f"{name}={options[name]!r} needs a package that is missing: pip install ml_dtypes"
+                ) from None

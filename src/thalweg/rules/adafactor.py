@@ -113,7 +113,7 @@ class Adafactor(Rule):
             super().validate_lr(lr)
 
     def idle(self, lr: Scalar | None) -> dict[str, str]:
-        idle: dict[str, str] = {}
+        idle = super().idle(lr)
         if not self.is_relative(lr):
             idle["warmup_init"] = "relative_step=True"
         elif self.warmup_init:

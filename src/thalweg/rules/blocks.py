@@ -15,9 +15,9 @@ def one_minus_power(xp: Space[A], b: Scalar, t: Scalar) -> Scalar:
     return -xp.expm1(t * xp.log(b))
 
 
-def ratio_where(xp: Space[A], valid: Truth, above: Scalar, below: Scalar, otherwise: Scalar) -> Scalar:
-    """above / below where valid, else ``otherwise``; nothing is ever divided by zero."""
-    return xp.where(valid, above / xp.where(valid, below, 1.0), otherwise)
+def ratio_unless(xp: Space[A], undefined: Truth, above: Scalar, below: Scalar, otherwise: Scalar) -> Scalar:
+    """above / below, or ``otherwise`` where that is undefined; nothing is ever divided by zero."""
+    return xp.where(undefined, otherwise, above / xp.where(undefined, 1.0, below))
 
 
 def clip(xp: Space[A], x: Value, bounds: tuple[Scalar, Scalar]) -> Value:

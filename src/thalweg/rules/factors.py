@@ -16,6 +16,11 @@ def is_diagonal(xp: Space[A], q: A) -> bool:
     return len(xp.shape(q)) == 2
 
 
+def per_slice(xp: Space[A], x: A, like: A) -> A:
+    """One number for each slice, (b,), shaped so that it multiplies ``like``."""
+    return xp.reshape(x, (xp.shape(like)[0], *[1] * (len(xp.shape(like)) - 1)))
+
+
 def transposed(xp: Space[A], x: A) -> A:
     return xp.swapaxes(x, -2, -1)
 
@@ -123,4 +128,4 @@ def balance(xp: Space[A], factors: Sequence[A]) -> list[A]:
     for size in sizes:
         logs = logs + xp.log(xp.reshape(size, (xp.shape(size)[0],)))
     mean = xp.exp(logs / len(factors))
-    return [q * (xp.reshape(mean, xp.shape(size)) / size) for q, size in zip(factors, sizes, strict=True)]
+    return [q * (per_slice(xp, mean, q) / size) for q, size in zip(factors, sizes, strict=True)]

@@ -12,28 +12,15 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Value
+from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
 from thalweg.rules.blocks import average, clip, is_zero, one_minus_power
 from thalweg.rules.checks import check_choice, check_count, check_fraction, check_number, require
-from thalweg.rules.factors import (
-    apply,
-    apply_inverse_transpose,
-    balance,
-    gram,
-    is_diagonal,
-    norm_bound,
-    precondition,
-    rotate_to_symmetric,
-    transposed,
-)
+from thalweg.rules.factors import precondition
+from thalweg.rules.refresh import ROUNDING, Factors, refreshed
 from thalweg.rules.rule import Noise, Rule, Update
 from thalweg.rules.schedules import Annealed
 
 ANNEALED = Annealed()
-#: Distance from 1 to the next larger number.
-ROUNDING = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-#: Factors and the smoothed norms of their gradients, one of each for every axis.
-Factors = tuple[list[A], list[A]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +201,7 @@ class Kron(Rule):
 
         old = self.unpack(xp, s, seen)
         y = xp.reshape(x if self.whiten == "momentum" else g, seen)
-        factors, norms = xp.cond(due, lambda: self.refresh(xp, *old, y, noise), lambda: old)
+        factors, norms = xp.cond(due, lambda: refreshed(xp, self, *old, y, noise), lambda: old)
         for i, (q, norm) in enumerate(zip(factors, norms, strict=True)):
             state[f"Q_{i}"] = xp.reshape(q, xp.shape(s[f"Q_{i}"]))
             state[f"L_{i}"] = xp.reshape(norm, xp.shape(s[f"L_{i}"]))
@@ -246,119 +233,3 @@ class Kron(Rule):
             factors.append(xp.reshape(s[f"Q_{i}"], (batch, n) if diagonal else (batch, n, n)))
             norms.append(xp.reshape(s[f"L_{i}"], (batch, 1) if diagonal else (batch, 1, 1)))
         return factors, norms
-
-    def refresh(self, xp: Space[A], factors: list[A], norms: list[A], y: A, noise: Noise[A] | None) -> Factors[A]:
-        """One step of every factor towards whitening y. Nothing learned is lost to a bad y.
-
-        A slice of y that is all zero teaches nothing, and a step that ends in NaN or infinity
-        is not taken.
-        """
-        batch, *sizes = xp.shape(y)
-        own = tuple(range(1, len(sizes) + 1))
-        largest = xp.amax(xp.abs(y), own)
-        started = factors
-        if self.init_scale is None:
-            started = self.scaled_to(xp, factors, norms, y, largest)
-        (magnitude,) = xp.means((xp.abs(y), own))
-        relative = ROUNDING["float32"] if self.relative_damping is None else self.relative_damping
-        strength = self.damping + relative * magnitude
-        probe = None
-        if self.damping_mode == "noise":
-            assert noise is not None
-            probe = xp.reshape(noise(), xp.shape(y))
-            y = y + strength * probe
-
-        grams = self.equilibrium(xp, started, y, probe, strength)
-        stepped = [self.stepped(xp, q, norm, *pair) for q, norm, pair in zip(started, norms, grams, strict=True)]
-        new_factors, new_norms = balance(xp, [q for q, _ in stepped]), [norm for _, norm in stepped]
-
-        total: Scalar = 0.0
-        for x in (*new_factors, *new_norms):
-            total = total + xp.reshape(xp.sums((x, tuple(range(1, len(xp.shape(x))))))[0], (batch,))
-        good = xp.isfinite(total) & xp.reshape(largest > 0, (batch,))
-
-        def keep_old_unless_good(new: A, old: A) -> Value:
-            return xp.where(xp.reshape(good, (batch, *[1] * (len(xp.shape(new)) - 1))), new, old)
-
-        return (
-            [keep_old_unless_good(*pair) for pair in zip(new_factors, factors, strict=True)],
-            [keep_old_unless_good(*pair) for pair in zip(new_norms, norms, strict=True)],
-        )
-
-    def scaled_to(self, xp: Space[A], factors: list[A], norms: list[A], y: A, largest: Scalar) -> list[A]:
-        """Before the first refresh: give Q the scale (mean of y**4)**(-1/8) that whitens y."""
-        batch, unit = xp.shape(y)[0], xp.where(largest > 0, largest, 1.0)
-        small = y / unit
-        (fourth,) = xp.means((small * small * small * small, tuple(range(1, len(xp.shape(y))))))
-        scale = (fourth + (self.damping / unit) ** 4) ** -0.125 * unit**-0.5
-        scale = xp.reshape(scale ** (1 / len(factors)), (batch,))
-        first = xp.reshape(norms[0], (batch,)) <= 0
-
-        def scaled(q: A) -> Value:
-            ones = (batch, *[1] * (len(xp.shape(q)) - 1))
-            return xp.where(xp.reshape(first, ones), q * xp.reshape(scale, ones), q)
-
-        return [scaled(q) for q in factors]
-
-    def equilibrium(
-        self, xp: Space[A], factors: list[A], y: A, probe: A | None, strength: Scalar
-    ) -> list[tuple[A, Scalar]]:
-        """For each axis the two sides that are equal once y is white.
-
-        "eq" compares Q y with Q^-T of white noise; the other geometries compare P y with the
-        noise's own expectation, so that no inverse is needed.
-        """
-        diagonals = [is_diagonal(xp, q) for q in factors]
-        if self.geometry == "eq":
-            assert probe is not None
-            a, b = apply(xp, factors, y), apply_inverse_transpose(xp, factors, probe)
-            return [(gram(xp, a, i, diagonal=d), gram(xp, b, i, diagonal=d)) for i, d in enumerate(diagonals)]
-        white = precondition(xp, factors, y)
-        left = [gram(xp, white, i, diagonal=d) for i, d in enumerate(diagonals)]
-        if self.damping_mode == "expected":
-            left = [a + b for a, b in zip(left, expected_damping(xp, factors, strength), strict=True)]
-        sizes = xp.shape(y)[1:]
-        return [(a, math.prod(sizes) / max(1, n)) for a, n in zip(left, sizes, strict=True)]
-
-    def stepped(self, xp: Space[A], q: A, norm: A, left: A, right: Scalar) -> tuple[A, A]:
-        """A factor after one step that brings left closer to right, and its smoothed norm."""
-        size = norm_bound(xp, left + right) if self.geometry == "eq" else norm_bound(xp, left) + right
-        norm = xp.maximum(average(norm, size, 1 - self.lipschitz_beta), size)
-        rate = self.precond_lr / xp.maximum(norm, self.eps)
-        if is_diagonal(xp, q):
-            gain = rate * (left - right)
-            return q * (1 - gain if self.geometry != "quad" else (1 - gain / 2) * (1 - gain / 2)), norm
-        if self.geometry == "eq":
-            return q - rate * xp.matmul(xp.upper(left - right), q), norm
-        if self.geometry == "procrustes":
-            return rotate_to_symmetric(xp, q - rate * (xp.matmul(left, q) - right * q)), norm
-        half = rate / 2  # (1 - e) q (1 - e) with e = half (left - right), made symmetric again
-        q = q - half * (xp.matmul(left, q) - right * q)
-        q = q - half * (xp.matmul(q, left) - right * q)
-        return (q + transposed(xp, q)) / 2, norm
-
-
-def expected_damping(xp: Space[A], factors: list[A], strength: Scalar) -> list[A]:
-    """What white noise of this strength adds to each gram matrix of P y, on average.
-
-    For axis i: strength**2 * P_i**2 * product over the other axes j of trace(P_j**2).
-    """
-    batch = xp.shape(factors[0])[0]
-    squares, traces = [], []
-    for q in factors:
-        if is_diagonal(xp, q):
-            squares.append(q * q * q * q)
-            (trace,) = xp.sums((squares[-1], (1,)))
-        else:
-            p = xp.matmul(transposed(xp, q), q)
-            squares.append(xp.matmul(p, p))
-            (trace,) = xp.sums(Squares(p, (1, 2)))
-        traces.append(xp.reshape(trace, (batch,)))
-    strength = xp.reshape(strength, (batch,))
-    added = []
-    for i, square in enumerate(squares):
-        weight = strength * strength
-        for j, trace in enumerate(traces):
-            weight = weight * trace if j != i else weight
-        added.append(square * xp.reshape(weight, (batch, *[1] * (len(xp.shape(square)) - 1))))
-    return added

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from thalweg.arrays import A, Scalar, Space, Squares, State
-from thalweg.rules.blocks import clip, one_minus_power, ratio_where
+from thalweg.rules.blocks import clip, one_minus_power, ratio_unless
 from thalweg.rules.checks import check_bounds, check_choice, check_flag, check_fraction, check_number, check_pair
 from thalweg.rules.rule import Noise, Rule, Update
 
@@ -55,7 +55,8 @@ class LAMB(Rule):
         check_choice("weight_decay_mode", self.weight_decay_mode, "in_update", "decoupled", "l2")
 
     def idle(self, lr: Scalar | None) -> dict[str, str]:
-        return {} if self.trust else dict.fromkeys(("trust_clip", "phi", "always_adapt"), "trust=True")
+        idle = super().idle(lr)
+        return idle if self.trust else idle | dict.fromkeys(("trust_clip", "phi", "always_adapt"), "trust=True")
 
     def init(self, xp: Space[A], p: A) -> State[A]:
         return {"exp_avg": xp.zeros_like(p), "exp_avg_sq": xp.zeros_like(p)}
@@ -102,7 +103,7 @@ class LAMB(Rule):
         """The trust ratio, from the two norms; 1 where either is zero."""
         if self.phi is not None:
             p_norm = clip(xp, p_norm, self.phi)
-        ratio = ratio_where(xp, xp.minimum(p_norm, u_norm) > 0, p_norm, u_norm, 1.0)
+        ratio = ratio_unless(xp, xp.minimum(p_norm, u_norm) <= 0, p_norm, u_norm, 1.0)
         if self.trust_clip is not None:
             ratio = clip(xp, ratio, self.trust_clip)
         return ratio if self.always_adapt else xp.where(self.weight_decay != 0, ratio, 1.0)

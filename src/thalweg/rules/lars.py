@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from thalweg.arrays import A, Scalar, Space, Squares, State
-from thalweg.rules.blocks import is_zero, ratio_where
+from thalweg.rules.blocks import is_zero, ratio_unless
 from thalweg.rules.checks import check_choice, check_flag, check_fraction, check_number
 from thalweg.rules.rule import Noise, Rule, Update
 
@@ -55,7 +55,7 @@ class LARS(Rule):
             check_number("zero_ratio", self.zero_ratio, low=0.0)
 
     def idle(self, lr: Scalar | None) -> dict[str, str]:
-        idle: dict[str, str] = {}
+        idle = super().idle(lr)
         if not self.trust:
             idle |= dict.fromkeys(
                 ("trust_coefficient", "eps", "norm_mode", "clip", "zero_ratio", "always_adapt"), "trust=True"
@@ -100,13 +100,11 @@ class LARS(Rule):
     def ratio(self, xp: Space[A], p_norm: Scalar, g_norm: Scalar, lr: Scalar) -> Scalar:
         """The trust ratio, from the two norms."""
         decay_norm = self.weight_decay * p_norm if self.norm_mode == "paper" else 0.0
-        valid = xp.minimum(p_norm, g_norm) > 0
         above, below = self.trust_coefficient * p_norm, g_norm + decay_norm + self.eps
+        least = xp.minimum(p_norm, g_norm)  # a norm that is NaN is not zero: the ratio is NaN as well
         if self.clip:
             # min(ratio / lr, 1), with no division by an lr of 0
-            above, below = xp.minimum(above, lr * below), below * lr
-            valid = valid & (below > 0)
-        ratio = ratio_where(
-            xp, valid, above, below, self.trust_coefficient if self.zero_ratio == "eta" else self.zero_ratio
-        )
+            above, below, least = xp.minimum(above, lr * below), below * lr, xp.minimum(least, lr)
+        zero_ratio = self.trust_coefficient if self.zero_ratio == "eta" else self.zero_ratio
+        ratio = ratio_unless(xp, least <= 0, above, below, zero_ratio)
         return ratio if self.always_adapt else xp.where(self.weight_decay != 0, ratio, 1.0)

@@ -81,7 +81,7 @@ class Rule(ABC):
 
     def idle(self, lr: Scalar | None) -> dict[str, str]:
         """Options that have no effect beside the others, each with what would give it one."""
-        return {}
+        return {"precond_dtype": "Kron, which alone has factors"}
 
     @property
     def needs_noise(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from thalweg.arrays import Axes, Scalar, Shape, Squares, Term, Truth, count, is_number
+from thalweg.arrays import Axes, Scalar, Shape, Squares, Term, Truth, Value, count, is_number
 from thalweg.spaces import torch as single
 
 R = TypeVar("R")
@@ -150,12 +150,17 @@ floor = _lifted(single.floor)
 isfinite = _lifted(single.isfinite)
 maximum = _lifted(single.maximum)
 minimum = _lifted(single.minimum)
-where = _lifted(single.where)
 upper = _lifted(single.upper)
 matmul = _lifted(single.matmul)
 solve = _lifted(single.solve)
 largest_column = _lifted(single.largest_column)
 zeros_like = _lifted(single.zeros_like)
+
+
+def where(condition: Truth, x: Value, y: Value) -> Value:
+    if isinstance(condition, bool):
+        return x if condition else y
+    return _apply(single.where, condition, x, y)
 
 
 def shape(x: Any) -> Shape:

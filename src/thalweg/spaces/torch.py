@@ -82,7 +82,7 @@ def minimum(x: Scalar, y: Scalar) -> Scalar:
 
 
 def spacing(x: Arr, digits: int, lowest: int) -> Arr:
-    return torch.ldexp(x.new_ones(()), torch.clamp(torch.frexp(x)[1], min=lowest) - digits)
+    return torch.ldexp(torch.ones_like(x), torch.clamp(torch.frexp(x)[1], min=lowest) - digits)
 
 
 def where(condition: Truth, x: Scalar, y: Scalar) -> Scalar:

@@ -1,0 +1,100 @@
+"""What an optimizer remembers of its parameters, and how that is saved and restored."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from thalweg.arrays import Shape, State
+from thalweg.numpy.arrays import Arr, Name
+from thalweg.numpy.checkpoints import LAYOUT, read_file, read_state, write_file
+from thalweg.settings import Setting
+
+
+@dataclass
+class Tracked:
+    """What the optimizer knows of one parameter."""
+
+    state: State[Arr]
+    step: int = 0
+    #: None until the parameter is seen (again): after its state was loaded, or options changed.
+    setting: Setting | None = None
+    shape: Shape | None = None
+    stats: dict[str, Any] = field(default_factory=dict)
+    skipped: int = 0
+
+
+class Memory:
+    """State by parameter, and the count of iterations."""
+
+    rule_name: ClassVar[str]
+    lr: Any
+
+    def __init__(self) -> None:
+        self._tracked: dict[Name, Tracked] = {}
+        #: How many iterations have ended, counted under ``global_step=True`` alone.
+        self.iteration = 0
+
+    @property
+    def state(self) -> dict[Name, dict[str, Arr]]:
+        """The state of every parameter stepped so far, under the keys of checkpoints."""
+        return {name: {"step": np.array(known.step), **known.state} for name, known in self._tracked.items()}
+
+    @property
+    def num_parameters(self) -> int:
+        """How many parameters have been stepped."""
+        return len(self._tracked)
+
+    @property
+    def skipped(self) -> dict[Name, int]:
+        """How often each parameter was left alone under ``on_nonfinite="skip"``."""
+        return {name: known.skipped for name, known in self._tracked.items()}
+
+    def stats(self) -> dict[Name, dict[str, Any]]:
+        """What the last step of each parameter computed on its way: trust ratios, norms, clipping."""
+
+        def shown(value: Any) -> Any:
+            array = np.asarray(value)
+            return array.item() if array.size == 1 else array.squeeze()
+
+        return {name: {key: shown(v) for key, v in known.stats.items()} for name, known in self._tracked.items()}
+
+    def clear_state(self) -> None:
+        """Forget every parameter, and the count of iterations."""
+        self._tracked, self.iteration = {}, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs, as plain values and copies of arrays."""
+        lr = None if callable(self.lr) else self.lr
+        return {
+            "layout": LAYOUT,
+            "optimizer": self.rule_name,
+            "lr": lr,
+            "iteration": self.iteration,
+            "state": copy.deepcopy(self.state),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a saved state. On any error nothing is changed.
+
+        A learning rate that was a number is restored too, unless this optimizer's is a function.
+        """
+        present = {name: known.state for name, known in self._tracked.items()}
+        lr, iteration, saved = read_state(state_dict, self.rule_name, present)
+        if lr is not None and not callable(self.lr):
+            self.lr = lr
+        self._tracked = {name: Tracked(entries, step) for name, (step, entries) in saved.items()}
+        self.iteration = iteration
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write ``state_dict()`` to an ``.npz`` or ``.safetensors`` file, without pickle."""
+        write_file(path, self.state_dict())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """``load_state_dict`` from a file written by :meth:`save`."""
+        self.load_state_dict(read_file(path))

@@ -1,0 +1,142 @@
+"""One refresh of Kron's factors: a step of each towards whitening what it is shown."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from thalweg.arrays import A, Scalar, Space, Squares
+from thalweg.rules.blocks import average
+from thalweg.rules.factors import (
+    apply,
+    apply_inverse_transpose,
+    balance,
+    gram,
+    is_diagonal,
+    norm_bound,
+    per_slice,
+    precondition,
+    rotate_to_symmetric,
+    transposed,
+)
+from thalweg.rules.rule import Noise
+
+if TYPE_CHECKING:
+    from thalweg.rules.kron import Kron
+
+#: Factors and the smoothed norms of their gradients, one of each for every axis.
+Factors = tuple[list[A], list[A]]
+#: Distance from 1 to the next larger number.
+ROUNDING = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+def refreshed(xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, noise: Noise[A] | None) -> Factors[A]:
+    """One step of every factor towards whitening y. Nothing learned is lost to a bad y.
+
+    A slice of y that is all zero teaches nothing, and a step that ends in NaN or infinity
+    is not taken.
+    """
+    batch, *sizes = xp.shape(y)
+    own = tuple(range(1, len(sizes) + 1))
+    largest = xp.amax(xp.abs(y), own)
+    started = factors
+    if rule.init_scale is None:
+        started = scaled_to(xp, rule, factors, norms, y, largest)
+    (magnitude,) = xp.means((xp.abs(y), own))
+    relative = ROUNDING["float32"] if rule.relative_damping is None else rule.relative_damping
+    strength = rule.damping + relative * magnitude
+    probe = None
+    if rule.damping_mode == "noise":
+        assert noise is not None
+        probe = xp.reshape(noise(), xp.shape(y))
+        y = y + strength * probe
+
+    grams = equilibrium(xp, rule, started, y, probe, strength)
+    stepped = [one_step(xp, rule, q, norm, *pair) for q, norm, pair in zip(started, norms, grams, strict=True)]
+    new_factors, new_norms = balance(xp, [q for q, _ in stepped]), [norm for _, norm in stepped]
+
+    total: Scalar = 0.0
+    for x in (*new_factors, *new_norms):
+        total = total + xp.reshape(xp.sums((x, tuple(range(1, len(xp.shape(x))))))[0], (batch,))
+    good = xp.isfinite(total) & xp.reshape(largest > 0, (batch,))
+
+    def kept(new: list[A], old: list[A]) -> list[A]:
+        return [xp.where(per_slice(xp, good, a), a, b) for a, b in zip(new, old, strict=True)]
+
+    return kept(new_factors, factors), kept(new_norms, norms)
+
+
+def scaled_to(xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, largest: Scalar) -> list[A]:
+    """Before the first refresh: give Q the scale (mean of y**4)**(-1/8) that whitens y."""
+    batch, unit = xp.shape(y)[0], xp.where(largest > 0, largest, 1.0)
+    small = y / unit
+    (fourth,) = xp.means((small * small * small * small, tuple(range(1, len(xp.shape(y))))))
+    scale = (fourth + (rule.damping / unit) ** 4) ** -0.125 * unit**-0.5
+    scale = xp.reshape(scale ** (1 / len(factors)), (batch,))
+    first = xp.reshape(norms[0], (batch,)) <= 0
+    return [xp.where(per_slice(xp, first, q), q * per_slice(xp, scale, q), q) for q in factors]
+
+
+def equilibrium(
+    xp: Space[A], rule: Kron, factors: list[A], y: A, probe: A | None, strength: Scalar
+) -> list[tuple[A, Scalar]]:
+    """For each axis the two sides that are equal once y is white.
+
+    "eq" compares Q y with Q^-T of white noise; the other geometries compare P y with the
+    noise's own expectation, so that no inverse is needed.
+    """
+    diagonals = [is_diagonal(xp, q) for q in factors]
+    if rule.geometry == "eq":
+        assert probe is not None
+        a, b = apply(xp, factors, y), apply_inverse_transpose(xp, factors, probe)
+        return [(gram(xp, a, i, diagonal=d), gram(xp, b, i, diagonal=d)) for i, d in enumerate(diagonals)]
+    white = precondition(xp, factors, y)
+    left = [gram(xp, white, i, diagonal=d) for i, d in enumerate(diagonals)]
+    if rule.damping_mode == "expected":
+        left = [a + b for a, b in zip(left, expected_damping(xp, factors, strength), strict=True)]
+    sizes = xp.shape(y)[1:]
+    return [(a, math.prod(sizes) / max(1, n)) for a, n in zip(left, sizes, strict=True)]
+
+
+def one_step(xp: Space[A], rule: Kron, q: A, norm: A, left: A, right: Scalar) -> tuple[A, A]:
+    """A factor after one step that brings left closer to right, and its smoothed norm."""
+    size = norm_bound(xp, left + right) if rule.geometry == "eq" else norm_bound(xp, left) + right
+    norm = xp.maximum(average(norm, size, 1 - rule.lipschitz_beta), size)
+    rate = rule.precond_lr / xp.maximum(norm, rule.eps)
+    if is_diagonal(xp, q):
+        gain = rate * (left - right)
+        return q * (1 - gain if rule.geometry != "quad" else (1 - gain / 2) * (1 - gain / 2)), norm
+    if rule.geometry == "eq":
+        return q - rate * xp.matmul(xp.upper(left - right), q), norm
+    if rule.geometry == "procrustes":
+        return rotate_to_symmetric(xp, q - rate * (xp.matmul(left, q) - right * q)), norm
+    half = rate / 2  # (1 - e) q (1 - e) with e = half (left - right), made symmetric again
+    q = q - half * (xp.matmul(left, q) - right * q)
+    q = q - half * (xp.matmul(q, left) - right * q)
+    return (q + transposed(xp, q)) / 2, norm
+
+
+def expected_damping(xp: Space[A], factors: list[A], strength: Scalar) -> list[A]:
+    """What white noise of this strength adds to each gram matrix of P y, on average.
+
+    For axis i: strength**2 * P_i**2 * product over the other axes j of trace(P_j**2).
+    """
+    batch = xp.shape(factors[0])[0]
+    squares, traces = [], []
+    for q in factors:
+        if is_diagonal(xp, q):
+            squares.append(q * q * q * q)
+            (trace,) = xp.sums((squares[-1], (1,)))
+        else:
+            p = xp.matmul(transposed(xp, q), q)
+            squares.append(xp.matmul(p, p))
+            (trace,) = xp.sums(Squares(p, (1, 2)))
+        traces.append(xp.reshape(trace, (batch,)))
+    strength = xp.reshape(strength, (batch,))
+    added = []
+    for i, square in enumerate(squares):
+        weight = strength * strength
+        for j, trace in enumerate(traces):
+            weight = weight * trace if j != i else weight
+        added.append(square * per_slice(xp, weight, square))
+    return added

@@ -1,0 +1,176 @@
+"""One row for each rule: what its options are tried with, what is refused, what it can do.
+
+Tests that hold for every rule are made from this table, so that a new rule is tested by its row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from thalweg import rules
+from thalweg.rules import Annealed, Rule
+
+
+@dataclass(frozen=True)
+class Case:
+    rule: type[Rule]
+    #: A learning rate with which steps are of moderate size.
+    lr: float | None
+    #: Options to try, under a description.
+    options: dict[str, dict[str, Any]]
+    #: Options that are refused, each with a part of what is said about it.
+    refused: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.rule.__name__
+
+
+SHAPES = [(), (1,), (7,), (1, 5), (6, 1), (6, 4), (4, 6), (9, 9), (3, 4, 5), (2, 3, 3, 2)]
+
+NUMBERS = [
+    (dict(weight_decay=-0.1), "weight_decay must be a finite number >= 0, got -0.1"),
+    (dict(weight_decay=float("nan")), "weight_decay must be a finite number >= 0, got nan"),
+    (dict(weight_decay=float("inf")), "weight_decay must be a finite number"),
+    (dict(weight_decay="0.1"), "weight_decay must be a finite number >= 0, got '0.1'"),
+    (dict(weight_decay=True), "weight_decay must be a finite number"),
+    (dict(weight_decay=None), "weight_decay must be a finite number"),
+    (dict(stacked_axes=-1), "stacked_axes must be a whole number >= 0, got -1"),
+    (dict(stacked_axes=0.5), "stacked_axes must be a whole number"),
+]
+
+LARS = Case(
+    rules.LARS,
+    lr=5.0,
+    options={
+        "defaults": {},
+        "weight decay": dict(weight_decay=0.1),
+        "nesterov": dict(nesterov=True),
+        "no momentum": dict(momentum=0.0),
+        "combined norms": dict(norm_mode="combined", weight_decay=0.1, eps=0.1),
+        "lr outside": dict(momentum_mode="lr_outside"),
+        "LARC": dict(clip=True, trust_coefficient=2.0),
+        "only with decay": dict(always_adapt=False, weight_decay=0.1),
+        "SGD": dict(trust=False),
+        "eta for zeros": dict(zero_ratio="eta"),
+    },
+    refused=[
+        *NUMBERS,
+        (dict(momentum=1.0), "momentum must be a finite number >= 0 and < 1, got 1.0"),
+        (dict(trust_coefficient=0.0), "trust_coefficient must be a finite number > 0, got 0.0"),
+        (dict(eps=-1e-8), "eps must be"),
+        (dict(nesterov=1), "nesterov must be True or False, got 1"),
+        (dict(trust="no"), "trust must be True or False"),
+        (dict(norm_mode="papers"), "norm_mode must be one of 'paper', 'combined', got 'papers'"),
+        (dict(momentum_mode="inside"), "momentum_mode must be one of"),
+        (dict(zero_ratio="eat"), "zero_ratio must be"),
+    ],
+)
+
+LAMB = Case(
+    rules.LAMB,
+    lr=0.02,
+    options={
+        "defaults": {},
+        "weight decay": dict(weight_decay=0.1),
+        "decoupled": dict(weight_decay=0.1, weight_decay_mode="decoupled"),
+        "l2": dict(weight_decay=0.1, weight_decay_mode="l2"),
+        "no bias correction": dict(bias_correction=False),
+        "no averaging": dict(grad_averaging=False),
+        "bounded": dict(trust_clip=(0.01, 10.0), phi=(0.0, 3.0)),
+        "only with decay": dict(always_adapt=False),
+        "AdamW": dict(trust=False, weight_decay=0.1),
+        "eps_root": dict(eps_root=1e-3, betas=(0.5, 0.7)),
+        "no memory": dict(betas=(0.0, 0.0)),
+    },
+    refused=[
+        *NUMBERS,
+        (dict(betas=(1.0, 0.9)), "betas[0] must be a finite number >= 0 and < 1, got 1.0"),
+        (dict(betas=(0.9, -0.1)), "betas[1] must be"),
+        (dict(betas=0.9), "betas must be a pair of numbers, got 0.9"),
+        (dict(betas=(0.9, 0.99, 0.999)), "betas must be a pair"),
+        (dict(eps=-1.0), "eps must be"),
+        (dict(bias_correction="yes"), "bias_correction must be True or False"),
+        (dict(trust_clip=(2.0, 1.0)), "trust_clip must be (low, high) with low < high, got (2.0, 1.0)"),
+        (dict(phi=(-1.0, 1.0)), "phi[0] must be"),
+        (dict(weight_decay_mode="decouple"), "weight_decay_mode must be one of 'in_update', 'decoupled', 'l2'"),
+    ],
+)
+
+ADAFACTOR = Case(
+    rules.Adafactor,
+    lr=0.05,
+    options={
+        "defaults": {},
+        "factored": dict(min_dim_size_to_factor=2),
+        "last two axes": dict(min_dim_size_to_factor=2, factor_dims="last2"),
+        "matrices only": dict(min_dim_size_to_factor=2, only_2d=True),
+        "momentum": dict(min_dim_size_to_factor=2, momentum=0.9),
+        "momentum before lr": dict(momentum=0.9, momentum_mode="before_lr"),
+        "weight decay": dict(weight_decay=0.1),
+        "decay by lr": dict(weight_decay=0.1, weight_decay_mode="lr"),
+        "independent decay": dict(weight_decay=0.01, weight_decay_mode="independent"),
+        "clamped": dict(min_dim_size_to_factor=2, eps=(1e-3, 1e-3), eps_mode="clamp"),
+        "no clip": dict(clip_threshold=None, beta2_cap=0.5),
+        "relative with cap": dict(relative_step=True, scale_parameter=False),
+        "offset": dict(decay_offset=3),
+    },
+    refused=[
+        *NUMBERS,
+        (dict(beta2_decay=0), "beta2_decay must not be 0"),
+        (dict(eps=1e-30), "eps must be a pair"),
+        (dict(eps=(-1.0, 1e-3)), "eps[0] must be"),
+        (dict(clip_threshold=0.0), "clip_threshold must be a finite number > 0, got 0.0"),
+        (dict(relative_step="yes"), "relative_step must be one of None, True, False"),
+        (dict(scale_parameter=None), "scale_parameter must be one of True, False, 'relative'"),
+        (dict(momentum=1.5), "momentum must be"),
+        (dict(beta2_cap=1.0), "beta2_cap must be"),
+        (dict(decay_offset=-1), "decay_offset must be"),
+        (dict(min_dim_size_to_factor=1.5), "min_dim_size_to_factor must be a whole number"),
+        (dict(factor_dims="first2"), "factor_dims must be one of"),
+        (dict(factored=0), "factored must be True or False"),
+    ],
+)
+
+KRON = Case(
+    rules.Kron,
+    lr=0.02,
+    options={
+        "defaults": {},
+        "both sides dense": dict(max_skew=None),
+        "quad": dict(geometry="quad", max_skew=None),
+        "triangular": dict(geometry="eq", max_skew=None),
+        "psgd": dict(**rules.Kron.VARIANTS["psgd"], weight_decay=0.1),
+        "kron_torch": dict(rules.Kron.VARIANTS["kron_torch"]),
+        "expected damping": dict(damping_mode="expected", damping=0.1, max_skew=None),
+        "now and then": dict(precond_update_probability=0.4),
+        "annealed": dict(precond_update_probability=Annealed(high=0.8, low=0.1, decay=0.3, flat=2)),
+        "a factor for each axis": dict(merge=None, max_skew=None),
+        "squeezed": dict(merge="squeeze", max_skew=None),
+        "diagonal": dict(max_size_dense=0),
+        "scaled to the first gradient": dict(init_scale=None),
+        "no momentum": dict(momentum=0.0, clip=None),
+        "decoupled": dict(weight_decay=0.1, weight_decay_mode="decoupled"),
+    },
+    refused=[
+        *NUMBERS,
+        (dict(precond_lr=-0.1), "precond_lr must be a finite number >= 0 and <= 1, got -0.1"),
+        (dict(momentum=1.0), "momentum must be"),
+        (dict(clip=0.0), "clip must be a finite number > 0"),
+        (dict(eps=-1.0), "eps must be"),
+        (dict(precond_update_probability=1.5), "precond_update_probability must be"),
+        (dict(geometry="EQ"), "geometry must be one of 'procrustes', 'quad', 'eq', got 'EQ'"),
+        (dict(max_size_dense=-1), "max_size_dense must be a whole number"),
+        (dict(max_skew=0.0), "max_skew must be"),
+        (dict(merge="flat"), "merge must be one of"),
+        (dict(whiten="momentum"), "whiten='momentum' needs momentum_mode='ema'"),
+        (dict(geometry="eq", damping_mode="expected"), "damping_mode='expected' needs geometry"),
+        (dict(lipschitz_beta=1.0), "lipschitz_beta must be"),
+    ],
+)
+
+CASES = [LARS, LAMB, ADAFACTOR, KRON]
+#: (case, description, options) for every set of options of every rule.
+OPTIONS = [(case, description, options) for case in CASES for description, options in case.options.items()]
+OPTION_IDS = [f"{case.name}-{description}" for case, description, _ in OPTIONS]

@@ -1,0 +1,123 @@
+"""Random numbers by place: well distributed, independent, and the same wherever they are made."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tolerances import FLOAT64, SPACE
+
+from thalweg.rules.noise import bits, mix, normal, tensor_id, uniform
+from thalweg.spaces import numpy as xp
+
+LIKE = np.zeros((200, 500))
+KEY = dict(seed=0, tensor=tensor_id("layer"), t=1)
+
+
+def test_mixing_loses_nothing() -> None:
+    h = mix(np.arange(2**20, dtype=np.uint64))
+    assert len(np.unique(h)) == 2**20
+    assert h.max() < 2**32
+
+
+def test_uniform_fills_the_interval_evenly() -> None:
+    u = uniform(xp, LIKE, **KEY).ravel()
+    assert 0 < u.min() < 1e-4
+    assert 1 - 1e-4 < u.max() < 1
+    counts = np.histogram(u, bins=100, range=(0, 1))[0]
+    chi_square = np.square(counts - 1000).sum() / 1000
+    assert 60 < chi_square < 150  # 99 degrees of freedom
+
+
+def test_normal_has_the_moments_of_a_normal() -> None:
+    x = normal(xp, LIKE, **KEY).ravel()
+    n = x.size
+    for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs(np.mean(x**power) - moment) < 5 * np.sqrt(variance / n)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [dict(t=2), dict(t=1001), dict(seed=1), dict(tensor=tensor_id("other")), dict(tensor=tensor_id("layer") ^ 1)],
+    ids=str,
+)
+def test_steps_seeds_and_tensors_are_independent(other: dict) -> None:
+    x, y = normal(xp, LIKE, **KEY).ravel(), normal(xp, LIKE, **{**KEY, **other}).ravel()
+    spread = 5 / np.sqrt(x.size)
+    assert abs(np.mean(x * y)) < spread
+    for shift in (1, 2, 500):  # nor is one the other, moved
+        assert abs(np.mean(x[shift:] * y[:-shift])) < spread
+        assert abs(np.mean(y[shift:] * y[:-shift])) < spread
+
+
+def test_the_two_streams_are_independent() -> None:
+    u, v = (uniform(xp, LIKE, **KEY, stream=stream).ravel() - 0.5 for stream in (0, 1))
+    assert abs(np.mean(u * v)) < 5 / 12 / np.sqrt(u.size)
+
+
+def test_a_tensor_gets_the_same_numbers_in_parts_as_whole() -> None:
+    """Position is all that counts, so that a shard that knows its place draws its part of the whole."""
+
+    class LastRows:
+        def __getattr__(self, name: str) -> object:
+            return getattr(xp, name)
+
+        def positions(self, like: np.ndarray) -> tuple:
+            low, high = xp.positions(LIKE)
+            return low[-len(like) :], high[-len(like) :]
+
+    whole = normal(xp, LIKE, **KEY)
+    assert (normal(LastRows(), LIKE[-30:], **KEY) == whole[-30:]).all()
+
+
+def test_positions_beyond_32_bits_do_not_repeat() -> None:
+    class Far:
+        def positions(self, like: np.ndarray) -> tuple:
+            low, high = xp.positions(like)
+            return low, high + np.uint64(1)
+
+    near, far = (bits(space, LIKE, **KEY) for space in (xp, Far()))
+    assert np.mean(near == far) < 1e-4
+
+
+def test_names_and_numbers_are_different_tensors() -> None:
+    assert len({tensor_id(name) for name in ("1", 1, "01", "layer.0", "layer.1", 0)}) == 6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_space_draws_the_same(dtype: str) -> None:
+    like = np.zeros((7, 11), dtype)
+    reference_bits, reference = bits(xp, like, **KEY), normal(xp, like, **KEY)
+    for framework in ("torch", "jax"):
+        try:
+            space, to = other_space(framework)
+        except ImportError:
+            continue
+        assert (np.asarray(bits(space, to(like), **KEY)) == reference_bits).all()
+        drawn = np.asarray(normal(space, to(like), **KEY))
+        assert drawn.dtype == dtype
+        assert np.abs(drawn - reference).max() < SPACE[dtype]
+        # a traced or stored step counts as the number itself
+        step = to(np.array(1))
+        assert (np.asarray(bits(space, to(like), **{**KEY, "t": step})) == reference_bits).all()
+
+
+def other_space(framework: str) -> tuple:
+    if framework == "torch":
+        import torch
+
+        from thalweg.spaces import torch as space
+
+        return space, torch.from_numpy
+    import jax.numpy as jnp
+
+    from thalweg.spaces import jax as space
+
+    return space, jnp.asarray
+
+
+def test_float32_and_float64_draw_the_same_numbers() -> None:
+    wide, narrow = (normal(xp, np.zeros(1000, dtype), **KEY) for dtype in ("float64", "float32"))
+    assert narrow.dtype == np.float32
+    assert np.abs(wide - narrow).max() < SPACE["float32"]
+    assert (uniform(xp, np.zeros(1000), **KEY) == uniform(xp, np.zeros(1000, np.float32), **KEY)).all()
+    assert np.abs(wide).max() > FLOAT64

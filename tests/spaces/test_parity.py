@@ -1,0 +1,165 @@
+"""Every space against the numpy reference: one rule source, the same parameters and the same state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import OPTION_IDS, OPTIONS, Case
+from drive import gradients, run
+from tolerances import SPACE
+
+from thalweg.boundary import advance, first_state
+from thalweg.settings import Handling
+
+STEPS = 10
+SHAPES = [(), (7,), (6, 4), (4, 9), (3, 4, 5), (6, 1)]
+
+
+def agree(case: Case, options: dict, dtype: str, **other: Any) -> None:
+    """Run on the reference and on another space; compare parameters and every state entry."""
+    to, back = other.pop("to"), other.pop("back", np.asarray)
+    rule = case.rule(**options)
+    for shape in other.pop("shapes", SHAPES):
+        p, grads = gradients(shape, STEPS, dtype=dtype)
+        reference = run(rule, p, grads, lr=case.lr)
+        result = run(rule, to(p), [to(g) for g in grads], lr=case.lr, **other)
+        compare(reference, (back(result[0]), {key: back(entry) for key, entry in result[1].items()}), dtype, shape)
+
+
+def compare(reference: tuple, result: tuple, dtype: str, shape: tuple) -> None:
+    (p, s), (q, r) = reference, result
+    assert q.dtype == dtype
+    assert s.keys() == r.keys()
+    for key, (a, b) in {"p": (p, q), **{key: (s[key], r[key]) for key in s}}.items():
+        assert a.shape == b.shape, (key, shape)
+        assert a.dtype == b.dtype, (key, shape)
+        assert np.abs(a - b).max(initial=0) <= SPACE[dtype] * max(1.0, np.abs(a).max(initial=0)), (key, shape)
+
+
+EVERY = pytest.mark.parametrize(("case", "description", "options"), OPTIONS, ids=OPTION_IDS)
+DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32"])
+
+
+@EVERY
+@DTYPES
+def test_torch(case: Case, description: str, options: dict, dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    from thalweg.spaces import torch as xp
+
+    agree(case, options, dtype, xp=xp, to=torch.tensor)
+
+
+@EVERY
+@DTYPES
+def test_jax_under_jit(case: Case, description: str, options: dict, dtype: str) -> None:
+    jax = pytest.importorskip("jax")
+    import jax.numpy as jnp
+
+    from thalweg.spaces import jax as xp
+
+    # compiling Kron takes seconds for each shape
+    shapes = [(6, 4)] if case.name == "Kron" else [(7,), (6, 4), (3, 4, 5)]
+    agree(case, options, dtype, xp=xp, to=jnp.asarray, step=jax.jit, count=jnp.int32, shapes=shapes)
+
+
+@EVERY
+@DTYPES
+def test_foreach(case: Case, description: str, options: dict, dtype: str) -> None:
+    """Lists of tensors of one kind but of different shapes, stepped together."""
+    torch = pytest.importorskip("torch")
+    from thalweg.spaces import foreach as xp
+
+    rule = case.rule(**options)
+    shapes = [*SHAPES, (5, 3), (8, 7), (2, 6, 3), (6, 4)]
+    for kind in sorted({repr(rule.kind(shape)) for shape in shapes}):
+        members = [(i, shape) for i, shape in enumerate(shapes) if repr(rule.kind(shape)) == kind]
+        drawn = [gradients(shape, STEPS, seed=i, dtype=dtype) for i, shape in members]
+        references = [run(rule, p, grads, lr=case.lr) for p, grads in drawn]
+        p = xp.TensorList([torch.tensor(p) for p, _ in drawn])
+        grads = [xp.TensorList([torch.tensor(g) for g in step]) for step in zip(*(g for _, g in drawn), strict=True)]
+        p, s = run(rule, p, grads, lr=case.lr, xp=xp)
+        for index, ((_, shape), reference) in enumerate(zip(members, references, strict=True)):
+            own = p.tensors[index].numpy(), {key: entry.tensors[index].numpy() for key, entry in s.items()}
+            compare(reference, own, dtype, shape)
+
+
+@EVERY
+def test_torch_compile_without_a_graph_break(case: Case, description: str, options: dict) -> None:
+    """One graph, made once, whatever the step."""
+    torch = pytest.importorskip("torch")
+    from torch._dynamo.testing import CompileCounter
+
+    from thalweg.spaces import torch as xp
+
+    rule, shape = case.rule(**options), (6, 4)
+    p, grads = gradients(shape, STEPS)
+    counter = CompileCounter()
+    torch._dynamo.reset()
+    result = run(
+        rule,
+        torch.tensor(p),
+        [torch.tensor(g) for g in grads],
+        lr=case.lr,
+        xp=xp,
+        step=lambda function: torch.compile(function, fullgraph=True, backend=counter),
+        count=torch.tensor,
+    )
+    assert counter.frame_count == 1
+    numpy_result = result[0].numpy(), {key: entry.numpy() for key, entry in result[1].items()}
+    compare(run(rule, p, grads, lr=case.lr), numpy_result, "float64", shape)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_sixteen_bits_round_alike(dtype: str, rounding: str) -> None:
+    """The same sixteen bits from every library: the random numbers are the same, and so is the rounding."""
+    pytest.importorskip("ml_dtypes")
+    from cases import LAMB
+
+    from thalweg.spaces import numpy as reference
+
+    handling = Handling(rounding=rounding, momentum_dtype="bfloat16")
+    p, grads = gradients((40, 30), 3, dtype=np.float32)
+    narrow = p.astype(reference.named_dtype(dtype))
+    expected, state = run(LAMB.rule(), narrow, grads, lr=1e-3, handling=handling)
+    assert expected.dtype.name == dtype
+    assert state["exp_avg"].dtype.name == "bfloat16"
+    assert state["exp_avg_sq"].dtype == np.float32
+    for framework in ("torch", "jax"):
+        pytest.importorskip(framework)
+        if framework == "torch":
+            import torch
+
+            from thalweg.spaces import torch as xp
+
+            start, gs = torch.tensor(p).to(getattr(torch, dtype)), [torch.tensor(g) for g in grads]
+            found = run(LAMB.rule(), start, gs, lr=1e-3, handling=handling, xp=xp)[0].float().numpy()
+        else:
+            import jax.numpy as jnp
+
+            from thalweg.spaces import jax as xp
+
+            start, gs = jnp.asarray(p).astype(dtype), [jnp.asarray(g) for g in grads]
+            found = np.asarray(run(LAMB.rule(), start, gs, lr=1e-3, handling=handling, xp=xp)[0].astype("float32"))
+        # float32 arithmetic differs in its last digit between libraries, which a rounding may amplify
+        assert np.mean(found == expected.astype(np.float32)) > 0.999
+
+
+def test_foreach_selects_tensor_by_tensor_where_schedules_differ() -> None:
+    """Two tensors, one due for a refresh and one not, in one list."""
+    torch = pytest.importorskip("torch")
+    from cases import KRON
+
+    from thalweg.spaces import foreach as xp
+
+    rule, handling = KRON.rule(precond_update_probability=0.5), Handling()
+    p = xp.TensorList([torch.ones(3, 3, dtype=torch.float64), torch.ones(3, 3, dtype=torch.float64)])
+    g = xp.TensorList([torch.eye(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)])
+    s = first_state(xp, rule, handling, p)
+    s["refresh"] = xp.TensorList([torch.tensor(0.5, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)])
+    result = advance(xp, rule, handling, p, g, s, t=1, lr=0.1, lr_scale=1.0, tensor=0)
+    due, waiting = result.state["Q_0"].tensors
+    assert not torch.equal(due, torch.eye(3, dtype=torch.float64))
+    assert torch.equal(waiting, torch.eye(3, dtype=torch.float64))
