@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-
-import pytest
 
 # tests that compare float64 need jax to have it, before jax is imported anywhere
 os.environ.setdefault("JAX_ENABLE_X64", "1")
@@ -20,14 +17,3 @@ else:
         "thalweg", deadline=None, print_blob=True, max_examples=40, derandomize=bool(os.environ.get("CI"))
     )
     settings.load_profile("thalweg")
-
-
-def has(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    for module in ("torch", "jax"):
-        if has(module):
-            continue
-        config.addinivalue_line("markers", f"without_{module}: {module} is not installed")

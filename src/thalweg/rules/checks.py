@@ -31,8 +31,9 @@ def check_number(
     """A finite number between low and high; ``open_*`` leaves that end out."""
     if not is_known(value):
         return
-    ends = [f"{'>' if open_low else '>='} {low:g}"] * (low > -math.inf)
-    ends += [f"{'<' if open_high else '<='} {high:g}"] * (high < math.inf)
+    lower = [f"{'>' if open_low else '>='} {low:g}"] if low > -math.inf else []
+    upper = [f"{'<' if open_high else '<='} {high:g}"] if high < math.inf else []
+    ends = lower + upper
     wanted = f"{name} must be a finite number{' ' if ends else ''}{' and '.join(ends)}, got {value!r}"
     require(isinstance(value, Real) and not isinstance(value, bool), wanted)
     above = value > low if open_low else value >= low

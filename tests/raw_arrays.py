@@ -1,0 +1,241 @@
+"""What the tests of the numpy front end share: rows to cross tests with, a small model, and bits to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from thalweg.errors import OptimError
+from thalweg.numpy import LAMB, LARS, Adafactor, Kron, Optimizer
+from thalweg.rules import RULES
+from thalweg.settings import Handling
+
+Make = Callable[..., Optimizer]
+Arrays = dict[str, Any]
+
+FRONT_END = {"LARS": LARS, "LAMB": LAMB, "Adafactor": Adafactor, "Kron": Kron}
+
+#: One row for each kind of state and arithmetic. Kron draws noise that matters, and refreshes now and then.
+CASES: dict[str, Make] = {
+    "LARS": partial(LARS, lr=0.5, weight_decay=0.1, trust_coefficient=0.1),
+    "LAMB": partial(LAMB, lr=0.05, weight_decay=0.1),
+    "Adafactor": partial(Adafactor),
+    "Adafactor factored": partial(Adafactor, lr=0.05, momentum=0.9, min_dim_size_to_factor=2, weight_decay=0.1),
+    "Kron": partial(Kron, lr=0.05, precond_update_probability=0.4, damping=0.1, weight_decay=0.1),
+    "Kron eq": partial(Kron, lr=0.05, variant="kron_torch", precond_update_probability=0.4, relative_damping=0.1),
+}
+every_case = pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+#: Those whose step is proportional to a given lr, without momentum of earlier rates.
+cases_with_lr = pytest.mark.parametrize(
+    "make", [make for make in CASES.values() if "lr" in make.keywords], ids=[n for n in CASES if n != "Adafactor"]
+)
+
+SHAPES = {"encoder.0.weight": (6, 5), "encoder.0.bias": (5,), "conv": (2, 3, 2, 2), "scale": (), "empty": (0, 4)}
+
+
+def model(dtype: Any = "float32", shapes: Mapping[str, tuple[int, ...]] = SHAPES, seed: int = 0) -> Arrays:
+    rng = np.random.default_rng(seed)
+    return {name: np.asarray(rng.standard_normal(shape)).astype(dtype) for name, shape in shapes.items()}
+
+
+def gradients(
+    steps: int, dtype: Any = "float32", shapes: Mapping[str, tuple[int, ...]] = SHAPES, seed: int = 1
+) -> list[Arrays]:
+    """Gradients for each step, of a size that varies from step to step."""
+    return [
+        {
+            name: np.asarray(g * (3 - t % 3)).astype(dtype)
+            for name, g in model("float64", shapes, seed=seed + 1000 * t).items()
+        }
+        for t in range(steps)
+    ]
+
+
+def train(optimizer: Optimizer, params: Any, grads: Sequence[Any]) -> Any:
+    """Step the model once for each set of gradients. Something must move."""
+    before = bits(params)
+    for step in grads:
+        optimizer.step(params, step)
+    assert bits(params) != before, "nothing moved: comparing would prove nothing"
+    return params
+
+
+def copies(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: copies(x) for name, x in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [copies(x) for x in tree]
+    return tree.copy(order="K")
+
+
+def bits(tree: Any) -> Any:
+    """Something that is equal just when shapes, dtypes and all bits are."""
+    if isinstance(tree, Mapping):
+        return {name: bits(x) for name, x in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [bits(x) for x in tree]
+    if isinstance(tree, (np.ndarray, np.generic)):
+        return tree.shape, tree.dtype.str, tree.dtype.name, tree.tobytes()
+    return repr(tree)
+
+
+def fingerprint(optimizer: Optimizer) -> Any:
+    """All of an optimizer that a step, or a failed attempt at one, could change."""
+    names = [(type(name).__name__, name) for name in optimizer.state]
+    return bits(
+        {
+            "names": names,
+            "state": optimizer.state,
+            "skipped": optimizer.skipped,
+            "iteration": optimizer.iteration,
+            "count": optimizer.num_parameters,
+            "lr": optimizer.lr,
+            "options": optimizer.options,
+            "repr": repr(optimizer),
+        }
+    )
+
+
+@contextmanager
+def refused(error: type[OptimError], match: str, optimizer: Optimizer, *arrays: Any) -> Iterator[None]:
+    """The block must raise, and must leave the optimizer and all arrays as they were."""
+    before = fingerprint(optimizer), bits(arrays)
+    with pytest.raises(error, match=match) as caught:
+        yield
+    assert type(caught.value) is error
+    assert (fingerprint(optimizer), bits(arrays)) == before
+
+
+def bfloat16() -> Any:
+    return pytest.importorskip("ml_dtypes").bfloat16
+
+
+class Other(NamedTuple):
+    """A value that is not the default, and the options beside which it has an effect."""
+
+    value: Any
+    beside: dict[str, Any] = {}  # noqa: RUF012 (read only)
+
+
+HANDLING = {
+    "maximize": Other(True),
+    "max_grad_norm": Other(0.1, dict(weight_decay=0.1)),
+    "on_nonfinite": Other("skip"),
+    "rounding": Other("stochastic"),
+    "state_dtype": Other("float16"),
+    "momentum_dtype": Other("float16", dict(momentum=0.9)),
+    "precond_dtype": Other("float16"),
+    "seed": Other(7, dict(rounding="stochastic")),
+}
+
+FACTORLESS = {option: other for option, other in HANDLING.items() if option != "precond_dtype"}
+
+#: Every option of every rule, but for that of factors where there are none; a test holds that none is missing.
+OPTIONS: dict[str, dict[str, Other]] = {
+    "LARS": {
+        **FACTORLESS,
+        "stacked_axes": Other(1),
+        "momentum": Other(0.5),
+        "weight_decay": Other(0.3),
+        "trust_coefficient": Other(0.01),
+        "eps": Other(0.5),
+        "nesterov": Other(True),
+        "trust": Other(False),
+        "always_adapt": Other(False),
+        "norm_mode": Other("combined", dict(weight_decay=0.3)),
+        "momentum_mode": Other("lr_outside"),
+        "clip": Other(True),
+        "zero_ratio": Other(0.5),
+    },
+    "LAMB": {
+        **FACTORLESS,
+        "momentum_dtype": Other("float16"),
+        "stacked_axes": Other(1),
+        "betas": Other((0.5, 0.9)),
+        "eps": Other(1.0),
+        "weight_decay": Other(0.3),
+        "bias_correction": Other(False, dict(weight_decay=0.3)),
+        "grad_averaging": Other(False, dict(weight_decay=0.3)),
+        "trust": Other(False),
+        "always_adapt": Other(False),
+        "trust_clip": Other((0.0, 0.5)),
+        "phi": Other((0.0, 0.5)),
+        "eps_root": Other(0.1),
+        "weight_decay_mode": Other("decoupled", dict(weight_decay=0.3)),
+    },
+    "Adafactor": {
+        **FACTORLESS,
+        "stacked_axes": Other(1),
+        "beta2_decay": Other(-0.5),
+        "eps": Other((0.1, 0.1)),
+        "clip_threshold": Other(0.1),
+        "weight_decay": Other(0.3),
+        "relative_step": Other(True, dict(lr=2.0)),
+        "warmup_init": Other(True, dict(lr=None)),
+        "scale_parameter": Other(False),
+        "momentum": Other(0.5),
+        "momentum_mode": Other("before_lr", dict(momentum=0.5)),
+        "weight_decay_mode": Other("independent", dict(weight_decay=0.3)),
+        "decay_offset": Other(1),
+        "beta2_cap": Other(0.1),
+        "eps_mode": Other("clamp", dict(eps=(0.1, 1e-3))),
+        "factored": Other(False, dict(variant="hf")),
+        "min_dim_size_to_factor": Other(2),
+        "factor_dims": Other("last2", dict(min_dim_size_to_factor=2)),
+        "only_2d": Other(True, dict(min_dim_size_to_factor=2)),
+    },
+    "Kron": {
+        **HANDLING,
+        "seed": Other(7, dict(damping=0.1)),
+        "stacked_axes": Other(1),
+        "precond_lr": Other(0.5),
+        "momentum": Other(0.5),
+        "momentum_mode": Other("ema"),
+        "weight_decay": Other(0.3),
+        "weight_decay_mode": Other("decoupled", dict(weight_decay=0.3)),
+        "eps": Other(100.0),
+        "clip": Other(0.1),
+        "clip_mode": Other("rms"),
+        "precond_update_probability": Other(0.3),
+        "geometry": Other("quad"),
+        "whiten": Other("momentum", dict(momentum_mode="ema")),
+        "max_size_dense": Other(3),
+        "max_skew": Other(None),
+        "merge": Other(None),
+        "init_scale": Other(2.0),
+        "damping": Other(0.1),
+        "relative_damping": Other(0.1),
+        "damping_mode": Other("expected", dict(damping=0.1)),
+        "lipschitz_beta": Other(0.1),
+    },
+}
+
+VARIANTS = [pytest.param(name, v, id=f"{name} {v}") for name, rule in RULES.items() for v in rule.VARIANTS]
+every_variant = pytest.mark.parametrize(("name", "variant"), VARIANTS)
+
+
+def option_fields(name: str) -> dict[str, Any]:
+    """The dataclass fields that are the options of an optimizer, by name."""
+    return {f.name: f for kind in (RULES[name], Handling) for f in fields(kind)}
+
+
+#: Small arrays on which every option has something to do.
+SHOWCASE = {"matrix": (4, 6), "half": (40,), "zeros": (3,), "tensor": (3, 2, 4)}
+
+
+def shown(optimizer: Optimizer, *, poisoned: bool = False) -> Any:
+    """The bits of parameters and state after two steps over the showcase."""
+    params, grads = model(shapes=SHOWCASE), gradients(2, shapes=SHOWCASE)
+    params["half"] = params["half"].astype("float16")
+    params["zeros"][...] = 0
+    if poisoned:
+        grads[1]["half"][2] = np.inf
+    for step in grads:
+        optimizer.step(params, step)
+    return bits(params), bits(optimizer.state)

@@ -1,0 +1,83 @@
+"""The house as it was meant: imports point down, and importing the package is free of surprises."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FRAMEWORKS = ("numpy", "torch", "jax", "jaxlib", "optax", "triton", "matplotlib", "rich", "ml_dtypes", "safetensors")
+
+
+def loaded_by(code: str) -> set[str]:
+    """The frameworks that a fresh interpreter has loaded after running some code."""
+    script = f"{code}\nimport sys\nprint(*(name for name in {FRAMEWORKS!r} if name in sys.modules))"
+    return set(
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "frameworks"),
+    [
+        ("import thalweg", set()),
+        ("import thalweg.rules, thalweg.settings, thalweg.boundary, thalweg.protocols, thalweg.options", set()),
+        ("import thalweg.numpy", {"numpy"}),
+        ("from thalweg.numpy import Kron; Kron(lr=0.1)", {"numpy"}),
+        ("import thalweg.race", set()),
+    ],
+)
+def test_nothing_is_loaded_that_is_not_used(code: str, frameworks: set[str]) -> None:
+    assert loaded_by(code) <= frameworks
+
+
+def test_importing_changes_no_setting_and_prints_nothing() -> None:
+    script = (
+        "import os, sys, warnings, random, threading\n"
+        "def seen(): return dict(os.environ), list(warnings.filters), random.getstate(), sys.getrecursionlimit(), threading.active_count()\n"
+        "before = seen()\n"
+        "import thalweg, thalweg.rules, thalweg.settings, thalweg.boundary\n"
+        "assert seen() == before\n"
+        "import numpy\n"
+        "before = seen(), numpy.geterr(), numpy.get_printoptions(), str(numpy.random.get_state())\n"
+        "from thalweg.numpy import Kron\n"
+        "opt = Kron(lr=0.1)\n"
+        "opt.update('w', numpy.ones((3, 3)), numpy.eye(3))\n"
+        "assert (seen(), numpy.geterr(), numpy.get_printoptions(), str(numpy.random.get_state())) == before\n"
+    )
+    result = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_imports_point_down() -> None:
+    command = shutil.which("lint-imports", path=str(Path(sys.executable).parent))
+    if command is None:
+        pytest.skip("import-linter is not installed")
+    result = subprocess.run([command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
+
+
+def test_rules_are_pure_formulas() -> None:
+    """No rule asks for a framework, a dtype, a device or a generator, or changes anything in place."""
+    for path in (ROOT / "src/thalweg/rules").glob("*.py"):
+        text = path.read_text()
+        for word in (
+            "import numpy",
+            "import torch",
+            "import jax",
+            ".device",
+            "random.",
+            " += ",
+            " -= ",
+            " *= ",
+            " /= ",
+        ):
+            assert word not in text, (path.name, word)
+
+
+def test_the_package_is_typed() -> None:
+    assert (ROOT / "src/thalweg/py.typed").exists()

@@ -1,0 +1,66 @@
+"""Names and defaults are the same everywhere: rules, front ends, types and documented tables."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thalweg import numpy as front_end
+from thalweg import options
+from thalweg.rules import RULES
+from thalweg.settings import Handling, option_names
+
+ROOT = Path(__file__).resolve().parents[1]
+NAMES = pytest.mark.parametrize("name", RULES)
+
+
+def defaults(kind: Any) -> dict[str, Any]:
+    assert all(f.default is not MISSING for f in fields(kind)), "every option has a default"
+    return {f.name: f.default for f in fields(kind)}
+
+
+def documented(page: str) -> dict[str, str]:
+    """The first table under "## Options" of a page: option and default, without their backticks."""
+    text = (ROOT / "docs" / page).read_text()
+    section = text.split("\n## Options\n", 1)[1].split("\n## ", 1)[0]
+    rows = re.findall(r"^\| `([^`|]+)`[^|]*\| `([^`|]+)`[^|]*\|", section, re.MULTILINE)
+    assert rows, page
+    return dict(rows)
+
+
+@NAMES
+def test_the_front_end_shows_every_option_with_the_default_of_its_rule(name: str) -> None:
+    shown = inspect.signature(getattr(front_end, name)).parameters
+    expected = {**defaults(RULES[name]), **defaults(Handling), "variant": None, "overrides": (), "global_step": False}
+    assert {key: p.default for key, p in shown.items() if key != "lr"} == expected
+    assert all(p.kind is p.KEYWORD_ONLY for key, p in shown.items() if key != "lr")
+
+
+@NAMES
+def test_types_for_editors_name_every_option(name: str) -> None:
+    typed = getattr(options, f"{name}Options")
+    assert set(typed.__annotations__) | set(options.CommonOptions.__annotations__) >= set(option_names(RULES[name]))
+    known = {*option_names(RULES[name]), "variant", "overrides"}
+    inherited = {key for base in (typed, options.CommonOptions) for key in base.__annotations__}
+    assert inherited == known
+
+
+@NAMES
+def test_the_page_of_a_rule_documents_every_option_with_its_default(name: str) -> None:
+    assert documented(f"{name.lower()}.md") == {key: repr(default) for key, default in defaults(RULES[name]).items()}
+
+
+def test_the_page_of_options_documents_those_that_all_have() -> None:
+    assert documented("options.md") == {key: repr(default) for key, default in defaults(Handling).items()}
+
+
+@NAMES
+def test_the_page_of_a_rule_names_every_variant(name: str) -> None:
+    text = (ROOT / "docs" / f"{name.lower()}.md").read_text()
+    for variant in RULES[name].VARIANTS:
+        assert f'"{variant}"' in text or f"`{variant}`" in text, variant

@@ -1,0 +1,67 @@
+"""Test the package in environments that have numpy only, torch only, and jax only.
+
+Each is a virtual environment of its own under .envs, kept between calls.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+#: What is installed beside numpy and pytest, and which frameworks must not be importable.
+ENVIRONMENTS = {
+    "numpy": ([], ["torch", "jax", "ml_dtypes", "matplotlib", "safetensors"]),
+    "torch": (["torch"], ["jax", "ml_dtypes"]),
+    "jax": (["jax"], ["torch"]),
+}
+
+
+def prepare(name: str, extras: list[str]) -> Path:
+    """An environment with the package, installed as users install it: not editable."""
+    folder = ROOT / ".envs" / name
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+    pip = [
+        str(python),
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+        "--constraint",
+        "constraints.txt",
+    ]
+    if "torch" in extras:
+        subprocess.run([*pip, "torch"], cwd=ROOT, check=True)
+    package = f".[{','.join(extras)}]" if extras else "."
+    subprocess.run([*pip, package, "pytest"], cwd=ROOT, check=True)
+    subprocess.run([*pip, "--force-reinstall", "--no-deps", package], cwd=ROOT, check=True)
+    return python
+
+
+def main() -> int:
+    failed = []
+    for name, (extras, absent) in ENVIRONMENTS.items():
+        sys.stdout.write(f"\n== {name} only\n")
+        sys.stdout.flush()
+        python = prepare(name, extras)
+        missing = f"import importlib.util as u; assert not any(map(u.find_spec, {absent!r}))"
+        steps = [
+            [str(python), "-c", missing],
+            [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "tests"],
+        ]
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        for step in steps:
+            if subprocess.run(step, cwd=ROOT, env=environment, check=False).returncode != 0:
+                failed.append(name)
+    sys.stdout.write(f"\nenvironments: {'FAILED: ' + ', '.join(failed) if failed else 'all passed'}\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
