@@ -100,18 +100,20 @@ def advance(
     if handling.on_nonfinite == "propagate":
         return Advance(new, state, None, update.stats)
 
-    # the written value is asked as well: float16 ends at 65504
-    finite = every(xp, xp.isfinite(xp.sums((xp.astype(new, precision), None))[0]), update.finite)
+    # what is written is asked as well: float16 ends at 65504
+    finite = every(xp, update.finite)
+    for entry in (new, *(entry for entry in state.values() if xp.dtype(entry) == "float16")):
+        finite = finite & xp.isfinite(xp.maximum(xp.amax(xp.abs(xp.astype(entry, precision)), None), 0.0))
     if handling.on_nonfinite == "skip":
         new = xp.where(finite, new, p)
         state = {key: xp.where(finite, entry, s[key]) for key, entry in state.items()}
     return Advance(new, state, finite, update.stats)
 
 
-def every(xp: Space[A], first: Truth, by_slice: Truth) -> Truth:
-    """Whether both hold, the second in every slice."""
+def every(xp: Space[A], by_slice: Truth) -> Truth:
+    """Whether something holds in every slice."""
     (failures,) = xp.sums((xp.where(by_slice, 0.0, 1.0), None))
-    return first & (failures == 0)
+    return failures == 0
 
 
 def rounded_stochastically(xp: Space[A], x: A, dtype: str, chance: A) -> Value:
@@ -120,4 +122,5 @@ def rounded_stochastically(xp: Space[A], x: A, dtype: str, chance: A) -> Value:
     So steps that are smaller than half the distance between neighbours still count.
     """
     distance = xp.spacing(x, *DIGITS[dtype])
-    return xp.floor(x / distance + chance) * distance
+    below = xp.floor(x / distance)  # exact, like the fraction above it: distances are powers of 2
+    return (below + xp.where(x / distance - below > chance, 1.0, 0.0)) * distance

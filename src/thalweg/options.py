@@ -13,8 +13,8 @@ from thalweg.rules import Annealed
 from thalweg.settings import Overrides
 
 #: A number, or a function of the step (counted from 1).
-Schedulable: TypeAlias = "float | Callable[[int], Any]"
-Pair: TypeAlias = "tuple[float, float] | Callable[[int], Any]"
+Schedulable: TypeAlias = float | Callable[[int], Any]
+Pair: TypeAlias = tuple[float, float] | Callable[[int], Any]
 DType: TypeAlias = Literal["float32", "float64", "bfloat16", "float16"]
 
 

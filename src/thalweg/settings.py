@@ -7,10 +7,11 @@ and every front end: what is known, what is valid, and what is said otherwise.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import fnmatch
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
@@ -21,7 +22,7 @@ from thalweg.rules import RULES, Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, check_number, require
 
 #: Chooses parameters: a glob, a compiled regular expression (searched), or a predicate.
-Pattern: TypeAlias = "str | re.Pattern[str] | Callable[[str, Any], bool]"
+Pattern: TypeAlias = str | re.Pattern[str] | Callable[[str, Any], bool]
 #: Ordered: where several entries match, all apply and later ones win.
 Overrides: TypeAlias = Sequence[tuple[Pattern, Mapping[str, Any]]]
 
@@ -111,31 +112,43 @@ class Settings:
             check_choice("variant", self.variant, *known.VARIANTS)
         options = {**known.VARIANTS.get(self.variant or "", {}), **given}
         object.__setattr__(self, "base", combined(Setting(known(), Handling()), options))
-        object.__setattr__(self, "overrides", tuple(map(self.checked_override, check_overrides(self.overrides))))
+        object.__setattr__(self, "overrides", tuple(self.checked_overrides()))
 
-    def checked_override(self, entry: tuple[Pattern, Mapping[str, Any]]) -> tuple[Pattern, Mapping[str, Any]]:
-        pattern, given = entry
-        options = {name: plain(value) for name, value in given.items()}
-        try:
-            for name in WHOLE_STEP:
-                require(name not in options, f"{name} concerns the whole step and cannot differ between parameters")
-            check_known(self.rule_name, options, (*option_names(RULES[self.rule_name]), "lr_scale"))
-            combined(self.base, options)
-        except OptionError as error:
-            raise OptionError(f"overrides, entry {pattern!r}: {error}") from None
-        return pattern, options
+    def checked_overrides(self) -> Iterator[tuple[Pattern, Mapping[str, Any]]]:
+        """The entries of ``overrides``, each possible by itself or after those before it."""
+        before = self.base
+        for pattern, given in check_overrides(self.overrides):
+            options = {name: plain(value) for name, value in given.items()}
+            try:
+                for name in WHOLE_STEP:
+                    require(name not in options, f"{name} concerns the whole step and cannot differ between parameters")
+                check_known(self.rule_name, options, (*option_names(RULES[self.rule_name]), "lr_scale"))
+                try:
+                    combined(self.base, options)
+                except OptionError:
+                    combined(before, options)
+            except OptionError as error:
+                raise OptionError(f"overrides, entry {pattern!r}: {error}") from None
+            with contextlib.suppress(OptionError):  # two that cannot go together may match different parameters
+                before = combined(before, options)
+            yield pattern, options
 
     def validate_lr(self, lr: Any) -> None:
-        """Check lr, and that no option beside it was given in vain."""
+        """Check lr, and that no option was given in vain: idle for the base and after every override."""
         self.base.rule.validate_lr(lr)
-        if self.overrides:  # they may well use what the base does not
-            return
-        for name, wanted in self.base.rule_at(1).idle(lr).items():
-            idle = (lr is not None) if name == "lr" else name in self.given and self.given[name] != self.default(name)
-            require(
-                not idle,
-                f"{name}={lr if name == 'lr' else self.given.get(name)!r} has no effect here: it needs {wanted}",
-            )
+        idle = self.base.rule.idle(lr)
+        for _, options in self.overrides:
+            with contextlib.suppress(OptionError):
+                used = combined(self.base, options).rule.idle(lr)
+                idle = {name: wanted for name, wanted in idle.items() if name in used}
+        for name, wanted in idle.items():
+            value = lr if name == "lr" else self.given.get(name)
+            vain = lr is not None if name == "lr" else name in self.given and value != self.without(name)
+            require(not vain, f"{name}={value!r} has no effect here: it needs {wanted}")
+
+    def without(self, name: str) -> Any:
+        """What an option is when it is not given."""
+        return RULES[self.rule_name].VARIANTS.get(self.variant or "", {}).get(name, self.default(name))
 
     def default(self, name: str) -> Any:
         return next(f.default for kind in (RULES[self.rule_name], Handling) for f in fields(kind) if f.name == name)
@@ -146,7 +159,10 @@ class Settings:
         for index, (pattern, options) in enumerate(self.overrides):
             if matches(pattern, name, parameter):
                 matched.append(index)
-                setting = combined(setting, options)
+                try:
+                    setting = combined(setting, options)
+                except OptionError as error:
+                    raise OptionError(f"parameter {name!r}, overrides, entry {pattern!r}: {error}") from None
         return setting, matched
 
     @property
@@ -224,4 +240,6 @@ def plain(value: Any) -> Any:
         return int(value)
     if isinstance(value, Real):
         return float(value)
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return value.item()
     return value

@@ -19,16 +19,23 @@ Name: TypeAlias = str | int
 SERVED = ("float32", "float64", "float16", "bfloat16")
 
 
-def check_name(name: Any) -> None:
-    if isinstance(name, bool) or not isinstance(name, (str, int, np.integer)):
-        raise ParameterError(f"a parameter's name must be a string or a whole number, got {name!r}")
+def checked_name(name: Any) -> Name:
+    """The name as Python's own string or whole number."""
+    if isinstance(name, str):
+        return str(name)
+    if isinstance(name, (int, np.integer)) and not isinstance(name, bool):
+        return int(name)
+    raise ParameterError(f"a parameter's name must be a string or a whole number, got {name!r}")
 
 
 def checked_pair(name: Name, weights: Any, gradient: Any, shape: Shape | None) -> tuple[Arr, Arr]:
     """The parameter and its gradient in the shape they are to be seen in; views, never copies."""
     check_array(f"parameter {name!r}", weights)
+    gradient = np.asarray(gradient) if isinstance(gradient, np.floating) else gradient
     check_array(f"the gradient of {name!r}", gradient)
     check_writable(name, weights)
+    # subclasses may compute in their own way; their memory is what is wanted
+    weights, gradient = weights.view(np.ndarray), gradient.view(np.ndarray)
     if shape is not None:
         weights = shaped(f"parameter {name!r}", weights, shape)
         gradient = shaped(f"the gradient of {name!r}", gradient, shape)

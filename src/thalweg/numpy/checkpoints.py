@@ -12,7 +12,7 @@ import numpy as np
 
 from thalweg.arrays import State
 from thalweg.errors import OptimError, StateError
-from thalweg.numpy.arrays import Arr, Name, check_name
+from thalweg.numpy.arrays import SERVED, Arr, Name, checked_name
 from thalweg.spaces.numpy import named_dtype
 
 #: The layout of ``state_dict()``. Newer layouts are refused by older versions.
@@ -26,28 +26,41 @@ def read_state(
     """Learning rate, iteration, and (step, entries) by name; checked, and copied."""
     if not isinstance(saved, Mapping) or any(key not in saved for key in KEYS):
         raise StateError(f"this is not a state_dict() of thalweg.numpy: it must have the keys {', '.join(KEYS)}")
-    if not isinstance(saved["layout"], int) or not isinstance(saved["state"], Mapping):
-        raise StateError(
-            "this state_dict() is damaged: its layout must be a whole number and its state a mapping by name"
-        )
-    if saved["layout"] > LAYOUT:
-        raise StateError(
-            f"this state has layout {saved['layout']}, and this version reads up to {LAYOUT}: update thalweg"
-        )
+    check_layout(saved["layout"])
+    if not isinstance(saved["state"], Mapping) or not is_count(saved["iteration"]):
+        raise StateError("this state_dict() is damaged: its state must be a mapping by name, its iteration a count")
     if saved["optimizer"] != rule_name:
         raise StateError(f"this is a state of {saved['optimizer']} and cannot be loaded into {rule_name}")
     found: dict[Name, tuple[int, State[Arr]]] = {}
     for name, entries in saved["state"].items():
-        check_name(name)
+        name = checked_name(name)
         if not isinstance(entries, Mapping) or "step" not in entries:
             raise StateError(f"the state of {name!r} must map keys to arrays and have a 'step', got {entries!r:.80}")
         arrays = {key: np.array(entry) for key, entry in entries.items() if key != "step"}
+        if not is_count(entries["step"]):
+            raise StateError(f"the step of {name!r} must be a whole number >= 0, got {entries['step']!r}")
+        for key, entry in arrays.items():
+            if entry.dtype.name not in SERVED:
+                raise StateError(f"the state of {name!r} must be of floating point: {key!r} has dtype {entry.dtype}")
         if name in present and shapes(present[name]) != shapes(arrays):
             raise StateError(
                 f"the state of {name!r} does not fit: saved are {shapes(arrays)}, present are {shapes(present[name])}"
             )
         found[name] = int(entries["step"]), arrays
     return saved["lr"], int(saved["iteration"]), found
+
+
+def check_layout(layout: Any) -> None:
+    if not isinstance(layout, int) or layout < 1:
+        raise StateError(f"the layout of a saved state must be a whole number from 1, got {layout!r}")
+    if layout > LAYOUT:
+        raise StateError(f"this state has layout {layout}, and this version reads up to {LAYOUT}: update thalweg")
+
+
+def is_count(value: Any) -> bool:
+    """Whether the value is a whole number >= 0, as Python or numpy has it."""
+    value = np.asarray(value)
+    return value.shape == () and np.issubdtype(value.dtype, np.integer) and value.item() >= 0
 
 
 def shapes(state: State[Arr]) -> dict[str, tuple[int, ...]]:
@@ -64,6 +77,7 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any]) -> N
         parameters.append({"name": name, "dtypes": {key: entry.dtype.name for key, entry in entries.items()}})
         for key, entry in entries.items():
             # bfloat16 is not a dtype that every reader of such files knows
+            entry = np.ascontiguousarray(entry).reshape(entry.shape)
             arrays[f"{index}.{key}"] = entry.view(np.uint16) if entry.dtype.name == "bfloat16" else entry
     about = {**{key: state_dict[key] for key in KEYS if key != "state"}, "parameters": parameters}
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -85,6 +99,7 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         arrays, text = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
         about = json.loads(text)
+        check_layout(about["layout"])
         state = {
             parameter["name"]: {
                 key: arrays[f"{index}.{key}"].view(named_dtype(dtype)) for key, dtype in parameter["dtypes"].items()
@@ -93,6 +108,10 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         }
     except OptimError:
         raise
+    except ImportError as error:
+        raise StateError(
+            f"{path} holds bfloat16, which needs a package that is missing: pip install ml_dtypes"
+        ) from error
     except Exception as error:
         raise StateError(f"{path} is damaged, or no state saved by thalweg.numpy: {error}") from error
     return {**about, "state": state}
@@ -115,7 +134,8 @@ def _npz_bytes(arrays: dict[str, Arr], about: str) -> bytes:
 
 
 def _read_npz(path: Path) -> tuple[dict[str, Arr], str]:
-    with np.load(path, allow_pickle=False) as file:
+    # opened here, since numpy would leave open what it takes for an archive and cannot read
+    with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
         arrays = {key: file[key] for key in file.files if key != "about"}
         return arrays, str(file["about"])
 

@@ -87,7 +87,7 @@ class Memory:
         present = {name: known.state for name, known in self._tracked.items()}
         lr, iteration, saved = read_state(state_dict, self.rule_name, present)
         if lr is not None and not callable(self.lr):
-            self.lr = lr
+            self.lr = lr  # checked there, before anything is changed
         self._tracked = {name: Tracked(entries, step) for name, (step, entries) in saved.items()}
         self.iteration = iteration
 

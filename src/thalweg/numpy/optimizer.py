@@ -14,7 +14,7 @@ import numpy as np
 from thalweg.arrays import Shape
 from thalweg.boundary import Advance, advance, first_state
 from thalweg.errors import NonFiniteError, OptionError, ParameterError, StateError, UnusedOverrideWarning
-from thalweg.numpy.arrays import Arr, Name, check_apart, check_name, checked_pair, pairs
+from thalweg.numpy.arrays import Arr, Name, check_apart, checked_name, checked_pair, pairs
 from thalweg.numpy.memory import Memory, Tracked
 from thalweg.rules import RULES
 from thalweg.rules.checks import check_flag, check_number
@@ -23,7 +23,7 @@ from thalweg.settings import Overrides, Setting, Settings, option_names, plain
 from thalweg.spaces import numpy as xp
 
 #: A number, a function of the step (counted from 1), or None where the rule has its own.
-Rate: TypeAlias = "float | Callable[[int], float] | None"
+Rate: TypeAlias = float | Callable[[int], float] | None
 Self = TypeVar("Self", bound="Optimizer")
 
 
@@ -165,7 +165,7 @@ class Optimizer(Memory):
         self.iteration += self._global_step
 
     def _job(self, name: Name, weights: Any, gradient: Any, shape: Shape | None, lr_scale: float) -> Job:
-        check_name(name)
+        name = checked_name(name)
         weights, gradient = checked_pair(name, weights, gradient, shape)
         tracked = self._tracked.get(name) or Tracked({})
         if tracked.shape not in (None, weights.shape):
@@ -173,14 +173,15 @@ class Optimizer(Memory):
         setting = tracked.setting or self._resolve(name, weights, tracked)
         t = self.iteration + 1 if self._global_step else tracked.step + 1
         lr = plain(self._lr(t)) if callable(self._lr) else self._lr
-        scale = plain(setting.lr_scale * lr_scale * self.lr_scale(name))
+        own_scale = self.lr_scale(name)
         try:
             setting.rule.validate_lr(lr)
-            check_number("lr_scale", scale, low=0.0)
+            check_number("lr_scale", lr_scale, low=0.0)
+            check_number("lr_scale(name)", own_scale, low=0.0)
             setting.rule_at(t)
         except OptionError as error:
             raise OptionError(f"parameter {name!r}, step {t}: {error}") from None
-        return Job(name, weights, gradient, tracked, setting, t, lr, scale)
+        return Job(name, weights, gradient, tracked, setting, t, lr, plain(setting.lr_scale * lr_scale * own_scale))
 
     def _resolve(self, name: Name, weights: Arr, tracked: Tracked) -> Setting:
         """Find what holds for a parameter that is new, or whose options have changed."""
@@ -189,7 +190,8 @@ class Optimizer(Memory):
             raise OptionError(
                 f"stacked_axes={setting.rule.stacked_axes}, but parameter {name!r} has shape {weights.shape}"
             )
-        state = first_state(xp, setting.rule, setting.handling, weights)
+        with np.errstate(all="ignore"):
+            state = first_state(xp, setting.rule, setting.handling, weights)
         if tracked.step == 0 and not tracked.state:
             tracked.state = state
         wanted = {key: entry.shape for key, entry in state.items()}
@@ -237,8 +239,15 @@ class Optimizer(Memory):
         limit = self._settings.base.handling.max_grad_norm
         if limit is None:
             return None
-        norm = math.sqrt(sum(float(np.square(job.gradient, dtype=np.float64).sum()) for job in jobs))
-        return 1 / max(1.0, norm / limit) if math.isfinite(norm) else math.nan
+        with np.errstate(all="ignore"):
+            squares = {job.name: float(np.square(job.gradient, dtype=np.float64).sum()) for job in jobs}
+        norm = math.sqrt(sum(squares.values()))
+        if math.isfinite(norm):
+            return 1 / max(1.0, norm / limit)
+        if self._settings.base.handling.on_nonfinite == "raise":
+            guilty = [name for name, square in squares.items() if not math.isfinite(square)]
+            raise NonFiniteError(f"gradients that are not finite, or too large to be squared: {guilty}")
+        return math.nan
 
     def _report_unused(self, complete: bool) -> None:
         """Warn, once, of overrides that matched no parameter of a whole model."""
@@ -258,14 +267,25 @@ class Optimizer(Memory):
         return self.copy()
 
     def __repr__(self) -> str:
-        idle = self._settings.base.rule_at(1).idle(self._lr)
         given: dict[str, Any] = {} if self._lr is None else {"lr": self._lr}
-        given |= {name: value for name, value in self._settings.changed().items() if name not in idle}
+        if self._settings.variant is not None:
+            given["variant"] = self._settings.variant
+        given |= self._settings.changed()
         if self._settings.overrides:
             given["overrides"] = [(pattern, dict(options)) for pattern, options in self._settings.overrides]
         if self._global_step:
             given["global_step"] = True
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+        return f"{type(self).__name__}({', '.join(f'{name}={readable(value)}' for name, value in given.items())})"
+
+
+def readable(value: Any) -> str:
+    """A representation that Python reads back."""
+    if isinstance(value, (list, tuple)):
+        inner = ", ".join(map(readable, value))
+        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {readable(v)}" for key, v in value.items()) + "}"
+    return f"float('{value}')" if isinstance(value, float) and math.isinf(value) else repr(value)
 
 
 def check_dtypes(settings: Settings) -> None:

@@ -15,8 +15,8 @@ def require(condition: bool, message: str) -> None:
 
 
 def is_known(value: Any) -> bool:
-    """Whether the value can be checked now: traced values and tensors cannot."""
-    return isinstance(value, Real) or value is None or isinstance(value, (str, bytes, list, tuple, dict, set))
+    """Whether the value can be checked now: what a framework traces, or keeps on a device, cannot."""
+    return not (hasattr(value, "dtype") and hasattr(value, "shape")) or type(value).__module__ == "numpy"
 
 
 def check_number(
@@ -70,7 +70,7 @@ def check_flag(name: str, value: Any) -> None:
 def check_choice(name: str, value: Any, *choices: Any) -> None:
     wanted = ", ".join(map(repr, choices))
     require(
-        any(value is c or (value == c and type(value) is type(c)) for c in choices),
+        any(type(value) is type(c) and value == c for c in choices),
         f"{name} must be one of {wanted}, got {value!r}",
     )
 

@@ -37,7 +37,7 @@ def dtype(x: Arr) -> str:
 
 
 def astype(x: Arr, dtype: str) -> Arr:
-    return x.astype(named_dtype(dtype), copy=False)
+    return np.asarray(x, named_dtype(dtype))  # an array, too, of the scalars that 0-d arithmetic gives
 
 
 def full(shape: Shape, value: float, like: Arr) -> Arr:
