@@ -64,7 +64,7 @@ LARS = Case(
         (dict(trust="no"), "trust must be True or False"),
         (dict(norm_mode="papers"), "norm_mode must be one of 'paper', 'combined', got 'papers'"),
         (dict(momentum_mode="inside"), "momentum_mode must be one of"),
-        (dict(zero_ratio="eat"), "zero_ratio must be"),
+        (dict(zero_ratio="eat"), "zero_ratio must be one of 'eta', got 'eat'"),
     ],
 )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,8 @@ CASES: dict[str, Make] = {
     "Kron eq": partial(Kron, lr=0.05, variant="kron_torch", precond_update_probability=0.4, relative_damping=0.1),
 }
 every_case = pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+#: Where the rule hardly matters: the simplest, and the one with most state.
+two_cases = pytest.mark.parametrize("make", [CASES["LARS"], CASES["Kron"]], ids=["LARS", "Kron"])
 #: Those whose step is proportional to a given lr, without momentum of earlier rates.
 cases_with_lr = pytest.mark.parametrize(
     "make", [make for make in CASES.values() if "lr" in make.keywords], ids=[n for n in CASES if n != "Adafactor"]
@@ -216,7 +219,12 @@ OPTIONS: dict[str, dict[str, Other]] = {
     },
 }
 
-VARIANTS = [pytest.param(name, v, id=f"{name} {v}") for name, rule in RULES.items() for v in rule.VARIANTS]
+in_bfloat16 = pytest.mark.skipif(find_spec("ml_dtypes") is None, reason="ml_dtypes is not installed")
+VARIANTS = [
+    pytest.param(name, variant, id=f"{name} {variant}", marks=in_bfloat16 if variant == "big_vision" else ())
+    for name, rule in RULES.items()
+    for variant in rule.VARIANTS
+]
 every_variant = pytest.mark.parametrize(("name", "variant"), VARIANTS)
 
 

@@ -39,7 +39,7 @@ def prepare(name: str, extras: list[str]) -> Path:
     if "torch" in extras:
         subprocess.run([*pip, "torch"], cwd=ROOT, check=True)
     package = f".[{','.join(extras)}]" if extras else "."
-    subprocess.run([*pip, package, "pytest"], cwd=ROOT, check=True)
+    subprocess.run([*pip, package, "pytest", "pytest-xdist"], cwd=ROOT, check=True)
     subprocess.run([*pip, "--force-reinstall", "--no-deps", package], cwd=ROOT, check=True)
     return python
 
@@ -53,7 +53,7 @@ def main() -> int:
         missing = f"import importlib.util as u; assert not any(map(u.find_spec, {absent!r}))"
         steps = [
             [str(python), "-c", missing],
-            [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "tests"],
+            [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "-m", "not slow", "tests"],
         ]
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         for step in steps:

@@ -136,15 +136,32 @@ class Settings:
     def validate_lr(self, lr: Any) -> None:
         """Check lr, and that no option was given in vain: idle for the base and after every override."""
         self.base.rule.validate_lr(lr)
-        idle = self.base.rule.idle(lr)
-        for _, options in self.overrides:
-            with contextlib.suppress(OptionError):
-                used = combined(self.base, options).rule.idle(lr)
-                idle = {name: wanted for name, wanted in idle.items() if name in used}
-        for name, wanted in idle.items():
-            value = lr if name == "lr" else self.given.get(name)
-            vain = lr is not None if name == "lr" else name in self.given and value != self.without(name)
-            require(not vain, f"{name}={value!r} has no effect here: it needs {wanted}")
+        given = {"lr": lr, **{name: value for name, value in self.given.items() if value != self.without(name)}}
+        self.check_effect(given, lr, self.base, *self.after_overrides())
+        for index, (pattern, options) in enumerate(self.overrides):
+            changes = {name: value for name, value in options.items() if value != self.options.get(name)}
+            try:
+                self.check_effect(changes, lr, *self.after_overrides(index))
+            except OptionError as error:
+                raise OptionError(f"overrides, entry {pattern!r}: {error}") from None
+
+    def check_effect(self, given: Mapping[str, Any], lr: Any, *settings: Setting) -> None:
+        """Refuse what has no effect in any of these settings."""
+        idles = [setting.rule.idle(lr) for setting in settings]
+        for name, value in given.items():
+            vain = value is not None and idles and all(name in idle for idle in idles)
+            require(not vain, f"{name}={value!r} has no effect here: it needs {idles[0].get(name) if idles else ''}")
+
+    def after_overrides(self, index: int | None = None) -> Iterator[Setting]:
+        """What may hold for a parameter: each entry (or the given one) alone, and after all others."""
+        entries = [options for _, options in self.overrides]
+        for options in entries if index is None else entries[index : index + 1]:
+            for earlier in ([], entries):
+                setting = self.base
+                for more in (*earlier, options):
+                    with contextlib.suppress(OptionError):  # such entries match different parameters
+                        setting = combined(setting, more)
+                yield setting
 
     def without(self, name: str) -> Any:
         """What an option is when it is not given."""
@@ -172,8 +189,8 @@ class Settings:
         return {f.name: getattr(part, f.name) for part in kinds for f in fields(part)}
 
     def changed(self) -> dict[str, Any]:
-        """The options that differ from the defaults, the variant's included."""
-        return {name: value for name, value in self.options.items() if value != self.default(name)}
+        """The options that differ from the defaults, or from those of the variant."""
+        return {n: value for n, value in self.options.items() if not self.default(n) == value == self.without(n)}
 
 
 def option_names(rule: type[Rule]) -> tuple[str, ...]:

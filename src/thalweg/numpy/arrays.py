@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ def checked_name(name: Any) -> Name:
 def checked_pair(name: Name, weights: Any, gradient: Any, shape: Shape | None) -> tuple[Arr, Arr]:
     """The parameter and its gradient in the shape they are to be seen in; views, never copies."""
     check_array(f"parameter {name!r}", weights)
-    gradient = np.asarray(gradient) if isinstance(gradient, np.floating) else gradient
+    gradient = np.asarray(gradient) if isinstance(gradient, np.generic) else gradient
     check_array(f"the gradient of {name!r}", gradient)
     check_writable(name, weights)
     # subclasses may compute in their own way; their memory is what is wanted
@@ -107,6 +108,20 @@ def pairs(params: Any, grads: Any) -> list[tuple[Name, Any, Any]]:
         kinds = f"{type(params).__name__} and {type(grads).__name__}"
         raise ParameterError(f"params and grads must be two mappings by name or two sequences, got {kinds}")
     return [(name, weights, gradient) for name, weights, gradient in triples if gradient is not None]
+
+
+def is_aliased(weights: Sequence[Arr], gradients: Sequence[Arr]) -> bool:
+    """Whether writing one parameter might change another's gradient."""
+    spans = sorted((x.__array_interface__["data"][0], x.nbytes, i) for i, x in enumerate(weights) if x.size)
+    starts = [start for start, _, _ in spans]
+    for i, gradient in enumerate(gradients):
+        low, high = np.lib.array_utils.byte_bounds(gradient) if gradient.size else (0, 0)
+        for start, length, owner in spans[
+            max(0, bisect.bisect_right(starts, low) - 1) : bisect.bisect_left(starts, high)
+        ]:
+            if owner != i and low < start + length:
+                return True
+    return False
 
 
 def check_apart(arrays: Mapping[Name, Arr]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from thalweg.arrays import Shape, State
+from thalweg.errors import OptionError, ParameterError, StateError
 from thalweg.numpy.arrays import Arr, Name
 from thalweg.numpy.checkpoints import LAYOUT, read_file, read_state, write_file
 from thalweg.settings import Setting
@@ -85,9 +86,12 @@ class Memory:
         A learning rate that was a number is restored too, unless this optimizer's is a function.
         """
         present = {name: known.state for name, known in self._tracked.items()}
-        lr, iteration, saved = read_state(state_dict, self.rule_name, present)
-        if lr is not None and not callable(self.lr):
-            self.lr = lr  # checked there, before anything is changed
+        try:
+            lr, iteration, saved = read_state(state_dict, self.rule_name, present)
+            if lr is not None and not callable(self.lr):
+                self.lr = lr  # checked there, before anything is changed
+        except (OptionError, ParameterError) as error:
+            raise StateError(f"this state_dict() is damaged: {error}") from None
         self._tracked = {name: Tracked(entries, step) for name, (step, entries) in saved.items()}
         self.iteration = iteration
 

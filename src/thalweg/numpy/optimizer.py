@@ -14,10 +14,10 @@ import numpy as np
 from thalweg.arrays import Shape
 from thalweg.boundary import Advance, advance, first_state
 from thalweg.errors import NonFiniteError, OptionError, ParameterError, StateError, UnusedOverrideWarning
-from thalweg.numpy.arrays import Arr, Name, check_apart, checked_name, checked_pair, pairs
+from thalweg.numpy.arrays import Arr, Name, check_apart, checked_name, checked_pair, is_aliased, pairs
 from thalweg.numpy.memory import Memory, Tracked
 from thalweg.rules import RULES
-from thalweg.rules.checks import check_flag, check_number
+from thalweg.rules.checks import check_flag, check_number, is_known
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Overrides, Setting, Settings, option_names, plain
 from thalweg.spaces import numpy as xp
@@ -62,7 +62,7 @@ class Optimizer(Memory):
 
     def _configure(self, lr: Rate, global_step: bool, settings: Settings) -> None:
         check_flag("global_step", global_step)
-        check_dtypes(settings)
+        check_served(settings)
         self._settings, self._global_step = settings, global_step
         self._matched: set[int] = set()
         self.lr = lr
@@ -77,7 +77,8 @@ class Optimizer(Memory):
     @lr.setter
     def lr(self, value: Rate) -> None:
         value = plain(value)
-        self._settings.validate_lr(value(1) if callable(value) else value)
+        check_plain("lr", value)
+        self._settings.validate_lr(plain(value(1)) if callable(value) else value)
         self._lr = value
 
     @property
@@ -147,8 +148,9 @@ class Optimizer(Memory):
         check_apart({job.name: job.weights for job in jobs})
         self._report_unused(len(jobs) == len(params))
         scale = self._grad_scale(jobs)
-        if self._settings.base.handling.on_nonfinite == "raise":
-            # nothing is written before everything is known to be finite
+        aliased = is_aliased([job.weights for job in jobs], [job.gradient for job in jobs])
+        if aliased or self._settings.base.handling.on_nonfinite == "raise":
+            # nothing is written before everything has been read, and is known to be finite
             for job, result in [(job, self._computed(job, scale)) for job in jobs]:
                 self._commit(job, result)
         else:
@@ -288,9 +290,16 @@ def readable(value: Any) -> str:
     return f"float('{value}')" if isinstance(value, float) and math.isinf(value) else repr(value)
 
 
-def check_dtypes(settings: Settings) -> None:
-    """Say now, and not at the first step, that a dtype needs a package that is not there."""
+def check_plain(name: str, value: Any) -> None:
+    if not is_known(value):
+        raise OptionError(f"{name} must be a Python number here, got {type(value).__name__}")
+
+
+def check_served(settings: Settings) -> None:
+    """Say now, and not at the first step, what numpy cannot serve: tensors, or bfloat16 without its package."""
     for options in (settings.options, *(options for _, options in settings.overrides)):
+        for name, value in options.items():
+            check_plain(name, value)
         for name in ("state_dtype", "momentum_dtype", "precond_dtype"):
             try:
                 xp.named_dtype(options.get(name) or "float32")

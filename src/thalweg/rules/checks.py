@@ -16,7 +16,7 @@ def require(condition: bool, message: str) -> None:
 
 def is_known(value: Any) -> bool:
     """Whether the value can be checked now: what a framework traces, or keeps on a device, cannot."""
-    return not (hasattr(value, "dtype") and hasattr(value, "shape")) or type(value).__module__ == "numpy"
+    return not (hasattr(value, "dtype") and hasattr(value, "shape")) or type(value).__module__.startswith("numpy")
 
 
 def check_number(

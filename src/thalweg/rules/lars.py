@@ -51,7 +51,9 @@ class LARS(Rule):
             check_flag(flag, getattr(self, flag))
         check_choice("norm_mode", self.norm_mode, "paper", "combined")
         check_choice("momentum_mode", self.momentum_mode, "lr_inside", "lr_outside")
-        if self.zero_ratio != "eta":
+        if isinstance(self.zero_ratio, str):
+            check_choice("zero_ratio", self.zero_ratio, "eta")
+        else:
             check_number("zero_ratio", self.zero_ratio, low=0.0)
 
     def idle(self, lr: Scalar | None) -> dict[str, str]:
@@ -105,6 +107,6 @@ class LARS(Rule):
         if self.clip:
             # min(ratio / lr, 1), with no division by an lr of 0
             above, below, least = xp.minimum(above, lr * below), below * lr, xp.minimum(least, lr)
-        zero_ratio = self.trust_coefficient if self.zero_ratio == "eta" else self.zero_ratio
+        zero_ratio = self.trust_coefficient if isinstance(self.zero_ratio, str) else self.zero_ratio
         ratio = ratio_unless(xp, least <= 0, above, below, zero_ratio)
         return ratio if self.always_adapt else xp.where(self.weight_decay != 0, ratio, 1.0)

@@ -1,0 +1,245 @@
+"""Which arrays can be stepped: dtypes, memory layouts, shapes; and what is kept for them."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from published.compare import error
+from raw_arrays import CASES, Make, bfloat16, bits, copies, every_case, gradients, model, train
+from tolerances import FLOAT32, FLOAT64
+
+from thalweg.numpy import LAMB, LARS, Adafactor, Kron, Optimizer
+
+DTYPES = ["float32", "float64", "float16", "bfloat16"]
+WEIGHT = "encoder.0.weight"
+
+
+def dtype(name: str) -> Any:
+    return bfloat16() if name == "bfloat16" else np.dtype(name)
+
+
+class TestDtypes:
+    @every_case
+    @pytest.mark.parametrize("name", DTYPES)
+    def test_parameters_keep_theirs_and_statistics_are_wide(self, make: Make, name: str) -> None:
+        optimizer = make()
+        params = train(optimizer, model(dtype(name)), gradients(3, dtype(name)))
+        assert {p.dtype for p in params.values()} == {np.dtype(dtype(name))}
+        kept = {entry.dtype.name for entries in optimizer.state.values() for k, entry in entries.items() if k != "step"}
+        assert kept == {"float64" if name == "float64" else "float32"}
+
+    @every_case
+    @pytest.mark.parametrize("name", ["float16", "bfloat16"])
+    def test_results_of_16_bits_are_those_of_float32_rounded_once(self, make: Make, name: str) -> None:
+        narrow, optimizer, reference = model(dtype(name)), make(), make()
+        for step in gradients(3, dtype(name)):
+            wide = {key: p.astype("float32") for key, p in narrow.items()}
+            reference.step(wide, {key: g.astype("float32") for key, g in step.items()})
+            optimizer.step(narrow, step)
+            assert bits(narrow) == bits({key: p.astype(dtype(name)) for key, p in wide.items()})
+        assert bits(narrow) != bits(model(dtype(name)))
+        assert bits(optimizer.state) == bits(reference.state)
+
+    @every_case
+    @pytest.mark.parametrize("of_gradient", DTYPES)
+    def test_a_gradient_may_have_another(self, make: Make, of_gradient: str) -> None:
+        narrow = gradients(2, dtype(of_gradient))
+        for of_parameter in ("float32", "float64"):
+            wide = [{name: g.astype(of_parameter) for name, g in step.items()} for step in narrow]
+            first, second = train(make(), model(of_parameter), narrow), train(make(), model(of_parameter), wide)
+            assert bits(first) == bits(second)
+
+    @every_case
+    def test_float32_follows_float64(self, make: Make) -> None:
+        start = model("float32")
+        narrow = train(make(), copies(start), gradients(20))
+        wide = train(make(), {k: p.astype("float64") for k, p in start.items()}, gradients(20))
+        del narrow["empty"], wide["empty"], start["empty"]
+        assert error(list(narrow.values()), list(wide.values()), list(start.values())) < FLOAT32
+
+    @pytest.mark.parametrize(
+        ("make", "option", "keys"),
+        [
+            pytest.param(LARS, "state_dtype", {"momentum_buffer"}, id="LARS"),
+            pytest.param(LARS, "momentum_dtype", {"momentum_buffer"}, id="LARS momentum"),
+            pytest.param(LAMB, "state_dtype", {"exp_avg", "exp_avg_sq"}, id="LAMB"),
+            pytest.param(LAMB, "momentum_dtype", {"exp_avg"}, id="LAMB momentum"),
+            pytest.param(Kron, "state_dtype", {"momentum_buffer", "Q_0", "Q_1"}, id="Kron"),
+            pytest.param(Kron, "momentum_dtype", {"momentum_buffer"}, id="Kron momentum"),
+            pytest.param(Kron, "precond_dtype", {"Q_0", "Q_1"}, id="Kron factors"),
+        ],
+    )
+    @pytest.mark.parametrize("name", ["bfloat16", "float16", "float64"])
+    def test_state_may_be_stored_in_another(
+        self, make: type[Optimizer], option: str, keys: set[str], name: str
+    ) -> None:
+        _ = dtype(name)  # skips where bfloat16 is not known
+        optimizer, weights = make(0.01, **{option: name}), model()[WEIGHT]
+        for step in gradients(3):
+            optimizer.update(WEIGHT, weights, step[WEIGHT])
+        stored = {key: entry.dtype.name for key, entry in optimizer.state[WEIGHT].items() if key != "step"}
+        assert {key for key, kind in stored.items() if kind == name} == keys
+        assert {kind for key, kind in stored.items() if key not in keys} <= {"float32"}
+
+    def test_the_more_special_option_wins(self) -> None:
+        bfloat16()
+        optimizer = LAMB(0.1, state_dtype="float64", momentum_dtype="bfloat16")
+        optimizer.update("w", np.ones(3, "float32"), np.ones(3, "float32"))
+        state = optimizer.state["w"]
+        assert (state["exp_avg"].dtype.name, state["exp_avg_sq"].dtype.name) == ("bfloat16", "float64")
+
+
+def layouts(x: Any) -> dict[str, Any]:
+    """The same numbers, differently laid out in memory."""
+    strided = np.zeros([2 * n for n in x.shape], x.dtype)[(..., *[slice(None, None, 2)] * x.ndim)]
+    strided[...] = x
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    backwards = (..., *[slice(None, None, -1)] * x.ndim)
+    return {
+        "Fortran": x.copy(order="F"),
+        "strided": strided,
+        "read-only": frozen,
+        "reversed": x[backwards].copy()[backwards],
+    }
+
+
+class TestLayouts:
+    @every_case
+    @pytest.mark.parametrize("name", ["encoder.0.weight", "conv"])
+    def test_fortran_order_gives_the_same_numbers(self, make: Make, name: str) -> None:
+        c, fortran = model()[name], np.asfortranarray(model()[name])
+        assert fortran.flags.f_contiguous
+        assert not fortran.flags.c_contiguous
+        first, second = make(rounding="stochastic"), make()
+        for step in gradients(5):
+            first.update(name, c, step[name])
+            second.update(name, fortran, np.asfortranarray(step[name]))
+        assert np.array_equal(c, fortran)
+        assert not np.array_equal(c, model()[name])
+        assert fortran.flags.f_contiguous
+
+    @every_case
+    def test_in_float64_to_rounding(self, make: Make) -> None:
+        """Sums run through memory in another order."""
+        start = model("float64")["conv"]
+        c, fortran = start.copy(), np.asfortranarray(start)
+        first, second = make(), make()
+        for step in gradients(5, "float64"):
+            first.update("conv", c, step["conv"])
+            second.update("conv", fortran, step["conv"])
+        assert error([fortran], [c], [start]) < FLOAT64
+
+    @every_case
+    @pytest.mark.parametrize("layout", layouts(np.ones((2, 2))))
+    def test_gradients_may_lie_in_any_way(self, make: Make, layout: str) -> None:
+        first, second = model(), model()
+        one, two = make(), make()
+        for step in gradients(3):
+            changed = {name: layouts(g)[layout] for name, g in step.items()}
+            before = bits(changed)
+            one.step(first, step)
+            two.step(second, changed)
+            assert bits(changed) == before
+        assert bits(first) == bits(second) != bits(model())
+
+    def test_an_array_on_disk_is_an_array(self, tmp_path: Path) -> None:
+        weights = np.memmap(tmp_path / "weights", dtype="float32", mode="w+", shape=(3, 2))
+        weights[...], twin = 1, np.ones((3, 2), "float32")
+        LAMB(0.1).update("w", weights, np.full((3, 2), 0.5, "float32"))
+        LAMB(0.1).update("w", twin, np.full((3, 2), 0.5, "float32"))
+        weights.flush()
+        assert (tmp_path / "weights").read_bytes() == twin.tobytes()
+
+    @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+    @pytest.mark.parametrize("whole", [False, True], ids=["alone", "among others"])
+    def test_a_matrix_whose_star_is_not_elementwise(self, whole: bool) -> None:
+        """numpy.matrix is an array, and is served as one."""
+        start, gradient = np.arange(1.0, 10.0).reshape(3, 3), np.eye(3) + 1
+        twin, weights = start.copy(), np.matrix(start)
+        params = {"a": start.copy(), "w": weights} if whole else {"w": weights}
+        LAMB(0.1).update("w", twin, gradient)
+        LAMB(0.1).step(params, {name: np.matrix(gradient) if name == "w" else gradient for name in params})
+        assert all(np.array_equal(p, twin) for p in params.values())
+        assert type(weights) is np.matrix
+
+
+class TestShapes:
+    @pytest.mark.parametrize(
+        "shape", [(), (1,), (7,), (1, 1), (1, 7), (7, 1), (3, 4, 1, 2), (0,), (0, 3), (3, 0), (2, 0, 4)], ids=str
+    )
+    def test_every_shape_can_be_stepped(self, shape: tuple[int, ...]) -> None:
+        for make, name in itertools.product(CASES.values(), ("float32", "float64", "float16")):
+            optimizer, weights = make(on_nonfinite="raise"), np.full(shape, 0.5, name)
+            before = weights.copy()
+            for scale in (1.0, 0.5, 0.25):
+                optimizer.update("w", weights, np.full(shape, scale, name))
+            assert weights.shape == shape
+            assert np.isfinite(weights).all()
+            assert (weights < before).all(), optimizer
+            assert optimizer.state["w"]["step"] == 3
+
+    @every_case
+    def test_the_state_of_a_number_is_made_of_arrays(self, make: Make) -> None:
+        optimizer = make()
+        optimizer.update("w", np.ones(()), np.ones(()))
+        assert {type(entry) for entry in optimizer.state["w"].values()} == {np.ndarray}
+
+    @every_case
+    def test_a_number_is_a_vector_of_one(self, make: Make) -> None:
+        number, vector = np.full((), 0.5), np.full(1, 0.5)
+        one, two = make(), make()
+        for g in (1.0, -0.25, 0.5):
+            one.update("w", number, np.full((), g))
+            two.update("w", vector, np.full(1, g))
+        assert number.tobytes() == vector.tobytes()
+
+    @pytest.mark.parametrize("name", DTYPES)
+    def test_arithmetic_on_numbers_gives_gradients(self, name: str) -> None:
+        """x * x of a 0-d array x is no array, but a numpy scalar."""
+        weights, twin = np.full((), 2).astype(dtype(name)), np.full((), 2).astype(dtype(name))
+        LARS(100.0).update("w", weights, weights * weights)
+        LARS(100.0).update("w", twin, np.array(4.0))
+        assert bits(weights) == bits(twin) != bits(np.full((), 2).astype(dtype(name)))
+
+
+class TestStateKeys:
+    """The names under which state is kept are those of checkpoints, and stay."""
+
+    @pytest.mark.parametrize(
+        ("optimizer", "keys"),
+        [
+            pytest.param(LARS(0.1), ["step", "momentum_buffer"], id="LARS"),
+            pytest.param(LARS(0.1, momentum=0.0), ["step"], id="LARS without momentum"),
+            pytest.param(LAMB(0.1), ["step", "exp_avg", "exp_avg_sq"], id="LAMB"),
+            pytest.param(Adafactor(), ["step", "variance"], id="Adafactor"),
+            pytest.param(
+                Adafactor(momentum=0.9, min_dim_size_to_factor=0),
+                ["step", "row_var", "col_var", "exp_avg"],
+                id="Adafactor factored",
+            ),
+            pytest.param(Kron(0.1), ["step", "momentum_buffer", "Q_0", "L_0", "Q_1", "L_1", "refresh"], id="Kron"),
+        ],
+    )
+    def test_of_a_matrix(self, optimizer: Optimizer, keys: list[str]) -> None:
+        optimizer.update("w", np.ones((4, 3)), np.ones((4, 3)))
+        assert sorted(optimizer.state["w"]) == sorted(keys)
+
+    def test_counting_and_clearing(self) -> None:
+        optimizer, weights = LAMB(0.1), np.ones(3)
+        assert optimizer.num_parameters == 0
+        optimizer.update("a", weights, np.ones(3))
+        optimizer.update("b", np.ones(2), np.ones(2))
+        optimizer.end_iteration()
+        assert optimizer.num_parameters == 2
+        optimizer.clear_state()
+        assert (optimizer.num_parameters, optimizer.iteration, optimizer.state) == (0, 0, {})
+        optimizer.update("a", np.ones((2, 2)), np.ones((2, 2)))  # forgotten, its shape too
+        fresh, twin = np.ones(3), np.ones(3)
+        optimizer.update("b", fresh, np.ones(3))
+        LAMB(0.1).update("b", twin, np.ones(3))
+        assert bits(fresh) == bits(twin)

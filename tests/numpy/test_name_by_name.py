@@ -1,0 +1,358 @@
+"""Arrays are stepped in place, one at a time, under their names."""
+
+from __future__ import annotations
+
+import itertools
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from raw_arrays import CASES, Make, bits, cases_with_lr, every_case, gradients, model, refused, train
+from tolerances import FLOAT32
+
+from thalweg.errors import NonFiniteError, OptionError, ParameterError
+from thalweg.numpy import LAMB, LARS, Adafactor, Kron
+
+NAME = "encoder.0.weight"
+
+
+def test_one_step_is_the_formula_worked_by_hand() -> None:
+    weights, gradient = np.array([[3.0, 0.0], [0.0, 4.0]]), np.array([[0.0, 6.0], [8.0, 0.0]])
+    LARS(lr=2.0, trust_coefficient=0.1).update(NAME, weights, gradient)
+    # |p| = 5, |g| = 10: the rate is 2 * 0.1 * 5 / 10
+    assert np.array_equal(weights, [[3.0, -0.1 * 6.0], [-0.1 * 8.0, 4.0]])
+
+
+@every_case
+def test_the_array_itself_is_changed_and_nothing_is_returned(make: Make) -> None:
+    weights, (gradient,) = model()[NAME], [g[NAME] for g in gradients(1)]
+    view, before = weights.reshape(-1), weights.copy()
+    assert make().update(NAME, weights, gradient) is None
+    assert (view != before.reshape(-1)).all()
+
+
+@every_case
+@pytest.mark.parametrize("name", ["encoder.0.weight", "conv"])
+def test_flat_buffers_get_the_numbers_of_shaped_arrays(make: Make, name: str) -> None:
+    for flat_weights, flat_gradient in itertools.product((False, True), repeat=2):
+        wanted, weights = model()[name], model()[name]
+        first, second = make(), make()
+        buffer = weights.reshape(-1) if flat_weights else weights
+        for step in gradients(3):
+            first.update(name, wanted, step[name])
+            gradient = step[name].reshape(-1) if flat_gradient else step[name]
+            second.update(name, buffer, gradient, shape=wanted.shape)
+        assert bits(weights) == bits(wanted) != bits(model()[name])
+        assert bits(first.state) == bits(second.state)
+
+
+def test_a_shape_matters() -> None:
+    """Or else the test above would show nothing."""
+    flat, shaped = np.ones(16), np.ones(16)
+    gradient = np.arange(16.0)
+    Kron(0.1).update(NAME, flat, gradient)
+    Kron(0.1).update(NAME, shaped, gradient, shape=(4, 4))
+    assert not np.array_equal(flat, shaped)
+
+
+def test_a_parameter_may_be_flat_now_and_shaped_then() -> None:
+    optimizer, weights = LAMB(0.1), np.ones(6)
+    optimizer.update(NAME, weights, np.ones(6), shape=(2, 3))
+    optimizer.update(NAME, weights.reshape(2, 3), np.ones((2, 3)))
+    assert optimizer.state[NAME]["step"] == 2
+    assert optimizer.state[NAME]["exp_avg"].shape == (2, 3)
+
+
+def test_a_shape_may_be_a_list_or_empty() -> None:
+    optimizer = LAMB(0.1)
+    optimizer.update("list", np.ones(6), np.ones(6), shape=[2, 3])
+    optimizer.update("number", np.ones(1), np.ones(1), shape=())
+    optimizer.update("integers", np.ones(6), np.ones(6), shape=(np.int64(3), np.int32(2)))
+    assert {name: entries["exp_avg"].shape for name, entries in optimizer.state.items()} == {
+        "list": (2, 3),
+        "number": (),
+        "integers": (3, 2),
+    }
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        pytest.param((3, 5), r"encoder.0.weight.*\(3, 5\).*flat with 15 elements", id="too many"),
+        pytest.param((2, 2), r"encoder.0.weight.*\(2, 2\).*flat with 4 elements", id="too few"),
+        pytest.param((-1, 3), "shape must be a tuple of whole numbers >= 0", id="minus one"),
+        pytest.param((2.0, 6), "shape must be a tuple of whole numbers >= 0", id="fraction"),
+        pytest.param(12, "shape must be a tuple of whole numbers >= 0", id="number"),
+        pytest.param("12", "shape must be a tuple of whole numbers >= 0", id="text"),
+    ],
+)
+def test_a_shape_that_does_not_fit_is_refused(shape: Any, said: str) -> None:
+    optimizer, weights, gradient = LARS(0.1), np.ones(12), np.ones(12)
+    with refused(ParameterError, said, optimizer, weights, gradient):
+        optimizer.update(NAME, weights, gradient, shape=shape)
+
+
+def test_only_flat_buffers_are_seen_in_another_shape() -> None:
+    """A transposed array has as many elements, and other numbers in every place."""
+    optimizer, weights, gradient = LARS(0.1), np.ones((4, 3)), np.ones((3, 4))
+    with refused(ParameterError, r"encoder.0.weight.*\(4, 3\).*must be flat", optimizer, weights, gradient):
+        optimizer.update(NAME, weights, gradient, shape=(3, 4))
+    with refused(ParameterError, r"gradient of 'encoder.0.weight'.*must be flat", optimizer, weights, gradient):
+        optimizer.update(NAME, weights, gradient, shape=(4, 3))
+
+
+def test_a_flat_gradient_with_gaps_is_refused() -> None:
+    optimizer, weights, wide = LARS(0.1), np.ones(12), np.ones(24)
+    with refused(ParameterError, "gradient of 'encoder.0.weight'.*gaps", optimizer, weights, wide):
+        optimizer.update(NAME, weights, wide[::2], shape=(3, 4))
+
+
+@every_case
+def test_no_gradient_no_step(make: Make) -> None:
+    optimizer, weights = make(), model()[NAME]
+    optimizer.update(NAME, weights, None)
+    assert bits(weights) == bits(model()[NAME])
+    assert optimizer.num_parameters == 0
+    optimizer.update(NAME, weights, gradients(1)[0][NAME])
+    after = bits(optimizer.state), bits(weights)
+    optimizer.update(NAME, weights, None)
+    assert (bits(optimizer.state), bits(weights)) == after
+    assert optimizer.state[NAME]["step"] == 1
+
+
+class TestNames:
+    def test_a_number_and_its_text_are_two_parameters(self) -> None:
+        optimizer, first, second = LAMB(0.1), np.ones(3), np.ones((2, 2))
+        optimizer.update(1, first, np.ones(3))
+        optimizer.update("1", second, np.ones((2, 2)))
+        optimizer.update(1, first, np.ones(3))
+        assert optimizer.num_parameters == 2
+        assert {name: int(entries["step"]) for name, entries in optimizer.state.items()} == {1: 2, "1": 1}
+
+    def test_noise_differs_between_parameters(self) -> None:
+        results = []
+        for name in (1, "1", "2"):
+            weights = np.ones((4, 3))
+            Kron(0.1, damping=0.5).update(name, weights, np.eye(4, 3))
+            results.append(weights.tobytes())
+        assert len(set(results)) == 3
+
+    @pytest.mark.parametrize("name", [None, 1.5, True, ("a",), b"a", np.array(1)], ids=repr)
+    def test_other_names_are_refused(self, name: Any) -> None:
+        optimizer, weights = LARS(0.1), np.ones(3)
+        with refused(ParameterError, "name must be a string or a whole number", optimizer, weights):
+            optimizer.update(name, weights, np.ones(3))
+
+    @pytest.mark.parametrize(
+        ("name", "same"),
+        [
+            pytest.param(np.int64(1), 1, id="numpy integer"),
+            pytest.param(np.str_("a"), "a", id="numpy text"),
+            pytest.param(IntEnum("Layer", {"FIRST": 1}).FIRST, 1, id="enumeration"),
+        ],
+    )
+    def test_equal_names_are_one_parameter(self, name: Any, same: Any) -> None:
+        first, second = np.ones((4, 3)), np.ones((4, 3))
+        Kron(0.1, damping=0.5).update(name, first, np.eye(4, 3))
+        Kron(0.1, damping=0.5).update(same, second, np.eye(4, 3))
+        assert bits(first) == bits(second)
+
+    def test_numpy_integers_can_be_saved(self, tmp_path: Path) -> None:
+        optimizer, loaded = LARS(0.1), LARS(0.1)
+        optimizer.update(np.int64(1), np.ones(3), np.ones(3))
+        optimizer.save(tmp_path / "state.npz")
+        loaded.load(tmp_path / "state.npz")
+        assert bits(loaded.state[1]) == bits(optimizer.state[1])
+
+
+class TestIterations:
+    @every_case
+    def test_ending_an_iteration_changes_nothing_by_default(self, make: Make) -> None:
+        ended, free = make(), make()
+        first, second = model(), model()
+        for step in gradients(4):
+            ended.step(first, step)
+            ended.end_iteration()
+            ended.end_iteration()
+            free.step(second, step)
+        assert bits(first) == bits(second) != bits(model())
+        assert bits(ended.state) == bits(free.state)
+
+    @every_case
+    def test_a_global_step_is_the_same_while_all_are_stepped_once(self, make: Make) -> None:
+        shared, own = make(global_step=True), make()
+        first, second = model(), model()
+        for step in gradients(4):
+            for name, weights in first.items():
+                shared.update(name, weights, step[name])
+            shared.end_iteration()
+            own.step(second, step)
+        assert bits(first) == bits(second) != bits(model())
+        assert bits(shared.state) == bits(own.state)
+        assert (shared.iteration, own.iteration) == (4, 0)
+
+    @every_case
+    def test_stepping_a_whole_model_ends_the_iteration_itself(self, make: Make) -> None:
+        whole, single = make(global_step=True), make(global_step=True)
+        first, second = model(), model()
+        for step in gradients(4):
+            whole.step(first, step)
+            for name, weights in second.items():
+                single.update(name, weights, step[name])
+            single.end_iteration()
+        assert bits(first) == bits(second) != bits(model())
+        assert whole.iteration == single.iteration == 4
+
+    def test_a_step_that_fails_ends_nothing(self) -> None:
+        optimizer = LARS(0.1, global_step=True, on_nonfinite="raise")
+        for error, gradient in ((ParameterError, np.ones(3)), (NonFiniteError, np.full(2, np.nan))):
+            with refused(error, "'w'", optimizer):
+                optimizer.step({"w": np.ones(2)}, {"w": gradient})
+        assert optimizer.iteration == 0
+
+    def test_the_global_step_is_the_step_of_all_parameters(self) -> None:
+        seen: list[int] = []
+
+        def lr(t: int) -> float:
+            seen.append(t)
+            return 0.1
+
+        optimizer, a, b = LAMB(lr, global_step=True), np.ones(2), np.ones(2)
+        seen.clear()
+        optimizer.update("a", a, np.ones(2))
+        optimizer.update("a", a, np.ones(2))
+        assert seen == [1, 1]
+        optimizer.end_iteration()
+        optimizer.end_iteration()
+        optimizer.update("b", b, np.ones(2))
+        assert seen == [1, 1, 3]
+        assert optimizer.iteration == 2
+        assert {name: int(entries["step"]) for name, entries in optimizer.state.items()} == {"a": 1, "b": 3}
+
+    def test_without_it_every_parameter_counts_its_own(self) -> None:
+        seen: list[int] = []
+
+        def lr(t: int) -> float:
+            seen.append(t)
+            return 0.1
+
+        optimizer, a, b = LAMB(lr), np.ones(2), np.ones(2)
+        seen.clear()
+        for _ in range(3):
+            optimizer.update("a", a, np.ones(2))
+            optimizer.end_iteration()
+        optimizer.update("b", b, np.ones(2))
+        assert seen == [1, 2, 3, 1]
+
+    def test_the_global_step_enters_the_mathematics(self) -> None:
+        late, fresh = np.ones(4), np.ones(4)
+        optimizer = Adafactor(global_step=True)
+        for _ in range(9999):
+            optimizer.end_iteration()
+        optimizer.update("late", late, np.ones(4))
+        Adafactor().update("fresh", fresh, np.ones(4))
+        # the relative step is min(1e-2, 1 / sqrt(t)); that of step 40,000 would be half as large
+        assert bits(late) == bits(fresh)
+        for _ in range(30_000):
+            optimizer.end_iteration()
+        optimizer.update("later", later := np.ones(4), np.ones(4))
+        assert np.allclose(1 - later, (1 - fresh) / 2, atol=0, rtol=FLOAT32)
+
+    @pytest.mark.parametrize("value", [1, "yes", None])
+    def test_global_step_is_true_or_false(self, value: Any) -> None:
+        with pytest.raises(OptionError, match="global_step must be True or False"):
+            LARS(0.1, global_step=value)
+        with pytest.raises(OptionError, match="global_step must be True or False"):
+            LARS(0.1).with_global_step(value)
+
+
+class TestScales:
+    @cases_with_lr
+    def test_an_argument_multiplies_the_learning_rate(self, make: Make) -> None:
+        """Half the rate is exact in binary, so that bits must be equal."""
+        scaled, direct = model()[NAME], model()[NAME]
+        first, second = make(), make(lr=make.keywords["lr"] / 2)
+        for step in gradients(3):
+            first.update(NAME, scaled, step[NAME], lr_scale=0.5)
+            second.update(NAME, direct, step[NAME])
+        assert bits(scaled) == bits(direct) != bits(model()[NAME])
+
+    def test_it_scales_the_relative_step_too(self) -> None:
+        full, half = np.ones(4), np.ones(4)
+        Adafactor().update(NAME, full, np.ones(4))
+        Adafactor().update(NAME, half, np.ones(4), lr_scale=0.5)
+        assert np.allclose(2 * (1 - half), 1 - full, rtol=FLOAT32, atol=0)
+
+    @cases_with_lr
+    def test_argument_entry_and_method_multiply(self, make: Make) -> None:
+        class Scaled(type(make())):
+            def lr_scale(self, name: str | int) -> float:
+                assert name == NAME
+                return 0.5
+
+        scaled, direct = model()[NAME], model()[NAME]
+        options = {**make.keywords, "overrides": [("encoder.*", dict(lr_scale=0.25))]}
+        first, second = Scaled(**options), make(lr=make.keywords["lr"] / 32)
+        for step in gradients(3):
+            first.update(NAME, scaled, step[NAME], lr_scale=0.25)
+            second.update(NAME, direct, step[NAME])
+        assert bits(scaled) == bits(direct) != bits(model()[NAME])
+
+    def test_the_method_serves_whole_models_too(self) -> None:
+        class Frozen(LARS):
+            def lr_scale(self, name: str | int) -> float:
+                return 0.0 if name == "conv" else 1.0
+
+        params = train(Frozen(1.0), model(), gradients(2))
+        assert bits(params["conv"]) == bits(model()["conv"])
+
+    @pytest.mark.parametrize("value", [-1.0, np.nan, np.inf])
+    def test_a_scale_out_of_range_is_refused(self, value: Any) -> None:
+        optimizer, weights = LARS(0.1), np.ones(3)
+        with refused(OptionError, "encoder.0.weight.*lr_scale must be a finite number >= 0", optimizer, weights):
+            optimizer.update(NAME, weights, np.ones(3), lr_scale=value)
+
+    @pytest.mark.parametrize("value", ["a", None, True, [0.5]], ids=repr)
+    def test_a_scale_that_is_no_number_is_refused(self, value: Any) -> None:
+        optimizer, weights = LARS(0.1), np.ones(3)
+        with refused(OptionError, "lr_scale must be a finite number >= 0", optimizer, weights):
+            optimizer.update(NAME, weights, np.ones(3), lr_scale=value)
+
+    def test_a_method_that_forgets_to_answer_is_told_so(self) -> None:
+        class Forgetful(LARS):
+            def lr_scale(self, name: str | int) -> Any:
+                pass
+
+        optimizer, weights = Forgetful(0.1), np.ones(3)
+        with refused(OptionError, r"lr_scale\(name\) must be a finite number >= 0, got None", optimizer, weights):
+            optimizer.update(NAME, weights, np.ones(3))
+
+    def test_negative_scales_do_not_cancel(self) -> None:
+        class Negative(LARS):
+            def lr_scale(self, name: str | int) -> float:
+                return -1.0
+
+        optimizer, weights = Negative(0.1), np.ones(3)
+        with refused(OptionError, "lr_scale must be a finite number >= 0", optimizer, weights):
+            optimizer.update(NAME, weights, np.ones(3), lr_scale=-1.0)
+
+
+def test_it_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    for make in CASES.values():
+        optimizer = make()
+        train(optimizer, model(), gradients(2))
+        optimizer.stats(), repr(optimizer), optimizer.copy()
+    assert capfd.readouterr() == ("", "")
+
+
+@every_case
+def test_the_gradient_is_not_written_to(make: Make) -> None:
+    grads = gradients(3)
+    for step in grads:
+        for g in step.values():
+            g.flags.writeable = False
+    before = bits(grads)
+    train(make(maximize=True), model(), grads)
+    assert bits(grads) == before

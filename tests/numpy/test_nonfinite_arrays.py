@@ -1,0 +1,203 @@
+"""Steps that are not finite: let through, left out, or refused."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from raw_arrays import CASES, Make, bfloat16, bits, copies, every_case, fingerprint, gradients, model, refused
+
+from thalweg.errors import NonFiniteError
+from thalweg.numpy import LAMB, LARS, Adafactor, Kron
+
+NAME = "encoder.0.weight"
+#: The last is finite, and its square is not.
+POISONS = [np.nan, np.inf, -np.inf, 1e25]
+
+
+def poisoned(gradient: Any, poison: float) -> Any:
+    bad = gradient.copy()
+    bad[(-1,) * bad.ndim] = poison
+    return bad
+
+
+class TestPropagate:
+    @every_case
+    def test_by_default_numbers_go_through_and_numpy_stays_silent(self, make: Make) -> None:
+        """Warnings are errors here: none may escape."""
+        for poison in POISONS:
+            optimizer, params = make(), model()
+            for step in gradients(2):
+                optimizer.step(params, {name: poisoned(g, poison) if g.size else g for name, g in step.items()})
+            assert optimizer.state[NAME]["step"] == 2
+            assert set(optimizer.skipped.values()) == {0}
+            assert np.isnan(params[NAME][-1, -1]) or not np.isnan(poison)
+
+    @every_case
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+    def test_in_every_dtype(self, make: Make, dtype: str) -> None:
+        kind = bfloat16() if dtype == "bfloat16" else np.dtype(dtype)
+        huge = {"float16": 6e4, "bfloat16": 3e38, "float64": 1e300}[dtype]
+        optimizer, weights = make(), np.full((3, 2), huge).astype(kind)
+        for value in (huge, -huge, 0.0, np.inf):
+            optimizer.update(NAME, weights, np.full((3, 2), value).astype(kind))
+        assert optimizer.state[NAME]["step"] == 4
+
+    @pytest.mark.parametrize("case", ["Kron", "Kron eq"])
+    def test_kron_keeps_its_factors(self, case: str) -> None:
+        for poison in POISONS:
+            optimizer = CASES[case](precond_update_probability=1.0)
+            params, (good, bad) = model(), gradients(2)
+            optimizer.update(NAME, params[NAME], good[NAME])
+            before = {key: x.copy() for key, x in optimizer.state[NAME].items() if key.startswith(("Q_", "L_"))}
+            optimizer.update(NAME, params[NAME], poisoned(bad[NAME], poison))
+            after = {key: x for key, x in optimizer.state[NAME].items() if key.startswith(("Q_", "L_"))}
+            assert bits(after) == bits(before)
+
+
+class TestSkip:
+    @every_case
+    @pytest.mark.parametrize("at", [0, 2], ids=["first step", "later step"])
+    def test_parameter_and_state_stay_as_they_were(self, make: Make, at: int) -> None:
+        """The run goes on as if that step had never been asked for, however often it was."""
+        optimizer, twin = make(on_nonfinite="skip"), make()
+        weights, untouched = model()[NAME], model()[NAME]
+        for t, step in enumerate(gradients(4)):
+            for count, poison in enumerate(POISONS if t == at else (), 1):
+                before = bits(weights), bits(optimizer.state.get(NAME, {}))
+                optimizer.update(NAME, weights, poisoned(step[NAME], poison))
+                assert bits(weights) == before[0]
+                assert t == 0 or bits(optimizer.state[NAME]) == before[1]
+                assert optimizer.skipped == {NAME: count}
+                assert optimizer.state[NAME]["step"] == t
+            optimizer.update(NAME, weights, step[NAME])
+            twin.update(NAME, untouched, step[NAME])
+        assert bits(weights) == bits(untouched) != bits(model()[NAME])
+        assert bits(optimizer.state) == bits(twin.state)
+
+    @every_case
+    def test_while_all_is_finite_it_changes_nothing(self, make: Make) -> None:
+        first, second, third = model(), model(), model()
+        one, two, three = make(on_nonfinite="skip"), make(), make(on_nonfinite="raise")
+        for step in gradients(4):
+            one.step(first, step)
+            two.step(second, step)
+            three.step(third, step)
+        assert bits(first) == bits(second) == bits(third) != bits(model())
+        assert bits(one.state) == bits(two.state) == bits(three.state)
+        assert set(one.skipped.values()) == {0}
+
+    @every_case
+    def test_the_others_go_on(self, make: Make) -> None:
+        (step,), expected = gradients(1), model()
+        make().step(expected, {**step, NAME: None})
+        for poison in POISONS:
+            optimizer, params = make(on_nonfinite="skip"), model()
+            optimizer.step(params, {**step, NAME: poisoned(step[NAME], poison)})
+            assert bits(params) == bits(expected)
+            assert optimizer.skipped == {name: int(name == NAME) for name in params}
+
+    @every_case
+    @pytest.mark.parametrize("dtype", ["float16", "float64"])
+    def test_squares_that_overflow_in_other_dtypes(self, make: Make, dtype: str) -> None:
+        """A gradient of 6e4 in float16 has a square in float32; 1e200 in float64 has none."""
+        optimizer, weights = make(on_nonfinite="skip"), np.full((3, 2), 0.5, dtype)
+        optimizer.update(NAME, weights, np.full((3, 2), {"float16": 6e4, "float64": 1e200}[dtype], dtype))
+        assert optimizer.skipped == {NAME: int(dtype == "float64")}
+
+    def test_results_beyond_float16(self) -> None:
+        optimizer, weights = LARS(1.0, trust=False, on_nonfinite="skip"), np.array([6e4, 1.0], "float16")
+        optimizer.update(NAME, weights, np.array([-6e3, 1.0], "float16"))
+        assert optimizer.skipped == {NAME: 1}
+        assert weights.tolist() == [6e4, 1.0]
+        optimizer.update(NAME, weights, np.array([-5e3, 1.0], "float16"))
+        assert weights.tolist() == [np.float16(65000), 0.0]
+
+    def test_a_parameter_that_is_lost_already(self) -> None:
+        optimizer, weights = LARS(1.0, on_nonfinite="skip"), np.array([np.nan, 1.0])
+        optimizer.update(NAME, weights, np.ones(2))
+        assert optimizer.skipped == {NAME: 1}
+        assert weights[1] == 1.0
+
+    def test_large_finite_parameters_are_finite(self) -> None:
+        optimizer, weights = LARS(0.1, trust=False, on_nonfinite="skip"), np.full(4, 2e38, "float32")
+        optimizer.update(NAME, weights, np.ones(4, "float32"))
+        assert optimizer.skipped == {NAME: 0}
+
+    @pytest.mark.parametrize("make", [LARS, LAMB, Kron])
+    def test_one_bad_slice_of_a_stack_is_enough(self, make: Any) -> None:
+        optimizer, weights = make(0.1, stacked_axes=1, on_nonfinite="skip"), np.ones((3, 4, 2))
+        gradient = np.ones((3, 4, 2))
+        gradient[1, 0, 0] = np.nan
+        optimizer.update(NAME, weights, gradient)
+        assert optimizer.skipped == {NAME: 1}
+        assert (weights == 1).all()
+
+
+class TestRaise:
+    @every_case
+    def test_nothing_of_the_whole_step_is_changed(self, make: Make) -> None:
+        optimizer, params, grads = make(on_nonfinite="raise"), model(), gradients(3)
+        optimizer.step(params, grads[0])
+        twin, untouched = optimizer.copy(), copies(params)
+        for name, poison in itertools.product((NAME, "conv"), POISONS):  # the first, and one behind others
+            bad = {**grads[1], name: poisoned(grads[1][name], poison)}
+            with refused(NonFiniteError, f"parameter '{name}', step 2", optimizer, params, bad):
+                optimizer.step(params, bad)
+        optimizer.step(params, grads[2])
+        twin.step(untouched, grads[2])
+        assert bits(params) == bits(untouched)
+        assert fingerprint(optimizer) == fingerprint(twin)
+
+    @every_case
+    def test_name_by_name(self, make: Make) -> None:
+        optimizer, weights, (step,) = make(on_nonfinite="raise"), model()[NAME], gradients(1)
+        for poison in POISONS:
+            with refused(NonFiniteError, f"parameter '{NAME}', step 1", optimizer, weights):
+                optimizer.update(NAME, weights, poisoned(step[NAME], poison))
+
+    def test_results_beyond_float16(self) -> None:
+        optimizer, weights = LARS(1.0, trust=False, on_nonfinite="raise"), np.array([6e4], "float16")
+        with refused(NonFiniteError, NAME, optimizer, weights):
+            optimizer.update(NAME, weights, np.array([-6e3], "float16"))
+
+    def test_the_one_to_blame_is_named_under_clipping_too(self) -> None:
+        optimizer, params = LARS(1.0, max_grad_norm=1.0, on_nonfinite="raise"), {n: np.ones(3) for n in "abc"}
+        bad = {"a": np.ones(3), "b": np.full(3, np.nan), "c": np.full(3, 1e200)}
+        with refused(NonFiniteError, r"not finite.*\['b', 'c'\]", optimizer, params, bad):
+            optimizer.step(params, bad)
+
+
+def test_state_that_does_not_fit_its_dtype_brings_no_warning() -> None:
+    optimizer, weights = LARS(1.0, state_dtype="float16", trust=False), np.ones(3, "float32")
+    optimizer.update(NAME, weights, np.full(3, 1e6, "float32"))
+    assert np.isinf(optimizer.state[NAME]["momentum_buffer"]).all()
+
+
+def test_nor_does_a_first_state() -> None:
+    Kron(0.1, init_scale=1e10, precond_dtype="float16").update(NAME, np.ones((3, 2)), np.ones((3, 2)))
+
+
+@pytest.mark.parametrize(
+    ("make", "key", "value"),
+    [
+        pytest.param(partial(LARS, 1e-6, trust=False, momentum_mode="lr_outside"), "momentum_buffer", 1e6, id="LARS"),
+        pytest.param(partial(LAMB, 0.1), "exp_avg_sq", 1e4, id="LAMB"),
+        pytest.param(partial(Adafactor, 0.1), "variance", 1e4, id="Adafactor"),
+    ],
+)
+@pytest.mark.parametrize("on_nonfinite", ["skip", "raise"])
+def test_state_that_overflows_where_it_is_stored_is_not_finite(
+    make: Make, key: str, value: float, on_nonfinite: str
+) -> None:
+    """Or else the next steps are lost unseen."""
+    optimizer, weights = make(on_nonfinite=on_nonfinite, state_dtype="float16"), np.ones(3, "float32")
+    try:
+        optimizer.update(NAME, weights, np.full(3, value, "float32"))
+    except NonFiniteError:
+        assert optimizer.num_parameters == 0
+    else:
+        assert np.isfinite(optimizer.state[NAME][key]).all()

@@ -1,0 +1,228 @@
+"""Options for some parameters only, chosen by glob, by regular expression or by a function."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from raw_arrays import FRONT_END, Make, bits, gradients, model, option_fields, refused, train, two_cases
+
+from thalweg.errors import OptionError, UnusedOverrideWarning
+from thalweg.numpy import LAMB, LARS, Adafactor, Kron
+from thalweg.settings import WHOLE_STEP
+
+PATTERNS = [
+    pytest.param("encoder.*", {"encoder.0.weight", "encoder.0.bias"}, id="glob"),
+    pytest.param("encoder.[0-9].?ias", {"encoder.0.bias"}, id="glob with a class"),
+    pytest.param("conv", {"conv"}, id="the name itself"),
+    pytest.param("*", set(model()), id="all"),
+    pytest.param(re.compile(r"\.bias$|^scale"), {"encoder.0.bias", "scale"}, id="regular expression"),
+    pytest.param(re.compile("0"), {"encoder.0.weight", "encoder.0.bias"}, id="searched, not matched whole"),
+    pytest.param(lambda name, x: x.ndim < 2, {"encoder.0.bias", "scale"}, id="function of the array"),
+    pytest.param(lambda name, x: name.startswith("c"), {"conv"}, id="function of the name"),
+]
+
+
+@two_cases
+@pytest.mark.parametrize(("pattern", "chosen"), PATTERNS)
+def test_they_hold_for_those_chosen_and_for_no_others(make: Make, pattern: Any, chosen: set[str]) -> None:
+    options = dict(weight_decay=0.5, lr_scale=0.5)
+    mixed = train(make(overrides=[(pattern, options)]), model(), gradients(3))
+    plain = train(make(), model(), gradients(3))
+    other = train(make(overrides=[("*", options)]), model(), gradients(3))
+    for name in mixed:
+        assert bits(mixed[name]) == bits((other if name in chosen else plain)[name])
+        assert name == "empty" or bits(other[name]) != bits(plain[name])
+
+
+def test_globs_are_case_sensitive_on_every_system() -> None:
+    with pytest.warns(UnusedOverrideWarning, match="'CONV'"):
+        train(LARS(0.1, overrides=[("CONV", dict(weight_decay=0.5))]), model(), gradients(1))
+
+
+def test_all_that_match_apply_and_later_ones_win() -> None:
+    entries = [("encoder.*", dict(weight_decay=0.5, momentum=0.5)), ("*.bias", dict(weight_decay=0.25))]
+    params = train(LARS(0.1, overrides=entries), model(), gradients(3))
+    expected = train(LARS(0.1, weight_decay=0.25, momentum=0.5), model(), gradients(3))
+    assert bits(params["encoder.0.bias"]) == bits(expected["encoder.0.bias"])
+    expected = train(LARS(0.1, weight_decay=0.5, momentum=0.5), model(), gradients(3))
+    assert bits(params["encoder.0.weight"]) == bits(expected["encoder.0.weight"])
+    backwards = train(LARS(0.1, overrides=entries[::-1]), model(), gradients(3))
+    assert bits(backwards["encoder.0.bias"]) == bits(expected["encoder.0.bias"])
+
+
+def test_of_two_scales_by_entry_the_later_holds() -> None:
+    params = train(LARS(0.5, overrides=[("*", dict(lr_scale=0.5)), ("*", dict(lr_scale=0.25))]), model(), gradients(2))
+    assert bits(params) == bits(train(LARS(0.125), model(), gradients(2)))
+
+
+def test_a_function_sees_the_name_as_text_and_the_array_in_its_shape() -> None:
+    seen: list[tuple[str, tuple[int, ...]]] = []
+
+    def choose(name: str, x: Any) -> bool:
+        seen.append((name, x.shape))
+        return False
+
+    optimizer = LARS(0.1, overrides=[(choose, dict(momentum=0.5))])
+    optimizer.update(7, np.ones(6), np.ones(6), shape=(2, 3))
+    optimizer.update("seven", np.ones(()), np.ones(()))
+    assert seen == [("7", (2, 3)), ("seven", ())]
+
+
+def test_numbers_as_names_are_matched_as_text() -> None:
+    first, second = [np.ones(3), np.ones(3)], [np.ones(3), np.ones(3)]
+    train(LARS(0.5, overrides=[("1", dict(lr_scale=0.5))]), first, [[np.ones(3), np.ones(3)]])
+    train(LARS(0.5), second, [[np.ones(3), np.ones(3)]])
+    assert bits(first[0]) == bits(second[0])
+    assert bits(first[1]) != bits(second[1])
+
+
+@pytest.mark.parametrize("name", FRONT_END)
+def test_any_option_of_the_rule_can_differ(name: str) -> None:
+    for option, f in option_fields(name).items():
+        if option not in WHOLE_STEP:
+            FRONT_END[name](0.1, overrides=[("*", {option: f.default})])
+
+
+def test_state_may_differ_between_parameters() -> None:
+    optimizer = Adafactor(
+        min_dim_size_to_factor=2,
+        overrides=[("conv", dict(factored=False)), ("*.weight", dict(momentum=0.9, momentum_dtype="float16"))],
+    )
+    train(optimizer, model(), gradients(2))
+    keys = {name: list(entries) for name, entries in optimizer.state.items()}
+    assert keys["conv"] == ["step", "variance"]
+    assert keys["encoder.0.weight"] == ["step", "row_var", "col_var", "exp_avg"]
+    assert optimizer.state["encoder.0.weight"]["exp_avg"].dtype == np.float16
+
+
+def test_a_schedule_by_name() -> None:
+    entries = [("conv", dict(weight_decay=lambda t: 0.5 if t > 1 else 0.0))]
+    params = train(LAMB(0.1, overrides=entries), model(), gradients(2))
+    plain = train(LAMB(0.1), model(), gradients(2))
+    assert bits(params["conv"]) != bits(plain["conv"])
+    assert bits(params["scale"]) == bits(plain["scale"])
+    first = train(LAMB(0.1, overrides=entries), model(), gradients(1))
+    assert bits(first) == bits(train(LAMB(0.1), model(), gradients(1)))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        pytest.param([("*.bias", dict(decay=0.0))], r"entry '\*.bias': LARS has no option 'decay'", id="unknown"),
+        pytest.param([("*.bias", dict(momentumm=0.0))], "did you mean 'momentum'", id="hint"),
+        pytest.param([("*.bias", dict(lr=0.0))], r"entry '\*.bias': LARS has no option 'lr'", id="lr"),
+        pytest.param([("*.bias", dict(variant="larc"))], "LARS has no option 'variant'", id="variant"),
+        pytest.param([("*.bias", dict(momentum=1.5))], r"entry '\*.bias': momentum must be.*1.5", id="range"),
+        pytest.param([("*.bias", dict(lr_scale=-1))], r"entry '\*.bias': lr_scale must be", id="scale"),
+        pytest.param([("*.bias", dict(lr_scale=None))], r"entry '\*.bias': lr_scale must be", id="no scale"),
+        pytest.param(
+            [("*", {}), (re.compile("b"), dict(eps=-1))], r"entry re.compile\('b'\): eps must be", id="second"
+        ),
+        pytest.param([("*", dict(momentum=lambda t: 2.0))], "entry '.*': momentum must be", id="schedule"),
+        pytest.param({"*.bias": dict(momentum=0.5)}, "overrides must be a list of", id="mapping"),
+        pytest.param("*.bias", "overrides must be a list of", id="text"),
+        pytest.param(None, "overrides must be a list of", id="none"),
+        pytest.param([("*.bias",)], "overrides must be a list of", id="no options"),
+        pytest.param([("*.bias", 0.5)], "overrides must be a list of", id="no mapping"),
+        pytest.param(["*.bias"], "overrides must be a list of", id="text for a pair"),
+        pytest.param([(1, dict(momentum=0.5))], "pattern must be a glob", id="pattern"),
+        pytest.param([(None, dict(momentum=0.5))], "pattern must be a glob", id="no pattern"),
+        pytest.param([(b"*", dict(momentum=0.5))], "pattern must be a glob", id="bytes"),
+    ],
+)
+def test_bad_ones_are_refused_at_once_and_named(overrides: Any, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        LARS(0.1, overrides=overrides)
+    optimizer = LARS(0.1)
+    with refused(OptionError, said, optimizer):
+        optimizer.with_overrides(overrides)
+
+
+@pytest.mark.parametrize("option", WHOLE_STEP)
+def test_what_concerns_the_whole_step_cannot_differ(option: str) -> None:
+    value = option_fields("LARS")[option].default
+    with pytest.raises(OptionError, match=f"entry 'conv': {option} concerns the whole step"):
+        LARS(0.1, overrides=[("conv", {option: value})])
+
+
+def test_entries_that_only_clash_together_are_caught_before_anything_changes() -> None:
+    optimizer = Kron(
+        0.1, overrides=[("*", dict(momentum_mode="ema", whiten="momentum")), ("b", dict(momentum_mode="polyak"))]
+    )
+    params = {"a": np.ones(3), "b": np.ones(3)}
+    with refused(OptionError, "whiten='momentum' needs momentum_mode='ema'", optimizer, params):
+        optimizer.step(params, {"a": np.ones(3), "b": np.ones(3)})
+
+
+def test_entries_that_clash_are_told_with_the_parameter() -> None:
+    optimizer = Kron(
+        0.1, overrides=[("*", dict(momentum_mode="ema", whiten="momentum")), ("b", dict(momentum_mode="polyak"))]
+    )
+    with pytest.raises(OptionError, match="'b'"):
+        optimizer.update("b", np.ones(3), np.ones(3))
+
+
+def test_an_entry_may_build_on_an_earlier_one() -> None:
+    entries = [("*", dict(momentum_mode="ema")), ("*.weight", dict(whiten="momentum"))]
+    params = train(Kron(0.1, overrides=entries), model(), gradients(2))
+    direct = train(Kron(0.1, momentum_mode="ema", whiten="momentum"), model(), gradients(2))
+    assert bits(params["encoder.0.weight"]) == bits(direct["encoder.0.weight"])
+
+
+def test_what_the_caller_keeps_is_not_what_holds() -> None:
+    options = dict(weight_decay=0.5)
+    entries = [("*", options)]
+    optimizer = LARS(0.1, overrides=entries)
+    options["weight_decay"] = 0.25
+    entries.append(("*", dict(weight_decay=0.125)))
+    params = train(optimizer, model(), gradients(1))
+    assert options == dict(weight_decay=0.25)
+    assert bits(params) == bits(train(LARS(0.1, weight_decay=0.5), model(), gradients(1)))
+
+
+ENTRIES = [("encoder.*", dict(momentum=0.5)), ("*.gamma", dict(lr_scale=0.5)), (re.compile("^x"), dict(eps=1.0))]
+
+
+class TestUnused:
+    def test_a_whole_model_that_uses_none_brings_one_warning(self) -> None:
+        optimizer, params = LARS(0.1, overrides=ENTRIES), model()
+        one, two = gradients(2)
+        with pytest.warns(UnusedOverrideWarning) as caught:
+            optimizer.step(params, one)
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+        assert "'*.gamma', re.compile('^x')" in str(caught[0].message)
+        assert "encoder" not in str(caught[0].message)
+        assert bits(params) != bits(model())  # and the step was made
+        optimizer.step(params, two)  # silent: warnings are errors here
+
+    def test_when_all_are_used_nothing_is_said(self) -> None:
+        train(LARS(0.1, overrides=ENTRIES[:1]), model(), gradients(2))
+
+    def test_while_some_have_no_gradient_nothing_is_said(self) -> None:
+        optimizer, params = LARS(0.1, overrides=[("conv", dict(momentum=0.5))]), model()
+        optimizer.step(params, {**gradients(1)[0], "conv": None})
+        optimizer.step(params, gradients(1)[0])
+
+    def test_name_by_name_nothing_is_said(self) -> None:
+        optimizer, weights = LARS(0.1, overrides=ENTRIES), np.ones(3)
+        optimizer.update("w", weights, np.ones(3))
+        optimizer.end_iteration()
+
+    def test_entries_used_name_by_name_count(self) -> None:
+        optimizer, params = LARS(0.1, overrides=[("late", dict(momentum=0.5))]), model()
+        optimizer.update("late", np.ones(3), np.ones(3))
+        train(optimizer, params, gradients(1))
+
+    def test_where_warnings_are_errors_nothing_is_changed(self) -> None:
+        optimizer, params = LARS(0.1, overrides=ENTRIES), model()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(UnusedOverrideWarning):
+                optimizer.step(params, gradients(1)[0])
+        assert bits(params) == bits(model())
+        assert optimizer.num_parameters == 0

@@ -1,0 +1,266 @@
+"""A whole model is stepped at once, as its arrays would be one by one."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+from raw_arrays import Make, bits, copies, every_case, fingerprint, gradients, model, refused, train, two_cases
+
+from thalweg.errors import OptionError, ParameterError
+from thalweg.numpy import LAMB, LARS, Kron
+
+NAMES = list(model())
+
+
+@every_case
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_it_equals_name_by_name(make: Make, dtype: str) -> None:
+    whole, single = make(rounding="stochastic"), make(rounding="stochastic")
+    first, second = model(dtype), model(dtype)
+    for step in gradients(5, dtype):
+        whole.step(first, step)
+        for name, weights in second.items():
+            single.update(name, weights, step[name])
+    assert bits(first) == bits(second) != bits(model(dtype))
+    assert fingerprint(whole) == fingerprint(single)
+
+
+@every_case
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_sequence_equals_numbered_parameters(make: Make, kind: type) -> None:
+    whole, single = make(), make()
+    first, second = kind(model().values()), kind(model().values())
+    for step in gradients(3):
+        whole.step(first, kind(step.values()))
+        for index, name in enumerate(NAMES):
+            single.update(index, second[index], step[name])
+    assert bits(first) == bits(second) != bits(kind(model().values()))
+    assert fingerprint(whole) == fingerprint(single)
+    assert list(whole.state) == [0, 1, 2, 3, 4]
+
+
+@every_case
+@pytest.mark.parametrize("order", [NAMES[::-1], NAMES[2:] + NAMES[:2]], ids=["reversed", "rotated"])
+def test_the_order_of_parameters_does_not_matter(make: Make, order: list[str]) -> None:
+    first, second = make(), make()
+    straight, turned = model(), {name: model()[name] for name in order}
+    for step in gradients(4):
+        first.step(straight, step)
+        second.step(turned, {name: step[name] for name in reversed(NAMES)})
+    assert bits(straight) == bits(turned) != bits(model())
+    assert bits(first.state) == bits(second.state)
+
+
+@every_case
+def test_parameters_without_a_gradient_are_left_alone(make: Make) -> None:
+    """None, or no entry at all; and their steps are not counted."""
+    optimizer, params, (one, two, three) = make(), model(), gradients(3)
+    optimizer.step(params, {**one, "conv": None})
+    del two["conv"]
+    optimizer.step(params, two)
+    assert bits(params["conv"]) == bits(model()["conv"])
+    assert "conv" not in optimizer.state
+    optimizer.step(params, three)
+    assert {name: int(entries["step"]) for name, entries in optimizer.state.items()} == {
+        name: 1 if name == "conv" else 3 for name in NAMES
+    }
+    alone, twin = make(), model()
+    alone.update("conv", twin["conv"], three["conv"])
+    assert bits(twin["conv"]) == bits(params["conv"])
+
+
+@every_case
+def test_none_in_a_sequence(make: Make) -> None:
+    optimizer, params = make(), [np.ones(3), np.ones(4)]
+    optimizer.step(params, [None, np.ones(4)])
+    assert bits(params[0]) == bits(np.ones(3))
+    assert bits(params[1]) != bits(np.ones(4))
+    assert list(optimizer.state) == [1]
+
+
+def test_an_empty_model_is_a_model() -> None:
+    optimizer = LARS(0.1)
+    optimizer.step({}, {})
+    optimizer.step([], [])
+    assert optimizer.num_parameters == 0
+
+
+@pytest.mark.parametrize("kind", [OrderedDict, MappingProxyType])
+def test_any_mapping_will_do(kind: type) -> None:
+    first, second = train(LAMB(0.1), model(), gradients(2)), model()
+    train(LAMB(0.1), kind(second), [kind(step) for step in gradients(2)])
+    assert bits(first) == bits(second)
+
+
+@every_case
+def test_nothing_else_is_written_to(make: Make) -> None:
+    params, grads = model(), gradients(3)
+    listed, before = dict(params), bits(grads)
+    train(make(), params, grads)
+    assert bits(grads) == before
+    assert all(params[name] is x for name, x in listed.items())
+    assert list(params) == list(listed)
+
+
+@pytest.mark.parametrize(
+    ("params", "grads", "said"),
+    [
+        pytest.param({"a": np.ones(2)}, {"b": np.ones(2)}, "gradient for 'b' and no parameter", id="unknown name"),
+        pytest.param([np.ones(2)], [np.ones(2), np.ones(2)], "1 parameters and 2 gradients", id="lengths"),
+        pytest.param({"a": np.ones(2)}, [np.ones(2)], "two mappings by name or two sequences", id="mapping, list"),
+        pytest.param([np.ones(2)], {0: np.ones(2)}, "two mappings by name or two sequences", id="list, mapping"),
+        pytest.param(np.ones((2, 2)), np.ones((2, 2)), "two mappings by name or two sequences", id="arrays"),
+        pytest.param(iter([np.ones(2)]), iter([np.ones(2)]), "two mappings by name or two sequences", id="iterators"),
+        pytest.param("ab", "cd", "two mappings by name or two sequences", id="text"),
+        pytest.param([np.ones(2)], None, "two mappings by name or two sequences", id="nothing"),
+        pytest.param({1.5: np.ones(2)}, {1.5: np.ones(2)}, "name must be a string or a whole number", id="name"),
+    ],
+)
+def test_what_is_no_model_is_refused(params: Any, grads: Any, said: str) -> None:
+    optimizer = LARS(0.1)
+    with refused(ParameterError, said, optimizer, params, grads):
+        optimizer.step(params, grads)
+
+
+BAD = {
+    "read-only": lambda p, g: (p.setflags(write=False), (p, g))[1],
+    "strided": lambda p, g: (np.zeros((12, 5), "float32")[::2], g),
+    "gradient of another shape": lambda p, g: (p, g.T.copy()),
+    "integers": lambda p, g: (p.astype("int32"), g),
+    "a list": lambda p, g: (p.tolist(), g),
+    "gradient of integers": lambda p, g: (p, g.astype("int64")),
+    "another shape than before": lambda p, g: (np.ones((3, 3), "float32"), np.ones((3, 3), "float32")),
+}
+
+
+@two_cases
+@pytest.mark.parametrize(
+    ("bad", "fresh"),
+    [(bad, fresh) for bad in BAD for fresh in (True, False) if not (fresh and bad == "another shape than before")],
+)
+def test_one_bad_entry_and_none_is_changed(make: Make, bad: str, fresh: bool) -> None:
+    optimizer, params, grads = make(), model(), gradients(3)
+    if not fresh:
+        optimizer.step(params, grads[0])
+    twin, untouched = optimizer.copy(), copies(params)
+    name = "encoder.0.weight"
+    weights, gradient = BAD[bad](params[name].copy(), grads[1][name])
+    for order in (NAMES, NAMES[::-1]):  # good ones before it, and after it
+        broken = {n: weights if n == name else params[n] for n in order}
+        with refused(ParameterError, name, optimizer, broken, grads[1]):
+            optimizer.step(broken, {**grads[1], name: gradient})
+    optimizer.step(params, grads[2])
+    twin.step(untouched, grads[2])
+    assert bits(params) == bits(untouched)
+    assert fingerprint(optimizer) == fingerprint(twin)
+
+
+def test_a_schedule_that_fails_for_one_changes_none() -> None:
+    optimizer, a, b = LAMB(lambda t: 0.1 if t < 2 else -1.0), np.ones(2), np.ones(2)
+    optimizer.update("b", b, np.ones(2))
+    arrays = {"a": a, "b": b}
+    with refused(OptionError, "parameter 'b', step 2: lr must be", optimizer, arrays):
+        optimizer.step(arrays, {"a": np.ones(2), "b": np.ones(2)})
+
+
+class TestMemory:
+    @pytest.mark.parametrize(
+        "second",
+        [
+            pytest.param(lambda x: x, id="the array itself"),
+            pytest.param(lambda x: x.reshape(3, 2), id="in another shape"),
+            pytest.param(lambda x: x[:], id="a view"),
+            pytest.param(lambda x: x[:3], id="its beginning"),
+            pytest.param(lambda x: x[3:], id="its end"),
+        ],
+    )
+    def test_two_names_for_the_same_memory_are_refused(self, second: Any) -> None:
+        optimizer, x = LARS(0.1), np.ones(6)
+        params = {"a": x, "b": second(x)}
+        with refused(ParameterError, "'a' and 'b' share memory|'b' and 'a' share memory", optimizer, params):
+            optimizer.step(params, {name: np.ones(p.shape) for name, p in params.items()})
+
+    def test_overlapping_views_are_refused(self) -> None:
+        optimizer, x = LARS(0.1), np.ones(6)
+        params = {"a": x[:4], "b": x[2:]}
+        with refused(ParameterError, "'a' and 'b' share memory|'b' and 'a' share memory", optimizer, params):
+            optimizer.step(params, {"a": np.ones(4), "b": np.ones(4)})
+
+    def test_neighbours_in_one_buffer_are_two_parameters(self) -> None:
+        buffer = np.ones(10)
+        LARS(0.1).step({"a": buffer[:4], "b": buffer[4:]}, {"a": np.ones(4), "b": np.ones(6)})
+        apart = [np.ones(4), np.ones(6)]
+        LARS(0.1).step(apart, [np.ones(4), np.ones(6)])
+        assert bits(buffer) == bits(np.concatenate(apart))
+
+    def test_empty_arrays_share_nothing(self) -> None:
+        x = np.ones(4)
+        optimizer = LARS(0.1)
+        optimizer.step({"a": x[:0], "b": x, "c": x[:0]}, {"a": np.ones(0), "b": np.ones(4), "c": np.ones(0)})
+        assert optimizer.num_parameters == 3
+
+    @every_case
+    def test_one_gradient_may_serve_two_parameters(self, make: Make) -> None:
+        shared = np.arange(1.0, 7.0).reshape(2, 3)
+        first, second = ({"a": np.ones((2, 3)), "b": np.ones((2, 3))} for _ in range(2))
+        train(make(), first, [{"a": shared, "b": shared}] * 2)
+        train(make(), second, [{"a": shared.copy(), "b": shared.copy()}] * 2)
+        assert bits(first) == bits(second)
+
+    @every_case
+    def test_a_parameter_may_be_its_own_gradient(self, make: Make) -> None:
+        """As that of half the sum of squares is."""
+        first, second = model()["encoder.0.weight"], model()["encoder.0.weight"]
+        one, two = make(), make()
+        for _ in range(3):
+            one.step({"w": first}, {"w": first})
+            two.step({"w": second}, {"w": second.copy()})
+        assert bits(first) == bits(second)
+
+    @pytest.mark.parametrize("on_nonfinite", ["propagate", "skip", "raise"])
+    @pytest.mark.parametrize("order", ["xy", "yx"])
+    def test_gradients_may_be_the_parameters_themselves(self, order: str, on_nonfinite: str) -> None:
+        """As those of the sum of x * y are."""
+        arrays = {"x": np.full(3, 1.0), "y": np.full(3, 2.0)}
+        optimizer = LARS(0.1, trust=False, on_nonfinite=on_nonfinite)
+        optimizer.step({name: arrays[name] for name in order}, {"x": arrays["y"], "y": arrays["x"]})
+        assert (arrays["x"] == 1.0 - 0.1 * 2.0).all()
+        assert (arrays["y"] == 2.0 - 0.1 * 1.0).all()
+
+    @pytest.mark.parametrize("turned", [False, True])
+    @pytest.mark.parametrize(
+        "view", [lambda x: x[2:5], lambda x: x[5:2:-1], lambda x: x[::3][:3], lambda x: np.broadcast_to(x[4], 3)]
+    )
+    def test_or_parts_of_them(self, view: Any, turned: bool) -> None:
+        """Of a buffer that holds two parameters, across the border between them."""
+        buffer = np.arange(1.0, 9.0)
+        params = {"a": buffer[:4], "b": buffer[4:], "c": np.ones(3)}
+        wanted = {"a": buffer[:4] - 0.1, "b": buffer[4:] - 0.1, "c": np.ones(3) - 0.1 * view(buffer)}
+        names = list(params)[::-1] if turned else list(params)
+        grads = {"a": np.ones(4), "b": np.ones(4), "c": view(buffer)}
+        LARS(0.1, trust=False).step({name: params[name] for name in names}, grads)
+        assert bits(params) == bits(wanted)
+
+
+def test_figures_of_the_last_step_can_be_read() -> None:
+    optimizer, weights = LARS(2.0, trust_coefficient=0.1), np.array([3.0, 4.0])
+    optimizer.step({"w": weights}, {"w": np.array([6.0, 8.0])})
+    assert optimizer.stats() == {"w": {"trust_ratio": 0.05, "param_norm": 5.0, "grad_norm": 10.0}}
+
+
+def test_figures_of_stacked_parameters_come_by_slice() -> None:
+    optimizer, weights = LARS(2.0, trust_coefficient=0.1, stacked_axes=1), np.array([[3.0, 4.0], [6.0, 8.0]])
+    optimizer.step({"w": weights}, {"w": np.array([[6.0, 8.0], [6.0, 8.0]])})
+    assert optimizer.stats()["w"]["param_norm"].tolist() == [5.0, 10.0]
+
+
+def test_kron_tells_when_it_refreshed() -> None:
+    optimizer, weights, seen = Kron(0.1, precond_update_probability=0.4), np.ones((3, 2)), []
+    for _ in range(10):
+        optimizer.step({"w": weights}, {"w": np.ones((3, 2))})
+        seen.append(optimizer.stats()["w"]["refreshed"])
+    assert seen == [False, False, True, False, True] * 2
