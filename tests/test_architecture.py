@@ -38,7 +38,9 @@ def test_nothing_is_loaded_that_is_not_used(code: str, frameworks: set[str]) -> 
 def test_importing_changes_no_setting_and_prints_nothing() -> None:
     script = (
         "import os, sys, warnings, random, threading\n"
-        "def seen(): return dict(os.environ), list(warnings.filters), random.getstate(), sys.getrecursionlimit(), threading.active_count()\n"
+        "def seen():\n"
+        "    threads = threading.active_count()\n"
+        "    return dict(os.environ), list(warnings.filters), random.getstate(), sys.getrecursionlimit(), threads\n"
         "before = seen()\n"
         "import thalweg, thalweg.rules, thalweg.settings, thalweg.boundary\n"
         "assert seen() == before\n"

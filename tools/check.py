@@ -20,13 +20,16 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THRE
 
 
 def checks(fast: bool) -> dict[str, list[str]]:
-    pytest = ["pytest", "--numprocesses", str(os.cpu_count() or 1), "--dist", "worksteal"]
+    parallel = ["--numprocesses", str(os.cpu_count() or 1), "--dist", "worksteal"]
+    marked = "not slow and not gpu" if fast else "not gpu"
     return {
         "style": ["ruff", "check"],
         "format": ["ruff", "format", "--check"],
         "types": ["mypy", "--strict"],
         "imports": ["lint-imports"],
-        "tests": [*pytest, "-m", "not slow and not gpu" if fast else "not gpu", "--quiet"],
+        # in one process: the examples of a page follow from one another
+        "docs": ["pytest", "--quiet", "README.md", "CONTRIBUTING.md", "docs", "src"],
+        "tests": ["pytest", "--quiet", *parallel, "-m", marked, "tests"],
     }
 
 

@@ -53,7 +53,7 @@ def main() -> int:
         missing = f"import importlib.util as u; assert not any(map(u.find_spec, {absent!r}))"
         steps = [
             [str(python), "-c", missing],
-            [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "-m", "not slow", "tests"],
+            [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "tests"],
         ]
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         for step in steps:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import fnmatch
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -102,6 +103,8 @@ class Settings:
     variant: str | None = None
     overrides: Overrides = ()
     base: Setting = field(init=False)
+    #: For which answers to "is lr None?" options are known to have an effect.
+    checked_for: set[bool] = field(init=False, default_factory=set, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         known = RULES[self.rule_name]
@@ -136,14 +139,17 @@ class Settings:
     def validate_lr(self, lr: Any) -> None:
         """Check lr, and that no option was given in vain: idle for the base and after every override."""
         self.base.rule.validate_lr(lr)
+        if (lr is None) in self.checked_for:  # all that the effect of options can depend on
+            return
         given = {"lr": lr, **{name: value for name, value in self.given.items() if value != self.without(name)}}
-        self.check_effect(given, lr, self.base, *self.after_overrides())
+        self.check_effect(given, lr, self.base, *itertools.chain(*self.after_each))
         for index, (pattern, options) in enumerate(self.overrides):
-            changes = {name: value for name, value in options.items() if value != self.options.get(name)}
+            changes = {name: v for name, v in options.items() if name != "lr_scale" and self.is_news(name, v)}
             try:
-                self.check_effect(changes, lr, *self.after_overrides(index))
+                self.check_effect(changes, lr, *self.after_each[index])
             except OptionError as error:
                 raise OptionError(f"overrides, entry {pattern!r}: {error}") from None
+        self.checked_for.add(lr is None)
 
     def check_effect(self, given: Mapping[str, Any], lr: Any, *settings: Setting) -> None:
         """Refuse what has no effect in any of these settings."""
@@ -152,16 +158,29 @@ class Settings:
             vain = value is not None and idles and all(name in idle for idle in idles)
             require(not vain, f"{name}={value!r} has no effect here: it needs {idles[0].get(name) if idles else ''}")
 
-    def after_overrides(self, index: int | None = None) -> Iterator[Setting]:
-        """What may hold for a parameter: each entry (or the given one) alone, and after all others."""
-        entries = [options for _, options in self.overrides]
-        for options in entries if index is None else entries[index : index + 1]:
-            for earlier in ([], entries):
-                setting = self.base
-                for more in (*earlier, options):
-                    with contextlib.suppress(OptionError):  # such entries match different parameters
-                        setting = combined(setting, more)
-                yield setting
+    @cached_property
+    def after_each(self) -> tuple[list[Setting], ...]:
+        """What may hold where an entry of ``overrides`` matches: after it alone, and after all others."""
+
+        def after(options: Mapping[str, Any]) -> Iterator[Setting]:
+            for setting in (self.base, self.after_all):
+                with contextlib.suppress(OptionError):  # such entries match different parameters
+                    yield combined(setting, options)
+
+        return tuple(list(after(options)) for _, options in self.overrides)
+
+    @cached_property
+    def after_all(self) -> Setting:
+        """What holds for a parameter that all entries match, as far as they go together."""
+        setting = self.base
+        for _, options in self.overrides:
+            with contextlib.suppress(OptionError):
+                setting = combined(setting, options)
+        return setting
+
+    def is_news(self, name: str, value: Any) -> bool:
+        """Whether an entry of ``overrides`` that says so asks for something to be done."""
+        return bool(value != self.options[name] and value != self.default(name))
 
     def without(self, name: str) -> Any:
         """What an option is when it is not given."""

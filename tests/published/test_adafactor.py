@@ -10,6 +10,8 @@ from tolerances import FLOAT64, OPTAX_ADAFACTOR
 
 from thalweg.numpy import Adafactor
 
+pytestmark = pytest.mark.slow
+
 EPS64 = float(np.finfo(np.float64).eps)
 
 OPTAX = [

@@ -10,6 +10,8 @@ from tolerances import FLOAT64
 
 from thalweg.numpy import LAMB
 
+pytestmark = pytest.mark.slow
+
 OPTAX = [
     pytest.param({}, {}, id="defaults"),
     pytest.param(dict(betas=(0.8, 0.95)), dict(b1=0.8, b2=0.95), id="betas"),

@@ -10,6 +10,8 @@ from tolerances import FLOAT64
 
 from thalweg.numpy import LARS
 
+pytestmark = pytest.mark.slow
+
 MASK = [True, True, True, False, True]
 
 OPTAX = [

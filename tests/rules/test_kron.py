@@ -68,6 +68,7 @@ def whiteness_error(state: dict, left: Any, right: Any) -> float:
     return float(np.linalg.norm(scale * product - np.eye(M * N)) / np.sqrt(M * N))
 
 
+@pytest.mark.slow
 class TestWhitening:
     # what published measurements of these geometries found, at condition 1e4 a side
     @pytest.mark.parametrize(("geometry", "bound"), [("procrustes", 0.23), ("quad", 0.28), ("eq", 0.29)])
@@ -112,6 +113,7 @@ class TestWhitening:
         assert equalised.max() / equalised.min() < 3
 
 
+@pytest.mark.slow
 class TestTracking:
     def grads(self, steps: int, scale: float = 1.0, seed: int = 0) -> list:
         return [scale * g for g in coloured(steps, np.eye(M), np.eye(N), seed)]
@@ -151,6 +153,7 @@ class TestTracking:
         assert np.abs(result.p).max() == 1.0
 
 
+@pytest.mark.slow
 class TestGuards:
     @pytest.mark.parametrize("geometry", GEOMETRIES)
     def test_zero_gradients_teach_nothing(self, geometry: str) -> None:
@@ -274,6 +277,7 @@ class TestParts:
         assert schedule.at(xp, 10_000) == 0.03
 
 
+@pytest.mark.slow
 def test_the_preconditioner_is_symmetric_positive() -> None:
     for geometry in GEOMETRIES:
         state, _ = learn(Kron(geometry=geometry, **BARE), coloured(200, *covariance_roots(1e2)))
@@ -282,6 +286,7 @@ def test_the_preconditioner_is_symmetric_positive() -> None:
             assert np.linalg.eigvalsh(p).min() > 0
 
 
+@pytest.mark.slow
 def test_beats_momentum_sgd_by_orders_of_magnitude_on_an_ill_conditioned_problem() -> None:
     """Least squares |A (W - W*) B|^2 whose curvature varies over six orders of magnitude."""
     left, right = covariance_roots(1e3)

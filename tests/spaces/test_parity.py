@@ -51,6 +51,7 @@ def test_torch(case: Case, description: str, options: dict, dtype: str) -> None:
     agree(case, options, dtype, xp=xp, to=torch.tensor)
 
 
+@pytest.mark.slow
 @EVERY
 @DTYPES
 def test_jax_under_jit(case: Case, description: str, options: dict, dtype: str) -> None:
@@ -85,6 +86,7 @@ def test_foreach(case: Case, description: str, options: dict, dtype: str) -> Non
             compare(reference, own, dtype, shape)
 
 
+@pytest.mark.slow
 @EVERY
 def test_torch_compile_without_a_graph_break(case: Case, description: str, options: dict) -> None:
     """One graph, made once, whatever the step."""

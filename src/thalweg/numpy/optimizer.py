@@ -77,8 +77,9 @@ class Optimizer(Memory):
     @lr.setter
     def lr(self, value: Rate) -> None:
         value = plain(value)
-        check_plain("lr", value)
-        self._settings.validate_lr(plain(value(1)) if callable(value) else value)
+        first = plain(value(1)) if callable(value) else value
+        check_plain("lr", first)
+        self._settings.validate_lr(first)
         self._lr = value
 
     @property
@@ -177,10 +178,13 @@ class Optimizer(Memory):
         lr = plain(self._lr(t)) if callable(self._lr) else self._lr
         own_scale = self.lr_scale(name)
         try:
+            check_plain("lr", lr)
             setting.rule.validate_lr(lr)
             check_number("lr_scale", lr_scale, low=0.0)
             check_number("lr_scale(name)", own_scale, low=0.0)
-            setting.rule_at(t)
+            rule = setting.rule_at(t)
+            for scheduled in setting.scheduled:
+                check_plain(scheduled, getattr(rule, scheduled))
         except OptionError as error:
             raise OptionError(f"parameter {name!r}, step {t}: {error}") from None
         return Job(name, weights, gradient, tracked, setting, t, lr, plain(setting.lr_scale * lr_scale * own_scale))
@@ -299,7 +303,7 @@ def check_served(settings: Settings) -> None:
     """Say now, and not at the first step, what numpy cannot serve: tensors, or bfloat16 without its package."""
     for options in (settings.options, *(options for _, options in settings.overrides)):
         for name, value in options.items():
-            check_plain(name, value)
+            check_plain(name, plain(value(1)) if callable(value) else value)
         for name in ("state_dtype", "momentum_dtype", "precond_dtype"):
             try:
                 xp.named_dtype(options.get(name) or "float32")
