@@ -66,12 +66,14 @@ def advance(
     t: Scalar,
     lr: Scalar | None,
     lr_scale: Scalar,
-    tensor: int,
+    tensor: Scalar,
     grad_scale: Scalar | None = None,
+    allowed: Truth | None = None,
 ) -> Advance:
     """Step one parameter. Nothing is written to p, g or s; the new ones are returned.
 
     tensor: the parameter's number for random bits. grad_scale: multiplies the gradient.
+    allowed: False leaves everything as it was, under ``on_nonfinite="skip"``.
     """
     dtype = xp.dtype(p)
     precision = arithmetic(dtype)
@@ -101,7 +103,7 @@ def advance(
         return Advance(new, state, None, update.stats)
 
     # what is written is asked as well: float16 ends at 65504
-    finite = every(xp, update.finite)
+    finite = every(xp, update.finite) if allowed is None else every(xp, update.finite) & allowed
     for entry in (new, *(entry for entry in state.values() if xp.dtype(entry) == "float16")):
         finite = finite & xp.isfinite(xp.maximum(xp.amax(xp.abs(xp.astype(entry, precision)), None), 0.0))
     if handling.on_nonfinite == "skip":

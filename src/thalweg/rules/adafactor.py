@@ -127,6 +127,16 @@ class Adafactor(Rule):
     def is_relative(self, lr: Scalar | None) -> bool:
         return lr is None if self.relative_step is None else self.relative_step
 
+    def treatment(self, shape: Shape) -> str:
+        axes = self.factored_axes(shape)
+        return "all squares" if axes is None else f"factored over axes {axes[0]} and {axes[1]}"
+
+    def expected_rms(self, lr: float | None, p_rms: float) -> float:
+        relative = self.is_relative(lr)
+        step = (1e-2 if relative else 1.0) if lr is None else lr
+        scaled = relative if self.scale_parameter == "relative" else self.scale_parameter
+        return step * max(p_rms, self.eps[1]) if scaled else step
+
     def kind(self, shape: Shape) -> Hashable:
         return self.factored_axes(shape), super().kind(shape)
 

@@ -128,6 +128,11 @@ class Kron(Rule):
     def needs_noise(self) -> bool:
         return self.damping_mode == "noise"
 
+    def treatment(self, shape: Shape) -> str:
+        sizes = self.sizes(shape)
+        words = [f"diagonal {n}" if d else f"dense {n}" for n, d in zip(sizes, self.diagonals(sizes), strict=True)]
+        return "factors " + ", ".join(words)
+
     def kind(self, shape: Shape) -> Hashable:
         return shape
 

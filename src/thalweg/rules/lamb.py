@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from thalweg.arrays import A, Scalar, Space, Squares, State
+from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
 from thalweg.rules.blocks import clip, one_minus_power, ratio_unless
 from thalweg.rules.checks import check_bounds, check_choice, check_flag, check_fraction, check_number, check_pair
 from thalweg.rules.rule import Noise, Rule, Update
@@ -57,6 +57,12 @@ class LAMB(Rule):
     def idle(self, lr: Scalar | None) -> dict[str, str]:
         idle = super().idle(lr)
         return idle if self.trust else idle | dict.fromkeys(("trust_clip", "phi", "always_adapt"), "trust=True")
+
+    def treatment(self, shape: Shape) -> str:
+        return "trust ratio" if self.trust else "no trust ratio"
+
+    def expected_rms(self, lr: float | None, p_rms: float) -> float:
+        return (lr or 0.0) * p_rms if self.trust else lr or 0.0
 
     def init(self, xp: Space[A], p: A) -> State[A]:
         return {"exp_avg": xp.zeros_like(p), "exp_avg_sq": xp.zeros_like(p)}

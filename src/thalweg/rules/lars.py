@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from thalweg.arrays import A, Scalar, Space, Squares, State
+from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
 from thalweg.rules.blocks import is_zero, ratio_unless
 from thalweg.rules.checks import check_choice, check_flag, check_fraction, check_number
 from thalweg.rules.rule import Noise, Rule, Update
@@ -65,6 +65,12 @@ class LARS(Rule):
         if is_zero(self.momentum):
             idle |= dict.fromkeys(("nesterov", "momentum_mode", "momentum_dtype"), "a momentum above 0")
         return idle
+
+    def treatment(self, shape: Shape) -> str:
+        return "trust ratio" if self.trust else "no trust ratio"
+
+    def expected_rms(self, lr: float | None, p_rms: float) -> float:
+        return (lr or 0.0) * self.trust_coefficient * p_rms if self.trust else lr or 0.0
 
     def init(self, xp: Space[A], p: A) -> State[A]:
         return {} if is_zero(self.momentum) else {"momentum_buffer": xp.zeros_like(p)}

@@ -31,22 +31,22 @@ def mix(h: Any) -> Any:
     return h ^ (h >> 16)
 
 
-def bits(xp: Space[A], like: A, *, seed: int, tensor: int, t: Scalar, stream: int = 0) -> Any:
+def bits(xp: Space[A], like: A, *, seed: int, tensor: Scalar, t: Scalar, stream: int = 0) -> Any:
     """32 random bits for each element of ``like``; streams of one step are independent."""
     low, high = xp.positions(like)
     t = t if is_number(t) else xp.astype(t, xp.dtype(low))
-    key = mix(mix(mix((seed & MASK) ^ 0x9E3779B9) ^ (tensor & MASK)) ^ (stream * 0x85EBCA6B & MASK))
-    return mix(mix(low ^ mix(high ^ key ^ 0x27D4EB2F)) ^ mix(t ^ key))
+    key = mix(mix((tensor & MASK) ^ mix((seed & MASK) ^ 0x9E3779B9)) ^ (stream * 0x85EBCA6B & MASK))
+    return mix(mix(low ^ mix(high ^ (key ^ 0x27D4EB2F))) ^ mix(key ^ t))
 
 
-def uniform(xp: Space[A], like: A, *, seed: int, tensor: int, t: Scalar, stream: int = 0) -> A:
+def uniform(xp: Space[A], like: A, *, seed: int, tensor: Scalar, t: Scalar, stream: int = 0) -> A:
     """Odd multiples of 2**-24 in (0, 1)."""
     h = bits(xp, like, seed=seed, tensor=tensor, t=t, stream=stream)
     # these are exact in float32, so every precision sees the same numbers
     return xp.astype(h >> 9, xp.dtype(like)) * 2.0**-23 + 2.0**-24
 
 
-def normal(xp: Space[A], like: A, *, seed: int, tensor: int, t: Scalar) -> Value:
+def normal(xp: Space[A], like: A, *, seed: int, tensor: Scalar, t: Scalar) -> Value:
     """Standard normal numbers, by Box and Muller's transform; at most 5.8 deviations out."""
     u, v = (uniform(xp, like, seed=seed, tensor=tensor, t=t, stream=stream) for stream in (0, 1))
     return xp.sqrt(-2.0 * xp.log(u)) * xp.cos(2 * math.pi * v)

@@ -87,6 +87,14 @@ class Rule(ABC):
     def needs_noise(self) -> bool:
         return False
 
+    def treatment(self, shape: Shape) -> str:
+        """How a parameter of this shape is treated, in a few words."""
+        return "elementwise"
+
+    def expected_rms(self, lr: float | None, p_rms: float) -> float:
+        """The RMS of a typical step for a parameter of this RMS, to tell whether rounding would lose it."""
+        return lr or 0.0
+
     def for_storage(self, dtype: str | None) -> Rule:
         """The rule as it is best for factors stored in this dtype; None: as they are computed."""
         return self

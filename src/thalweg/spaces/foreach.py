@@ -113,6 +113,9 @@ _FOREACH: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 
 
+_COMMUTES = (operator.add, operator.mul)
+
+
 def _apply(function: Callable[..., Any], x: Any, *others: Any) -> Any:
     """One function over a list: in one launch if possible, else tensor by tensor."""
     operands = (x, *others)
@@ -130,8 +133,10 @@ def _apply(function: Callable[..., Any], x: Any, *others: Any) -> Any:
             return operand.tensors
         return operand.values.unbind() if isinstance(operand, PerTensor) else [operand] * length
 
+    if function in _COMMUTES and not isinstance(x, TensorList):
+        return _apply(function, *reversed(operands))
     if length and x is lists[0] and function in _FOREACH:
-        rest = [operand if is_number(operand) else entries(operand) for operand in others]
+        rest = [operand if is_number(operand) else list(entries(operand)) for operand in others]
         return TensorList(_FOREACH[function](x.tensors, *rest))
     return TensorList([function(*column) for column in zip(*map(entries, operands), strict=True)])
 
@@ -215,8 +220,8 @@ def sums(*terms: Term) -> tuple[Scalar, ...]:
 def means(*terms: Term) -> tuple[Scalar, ...]:
     def divided(total: Any, x: Any, axes: Axes) -> Any:
         counts = [float(count(tensor.shape, axes)) for tensor in x.tensors]
-        if isinstance(total, PerTensor):
-            return PerTensor(total.values / torch.tensor(counts, dtype=total.values.dtype, device=total.values.device))
+        if isinstance(total, PerTensor):  # without a copy from the host, which a CUDA graph could not hold
+            return PerTensor(torch.stack(torch._foreach_div(total.values.unbind(), counts)))
         return TensorList(torch._foreach_div(total.tensors, counts))
 
     return tuple(divided(total, *term) for total, term in zip(sums(*terms), terms, strict=True))

@@ -1,0 +1,21 @@
+"""Optimizers for torch: drop-in replacements for those of ``torch.optim``."""
+
+from __future__ import annotations
+
+from thalweg.rules import Annealed
+from thalweg.torch.backward import InBackward, step_in_backward
+from thalweg.torch.explain import Explanation
+from thalweg.torch.optimizer import Optimizer
+from thalweg.torch.optimizers import LAMB, LARS, Adafactor, Kron
+
+__all__ = [
+    "LAMB",
+    "LARS",
+    "Adafactor",
+    "Annealed",
+    "Explanation",
+    "InBackward",
+    "Kron",
+    "Optimizer",
+    "step_in_backward",
+]
