@@ -119,6 +119,11 @@ def bfloat16() -> Any:
     return pytest.importorskip("ml_dtypes").bfloat16
 
 
+def torch() -> Any:
+    # one of its parts is asked for: without torch, "torch" itself would be the folder of that name beside this file
+    return pytest.importorskip("torch.nn") and pytest.importorskip("torch")
+
+
 class Other(NamedTuple):
     """A value that is not the default, and the options beside which it has an effect."""
 

@@ -11,6 +11,7 @@ from tolerances import MONTE_CARLO
 
 from thalweg.boundary import DIGITS, advance, arithmetic, every, first_state, rounded_stochastically, storage
 from thalweg.rules import RULES, Rule, Update
+from thalweg.rules.noise import uniform
 from thalweg.settings import Handling
 from thalweg.spaces import numpy as xp
 
@@ -277,6 +278,16 @@ class TestRounding:
         p = np.full(100, 0.1, dtype)
         nearest, stochastic = (step(p, p, Probe(delta=0.3), rounding=r)[0].p for r in ("nearest", "stochastic"))
         assert bits(nearest) == bits(stochastic)
+
+    def test_draws_are_apart_from_those_of_the_noise(self) -> None:
+        """Or else rounding would follow what it rounds."""
+        p = np.ones(1000, "float16")
+        result, _ = step(p, p, Probe(delta=2.0**-11), rounding="stochastic")
+        up = result.p > 1
+        assert 400 < up.sum() < 600
+        for stream in (0, 1):  # of these two the noise is made
+            chance = uniform(xp, np.ones(1000, "float32"), seed=0, tensor=5, t=3, stream=stream)
+            assert 400 < (up == (chance < 0.5)).sum() < 600
 
     def test_narrow_ones_are(self) -> None:
         p = np.ones(100, "float16")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from raw_arrays import CASES, Make, bits, every_case, refused
+from raw_arrays import CASES, Make, bits, every_case, refused, torch
 
 from thalweg.errors import OptimError, OptionError, ParameterError
 from thalweg.numpy import LARS
@@ -101,8 +101,7 @@ def test_a_parameter_that_changed_its_shape(make: Make) -> None:
 
 
 def test_torch_tensors() -> None:
-    torch = pytest.importorskip("torch")
-    optimizer, tensor = LARS(0.1), torch.ones(3, 4)
+    optimizer, tensor = LARS(0.1), torch().ones(3, 4)
     with refused(ParameterError, f"parameter '{NAME}' must be a numpy array, got torch.Tensor", optimizer, tensor):
         optimizer.update(NAME, tensor, ones())
     with refused(ParameterError, f"gradient of '{NAME}' must be a numpy array, got torch.Tensor", optimizer, tensor):

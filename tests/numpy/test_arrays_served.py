@@ -230,12 +230,12 @@ class TestStateKeys:
         assert sorted(optimizer.state["w"]) == sorted(keys)
 
     def test_counting_and_clearing(self) -> None:
-        optimizer, weights = LAMB(0.1), np.ones(3)
+        optimizer, weights = LAMB(0.1, global_step=True), np.ones(3)
         assert optimizer.num_parameters == 0
         optimizer.update("a", weights, np.ones(3))
         optimizer.update("b", np.ones(2), np.ones(2))
         optimizer.end_iteration()
-        assert optimizer.num_parameters == 2
+        assert (optimizer.num_parameters, optimizer.iteration) == (2, 1)
         optimizer.clear_state()
         assert (optimizer.num_parameters, optimizer.iteration, optimizer.state) == (0, 0, {})
         optimizer.update("a", np.ones((2, 2)), np.ones((2, 2)))  # forgotten, its shape too

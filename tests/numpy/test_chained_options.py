@@ -26,6 +26,7 @@ from raw_arrays import (
     option_fields,
     refused,
     shown,
+    torch,
     train,
 )
 
@@ -240,20 +241,18 @@ class TestLearningRate:
             LARS(np.ma.masked_array(-0.1))
 
     def test_nor_is_a_tensor(self) -> None:
-        torch = pytest.importorskip("torch")
         optimizer = LARS(0.25)
         with refused(OptionError, "lr must be a Python number here, got Tensor", optimizer):
-            optimizer.lr = torch.tensor(0.5)
+            optimizer.lr = torch().tensor(0.5)
         with pytest.raises(OptionError, match="momentum must be a Python number here, got Tensor"):
-            LARS(0.25, momentum=torch.tensor(0.5))
+            LARS(0.25, momentum=torch().tensor(0.5))
         with pytest.raises(OptionError, match="momentum must be a Python number here, got Tensor"):
-            LARS(0.25, overrides=[("w", dict(momentum=torch.tensor(0.5)))])
+            LARS(0.25, overrides=[("w", dict(momentum=torch().tensor(0.5)))])
 
     @pytest.mark.parametrize("option", ["lr", "momentum"])
     def test_a_tensor_from_a_function_is_a_number_or_refused(self, option: str) -> None:
-        torch = pytest.importorskip("torch")
         try:
-            optimizer = LARS(**{"lr": 0.25, option: lambda t: torch.tensor(0.5)})
+            optimizer = LARS(**{"lr": 0.25, option: lambda t: torch().tensor(0.5)})
         except OptionError:
             return
         assert shown(optimizer) == shown(LARS(**{"lr": 0.25, option: 0.5}))

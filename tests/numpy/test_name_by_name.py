@@ -139,6 +139,12 @@ class TestNames:
             results.append(weights.tobytes())
         assert len(set(results)) == 3
 
+    def test_text_need_not_be_encodable(self) -> None:
+        """As names that come from files may not be."""
+        optimizer, params = LARS(0.1), {"a": np.ones(2), "\ud800": np.ones(2)}
+        optimizer.step(params, {name: np.ones(2) for name in params})
+        assert optimizer.num_parameters == 2
+
     @pytest.mark.parametrize("name", [None, 1.5, True, ("a",), b"a", np.array(1)], ids=repr)
     def test_other_names_are_refused(self, name: Any) -> None:
         optimizer, weights = LARS(0.1), np.ones(3)

@@ -59,6 +59,12 @@ def test_of_two_scales_by_entry_the_later_holds() -> None:
     assert bits(params) == bits(train(LARS(0.125), model(), gradients(2)))
 
 
+def test_a_scale_stays_where_a_later_entry_says_nothing_of_it() -> None:
+    entries = [("*", dict(lr_scale=0.5)), ("conv", dict(momentum=0.5))]
+    params = train(LARS(0.5, overrides=entries), model(), gradients(2))
+    assert bits(params["conv"]) == bits(train(LARS(0.25, momentum=0.5), model(), gradients(2))["conv"])
+
+
 def test_a_function_sees_the_name_as_text_and_the_array_in_its_shape() -> None:
     seen: list[tuple[str, tuple[int, ...]]] = []
 

@@ -72,9 +72,13 @@ def check_writable(name: Name, weights: Arr) -> None:
         )
 
 
+def is_size(n: Any) -> bool:
+    return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and bool(n >= 0)
+
+
 def shaped(what: str, x: Arr, shape: Shape) -> Arr:
     """A flat buffer, seen in the shape of the parameter it holds."""
-    sizes = isinstance(shape, (tuple, list)) and all(isinstance(n, (int, np.integer)) and n >= 0 for n in shape)
+    sizes = isinstance(shape, (tuple, list)) and all(is_size(n) for n in shape)
     if not sizes:
         raise ParameterError(f"shape must be a tuple of whole numbers >= 0, got {shape!r}")
     shape = tuple(int(n) for n in shape)

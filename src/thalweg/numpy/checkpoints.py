@@ -71,6 +71,8 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any]) -> N
     """Write beside the old file first, so that it is replaced whole or not at all."""
     path = Path(path)
     write = _writer(path)
+    if not path.parent.is_dir():
+        raise StateError(f"there is no folder {path.parent} to save in")
     arrays: dict[str, Arr] = {}
     parameters = []
     for index, (name, entries) in enumerate(state_dict["state"].items()):
@@ -129,7 +131,8 @@ def _npz_bytes(arrays: dict[str, Arr], about: str) -> bytes:
     import io
 
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, about=np.array(about), **arrays)
+    entries: dict[str, Any] = {"about": np.array(about), **arrays}
+    np.savez(file, **entries)
     return file.getvalue()
 
 

@@ -16,10 +16,10 @@ from thalweg.boundary import Advance, advance, first_state
 from thalweg.errors import NonFiniteError, OptionError, ParameterError, StateError, UnusedOverrideWarning
 from thalweg.numpy.arrays import Arr, Name, check_apart, checked_name, checked_pair, is_aliased, pairs
 from thalweg.numpy.memory import Memory, Tracked
-from thalweg.rules import RULES
+from thalweg.rules import RULES, Rule
 from thalweg.rules.checks import check_flag, check_number, is_known
 from thalweg.rules.noise import tensor_id
-from thalweg.settings import Overrides, Setting, Settings, option_names, plain
+from thalweg.settings import Handling, Overrides, Setting, Settings, option_names, plain
 from thalweg.spaces import numpy as xp
 
 #: A number, a function of the step (counted from 1), or None where the rule has its own.
@@ -35,7 +35,8 @@ class Job:
     weights: Arr
     gradient: Arr
     tracked: Tracked
-    setting: Setting
+    rule: Rule
+    handling: Handling
     t: int
     lr: float | None
     lr_scale: float
@@ -187,7 +188,8 @@ class Optimizer(Memory):
                 check_plain(scheduled, getattr(rule, scheduled))
         except OptionError as error:
             raise OptionError(f"parameter {name!r}, step {t}: {error}") from None
-        return Job(name, weights, gradient, tracked, setting, t, lr, plain(setting.lr_scale * lr_scale * own_scale))
+        scale = plain(setting.lr_scale * lr_scale * own_scale)
+        return Job(name, weights, gradient, tracked, rule, setting.handling, t, lr, scale)
 
     def _resolve(self, name: Name, weights: Arr, tracked: Tracked) -> Setting:
         """Find what holds for a parameter that is new, or whose options have changed."""
@@ -215,8 +217,8 @@ class Optimizer(Memory):
         with np.errstate(all="ignore"):  # what is not finite is dealt with below, or wanted
             result = advance(
                 xp,
-                job.setting.rule_at(job.t),
-                job.setting.handling,
+                job.rule,
+                job.handling,
                 job.weights,
                 job.gradient,
                 job.tracked.state,
@@ -226,7 +228,7 @@ class Optimizer(Memory):
                 tensor=tensor_id(job.name),
                 grad_scale=grad_scale,
             )
-        if job.setting.handling.on_nonfinite == "raise" and not result.finite:
+        if job.handling.on_nonfinite == "raise" and not result.finite:
             raise NonFiniteError(f"parameter {job.name!r}, step {job.t}: the gradient or the update is not finite")
         return result
 

@@ -17,7 +17,7 @@ MASK = 0xFFFFFFFF
 
 def tensor_id(name: str | int) -> int:
     """A 32-bit number for a parameter's name."""
-    return zlib.crc32(f"{type(name).__name__}:{name}".encode())
+    return zlib.crc32(f"{type(name).__name__}:{name}".encode("utf-8", "surrogatepass"))
 
 
 def mix(h: Any) -> Any:

@@ -6,6 +6,7 @@ will be two more rows in ``ENGINES``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -103,7 +104,7 @@ def by_list(bucket: Bucket) -> Iterator[Result]:
             t = PerTensor(torch.stack([s["step"] for s in chunk.states]) + 1)
         ids: Any = 0
         if chunk.setting.rule.needs_noise or chunk.setting.handling.rounding == "stochastic":
-            ids = PerTensor(torch.tensor([tensor_id(name) for name in chunk.names], device=device))
+            ids = PerTensor(tensor_ids(tuple(chunk.names), device))
         keys = [key for key in chunk.states[0] if key != "step"]
         result = advance(
             foreach,
@@ -124,6 +125,12 @@ def by_list(bucket: Bucket) -> Iterator[Result]:
         finite = None if result.finite is None else entries_of(result.finite, count)
         stats = {key: entries_of(value, count) for key, value in result.stats.items()}
         yield Result(result.p.tensors, states, finite, stats)
+
+
+@functools.lru_cache(maxsize=4096)
+def tensor_ids(names: tuple[str, ...], device: torch.device) -> Tensor:
+    """Numbers for random bits, copied to the device once: not at each step, nor into a CUDA graph."""
+    return torch.tensor([tensor_id(name) for name in names], device=device)
 
 
 def entries_of(value: Any, count: int) -> Sequence[Any]:

@@ -1,0 +1,137 @@
+"""The torch front end on a GPU: the same numbers, no waiting for the device, steps in a CUDA graph."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tolerances import FLOAT32, FLOAT64
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+SHAPES = [(48, 32), (32, 32), (40,), (8, 4, 3, 3), ()]
+CLASSES = pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("LARS", dict(lr=1.0, weight_decay=0.01)),
+        ("LAMB", dict(lr=0.01, weight_decay=0.01)),
+        ("Adafactor", dict(min_dim_size_to_factor=8)),
+        ("Adafactor", dict(lr=0.01, momentum=0.9)),
+        ("Kron", dict(lr=0.01)),
+        ("Kron", dict(lr=0.01, max_skew=None, geometry="eq")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach"])
+
+
+def problem(device: str, dtype: Any = None, steps: int = 6) -> tuple[list, list]:
+    generator = torch.Generator().manual_seed(0)
+    draw = [[torch.randn(s, generator=generator, dtype=torch.float64) for s in SHAPES] for _ in range(steps + 1)]
+    params = [torch.nn.Parameter(p.to(device, dtype or torch.float64)) for p in draw[0]]
+    return params, [[g.to(device, dtype or torch.float64) for g in step] for step in draw[1:]]
+
+
+def make(name: str, params: list, **options: Any) -> Any:
+    import thalweg.torch
+
+    return getattr(thalweg.torch, name)([(f"p{i}", p) for i, p in enumerate(params)], **options)
+
+
+def run(optimizer: Any, params: list, grads: list) -> None:
+    for step in grads:
+        for p, g in zip(params, step, strict=True):
+            p.grad = g
+        optimizer.step()
+
+
+@contextlib.contextmanager
+def no_waiting() -> Iterator[None]:
+    """Within: an operation that waits for the device is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that this mode does not see everything
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@CLASSES
+@ENGINES
+def test_same_numbers_as_on_the_cpu(name: str, options: dict, engine: str) -> None:
+    results = []
+    for device in ("cpu", "cuda"):
+        params, grads = problem(device)
+        run(make(name, params, engine=engine, **options), params, grads)
+        results.append([p.detach().cpu() for p in params])
+    for cpu, gpu in zip(*results, strict=True):
+        assert (cpu - gpu).abs().max() < FLOAT64
+
+
+@CLASSES
+@ENGINES
+@pytest.mark.parametrize(
+    "beside", [{}, dict(capturable=True), dict(on_nonfinite="skip"), dict(max_grad_norm=1.0)], ids=str
+)
+def test_no_step_waits_for_the_device(name: str, options: dict, engine: str, beside: dict) -> None:
+    params, grads = problem("cuda", torch.float32)
+    optimizer = make(name, params, engine=engine, **options, **beside)
+    run(optimizer, params, grads[:2])  # the first steps make state and load kernels
+    with no_waiting():
+        run(optimizer, params, grads[2:])
+    assert all(torch.isfinite(p).all() for p in params)
+
+
+@CLASSES
+@ENGINES
+def test_a_captured_step_replays(name: str, options: dict, engine: str) -> None:
+    """Six steps, three of them replayed from a graph, equal six plain ones."""
+    plain, grads = problem("cuda", torch.float32)
+    run(make(name, plain, engine=engine, capturable=True, **options), plain, grads)
+
+    params, _ = problem("cuda", torch.float32)
+    optimizer = make(name, params, engine=engine, capturable=True, **options)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run(optimizer, params, grads[:3])
+    torch.cuda.current_stream().wait_stream(stream)
+    static = [g.clone() for g in grads[3]]
+    for p, g in zip(params, static, strict=True):
+        p.grad = g
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    for step in grads[3:]:
+        for buffer, g in zip(static, step, strict=True):
+            buffer.copy_(g)
+        graph.replay()
+    torch.cuda.synchronize()
+    for a, b in zip(params, plain, strict=True):
+        assert (a - b).abs().max() < FLOAT32 * max(1.0, b.abs().max().item())
+
+
+@ENGINES
+def test_a_skipped_step_changes_nothing_and_is_counted(engine: str) -> None:
+    params, grads = problem("cuda", torch.float32)
+    optimizer = make("LAMB", params, engine=engine, lr=0.01, on_nonfinite="skip")
+    run(optimizer, params, grads[:2])
+    before = [p.clone() for p in params], [{k: v.clone() for k, v in optimizer.state[p].items()} for p in params]
+    bad = [g.clone() for g in grads[2]]
+    bad[1][0, 0] = float("nan")
+    with no_waiting():
+        run(optimizer, params, [bad])
+    assert all(torch.equal(a, b) for a, b in zip(params, before[0], strict=True))
+    for p, state in zip(params, before[1], strict=True):
+        assert all(torch.equal(optimizer.state[p][key], value) for key, value in state.items())
+    assert optimizer.skipped == 1
+    assert optimizer.nonfinite() == ["p1"]
