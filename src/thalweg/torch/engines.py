@@ -63,8 +63,10 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Result:
-    """New values for a bucket."""
+    """New values for a bucket, or for a part of it."""
 
+    #: The part that is stepped, of the same bucket.
+    part: Bucket
     params: Sequence[Tensor]
     states: Sequence[Mapping[str, Tensor]]
     #: One truth value for each parameter; None under ``on_nonfinite="propagate"``.
@@ -74,7 +76,7 @@ class Result:
 
 def by_tensor(bucket: Bucket) -> Iterator[Result]:
     """The reference engine: one tensor after the other."""
-    for name, p, g, s in zip(bucket.names, bucket.params, bucket.grads, bucket.states, strict=True):
+    for index, (name, p, g, s) in enumerate(zip(bucket.names, bucket.params, bucket.grads, bucket.states, strict=True)):
         t = bucket.t if bucket.t is not None else s["step"] + 1
         entries = {key: entry for key, entry in s.items() if key != "step"}
         result = advance(
@@ -92,7 +94,8 @@ def by_tensor(bucket: Bucket) -> Iterator[Result]:
             allowed=bucket.allowed,
         )
         finite = None if result.finite is None else [result.finite]
-        yield Result([result.p], [result.state], finite, {key: [value] for key, value in result.stats.items()})
+        stats = {key: [value] for key, value in result.stats.items()}
+        yield Result(bucket.part(index, index + 1), [result.p], [result.state], finite, stats)
 
 
 def by_list(bucket: Bucket) -> Iterator[Result]:
@@ -124,7 +127,7 @@ def by_list(bucket: Bucket) -> Iterator[Result]:
         states = [{key: result.state[key].tensors[i] for key in keys} for i in range(count)]
         finite = None if result.finite is None else entries_of(result.finite, count)
         stats = {key: entries_of(value, count) for key, value in result.stats.items()}
-        yield Result(result.p.tensors, states, finite, stats)
+        yield Result(chunk, result.p.tensors, states, finite, stats)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -142,10 +145,10 @@ def entries_of(value: Any, count: int) -> Sequence[Any]:
 ENGINES: dict[str, Callable[[Bucket], Iterator[Result]]] = {"reference": by_tensor, "foreach": by_list}
 
 
-def engine_for(wanted: Engine, rule_name: str, bucket_size: int) -> str:
+def engine_for(wanted: Engine, rule_name: str, *, alone: bool) -> str:
     """The name of the engine that serves a bucket; an explicit wish that cannot be met raises."""
     if wanted == "auto":
-        return "foreach" if bucket_size > 1 else "reference"
+        return "reference" if alone else "foreach"
     if wanted == "fused":
         raise OptionError(
             f"engine='fused': there is no fused kernel for {rule_name} yet; engine='auto' takes the fastest there is"

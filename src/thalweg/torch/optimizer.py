@@ -52,7 +52,7 @@ class Optimizer(torch.optim.Optimizer):
         check_rate(settings, lr)
         settings.validate_lr(lr)
         if engine == "fused":
-            engine_for(engine, self.rule_name, 1)
+            engine_for(engine, self.rule_name, alone=True)
         self._setup(settings.overrides, engine)
         lr = lr if isinstance(lr, Tensor) else plain(lr)
         beside = {"capturable": capturable, "rule": self.rule_name, "layout": LAYOUT}
@@ -149,18 +149,17 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            self._step([(name, p) for name, p in self._named() if p.grad is not None])
+            self._step(None, compiling=torch.compiler.is_compiling())
         return loss
 
     def step_parameter(self, p: Tensor) -> None:
         """Step one parameter by itself, in the middle of a backward pass for example."""
         if any(group["max_grad_norm"] is not None for group in self.param_groups):
             raise OptionError("max_grad_norm needs all gradients of a step at once: use step()")
-        named = [(name, q) for name, q in self._named() if q is p]
-        if not named:
+        if not any(p is q for q in self.parameters()):
             raise ParameterError("step_parameter: this tensor is no parameter of this optimizer")
         with torch.no_grad():
-            self._step([pair for pair in named if p.grad is not None])
+            self._step(p, compiling=torch.compiler.is_compiling())
 
     def _report_unused(self) -> None:
         """Warn, once, of overrides that match no parameter."""
@@ -172,22 +171,24 @@ class Optimizer(torch.optim.Optimizer):
                 message = f"overrides that match no parameter: {', '.join(unused)}"
                 warnings.warn(message, UnusedOverrideWarning, stacklevel=4)
 
-    def _step(self, named: Sequence[tuple[str, Tensor]]) -> None:
-        self._report_unused()
-        buckets = self._buckets(named)
-        policy = self.param_groups[0]["on_nonfinite"]
+    # Under torch.compile only the arithmetic of each bucket is compiled; what surrounds it runs as it is.
+    @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
+    def _step(self, only: Tensor | None, *, compiling: bool) -> None:
+        buckets = self._buckets(only, compiling)
         self._engines_used = set()
-        if policy == "raise":
+        results: Iterable[Result] = (result for bucket in buckets for result in self._run(bucket, compiling))
+        if self.param_groups[0]["on_nonfinite"] == "raise":
             # nothing is written before everything is known to be finite
-            results = [(bucket, result) for bucket in buckets for result in self._run(bucket)]
+            results = list(results)
             self._raise_unless_finite(results)
-            self._commit_all(results)
-        else:
-            for bucket in buckets:
-                self._commit_all((bucket, result) for result in self._run(bucket))
+        for result in results:
+            self._commit(result)
 
-    def _buckets(self, named: Sequence[tuple[str, Tensor]]) -> list[Bucket]:
+    @torch.compiler.disable
+    def _buckets(self, only: Tensor | None, compiling: bool) -> list[Bucket]:
         """Parameters that can be stepped together, checked, with their state made where there is none."""
+        self._report_unused()
+        named = [(name, p) for name, p in self._named() if p.grad is not None and (only is None or p is only)]
         home = {p: (i, group) for i, group in enumerate(self.param_groups) for p in group["params"]}
         for name, p in named:
             assert p.grad is not None
@@ -199,7 +200,7 @@ class Optimizer(torch.optim.Optimizer):
             index, group = home[p]
             setting = self._setting(settings[index], name, p)
             state = self._state(name, p, setting, group)
-            t = None if state["step"].device.type != "cpu" or torch.compiler.is_compiling() else int(state["step"]) + 1
+            t = None if compiling or state["step"].device.type != "cpu" else int(state["step"]) + 1
             kind = setting.rule.kind(tuple(p.shape))
             key = (index, id(setting), p.device, p.dtype, p.grad.dtype if p.grad is not None else None, kind, t)
             sorted_out[key].append((name, p))
@@ -269,40 +270,35 @@ class Optimizer(torch.optim.Optimizer):
         self._skips = skipped if self._skips is None else self._skips + skipped
         return scale, allowed
 
-    def _run(self, bucket: Bucket) -> Iterator[Result]:
-        name = engine_for(self._wanted_engine, self.rule_name, len(bucket.params))
+    def _run(self, bucket: Bucket, compiling: bool) -> Iterator[Result]:
+        # a compiler fuses what it can see, and it sees through single tensors
+        alone = compiling or len(bucket.params) == 1
+        name = engine_for(self._wanted_engine, self.rule_name, alone=alone)
         self._engines_used.add(name)
-        done = 0
-        for result in ENGINES[name](bucket):
-            for i, named in enumerate(bucket.names[done : done + len(result.params)]):
-                self._last[named] = {key: values[i] for key, values in result.stats.items()}
-            done += len(result.params)
-            yield result
+        return ENGINES[name](bucket)
 
-    def _commit_all(self, results: Iterable[tuple[Bucket, Result]]) -> None:
-        done: dict[int, int] = defaultdict(int)
-        for bucket, result in results:
-            start = done[id(bucket)]
-            done[id(bucket)] = end = start + len(result.params)
-            params, states = bucket.params[start:end], bucket.states[start:end]
-            torch._foreach_copy_(list(params), list(result.params))
-            for key in result.states[0]:
-                torch._foreach_copy_([s[key] for s in states], [new[key] for new in result.states])
-            steps = [s["step"] for s in states]
-            if result.finite is None:
-                torch._foreach_add_(steps, 1)
-            else:
-                torch._foreach_add_(steps, [finite.to(steps[0].device, torch.float32) for finite in result.finite])
+    @torch.compiler.disable
+    def _commit(self, result: Result) -> None:
+        """Write new values, in place, and keep what there is to look at."""
+        part = result.part
+        torch._foreach_copy_(list(part.params), list(result.params))
+        for key in result.states[0]:
+            torch._foreach_copy_([s[key] for s in part.states], [new[key] for new in result.states])
+        steps = [s["step"] for s in part.states]
+        if result.finite is None:
+            torch._foreach_add_(steps, 1)
+        else:
+            torch._foreach_add_(steps, [finite.to(steps[0].device, torch.float32) for finite in result.finite])
+        for i, name in enumerate(part.names):
+            self._last[name] = {key: values[i] for key, values in result.stats.items()}
 
-    def _raise_unless_finite(self, results: Sequence[tuple[Bucket, Result]]) -> None:
-        done: dict[int, int] = defaultdict(int)
+    @torch.compiler.disable
+    def _raise_unless_finite(self, results: Sequence[Result]) -> None:
         guilty = []
-        for bucket, result in results:
-            start = done[id(bucket)]
-            done[id(bucket)] = start + len(result.params)
+        for result in results:
             assert result.finite is not None
             flags = torch.stack([finite.reshape(()) for finite in result.finite]).tolist()
-            guilty += [name for name, finite in zip(bucket.names[start:], flags, strict=False) if not finite]
+            guilty += [name for name, finite in zip(result.part.names, flags, strict=True) if not finite]
         if guilty:
             raise NonFiniteError(f"the gradient or the update is not finite: {', '.join(map(repr, guilty))}")
 
