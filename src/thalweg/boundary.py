@@ -99,21 +99,30 @@ def advance(
     new = xp.astype(new, dtype)
     # in the order of the old state: a program compiled for one step serves the next
     state = {key: xp.astype(update.state[key], storage(key, dtype, handling)) for key in s}
+    for key in state:
+        if key.startswith("Q_") and xp.dtype(state[key]) == "float16":  # which ends at 65504
+            state[key] = xp.where(all_finite(xp, state[key]), state[key], s[key])
     if handling.on_nonfinite == "propagate":
         return Advance(new, state, None, update.stats)
 
     # what is written is asked as well: float16 ends at 65504
     finite = every(xp, update.finite) if allowed is None else every(xp, update.finite) & allowed
     for entry in (new, *(entry for entry in state.values() if xp.dtype(entry) == "float16")):
-        finite = finite & xp.isfinite(xp.maximum(xp.amax(xp.abs(xp.astype(entry, precision)), None), 0.0))
+        finite = finite & all_finite(xp, entry)
     if handling.on_nonfinite == "skip":
         new = xp.where(finite, new, p)
         state = {key: xp.where(finite, entry, s[key]) for key, entry in state.items()}
     return Advance(new, state, finite, update.stats)
 
 
+def all_finite(xp: Space[A], x: A) -> Truth:
+    return xp.isfinite(xp.maximum(xp.amax(xp.abs(xp.astype(x, arithmetic(xp.dtype(x)))), None), 0.0))
+
+
 def every(xp: Space[A], by_slice: Truth) -> Truth:
     """Whether something holds in every slice."""
+    if isinstance(by_slice, bool):
+        return by_slice
     (failures,) = xp.sums((xp.where(by_slice, 0.0, 1.0), None))
     return failures == 0
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import fnmatch
-import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -20,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 from thalweg.errors import OptionError
 from thalweg.rules import RULES, Annealed, Rule
-from thalweg.rules.checks import check_choice, check_flag, check_number, require
+from thalweg.rules.checks import check_choice, check_flag, check_number, is_known, require
 
 #: Chooses parameters: a glob, a compiled regular expression (searched), or a predicate.
 Pattern: TypeAlias = str | re.Pattern[str] | Callable[[str, Any], bool]
@@ -137,50 +136,35 @@ class Settings:
             yield pattern, options
 
     def validate_lr(self, lr: Any) -> None:
-        """Check lr, and that no option was given in vain: idle for the base and after every override."""
+        """Check lr, and that no option was given in vain."""
         self.base.rule.validate_lr(lr)
         if (lr is None) in self.checked_for:  # all that the effect of options can depend on
             return
-        given = {"lr": lr, **{name: value for name, value in self.given.items() if value != self.without(name)}}
-        self.check_effect(given, lr, self.base, *itertools.chain(*self.after_each))
-        for index, (pattern, options) in enumerate(self.overrides):
-            changes = {name: v for name, v in options.items() if name != "lr_scale" and self.is_news(name, v)}
+        given = {"lr": lr, **{name: value for name, value in self.given.items() if differ(value, self.without(name))}}
+        self.check_effect(given, {}, lr)
+        for pattern, options in self.overrides:
+            news = {name: v for name, v in options.items() if name != "lr_scale" and self.is_news(name, v)}
             try:
-                self.check_effect(changes, lr, *self.after_each[index])
+                self.check_effect(news, options, lr)
             except OptionError as error:
                 raise OptionError(f"overrides, entry {pattern!r}: {error}") from None
         self.checked_for.add(lr is None)
 
-    def check_effect(self, given: Mapping[str, Any], lr: Any, *settings: Setting) -> None:
-        """Refuse what has no effect in any of these settings."""
-        idles = [setting.rule.idle(lr) for setting in settings]
+    def check_effect(self, given: Mapping[str, Any], entry: Mapping[str, Any], lr: Any) -> None:
+        """Refuse what has no effect after an entry, nor when any one option of another is added to it."""
+        own = {f.name for f in fields(self.base.rule)}
+        rule = replace(self.base.rule, **{name: value for name, value in entry.items() if name in own})
+        idle = rule.idle(lr)
         for name, value in given.items():
-            vain = value is not None and idles and all(name in idle for idle in idles)
-            require(not vain, f"{name}={value!r} has no effect here: it needs {idles[0].get(name) if idles else ''}")
-
-    @cached_property
-    def after_each(self) -> tuple[list[Setting], ...]:
-        """What may hold where an entry of ``overrides`` matches: after it alone, and after all others."""
-
-        def after(options: Mapping[str, Any]) -> Iterator[Setting]:
-            for setting in (self.base, self.after_all):
-                with contextlib.suppress(OptionError):  # such entries match different parameters
-                    yield combined(setting, options)
-
-        return tuple(list(after(options)) for _, options in self.overrides)
-
-    @cached_property
-    def after_all(self) -> Setting:
-        """What holds for a parameter that all entries match, as far as they go together."""
-        setting = self.base
-        for _, options in self.overrides:
-            with contextlib.suppress(OptionError):
-                setting = combined(setting, options)
-        return setting
+            if value is None or name not in idle:
+                continue
+            singles = ((n, v) for _, options in self.overrides for n, v in options.items() if n in own)
+            used = any(name not in replace(rule, **{n: v}).idle(lr) for n, v in singles)
+            require(used, f"{name}={value!r} has no effect here: it needs {idle[name]}")
 
     def is_news(self, name: str, value: Any) -> bool:
         """Whether an entry of ``overrides`` that says so asks for something to be done."""
-        return bool(value != self.options[name] and value != self.default(name))
+        return differ(value, self.options[name]) and differ(value, self.default(name))
 
     def without(self, name: str) -> Any:
         """What an option is when it is not given."""
@@ -209,7 +193,11 @@ class Settings:
 
     def changed(self) -> dict[str, Any]:
         """The options that differ from the defaults, or from those of the variant."""
-        return {n: value for n, value in self.options.items() if not self.default(n) == value == self.without(n)}
+        return {
+            name: value
+            for name, value in self.options.items()
+            if differ(value, self.default(name)) or differ(value, self.without(name))
+        }
 
 
 def option_names(rule: type[Rule]) -> tuple[str, ...]:
@@ -262,6 +250,18 @@ def matches(pattern: Pattern, name: str, parameter: Any) -> bool:
     if isinstance(pattern, re.Pattern):
         return pattern.search(name) is not None
     return bool(pattern(name, parameter))
+
+
+def differ(first: Any, second: Any) -> bool:
+    """Whether two values of an option differ; what is traced or on a device differs from all else."""
+    if isinstance(first, tuple) and isinstance(second, tuple) and len(first) == len(second):
+        return any(map(differ, first, second))
+    if first is second:
+        return False
+    try:
+        return not (is_known(first) and is_known(second)) or bool(first != second)
+    except ValueError:  # an array, which no option is
+        return True
 
 
 def plain(value: Any) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -165,3 +168,33 @@ def test_foreach_selects_tensor_by_tensor_where_schedules_differ() -> None:
     due, waiting = result.state["Q_0"].tensors
     assert not torch.equal(due, torch.eye(3, dtype=torch.float64))
     assert torch.equal(waiting, torch.eye(3, dtype=torch.float64))
+
+
+def test_jax_as_it_comes() -> None:
+    """Without the 64-bit mode of these tests: float32 and 32-bit integers, traced steps, noise and rounding."""
+    pytest.importorskip("jax")
+    script = """
+import jax, jax.numpy as jnp, numpy as np
+from thalweg.boundary import advance, first_state
+from thalweg.rules import Kron
+from thalweg.rules.noise import bits
+from thalweg.settings import Handling, Settings
+from thalweg.spaces import jax as xj, numpy as xn
+assert not jax.config.jax_enable_x64
+key = dict(seed=3, tensor=4000000000, t=7)
+assert (np.asarray(bits(xj, jnp.zeros((5, 3)), **key)) == bits(xn, np.zeros((5, 3)), **key)).all()
+traced = jax.jit(lambda t: bits(xj, jnp.zeros((5, 3)), **{**key, "t": t}))(7)
+assert (np.asarray(traced) == bits(xn, np.zeros((5, 3)), **key)).all()
+for dtype in ("float32", "bfloat16"):
+    handling = Handling(rounding="stochastic")
+    p = jnp.ones((6, 4), dtype)
+    step = jax.jit(lambda p, s, t: advance(xj, Kron(), handling, p, p, s, t=t, lr=0.1, lr_scale=1.0, tensor=5)[:2])
+    p, s = step(p, first_state(xj, Kron(), handling, p), 1)
+    assert p.dtype == dtype and s["Q_1"].dtype == "float32" and (p < 1).all()
+jax.jit(lambda decay: Settings("LAMB", {"weight_decay": decay, "betas": (decay, 0.9)}).validate_lr(decay) or decay)(0.1)
+"""
+    environment = {key: value for key, value in os.environ.items() if key != "JAX_ENABLE_X64"}
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr

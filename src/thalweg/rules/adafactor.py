@@ -105,6 +105,8 @@ class Adafactor(Rule):
         check_choice("momentum_mode", self.momentum_mode, "after_lr", "before_lr")
         check_choice("weight_decay_mode", self.weight_decay_mode, "alpha", "lr", "independent")
         check_choice("eps_mode", self.eps_mode, "grad_sq", "clamp")
+        if self.eps_mode == "clamp":
+            check_number("eps[0] under eps_mode='clamp'", self.eps[0], low=0.0, open_low=True)
         check_choice("factor_dims", self.factor_dims, "largest2", "last2")
         check_count("min_dim_size_to_factor", self.min_dim_size_to_factor)
 
@@ -185,7 +187,9 @@ class Adafactor(Rule):
             state = {"variance": average(s["variance"], g * g + eps, weight)}
             u = g * self.inverse_root(xp, state["variance"])
         else:
-            row, column = self.factored_axes(xp.shape(p)) or (-2, -1)
+            axes_of_factors = self.factored_axes(xp.shape(p))
+            assert axes_of_factors is not None
+            row, column = axes_of_factors
             # the mean of the new row_var follows from this same round of averages
             rows, columns, new_mean, old_mean, p_square = xp.means(
                 Squares(g, (column,)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from thalweg.arrays import A, Scalar, Space, Truth, Value
 
 
@@ -28,7 +30,7 @@ def clip(xp: Space[A], x: Value, bounds: tuple[Scalar, Scalar]) -> Value:
 
 def inverse_sqrt(xp: Space[A], x: Value) -> Value:
     """x**-1/2, and 0 at 0: what has never had a gradient does not move."""
-    return xp.where(x <= 0, 0.0, 1 / xp.sqrt(xp.where(x <= 0, 1.0, x)))
+    return 1 / xp.sqrt(xp.where(x <= 0, math.inf, x))
 
 
 def is_zero(option: object) -> bool:

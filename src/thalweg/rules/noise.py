@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 from thalweg.arrays import A, Scalar, Space, Value, is_number
@@ -20,23 +21,29 @@ def tensor_id(name: str | int) -> int:
     return zlib.crc32(f"{type(name).__name__}:{name}".encode("utf-8", "surrogatepass"))
 
 
-def mix(h: Any) -> Any:
+def mix(h: Any, word: Callable[[int], Any] = int) -> Any:
     """Scramble 32-bit integers one to one, so that neighbours end up far apart.
 
     Xor-shifts and odd multipliers (those of "lowbias32", found by search for least bias).
     Written with operators alone: any integer type serves whose products keep their low 32 bits.
+    ``word`` makes the constants of that type.
     """
-    h = ((h ^ (h >> 16)) * 0x7FEB352D) & MASK
-    h = ((h ^ (h >> 15)) * 0x846CA68B) & MASK
+    h = ((h ^ (h >> 16)) * word(0x7FEB352D)) & word(MASK)
+    h = ((h ^ (h >> 15)) * word(0x846CA68B)) & word(MASK)
     return h ^ (h >> 16)
 
 
 def bits(xp: Space[A], like: A, *, seed: int, tensor: Scalar, t: Scalar, stream: int = 0) -> Any:
     """32 random bits for each element of ``like``; streams of one step are independent."""
     low, high = xp.positions(like)
-    t = t if is_number(t) else xp.astype(t, xp.dtype(low))
     key = mix(mix((tensor & MASK) ^ mix((seed & MASK) ^ 0x9E3779B9)) ^ (stream * 0x85EBCA6B & MASK))
-    return mix(mix(low ^ mix(high ^ (key ^ 0x27D4EB2F))) ^ mix(key ^ t))
+
+    def word(x: Any) -> Any:
+        return xp.word(x) if is_number(x) else x
+
+    step = mix(key ^ t) if is_number(t) else mix(xp.astype(t, xp.dtype(low)) ^ word(key), xp.word)
+    place = mix(high ^ word(key ^ 0x27D4EB2F), xp.word)
+    return mix(mix(low ^ place, xp.word) ^ word(step), xp.word)
 
 
 def uniform(xp: Space[A], like: A, *, seed: int, tensor: Scalar, t: Scalar, stream: int = 0) -> A:

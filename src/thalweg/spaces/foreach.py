@@ -69,6 +69,15 @@ class _Arithmetic:
     def __eq__(self, other: object) -> Any:
         return _apply(operator.eq, self, other)
 
+    def __ne__(self, other: object) -> Any:
+        return _apply(operator.ne, self, other)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a list of tensors has no single truth value")
+
+    def __rxor__(self, other: Any) -> Any:
+        return _apply(operator.xor, self, other)
+
     def __and__(self, other: Any) -> Any:
         return _apply(operator.and_, self, other)
 
@@ -202,6 +211,10 @@ def spacing(x: TensorList, digits: int, lowest: int) -> Any:
     return _apply(lambda tensor: single.spacing(tensor, digits, lowest), x)
 
 
+def word(n: int) -> int:
+    return n
+
+
 def sums(*terms: Term) -> tuple[Scalar, ...]:
     def total(term: Term) -> Scalar:
         x, axes = term
@@ -228,6 +241,8 @@ def means(*terms: Term) -> tuple[Scalar, ...]:
 
 
 def amax(x: TensorList, axes: Axes) -> Scalar:
+    if axes is None:
+        return PerTensor(torch.stack([single.amax(tensor, None) for tensor in x.tensors]))
     return _apply(lambda tensor: single.amax(tensor, axes), x)
 
 

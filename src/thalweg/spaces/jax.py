@@ -48,6 +48,11 @@ def positions(like: Arr) -> tuple[Arr, int]:
     return jax.lax.iota(jnp.uint32, like.size).reshape(like.shape), 0
 
 
+def word(n: int) -> Arr:
+    number: Arr = jnp.uint32(n)  # without x64 mode, plain numbers above 2**31 do not go with uint32
+    return number
+
+
 sqrt = number_function(math.sqrt, jnp.sqrt)
 exp = number_function(math.exp, jnp.exp)
 log = number_function(number_log, jnp.log)

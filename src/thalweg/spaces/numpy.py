@@ -61,6 +61,10 @@ def positions(like: Arr) -> tuple[Arr, Arr]:
     return index & np.uint64(0xFFFFFFFF), index >> np.uint64(32)
 
 
+def word(n: int) -> int:
+    return n
+
+
 sqrt = number_function(math.sqrt, np.sqrt)
 exp = number_function(math.exp, np.exp)
 log = number_function(number_log, np.log)
@@ -87,8 +91,13 @@ def where(condition: Truth, x: Scalar, y: Scalar) -> Scalar:
 def sums(*terms: Term) -> tuple[Scalar, ...]:
     def total(term: Term) -> Scalar:
         x, axes = term
-        x = x * x if isinstance(term, Squares) else x
-        return x.sum(axis=axes, keepdims=axes is not None, dtype=np.float64).astype(x.dtype)
+        values = x * x if isinstance(term, Squares) else x
+        if axes is not None:
+            return values.sum(axis=axes, keepdims=True, dtype=np.float64).astype(x.dtype)
+        whole = float(values.sum(dtype=np.float64))  # a Python number keeps all its digits and widens nothing
+        if whole == 0 and isinstance(term, Squares):  # or did all squares underflow?
+            whole = float(np.square(x, dtype=np.float64).sum())
+        return whole
 
     return tuple(map(total, terms))
 

@@ -59,6 +59,10 @@ def positions(like: Arr) -> tuple[Arr, Arr]:
     return index & 0xFFFFFFFF, index >> 32
 
 
+def word(n: int) -> int:
+    return n
+
+
 sqrt = number_function(math.sqrt, torch.sqrt)
 exp = number_function(math.exp, torch.exp)
 log = number_function(number_log, torch.log)

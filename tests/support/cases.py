@@ -121,6 +121,7 @@ ADAFACTOR = Case(
         (dict(beta2_decay=0), "beta2_decay must not be 0"),
         (dict(eps=1e-30), "eps must be a pair"),
         (dict(eps=(-1.0, 1e-3)), "eps[0] must be"),
+        (dict(eps=(0.0, 1e-3), eps_mode="clamp"), "eps[0] under eps_mode='clamp' must be a finite number > 0, got 0.0"),
         (dict(clip_threshold=0.0), "clip_threshold must be a finite number > 0, got 0.0"),
         (dict(relative_step="yes"), "relative_step must be one of None, True, False"),
         (dict(scale_parameter=None), "scale_parameter must be one of True, False, 'relative'"),
