@@ -24,6 +24,7 @@ class InBackward:
     def _ready(self, p: Tensor) -> None:
         if not self.accumulating:
             self.optimizer.step_parameter(p)
+            setattr(self.optimizer, "_opt_called", True)  # noqa: B010  so that schedulers know that steps are taken
             p.grad = None
 
     @contextlib.contextmanager

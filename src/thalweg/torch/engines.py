@@ -130,6 +130,7 @@ def by_list(bucket: Bucket) -> Iterator[Result]:
         yield Result(chunk, result.p.tensors, states, finite, stats)
 
 
+@torch.compiler.disable
 @functools.lru_cache(maxsize=4096)
 def tensor_ids(names: tuple[str, ...], device: torch.device) -> Tensor:
     """Numbers for random bits, copied to the device once: not at each step, nor into a CUDA graph."""

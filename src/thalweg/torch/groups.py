@@ -39,7 +39,9 @@ def from_plain(options: Mapping[str, Any]) -> dict[str, Any]:
 def check_group(rule_name: str, group: Mapping[str, Any]) -> None:
     """Refuse a misspelt option, and functions, which no checkpoint could hold."""
     known = (*option_names(RULES[rule_name]), *BESIDE, *FOREIGN)
-    check_known(rule_name, {name: value for name, value in group.items() if isinstance(name, str)}, known)
+    for name in group:
+        if name not in known:
+            check_known(rule_name, {name: None}, option_names(RULES[rule_name]))
     for name, value in group.items():
         if callable(value) and name not in ("params",) and not isinstance(value, Tensor):
             raise OptionError(f"{name} cannot be a function here: set the group's value, or use a scheduler for lr")

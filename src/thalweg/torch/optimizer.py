@@ -5,17 +5,18 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
 from thalweg.boundary import first_state
-from thalweg.errors import NonFiniteError, OptionError, ParameterError, UnusedOverrideWarning
-from thalweg.rules.checks import check_choice, check_flag
+from thalweg.errors import NonFiniteError, OptionError, ParameterError, StateError, UnusedOverrideWarning
+from thalweg.rules.checks import check_choice, check_flag, check_number, require
 from thalweg.settings import Overrides, Setting, Settings, matches, plain
 from thalweg.spaces import torch as xp
-from thalweg.torch.checkpoints import check_fits, restored
+from thalweg.torch.checkpoints import check_entries, check_groups, place_of_counts, restored
 from thalweg.torch.engines import ENGINES, Bucket, Engine, Result, engine_for
 from thalweg.torch.explain import Explanation, explained
 from thalweg.torch.groups import LAYOUT, GroupSettings, check_group, to_plain
@@ -23,6 +24,10 @@ from thalweg.torch.tensors import check_gradient, check_parameter
 
 Rate: TypeAlias = float | Tensor | None
 Params: TypeAlias = Iterable[Any]
+
+
+#: Options that are decided for all groups together.
+JOINT = ("max_grad_norm", "on_nonfinite")
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -64,6 +69,7 @@ class Optimizer(torch.optim.Optimizer):
         self._resolved: dict[int, tuple[Settings, Setting]] = {}
         self._engines_used: set[str] = set()
         self._reported = not overrides
+        self._places: dict[Tensor, tuple[str, int]] = {}
         self._last: dict[str, dict[str, Any]] = {}
         self._last_finite: dict[str, Tensor] = {}
         self._skips: Tensor | None = None
@@ -75,16 +81,16 @@ class Optimizer(torch.optim.Optimizer):
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
         check_group(self.rule_name, param_group)
-        options = {
-            **self.defaults,
-            **to_plain({k: plain(v) for k, v in param_group.items() if k not in ("params", "lr")}),
-        }
+        given = {k: plain(v) for k, v in param_group.items() if k not in ("params", "lr")}
+        for name in JOINT:
+            if given.get(name, self.defaults[name]) != self.defaults[name]:
+                raise OptionError(f"{name} concerns the whole step and cannot differ between groups")
         lr = param_group.get("lr", self.defaults["lr"])
-        settings = self._group_settings.made(options)
+        settings = self._group_settings.made({**self.defaults, **to_plain(given)})
         check_rate(settings, lr)
-        settings.base.rule.validate_lr(lr)
+        settings.base.rule.validate_lr(plain(lr))
         before = len(self.param_groups)
-        super().add_param_group({**param_group, **{k: v for k, v in options.items() if k in param_group}})
+        super().add_param_group({**param_group, **to_plain(given)})
         try:
             self._check_names()
             for name, p in self._named(before):
@@ -92,7 +98,7 @@ class Optimizer(torch.optim.Optimizer):
         except (OptionError, ParameterError):
             del self.param_groups[before:]
             raise
-        self._reported = False
+        self._reported, self._places = not self._overrides, {}
 
     def _check_names(self) -> None:
         by_name = [pattern for pattern, _ in self._overrides if not callable(pattern)]
@@ -100,6 +106,12 @@ class Optimizer(torch.optim.Optimizer):
             raise OptionError(
                 f"overrides by name ({by_name[0]!r}) need names: pass model.named_parameters(), or use a function "
                 "of (name, parameter) as the pattern"
+            )
+        names = [name for name, _ in self._named()]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ParameterError(
+                f"two parameters are named {twice!r}: give names that differ, as model.named_parameters() has them"
             )
 
     def _named(self, first_group: int = 0) -> Iterator[tuple[str, Tensor]]:
@@ -156,7 +168,7 @@ class Optimizer(torch.optim.Optimizer):
         """Step one parameter by itself, in the middle of a backward pass for example."""
         if any(group["max_grad_norm"] is not None for group in self.param_groups):
             raise OptionError("max_grad_norm needs all gradients of a step at once: use step()")
-        if not any(p is q for q in self.parameters()):
+        if p not in self._place():
             raise ParameterError("step_parameter: this tensor is no parameter of this optimizer")
         with torch.no_grad():
             self._step(p, compiling=torch.compiler.is_compiling())
@@ -169,7 +181,7 @@ class Optimizer(torch.optim.Optimizer):
             unused = [repr(pattern) for i, (pattern, _) in enumerate(self._overrides) if i not in matched]
             if unused:
                 message = f"overrides that match no parameter: {', '.join(unused)}"
-                warnings.warn(message, UnusedOverrideWarning, stacklevel=4)
+                warnings.warn(message, UnusedOverrideWarning, stacklevel=8)
 
     # Under torch.compile only the arithmetic of each bucket is compiled; what surrounds it runs as it is.
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
@@ -188,42 +200,56 @@ class Optimizer(torch.optim.Optimizer):
     def _buckets(self, only: Tensor | None, compiling: bool) -> list[Bucket]:
         """Parameters that can be stepped together, checked, with their state made where there is none."""
         self._report_unused()
-        named = [(name, p) for name, p in self._named() if p.grad is not None and (only is None or p is only)]
-        home = {p: (i, group) for i, group in enumerate(self.param_groups) for p in group["params"]}
+        places = self._place()
+        chosen = places if only is None else {only: places[only]}
+        named = [(name, p) for p, (name, _) in chosen.items() if p.grad is not None]
         for name, p in named:
-            assert p.grad is not None
-            check_gradient(name, p, p.grad)
-        settings = {i: self._checked_settings(i, group) for i, group in enumerate(self.param_groups)}
-        sorted_out: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
-        known: dict[Any, tuple[Setting, Any, int | None]] = {}
+            check_gradient(name, p, grad_of(p))
+        settings = {i: self._checked_settings(i, self.param_groups[i]) for i in sorted({i for _, i in chosen.values()})}
+        members: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
+        shared: dict[Any, tuple[Setting, Any, int | None]] = {}
         for name, p in named:
-            index, group = home[p]
+            index = places[p][1]
+            group = self.param_groups[index]
             setting = self._setting(settings[index], name, p)
-            state = self._state(name, p, setting, group)
+            state = self._state(p, setting, group)
             t = None if compiling or state["step"].device.type != "cpu" else int(state["step"]) + 1
             kind = setting.rule.kind(tuple(p.shape))
-            key = (index, id(setting), p.device, p.dtype, p.grad.dtype if p.grad is not None else None, kind, t)
-            sorted_out[key].append((name, p))
-            known[key] = setting, group["lr"], t
+            key = (index, id(setting), p.device, p.dtype, grad_of(p).dtype, kind, t)
+            members[key].append((name, p))
+            lr = group["lr"].reshape(()) if isinstance(group["lr"], Tensor) else group["lr"]
+            shared[key] = scaled(setting, group), lr, t
         scale, allowed = self._joint(named)
         return [
             Bucket(
-                [name for name, _ in members],
-                [p for _, p in members],
-                [p.grad for _, p in members if p.grad is not None],
-                [self.state[p] for _, p in members],
-                *known[key],
-                None if scale is None else scale.to(members[0][1].device),
-                None if allowed is None else allowed.to(members[0][1].device),
+                [name for name, _ in bucket],
+                [p for _, p in bucket],
+                [grad_of(p) for _, p in bucket],
+                [self.state[p] for _, p in bucket],
+                *shared[key],
+                None if scale is None else scale.to(bucket[0][1].device),
+                None if allowed is None else allowed.to(bucket[0][1].device),
             )
-            for key, members in sorted_out.items()
+            for key, bucket in members.items()
         ]
+
+    def _place(self) -> dict[Tensor, tuple[str, int]]:
+        """The name and the group of every parameter."""
+        if len(self._places) != self.num_parameters:
+            groups = [i for i, group in enumerate(self.param_groups) for _ in group["params"]]
+            self._places = {p: (name, i) for (name, p), i in zip(self._named(), groups, strict=True)}
+        return self._places
 
     def _checked_settings(self, index: int, group: Mapping[str, Any]) -> Settings:
         try:
             settings = self._group_settings.of(index, group)
             check_rate(settings, group["lr"])
-            settings.base.rule.validate_lr(group["lr"])
+            settings.base.rule.validate_lr(plain(group["lr"]))
+            for name in JOINT:
+                require(
+                    group[name] == self.param_groups[0][name],
+                    f"{name} concerns the whole step and cannot differ between groups",
+                )
         except OptionError as error:
             raise OptionError(f"parameter group {index}: {error}") from None
         return settings
@@ -238,17 +264,29 @@ class Optimizer(torch.optim.Optimizer):
                 raise OptionError(
                     f"stacked_axes={setting.rule.stacked_axes}, but parameter {name!r} has shape {tuple(p.shape)}"
                 )
+            self._check_state(name, p, setting)
             self._resolved[id(p)] = found = settings, setting
         return found[1]
 
-    def _state(self, name: str, p: Tensor, setting: Setting, group: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _check_state(self, name: str, p: Tensor, setting: Setting) -> None:
+        """Say so if options have changed to such that need another state than there is."""
+        found = {key: tuple(entry.shape) for key, entry in self.state.get(p, {}).items() if key != "step"}
+        wanted = expected_shapes(setting, p)
+        if p in self.state and self.state[p] and found != wanted:
+            raise StateError(
+                f"the state of {name!r} does not fit: with these options it has {wanted}, and there is {found}; "
+                "restore the options it was made with, or begin anew with clear_state()"
+            )
+
+    def _state(self, p: Tensor, setting: Setting, group: Mapping[str, Any]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[p]
         if not state:
-            on_device = group["capturable"] or (group["on_nonfinite"] == "skip" and p.device.type != "cpu")
-            place = p.device if on_device else torch.device("cpu")
+            place = place_of_counts(p, group)
             state["step"] = torch.zeros((), dtype=torch.float32, device=place)
             state.update(first_state(xp, setting.rule_at(1), setting.handling, p.detach()))
-            if "refresh" in state:  # beside the step, so that the host can tell without a wait
+            if (
+                "refresh" in state and p.device.type != "meta"
+            ):  # beside the step, so that the host can tell without a wait
                 state["refresh"] = state["refresh"].to(place)
         return state
 
@@ -257,15 +295,31 @@ class Optimizer(torch.optim.Optimizer):
         limit, policy = self.param_groups[0]["max_grad_norm"], self.param_groups[0]["on_nonfinite"]
         if not named or (limit is None and policy != "skip"):
             return None, None
-        norms = torch._foreach_norm([p.grad for _, p in named if p.grad is not None])
+        # in the precision of the arithmetic, and joined in float64: neither may overflow on the way
+        norms = [
+            torch.linalg.vector_norm(
+                grad_of(p), dtype=torch.float64 if p.grad.dtype == torch.float64 else torch.float32
+            )
+            for _, p in named
+            if p.grad is not None
+        ]
         home = norms[0].device
-        squares = torch.stack([norm.to(home, torch.float32) for norm in norms]).square()
-        total = squares.sum()
-        scale = None if limit is None else 1 / torch.clamp(total.sqrt() / limit, min=1.0)
+        finite = torch.stack([torch.isfinite(norm.square()).to(home) for norm in norms])
+        names = [name for name, _ in named]
+        if policy == "raise":
+            guilty = [name for name, fine in zip(names, finite.tolist(), strict=True) if not fine]
+            if guilty:
+                raise NonFiniteError(
+                    f"the gradient is not finite, or too large to be squared: {', '.join(map(repr, guilty))}"
+                )
+        scale = None
+        if limit is not None:
+            total = torch.stack([norm.to(home, torch.float64) for norm in norms]).square().sum().sqrt()
+            scale = 1 / torch.clamp(total / limit, min=1.0)
         if policy != "skip":
             return scale, None
-        self._last_finite = dict(zip((name for name, _ in named), torch.isfinite(squares).unbind(), strict=True))
-        allowed = torch.isfinite(total)
+        self._last_finite = dict(zip(names, finite.unbind(), strict=True))
+        allowed = finite.all()
         skipped = (~allowed).to(torch.int64)
         self._skips = skipped if self._skips is None else self._skips + skipped
         return scale, allowed
@@ -356,8 +410,10 @@ class Optimizer(torch.optim.Optimizer):
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
-        shapes = {name: self._expected(name, p) for name, p in self._named()}
-        check_fits(self.rule_name, state_dict, list(self._named()), shapes)
+        check_groups(self.rule_name, state_dict, self.param_groups)
+        groups = [{**self.defaults, **group} for group in state_dict["param_groups"]]
+        check_entries(state_dict, list(self._named()), self._expected(groups))
+        state_dict["param_groups"] = groups
         pre, post = self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks
         self._optimizer_load_state_dict_pre_hooks = type(pre)()
         self._optimizer_load_state_dict_post_hooks = type(post)()
@@ -372,12 +428,19 @@ class Optimizer(torch.optim.Optimizer):
         for finish in post.values():
             finish(self)
 
-    def _expected(self, name: str, p: Tensor) -> dict[str, tuple[int, ...]]:
-        """The shapes of a parameter's state under the present options, without making it."""
-        index = next(i for i, group in enumerate(self.param_groups) if any(p is q for q in group["params"]))
-        setting = self._setting(self._group_settings.of(index, self.param_groups[index]), name, p)
-        ghost = torch.empty_like(p, device="meta")
-        return {key: tuple(v.shape) for key, v in first_state(xp, setting.rule_at(1), setting.handling, ghost).items()}
+    def _expected(self, groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, tuple[int, ...]]]:
+        """The shapes of all states under the options of saved groups, which are checked on the way."""
+        shapes = {}
+        try:
+            made = [self._group_settings.made(group) for group in groups]
+            for settings, group in zip(made, groups, strict=True):
+                check_rate(settings, group["lr"])
+                settings.base.rule.validate_lr(plain(group["lr"]))
+            for p, (name, index) in self._place().items():
+                shapes[name] = expected_shapes(made[index].of(name, p)[0], p)
+        except OptionError as error:
+            raise StateError(f"the options of this state are not valid: {error}") from None
+        return shapes
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_overrides": self._overrides, "_wanted_engine": self._wanted_engine}
@@ -387,6 +450,24 @@ class Optimizer(torch.optim.Optimizer):
         super().__setstate__(state)
         if overrides is not None and engine is not None:
             self._setup(overrides, engine)
+
+
+def grad_of(p: Tensor) -> Tensor:
+    assert p.grad is not None
+    return p.grad
+
+
+def scaled(setting: Setting, group: Mapping[str, Any]) -> Setting:
+    """The setting with the ``lr_scale`` that some schedulers write into groups."""
+    factor = group.get("lr_scale", 1.0)
+    check_number("lr_scale", factor, low=0.0)
+    return setting if factor == 1.0 else replace(setting, lr_scale=setting.lr_scale * factor)
+
+
+def expected_shapes(setting: Setting, p: Tensor) -> dict[str, tuple[int, ...]]:
+    """The shapes of a parameter's state, without making it."""
+    state = first_state(xp, setting.rule_at(1), setting.handling, torch.empty_like(p, device="meta"))
+    return {key: tuple(entry.shape) for key, entry in state.items()}
 
 
 def check_rate(settings: Settings, lr: Any) -> None:

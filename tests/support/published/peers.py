@@ -7,6 +7,7 @@ own files are loaded, since its package imports torchvision.
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import importlib.util
 import sys
 import types
@@ -41,4 +42,5 @@ def _load_only_submodules(*packages: str) -> None:
             folders = list(spec.submodule_search_locations or ())
         package = types.ModuleType(name)
         package.__path__ = folders
+        package.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
         sys.modules[name] = package

@@ -1,0 +1,312 @@
+"""State is saved and comes back to the last bit, in its own dtype; what does not fit is refused whole."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cases import CASES, OPTION_IDS, OPTIONS, Case
+
+torch = pytest.importorskip("torch")
+
+import thalweg.torch  # noqa: E402
+from thalweg.errors import OptimError, StateError  # noqa: E402
+
+EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach"])
+SHAPES = [(6, 4), (6, 4), (5,), (3, 4, 2), ()]
+
+
+def make(case: Case, params: Any, engine: str = "reference", **options: Any) -> Any:
+    return getattr(thalweg.torch, case.name)(params, **{"lr": case.lr, "engine": engine, **options})
+
+
+def tensors(dtype: Any = None, shapes: Any = SHAPES) -> list[Any]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype or torch.float32)) for shape in shapes]
+
+
+def train(params: list[Any], optimizer: Any, first: int, last: int) -> None:
+    for step in range(first, last):
+        generator = torch.Generator().manual_seed(step)
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        optimizer.step()
+
+
+def through_file(state: dict) -> dict:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def snapshot(params: list[Any], optimizer: Any) -> Any:
+    return copy.deepcopy(([p.detach() for p in params], optimizer.state_dict()))
+
+
+def identical(first: Any, second: Any) -> bool:
+    """Whether two nested structures are equal to the last bit, dtypes included."""
+    if isinstance(first, torch.Tensor):
+        return isinstance(second, torch.Tensor) and first.dtype == second.dtype and torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(identical(first[key], second[key]) for key in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(identical, first, second))
+    return bool(first == second)
+
+
+def resumed(case: Case, engine: str, dtype: Any = None, **options: Any) -> Any:
+    """Train 3 + 3 steps through a file, and 6 at once; both must end in the same bits."""
+    whole = tensors(dtype)
+    at_once = make(case, whole, engine, **options)
+    train(whole, at_once, 0, 3)
+    saved, middle = through_file(at_once.state_dict()), [p.detach().clone() for p in whole]
+    train(whole, at_once, 3, 6)
+    halves = [torch.nn.Parameter(p.clone()) for p in middle]
+    again = make(case, halves, engine, **options)
+    again.load_state_dict(saved)
+    train(halves, again, 3, 6)
+    assert identical(snapshot(whole, at_once), snapshot(halves, again))
+    assert not torch.equal(whole[0], middle[0])
+    return again
+
+
+@ENGINES
+@pytest.mark.parametrize(("case", "description", "options"), OPTIONS, ids=OPTION_IDS)
+def test_resumes_to_the_last_bit(case: Case, description: str, options: dict, engine: str) -> None:
+    resumed(case, engine, **options)
+
+
+@ENGINES
+@EVERY
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_resumes_in_every_dtype(case: Case, engine: str, dtype: Any) -> None:
+    options = dict(rounding="stochastic", on_nonfinite="skip", max_grad_norm=3.0)
+    again = resumed(case, engine, dtype, **options)
+    kept = torch.float64 if dtype == torch.float64 else torch.float32
+    entries = [entry for state in again.state.values() for key, entry in state.items() if key != "step"]
+    assert entries
+    assert {entry.dtype for entry in entries} == {kept}
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("LARS", dict(momentum_dtype="bfloat16"), {"momentum_buffer": torch.bfloat16}),
+        ("LAMB", dict(momentum_dtype="float16"), {"exp_avg": torch.float16, "exp_avg_sq": torch.float32}),
+        ("LAMB", dict(state_dtype="float64"), {"exp_avg": torch.float64, "exp_avg_sq": torch.float64}),
+        ("Adafactor", dict(momentum=0.9, momentum_dtype="bfloat16"), {"exp_avg": torch.bfloat16}),
+        ("Kron", dict(precond_dtype="bfloat16"), {"Q_0": torch.bfloat16, "momentum_buffer": torch.float32}),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_chosen_dtypes_survive(name: str, options: dict, expected: dict, engine: str) -> None:
+    case = next(case for case in CASES if case.name == name)
+    again = resumed(case, engine, **options)
+    for state in again.state.values():
+        assert {key: state[key].dtype for key in expected} == expected
+
+
+@EVERY
+def test_loading_copies(case: Case) -> None:
+    params = tensors()
+    optimizer = make(case, params)
+    train(params, optimizer, 0, 2)
+    saved = optimizer.state_dict()
+    kept = copy.deepcopy(saved)
+    others = tensors()
+    other = make(case, others)
+    other.load_state_dict(saved)
+    train(others, other, 2, 4)
+    assert identical(saved, kept)
+
+
+@EVERY
+def test_options_come_with_the_state(case: Case) -> None:
+    params = tensors()
+    optimizer = make(case, params, lr=0.125, weight_decay=0.25)
+    train(params, optimizer, 0, 1)
+    other = make(case, tensors())
+    other.load_state_dict(optimizer.state_dict())
+    assert other.lr == 0.125
+    assert other.param_groups[0]["weight_decay"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Adafactor", dict(momentum=0.9)),
+        ("Adafactor", dict(min_dim_size_to_factor=2)),
+        ("LARS", dict(momentum=0.0)),
+        ("Kron", dict(max_skew=None)),
+    ],
+    ids=str,
+)
+def test_options_that_shape_the_state_come_with_it(name: str, options: dict) -> None:
+    """As in torch, where SGD without momentum loads the state of SGD with momentum."""
+    case = next(case for case in CASES if case.name == name)
+    params, others = tensors(), tensors()
+    optimizer, other = make(case, params, **options), make(case, others)
+    train(params, optimizer, 0, 3)
+    for p, q in zip(params, others, strict=True):
+        q.data.copy_(p.data)
+    other.load_state_dict(through_file(optimizer.state_dict()))
+    train(params, optimizer, 3, 5)
+    train(others, other, 3, 5)
+    assert identical(snapshot(params, optimizer), snapshot(others, other))
+
+
+@EVERY
+def test_a_state_from_before_the_first_step(case: Case) -> None:
+    params, others = tensors(), tensors()
+    optimizer, other = make(case, params), make(case, others)
+    other.load_state_dict(through_file(optimizer.state_dict()))
+    train(params, optimizer, 0, 2)
+    train(others, other, 0, 2)
+    assert identical(snapshot(params, optimizer), snapshot(others, other))
+
+
+@EVERY
+def test_a_parameter_that_was_never_stepped(case: Case) -> None:
+    params, others = tensors(), tensors()
+    optimizer, other = make(case, params), make(case, others)
+    train(params[1:], optimizer, 0, 2)
+    train(others, other, 0, 1)
+    other.load_state_dict(through_file(optimizer.state_dict()))
+    assert not other.state.get(others[0])
+    assert all(other.state[p]["step"] == 2 for p in others[1:])
+
+
+def of_another(case: Case) -> Case:
+    return CASES[(CASES.index(case) + 1) % len(CASES)]
+
+
+def saved_by(case: Case, shapes: Any = SHAPES, **options: Any) -> dict:
+    params = tensors(shapes=shapes)
+    optimizer = make(case, params, **options)
+    train(params, optimizer, 0, 2)
+    return optimizer.state_dict()
+
+
+def newer(case: Case) -> dict:
+    saved = saved_by(case)
+    saved["param_groups"][0]["layout"] = 999
+    return saved
+
+
+def without_an_entry(case: Case) -> dict:
+    saved = copy.deepcopy(saved_by(case))
+    saved["state"][0].pop("step")
+    return saved
+
+
+def sgd(params: list[Any], **options: Any) -> dict:
+    return torch.optim.SGD(params, lr=0.5, **options).state_dict()
+
+
+def stepped_adam() -> dict:
+    params = tensors()
+    optimizer = torch.optim.Adam(params)
+    train(params, optimizer, 0, 2)
+    return optimizer.state_dict()
+
+
+MISFITS: dict[str, tuple[Callable[[Case], Any], str]] = {
+    "another optimizer": (lambda case: saved_by(of_another(case)), "state of .* cannot be loaded into"),
+    "other shapes": (lambda case: saved_by(case, [(5, 4), (6, 4), (5,), (3, 4, 2), ()]), "'0' does not fit"),
+    "fewer parameters": (
+        lambda case: saved_by(case, SHAPES[:3]),
+        r"groups of \[3\] parameters, and this optimizer of \[5\]",
+    ),
+    "more parameters": (
+        lambda case: saved_by(case, [*SHAPES, (2,)]),
+        r"groups of \[6\] parameters, and this optimizer of \[5\]",
+    ),
+    "a newer layout": (newer, "layout 999"),
+    "no step": (without_an_entry, "'0' does not fit"),
+    "Adam": (lambda case: stepped_adam(), "no state of thalweg.torch"),
+    "no state dict": (lambda case: {"model": 1}, "not a state_dict"),
+    "SGD before its first step": (lambda case: sgd(tensors()), "no state of thalweg.torch"),
+}
+
+
+@EVERY
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_what_does_not_fit_is_refused_and_changes_nothing(case: Case, misfit: str) -> None:
+    make_saved, told = MISFITS[misfit]
+    saved = make_saved(case)
+    params = tensors()
+    optimizer = make(case, params, weight_decay=0.125)
+    train(params, optimizer, 0, 2)
+    before = snapshot(params, optimizer)
+    with pytest.raises(StateError, match=told):
+        optimizer.load_state_dict(saved)
+    assert identical(snapshot(params, optimizer), before)
+    train(params, optimizer, 2, 3)
+
+
+@EVERY
+@pytest.mark.parametrize("sizes", [[2, 3], [5, 0]], ids=str)
+def test_other_groups_are_refused_and_nothing_changes(case: Case, sizes: list[int]) -> None:
+    def grouped(params: list[Any], cut: int) -> Any:
+        return make(case, [{"params": params[:cut]}, {"params": params[cut:]}] if cut < 5 else params)
+
+    first, second = tensors(), tensors()
+    optimizer, other = grouped(first, 3), grouped(second, sizes[0])
+    train(first, optimizer, 0, 2)
+    train(second, other, 0, 2)
+    before = snapshot(first, optimizer)
+    with pytest.raises(ValueError, match="group"):
+        optimizer.load_state_dict(other.state_dict())
+    assert identical(snapshot(first, optimizer), before)
+
+
+@EVERY
+@pytest.mark.parametrize("option", [dict(weight_decay=-1.0), dict(lr=-1.0), dict(state_dtype="int8")], ids=str)
+def test_a_state_with_impossible_options_is_refused_whole(case: Case, option: dict) -> None:
+    saved = copy.deepcopy(saved_by(case))
+    saved["param_groups"][0].update(option)
+    params = tensors()
+    optimizer = make(case, params)
+    train(params, optimizer, 0, 2)
+    before = snapshot(params, optimizer)
+    with pytest.raises(OptimError, match=next(iter(option))):
+        optimizer.load_state_dict(saved)
+    assert identical(snapshot(params, optimizer), before)
+
+
+@EVERY
+def test_a_state_without_an_option_that_came_later(case: Case) -> None:
+    """A state of an older version lacks the newest options: they keep the values they have."""
+    saved = copy.deepcopy(saved_by(case))
+    saved["param_groups"][0].pop("maximize")
+    params = tensors()
+    optimizer = make(case, params)
+    optimizer.load_state_dict(saved)
+    train(params, optimizer, 2, 3)
+    assert optimizer.param_groups[0]["maximize"] is False
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [("LARS", dict(momentum=0.0), dict(momentum=0.9)), ("Adafactor", {}, dict(momentum=0.9)),
+     ("Kron", {}, dict(max_skew=None)), ("Adafactor", {}, dict(min_dim_size_to_factor=2))],
+    ids=str,
+)  # fmt: skip
+def test_an_option_that_no_longer_fits_the_state(name: str, before: dict, after: dict, engine: str) -> None:
+    """Said by name, before anything is stepped; numpy says it in the same way."""
+    case = next(case for case in CASES if case.name == name)
+    params = tensors()
+    optimizer = make(case, params, engine, **before)
+    train(params, optimizer, 0, 2)
+    kept = snapshot(params, optimizer)
+    optimizer.param_groups[0].update(after)
+    with pytest.raises(OptimError, match=r"'0'"):
+        train(params, optimizer, 2, 3)
+    assert identical(snapshot(params, optimizer)[0], kept[0])

@@ -1,0 +1,418 @@
+"""Overrides, what is not finite, steps inside the backward pass, explanations and statistics."""
+
+from __future__ import annotations
+
+import gc
+import re
+import warnings
+from typing import Any
+
+import pytest
+from cases import CASES, OPTION_IDS, OPTIONS, Case
+from tolerances import ROUNDED_STEP
+
+torch = pytest.importorskip("torch")
+
+import thalweg.torch  # noqa: E402
+from thalweg.errors import NonFiniteError, OptionError, ParameterError, UnusedOverrideWarning  # noqa: E402
+from thalweg.torch import step_in_backward  # noqa: E402
+
+EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach"])
+
+
+def make(case: Case, params: Any, engine: str = "reference", **options: Any) -> Any:
+    return getattr(thalweg.torch, case.name)(params, **{"lr": case.lr, "engine": engine, **options})
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)).double()
+
+
+def backward(net: Any, step: int = 0) -> Any:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(7, 5, generator=generator, dtype=torch.float64)
+    loss = net(x.to(next(net.parameters()).dtype)).square().mean()
+    loss.backward()
+    return loss
+
+
+def train(net: Any, optimizer: Any, steps: int, first: int = 0) -> None:
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        backward(net, step)
+        optimizer.step()
+
+
+def values(net: Any) -> list[Any]:
+    return [p.detach().clone() for p in net.parameters()]
+
+
+def equal(first: list[Any], second: list[Any]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+# ---- overrides
+
+
+@ENGINES
+@EVERY
+@pytest.mark.parametrize(
+    "pattern", ["*.bias", re.compile(r"bias$"), lambda name, p: p.ndim == 1], ids=["glob", "regex", "function"]
+)
+def test_overrides(case: Case, engine: str, pattern: Any) -> None:
+    net, frozen, plain = model(), model(), model()
+    train(net, make(case, net.named_parameters(), engine, overrides=[(pattern, dict(lr_scale=0.0))]), 1)
+    train(plain, make(case, plain.named_parameters(), engine), 1)
+    for (name, p), before, stepped in zip(net.named_parameters(), values(frozen), values(plain), strict=True):
+        assert torch.equal(p, before if name.endswith("bias") else stepped)
+
+
+@EVERY
+def test_later_overrides_win(case: Case) -> None:
+    net = model()
+    overrides = [("*", dict(weight_decay=0.1)), ("0.*", dict(weight_decay=0.2)), ("0.bias", dict(weight_decay=0.0))]
+    rows = make(case, net.named_parameters(), overrides=overrides).explain().rows
+    assert {row.name: row.weight_decay for row in rows} == {
+        "0.weight": 0.2, "0.bias": 0.0, "2.weight": 0.1, "2.bias": 0.1
+    }  # fmt: skip
+
+
+@EVERY
+def test_overrides_by_name_need_names(case: Case) -> None:
+    net = model()
+    for pattern in ("*.bias", re.compile("bias")):
+        with pytest.raises(OptionError, match="named_parameters"):
+            make(case, net.parameters(), overrides=[(pattern, dict(lr_scale=0.5))])
+    make(case, net.parameters(), overrides=[(lambda name, p: p.ndim == 1, dict(lr_scale=0.5))])
+
+
+@EVERY
+@pytest.mark.parametrize("option", [dict(maximize=True), dict(max_grad_norm=1.0), dict(weight_decy=1.0), dict(lr=1.0)])
+def test_refused_overrides(case: Case, option: dict) -> None:
+    with pytest.raises(OptionError, match="overrides, entry"):
+        make(case, model().named_parameters(), overrides=[("*", option)])
+
+
+@EVERY
+def test_unused_overrides_are_reported_once(case: Case) -> None:
+    net = model()
+    overrides = [("*.bais", dict(lr_scale=0.5)), ("*.bias", dict(lr_scale=0.5))]
+    optimizer = make(case, net.named_parameters(), overrides=overrides)
+    assert optimizer.explain().unused_overrides == ["*.bais"]
+    with pytest.warns(UnusedOverrideWarning, match=r"'\*\.bais'") as caught:
+        train(net, optimizer, 1)
+    assert "'*.bias'" not in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(net, optimizer, 2)
+
+
+@EVERY
+def test_the_warning_points_at_the_step(case: Case) -> None:
+    net = model()
+    optimizer = make(case, net.named_parameters(), overrides=[("*.bais", dict(lr_scale=0.5))])
+    backward(net)
+    with pytest.warns(UnusedOverrideWarning) as caught:
+        optimizer.step()
+    assert caught[0].filename == __file__
+
+
+# ---- what is not finite
+
+
+def poisoned(net: Any, *names: str, value: float = float("nan")) -> None:
+    for name, p in net.named_parameters():
+        if name in names:
+            p.grad.view(-1)[0] = value
+
+
+def state_of(optimizer: Any) -> list[Any]:
+    return [entry.clone() for p in optimizer.parameters() for _, entry in sorted(optimizer.state[p].items())]
+
+
+@ENGINES
+@EVERY
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("norm", [None, 1.0], ids=["no clipping", "clipping"])
+def test_skip_leaves_everything(case: Case, engine: str, value: float, norm: float | None) -> None:
+    net = model()
+    optimizer = make(case, net.named_parameters(), engine, on_nonfinite="skip", max_grad_norm=norm)
+    train(net, optimizer, 2)
+    before, state = values(net), state_of(optimizer)
+    assert optimizer.nonfinite() == []
+    backward(net, 2)
+    poisoned(net, "0.bias", "2.weight", value=value)
+    optimizer.step()
+    assert equal(values(net), before)
+    assert equal(state_of(optimizer), state)
+    assert optimizer.skipped == 1
+    assert optimizer.nonfinite() == ["0.bias", "2.weight"]
+    train(net, optimizer, 1)
+    assert optimizer.skipped == 1
+    assert optimizer.nonfinite() == []
+    assert not equal(values(net), before)
+
+
+@ENGINES
+@EVERY
+def test_skip_at_the_very_first_step(case: Case, engine: str) -> None:
+    net, other = model(), model()
+    optimizer = make(case, net.named_parameters(), engine, on_nonfinite="skip")
+    backward(net)
+    poisoned(net, "0.bias")
+    optimizer.step()
+    assert optimizer.skipped == 1
+    train(net, optimizer, 2)
+    train(other, make(case, other.named_parameters(), engine, on_nonfinite="skip"), 2)
+    assert equal(values(net), values(other))
+
+
+@ENGINES
+@EVERY
+@pytest.mark.parametrize("norm", [None, 1.0], ids=["no clipping", "clipping"])
+def test_raise_names_all_and_changes_nothing(case: Case, engine: str, norm: float | None) -> None:
+    net = model()
+    optimizer = make(case, net.named_parameters(), engine, on_nonfinite="raise", max_grad_norm=norm)
+    train(net, optimizer, 2)
+    before, state = values(net), state_of(optimizer)
+    backward(net, 2)
+    poisoned(net, "0.bias", "2.weight")
+    with pytest.raises(NonFiniteError) as caught:
+        optimizer.step()
+    assert re.findall(r"'([^']+)'", str(caught.value)) == ["0.bias", "2.weight"]
+    assert equal(values(net), before)
+    assert equal(state_of(optimizer), state)
+    train(net, optimizer, 1)
+
+
+@ENGINES
+@EVERY
+def test_propagate_lets_it_through(case: Case, engine: str) -> None:
+    net = model()
+    optimizer = make(case, net.named_parameters(), engine)
+    backward(net)
+    poisoned(net, "0.bias")
+    optimizer.step()
+    finite = {name: bool(torch.isfinite(p).all()) for name, p in net.named_parameters()}
+    assert finite == {"0.weight": True, "0.bias": False, "2.weight": True, "2.bias": True}
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    ("dtype", "size", "value"), [(torch.float64, 4, 1e30), (torch.float16, 10000, 1000.0)], ids=["float64", "float16"]
+)
+def test_the_norm_of_large_gradients_does_not_overflow(engine: str, dtype: Any, size: int, value: float) -> None:
+    p = torch.nn.Parameter(torch.ones(size, dtype=dtype))
+    p.grad = torch.full_like(p, value)
+    plain = dict(lr=1.0, trust=False, momentum=0.0, engine=engine)
+    optimizer = thalweg.torch.LARS([p], max_grad_norm=1.0, **plain)
+    optimizer.step()
+    assert float((1 - p.detach().double()).norm()) == pytest.approx(1.0, rel=ROUNDED_STEP)
+    skipping = thalweg.torch.LARS([p], on_nonfinite="skip", **{**plain, "lr": 0.01 / value})
+    skipping.step()
+    assert skipping.skipped == 0
+    assert skipping.state[p]["step"] == 1
+
+
+# ---- in the backward pass
+
+
+@EVERY
+def test_step_parameter(case: Case) -> None:
+    net, other = model(), model()
+    optimizer = make(case, net.named_parameters())
+    whole = make(case, other.named_parameters())
+    for step in range(3):
+        for n, o in ((net, optimizer), (other, whole)):
+            o.zero_grad()
+            backward(n, step)
+        for p in reversed(list(net.parameters())):
+            optimizer.step_parameter(p)
+        whole.step()
+    assert equal(values(net), values(other))
+    with pytest.raises(ParameterError, match="no parameter of this optimizer"):
+        optimizer.step_parameter(torch.nn.Parameter(torch.ones(2)))
+    with pytest.raises(OptionError, match="max_grad_norm"):
+        make(case, net.parameters(), max_grad_norm=1.0).step_parameter(next(net.parameters()))
+
+
+@EVERY
+def test_step_in_backward_equals_step(case: Case) -> None:
+    net, other = model(), model()
+    optimizer, whole = make(case, net.named_parameters()), make(case, other.named_parameters())
+    with step_in_backward(net, optimizer):
+        for step in range(3):
+            backward(net, step)
+            assert all(p.grad is None for p in net.parameters())
+            before = values(net)
+            optimizer.step()
+            assert equal(values(net), before)
+    train(other, whole, 3)
+    assert equal(values(net), values(other))
+    # and afterwards as ever
+    backward(net, 3)
+    assert equal(values(net), before)
+    optimizer.step()
+    train(other, whole, 1, first=3)
+    assert equal(values(net), values(other))
+
+
+@EVERY
+def test_accumulate_steps_the_sum(case: Case) -> None:
+    net, other = model(), model()
+    optimizer, whole = make(case, net.named_parameters()), make(case, other.named_parameters())
+    handle = step_in_backward(net, optimizer)
+    with handle.accumulate():
+        backward(net, 0)
+        backward(net, 1)
+    assert equal(values(net), values(other))
+    backward(net, 2)
+    for step in range(3):
+        backward(other, step)
+    whole.step()
+    for a, b in zip(values(net), values(other), strict=True):
+        torch.testing.assert_close(a, b)
+    assert all(p.grad is None for p in net.parameters())
+    handle.remove()
+
+
+@EVERY
+def test_step_in_backward_with_a_scheduler(case: Case) -> None:
+    net, other = model(), model()
+    optimizer, whole = make(case, net.named_parameters()), make(case, other.named_parameters())
+    schedule, beside = (torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in (optimizer, whole))
+    with step_in_backward(net, optimizer):
+        for step in range(3):
+            backward(net, step)
+            schedule.step()
+    for step in range(3):
+        train(other, whole, 1, step)
+        beside.step()
+    assert equal(values(net), values(other))
+
+
+@EVERY
+def test_step_in_backward_refuses(case: Case) -> None:
+    net = model()
+    with pytest.raises(OptionError, match="max_grad_norm"):
+        step_in_backward(net, make(case, net.parameters(), max_grad_norm=1.0))
+    with pytest.raises(OptionError, match="skip"):
+        step_in_backward(net, make(case, net.parameters(), on_nonfinite="skip"))
+    with pytest.raises(ParameterError, match=r"'2\.weight', '2\.bias'"):
+        step_in_backward(net, make(case, net[0].parameters()))
+    with pytest.raises(ParameterError, match="SGD"):
+        step_in_backward(net, torch.optim.SGD(net.parameters(), 0.1))
+    net[2].requires_grad_(False)
+    with step_in_backward(net, make(case, net[0].parameters())):
+        backward(net)
+
+
+@EVERY
+def test_step_in_backward_raises_what_is_not_finite(case: Case) -> None:
+    net = model()
+    before = values(net)
+    with step_in_backward(net, make(case, net.named_parameters(), on_nonfinite="raise")):
+        loss = net(torch.full((2, 5), float("nan"), dtype=torch.float64)).mean()
+        with pytest.raises(NonFiniteError):
+            loss.backward()
+    # but the last bias, whose gradient does not depend on what is not finite
+    assert equal(values(net)[:3], before[:3])
+
+
+# ---- looking inside
+
+
+@pytest.mark.parametrize(("case", "description", "options"), OPTIONS, ids=OPTION_IDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_explained_bytes_are_those_allocated(case: Case, description: str, options: dict, dtype: Any) -> None:
+    net = model().to(dtype)
+    net.register_parameter("scale", torch.nn.Parameter(torch.ones((), dtype=dtype)))
+    net.register_parameter("kernel", torch.nn.Parameter(torch.ones(4, 3, 2, 2, dtype=dtype)))
+    optimizer = make(case, net.named_parameters(), **options)
+    explanation = optimizer.explain()
+    assert not optimizer.state
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert optimizer.explain().state_bytes == explanation.state_bytes
+    for row, p in zip(explanation.rows, net.parameters(), strict=True):
+        kept = optimizer.state[p].values()
+        assert row.state_bytes == sum(entry.numel() * entry.element_size() for entry in kept), row.name
+
+
+@EVERY
+def test_explained_bytes_follow_the_chosen_dtype(case: Case) -> None:
+    net = model()
+    optimizer = make(case, net.named_parameters(), state_dtype="bfloat16")
+    backward(net)
+    optimizer.step()
+    kept = sum(entry.numel() * entry.element_size() for p in net.parameters() for entry in optimizer.state[p].values())
+    assert optimizer.explain().state_bytes == kept
+
+
+@EVERY
+def test_explain_on_meta_and_in_print(case: Case) -> None:
+    with torch.device("meta"):
+        net = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.Linear(200, 10))
+    optimizer = make(case, net.named_parameters(), overrides=[("*.bias", dict(weight_decay=0.0, lr_scale=0.5))])
+    explanation = optimizer.explain()
+    assert [row.name for row in explanation.rows] == [name for name, _ in net.named_parameters()]
+    assert [row.shape for row in explanation.rows] == [(200, 300), (200,), (10, 200), (10,)]
+    assert [row.lr_scale for row in explanation.rows] == [1.0, 0.5, 1.0, 0.5]
+    text = str(explanation)
+    assert "0.weight" in text
+    assert "200x300" in text
+    assert f"{explanation.state_bytes:,}" in text.splitlines()[-1]
+
+
+@EVERY
+def test_explain_warns(case: Case) -> None:
+    net = model().bfloat16()
+    optimizer = make(case, net.named_parameters(), lr=1e-9, overrides=[("0.bias", dict(lr_scale=0.0))])
+    warned = {row.name: " ".join(row.warnings) for row in optimizer.explain().rows}
+    assert "stochastic" in warned["0.weight"]
+    assert "learning rate is 0" in warned["0.bias"]
+    rounded = make(case, net.named_parameters(), lr=1e-9, rounding="stochastic")
+    assert rounded.explain().warnings == []
+
+
+@ENGINES
+@EVERY
+def test_stats(case: Case, engine: str) -> None:
+    net = model()
+    optimizer = make(case, net.named_parameters(), engine)
+    assert optimizer.stats() == {}
+    train(net, optimizer, 2)
+    stats = optimizer.stats()
+    assert list(stats) == [name for name, _ in net.named_parameters()]
+    for figures in stats.values():
+        assert figures
+        assert all(isinstance(value, (bool, int, float)) for value in figures.values()), figures
+
+
+@EVERY
+def test_stats_of_both_engines_agree(case: Case) -> None:
+    found = []
+    for engine in ("reference", "foreach"):
+        net = model()
+        optimizer = make(case, net.named_parameters(), engine)
+        train(net, optimizer, 2)
+        found.append(optimizer.stats())
+    assert found[0].keys() == found[1].keys()
+    for name, figures in found[0].items():
+        assert figures == pytest.approx(found[1][name])
+
+
+@EVERY
+def test_an_optimizer_is_freed_with_its_model(case: Case) -> None:
+    import weakref
+
+    net = model()
+    optimizer = make(case, net.named_parameters())
+    train(net, optimizer, 1)
+    seen = weakref.ref(next(net.parameters()))
+    del net, optimizer
+    gc.collect()
+    assert seen() is None

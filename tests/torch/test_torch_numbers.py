@@ -1,0 +1,395 @@
+"""The numbers: engines agree with each other, with numpy, and with published optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import CASES, OPTION_IDS, OPTIONS, Case
+from published.compare import error, problem, torch_peer
+from published.peers import peer
+from tolerances import FLIPPED, FLOAT32, FLOAT64, ROUNDED_WALK
+
+torch = pytest.importorskip("torch")
+
+import thalweg.numpy  # noqa: E402
+import thalweg.torch  # noqa: E402
+
+SHAPES = [(), (7,), (6, 4), (4, 9), (6, 4), (3, 4, 5), (6, 1)]
+STEPS = 10
+
+EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach"])
+
+
+def make(case: Case, params: Any, engine: str = "reference", **options: Any) -> Any:
+    return getattr(thalweg.torch, case.name)(params, **{"lr": case.lr, "engine": engine, **options})
+
+
+def named(arrays: Sequence[Any]) -> list[tuple[str, Any]]:
+    return [(f"p{i}", torch.nn.Parameter(torch.as_tensor(a).clone())) for i, a in enumerate(arrays)]
+
+
+def drive(optimizer: Any, grads: Sequence[Sequence[Any]], step: Callable[[], Any] | None = None) -> list[Any]:
+    """The parameters after a step for each row of gradients, as arrays."""
+    for row in grads:
+        for p, g in zip(optimizer.parameters(), row, strict=True):
+            p.grad = torch.as_tensor(g).to(p.dtype)
+        (step or optimizer.step)()
+    return [
+        p.detach().float().numpy() if p.dtype == torch.bfloat16 else p.detach().numpy() for p in optimizer.parameters()
+    ]
+
+
+def small_problem(dtype: str = "float64", shapes: Sequence[Any] = SHAPES, steps: int = STEPS) -> Any:
+    rng = np.random.default_rng(1)
+    params = [np.asarray(rng.standard_normal(shape)).astype(dtype) for shape in shapes]
+    return params, [[np.asarray(rng.standard_normal(p.shape)).astype(dtype) for p in params] for _ in range(steps)]
+
+
+@ENGINES
+@pytest.mark.parametrize(("case", "description", "options"), OPTIONS, ids=OPTION_IDS)
+def test_engines_equal_numpy(case: Case, description: str, options: dict, engine: str) -> None:
+    params, grads = small_problem()
+    reference = getattr(thalweg.numpy, case.name)(lr=case.lr, **options)
+    current = {f"p{i}": p.copy() for i, p in enumerate(params)}
+    for row in grads:
+        reference.step(current, {f"p{i}": g for i, g in enumerate(row)})
+    optimizer = make(case, named(params), engine, **options)
+    assert error(drive(optimizer, grads), list(current.values()), params) < FLOAT64
+    assert optimizer.engine == engine
+
+
+@EVERY
+def test_engines_agree_in_float32(case: Case) -> None:
+    params, grads = small_problem("float32")
+    first, second = (drive(make(case, named(params), engine), grads) for engine in ("reference", "foreach"))
+    assert error(first, second, params) < FLOAT32
+
+
+@ENGINES
+@EVERY
+@pytest.mark.parametrize("options", [dict(max_grad_norm=0.7), dict(maximize=True), dict(on_nonfinite="skip")], ids=str)
+def test_handling_equals_numpy(case: Case, engine: str, options: dict) -> None:
+    params, grads = small_problem()
+    reference = getattr(thalweg.numpy, case.name)(lr=case.lr, **options)
+    current = {f"p{i}": p.copy() for i, p in enumerate(params)}
+    for row in grads:
+        reference.step(current, {f"p{i}": g for i, g in enumerate(row)})
+    found = drive(make(case, named(params), engine, **options), grads)
+    assert error(found, list(current.values()), params) < FLOAT64
+
+
+@ENGINES
+@EVERY
+def test_max_grad_norm_equals_clipping_before(case: Case, engine: str) -> None:
+    params, grads = small_problem()
+    clipped = make(case, named(params), engine, max_grad_norm=0.5)
+    plain = make(case, named(params), engine)
+
+    def clip_and_step() -> None:
+        torch.nn.utils.clip_grad_norm_(list(plain.parameters()), 0.5)
+        plain.step()
+
+    # torch divides by the norm + 1e-6
+    assert error(drive(clipped, grads), drive(plain, grads, clip_and_step), params) < FLOAT32
+
+
+@ENGINES
+@EVERY
+def test_capturable_gives_the_same_numbers(case: Case, engine: str) -> None:
+    params, grads = small_problem()
+    capturable = drive(make(case, named(params), engine, capturable=True), grads)
+    assert error(capturable, drive(make(case, named(params), engine), grads), params) < FLOAT64
+
+
+@ENGINES
+@EVERY
+def test_maximize_is_a_step_on_the_negative(case: Case, engine: str) -> None:
+    params, grads = small_problem()
+    up = drive(make(case, named(params), engine, maximize=True), grads)
+    down = drive(make(case, named(params), engine), [[-g for g in row] for row in grads])
+    for a, b in zip(up, down, strict=True):
+        assert (a == b).all()
+
+
+@ENGINES
+@EVERY
+@pytest.mark.parametrize("shape", [(), (1,)], ids=["0-d", "one element"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_lr_as_a_tensor(case: Case, engine: str, shape: tuple, dtype: str) -> None:
+    params, grads = small_problem("float32")
+    lr = torch.full(shape, case.lr, dtype=getattr(torch, dtype))
+    found = drive(make(case, named(params), engine, lr=lr), grads)
+    assert error(found, drive(make(case, named(params), engine), grads), params) < FLOAT32
+    assert [a.shape for a in found] == SHAPES
+
+
+@ENGINES
+@EVERY
+def test_lr_0_moves_nothing(case: Case, engine: str) -> None:
+    params, grads = small_problem(steps=2)
+    for a, b in zip(drive(make(case, named(params), engine, lr=0.0), grads), params, strict=True):
+        assert (a == b).all()
+
+
+@pytest.mark.parametrize("engine", ["reference", "foreach", "auto"])
+@EVERY
+def test_a_float32_tensor_does_not_depend_on_its_neighbours(case: Case, engine: str) -> None:
+    rng = np.random.default_rng(3)
+    shapes, steps = [(6, 4), (6, 4), (6, 4), (5,)], 5
+    values = [torch.tensor(rng.standard_normal(shape)) for shape in shapes]
+    grads = [[torch.tensor(rng.standard_normal(shape)) for shape in shapes] for _ in range(steps)]
+    dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+    def run(*dtypes: Any) -> Any:
+        params = [
+            (f"p{i}", torch.nn.Parameter(v.to(d, copy=True)))
+            for i, (v, d) in enumerate(zip(values, dtypes, strict=False))
+        ]
+        optimizer = make(case, params, engine)
+        drive(optimizer, [row[: len(params)] for row in grads])
+        return params
+
+    alone = run(torch.float32)
+    many = run(*dtypes)
+    same = run(torch.float32, torch.float32, torch.float32, torch.float32)
+    assert torch.equal(alone[0][1], many[0][1])
+    assert torch.equal(alone[0][1], same[0][1])
+    assert [p.dtype for _, p in many] == dtypes
+    for (_, p), v in zip(many, values, strict=True):
+        assert torch.isfinite(p).all()
+        assert not torch.equal(p, v.to(p.dtype))
+
+
+@ENGINES
+@EVERY
+def test_gradients_are_never_written(case: Case, engine: str) -> None:
+    params, grads = small_problem(steps=2)
+    for options in ({}, dict(maximize=True, max_grad_norm=0.1, on_nonfinite="skip")):
+        optimizer = make(case, named(params), engine, **options)
+        drive(optimizer, grads)
+        for p, g in zip(optimizer.parameters(), grads[-1], strict=True):
+            assert torch.equal(p.grad, torch.as_tensor(g))
+
+
+# ---- how tensors lie in memory
+
+
+@ENGINES
+@EVERY
+def test_memory_layout_does_not_matter(case: Case, engine: str) -> None:
+    rng = np.random.default_rng(5)
+    shapes = [(4, 3, 2, 2), (6, 4), (6, 4)]
+    start = [torch.tensor(rng.standard_normal(shape)) for shape in shapes]
+    rows = [[rng.standard_normal(shape) for shape in shapes] for _ in range(4)]
+    strange = [
+        start[0].clone(memory_format=torch.channels_last),
+        start[1].t().contiguous().t(),
+        torch.zeros(12, 8, dtype=torch.float64)[::2, ::2].copy_(start[2]),
+    ]
+    options = dict(precond_update_probability=0.4) if case.name == "Kron" else {}
+    laid = make(case, [(f"p{i}", torch.nn.Parameter(p)) for i, p in enumerate(strange)], engine, **options)
+    strides = [p.stride() for p in laid.parameters()]
+    plain = make(case, named(start), engine, **options)
+    assert error(drive(laid, rows), drive(plain, rows), [p.numpy() for p in start]) < FLOAT64
+    assert [p.stride() for p in laid.parameters()] == strides
+
+
+@ENGINES
+@EVERY
+@pytest.mark.parametrize("policy", ["propagate", "skip", "raise"])
+def test_empty_parameters(case: Case, engine: str, policy: str) -> None:
+    params = [torch.nn.Parameter(torch.zeros(shape)) for shape in [(0,), (0, 3), (0, 3)]]
+    other = torch.nn.Parameter(torch.ones(3))
+    optimizer = make(case, [*params, other], engine, on_nonfinite=policy)
+    for _ in range(2):
+        for p in (*params, other):
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+    assert [p.shape for p in params] == [(0,), (0, 3), (0, 3)]
+    assert torch.isfinite(other).all()
+    assert not torch.equal(other, torch.ones(3))
+    assert optimizer.skipped == 0
+
+
+@ENGINES
+@EVERY
+def test_parameters_on_meta(case: Case, engine: str) -> None:
+    params = [torch.nn.Parameter(torch.empty(6, 4, device="meta")) for _ in range(2)]
+    optimizer = make(case, params, engine)
+    for p in params:
+        p.grad = torch.empty_like(p)
+    optimizer.step()
+    optimizer.step()
+    assert all(p.device.type == "meta" for p in params)
+    assert all(int(optimizer.state[p]["step"]) == 2 for p in params)
+
+
+@ENGINES
+@EVERY
+def test_parameters_without_gradient_are_left_alone(case: Case, engine: str) -> None:
+    params, grads = small_problem()
+    optimizer = make(case, named(params), engine)
+    frozen, without, *_ = ps = list(optimizer.parameters())
+    frozen.requires_grad_(False)
+    for p, g in zip(ps[2:], grads[0][2:], strict=True):
+        p.grad = torch.as_tensor(g)
+    optimizer.step()
+    assert torch.equal(frozen, torch.as_tensor(params[0]))
+    assert torch.equal(without, torch.as_tensor(params[1]))
+    assert not optimizer.state.get(without)
+    assert all(optimizer.state[p]["step"] == 1 for p in ps[2:])
+    # one that joins later begins with its own first step
+    without.grad = torch.as_tensor(grads[1][1])
+    optimizer.step()
+    assert optimizer.state[without]["step"] == 1
+    assert optimizer.state[ps[2]]["step"] == 2
+
+
+# ---- 16 bits
+
+
+@ENGINES
+@EVERY
+def test_stochastic_rounding_moves_as_far_as_float32(case: Case, engine: str) -> None:
+    steps, size = 200, 32
+    options: dict[str, dict] = {
+        "LARS": dict(trust=False, momentum=0.0),
+        "LAMB": dict(trust=False),
+        "Adafactor": {},
+        "Kron": dict(precond_update_probability=0.05),
+    }
+    rate = {"LARS": 2e-4, "LAMB": 2e-4, "Adafactor": 2e-4, "Kron": 2e-5}[case.name]
+    moved = {}
+    for dtype, rounding in [("float32", "nearest"), ("bfloat16", "stochastic"), ("bfloat16", "nearest")]:
+        p = torch.nn.Parameter(torch.ones(size, size, dtype=getattr(torch, dtype)))
+        q = torch.nn.Parameter(torch.ones(size, size, dtype=getattr(torch, dtype)))
+        optimizer = make(case, [p, q], engine, lr=rate, rounding=rounding, **options[case.name])
+        for _ in range(steps):
+            p.grad, q.grad = torch.ones_like(p), torch.ones_like(q)
+            optimizer.step()
+        moved[dtype, rounding] = float((1 - p.detach().float()).mean())
+    assert moved["float32", "nearest"] > 1e-3
+    assert moved["bfloat16", "stochastic"] == pytest.approx(moved["float32", "nearest"], rel=ROUNDED_WALK)
+    assert moved["bfloat16", "nearest"] == 0
+
+
+@ENGINES
+@EVERY
+def test_rounding_is_the_same_on_both_engines(case: Case, engine: str) -> None:
+    values = [torch.randn(8, 8, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(3)]
+    runs = []
+    for chosen in (engine, "reference"):
+        params = [torch.nn.Parameter(v.clone()) for v in values]
+        optimizer = make(case, params, chosen, rounding="stochastic", seed=3)
+        for step in range(3):
+            for p, v in zip(params, values, strict=True):
+                p.grad = v * (step + 1)
+            optimizer.step()
+        runs.append(params)
+    for a, b in zip(*runs, strict=True):
+        # neighbours at most: a chance that lies between two float32 results may fall either way
+        assert (a != b).float().mean() < FLIPPED
+
+
+# ---- published optimizers, through this front end
+
+EPS64 = float(np.finfo(np.float64).eps)
+
+
+def published(ours: Callable[[Any], Any], theirs: Callable[[Any], Any]) -> float:
+    params, grads = problem()
+    return error(torch_peer(ours, params, grads), torch_peer(theirs, params, grads), params)
+
+
+@ENGINES
+@pytest.mark.parametrize("options", [{}, dict(lr=0.3, weight_decay=0.1), dict(maximize=True)], ids=str)
+def test_equals_torch_adafactor(engine: str, options: dict) -> None:
+    ours = published(
+        lambda p: thalweg.torch.Adafactor(p, variant="torch", eps=(EPS64, 1e-3), engine=engine, **options),
+        lambda p: torch.optim.Adafactor(p, **options),
+    )
+    assert ours < FLOAT64
+
+
+@ENGINES
+def test_equals_transformers_adafactor(engine: str) -> None:
+    transformers = peer("transformers.optimization")
+    assert (
+        published(
+            lambda p: thalweg.torch.Adafactor(p, lr=0.01, variant="hf", momentum=0.9, engine=engine),
+            lambda p: transformers.Adafactor(p, lr=0.01, relative_step=False, beta1=0.9),
+        )
+        < FLOAT64
+    )
+
+
+@ENGINES
+def test_equals_timm_lamb(engine: str) -> None:
+    timm = peer("timm.optim.lamb")
+    assert (
+        published(
+            lambda p: thalweg.torch.LAMB(p, lr=0.01, variant="apex", engine=engine), lambda p: timm.Lamb(p, lr=0.01)
+        )
+        < FLOAT64
+    )
+
+
+@ENGINES
+def test_equals_timm_lars(engine: str) -> None:
+    timm = peer("timm.optim.lars")
+    options = dict(weight_decay=0.1, momentum=0.9, nesterov=True)
+    assert (
+        published(
+            lambda p: thalweg.torch.LARS(p, lr=0.01, variant="timm", engine=engine, **options),
+            lambda p: timm.Lars(p, lr=0.01, **options),
+        )
+        < FLOAT64
+    )
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (lambda p, e: thalweg.torch.LAMB(p, 0.01, trust=False, weight_decay=0.1, eps=1e-8, engine=e),
+         lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1)),
+        (lambda p, e: thalweg.torch.LARS(p, 0.01, trust=False, weight_decay=0.1, momentum=0.9, engine=e),
+         lambda p: torch.optim.SGD(p, 0.01, weight_decay=0.1, momentum=0.9)),
+    ],
+    ids=["AdamW", "SGD"],
+)  # fmt: skip
+def test_without_trust_equals(ours: Any, theirs: Any, engine: str) -> None:
+    assert published(lambda p: ours(p, engine), theirs) < FLOAT64
+
+
+# ---- torch.compile
+
+
+@pytest.mark.slow
+@ENGINES
+@EVERY
+def test_compiled_step(case: Case, engine: str) -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    params, grads = small_problem("float32", shapes=[(6, 4), (6, 4), (5,)], steps=8)
+    options = dict(precond_update_probability=0.4) if case.name == "Kron" else {}
+    lr = torch.tensor(case.lr)
+    optimizer = make(case, named(params), engine, lr=lr, **options)
+    counter = CompileCounter()
+    compiled = torch.compile(optimizer.step, backend=counter)
+    frames = []
+
+    def step() -> None:
+        compiled()
+        frames.append(counter.frame_count)
+
+    found = drive(optimizer, grads, step)
+    eager = drive(make(case, named(params), engine, lr=lr, **options), grads)
+    assert error(found, eager, params) < FLOAT32
+    assert frames[0] > 0
+    assert frames[-1] == frames[2], f"compiled anew: {frames}"
