@@ -64,3 +64,17 @@ def test_the_page_of_a_rule_names_every_variant(name: str) -> None:
     text = (ROOT / "docs" / f"{name.lower()}.md").read_text()
     for variant in RULES[name].VARIANTS:
         assert f'"{variant}"' in text or f"`{variant}`" in text, variant
+
+
+@NAMES
+def test_groups_of_the_torch_front_end_hold_every_option_with_its_default(name: str) -> None:
+    torch = pytest.importorskip("torch.nn")
+    import thalweg.torch
+
+    optimizer = getattr(thalweg.torch, name)([torch.Parameter(thalweg.torch.optimizer.torch.ones(2))], lr=0.1)
+    group = {key: value for key, value in optimizer.param_groups[0].items() if key != "precond_update_probability"}
+    expected = {**defaults(RULES[name]), **defaults(Handling)}
+    assert {key: group[key] for key in expected if key in group} == {
+        key: v for key, v in expected.items() if key in group
+    }
+    assert set(expected) - set(group) <= {"precond_update_probability"}

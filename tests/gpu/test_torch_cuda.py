@@ -135,3 +135,23 @@ def test_a_skipped_step_changes_nothing_and_is_counted(engine: str) -> None:
         assert all(torch.equal(optimizer.state[p][key], value) for key, value in state.items())
     assert optimizer.skipped == 1
     assert optimizer.nonfinite() == ["p1"]
+
+
+@CLASSES
+def test_a_list_is_stepped_in_little_extra_memory(name: str, options: dict) -> None:
+    """64 tensors of 2 Mi elements: a list of them all would take a gigabyte for each temporary."""
+    params = [torch.nn.Parameter(torch.randn(1024, 2048, device="cuda")) for _ in range(64)]
+    if name == "Kron":
+        options = {**options, "max_size_dense": 0}  # products of dense factors need their own room
+    optimizer = make(
+        name, params, engine="foreach", **{**options, "geometry": "procrustes"} if name == "Kron" else options
+    )
+    for p in params:
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    optimizer.step()
+    extra = torch.cuda.max_memory_allocated() - before
+    assert extra < 256 * 2**20, f"{extra / 2**20:.0f} MiB"

@@ -24,8 +24,9 @@ from thalweg.spaces.foreach import PerTensor, TensorList
 
 Engine: TypeAlias = Literal["auto", "reference", "foreach", "fused"]
 
-#: Elements of a list that are stepped together: some eight float32 temporaries each, in 256 MiB.
-CHUNK = 256 * 2**20 // (8 * 4)
+#: Elements of a list that are stepped together, so that temporaries stay under 256 MiB: LAMB has ten of
+#: float32 alive at a time, and Kron's random integers count for more.
+CHUNK = 256 * 2**20 // (20 * 4)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,13 @@ BESIDE = ("params", "param_names", "lr", "capturable", "rule", "layout")
 #: What torch and its schedulers write into groups.
 FOREIGN = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr", "lr_scale")
 
+#: Options of torch's own optimizers that we do not have, with what to do instead.
+REFUSED = {
+    "foreach": "say engine='foreach' or engine='reference'",
+    "fused": "say engine='auto', which takes the fastest there is",
+    "differentiable": "steps are taken without a graph; differentiate through thalweg.rules with torch.func instead",
+}
+
 
 def to_plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as a checkpoint can hold them."""
@@ -40,6 +47,8 @@ def check_group(rule_name: str, group: Mapping[str, Any]) -> None:
     """Refuse a misspelt option, and functions, which no checkpoint could hold."""
     known = (*option_names(RULES[rule_name]), *BESIDE, *FOREIGN)
     for name in group:
+        if name in REFUSED:
+            raise OptionError(f"{rule_name} has no option {name!r}: {REFUSED[name]}")
         if name not in known:
             check_known(rule_name, {name: None}, option_names(RULES[rule_name]))
     for name, value in group.items():

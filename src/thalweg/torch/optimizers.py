@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from thalweg.torch.engines import Engine
-from thalweg.torch.optimizer import Optimizer, Params, Rate
+from thalweg.torch.optimizer import Optimizer
+from thalweg.torch.parameters import Params, Rate
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

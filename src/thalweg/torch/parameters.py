@@ -1,0 +1,266 @@
+"""Parameters of a torch optimizer: their names, what holds for each, and their state."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch import Tensor
+
+from thalweg.boundary import first_state
+from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
+from thalweg.rules.checks import require
+from thalweg.settings import Overrides, Setting, Settings, matches, plain
+from thalweg.spaces import torch as xp
+from thalweg.torch.checkpoints import check_entries, check_groups, place_of_counts, restored
+from thalweg.torch.explain import Explanation, explained
+from thalweg.torch.groups import LAYOUT, GroupSettings, check_group, to_plain
+from thalweg.torch.tensors import check_parameter
+
+Rate: TypeAlias = float | Tensor | None
+Params: TypeAlias = Iterable[Any]
+
+#: Options that are decided for all groups together.
+JOINT = ("max_grad_norm", "on_nonfinite")
+
+
+class Parameters(torch.optim.Optimizer):
+    """Groups of parameters with options that are checked, and state that is restored as it was saved."""
+
+    rule_name: ClassVar[str]
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Rate,
+        *,
+        variant: str | None,
+        overrides: Overrides,
+        capturable: bool,
+        options: Mapping[str, Any],
+    ) -> None:
+        check_group(self.rule_name, options)
+        settings = Settings(self.rule_name, options, variant, overrides)
+        check_rate(lr)
+        settings.validate_lr(lr)
+        self._remember(settings.overrides)
+        lr = lr if isinstance(lr, Tensor) else plain(lr)
+        beside = {"capturable": capturable, "rule": self.rule_name, "layout": LAYOUT}
+        super().__init__(params, {"lr": lr, **to_plain(settings.options), **beside})
+
+    def _remember(self, overrides: Overrides) -> None:
+        self._overrides = overrides
+        self._group_settings = GroupSettings(self.rule_name, overrides)
+        self._resolved: dict[int, tuple[Settings, Setting]] = {}
+        self._places: dict[Tensor, tuple[str, int]] = {}
+        self._reported = not overrides
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, with options of its own; everything is checked before anything is added."""
+        if not isinstance(param_group, dict):
+            raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
+        check_group(self.rule_name, param_group)
+        given = {k: plain(v) for k, v in param_group.items() if k not in ("params", "lr")}
+        for name in JOINT:
+            if given.get(name, self.defaults[name]) != self.defaults[name]:
+                raise OptionError(f"{name} concerns the whole step and cannot differ between groups")
+        lr = param_group.get("lr", self.defaults["lr"])
+        settings = self._group_settings.made({**self.defaults, **to_plain(given)})
+        check_rate(lr)
+        settings.base.rule.validate_lr(plain(lr))
+        before = len(self.param_groups)
+        super().add_param_group({**param_group, **to_plain(given)})
+        try:
+            self._check_names()
+            for name, p in self._named(before):
+                check_parameter(name, p)
+        except (OptionError, ParameterError):
+            del self.param_groups[before:]
+            raise
+        self._reported, self._places = not self._overrides, {}
+
+    def _check_names(self) -> None:
+        by_name = [pattern for pattern, _ in self._overrides if not callable(pattern)]
+        if by_name and any("param_names" not in group for group in self.param_groups):
+            raise OptionError(
+                f"overrides by name ({by_name[0]!r}) need names: pass model.named_parameters(), or use a function "
+                "of (name, parameter) as the pattern"
+            )
+        names = [name for name, _ in self._named()]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ParameterError(
+                f"two parameters are named {twice!r}: give names that differ, as model.named_parameters() has them"
+            )
+
+    def _report_unused(self) -> None:
+        """Warn, once, of overrides that match no parameter."""
+        if not self._reported:
+            self._reported = True
+            matched = self._matched()
+            unused = [repr(pattern) for i, (pattern, _) in enumerate(self._overrides) if i not in matched]
+            if unused:
+                message = f"overrides that match no parameter: {', '.join(unused)}"
+                warnings.warn(message, UnusedOverrideWarning, stacklevel=8)
+
+    def _matched(self) -> set[int]:
+        """Which entries of ``overrides`` match some parameter."""
+        return {
+            i
+            for i, (pattern, _) in enumerate(self._overrides)
+            if any(matches(pattern, *pair) for pair in self._named())
+        }
+
+    def _named(self, first_group: int = 0) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter with its name; those without one are named by their place."""
+        place = sum(len(group["params"]) for group in self.param_groups[:first_group])
+        for group in self.param_groups[first_group:]:
+            names = group.get("param_names") or [str(place + i) for i in range(len(group["params"]))]
+            place += len(group["params"])
+            yield from zip(names, group["params"], strict=True)
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Every parameter, in the order of the groups."""
+        return (p for _, p in self._named())
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(len(group["params"]) for group in self.param_groups)
+
+    @property
+    def lr(self) -> Any:
+        """The learning rate of all groups; setting it sets it for all."""
+        rates = [group["lr"] for group in self.param_groups]
+        if any(rate is not rates[0] and rate != rates[0] for rate in rates):
+            raise OptionError(f"groups have different learning rates, {rates}: read them from param_groups")
+        return rates[0]
+
+    @lr.setter
+    def lr(self, value: Rate) -> None:
+        for index, group in enumerate(self.param_groups):
+            settings = self._group_settings.of(index, group)
+            check_rate(value)
+            settings.base.rule.validate_lr(plain(value))
+        for group in self.param_groups:
+            group["lr"] = value if isinstance(value, Tensor) else plain(value)
+
+    def _place(self) -> dict[Tensor, tuple[str, int]]:
+        """The name and the group of every parameter."""
+        if len(self._places) != self.num_parameters:
+            groups = [i for i, group in enumerate(self.param_groups) for _ in group["params"]]
+            self._places = {p: (name, i) for (name, p), i in zip(self._named(), groups, strict=True)}
+        return self._places
+
+    def _checked_settings(self, index: int, group: Mapping[str, Any]) -> Settings:
+        try:
+            settings = self._group_settings.of(index, group)
+            check_rate(group["lr"])
+            settings.base.rule.validate_lr(plain(group["lr"]))
+            for name in JOINT:
+                require(
+                    group[name] == self.param_groups[0][name],
+                    f"{name} concerns the whole step and cannot differ between groups",
+                )
+        except OptionError as error:
+            raise OptionError(f"parameter group {index}: {error}") from None
+        return settings
+
+    def _setting(self, settings: Settings, name: str, p: Tensor) -> Setting:
+        found = self._resolved.get(id(p))
+        if found is None or found[0] is not settings:
+            setting, _ = settings.of(name, p)
+            # equal settings are one object, so that their parameters share a bucket
+            setting = next((s for other, s in self._resolved.values() if other is settings and s == setting), setting)
+            if setting.rule.stacked_axes > p.ndim:
+                raise OptionError(
+                    f"stacked_axes={setting.rule.stacked_axes}, but parameter {name!r} has shape {tuple(p.shape)}"
+                )
+            self._check_state(name, p, setting)
+            self._resolved[id(p)] = found = settings, setting
+        return found[1]
+
+    def _check_state(self, name: str, p: Tensor, setting: Setting) -> None:
+        """Say so if options have changed to such that need another state than there is."""
+        found = {key: tuple(entry.shape) for key, entry in self.state.get(p, {}).items() if key != "step"}
+        wanted = expected_shapes(setting, p)
+        if p in self.state and self.state[p] and found != wanted:
+            raise StateError(
+                f"the state of {name!r} does not fit: with these options it has {wanted}, and there is {found}; "
+                "restore the options it was made with, or begin anew with clear_state()"
+            )
+
+    def _state(self, p: Tensor, setting: Setting, group: Mapping[str, Any]) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[p]
+        if not state:
+            place = place_of_counts(p, group)
+            state["step"] = torch.zeros((), dtype=torch.float32, device=place)
+            state.update(first_state(xp, setting.rule_at(1), setting.handling, p.detach()))
+            if (
+                "refresh" in state and p.device.type != "meta"
+            ):  # beside the step, so that the host can tell without a wait
+                state["refresh"] = state["refresh"].to(place)
+        return state
+
+    def explain(self) -> Explanation:
+        """How every parameter will be treated, what its state will cost, and what looks like a mistake."""
+        homes = [(i, group) for i, group in enumerate(self.param_groups) for _ in group["params"]]
+        rows = []
+        for (name, p), (index, group) in zip(self._named(), homes, strict=True):
+            setting = self._setting(self._checked_settings(index, group), name, p)
+            rows.append(explained(name, p, setting, group["lr"]))
+        return Explanation(
+            rows, [pattern for i, (pattern, _) in enumerate(self._overrides) if i not in self._matched()]
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a saved state. State keeps the dtype it was saved in; on any error nothing is changed."""
+        state_dict = state_dict.copy()
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        check_groups(self.rule_name, state_dict, self.param_groups)
+        groups = [{**self.defaults, **group} for group in state_dict["param_groups"]]
+        check_entries(state_dict, list(self._named()), self._expected(groups))
+        state_dict["param_groups"] = groups
+        pre, post = self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks
+        self._optimizer_load_state_dict_pre_hooks = type(pre)()
+        self._optimizer_load_state_dict_post_hooks = type(post)()
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks = pre, post
+        # torch has cast the state to the dtype of its parameter; take it as it was saved
+        for p, entries in restored(self.param_groups, state_dict).items():
+            self.state[p] = entries
+        self._resolved.clear()
+        for finish in post.values():
+            finish(self)
+
+    def _expected(self, groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, tuple[int, ...]]]:
+        """The shapes of all states under the options of saved groups, which are checked on the way."""
+        shapes = {}
+        try:
+            made = [self._group_settings.made(group) for group in groups]
+            for settings, group in zip(made, groups, strict=True):
+                check_rate(group["lr"])
+                settings.base.rule.validate_lr(plain(group["lr"]))
+            for p, (name, index) in self._place().items():
+                shapes[name] = expected_shapes(made[index].of(name, p)[0], p)
+        except OptionError as error:
+            raise StateError(f"the options of this state are not valid: {error}") from None
+        return shapes
+
+
+def expected_shapes(setting: Setting, p: Tensor) -> dict[str, tuple[int, ...]]:
+    """The shapes of a parameter's state, without making it."""
+    state = first_state(xp, setting.rule_at(1), setting.handling, torch.empty_like(p, device="meta"))
+    return {key: tuple(entry.shape) for key, entry in state.items()}
+
+
+def check_rate(lr: Any) -> None:
+    if callable(lr) and not isinstance(lr, Tensor):
+        raise OptionError("lr cannot be a function here: use a scheduler of torch.optim.lr_scheduler")
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise OptionError(f"lr must be a number or a tensor of one element, got shape {tuple(lr.shape)}")

@@ -1,0 +1,24 @@
+"""The examples run, on tiny sizes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("script", ["train_text.py", "train_digits.py"])
+def test_training(script: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch.nn")
+    out = tmp_path / "curves.json"
+    command = [sys.executable, str(ROOT / "examples" / script), "--steps", "3", "--out", str(out)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "Kron" in json.dumps(json.loads(out.read_text()))
