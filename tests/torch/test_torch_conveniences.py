@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import re
 import warnings
@@ -416,3 +417,22 @@ def test_an_optimizer_is_freed_with_its_model(case: Case) -> None:
     del net, optimizer
     gc.collect()
     assert seen() is None
+
+
+@EVERY
+def test_a_first_step_that_raises_leaves_no_state(case: Case) -> None:
+    net = model()
+    optimizer = make(case, net.named_parameters(), on_nonfinite="raise")
+    for p in net.parameters():
+        p.grad = torch.full_like(p, float("nan"))
+    with pytest.raises(NonFiniteError):
+        optimizer.step()
+    assert not optimizer.state
+
+
+def test_a_copy_remembers_what_was_skipped() -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = thalweg.torch.LAMB([p], on_nonfinite="skip")
+    p.grad = torch.full_like(p, float("nan"))
+    optimizer.step()
+    assert copy.deepcopy(optimizer).skipped == optimizer.skipped == 1

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.errors import NonFiniteError, OptionError, ParameterError
+from thalweg.errors import NonFiniteError, OptimError, OptionError, ParameterError
 from thalweg.rules.checks import check_choice, check_flag, check_number
 from thalweg.settings import Overrides, Setting
 from thalweg.torch.engines import ENGINES, Bucket, Engine, Result, engine_for
@@ -78,13 +78,19 @@ class Optimizer(Parameters):
     # Under torch.compile only the arithmetic of each bucket is compiled; what surrounds it runs as it is.
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
     def _step(self, only: Tensor | None, *, compiling: bool) -> None:
-        buckets = self._buckets(only, compiling)
-        self._engines_used = set()
-        results: Iterable[Result] = (result for bucket in buckets for result in self._run(bucket, compiling))
-        if self.param_groups[0]["on_nonfinite"] == "raise":
-            # nothing is written before everything is known to be finite
-            results = list(results)
-            self._raise_unless_finite(results)
+        known = set(self.state)
+        try:
+            buckets = self._buckets(only, compiling)
+            self._engines_used = set()
+            results: Iterable[Result] = (result for bucket in buckets for result in self._run(bucket, compiling))
+            if self.param_groups[0]["on_nonfinite"] == "raise":
+                # nothing is written before everything is known to be finite
+                results = list(results)
+                self._raise_unless_finite(results)
+        except OptimError:
+            for p in set(self.state) - known:  # what was made for a step that is not taken
+                del self.state[p]
+            raise
         for result in results:
             self._commit(result)
 
@@ -218,14 +224,16 @@ class Optimizer(Parameters):
         self._forget(self._wanted_engine)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_overrides": self._overrides, "_wanted_engine": self._wanted_engine}
+        own = {"_overrides": self._overrides, "_wanted_engine": self._wanted_engine, "_skips": self._skips}
+        return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        overrides, engine = state.pop("_overrides", None), state.pop("_wanted_engine", None)
+        own = {key: state.pop(key) for key in ("_overrides", "_wanted_engine", "_skips") if key in state}
         super().__setstate__(state)
-        if overrides is not None and engine is not None:
-            self._remember(overrides)
-            self._forget(engine)
+        if own:  # a copy or a pickle, and not load_state_dict, which comes here too
+            self._remember(own["_overrides"])
+            self._forget(own["_wanted_engine"])
+            self._skips = own["_skips"]
 
 
 def grad_of(p: Tensor) -> Tensor:
