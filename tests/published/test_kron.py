@@ -13,6 +13,7 @@ from published.kron_torch_run import kron_torch_run
 from published.peers import peer
 from tolerances import FLOAT64
 
+from thalweg import rules
 from thalweg.numpy import Kron
 
 pytestmark = pytest.mark.slow
@@ -58,13 +59,29 @@ class TestIntendedDifferences:
 
     def test_kron_torch_counts_whole_steps_between_refreshes(self) -> None:
         """At a probability of 0.4 it refreshes every third step; ours two steps in five."""
-        optimizer = Kron(lr=0.1, precond_update_probability=0.4)
-        p, refreshed = np.ones((3, 3)), []
-        for t in range(20):
-            optimizer.update("p", p, np.eye(3) + t)
-            refreshed.append(optimizer.stats()["p"]["refreshed"])
-        assert sum(refreshed) == 8
+        kron_torch, torch = peer("kron_torch.kron"), peer("torch")
+        optimizer, p = Kron(lr=0.1, precond_update_probability=0.4), np.ones((3, 3))
+        q = torch.nn.Parameter(torch.ones(3, 3))
+        theirs = kron_torch.Kron([q], preconditioner_update_probability=0.4)
+        ours_refreshed = theirs_refreshed = 0
+        with torch.compiler.set_stance("force_eager"):
+            for t in range(20):
+                gradient = np.eye(3) + t
+                optimizer.update("p", p, gradient)
+                ours_refreshed += optimizer.stats()["p"]["refreshed"]
+                before = theirs.state[q]["Q"][0].clone() if theirs.state[q] else torch.eye(3)
+                q.grad = torch.tensor(gradient, dtype=torch.float32)
+                theirs.step()
+                theirs_refreshed += not torch.equal(before, theirs.state[q]["Q"][0])
+        assert (ours_refreshed, theirs_refreshed) == (8, 6)
 
     def test_kron_torch_merges_convolutions_by_a_signed_difference(self) -> None:
-        """(256, 128, 3, 3) becomes 98304 x 3 there, and the most square matrix here."""
-        assert Kron(lr=1.0)._settings.base.rule.sizes((256, 128, 3, 3)) == (256, 1152)
+        """(16, 8, 3, 3) becomes 384 x 3 there, and the most square matrix here."""
+        kron_torch, torch = peer("kron_torch.kron"), peer("torch")
+        p = torch.nn.Parameter(torch.ones(16, 8, 3, 3))
+        p.grad = torch.randn(16, 8, 3, 3)
+        theirs = kron_torch.Kron([p])
+        with torch.compiler.set_stance("force_eager"):
+            theirs.step()
+        assert [int(n) for n in theirs.state[p]["merged_shape"]] == [384, 3]
+        assert rules.Kron().sizes((16, 8, 3, 3)) == (16, 72)
