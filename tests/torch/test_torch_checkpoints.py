@@ -15,6 +15,8 @@ torch = pytest.importorskip("torch")
 import thalweg.torch  # noqa: E402
 from thalweg.errors import OptimError, StateError  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach"])
 SHAPES = [(6, 4), (6, 4), (5,), (3, 4, 2), ()]
