@@ -176,6 +176,7 @@ def test_a_zero_lr_moves_nothing(case: Case) -> None:
             assert (run(case.rule(**options), p, grads, lr=0.0)[0] == p).all(), description
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_stacked_slices_are_stepped_as_if_alone(case: Case) -> None:
     for description, options in case.options.items():

@@ -68,6 +68,7 @@ def test_jax_under_jit(case: Case, description: str, options: dict, dtype: str) 
     agree(case, options, dtype, xp=xp, to=jnp.asarray, step=jax.jit, count=jnp.int32, shapes=shapes)
 
 
+@pytest.mark.slow
 @EVERY
 @DTYPES
 def test_foreach(case: Case, description: str, options: dict, dtype: str) -> None:
