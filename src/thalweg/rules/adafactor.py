@@ -136,8 +136,7 @@ class Adafactor(Rule):
     def expected_rms(self, lr: float | None, p_rms: float) -> float:
         relative = self.is_relative(lr)
         step = (1e-2 if relative else 1.0) if lr is None else lr
-        scaled = relative if self.scale_parameter == "relative" else self.scale_parameter
-        return step * max(p_rms, self.eps[1]) if scaled else step
+        return step * max(p_rms, self.eps[1]) if self.is_scaled(lr) else step
 
     def kind(self, shape: Shape) -> Hashable:
         return self.factored_axes(shape), super().kind(shape)
@@ -175,10 +174,7 @@ class Adafactor(Rule):
         noise: Noise[A] | None = None,
     ) -> Update:
         axes = self.own_axes(xp.shape(p))
-        weight = xp.maximum(t - self.decay_offset, 1) ** -abs(self.beta2_decay)
-        if self.beta2_cap is not None:
-            weight = xp.maximum(weight, 1 - self.beta2_cap)
-
+        weight = self.weight_of_squares(xp, t)
         eps = 0.0 if self.eps_mode == "clamp" else self.eps[0]
         state: State[A]
         if "variance" in s:
@@ -221,18 +217,30 @@ class Adafactor(Rule):
         stats = {"update_rms": u_rms, "clip_factor": clip, "param_rms": p_rms, "step_size": alpha}
         return Update(-(step + decay * p), state, xp.isfinite(u_square + overflow), stats)
 
+    def weight_of_squares(self, xp: Space[A], t: Scalar) -> Scalar:
+        """The share of this step's squares in their average."""
+        weight = xp.maximum(t - self.decay_offset, 1) ** -abs(self.beta2_decay)
+        return weight if self.beta2_cap is None else xp.maximum(weight, 1 - self.beta2_cap)
+
     def step_size(
         self, xp: Space[A], p_rms: Scalar, t: Scalar, lr: Scalar | None, lr_scale: Scalar
     ) -> tuple[Scalar, Scalar]:
         """The nominal step size (lr, or the cap of the relative step) and this tensor's own."""
+        nominal, rho = self.rates(xp, t, lr)
+        scale = xp.maximum(p_rms, self.eps[1]) if self.is_scaled(lr) else 1.0
+        return nominal * lr_scale, rho * scale * lr_scale
+
+    def rates(self, xp: Space[A], t: Scalar, lr: Scalar | None) -> tuple[Scalar, Scalar]:
+        """The nominal step size, and that of this step, before a tensor's size comes in."""
         relative = self.is_relative(lr)
         nominal = (1e-2 if relative else 1.0) if lr is None else lr
         if relative and self.warmup_init:
             nominal = 1e-6 * t
-        rho = xp.minimum(nominal, t**-0.5) if relative else nominal
-        scaled = relative if self.scale_parameter == "relative" else self.scale_parameter
-        scale = xp.maximum(p_rms, self.eps[1]) if scaled else 1.0
-        return nominal * lr_scale, rho * scale * lr_scale
+        return nominal, xp.minimum(nominal, t**-0.5) if relative else nominal
+
+    def is_scaled(self, lr: Scalar | None) -> bool:
+        """Whether the step size follows RMS(p)."""
+        return self.is_relative(lr) if self.scale_parameter == "relative" else self.scale_parameter
 
     def whitened(self, xp: Space[A], g: A, row_var: A, col_var: A, mean: Scalar) -> Value:
         """g over the square root of the factored estimate row_var x col_var / mean."""

@@ -1,0 +1,111 @@
+"""The native library: found, loaded and checked on first use."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+import warnings
+from ctypes import c_char_p, c_int32, c_int64, c_void_p
+from pathlib import Path
+
+from thalweg.kernels.cpu import structs
+
+SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
+BESIDE = Path(__file__).with_name(f"_core{SUFFIX}")
+
+
+class Unavailable(Exception):
+    """There is no native library here; the message says why."""
+
+
+class FallbackWarning(UserWarning):
+    """The native library is missing, and slower code does its work."""
+
+
+def load() -> ctypes.CDLL:
+    """The library. Raises Unavailable if there is none that can be used."""
+    found = _attempt()
+    if isinstance(found, str):
+        raise Unavailable(found)
+    return found
+
+
+def reason_missing() -> str | None:
+    """Why there is no library, or None if there is one."""
+    found = _attempt()
+    return found if isinstance(found, str) else None
+
+
+@functools.cache
+def warn_once(reason: str) -> None:
+    warnings.warn(
+        f"thalweg's native CPU core is not available ({reason}): steps on the CPU take several times as long. "
+        "With a C++ compiler present, pip install --force-reinstall --no-cache-dir thalweg builds it",
+        FallbackWarning,
+        stacklevel=2,
+    )
+
+
+@functools.cache
+def _attempt() -> ctypes.CDLL | str:
+    """The library, or why there is none."""
+    path = Path(os.environ.get("THALWEG_CPU_LIBRARY") or BESIDE)
+    if not path.exists():
+        return f"it was not built: there is no {path.name} in {path.parent}"
+    try:
+        library = ctypes.CDLL(str(path))
+        declare(library)
+    except (OSError, AttributeError) as error:
+        return f"{path.name} cannot be loaded: {error}"
+    sizes = [library.thalweg_sizeof(i) for i in range(len(structs.ALL))]
+    if sizes != [ctypes.sizeof(struct) for struct in structs.ALL]:
+        return f"{path.name} belongs to another version"
+    wanted = os.environ.get("THALWEG_CPU_LEVEL")
+    if wanted and wanted not in levels(library):
+        return f"THALWEG_CPU_LEVEL={wanted!r}: this machine has {', '.join(levels(library))}"
+    if wanted:
+        library.thalweg_choose_level(levels(library).index(wanted))
+    return library
+
+
+def declare(library: ctypes.CDLL) -> None:
+    library.thalweg_sizeof.restype, library.thalweg_sizeof.argtypes = c_int64, (c_int32,)
+    library.thalweg_levels.restype, library.thalweg_levels.argtypes = c_int32, ()
+    library.thalweg_level.restype, library.thalweg_level.argtypes = c_char_p, (c_int32,)
+    library.thalweg_choose_level.restype, library.thalweg_choose_level.argtypes = c_int32, (c_int32,)
+    library.thalweg_borrow_threads.restype, library.thalweg_borrow_threads.argtypes = None, (c_void_p, c_void_p)
+    library.thalweg_layout.restype = c_int64
+    library.thalweg_layout.argtypes = (c_int32, c_void_p, c_int64, c_int32)
+    library.thalweg_run.restype = None
+    library.thalweg_run.argtypes = (
+        c_int32,
+        *(c_void_p, c_void_p, c_void_p),
+        c_int64,
+        c_void_p,
+        *(c_int32, c_int32, c_int32),
+    )
+
+
+def levels(library: ctypes.CDLL) -> list[str]:
+    """The vector widths that this machine can run, by name; the last is the widest."""
+    return [library.thalweg_level(i).decode() for i in range(library.thalweg_levels())]
+
+
+@functools.cache
+def borrow_openmp() -> bool:
+    """Run on the threads of the OpenMP library that is loaded already, so that no two pools compete.
+
+    Whether there is one: elsewhere than on Linux, or in a process without one, a pool of ours serves.
+    """
+    try:
+        maps = Path("/proc/self/maps").read_text()
+        loaded = [line.split(maxsplit=5)[5] for line in maps.splitlines() if "omp" in line and ".so" in line]
+        path = next(path for path in loaded if Path(path).name.startswith(("libgomp", "libomp", "libiomp")))
+        openmp = ctypes.CDLL(path)
+        run_all, count = (ctypes.cast(openmp[name], c_void_p) for name in ("GOMP_parallel", "omp_get_num_threads"))
+    except (OSError, StopIteration, AttributeError, IndexError):
+        return False
+    load().thalweg_borrow_threads(run_all, count)
+    return True

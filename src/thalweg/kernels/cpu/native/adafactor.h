@@ -1,0 +1,332 @@
+// Adafactor. Factored: three passes; all squares: two.
+//
+// Bytes a parameter, float32, factored: reads g and p (8) for sums of rows and columns, g (4) for
+// the RMS of u, then g, p and writes p (12). All squares: reads g, p, v and writes v (16), then
+// reads g, p, v and writes p (16).
+#pragma once
+
+#include "passes.h"
+#include "tiles.h"
+
+namespace {
+
+template <class T>
+T inverse_sqrt(T x) { return x <= T(0) ? T(0) : T(1) / std::sqrt(x); }
+
+template <class T>
+T average(T before, T now, T weight) { return (T(1) - weight) * before + weight * now; }
+
+// ---- the last part, common to both kinds: from u to p
+
+template <class T>
+bool apply(const Job& job, int64_t at, int64_t n, const T* u, bool dry, T* p_tile, T* m_tile) {
+    const Tensor& tensor = *job.tensor;
+    const auto& o = *static_cast<const AdafactorOptions*>(job.options);
+    const double clip = job.outcome->stats[1], alpha = job.outcome->stats[3];
+    const double decays[] = {alpha, o.nominal, 1.0};
+    const T decay = T(decays[o.decay_mode] * o.handling.weight_decay);
+    InOut<T> p_out(tensor.p, tensor.p_dtype, at, n, dry, p_tile);
+    T* p = p_out.data();
+    bool finite = true;
+    if (tensor.state[2]) {
+        InOut<T> m_out(tensor.state[2], tensor.state_dtype[2], at, n, dry, m_tile);
+        T* m = m_out.data();
+        const T weight = T(1 - o.momentum), kept = T(1 - (1 - o.momentum));
+        const T inside = T(o.after_lr ? alpha * clip : clip), outside = T(o.after_lr ? 1.0 : alpha);
+        INDEPENDENT_ITERATIONS
+        for (int64_t i = 0; i < n; i++) {
+            m[i] = kept * m[i] + weight * (u[i] * inside);
+            p[i] = p[i] - (m[i] * outside + decay * p[i]);
+        }
+        finite &= m_out.close_state();
+    } else {
+        const T step = T(alpha * clip);
+        INDEPENDENT_ITERATIONS
+        for (int64_t i = 0; i < n; i++) p[i] = p[i] - (u[i] * step + decay * p[i]);
+    }
+    if (o.handling.stochastic) round_stochastically(p, n, tensor.p_dtype, Chances(tensor, o.handling.t, at));
+    return p_out.close() && finite;
+}
+
+// ---- all squares
+
+template <class T>
+bool all_squares(const Job& job, int64_t begin, int64_t end, double* sums, bool write, bool dry) {
+    const Tensor& tensor = *job.tensor;
+    const auto& o = *static_cast<const AdafactorOptions*>(job.options);
+    const T scale = T(o.handling.gradient_scale), weight = T(o.weight), kept = T(1 - o.weight);
+    const T eps = T(o.clamp ? 0.0 : o.eps), floor = T(o.eps);
+    const bool eager = is_eager(job), averaged = eager && write, keep = !eager && !write;
+    bool finite = true;
+    T p_tile[TILE], g_tile[TILE], v_tile[TILE], m_tile[TILE], u[TILE];
+    for (int64_t at = begin; at < end; at += TILE) {
+        const int64_t n = least(TILE, end - at);
+        const T* g = input(tensor.g, tensor.g_dtype, at, n, g_tile);
+        InOut<T> v_out(tensor.state[0], tensor.state_dtype[0], at, n, dry || keep, v_tile);
+        T* v = v_out.data();
+        if (!averaged) {
+            INDEPENDENT_ITERATIONS
+            for (int64_t i = 0; i < n; i++) {
+                const T x = scale * g[i];
+                v[i] = kept * v[i] + weight * (x * x + eps);
+            }
+        }
+        if (o.clamp) {
+            for (int64_t i = 0; i < n; i++) {
+                const T root = std::sqrt(v[i]);
+                u[i] = scale * g[i] * (T(1) / (root < floor ? floor : root));
+            }
+        } else {
+            for (int64_t i = 0; i < n; i++) u[i] = scale * g[i] * inverse_sqrt(v[i]);
+        }
+        if (!averaged && !keep) finite &= v_out.close_state();
+        if (sums) {
+            const T* p = input(tensor.p, tensor.p_dtype, at, n, p_tile);
+            sums[0] += sum_squares(p, n);
+            sums[1] += sum_squares(u, n);
+            sums[2] += sum_squares(g, n, scale);
+        }
+        if (write) finite &= apply(job, at, n, u, dry, p_tile, m_tile);
+    }
+    return finite;
+}
+
+// ---- factored: matrices (rows, columns x after), several of them where there are axes before or between
+
+constexpr int64_t GROUP = 32;  // rows whose squares are added up in float32
+
+// Scratch of a factored tensor, in the precision of the arithmetic: new statistics and what g is multiplied by.
+template <class T>
+struct Factors {
+    int64_t rows, run;  // of all matrices
+    T *row_var, *row_factor, *col_var, *col_factor;
+
+    Factors(const Job& job, const Cut& cut)
+        : rows(cut.slices * job.tensor->rows * job.tensor->after),
+          run(cut.slices * job.tensor->columns * job.tensor->after),
+          row_var(reinterpret_cast<T*>(job.own)), row_factor(row_var + rows), col_var(row_factor + rows),
+          col_factor(col_var + run) {}
+};
+
+// Partial sums: of columns for each of the cuts along rows, of rows for each cut along columns.
+struct Partial {
+    double *columns, *rows;
+
+    Partial(const Job& job, const Cut& cut) {
+        columns = reinterpret_cast<double*>(job.work) + cut.tasks * SUMS;
+        rows = columns + cut.slices * cut.tall * job.tensor->columns * job.tensor->after;
+    }
+};
+
+// One task: some rows and some columns of one matrix.
+struct Window {
+    int64_t slice, first_row, last_row, first_col, n, cut_row, cut_col;
+    int64_t base, stride;  // of its matrix: where it begins, and from row to row
+
+    Window(const Tensor& t, const Cut& cut, int64_t task) {
+        const int64_t run = t.columns * t.after;
+        slice = task / (cut.tall * cut.wide);
+        cut_row = task / cut.wide % cut.tall;
+        cut_col = task % cut.wide;
+        first_row = cut_row * cut.height;
+        last_row = least(first_row + cut.height, t.rows);
+        first_col = cut_col * cut.width;
+        n = least(cut.width, run - first_col);
+        stride = t.between * run;
+        base = slice / t.between * t.rows * stride + slice % t.between * run;
+    }
+    int64_t at(int64_t row) const { return base + row * stride + first_col; }
+};
+
+// Sums of x over its columns, one for each place behind them.
+template <class T>
+void sum_columns(const T* x, int64_t n, int64_t after, double* out) {
+    if (after == 1) {
+        T lanes[LANES] = {};
+        double total = 0;
+        const int64_t whole = n / LANES * LANES;
+        for (int64_t i = 0; i < whole; i += LANES)
+            for (int l = 0; l < LANES; l++) lanes[l] += x[i + l];
+        for (int64_t i = whole; i < n; i++) lanes[i - whole] += x[i];
+        total = joined(lanes);
+        if (!(total < 0x1p126)) {  // lanes may have overflowed where the sum does not
+            total = 0;
+            for (int64_t i = 0; i < n; i++) total += double(x[i]);
+        }
+        out[0] = total;
+        return;
+    }
+    for (int64_t k = 0; k < after; k++) out[k] = 0;
+    for (int64_t i = 0; i < n; i += after)
+        for (int64_t k = 0; k < after; k++) out[k] += double(x[i + k]);
+}
+
+template <class T>
+void measure_factored(const Job& job, const Cut& cut, int64_t task, double* sums) {
+    const Tensor& tensor = *job.tensor;
+    const Window window(tensor, cut, task);
+    const Partial partial(job, cut);
+    const int64_t run = tensor.columns * tensor.after, n = window.n;
+    const T scale = T(handling_of(job).gradient_scale);
+    double* columns = partial.columns + (window.slice * cut.tall + window.cut_row) * run + window.first_col;
+    double* rows = partial.rows + (window.cut_col * cut.slices + window.slice) * tensor.rows * tensor.after;
+    for (int64_t i = 0; i < n; i++) columns[i] = 0;
+    T p_tile[WIDEST], g_tile[WIDEST], squares[WIDEST], column_sums[WIDEST];
+    for (int64_t first = window.first_row; first < window.last_row; first += GROUP) {
+        const int64_t last = least(first + GROUP, window.last_row);
+        for (int64_t i = 0; i < n; i++) column_sums[i] = 0;
+        for (int64_t row = first; row < last; row++) {
+            const T* g = input(tensor.g, tensor.g_dtype, window.at(row), n, g_tile);
+            for (int64_t i = 0; i < n; i++) {
+                const T x = scale * g[i];
+                squares[i] = x * x;
+                column_sums[i] += squares[i];
+            }
+            sum_columns(squares, n, tensor.after, rows + row * tensor.after);
+            const T* p = input(tensor.p, tensor.p_dtype, window.at(row), n, p_tile);
+            for (int64_t i = 0; i < n; i += TILE) sums[0] += sum_squares(p + i, least(TILE, n - i));
+        }
+        bool fine = true;
+        for (int64_t i = 0; i < n; i++) fine &= column_sums[i] < T(0x1p126);
+        if (fine || sizeof(T) == 8) {
+            for (int64_t i = 0; i < n; i++) columns[i] += double(column_sums[i]);
+            continue;
+        }
+        for (int64_t row = first; row < last; row++) {  // too large to be added up in float32
+            const T* g = input(tensor.g, tensor.g_dtype, window.at(row), n, g_tile);
+            for (int64_t i = 0; i < n; i++) {
+                const T x = scale * g[i];
+                columns[i] += double(T(x * x));
+            }
+        }
+    }
+}
+
+// From sums to the new statistics, and to what each row and column multiplies g by.
+template <class T>
+void factor(const Job& job, const Cut& cut) {
+    const Tensor& t = *job.tensor;
+    const auto& o = *static_cast<const AdafactorOptions*>(job.options);
+    const Partial partial(job, cut);
+    const Factors<T> f(job, cut);
+    const int64_t run = t.columns * t.after, height = t.rows * t.after;
+    const T eps = T(o.clamp ? 0.0 : o.eps), weight = T(o.weight), kept = T(1 - o.weight), floor = T(o.eps);
+    const double by_row = 1.0 / double(t.columns > 0 ? t.columns : 1), by_col = 1.0 / double(t.rows);
+
+    widen(f.col_var, t.state[1], t.state_dtype[1], f.run);
+    for (int64_t slice = 0; slice < cut.slices; slice++) {
+        double sums[TILE];
+        T* var = f.col_var + slice * run;
+        for (int64_t first = 0; first < run; first += TILE) {
+            const int64_t n = least(TILE, run - first);
+            for (int64_t i = 0; i < n; i++) sums[i] = 0;
+            for (int64_t k = 0; k < cut.tall; k++) {
+                const double* part = partial.columns + (slice * cut.tall + k) * run + first;
+                for (int64_t i = 0; i < n; i++) sums[i] += part[i];
+            }
+            for (int64_t i = 0; i < n; i++)
+                var[first + i] = kept * var[first + i] + weight * (T(sums[i] * by_col) + eps);
+        }
+    }
+    // rows of all matrices lie between one another: (before, rows, between, after)
+    widen(f.row_var, t.state[0], t.state_dtype[0], f.rows);
+    for (int64_t slice = 0; slice < cut.slices; slice++) {
+        const int64_t a = slice / t.between, b = slice % t.between;
+        double means[MOST_AFTER] = {};
+        for (int64_t row = 0; row < t.rows; row++) {
+            T* var = f.row_var + ((a * t.rows + row) * t.between + b) * t.after;
+            for (int64_t k = 0; k < t.after; k++) {
+                double sum = 0;
+                for (int64_t c = 0; c < cut.wide; c++)
+                    sum += partial.rows[(c * cut.slices + slice) * height + row * t.after + k];
+                var[k] = kept * var[k] + weight * (T(sum * by_row) + eps);
+                means[k] += double(var[k]);
+            }
+        }
+        T mean[MOST_AFTER];
+        for (int64_t k = 0; k < t.after; k++) mean[k] = T(means[k] * by_col);
+        for (int64_t row = 0; row < t.rows; row++) {
+            const int64_t at = ((a * t.rows + row) * t.between + b) * t.after;
+            for (int64_t k = 0; k < t.after; k++) {
+                const T var = f.row_var[at + k];
+                f.row_factor[at + k] = o.clamp ? var : inverse_sqrt(var / (mean[k] > T(0) ? mean[k] : T(1)));
+            }
+        }
+        T *to = f.col_factor + slice * run, *from = f.col_var + slice * run;
+        if (o.clamp) {
+            for (int64_t i = 0; i < run; i += t.after)
+                for (int64_t k = 0; k < t.after; k++) to[i + k] = from[i + k] / (mean[k] < floor ? floor : mean[k]);
+        } else {
+            for (int64_t i = 0; i < run; i++) to[i] = inverse_sqrt(from[i]);
+        }
+    }
+}
+
+// u for some columns of one row. ROW: a number where nothing lies behind the columns, else an array.
+template <class T, class Row>
+void whiten(const AdafactorOptions& o, const T* g, Row row, const T* column, int64_t n, T* u) {
+    const T scale = T(o.handling.gradient_scale), floor = T(o.eps);
+    if (o.clamp) {
+        for (int64_t i = 0; i < n; i++) {
+            const T root = std::sqrt(row(i) * column[i]);
+            u[i] = scale * g[i] * (T(1) / (root < floor ? floor : root));
+        }
+    } else {
+        for (int64_t i = 0; i < n; i++) u[i] = scale * g[i] * row(i) * column[i];
+    }
+}
+
+// Over a window: add up u**2, or go on to p.
+template <class T>
+bool factored(const Job& job, const Cut& cut, int64_t task, double* sums, bool write, bool dry) {
+    const Tensor& tensor = *job.tensor;
+    const auto& o = *static_cast<const AdafactorOptions*>(job.options);
+    const Window window(tensor, cut, task);
+    const Factors<T> f(job, cut);
+    const int64_t n = window.n, after = tensor.after;
+    const int64_t a = window.slice / tensor.between, b = window.slice % tensor.between;
+    const T* column = f.col_factor + window.slice * tensor.columns * after + window.first_col;
+    bool finite = true;
+    T p_tile[WIDEST], g_tile[WIDEST], m_tile[WIDEST], u[WIDEST], repeated[WIDEST];
+    for (int64_t row = window.first_row; row < window.last_row; row++) {
+        const T* g = input(tensor.g, tensor.g_dtype, window.at(row), n, g_tile);
+        const T* factor = f.row_factor + ((a * tensor.rows + row) * tensor.between + b) * after;
+        if (after == 1) {
+            const T one = factor[0];
+            whiten(o, g, [one](int64_t) { return one; }, column, n, u);
+        } else {
+            for (int64_t i = 0; i < n; i += after)
+                for (int64_t k = 0; k < after; k++) repeated[i + k] = factor[k];
+            const T* each = repeated;
+            whiten(o, g, [each](int64_t i) { return each[i]; }, column, n, u);
+        }
+        if (sums)
+            for (int64_t i = 0; i < n; i += TILE) sums[1] += sum_squares(u + i, least(TILE, n - i));
+        if (write) finite &= apply(job, window.at(row), n, u, dry, p_tile, m_tile);
+    }
+    return finite;
+}
+
+// Keep the new statistics, or (dry) see whether they can be stored.
+template <class T>
+void store_factors(const Job& job, const Cut& cut) {
+    const Factors<T> f(job, cut);
+    narrow(job.tensor->state[0], job.tensor->state_dtype[0], f.row_var, f.rows);
+    narrow(job.tensor->state[1], job.tensor->state_dtype[1], f.col_var, f.run);
+}
+
+template <class T>
+bool storable(const T* x, int64_t n, uint8_t dtype) {
+    bool fine = true;
+    for (int64_t i = 0; i < n && dtype == FLOAT16; i++) fine &= std::fabs(x[i]) < T(65520);
+    return fine;
+}
+
+template <class T>
+bool factors_storable(const Job& job, const Cut& cut) {
+    const Factors<T> f(job, cut);
+    return storable(f.row_var, f.rows, job.tensor->state_dtype[0]) &&
+           storable(f.col_var, f.run, job.tensor->state_dtype[1]);
+}
+
+}  // namespace

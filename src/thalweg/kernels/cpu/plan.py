@@ -1,0 +1,231 @@
+"""A whole model laid out for native code: tables of addresses that are kept until something moves."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from thalweg.arrays import Shape
+from thalweg.boundary import ROUNDING_STREAM
+from thalweg.kernels.cpu import structs
+from thalweg.kernels.cpu.library import load
+from thalweg.kernels.cpu.options import STATS, options_for
+from thalweg.rules import Adafactor, Rule
+from thalweg.rules.noise import stream_key, tensor_id
+from thalweg.settings import Handling
+
+#: Which state entries native code is shown, in its order.
+ENTRIES = {
+    "LARS": ("momentum_buffer",),
+    "LAMB": ("exp_avg", "exp_avg_sq"),
+    "Adafactor": ("row_var", "col_var", "exp_avg"),
+}
+#: How many elements may lie behind a factored column: what native code has room for.
+MOST_BEHIND = 128
+BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+
+MEASURE, WRITE, END = 0, 2, 3  # stages
+
+
+class Operand(NamedTuple):
+    """One parameter: where it, its gradient and its state lie (0: there is none), and how they are stored."""
+
+    name: str | int
+    shape: Shape
+    p: int
+    g: int
+    state: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    #: Which of the options hold.
+    group: int
+
+
+class Options(NamedTuple):
+    """What holds for some parameters in one step."""
+
+    rule: Rule
+    handling: Handling
+    t: int
+    lr: float | None
+    lr_scale: float
+    grad_scale: float | None = None
+
+
+def entries_of(rule_name: str, state: Any) -> tuple[str, ...]:
+    """The keys of a state that native code is shown; a key that is missing has no address."""
+    return ("variance", "", "exp_avg") if "variance" in state else ENTRIES[rule_name]
+
+
+def reason_unserved(rule: Rule, shape: Shape) -> str | None:
+    """Why native code cannot step such a tensor, or None if it can."""
+    if type(rule).__name__ not in ENTRIES:
+        return f"there is no fused kernel for {type(rule).__name__}"
+    axes = rule.factored_axes(shape) if isinstance(rule, Adafactor) else None
+    if axes is None:
+        return None
+    if math.prod(shape) == 0:
+        return f"shape {shape} is empty"
+    behind = math.prod(shape[axes[1] + 1 :])
+    if behind > MOST_BEHIND:
+        return f"shape {shape} has {behind} elements behind axis {axes[1]}, and {MOST_BEHIND} can be served"
+    return None
+
+
+class Plan:
+    """Tables for one optimizer. Copies begin empty: addresses are nobody else's business."""
+
+    def __init__(self, rule_name: str) -> None:
+        self.rule_name = rule_name
+        self.operands: list[Operand] = []
+        self.rules: list[Rule] = []
+        self.seeds: list[int] = []
+        #: Rows of the table that belong to each operand: one, or one for each stacked slice.
+        self.spans: list[range] = []
+        self.tensors: Any = None
+        self.outcomes: Any = None
+        self.scratch: Any = None
+        self.threads = 0
+
+    def __reduce__(self) -> tuple[type[Plan], tuple[str]]:
+        return Plan, (self.rule_name,)
+
+    def prepare(self, operands: list[Operand], options: Sequence[Options], threads: int) -> None:
+        """Lay out a step: the tables are made anew only if something moved, the numbers at every step."""
+        library, code = load(), structs.RULES[self.rule_name]
+        seeds = [each.handling.seed for each in options]
+        layouts = [layout_options(each.rule) for each in options]
+        if operands != self.operands or seeds != self.seeds or layouts != self.rules:
+            rows = [row for operand in operands for row in rows_of(operand, options[operand.group])]
+            counts = [slices(options[operand.group].rule, operand.shape) for operand in operands]
+            ends = [sum(counts[: i + 1]) for i in range(len(counts))] if max(counts, default=1) > 1 else None
+            self.spans = (
+                [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+                if ends
+                else [range(i, i + 1) for i in range(len(counts))]
+            )
+            self.tensors = (structs.Tensor * len(rows))(*rows)
+            self.operands, self.seeds, self.rules, self.threads = operands, seeds, layouts, 0
+        if threads != self.threads:
+            self.scratch = ctypes.create_string_buffer(
+                library.thalweg_layout(code, self.tensors, len(self.tensors), threads)
+            )
+            self.threads = threads
+        self.outcomes = (structs.Outcome * len(self.tensors))()
+        translated = [options_for(each.rule)(*each) for each in options]
+        self.options = (type(translated[0]) * len(translated))(*translated)
+
+    def run(self, first: int, last: int) -> None:
+        load().thalweg_run(
+            structs.RULES[self.rule_name],
+            self.options,
+            self.tensors,
+            self.outcomes,
+            len(self.tensors),
+            self.scratch,
+            first,
+            last,
+            self.threads,
+        )
+
+    def finite(self) -> list[bool]:
+        """For each operand whether all of its step is finite."""
+        return [all(self.outcomes[row].finite for row in span) for span in self.spans]
+
+    def skip(self, which: Sequence[bool]) -> None:
+        """Leave some operands as they are in the stage that writes."""
+        for span, skipped in zip(self.spans, which, strict=True):
+            for row in span:
+                self.outcomes[row].skip = skipped
+
+    def figures(self) -> Figures:
+        return Figures(self.rule_name, self.spans, self.outcomes)
+
+
+class Figures(NamedTuple):
+    """What a step computed on its way, read when somebody asks."""
+
+    rule_name: str
+    spans: list[range]
+    outcomes: Any
+
+    def of(self, index: int) -> dict[str, float | list[float]]:
+        """The figures of an operand: numbers, or lists with one for each stacked slice."""
+        span = self.spans[index]
+        columns = zip(*(self.outcomes[row].stats for row in span), strict=True)
+        return {
+            key: column[0] if len(span) == 1 else list(column)
+            for key, column in zip(STATS[self.rule_name], columns, strict=False)
+        }
+
+
+def layout_options(rule: Rule) -> Any:
+    """The options that decide how tensors are laid out."""
+    if isinstance(rule, Adafactor):
+        return rule.stacked_axes, rule.factored, rule.min_dim_size_to_factor, rule.factor_dims, rule.only_2d
+    return rule.stacked_axes
+
+
+def slices(rule: Rule, shape: Shape) -> int:
+    return math.prod(shape[: rule.stacked_axes])
+
+
+def rows_of(operand: Operand, options: Options) -> list[structs.Tensor]:
+    """The rows of one operand: one for each stacked slice, which are tensors by themselves."""
+    rule, handling = options.rule, options.handling
+    own = operand.shape[rule.stacked_axes :]
+    size = math.prod(own)
+    axes = rule.factored_axes(operand.shape) if isinstance(rule, Adafactor) else None
+    seen = (0,) * 5 if axes is None else seen_as(own, *(axis - rule.stacked_axes for axis in axes))
+    before, rows, between, columns, after = seen
+    lengths = [size] * 3 if axes is None else [before * rows * between * after, before * between * columns * after, size]
+    p_dtype, g_dtype, *state_dtypes = operand.dtypes
+    codes = (structs.DTYPES.get(dtype, 0) for dtype in (*state_dtypes, "", "", ""))
+    table = (ctypes.c_uint8 * 3)(*(code for code, _ in zip(codes, range(3), strict=False)))
+    key = stream_key(handling.seed, tensor_id(operand.name), ROUNDING_STREAM)
+
+    def row(index: int) -> structs.Tensor:
+        state = [
+            address + index * length * BYTES[dtype] if address else None
+            for address, length, dtype in zip(operand.state, lengths, state_dtypes, strict=False)
+        ]
+        return structs.Tensor(
+            p=operand.p + index * size * BYTES[p_dtype],
+            g=operand.g + index * size * BYTES[g_dtype],
+            state=(ctypes.c_void_p * 3)(*state),
+            size=size,
+            seen_as=(ctypes.c_int64 * 5)(*seen),
+            position=index * size,
+            options=operand.group,
+            key=key,
+            p_dtype=structs.DTYPES[p_dtype],
+            g_dtype=structs.DTYPES[g_dtype],
+            state_dtype=table,
+        )
+
+    return [row(index) for index in range(slices(rule, operand.shape))]
+
+
+def seen_as(shape: Shape, row: int, column: int) -> tuple[int, int, int, int, int]:
+    """(before, rows, between, columns, after): all axes but the two that are factored, taken together."""
+    return (
+        math.prod(shape[:row]),
+        shape[row],
+        math.prod(shape[row + 1 : column]),
+        shape[column],
+        math.prod(shape[column + 1 :]),
+    )
+
+
+def sums_of_squares(arrays: Sequence[tuple[int, str, int]], threads: int) -> list[float]:
+    """Of each array, given as (address, dtype, size), in double precision."""
+    library = load()
+    tensors = (structs.Tensor * len(arrays))(
+        *(structs.Tensor(g=address, g_dtype=structs.DTYPES[dtype], size=size) for address, dtype, size in arrays)
+    )
+    outcomes = (structs.Outcome * len(arrays))()
+    options = (structs.Handling * 1)()
+    scratch = ctypes.create_string_buffer(library.thalweg_layout(structs.SQUARES, tensors, len(arrays), threads))
+    library.thalweg_run(structs.SQUARES, options, tensors, outcomes, len(arrays), scratch, MEASURE, WRITE, threads)
+    return [outcome.sums[0] for outcome in outcomes]

@@ -1,0 +1,15 @@
+"""Plain numbers as a space: for what a rule derives from the step and its options, on the host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from thalweg.arrays import number_log
+
+sqrt: Callable[[float], float] = math.sqrt
+log = number_log
+expm1: Callable[[float], float] = math.expm1
+maximum: Callable[..., Any] = max
+minimum: Callable[..., Any] = min
