@@ -36,7 +36,8 @@ def documented(page: str) -> dict[str, str]:
 @NAMES
 def test_the_front_end_shows_every_option_with_the_default_of_its_rule(name: str) -> None:
     shown = inspect.signature(getattr(front_end, name)).parameters
-    expected = {**defaults(RULES[name]), **defaults(Handling), "variant": None, "overrides": (), "global_step": False}
+    beside = {"variant": None, "overrides": (), "global_step": False, "engine": "auto"}
+    expected = {**defaults(RULES[name]), **defaults(Handling), **beside}
     assert {key: p.default for key, p in shown.items() if key != "lr"} == expected
     assert all(p.kind is p.KEYWORD_ONLY for key, p in shown.items() if key != "lr")
 

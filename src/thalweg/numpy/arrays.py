@@ -72,6 +72,12 @@ def check_writable(name: Name, weights: Arr) -> None:
         )
 
 
+def address(x: Arr) -> int:
+    """Where the array's first element lies."""
+    start: int = x.__array_interface__["data"][0]
+    return start
+
+
 def is_size(n: Any) -> bool:
     return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and bool(n >= 0)
 
@@ -116,7 +122,7 @@ def pairs(params: Any, grads: Any) -> list[tuple[Name, Any, Any]]:
 
 def is_aliased(weights: Sequence[Arr], gradients: Sequence[Arr]) -> bool:
     """Whether writing one parameter might change another's gradient."""
-    spans = sorted((x.__array_interface__["data"][0], x.nbytes, i) for i, x in enumerate(weights) if x.size)
+    spans = sorted((address(x), x.nbytes, i) for i, x in enumerate(weights) if x.size)
     starts = [start for start, _, _ in spans]
     for i, gradient in enumerate(gradients):
         low, high = np.lib.array_utils.byte_bounds(gradient) if gradient.size else (0, 0)
@@ -130,7 +136,7 @@ def is_aliased(weights: Sequence[Arr], gradients: Sequence[Arr]) -> bool:
 
 def check_apart(arrays: Mapping[Name, Arr]) -> None:
     """Parameters that share memory would be stepped twice there."""
-    spans = [(x.__array_interface__["data"][0], name, x.nbytes) for name, x in arrays.items() if x.size]
+    spans = [(address(x), name, x.nbytes) for name, x in arrays.items() if x.size]
     starts = sorted(spans, key=lambda span: span[0])
     for (start, other, length), (following, name, _) in itertools.pairwise(starts):
         if following < start + length:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,7 +26,10 @@ class Tracked:
     #: None until the parameter is seen (again): after its state was loaded, or options changed.
     setting: Setting | None = None
     shape: Shape | None = None
-    stats: dict[str, Any] = field(default_factory=dict)
+    #: Tells the figures of the last step.
+    stats: Callable[[], Mapping[str, Any]] = dict
+    #: Why native code cannot step it, "" if it can, None: not asked yet.
+    unserved: str | None = None
     skipped: int = 0
 
 
@@ -63,7 +66,7 @@ class Memory:
             array = np.asarray(value)
             return array.item() if array.size == 1 else array.squeeze()
 
-        return {name: {key: shown(v) for key, v in known.stats.items()} for name, known in self._tracked.items()}
+        return {name: {key: shown(v) for key, v in known.stats().items()} for name, known in self._tracked.items()}
 
     def clear_state(self) -> None:
         """Forget every parameter, and the count of iterations."""

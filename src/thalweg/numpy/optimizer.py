@@ -5,25 +5,31 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from thalweg.arrays import Shape
 from thalweg.boundary import Advance, advance, first_state
 from thalweg.errors import NonFiniteError, OptionError, ParameterError, StateError, UnusedOverrideWarning
+from thalweg.kernels.cpu.library import reason_missing, warn_once
+from thalweg.kernels.cpu.plan import ENTRIES
 from thalweg.numpy.arrays import Arr, Name, check_apart, checked_name, checked_pair, is_aliased, pairs
+from thalweg.numpy.fused import Fused, reason_against, squares_of
 from thalweg.numpy.memory import Memory, Tracked
 from thalweg.rules import RULES, Rule
-from thalweg.rules.checks import check_flag, check_number, is_known
+from thalweg.rules.checks import check_choice, check_flag, check_number, is_known
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling, Overrides, Setting, Settings, option_names, plain
 from thalweg.spaces import numpy as xp
 
 #: A number, a function of the step (counted from 1), or None where the rule has its own.
 Rate: TypeAlias = float | Callable[[int], float] | None
+#: Native code, or numpy's own arithmetic; "auto" takes native code wherever it can.
+Engine: TypeAlias = Literal["auto", "reference", "fused"]
 Self = TypeVar("Self", bound="Optimizer")
 
 
@@ -56,15 +62,19 @@ class Optimizer(Memory):
         variant: str | None = None,
         overrides: Overrides = (),
         global_step: bool = False,
+        engine: Engine = "auto",
         **options: Any,
     ) -> None:
         super().__init__()
-        self._configure(lr, global_step, Settings(self.rule_name, options, variant, overrides))
+        self._configure(lr, global_step, engine, Settings(self.rule_name, options, variant, overrides))
 
-    def _configure(self, lr: Rate, global_step: bool, settings: Settings) -> None:
+    def _configure(self, lr: Rate, global_step: bool, engine: Engine, settings: Settings) -> None:
         check_flag("global_step", global_step)
+        check_engine(engine, self.rule_name)
         check_served(settings)
-        self._settings, self._global_step = settings, global_step
+        self._settings, self._global_step, self._wanted_engine = settings, global_step, engine
+        self._engines_used: set[str] = set()
+        self._fused = Fused(self.rule_name)
         self._matched: set[int] = set()
         self.lr = lr
 
@@ -95,10 +105,11 @@ class Optimizer(Memory):
         variant = options.pop("variant", self._settings.variant)
         overrides = options.pop("overrides", self._settings.overrides)
         global_step = options.pop("global_step", self._global_step)
+        engine = options.pop("engine", self._wanted_engine)
         settings = Settings(self.rule_name, {**self._settings.given, **options}, variant, overrides)
-        changed._configure(lr, global_step, settings)
+        changed._configure(lr, global_step, engine, settings)
         for tracked in changed._tracked.values():
-            tracked.setting = None
+            tracked.setting = tracked.unserved = None
         return changed
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -111,7 +122,12 @@ class Optimizer(Memory):
         return [*super().__dir__(), *(f"with_{name}" for name in self._chainable())]
 
     def _chainable(self) -> tuple[str, ...]:
-        return ("lr", "variant", "overrides", "global_step", *option_names(RULES[self.rule_name]))
+        return ("lr", "variant", "overrides", "global_step", "engine", *option_names(RULES[self.rule_name]))
+
+    @property
+    def engine(self) -> str:
+        """The engines that the last step used, or the one that was asked for."""
+        return " + ".join(sorted(self._engines_used)) or self._wanted_engine
 
     def lr_scale(self, name: Name) -> float:
         """What multiplies the learning rate of a parameter. Made to be overridden."""
@@ -136,8 +152,7 @@ class Optimizer(Memory):
             return
         if self._settings.base.handling.max_grad_norm is not None:
             raise OptionError("max_grad_norm needs all gradients of a step at once: use step(params, grads)")
-        job = self._job(name, weights, gradient, shape, lr_scale)
-        self._commit(job, self._computed(job))
+        self._run([self._job(name, weights, gradient, shape, lr_scale)], None)
 
     def step(
         self, params: Mapping[str, Arr] | Sequence[Arr], grads: Mapping[str, Arr | None] | Sequence[Arr | None]
@@ -150,14 +165,7 @@ class Optimizer(Memory):
         check_apart({job.name: job.weights for job in jobs})
         self._report_unused(len(jobs) == len(params))
         scale = self._grad_scale(jobs)
-        aliased = is_aliased([job.weights for job in jobs], [job.gradient for job in jobs])
-        if aliased or self._settings.base.handling.on_nonfinite == "raise":
-            # nothing is written before everything has been read, and is known to be finite
-            for job, result in [(job, self._computed(job, scale)) for job in jobs]:
-                self._commit(job, result)
-        else:
-            for job in jobs:
-                self._commit(job, self._computed(job, scale))
+        self._run(jobs, scale)
         self.end_iteration()
 
     def end_iteration(self) -> None:
@@ -167,6 +175,59 @@ class Optimizer(Memory):
         ``global_step=True``: there it begins the next step of all. :meth:`step` calls it itself.
         """
         self.iteration += self._global_step
+
+    def _run(self, jobs: Sequence[Job], scale: float | None) -> None:
+        aliased = is_aliased([job.weights for job in jobs], [job.gradient for job in jobs])
+        policy = self._settings.base.handling.on_nonfinite
+        fused, others = self._divided(jobs, aliased)
+        self._engines_used = {name for name, used in (("fused", fused), ("reference", others)) if used}
+        if fused:
+            self._fused.prepare(fused, scale)
+        finite = self._fused.measure() if fused and policy != "propagate" else None
+        if finite is not None and policy == "raise":
+            for job, fine in zip(fused, finite, strict=True):
+                check_finite(job, fine)
+        results: Iterable[tuple[Job, Advance]] = ((job, self._computed(job, scale)) for job in others)
+        if aliased or policy == "raise":
+            # nothing is written before everything has been read, and is known to be finite
+            results = list(results)
+        if finite is not None:
+            self._fused.write([not fine for fine in finite])
+        elif fused:
+            self._fused.step()
+        if fused:
+            self._commit_fused(fused, finite)
+        for job, result in results:
+            self._commit(job, result)
+
+    def _divided(self, jobs: Sequence[Job], aliased: bool) -> tuple[list[Job], list[Job]]:
+        """The jobs for native code, and those for the reference."""
+        if self._wanted_engine == "reference":
+            return [], list(jobs)
+        missing = reason_missing()
+        if self._wanted_engine == "auto" and missing is not None:
+            warn_once(missing)
+            return [], list(jobs)
+        fused: list[Job] = []
+        others: list[Job] = []
+        for job in jobs:
+            reason = "gradients of other parameters overlap parameters" if aliased else reason_against(job)
+            if reason is not None and self._wanted_engine == "fused":
+                raise OptionError(
+                    f"engine='fused' cannot step parameter {job.name!r}: {reason}; engine='auto' finds another way"
+                )
+            (fused if reason is None else others).append(job)
+        return fused, others
+
+    def _commit_fused(self, jobs: Sequence[Job], finite: Sequence[bool] | None) -> None:
+        for index, (job, stats) in enumerate(zip(jobs, self._fused.stats(), strict=True)):
+            tracked = job.tracked
+            tracked.stats = stats
+            if finite is None or finite[index]:
+                tracked.step = job.t
+            else:
+                tracked.skipped += 1
+            self._tracked[job.name] = tracked
 
     def _job(self, name: Name, weights: Any, gradient: Any, shape: Shape | None, lr_scale: float) -> Job:
         name = checked_name(name)
@@ -228,13 +289,13 @@ class Optimizer(Memory):
                 tensor=tensor_id(job.name),
                 grad_scale=grad_scale,
             )
-        if job.handling.on_nonfinite == "raise" and not result.finite:
-            raise NonFiniteError(f"parameter {job.name!r}, step {job.t}: the gradient or the update is not finite")
+        if job.handling.on_nonfinite == "raise":
+            check_finite(job, result.finite)
         return result
 
     def _commit(self, job: Job, result: Advance) -> None:
         tracked = job.tracked
-        tracked.stats = result.stats
+        tracked.stats = partial(dict, result.stats)
         if result.finite is not None and not result.finite:
             tracked.skipped += 1
         else:
@@ -247,8 +308,12 @@ class Optimizer(Memory):
         limit = self._settings.base.handling.max_grad_norm
         if limit is None:
             return None
-        with np.errstate(all="ignore"):
-            squares = {job.name: float(np.square(job.gradient, dtype=np.float64).sum()) for job in jobs}
+        if self._wanted_engine == "reference" or reason_missing() is not None:
+            with np.errstate(all="ignore"):
+                sums = [float(np.square(job.gradient, dtype=np.float64).sum()) for job in jobs]
+        else:
+            sums = squares_of([job.gradient for job in jobs])
+        squares = dict(zip([job.name for job in jobs], sums, strict=True))
         norm = math.sqrt(sum(squares.values()))
         if math.isfinite(norm):
             return 1 / max(1.0, norm / limit)
@@ -283,6 +348,8 @@ class Optimizer(Memory):
             given["overrides"] = [(pattern, dict(options)) for pattern, options in self._settings.overrides]
         if self._global_step:
             given["global_step"] = True
+        if self._wanted_engine != "auto":
+            given["engine"] = self._wanted_engine
         return f"{type(self).__name__}({', '.join(f'{name}={readable(value)}' for name, value in given.items())})"
 
 
@@ -294,6 +361,19 @@ def readable(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {readable(v)}" for key, v in value.items()) + "}"
     return f"float('{value}')" if isinstance(value, float) and math.isinf(value) else repr(value)
+
+
+def check_engine(engine: Any, rule_name: str) -> None:
+    check_choice("engine", engine, "auto", "reference", "fused")
+    if engine == "fused":
+        reason = reason_missing() or (None if rule_name in ENTRIES else f"there is no fused kernel for {rule_name}")
+        if reason is not None:
+            raise OptionError(f"engine='fused' cannot run: {reason}; engine='auto' takes the fastest there is")
+
+
+def check_finite(job: Job, finite: Any) -> None:
+    if not finite:
+        raise NonFiniteError(f"parameter {job.name!r}, step {job.t}: the gradient or the update is not finite")
 
 
 def check_plain(name: str, value: Any) -> None:

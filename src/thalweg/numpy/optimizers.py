@@ -6,7 +6,7 @@ import inspect
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from thalweg.numpy.optimizer import Optimizer, Rate
+from thalweg.numpy.optimizer import Engine, Optimizer, Rate
 from thalweg.rules import RULES
 from thalweg.settings import Handling
 
@@ -22,7 +22,7 @@ def with_signature(cls: C) -> C:
     """Show every option with its default where Python is asked for the signature."""
     lr = inspect.signature(cls).parameters["lr"]
     keyword = inspect.Parameter.KEYWORD_ONLY
-    names: dict[str, Any] = {"variant": None, "overrides": (), "global_step": False}
+    names: dict[str, Any] = {"variant": None, "overrides": (), "global_step": False, "engine": "auto"}
     names |= {f.name: f.default for kind in (RULES[cls.rule_name], Handling) for f in fields(kind)}
     shown = [inspect.Parameter(name, keyword, default=default) for name, default in names.items()]
     cls.__signature__ = inspect.Signature([lr, *shown])  # type: ignore[attr-defined]
@@ -45,8 +45,10 @@ class LARS(Optimizer):
 
     rule_name = "LARS"
 
-    def __init__(self, lr: Rate, *, global_step: bool = False, **options: Unpack[LARSOptions]) -> None:
-        super().__init__(lr, global_step=global_step, **options)
+    def __init__(
+        self, lr: Rate, *, global_step: bool = False, engine: Engine = "auto", **options: Unpack[LARSOptions]
+    ) -> None:
+        super().__init__(lr, global_step=global_step, engine=engine, **options)
 
 
 @with_signature
@@ -65,8 +67,10 @@ class LAMB(Optimizer):
 
     rule_name = "LAMB"
 
-    def __init__(self, lr: Rate, *, global_step: bool = False, **options: Unpack[LAMBOptions]) -> None:
-        super().__init__(lr, global_step=global_step, **options)
+    def __init__(
+        self, lr: Rate, *, global_step: bool = False, engine: Engine = "auto", **options: Unpack[LAMBOptions]
+    ) -> None:
+        super().__init__(lr, global_step=global_step, engine=engine, **options)
 
 
 @with_signature
@@ -85,8 +89,15 @@ class Adafactor(Optimizer):
 
     rule_name = "Adafactor"
 
-    def __init__(self, lr: Rate = None, *, global_step: bool = False, **options: Unpack[AdafactorOptions]) -> None:
-        super().__init__(lr, global_step=global_step, **options)
+    def __init__(
+        self,
+        lr: Rate = None,
+        *,
+        global_step: bool = False,
+        engine: Engine = "auto",
+        **options: Unpack[AdafactorOptions],
+    ) -> None:
+        super().__init__(lr, global_step=global_step, engine=engine, **options)
 
 
 @with_signature
@@ -105,5 +116,7 @@ class Kron(Optimizer):
 
     rule_name = "Kron"
 
-    def __init__(self, lr: Rate, *, global_step: bool = False, **options: Unpack[KronOptions]) -> None:
-        super().__init__(lr, global_step=global_step, **options)
+    def __init__(
+        self, lr: Rate, *, global_step: bool = False, engine: Engine = "auto", **options: Unpack[KronOptions]
+    ) -> None:
+        super().__init__(lr, global_step=global_step, engine=engine, **options)

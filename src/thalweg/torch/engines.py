@@ -1,14 +1,13 @@
-"""How a bucket of parameters is stepped: tensor by tensor, or as one list.
+"""How a bucket of parameters is stepped: tensor by tensor, as one list, or by native code.
 
-An engine takes a :class:`Bucket` and answers with new values; it writes nothing. Fused kernels
-will be two more rows in ``ENGINES``.
+The engines here take a :class:`Bucket` and answer with new values; they write nothing. Native code,
+which writes in place, is in ``fused.py``.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -16,63 +15,16 @@ from torch import Tensor
 
 from thalweg.boundary import advance
 from thalweg.errors import OptionError
+from thalweg.kernels.cpu.library import reason_missing, warn_once
+from thalweg.kernels.cpu.plan import ENTRIES
 from thalweg.rules.noise import tensor_id
-from thalweg.settings import Setting
 from thalweg.spaces import foreach
 from thalweg.spaces import torch as single
 from thalweg.spaces.foreach import PerTensor, TensorList
+from thalweg.torch.bucket import Bucket, Result
+from thalweg.torch.fused import reason_against
 
 Engine: TypeAlias = Literal["auto", "reference", "foreach", "fused"]
-
-#: Elements of a list that are stepped together, so that temporaries stay under 256 MiB: LAMB has ten of
-#: float32 alive at a time, and Kron's random integers count for more.
-CHUNK = 256 * 2**20 // (20 * 4)
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Parameters that are stepped together: of one setting, kind, place, dtype, lr and step."""
-
-    names: Sequence[str]
-    params: Sequence[Tensor]
-    grads: Sequence[Tensor]
-    states: Sequence[Mapping[str, Tensor]]
-    setting: Setting
-    lr: float | Tensor | None
-    #: The number of this step where the host knows it; None: it is in the states, on the device.
-    t: int | None
-    #: Multiplies all gradients.
-    grad_scale: Tensor | None = None
-    #: Whether the whole step may be taken, where that is decided by all gradients together.
-    allowed: Tensor | None = None
-
-    def chunks(self) -> Iterator[Bucket]:
-        """Parts of at most CHUNK elements, or of one tensor that is larger."""
-        start, elements = 0, 0
-        for index, p in enumerate(self.params):
-            if index > start and elements + p.numel() > CHUNK:
-                yield self.part(start, index)
-                start, elements = index, 0
-            elements += p.numel()
-        yield self.part(start, len(self.params))
-
-    def part(self, start: int, end: int) -> Bucket:
-        cut = slice(start, end)
-        lists = (self.names[cut], self.params[cut], self.grads[cut], self.states[cut])
-        return Bucket(*lists, self.setting, self.lr, self.t, self.grad_scale, self.allowed)
-
-
-@dataclass(frozen=True)
-class Result:
-    """New values for a bucket, or for a part of it."""
-
-    #: The part that is stepped, of the same bucket.
-    part: Bucket
-    params: Sequence[Tensor]
-    states: Sequence[Mapping[str, Tensor]]
-    #: One truth value for each parameter; None under ``on_nonfinite="propagate"``.
-    finite: Sequence[Tensor] | None
-    stats: Mapping[str, Any]
 
 
 def by_tensor(bucket: Bucket) -> Iterator[Result]:
@@ -147,12 +99,25 @@ def entries_of(value: Any, count: int) -> Sequence[Any]:
 ENGINES: dict[str, Callable[[Bucket], Iterator[Result]]] = {"reference": by_tensor, "foreach": by_list}
 
 
-def engine_for(wanted: Engine, rule_name: str, *, alone: bool) -> str:
+def engine_for(wanted: Engine, bucket: Bucket, *, compiling: bool) -> str:
     """The name of the engine that serves a bucket; an explicit wish that cannot be met raises."""
-    if wanted == "auto":
-        return "reference" if alone else "foreach"
+    if wanted in ("reference", "foreach"):
+        return wanted
+    reason = "torch.compile sees through single tensors alone" if compiling else reason_against(bucket)
+    if reason is None:
+        return "fused"
     if wanted == "fused":
+        raise OptionError(f"engine='fused' cannot run: {reason}; engine='auto' takes the fastest there is")
+    if bucket.params[0].device.type == "cpu" and (missing := reason_missing()) is not None:
+        warn_once(missing)
+    # a compiler fuses what it can see, and it sees through single tensors
+    return "reference" if compiling or len(bucket.params) == 1 else "foreach"
+
+
+def check_engine(wanted: Engine, rule_name: str) -> None:
+    """Say at once that a rule has no kernel at all."""
+    if wanted == "fused" and rule_name not in ENTRIES:
         raise OptionError(
-            f"engine='fused': there is no fused kernel for {rule_name} yet; engine='auto' takes the fastest there is"
+            f"engine='fused' cannot run: there is no fused kernel for {rule_name}; "
+            "engine='auto' takes the fastest there is"
         )
-    return wanted

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,12 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import NonFiniteError, OptimError, OptionError, ParameterError
+from thalweg.kernels.cpu.plan import Figures
 from thalweg.rules.checks import check_choice, check_flag, check_number
 from thalweg.settings import Overrides, Setting
-from thalweg.torch.engines import ENGINES, Bucket, Engine, Result, engine_for
+from thalweg.torch.bucket import Bucket, Result
+from thalweg.torch.engines import ENGINES, Engine, check_engine, engine_for
+from thalweg.torch.fused import Fused, sums_of_squares
 from thalweg.torch.parameters import Parameters, Params, Rate
 from thalweg.torch.tensors import check_gradient
 
@@ -38,8 +42,7 @@ class Optimizer(Parameters):
     ) -> None:
         check_choice("engine", engine, "auto", "reference", "foreach", "fused")
         check_flag("capturable", capturable)
-        if engine == "fused":
-            engine_for(engine, self.rule_name, alone=True)
+        check_engine(engine, self.rule_name)
         self._forget(engine)
         super().__init__(params, lr, variant=variant, overrides=overrides, capturable=capturable, options=options)
 
@@ -47,9 +50,10 @@ class Optimizer(Parameters):
         """Have seen no step yet."""
         self._wanted_engine = engine
         self._engines_used: set[str] = set()
-        self._last: dict[str, dict[str, Any]] = {}
+        self._last: dict[str, Callable[[], dict[str, Any]]] = {}
         self._last_finite: dict[str, Tensor] = {}
         self._skips: Tensor | None = None
+        self._fused = Fused(self.rule_name)
 
     @property
     def engine(self) -> str:
@@ -81,18 +85,52 @@ class Optimizer(Parameters):
         known = set(self.state)
         try:
             buckets = self._buckets(only, compiling)
-            self._engines_used = set()
-            results: Iterable[Result] = (result for bucket in buckets for result in self._run(bucket, compiling))
-            if self.param_groups[0]["on_nonfinite"] == "raise":
+            policy = self.param_groups[0]["on_nonfinite"]
+            engines = [engine_for(self._wanted_engine, bucket, compiling=compiling) for bucket in buckets]
+            self._engines_used = set(engines)
+            fused = [bucket for bucket, engine in zip(buckets, engines, strict=True) if engine == "fused"]
+            finite = self._prepare_fused(fused, measure=policy != "propagate") if fused else None
+            results: Iterable[Result] = (
+                result
+                for bucket, engine in zip(buckets, engines, strict=True)
+                if engine != "fused"
+                for result in ENGINES[engine](bucket)
+            )
+            if policy == "raise":
                 # nothing is written before everything is known to be finite
                 results = list(results)
-                self._raise_unless_finite(results)
+                self._raise_unless_finite(results, fused, finite or [])
         except OptimError:
             for p in set(self.state) - known:  # what was made for a step that is not taken
                 del self.state[p]
             raise
+        if fused:
+            self._write_fused(fused, finite)
         for result in results:
             self._commit(result)
+
+    @torch.compiler.disable
+    def _prepare_fused(self, buckets: Sequence[Bucket], *, measure: bool) -> list[bool] | None:
+        """Lay out a step for native code; if asked, tell which parameters would be finite after it."""
+        self._fused.prepare(buckets)
+        if not measure:
+            return None
+        allowed = [b.allowed is None or bool(b.allowed) for b in buckets for _ in b.params]
+        return [fine and free for fine, free in zip(self._fused.measure(), allowed, strict=True)]
+
+    @torch.compiler.disable
+    def _write_fused(self, buckets: Sequence[Bucket], finite: Sequence[bool] | None) -> None:
+        self._fused.write(finite)
+        states = [s for bucket in buckets for s in bucket.states]
+        stepped = states if finite is None else [s for s, fine in zip(states, finite, strict=True) if fine]
+        if stepped:
+            torch._foreach_add_([s["step"] for s in stepped], 1)
+        figures, index = self._fused.plan.figures(), 0
+        for bucket in buckets:
+            lr = {} if bucket.lr is None else {"lr": bucket.lr * bucket.setting.lr_scale}
+            for name in bucket.names:
+                self._last[name] = functools.partial(with_figures, lr, figures, index)
+                index += 1
 
     @torch.compiler.disable
     def _buckets(self, only: Tensor | None, compiling: bool) -> list[Bucket]:
@@ -137,15 +175,9 @@ class Optimizer(Parameters):
         if not named or (limit is None and policy != "skip"):
             return None, None
         # in the precision of the arithmetic, and joined in float64: neither may overflow on the way
-        norms = [
-            torch.linalg.vector_norm(
-                grad_of(p), dtype=torch.float64 if p.grad.dtype == torch.float64 else torch.float32
-            )
-            for _, p in named
-            if p.grad is not None
-        ]
-        home = norms[0].device
-        finite = torch.stack([torch.isfinite(norm.square()).to(home) for norm in norms])
+        squares = squares_of([grad_of(p) for _, p in named], native=self._wanted_engine in ("auto", "fused"))
+        home = squares[0].device
+        finite = torch.stack([torch.isfinite(square).to(home) for square in squares])
         names = [name for name, _ in named]
         if policy == "raise":
             guilty = [name for name, fine in zip(names, finite.tolist(), strict=True) if not fine]
@@ -155,7 +187,7 @@ class Optimizer(Parameters):
                 )
         scale = None
         if limit is not None:
-            total = torch.stack([norm.to(home, torch.float64) for norm in norms]).square().sum().sqrt()
+            total = torch.stack([square.to(home, torch.float64) for square in squares]).sum().sqrt()
             scale = 1 / torch.clamp(total / limit, min=1.0)
         if policy != "skip":
             return scale, None
@@ -164,13 +196,6 @@ class Optimizer(Parameters):
         skipped = (~allowed).to(torch.int64)
         self._skips = skipped if self._skips is None else self._skips + skipped
         return scale, allowed
-
-    def _run(self, bucket: Bucket, compiling: bool) -> Iterator[Result]:
-        # a compiler fuses what it can see, and it sees through single tensors
-        alone = compiling or len(bucket.params) == 1
-        name = engine_for(self._wanted_engine, self.rule_name, alone=alone)
-        self._engines_used.add(name)
-        return ENGINES[name](bucket)
 
     @torch.compiler.disable
     def _commit(self, result: Result) -> None:
@@ -186,11 +211,14 @@ class Optimizer(Parameters):
             torch._foreach_add_(steps, [finite.to(steps[0].device, torch.float32) for finite in result.finite])
         lr = {} if part.lr is None else {"lr": part.lr * part.setting.lr_scale}
         for i, name in enumerate(part.names):
-            self._last[name] = {**lr, **{key: values[i] for key, values in result.stats.items()}}
+            self._last[name] = functools.partial(dict, lr, **{key: v[i] for key, v in result.stats.items()})
 
     @torch.compiler.disable
-    def _raise_unless_finite(self, results: Sequence[Result]) -> None:
-        guilty = []
+    def _raise_unless_finite(
+        self, results: Sequence[Result], fused: Sequence[Bucket], fused_finite: Sequence[bool]
+    ) -> None:
+        names = [name for bucket in fused for name in bucket.names]
+        guilty = [name for name, finite in zip(names, fused_finite, strict=True) if not finite]
         for result in results:
             assert result.finite is not None
             flags = torch.stack([finite.reshape(()) for finite in result.finite]).tolist()
@@ -202,11 +230,13 @@ class Optimizer(Parameters):
         """What the last step of each parameter computed on its way, by name. Reading it waits for the device."""
 
         def shown(value: Any) -> Any:
+            if isinstance(value, list):  # one for each stacked slice
+                return torch.tensor(value, dtype=torch.float64)
             if not isinstance(value, Tensor):
                 return value
             return value.item() if value.numel() == 1 else value.squeeze().cpu()
 
-        return {name: {key: shown(v) for key, v in values.items()} for name, values in self._last.items()}
+        return {name: {key: shown(v) for key, v in figures().items()} for name, figures in self._last.items()}
 
     @property
     def skipped(self) -> int:
@@ -234,6 +264,20 @@ class Optimizer(Parameters):
             self._remember(own["_overrides"])
             self._forget(own["_wanted_engine"])
             self._skips = own["_skips"]
+
+
+def squares_of(gradients: Sequence[Tensor], *, native: bool) -> Sequence[Tensor]:
+    """The sum of squares of each gradient, in float64 or, infinite where that overflows, in float32."""
+    wide = [g.dtype == torch.float64 for g in gradients]
+    sums = sums_of_squares(gradients) if native else None
+    if sums is not None:
+        return [square if w else square.float() for square, w in zip(sums.unbind(), wide, strict=True)]
+    kinds = (torch.float64 if w else torch.float32 for w in wide)
+    return [torch.linalg.vector_norm(g, dtype=kind).square() for g, kind in zip(gradients, kinds, strict=True)]
+
+
+def with_figures(lr: dict[str, Any], figures: Figures, index: int) -> dict[str, Any]:
+    return {**lr, **figures.of(index)}
 
 
 def grad_of(p: Tensor) -> Tensor:

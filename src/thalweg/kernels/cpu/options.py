@@ -101,10 +101,8 @@ def adafactor(
     )
 
 
-def options_for(rule: Rule) -> Callable[..., ctypes.Structure]:
-    """The function that translates such a rule."""
-    return {LARS: lars, LAMB: lamb, Adafactor: adafactor}[type(rule)]  # type: ignore[index]
-
+#: The function that translates each rule.
+TRANSLATED: dict[type[Rule], Callable[..., ctypes.Structure]] = {LARS: lars, LAMB: lamb, Adafactor: adafactor}
 
 #: The figures of ``Outcome.stats``, in their order.
 STATS = {

@@ -11,7 +11,7 @@ from thalweg.arrays import Shape
 from thalweg.boundary import ROUNDING_STREAM
 from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.library import load
-from thalweg.kernels.cpu.options import STATS, options_for
+from thalweg.kernels.cpu.options import STATS, TRANSLATED
 from thalweg.rules import Adafactor, Rule
 from thalweg.rules.noise import stream_key, tensor_id
 from thalweg.settings import Handling
@@ -113,7 +113,7 @@ class Plan:
             )
             self.threads = threads
         self.outcomes = (structs.Outcome * len(self.tensors))()
-        translated = [options_for(each.rule)(*each) for each in options]
+        translated = [TRANSLATED[type(each.rule)](*each) for each in options]
         self.options = (type(translated[0]) * len(translated))(*translated)
 
     def run(self, first: int, last: int) -> None:
@@ -140,7 +140,7 @@ class Plan:
                 self.outcomes[row].skip = skipped
 
     def figures(self) -> Figures:
-        return Figures(self.rule_name, self.spans, self.outcomes)
+        return Figures(self.rule_name, self.spans, bytes(self.outcomes))
 
 
 class Figures(NamedTuple):
@@ -148,12 +148,13 @@ class Figures(NamedTuple):
 
     rule_name: str
     spans: list[range]
-    outcomes: Any
+    outcomes: bytes
 
     def of(self, index: int) -> dict[str, float | list[float]]:
         """The figures of an operand: numbers, or lists with one for each stacked slice."""
-        span = self.spans[index]
-        columns = zip(*(self.outcomes[row].stats for row in span), strict=True)
+        span, size = self.spans[index], ctypes.sizeof(structs.Outcome)
+        outcomes = [structs.Outcome.from_buffer_copy(self.outcomes, row * size) for row in span]
+        columns = zip(*(outcome.stats for outcome in outcomes), strict=True)
         return {
             key: column[0] if len(span) == 1 else list(column)
             for key, column in zip(STATS[self.rule_name], columns, strict=False)
@@ -179,7 +180,9 @@ def rows_of(operand: Operand, options: Options) -> list[structs.Tensor]:
     axes = rule.factored_axes(operand.shape) if isinstance(rule, Adafactor) else None
     seen = (0,) * 5 if axes is None else seen_as(own, *(axis - rule.stacked_axes for axis in axes))
     before, rows, between, columns, after = seen
-    lengths = [size] * 3 if axes is None else [before * rows * between * after, before * between * columns * after, size]
+    lengths = (
+        [size] * 3 if axes is None else [before * rows * between * after, before * between * columns * after, size]
+    )
     p_dtype, g_dtype, *state_dtypes = operand.dtypes
     codes = (structs.DTYPES.get(dtype, 0) for dtype in (*state_dtypes, "", "", ""))
     table = (ctypes.c_uint8 * 3)(*(code for code, _ in zip(codes, range(3), strict=False)))

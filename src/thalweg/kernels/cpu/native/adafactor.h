@@ -61,6 +61,10 @@ bool all_squares(const Job& job, int64_t begin, int64_t end, double* sums, bool 
     T p_tile[TILE], g_tile[TILE], v_tile[TILE], m_tile[TILE], u[TILE];
     for (int64_t at = begin; at < end; at += TILE) {
         const int64_t n = least(TILE, end - at);
+        const int64_t next = at + n, soon = least(TILE, end - next);
+        fetch(tensor.g, tensor.g_dtype, next, soon);
+        fetch(tensor.p, tensor.p_dtype, next, soon);
+        fetch(tensor.state[0], tensor.state_dtype[0], next, soon);
         const T* g = input(tensor.g, tensor.g_dtype, at, n, g_tile);
         InOut<T> v_out(tensor.state[0], tensor.state_dtype[0], at, n, dry || keep, v_tile);
         T* v = v_out.data();
@@ -176,6 +180,9 @@ void measure_factored(const Job& job, const Cut& cut, int64_t task, double* sums
         const int64_t last = least(first + GROUP, window.last_row);
         for (int64_t i = 0; i < n; i++) column_sums[i] = 0;
         for (int64_t row = first; row < last; row++) {
+            const int64_t soon = row + 1 < window.last_row ? n : 0;
+            fetch(tensor.g, tensor.g_dtype, window.at(row + 1), soon);
+            fetch(tensor.p, tensor.p_dtype, window.at(row + 1), soon);
             const T* g = input(tensor.g, tensor.g_dtype, window.at(row), n, g_tile);
             for (int64_t i = 0; i < n; i++) {
                 const T x = scale * g[i];
@@ -289,6 +296,10 @@ bool factored(const Job& job, const Cut& cut, int64_t task, double* sums, bool w
     bool finite = true;
     T p_tile[WIDEST], g_tile[WIDEST], m_tile[WIDEST], u[WIDEST], repeated[WIDEST];
     for (int64_t row = window.first_row; row < window.last_row; row++) {
+        const int64_t soon = row + 1 < window.last_row ? n : 0;
+        fetch(tensor.g, tensor.g_dtype, window.at(row + 1), soon);
+        if (write) fetch(tensor.p, tensor.p_dtype, window.at(row + 1), soon);
+        if (write) fetch(tensor.state[2], tensor.state_dtype[2], window.at(row + 1), soon);
         const T* g = input(tensor.g, tensor.g_dtype, window.at(row), n, g_tile);
         const T* factor = f.row_factor + ((a * tensor.rows + row) * tensor.between + b) * after;
         if (after == 1) {

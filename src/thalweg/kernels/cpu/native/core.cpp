@@ -85,8 +85,6 @@ double lamb_ratio(const LambOptions& o, double p_norm, double u_norm) {
     return o.has_trust_clip ? clipped(ratio, o.trust_low, o.trust_high) : ratio;
 }
 
-// Whether a sum over float32 (or float64) is finite in that precision.
-bool is_finite(const Job& job, double x) { return job.wide ? std::isfinite(x) : std::isfinite(float(x)); }
 
 void decide(const Job& job) {
     Outcome& out = *job.outcome;

@@ -12,7 +12,7 @@
 namespace {
 
 constexpr int64_t TILE = 1024;
-constexpr int LANES = 16;
+constexpr int LANES = 64;  // so many sums side by side, that none waits for another
 
 #if defined(__clang__)
 #define INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
@@ -141,6 +141,7 @@ inline float stochastic_float16(float x, uint32_t chance) {
 }
 
 inline void round_stochastically(float* x, int64_t n, uint8_t dtype, const Chances& chances) {
+    if (dtype != BFLOAT16 && dtype != FLOAT16) return;
     for (int64_t begin = 0; begin < n;) {
         // the high half of the position is the same up to the next multiple of 2^32
         const uint64_t at = uint64_t(chances.position + begin);
@@ -162,6 +163,13 @@ inline void round_stochastically(float* x, int64_t n, uint8_t dtype, const Chanc
 inline void round_stochastically(double*, int64_t, uint8_t, const Chances&) {}
 
 // ---- operands of a tile
+
+// Ask for the tile after this one, so that it arrives while this one is computed.
+inline void fetch(const void* base, uint8_t dtype, int64_t begin, int64_t n) {
+    if (!base || n <= 0) return;
+    const char* at = static_cast<const char*>(base) + begin * bytes_of(dtype);
+    for (int64_t line = 0; line < n * bytes_of(dtype); line += 64) __builtin_prefetch(at + line, 0, 2);
+}
 
 // Where a tile of an operand can be read: in place, or widened into the buffer.
 template <class T>
@@ -219,11 +227,14 @@ class InOut {
 
 // ---- sums of squares
 
+// The sum of all lanes, as a tree.
 template <class T>
 double joined(const T* lanes) {
-    double total = 0;
-    for (int l = 0; l < LANES; l++) total += double(lanes[l]);
-    return total;
+    double tree[LANES / 2];
+    for (int l = 0; l < LANES / 2; l++) tree[l] = double(lanes[l]) + double(lanes[l + LANES / 2]);
+    for (int half = LANES / 4; half >= 1; half /= 2)
+        for (int l = 0; l < half; l++) tree[l] += tree[l + half];
+    return tree[0];
 }
 
 // The sum of at most TILE squares. Lanes of float32 are enough for that many; where they overflow or

@@ -1,0 +1,61 @@
+"""Parameters that are stepped together, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from thalweg.settings import Setting
+
+#: Elements of a list that are stepped together, so that temporaries stay under 256 MiB: LAMB has ten of
+#: float32 alive at a time, and Kron's random integers count for more.
+CHUNK = 256 * 2**20 // (20 * 4)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters that are stepped together: of one setting, kind, place, dtype, lr and step."""
+
+    names: Sequence[str]
+    params: Sequence[Tensor]
+    grads: Sequence[Tensor]
+    states: Sequence[Mapping[str, Tensor]]
+    setting: Setting
+    lr: float | Tensor | None
+    #: The number of this step where the host knows it; None: it is in the states, on the device.
+    t: int | None
+    #: Multiplies all gradients.
+    grad_scale: Tensor | None = None
+    #: Whether the whole step may be taken, where that is decided by all gradients together.
+    allowed: Tensor | None = None
+
+    def chunks(self) -> Iterator[Bucket]:
+        """Parts of at most CHUNK elements, or of one tensor that is larger."""
+        start, elements = 0, 0
+        for index, p in enumerate(self.params):
+            if index > start and elements + p.numel() > CHUNK:
+                yield self.part(start, index)
+                start, elements = index, 0
+            elements += p.numel()
+        yield self.part(start, len(self.params))
+
+    def part(self, start: int, end: int) -> Bucket:
+        cut = slice(start, end)
+        lists = (self.names[cut], self.params[cut], self.grads[cut], self.states[cut])
+        return Bucket(*lists, self.setting, self.lr, self.t, self.grad_scale, self.allowed)
+
+
+@dataclass(frozen=True)
+class Result:
+    """New values for a bucket, or for a part of it."""
+
+    #: The part that is stepped, of the same bucket.
+    part: Bucket
+    params: Sequence[Tensor]
+    states: Sequence[Mapping[str, Tensor]]
+    #: One truth value for each parameter; None under ``on_nonfinite="propagate"``.
+    finite: Sequence[Tensor] | None
+    stats: Mapping[str, Any]

@@ -1,0 +1,136 @@
+"""Stepping CPU tensors by native code: which can be, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.arrays import is_number
+from thalweg.kernels.cpu.library import borrow_openmp, reason_missing
+from thalweg.kernels.cpu.plan import END, MEASURE, WRITE, Operand, Options, Plan, entries_of, reason_unserved
+from thalweg.kernels.cpu.plan import sums_of_squares as native_sums
+from thalweg.kernels.threads import num_threads
+from thalweg.rules import Rule
+from thalweg.torch.bucket import Bucket
+
+NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def reason_against(bucket: Bucket) -> str | None:
+    """Why native code cannot step these tensors, or None if it can."""
+    if bucket.params[0].device.type != "cpu":
+        return f"there is no fused kernel for tensors on {bucket.params[0].device.type}"
+    if bucket.t is None:
+        return "the number of the step is not known to the host"
+    rule = bucket.setting.rule_at(bucket.t)
+    if (unknown := option_unknown(rule)) is not None:
+        return f"{unknown} is not a number"
+    for name, p, g, s in zip(bucket.names, bucket.params, bucket.grads, bucket.states, strict=True):
+        reason = reason_unserved(rule, tuple(p.shape)) or reason_of_tensor(rule, bucket, p, g, s)
+        if reason is not None:
+            return f"parameter {name!r}: {reason}"
+    return reason_missing()
+
+
+def option_unknown(rule: Rule) -> str | None:
+    """An option whose value is a tensor."""
+    for name, value in vars(rule).items():
+        values = value if isinstance(value, tuple) else (value,)
+        if not all(v is None or isinstance(v, str) or is_number(v) for v in values):
+            return name
+    return None
+
+
+def reason_of_tensor(rule: Rule, bucket: Bucket, p: Tensor, g: Tensor, s: Any) -> str | None:
+    if type(p) not in PLAIN or type(g) not in PLAIN:
+        return f"it is a {type(p).__name__} with a gradient of {type(g).__name__}"
+    if p.is_contiguous() and all(entry.is_contiguous() for entry in s.values()):
+        return None
+    # in any order, as long as all that is as large as the parameter has the same
+    elementwise = all(
+        entry.shape == p.shape and entry.stride() == p.stride() for key, entry in s.items() if key != "step"
+    )
+    if elementwise and is_dense(p) and rule.stacked_axes == 0 and bucket.setting.handling.rounding == "nearest":
+        return None
+    return f"its strides are {p.stride()}"
+
+
+def is_dense(p: Tensor) -> bool:
+    """Whether the elements lie side by side in memory, each once, in whatever order."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(p.stride(), p.shape, strict=True) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+class Fused:
+    """The native engine of one optimizer, with tables that are kept between steps."""
+
+    def __init__(self, rule_name: str) -> None:
+        self.plan = Plan(rule_name)
+        self.buckets: Sequence[Bucket] = ()
+        self.gradients: list[Tensor] = []
+
+    def prepare(self, buckets: Sequence[Bucket]) -> None:
+        """Lay out a step of these buckets; nothing is written yet."""
+        borrow_openmp()
+        self.buckets, self.gradients = buckets, []
+        operands: list[Operand] = []
+        options: list[Options] = []
+        for group, bucket in enumerate(buckets):
+            assert bucket.t is not None
+            scale = None if bucket.grad_scale is None else float(bucket.grad_scale)
+            lr = None if bucket.lr is None else float(bucket.lr)
+            setting = bucket.setting
+            options.append(Options(setting.rule_at(bucket.t), setting.handling, bucket.t, lr, setting.lr_scale, scale))
+            keys = entries_of(self.plan.rule_name, bucket.states[0])
+            for name, p, g, s in zip(bucket.names, bucket.params, bucket.grads, bucket.states, strict=True):
+                if g.stride() != p.stride():
+                    g = torch.empty_like(p, dtype=g.dtype).copy_(g)
+                self.gradients.append(g)
+                entries = [s.get(key) for key in keys]
+                operands.append(
+                    Operand(
+                        name,
+                        tuple(p.shape),
+                        p.data_ptr(),
+                        g.data_ptr(),
+                        tuple([0 if entry is None else entry.data_ptr() for entry in entries]),
+                        (NAMES[p.dtype], NAMES[g.dtype], *["" if e is None else NAMES[e.dtype] for e in entries]),
+                        group,
+                    )
+                )
+        self.plan.prepare(operands, options, num_threads(torch.get_num_threads))
+
+    def measure(self) -> list[bool]:
+        """For each parameter whether all of its step is finite; nothing is written."""
+        self.plan.run(MEASURE, WRITE)
+        return self.plan.finite()
+
+    def write(self, finite: Sequence[bool] | None) -> None:
+        """Write everything, or after :meth:`measure` those that are finite."""
+        if finite is None:
+            self.plan.run(MEASURE, END)
+        else:
+            self.plan.skip([not fine for fine in finite])
+            self.plan.run(WRITE, END)
+        # what was saved for a backward pass is no longer what it was
+        changed = [p for bucket in self.buckets for p in bucket.params]
+        torch.autograd.graph.increment_version(changed)
+        self.gradients = []
+
+
+def sums_of_squares(gradients: Sequence[Tensor]) -> Tensor | None:
+    """The sum of squares of each gradient, in double precision; None if native code cannot tell."""
+    served = all(g.device.type == "cpu" and type(g) is Tensor and is_dense(g) for g in gradients)
+    if not served or reason_missing() is not None:
+        return None
+    borrow_openmp()
+    arrays = [(g.data_ptr(), NAMES[g.dtype], g.numel()) for g in gradients]
+    return torch.tensor(native_sums(arrays, num_threads(torch.get_num_threads)), dtype=torch.float64)
