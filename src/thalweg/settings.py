@@ -266,12 +266,12 @@ def differ(first: Any, second: Any) -> bool:
 
 def plain(value: Any) -> Any:
     """Numbers of array libraries as Python's own, which never widen what they multiply."""
+    if type(value) in (float, int, bool) or isinstance(value, Annealed):
+        return value
     if isinstance(value, (list, tuple)):
         return tuple(map(plain, value))
     if type(value).__name__ in ("bool_", "bool") and type(value).__module__ == "numpy":
         return bool(value)
-    if type(value) in (bool, int, float) or isinstance(value, Annealed):
-        return value
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):

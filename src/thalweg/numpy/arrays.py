@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +18,13 @@ Arr: TypeAlias = npt.NDArray[Any]
 Name: TypeAlias = str | int
 
 SERVED = ("float32", "float64", "float16", "bfloat16")
+#: Names of the dtypes seen so far: numpy takes microseconds to make one.
+_NAMES: dict[np.dtype[Any], str] = {}
+
+
+def dtype_name(x: Arr) -> str:
+    name = _NAMES.get(x.dtype)
+    return _NAMES.setdefault(x.dtype, x.dtype.name) if name is None else name
 
 
 def checked_name(name: Any) -> Name:
@@ -31,6 +38,9 @@ def checked_name(name: Any) -> Name:
 
 def checked_pair(name: Name, weights: Any, gradient: Any, shape: Shape | None) -> tuple[Arr, Arr]:
     """The parameter and its gradient in the shape they are to be seen in; views, never copies."""
+    if shape is None and is_usual(weights) and is_usual(gradient) and weights.shape == gradient.shape:
+        check_writable(name, weights)
+        return weights, gradient
     check_array(f"parameter {name!r}", weights)
     gradient = np.asarray(gradient) if isinstance(gradient, np.generic) else gradient
     check_array(f"the gradient of {name!r}", gradient)
@@ -47,11 +57,16 @@ def checked_pair(name: Name, weights: Any, gradient: Any, shape: Shape | None) -
     return weights, gradient
 
 
+def is_usual(x: Any) -> bool:
+    """Whether an array needs no second look."""
+    return type(x) is np.ndarray and x.dtype.isnative and dtype_name(x) in SERVED
+
+
 def check_array(what: str, x: Any) -> None:
     if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
         kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
         raise ParameterError(f"{what} must be a numpy array, got {kind}")
-    if x.dtype.name not in SERVED:
+    if dtype_name(x) not in SERVED:
         raise ParameterError(
             f"{what} has dtype {x.dtype}: float32, float64, float16 and bfloat16 can be stepped; "
             "convert it, with .astype(numpy.float32) for example"
@@ -63,9 +78,10 @@ def check_array(what: str, x: Any) -> None:
 
 
 def check_writable(name: Name, weights: Arr) -> None:
-    if not weights.flags.writeable:
+    flags = weights.flags
+    if not flags.writeable:
         raise ParameterError(f"parameter {name!r} is read-only and is to be changed in place: pass a writable array")
-    if not (weights.flags.c_contiguous or weights.flags.f_contiguous):
+    if not (flags.c_contiguous or flags.f_contiguous):
         raise ParameterError(
             f"parameter {name!r} is not contiguous (strides {weights.strides} for shape {weights.shape}): "
             "pass the array that owns the memory, or step numpy.ascontiguousarray of it and copy the result back"
@@ -120,26 +136,29 @@ def pairs(params: Any, grads: Any) -> list[tuple[Name, Any, Any]]:
     return [(name, weights, gradient) for name, weights, gradient in triples if gradient is not None]
 
 
-def is_aliased(weights: Sequence[Arr], gradients: Sequence[Arr]) -> bool:
-    """Whether writing one parameter might change another's gradient."""
-    spans = sorted((address(x), x.nbytes, i) for i, x in enumerate(weights) if x.size)
-    starts = [start for start, _, _ in spans]
-    for i, gradient in enumerate(gradients):
-        low, high = np.lib.array_utils.byte_bounds(gradient) if gradient.size else (0, 0)
-        for start, length, owner in spans[
-            max(0, bisect.bisect_right(starts, low) - 1) : bisect.bisect_left(starts, high)
-        ]:
-            if owner != i and low < start + length:
-                return True
-    return False
+def span(x: Arr, start: int) -> tuple[int, int]:
+    """The memory between an array's first byte and its last; a start that is known need not be asked for."""
+    if x.flags.c_contiguous or not x.size:
+        return start, start + x.nbytes
+    low, high = np.lib.array_utils.byte_bounds(x)
+    return low, high
 
 
-def check_apart(arrays: Mapping[Name, Arr]) -> None:
+def is_aliased(weights: Sequence[tuple[int, int]], gradients: Sequence[tuple[int, int]]) -> bool:
+    """Whether writing one parameter might change another's gradient. Parameters lie apart."""
+    order = sorted(range(len(weights)), key=weights.__getitem__)
+    starts, ends = np.array([weights[i] for i in order], np.int64).reshape(-1, 2).T
+    low, high = np.array(gradients, np.int64).reshape(-1, 2).T
+    first, last = np.searchsorted(ends, low, "right"), np.searchsorted(starts, high, "left")
+    # a gradient reaches into the parameters from first up to last, which may be its own and no other
+    return any(set(order[first[i] : last[i]]) - {i} for i in np.flatnonzero((last > first) & (high > low)))
+
+
+def check_apart(spans: Mapping[Name, tuple[int, int]]) -> None:
     """Parameters that share memory would be stepped twice there."""
-    spans = [(address(x), name, x.nbytes) for name, x in arrays.items() if x.size]
-    starts = sorted(spans, key=lambda span: span[0])
-    for (start, other, length), (following, name, _) in itertools.pairwise(starts):
-        if following < start + length:
+    ordered = sorted(((*span, name) for name, span in spans.items() if span[1] > span[0]), key=itemgetter(0, 1))
+    for (_, end, other), (following, _, name) in itertools.pairwise(ordered):
+        if following < end:
             raise ParameterError(
                 f"parameters {other!r} and {name!r} share memory: pass it once, with the sum of the gradients"
             )

@@ -20,7 +20,7 @@ from thalweg.kernels.cpu.plan import (
     sums_of_squares,
 )
 from thalweg.kernels.threads import num_threads, of_machine
-from thalweg.numpy.arrays import Arr, address
+from thalweg.numpy.arrays import Arr, address, dtype_name
 
 if TYPE_CHECKING:
     from thalweg.numpy.optimizer import Job
@@ -33,14 +33,15 @@ def reason_against(job: Job) -> str | None:
         tracked.unserved = reason_unserved(job.rule, job.weights.shape) or ""
     if tracked.unserved:
         return tracked.unserved
-    if not all(array.flags.c_contiguous for array in (job.weights, *tracked.state.values())):
+    if tracked.operand is None and not all(entry.flags.c_contiguous for entry in tracked.state.values()):
+        return "its state is not in C order"
+    if not job.weights.flags.c_contiguous:
         return "it is not in C order"
-    if not job.gradient.flags.c_contiguous:
-        return None  # it will be copied
-    start, other = address(job.weights), address(job.gradient)
-    shared = start < other + job.gradient.nbytes and other < start + job.weights.nbytes
-    same = start == other and job.weights.dtype == job.gradient.dtype
-    return "its gradient overlaps it in memory" if shared and not same else None
+    (start, end), (first, last) = job.place, job.gradient_place
+    if not (start < last and first < end) or not job.gradient.flags.c_contiguous:
+        return None  # apart in memory, or to be copied
+    same = start == first and job.weights.dtype == job.gradient.dtype
+    return None if same else "its gradient overlaps it in memory"
 
 
 class Fused:
@@ -49,22 +50,44 @@ class Fused:
     def __init__(self, rule_name: str) -> None:
         self.plan = Plan(rule_name)
         self.jobs: Sequence[Job] = ()
-        self.gradients: list[Arr] = []
+        self.copies: list[Arr] = []
 
     def prepare(self, jobs: Sequence[Job], grad_scale: float | None) -> None:
         """Lay out a step of these jobs; nothing is written yet."""
-        self.jobs = jobs
-        self.gradients = [np.ascontiguousarray(job.gradient).reshape(job.gradient.shape) for job in jobs]
+        self.jobs, self.copies = jobs, []
         groups: dict[Any, int] = {}
         options: list[Options] = []
         operands = []
-        for job, gradient in zip(jobs, self.gradients, strict=True):
+        for job in jobs:
             key = id(job.rule), id(job.handling), job.t, job.lr, job.lr_scale
             group = groups.setdefault(key, len(options))
             if group == len(options):
                 options.append(Options(job.rule, job.handling, job.t, job.lr, job.lr_scale, grad_scale))
-            operands.append(operand_of(job, gradient, group, self.plan.rule_name))
+            operands.append(self.operand_of(job, group))
         self.plan.prepare(operands, options, num_threads(of_machine))
+
+    def operand_of(self, job: Job, group: int) -> Operand:
+        """How native code is shown a job: as the last time, if nothing has moved."""
+        tracked, gradient, first = job.tracked, job.gradient, job.gradient_place[0]
+        if not gradient.flags.c_contiguous:
+            gradient = np.ascontiguousarray(gradient)
+            self.copies.append(gradient)
+            first = address(gradient)
+        known = tracked.operand
+        dtypes = dtype_name(job.weights), dtype_name(gradient)
+        place = job.place[0], first, group
+        if known is not None and (known.p, known.g, known.group) == place and known.dtypes[:2] == dtypes:
+            return known
+        entries = [tracked.state.get(key) for key in entries_of(self.plan.rule_name, tracked.state)]
+        tracked.operand = Operand(
+            job.name,
+            job.weights.shape,
+            *place[:2],
+            tuple([0 if entry is None else address(entry) for entry in entries]),
+            (*dtypes, *["" if entry is None else dtype_name(entry) for entry in entries]),
+            group,
+        )
+        return tracked.operand
 
     def step(self) -> None:
         self.plan.run(MEASURE, END)
@@ -84,25 +107,7 @@ class Fused:
         return [partial(figures.of, index) for index in range(len(self.jobs))]
 
 
-def operand_of(job: Job, gradient: Arr, group: int, rule_name: str) -> Operand:
-    state = job.tracked.state
-    entries = [state.get(key) for key in entries_of(rule_name, state)]
-    return Operand(
-        job.name,
-        job.weights.shape,
-        address(job.weights),
-        address(gradient),
-        tuple([0 if entry is None else address(entry) for entry in entries]),
-        (
-            job.weights.dtype.name,
-            job.gradient.dtype.name,
-            *["" if entry is None else entry.dtype.name for entry in entries],
-        ),
-        group,
-    )
-
-
 def squares_of(arrays: Sequence[Arr]) -> list[float]:
     """The sum of squares of each array, in double precision."""
     whole = [np.ascontiguousarray(array) for array in arrays]
-    return sums_of_squares([(address(x), x.dtype.name, x.size) for x in whole], num_threads(of_machine))
+    return sums_of_squares([(address(x), dtype_name(x), x.size) for x in whole], num_threads(of_machine))

@@ -12,6 +12,7 @@ import numpy as np
 
 from thalweg.arrays import Shape, State
 from thalweg.errors import OptionError, ParameterError, StateError
+from thalweg.kernels.cpu.plan import Operand
 from thalweg.numpy.arrays import Arr, Name
 from thalweg.numpy.checkpoints import LAYOUT, read_file, read_state, write_file
 from thalweg.settings import Setting
@@ -30,6 +31,8 @@ class Tracked:
     stats: Callable[[], Mapping[str, Any]] = dict
     #: Why native code cannot step it, "" if it can, None: not asked yet.
     unserved: str | None = None
+    #: How native code was shown it the last time.
+    operand: Operand | None = None
     skipped: int = 0
 
 

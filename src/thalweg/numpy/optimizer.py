@@ -6,9 +6,8 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from thalweg.boundary import Advance, advance, first_state
 from thalweg.errors import NonFiniteError, OptionError, ParameterError, StateError, UnusedOverrideWarning
 from thalweg.kernels.cpu.library import reason_missing, warn_once
 from thalweg.kernels.cpu.plan import ENTRIES
-from thalweg.numpy.arrays import Arr, Name, check_apart, checked_name, checked_pair, is_aliased, pairs
+from thalweg.numpy.arrays import Arr, Name, address, check_apart, checked_name, checked_pair, is_aliased, pairs, span
 from thalweg.numpy.fused import Fused, reason_against, squares_of
 from thalweg.numpy.memory import Memory, Tracked
 from thalweg.rules import RULES, Rule
@@ -33,13 +32,15 @@ Engine: TypeAlias = Literal["auto", "reference", "fused"]
 Self = TypeVar("Self", bound="Optimizer")
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """One parameter, checked and ready to be stepped."""
 
     name: Name
     weights: Arr
     gradient: Arr
+    #: Where the parameter and its gradient lie: first byte, and the one behind the last.
+    place: tuple[int, int]
+    gradient_place: tuple[int, int]
     tracked: Tracked
     rule: Rule
     handling: Handling
@@ -75,6 +76,7 @@ class Optimizer(Memory):
         self._settings, self._global_step, self._wanted_engine = settings, global_step, engine
         self._engines_used: set[str] = set()
         self._fused = Fused(self.rule_name)
+        self._rates_checked: Any = None
         self._matched: set[int] = set()
         self.lr = lr
 
@@ -162,7 +164,7 @@ class Optimizer(Memory):
         Parameters without a gradient (None, or no entry in the mapping) are left alone.
         """
         jobs = [self._job(name, weights, gradient, None, 1.0) for name, weights, gradient in pairs(params, grads)]
-        check_apart({job.name: job.weights for job in jobs})
+        check_apart({job.name: job.place for job in jobs})
         self._report_unused(len(jobs) == len(params))
         scale = self._grad_scale(jobs)
         self._run(jobs, scale)
@@ -177,7 +179,7 @@ class Optimizer(Memory):
         self.iteration += self._global_step
 
     def _run(self, jobs: Sequence[Job], scale: float | None) -> None:
-        aliased = is_aliased([job.weights for job in jobs], [job.gradient for job in jobs])
+        aliased = len(jobs) > 1 and is_aliased([job.place for job in jobs], [job.gradient_place for job in jobs])
         policy = self._settings.base.handling.on_nonfinite
         fused, others = self._divided(jobs, aliased)
         self._engines_used = {name for name, used in (("fused", fused), ("reference", others)) if used}
@@ -238,19 +240,27 @@ class Optimizer(Memory):
         setting = tracked.setting or self._resolve(name, weights, tracked)
         t = self.iteration + 1 if self._global_step else tracked.step + 1
         lr = plain(self._lr(t)) if callable(self._lr) else self._lr
-        own_scale = self.lr_scale(name)
+        scales = (lr_scale, self.lr_scale(name))
         try:
-            check_plain("lr", lr)
-            setting.rule.validate_lr(lr)
-            check_number("lr_scale", lr_scale, low=0.0)
-            check_number("lr_scale(name)", own_scale, low=0.0)
+            self._check_rates(setting, lr, scales)
             rule = setting.rule_at(t)
             for scheduled in setting.scheduled:
                 check_plain(scheduled, getattr(rule, scheduled))
         except OptionError as error:
             raise OptionError(f"parameter {name!r}, step {t}: {error}") from None
-        scale = plain(setting.lr_scale * lr_scale * own_scale)
-        return Job(name, weights, gradient, tracked, rule, setting.handling, t, lr, scale)
+        scale = plain(setting.lr_scale * scales[0] * scales[1])
+        places = span(weights, address(weights)), span(gradient, address(gradient))
+        return Job(name, weights, gradient, *places, tracked, rule, setting.handling, t, lr, scale)
+
+    def _check_rates(self, setting: Setting, lr: Any, scales: tuple[Any, Any]) -> None:
+        """Check learning rates; what was fine for one parameter is fine for the next."""
+        if (id(setting), lr, scales) == self._rates_checked:
+            return
+        check_plain("lr", lr)
+        setting.rule.validate_lr(lr)
+        check_number("lr_scale", scales[0], low=0.0)
+        check_number("lr_scale(name)", scales[1], low=0.0)
+        self._rates_checked = id(setting), lr, scales
 
     def _resolve(self, name: Name, weights: Arr, tracked: Tracked) -> Setting:
         """Find what holds for a parameter that is new, or whose options have changed."""
@@ -300,7 +310,7 @@ class Optimizer(Memory):
             tracked.skipped += 1
         else:
             job.weights[...] = result.p
-            tracked.state, tracked.step = result.state, job.t
+            tracked.state, tracked.step, tracked.operand = result.state, job.t, None
         self._tracked[job.name] = tracked
 
     def _grad_scale(self, jobs: Sequence[Job]) -> float | None:

@@ -27,6 +27,8 @@ class Bucket:
     lr: float | Tensor | None
     #: The number of this step where the host knows it; None: it is in the states, on the device.
     t: int | None
+    #: Why native code cannot step them; "" if it can.
+    unserved: str = ""
     #: Multiplies all gradients.
     grad_scale: Tensor | None = None
     #: Whether the whole step may be taken, where that is decided by all gradients together.
@@ -45,7 +47,7 @@ class Bucket:
     def part(self, start: int, end: int) -> Bucket:
         cut = slice(start, end)
         lists = (self.names[cut], self.params[cut], self.grads[cut], self.states[cut])
-        return Bucket(*lists, self.setting, self.lr, self.t, self.grad_scale, self.allowed)
+        return Bucket(*lists, self.setting, self.lr, self.t, self.unserved, self.grad_scale, self.allowed)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from thalweg.spaces import foreach
 from thalweg.spaces import torch as single
 from thalweg.spaces.foreach import PerTensor, TensorList
 from thalweg.torch.bucket import Bucket, Result
-from thalweg.torch.fused import reason_against
 
 Engine: TypeAlias = Literal["auto", "reference", "foreach", "fused"]
 
@@ -103,12 +102,13 @@ def engine_for(wanted: Engine, bucket: Bucket, *, compiling: bool) -> str:
     """The name of the engine that serves a bucket; an explicit wish that cannot be met raises."""
     if wanted in ("reference", "foreach"):
         return wanted
-    reason = "torch.compile sees through single tensors alone" if compiling else reason_against(bucket)
-    if reason is None:
+    unknown = "the number of the step is not known to the host" if bucket.t is None else ""
+    reason = unknown or bucket.unserved or reason_missing()
+    if not reason:
         return "fused"
     if wanted == "fused":
         raise OptionError(f"engine='fused' cannot run: {reason}; engine='auto' takes the fastest there is")
-    if bucket.params[0].device.type == "cpu" and (missing := reason_missing()) is not None:
+    if not bucket.unserved and (missing := reason_missing()) is not None:
         warn_once(missing)
     # a compiler fuses what it can see, and it sees through single tensors
     return "reference" if compiling or len(bucket.params) == 1 else "foreach"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,49 +13,38 @@ from thalweg.kernels.cpu.plan import END, MEASURE, WRITE, Operand, Options, Plan
 from thalweg.kernels.cpu.plan import sums_of_squares as native_sums
 from thalweg.kernels.threads import num_threads
 from thalweg.rules import Rule
+from thalweg.settings import Setting
 from thalweg.torch.bucket import Bucket
 
 NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def reason_against(bucket: Bucket) -> str | None:
-    """Why native code cannot step these tensors, or None if it can."""
-    if bucket.params[0].device.type != "cpu":
-        return f"there is no fused kernel for tensors on {bucket.params[0].device.type}"
-    if bucket.t is None:
-        return "the number of the step is not known to the host"
-    rule = bucket.setting.rule_at(bucket.t)
+def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> str:
+    """Why native code cannot step this parameter, "" if it can. The answer holds as long as its memory does."""
+    if p.device.type != "cpu":
+        return f"there is no fused kernel for tensors on {p.device.type}"
+    rule = setting.rule
     if (unknown := option_unknown(rule)) is not None:
         return f"{unknown} is not a number"
-    for name, p, g, s in zip(bucket.names, bucket.params, bucket.grads, bucket.states, strict=True):
-        reason = reason_unserved(rule, tuple(p.shape)) or reason_of_tensor(rule, bucket, p, g, s)
-        if reason is not None:
-            return f"parameter {name!r}: {reason}"
-    return reason_missing()
+    if type(p) not in PLAIN:
+        return f"there is no fused kernel for a {type(p).__name__}"
+    entries = [entry for key, entry in state.items() if key != "step"]
+    if not p.is_contiguous() or not all(entry.is_contiguous() for entry in entries):
+        # in any order, as long as all that is as large as the parameter has the same
+        alike = is_dense(p) and all(e.shape == p.shape and e.stride() == p.stride() for e in entries)
+        if not alike or rule.stacked_axes or setting.handling.rounding != "nearest":
+            return f"its strides are {p.stride()}"
+    return reason_unserved(rule, tuple(p.shape)) or ""
 
 
 def option_unknown(rule: Rule) -> str | None:
     """An option whose value is a tensor."""
     for name, value in vars(rule).items():
         values = value if isinstance(value, tuple) else (value,)
-        if not all(v is None or isinstance(v, str) or is_number(v) for v in values):
+        if not all(v is None or isinstance(v, str) or is_number(v) or callable(v) for v in values):
             return name
     return None
-
-
-def reason_of_tensor(rule: Rule, bucket: Bucket, p: Tensor, g: Tensor, s: Any) -> str | None:
-    if type(p) not in PLAIN or type(g) not in PLAIN:
-        return f"it is a {type(p).__name__} with a gradient of {type(g).__name__}"
-    if p.is_contiguous() and all(entry.is_contiguous() for entry in s.values()):
-        return None
-    # in any order, as long as all that is as large as the parameter has the same
-    elementwise = all(
-        entry.shape == p.shape and entry.stride() == p.stride() for key, entry in s.items() if key != "step"
-    )
-    if elementwise and is_dense(p) and rule.stacked_axes == 0 and bucket.setting.handling.rounding == "nearest":
-        return None
-    return f"its strides are {p.stride()}"
 
 
 def is_dense(p: Tensor) -> bool:
@@ -75,12 +63,15 @@ class Fused:
     def __init__(self, rule_name: str) -> None:
         self.plan = Plan(rule_name)
         self.buckets: Sequence[Bucket] = ()
-        self.gradients: list[Tensor] = []
+        self.copies: list[Tensor] = []
+        #: How native code was shown each parameter the last time, by name.
+        self.known: dict[str, Operand] = {}
+        self.dtype_of: dict[str, torch.dtype] = {}
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         """Lay out a step of these buckets; nothing is written yet."""
         borrow_openmp()
-        self.buckets, self.gradients = buckets, []
+        self.buckets, self.copies = buckets, []
         operands: list[Operand] = []
         options: list[Options] = []
         for group, bucket in enumerate(buckets):
@@ -93,19 +84,23 @@ class Fused:
             for name, p, g, s in zip(bucket.names, bucket.params, bucket.grads, bucket.states, strict=True):
                 if g.stride() != p.stride():
                     g = torch.empty_like(p, dtype=g.dtype).copy_(g)
-                self.gradients.append(g)
-                entries = [s.get(key) for key in keys]
-                operands.append(
-                    Operand(
-                        name,
-                        tuple(p.shape),
-                        p.data_ptr(),
-                        g.data_ptr(),
-                        tuple([0 if entry is None else entry.data_ptr() for entry in entries]),
-                        (NAMES[p.dtype], NAMES[g.dtype], *["" if e is None else NAMES[e.dtype] for e in entries]),
-                        group,
+                    self.copies.append(g)
+                places = p.data_ptr(), g.data_ptr(), tuple([s[key].data_ptr() if key in s else 0 for key in keys])
+                known = self.known.get(name)
+                if (
+                    known is None
+                    or known[2:5] != places
+                    or known.group != group
+                    or self.dtype_of.get(name) is not g.dtype
+                ):
+                    dtypes = (
+                        NAMES[p.dtype],
+                        NAMES[g.dtype],
+                        *[NAMES[s[key].dtype] if key in s else "" for key in keys],
                     )
-                )
+                    known = self.known[name] = Operand(name, tuple(p.shape), *places, dtypes, group)
+                    self.dtype_of[name] = g.dtype
+                operands.append(known)
         self.plan.prepare(operands, options, num_threads(torch.get_num_threads))
 
     def measure(self) -> list[bool]:
@@ -123,7 +118,7 @@ class Fused:
         # what was saved for a backward pass is no longer what it was
         changed = [p for bucket in self.buckets for p in bucket.params]
         torch.autograd.graph.increment_version(changed)
-        self.gradients = []
+        self.copies = []
 
 
 def sums_of_squares(gradients: Sequence[Tensor]) -> Tensor | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from thalweg.rules.checks import check_choice, check_flag, check_number
 from thalweg.settings import Overrides, Setting
 from thalweg.torch.bucket import Bucket, Result
 from thalweg.torch.engines import ENGINES, Engine, check_engine, engine_for
-from thalweg.torch.fused import Fused, sums_of_squares
+from thalweg.torch.fused import Fused, reason_against, sums_of_squares
 from thalweg.torch.parameters import Parameters, Params, Rate
 from thalweg.torch.tensors import check_gradient
 
@@ -54,6 +54,7 @@ class Optimizer(Parameters):
         self._last_finite: dict[str, Tensor] = {}
         self._skips: Tensor | None = None
         self._fused = Fused(self.rule_name)
+        self._treatments: dict[int, tuple[Setting, int, Hashable, str]] = {}
 
     @property
     def engine(self) -> str:
@@ -142,19 +143,22 @@ class Optimizer(Parameters):
         for name, p in named:
             check_gradient(name, p, grad_of(p))
         settings = {i: self._checked_settings(i, self.param_groups[i]) for i in sorted({i for _, i in chosen.values()})}
+        factors = {i: lr_scale_of(self.param_groups[i]) for i in settings}
         members: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
-        shared: dict[Any, tuple[Setting, Any, int | None]] = {}
+        shared: dict[Any, tuple[Setting, Any, int | None, str]] = {}
         for name, p in named:
             index = places[p][1]
             group = self.param_groups[index]
             setting = self._setting(settings[index], name, p)
             state = self._state(p, setting, group)
-            t = None if compiling or state["step"].device.type != "cpu" else int(state["step"]) + 1
-            kind = setting.rule.kind(tuple(p.shape))
-            key = (index, id(setting), p.device, p.dtype, grad_of(p).dtype, kind, t)
+            step = state["step"]
+            t = None if compiling or not step.is_cpu else int(step.item()) + 1
+            kind, unserved = self._treatment(p, setting, state)
+            key = (index, id(setting), p.device, p.dtype, grad_of(p).dtype, kind, t, unserved)
             members[key].append((name, p))
-            lr = group["lr"].reshape(()) if isinstance(group["lr"], Tensor) else group["lr"]
-            shared[key] = scaled(setting, group), lr, t
+            if key not in shared:
+                lr = group["lr"].reshape(()) if isinstance(group["lr"], Tensor) else group["lr"]
+                shared[key] = scaled(setting, factors[index]), lr, t, unserved
         scale, allowed = self._joint(named)
         return [
             Bucket(
@@ -168,6 +172,15 @@ class Optimizer(Parameters):
             )
             for key, bucket in members.items()
         ]
+
+    def _treatment(self, p: Tensor, setting: Setting, state: Mapping[str, Tensor]) -> tuple[Hashable, str]:
+        """The kind of a parameter, and why native code cannot step it ("" if it can)."""
+        memory = p.data_ptr() if p.is_cpu else 0
+        known = self._treatments.get(id(p))
+        if known is None or known[0] is not setting or known[1] != memory:
+            kind = setting.rule.kind(tuple(p.shape))
+            self._treatments[id(p)] = known = setting, memory, kind, reason_against(setting, p, state)
+        return known[2:]
 
     def _joint(self, named: Sequence[tuple[str, Tensor]]) -> tuple[Tensor | None, Tensor | None]:
         """What depends on all gradients together: the scale of max_grad_norm, and whether to skip the step."""
@@ -285,8 +298,12 @@ def grad_of(p: Tensor) -> Tensor:
     return p.grad
 
 
-def scaled(setting: Setting, group: Mapping[str, Any]) -> Setting:
-    """The setting with the ``lr_scale`` that some schedulers write into groups."""
-    factor = group.get("lr_scale", 1.0)
+def lr_scale_of(group: Mapping[str, Any]) -> float:
+    """The ``lr_scale`` that some schedulers write into groups."""
+    factor: float = group.get("lr_scale", 1.0)
     check_number("lr_scale", factor, low=0.0)
+    return factor
+
+
+def scaled(setting: Setting, factor: float) -> Setting:
     return setting if factor == 1.0 else replace(setting, lr_scale=setting.lr_scale * factor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -40,6 +41,10 @@ class Operand(NamedTuple):
     dtypes: tuple[str, ...]
     #: Which of the options hold.
     group: int
+
+    def fits(self, other: Operand) -> bool:
+        """Whether it can take the place of another: that it has moved is all that may have changed."""
+        return self is other or (self.name, self.shape, self.dtypes) == (other.name, other.shape, other.dtypes)
 
 
 class Options(NamedTuple):
@@ -79,8 +84,7 @@ class Plan:
     def __init__(self, rule_name: str) -> None:
         self.rule_name = rule_name
         self.operands: list[Operand] = []
-        self.rules: list[Rule] = []
-        self.seeds: list[int] = []
+        self.layout: list[Any] = []
         #: Rows of the table that belong to each operand: one, or one for each stacked slice.
         self.spans: list[range] = []
         self.tensors: Any = None
@@ -92,29 +96,41 @@ class Plan:
         return Plan, (self.rule_name,)
 
     def prepare(self, operands: list[Operand], options: Sequence[Options], threads: int) -> None:
-        """Lay out a step: the tables are made anew only if something moved, the numbers at every step."""
+        """Lay out a step: rows of the tables are made anew only if something moved, the numbers at every step."""
         library, code = load(), structs.RULES[self.rule_name]
-        seeds = [each.handling.seed for each in options]
-        layouts = [layout_options(each.rule) for each in options]
-        if operands != self.operands or seeds != self.seeds or layouts != self.rules:
-            rows = [row for operand in operands for row in rows_of(operand, options[operand.group])]
-            counts = [slices(options[operand.group].rule, operand.shape) for operand in operands]
-            ends = [sum(counts[: i + 1]) for i in range(len(counts))] if max(counts, default=1) > 1 else None
-            self.spans = (
-                [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
-                if ends
-                else [range(i, i + 1) for i in range(len(counts))]
-            )
-            self.tensors = (structs.Tensor * len(rows))(*rows)
-            self.operands, self.seeds, self.rules, self.threads = operands, seeds, layouts, 0
+        layout = [(each.handling.seed, layout_options(each.rule)) for each in options]
+        if (
+            layout != self.layout
+            or not all(map(Operand.fits, operands, self.operands))
+            or not self.moved(operands, options)
+        ):
+            self.lay_out(operands, options)
+            self.layout, self.threads = layout, 0
+        self.operands = operands
         if threads != self.threads:
-            self.scratch = ctypes.create_string_buffer(
-                library.thalweg_layout(code, self.tensors, len(self.tensors), threads)
-            )
-            self.threads = threads
+            bytes_needed = library.thalweg_layout(code, self.tensors, len(self.tensors), threads)
+            self.scratch, self.threads = ctypes.create_string_buffer(bytes_needed), threads
         self.outcomes = (structs.Outcome * len(self.tensors))()
         translated = [TRANSLATED[type(each.rule)](*each) for each in options]
         self.options = (type(translated[0]) * len(translated))(*translated)
+
+    def lay_out(self, operands: Sequence[Operand], options: Sequence[Options]) -> None:
+        rows = [rows_of(operand, options[operand.group]) for operand in operands]
+        ends = list(itertools.accumulate(map(len, rows)))
+        self.spans = [range(end - len(own), end) for end, own in zip(ends, rows, strict=True)]
+        self.tensors = (structs.Tensor * sum(map(len, rows)))(*itertools.chain(*rows))
+
+    def moved(self, operands: Sequence[Operand], options: Sequence[Options]) -> bool:
+        """Follow what has moved since the last step; whether these are still the same operands."""
+        if len(operands) != len(self.operands):
+            return False
+        for new, old, span in zip(operands, self.operands, self.spans, strict=True):
+            if new is old or new == old:
+                continue
+            for place, row in zip(span, rows_of(new, options[new.group]), strict=True):
+                row.scratch = self.tensors[place].scratch
+                self.tensors[place] = row
+        return True
 
     def run(self, first: int, last: int) -> None:
         load().thalweg_run(
