@@ -6,6 +6,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
+# The native core is built with the package. Without a compiler the package installs without it; with one, what does
+# not compile is an error.
+NATIVE := CMakeLists.txt tools/editable/CMakeLists.txt $(wildcard src/thalweg/kernels/cpu/native/*)
+EDITABLE := $(PIP) $(if $(shell command -v $(CXX)),--config-settings wheel.cmake=true) --editable
+
 .PHONY: race test test-fast test-environments format clean
 
 race: .venv/ready-to-race
@@ -26,17 +31,19 @@ format: .venv/ready-to-test
 	$(BIN)/ruff check --fix
 
 clean:
-	rm -rf .venv .envs report
+	rm -rf .venv .envs report build dist
+	rm -f src/thalweg/kernels/cpu/_core.*
+	find tools/editable -mindepth 1 ! -name CMakeLists.txt -delete
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/ready-to-race: .venv/bin/python pyproject.toml constraints.txt
-	$(PIP) --editable ".[cli]"
+.venv/ready-to-race: .venv/bin/python pyproject.toml constraints.txt $(NATIVE)
+	$(EDITABLE) ".[cli]"
 	touch $@
 
-.venv/ready-to-test: .venv/bin/python pyproject.toml constraints.txt tests/peers.txt tests/peers-need.txt
+.venv/ready-to-test: .venv/bin/python pyproject.toml constraints.txt tests/peers.txt tests/peers-need.txt $(NATIVE)
 	$(PIP) torch
-	$(PIP) --editable ".[dev]" --requirement tests/peers-need.txt
+	$(EDITABLE) ".[dev]" --requirement tests/peers-need.txt
 	$(PIP) --no-deps --requirement tests/peers.txt
 	touch $@
