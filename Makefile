@@ -1,5 +1,6 @@
 # make race: the six optimizers on handwritten digits, with a table and a picture.
 # make test: everything that must hold. make test-fast: most of it, in under a minute.
+# make wheels: the package as it is released, tried where there is nothing but numpy.
 # Each target installs what it needs into .venv; a second call finds it there.
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 NATIVE := CMakeLists.txt tools/editable/CMakeLists.txt $(wildcard src/thalweg/kernels/cpu/native/*)
 EDITABLE := $(PIP) $(if $(shell command -v $(CXX)),--config-settings wheel.cmake=true) --editable
 
-.PHONY: race test test-fast test-environments format clean
+.PHONY: race test test-fast test-environments wheels format clean
 
 race: .venv/ready-to-race
 	$(BIN)/python -m thalweg.race
@@ -25,6 +26,10 @@ test-fast: .venv/ready-to-test
 # The package with nothing but numpy, with torch alone, and with jax alone: "optional" stays true.
 test-environments: .venv/ready-to-test
 	$(BIN)/python tools/environments.py
+
+# The sdist and the wheels: what is in them, and that they work, with a compiler and without.
+wheels: .venv/ready-to-test
+	$(BIN)/python tools/wheels.py
 
 format: .venv/ready-to-test
 	$(BIN)/ruff format
