@@ -1,6 +1,6 @@
 # make race: the six optimizers on handwritten digits, with a table and a picture.
 # make test: everything that must hold. make test-fast: most of it, in under a minute.
-# make wheels: the package as it is released, tried where there is nothing but numpy.
+# make wheels, make sanitize: the released package and the native core, tried apart from the source tree's own tests.
 # Each target installs what it needs into .venv; a second call finds it there.
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 NATIVE := CMakeLists.txt tools/editable/CMakeLists.txt $(wildcard src/thalweg/kernels/cpu/native/*)
 EDITABLE := $(PIP) $(if $(shell command -v $(CXX)),--config-settings wheel.cmake=true) --editable
 
-.PHONY: race test test-fast test-environments wheels format clean
+.PHONY: race test test-fast test-environments wheels sanitize format clean
 
 race: .venv/ready-to-race
 	$(BIN)/python -m thalweg.race
@@ -30,6 +30,10 @@ test-environments: .venv/ready-to-test
 # The sdist and the wheels: what is in them, and that they work, with a compiler and without.
 wheels: .venv/ready-to-test
 	$(BIN)/python tools/wheels.py
+
+# The tests of the native core under the address and undefined-behaviour sanitizers.
+sanitize: .venv/ready-to-test
+	$(BIN)/python tools/sanitize.py
 
 format: .venv/ready-to-test
 	$(BIN)/ruff format
