@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from thalweg.arrays import A, Scalar, Space, State, Truth, Value, is_number
 from thalweg.rules import Rule
 from thalweg.rules.noise import normal, uniform
+from thalweg.rules.rule import Noise
 from thalweg.settings import Handling
 
 #: Binary digits, and least exponent, of the dtypes that stochastic rounding can write.
@@ -69,11 +70,13 @@ def advance(
     tensor: Scalar,
     grad_scale: Scalar | None = None,
     allowed: Truth | None = None,
+    noise: Noise[A] | None = None,
 ) -> Advance:
     """Step one parameter. Nothing is written to p, g or s; the new ones are returned.
 
     tensor: the parameter's number for random bits. grad_scale: multiplies the gradient.
     allowed: False leaves everything as it was, under ``on_nonfinite="skip"``.
+    noise: gives the numbers of ``rules.noise.normal`` by other means.
     """
     dtype = xp.dtype(p)
     precision = arithmetic(dtype)
@@ -90,7 +93,7 @@ def advance(
         t=t if is_number(t) else xp.astype(t, precision),
         lr=lr,
         lr_scale=lr_scale,
-        noise=lambda: normal(xp, wide, seed=handling.seed, tensor=tensor, t=t),
+        noise=noise or (lambda: normal(xp, wide, seed=handling.seed, tensor=tensor, t=t)),
     )
     new = wide + update.delta
     if dtype in DIGITS and handling.rounding == "stochastic":
@@ -113,6 +116,13 @@ def advance(
         new = xp.where(finite, new, p)
         state = {key: xp.where(finite, entry, s[key]) for key, entry in state.items()}
     return Advance(new, state, finite, update.stats)
+
+
+def slice_of(result: Advance, index: int) -> Advance:
+    """One of several parameters of equal shape that were stacked and stepped as one."""
+    state = {key: entry if entry.ndim == 0 else entry[index] for key, entry in result.state.items()}
+    stats = {key: value[index] if getattr(value, "ndim", 0) else value for key, value in result.stats.items()}
+    return Advance(result.p[index], state, result.finite, stats)
 
 
 def all_finite(xp: Space[A], x: A) -> Truth:

@@ -242,7 +242,6 @@ def test_maximize_may_be_said_for_all_groups(case: Case) -> None:
         (dict(lr=lambda t: 0.1), "scheduler"),
         (dict(weight_decy=0.1), "did you mean 'weight_decay'"),
         (dict(engine="fast"), "engine must be one of"),
-        (dict(engine="fused"), "fused"),
         (dict(capturable=1), "capturable must be True or False"),
         (dict(maximize="yes"), "maximize must be True or False"),
         (dict(variant="nothing"), "variant must be one of"),

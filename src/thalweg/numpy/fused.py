@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +21,7 @@ from thalweg.kernels.cpu.plan import (
 )
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.numpy.arrays import Arr, address, dtype_name
-
-if TYPE_CHECKING:
-    from thalweg.numpy.optimizer import Job
+from thalweg.numpy.job import Job
 
 
 def reason_against(job: Job) -> str | None:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from thalweg.arrays import Shape
-from thalweg.boundary import Advance, advance, first_state
+from thalweg.boundary import Advance, advance, first_state, slice_of
 from thalweg.errors import NonFiniteError, OptionError, ParameterError, StateError, UnusedOverrideWarning
 from thalweg.kernels.cpu.library import reason_missing, warn_once
 from thalweg.kernels.cpu.plan import ENTRIES
 from thalweg.numpy.arrays import Arr, Name, address, check_apart, checked_name, checked_pair, is_aliased, pairs, span
+from thalweg.numpy.batches import batches, normals, stacked
 from thalweg.numpy.fused import Fused, reason_against, squares_of
+from thalweg.numpy.job import Job
 from thalweg.numpy.memory import Memory, Tracked
-from thalweg.rules import RULES, Rule
+from thalweg.rules import RULES
 from thalweg.rules.checks import check_choice, check_flag, check_number, is_known
 from thalweg.rules.noise import tensor_id
-from thalweg.settings import Handling, Overrides, Setting, Settings, option_names, plain
+from thalweg.settings import Overrides, Setting, Settings, option_names, plain
 from thalweg.spaces import numpy as xp
 
 #: A number, a function of the step (counted from 1), or None where the rule has its own.
@@ -30,23 +33,6 @@ Rate: TypeAlias = float | Callable[[int], float] | None
 #: Native code, or numpy's own arithmetic; "auto" takes native code wherever it can.
 Engine: TypeAlias = Literal["auto", "reference", "fused"]
 Self = TypeVar("Self", bound="Optimizer")
-
-
-class Job(NamedTuple):
-    """One parameter, checked and ready to be stepped."""
-
-    name: Name
-    weights: Arr
-    gradient: Arr
-    #: Where the parameter and its gradient lie: first byte, and the one behind the last.
-    place: tuple[int, int]
-    gradient_place: tuple[int, int]
-    tracked: Tracked
-    rule: Rule
-    handling: Handling
-    t: int
-    lr: float | None
-    lr_scale: float
 
 
 class Optimizer(Memory):
@@ -71,7 +57,7 @@ class Optimizer(Memory):
 
     def _configure(self, lr: Rate, global_step: bool, engine: Engine, settings: Settings) -> None:
         check_flag("global_step", global_step)
-        check_engine(engine, self.rule_name)
+        check_engine(engine)
         check_served(settings)
         self._settings, self._global_step, self._wanted_engine = settings, global_step, engine
         self._engines_used: set[str] = set()
@@ -183,13 +169,16 @@ class Optimizer(Memory):
         policy = self._settings.base.handling.on_nonfinite
         fused, others = self._divided(jobs, aliased)
         self._engines_used = {name for name, used in (("fused", fused), ("reference", others)) if used}
+        results: Iterable[tuple[Job, Advance]] = ((job, self._computed(job, scale)) for job in others)
+        if self.rule_name not in ENTRIES:  # Kron has products that numpy does best, and native code for the rest
+            results = itertools.chain(results, self._computed_by_shape(fused, scale))
+            fused = []
         if fused:
             self._fused.prepare(fused, scale)
         finite = self._fused.measure() if fused and policy != "propagate" else None
         if finite is not None and policy == "raise":
             for job, fine in zip(fused, finite, strict=True):
                 check_finite(job, fine)
-        results: Iterable[tuple[Job, Advance]] = ((job, self._computed(job, scale)) for job in others)
         if aliased or policy == "raise":
             # nothing is written before everything has been read, and is known to be finite
             results = list(results)
@@ -284,7 +273,16 @@ class Optimizer(Memory):
         tracked.setting, tracked.shape = setting, weights.shape
         return setting
 
-    def _computed(self, job: Job, grad_scale: float | None = None) -> Advance:
+    def _computed_by_shape(self, jobs: Sequence[Job], scale: float | None) -> Iterator[tuple[Job, Advance]]:
+        """Noise by native code, products by BLAS, and small arrays of equal shape as one batch."""
+        for batch in batches(jobs):
+            if len(batch) == 1:
+                yield batch[0], self._computed(batch[0], scale, partial(normals, batch))
+            else:
+                result = self._computed(stacked(batch), scale, partial(normals, batch))
+                yield from ((job, slice_of(result, i)) for i, job in enumerate(batch))
+
+    def _computed(self, job: Job, grad_scale: float | None = None, noise: Callable[[], Arr] | None = None) -> Advance:
         with np.errstate(all="ignore"):  # what is not finite is dealt with below, or wanted
             result = advance(
                 xp,
@@ -298,6 +296,7 @@ class Optimizer(Memory):
                 lr_scale=job.lr_scale,
                 tensor=tensor_id(job.name),
                 grad_scale=grad_scale,
+                noise=noise,
             )
         if job.handling.on_nonfinite == "raise":
             check_finite(job, result.finite)
@@ -373,12 +372,10 @@ def readable(value: Any) -> str:
     return f"float('{value}')" if isinstance(value, float) and math.isinf(value) else repr(value)
 
 
-def check_engine(engine: Any, rule_name: str) -> None:
+def check_engine(engine: Any) -> None:
     check_choice("engine", engine, "auto", "reference", "fused")
-    if engine == "fused":
-        reason = reason_missing() or (None if rule_name in ENTRIES else f"there is no fused kernel for {rule_name}")
-        if reason is not None:
-            raise OptionError(f"engine='fused' cannot run: {reason}; engine='auto' takes the fastest there is")
+    if engine == "fused" and (reason := reason_missing()) is not None:
+        raise OptionError(f"engine='fused' cannot run: {reason}; engine='auto' takes the fastest there is")
 
 
 def check_finite(job: Job, finite: Any) -> None:

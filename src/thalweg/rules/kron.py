@@ -191,7 +191,7 @@ class Kron(Rule):
         own = tuple(range(1, len(seen)))
         state: State[A] = {}
 
-        if self.weight_decay_mode == "gradient":
+        if self.weight_decay_mode == "gradient" and not is_zero(self.weight_decay):
             g = g + self.weight_decay * p
         x = g
         if self.momentum_mode == "ema" and "momentum_buffer" in s:
@@ -221,11 +221,11 @@ class Kron(Rule):
                 else h / xp.maximum(rms / self.clip, 1.0)
             )
         h = xp.reshape(h, shape)
-        if self.weight_decay_mode == "update":
+        if self.weight_decay_mode == "update" and not is_zero(self.weight_decay):
             h = h + self.weight_decay * p
         if self.momentum_mode == "polyak" and "momentum_buffer" in s:
             state["momentum_buffer"] = h = self.momentum * s["momentum_buffer"] + h
-        if self.weight_decay_mode == "decoupled":
+        if self.weight_decay_mode == "decoupled" and not is_zero(self.weight_decay):
             h = h + self.weight_decay * p
         finite = xp.isfinite(xp.sums((h_square, None))[0])
         return Update(h * -lr, state, finite, {"update_rms": rms, "refreshed": due})

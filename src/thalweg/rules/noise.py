@@ -14,6 +14,8 @@ from typing import Any
 from thalweg.arrays import A, Scalar, Space, Value, is_number
 
 MASK = 0xFFFFFFFF
+#: The two streams that normal numbers are made of.
+NORMAL_STREAMS = (0, 1)
 
 
 def tensor_id(name: str | int) -> int:
@@ -60,5 +62,5 @@ def uniform(xp: Space[A], like: A, *, seed: int, tensor: Scalar, t: Scalar, stre
 
 def normal(xp: Space[A], like: A, *, seed: int, tensor: Scalar, t: Scalar) -> Value:
     """Standard normal numbers, by Box and Muller's transform; at most 5.8 deviations out."""
-    u, v = (uniform(xp, like, seed=seed, tensor=tensor, t=t, stream=stream) for stream in (0, 1))
+    u, v = (uniform(xp, like, seed=seed, tensor=tensor, t=t, stream=stream) for stream in NORMAL_STREAMS)
     return xp.sqrt(-2.0 * xp.log(u)) * xp.cos(2 * math.pi * v)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from thalweg.settings import Setting
+
+T = TypeVar("T")
 
 #: Elements of a list that are stepped together, so that temporaries stay under 256 MiB: LAMB has ten of
 #: float32 alive at a time, and Kron's random integers count for more.
@@ -45,9 +47,15 @@ class Bucket:
         yield self.part(start, len(self.params))
 
     def part(self, start: int, end: int) -> Bucket:
-        cut = slice(start, end)
-        lists = (self.names[cut], self.params[cut], self.grads[cut], self.states[cut])
-        return Bucket(*lists, self.setting, self.lr, self.t, self.unserved, self.grad_scale, self.allowed)
+        return self.chosen(range(start, end))
+
+    def chosen(self, members: Sequence[int]) -> Bucket:
+        def some(values: Sequence[T]) -> list[T]:
+            return [values[i] for i in members]
+
+        return replace(
+            self, names=some(self.names), params=some(self.params), grads=some(self.grads), states=some(self.states)
+        )
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,19 @@ which writes in place, is in ``fused.py``.
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from thalweg.boundary import advance
+from thalweg.boundary import advance, slice_of
 from thalweg.errors import OptionError
 from thalweg.kernels.cpu.library import reason_missing, warn_once
-from thalweg.kernels.cpu.plan import ENTRIES
+from thalweg.kernels.cpu.noise import fill_normal
+from thalweg.kernels.threads import num_threads
 from thalweg.rules.noise import tensor_id
 from thalweg.spaces import foreach
 from thalweg.spaces import torch as single
@@ -26,7 +29,11 @@ from thalweg.torch.bucket import Bucket, Result
 Engine: TypeAlias = Literal["auto", "reference", "foreach", "fused"]
 
 
-def by_tensor(bucket: Bucket) -> Iterator[Result]:
+#: Tensors of at most so many elements are stacked with others of their shape: their time goes into calls.
+SMALL = 2**14
+
+
+def by_tensor(bucket: Bucket, *, native_noise: bool = False) -> Iterator[Result]:
     """The reference engine: one tensor after the other."""
     for index, (name, p, g, s) in enumerate(zip(bucket.names, bucket.params, bucket.grads, bucket.states, strict=True)):
         t = bucket.t if bucket.t is not None else s["step"] + 1
@@ -44,10 +51,67 @@ def by_tensor(bucket: Bucket) -> Iterator[Result]:
             tensor=tensor_id(name),
             grad_scale=bucket.grad_scale,
             allowed=bucket.allowed,
+            noise=functools.partial(normals, bucket, [index]) if native_noise else None,
         )
         finite = None if result.finite is None else [result.finite]
         stats = {key: [value] for key, value in result.stats.items()}
         yield Result(bucket.part(index, index + 1), [result.p], [result.state], finite, stats)
+
+
+def by_shape(bucket: Bucket) -> Iterator[Result]:
+    """Kron on CPUs: noise by native code, products by BLAS, small tensors of equal shape as one batch."""
+    handling, count = bucket.setting.handling, len(bucket.params)
+    apart = handling.on_nonfinite != "propagate" or handling.rounding == "stochastic"
+    if count == 1 or apart or bucket.params[0].numel() > SMALL:
+        yield from by_tensor(bucket, native_noise=True)
+        return
+    assert bucket.t is not None
+    batches: dict[float, list[int]] = defaultdict(list)
+    for index, s in enumerate(bucket.states):  # those that are refreshed together
+        batches[float(s["refresh"])].append(index)
+    for members in batches.values():
+        part = bucket.chosen(members)
+        keys = [key for key in part.states[0] if key != "step"]
+        rule = bucket.setting.rule_at(bucket.t)
+        result = advance(
+            single,
+            replace(rule, stacked_axes=rule.stacked_axes + 1),
+            handling,
+            torch.stack(list(part.params)),
+            torch.stack(list(part.grads)),
+            {
+                key: part.states[0][key] if key == "refresh" else torch.stack([s[key] for s in part.states])
+                for key in keys
+            },
+            t=bucket.t,
+            lr=bucket.lr,
+            lr_scale=bucket.setting.lr_scale,
+            tensor=0,
+            grad_scale=bucket.grad_scale,
+            noise=functools.partial(normals, part, range(len(members))),
+        )
+        slices = [slice_of(result, i) for i in range(len(members))]
+        stats = {key: [s.stats[key] for s in slices] for key in result.stats}
+        yield Result(part, [s.p for s in slices], [s.state for s in slices], None, stats)
+
+
+def normals(bucket: Bucket, members: Sequence[int]) -> Tensor:
+    """The noise of some parameters of a bucket, stacked if they are several."""
+    assert bucket.t is not None
+    shape = bucket.params[0].shape
+    precision = torch.float64 if bucket.params[0].dtype == torch.float64 else torch.float32
+    noise = torch.empty((len(members), *shape), dtype=precision)
+    for own, index in zip(noise, members, strict=True):
+        fill_normal(
+            own.data_ptr(),
+            "float64" if precision == torch.float64 else "float32",
+            own.numel(),
+            seed=bucket.setting.handling.seed,
+            tensor=tensor_id(bucket.names[index]),
+            t=bucket.t,
+            threads=num_threads(torch.get_num_threads),
+        )
+    return noise[0] if len(members) == 1 else noise
 
 
 def by_list(bucket: Bucket) -> Iterator[Result]:
@@ -95,7 +159,12 @@ def entries_of(value: Any, count: int) -> Sequence[Any]:
     return value.tensors if isinstance(value, TensorList) else [value] * count
 
 
-ENGINES: dict[str, Callable[[Bucket], Iterator[Result]]] = {"reference": by_tensor, "foreach": by_list}
+#: Engines that answer with new values. "fused" is Kron's: other rules have native code that writes in place.
+ENGINES: dict[str, Callable[[Bucket], Iterator[Result]]] = {
+    "reference": by_tensor,
+    "foreach": by_list,
+    "fused": by_shape,
+}
 
 
 def engine_for(wanted: Engine, bucket: Bucket, *, compiling: bool) -> str:
@@ -112,12 +181,3 @@ def engine_for(wanted: Engine, bucket: Bucket, *, compiling: bool) -> str:
         warn_once(missing)
     # a compiler fuses what it can see, and it sees through single tensors
     return "reference" if compiling or len(bucket.params) == 1 else "foreach"
-
-
-def check_engine(wanted: Engine, rule_name: str) -> None:
-    """Say at once that a rule has no kernel at all."""
-    if wanted == "fused" and rule_name not in ENTRIES:
-        raise OptionError(
-            f"engine='fused' cannot run: there is no fused kernel for {rule_name}; "
-            "engine='auto' takes the fastest there is"
-        )

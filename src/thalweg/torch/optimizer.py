@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import NonFiniteError, OptimError, OptionError, ParameterError
-from thalweg.kernels.cpu.plan import Figures
+from thalweg.kernels.cpu.plan import ENTRIES, Figures
 from thalweg.rules.checks import check_choice, check_flag, check_number
 from thalweg.settings import Overrides, Setting
 from thalweg.torch.bucket import Bucket, Result
-from thalweg.torch.engines import ENGINES, Engine, check_engine, engine_for
+from thalweg.torch.engines import ENGINES, Engine, engine_for
 from thalweg.torch.fused import Fused, reason_against, sums_of_squares
 from thalweg.torch.parameters import Parameters, Params, Rate
 from thalweg.torch.tensors import check_gradient
@@ -42,7 +42,6 @@ class Optimizer(Parameters):
     ) -> None:
         check_choice("engine", engine, "auto", "reference", "foreach", "fused")
         check_flag("capturable", capturable)
-        check_engine(engine, self.rule_name)
         self._forget(engine)
         super().__init__(params, lr, variant=variant, overrides=overrides, capturable=capturable, options=options)
 
@@ -89,12 +88,13 @@ class Optimizer(Parameters):
             policy = self.param_groups[0]["on_nonfinite"]
             engines = [engine_for(self._wanted_engine, bucket, compiling=compiling) for bucket in buckets]
             self._engines_used = set(engines)
-            fused = [bucket for bucket, engine in zip(buckets, engines, strict=True) if engine == "fused"]
+            in_place = [engine == "fused" and self.rule_name in ENTRIES for engine in engines]
+            fused = [bucket for bucket, own in zip(buckets, in_place, strict=True) if own]
             finite = self._prepare_fused(fused, measure=policy != "propagate") if fused else None
             results: Iterable[Result] = (
                 result
-                for bucket, engine in zip(buckets, engines, strict=True)
-                if engine != "fused"
+                for bucket, engine, own in zip(buckets, engines, in_place, strict=True)
+                if not own
                 for result in ENGINES[engine](bucket)
             )
             if policy == "raise":

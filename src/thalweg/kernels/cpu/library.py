@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 import warnings
-from ctypes import c_char_p, c_int32, c_int64, c_void_p
+from ctypes import c_char_p, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 
 from thalweg.kernels.cpu import structs
@@ -86,6 +86,8 @@ def declare(library: ctypes.CDLL) -> None:
         c_void_p,
         *(c_int32, c_int32, c_int32),
     )
+    library.thalweg_normal.restype = None
+    library.thalweg_normal.argtypes = (c_void_p, c_int32, c_int64, c_int64, c_uint32, c_uint32, c_uint32, c_int32)
 
 
 def levels(library: ctypes.CDLL) -> list[str]:

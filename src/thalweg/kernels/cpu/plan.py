@@ -13,7 +13,7 @@ from thalweg.boundary import ROUNDING_STREAM
 from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.library import load
 from thalweg.kernels.cpu.options import STATS, TRANSLATED
-from thalweg.rules import Adafactor, Rule
+from thalweg.rules import LAMB, LARS, Adafactor, Kron, Rule
 from thalweg.rules.noise import stream_key, tensor_id
 from thalweg.settings import Handling
 
@@ -65,7 +65,7 @@ def entries_of(rule_name: str, state: Any) -> tuple[str, ...]:
 
 def reason_unserved(rule: Rule, shape: Shape) -> str | None:
     """Why native code cannot step such a tensor, or None if it can."""
-    if type(rule).__name__ not in ENTRIES:
+    if not isinstance(rule, (LARS, LAMB, Adafactor, Kron)):
         return f"there is no fused kernel for {type(rule).__name__}"
     axes = rule.factored_axes(shape) if isinstance(rule, Adafactor) else None
     if axes is None:

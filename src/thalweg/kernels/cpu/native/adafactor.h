@@ -44,7 +44,7 @@ bool apply(const Job& job, int64_t at, int64_t n, const T* u, bool dry, T* p_til
         INDEPENDENT_ITERATIONS
         for (int64_t i = 0; i < n; i++) p[i] = p[i] - (u[i] * step + decay * p[i]);
     }
-    if (o.handling.stochastic) round_stochastically(p, n, tensor.p_dtype, Chances(tensor, o.handling.t, at));
+    if (o.handling.stochastic) round_stochastically(p, n, tensor, o.handling.t, at);
     return p_out.close() && finite;
 }
 

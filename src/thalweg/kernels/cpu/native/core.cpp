@@ -258,6 +258,18 @@ void body(void* data, Team& team) {
     }
 }
 
+struct Filling {
+    const Passes* passes;
+    const Noise* noise;
+};
+
+void fill(void* data, Team& team) {
+    const auto& filling = *static_cast<Filling*>(data);
+    const int64_t count = filling.noise->count;
+    for (int64_t begin = team.claim() * BLOCK; begin < count; begin = team.claim() * BLOCK)
+        filling.passes->normal(*filling.noise, begin, least(begin + BLOCK, count));
+}
+
 const Passes* const* levels(int* count) {
 #if defined(THALWEG_X86)
     static const Passes* const all[] = {&passes_baseline, &passes_avx2, &passes_avx512};
@@ -274,6 +286,12 @@ const Passes* const* levels(int* count) {
 }
 
 int chosen_level = -1;
+
+const Passes* chosen() {
+    int available;
+    const Passes* const* all = levels(&available);
+    return all[chosen_level < 0 ? available - 1 : chosen_level];
+}
 
 }  // namespace
 
@@ -330,8 +348,6 @@ EXPORTED int64_t thalweg_layout(int32_t rule, Tensor* tensors, int64_t count, in
 EXPORTED void thalweg_run(int32_t rule, const void* options, const Tensor* tensors, Outcome* outcomes, int64_t count,
                           void* scratch, int32_t first, int32_t last, int32_t threads) {
     const int64_t bytes[] = {sizeof(Handling), sizeof(LarsOptions), sizeof(LambOptions), sizeof(AdafactorOptions)};
-    int available;
-    const Passes* const* all = levels(&available);
     int64_t large = 0, small = 0, total = 0;
     for (int64_t i = 0; i < count; i++) {
         const bool is_small = tensors[i].size <= SMALL;
@@ -339,9 +355,17 @@ EXPORTED void thalweg_run(int32_t rule, const void* options, const Tensor* tenso
         area = most(area, work_bytes(rule, tensors[i], cut_of(rule, tensors[i])));
         total += tensors[i].size;
     }
-    Call call{all[chosen_level < 0 ? available - 1 : chosen_level], rule, static_cast<const char*>(options),
+    Call call{chosen(), rule, static_cast<const char*>(options),
               bytes[rule], tensors, outcomes, count, static_cast<char*>(scratch),
               static_cast<char*>(scratch) + up(large, 64) * 64, up(small, 64) * 64, first, last, {}};
     // waking a thread takes about as long as stepping a small tensor
     Threads::instance().run(total <= SMALL ? 1 : threads, body, &call);
+}
+
+// Fill `out` (float64 if `wide`) with standard normal numbers.
+EXPORTED void thalweg_normal(void* out, int32_t wide, int64_t count, int64_t position, uint32_t key0, uint32_t key1,
+                             uint32_t t, int32_t threads) {
+    const Noise noise{out, wide != 0, count, uint64_t(position), {key0, key1}, t};
+    Filling filling{chosen(), &noise};
+    Threads::instance().run(count <= BLOCK ? 1 : threads, fill, &filling);
 }

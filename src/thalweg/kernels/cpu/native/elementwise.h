@@ -62,7 +62,7 @@ bool lars(const Job& job, int64_t begin, int64_t end, Tasks tasks) {
             INDEPENDENT_ITERATIONS
             for (int64_t i = 0; i < n; i++) p[i] = p[i] + ((scale * g[i] + decay * p[i]) * gain) * sign;
         }
-        if (stochastic) round_stochastically(p, n, tensor.p_dtype, Chances(tensor, o.handling.t, at));
+        if (stochastic) round_stochastically(p, n, tensor, o.handling.t, at);
         finite &= p_out.close();
     }
     return finite;
@@ -132,7 +132,7 @@ bool lamb_as(const Job& job, int64_t begin, int64_t end, Tasks tasks) {
         if (!tasks.write) continue;
         INDEPENDENT_ITERATIONS
         for (int64_t i = 0; i < n; i++) p[i] = p[i] + (MODE == DECOUPLED ? u[i] * step - decay * p[i] : u[i] * step);
-        if (o.handling.stochastic) round_stochastically(p, n, tensor.p_dtype, Chances(tensor, o.handling.t, at));
+        if (o.handling.stochastic) round_stochastically(p, n, tensor, o.handling.t, at);
         finite &= p_out.close();
     }
     return finite;

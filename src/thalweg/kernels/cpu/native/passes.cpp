@@ -4,6 +4,7 @@
 
 #include "adafactor.h"
 #include "elementwise.h"
+#include "normal.h"
 
 namespace {
 
@@ -62,6 +63,10 @@ void finish(const Job& job, const Cut& cut) {
     job.wide ? store_factors<double>(job, cut) : store_factors<float>(job, cut);
 }
 
+void normal(const Noise& noise, int64_t begin, int64_t end) {
+    noise.wide ? normal_as<double>(noise, begin, end) : normal_as<float>(noise, begin, end);
+}
+
 }  // namespace
 
 #define JOIN(a, b) a##b
@@ -70,4 +75,4 @@ void finish(const Job& job, const Cut& cut) {
 #define QUOTED(a) TEXT(a)
 
 extern const Passes NAMED(passes_, THALWEG_LEVEL);
-const Passes NAMED(passes_, THALWEG_LEVEL) = {QUOTED(THALWEG_LEVEL), measure, make_factors, rehearse, write, finish};
+const Passes NAMED(passes_, THALWEG_LEVEL) = {QUOTED(THALWEG_LEVEL), normal, measure, make_factors, rehearse, write, finish};

@@ -25,8 +25,18 @@ constexpr int64_t WIDEST = 2048;   // columns of a task
 constexpr int64_t MOST_AFTER = 128;  // elements behind a factored column that are served
 constexpr int SUMS = 3;
 
+// Standard normal numbers for `count` elements from `position` on, as rules/noise.py makes them.
+struct Noise {
+    void* out;
+    bool wide;
+    int64_t count;
+    uint64_t position;
+    uint32_t keys[2], t;
+};
+
 struct Passes {
     const char* name;
+    void (*normal)(const Noise&, int64_t begin, int64_t end);
     // Stage 0: sums, and the moments where they may be written at once.
     void (*measure)(const Job&, const Cut&, int64_t task, double* sums);
     // Stage 0, factored tensors: from sums of rows and columns to the factors.

@@ -112,15 +112,30 @@ inline uint32_t mix(uint32_t h) {
     return h ^ (h >> 16);
 }
 
+// The random bits of one stream, tensor and step.
 struct Chances {
     uint32_t key, step;
-    int64_t position;
 
-    Chances(const Tensor& tensor, uint32_t t, int64_t begin)
-        : key(tensor.key), step(mix(tensor.key ^ t)), position(tensor.position + begin) {}
+    Chances(uint32_t key, uint32_t t) : key(key), step(mix(key ^ t)) {}
 
-    uint32_t place(uint64_t at) const { return mix(uint32_t(at >> 32) ^ key ^ 0x27d4eb2fu); }
+    // The high half of a position is the same for many elements; so is what becomes of it.
+    uint32_t place(uint64_t position) const { return mix(uint32_t(position >> 32) ^ key ^ 0x27d4eb2fu); }
+    uint32_t bits(uint32_t low, uint32_t place) const { return mix(mix(low ^ place) ^ step); }
+    // An odd multiple of 2^-24, in that unit.
+    static uint32_t chance(uint32_t bits) { return (bits >> 9) * 2 + 1; }
 };
+
+// Calls each(first, count, low, place) for runs of elements whose positions have the same high half.
+template <class Each>
+void by_high_half(const Chances& chances, uint64_t position, int64_t n, Each each) {
+    for (int64_t begin = 0; begin < n;) {
+        const uint64_t at = position + uint64_t(begin);
+        const uint64_t left = (uint64_t(1) << 32) - (at & 0xffffffff);
+        const int64_t count = uint64_t(n - begin) < left ? n - begin : int64_t(left);
+        each(begin, count, uint32_t(at), chances.place(at));
+        begin += count;
+    }
+}
 
 // To one of the two neighbours, so that the average is right. An odd multiple of 2^-24 decides.
 inline float stochastic_bfloat16(float x, uint32_t chance) {
@@ -140,27 +155,23 @@ inline float stochastic_float16(float x, uint32_t chance) {
     return exponent == 0xff ? x : rounded;
 }
 
-inline void round_stochastically(float* x, int64_t n, uint8_t dtype, const Chances& chances) {
+inline void round_stochastically(float* x, int64_t n, const Tensor& tensor, uint32_t t, int64_t begin) {
+    const uint8_t dtype = tensor.p_dtype;
     if (dtype != BFLOAT16 && dtype != FLOAT16) return;
-    for (int64_t begin = 0; begin < n;) {
-        // the high half of the position is the same up to the next multiple of 2^32
-        const uint64_t at = uint64_t(chances.position + begin);
-        const uint64_t left = (uint64_t(1) << 32) - (at & 0xffffffff);
-        const int64_t count = uint64_t(n - begin) < left ? n - begin : int64_t(left);
-        const uint32_t place = chances.place(at), low = uint32_t(at), step = chances.step;
-        float* y = x + begin;
+    const Chances chances(tensor.key, t);
+    by_high_half(chances, uint64_t(tensor.position + begin), n, [&](int64_t first, int64_t count, uint32_t low, uint32_t place) {
+        float* y = x + first;
         if (dtype == BFLOAT16) {
             for (int64_t i = 0; i < count; i++)
-                y[i] = stochastic_bfloat16(y[i], (mix(mix((low + uint32_t(i)) ^ place) ^ step) >> 9) * 2 + 1);
+                y[i] = stochastic_bfloat16(y[i], Chances::chance(chances.bits(low + uint32_t(i), place)));
         } else {
             for (int64_t i = 0; i < count; i++)
-                y[i] = stochastic_float16(y[i], (mix(mix((low + uint32_t(i)) ^ place) ^ step) >> 9) * 2 + 1);
+                y[i] = stochastic_float16(y[i], Chances::chance(chances.bits(low + uint32_t(i), place)));
         }
-        begin += count;
-    }
+    });
 }
 
-inline void round_stochastically(double*, int64_t, uint8_t, const Chances&) {}
+inline void round_stochastically(double*, int64_t, const Tensor&, uint32_t, int64_t) {}
 
 // ---- operands of a tile
 

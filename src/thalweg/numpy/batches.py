@@ -1,0 +1,68 @@
+"""Small arrays of equal shape as one batch, for Kron: their time goes into calls, not into arithmetic."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from thalweg.kernels.cpu.noise import fill_normal
+from thalweg.kernels.threads import num_threads, of_machine
+from thalweg.numpy.arrays import Arr, address, dtype_name
+from thalweg.numpy.job import Job
+from thalweg.numpy.memory import Tracked
+from thalweg.rules.noise import tensor_id
+
+#: Arrays of at most so many elements are stacked with others of their shape.
+SMALL = 2**14
+
+
+def batches(jobs: Sequence[Job]) -> Iterable[list[Job]]:
+    """The jobs, those together that can be stepped as one."""
+    found: dict[Any, list[Job]] = defaultdict(list)
+    for index, job in enumerate(jobs):
+        apart = job.handling.on_nonfinite != "propagate" or job.handling.rounding == "stochastic"
+        if apart or job.weights.size > SMALL:
+            found[index].append(job)
+            continue
+        dtypes = dtype_name(job.weights), dtype_name(job.gradient)
+        refresh = float(job.tracked.state["refresh"])  # those that are refreshed together
+        same = id(job.rule), id(job.handling), job.t, job.lr, job.lr_scale, job.weights.shape, dtypes, refresh
+        found[same].append(job)
+    return found.values()
+
+
+def stacked(jobs: Sequence[Job]) -> Job:
+    """Several jobs as one, with a leading axis more."""
+    first = jobs[0]
+    state = {
+        key: entry if entry.ndim == 0 and key == "refresh" else np.stack([job.tracked.state[key] for job in jobs])
+        for key, entry in first.tracked.state.items()
+    }
+    return first._replace(
+        weights=np.stack([job.weights for job in jobs]),
+        gradient=np.stack([job.gradient for job in jobs]),
+        tracked=Tracked(state),
+        rule=replace(first.rule, stacked_axes=first.rule.stacked_axes + 1),
+    )
+
+
+def normals(jobs: Sequence[Job]) -> Arr:
+    """The noise of some jobs, stacked if they are several."""
+    first = jobs[0]
+    precision = "float64" if dtype_name(first.weights) == "float64" else "float32"
+    noise = np.empty((len(jobs), *first.weights.shape), precision)
+    for own, job in zip(noise.reshape(len(jobs), -1), jobs, strict=True):
+        fill_normal(
+            address(own),
+            precision,
+            own.size,
+            seed=job.handling.seed,
+            tensor=tensor_id(job.name),
+            t=job.t,
+            threads=num_threads(of_machine),
+        )
+    return noise[0] if len(jobs) == 1 else noise
