@@ -24,3 +24,8 @@ ROUNDED_WALK = 0.1
 ROUNDED_STEP = 0.05
 #: Share of elements for which two engines may round to different neighbours: a chance fell between their results.
 FLIPPED = 0.05
+#: Native code against its rule after a few steps, relative to the size of each array (parameters of float64: to how
+#: far they went).
+FUSED = {"float64": 1e-12, "float32": 2e-6}
+#: Share of elements of 16 bits that native code may round to the other neighbour than its rule.
+FUSED_FLIPPED = 0.01

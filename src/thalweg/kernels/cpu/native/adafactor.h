@@ -146,13 +146,10 @@ struct Window {
 template <class T>
 void sum_columns(const T* x, int64_t n, int64_t after, double* out) {
     if (after == 1) {
-        T lanes[LANES] = {};
-        double total = 0;
+        Lanes<T> lanes;
         const int64_t whole = n / LANES * LANES;
-        for (int64_t i = 0; i < whole; i += LANES)
-            for (int l = 0; l < LANES; l++) lanes[l] += x[i + l];
-        for (int64_t i = whole; i < n; i++) lanes[i - whole] += x[i];
-        total = joined(lanes);
+        for (int64_t i = 0; i < whole; i += LANES) lanes.add(x + i);
+        double total = lanes.joined(x + whole, n - whole);
         if (!(total < 0x1p126)) {  // lanes may have overflowed where the sum does not
             total = 0;
             for (int64_t i = 0; i < n; i++) total += double(x[i]);

@@ -236,34 +236,56 @@ class InOut {
     T* x;
 };
 
-// ---- sums of squares
+// ---- sums
 
-// The sum of all lanes, as a tree.
+// LANES sums side by side, in vectors of the compiler that become registers of whatever width there is.
 template <class T>
-double joined(const T* lanes) {
-    double tree[LANES / 2];
-    for (int l = 0; l < LANES / 2; l++) tree[l] = double(lanes[l]) + double(lanes[l + LANES / 2]);
-    for (int half = LANES / 4; half >= 1; half /= 2)
-        for (int l = 0; l < half; l++) tree[l] += tree[l + half];
-    return tree[0];
-}
+class Lanes {
+  public:
+    void add(const T* x) {
+        for (int k = 0; k < COUNT; k++) {
+            Vector y;
+            std::memcpy(&y, x + k * WIDTH, sizeof y);
+            sums[k] += y;
+        }
+    }
+    void add_squares(const T* x, T scale) {
+        for (int k = 0; k < COUNT; k++) {
+            Vector y;
+            std::memcpy(&y, x + k * WIDTH, sizeof y);
+            y *= scale;
+            sums[k] += y * y;
+        }
+    }
+    // The sum of all lanes and of a rest that did not fill them, as a tree.
+    double joined(const T* rest, int64_t n) const {
+        T lanes[LANES];
+        std::memcpy(lanes, sums, sizeof lanes);
+        for (int64_t i = 0; i < n; i++) lanes[i] += rest[i];
+        double tree[LANES / 2];
+        for (int l = 0; l < LANES / 2; l++) tree[l] = double(lanes[l]) + double(lanes[l + LANES / 2]);
+        for (int half = LANES / 4; half >= 1; half /= 2)
+            for (int l = 0; l < half; l++) tree[l] += tree[l + half];
+        return tree[0];
+    }
+
+  private:
+    typedef T Vector __attribute__((vector_size(64)));
+    static constexpr int WIDTH = 64 / int(sizeof(T)), COUNT = LANES / WIDTH;
+
+    Vector sums[COUNT] = {};
+};
 
 // The sum of at most TILE squares. Lanes of float32 are enough for that many; where they overflow or
 // vanish, squares are summed again in float64 (and if all are 0 even so, squared in it, as rules do).
 template <class T>
 double sum_squares(const T* x, int64_t n, T scale = T(1)) {
-    T lanes[LANES] = {};
+    Lanes<T> lanes;
+    T rest[LANES];
     const int64_t whole = n / LANES * LANES;
-    for (int64_t i = 0; i < whole; i += LANES)
-        for (int l = 0; l < LANES; l++) {
-            const T y = scale * x[i + l];
-            lanes[l] += y * y;
-        }
-    for (int64_t i = whole; i < n; i++) {
-        const T y = scale * x[i];
-        lanes[i - whole] += y * y;
-    }
-    const double total = joined(lanes);
+    for (int64_t i = 0; i < whole; i += LANES) lanes.add_squares(x + i, scale);
+    for (int64_t i = whole; i < n; i++) rest[i - whole] = (scale * x[i]) * (scale * x[i]);
+    const double total = lanes.joined(rest, n - whole);
     if (sizeof(T) == 8 || (total > 0x1p-90 && total < 0x1p126)) return total;
     double careful = 0;
     for (int64_t i = 0; i < n; i++) {
