@@ -5,11 +5,21 @@ The import names the front end: ``thalweg.numpy``, ``thalweg.torch``, ``thalweg.
 
 from __future__ import annotations
 
-from thalweg.errors import NonFiniteError, OptimError, OptionError, ParameterError, StateError, UnusedOverrideWarning
+from thalweg.errors import (
+    FallbackWarning,
+    NonFiniteError,
+    OptimError,
+    OptionError,
+    ParameterError,
+    StateError,
+    UnusedOverrideWarning,
+)
+from thalweg.kernels.threads import set_num_threads
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "FallbackWarning",
     "NonFiniteError",
     "OptimError",
     "OptionError",
@@ -17,4 +27,5 @@ __all__ = [
     "StateError",
     "UnusedOverrideWarning",
     "__version__",
+    "set_num_threads",
 ]

@@ -25,3 +25,7 @@ class StateError(OptimError):
 
 class UnusedOverrideWarning(UserWarning):
     """An entry of ``overrides`` matched no parameter: most likely a typing mistake."""
+
+
+class FallbackWarning(UserWarning):
+    """The native CPU core is missing, and slower code does its work."""

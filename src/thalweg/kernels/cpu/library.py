@@ -10,6 +10,7 @@ import warnings
 from ctypes import c_char_p, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 
+from thalweg.errors import FallbackWarning
 from thalweg.kernels.cpu import structs
 
 SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
@@ -18,10 +19,6 @@ BESIDE = Path(__file__).with_name(f"_core{SUFFIX}")
 
 class Unavailable(Exception):
     """There is no native library here; the message says why."""
-
-
-class FallbackWarning(UserWarning):
-    """The native library is missing, and slower code does its work."""
 
 
 def load() -> ctypes.CDLL:
