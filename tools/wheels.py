@@ -48,7 +48,11 @@ def only(folder: str, pattern: str) -> Path:
 
 def sources() -> set[str]:
     """The files under version control; what is new must be added to it before it can be released."""
-    return set(run("git", "ls-files").splitlines())
+    git = ["git", "-c", "safe.directory=*", "ls-files"]
+    if not (ROOT / ".git").exists():  # a copy: all that is there and not ignored
+        run("git", "init", "--quiet", "--bare", OUT / "git")
+        git = ["git", f"--git-dir={OUT / 'git'}", "--work-tree=.", "ls-files", "--others", "--exclude-standard"]
+    return set(run(*git).splitlines())
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
