@@ -29,3 +29,5 @@ FLIPPED = 0.05
 FUSED = {"float64": 1e-12, "float32": 2e-6}
 #: Share of elements of 16 bits that native code may round to the other neighbour than its rule.
 FUSED_FLIPPED = 0.01
+#: Normal noise by native code, absolute: in float32 its logarithms and cosines are series.
+NATIVE_NORMALS = {"float64": 1e-13, "float32": 5e-6}

@@ -61,10 +61,6 @@ bool all_squares(const Job& job, int64_t begin, int64_t end, double* sums, bool 
     T p_tile[TILE], g_tile[TILE], v_tile[TILE], m_tile[TILE], u[TILE];
     for (int64_t at = begin; at < end; at += TILE) {
         const int64_t n = least(TILE, end - at);
-        const int64_t next = at + n, soon = least(TILE, end - next);
-        fetch(tensor.g, tensor.g_dtype, next, soon);
-        fetch(tensor.p, tensor.p_dtype, next, soon);
-        fetch(tensor.state[0], tensor.state_dtype[0], next, soon);
         const T* g = input(tensor.g, tensor.g_dtype, at, n, g_tile);
         InOut<T> v_out(tensor.state[0], tensor.state_dtype[0], at, n, dry || keep, v_tile);
         T* v = v_out.data();
@@ -97,7 +93,8 @@ bool all_squares(const Job& job, int64_t begin, int64_t end, double* sums, bool 
 
 // ---- factored: matrices (rows, columns x after), several of them where there are axes before or between
 
-constexpr int64_t GROUP = 32;  // rows whose squares are added up in float32
+constexpr int64_t STREAMS = 4, PIECE = 256;
+constexpr int64_t GROUP = 8;  // rows of each stream whose squares are added up in float32
 
 // Scratch of a factored tensor, in the precision of the arithmetic: new statistics and what g is multiplied by.
 template <class T>
@@ -139,27 +136,50 @@ struct Window {
         stride = t.between * run;
         base = slice / t.between * t.rows * stride + slice % t.between * run;
     }
-    int64_t at(int64_t row) const { return base + row * stride + first_col; }
+    int64_t at(int64_t row, int64_t column) const { return base + row * stride + first_col + column; }
+
+    int64_t rows_by_stream() const { return (last_row - first_row + STREAMS - 1) / STREAMS; }
+
+    // Calls each(row, column, n) for pieces of all rows, a few from here and there in turn: processors
+    // fetch ahead along each stream of addresses by itself, and one stream alone does not fill the memory's lanes.
+    template <class Each>
+    void in_turn(int64_t begin, int64_t end, int64_t piece, Each each) const {
+        const int64_t apart = rows_by_stream();
+        for (int64_t k = begin; k < end; k++)
+            for (int64_t column = 0; column < n; column += piece)
+                for (int64_t stream = 0; stream < STREAMS; stream++) {
+                    const int64_t row = first_row + stream * apart + k;
+                    if (row < last_row) each(row, column, least(piece, n - column));
+                }
+    }
 };
 
-// Sums of x over its columns, one for each place behind them.
+// Elements of a piece: whole columns.
+inline int64_t piece_of(const Tensor& t) { return t.after * (t.after < PIECE ? PIECE / t.after : 1); }
+
+// Adds squares of some columns of a row to the sums of columns, and to those of the row: one for each place behind.
 template <class T>
-void sum_columns(const T* x, int64_t n, int64_t after, double* out) {
-    if (after == 1) {
-        Lanes<T> lanes;
-        const int64_t whole = n / LANES * LANES;
-        for (int64_t i = 0; i < whole; i += LANES) lanes.add(x + i);
-        double total = lanes.joined(x + whole, n - whole);
-        if (!(total < 0x1p126)) {  // lanes may have overflowed where the sum does not
-            total = 0;
-            for (int64_t i = 0; i < n; i++) total += double(x[i]);
-        }
-        out[0] = total;
+void add_squares(const T* g, T scale, int64_t n, int64_t after, T* columns, double* row) {
+    T squares[TILE];
+    Lanes<T> lanes;
+    const int64_t whole = after == 1 ? n / LANES * LANES : 0;
+    for (int64_t i = 0; i < whole; i += LANES) lanes.add_squares(g + i, scale, columns + i);
+    for (int64_t i = whole; i < n; i++) {
+        const T x = scale * g[i];
+        squares[i - whole] = x * x;
+        columns[i] += squares[i - whole];
+    }
+    if (after > 1) {
+        for (int64_t i = 0; i < n; i += after)
+            for (int64_t k = 0; k < after; k++) row[k] += double(squares[i + k]);
         return;
     }
-    for (int64_t k = 0; k < after; k++) out[k] = 0;
-    for (int64_t i = 0; i < n; i += after)
-        for (int64_t k = 0; k < after; k++) out[k] += double(x[i + k]);
+    double total = lanes.joined(squares, n - whole);
+    if (!(total < 0x1p126)) {  // lanes may have overflowed where the sum does not
+        total = 0;
+        for (int64_t i = 0; i < n; i++) total += double(T((scale * g[i]) * (scale * g[i])));
+    }
+    row[0] += total;
 }
 
 template <class T>
@@ -167,42 +187,34 @@ void measure_factored(const Job& job, const Cut& cut, int64_t task, double* sums
     const Tensor& tensor = *job.tensor;
     const Window window(tensor, cut, task);
     const Partial partial(job, cut);
-    const int64_t run = tensor.columns * tensor.after, n = window.n;
+    const int64_t after = tensor.after, run = tensor.columns * after, n = window.n, piece = piece_of(tensor);
     const T scale = T(handling_of(job).gradient_scale);
     double* columns = partial.columns + (window.slice * cut.tall + window.cut_row) * run + window.first_col;
-    double* rows = partial.rows + (window.cut_col * cut.slices + window.slice) * tensor.rows * tensor.after;
+    double* rows = partial.rows + (window.cut_col * cut.slices + window.slice) * tensor.rows * after;
     for (int64_t i = 0; i < n; i++) columns[i] = 0;
-    T p_tile[WIDEST], g_tile[WIDEST], squares[WIDEST], column_sums[WIDEST];
-    for (int64_t first = window.first_row; first < window.last_row; first += GROUP) {
-        const int64_t last = least(first + GROUP, window.last_row);
+    for (int64_t i = window.first_row * after; i < window.last_row * after; i++) rows[i] = 0;
+    T p_tile[TILE], g_tile[TILE], column_sums[WIDEST];
+    for (int64_t first = 0; first < window.rows_by_stream(); first += GROUP) {
+        const int64_t last = least(first + GROUP, window.rows_by_stream());
         for (int64_t i = 0; i < n; i++) column_sums[i] = 0;
-        for (int64_t row = first; row < last; row++) {
-            const int64_t soon = row + 1 < window.last_row ? n : 0;
-            fetch(tensor.g, tensor.g_dtype, window.at(row + 1), soon);
-            fetch(tensor.p, tensor.p_dtype, window.at(row + 1), soon);
-            const T* g = input(tensor.g, tensor.g_dtype, window.at(row), n, g_tile);
-            for (int64_t i = 0; i < n; i++) {
-                const T x = scale * g[i];
-                squares[i] = x * x;
-                column_sums[i] += squares[i];
-            }
-            sum_columns(squares, n, tensor.after, rows + row * tensor.after);
-            const T* p = input(tensor.p, tensor.p_dtype, window.at(row), n, p_tile);
-            for (int64_t i = 0; i < n; i += TILE) sums[0] += sum_squares(p + i, least(TILE, n - i));
-        }
+        window.in_turn(first, last, piece, [&](int64_t row, int64_t column, int64_t count) {
+            const T* g = input(tensor.g, tensor.g_dtype, window.at(row, column), count, g_tile);
+            add_squares(g, scale, count, after, column_sums + column, rows + row * after);
+            sums[0] += sum_squares(input(tensor.p, tensor.p_dtype, window.at(row, column), count, p_tile), count);
+        });
         bool fine = true;
         for (int64_t i = 0; i < n; i++) fine &= column_sums[i] < T(0x1p126);
         if (fine || sizeof(T) == 8) {
             for (int64_t i = 0; i < n; i++) columns[i] += double(column_sums[i]);
             continue;
         }
-        for (int64_t row = first; row < last; row++) {  // too large to be added up in float32
-            const T* g = input(tensor.g, tensor.g_dtype, window.at(row), n, g_tile);
-            for (int64_t i = 0; i < n; i++) {
+        window.in_turn(first, last, piece, [&](int64_t row, int64_t column, int64_t count) {
+            const T* g = input(tensor.g, tensor.g_dtype, window.at(row, column), count, g_tile);
+            for (int64_t i = 0; i < count; i++) {  // too large to be added up in float32
                 const T x = scale * g[i];
-                columns[i] += double(T(x * x));
+                columns[column + i] += double(T(x * x));
             }
-        }
+        });
     }
 }
 
@@ -287,31 +299,25 @@ bool factored(const Job& job, const Cut& cut, int64_t task, double* sums, bool w
     const auto& o = *static_cast<const AdafactorOptions*>(job.options);
     const Window window(tensor, cut, task);
     const Factors<T> f(job, cut);
-    const int64_t n = window.n, after = tensor.after;
-    const int64_t a = window.slice / tensor.between, b = window.slice % tensor.between;
+    const int64_t after = tensor.after, a = window.slice / tensor.between, b = window.slice % tensor.between;
     const T* column = f.col_factor + window.slice * tensor.columns * after + window.first_col;
     bool finite = true;
-    T p_tile[WIDEST], g_tile[WIDEST], m_tile[WIDEST], u[WIDEST], repeated[WIDEST];
-    for (int64_t row = window.first_row; row < window.last_row; row++) {
-        const int64_t soon = row + 1 < window.last_row ? n : 0;
-        fetch(tensor.g, tensor.g_dtype, window.at(row + 1), soon);
-        if (write) fetch(tensor.p, tensor.p_dtype, window.at(row + 1), soon);
-        if (write) fetch(tensor.state[2], tensor.state_dtype[2], window.at(row + 1), soon);
-        const T* g = input(tensor.g, tensor.g_dtype, window.at(row), n, g_tile);
+    T p_tile[TILE], g_tile[TILE], m_tile[TILE], u[TILE], repeated[TILE];
+    window.in_turn(0, window.rows_by_stream(), piece_of(tensor), [&](int64_t row, int64_t first, int64_t n) {
+        const T* g = input(tensor.g, tensor.g_dtype, window.at(row, first), n, g_tile);
         const T* factor = f.row_factor + ((a * tensor.rows + row) * tensor.between + b) * after;
         if (after == 1) {
             const T one = factor[0];
-            whiten(o, g, [one](int64_t) { return one; }, column, n, u);
+            whiten(o, g, [one](int64_t) { return one; }, column + first, n, u);
         } else {
             for (int64_t i = 0; i < n; i += after)
                 for (int64_t k = 0; k < after; k++) repeated[i + k] = factor[k];
             const T* each = repeated;
-            whiten(o, g, [each](int64_t i) { return each[i]; }, column, n, u);
+            whiten(o, g, [each](int64_t i) { return each[i]; }, column + first, n, u);
         }
-        if (sums)
-            for (int64_t i = 0; i < n; i += TILE) sums[1] += sum_squares(u + i, least(TILE, n - i));
-        if (write) finite &= apply(job, window.at(row), n, u, dry, p_tile, m_tile);
-    }
+        if (sums) sums[1] += sum_squares(u, n);
+        if (write) finite &= apply(job, window.at(row, first), n, u, dry, p_tile, m_tile);
+    });
     return finite;
 }
 

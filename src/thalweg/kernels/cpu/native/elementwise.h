@@ -30,10 +30,6 @@ bool lars(const Job& job, int64_t begin, int64_t end, Tasks tasks) {
     T p_tile[TILE], g_tile[TILE], m_tile[TILE], decayed[TILE];
     for (int64_t at = begin; at < end; at += TILE) {
         const int64_t n = least(TILE, end - at);
-        const int64_t next = at + n, soon = least(TILE, end - next);
-        fetch(tensor.g, tensor.g_dtype, next, soon);
-        fetch(tensor.p, tensor.p_dtype, next, soon);
-        if (tasks.write) fetch(tensor.state[0], tensor.state_dtype[0], next, soon);
         const T* g = input(tensor.g, tensor.g_dtype, at, n, g_tile);
         if (tasks.sums) {
             const T* p = input(tensor.p, tensor.p_dtype, at, n, p_tile);
@@ -100,11 +96,6 @@ bool lamb_as(const Job& job, int64_t begin, int64_t end, Tasks tasks) {
     T p_tile[TILE], g_tile[TILE], m_tile[TILE], v_tile[TILE], u[TILE], gradient[TILE];
     for (int64_t at = begin; at < end; at += TILE) {
         const int64_t n = least(TILE, end - at);
-        const int64_t next = at + n, soon = least(TILE, end - next);
-        fetch(tensor.p, tensor.p_dtype, next, soon);
-        fetch(tensor.state[0], tensor.state_dtype[0], next, soon);
-        fetch(tensor.state[1], tensor.state_dtype[1], next, soon);
-        if (!moments_done) fetch(tensor.g, tensor.g_dtype, next, soon);
         const bool keep = !eager && !tasks.write;  // what is measured is not yet to be written
         InOut<T> p_out(tensor.p, tensor.p_dtype, at, n, tasks.dry, p_tile);
         InOut<T> m_out(tensor.state[0], tensor.state_dtype[0], at, n, tasks.dry || keep, m_tile);

@@ -175,13 +175,6 @@ inline void round_stochastically(double*, int64_t, const Tensor&, uint32_t, int6
 
 // ---- operands of a tile
 
-// Ask for the tile after this one, so that it arrives while this one is computed.
-inline void fetch(const void* base, uint8_t dtype, int64_t begin, int64_t n) {
-    if (!base || n <= 0) return;
-    const char* at = static_cast<const char*>(base) + begin * bytes_of(dtype);
-    for (int64_t line = 0; line < n * bytes_of(dtype); line += 64) __builtin_prefetch(at + line, 0, 2);
-}
-
 // Where a tile of an operand can be read: in place, or widened into the buffer.
 template <class T>
 const T* input(const void* base, uint8_t dtype, int64_t begin, int64_t n, T* buffer) {
@@ -242,19 +235,25 @@ class InOut {
 template <class T>
 class Lanes {
   public:
-    void add(const T* x) {
-        for (int k = 0; k < COUNT; k++) {
-            Vector y;
-            std::memcpy(&y, x + k * WIDTH, sizeof y);
-            sums[k] += y;
-        }
-    }
     void add_squares(const T* x, T scale) {
         for (int k = 0; k < COUNT; k++) {
             Vector y;
             std::memcpy(&y, x + k * WIDTH, sizeof y);
             y *= scale;
             sums[k] += y * y;
+        }
+    }
+    // The same, adding the squares to totals as well.
+    void add_squares(const T* x, T scale, T* totals) {
+        for (int k = 0; k < COUNT; k++) {
+            Vector y, total;
+            std::memcpy(&y, x + k * WIDTH, sizeof y);
+            std::memcpy(&total, totals + k * WIDTH, sizeof total);
+            y *= scale;
+            y *= y;
+            sums[k] += y;
+            total += y;
+            std::memcpy(totals + k * WIDTH, &total, sizeof total);
         }
     }
     // The sum of all lanes and of a rest that did not fill them, as a tree.
