@@ -48,7 +48,7 @@ def main(expected: str) -> None:
         warnings.simplefilter("always")
         step_all()
     said = [warning.category for warning in caught]
-    assert said == ([library.FallbackWarning] if found == "pure" else []), said
+    assert said == ([thalweg.FallbackWarning] if found == "pure" else []), said
     sys.stdout.write(f"thalweg {thalweg.__version__}: four optimizers step, {found}{why}\n")
 
 
