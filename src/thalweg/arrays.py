@@ -151,6 +151,15 @@ def number_log(x: float) -> float:
     return math.log(x) if x > 0 else (-math.inf if x == 0 else math.nan)
 
 
+def number_maximum(x: float, y: float) -> float:
+    """The larger of two, NaN if either is, as array libraries have it; Python's own depends on their order."""
+    return x if x > y or x != x else y
+
+
+def number_minimum(x: float, y: float) -> float:
+    return x if x < y or x != x else y
+
+
 def number_function(of_numbers: Callable[..., Any], of_arrays: Callable[..., Any]) -> Callable[..., Any]:
     """A function that answers Python numbers by ``of_numbers`` and all else by ``of_arrays``."""
 

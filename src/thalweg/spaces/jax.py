@@ -9,7 +9,20 @@ from typing import TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
-from thalweg.arrays import Axes, Scalar, Shape, Squares, Term, Truth, count, number_function, number_log, reduced_shape
+from thalweg.arrays import (
+    Axes,
+    Scalar,
+    Shape,
+    Squares,
+    Term,
+    Truth,
+    count,
+    number_function,
+    number_log,
+    number_maximum,
+    number_minimum,
+    reduced_shape,
+)
 
 Arr: TypeAlias = jax.Array
 R = TypeVar("R")
@@ -61,8 +74,8 @@ cos = number_function(math.cos, jnp.cos)
 abs = number_function(abs, jnp.abs)
 floor = number_function(math.floor, jnp.floor)
 isfinite = number_function(math.isfinite, jnp.isfinite)
-maximum = number_function(max, jnp.maximum)
-minimum = number_function(min, jnp.minimum)
+maximum = number_function(number_maximum, jnp.maximum)
+minimum = number_function(number_minimum, jnp.minimum)
 
 
 def spacing(x: Arr, digits: int, lowest: int) -> Arr:

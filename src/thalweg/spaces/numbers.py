@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
-from thalweg.arrays import number_log
+from thalweg.arrays import number_log, number_maximum, number_minimum
 
 sqrt: Callable[[float], float] = math.sqrt
 log = number_log
 expm1: Callable[[float], float] = math.expm1
-maximum: Callable[..., Any] = max
-minimum: Callable[..., Any] = min
+maximum = number_maximum
+minimum = number_minimum

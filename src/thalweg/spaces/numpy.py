@@ -12,7 +12,20 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from thalweg.arrays import Axes, Scalar, Shape, Squares, Term, Truth, count, number_function, number_log, reduced_shape
+from thalweg.arrays import (
+    Axes,
+    Scalar,
+    Shape,
+    Squares,
+    Term,
+    Truth,
+    count,
+    number_function,
+    number_log,
+    number_maximum,
+    number_minimum,
+    reduced_shape,
+)
 
 Arr: TypeAlias = npt.NDArray[Any]
 R = TypeVar("R")
@@ -73,8 +86,8 @@ cos = number_function(math.cos, np.cos)
 abs = number_function(abs, np.abs)
 floor = number_function(math.floor, np.floor)
 isfinite = number_function(math.isfinite, np.isfinite)
-maximum = number_function(max, np.maximum)
-minimum = number_function(min, np.minimum)
+maximum = number_function(number_maximum, np.maximum)
+minimum = number_function(number_minimum, np.minimum)
 
 
 def spacing(x: Arr, digits: int, lowest: int) -> Arr:

@@ -60,6 +60,16 @@ inline uint16_t to_float16(float x) {
     return uint16_t(h | (bits >> 16 & 0x8000));
 }
 
+// To float32 so that rounding again, to fewer bits, gives what rounding once would: inexact results get an odd last bit.
+inline float rounded_to_odd(double x) {
+    const float nearest = float(x);
+    const uint32_t bits = bits_as<uint32_t>(nearest);
+    const bool exact = double(nearest) == x || x != x, away = std::fabs(double(nearest)) > std::fabs(x);
+    return exact ? nearest : bits_as<float>((bits - (away ? 1 : 0)) | 1);
+}
+
+inline float rounded_to_odd(float x) { return x; }
+
 template <class T>
 void widen(T* out, const void* from, uint8_t dtype, int64_t n) {
     if (dtype == dtype_of<T>()) {
@@ -98,7 +108,7 @@ void narrow(void* to, uint8_t dtype, const T* from, int64_t n) {
             case FLOAT32: for (int64_t i = 0; i < count; i++) piece.f[i] = float(x[i]); break;
             case FLOAT64: for (int64_t i = 0; i < count; i++) piece.d[i] = double(x[i]); break;
             case BFLOAT16: for (int64_t i = 0; i < count; i++) piece.h[i] = to_bfloat16(float(x[i])); break;
-            default: for (int64_t i = 0; i < count; i++) piece.h[i] = to_float16(float(x[i])); break;
+            default: for (int64_t i = 0; i < count; i++) piece.h[i] = to_float16(rounded_to_odd(x[i])); break;
         }
         std::memcpy(bytes + begin * bytes_of(dtype), &piece, size_t(count * bytes_of(dtype)));
     }
