@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from thalweg.arrays import Shape
 from thalweg.kernels.cpu.plan import (
     END,
     MEASURE,
@@ -47,12 +48,11 @@ class Fused:
 
     def __init__(self, rule_name: str) -> None:
         self.plan = Plan(rule_name)
-        self.jobs: Sequence[Job] = ()
         self.copies: list[Arr] = []
 
     def prepare(self, jobs: Sequence[Job], grad_scale: float | None) -> None:
         """Lay out a step of these jobs; nothing is written yet."""
-        self.jobs, self.copies = jobs, []
+        self.copies = []
         groups: dict[Any, int] = {}
         options: list[Options] = []
         operands = []
@@ -102,7 +102,15 @@ class Fused:
     def stats(self) -> list[Any]:
         """For each job a function that tells its figures."""
         figures = self.plan.figures()
-        return [partial(figures.of, index) for index in range(len(self.jobs))]
+        return [partial(figures.of, index, reshaped) for index in range(len(figures.spans))]
+
+    def release(self) -> None:
+        """Let go of copies that were made for a step."""
+        self.copies = []
+
+
+def reshaped(values: list[float], shape: Shape) -> Arr:
+    return np.array(values).reshape(shape)
 
 
 def squares_of(arrays: Sequence[Arr]) -> list[float]:

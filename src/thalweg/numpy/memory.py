@@ -33,6 +33,10 @@ class Tracked:
     unserved: str | None = None
     #: How native code was shown it the last time.
     operand: Operand | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "operand": None}  # a copy has its own memory
+
     skipped: int = 0
 
 

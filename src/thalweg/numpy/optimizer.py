@@ -187,6 +187,7 @@ class Optimizer(Memory):
         elif fused:
             self._fused.step()
         if fused:
+            self._fused.release()
             self._commit_fused(fused, finite)
         for job, result in results:
             self._commit(job, result)
@@ -280,7 +281,9 @@ class Optimizer(Memory):
                 yield batch[0], self._computed(batch[0], scale, partial(normals, batch))
             else:
                 result = self._computed(stacked(batch), scale, partial(normals, batch))
-                yield from ((job, slice_of(result, i)) for i, job in enumerate(batch))
+                for i, job in enumerate(batch):
+                    part = slice_of(result, i)
+                    yield job, part._replace(state={key: entry.copy() for key, entry in part.state.items()})
 
     def _computed(self, job: Job, grad_scale: float | None = None, noise: Callable[[], Arr] | None = None) -> Advance:
         with np.errstate(all="ignore"):  # what is not finite is dealt with below, or wanted

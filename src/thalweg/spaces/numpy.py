@@ -102,21 +102,27 @@ def where(condition: Truth, x: Scalar, y: Scalar) -> Scalar:
 
 
 def sums(*terms: Term) -> tuple[Scalar, ...]:
-    def total(term: Term) -> Scalar:
-        x, axes = term
-        values = x * x if isinstance(term, Squares) else x
-        if axes is not None:
-            return values.sum(axis=axes, keepdims=True, dtype=np.float64).astype(x.dtype)
-        whole = float(values.sum(dtype=np.float64))  # a Python number keeps all its digits and widens nothing
-        if whole == 0 and isinstance(term, Squares):  # or did all squares underflow?
-            whole = float(np.square(x, dtype=np.float64).sum())
-        return whole
-
-    return tuple(map(total, terms))
+    return tuple(in_precision(total(term), term) for term in terms)
 
 
 def means(*terms: Term) -> tuple[Scalar, ...]:
-    return tuple(total / count(x.shape, axes) for total, (x, axes) in zip(sums(*terms), terms, strict=True))
+    return tuple(in_precision(total(term) / count(term[0].shape, term[1]), term) for term in terms)
+
+
+def total(term: Term) -> Scalar:
+    """The sum of a term in float64; over all axes a Python number, which keeps its digits and widens nothing."""
+    x, axes = term
+    values = x * x if isinstance(term, Squares) else x
+    if axes is not None:
+        return values.sum(axis=axes, keepdims=True, dtype=np.float64)
+    whole = float(values.sum(dtype=np.float64))
+    if whole == 0 and isinstance(term, Squares):  # or did all squares underflow?
+        whole = float(np.square(x, dtype=np.float64).sum())
+    return whole
+
+
+def in_precision(reduced: Scalar, term: Term) -> Scalar:
+    return reduced if term[1] is None else reduced.astype(term[0].dtype)
 
 
 def amax(x: Arr, axes: Axes) -> Scalar:

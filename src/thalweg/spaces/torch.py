@@ -98,6 +98,8 @@ def where(condition: Truth, x: Scalar, y: Scalar) -> Scalar:
 def sums(*terms: Term) -> tuple[Scalar, ...]:
     def total(term: Term) -> Scalar:
         x, axes = term
+        if axes == ():  # which torch takes for all of them
+            return x * x if isinstance(term, Squares) else x
         if isinstance(term, Squares):
             return torch.linalg.vector_norm(x, dim=axes, keepdim=axes is not None).square()
         return x.sum() if axes is None else x.sum(dim=axes, keepdim=True)

@@ -176,7 +176,10 @@ def engine_for(wanted: Engine, bucket: Bucket, *, compiling: bool) -> str:
     if not reason:
         return "fused"
     if wanted == "fused":
-        raise OptionError(f"engine='fused' cannot run: {reason}; engine='auto' takes the fastest there is")
+        raise OptionError(
+            f"engine='fused' cannot run for parameter {bucket.names[0]!r}: {reason}; "
+            "engine='auto' takes the fastest there is"
+        )
     if not bucket.unserved and (missing := reason_missing()) is not None:
         warn_once(missing)
     # a compiler fuses what it can see, and it sees through single tensors

@@ -82,7 +82,7 @@ class Fused:
             options.append(Options(setting.rule_at(bucket.t), setting.handling, bucket.t, lr, setting.lr_scale, scale))
             keys = entries_of(self.plan.rule_name, bucket.states[0])
             for name, p, g, s in zip(bucket.names, bucket.params, bucket.grads, bucket.states, strict=True):
-                if g.stride() != p.stride():
+                if g.stride() != p.stride() or g.is_neg():
                     g = torch.empty_like(p, dtype=g.dtype).copy_(g)
                     self.copies.append(g)
                 places = p.data_ptr(), g.data_ptr(), tuple([s[key].data_ptr() if key in s else 0 for key in keys])
@@ -118,12 +118,15 @@ class Fused:
         # what was saved for a backward pass is no longer what it was
         changed = [p for bucket in self.buckets for p in bucket.params]
         torch.autograd.graph.increment_version(changed)
-        self.copies = []
+
+    def release(self) -> None:
+        """Let go of gradients and of copies that were made for a step."""
+        self.buckets, self.copies = (), []
 
 
 def sums_of_squares(gradients: Sequence[Tensor]) -> Tensor | None:
     """The sum of squares of each gradient, in double precision; None if native code cannot tell."""
-    served = all(g.device.type == "cpu" and type(g) is Tensor and is_dense(g) for g in gradients)
+    served = all(g.device.type == "cpu" and type(g) is Tensor and is_dense(g) and not g.is_neg() for g in gradients)
     if not served or reason_missing() is not None:
         return None
     borrow_openmp()

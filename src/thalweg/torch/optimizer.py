@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import NonFiniteError, OptimError, OptionError, ParameterError
+from thalweg.kernels.cpu.library import reason_missing
 from thalweg.kernels.cpu.plan import ENTRIES, Figures
 from thalweg.rules.checks import check_choice, check_flag, check_number
 from thalweg.settings import Overrides, Setting
@@ -42,6 +43,8 @@ class Optimizer(Parameters):
     ) -> None:
         check_choice("engine", engine, "auto", "reference", "foreach", "fused")
         check_flag("capturable", capturable)
+        if engine == "fused" and (reason := reason_missing()) is not None:
+            raise OptionError(f"engine='fused' cannot run: {reason}; engine='auto' takes the fastest there is")
         self._forget(engine)
         super().__init__(params, lr, variant=variant, overrides=overrides, capturable=capturable, options=options)
 
@@ -53,7 +56,7 @@ class Optimizer(Parameters):
         self._last_finite: dict[str, Tensor] = {}
         self._skips: Tensor | None = None
         self._fused = Fused(self.rule_name)
-        self._treatments: dict[int, tuple[Setting, int, Hashable, str]] = {}
+        self._treatments: dict[int, tuple[Setting, Any, Hashable, str]] = {}
 
     @property
     def engine(self) -> str:
@@ -104,6 +107,7 @@ class Optimizer(Parameters):
         except OptimError:
             for p in set(self.state) - known:  # what was made for a step that is not taken
                 del self.state[p]
+            self._fused.release()
             raise
         if fused:
             self._write_fused(fused, finite)
@@ -122,6 +126,7 @@ class Optimizer(Parameters):
     @torch.compiler.disable
     def _write_fused(self, buckets: Sequence[Bucket], finite: Sequence[bool] | None) -> None:
         self._fused.write(finite)
+        self._fused.release()
         states = [s for bucket in buckets for s in bucket.states]
         stepped = states if finite is None else [s for s, fine in zip(states, finite, strict=True) if fine]
         if stepped:
@@ -175,7 +180,7 @@ class Optimizer(Parameters):
 
     def _treatment(self, p: Tensor, setting: Setting, state: Mapping[str, Tensor]) -> tuple[Hashable, str]:
         """The kind of a parameter, and why native code cannot step it ("" if it can)."""
-        memory = p.data_ptr() if p.is_cpu else 0
+        memory = (p.data_ptr(), p.stride()) if p.is_cpu else None
         known = self._treatments.get(id(p))
         if known is None or known[0] is not setting or known[1] != memory:
             kind = setting.rule.kind(tuple(p.shape))
@@ -243,8 +248,6 @@ class Optimizer(Parameters):
         """What the last step of each parameter computed on its way, by name. Reading it waits for the device."""
 
         def shown(value: Any) -> Any:
-            if isinstance(value, list):  # one for each stacked slice
-                return torch.tensor(value, dtype=torch.float64)
             if not isinstance(value, Tensor):
                 return value
             return value.item() if value.numel() == 1 else value.squeeze().cpu()
@@ -259,6 +262,10 @@ class Optimizer(Parameters):
     def nonfinite(self) -> list[str]:
         """The parameters whose gradients were not finite in the last step, under ``on_nonfinite="skip"``."""
         return [name for name, finite in self._last_finite.items() if not bool(finite)]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._treatments.clear()
 
     def clear_state(self) -> None:
         """Forget what has been learned; options stay."""
@@ -290,7 +297,7 @@ def squares_of(gradients: Sequence[Tensor], *, native: bool) -> Sequence[Tensor]
 
 
 def with_figures(lr: dict[str, Any], figures: Figures, index: int) -> dict[str, Any]:
-    return {**lr, **figures.of(index)}
+    return {**lr, **figures.of(index, lambda values, shape: torch.tensor(values, dtype=torch.float64).reshape(shape))}
 
 
 def grad_of(p: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from thalweg.arrays import Shape
@@ -84,7 +84,7 @@ class Plan:
     def __init__(self, rule_name: str) -> None:
         self.rule_name = rule_name
         self.operands: list[Operand] = []
-        self.layout: list[Any] = []
+        self.layout: list[Layout] = []
         #: Rows of the table that belong to each operand: one, or one for each stacked slice.
         self.spans: list[range] = []
         self.tensors: Any = None
@@ -98,7 +98,7 @@ class Plan:
     def prepare(self, operands: list[Operand], options: Sequence[Options], threads: int) -> None:
         """Lay out a step: rows of the tables are made anew only if something moved, the numbers at every step."""
         library, code = load(), structs.RULES[self.rule_name]
-        layout = [(each.handling.seed, layout_options(each.rule)) for each in options]
+        layout = [layout_of(each) for each in options]
         if (
             layout != self.layout
             or not all(map(Operand.fits, operands, self.operands))
@@ -122,7 +122,7 @@ class Plan:
 
     def moved(self, operands: Sequence[Operand], options: Sequence[Options]) -> bool:
         """Follow what has moved since the last step; whether these are still the same operands."""
-        if len(operands) != len(self.operands):
+        if len(operands) != len(self.operands) or not all(map(Operand.fits, operands, self.operands)):
             return False
         for new, old, span in zip(operands, self.operands, self.spans, strict=True):
             if new is old or new == old:
@@ -156,7 +156,11 @@ class Plan:
                 self.outcomes[row].skip = skipped
 
     def figures(self) -> Figures:
-        return Figures(self.rule_name, self.spans, bytes(self.outcomes))
+        stacks = [
+            operand.shape[: self.layout[operand.group].stacked_axes] if len(span) != 1 else None
+            for operand, span in zip(self.operands, self.spans, strict=True)
+        ]
+        return Figures(self.rule_name, self.spans, stacks, bytes(self.outcomes))
 
 
 class Figures(NamedTuple):
@@ -164,24 +168,34 @@ class Figures(NamedTuple):
 
     rule_name: str
     spans: list[range]
+    #: The shape of each stack of slices, None for tensors that stand alone.
+    stacks: list[Shape | None]
     outcomes: bytes
 
-    def of(self, index: int) -> dict[str, float | list[float]]:
-        """The figures of an operand: numbers, or lists with one for each stacked slice."""
-        span, size = self.spans[index], ctypes.sizeof(structs.Outcome)
-        outcomes = [structs.Outcome.from_buffer_copy(self.outcomes, row * size) for row in span]
-        columns = zip(*(outcome.stats for outcome in outcomes), strict=True)
+    def of(self, index: int, stacked: Callable[[list[float], Shape], Any]) -> dict[str, Any]:
+        """The figures of an operand: numbers, or for stacked slices what ``stacked`` makes of a list and a shape."""
+        stack, size = self.stacks[index], ctypes.sizeof(structs.Outcome)
+        stats = [structs.Outcome.from_buffer_copy(self.outcomes, row * size).stats for row in self.spans[index]]
         return {
-            key: column[0] if len(span) == 1 else list(column)
-            for key, column in zip(STATS[self.rule_name], columns, strict=False)
+            key: stats[0][k] if stack is None else stacked([own[k] for own in stats], stack)
+            for k, key in enumerate(STATS[self.rule_name])
         }
 
 
-def layout_options(rule: Rule) -> Any:
+class Layout(NamedTuple):
     """The options that decide how tensors are laid out."""
+
+    seed: int
+    stacked_axes: int
+    factoring: Any
+
+
+def layout_of(options: Options) -> Layout:
+    rule = options.rule
+    factoring = None
     if isinstance(rule, Adafactor):
-        return rule.stacked_axes, rule.factored, rule.min_dim_size_to_factor, rule.factor_dims, rule.only_2d
-    return rule.stacked_axes
+        factoring = rule.factored, rule.min_dim_size_to_factor, rule.factor_dims, rule.only_2d
+    return Layout(options.handling.seed, rule.stacked_axes, factoring)
 
 
 def slices(rule: Rule, shape: Shape) -> int:
@@ -221,6 +235,7 @@ def rows_of(operand: Operand, options: Options) -> list[structs.Tensor]:
             p_dtype=structs.DTYPES[p_dtype],
             g_dtype=structs.DTYPES[g_dtype],
             state_dtype=table,
+            is_slice=rule.stacked_axes > 0,
         )
 
     return [row(index) for index in range(slices(rule, operand.shape))]

@@ -27,7 +27,8 @@ class Tensor(ctypes.Structure):
         ("p_dtype", c_uint8),
         ("g_dtype", c_uint8),
         ("state_dtype", c_uint8 * 3),
-        ("unused", c_uint8 * 3),
+        ("is_slice", c_uint8),
+        ("unused", c_uint8 * 2),
     )
 
 

@@ -19,7 +19,8 @@ struct Tensor {
     int32_t options;   // which options hold
     uint32_t key;      // of its random bits
     uint8_t p_dtype, g_dtype, state_dtype[3];
-    uint8_t unused[3];
+    uint8_t is_slice;  // of a stack: its sums must fit the precision of the arithmetic
+    uint8_t unused[2];
 };
 
 // What all rules have in common.

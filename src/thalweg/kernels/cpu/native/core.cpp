@@ -43,7 +43,7 @@ Cut cut_of(int32_t rule, const Tensor& t) {
     return cut;
 }
 
-bool is_wide(int32_t rule, const Tensor& t) { return (rule == SQUARES ? t.g_dtype : t.p_dtype) == FLOAT64; }
+bool is_wide(int32_t rule, const Tensor& t) { return rule == SQUARES || t.p_dtype == FLOAT64; }
 
 int64_t own_bytes(int32_t rule, const Tensor& t, const Cut& cut) {
     if (rule != ADAFACTOR || t.rows == 0) return 0;
@@ -174,6 +174,12 @@ void add_up(const Job& job, const Cut& cut) {
     const double* partial = reinterpret_cast<const double*>(job.work);
     for (int k = 0; k < SUMS; k++)
         for (int64_t task = 0; task < cut.tasks; task++) job.outcome->sums[k] += partial[task * SUMS + k];
+    if (!job.tensor->is_slice || job.wide) return;
+    const double count = job.rule == ADAFACTOR ? double(most(1, job.tensor->size)) : 1.0;  // it has means
+    for (double& sum : job.outcome->sums) {
+        const float kept = float(sum / count);
+        if (std::isinf(kept) || kept == 0) sum = double(kept);
+    }
 }
 
 void do_task(const Call& call, const Job& job, const Cut& cut, int stage, int64_t task, bool dry) {

@@ -138,20 +138,13 @@ bool lamb(const Job& job, int64_t begin, int64_t end, Tasks tasks) {
     }
 }
 
-template <class T>
-bool squares(const Job& job, int64_t begin, int64_t end, Tasks tasks) {
-    T g_tile[TILE];
+// Squares of gradients alone, in float64 whatever they are.
+inline void squares(const Job& job, int64_t begin, int64_t end, double* sums) {
+    double g_tile[TILE];
     for (int64_t at = begin; at < end; at += TILE) {
         const int64_t n = least(TILE, end - at);
-        const T* g = input(job.tensor->g, job.tensor->g_dtype, at, n, g_tile);
-        const double sum = sum_squares(g, n);
-        if (std::isfinite(sum)) {
-            tasks.sums[0] += sum;
-            continue;
-        }
-        for (int64_t i = 0; i < n; i++) tasks.sums[0] += double(g[i]) * double(g[i]);  // too large for float32
+        sums[0] += sum_squares(input(job.tensor->g, job.tensor->g_dtype, at, n, g_tile), n);
     }
-    return true;
 }
 
 }  // namespace

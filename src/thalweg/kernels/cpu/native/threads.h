@@ -165,7 +165,7 @@ class Threads {
         return new Threads;  // never freed: detached workers may outlive everything else
     }
 
-    void forget() { mutex = new std::mutex, pool = new Pool; }
+    void forget() { mutex = new std::mutex, pool = new Pool, run_all = nullptr; }
 
     std::mutex* mutex = new std::mutex;
     Pool* pool = new Pool;

@@ -153,7 +153,8 @@ inline float stochastic_bfloat16(float x, uint32_t chance) {
     const uint32_t part = (bits & 0xffff) << 8;
     const bool away = bits >> 31 ? part >= (1u << 24) - chance : part > chance;
     const uint32_t moved = (bits & 0xffff0000) + (away ? 0x10000 : 0);
-    return (bits & 0x7fffffff) > 0x7f800000 ? x : bits_as<float>(moved);
+    const uint32_t rounded = moved == 0x80000000 ? 0 : moved;  // no negative zero comes of this
+    return (bits & 0x7fffffff) > 0x7f800000 ? x : bits_as<float>(rounded);
 }
 
 inline float stochastic_float16(float x, uint32_t chance) {

@@ -1,0 +1,188 @@
+"""Several Python threads, several processes: each gets what it would have got alone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from raw_arrays import bits, copies
+from side_by_side import draw, draw_gradients, every_rule, made, needs_core
+
+from thalweg.kernels.threads import set_num_threads
+
+pytestmark = needs_core
+
+SHAPES = {"small": (1000,), "large": (150_000,), "matrix": (300, 250)}
+OPTIONS: dict[str, Any] = dict(weight_decay=0.1)
+STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    set_num_threads(3)
+    yield
+    set_num_threads(None)
+
+
+def trained(rule: str, seed: int = 0, steps: int = STEPS) -> Any:
+    params, optimizer = draw(SHAPES, "float32", seed), made(rule, "fused", **OPTIONS)
+    for step in draw_gradients(SHAPES, "float32", steps, seed=seed + 10):
+        optimizer.step(params, step)
+    return bits(params), bits(optimizer.state)
+
+
+@every_rule
+def test_optimizers_in_several_python_threads_at_once(rule: str) -> None:
+    expected = {seed: trained(rule, seed) for seed in range(4)}
+    found: dict[int, Any] = {}
+    together = threading.Barrier(len(expected))
+
+    def work(seed: int) -> None:
+        together.wait()
+        found[seed] = trained(rule, seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in expected]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert found == expected
+
+
+def test_different_rules_in_several_python_threads_at_once() -> None:
+    rules = ["LARS", "LAMB", "Adafactor"] * 2
+    expected = [trained(rule, seed) for seed, rule in enumerate(rules)]
+    found: list[Any] = [None] * len(rules)
+
+    def work(index: int) -> None:
+        found[index] = trained(rules[index], index)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(rules))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert found == expected
+
+
+def test_native_code_lets_python_run_meanwhile() -> None:
+    """Another thread gets its turn while a step takes place."""
+    shapes = {"w": (3_000_000,)}
+    params, (step,) = draw(shapes, "float64"), draw_gradients(shapes, "float64", 1)
+    optimizer, turns, done = made("LAMB", "fused"), [0], threading.Event()
+    set_num_threads(1)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)  # nobody is interrupted: turns are given away, or never
+    try:
+        optimizer.step(params, step)
+        counted = threading.Event()
+
+        def count() -> None:
+            counted.set()
+            while not done.is_set():
+                turns[0] += 1
+                done.wait(0.0005)
+
+        thread = threading.Thread(target=count)
+        thread.start()
+        counted.wait()
+        start = turns[0]
+        for _ in range(3):
+            optimizer.step(params, step)
+        taken = turns[0] - start
+        done.set()
+        thread.join()
+    finally:
+        done.set()
+        sys.setswitchinterval(before)
+    assert taken > 0
+
+
+def in_child(connection: Any, rule: str) -> None:
+    set_num_threads(3)
+    connection.send(trained(rule))
+    connection.close()
+
+
+forked = pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="there is no fork here")
+
+
+def result_of_child(rule: str) -> Any:
+    """What a forked child computes; a child that hangs is ended."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=in_child, args=(sender, rule))
+    child.start()
+    try:
+        assert receiver.poll(20), "the child did not answer"
+        return receiver.recv()
+    finally:
+        child.kill()
+        child.join()
+
+
+@forked
+@every_rule
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_steps_with_threads_of_its_own_and_so_does_its_parent(rule: str) -> None:
+    expected = trained(rule)
+    assert result_of_child(rule) == expected
+    assert trained(rule) == expected
+    assert result_of_child(rule) == expected
+
+
+@forked
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_forked_while_another_thread_steps() -> None:
+    expected, stop = trained("LAMB"), threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            trained("LAMB", steps=1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(3):
+            assert result_of_child("LAMB") == expected
+    finally:
+        stop.set()
+        thread.join()
+
+
+@forked
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_an_optimizer_goes_on_in_a_child_as_it_would_have_in_the_parent() -> None:
+    params, grads = draw(SHAPES, "float32"), draw_gradients(SHAPES, "float32", 4)
+    optimizer = made("LAMB", "fused", **OPTIONS)
+    for step in grads[:2]:
+        optimizer.step(params, step)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:  # no test may go on here
+        try:
+            for step in grads[2:]:
+                optimizer.step(params, step)
+            os.write(writing, params["large"][:1000].tobytes())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    answered, _, _ = select.select([reading], [], [], 20)
+    answer = os.read(reading, 4000) if answered else b""
+    os.close(reading)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert answered, "the child did not answer"
+    here = copies(params)
+    for step in grads[2:]:
+        optimizer.step(here, step)
+    assert np.array_equal(np.frombuffer(answer, "float32"), here["large"][:1000])
+    assert not np.array_equal(here["large"], params["large"])

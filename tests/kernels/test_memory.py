@@ -1,0 +1,201 @@
+"""Where arrays lie: at any address, in larger buffers that stay untouched, on top of one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from raw_arrays import bits, copies
+from side_by_side import Both, agree, draw, draw_gradients, every_dtype, every_rule, kind, made, needs_core
+
+from thalweg.errors import OptionError
+from thalweg.kernels.threads import set_num_threads
+
+pytestmark = needs_core
+
+FULL: dict[str, dict[str, Any]] = {"LARS": {}, "LAMB": {}, "Adafactor": dict(momentum=0.9, min_dim_size_to_factor=2)}
+SHAPES = [(1,), (17,), (1025,), (40, 33), (5, 2100), (12, 3, 11)]
+CANARY = 0xA5
+
+
+class Guarded:
+    """An array at an odd address, in a buffer that begins and ends with bytes that nobody may change."""
+
+    def __init__(self, x: Any, offset: int) -> None:
+        self.edge = 128 + offset
+        self.buffer = bytearray([CANARY]) * (2 * self.edge + x.nbytes)
+        self.x = np.frombuffer(self.buffer, np.uint8, x.nbytes, self.edge).view(x.dtype).reshape(x.shape)
+        self.x[...] = x
+
+    @property
+    def untouched(self) -> bool:
+        end = len(self.buffer) - self.edge
+        return set(self.buffer[: self.edge]) == {CANARY} == set(self.buffer[end:])
+
+
+@every_rule
+@every_dtype
+@pytest.mark.parametrize("offset", [0, 1, 2, 3, 4, 6])
+def test_any_address_gives_the_same_bits_and_nothing_around_is_touched(rule: str, dtype: str, offset: int) -> None:
+    given = {str(shape): shape for shape in SHAPES}
+    params, grads = draw(given, dtype), draw_gradients(given, dtype, 3)
+    guarded = {name: Guarded(p, offset) for name, p in params.items()}
+    moved, aligned = made(rule, "fused", **FULL[rule]), made(rule, "fused", **FULL[rule])
+    for t, step in enumerate(grads):
+        gradients = {name: Guarded(g, offset + t) for name, g in step.items()}
+        moved.step({name: p.x for name, p in guarded.items()}, {name: g.x for name, g in gradients.items()})
+        aligned.step(params, step)
+        assert moved.engine == "fused"
+        assert all(one.untouched for one in (*guarded.values(), *gradients.values()))
+        assert bits({name: g.x for name, g in gradients.items()}) == bits(step), "gradients are read, never written"
+    assert bits({name: p.x for name, p in guarded.items()}) == bits(params)
+    assert bits(moved.state) == bits(aligned.state)
+
+
+@every_rule
+@pytest.mark.parametrize("policy", ["propagate", "skip"])
+def test_parameters_side_by_side_in_one_buffer(rule: str, policy: str) -> None:
+    """As a flat buffer holds a model: each ends where the next begins."""
+    sizes = [1, 3, 1024, 17, 16_385, 65_537, 2]
+    flat, gradient = np.ones(sum(sizes), "float32"), draw({"g": (sum(sizes),)}, "float32")["g"]
+    cuts = np.cumsum(sizes)[:-1]
+    views = {str(i): part for i, part in enumerate(np.split(flat, cuts))}
+    apart = copies(views)
+    steps = {str(i): part for i, part in enumerate(np.split(gradient, cuts))}
+    together, single = made(rule, "fused", on_nonfinite=policy), made(rule, "fused", on_nonfinite=policy)
+    set_num_threads(3)
+    try:
+        for _ in range(2):
+            together.step(views, steps)
+            single.step(apart, copies(steps))
+    finally:
+        set_num_threads(None)
+    assert together.engine == "fused"
+    assert bits(views) == bits(apart)
+
+
+@every_rule
+@every_dtype
+@pytest.mark.parametrize("policy", ["propagate", "skip"])
+def test_a_gradient_that_is_the_parameter_itself(rule: str, dtype: str, policy: str) -> None:
+    for shape in ((70,), (1500,), (40, 33), (300, 250)):
+        params = draw({"w": shape}, dtype)
+        weights, twin = params["w"].copy(), params["w"].copy()
+        optimizer, other = (made(rule, "fused", **FULL[rule], on_nonfinite=policy) for _ in range(2))
+        for _ in range(2):
+            optimizer.update("w", weights, weights)
+            other.update("w", twin, twin.copy())
+        assert optimizer.engine == "fused"
+        assert bits(weights) == bits(twin) != bits(params["w"])
+        assert bits(optimizer.state) == bits(other.state)
+
+
+@every_rule
+@pytest.mark.parametrize("shift", [-700, -33, -1, 1, 2, 31, 32, 64, 700, 1499])
+def test_a_gradient_that_overlaps_its_parameter_in_part(rule: str, shift: int) -> None:
+    """By native code or not: what is read is what was there before."""
+    results = []
+    for overlapping in (True, False):
+        buffer = np.random.default_rng(0).standard_normal(6000).astype("float32")
+        weights, gradient = buffer[2000:3500], buffer[2000 + shift : 3500 + shift]
+        start = weights.copy()
+        optimizer = made(rule, "auto" if overlapping else "reference")
+        optimizer.update("w", weights, gradient if overlapping else gradient.copy())
+        if overlapping:
+            assert optimizer.engine == "reference"
+        results.append({"w": weights.copy()})
+    Both(optimizer, optimizer, *results, {"w": start}).agree()
+
+
+def test_who_insists_is_told_of_the_overlap() -> None:
+    buffer = np.ones(100, "float32")
+    optimizer = made("LAMB", "fused")
+    before = buffer.tobytes()
+    with pytest.raises(OptionError, match="cannot step parameter 'w': its gradient overlaps it in memory"):
+        optimizer.update("w", buffer[:50], buffer[10:60])
+    assert buffer.tobytes() == before
+    assert optimizer.state == {}
+
+
+@every_rule
+def test_a_narrow_gradient_in_the_memory_of_its_parameter(rule: str) -> None:
+    """The same address, and another dtype: by the time it is read it may be gone."""
+    for order in ("first half", "second half"):
+        results = []
+        for own in (True, False):
+            weights = np.random.default_rng(0).standard_normal(3000).astype("float32")
+            start = weights.copy()
+            halves = weights.view("float16").reshape(2, -1)[0 if order == "first half" else 1]
+            with np.errstate(all="ignore"):
+                gradient = np.nan_to_num(halves, posinf=1, neginf=1)
+            optimizer = made(rule, "auto" if own else "reference")
+            halves[...] = gradient
+            optimizer.update("w", weights, halves if own else gradient)
+            results.append({"w": weights})
+        Both(optimizer, optimizer, *results, {"w": start}).agree()
+
+
+@every_rule
+def test_the_gradient_of_one_in_the_memory_of_another(rule: str) -> None:
+    """Nothing is written before everything has been read."""
+    results = []
+    for shared in (True, False):
+        a, b = draw({"a": (1500,), "b": (1500,)}, "float32").values()
+        params, grads = {"a": a, "b": b}, {"a": b, "b": a}
+        optimizer = made(rule, "auto" if shared else "reference")
+        optimizer.step(params, grads if shared else copies(grads))
+        results.append(params)
+    start = draw({"a": (1500,), "b": (1500,)}, "float32")
+    Both(optimizer, optimizer, *results, start).agree()
+    a, b = start.values()
+    with pytest.raises(OptionError, match="gradients of other parameters overlap parameters"):
+        made(rule, "fused").step({"a": a, "b": b}, {"a": b, "b": a})
+
+
+@every_rule
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_in_any_layout(rule: str, dtype: str) -> None:
+    """They are read as they are meant, at addresses that change from step to step."""
+    shapes = {"w": (40, 33), "v": (6, 5, 4)}
+    params, grads = draw(shapes, dtype), draw_gradients(shapes, dtype, 4)
+    strange = []
+    for t, step in enumerate(grads):
+        layouts = {
+            0: np.asfortranarray,
+            1: lambda g: g[::-1].copy()[::-1],
+            2: lambda g: np.repeat(g, 2, axis=-1)[..., ::2],
+            3: lambda g: g,
+        }
+        strange.append({name: layouts[t](g) for name, g in step.items()})
+    agree(rule, params, strange, **FULL[rule], lockstep=dtype == "bfloat16")
+    constant = np.broadcast_to(kind("float32").type(0.5), (40, 33))
+    agree(rule, {"w": draw(shapes, "float32")["w"]}, [{"w": constant}] * 2, **FULL[rule])
+
+
+@every_rule
+def test_parameters_in_fortran_order_are_stepped_by_the_rule(rule: str) -> None:
+    shapes = {"w": (40, 33), "v": (17,)}
+    params, grads = draw(shapes, "float64"), draw_gradients(shapes, "float64", 3)
+    params["w"] = np.asfortranarray(params["w"])
+    agree(rule, params, grads, engine="auto", **FULL[rule])
+    optimizer = made(rule, "auto")
+    optimizer.step(params, grads[0])
+    assert optimizer.engine == "fused + reference"
+    with pytest.raises(OptionError, match="cannot step parameter 'w': it is not in C order"):
+        made(rule, "fused").step(params, grads[0])
+
+
+@every_rule
+def test_arrays_that_are_freed_and_made_anew_at_each_step(rule: str) -> None:
+    """Addresses that are used again for something else must not be taken for what was there."""
+    both = made(rule, "fused"), made(rule, "reference")
+    expected = draw({"w": (3000,), "v": (3000,)}, "float64")
+    found, start = copies(expected), copies(expected)
+    for t in range(8):
+        step = draw({"w": (3000,), "v": (3000,)}, "float64", seed=50 + t)
+        if t % 2:
+            found, step = dict(reversed(copies(found).items())), dict(reversed(step.items()))
+        both[0].step(found, step)
+        both[1].step(expected, step)
+    Both(*both, found, expected, start).agree()

@@ -1,0 +1,220 @@
+"""Without the native library, with one of another version, and with settings that cannot be met."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from side_by_side import every_rule, made, needs_core
+
+from thalweg.errors import OptionError
+from thalweg.kernels.cpu import library, structs
+
+COMPILER = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
+
+
+def test_where_there_is_a_compiler_there_is_a_library() -> None:
+    """All other tests of native code are skipped without one: that must not go unnoticed."""
+    if COMPILER is None:
+        pytest.skip("there is no C++ compiler")
+    assert library.reason_missing() is None
+
+
+def run(script: str, **environment: str) -> str:
+    """What a process of its own prints. Warnings are shown there, always."""
+    result = subprocess.run(
+        [sys.executable, "-W", "always", "-c", script],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+COMMON = """
+import warnings
+import numpy as np
+from thalweg import OptionError
+from thalweg.kernels.cpu.library import FallbackWarning
+
+def caught(function):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        function()
+    for warning in seen:
+        print(warning.category.__name__, warning.message)
+    print(len(seen))
+"""
+
+IN_NUMPY = """
+from thalweg.numpy import LARS, LAMB, Adafactor, Kron
+
+def steps(engine="auto"):
+    for make in (LARS, LAMB, Adafactor):
+        optimizer, weights = make(lr=0.1, engine=engine), np.ones((3, 4), "float32")
+        for _ in range(2):
+            optimizer.step({"w": weights, "v": np.ones(3)}, {"w": np.ones((3, 4), "float32"), "v": np.ones(3)})
+        optimizer.update("u", np.ones(2), np.ones(2))
+        assert optimizer.engine == "reference", optimizer.engine
+        assert (weights < 1).all()
+"""
+
+
+class TestNoLibrary:
+    NOWHERE = {"THALWEG_CPU_LIBRARY": "/nowhere/libcore.so"}  # noqa: RUF012
+
+    def test_numpy_goes_on_without_it_and_says_so_once(self) -> None:
+        script = "caught(steps)\ncaught(steps)\ncaught(lambda: LAMB(lr=0.1).update('w', np.ones(2), np.ones(2)))"
+        first, *rest = run(COMMON + IN_NUMPY + script, **self.NOWHERE).splitlines()
+        assert first.startswith("FallbackWarning thalweg's native CPU core is not available (it was not built: ")
+        assert "no libcore.so in /nowhere" in first
+        assert rest == ["1", "0", "0"]
+
+    def test_who_asks_for_the_reference_hears_nothing(self) -> None:
+        script = "caught(lambda: steps('reference'))\ncaught(lambda: Kron(0.1, engine='reference'))"
+        assert run(COMMON + IN_NUMPY + script, **self.NOWHERE).split() == ["0", "0"]
+
+    def test_numbers_are_those_of_the_reference(self) -> None:
+        script = """
+for make in (LARS, LAMB, Adafactor):
+    results = []
+    for engine in ("auto", "reference"):
+        weights, optimizer = np.linspace(1, 2, 600).reshape(20, 30), make(lr=0.1, engine=engine, max_grad_norm=1.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            optimizer.step([weights], [np.linspace(-1, 1, 600).reshape(20, 30)])
+        results.append(weights.tobytes())
+    assert results[0] == results[1]
+"""
+        run(COMMON + IN_NUMPY + script, **self.NOWHERE)
+
+    def test_who_insists_on_native_code_is_refused_at_once(self) -> None:
+        script = """
+for make in (LARS, LAMB, Adafactor):
+    try:
+        make(lr=0.1, engine="fused")
+    except OptionError as error:
+        print(error)
+"""
+        lines = run(COMMON + IN_NUMPY + script, **self.NOWHERE).splitlines()
+        assert len(lines) == 3
+        assert all("engine='fused' cannot run: it was not built: there is no libcore.so" in line for line in lines)
+
+    @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+    def test_torch_goes_on_without_it_and_says_so_once(self) -> None:
+        script = """
+import torch
+from thalweg.torch import LARS, LAMB, Adafactor
+
+def steps():
+    for make in (LARS, LAMB, Adafactor):
+        p = torch.nn.Parameter(torch.ones(3, 4))
+        optimizer = make([p], lr=0.1)
+        for _ in range(2):
+            p.grad = torch.ones(3, 4)
+            optimizer.step()
+        assert optimizer.engine in ("reference", "foreach"), optimizer.engine
+        assert (p < 1).all()
+
+caught(steps)
+caught(steps)
+"""
+        first, *rest = run(COMMON + script, **self.NOWHERE).splitlines()
+        assert first.startswith("FallbackWarning thalweg's native CPU core is not available (it was not built: ")
+        assert rest == ["1", "0"]
+
+    @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+    def test_who_insists_in_torch_is_refused_at_once(self) -> None:
+        script = """
+import torch
+from thalweg.torch import LARS, LAMB, Adafactor
+for make in (LARS, LAMB, Adafactor):
+    try:
+        make([torch.nn.Parameter(torch.ones(3))], lr=0.1, engine="fused")
+    except OptionError as error:
+        print(error)
+"""
+        lines = run(COMMON + script, **self.NOWHERE).splitlines()
+        assert len(lines) == 3
+        assert all("engine='fused' cannot run: it was not built: there is no libcore.so" in line for line in lines)
+
+    def test_a_file_that_is_no_library(self, tmp_path: Path) -> None:
+        broken = tmp_path / "broken.so"
+        broken.write_bytes(b"this is no library")
+        script = "from thalweg.kernels.cpu.library import reason_missing\nprint(reason_missing())"
+        assert run(script, THALWEG_CPU_LIBRARY=str(broken)).startswith("broken.so cannot be loaded: ")
+
+    def test_a_library_of_somebody_else(self) -> None:
+        import _ctypes
+
+        script = "from thalweg.kernels.cpu.library import reason_missing\nprint(reason_missing())"
+        told = run(script, THALWEG_CPU_LIBRARY=getattr(_ctypes, "__file__", ""))
+        assert "cannot be loaded" in told
+        assert "thalweg_sizeof" in told
+
+
+@pytest.fixture
+def _afresh() -> Any:
+    """Look for the library again, and after the test once more."""
+    library._attempt.cache_clear()
+    yield
+    library._attempt.cache_clear()
+    if library.reason_missing() is None:
+        library.load().thalweg_choose_level(-1)
+
+
+@needs_core
+@pytest.mark.usefixtures("_afresh")
+class TestAnotherLibrary:
+    @pytest.mark.parametrize("which", range(len(structs.ALL)))
+    def test_of_another_version_is_refused(self, which: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Longer(structs.ALL[which]):  # type: ignore[misc]
+            _fields_ = (("more", structs.c_int64),)
+
+        monkeypatch.setattr(structs, "ALL", (*structs.ALL[:which], Longer, *structs.ALL[which + 1 :]))
+        assert "belongs to another version" in (library.reason_missing() or "")
+        with pytest.raises(library.Unavailable, match="belongs to another version"):
+            library.load()
+        with pytest.raises(OptionError, match=r"engine='fused' cannot run: .* belongs to another version"):
+            made("LAMB", "fused")
+
+    def test_a_width_may_be_chosen(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for level in library.levels(library.load()):
+            library._attempt.cache_clear()
+            monkeypatch.setenv("THALWEG_CPU_LEVEL", level)
+            assert library.reason_missing() is None
+
+    def test_a_width_that_the_machine_does_not_have(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        library._attempt.cache_clear()
+        monkeypatch.setenv("THALWEG_CPU_LEVEL", "avx1024")
+        assert "THALWEG_CPU_LEVEL='avx1024': this machine has baseline" in (library.reason_missing() or "")
+
+
+@needs_core
+class TestEngines:
+    def test_an_engine_that_does_not_exist(self) -> None:
+        with pytest.raises(OptionError, match="engine must be one of 'auto', 'reference', 'fused', got 'foreach'"):
+            made("LAMB", "foreach")
+
+    @every_rule
+    def test_it_tells_which_it_used(self, rule: str) -> None:
+        optimizer = made(rule, "auto")
+        assert optimizer.engine == "auto"
+        optimizer.update("w", np.ones(3), np.ones(3))
+        assert optimizer.engine == "fused"
+        fortran = np.asfortranarray(np.ones((3, 3)))
+        optimizer.update("f", fortran, np.ones((3, 3)))
+        assert optimizer.engine == "reference"
+        optimizer.step({"w": np.ones(3), "f": fortran}, {"w": np.ones(3), "f": np.ones((3, 3))})
+        assert optimizer.engine == "fused + reference"
+        assert "engine" not in repr(optimizer)
+        assert repr(made(rule, "fused")).endswith("engine='fused')")

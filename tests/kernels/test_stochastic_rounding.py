@@ -1,0 +1,156 @@
+"""Stochastic rounding by native code: the random bits and the neighbours that the boundary chooses, to the bit."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from raw_arrays import bits
+from side_by_side import NARROW, agree, draw, draw_gradients, every_rule, kind, made, needs_core
+
+from thalweg.boundary import ROUNDING_STREAM, rounded_stochastically
+from thalweg.kernels.cpu import structs
+from thalweg.kernels.cpu.library import levels, load, reason_missing
+from thalweg.kernels.cpu.options import TRANSLATED
+from thalweg.rules import LARS
+from thalweg.rules.noise import stream_key, tensor_id, uniform
+from thalweg.settings import Handling
+from thalweg.spaces import numpy as reference
+
+pytestmark = needs_core
+
+sixteen_bits = pytest.mark.parametrize("dtype", NARROW)
+#: p - g, exactly what float32 says.
+EXACT: dict[str, Any] = dict(lr=1.0, trust=False, momentum=0.0, rounding="stochastic")
+LEVELS = [] if reason_missing() is not None else levels(load())
+
+
+def numbers(size: int, seed: int = 0) -> Any:
+    """float32 of all bit patterns."""
+    return np.random.default_rng(seed).integers(0, 2**32, size, dtype=np.uint32).view("float32")
+
+
+def alike(found: Any, expected: Any) -> None:
+    """Equal bits, but that one NaN is as good as another."""
+    unknown = np.isnan(expected.astype("float32"))
+    assert np.array_equal(np.isnan(found.astype("float32")), unknown)
+    found, expected = found[~unknown], expected[~unknown]
+    wrong = np.flatnonzero(found.view(np.uint16) != expected.view(np.uint16))
+    assert not wrong.size, f"{wrong.size} differ: {found[wrong[:3]]} for {expected[wrong[:3]]}"
+
+
+def both(gradient: Any, dtype: str, name: Any = "w", steps: int = 1, **options: Any) -> tuple[Any, Any]:
+    """The parameter after steps from zero, by native code and by the rule."""
+    results = []
+    for engine in ("fused", "reference"):
+        optimizer = made("LARS", engine, **EXACT, **options)
+        for _ in range(steps):
+            weights = np.zeros(gradient.shape, kind(dtype))
+            optimizer.update(name, weights, gradient)
+        assert optimizer.engine == engine
+        results.append(weights)
+    return results[0], results[1]
+
+
+@sixteen_bits
+@pytest.mark.parametrize("level", range(len(LEVELS)), ids=LEVELS)
+def test_every_number_goes_to_the_same_neighbour(dtype: str, level: int) -> None:
+    x = numbers(300_001)
+    assert load().thalweg_choose_level(level)
+    try:
+        found, expected = both(x, dtype)
+    finally:
+        load().thalweg_choose_level(-1)
+    alike(found, expected)
+    with np.errstate(all="ignore"):
+        assert (expected != (np.float32(0) - x).astype(kind(dtype))).mean() > 0.04  # nearest would not do
+
+
+@sixteen_bits
+def test_numbers_next_to_a_neighbour_and_at_the_ends(dtype: str) -> None:
+    every = np.arange(2**16, dtype=np.uint16).view(kind(dtype)).astype("float32")
+    with np.errstate(invalid="ignore"):
+        x = np.concatenate([every, *(np.nextafter(every, np.float32(way)) for way in (-np.inf, np.inf))])
+    alike(*both(x, dtype))
+    ends = np.array([65504, 65505, 65519, 65520, 65535, 65536, 1e5, 3.38e38, 3.39e38, 3.4e38, np.inf], "float32")
+    alike(*both(np.resize(np.concatenate([ends, -ends]), 5000), dtype))
+
+
+@sixteen_bits
+def test_chances_differ_by_seed_name_and_step_as_the_boundary_has_them(dtype: str) -> None:
+    x, seen = numbers(2000, 1), set()
+    for seed, name, steps in [(0, "w", 1), (7, "w", 1), (-1, "w", 1), (2**40 + 3, "w", 1), (0, "v", 1), (0, 5, 1)]:
+        found, expected = both(x, dtype, name, steps, seed=seed)
+        alike(found, expected)
+        seen.add(found.tobytes())
+    found, expected = both(x, dtype, steps=3)
+    alike(found, expected)
+    assert len(seen | {found.tobytes()}) == 7
+
+
+@sixteen_bits
+@pytest.mark.parametrize(("axes", "shape"), [(1, (5, 333)), (2, (3, 2, 100)), (1, (3, 70_000)), (1, (6,))])
+def test_slices_of_a_stack_go_on_with_the_positions_of_the_whole(dtype: str, axes: int, shape: Any) -> None:
+    x = np.full(shape, 1.00123, "float32")
+    found, expected = both(x, dtype, stacked_axes=axes)
+    alike(found, expected)
+    assert len({part.tobytes() for part in found}) > 1
+    unstacked, _ = both(x, dtype)
+    assert bits(found) == bits(unstacked)
+
+
+@sixteen_bits
+@pytest.mark.parametrize("position", [0, 1, 2**31, 2**32 - 1000, 2**32 - 1, 2**32, 2**33 + 12345, 7 * 2**32 - 3])
+def test_positions_beyond_32_bits(dtype: str, position: int) -> None:
+    """No test could allocate so much: native code is told that its tensor begins there."""
+    size, t, seed = 2000, 3, 11
+    handling = Handling(rounding="stochastic", seed=seed)
+    rule = LARS(trust=False, momentum=0.0)
+    x, weights = numbers(size, 2), np.zeros(size, kind(dtype))
+    key = stream_key(seed, tensor_id("w"), ROUNDING_STREAM)
+    tensors = (structs.Tensor * 1)(
+        structs.Tensor(
+            p=weights.ctypes.data,
+            g=x.ctypes.data,
+            size=size,
+            position=position,
+            key=key,
+            p_dtype=structs.DTYPES[dtype],
+            g_dtype=structs.DTYPES["float32"],
+        )
+    )
+    options = (structs.LarsOptions * 1)(TRANSLATED[LARS](rule, handling, t, 1.0, 1.0, None))
+    outcomes, code, library = (structs.Outcome * 1)(), structs.RULES["LARS"], load()
+    scratch = ctypes.create_string_buffer(library.thalweg_layout(code, tensors, 1, 1))
+    library.thalweg_run(code, options, tensors, outcomes, 1, scratch, 0, 3, 1)
+
+    index = np.arange(position, position + size, dtype=np.uint64)
+    halves = index & np.uint64(0xFFFFFFFF), index >> np.uint64(32)
+    there: Any = SimpleNamespace(**{**vars(reference), "positions": lambda like: halves})
+    with np.errstate(all="ignore"):
+        chance = uniform(there, x, seed=seed, tensor=tensor_id("w"), t=t, stream=ROUNDING_STREAM)
+        expected = rounded_stochastically(reference, np.float32(0) - x, dtype, chance).astype(kind(dtype))
+    alike(weights, expected)
+
+
+@every_rule
+@sixteen_bits
+@pytest.mark.parametrize("axes", [0, 1])
+def test_each_rule_rounds_by_the_positions_of_its_elements(rule: str, dtype: str, axes: int) -> None:
+    """Few elements may differ: with chances of other positions, more than one in ten would."""
+    shapes = {"matrix": (4, 70, 33), "wide": (2, 3, 2100), "conv": (5, 16, 17, 3)}
+    options: dict[str, Any] = dict(min_dim_size_to_factor=2) if rule == "Adafactor" else {}
+    params, grads = draw(shapes, dtype), draw_gradients(shapes, "float32", 3)
+    agree(rule, params, grads, rounding="stochastic", stacked_axes=axes, **options, lockstep=True)
+
+
+@sixteen_bits
+def test_a_step_of_nothing_moves_nothing(dtype: str) -> None:
+    every = np.arange(2**16, dtype=np.uint16).view(kind(dtype)).copy()
+    before = every[np.isfinite(every.astype("float32"))]
+    weights = before.copy()
+    made("LARS", "fused", **{**EXACT, "lr": 0.0}).update("w", weights, np.ones(weights.shape, "float32"))
+    assert np.array_equal(weights, before)
