@@ -159,15 +159,11 @@ def assert_neighbours(what: str, found: Any, expected: Any) -> None:
 
 
 def assert_figures(name: str, found: Mapping[str, Any], expected: Mapping[str, Any], precision: str) -> None:
-    if not found and __import__("os").environ.get("RELAX"):
-        return
     assert list(found) == list(expected), name
     bound = FUSED[precision]
     for key, value in expected.items():
         a, b = np.asarray(found[key], "float64"), np.asarray(value, "float64")
         b = np.broadcast_to(b, a.shape) if b.ndim == 0 else b  # without trust, a rule has one ratio for all slices
-        if __import__("os").environ.get("RELAX"):
-            a = a.reshape(b.shape)
         assert a.shape == b.shape or a.size == b.size == 0, (name, key)
         if not a.size:
             continue

@@ -5,21 +5,17 @@
 // reads g, p, v and writes p (16).
 #pragma once
 
+#include "elementwise.h"
 #include "passes.h"
 #include "tiles.h"
 
 namespace {
 
-template <class T>
-T inverse_sqrt(T x) { return x <= T(0) ? T(0) : T(1) / std::sqrt(x); }
-
-template <class T>
-T average(T before, T now, T weight) { return (T(1) - weight) * before + weight * now; }
-
 // ---- the last part, common to both kinds: from u to p
 
-template <class T>
-bool apply(const Job& job, int64_t at, int64_t n, const T* u, bool dry, T* p_tile, T* m_tile) {
+// `u(X, i)` is the direction. Its figures (clip factor, step size) have been decided.
+template <class T, class Direction>
+bool apply(const Job& job, int64_t at, int64_t n, Direction u, bool dry, T* p_tile, T* m_tile) {
     const Tensor& tensor = *job.tensor;
     const auto& o = *static_cast<const AdafactorOptions*>(job.options);
     const double clip = job.outcome->stats[1], alpha = job.outcome->stats[3];
@@ -33,16 +29,20 @@ bool apply(const Job& job, int64_t at, int64_t n, const T* u, bool dry, T* p_til
         T* m = m_out.data();
         const T weight = T(1 - o.momentum), kept = T(1 - (1 - o.momentum));
         const T inside = T(o.after_lr ? alpha * clip : clip), outside = T(o.after_lr ? 1.0 : alpha);
-        INDEPENDENT_ITERATIONS
-        for (int64_t i = 0; i < n; i++) {
-            m[i] = kept * m[i] + weight * (u[i] * inside);
-            p[i] = p[i] - (m[i] * outside + decay * p[i]);
-        }
+        over<T>(n, [&](auto x, int64_t i, int) {
+            using X = decltype(x);
+            const X old = load<X>(p + i), average = load<X>(m + i) * kept + (u(x, i) * inside) * weight;
+            store(m + i, average);
+            store(p + i, old - (average * outside + old * decay));
+        });
         finite &= m_out.close_state();
     } else {
         const T step = T(alpha * clip);
-        INDEPENDENT_ITERATIONS
-        for (int64_t i = 0; i < n; i++) p[i] = p[i] - (u[i] * step + decay * p[i]);
+        over<T>(n, [&](auto x, int64_t i, int) {
+            using X = decltype(x);
+            const X old = load<X>(p + i);
+            store(p + i, old - (u(x, i) * step + old * decay));
+        });
     }
     if (o.handling.stochastic) round_stochastically(p, n, tensor, o.handling.t, at);
     return p_out.close() && finite;
@@ -51,42 +51,49 @@ bool apply(const Job& job, int64_t at, int64_t n, const T* u, bool dry, T* p_til
 // ---- all squares
 
 template <class T>
-bool all_squares(const Job& job, int64_t begin, int64_t end, double* sums, bool write, bool dry) {
+bool all_squares(const Job& job, int64_t begin, int64_t end, Tasks tasks) {
     const Tensor& tensor = *job.tensor;
     const auto& o = *static_cast<const AdafactorOptions*>(job.options);
     const T scale = T(o.handling.gradient_scale), weight = T(o.weight), kept = T(1 - o.weight);
     const T eps = T(o.clamp ? 0.0 : o.eps), floor = T(o.eps);
-    const bool eager = is_eager(job), averaged = eager && write, keep = !eager && !write;
+    const bool eager = is_eager(job), averaged = eager && tasks.write, keep = !eager && !tasks.write, clamp = o.clamp;
     bool finite = true;
     T p_tile[TILE], g_tile[TILE], v_tile[TILE], m_tile[TILE], u[TILE];
     for (int64_t at = begin; at < end; at += TILE) {
         const int64_t n = least(TILE, end - at);
         const T* g = input(tensor.g, tensor.g_dtype, at, n, g_tile);
-        InOut<T> v_out(tensor.state[0], tensor.state_dtype[0], at, n, dry || keep, v_tile);
+        InOut<T> v_out(tensor.state[0], tensor.state_dtype[0], at, n, tasks.dry || keep, v_tile);
         T* v = v_out.data();
-        if (!averaged) {
-            INDEPENDENT_ITERATIONS
-            for (int64_t i = 0; i < n; i++) {
-                const T x = scale * g[i];
-                v[i] = kept * v[i] + weight * (x * x + eps);
-            }
-        }
-        if (o.clamp) {
-            for (int64_t i = 0; i < n; i++) {
-                const T root = std::sqrt(v[i]);
-                u[i] = scale * g[i] * (T(1) / (root < floor ? floor : root));
-            }
-        } else {
-            for (int64_t i = 0; i < n; i++) u[i] = scale * g[i] * inverse_sqrt(v[i]);
-        }
-        if (!averaged && !keep) finite &= v_out.close_state();
-        if (sums) {
+        const auto direction = [&](auto x, int64_t i) {
+            using X = decltype(x);
+            const X slope = load<X>(g + i) * scale, square = load<X>(v + i);
+            return clamp ? slope * ((X{} + 1) / at_least(root(square), floor)) : slope * inverse_root(square);
+        };
+        const auto averages = [&](auto x, int64_t i) {
+            using X = decltype(x);
+            const X slope = load<X>(g + i) * scale;
+            store(v + i, load<X>(v + i) * kept + (slope * slope + eps) * weight);
+        };
+        if (tasks.sums) {
             const T* p = input(tensor.p, tensor.p_dtype, at, n, p_tile);
-            sums[0] += sum_squares(p, n);
-            sums[1] += sum_squares(u, n);
-            sums[2] += sum_squares(g, n, scale);
+            Sum<T> p_squares, u_squares, g_squares;
+            over<T>(n, [&](auto x, int64_t i, int k) {
+                using X = decltype(x);
+                averages(x, i);
+                const X old = load<X>(p + i), towards = direction(x, i), slope = load<X>(g + i) * scale;
+                p_squares.add(old * old, k);
+                u_squares.add(towards * towards, k);
+                g_squares.add(slope * slope, k);
+                store(u + i, towards);
+            });
+            tasks.sums[0] += checked_squares<T>(p_squares.total(), n, [&](int64_t i) { return p[i]; });
+            tasks.sums[1] += checked_squares<T>(u_squares.total(), n, [&](int64_t i) { return u[i]; });
+            tasks.sums[2] += checked_squares<T>(g_squares.total(), n, [&](int64_t i) { return scale * g[i]; });
+        } else if (!averaged) {
+            over<T>(n, [&](auto x, int64_t i, int) { averages(x, i); });
         }
-        if (write) finite &= apply(job, at, n, u, dry, p_tile, m_tile);
+        if (tasks.write) finite &= apply(job, at, n, direction, tasks.dry, p_tile, m_tile);
+        if (!averaged && !keep) finite &= v_out.close_state();
     }
     return finite;
 }
@@ -157,24 +164,27 @@ struct Window {
 // Elements of a piece: whole columns.
 inline int64_t piece_of(const Tensor& t) { return t.after * (t.after < PIECE ? PIECE / t.after : 1); }
 
-// Adds squares of some columns of a row to the sums of columns, and to those of the row: one for each place behind.
+// Adds squares of some columns of a row to the sums of columns and of the row (one for each place behind the
+// columns), and those of p to their sum.
 template <class T>
-void add_squares(const T* g, T scale, int64_t n, int64_t after, T* columns, double* row) {
+void add_squares(const T* g, const T* p, T scale, int64_t n, int64_t after, T* columns, double* row, double* p_sum) {
     T squares[TILE];
-    Lanes<T> lanes;
-    const int64_t whole = after == 1 ? n / LANES * LANES : 0;
-    for (int64_t i = 0; i < whole; i += LANES) lanes.add_squares(g + i, scale, columns + i);
-    for (int64_t i = whole; i < n; i++) {
-        const T x = scale * g[i];
-        squares[i - whole] = x * x;
-        columns[i] += squares[i - whole];
-    }
+    Sum<T> row_squares, p_squares;
+    over<T>(n, [&](auto x, int64_t i, int k) {
+        using X = decltype(x);
+        const X slope = load<X>(g + i) * scale, square = slope * slope, weight = load<X>(p + i);
+        store(columns + i, load<X>(columns + i) + square);
+        row_squares.add(square, k);
+        p_squares.add(weight * weight, k);
+        if (after > 1) store(squares + i, square);
+    });
+    *p_sum += checked_squares<T>(p_squares.total(), n, [&](int64_t i) { return p[i]; });
     if (after > 1) {
         for (int64_t i = 0; i < n; i += after)
             for (int64_t k = 0; k < after; k++) row[k] += double(squares[i + k]);
         return;
     }
-    double total = lanes.joined(squares, n - whole);
+    double total = row_squares.total();
     if (!(total < 0x1p126)) {  // lanes may have overflowed where the sum does not
         total = 0;
         for (int64_t i = 0; i < n; i++) total += double(T((scale * g[i]) * (scale * g[i])));
@@ -199,8 +209,8 @@ void measure_factored(const Job& job, const Cut& cut, int64_t task, double* sums
         for (int64_t i = 0; i < n; i++) column_sums[i] = 0;
         window.in_turn(first, last, piece, [&](int64_t row, int64_t column, int64_t count) {
             const T* g = input(tensor.g, tensor.g_dtype, window.at(row, column), count, g_tile);
-            add_squares(g, scale, count, after, column_sums + column, rows + row * after);
-            sums[0] += sum_squares(input(tensor.p, tensor.p_dtype, window.at(row, column), count, p_tile), count);
+            const T* p = input(tensor.p, tensor.p_dtype, window.at(row, column), count, p_tile);
+            add_squares(g, p, scale, count, after, column_sums + column, rows + row * after, sums);
         });
         bool fine = true;
         for (int64_t i = 0; i < n; i++) fine &= column_sums[i] < T(0x1p126);
@@ -265,7 +275,7 @@ void factor(const Job& job, const Cut& cut) {
             const int64_t at = ((a * t.rows + row) * t.between + b) * t.after;
             for (int64_t k = 0; k < t.after; k++) {
                 const T var = f.row_var[at + k];
-                f.row_factor[at + k] = o.clamp ? var : inverse_sqrt(var / (mean[k] > T(0) ? mean[k] : T(1)));
+                f.row_factor[at + k] = o.clamp ? var : inverse_root(var / (mean[k] > T(0) ? mean[k] : T(1)));
             }
         }
         T *to = f.col_factor + slice * run, *from = f.col_var + slice * run;
@@ -273,24 +283,26 @@ void factor(const Job& job, const Cut& cut) {
             for (int64_t i = 0; i < run; i += t.after)
                 for (int64_t k = 0; k < t.after; k++) to[i + k] = from[i + k] / (mean[k] < floor ? floor : mean[k]);
         } else {
-            for (int64_t i = 0; i < run; i++) to[i] = inverse_sqrt(from[i]);
+            for (int64_t i = 0; i < run; i++) to[i] = inverse_root(from[i]);
         }
     }
 }
 
-// u for some columns of one row. ROW: a number where nothing lies behind the columns, else an array.
-template <class T, class Row>
-void whiten(const AdafactorOptions& o, const T* g, Row row, const T* column, int64_t n, T* u) {
-    const T scale = T(o.handling.gradient_scale), floor = T(o.eps);
-    if (o.clamp) {
-        for (int64_t i = 0; i < n; i++) {
-            const T root = std::sqrt(row(i) * column[i]);
-            u[i] = scale * g[i] * (T(1) / (root < floor ? floor : root));
-        }
-    } else {
-        for (int64_t i = 0; i < n; i++) u[i] = scale * g[i] * row(i) * column[i];
+// u for some columns of one row: g over the root of the factored estimate.
+template <class T>
+struct Whitened {
+    const T *g, *column;
+    const T* rows;  // one for each element where something lies behind the columns, else null
+    T row, scale, floor;
+    bool clamp;
+
+    template <class X>
+    X operator()(X, int64_t i) const {
+        const X slope = load<X>(g + i) * scale, across = rows ? load<X>(rows + i) : X{} + row;
+        if (!clamp) return slope * across * load<X>(column + i);
+        return slope * ((X{} + 1) / at_least(root(across * load<X>(column + i)), floor));
     }
-}
+};
 
 // Over a window: add up u**2, or go on to p.
 template <class T>
@@ -302,21 +314,24 @@ bool factored(const Job& job, const Cut& cut, int64_t task, double* sums, bool w
     const int64_t after = tensor.after, a = window.slice / tensor.between, b = window.slice % tensor.between;
     const T* column = f.col_factor + window.slice * tensor.columns * after + window.first_col;
     bool finite = true;
-    T p_tile[TILE], g_tile[TILE], m_tile[TILE], u[TILE], repeated[TILE];
+    T p_tile[TILE], g_tile[TILE], m_tile[TILE], repeated[TILE];
     window.in_turn(0, window.rows_by_stream(), piece_of(tensor), [&](int64_t row, int64_t first, int64_t n) {
         const T* g = input(tensor.g, tensor.g_dtype, window.at(row, first), n, g_tile);
         const T* factor = f.row_factor + ((a * tensor.rows + row) * tensor.between + b) * after;
-        if (after == 1) {
-            const T one = factor[0];
-            whiten(o, g, [one](int64_t) { return one; }, column + first, n, u);
-        } else {
-            for (int64_t i = 0; i < n; i += after)
-                for (int64_t k = 0; k < after; k++) repeated[i + k] = factor[k];
-            const T* each = repeated;
-            whiten(o, g, [each](int64_t i) { return each[i]; }, column + first, n, u);
+        for (int64_t i = 0; i < n && after > 1; i += after)
+            for (int64_t k = 0; k < after; k++) repeated[i + k] = factor[k];
+        const T *across = after > 1 ? repeated : nullptr, scale = T(o.handling.gradient_scale);
+        const Whitened<T> u{g, column + first, across, factor[0], scale, T(o.eps), o.clamp != 0};
+        if (write) {
+            finite &= apply(job, window.at(row, first), n, u, dry, p_tile, m_tile);
+            return;
         }
-        if (sums) sums[1] += sum_squares(u, n);
-        if (write) finite &= apply(job, window.at(row, first), n, u, dry, p_tile, m_tile);
+        Sum<T> squares;
+        over<T>(n, [&](auto x, int64_t i, int k) {
+            const auto towards = u(x, i);
+            squares.add(towards * towards, k);
+        });
+        sums[1] += checked_squares<T>(squares.total(), n, [&](int64_t i) { return u(T(0), i); });
     });
     return finite;
 }

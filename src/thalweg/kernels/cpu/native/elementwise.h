@@ -17,49 +17,75 @@ struct Tasks {
     bool dry;  // instead of writing, see whether all is finite
 };
 
+// The numbers of LARS in the precision of the arithmetic.
+template <class T>
+struct Lars {
+    T scale, decay, momentum, gain, sign;
+    bool nesterov, combined;
+
+    Lars(const LarsOptions& o, double ratio)
+        : scale(T(o.handling.gradient_scale)), decay(T(o.handling.weight_decay)), momentum(T(o.momentum)),
+          gain(T(o.lr_inside ? ratio * o.handling.lr : ratio)), sign(T(o.lr_inside ? -1.0 : -o.handling.lr)),
+          nesterov(o.nesterov), combined(o.combined) {}
+
+    template <class X> X gradient(X g) const { return g * scale; }
+    template <class X> X decayed(X g, X p) const { return g * scale + p * decay; }
+    template <class X> X measured(X g, X p) const { return combined ? decayed(g, p) : gradient(g); }
+    template <class X> X step(X g, X p) const { return decayed(g, p) * gain; }
+    template <class X> X moved(X p, X step, X buffer) const {
+        return p + (nesterov ? step + buffer * momentum : buffer) * sign;
+    }
+};
+
 template <class T>
 bool lars(const Job& job, int64_t begin, int64_t end, Tasks tasks) {
     const Tensor& tensor = *job.tensor;
     const auto& o = *static_cast<const LarsOptions*>(job.options);
-    const double ratio = o.handling.adapt ? job.outcome->stats[0] : 1.0;
-    const T scale = T(o.handling.gradient_scale), decay = T(o.handling.weight_decay), momentum = T(o.momentum);
-    const T gain = T(o.lr_inside ? ratio * o.handling.lr : ratio);
-    const T sign = T(o.lr_inside ? -1.0 : -o.handling.lr);
-    const bool nesterov = o.nesterov, stochastic = o.handling.stochastic;
+    const Lars<T> rule(o, o.handling.adapt ? job.outcome->stats[0] : 1.0);
+    const bool has_momentum = tensor.state[0];
     bool finite = true;
-    T p_tile[TILE], g_tile[TILE], m_tile[TILE], decayed[TILE];
+    T p_tile[TILE], g_tile[TILE], m_tile[TILE], old[TILE];
     for (int64_t at = begin; at < end; at += TILE) {
         const int64_t n = least(TILE, end - at);
         const T* g = input(tensor.g, tensor.g_dtype, at, n, g_tile);
-        if (tasks.sums) {
-            const T* p = input(tensor.p, tensor.p_dtype, at, n, p_tile);
-            tasks.sums[0] += sum_squares(p, n);
-            if (o.combined) {
-                for (int64_t i = 0; i < n; i++) decayed[i] = scale * g[i] + decay * p[i];
-                tasks.sums[1] += sum_squares(decayed, n);
-            } else {
-                tasks.sums[1] += sum_squares(g, n, scale);
-            }
-        }
-        if (!tasks.write) continue;
         InOut<T> p_out(tensor.p, tensor.p_dtype, at, n, tasks.dry, p_tile);
-        InOut<T> m_out(tensor.state[0], tensor.state_dtype[0], at, n, tasks.dry, m_tile);
-        T *p = p_out.data(), *m = m_out.data();
-        if (tensor.state[0]) {
-            INDEPENDENT_ITERATIONS
-            for (int64_t i = 0; i < n; i++) {
-                const T step = (scale * g[i] + decay * p[i]) * gain;
-                const T buffer = momentum * m[i] + step;
-                m[i] = buffer;
-                p[i] = p[i] + (nesterov ? step + momentum * buffer : buffer) * sign;
-            }
-            finite &= m_out.close_state();
+        T* p = p_out.data();
+        Sum<T> p_squares, g_squares;
+        if (!tasks.write) {
+            over<T>(n, [&](auto x, int64_t i, int k) {
+                using X = decltype(x);
+                const X weight = load<X>(p + i), measured = rule.measured(load<X>(g + i), weight);
+                p_squares.add(weight * weight, k);
+                g_squares.add(measured * measured, k);
+            });
         } else {
-            INDEPENDENT_ITERATIONS
-            for (int64_t i = 0; i < n; i++) p[i] = p[i] + ((scale * g[i] + decay * p[i]) * gain) * sign;
+            InOut<T> m_out(tensor.state[0], tensor.state_dtype[0], at, n, tasks.dry, m_tile);
+            T* m = m_out.data();
+            over<T>(n, [&](auto x, int64_t i, int k) {
+                using X = decltype(x);
+                const X weight = load<X>(p + i), gradient = load<X>(g + i), step = rule.step(gradient, weight);
+                if (tasks.sums) {
+                    const X measured = rule.measured(gradient, weight);
+                    p_squares.add(weight * weight, k);
+                    g_squares.add(measured * measured, k);
+                    store(old + i, weight);
+                }
+                X buffer = step;
+                if (has_momentum) {
+                    buffer = load<X>(m + i) * rule.momentum + step;
+                    store(m + i, buffer);
+                }
+                store(p + i, has_momentum ? rule.moved(weight, step, buffer) : weight + step * rule.sign);
+            });
+            finite &= m_out.close_state();
+            if (o.handling.stochastic) round_stochastically(p, n, tensor, o.handling.t, at);
+            finite &= p_out.close();
         }
-        if (stochastic) round_stochastically(p, n, tensor, o.handling.t, at);
-        finite &= p_out.close();
+        if (!tasks.sums) continue;
+        const T* before = tasks.write ? old : p;
+        tasks.sums[0] += checked_squares<T>(p_squares.total(), n, [&](int64_t i) { return before[i]; });
+        tasks.sums[1] +=
+            checked_squares<T>(g_squares.total(), n, [&](int64_t i) { return rule.measured(g[i], before[i]); });
     }
     return finite;
 }
@@ -74,12 +100,16 @@ struct Lamb {
           b2(T(o.b2)), gain2(T(o.gain2)), correction1(T(1 / o.correction1)), correction2(T(1 / o.correction2)),
           eps(T(o.eps)), eps_root(T(o.eps_root)) {}
 
-    T gradient(T g, T p) const { return MODE == L2 ? scale * g + decay * p : scale * g; }
-    T first(T m, T g) const { return b1 * m + gain1 * g; }
-    T second(T v, T g) const { return b2 * v + gain2 * (g * g); }
-    T direction(T m, T v, T p) const {
-        const T u = m * correction1 / (std::sqrt(v * correction2 + eps_root) + eps);
-        return MODE == IN_UPDATE ? u + decay * p : u;
+    template <class X> X gradient(X g, X p) const {
+        if constexpr (MODE == L2) return g * scale + p * decay;
+        return g * scale;
+    }
+    template <class X> X first(X m, X g) const { return m * b1 + g * gain1; }
+    template <class X> X second(X v, X g) const { return v * b2 + (g * g) * gain2; }
+    template <class X> X direction(X m, X v, X p) const {
+        const X u = m * correction1 / (root(v * correction2 + eps_root) + eps);
+        if constexpr (MODE == IN_UPDATE) return u + p * decay;
+        return u;
     }
 };
 
@@ -92,37 +122,56 @@ bool lamb_as(const Job& job, int64_t begin, int64_t end, Tasks tasks) {
     const T step = T(ratio * -lr), decay = T(MODE == DECOUPLED ? lr * o.handling.weight_decay : 0.0);
     // whether the moments have been written by the first pass, and are read by the second
     const bool eager = is_eager(job), moments_done = eager && tasks.write && !tasks.sums;
+    const bool keep = !eager && !tasks.write;  // what is measured is not yet to be written
     bool finite = true;
-    T p_tile[TILE], g_tile[TILE], m_tile[TILE], v_tile[TILE], u[TILE], gradient[TILE];
+    T p_tile[TILE], g_tile[TILE], m_tile[TILE], v_tile[TILE], u[TILE], gradient[TILE], old[TILE];
+    const auto moved = [&](auto weight, auto direction) {
+        if constexpr (MODE == DECOUPLED) return weight + (direction * step - weight * decay);
+        else return weight + direction * step;
+    };
     for (int64_t at = begin; at < end; at += TILE) {
         const int64_t n = least(TILE, end - at);
-        const bool keep = !eager && !tasks.write;  // what is measured is not yet to be written
         InOut<T> p_out(tensor.p, tensor.p_dtype, at, n, tasks.dry, p_tile);
         InOut<T> m_out(tensor.state[0], tensor.state_dtype[0], at, n, tasks.dry || keep, m_tile);
         InOut<T> v_out(tensor.state[1], tensor.state_dtype[1], at, n, tasks.dry || keep, v_tile);
         T *p = p_out.data(), *m = m_out.data(), *v = v_out.data();
         if (moments_done) {
-            INDEPENDENT_ITERATIONS
-            for (int64_t i = 0; i < n; i++) u[i] = rule.direction(m[i], v[i], p[i]);
+            over<T>(n, [&](auto x, int64_t i, int) {
+                using X = decltype(x);
+                const X weight = load<X>(p + i);
+                store(p + i, moved(weight, rule.direction(load<X>(m + i), load<X>(v + i), weight)));
+            });
         } else {
             const T* g = input(tensor.g, tensor.g_dtype, at, n, g_tile);
-            INDEPENDENT_ITERATIONS
-            for (int64_t i = 0; i < n; i++) {
-                gradient[i] = rule.gradient(g[i], p[i]);
-                m[i] = rule.first(m[i], gradient[i]);
-                v[i] = rule.second(v[i], gradient[i]);
-                u[i] = rule.direction(m[i], v[i], p[i]);
-            }
+            Sum<T> p_squares, u_squares, g_squares;
+            over<T>(n, [&](auto x, int64_t i, int k) {
+                using X = decltype(x);
+                const X weight = load<X>(p + i), slope = rule.gradient(load<X>(g + i), weight);
+                const X first = rule.first(load<X>(m + i), slope), second = rule.second(load<X>(v + i), slope);
+                const X direction = rule.direction(first, second, weight);
+                store(m + i, first);
+                store(v + i, second);
+                if (tasks.sums) {
+                    p_squares.add(weight * weight, k);
+                    u_squares.add(direction * direction, k);
+                    g_squares.add(slope * slope, k);
+                    store(u + i, direction);
+                    store(gradient + i, slope);
+                }
+                if (tasks.write) {
+                    store(old + i, weight);
+                    store(p + i, moved(weight, direction));
+                }
+            });
             if (tasks.sums) {
-                tasks.sums[0] += sum_squares(p, n);
-                tasks.sums[1] += sum_squares(u, n);
-                tasks.sums[2] += sum_squares(gradient, n);
+                const T* before = tasks.write ? old : p;
+                tasks.sums[0] += checked_squares<T>(p_squares.total(), n, [&](int64_t i) { return before[i]; });
+                tasks.sums[1] += checked_squares<T>(u_squares.total(), n, [&](int64_t i) { return u[i]; });
+                tasks.sums[2] += checked_squares<T>(g_squares.total(), n, [&](int64_t i) { return gradient[i]; });
             }
             if (!keep) finite &= m_out.close_state() & v_out.close_state();
         }
         if (!tasks.write) continue;
-        INDEPENDENT_ITERATIONS
-        for (int64_t i = 0; i < n; i++) p[i] = p[i] + (MODE == DECOUPLED ? u[i] * step - decay * p[i] : u[i] * step);
         if (o.handling.stochastic) round_stochastically(p, n, tensor, o.handling.t, at);
         finite &= p_out.close();
     }
@@ -143,7 +192,13 @@ inline void squares(const Job& job, int64_t begin, int64_t end, double* sums) {
     double g_tile[TILE];
     for (int64_t at = begin; at < end; at += TILE) {
         const int64_t n = least(TILE, end - at);
-        sums[0] += sum_squares(input(job.tensor->g, job.tensor->g_dtype, at, n, g_tile), n);
+        const double* g = input(job.tensor->g, job.tensor->g_dtype, at, n, g_tile);
+        Sum<double> sum;
+        over<double>(n, [&](auto x, int64_t i, int k) {
+            const auto slope = load<decltype(x)>(g + i);
+            sum.add(slope * slope, k);
+        });
+        sums[0] += sum.total();
     }
 }
 

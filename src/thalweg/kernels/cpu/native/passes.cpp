@@ -14,7 +14,7 @@ bool elementwise(const Job& job, int64_t task, Tasks tasks) {
     switch (job.rule) {
         case LARS: return lars<T>(job, begin, end, tasks);
         case LAMB: return lamb<T>(job, begin, end, tasks);
-        case ADAFACTOR: return all_squares<T>(job, begin, end, tasks.sums, tasks.write, tasks.dry);
+        case ADAFACTOR: return all_squares<T>(job, begin, end, tasks);
         default: squares(job, begin, end, tasks.sums); return true;
     }
 }

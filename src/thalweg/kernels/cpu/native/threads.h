@@ -21,6 +21,12 @@ inline void pause() {
 #endif
 }
 
+// Awake for a moment, since others are about to finish; then leaving the core to whoever needs it.
+template <class Done>
+void wait_until(Done done) {
+    for (int spins = 0; !done(); spins++) spins < 4000 ? pause() : std::this_thread::yield();
+}
+
 // Threads that work on one call. The last to arrive at a barrier does what comes between two stages.
 class Team {
   public:
@@ -36,8 +42,7 @@ class Team {
             turns.store(turn + 1, std::memory_order_release);
             return;
         }
-        for (int spins = 0; turns.load(std::memory_order_acquire) == turn; spins++)
-            spins < 4000 ? pause() : std::this_thread::yield();
+        wait_until([&] { return turns.load(std::memory_order_acquire) != turn; });
     }
 
     // The next task of this stage that nobody has taken.
@@ -72,7 +77,7 @@ inline void enter_borrowed(void* data) {
         shared.team->size = shared.count();
         shared.entered.fetch_add(1 << 16);
     }
-    while (shared.entered.load(std::memory_order_acquire) < 1 << 16) pause();
+    wait_until([&] { return shared.entered.load(std::memory_order_acquire) >= 1 << 16; });
     shared.body(shared.call, *shared.team);
 }
 
@@ -90,8 +95,7 @@ class Pool {
         }
         wake.notify_all();
         body(call, team);
-        for (int spins = 0; busy.load(std::memory_order_acquire) > 0; spins++)
-            spins < 4000 ? pause() : std::this_thread::yield();
+        wait_until([&] { return busy.load(std::memory_order_acquire) == 0; });
     }
 
   private:

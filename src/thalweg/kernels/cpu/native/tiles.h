@@ -1,5 +1,5 @@
-// Tiles: a few hundred elements at a time, widened to the precision of the arithmetic, computed
-// in plain loops that the compiler vectorises, and rounded on the way back.
+// Tiles: a few hundred elements at a time, widened to the precision of the arithmetic, computed, and rounded on
+// the way back.
 //
 // Every result is the same on every vector width: no contraction, and sums have a fixed order.
 #pragma once
@@ -7,18 +7,16 @@
 #include <cmath>
 #include <cstring>
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #include "abi.h"
 
 namespace {
 
 constexpr int64_t TILE = 1024;
-constexpr int LANES = 64;  // so many sums side by side, that none waits for another
 
-#if defined(__clang__)
-#define INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
-#endif
 
 template <class To, class From>
 inline To bits_as(From from) {
@@ -240,70 +238,107 @@ class InOut {
     T* x;
 };
 
-// ---- sums
+// ---- loops over vectors of the compiler, which become registers of whatever width there is
 
-// LANES sums side by side, in vectors of the compiler that become registers of whatever width there is.
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+
 template <class T>
-class Lanes {
+struct Wide {
+    typedef T type __attribute__((vector_size(VECTOR_BYTES)));
+    static constexpr int WIDTH = VECTOR_BYTES / int(sizeof(T));
+    // Sums have as many lanes on every machine, so that they are the same to the bit.
+    static constexpr int LANES = 128 / int(sizeof(T)), COUNT = LANES / WIDTH;
+};
+
+// One formula serves vectors and, at the end of a tile, single numbers: X is either.
+template <class X, class T>
+inline X load(const T* x) {
+    X v;
+    std::memcpy(&v, x, sizeof v);
+    return v;
+}
+
+template <class X, class T>
+inline void store(T* to, X v) { std::memcpy(to, &v, sizeof v); }
+
+inline float root(float x) { return std::sqrt(x); }
+inline double root(double x) { return std::sqrt(x); }
+
+template <class V>
+inline V root(V x) {
+    constexpr bool single = sizeof(x[0]) == 4;
+#if defined(__AVX512F__)
+    if constexpr (single) return (V)_mm512_sqrt_ps((__m512)x);
+    else return (V)_mm512_sqrt_pd((__m512d)x);
+#elif defined(__AVX__)
+    if constexpr (single) return (V)_mm256_sqrt_ps((__m256)x);
+    else return (V)_mm256_sqrt_pd((__m256d)x);
+#elif defined(__SSE2__)
+    if constexpr (single) return (V)_mm_sqrt_ps((__m128)x);
+    else return (V)_mm_sqrt_pd((__m128d)x);
+#else
+    for (size_t l = 0; l < sizeof x / sizeof x[0]; l++) x[l] = std::sqrt(x[l]);
+    return x;
+#endif
+}
+
+// The larger of a number and a floor; NaN stays.
+template <class X, class T>
+inline X at_least(X x, T floor) { return x < floor ? X{} + floor : x; }
+
+// x**-1/2, and 0 at 0.
+template <class X>
+inline X inverse_root(X x) { return x <= X{} ? X{} : (X{} + 1) / root(x); }
+
+// Calls body(X, i, k) for all i < n: for vectors, which are those of lanes k of a sum, and then for single numbers.
+template <class T, class Body>
+inline void over(int64_t n, Body body) {
+    using W = Wide<T>;
+    const typename W::type vector = {};
+    int64_t i = 0;
+    for (; i + W::LANES <= n; i += W::LANES)
+        for (int k = 0; k < W::COUNT; k++) body(vector, i + k * W::WIDTH, k);
+    for (const int64_t whole = i; i < n; i++) body(T(0), i, int(i - whole));
+}
+
+// A sum in lanes, joined as a tree.
+template <class T>
+class Sum {
   public:
-    void add_squares(const T* x, T scale) {
-        for (int k = 0; k < COUNT; k++) {
-            Vector y;
-            std::memcpy(&y, x + k * WIDTH, sizeof y);
-            y *= scale;
-            sums[k] += y * y;
-        }
-    }
-    // The same, adding the squares to totals as well.
-    void add_squares(const T* x, T scale, T* totals) {
-        for (int k = 0; k < COUNT; k++) {
-            Vector y, total;
-            std::memcpy(&y, x + k * WIDTH, sizeof y);
-            std::memcpy(&total, totals + k * WIDTH, sizeof total);
-            y *= scale;
-            y *= y;
-            sums[k] += y;
-            total += y;
-            std::memcpy(totals + k * WIDTH, &total, sizeof total);
-        }
-    }
-    // The sum of all lanes and of a rest that did not fill them, as a tree.
-    double joined(const T* rest, int64_t n) const {
+    void add(typename Wide<T>::type x, int k) { sums[k] += x; }
+    void add(T x, int lane) { rest[lane] += x; }
+    double total() const {
         T lanes[LANES];
         std::memcpy(lanes, sums, sizeof lanes);
-        for (int64_t i = 0; i < n; i++) lanes[i] += rest[i];
-        double tree[LANES / 2];
-        for (int l = 0; l < LANES / 2; l++) tree[l] = double(lanes[l]) + double(lanes[l + LANES / 2]);
-        for (int half = LANES / 4; half >= 1; half /= 2)
+        double tree[LANES];
+        for (int l = 0; l < LANES; l++) tree[l] = double(lanes[l]) + double(rest[l]);
+        for (int half = LANES / 2; half >= 1; half /= 2)
             for (int l = 0; l < half; l++) tree[l] += tree[l + half];
         return tree[0];
     }
 
   private:
-    typedef T Vector __attribute__((vector_size(64)));
-    static constexpr int WIDTH = 64 / int(sizeof(T)), COUNT = LANES / WIDTH;
-
-    Vector sums[COUNT] = {};
+    static constexpr int LANES = Wide<T>::LANES;
+    typename Wide<T>::type sums[Wide<T>::COUNT] = {};
+    T rest[LANES] = {};
 };
 
-// The sum of at most TILE squares. Lanes of float32 are enough for that many; where they overflow or
-// vanish, squares are summed again in float64 (and if all are 0 even so, squared in it, as rules do).
-template <class T>
-double sum_squares(const T* x, int64_t n, T scale = T(1)) {
-    Lanes<T> lanes;
-    T rest[LANES];
-    const int64_t whole = n / LANES * LANES;
-    for (int64_t i = 0; i < whole; i += LANES) lanes.add_squares(x + i, scale);
-    for (int64_t i = whole; i < n; i++) rest[i - whole] = (scale * x[i]) * (scale * x[i]);
-    const double total = lanes.joined(rest, n - whole);
+// The sum of the squares of at most TILE numbers, given as it came out in their precision. Float32 is enough for so
+// many; where it overflowed or vanished they are summed in float64, as rules do it (and if all squares are 0 even so,
+// squared in it).
+template <class T, class Number>
+double checked_squares(double total, int64_t n, Number number) {
     if (sizeof(T) == 8 || (total > 0x1p-90 && total < 0x1p126)) return total;
     double careful = 0;
-    for (int64_t i = 0; i < n; i++) {
-        const T y = scale * x[i];
-        careful += double(T(y * y));
-    }
+    for (int64_t i = 0; i < n; i++) careful += double(T(number(i) * number(i)));
     if (careful != 0) return careful;
-    for (int64_t i = 0; i < n; i++) careful += double(scale * x[i]) * double(scale * x[i]);
+    for (int64_t i = 0; i < n; i++) careful += double(number(i)) * double(number(i));
     return careful;
 }
 
