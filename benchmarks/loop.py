@@ -1,0 +1,122 @@
+"""Whether the threads of an optimizer get in the way of torch's: a training loop.
+
+A step that keeps threads of its own may look fast by itself and slow down the forward pass that follows, by threads
+that still spin, or by pushing others off their cores. So forward and backward are timed here as well as the whole.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from contestants import with_engine
+from quiet import undisturbed
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+WIDTH, LAYERS, VOCABULARY, CONTEXT, BATCH = 256, 8, 1024, 16, 2
+#: Iterations one after the other before the next contestant's turn; the first of them is not counted.
+TURN = 5
+
+
+class Transformer(nn.Module):
+    """About 7 million parameters in some 100 tensors, most of them small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.layers(self.embedding(tokens)))
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """Milliseconds of forward and backward, and of the step."""
+
+    passes: float
+    step: float
+
+    @property
+    def whole(self) -> float:
+        return self.passes + self.step
+
+
+@dataclass
+class Runner:
+    name: str
+    build: Callable[[list[nn.Parameter]], Any]
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = Transformer()
+        self.optimizer = self.build(list(self.model.parameters()))
+        self.random = torch.Generator().manual_seed(0)
+
+    def turn(self) -> list[Iteration]:
+        return [self.iterate() for _ in range(TURN)][1:]
+
+    def iterate(self) -> Iteration:
+        tokens = torch.randint(0, VOCABULARY, (BATCH, CONTEXT), generator=self.random)
+        begin = time.perf_counter()
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        middle = time.perf_counter()
+        self.optimizer.step()
+        return Iteration(1e3 * (middle - begin), 1e3 * (time.perf_counter() - middle))
+
+
+def runners(engine: str) -> list[Runner]:
+    import thalweg.torch
+
+    def lamb(engine: str) -> Callable[[list[nn.Parameter]], Any]:
+        return lambda ps: with_engine(thalweg.torch.LAMB, engine)(ps, lr=1e-3, weight_decay=0.01)
+
+    engines = dict.fromkeys((engine, "foreach"))
+    return [
+        Runner("torch.optim.AdamW(fused=True)", lambda ps: torch.optim.AdamW(ps, lr=1e-3, fused=True)),
+        *(Runner(f'thalweg.torch LAMB(engine="{name}")', lamb(name)) for name in engines),
+    ]
+
+
+def train(turns: int, engine: str) -> dict[str, Any]:
+    """Everyone in turn, and over again; two turns each to warm up."""
+    found = runners(engine)
+
+    def everyone() -> list[list[Iteration]]:
+        return [runner.turn() for runner in found]
+
+    for _ in range(2):
+        everyone()
+    rounds, _ = undisturbed(everyone, turns)
+    took = [[one for each in rounds for one in each.result[index]] for index in range(len(found))]
+    rows = [
+        {
+            "name": runner.name,
+            "engine": str(getattr(runner.optimizer, "engine", "")),
+            "whole_ms": statistics.median(one.whole for one in own),
+            "whole_ratio": statistics.median(a.whole / b.whole for a, b in zip(own, took[0], strict=True)),
+            "passes_ms": statistics.median(one.passes for one in own),
+            "passes_ratio": statistics.median(a.passes / b.passes for a, b in zip(own, took[0], strict=True)),
+            "step_ms": statistics.median(one.step for one in own),
+            "samples": [asdict(one) for one in own],
+        }
+        for runner, own in zip(found, took, strict=True)
+    ]
+    params = list(found[0].model.parameters())
+    return {
+        "parameters": sum(p.numel() for p in params),
+        "tensors": len(params),
+        "tokens": BATCH * CONTEXT,
+        "iterations": len(took[0]),
+        "others": max(each.others for each in rounds),
+        "rows": rows,
+    }
