@@ -72,7 +72,8 @@ def comparison_table(found: Comparison, memory: bool) -> str:
             f"in one stream in place, {copy:.1f} as a copy and {read:.1f} reading alone. {disturbance(found)} "
             f"Ratios are to {found.reference}.\n",
             "| contestant | engine | ms | least ms | ratio | GB/s at the floor | bytes a parameter "
-            "| share of the floor | with mul_ as yardstick |" + (" extra memory, MB | of the parameters |" if memory else ""),
+            "| share of the floor | with mul_ as yardstick |"
+            + (" extra memory, MB | of the parameters |" if memory else ""),
             "|---|---|---:|---:|---:|---:|---:|---:|---:|" + ("---:|---:|" if memory else ""),
         ]
     for row in found.rows():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,8 +66,7 @@ class Fused:
         self.buckets: Sequence[Bucket] = ()
         self.copies: list[Tensor] = []
         #: How native code was shown each parameter the last time, by name.
-        self.known: dict[str, Operand] = {}
-        self.dtype_of: dict[str, torch.dtype] = {}
+        self.known: dict[str, tuple[Any, Operand]] = {}
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         """Lay out a step of these buckets; nothing is written yet."""
@@ -86,21 +86,12 @@ class Fused:
                     g = torch.empty_like(p, dtype=g.dtype).copy_(g)
                     self.copies.append(g)
                 places = p.data_ptr(), g.data_ptr(), tuple([s[key].data_ptr() if key in s else 0 for key in keys])
+                seen = places, p.shape, p.dtype, g.dtype, group
                 known = self.known.get(name)
-                if (
-                    known is None
-                    or known[2:5] != places
-                    or known.group != group
-                    or self.dtype_of.get(name) is not g.dtype
-                ):
-                    dtypes = (
-                        NAMES[p.dtype],
-                        NAMES[g.dtype],
-                        *[NAMES[s[key].dtype] if key in s else "" for key in keys],
-                    )
-                    known = self.known[name] = Operand(name, tuple(p.shape), *places, dtypes, group)
-                    self.dtype_of[name] = g.dtype
-                operands.append(known)
+                if known is None or known[0] != seen:
+                    dtypes = NAMES[p.dtype], NAMES[g.dtype], *[NAMES[s[key].dtype] if key in s else "" for key in keys]
+                    known = self.known[name] = seen, Operand(name, tuple(p.shape), *places, dtypes, group)
+                operands.append(known[1])
         self.plan.prepare(operands, options, num_threads(torch.get_num_threads))
 
     def measure(self) -> list[bool]:
