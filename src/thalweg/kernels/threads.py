@@ -9,6 +9,8 @@ from pathlib import Path
 from thalweg.errors import OptionError
 
 _chosen: int | None = None
+#: More threads than any machine has cores for would only wait for one another.
+MOST = 1024
 
 
 def set_num_threads(n: int | None) -> None:
@@ -24,13 +26,13 @@ def set_num_threads(n: int | None) -> None:
 
 def num_threads(otherwise: Callable[[], int]) -> int:
     """What was set, here or by THALWEG_NUM_THREADS, or else what ``otherwise`` says."""
-    return _chosen or of_environment("THALWEG_NUM_THREADS") or otherwise()
+    return min(MOST, _chosen or of_environment("THALWEG_NUM_THREADS") or otherwise())
 
 
 def of_environment(variable: str) -> int | None:
     """A number of threads in the environment; what is no such number is ignored, as OpenMP does."""
     first = os.environ.get(variable, "").split(",")[0].strip()
-    return int(first) if first.isdigit() and int(first) > 0 else None
+    return int(first) if first.isdecimal() and int(first) > 0 else None
 
 
 def of_machine() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -49,6 +50,11 @@ class Fused:
     def __init__(self, rule_name: str) -> None:
         self.plan = Plan(rule_name)
         self.copies: list[Arr] = []
+        #: Held by a step from its first table to its last figure.
+        self.lock = threading.RLock()
+
+    def __reduce__(self) -> tuple[type[Fused], tuple[str]]:
+        return Fused, (self.plan.rule_name,)
 
     def prepare(self, jobs: Sequence[Job], grad_scale: float | None) -> None:
         """Lay out a step of these jobs; nothing is written yet."""

@@ -165,6 +165,13 @@ class Optimizer(Memory):
         self.iteration += self._global_step
 
     def _run(self, jobs: Sequence[Job], scale: float | None) -> None:
+        with self._fused.lock:
+            try:
+                self._locked_run(jobs, scale)
+            finally:
+                self._fused.release()
+
+    def _locked_run(self, jobs: Sequence[Job], scale: float | None) -> None:
         aliased = len(jobs) > 1 and is_aliased([job.place for job in jobs], [job.gradient_place for job in jobs])
         policy = self._settings.base.handling.on_nonfinite
         fused, others = self._divided(jobs, aliased)
@@ -187,7 +194,6 @@ class Optimizer(Memory):
         elif fused:
             self._fused.step()
         if fused:
-            self._fused.release()
             self._commit_fused(fused, finite)
         for job, result in results:
             self._commit(job, result)
@@ -244,13 +250,14 @@ class Optimizer(Memory):
 
     def _check_rates(self, setting: Setting, lr: Any, scales: tuple[Any, Any]) -> None:
         """Check learning rates; what was fine for one parameter is fine for the next."""
-        if (id(setting), lr, scales) == self._rates_checked:
+        for name, value in (("lr", lr), ("lr_scale", scales[0]), ("lr_scale(name)", scales[1])):
+            check_plain(name, value)
+        if (id(setting), type(lr), lr, scales) == self._rates_checked:
             return
-        check_plain("lr", lr)
         setting.rule.validate_lr(lr)
         check_number("lr_scale", scales[0], low=0.0)
         check_number("lr_scale(name)", scales[1], low=0.0)
-        self._rates_checked = id(setting), lr, scales
+        self._rates_checked = id(setting), type(lr), lr, scales
 
     def _resolve(self, name: Name, weights: Arr, tracked: Tracked) -> Setting:
         """Find what holds for a parameter that is new, or whose options have changed."""
@@ -270,6 +277,9 @@ class Optimizer(Memory):
                 f"the state of {name!r} does not fit: with these options it has {wanted}, and there is {found}; "
                 "restore the options it was made with, or begin anew with clear_state()"
             )
+        # kept as these options have it, whatever it was saved in
+        tracked.state = {key: xp.astype(tracked.state[key], xp.dtype(entry)) for key, entry in state.items()}
+        tracked.operand = None
         self._matched.update(matched)
         tracked.setting, tracked.shape = setting, weights.shape
         return setting
@@ -283,7 +293,7 @@ class Optimizer(Memory):
                 result = self._computed(stacked(batch), scale, partial(normals, batch))
                 for i, job in enumerate(batch):
                     part = slice_of(result, i)
-                    yield job, part._replace(state={key: entry.copy() for key, entry in part.state.items()})
+                    yield job, part._replace(state={key: np.array(entry) for key, entry in part.state.items()})
 
     def _computed(self, job: Job, grad_scale: float | None = None, noise: Callable[[], Arr] | None = None) -> Advance:
         with np.errstate(all="ignore"):  # what is not finite is dealt with below, or wanted

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +32,8 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> 
         return f"{unknown} is not a number"
     if type(p) not in PLAIN:
         return f"there is no fused kernel for a {type(p).__name__}"
+    if p.is_neg():
+        return "it is negated in passing"
     entries = [entry for key, entry in state.items() if key != "step"]
     if not p.is_contiguous() or not all(entry.is_contiguous() for entry in entries):
         # in any order, as long as all that is as large as the parameter has the same
@@ -66,11 +70,13 @@ class Fused:
         self.buckets: Sequence[Bucket] = ()
         self.copies: list[Tensor] = []
         #: How native code was shown each parameter the last time, by name.
-        self.known: dict[str, tuple[Any, Operand]] = {}
+        self.known: dict[str, tuple[Any, Any, Operand]] = {}
+        #: Held by a step from its first table to its last figure.
+        self.lock = threading.RLock()
 
-    def prepare(self, buckets: Sequence[Bucket]) -> None:
-        """Lay out a step of these buckets; nothing is written yet."""
-        borrow_openmp()
+    def prepare(self, buckets: Sequence[Bucket], check_state: Callable[[str, Tensor, Setting], None]) -> None:
+        """Lay out a step of these buckets; nothing is written yet. State that is new is checked."""
+        borrow_torch_threads()
         self.buckets, self.copies = buckets, []
         operands: list[Operand] = []
         options: list[Options] = []
@@ -85,13 +91,18 @@ class Fused:
                 if g.stride() != p.stride() or g.is_neg():
                     g = torch.empty_like(p, dtype=g.dtype).copy_(g)
                     self.copies.append(g)
-                places = p.data_ptr(), g.data_ptr(), tuple([s[key].data_ptr() if key in s else 0 for key in keys])
-                seen = places, p.shape, p.dtype, g.dtype, group
+                entries = [s.get(key) for key in keys]
+                state = p.shape, p.dtype, [(e.data_ptr(), e.dtype) if e is not None else (0, None) for e in entries]
+                places = p.data_ptr(), g.data_ptr(), g.dtype, group
                 known = self.known.get(name)
-                if known is None or known[0] != seen:
-                    dtypes = NAMES[p.dtype], NAMES[g.dtype], *[NAMES[s[key].dtype] if key in s else "" for key in keys]
-                    known = self.known[name] = seen, Operand(name, tuple(p.shape), *places, dtypes, group)
-                operands.append(known[1])
+                if known is None or known[0] != state:
+                    check_state(name, p, setting)
+                if known is None or known[0] != state or known[1] != places:
+                    dtypes = NAMES[p.dtype], NAMES[g.dtype], *["" if e is None else NAMES[e.dtype] for e in entries]
+                    addresses = tuple(address for address, _ in state[2])
+                    operand = Operand(name, tuple(p.shape), p.data_ptr(), g.data_ptr(), addresses, dtypes, group)
+                    known = self.known[name] = state, places, operand
+                operands.append(known[2])
         self.plan.prepare(operands, options, num_threads(torch.get_num_threads))
 
     def measure(self) -> list[bool]:
@@ -115,11 +126,16 @@ class Fused:
         self.buckets, self.copies = (), []
 
 
+def borrow_torch_threads() -> None:
+    home = Path(torch.__file__).parent
+    borrow_openmp((str(home), str(home.with_name("torch.libs"))))
+
+
 def sums_of_squares(gradients: Sequence[Tensor]) -> Tensor | None:
     """The sum of squares of each gradient, in double precision; None if native code cannot tell."""
     served = all(g.device.type == "cpu" and type(g) is Tensor and is_dense(g) and not g.is_neg() for g in gradients)
     if not served or reason_missing() is not None:
         return None
-    borrow_openmp()
+    borrow_torch_threads()
     arrays = [(g.data_ptr(), NAMES[g.dtype], g.numel()) for g in gradients]
     return torch.tensor(native_sums(arrays, num_threads(torch.get_num_threads)), dtype=torch.float64)

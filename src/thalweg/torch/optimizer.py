@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.errors import NonFiniteError, OptimError, OptionError, ParameterError
+from thalweg.errors import NonFiniteError, OptionError, ParameterError
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.kernels.cpu.plan import ENTRIES, Figures
 from thalweg.rules.checks import check_choice, check_flag, check_number
@@ -85,6 +85,10 @@ class Optimizer(Parameters):
     # Under torch.compile only the arithmetic of each bucket is compiled; what surrounds it runs as it is.
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
     def _step(self, only: Tensor | None, *, compiling: bool) -> None:
+        with self._fused.lock:
+            self._locked_step(only, compiling)
+
+    def _locked_step(self, only: Tensor | None, compiling: bool) -> None:
         known = set(self.state)
         try:
             buckets = self._buckets(only, compiling)
@@ -104,7 +108,7 @@ class Optimizer(Parameters):
                 # nothing is written before everything is known to be finite
                 results = list(results)
                 self._raise_unless_finite(results, fused, finite or [])
-        except OptimError:
+        except BaseException:
             for p in set(self.state) - known:  # what was made for a step that is not taken
                 del self.state[p]
             self._fused.release()
@@ -117,7 +121,7 @@ class Optimizer(Parameters):
     @torch.compiler.disable
     def _prepare_fused(self, buckets: Sequence[Bucket], *, measure: bool) -> list[bool] | None:
         """Lay out a step for native code; if asked, tell which parameters would be finite after it."""
-        self._fused.prepare(buckets)
+        self._fused.prepare(buckets, self._check_state)
         if not measure:
             return None
         allowed = [b.allowed is None or bool(b.allowed) for b in buckets for _ in b.params]
@@ -159,6 +163,8 @@ class Optimizer(Parameters):
             step = state["step"]
             t = None if compiling or not step.is_cpu else int(step.item()) + 1
             kind, unserved = self._treatment(p, setting, state)
+            if not unserved and type(p.grad) is not Tensor:
+                unserved = f"there is no fused kernel for a gradient that is a {type(p.grad).__name__}"
             key = (index, id(setting), p.device, p.dtype, grad_of(p).dtype, kind, t, unserved)
             members[key].append((name, p))
             if key not in shared:
@@ -180,7 +186,7 @@ class Optimizer(Parameters):
 
     def _treatment(self, p: Tensor, setting: Setting, state: Mapping[str, Tensor]) -> tuple[Hashable, str]:
         """The kind of a parameter, and why native code cannot step it ("" if it can)."""
-        memory = (p.data_ptr(), p.stride()) if p.is_cpu else None
+        memory = (p.data_ptr(), p.shape, p.stride()) if p.is_cpu else None
         known = self._treatments.get(id(p))
         if known is None or known[0] is not setting or known[1] != memory:
             kind = setting.rule.kind(tuple(p.shape))

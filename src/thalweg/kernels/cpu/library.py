@@ -93,18 +93,27 @@ def levels(library: ctypes.CDLL) -> list[str]:
 
 
 @functools.cache
-def borrow_openmp() -> bool:
-    """Run on the threads of the OpenMP library that is loaded already, so that no two pools compete.
+def borrow_openmp(folders: tuple[str, ...]) -> bool:
+    """Run on the threads of the OpenMP library that was loaded from one of these folders, so that no two pools compete.
 
-    Whether there is one: elsewhere than on Linux, or in a process without one, a pool of ours serves.
+    Whether there is one: elsewhere than on Linux, or in a forked child, whose parent's threads do not exist, a pool
+    of ours serves.
     """
+    if _forked:
+        return False
     try:
         maps = Path("/proc/self/maps").read_text()
         loaded = [line.split(maxsplit=5)[5] for line in maps.splitlines() if "omp" in line and ".so" in line]
-        path = next(path for path in loaded if Path(path).name.startswith(("libgomp", "libomp", "libiomp")))
-        openmp = ctypes.CDLL(path)
+        names = [path for path in loaded if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))]
+        openmp = ctypes.CDLL(next(path for path in names if path.startswith(folders)))
         run_all, count = (ctypes.cast(openmp[name], c_void_p) for name in ("GOMP_parallel", "omp_get_num_threads"))
     except (OSError, StopIteration, AttributeError, IndexError):
         return False
     load().thalweg_borrow_threads(run_all, count)
     return True
+
+
+#: Whether this process is a fork of one that had loaded this module.
+_forked: list[bool] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _forked.append(True))

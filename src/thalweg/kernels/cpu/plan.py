@@ -98,7 +98,8 @@ class Plan:
     def prepare(self, operands: list[Operand], options: Sequence[Options], threads: int) -> None:
         """Lay out a step: rows of the tables are made anew only if something moved, the numbers at every step."""
         library, code = load(), structs.RULES[self.rule_name]
-        layout = [layout_of(each) for each in options]
+        layouts = [layout_of(each) for each in options]
+        layout = [layouts[operand.group] for operand in operands]
         if (
             layout != self.layout
             or not all(map(Operand.fits, operands, self.operands))
@@ -157,8 +158,8 @@ class Plan:
 
     def figures(self) -> Figures:
         stacks = [
-            operand.shape[: self.layout[operand.group].stacked_axes] if len(span) != 1 else None
-            for operand, span in zip(self.operands, self.spans, strict=True)
+            operand.shape[: layout.stacked_axes] if len(span) != 1 else None
+            for operand, layout, span in zip(self.operands, self.layout, self.spans, strict=True)
         ]
         return Figures(self.rule_name, self.spans, stacks, bytes(self.outcomes))
 

@@ -180,8 +180,16 @@ void add_squares(const T* g, const T* p, T scale, int64_t n, int64_t after, T* c
     });
     *p_sum += checked_squares<T>(p_squares.total(), n, [&](int64_t i) { return p[i]; });
     if (after > 1) {
-        for (int64_t i = 0; i < n; i += after)
-            for (int64_t k = 0; k < after; k++) row[k] += double(squares[i + k]);
+        bool fine = true;
+        int64_t columns_left = n / after;
+        while (columns_left > 1) {  // the second half of the columns is added to the first
+            const int64_t half = columns_left / 2, kept = columns_left - half;
+            for (int64_t i = 0; i < half * after; i++) squares[i] += squares[kept * after + i];
+            columns_left = kept;
+        }
+        for (int64_t k = 0; k < after; k++) fine &= squares[k] < T(0x1p126);
+        for (int64_t k = 0; k < after && fine; k++) row[k] += double(squares[k]);
+        for (int64_t i = 0; i < n && !fine; i++) row[i % after] += double(T((scale * g[i]) * (scale * g[i])));
         return;
     }
     double total = row_squares.total();
@@ -304,6 +312,13 @@ struct Whitened {
     }
 };
 
+// The first `period` elements over and over, until there are n.
+template <class T>
+void repeat(T* to, const T* from, int64_t period, int64_t n) {
+    std::memcpy(to, from, size_t(period) * sizeof(T));
+    for (int64_t done = period; done < n; done *= 2) std::memcpy(to + done, to, size_t(least(done, n - done)) * sizeof(T));
+}
+
 // Over a window: add up u**2, or go on to p.
 template <class T>
 bool factored(const Job& job, const Cut& cut, int64_t task, double* sums, bool write, bool dry) {
@@ -318,8 +333,7 @@ bool factored(const Job& job, const Cut& cut, int64_t task, double* sums, bool w
     window.in_turn(0, window.rows_by_stream(), piece_of(tensor), [&](int64_t row, int64_t first, int64_t n) {
         const T* g = input(tensor.g, tensor.g_dtype, window.at(row, first), n, g_tile);
         const T* factor = f.row_factor + ((a * tensor.rows + row) * tensor.between + b) * after;
-        for (int64_t i = 0; i < n && after > 1; i += after)
-            for (int64_t k = 0; k < after; k++) repeated[i + k] = factor[k];
+        if (after > 1) repeat(repeated, factor, after, n);
         const T *across = after > 1 ? repeated : nullptr, scale = T(o.handling.gradient_scale);
         const Whitened<T> u{g, column + first, across, factor[0], scale, T(o.eps), o.clamp != 0};
         if (write) {
@@ -336,7 +350,7 @@ bool factored(const Job& job, const Cut& cut, int64_t task, double* sums, bool w
     return finite;
 }
 
-// Keep the new statistics, or (dry) see whether they can be stored.
+// Keep the new statistics.
 template <class T>
 void store_factors(const Job& job, const Cut& cut) {
     const Factors<T> f(job, cut);

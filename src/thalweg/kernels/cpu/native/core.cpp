@@ -125,16 +125,18 @@ bool is_bounded(const Job& job) {
         if (t.state[k] && t.state_dtype[k] == FLOAT16) return false;
     const double largest = t.p_dtype == FLOAT16 ? 6e4 : t.p_dtype == FLOAT64 ? 1e307 : 1e38;
     const Handling& h = handling_of(job);
+    // the factors too: each is rounded to the precision of the arithmetic before it multiplies anything
     if (job.rule == LAMB) {
-        const double step = std::fabs(out.stats[0] * h.lr) * out.stats[2];
-        return out.stats[1] * (1 + h.lr * h.weight_decay) + step < largest;
+        const double rate = std::fabs(out.stats[0] * h.lr), decay = h.lr * h.weight_decay;
+        return rate < largest && decay < largest && out.stats[1] * (1 + decay) + rate * out.stats[2] < largest;
     }
     if (job.rule == ADAFACTOR && !t.state[2]) {
         const auto& o = *static_cast<const AdafactorOptions*>(job.options);
         const double root = std::sqrt(double(most(1, t.size)));
         const double rates[] = {out.stats[3], o.nominal, 1.0};
-        const double step = std::fabs(out.stats[3] * out.stats[1]) * out.stats[0] * root;
-        return out.stats[2] * root * (1 + rates[o.decay_mode] * h.weight_decay) + step < largest;
+        const double rate = std::fabs(out.stats[3] * out.stats[1]), decay = rates[o.decay_mode] * h.weight_decay;
+        const double bound = (out.stats[2] * (1 + decay) + rate * out.stats[0]) * root;
+        return rate < largest && decay < largest && bound < largest;
     }
     return false;
 }
@@ -337,6 +339,7 @@ EXPORTED void thalweg_borrow_threads(void* run_all, void* count) {
 
 // Place each tensor's scratch. The answer is how many bytes of it a call with so many threads needs.
 EXPORTED int64_t thalweg_layout(int32_t rule, Tensor* tensors, int64_t count, int32_t threads) {
+    threads = threads > 1 ? threads : 1;
     int64_t large = 0, small = 0;
     for (int64_t i = 0; i < count; i++) {
         const int64_t bytes = work_bytes(rule, tensors[i], cut_of(rule, tensors[i]));
@@ -353,6 +356,7 @@ EXPORTED int64_t thalweg_layout(int32_t rule, Tensor* tensors, int64_t count, in
 // Take tensors through the stages from `first` up to, not including, `last`.
 EXPORTED void thalweg_run(int32_t rule, const void* options, const Tensor* tensors, Outcome* outcomes, int64_t count,
                           void* scratch, int32_t first, int32_t last, int32_t threads) {
+    threads = threads > 1 ? threads : 1;
     const int64_t bytes[] = {sizeof(Handling), sizeof(LarsOptions), sizeof(LambOptions), sizeof(AdafactorOptions)};
     int64_t large = 0, small = 0, total = 0;
     for (int64_t i = 0; i < count; i++) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -85,14 +86,17 @@ inline void enter_borrowed(void* data) {
 class Pool {
   public:
     void run(int threads, Body body, void* call) {
-        Team team(threads);
-        {
-            std::lock_guard<std::mutex> lock(mutex);
+        std::unique_lock<std::mutex> lock(mutex);
+        try {
             while (started < threads - 1) start();
-            this->body = body, this->call = call, this->team = &team, wanted = threads - 1;
-            busy.store(threads - 1, std::memory_order_relaxed);
-            turn.fetch_add(1, std::memory_order_release);
+        } catch (const std::system_error&) {  // the system gives no more
+            threads = started + 1;
         }
+        Team team(threads);
+        this->body = body, this->call = call, this->team = &team, wanted = threads - 1;
+        busy.store(threads - 1, std::memory_order_relaxed);
+        turn.fetch_add(1, std::memory_order_release);
+        lock.unlock();
         wake.notify_all();
         body(call, team);
         wait_until([&] { return busy.load(std::memory_order_acquire) == 0; });
@@ -100,8 +104,9 @@ class Pool {
 
   private:
     void start() {
-        const int index = started++;
+        const int index = started;
         std::thread([this, index] { work(index); }).detach();
+        started++;
     }
 
     void work(int index) {
