@@ -86,37 +86,34 @@ class Optimizer(Parameters):
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
     def _step(self, only: Tensor | None, *, compiling: bool) -> None:
         with self._fused.lock:
-            self._locked_step(only, compiling)
-
-    def _locked_step(self, only: Tensor | None, compiling: bool) -> None:
-        known = set(self.state)
-        try:
-            buckets = self._buckets(only, compiling)
-            policy = self.param_groups[0]["on_nonfinite"]
-            engines = [engine_for(self._wanted_engine, bucket, compiling=compiling) for bucket in buckets]
-            self._engines_used = set(engines)
-            in_place = [engine == "fused" and self.rule_name in ENTRIES for engine in engines]
-            fused = [bucket for bucket, own in zip(buckets, in_place, strict=True) if own]
-            finite = self._prepare_fused(fused, measure=policy != "propagate") if fused else None
-            results: Iterable[Result] = (
-                result
-                for bucket, engine, own in zip(buckets, engines, in_place, strict=True)
-                if not own
-                for result in ENGINES[engine](bucket)
-            )
-            if policy == "raise":
-                # nothing is written before everything is known to be finite
-                results = list(results)
-                self._raise_unless_finite(results, fused, finite or [])
-        except BaseException:
-            for p in set(self.state) - known:  # what was made for a step that is not taken
-                del self.state[p]
-            self._fused.release()
-            raise
-        if fused:
-            self._write_fused(fused, finite)
-        for result in results:
-            self._commit(result)
+            known = set(self.state)
+            try:
+                buckets = self._buckets(only, compiling)
+                policy = self.param_groups[0]["on_nonfinite"]
+                engines = [engine_for(self._wanted_engine, bucket, compiling=compiling) for bucket in buckets]
+                self._engines_used = set(engines)
+                in_place = [engine == "fused" and self.rule_name in ENTRIES for engine in engines]
+                fused = [bucket for bucket, own in zip(buckets, in_place, strict=True) if own]
+                finite = self._prepare_fused(fused, measure=policy != "propagate") if fused else None
+                results: Iterable[Result] = (
+                    result
+                    for bucket, engine, own in zip(buckets, engines, in_place, strict=True)
+                    if not own
+                    for result in ENGINES[engine](bucket)
+                )
+                if policy == "raise":
+                    # nothing is written before everything is known to be finite
+                    results = list(results)
+                    self._raise_unless_finite(results, fused, finite or [])
+            except BaseException:
+                for p in set(self.state) - known:  # what was made for a step that is not taken
+                    del self.state[p]
+                self._fused.release()
+                raise
+            if fused:
+                self._write_fused(fused, finite)
+            for result in results:
+                self._commit(result)
 
     @torch.compiler.disable
     def _prepare_fused(self, buckets: Sequence[Bucket], *, measure: bool) -> list[bool] | None:
