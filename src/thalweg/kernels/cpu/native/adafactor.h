@@ -100,7 +100,7 @@ bool all_squares(const Job& job, int64_t begin, int64_t end, Tasks tasks) {
 
 // ---- factored: matrices (rows, columns x after), several of them where there are axes before or between
 
-constexpr int64_t STREAMS = 4, PIECE = 256;
+constexpr int64_t STREAMS = 4;
 constexpr int64_t GROUP = 8;  // rows of each stream whose squares are added up in float32
 
 // Scratch of a factored tensor, in the precision of the arithmetic: new statistics and what g is multiplied by.
@@ -161,8 +161,6 @@ struct Window {
     }
 };
 
-// Elements of a piece: whole columns.
-inline int64_t piece_of(const Tensor& t) { return t.after * (t.after < PIECE ? PIECE / t.after : 1); }
 
 // Adds squares of some columns of a row to the sums of columns and of the row (one for each place behind the
 // columns), and those of p to their sum.
@@ -205,7 +203,7 @@ void measure_factored(const Job& job, const Cut& cut, int64_t task, double* sums
     const Tensor& tensor = *job.tensor;
     const Window window(tensor, cut, task);
     const Partial partial(job, cut);
-    const int64_t after = tensor.after, run = tensor.columns * after, n = window.n, piece = piece_of(tensor);
+    const int64_t after = tensor.after, run = tensor.columns * after, n = window.n, piece = piece_of(tensor.after);
     const T scale = T(handling_of(job).gradient_scale);
     double* columns = partial.columns + (window.slice * cut.tall + window.cut_row) * run + window.first_col;
     double* rows = partial.rows + (window.cut_col * cut.slices + window.slice) * tensor.rows * after;
@@ -330,7 +328,7 @@ bool factored(const Job& job, const Cut& cut, int64_t task, double* sums, bool w
     const T* column = f.col_factor + window.slice * tensor.columns * after + window.first_col;
     bool finite = true;
     T p_tile[TILE], g_tile[TILE], m_tile[TILE], repeated[TILE];
-    window.in_turn(0, window.rows_by_stream(), piece_of(tensor), [&](int64_t row, int64_t first, int64_t n) {
+    window.in_turn(0, window.rows_by_stream(), piece_of(tensor.after), [&](int64_t row, int64_t first, int64_t n) {
         const T* g = input(tensor.g, tensor.g_dtype, window.at(row, first), n, g_tile);
         const T* factor = f.row_factor + ((a * tensor.rows + row) * tensor.between + b) * after;
         if (after > 1) repeat(repeated, factor, after, n);

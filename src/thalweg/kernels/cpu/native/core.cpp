@@ -37,7 +37,7 @@ Cut cut_of(int32_t rule, const Tensor& t) {
     const int64_t tall = most(1, least(MOST_TALL / most(1, cut.slices), t.rows / LEAST_HEIGHT));
     cut.height = up(t.rows, tall);
     cut.tall = up(t.rows, cut.height);
-    cut.width = t.after * (WIDEST / t.after);
+    cut.width = piece_of(t.after) * (WIDEST / piece_of(t.after));
     cut.wide = up(run, cut.width);
     cut.tasks = cut.slices * cut.tall * cut.wide;
     return cut;

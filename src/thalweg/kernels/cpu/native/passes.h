@@ -48,6 +48,12 @@ struct Passes {
     void (*finish)(const Job&, const Cut&);
 };
 
+// Elements that are taken at a time from a row of a factored tensor: whole columns, and whole vectors if they can be.
+inline int64_t piece_of(int64_t after) {
+    const int64_t unit = after <= 32 ? 32 * after : after;
+    return unit * (unit < 256 ? 256 / unit : 1);
+}
+
 inline bool is_factored(const Job& job) { return job.rule == ADAFACTOR && job.tensor->rows > 0; }
 inline bool is_squares(const Job& job) { return job.rule == SQUARES; }
 
