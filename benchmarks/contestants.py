@@ -46,7 +46,7 @@ class Rule:
 RULES = {
     "lamb": Rule("LAMB", 40, "read p, g, m, v and write m, v; then, the ratio known, read p, m, v and write p"),
     "lars": Rule("LARS", 28, "read p, g for the norms; then read p, g, m and write p, m"),
-    "adafactor": Rule("Adafactor", 24, "read g for rows and columns; g, p for RMS(u), RMS(p); then g, p and write p"),
+    "adafactor": Rule("Adafactor", 24, "read g, p for rows, columns and RMS(p); g for RMS(u); then g, p and write p"),
     "adamw": Rule("AdamW", 28, "read p, g, m, v and write p, m, v"),
     "sgd": Rule("SGD with momentum", 20, "read p, g, m and write p, m"),
 }
