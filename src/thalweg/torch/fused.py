@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import is_number
+from thalweg.errors import StateError
 from thalweg.kernels.cpu.library import borrow_openmp, reason_missing
 from thalweg.kernels.cpu.plan import END, MEASURE, WRITE, Operand, Options, Plan, entries_of, reason_unserved
 from thalweg.kernels.cpu.plan import sums_of_squares as native_sums
@@ -97,6 +98,8 @@ class Fused:
                 known = self.known.get(name)
                 if known is None or known[0] != state:
                     check_state(name, p, setting)
+                    if reason := reason_against(setting, p, s):  # which was fine before somebody replaced it
+                        raise StateError(f"the state of {name!r} does not fit in memory: {reason}")
                 if known is None or known[0] != state or known[1] != places:
                     dtypes = NAMES[p.dtype], NAMES[g.dtype], *["" if e is None else NAMES[e.dtype] for e in entries]
                     addresses = tuple(address for address, _ in state[2])
