@@ -19,7 +19,6 @@ namespace {
 
 constexpr int64_t SMALL = 65536;  // elements of a tensor that one thread steps by itself
 constexpr int64_t MOST_TALL = 64, LEAST_HEIGHT = 64;
-constexpr int STAGES = 3;
 
 int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step; }
 int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -164,14 +163,6 @@ struct Call {
     bool is_small(int64_t index) const { return tensors[index].size <= SMALL; }
 };
 
-// Whether a stage goes over the tensor at all.
-bool passes_over(const Job& job, int stage) {
-    if (is_squares(job)) return stage == 0;
-    if (stage == 0) return true;
-    if (stage == 1) return is_factored(job) || (handling_of(job).guarded && job.outcome->finite && !is_bounded(job));
-    return !job.outcome->skip && !is_single_pass(job);
-}
-
 void add_up(const Job& job, const Cut& cut) {
     const double* partial = reinterpret_cast<const double*>(job.work);
     for (int k = 0; k < SUMS; k++)
@@ -218,10 +209,13 @@ int rounds_of(const Job& job, int stage) { return stage == 1 && is_factored(job)
 
 bool is_dry(const Job& job, int round) { return !is_factored(job) || round == 1; }
 
+// Whether a round of a stage goes over the tensor at all.
 bool takes_place(const Job& job, int stage, int round) {
-    if (stage == 1 && is_factored(job) && round == 1)
-        return handling_of(job).guarded && job.outcome->finite && !is_bounded(job);
-    return passes_over(job, stage);
+    if (job.rule == SQUARES) return stage == 0;
+    if (stage == 0) return true;
+    if (stage == 2) return !job.outcome->skip && !is_single_pass(job);
+    if (!is_dry(job, round)) return true;
+    return handling_of(job).guarded && job.outcome->finite && !is_bounded(job);
 }
 
 void step_alone(const Call& call, int64_t index, char* work) {
@@ -303,7 +297,11 @@ const Passes* chosen() {
 
 }  // namespace
 
+#if defined(_WIN32)
+#define EXPORTED extern "C" __declspec(dllexport)
+#else
 #define EXPORTED extern "C" __attribute__((visibility("default")))
+#endif
 
 // The sizes of the structures, so that both sides can see that they mean the same.
 EXPORTED int64_t thalweg_sizeof(int32_t which) {
@@ -337,15 +335,27 @@ EXPORTED void thalweg_borrow_threads(void* run_all, void* count) {
     Threads::instance().borrow(reinterpret_cast<RunAll>(run_all), reinterpret_cast<CountThreads>(count));
 }
 
+namespace {
+
+// Bytes of partial sums: of the largest tensor that all threads share, and of the largest that one has to itself.
+struct Areas {
+    int64_t large = 0, small = 0;
+
+    Areas(int32_t rule, const Tensor* tensors, int64_t count) {
+        for (int64_t i = 0; i < count; i++) {
+            int64_t& area = tensors[i].size <= SMALL ? small : large;
+            area = most(area, up(work_bytes(rule, tensors[i], cut_of(rule, tensors[i])), 64) * 64);
+        }
+    }
+};
+
+}  // namespace
+
 // Place each tensor's scratch. The answer is how many bytes of it a call with so many threads needs.
 EXPORTED int64_t thalweg_layout(int32_t rule, Tensor* tensors, int64_t count, int32_t threads) {
     threads = threads > 1 ? threads : 1;
-    int64_t large = 0, small = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t bytes = work_bytes(rule, tensors[i], cut_of(rule, tensors[i]));
-        (tensors[i].size <= SMALL ? small : large) = most(tensors[i].size <= SMALL ? small : large, bytes);
-    }
-    int64_t total = up(large, 64) * 64 + up(small, 64) * 64 * threads;
+    const Areas areas(rule, tensors, count);
+    int64_t total = areas.large + areas.small * threads;
     for (int64_t i = 0; i < count; i++) {
         tensors[i].scratch = total;
         total += up(own_bytes(rule, tensors[i], cut_of(rule, tensors[i])), 64) * 64;
@@ -358,16 +368,12 @@ EXPORTED void thalweg_run(int32_t rule, const void* options, const Tensor* tenso
                           void* scratch, int32_t first, int32_t last, int32_t threads) {
     threads = threads > 1 ? threads : 1;
     const int64_t bytes[] = {sizeof(Handling), sizeof(LarsOptions), sizeof(LambOptions), sizeof(AdafactorOptions)};
-    int64_t large = 0, small = 0, total = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const bool is_small = tensors[i].size <= SMALL;
-        int64_t& area = is_small ? small : large;
-        area = most(area, work_bytes(rule, tensors[i], cut_of(rule, tensors[i])));
-        total += tensors[i].size;
-    }
+    const Areas areas(rule, tensors, count);
+    int64_t total = 0;
+    for (int64_t i = 0; i < count; i++) total += tensors[i].size;
     Call call{chosen(), rule, static_cast<const char*>(options),
               bytes[rule], tensors, outcomes, count, static_cast<char*>(scratch),
-              static_cast<char*>(scratch) + up(large, 64) * 64, up(small, 64) * 64, first, last, {}};
+              static_cast<char*>(scratch) + areas.large, areas.small, first, last, {}};
     // waking a thread takes about as long as stepping a small tensor
     Threads::instance().run(total <= SMALL ? 1 : threads, body, &call);
 }

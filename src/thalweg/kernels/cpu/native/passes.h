@@ -41,7 +41,7 @@ struct Passes {
     void (*measure)(const Job&, const Cut&, int64_t task, double* sums);
     // Stage 0, factored tensors: from sums of rows and columns to the factors.
     void (*factor)(const Job&, const Cut&);
-    // Stage 1: Adafactor's u, or (dry) what would be written. Both answer whether that is finite.
+    // Stage 1: Adafactor's u, or (dry) what would be written, and whether that is finite.
     bool (*rehearse)(const Job&, const Cut&, int64_t task, double* sums, bool dry);
     // Stage 2: write.
     void (*write)(const Job&, const Cut&, int64_t task);
@@ -55,7 +55,6 @@ inline int64_t piece_of(int64_t after) {
 }
 
 inline bool is_factored(const Job& job) { return job.rule == ADAFACTOR && job.tensor->rows > 0; }
-inline bool is_squares(const Job& job) { return job.rule == SQUARES; }
 
 inline const Handling& handling_of(const Job& job) {
     return *static_cast<const Handling*>(job.options);  // the first member of all options

@@ -224,7 +224,6 @@ class InOut {
         // the least magnitude that is rounded to infinity
         const T largest = dtype == FLOAT16                      ? T(65520)
                           : dtype == BFLOAT16                   ? T(0x1.ffp127)
-                          : dtype == FLOAT32 && sizeof(T) == 8 ? T(0x1.ffffffp127)
                                                                 : T(INFINITY);
         bool fine = true;
         for (int64_t i = 0; i < n; i++) fine &= std::fabs(x[i]) < largest;
