@@ -6,7 +6,8 @@ import inspect
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from thalweg.numpy.optimizer import Engine, Optimizer, Rate
+from thalweg.numpy.optimizer import Optimizer, Rate
+from thalweg.numpy.stepping import Engine
 from thalweg.rules import RULES
 from thalweg.settings import Handling
 

@@ -1,0 +1,177 @@
+"""How jobs are stepped: by native code or by the rule as it is, and what is written when."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from thalweg.boundary import Advance, advance, slice_of
+from thalweg.errors import NonFiniteError, OptionError
+from thalweg.kernels.cpu.library import reason_missing, warn_once
+from thalweg.kernels.cpu.plan import ENTRIES
+from thalweg.numpy.arrays import Arr, is_aliased
+from thalweg.numpy.batches import batches, normals, stacked
+from thalweg.numpy.fused import Fused, reason_against, squares_of
+from thalweg.numpy.job import Job
+from thalweg.numpy.memory import Memory
+from thalweg.rules.checks import check_choice
+from thalweg.rules.noise import tensor_id
+from thalweg.settings import Settings
+from thalweg.spaces import numpy as xp
+
+#: Native code, or numpy's own arithmetic; "auto" takes native code wherever it can.
+Engine: TypeAlias = Literal["auto", "reference", "fused"]
+
+
+class Stepping(Memory):
+    """Takes jobs through a step, on the engine that was asked for."""
+
+    def _choose(self, engine: Engine, settings: Settings) -> None:
+        check_engine(engine)
+        self._settings, self._wanted_engine = settings, engine
+        self._engines_used: set[str] = set()
+        self._fused = Fused(self.rule_name)
+
+    @property
+    def engine(self) -> str:
+        """The engines that the last step used, or the one that was asked for."""
+        return " + ".join(sorted(self._engines_used)) or self._wanted_engine
+
+    def _run(self, jobs: Sequence[Job], scale: float | None) -> None:
+        with self._fused.lock:
+            try:
+                self._locked_run(jobs, scale)
+            finally:
+                self._fused.release()
+
+    def _locked_run(self, jobs: Sequence[Job], scale: float | None) -> None:
+        aliased = len(jobs) > 1 and is_aliased([job.place for job in jobs], [job.gradient_place for job in jobs])
+        policy = self._settings.base.handling.on_nonfinite
+        fused, others = self._divided(jobs, aliased)
+        self._engines_used = {name for name, used in (("fused", fused), ("reference", others)) if used}
+        results: Iterable[tuple[Job, Advance]] = ((job, self._computed(job, scale)) for job in others)
+        if self.rule_name not in ENTRIES:  # Kron has products that numpy does best, and native code for the rest
+            results = itertools.chain(results, self._computed_by_shape(fused, scale))
+            fused = []
+        if fused:
+            self._fused.prepare(fused, scale)
+        finite = self._fused.measure() if fused and policy != "propagate" else None
+        if finite is not None and policy == "raise":
+            for job, fine in zip(fused, finite, strict=True):
+                check_finite(job, fine)
+        if aliased or policy == "raise":
+            # nothing is written before everything has been read, and is known to be finite
+            results = list(results)
+        if finite is not None:
+            self._fused.write([not fine for fine in finite])
+        elif fused:
+            self._fused.step()
+        if fused:
+            self._commit_fused(fused, finite)
+        for job, result in results:
+            self._commit(job, result)
+
+    def _divided(self, jobs: Sequence[Job], aliased: bool) -> tuple[list[Job], list[Job]]:
+        """The jobs for native code, and those for the reference."""
+        if self._wanted_engine == "reference":
+            return [], list(jobs)
+        missing = reason_missing()
+        if self._wanted_engine == "auto" and missing is not None:
+            warn_once(missing)
+            return [], list(jobs)
+        fused: list[Job] = []
+        others: list[Job] = []
+        for job in jobs:
+            reason = "gradients of other parameters overlap parameters" if aliased else reason_against(job)
+            if reason is not None and self._wanted_engine == "fused":
+                raise OptionError(
+                    f"engine='fused' cannot step parameter {job.name!r}: {reason}; engine='auto' finds another way"
+                )
+            (fused if reason is None else others).append(job)
+        return fused, others
+
+    def _commit_fused(self, jobs: Sequence[Job], finite: Sequence[bool] | None) -> None:
+        for index, (job, stats) in enumerate(zip(jobs, self._fused.stats(), strict=True)):
+            tracked = job.tracked
+            tracked.stats = stats
+            if finite is None or finite[index]:
+                tracked.step = job.t
+            else:
+                tracked.skipped += 1
+            self._tracked[job.name] = tracked
+
+    def _computed_by_shape(self, jobs: Sequence[Job], scale: float | None) -> Iterator[tuple[Job, Advance]]:
+        """Noise by native code, products by BLAS, and small arrays of equal shape as one batch."""
+        for batch in batches(jobs):
+            if len(batch) == 1:
+                yield batch[0], self._computed(batch[0], scale, partial(normals, batch))
+            else:
+                result = self._computed(stacked(batch), scale, partial(normals, batch))
+                for i, job in enumerate(batch):
+                    part = slice_of(result, i)
+                    yield job, part._replace(state={key: np.array(entry) for key, entry in part.state.items()})
+
+    def _computed(self, job: Job, grad_scale: float | None = None, noise: Callable[[], Arr] | None = None) -> Advance:
+        with np.errstate(all="ignore"):  # what is not finite is dealt with below, or wanted
+            result = advance(
+                xp,
+                job.rule,
+                job.handling,
+                job.weights,
+                job.gradient,
+                job.tracked.state,
+                t=job.t,
+                lr=job.lr,
+                lr_scale=job.lr_scale,
+                tensor=tensor_id(job.name),
+                grad_scale=grad_scale,
+                noise=noise,
+            )
+        if job.handling.on_nonfinite == "raise":
+            check_finite(job, result.finite)
+        return result
+
+    def _commit(self, job: Job, result: Advance) -> None:
+        tracked = job.tracked
+        tracked.stats = partial(dict, result.stats)
+        if result.finite is not None and not result.finite:
+            tracked.skipped += 1
+        else:
+            job.weights[...] = result.p
+            tracked.state, tracked.step, tracked.operand = result.state, job.t, None
+        self._tracked[job.name] = tracked
+
+    def _grad_scale(self, jobs: Sequence[Job]) -> float | None:
+        """What brings the joint norm of all gradients down to max_grad_norm."""
+        limit = self._settings.base.handling.max_grad_norm
+        if limit is None:
+            return None
+        if self._wanted_engine == "reference" or reason_missing() is not None:
+            with np.errstate(all="ignore"):
+                sums = [float(np.square(job.gradient, dtype=np.float64).sum()) for job in jobs]
+        else:
+            sums = squares_of([job.gradient for job in jobs])
+        squares = dict(zip([job.name for job in jobs], sums, strict=True))
+        norm = math.sqrt(sum(squares.values()))
+        if math.isfinite(norm):
+            return 1 / max(1.0, norm / limit)
+        if self._settings.base.handling.on_nonfinite == "raise":
+            guilty = [name for name, square in squares.items() if not math.isfinite(square)]
+            raise NonFiniteError(f"gradients that are not finite, or too large to be squared: {guilty}")
+        return math.nan
+
+
+def check_engine(engine: Any) -> None:
+    check_choice("engine", engine, "auto", "reference", "fused")
+    if engine == "fused" and (reason := reason_missing()) is not None:
+        raise OptionError(f"engine='fused' cannot run: {reason}; engine='auto' takes the fastest there is")
+
+
+def check_finite(job: Job, finite: Any) -> None:
+    if not finite:
+        raise NonFiniteError(f"parameter {job.name!r}, step {job.t}: the gradient or the update is not finite")
