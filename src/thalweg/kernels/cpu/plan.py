@@ -79,7 +79,7 @@ def reason_unserved(rule: Rule, shape: Shape) -> str | None:
 
 
 class Plan:
-    """Tables for one optimizer. Copies begin empty: addresses are nobody else's business."""
+    """Tables for one optimizer."""
 
     def __init__(self, rule_name: str) -> None:
         self.rule_name = rule_name
@@ -92,19 +92,12 @@ class Plan:
         self.scratch: Any = None
         self.threads = 0
 
-    def __reduce__(self) -> tuple[type[Plan], tuple[str]]:
-        return Plan, (self.rule_name,)
-
     def prepare(self, operands: list[Operand], options: Sequence[Options], threads: int) -> None:
         """Lay out a step: rows of the tables are made anew only if something moved, the numbers at every step."""
         library, code = load(), structs.RULES[self.rule_name]
         layouts = [layout_of(each) for each in options]
         layout = [layouts[operand.group] for operand in operands]
-        if (
-            layout != self.layout
-            or not all(map(Operand.fits, operands, self.operands))
-            or not self.moved(operands, options)
-        ):
+        if layout != self.layout or not self.moved(operands, options):
             self.lay_out(operands, options)
             self.layout, self.threads = layout, 0
         self.operands = operands
@@ -199,10 +192,6 @@ def layout_of(options: Options) -> Layout:
     return Layout(options.handling.seed, rule.stacked_axes, factoring)
 
 
-def slices(rule: Rule, shape: Shape) -> int:
-    return math.prod(shape[: rule.stacked_axes])
-
-
 def rows_of(operand: Operand, options: Options) -> list[structs.Tensor]:
     """The rows of one operand: one for each stacked slice, which are tensors by themselves."""
     rule, handling = options.rule, options.handling
@@ -239,7 +228,7 @@ def rows_of(operand: Operand, options: Options) -> list[structs.Tensor]:
             is_slice=rule.stacked_axes > 0,
         )
 
-    return [row(index) for index in range(slices(rule, operand.shape))]
+    return [row(index) for index in range(math.prod(operand.shape[: rule.stacked_axes]))]
 
 
 def seen_as(shape: Shape, row: int, column: int) -> tuple[int, int, int, int, int]:
