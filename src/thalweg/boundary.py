@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from thalweg.arrays import A, Scalar, Space, State, Truth, Value, is_number
 from thalweg.rules import Rule
 from thalweg.rules.noise import normal, uniform
-from thalweg.rules.rule import Noise
+from thalweg.rules.rule import Noise, Update
 from thalweg.settings import Handling
 
 #: Binary digits, and least exponent, of the dtypes that stochastic rounding can write.
@@ -78,6 +78,37 @@ def advance(
     allowed: False leaves everything as it was, under ``on_nonfinite="skip"``.
     noise: gives the numbers of ``rules.noise.normal`` by other means.
     """
+    update = proposed(
+        xp, rule, handling, p, g, s, t=t, lr=lr, lr_scale=lr_scale, tensor=tensor, grad_scale=grad_scale, noise=noise
+    )
+    new, state = written(xp, handling, p, update.delta, tensor=tensor, t=t), update.state
+    if handling.on_nonfinite == "propagate":
+        return Advance(new, state, None, update.stats)
+    finite = finite_throughout(xp, update, new)
+    if allowed is not None:
+        finite = finite & allowed
+    if handling.on_nonfinite == "skip":
+        new = xp.where(finite, new, p)
+        state = {key: xp.where(finite, entry, s[key]) for key, entry in state.items()}
+    return Advance(new, state, finite, update.stats)
+
+
+def proposed(
+    xp: Space[A],
+    rule: Rule,
+    handling: Handling,
+    p: A,
+    g: A,
+    s: State[A],
+    *,
+    t: Scalar,
+    lr: Scalar | None,
+    lr_scale: Scalar,
+    tensor: Scalar,
+    grad_scale: Scalar | None = None,
+    noise: Noise[A] | None = None,
+) -> Update:
+    """What the rule answers: delta in the precision of the arithmetic, state as it is stored."""
     dtype = xp.dtype(p)
     precision = arithmetic(dtype)
     wide, gradient = xp.astype(p, precision), xp.astype(g, precision)
@@ -95,27 +126,31 @@ def advance(
         lr_scale=lr_scale,
         noise=noise or (lambda: normal(xp, wide, seed=handling.seed, tensor=tensor, t=t)),
     )
-    new = wide + update.delta
-    if dtype in DIGITS and handling.rounding == "stochastic":
-        chance = uniform(xp, wide, seed=handling.seed, tensor=tensor, t=t, stream=ROUNDING_STREAM)
-        new = rounded_stochastically(xp, new, dtype, chance)
-    new = xp.astype(new, dtype)
     # in the order of the old state: a program compiled for one step serves the next
     state = {key: xp.astype(update.state[key], storage(key, dtype, handling)) for key in s}
     for key in state:
         if key.startswith("Q_") and xp.dtype(state[key]) == "float16":  # which ends at 65504
             state[key] = xp.where(all_finite(xp, state[key]), state[key], s[key])
-    if handling.on_nonfinite == "propagate":
-        return Advance(new, state, None, update.stats)
+    return update._replace(state=state)
 
-    # what is written is asked as well: float16 ends at 65504
-    finite = every(xp, update.finite) if allowed is None else every(xp, update.finite) & allowed
-    for entry in (new, *(entry for entry in state.values() if xp.dtype(entry) == "float16")):
+
+def written(xp: Space[A], handling: Handling, p: A, delta: A, *, tensor: Scalar, t: Scalar) -> A:
+    """p after a step, in its own dtype: the one place where parameters are rounded."""
+    dtype = xp.dtype(p)
+    wide = xp.astype(p, arithmetic(dtype))
+    new = wide + delta
+    if dtype in DIGITS and handling.rounding == "stochastic":
+        chance = uniform(xp, wide, seed=handling.seed, tensor=tensor, t=t, stream=ROUNDING_STREAM)
+        new = rounded_stochastically(xp, new, dtype, chance)
+    return xp.astype(new, dtype)
+
+
+def finite_throughout(xp: Space[A], update: Update, new: A) -> Truth:
+    """Whether a step is finite, what it writes included: float16 ends at 65504."""
+    finite = every(xp, update.finite)
+    for entry in (new, *(entry for entry in update.state.values() if xp.dtype(entry) == "float16")):
         finite = finite & all_finite(xp, entry)
-    if handling.on_nonfinite == "skip":
-        new = xp.where(finite, new, p)
-        state = {key: xp.where(finite, entry, s[key]) for key, entry in state.items()}
-    return Advance(new, state, finite, update.stats)
+    return finite
 
 
 def slice_of(result: Advance, index: int) -> Advance:

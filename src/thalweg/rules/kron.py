@@ -64,6 +64,7 @@ class Kron(Rule):
     #: Memory of the smoothed norms; 0 takes each norm as it comes.
     lipschitz_beta: Scalar = 0.9
 
+    needs_whole: ClassVar[bool] = True
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "psgd": {
             "momentum_mode": "ema",

@@ -35,15 +35,16 @@ def mix(h: Any, word: Callable[[int], Any] = int) -> Any:
     return h ^ (h >> 16)
 
 
-def stream_key(seed: int, tensor: Scalar, stream: int) -> Scalar:
+def stream_key(seed: int, tensor: Scalar, stream: int, word: Callable[[int], Any] = int) -> Scalar:
     """What sets the random bits of one seed, tensor and stream apart from all others."""
-    return mix(mix((tensor & MASK) ^ mix((seed & MASK) ^ 0x9E3779B9)) ^ (stream * 0x85EBCA6B & MASK))
+    own = mix((tensor & word(MASK)) ^ word(mix((seed & MASK) ^ 0x9E3779B9)), word)
+    return mix(own ^ word(stream * 0x85EBCA6B & MASK), word)
 
 
 def bits(xp: Space[A], like: A, *, seed: int, tensor: Scalar, t: Scalar, stream: int = 0) -> Any:
     """32 random bits for each element of ``like``; streams of one step are independent."""
     low, high = xp.positions(like)
-    key = stream_key(seed, tensor, stream)
+    key = stream_key(seed, tensor, stream, int if is_number(tensor) else xp.word)
 
     def word(x: Any) -> Any:
         return xp.word(x) if is_number(x) else x

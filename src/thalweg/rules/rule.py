@@ -37,6 +37,8 @@ class Rule(ABC):
 
     stacked_axes: int = 0
 
+    #: Whether the rule works on whole tensors, and not on sums over their parts.
+    needs_whole: ClassVar[bool] = False
     #: Options that make the rule equal to a published implementation, by its name.
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 

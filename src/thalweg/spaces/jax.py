@@ -8,6 +8,7 @@ from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.shard_alike import shard_alike
 
 from thalweg.arrays import (
     Axes,
@@ -41,15 +42,32 @@ def astype(x: Arr, dtype: str) -> Arr:
 
 
 def full(shape: Shape, value: float, like: Arr) -> Arr:
-    return jnp.full(shape, value, like.dtype)
+    return jnp.full(shape, value, like.dtype, device=replicated_with(like))
 
 
 def zeros_like(x: Arr) -> Arr:
-    return jnp.zeros_like(x)
+    return sharded_like(jnp.zeros_like(x, dtype=x.dtype), x)
 
 
 def zeros_reduced(x: Arr, axes: tuple[int, ...]) -> Arr:
-    return jnp.zeros(reduced_shape(x.shape, axes), x.dtype)
+    zeros = jnp.zeros(reduced_shape(x.shape, axes), x.dtype)
+    return zeros if jax.device_count() == 1 else sharded_like(zeros, jnp.sum(x, axis=axes, keepdims=True))
+
+
+def sharded_like(x: Arr, y: Arr) -> Arr:
+    """x, laid over devices as y is; under ``jit`` the compiler is told so."""
+    if jax.device_count() == 1:
+        return x
+    alike: Arr = shard_alike(x, y)[0]
+    return alike
+
+
+def replicated_with(x: Arr) -> jax.sharding.Sharding | None:
+    """On every device that has a part of x, where that is known; None: wherever the compiler likes."""
+    placed = None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+    if not isinstance(placed, jax.sharding.NamedSharding):
+        return None
+    return jax.sharding.NamedSharding(placed.mesh, jax.sharding.PartitionSpec())
 
 
 def identity(size: int, like: Arr) -> Arr:
@@ -66,7 +84,19 @@ def word(n: int) -> Arr:
     return number
 
 
-sqrt = number_function(math.sqrt, jnp.sqrt)
+@jax.custom_jvp
+def _sqrt(x: Arr) -> Arr:
+    return jnp.sqrt(x)
+
+
+@_sqrt.defjvp
+def _sqrt_jvp(primals: tuple[Arr], tangents: tuple[Arr]) -> tuple[Arr, Arr]:
+    """At 0 the slope is taken as 0: the norm of a parameter that is zero says nothing, and infinity would spoil all."""
+    root = jnp.sqrt(primals[0])
+    return root, jnp.where(root == 0, 0, tangents[0] / jnp.where(root == 0, 1, 2 * root))
+
+
+sqrt = number_function(math.sqrt, _sqrt)
 exp = number_function(math.exp, jnp.exp)
 log = number_function(number_log, jnp.log)
 expm1 = number_function(math.expm1, jnp.expm1)
@@ -89,11 +119,16 @@ def where(condition: Truth, x: Scalar, y: Scalar) -> Scalar:
 
 
 def sums(*terms: Term) -> tuple[Scalar, ...]:
-    def total(term: Term) -> Scalar:
+    """A sum over several axes goes on from one over fewer of them, if there is one: x is read once less."""
+    totals: list[Scalar] = []
+    for index, term in enumerate(terms):
         x, axes = term
-        return jnp.sum(x * x if isinstance(term, Squares) else x, axis=axes, keepdims=axes is not None)
-
-    return tuple(map(total, terms))
+        partial = x * x if isinstance(term, Squares) else x
+        for total, earlier in zip(totals, terms[:index], strict=True):
+            if type(earlier) is type(term) and earlier[0] is x and axes and set(earlier[1] or axes) < set(axes):
+                partial = total
+        totals.append(jnp.sum(partial, axis=axes, keepdims=axes is not None))
+    return tuple(totals)
 
 
 def means(*terms: Term) -> tuple[Scalar, ...]:
@@ -120,7 +155,9 @@ def swapaxes(x: Arr, first: int, second: int) -> Arr:
 
 
 def matmul(x: Arr, y: Arr) -> Arr:
-    return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
+    """In full precision, unless ``jax.default_matmul_precision`` asks for another."""
+    asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST if asked is None else None)
 
 
 def upper(x: Arr) -> Arr:

@@ -1,0 +1,21 @@
+"""Optimizers for JAX, as gradient transformations of optax."""
+
+from __future__ import annotations
+
+from thalweg.optax.optimizers import adafactor, kron, lamb, lars
+from thalweg.optax.states import AdafactorState, KronState, LambState, LarsState
+from thalweg.optax.transformation import as_transformation
+from thalweg.rules import Annealed
+
+__all__ = [
+    "AdafactorState",
+    "Annealed",
+    "KronState",
+    "LambState",
+    "LarsState",
+    "adafactor",
+    "as_transformation",
+    "kron",
+    "lamb",
+    "lars",
+]

@@ -1,0 +1,185 @@
+"""Leaves of a tree that are stepped together.
+
+Small parameters of equal shape are stacked and stepped as one: a program with a kernel for each of hundreds of small
+arrays spends its time on starting kernels, and is long to compile. Rules know stacks (``stacked_axes``), so that
+nothing in them changes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from thalweg.boundary import DIGITS, MOMENTA, arithmetic, finite_throughout, first_state, proposed, written
+from thalweg.optax.shards import Layout, Shards, gathered, own_part
+from thalweg.optax.states import Entries
+from thalweg.optax.values import in_precision, rule_in_precision
+from thalweg.rules.noise import normal, tensor_id
+from thalweg.rules.rule import Rule, Update
+from thalweg.settings import Setting
+from thalweg.spaces import jax as whole
+
+#: Parameters of at most so many elements are stacked with others of their shape.
+SMALL = 2**16
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """A parameter as the tree has it, or several of one shape as a stack."""
+
+    names: tuple[str, ...]
+    p: Any
+    setting: Setting
+    #: How it is divided inside shard_map; nothing but empty tuples elsewhere.
+    layout: Layout
+
+    @property
+    def space(self) -> Any:
+        return Shards(self.layout) if any(self.layout) else whole
+
+
+@dataclass(frozen=True, eq=False)
+class Job(Leaf):
+    g: Any
+    state: Entries
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What all parameters of one step share."""
+
+    #: The number of the step, from 1.
+    t: Any
+    lr: Any
+    grad_scale: Any
+    #: Whether anybody asks if steps are finite.
+    guarded: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    delta: Any
+    state: Entries
+    finite: Any
+
+
+def first_entries(leaf: Leaf) -> Entries:
+    """The state of a parameter before its first step."""
+    rule, handling = leaf.setting.settled, leaf.setting.handling
+    if not (rule.needs_whole and any(leaf.layout)):
+        return first_state(leaf.space, rule, handling, leaf.p)
+    state = first_state(whole, rule, handling, gathered(leaf.p, leaf.layout))
+    return {key: own_part(entry, leaf.layout) if key in MOMENTA else entry for key, entry in state.items()}
+
+
+def stepped(jobs: Sequence[Job], moment: Moment) -> list[Outcome]:
+    """One step of every parameter, in their order."""
+    found: dict[int, Outcome] = {}
+    for members in batches(jobs):
+        if len(members) == 1:
+            found[members[0]] = outcome(jobs[members[0]], moment)
+            continue
+        result = outcome(stacked([jobs[i] for i in members]), moment)
+        for place, i in enumerate(members):
+            found[i] = unstacked(result, place, jobs[i])
+    return [found[i] for i in range(len(jobs))]
+
+
+def batches(jobs: Sequence[Job]) -> Iterable[list[int]]:
+    """Which of them go together."""
+    found: dict[Any, list[int]] = defaultdict(list)
+    for index, job in enumerate(jobs):
+        if job.p.size > SMALL or job.setting.handling.rounding == "stochastic":
+            found[index].append(index)
+            continue
+        entries = tuple((key, entry.shape, entry.dtype) for key, entry in job.state.items())
+        found[id(job.setting), job.p.shape, job.p.dtype, job.g.dtype, job.layout, entries].append(index)
+    return found.values()
+
+
+def stacked(jobs: Sequence[Job]) -> Job:
+    """Several as one, with a leading axis more."""
+    first = jobs[0]
+    state = {
+        # the same for all of them, who have taken every step together
+        key: entry if key == "refresh" else jnp.stack([job.state[key] for job in jobs])
+        for key, entry in first.state.items()
+    }
+    return Job(
+        names=tuple(name for job in jobs for name in job.names),
+        p=jnp.stack([job.p for job in jobs]),
+        setting=first.setting,
+        layout=((), *first.layout),
+        g=jnp.stack([job.g for job in jobs]),
+        state=state,
+    )
+
+
+def unstacked(result: Outcome, place: int, job: Job) -> Outcome:
+    """One of several; on the devices where it was before."""
+
+    def own(x: Any, like: Any) -> Any:
+        return whole.sharded_like(x[place], like)
+
+    state = {key: entry if key == "refresh" else own(entry, job.state[key]) for key, entry in result.state.items()}
+    return Outcome(own(result.delta, job.p), state, result.finite)
+
+
+def outcome(job: Job, moment: Moment) -> Outcome:
+    """One step of one parameter, or of one stack."""
+    handling, dtype = job.setting.handling, job.p.dtype.name
+    rule = rule_in_precision(job.setting.rule_at(moment.t), arithmetic(dtype))
+    if len(job.names) > 1:
+        rule = replace(rule, stacked_axes=rule.stacked_axes + 1)
+    tensor = tensor_id(job.names[0])
+    update = proposed_by(rule, job, moment, tensor)
+    delta, finite = update.delta, None
+    rounded = handling.rounding == "stochastic" and dtype in DIGITS
+    if rounded or moment.guarded:
+        new = written(job.space, handling, job.p, delta, tensor=tensor, t=moment.t)
+        finite = finite_throughout(job.space, update, new) if moment.guarded else None
+        delta = new.astype(delta.dtype) - job.p.astype(delta.dtype) if rounded else delta
+    return Outcome(delta.astype(jnp.promote_types(job.p.dtype, job.g.dtype)), update.state, finite)
+
+
+def proposed_by(rule: Rule, job: Job, moment: Moment, tensor: int) -> Update:
+    """The rule's answer; from gathered parts where it needs the whole."""
+    xp, p, g, state = job.space, job.p, job.g, job.state
+    gather = rule.needs_whole and any(job.layout)
+    if gather:
+        xp, p, g = whole, gathered(p, job.layout), gathered(g, job.layout)
+        state = {key: gathered(entry, job.layout) if key in MOMENTA else entry for key, entry in state.items()}
+    precision = arithmetic(p.dtype.name)
+
+    def noise() -> Any:
+        """Of each parameter its own."""
+        like = p.astype(precision)
+        ids = jnp.asarray([tensor_id(name) for name in job.names], jnp.uint32)
+        seed = job.setting.handling.seed
+        if len(job.names) == 1:
+            return normal(xp, like, seed=seed, tensor=tensor, t=moment.t)
+        return jax.vmap(lambda own, number: normal(xp, own, seed=seed, tensor=number, t=moment.t))(like, ids)
+
+    update = proposed(
+        xp,
+        rule,
+        job.setting.handling,
+        p,
+        g,
+        state,
+        t=moment.t,
+        lr=in_precision(moment.lr, precision),
+        lr_scale=job.setting.lr_scale,
+        tensor=tensor,
+        grad_scale=in_precision(moment.grad_scale, precision),
+        noise=noise,
+    )
+    if not gather:
+        return update
+    own = {key: own_part(entry, job.layout) if key in MOMENTA else entry for key, entry in update.state.items()}
+    return update._replace(delta=own_part(update.delta, job.layout), state=own)

@@ -1,0 +1,102 @@
+"""What is kept between steps, as optax has it: a NamedTuple of trees like the parameters' own.
+
+Fields are the keys of checkpoints. Where a parameter has no such entry (the rows of a vector, momentum that is off)
+its leaf is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from thalweg.errors import StateError
+from thalweg.optax.trees import Tree, TreeDef
+
+#: The state of one parameter under its checkpoint keys, as rules have it.
+Entries: TypeAlias = dict[str, Any]
+
+
+class LarsState(NamedTuple):
+    #: Steps taken.
+    count: Any
+    momentum_buffer: Tree
+    #: Steps left out under ``on_nonfinite="skip"``, else None.
+    skipped: Any = None
+
+
+class LambState(NamedTuple):
+    #: Steps taken.
+    count: Any
+    #: The average of gradients, and of their squares.
+    exp_avg: Tree
+    exp_avg_sq: Tree
+    #: Steps left out under ``on_nonfinite="skip"``, else None.
+    skipped: Any = None
+
+
+class AdafactorState(NamedTuple):
+    #: Steps taken.
+    count: Any
+    #: Averages of squares along the later and the earlier of two axes, which keep size 1.
+    row_var: Tree
+    col_var: Tree
+    #: All squares, for parameters that are not factored.
+    variance: Tree
+    #: The average of updates, with momentum.
+    exp_avg: Tree
+    #: Steps left out under ``on_nonfinite="skip"``, else None.
+    skipped: Any = None
+
+
+class KronState(NamedTuple):
+    #: Steps taken.
+    count: Any
+    momentum_buffer: Tree
+    #: A tuple of factors for each parameter, and of their smoothed norms.
+    Q: Tree
+    L: Tree
+    #: How much of the next refresh has come together.
+    refresh: Tree
+    #: Steps left out under ``on_nonfinite="skip"``, else None.
+    skipped: Any = None
+
+
+STATES: dict[str, type[Any]] = {"LARS": LarsState, "LAMB": LambState, "Adafactor": AdafactorState, "Kron": KronState}
+#: Fields that are one number for all parameters.
+COUNTS = ("count", "skipped")
+
+
+def fields_of(kind: Any) -> list[str]:
+    return [field for field in kind._fields if field not in COUNTS]
+
+
+def unpacked(kind: type[Any], state: Any, treedef: TreeDef) -> list[Entries]:
+    """The state of each parameter, in the order of the tree's leaves."""
+    if not isinstance(state, kind):
+        raise StateError(f"this is no state of this optimizer: expected {kind.__name__}, got {type(state).__name__}")
+    try:
+        columns = {field: treedef.flatten_up_to(getattr(state, field)) for field in fields_of(kind)}
+    except (ValueError, TypeError, KeyError) as error:
+        raise StateError(f"this state was made for parameters of another structure: {error}") from None
+    found: list[Entries] = [{} for _ in range(treedef.num_leaves)]
+    for field, column in columns.items():
+        for entries, value in zip(found, column, strict=True):
+            if isinstance(value, tuple):
+                entries.update({f"{field}_{i}": part for i, part in enumerate(value)})
+            elif value is not None:
+                entries[field] = value
+    return found
+
+
+def packed(kind: type[Any], treedef: TreeDef, states: Sequence[Entries], *, count: Any, skipped: Any) -> Any:
+    """The reverse of ``unpacked``."""
+    trees = {field: treedef.unflatten([joined(entries, field) for entries in states]) for field in fields_of(kind)}
+    return kind(count=count, skipped=skipped, **trees)
+
+
+def joined(entries: Entries, field: str) -> Any:
+    """One field of one parameter: an array, a tuple of numbered ones, or None."""
+    if field in entries:
+        return entries[field]
+    parts = tuple(entries[key] for i in range(len(entries)) if (key := f"{field}_{i}") in entries)
+    return parts or None

@@ -1,0 +1,87 @@
+"""Trees of parameters: the names of their leaves, and values chosen leaf by leaf."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from thalweg.errors import OptionError, ParameterError
+from thalweg.settings import DTYPES
+
+Tree: TypeAlias = Any
+TreeDef: TypeAlias = Any
+
+
+class Named(NamedTuple):
+    """The leaves of a tree, with their paths as names."""
+
+    names: list[str]
+    leaves: list[Any]
+    treedef: TreeDef
+
+
+def named(tree: Tree) -> Named:
+    """Paths as dotted names: ``{"layers": [{"w": x}]}`` has the leaf ``layers.0.w``."""
+    pairs, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in pairs]
+    return Named(names, [leaf for _, leaf in pairs], treedef)
+
+
+def parameters(tree: Tree) -> Named:
+    """The parameters of a tree as arrays, checked."""
+    found = named(tree)
+    leaves = list(map(as_array, found.leaves))
+    for name, leaf in zip(found.names, leaves, strict=True):
+        if leaf.dtype.name not in DTYPES:
+            raise ParameterError(
+                f"parameter {name!r} has dtype {leaf.dtype}, and only {', '.join(DTYPES)} can be optimized: "
+                "leave it out of the parameters, or put optax.masked around the optimizer"
+            )
+    return found._replace(leaves=leaves)
+
+
+def gradients(tree: Tree, params: Named) -> list[Any]:
+    """The gradients, in the order of their parameters, checked."""
+    try:
+        leaves = params.treedef.flatten_up_to(tree)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ParameterError(f"gradients and parameters must be trees of the same structure: {error}") from None
+    result = []
+    for name, leaf, p in zip(params.names, leaves, params.leaves, strict=True):
+        if leaf is None:
+            raise ParameterError(
+                f"parameter {name!r} has no gradient: give it zeros, or put optax.masked around the optimizer"
+            )
+        if not (hasattr(leaf, "shape") or jnp.isscalar(leaf)):
+            raise ParameterError(f"the gradient of parameter {name!r} must be an array, got {type(leaf).__name__}")
+        g = as_array(leaf)
+        if g.shape != p.shape:
+            raise ParameterError(f"parameter {name!r} has shape {p.shape}, and its gradient {g.shape}")
+        if g.dtype.name not in DTYPES:
+            raise ParameterError(
+                f"the gradient of parameter {name!r} has dtype {g.dtype}: it must be of floating point"
+            )
+        result.append(g)
+    return result
+
+
+def as_array(leaf: Any) -> Any:
+    """The leaf itself if it has a shape and a dtype; Python's numbers and numpy's arrays as jax's."""
+    if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
+        return leaf
+    return jnp.asarray(leaf)
+
+
+def by_leaf(chosen: Any, params: Tree, option: str) -> list[Any]:
+    """One value for each leaf of params, from a value, a tree that is a prefix of params, or a function of params."""
+    if callable(chosen):
+        chosen = chosen(params)
+    try:
+        full = jax.tree.map(lambda value, part: jax.tree.map(lambda _: value, part), chosen, params)
+    except (ValueError, TypeError, KeyError) as error:
+        raise OptionError(
+            f"{option} must be a tree with the structure of the parameters, or a prefix of it: {error}"
+        ) from None
+    return jax.tree.leaves(full)
