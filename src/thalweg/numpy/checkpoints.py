@@ -12,25 +12,18 @@ import numpy as np
 
 from thalweg.arrays import State
 from thalweg.errors import OptimError, StateError
+from thalweg.exchange import KEYS, check_exchanged, check_layout
 from thalweg.numpy.arrays import SERVED, Arr, Name, checked_name
 from thalweg.spaces.numpy import named_dtype
-
-#: The layout of ``state_dict()``. Newer layouts are refused by older versions.
-LAYOUT = 1
-KEYS = ("layout", "optimizer", "lr", "iteration", "state")
 
 
 def read_state(
     saved: Any, rule_name: str, present: Mapping[Name, State[Arr]]
 ) -> tuple[float | None, int, dict[Name, tuple[int, State[Arr]]]]:
     """Learning rate, iteration, and (step, entries) by name; checked, and copied."""
-    if not isinstance(saved, Mapping) or any(key not in saved for key in KEYS):
-        raise StateError(f"this is not a state_dict() of thalweg.numpy: it must have the keys {', '.join(KEYS)}")
-    check_layout(saved["layout"])
-    if not isinstance(saved["state"], Mapping) or not is_count(saved["iteration"]):
-        raise StateError("this state_dict() is damaged: its state must be a mapping by name, its iteration a count")
-    if saved["optimizer"] != rule_name:
-        raise StateError(f"this is a state of {saved['optimizer']} and cannot be loaded into {rule_name}")
+    check_exchanged(saved, rule_name)
+    if not is_count(saved["iteration"]):
+        raise StateError("this state_dict() is damaged: its iteration must be a count")
     found: dict[Name, tuple[int, State[Arr]]] = {}
     for name, entries in saved["state"].items():
         name = checked_name(name)
@@ -48,13 +41,6 @@ def read_state(
             )
         found[name] = int(entries["step"]), arrays
     return saved["lr"], int(saved["iteration"]), found
-
-
-def check_layout(layout: Any) -> None:
-    if not isinstance(layout, int) or layout < 1:
-        raise StateError(f"the layout of a saved state must be a whole number from 1, got {layout!r}")
-    if layout > LAYOUT:
-        raise StateError(f"this state has layout {layout}, and this version reads up to {LAYOUT}: update thalweg")
 
 
 def is_count(value: Any) -> bool:

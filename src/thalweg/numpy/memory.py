@@ -12,9 +12,10 @@ import numpy as np
 
 from thalweg.arrays import Shape, State
 from thalweg.errors import OptionError, ParameterError, StateError
+from thalweg.exchange import exchanged
 from thalweg.kernels.cpu.plan import Operand
 from thalweg.numpy.arrays import Arr, Name
-from thalweg.numpy.checkpoints import LAYOUT, read_file, read_state, write_file
+from thalweg.numpy.checkpoints import read_file, read_state, write_file
 from thalweg.settings import Setting
 
 
@@ -82,13 +83,7 @@ class Memory:
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs, as plain values and copies of arrays."""
         lr = None if callable(self.lr) else self.lr
-        return {
-            "layout": LAYOUT,
-            "optimizer": self.rule_name,
-            "lr": lr,
-            "iteration": self.iteration,
-            "state": copy.deepcopy(self.state),
-        }
+        return exchanged(self.rule_name, copy.deepcopy(self.state), lr=lr, iteration=self.iteration)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state. On any error nothing is changed.

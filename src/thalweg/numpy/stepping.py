@@ -52,6 +52,7 @@ class Stepping(Memory):
     def _locked_run(self, jobs: Sequence[Job], scale: float | None) -> None:
         aliased = len(jobs) > 1 and is_aliased([job.place for job in jobs], [job.gradient_place for job in jobs])
         policy = self._settings.base.handling.on_nonfinite
+        known = len(self._tracked)
         fused, others = self._divided(jobs, aliased)
         self._engines_used = {name for name, used in (("fused", fused), ("reference", others)) if used}
         results: Iterable[tuple[Job, Advance]] = ((job, self._computed(job, scale)) for job in others)
@@ -75,6 +76,11 @@ class Stepping(Memory):
             self._commit_fused(fused, finite)
         for job, result in results:
             self._commit(job, result)
+        if len(self._tracked) > known:  # new ones in the order they came, however they were served
+            new = {job.name for job in jobs} - set(itertools.islice(self._tracked, known))
+            for job in jobs:
+                if job.name in new:
+                    self._tracked[job.name] = self._tracked.pop(job.name)
 
     def _divided(self, jobs: Sequence[Job], aliased: bool) -> tuple[list[Job], list[Job]]:
         """The jobs for native code, and those for the reference."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from thalweg.optax.exchange import export_state, import_state
+from thalweg.optax.layouts import state_specs
 from thalweg.optax.optimizers import adafactor, kron, lamb, lars
 from thalweg.optax.states import AdafactorState, KronState, LambState, LarsState
 from thalweg.optax.transformation import as_transformation
@@ -15,7 +17,10 @@ __all__ = [
     "LarsState",
     "adafactor",
     "as_transformation",
+    "export_state",
+    "import_state",
     "kron",
     "lamb",
     "lars",
+    "state_specs",
 ]

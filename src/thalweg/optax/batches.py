@@ -71,10 +71,16 @@ class Outcome:
 def first_entries(leaf: Leaf) -> Entries:
     """The state of a parameter before its first step."""
     rule, handling = leaf.setting.settled, leaf.setting.handling
-    if not (rule.needs_whole and any(leaf.layout)):
+    inner = within(rule, leaf.layout)
+    if not rule.needs_whole:
         return first_state(leaf.space, rule, handling, leaf.p)
-    state = first_state(whole, rule, handling, gathered(leaf.p, leaf.layout))
-    return {key: own_part(entry, leaf.layout) if key in MOMENTA else entry for key, entry in state.items()}
+    state = first_state(whole, rule, handling, gathered(leaf.p, inner))
+    return {key: own_part(entry, inner) if key in MOMENTA else entry for key, entry in state.items()}
+
+
+def within(rule: Rule, layout: Layout) -> Layout:
+    """How single tensors are divided, for rules that need them whole: a stack may be, and stays so."""
+    return ((),) * rule.stacked_axes + layout[rule.stacked_axes :] if rule.needs_whole else ()
 
 
 def stepped(jobs: Sequence[Job], moment: Moment) -> list[Outcome]:
@@ -149,21 +155,21 @@ def outcome(job: Job, moment: Moment) -> Outcome:
 
 def proposed_by(rule: Rule, job: Job, moment: Moment, tensor: int) -> Update:
     """The rule's answer; from gathered parts where it needs the whole."""
-    xp, p, g, state = job.space, job.p, job.g, job.state
-    gather = rule.needs_whole and any(job.layout)
-    if gather:
-        xp, p, g = whole, gathered(p, job.layout), gathered(g, job.layout)
-        state = {key: gathered(entry, job.layout) if key in MOMENTA else entry for key, entry in state.items()}
+    xp, p, g, state, inner = job.space, job.p, job.g, job.state, within(rule, job.layout)
+    if rule.needs_whole:
+        xp, p, g = whole, gathered(p, inner), gathered(g, inner)
+        state = {key: gathered(entry, inner) if key in MOMENTA else entry for key, entry in state.items()}
     precision = arithmetic(p.dtype.name)
 
     def noise() -> Any:
-        """Of each parameter its own."""
-        like = p.astype(precision)
-        ids = jnp.asarray([tensor_id(name) for name in job.names], jnp.uint32)
-        seed = job.setting.handling.seed
+        """Of each parameter its own, by positions in the whole stack."""
+        like, seed = p.astype(precision), job.setting.handling.seed
+        stack = job.layout[: rule.stacked_axes] + ((),) * (p.ndim - rule.stacked_axes)
         if len(job.names) == 1:
-            return normal(xp, like, seed=seed, tensor=tensor, t=moment.t)
-        return jax.vmap(lambda own, number: normal(xp, own, seed=seed, tensor=number, t=moment.t))(like, ids)
+            return normal(Shards(stack) if any(stack) else xp, like, seed=seed, tensor=tensor, t=moment.t)
+        ids = jnp.asarray([tensor_id(name) for name in job.names], jnp.uint32)
+        one: Any = Shards(stack[1:]) if any(stack) else xp
+        return jax.vmap(lambda own, number: normal(one, own, seed=seed, tensor=number, t=moment.t))(like, ids)
 
     update = proposed(
         xp,
@@ -179,7 +185,7 @@ def proposed_by(rule: Rule, job: Job, moment: Moment, tensor: int) -> Update:
         grad_scale=in_precision(moment.grad_scale, precision),
         noise=noise,
     )
-    if not gather:
+    if not any(inner):
         return update
-    own = {key: own_part(entry, job.layout) if key in MOMENTA else entry for key, entry in update.state.items()}
-    return update._replace(delta=own_part(update.delta, job.layout), state=own)
+    own = {key: own_part(entry, inner) if key in MOMENTA else entry for key, entry in update.state.items()}
+    return update._replace(delta=own_part(update.delta, inner), state=own)

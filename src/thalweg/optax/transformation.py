@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -16,7 +15,7 @@ from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
 from thalweg.optax.batches import Job, Leaf, Moment, first_entries, stepped
 from thalweg.optax.shards import check_whole, layout_of
 from thalweg.optax.states import STATES, packed, unpacked
-from thalweg.optax.trees import Named, Tree, by_leaf, gradients, parameters
+from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parameters
 from thalweg.optax.values import by_step, check_static, concrete
 from thalweg.rules import RULES
 from thalweg.settings import Overrides, Setting, Settings, combined
@@ -139,7 +138,7 @@ class Transformation:
     def leaves(self, params: Tree, found: Named, *, report: bool = False) -> list[Leaf]:
         """The parameters, with what holds for each."""
         chosen = [by_leaf(choice.chosen, params, choice.name) for choice in self.choices]
-        specs = None if self.specs is None else self.by_spec(params)
+        specs = None if self.specs is None else by_spec(self.specs, params)
         result, matched = [], set[int]()
         for index, (name, p) in enumerate(zip(found.names, found.leaves, strict=True)):
             setting, entries = self.setting(name, p, tuple(values[index] for values in chosen))
@@ -172,17 +171,3 @@ class Transformation:
                 own = combined(own, options) if options else own
             self.known[key] = own
         return self.known[key], matched
-
-    def by_spec(self, params: Tree) -> list[Any]:
-        """The PartitionSpec of each leaf."""
-
-        def is_spec(x: Any) -> bool:
-            return isinstance(x, jax.sharding.PartitionSpec)
-
-        try:
-            full = jax.tree.map(
-                lambda own, part: jax.tree.map(lambda _: own, part), self.specs, params, is_leaf=is_spec
-            )
-        except (ValueError, TypeError, KeyError) as error:
-            raise OptionError(f"specs must be a tree with the structure of the parameters: {error}") from None
-        return jax.tree.leaves(full, is_leaf=is_spec)

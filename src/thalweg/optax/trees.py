@@ -12,21 +12,27 @@ from thalweg.settings import DTYPES
 
 Tree: TypeAlias = Any
 TreeDef: TypeAlias = Any
+Path: TypeAlias = tuple[Any, ...]
 
 
 class Named(NamedTuple):
     """The leaves of a tree, with their paths as names."""
 
+    paths: list[Path]
     names: list[str]
     leaves: list[Any]
     treedef: TreeDef
 
 
 def named(tree: Tree) -> Named:
-    """Paths as dotted names: ``{"layers": [{"w": x}]}`` has the leaf ``layers.0.w``."""
     pairs, treedef = jax.tree_util.tree_flatten_with_path(tree)
-    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in pairs]
-    return Named(names, [leaf for _, leaf in pairs], treedef)
+    paths = [path for path, _ in pairs]
+    return Named(paths, list(map(dotted, paths)), [leaf for _, leaf in pairs], treedef)
+
+
+def dotted(path: Path) -> str:
+    """A path as a name: ``{"layers": [{"w": x}]}`` has the leaf ``layers.0.w``."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def parameters(tree: Tree) -> Named:
@@ -85,3 +91,16 @@ def by_leaf(chosen: Any, params: Tree, option: str) -> list[Any]:
             f"{option} must be a tree with the structure of the parameters, or a prefix of it: {error}"
         ) from None
     return jax.tree.leaves(full)
+
+
+def by_spec(specs: Any, params: Tree) -> list[Any]:
+    """The PartitionSpec of each leaf of params, from a tree of them that is a prefix of params."""
+
+    def is_spec(x: Any) -> bool:
+        return isinstance(x, jax.sharding.PartitionSpec)
+
+    try:
+        full = jax.tree.map(lambda own, part: jax.tree.map(lambda _: own, part), specs, params, is_leaf=is_spec)
+    except (ValueError, TypeError, KeyError) as error:
+        raise OptionError(f"specs must be a tree with the structure of the parameters: {error}") from None
+    return jax.tree.leaves(full, is_leaf=is_spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from thalweg.rules import Annealed
 from thalweg.torch.backward import InBackward, step_in_backward
+from thalweg.torch.exchange import export_state, import_state
 from thalweg.torch.explain import Explanation
 from thalweg.torch.optimizer import Optimizer
 from thalweg.torch.optimizers import LAMB, LARS, Adafactor, Kron
@@ -17,5 +18,7 @@ __all__ = [
     "InBackward",
     "Kron",
     "Optimizer",
+    "export_state",
+    "import_state",
     "step_in_backward",
 ]

@@ -1,0 +1,51 @@
+"""State that goes from one front end to another, or into a file: numpy arrays under names and keys that all share.
+
+The form is that of ``state_dict()`` of ``thalweg.numpy``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from thalweg.errors import StateError
+
+#: The layout that this version writes. Newer layouts are refused by older versions.
+LAYOUT = 1
+KEYS = ("layout", "optimizer", "lr", "iteration", "state")
+
+
+def exchanged(
+    rule_name: str, state: Mapping[Any, Any], *, lr: float | None = None, iteration: int = 0
+) -> dict[str, Any]:
+    """State by parameter and key, as all front ends read it."""
+    return {"layout": LAYOUT, "optimizer": rule_name, "lr": lr, "iteration": iteration, "state": dict(state)}
+
+
+def check_exchanged(saved: Any, rule_name: str) -> None:
+    """Say if something is no state of this form, or one of another optimizer."""
+    if not isinstance(saved, Mapping) or any(key not in saved for key in KEYS):
+        raise StateError(f"this is not a state_dict() of thalweg.numpy: it must have the keys {', '.join(KEYS)}")
+    check_layout(saved["layout"])
+    if not isinstance(saved["state"], Mapping):
+        raise StateError("this state_dict() is damaged: its state must be a mapping by name")
+    if saved["optimizer"] != rule_name:
+        raise StateError(f"this is a state of {saved['optimizer']} and cannot be loaded into {rule_name}")
+
+
+def check_layout(layout: Any) -> None:
+    if not isinstance(layout, int) or layout < 1:
+        raise StateError(f"the layout of a saved state must be a whole number from 1, got {layout!r}")
+    if layout > LAYOUT:
+        raise StateError(f"this state has layout {layout}, and this version reads up to {LAYOUT}: update thalweg")
+
+
+def by_known_name(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """The states of parameters that are all known by their names."""
+    given = {str(name): entries for name, entries in saved["state"].items()}
+    for name, entries in given.items():
+        if name not in names:
+            raise StateError(f"this state has a parameter {name!r} that is not here: here are {', '.join(names)}")
+        if not isinstance(entries, Mapping) or "step" not in entries:
+            raise StateError(f"the state of {name!r} must map keys to arrays and have a 'step', got {entries!r:.80}")
+    return given

@@ -1,0 +1,52 @@
+"""State that comes from another front end, or goes to one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.exchange import by_known_name, check_exchanged, exchanged
+from thalweg.torch.parameters import Parameters
+
+
+def export_state(optimizer: Parameters) -> dict[str, Any]:
+    """The state of an optimizer for another front end, or for a file.
+
+    ``thalweg.numpy``'s ``load_state_dict`` and ``thalweg.optax.import_state`` take it.
+    """
+    found = {
+        name: {key: to_numpy(entry) for key, entry in optimizer.state[p].items()}
+        for name, p in optimizer._named()
+        if optimizer.state.get(p)
+    }
+    for entries in found.values():
+        entries["step"] = entries["step"].astype("int64")
+    return exchanged(optimizer.rule_name, found)
+
+
+def import_state(optimizer: Parameters, exported: Mapping[str, Any]) -> None:
+    """Continue from what another front end exported. On any error nothing is changed."""
+    check_exchanged(exported, optimizer.rule_name)
+    names = [name for name, _ in optimizer._named()]
+    given = by_known_name(exported, names)
+    places = {name: place for place, name in enumerate(names)}
+    state = {places[name]: {key: to_tensor(entry) for key, entry in entries.items()} for name, entries in given.items()}
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def to_numpy(x: Tensor) -> Any:
+    x = x.detach().cpu().contiguous().clone()
+    if x.dtype != torch.bfloat16:
+        return x.numpy()
+    import ml_dtypes
+
+    return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+
+
+def to_tensor(x: Any) -> Tensor:
+    if str(getattr(x, "dtype", "")) == "bfloat16":
+        return torch.tensor(x.view("int16")).view(torch.bfloat16)
+    return torch.tensor(x)
