@@ -11,7 +11,7 @@ import contextlib
 import difflib
 import fnmatch
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
@@ -135,12 +135,13 @@ class Settings:
                 before = combined(before, options)
             yield pattern, options
 
-    def validate_lr(self, lr: Any) -> None:
-        """Check lr, and that no option was given in vain."""
+    def validate_lr(self, lr: Any, unasked: Container[str] = ()) -> None:
+        """Check lr, and that no option was given in vain, but for those that nobody asked for."""
         self.base.rule.validate_lr(lr)
         if (lr is None) in self.checked_for:  # all that the effect of options can depend on
             return
-        given = {"lr": lr, **{name: value for name, value in self.given.items() if differ(value, self.without(name))}}
+        asked = {name: value for name, value in self.given.items() if name not in unasked}
+        given = {"lr": lr, **{name: value for name, value in asked.items() if differ(value, self.without(name))}}
         self.check_effect(given, {}, lr)
         for pattern, options in self.overrides:
             news = {name: v for name, v in options.items() if name != "lr_scale" and self.is_news(name, v)}
@@ -173,9 +174,12 @@ class Settings:
     def default(self, name: str) -> Any:
         return next(f.default for kind in (RULES[self.rule_name], Handling) for f in fields(kind) if f.name == name)
 
-    def of(self, name: str, parameter: Any) -> tuple[Setting, list[int]]:
-        """What holds for a parameter, and which entries of ``overrides`` matched it."""
-        setting, matched = self.base, []
+    def of(self, name: str, parameter: Any, base: Setting | None = None) -> tuple[Setting, list[int]]:
+        """What holds for a parameter, and which entries of ``overrides`` matched it.
+
+        base: what holds where no override applies, if it is not the same for all parameters.
+        """
+        setting, matched = base or self.base, []
         for index, (pattern, options) in enumerate(self.overrides):
             if matches(pattern, name, parameter):
                 matched.append(index)

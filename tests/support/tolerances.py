@@ -31,3 +31,9 @@ FUSED = {"float64": 1e-12, "float32": 2e-6}
 FUSED_FLIPPED = 0.01
 #: Normal noise by native code, absolute: in float32 its logarithms and cosines are series.
 NATIVE_NORMALS = {"float64": 1e-13, "float32": 5e-6}
+#: A derivative against central differences in float64, relative: their steps of 1e-5 leave errors of that square and of
+#: rounding over them.
+FINITE_DIFFERENCES = 1e-6
+#: A step over several devices against one, after a few steps: parameters relative to how far they went, state relative
+#: to the size of each array.
+SHARDED = {"float64": 2e-14, "float32": 1e-5}

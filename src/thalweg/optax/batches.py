@@ -92,20 +92,27 @@ def stepped(jobs: Sequence[Job], moment: Moment) -> list[Outcome]:
             continue
         result = outcome(stacked([jobs[i] for i in members]), moment)
         for place, i in enumerate(members):
-            found[i] = unstacked(result, place, jobs[i])
+            found[i] = unstacked(result, place)
     return [found[i] for i in range(len(jobs))]
 
 
 def batches(jobs: Sequence[Job]) -> Iterable[list[int]]:
     """Which of them go together."""
     found: dict[Any, list[int]] = defaultdict(list)
+    alone = not may_stack()
     for index, job in enumerate(jobs):
-        if job.p.size > SMALL or job.setting.handling.rounding == "stochastic":
+        if alone or job.p.size > SMALL or job.setting.handling.rounding == "stochastic":
             found[index].append(index)
             continue
         entries = tuple((key, entry.shape, entry.dtype) for key, entry in job.state.items())
         found[id(job.setting), job.p.shape, job.p.dtype, job.g.dtype, job.layout, entries].append(index)
     return found.values()
+
+
+def may_stack() -> bool:
+    """Whether no array can be divided over devices by the compiler: those of a stack would have to be divided alike."""
+    axes = jax.sharding.get_abstract_mesh().axis_types
+    return jax.device_count() == 1 or (bool(axes) and all(kind == jax.sharding.AxisType.Manual for kind in axes))
 
 
 def stacked(jobs: Sequence[Job]) -> Job:
@@ -126,14 +133,10 @@ def stacked(jobs: Sequence[Job]) -> Job:
     )
 
 
-def unstacked(result: Outcome, place: int, job: Job) -> Outcome:
-    """One of several; on the devices where it was before."""
-
-    def own(x: Any, like: Any) -> Any:
-        return whole.sharded_like(x[place], like)
-
-    state = {key: entry if key == "refresh" else own(entry, job.state[key]) for key, entry in result.state.items()}
-    return Outcome(own(result.delta, job.p), state, result.finite)
+def unstacked(result: Outcome, place: int) -> Outcome:
+    """One of several."""
+    state = {key: entry if key == "refresh" else entry[place] for key, entry in result.state.items()}
+    return Outcome(result.delta[place], state, result.finite)
 
 
 def outcome(job: Job, moment: Moment) -> Outcome:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from thalweg.errors import StateError
 from thalweg.exchange import by_known_name, check_exchanged, exchanged
-from thalweg.optax.states import STATES, Entries, fields_of
+from thalweg.optax.states import SEVERAL, STATES, Entries, fields_of
 from thalweg.optax.trees import Tree, dotted, named
 
 
@@ -61,7 +61,7 @@ def own_parts(state: Tree) -> tuple[str, list[Any]]:
 def numbered(part: Any) -> Iterator[tuple[str, str, str, Any]]:
     """(field, parameter, key, leaf) of every array of a state."""
     for field in fields_of(part):
-        tuples = field in ("Q", "L")
+        tuples = field in SEVERAL
         for path, leaf in jax.tree_util.tree_flatten_with_path(getattr(part, field))[0]:
             inner, last = (path[:-1], dotted(path[-1:])) if tuples else (path, "")
             yield field, dotted(inner), f"{field}_{last}" if tuples else field, leaf

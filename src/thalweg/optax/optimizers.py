@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax.numpy as jnp
 import optax
 
+from thalweg.errors import OptionError
 from thalweg.optax import options as typed
 from thalweg.optax.options import Mask, Schedulable
 from thalweg.optax.transformation import as_transformation, stacks, without_where_false
@@ -65,7 +66,8 @@ def with_signature(rule_name: str) -> Callable[[F], F]:
 
 def extras(rule_name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options given beside the explicit ones, checked for their names, dtypes as names."""
-    check_known(rule_name.lower(), given, extra_names(rule_name))
+    explicit = inspect.signature(globals()[rule_name.lower()]).parameters
+    check_known(rule_name.lower(), given, [*explicit, *(PSGD_JAX if rule_name == "Kron" else ())])
     options = {name: value for name, value in given.items() if not (name == "seed" and value is None)}
     for name in ("state_dtype", "momentum_dtype", "precond_dtype"):
         if name in options:
@@ -167,7 +169,14 @@ def lamb(
         *stacks(stacked_axes),
     ]
     return as_transformation(
-        "LAMB", learning_rate, given, variant="optax", overrides=overrides, choices=choices, specs=specs
+        "LAMB",
+        learning_rate,
+        given,
+        variant="optax",
+        overrides=overrides,
+        choices=choices,
+        specs=specs,
+        called={"betas[0]": "b1", "betas[1]": "b2"},
     )
 
 
@@ -225,7 +234,22 @@ def adafactor(
     }
     choices = [*without_where_false("weight_decay_mask", weight_decay_mask, weight_decay=0.0), *stacks(stacked_axes)]
     return as_transformation(
-        "Adafactor", learning_rate, given, variant="optax", overrides=overrides, choices=choices, specs=specs
+        "Adafactor",
+        learning_rate,
+        given,
+        variant="optax",
+        overrides=overrides,
+        choices=choices,
+        specs=specs,
+        called={
+            "beta2_decay": "decay_rate",
+            "scale_parameter": "multiply_by_parameter_scale",
+            "clip_threshold": "clipping_threshold",
+            "weight_decay": "weight_decay_rate",
+            "momentum_dtype": "dtype_momentum",
+            "eps[0]": "eps",
+            "eps[1]": "min_scale",
+        },
     )
 
 
@@ -254,12 +278,13 @@ def kron(
      [1.  0.9]]
     """
     named: dict[str, Any] = {} if stacked_axes is None else {"stacked_axes": stacked_axes}
+    called = {PSGD_JAX[name]: name for name in options if name in PSGD_JAX}
     for name, value in extras("Kron", options).items():
         own = PSGD_JAX.get(name, name)
-        require(own not in named, f"{name} is psgd-jax's name of {own}: give one of them")
-        named[own] = value
-    for name in ("momentum_dtype",):
-        named[name] = dtype_name(name, named.get(name))
+        if own in named:
+            theirs = next(alias for alias, meant in PSGD_JAX.items() if meant == own)
+            raise OptionError(f"{theirs} is psgd-jax's name of {own}: give one of them")
+        named[own] = dtype_name(name, value) if own.endswith("_dtype") else value
     stacked = named.pop("stacked_axes", None)
     choices = [*without_where_false("weight_decay_mask", weight_decay_mask, weight_decay=0.0), *stacks(stacked)]
     return as_transformation(
@@ -270,4 +295,5 @@ def kron(
         overrides=overrides,
         choices=choices,
         specs=specs,
+        called=called,
     )

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import jax
+
 from thalweg.errors import StateError
 from thalweg.optax.trees import Tree, TreeDef
 
@@ -64,6 +66,8 @@ class KronState(NamedTuple):
 STATES: dict[str, type[Any]] = {"LARS": LarsState, "LAMB": LambState, "Adafactor": AdafactorState, "Kron": KronState}
 #: Fields that are one number for all parameters.
 COUNTS = ("count", "skipped")
+#: Fields with several arrays for each parameter.
+SEVERAL = ("Q", "L")
 
 
 def fields_of(kind: Any) -> list[str]:
@@ -81,8 +85,8 @@ def unpacked(kind: type[Any], state: Any, treedef: TreeDef) -> list[Entries]:
     found: list[Entries] = [{} for _ in range(treedef.num_leaves)]
     for field, column in columns.items():
         for entries, value in zip(found, column, strict=True):
-            if isinstance(value, tuple):
-                entries.update({f"{field}_{i}": part for i, part in enumerate(value)})
+            if field in SEVERAL:  # a tuple, or what a container has made of it
+                entries.update({f"{field}_{i}": part for i, part in enumerate(jax.tree.leaves(value))})
             elif value is not None:
                 entries[field] = value
     return found
@@ -96,7 +100,6 @@ def packed(kind: type[Any], treedef: TreeDef, states: Sequence[Entries], *, coun
 
 def joined(entries: Entries, field: str) -> Any:
     """One field of one parameter: an array, a tuple of numbered ones, or None."""
-    if field in entries:
-        return entries[field]
-    parts = tuple(entries[key] for i in range(len(entries)) if (key := f"{field}_{i}") in entries)
-    return parts or None
+    if field not in SEVERAL:
+        return entries.get(field)
+    return tuple(entries[key] for i in range(len(entries)) if (key := f"{field}_{i}") in entries)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 
 from thalweg.arrays import Squares
-from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
+from thalweg.boundary import arithmetic
+from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
 from thalweg.optax.batches import Job, Leaf, Moment, first_entries, stepped
 from thalweg.optax.shards import check_whole, layout_of
-from thalweg.optax.states import STATES, packed, unpacked
+from thalweg.optax.states import STATES, Entries, packed, unpacked
 from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parameters
-from thalweg.optax.values import by_step, check_static, concrete
+from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
 from thalweg.rules import RULES
-from thalweg.settings import Overrides, Setting, Settings, combined
+from thalweg.settings import Overrides, Setting, Settings, check_overrides, combined, plain
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,11 @@ def without_where_false(name: str, mask: Any, **options: Any) -> list[Choice]:
 
 def stacks(stacked_axes: Any) -> list[Choice]:
     """Leading axes that index independent tensors: a number for all leaves, or a tree of numbers or truth values."""
-    if stacked_axes is None or (isinstance(stacked_axes, int) and not isinstance(stacked_axes, bool)):
+    if isinstance(stacked_axes, jax.Array):
+        raise OptionError(
+            "stacked_axes must be a plain Python value; under optax.inject_hyperparams, name it in static_args"
+        )
+    if stacked_axes is None or isinstance(plain(stacked_axes), int):
         return []
     return [Choice("stacked_axes", stacked_axes, {n: {"stacked_axes": n} for n in range(16)})]
 
@@ -52,27 +60,54 @@ def as_transformation(
     overrides: Overrides = (),
     choices: Sequence[Choice] = (),
     specs: Any = None,
+    called: Mapping[str, str] = MappingProxyType({}),
 ) -> optax.GradientTransformationExtraArgs:
-    """The transformation of a rule, options checked."""
-    check_static(rule_name.lower(), dict(options), RULES[rule_name])
+    """The transformation of a rule, options checked.
+
+    called: what the caller calls some options, for messages.
+    """
+    rate = plain(learning_rate)
+    try:
+        settings = checked_settings(rule_name, rate, options, variant, overrides)
+    except OptionError as error:
+        raise OptionError(in_words(str(error), {"lr": "learning_rate", **called})) from None
+    parts = Transformation(settings, rate, tuple(choices), specs)
+    return optax.GradientTransformationExtraArgs(parts.init, parts.update)
+
+
+def checked_settings(
+    rule_name: str, learning_rate: Any, options: Mapping[str, Any], variant: str | None, overrides: Overrides
+) -> Settings:
+    """Options as rules have them. What is known already is checked; what is traced, or will be, cannot be."""
+    check_static(rule_name.lower(), {"learning_rate": learning_rate, **options}, RULES[rule_name])
     given = {name: by_step(value) for name, value in options.items()}
-    entries = [(pattern, {name: by_step(value) for name, value in own.items()}) for pattern, own in overrides]
+    entries = [(pattern, by_steps(own)) for pattern, own in check_overrides(overrides)]
     settings = Settings(rule_name, given, variant, entries)
-    # what is known already is checked; what is traced, or will be, cannot be
-    checked = Settings(
-        rule_name,
-        {name: concrete(value) for name, value in given.items()},
-        variant,
-        [(pattern, {name: concrete(value) for name, value in own.items()}) for pattern, own in entries],
-    )
-    checked.validate_lr(concrete(learning_rate(0) if callable(learning_rate) else learning_rate))
+    known = [(pattern, {name: concrete(value) for name, value in own.items()}) for pattern, own in entries]
+    rate = concrete(at_count(learning_rate, 0))
+    checked = Settings(rule_name, {name: concrete(value) for name, value in given.items()}, variant, known)
+    # arrays come from whoever injects all numbers, given or not: nobody need have asked for them
+    checked.validate_lr(rate, unasked=[name for name, value in options.items() if has_array(value)])
     if settings.base.handling.on_nonfinite == "raise":
         raise OptionError(
             "on_nonfinite='raise' cannot be served: compiled programs do not raise; take 'skip', "
             "or jax.config.update('jax_debug_nans', True) to search for the cause"
         )
-    parts = Transformation(settings, learning_rate, tuple(choices), specs)
-    return optax.GradientTransformationExtraArgs(parts.init, parts.update)
+    return settings
+
+
+def by_steps(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: dtype_name(name, value) if name.endswith("_dtype") else by_step(value) for name, value in options.items()
+    }
+
+
+def in_words(message: str, called: Mapping[str, str]) -> str:
+    """A message in the caller's own words. Overrides are in the words of the rules already."""
+    if message.startswith("overrides") or not called:
+        return message
+    names = "|".join(re.escape(name) for name in sorted(called, key=len, reverse=True))
+    return re.sub(rf"(?<![\w.'])({names})(?![\w\[])", lambda found: called[found[1]], message)
 
 
 @dataclass(frozen=True)
@@ -106,11 +141,13 @@ class Transformation:
             raise ParameterError("update() needs the parameters: update(gradients, state, params)")
         found = parameters(params)
         grads, states = gradients(updates, found), unpacked(self.kind, state, found.treedef)
+        leaves = self.leaves(params, found)
+        self.check_state(leaves, states, state.skipped)
         jobs = [
             Job(leaf.names, leaf.p, leaf.setting, leaf.layout, g, entries)
-            for leaf, g, entries in zip(self.leaves(params, found), grads, states, strict=True)
+            for leaf, g, entries in zip(leaves, grads, states, strict=True)
         ]
-        lr = self.learning_rate(state.count) if callable(self.learning_rate) else self.learning_rate
+        lr = at_count(self.learning_rate, state.count)
         moment = Moment(optax.safe_increment(state.count), lr, self.grad_scale(jobs), self.guarded)
         outcomes = stepped(jobs, moment)
         deltas, count, skipped = [o.delta for o in outcomes], moment.t, state.skipped
@@ -124,19 +161,39 @@ class Transformation:
         result = packed(self.kind, found.treedef, news, count=count, skipped=skipped)
         return found.treedef.unflatten(deltas), result
 
+    def check_state(self, leaves: Sequence[Leaf], states: Sequence[Entries], skipped: Any) -> None:
+        """Say whose state is not what these options make."""
+        if self.guarded != (skipped is not None):
+            raise StateError(
+                "on_nonfinite='skip' counts in the state, and other policies do not: make it anew by init()"
+            )
+        shapes: dict[Any, Any] = {}
+        for leaf, entries in zip(leaves, states, strict=True):
+            kind = id(leaf.setting), leaf.p.shape, leaf.p.dtype, leaf.layout
+            if kind not in shapes:
+                made = jax.eval_shape(lambda p, leaf=leaf: first_entries(replace(leaf, p=p)), leaf.p)
+                shapes[kind] = {key: entry.shape for key, entry in made.items()}
+            found = {key: jnp.shape(entry) for key, entry in entries.items()}
+            if found != shapes[kind]:
+                raise StateError(
+                    f"the state of parameter {leaf.names[0]!r} does not fit: with these options it has {shapes[kind]}, "
+                    f"and there is {found}"
+                )
+
     def grad_scale(self, jobs: Sequence[Job]) -> Any:
         """What brings the joint norm of all gradients down to max_grad_norm."""
         limit = self.settings.base.handling.max_grad_norm
         if limit is None or not jobs:
             return None
-        squares = [
-            job.space.sums(Squares(job.g.astype(jnp.promote_types(job.g.dtype, "float32")), None)) for job in jobs
-        ]
-        norm = jnp.sqrt(sum(square for (square,) in squares))
+        squares = [job.space.sums(Squares(job.g.astype(arithmetic(job.g.dtype.name)), None)) for job in jobs]
+        widest = "float64" if any(square.dtype == "float64" for (square,) in squares) else "float32"
+        norm = jnp.sqrt(sum(square.astype(widest) for (square,) in squares))
         return jnp.where(jnp.isfinite(norm), 1 / jnp.maximum(norm / limit, 1.0), jnp.nan)
 
     def leaves(self, params: Tree, found: Named, *, report: bool = False) -> list[Leaf]:
         """The parameters, with what holds for each."""
+        if not found.leaves:  # optax asks so, with a tree that stands for any
+            return []
         chosen = [by_leaf(choice.chosen, params, choice.name) for choice in self.choices]
         specs = None if self.specs is None else by_spec(self.specs, params)
         result, matched = [], set[int]()
@@ -154,20 +211,23 @@ class Transformation:
         unused = [repr(pattern) for i, (pattern, _) in enumerate(self.settings.overrides) if i not in matched]
         if report and unused and result:
             message = f"overrides that match no parameter: {', '.join(unused)}"
-            warnings.warn(message, UnusedOverrideWarning, stacklevel=4)
+            warnings.warn(message, UnusedOverrideWarning, stacklevel=3)
         return result
 
     def setting(self, name: str, p: Any, values: tuple[Any, ...]) -> tuple[Setting, list[int]]:
         """What holds for a leaf: the options of all, those of its mask, those of its name."""
-        own, matched = self.settings.of(name, p)
-        decided = []
+        decided: list[Any] = []
         for choice, value in zip(self.choices, values, strict=True):
-            if not isinstance(value, (int, bool)) or value not in choice.options:
-                raise OptionError(f"{choice.name} must be True or False for parameter {name!r}, got {value!r}")
-            decided.append(choice.options[value])
-        key = (tuple(matched), tuple(map(id, decided)))
-        if key not in self.known:
-            for options in decided:
-                own = combined(own, options) if options else own
-            self.known[key] = own
-        return self.known[key], matched
+            known = plain(concrete(value))
+            if not isinstance(known, int) or known not in choice.options:
+                wanted = "True or False" if len(choice.options) == 2 else "a whole number >= 0"
+                raise OptionError(f"{choice.name} must be {wanted} for parameter {name!r}, got {value!r}")
+            decided.append(known)
+        base = self.known.get(tuple(decided))
+        if base is None:
+            base = self.settings.base
+            for choice, known in zip(self.choices, decided, strict=True):
+                base = combined(base, choice.options[known])
+            self.known[tuple(decided)] = base
+        own, matched = self.settings.of(name, p, base)
+        return self.known.setdefault((tuple(decided), tuple(matched)), own), matched

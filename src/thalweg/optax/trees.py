@@ -31,14 +31,20 @@ def named(tree: Tree) -> Named:
 
 
 def dotted(path: Path) -> str:
-    """A path as a name: ``{"layers": [{"w": x}]}`` has the leaf ``layers.0.w``."""
-    return jax.tree_util.keystr(path, simple=True, separator=".")
+    """A path as a name: ``{"layers": [{"w": x}]}`` has the leaf ``layers.0.w``.
+
+    A tree that is a single array has the name ``params``. Boxes around arrays, as flax has them, are looked through.
+    """
+    last = path[-1] if len(path) > 1 else None
+    if isinstance(last, jax.tree_util.GetAttrKey) and last.name == "value":
+        path = path[:-1]
+    return jax.tree_util.keystr(path, simple=True, separator=".") if path else "params"
 
 
 def parameters(tree: Tree) -> Named:
     """The parameters of a tree as arrays, checked."""
     found = named(tree)
-    leaves = list(map(as_array, found.leaves))
+    leaves = [as_array(leaf, f"parameter {name!r}") for name, leaf in zip(found.names, found.leaves, strict=True)]
     for name, leaf in zip(found.names, leaves, strict=True):
         if leaf.dtype.name not in DTYPES:
             raise ParameterError(
@@ -60,9 +66,7 @@ def gradients(tree: Tree, params: Named) -> list[Any]:
             raise ParameterError(
                 f"parameter {name!r} has no gradient: give it zeros, or put optax.masked around the optimizer"
             )
-        if not (hasattr(leaf, "shape") or jnp.isscalar(leaf)):
-            raise ParameterError(f"the gradient of parameter {name!r} must be an array, got {type(leaf).__name__}")
-        g = as_array(leaf)
+        g = as_array(leaf, f"the gradient of parameter {name!r}")
         if g.shape != p.shape:
             raise ParameterError(f"parameter {name!r} has shape {p.shape}, and its gradient {g.shape}")
         if g.dtype.name not in DTYPES:
@@ -73,11 +77,14 @@ def gradients(tree: Tree, params: Named) -> list[Any]:
     return result
 
 
-def as_array(leaf: Any) -> Any:
-    """The leaf itself if it has a shape and a dtype; Python's numbers and numpy's arrays as jax's."""
-    if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
-        return leaf
-    return jnp.asarray(leaf)
+def as_array(leaf: Any, what: str) -> Any:
+    """The leaf as an array of jax: Python's numbers, numpy's arrays, and shapes without contents."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jnp.zeros(leaf.shape, leaf.dtype)
+    try:
+        return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+    except (TypeError, ValueError):
+        raise ParameterError(f"{what} must be an array, got {type(leaf).__name__}") from None
 
 
 def by_leaf(chosen: Any, params: Tree, option: str) -> list[Any]:

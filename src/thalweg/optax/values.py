@@ -22,21 +22,26 @@ def concrete(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(concrete, value))
     if callable(value):
-        return lambda *count: concrete(value(*count))
+        return lambda t: concrete(value(t))
     known = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
     return value.item() if known and value.size == 1 and value.is_fully_addressable else value
 
 
 def by_step(value: Any) -> Any:
     """A schedule by count as one by step; anything else as it is."""
-    return (lambda t: value(t - 1)) if callable(value) else value
+    return (lambda t: at_count(value, t - 1)) if callable(value) else value
+
+
+def at_count(value: Any, count: Any) -> Any:
+    """What a schedule says, told the count as an array, as it will be in every update; anything else as it is."""
+    return value(jnp.asarray(count, jnp.int32) if isinstance(count, int) else count) if callable(value) else value
 
 
 def pair(first: Any, second: Any) -> Any:
     """Two values, or schedules, as one."""
 
     def at(count: Any) -> tuple[Any, Any]:
-        return (first(count) if callable(first) else first, second(count) if callable(second) else second)
+        return at_count(first, count), at_count(second, count)
 
     return at if callable(first) or callable(second) else (first, second)
 
@@ -59,8 +64,9 @@ def dtype_name(option: str, dtype: Any) -> str | None:
     if dtype is None:
         return None
     name = None
-    with contextlib.suppress(TypeError):
-        name = str(jnp.dtype(dtype).name)
+    if not isinstance(dtype, jax.Array):
+        with contextlib.suppress(TypeError):
+            name = str(jnp.dtype(dtype).name)
     if name not in DTYPES:
         raise OptionError(
             f"{option} must be one of {', '.join(DTYPES)}, got {dtype!r}; "
@@ -71,10 +77,17 @@ def dtype_name(option: str, dtype: Any) -> str | None:
 
 def check_static(owner: str, options: dict[str, Any], rule: type[Rule]) -> None:
     """Say which options decide about shapes and programs, and so must be known when these are made."""
-    numbers = {f.name for f in fields(rule) if "Scalar" in str(f.type)} | {"max_grad_norm"}
+    numbers = {f.name for f in fields(rule) if "Scalar" in str(f.type)} | {"learning_rate", "max_grad_norm"}
     for name, value in options.items():
         if isinstance(value, jax.Array) and name not in numbers:
             raise OptionError(
                 f"{name} of {owner} must be a plain Python value, got {type(value).__name__}; "
                 f"under optax.inject_hyperparams, name it in static_args"
             )
+        for part in value if isinstance(value, tuple) else (value,):
+            if getattr(part, "shape", ()) != ():
+                raise OptionError(f"{name} of {owner} must be a single number, got an array of shape {part.shape}")
+
+
+def has_array(value: Any) -> bool:
+    return any(map(has_array, value)) if isinstance(value, tuple) else isinstance(value, jax.Array)

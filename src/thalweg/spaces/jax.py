@@ -8,7 +8,6 @@ from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.shard_alike import shard_alike
 
 from thalweg.arrays import (
     Axes,
@@ -55,11 +54,11 @@ def zeros_reduced(x: Arr, axes: tuple[int, ...]) -> Arr:
 
 
 def sharded_like(x: Arr, y: Arr) -> Arr:
-    """x, laid over devices as y is; under ``jit`` the compiler is told so."""
-    if jax.device_count() == 1:
-        return x
-    alike: Arr = shard_alike(x, y)[0]
-    return alike
+    """x, laid over devices as y is.
+
+    The choice between x and x is gone when the compiler has done its work, but it has seen them side by side by then.
+    """
+    return x if jax.device_count() == 1 else jnp.where(y == y, x, x)
 
 
 def replicated_with(x: Arr) -> jax.sharding.Sharding | None:
@@ -140,7 +139,7 @@ def amax(x: Arr, axes: Axes) -> Scalar:
 
 
 def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
-    if isinstance(condition, bool):
+    if not isinstance(condition, jax.core.Tracer):
         return yes() if condition else no()
     chosen: R = jax.lax.cond(condition, yes, no)
     return chosen

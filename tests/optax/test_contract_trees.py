@@ -1,0 +1,197 @@
+"""Any tree of parameters is served, and what a leaf gets does not depend on the containers around it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tolerances
+
+from thalweg.optax import adafactor, kron, lamb, lars
+
+Tree = Any
+MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
+    "adafactor": partial(adafactor, min_dim_size_to_factor=3, momentum=0.9),
+    "lamb": partial(lamb, weight_decay=0.1),
+    "lars": partial(lars, trust_coefficient=0.1),
+    "kron": partial(kron, damping_mode="expected", max_size_dense=0),  # noise is drawn by name
+}
+each = pytest.mark.parametrize("name", MADE)
+#: Where Kron's programs take seconds to compile.
+each_slowly = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "kron" else ()) for name in MADE]
+)
+
+
+class Pair(NamedTuple):
+    w: Any
+    b: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    w: Any
+    b: Any
+    width: int = dataclasses.field(default=3, metadata=dict(static=True))
+
+
+def array(*shape: int, start: float = 0.3) -> jax.Array:
+    return jnp.cos(start + jnp.arange(int(np.prod(shape)), dtype=jnp.float32)).reshape(shape)
+
+
+def leaves() -> Iterator[jax.Array]:
+    for start in range(100):
+        yield array(4, 3, start=start)
+        yield array(3, start=start + 0.5)
+
+
+def containers() -> dict[str, Tree]:
+    x = leaves()
+
+    def new() -> jax.Array:
+        return next(x)
+
+    return {
+        "dict": {"w": new(), "b": new()},
+        "nested dict": {"layers": {"0": {"w": new()}, "1": {"b": new()}}},
+        "list": [new(), new()],
+        "tuple": (new(), new()),
+        "tuple of one": (new(),),
+        "NamedTuple": Pair(new(), new()),
+        "dataclass": Layer(new(), new()),
+        "ordered dict": OrderedDict(w=new(), b=new()),
+        "mixed": {"a": [Pair({"x": new()}, ()), [None]], "b": Layer(None, (new(),))},
+        "None leaves": {"w": new(), "missing": None, "b": [None, new()]},
+        "masked nodes": {"w": new(), "out": optax.MaskedNode(), "b": new()},
+        "bare array": new(),
+        "empty": {},
+        "empty tuple": (),
+        "only None": {"a": None},
+    }
+
+
+def gradients(tree: Tree, step: int) -> Tree:
+    return jax.tree.map(lambda p: jnp.sin(3.0 * p + step).astype(p.dtype), tree)
+
+
+def trained(tx: optax.GradientTransformation, params: Tree, steps: int = 2) -> tuple[Tree, Any]:
+    with jax.disable_jit():
+        state = tx.init(params)
+        for step in range(steps):
+            updates, state = tx.update(gradients(params, step), state, params)
+            assert jax.tree.structure(updates) == jax.tree.structure(params)
+            params = optax.apply_updates(params, updates)
+    return params, state
+
+
+@each_slowly
+@pytest.mark.parametrize("container", containers())
+def test_leaves_step_the_same_in_every_container(name: str, container: str) -> None:
+    tree = containers()[container]
+    params, state = trained(MADE[name](0.1), tree)
+    flat, _ = trained(MADE[name](0.1), jax.tree.leaves(tree))
+    assert jax.tree.structure(params) == jax.tree.structure(tree)
+    for own, alone, before in zip(jax.tree.leaves(params), flat, jax.tree.leaves(tree), strict=True):
+        assert (own == alone).all()
+        assert (own != before).any()
+    assert state.count == 2
+
+
+@each_slowly
+def test_leaves_of_one_shape_step_as_each_does_alone(name: str) -> None:
+    tree = [array(4, 3, start=1), array(4, 3, start=2), array(3, start=1), array(3, start=2)]
+    together, _ = trained(MADE[name](0.1), tree)
+    apart = [trained(MADE[name](0.1), [tree[i], tree[j]])[0] for i, j in ((0, 2), (1, 3))]
+    for own, alone, before in zip(together, [apart[0][0], apart[1][0], apart[0][1], apart[1][1]], tree, strict=True):
+        assert float(jnp.abs(own - alone).max()) <= tolerances.FLOAT32 * float(jnp.abs(own - before).max())
+
+
+@each
+def test_single_numbers_are_parameters(name: str) -> None:
+    params, _ = trained(MADE[name](0.1), {"scale": jnp.float32(2.0), "shift": jnp.float32(-1.0)})
+    assert params["scale"].shape == ()
+    assert all(p.dtype == jnp.float32 and jnp.isfinite(p) for p in params.values())
+    assert params["scale"] != 2.0
+    assert params["shift"] != -1.0
+
+
+@each_slowly
+@pytest.mark.parametrize("shape", [(0,), (4, 0)])
+def test_arrays_without_elements_pass_and_leave_others_alone(name: str, shape: tuple[int, ...]) -> None:
+    params, state = trained(MADE[name](0.1), {"empty": jnp.zeros(shape), "w": array(4, 3)})
+    alone, _ = trained(MADE[name](0.1), {"w": array(4, 3)})
+    assert params["empty"].shape == shape
+    assert (params["w"] == alone["w"]).all()
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(state))
+
+
+@each
+@pytest.mark.parametrize("shape", [(0,), (2, 0, 3)])
+def test_arrays_without_elements_do_not_make_a_step_count_as_not_finite(name: str, shape: tuple[int, ...]) -> None:
+    params, state = trained(MADE[name](0.1, on_nonfinite="skip"), {"empty": jnp.zeros(shape), "w": array(4, 3)})
+    assert (state.count, state.skipped) == (2, 0)
+    assert (params["w"] != array(4, 3)).any()
+
+
+@each
+def test_numpy_arrays_step_as_arrays_of_jax_and_are_left_as_they_were(name: str) -> None:
+    before = {"w": np.asarray(array(4, 3)), "b": np.asarray(array(3))}
+    params = {key: value.copy() for key, value in before.items()}
+    grads = {key: np.sin(3 * value) for key, value in params.items()}
+    given = {key: value.copy() for key, value in grads.items()}
+    tx = MADE[name](0.1)
+    with jax.disable_jit():
+        state = tx.init(params)
+        updates, _ = tx.update(grads, state, params)
+        expected, _ = tx.update(jax.tree.map(jnp.asarray, grads), state, jax.tree.map(jnp.asarray, params))
+    for key in before:
+        assert (params[key] == before[key]).all()
+        assert (grads[key] == given[key]).all()
+        assert (updates[key] == expected[key]).all()
+        assert isinstance(updates[key], jax.Array)
+    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(state))
+
+
+@each
+def test_python_numbers_step_as_arrays_of_jax(name: str) -> None:
+    tx = MADE[name](0.1)
+    with jax.disable_jit():
+        updates, state = tx.update({"a": 0.5}, tx.init({"a": 2.0}), {"a": 2.0})
+        array_of = {"a": jnp.asarray(2.0, jnp.result_type(float))}
+        expected, of_array = tx.update({"a": jnp.asarray(0.5)}, tx.init(array_of), array_of)
+    assert updates["a"] == expected["a"] != 0
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), of_array)
+    assert not any(x.weak_type for x in jax.tree.leaves((updates, state)))
+
+
+@each
+def test_an_empty_tree_has_a_state_and_counts(name: str) -> None:
+    for options in ({}, dict(on_nonfinite="skip"), dict(max_grad_norm=1.0)):
+        tx = MADE[name](0.1, **options)
+        updates, state = tx.update({}, tx.init({}), {})
+        assert updates == {}
+        assert state.count == 1
+
+
+@each
+def test_inputs_are_left_as_they_were_and_equal_runs_give_equal_bits(name: str) -> None:
+    params = {"w": array(4, 3), "b": array(3)}
+    grads, copies = gradients(params, 1), jax.tree.map(np.array, (params, gradients(params, 1)))
+    tx = MADE[name](0.1)
+    state = tx.init(params)
+    before = jax.tree.map(np.array, state)
+    update = jax.jit(tx.update)
+    first, again = update(grads, state, params), jax.jit(MADE[name](0.1).update)(grads, tx.init(params), params)
+    for a, b in zip(jax.tree.leaves((params, grads, state)), jax.tree.leaves((*copies, before)), strict=True):
+        assert (np.asarray(a) == b).all()
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
+        assert (a == b).all()
