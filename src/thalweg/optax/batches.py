@@ -14,9 +14,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from thalweg.boundary import DIGITS, MOMENTA, arithmetic, finite_throughout, first_state, proposed, written
-from thalweg.optax.shards import Layout, Shards, gathered, own_part
+from thalweg.optax.shards import Layout, Shards, gathered, own_part, typed_layout
 from thalweg.optax.states import Entries
 from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.rules.noise import normal, tensor_id
@@ -99,20 +100,15 @@ def stepped(jobs: Sequence[Job], moment: Moment) -> list[Outcome]:
 def batches(jobs: Sequence[Job]) -> Iterable[list[int]]:
     """Which of them go together."""
     found: dict[Any, list[int]] = defaultdict(list)
-    alone = not may_stack()
     for index, job in enumerate(jobs):
-        if alone or job.p.size > SMALL or job.setting.handling.rounding == "stochastic":
+        # a stack of parts would have to be divided alike, and who knows if they are
+        alone = whole.over_devices(job.p) or job.setting.handling.rounding == "stochastic"
+        if alone or job.p.size > SMALL:
             found[index].append(index)
             continue
         entries = tuple((key, entry.shape, entry.dtype) for key, entry in job.state.items())
         found[id(job.setting), job.p.shape, job.p.dtype, job.g.dtype, job.layout, entries].append(index)
     return found.values()
-
-
-def may_stack() -> bool:
-    """Whether no array can be divided over devices by the compiler: those of a stack would have to be divided alike."""
-    axes = jax.sharding.get_abstract_mesh().axis_types
-    return jax.device_count() == 1 or (bool(axes) and all(kind == jax.sharding.AxisType.Manual for kind in axes))
 
 
 def stacked(jobs: Sequence[Job]) -> Job:
@@ -158,29 +154,45 @@ def outcome(job: Job, moment: Moment) -> Outcome:
 
 def proposed_by(rule: Rule, job: Job, moment: Moment, tensor: int) -> Update:
     """The rule's answer; from gathered parts where it needs the whole."""
-    xp, p, g, state, inner = job.space, job.p, job.g, job.state, within(rule, job.layout)
-    if rule.needs_whole:
-        xp, p, g = whole, gathered(p, inner), gathered(g, inner)
-        state = {key: gathered(entry, inner) if key in MOMENTA else entry for key, entry in state.items()}
-    precision = arithmetic(p.dtype.name)
+    if not rule.needs_whole:
+        return asked(rule, job, moment, tensor, job.space)
+    inner, stacked, typed = within(rule, job.layout), rule.stacked_axes, typed_layout(job.p)
+
+    def gather(x: Any) -> Any:
+        return gathered(x, inner) if typed is None else jax.sharding.reshard(x, PartitionSpec(*typed.spec[:stacked]))
+
+    def scatter(x: Any) -> Any:
+        return own_part(x, inner) if typed is None else jax.sharding.reshard(x, typed)
+
+    state = {key: gather(entry) if key in MOMENTA else entry for key, entry in job.state.items()}
+    update = asked(rule, replace(job, p=gather(job.p), g=gather(job.g), state=state), moment, tensor, whole)
+    own = {
+        key: scatter(entry) if key in MOMENTA else whole.replicated(entry, min(stacked, entry.ndim))
+        for key, entry in update.state.items()
+    }
+    return update._replace(delta=scatter(update.delta), state=own)
+
+
+def asked(rule: Rule, job: Job, moment: Moment, tensor: int, xp: Any) -> Update:
+    precision = arithmetic(job.p.dtype.name)
 
     def noise() -> Any:
         """Of each parameter its own, by positions in the whole stack."""
-        like, seed = p.astype(precision), job.setting.handling.seed
-        stack = job.layout[: rule.stacked_axes] + ((),) * (p.ndim - rule.stacked_axes)
+        like, seed = job.p.astype(precision), job.setting.handling.seed
+        stack = job.layout[: rule.stacked_axes] + ((),) * (like.ndim - rule.stacked_axes)
         if len(job.names) == 1:
             return normal(Shards(stack) if any(stack) else xp, like, seed=seed, tensor=tensor, t=moment.t)
         ids = jnp.asarray([tensor_id(name) for name in job.names], jnp.uint32)
         one: Any = Shards(stack[1:]) if any(stack) else xp
         return jax.vmap(lambda own, number: normal(one, own, seed=seed, tensor=number, t=moment.t))(like, ids)
 
-    update = proposed(
+    return proposed(
         xp,
         rule,
         job.setting.handling,
-        p,
-        g,
-        state,
+        job.p,
+        job.g,
+        job.state,
         t=moment.t,
         lr=in_precision(moment.lr, precision),
         lr_scale=job.setting.lr_scale,
@@ -188,7 +200,3 @@ def proposed_by(rule: Rule, job: Job, moment: Moment, tensor: int) -> Update:
         grad_scale=in_precision(moment.grad_scale, precision),
         noise=noise,
     )
-    if not any(inner):
-        return update
-    own = {key: own_part(entry, inner) if key in MOMENTA else entry for key, entry in update.state.items()}
-    return update._replace(delta=own_part(update.delta, inner), state=own)

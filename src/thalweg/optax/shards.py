@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from thalweg.arrays import Axes, Scalar, Shape, Term
+from thalweg.arrays import Axes, Scalar, Shape, Term, reduced_shape
 from thalweg.errors import OptionError, ParameterError
 from thalweg.spaces import jax as whole
 
@@ -23,7 +24,7 @@ Layout: TypeAlias = tuple[tuple[str, ...], ...]
 
 def layout_of(spec: Any, ndim: int, name: str) -> Layout:
     """A PartitionSpec, axis by axis."""
-    if not isinstance(spec, jax.sharding.PartitionSpec) or len(spec) > ndim:
+    if not isinstance(spec, PartitionSpec) or len(spec) > ndim:
         raise OptionError(
             f"the entry of specs for parameter {name!r} must be a PartitionSpec for {ndim} axes, got {spec!r}"
         )
@@ -33,12 +34,31 @@ def layout_of(spec: Any, ndim: int, name: str) -> Layout:
 
 def check_whole(name: str, p: Arr) -> None:
     """Without specs a parameter must be whole: norms of its shards would be taken for its own."""
-    varying = getattr(jax.typeof(p), "vma", None) if hasattr(jax, "typeof") else None
+    varying = varying_of(p)
     if varying:
         raise ParameterError(
             f"parameter {name!r} differs between devices along {sorted(varying)} of shard_map: say with specs=... how "
             "it is divided, as shard_map's own in_specs do (PartitionSpec() for parameters that are each on their own)"
         )
+
+
+def typed_layout(x: Arr) -> NamedSharding | None:
+    """How x is laid over devices, where jax keeps that in types (explicit sharding)."""
+    own = jax.typeof(x).sharding
+    return own if any(kind == AxisType.Explicit for kind in own.mesh.axis_types) else None
+
+
+def varying_of(x: Arr) -> frozenset[str]:
+    """The mesh axes along which x differs, as far as shard_map keeps account of it."""
+    kind: Any = jax.typeof(x)
+    newer = getattr(getattr(kind, "manual_axis_type", None), "varying", None)
+    return frozenset(newer or getattr(kind, "vma", None) or ())
+
+
+def own_names(x: Arr, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those along which x differs; all of them where no account is kept."""
+    varying = varying_of(x)
+    return tuple(name for name in names if name in varying) if varying else names
 
 
 def count_of(axes: Sequence[str]) -> int:
@@ -63,10 +83,13 @@ class Shards:
         chosen = self.layout if axes is None else [self.layout[axis] for axis in axes]
         return tuple(name for names in chosen for name in names)
 
+    def zeros_reduced(self, x: Arr, axes: tuple[int, ...]) -> Arr:
+        return jnp.zeros(reduced_shape(x.shape, axes), x.dtype)
+
     def sums(self, *terms: Term) -> tuple[Scalar, ...]:
-        """One message for each set of mesh axes."""
+        """Those over the same mesh axes are sent together."""
         totals = list(whole.sums(*terms))
-        across = [self.across(axes) for _, axes in terms]
+        across = [own_names(total, self.across(axes)) for total, (_, axes) in zip(totals, terms, strict=True)]
         for names in set(across) - {()}:
             members = [i for i, own in enumerate(across) if own == names]
             for i, total in zip(members, jax.lax.psum([totals[i] for i in members], names), strict=True):
@@ -81,7 +104,8 @@ class Shards:
         return tuple(total / max(1, size) for total, size in zip(self.sums(*terms), sizes, strict=True))
 
     def amax(self, x: Arr, axes: Axes) -> Scalar:
-        names, local = self.across(axes), whole.amax(x, axes)
+        local = whole.amax(x, axes)
+        names = own_names(local, self.across(axes))
         return jax.lax.pmax(local, names) if names else local
 
     def positions(self, like: Arr) -> tuple[Arr, int]:
@@ -97,7 +121,7 @@ class Shards:
 
 def own_place(axes: Sequence[str]) -> Any:
     """Which of the parts along an axis this device holds."""
-    return jax.lax.axis_index(tuple(axes)) if axes else 0
+    return jax.lax.axis_index(tuple(axes)) if axes else jnp.int32(0)
 
 
 def gathered(x: Arr, layout: Layout) -> Arr:

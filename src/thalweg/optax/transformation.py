@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +24,7 @@ from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parame
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
 from thalweg.rules import RULES
 from thalweg.settings import Overrides, Setting, Settings, check_overrides, combined, plain
+from thalweg.spaces.jax import replicated_with
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,9 @@ class Transformation:
         found = parameters(params)
         leaves = self.leaves(params, found, report=True)
         states = [first_entries(leaf) for leaf in leaves]
-        skipped = jnp.zeros([], jnp.int32) if self.guarded else None
-        return packed(self.kind, found.treedef, states, count=jnp.zeros([], jnp.int32), skipped=skipped)
+        # beside the parameters from the start: a count that moves there with the first step is compiled for twice
+        zero = partial(jnp.zeros, [], jnp.int32, device=replicated_with(found.leaves[0]) if found.leaves else None)
+        return packed(self.kind, found.treedef, states, count=zero(), skipped=zero() if self.guarded else None)
 
     def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, Any]:
         if params is None:

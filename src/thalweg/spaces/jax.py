@@ -8,6 +8,7 @@ from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from thalweg.arrays import (
     Axes,
@@ -49,8 +50,15 @@ def zeros_like(x: Arr) -> Arr:
 
 
 def zeros_reduced(x: Arr, axes: tuple[int, ...]) -> Arr:
-    zeros = jnp.zeros(reduced_shape(x.shape, axes), x.dtype)
-    return zeros if jax.device_count() == 1 else sharded_like(zeros, jnp.sum(x, axis=axes, keepdims=True))
+    if not over_devices(x):
+        return jnp.zeros(reduced_shape(x.shape, axes), x.dtype)
+    return zeros_like(jnp.sum(x, axis=axes, keepdims=True))
+
+
+def over_devices(x: Arr) -> bool:
+    """Whether x belongs to several devices and the compiler, or jax itself, decides who has which part of it."""
+    mesh = jax.typeof(x).sharding.mesh
+    return not mesh.empty and any(kind != AxisType.Manual for kind in mesh.axis_types)
 
 
 def sharded_like(x: Arr, y: Arr) -> Arr:
@@ -58,15 +66,24 @@ def sharded_like(x: Arr, y: Arr) -> Arr:
 
     The choice between x and x is gone when the compiler has done its work, but it has seen them side by side by then.
     """
-    return x if jax.device_count() == 1 else jnp.where(y == y, x, x)
+    return jnp.where(y == y, x, x) if over_devices(y) else x
+
+
+def replicated(x: Arr, stacked: int) -> Arr:
+    """x on every device as a whole, but for the first ``stacked`` axes, which may be divided."""
+    if not over_devices(x):
+        return x
+    if isinstance(x, jax.core.Tracer):
+        spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * stacked)
+        pinned: Arr = jax.lax.with_sharding_constraint(x, NamedSharding(jax.typeof(x).sharding.mesh, spec))
+        return pinned
+    return x if stacked else jax.device_put(x, replicated_with(x))
 
 
 def replicated_with(x: Arr) -> jax.sharding.Sharding | None:
     """On every device that has a part of x, where that is known; None: wherever the compiler likes."""
     placed = None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
-    if not isinstance(placed, jax.sharding.NamedSharding):
-        return None
-    return jax.sharding.NamedSharding(placed.mesh, jax.sharding.PartitionSpec())
+    return NamedSharding(placed.mesh, PartitionSpec()) if isinstance(placed, NamedSharding) else None
 
 
 def identity(size: int, like: Arr) -> Arr:

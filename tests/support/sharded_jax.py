@@ -1,0 +1,223 @@
+"""Cases for several devices: they run in a child process that has as many, and say what became of each of them.
+
+A case is a function without arguments that raises where something does not hold. The child runs all cases of a module
+and prints its answers as JSON; jax learns the number of devices when it is imported, so that no process can have two.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from tolerances import SHARDED
+
+import thalweg.optax
+
+Tree: TypeAlias = Any
+Cases: TypeAlias = dict[str, Callable[[], None]]
+P = PartitionSpec
+
+#: The numbers of devices on which all cases run, with the dtype of the parameters there.
+DEVICES = {4: "float64", 8: "float32"}
+STEPS = 3
+#: Parameters by name: shape and how it is divided over a mesh with the axes x and y.
+SMALL: Mapping[str, tuple[tuple[int, ...], PartitionSpec]] = {
+    "rows": ((16, 12), P("x")),
+    "columns": ((16, 12), P(None, "y")),
+    "whole": ((16, 12), P()),
+    "both": ((8, 16), P("x", "y")),
+    "pair": ((16, 4), P(("x", "y"))),
+    "vector": ((24,), P("x")),
+    "vector_whole": ((24,), P()),
+    "cube": ((2, 8, 16), P(None, "x", "y")),
+}
+#: Of 2**16 elements: the largest that are stacked with others of their shape.
+LIMIT: Mapping[str, tuple[tuple[int, ...], PartitionSpec]] = {
+    "limit_rows": ((256, 256), P("x")),
+    "limit_columns": ((256, 256), P(None, "y")),
+}
+LARGE: Mapping[str, tuple[tuple[int, ...], PartitionSpec]] = {
+    "large_rows": ((264, 256), P("x")),
+    "large_columns": ((264, 256), P(None, "x")),
+    "large_both": ((264, 256), P("x", "y")),
+    "large_whole": ((264, 256), P()),
+    "large_cube": ((2, 264, 128), P(None, "y", "x")),
+    "large_vector": ((67584,), P(("x", "y"))),
+}
+#: Step sizes are such that parameters move by some of their size.
+OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
+    "lars": partial(thalweg.optax.lars, 100.0, weight_decay=0.01),
+    "lamb": partial(thalweg.optax.lamb, 0.05, weight_decay=0.01),
+    "adafactor": partial(thalweg.optax.adafactor, 0.05, min_dim_size_to_factor=4, momentum=0.9, weight_decay_rate=0.01),
+    "unfactored": partial(thalweg.optax.adafactor, 0.05, factored=False, clipping_threshold=0.5),
+    "kron": partial(thalweg.optax.kron, 0.05, damping=0.1, weight_decay=0.01, seed=3),
+}
+
+
+# ---- in the parent
+
+
+@cache
+def outcomes(module: str, devices: int) -> tuple[dict[str, str], str]:
+    """Of each case of a module what was wrong, nothing where it held; and what the child said besides."""
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": f"{flags} --xla_llvm_disable_expensive_passes=true",
+        "JAX_ENABLE_X64": "1",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(Path(__file__).parent),
+    }
+    result = subprocess.run(
+        [sys.executable, __file__, module], capture_output=True, text=True, check=False, env=environment
+    )
+    found: dict[str, str] = json.loads(result.stdout.splitlines()[-1]) if result.returncode == 0 else {}
+    return found, f"the child for {devices} devices ended early:\n{result.stderr[-3000:]}"
+
+
+def fault_of(module: str, devices: int, case: str) -> str:
+    """What was wrong with a case; nothing where it held."""
+    found, said = outcomes(module, devices)
+    return found.get(case, said)
+
+
+def pairs(cases: Callable[[int], Cases]) -> list[tuple[int, str]]:
+    """A number of devices and a case for it."""
+    return [(devices, case) for devices in DEVICES for case in cases(devices)]
+
+
+# ---- in the child
+
+
+def dtype() -> str:
+    return DEVICES[jax.device_count()]
+
+
+@cache
+def mesh(kind: Any = jax.sharding.AxisType.Auto) -> jax.sharding.Mesh:
+    return jax.make_mesh((jax.device_count() // 2, 2), ("x", "y"), axis_types=(kind,) * 2)
+
+
+def numbers(shapes: Mapping[str, Any], seed: int, dtype: str) -> Tree:
+    """A tree on one device; equal names have equal numbers in every tree of a seed."""
+    return {
+        name: jnp.asarray(np.random.default_rng([seed, *name.encode()]).standard_normal(shape), dtype)
+        for name, (shape, _) in shapes.items()
+    }
+
+
+def placed(shapes: Mapping[str, Any], tree: Tree, over: jax.sharding.Mesh) -> Tree:
+    return {name: jax.device_put(x, NamedSharding(over, shapes[name][1])) for name, x in tree.items()}
+
+
+def specs_of(shapes: Mapping[str, Any]) -> dict[str, PartitionSpec]:
+    return {name: spec for name, (_, spec) in shapes.items()}
+
+
+def state_specs(state: Any, shapes: Mapping[str, Any], stacked_axes: int = 0) -> Any:
+    """As the parameter along axes that it shares with it; scalars and the factors of Kron whole, one for each layer."""
+
+    def own(path: Any, x: Any) -> PartitionSpec:
+        name = next((part.key for part in path if isinstance(part, jax.tree_util.DictKey)), None)
+        kept = {part.name for part in path if isinstance(part, jax.tree_util.GetAttrKey)}
+        if name is None or "refresh" in kept:
+            return P()
+        shape, spec = shapes[name]
+        parts = [*spec, *[None] * (len(shape) - len(spec))]
+        if kept & {"Q", "L"}:
+            return P(*parts[:stacked_axes])
+        return P(*[part if n == m else None for n, m, part in zip(x.shape, shape, parts, strict=True)])
+
+    return jax.tree_util.tree_map_with_path(own, state)
+
+
+def check_shardings(tree: Tree, specs: Tree, over: jax.sharding.Mesh) -> None:
+    wrong = []
+    wanted = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+    for (path, x), spec in zip(jax.tree_util.tree_flatten_with_path(tree)[0], wanted, strict=True):
+        fits = x.sharding.is_equivalent_to(NamedSharding(over, spec), x.ndim)
+        if not (fits or (x.ndim == 0 and x.sharding.is_fully_replicated)):
+            got = getattr(x.sharding, "spec", x.sharding)
+            wrong.append(f"{jax.tree_util.keystr(path)}: {got} instead of {spec}")
+    assert not wrong, f"{len(wrong)} of {len(wanted)} are divided otherwise: " + "; ".join(wrong)
+
+
+def check_equal(tree: Tree, wanted: Tree, before: Tree = None, tolerance: float | None = None) -> None:
+    """Within some units of rounding; ``before`` is what differences are measured from, zero unless told."""
+    tolerance = SHARDED[dtype()] if tolerance is None else tolerance
+    assert jax.tree.structure(tree) == jax.tree.structure(wanted)
+    before = jax.tree.map(np.zeros_like, wanted) if before is None else before
+    wrong = []
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(wanted)[0]]
+    for path, *leaves in zip(paths, *map(jax.tree.leaves, (tree, wanted, before)), strict=True):
+        x, y, start = (np.asarray(leaf, np.float64) for leaf in leaves)
+        assert x.shape == y.shape, f"{path} has shape {x.shape} instead of {y.shape}"
+        error, size = np.max(np.abs(x - y), initial=0), np.max(np.abs(y - start), initial=0)
+        if not error <= tolerance * size:
+            wrong.append(f"{path} by {error:.1e} of {size:.1e}")
+    assert not wrong, f"differ by more than {tolerance}: " + "; ".join(wrong)
+
+
+MESSAGE = re.compile(r"= (.*?) (all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter)(?:-start)?\(")
+
+
+def messages(text: str) -> list[tuple[str, int]]:
+    """What a compiled program sends: of each message its kind and the elements of its largest array."""
+    found = []
+    for result, kind in MESSAGE.findall(text):
+        shapes = re.findall(r"\w+\[([\d,]*)\]", result)
+        found.append((kind, max(int(np.prod([int(n) for n in shape.split(",") if n])) for shape in shapes)))
+    return found
+
+
+def primitives(jaxpr: Any) -> Counter[str]:
+    """How often each primitive stands in a program, inner programs included."""
+    found: Counter[str] = Counter()
+    for equation in jaxpr.eqns:
+        found[equation.primitive.name] += 1
+        for value in equation.params.values():
+            for part in value if isinstance(value, (tuple, list)) else (value,):
+                inner = getattr(part, "jaxpr", part)
+                if hasattr(inner, "eqns"):
+                    found += primitives(inner)
+    return found
+
+
+def answer(case: Callable[[], None]) -> str:
+    try:
+        case()
+    except Exception as error:
+        own = [line for line in traceback.format_exc().splitlines() if "/thalweg/" in line]
+        return f"{type(error).__name__}: {str(error)[:3000]} {own[-1].strip() if own else ''}"
+    return ""
+
+
+def main(module: str) -> None:
+    cases: Cases = importlib.import_module(module).cases(jax.device_count())
+    warnings.simplefilter("error")
+    found = {}
+    for name, case in cases.items():
+        began = time.monotonic()
+        found[name] = answer(case)
+        sys.stderr.write(f"{time.monotonic() - began:6.1f}s {name}: {found[name][:200] or 'holds'}\n")
+    sys.stdout.write("\n" + json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
