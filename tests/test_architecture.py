@@ -29,9 +29,13 @@ def loaded_by(code: str) -> set[str]:
         ("import thalweg.numpy", {"numpy"}),
         ("from thalweg.numpy import Kron; Kron(lr=0.1)", {"numpy"}),
         ("import thalweg.race", set()),
+        ("import thalweg.torch", {"torch", "numpy"}),
+        ("import thalweg.optax", {"jax", "jaxlib", "optax", "numpy", "ml_dtypes"}),
     ],
 )
 def test_nothing_is_loaded_that_is_not_used(code: str, frameworks: set[str]) -> None:
+    for needed in frameworks & {"torch", "optax"}:
+        pytest.importorskip(needed)
     assert loaded_by(code) <= frameworks
 
 

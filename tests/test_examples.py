@@ -22,3 +22,13 @@ def test_training(script: str, tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "Kron" in json.dumps(json.loads(out.read_text()))
+
+
+@pytest.mark.parametrize("optimizer", ["adafactor", "kron"])
+def test_jax_over_devices(optimizer: str) -> None:
+    pytest.importorskip("optax")
+    command = [sys.executable, str(ROOT / "examples" / "jax_sharded.py"), "--optimizer", optimizer, "--steps", "3"]
+    result = subprocess.run([*command, "--devices", "2"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    first, last = (float(line.rpartition(" ")[2]) for line in result.stdout.splitlines())
+    assert last < first

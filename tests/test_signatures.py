@@ -79,3 +79,48 @@ def test_groups_of_the_torch_front_end_hold_every_option_with_its_default(name: 
         key: v for key, v in expected.items() if key in group
     }
     assert set(expected) - set(group) <= {"precond_update_probability"}
+
+
+@NAMES
+def test_the_optax_front_end_has_an_option_for_every_option_of_its_rule(name: str) -> None:
+    optax = pytest.importorskip("thalweg.optax")
+    shown = inspect.signature(getattr(optax, name.lower())).parameters
+    renamed = {
+        "betas": "b1",
+        "beta2_decay": "decay_rate",
+        "scale_parameter": "multiply_by_parameter_scale",
+        "clip_threshold": "clipping_threshold",
+    }
+    if name == "Adafactor":
+        renamed |= {"weight_decay": "weight_decay_rate", "momentum_dtype": "dtype_momentum"}
+    factors = {"precond_dtype"} if name != "Kron" else set()
+    assert {renamed.get(option, option) for option in option_names(RULES[name]) if option not in factors} <= set(shown)
+
+
+@pytest.mark.parametrize("name", ["adafactor", "lamb", "lars"])
+def test_the_optax_front_end_begins_with_the_parameters_of_optax(name: str) -> None:
+    ours, theirs = (
+        list(inspect.signature(getattr(pytest.importorskip(module), name)).parameters.values())
+        for module in ("thalweg.optax", "optax")
+    )
+    same = [(p.name, p.default, p.kind) for p in ours[: len(theirs)]]
+    assert same == [(p.name, p.default, p.kind) for p in theirs]
+    assert all(p.kind is p.KEYWORD_ONLY for p in ours[len(theirs) :])
+
+
+@pytest.mark.parametrize("name", ["adafactor", "lamb", "lars"])
+def test_the_page_of_jax_documents_the_parameters_of_optax_with_their_defaults(name: str) -> None:
+    shown = inspect.signature(getattr(pytest.importorskip("thalweg.optax"), name)).parameters
+    section = (ROOT / "docs" / "jax.md").read_text().split(f"\n### `{name}`\n", 1)[1].split("\n### ", 1)[0]
+    rows = dict(re.findall(r"^\| `([^`|]+)`[^|]*\| `([^`|]+)`[^|]*\|", section, re.MULTILINE))
+    beside = {"learning_rate", "overrides", "stacked_axes", "specs"}
+    explicit = inspect.signature(getattr(pytest.importorskip("thalweg.optax"), name), follow_wrapped=False)
+    extras = set(re.findall(r"`([a-z_0-9]+)`", section.split("Beside them", 1)[1]))
+    documented = {key for key in explicit.parameters if key in rows or key in extras or key in beside}
+    common = set(option_names(RULES["LARS"])) & {f.name for f in fields(Handling)}
+    assert set(shown) - common - {"momentum_dtype"} <= documented
+    for option, default in rows.items():
+        expected = shown[option].default
+        assert default == (
+            expected.__name__ if isinstance(expected, type) else getattr(expected, "__name__", repr(expected))
+        )
