@@ -1,5 +1,5 @@
 # make race: the six optimizers on handwritten digits, with a table and a picture.
-# make test: everything that must hold. make test-fast: most of it, in about a minute.
+# make test: everything that must hold. make test-fast: most of it, in about two minutes.
 # make wheels, make sanitize: the released package and the native core, tried apart from the source tree's own tests.
 # Each target installs what it needs into .venv; a second call finds it there.
 

@@ -15,6 +15,8 @@ import tolerances
 
 from thalweg.optax import adafactor, kron, lamb, lars
 
+pytestmark = pytest.mark.slow  # many small programs are compiled
+
 Tree = Any
 MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
     "adafactor": partial(adafactor, min_dim_size_to_factor=3),
@@ -71,7 +73,6 @@ def test_derivatives_by_learning_rate_and_parameters_are_those_of_finite_differe
     assert_near(jnp.sum(by_params["w"] * direction), along)
 
 
-@pytest.mark.slow
 @each
 def test_checkpointing_steps_changes_no_derivative(name: str) -> None:
     plain = jax.jit(jax.grad(partial(outcome, name)))(0.1, PARAMS)
@@ -80,7 +81,6 @@ def test_checkpointing_steps_changes_no_derivative(name: str) -> None:
     assert abs(plain - kept) <= tolerances.FLOAT64 * abs(plain)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adafactor", "lamb", "lars"])
 def test_forward_and_reverse_derivatives_agree(name: str) -> None:
     forward = jax.jit(jax.jacfwd(partial(outcome, name)))(0.1, PARAMS)
@@ -89,7 +89,6 @@ def test_forward_and_reverse_derivatives_agree(name: str) -> None:
     assert abs(forward - reverse) <= tolerances.FLOAT64 * abs(reverse)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adafactor", "lamb", "lars"])
 def test_second_derivatives_are_finite_beside_a_bias_of_zero(name: str) -> None:
     slope = jax.grad(partial(outcome, name), argnums=(0, 1))
@@ -100,7 +99,6 @@ def test_second_derivatives_are_finite_beside_a_bias_of_zero(name: str) -> None:
     assert abs(second[0] - expected) <= 10 * tolerances.FINITE_DIFFERENCES * max(1.0, abs(expected))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "option", "value"),
     [("lamb", "b1", 0.8), ("lamb", "weight_decay", 0.1), ("lars", "momentum", 0.5), ("adafactor", "decay_rate", 0.7)],

@@ -18,6 +18,8 @@ import tolerances
 
 from thalweg.optax import adafactor, kron, lamb, lars
 
+pytestmark = pytest.mark.slow  # many small programs are compiled
+
 Tree = Any
 MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
     "adafactor": partial(adafactor, min_dim_size_to_factor=3, momentum=0.9),
@@ -111,7 +113,6 @@ def test_gradients_of_zero_and_tiny_ones_make_no_nan(name: str, dtype: Any) -> N
         assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(state))
 
 
-@pytest.mark.slow
 @each
 def test_options_that_are_arrays_of_float64_leave_float32_as_it_is(name: str) -> None:
     wide = {
@@ -192,7 +193,6 @@ print("served")
 """
 
 
-@pytest.mark.slow
 def test_everything_works_without_x64_mode() -> None:
     environment = {**os.environ, "JAX_ENABLE_X64": "0", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(

@@ -16,6 +16,8 @@ import tolerances
 from thalweg import UnusedOverrideWarning
 from thalweg.optax import adafactor, kron, lamb, lars
 
+pytestmark = pytest.mark.slow  # many small programs are compiled
+
 MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
     "adafactor": partial(adafactor, min_dim_size_to_factor=3, momentum=0.9),
     "lamb": partial(lamb, weight_decay=0.1),
@@ -115,7 +117,6 @@ def test_nnx_state_is_a_tree_as_any_other(name: str) -> None:
     assert jax.tree.structure(state) == jax.tree.structure(jax.eval_shape(tx.init, params))
 
 
-@pytest.mark.slow
 @each
 def test_equinox_modules_step_as_plain_arrays(name: str) -> None:
     eqx = pytest.importorskip("equinox")

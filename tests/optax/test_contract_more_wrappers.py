@@ -16,6 +16,8 @@ import tolerances
 
 from thalweg.optax import adafactor, kron, lamb, lars
 
+pytestmark = pytest.mark.slow  # many small programs are compiled
+
 Tree = Any
 MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
     "adafactor": partial(adafactor, min_dim_size_to_factor=3, momentum=0.9),

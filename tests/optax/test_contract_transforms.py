@@ -16,6 +16,8 @@ import tolerances
 
 from thalweg.optax import adafactor, kron, lamb, lars
 
+pytestmark = pytest.mark.slow  # many small programs are compiled
+
 Tree = Any
 MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
     "adafactor": partial(adafactor, min_dim_size_to_factor=3, momentum=0.9),
@@ -218,7 +220,6 @@ def test_programs_call_nothing_on_the_host(name: str) -> None:
     assert "sqrt" in program
 
 
-@pytest.mark.slow
 @each
 def test_without_jit_numbers_are_the_same(name: str) -> None:
     with jax.disable_jit():

@@ -87,12 +87,13 @@ class Shards:
         return jnp.zeros(reduced_shape(x.shape, axes), x.dtype)
 
     def sums(self, *terms: Term) -> tuple[Scalar, ...]:
-        """Those over the same mesh axes are sent together."""
+        """One message for each set of mesh axes."""
         totals = list(whole.sums(*terms))
         across = [own_names(total, self.across(axes)) for total, (_, axes) in zip(totals, terms, strict=True)]
         for names in set(across) - {()}:
             members = [i for i, own in enumerate(across) if own == names]
-            for i, total in zip(members, jax.lax.psum([totals[i] for i in members], names), strict=True):
+            message = jax.lax.psum(jnp.concatenate([jnp.ravel(totals[i]) for i in members]), names)
+            for i, total in zip(members, split_like(message, [totals[i] for i in members]), strict=True):
                 totals[i] = total
         return tuple(totals)
 
@@ -117,6 +118,15 @@ class Shards:
             place = place + index * jnp.uint32(stride & 0xFFFFFFFF)
             stride *= self.shape(like)[axis]
         return place, 0
+
+
+def split_like(flat: Arr, parts: Sequence[Arr]) -> list[Arr]:
+    """Something flat in the shapes that it was made of."""
+    result, start = [], 0
+    for part in parts:
+        result.append(jnp.reshape(flat[start : start + part.size], part.shape))
+        start += part.size
+    return result
 
 
 def own_place(axes: Sequence[str]) -> Any:
