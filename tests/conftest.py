@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 # tests that compare float64 need jax to have it, before jax is imported anywhere
@@ -17,3 +18,6 @@ else:
         "thalweg", deadline=None, print_blob=True, max_examples=40, derandomize=bool(os.environ.get("CI"))
     )
     settings.load_profile("thalweg")
+
+if importlib.util.find_spec("optax") is None:
+    collect_ignore_glob = ["optax/*.py", "support/*jax*.py", "support/optax_cases.py"]

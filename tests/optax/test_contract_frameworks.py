@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -12,23 +10,13 @@ import numpy as np
 import optax
 import pytest
 import tolerances
+from optax_cases import MADE, each
 
 from thalweg import UnusedOverrideWarning
-from thalweg.optax import adafactor, kron, lamb, lars
+from thalweg.optax import lamb
 
 pytestmark = pytest.mark.slow  # many small programs are compiled
 
-MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
-    "adafactor": partial(adafactor, min_dim_size_to_factor=3, momentum=0.9),
-    "lamb": partial(lamb, weight_decay=0.1),
-    "lars": partial(lars, trust_coefficient=0.1),
-    "kron": partial(kron, damping_mode="expected", max_size_dense=0),  # soon compiled
-}
-each = pytest.mark.parametrize("name", MADE)
-#: Where Kron's programs take seconds to compile.
-each_slowly = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "kron" else ()) for name in MADE]
-)
 X = np.cos(np.arange(20, dtype=np.float32)).reshape(5, 4)
 
 
@@ -50,7 +38,7 @@ def assert_alike(found: list[Any], expected: list[Any], before: list[Any]) -> No
         assert float(jnp.abs(a - b).max()) <= tolerances.FLOAT32 * distance
 
 
-@each_slowly
+@each
 def test_linen_parameters_in_a_train_state_step_as_plain_arrays(name: str) -> None:
     linen = pytest.importorskip("flax.linen")
     train_state = pytest.importorskip("flax.training.train_state")

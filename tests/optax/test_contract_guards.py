@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -11,21 +9,11 @@ import jax.numpy as jnp
 import optax
 import pytest
 import tolerances
+from optax_cases import GRADS, MADE, PARAMS, Tree, each
 
-from thalweg.optax import adafactor, kron, lamb, lars
+from thalweg.optax import lamb, lars
 
 pytestmark = pytest.mark.slow  # many small programs are compiled
-
-Tree = Any
-MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
-    "adafactor": partial(adafactor, min_dim_size_to_factor=3, momentum=0.9),
-    "lamb": partial(lamb, weight_decay=0.1),
-    "lars": partial(lars, trust_coefficient=0.1),
-    "kron": partial(kron, damping_mode="expected", max_size_dense=0),  # soon compiled
-}
-each = pytest.mark.parametrize("name", MADE)
-PARAMS = {"w": jnp.cos(jnp.arange(12, dtype=jnp.float32)).reshape(4, 3), "b": jnp.array([1.0, 2.0, -0.5], jnp.float32)}
-GRADS = jax.tree.map(lambda p: jnp.sin(3 * p + 1), PARAMS)
 
 
 def equal(a: Tree, b: Tree) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,34 +12,11 @@ import numpy as np
 import optax
 import pytest
 import tolerances
+from optax_cases import GRADS, MADE, PARAMS, Tree, each, run
 
 from thalweg.optax import adafactor, kron, lamb, lars
 
 pytestmark = pytest.mark.slow  # many small programs are compiled
-
-Tree = Any
-MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
-    "adafactor": partial(adafactor, min_dim_size_to_factor=3, momentum=0.9),
-    "lamb": partial(lamb, weight_decay=0.1),
-    "lars": partial(lars, trust_coefficient=0.1),
-    "kron": partial(kron, damping_mode="expected", max_size_dense=0),  # soon compiled
-}
-each = pytest.mark.parametrize("name", MADE)
-#: Where Kron's programs take seconds to compile.
-each_slowly = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "kron" else ()) for name in MADE]
-)
-PARAMS = {"w": jnp.cos(jnp.arange(12, dtype=jnp.float32)).reshape(4, 3), "b": jnp.array([1.0, 2.0, -0.5], jnp.float32)}
-GRADS = jax.tree.map(lambda p: jnp.sin(3 * p + 1), PARAMS)
-
-
-def run(tx: Any, params: Tree = PARAMS, grads: Tree = GRADS, steps: int = 2, **extra: Any) -> tuple[Tree, Any]:
-    state = tx.init(params)
-    update = jax.jit(lambda grads, state, params: tx.update(grads, state, params, **extra))
-    for _ in range(steps):
-        updates, state = update(grads, state, params)
-        params = optax.apply_updates(params, updates)
-    return params, state
 
 
 def loss(params: Tree) -> jax.Array:
@@ -76,12 +52,12 @@ def test_schedule_free_descends(name: str) -> None:
     descends(optax.contrib.schedule_free(MADE[name](0.1), learning_rate=0.1, b1=0.9))
 
 
-@each_slowly
+@each
 def test_mechanic_descends(name: str) -> None:
     descends(optax.contrib.mechanize(MADE[name](0.1), s_init=1e-2), steps=40)
 
 
-@each_slowly
+@each
 def test_sharpness_aware_minimization_descends(name: str) -> None:
     sam = optax.contrib.sam(MADE[name](0.1), optax.chain(optax.contrib.normalize(), optax.sgd(0.05)), sync_period=2)
     descends(sam, steps=20)
@@ -91,7 +67,7 @@ def test_the_adversary_of_sharpness_aware_minimization_may_be_one_of_ours() -> N
     descends(optax.contrib.sam(optax.sgd(0.1), lars(0.05), sync_period=2))
 
 
-@each_slowly
+@each
 def test_reducing_on_a_plateau_scales_what_comes_before(name: str) -> None:
     tx = optax.chain(MADE[name](0.1), optax.contrib.reduce_on_plateau(factor=0.5, patience=3))
     found, _ = run(tx, steps=1, value=jnp.float32(1.0))

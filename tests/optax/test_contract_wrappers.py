@@ -12,36 +12,11 @@ import numpy as np
 import optax
 import pytest
 import tolerances
+from optax_cases import GRADS, MADE, PARAMS, Tree, each, run
 
 from thalweg.optax import adafactor, kron, lamb, lars
 
 pytestmark = pytest.mark.slow  # many small programs are compiled
-
-Tree = Any
-MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
-    "adafactor": partial(adafactor, min_dim_size_to_factor=3, momentum=0.9),
-    "lamb": partial(lamb, weight_decay=0.1),
-    "lars": partial(lars, trust_coefficient=0.1),
-    "kron": partial(kron, damping_mode="expected", max_size_dense=0),  # soon compiled
-}
-each = pytest.mark.parametrize("name", MADE)
-#: Where Kron's programs take seconds to compile.
-each_slowly = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "kron" else ()) for name in MADE]
-)
-PARAMS = {"w": jnp.cos(jnp.arange(12, dtype=jnp.float32)).reshape(4, 3), "b": jnp.array([1.0, 2.0, -0.5], jnp.float32)}
-GRADS = jax.tree.map(lambda p: jnp.sin(3 * p + 1), PARAMS)
-
-
-def run(tx: Any, params: Tree = PARAMS, grads: Tree = GRADS, steps: int = 2, **extra: Any) -> tuple[Tree, Any]:
-    """The last updates and the last state after some jitted steps, compiled once."""
-    state = tx.init(params)
-    update = jax.jit(lambda grads, state, params: tx.update(grads, state, params, **extra))
-    for _ in range(steps):
-        updates, state = update(grads, state, params)
-        params = optax.apply_updates(params, updates)
-    assert update._cache_size() == 1
-    return params, state
 
 
 @lru_cache
@@ -140,7 +115,7 @@ def test_lookahead_steps_its_fast_parameters_as_the_optimizer_does(name: str) ->
     assert all((params.slow[key] == PARAMS[key]).all() for key in PARAMS)
 
 
-@each_slowly
+@each
 def test_injected_learning_rates_take_effect_when_changed_in_the_state(name: str) -> None:
     static = {"adafactor": ADAFACTOR_STATIC, "kron": KRON_STATIC}.get(name, ())
     factory = {"adafactor": adafactor, "lamb": lamb, "lars": lars, "kron": kron}[name]
