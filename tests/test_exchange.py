@@ -214,3 +214,59 @@ def test_sixteen_bits_survive() -> None:
     thalweg.torch.import_state(other, out)
     assert torch.equal(other.state[p]["momentum_buffer"], optimizer.state[p]["momentum_buffer"])
     assert other.state[p]["momentum_buffer"].dtype == torch.bfloat16
+
+
+def test_a_global_count_of_steps_goes_along() -> None:
+    pytest.importorskip("optax")
+    first = InJax("LAMB", drawn(0))
+    straight = thalweg.numpy.LAMB(lr=0.01, weight_decay=0.1, global_step=True)
+    params = {name: p.copy() for name, p in drawn(0).items()}
+    for seed in range(1, 6):
+        first.step(drawn(seed))
+        straight.step(params, drawn(seed))
+    second, weights = thalweg.numpy.LAMB(lr=0.01, weight_decay=0.1, global_step=True), first.weights()
+    second.load_state_dict(first.exported())
+    weights = {name: p.copy() for name, p in weights.items()}
+    for optimizer, own in ((straight, params), (second, weights)):
+        optimizer.step(own, drawn(6))
+    assert all(np.abs(weights[name] - p).max() <= FLOAT64 for name, p in params.items())
+
+
+def test_jax_exports_parameters_of_which_nothing_is_kept_and_refuses_what_it_does_not_know() -> None:
+    pytest.importorskip("optax")
+    import jax.numpy as jnp
+    import optax
+
+    from thalweg.optax import export_state, import_state, lamb, lars
+
+    params = {"a": jnp.ones(4), "b": jnp.ones(4), "none": None}
+    parts = {"a": lars(0.1), "b": lars(0.01, momentum=0.0)}
+    solver = optax.partition(parts, {"a": "a", "b": "b", "none": "a"})
+    _, state = solver.update(params, solver.init(params), params)
+    out = export_state(state, params)
+    assert {name: set(entries) for name, entries in out["state"].items()} == {
+        "a": {"step", "momentum_buffer"},
+        "b": {"step"},
+    }
+    assert out["iteration"] == 1
+    again = import_state(solver.init(params), params, out)
+    assert export_state(again, params)["state"]["b"]["step"] == 1
+    with pytest.raises(StateError, match="'a' that is not among those given"):
+        export_state(state, {"params": params})
+    twice = optax.chain(lamb(0.1), lamb(0.1)).init(params)
+    with pytest.raises(StateError, match="two states of parameter 'a'"):
+        export_state(twice, params)
+    both = optax.chain(lamb(0.1), lars(0.1)).init(params)
+    with pytest.raises(StateError, match="those of LARS and LAMB"):
+        export_state(both, params)
+
+
+@pytest.mark.parametrize("front_end", [name for name in FRONT_ENDS if importlib.util.find_spec(name)])
+@pytest.mark.parametrize("step", [-3, 2.5, "x", 2**31], ids=str)
+def test_steps_must_be_counts_everywhere(front_end: str, step: Any) -> None:
+    first = InNumpy("LAMB", drawn(0))
+    first.step(drawn(1))
+    out = first.exported()
+    out["state"]["conv"] = {**out["state"]["conv"], "step": step}
+    with pytest.raises(StateError, match="the step of 'conv' must be a whole number >= 0"):
+        FRONT_ENDS[front_end]("LAMB", drawn(0), out)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thalweg.errors import StateError
+from thalweg.settings import DTYPES
 
 #: The layout that this version writes. Newer layouts are refused by older versions.
 LAYOUT = 1
@@ -25,7 +26,7 @@ def exchanged(
 def check_exchanged(saved: Any, rule_name: str) -> None:
     """Say if something is no state of this form, or one of another optimizer."""
     if not isinstance(saved, Mapping) or any(key not in saved for key in KEYS):
-        raise StateError(f"this is not a state_dict() of thalweg.numpy: it must have the keys {', '.join(KEYS)}")
+        raise StateError(f"this is no exported state or state_dict(): it must have the keys {', '.join(KEYS)}")
     check_layout(saved["layout"])
     if not isinstance(saved["state"], Mapping):
         raise StateError("this state_dict() is damaged: its state must be a mapping by name")
@@ -41,11 +42,28 @@ def check_layout(layout: Any) -> None:
 
 
 def by_known_name(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    """The states of parameters that are all known by their names."""
+    """The states of parameters that are all known by their names, checked."""
     given = {str(name): entries for name, entries in saved["state"].items()}
     for name, entries in given.items():
         if name not in names:
             raise StateError(f"this state has a parameter {name!r} that is not here: here are {', '.join(names)}")
-        if not isinstance(entries, Mapping) or "step" not in entries:
-            raise StateError(f"the state of {name!r} must map keys to arrays and have a 'step', got {entries!r:.80}")
+        check_step(name, entries)
+        for key, entry in entries.items():
+            dtype = getattr(getattr(entry, "dtype", None), "name", None)
+            if key != "step" and dtype not in DTYPES:
+                raise StateError(f"the state of {name!r} must be arrays of floating point: {key!r} is {entry!r:.40}")
     return given
+
+
+def check_step(name: Any, entries: Any) -> None:
+    """Say if something is no state of a parameter, or does not say how many steps it has taken."""
+    if not isinstance(entries, Mapping) or "step" not in entries:
+        raise StateError(f"the state of {name!r} must map keys to arrays and have a 'step', got {entries!r:.80}")
+    if not is_count(entries["step"]):
+        raise StateError(f"the step of {name!r} must be a whole number >= 0, got {entries['step']!r}")
+
+
+def is_count(value: Any) -> bool:
+    """Whether the value is a whole number >= 0, as Python or an array library has it."""
+    number = value.item() if getattr(value, "shape", None) == () else value
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**31

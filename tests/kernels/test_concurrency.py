@@ -18,7 +18,8 @@ from side_by_side import draw, draw_gradients, every_rule, made, needs_core
 
 from thalweg.kernels.threads import set_num_threads
 
-pytestmark = needs_core
+# jax, if another test has loaded it into this process, warns of every fork; the children here do without it
+pytestmark = [needs_core, pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")]
 
 SHAPES = {"small": (1000,), "large": (150_000,), "matrix": (300, 250)}
 OPTIONS: dict[str, Any] = dict(weight_decay=0.1)

@@ -266,3 +266,13 @@ def test_a_transformation_can_be_a_static_argument() -> None:
 def test_an_abstract_tree_has_a_state_as_in_optax() -> None:
     structs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), PARAMS)
     assert described(lamb(0.1).init(structs)) == described(lamb(0.1).init(PARAMS))
+
+
+@each
+def test_parameters_committed_to_a_device_take_one_compilation(name: str) -> None:
+    tx = MADE[name](0.1)
+    params = jax.device_put({"w": PARAMS["w"], "b": PARAMS["b"]}, jax.devices()[0])
+    state, update = tx.init(params), jax.jit(tx.update)
+    for _ in range(2):
+        _, state = update(params, state, params)
+    assert update._cache_size() == 1

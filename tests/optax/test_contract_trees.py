@@ -195,3 +195,19 @@ def test_inputs_are_left_as_they_were_and_equal_runs_give_equal_bits(name: str) 
         assert (np.asarray(a) == b).all()
     for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
         assert (a == b).all()
+
+
+def test_fields_called_value_keep_their_names_and_boxes_of_one_array_are_looked_through() -> None:
+    from typing import NamedTuple
+
+    from thalweg.optax.trees import named
+
+    class Attention(NamedTuple):
+        query: Tree
+        value: Tree
+
+    class Box(NamedTuple):
+        value: Tree
+
+    tree = {"attention": Attention(jnp.ones(2), jnp.ones(2)), "boxed": Box(jnp.ones(2))}
+    assert named(tree).names == ["attention.query", "attention.value", "boxed"]

@@ -149,6 +149,19 @@ def plain_calls(name: str) -> None:
     check_shardings(state, state_specs(state, shapes), mesh())
 
 
+def stack_stays_divided(way: str) -> None:
+    """Factors of stacked layers are where their layers are, from the first state on."""
+    solver, over = OPTIMIZERS["kron"](stacked_axes=1), mesh()
+    params = {"w": jax.device_put(jax.numpy.ones((8, 6, 4), dtype()), jax.sharding.NamedSharding(over, P("x")))}
+    state = solver.init(params) if way == "init" else jax.jit(solver.init)(params)
+    update = jax.jit(solver.update)
+    for _ in range(3):
+        for factor in (*state.Q["w"], *state.L["w"]):
+            assert factor.sharding.spec == P("x"), f"a factor is laid out as {factor.sharding.spec}"
+        _, state = update(params, state, params)
+    assert update._cache_size() == 1
+
+
 def wrapped(solver: Any, shapes: Mapping[str, Any]) -> None:
     """Same numbers, and moments that follow their parameters."""
     found = run(solver, shapes, steps=4)
@@ -191,5 +204,7 @@ def cases(devices: int) -> Cases:
             found[f"{name}: few sums"] = partial(few_sums, name, sums)
         for name in ("adafactor", "kron"):
             found[f"{name}: without jit"] = partial(plain_calls, name)
+        for way in ("init", "jit(init)"):
+            found[f"kron: layers of a stack stay divided from {way}"] = partial(stack_stays_divided, way)
         found |= wrappers()
     return found

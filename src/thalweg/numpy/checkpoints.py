@@ -12,7 +12,7 @@ import numpy as np
 
 from thalweg.arrays import State
 from thalweg.errors import OptimError, StateError
-from thalweg.exchange import KEYS, check_exchanged, check_layout
+from thalweg.exchange import KEYS, check_exchanged, check_layout, check_step, is_count
 from thalweg.numpy.arrays import SERVED, Arr, Name, checked_name
 from thalweg.spaces.numpy import named_dtype
 
@@ -27,11 +27,8 @@ def read_state(
     found: dict[Name, tuple[int, State[Arr]]] = {}
     for name, entries in saved["state"].items():
         name = checked_name(name)
-        if not isinstance(entries, Mapping) or "step" not in entries:
-            raise StateError(f"the state of {name!r} must map keys to arrays and have a 'step', got {entries!r:.80}")
+        check_step(name, entries)
         arrays = {key: np.array(entry) for key, entry in entries.items() if key != "step"}
-        if not is_count(entries["step"]):
-            raise StateError(f"the step of {name!r} must be a whole number >= 0, got {entries['step']!r}")
         for key, entry in arrays.items():
             if entry.dtype.name not in SERVED:
                 raise StateError(f"the state of {name!r} must be of floating point: {key!r} has dtype {entry.dtype}")
@@ -41,12 +38,6 @@ def read_state(
             )
         found[name] = int(entries["step"]), arrays
     return saved["lr"], int(saved["iteration"]), found
-
-
-def is_count(value: Any) -> bool:
-    """Whether the value is a whole number >= 0, as Python or numpy has it."""
-    value = np.asarray(value)
-    return value.shape == () and np.issubdtype(value.dtype, np.integer) and value.item() >= 0
 
 
 def shapes(state: State[Arr]) -> dict[str, tuple[int, ...]]:

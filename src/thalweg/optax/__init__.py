@@ -6,7 +6,6 @@ from thalweg.optax.exchange import export_state, import_state
 from thalweg.optax.layouts import state_specs
 from thalweg.optax.optimizers import adafactor, kron, lamb, lars
 from thalweg.optax.states import AdafactorState, KronState, LambState, LarsState
-from thalweg.optax.transformation import as_transformation
 from thalweg.rules import Annealed
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "LambState",
     "LarsState",
     "adafactor",
-    "as_transformation",
     "export_state",
     "import_state",
     "kron",

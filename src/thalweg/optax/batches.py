@@ -76,7 +76,18 @@ def first_entries(leaf: Leaf) -> Entries:
     if not rule.needs_whole:
         return first_state(leaf.space, rule, handling, leaf.p)
     state = first_state(whole, rule, handling, gathered(leaf.p, inner))
-    return {key: own_part(entry, inner) if key in MOMENTA else entry for key, entry in state.items()}
+    return {
+        key: own_part(entry, inner) if key in MOMENTA else by_stack(entry, leaf.p, rule.stacked_axes)
+        for key, entry in state.items()
+    }
+
+
+def by_stack(entry: Any, p: Any, stacked: int) -> Any:
+    """Something that every tensor of a stack has one of, laid over devices as the stack is."""
+    if not stacked or not whole.over_devices(p) or entry.ndim < stacked:
+        return entry
+    stack = jnp.sum(p, axis=tuple(range(stacked, p.ndim)))
+    return whole.sharded_like(entry, jnp.reshape(stack, stack.shape + (1,) * (entry.ndim - stacked)))
 
 
 def within(rule: Rule, layout: Layout) -> Layout:
@@ -115,7 +126,7 @@ def stacked(jobs: Sequence[Job]) -> Job:
     """Several as one, with a leading axis more."""
     first = jobs[0]
     state = {
-        # the same for all of them, who have taken every step together
+        # the same for all of them: they have the same schedule, and have taken every step together
         key: entry if key == "refresh" else jnp.stack([job.state[key] for job in jobs])
         for key, entry in first.state.items()
     }

@@ -26,11 +26,12 @@ def export_state(state: Tree, params: Tree) -> dict[str, Any]:
         raise StateError(f"two parameters have the path {next(n for n in names if names.count(n) > 1)!r}")
     found: dict[str, Entries] = {}
     for part in parts:
-        for name, entries in entries_by_name(part).items():
+        for name, entries in entries_by_name(part, params).items():
+            if name in found:
+                raise StateError(f"there are two states of parameter {name!r} here: export them one by one")
             found[name] = {"step": jax.device_get(part.count), **jax.device_get(entries)}
-    if not found:  # a rule that keeps nothing
-        found = {name: {"step": jax.device_get(parts[0].count)} for name in names}
-    return exchanged(kind, {name: found[name] for name in names if name in found})
+    ordered = {name: found[name] for name in names if name in found}
+    return exchanged(kind, ordered, iteration=max(int(part.count) for part in parts))
 
 
 def import_state(state: Tree, params: Tree, exported: Mapping[str, Any]) -> Tree:
@@ -39,60 +40,69 @@ def import_state(state: Tree, params: Tree, exported: Mapping[str, Any]) -> Tree
     state: of this optimizer, such as ``solver.init(params)``. Arrays keep its dtypes and its layout over devices.
     """
     check_exchanged(exported, own_parts(state)[0])
-    known = named(params).names
-    given = by_known_name(exported, known)
-    kinds = tuple(STATES.values())
-    return jax.tree.map(
-        lambda part: imported(part, given, known) if isinstance(part, kinds) else part,
-        state,
-        is_leaf=lambda part: isinstance(part, kinds),
-    )
+    given = by_known_name(exported, named(params).names)
+    return jax.tree.map(lambda part: imported(part, params, given) if is_own(part) else part, state, is_leaf=is_own)
+
+
+def is_own(part: Any) -> bool:
+    return isinstance(part, tuple(STATES.values()))
 
 
 def own_parts(state: Tree) -> tuple[str, list[Any]]:
     """The states of ours within a state, and the rule they are of."""
-    kinds = {kind: name for name, kind in STATES.items()}
-    parts = [part for part in jax.tree.leaves(state, is_leaf=lambda part: type(part) in kinds) if type(part) in kinds]
-    if len({type(part) for part in parts}) != 1:
-        raise StateError(f"there must be the state of one optimizer of thalweg.optax here, found {len(parts)}")
-    return kinds[type(parts[0])], parts
+    parts = [part for part in jax.tree.leaves(state, is_leaf=is_own) if is_own(part)]
+    kinds = [name for name, kind in STATES.items() if any(isinstance(part, kind) for part in parts)]
+    if len(kinds) != 1:
+        found = f"those of {' and '.join(kinds)}" if kinds else "none"
+        raise StateError(f"there must be the state of one optimizer of thalweg.optax here, and there is {found}")
+    return kinds[0], parts
 
 
-def numbered(part: Any) -> Iterator[tuple[str, str, str, Any]]:
-    """(field, parameter, key, leaf) of every array of a state."""
-    for field in fields_of(part):
-        tuples = field in SEVERAL
-        for path, leaf in jax.tree_util.tree_flatten_with_path(getattr(part, field))[0]:
-            inner, last = (path[:-1], dotted(path[-1:])) if tuples else (path, "")
-            yield field, dotted(inner), f"{field}_{last}" if tuples else field, leaf
+def numbered(part: Any, params: Tree) -> Iterator[tuple[str, str, str, Any]]:
+    """(field, parameter, key, leaf) of every array of a state, and one without key for every parameter."""
+    found = named(params)
+    names = dict(zip(found.paths, found.names, strict=True))
+    for index, field in enumerate(fields_of(part)):
+        flat, _ = jax.tree_util.tree_flatten_with_path(getattr(part, field), is_leaf=lambda x: x is None)
+        for path, leaf in flat:
+            inner = path[:-1] if field in SEVERAL else path
+            if leaf is not None and inner not in names:
+                raise StateError(f"this state has a parameter {dotted(inner)!r} that is not among those given")
+            if index == 0 and inner in names:
+                yield field, names[inner], "", None
+            if leaf is not None:
+                yield field, names[inner], f"{field}_{dotted(path[-1:])}" if field in SEVERAL else field, leaf
 
 
-def entries_by_name(part: Any) -> dict[str, Entries]:
+def entries_by_name(part: Any, params: Tree) -> dict[str, Entries]:
+    """State by parameter and key; nothing for parameters of which nothing is kept."""
     found: dict[str, Entries] = {}
-    for _, name, key, leaf in numbered(part):
-        found.setdefault(name, {})[key] = leaf
+    for _, name, key, leaf in numbered(part, params):
+        entries = found.setdefault(name, {})
+        if key:
+            entries[key] = leaf
     return found
 
 
-def imported(part: Any, given: Mapping[str, Any], known: list[str]) -> Any:
+def imported(part: Any, params: Tree, given: Mapping[str, Any]) -> Any:
     """One state with new contents, checked."""
-    present = entries_by_name(part)
-    names = list(present) or known
-    for name in names:
+    present = entries_by_name(part, params)
+    for name, entries in present.items():
         if name not in given:
             raise StateError(f"this state has nothing about parameter {name!r}")
-        shapes = {key: tuple(entry.shape) for key, entry in present.get(name, {}).items()}
+        shapes = {key: tuple(entry.shape) for key, entry in entries.items()}
         found = {key: tuple(entry.shape) for key, entry in given[name].items() if key != "step"}
         if found != shapes:
             raise StateError(f"the state of {name!r} does not fit: exported is {found}, and its options make {shapes}")
-    steps = {int(given[name]["step"]) for name in names}
+    steps = {int(given[name]["step"]) for name in present}
     if len(steps) > 1:
         raise StateError(
             f"parameters have taken different numbers of steps, {sorted(steps)}, and one count serves all of them here"
         )
     fields: dict[str, list[Any]] = {field: [] for field in fields_of(part)}
-    for field, name, key, leaf in numbered(part):
-        fields[field].append(placed(given[name][key], leaf))
+    for field, name, key, leaf in numbered(part, params):
+        if key:
+            fields[field].append(placed(given[name][key], leaf))
     trees = {
         field: jax.tree.unflatten(jax.tree.structure(getattr(part, field)), leaves) for field, leaves in fields.items()
     }

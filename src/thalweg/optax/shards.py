@@ -90,7 +90,7 @@ class Shards:
         """One message for each set of mesh axes."""
         totals = list(whole.sums(*terms))
         across = [own_names(total, self.across(axes)) for total, (_, axes) in zip(totals, terms, strict=True)]
-        for names in set(across) - {()}:
+        for names in dict.fromkeys(own for own in across if own):  # in an order that every process has
             members = [i for i, own in enumerate(across) if own == names]
             message = jax.lax.psum(jnp.concatenate([jnp.ravel(totals[i]) for i in members]), names)
             for i, total in zip(members, split_like(message, [totals[i] for i in members]), strict=True):

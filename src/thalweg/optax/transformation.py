@@ -23,6 +23,7 @@ from thalweg.optax.states import STATES, Entries, packed, unpacked
 from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parameters
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
 from thalweg.rules import RULES
+from thalweg.rules.checks import check_choice
 from thalweg.settings import Overrides, Setting, Settings, check_overrides, combined, plain
 from thalweg.spaces.jax import replicated_with
 
@@ -37,6 +38,10 @@ class Choice:
     options: Mapping[Any, Mapping[str, Any]]
 
 
+#: Arrays of numpy have at most so many.
+MOST_AXES = 64
+
+
 def without_where_false(name: str, mask: Any, **options: Any) -> list[Choice]:
     """A mask: leaves where it is False get these options."""
     return [] if mask is None or mask is True else [Choice(name, mask, {True: {}, False: options})]
@@ -48,9 +53,9 @@ def stacks(stacked_axes: Any) -> list[Choice]:
         raise OptionError(
             "stacked_axes must be a plain Python value; under optax.inject_hyperparams, name it in static_args"
         )
-    if stacked_axes is None or isinstance(plain(stacked_axes), int):
+    if stacked_axes is None or (isinstance(plain(stacked_axes), int) and not isinstance(plain(stacked_axes), bool)):
         return []
-    return [Choice("stacked_axes", stacked_axes, {n: {"stacked_axes": n} for n in range(16)})]
+    return [Choice("stacked_axes", stacked_axes, {n: {"stacked_axes": n} for n in range(MOST_AXES)})]
 
 
 def as_transformation(
@@ -64,10 +69,11 @@ def as_transformation(
     specs: Any = None,
     called: Mapping[str, str] = MappingProxyType({}),
 ) -> optax.GradientTransformationExtraArgs:
-    """The transformation of a rule, options checked.
+    """The transformation of a rule of ``thalweg.rules.RULES``, options checked.
 
     called: what the caller calls some options, for messages.
     """
+    check_choice("rule_name", rule_name, *RULES)
     rate = plain(learning_rate)
     try:
         settings = checked_settings(rule_name, rate, options, variant, overrides)
@@ -82,6 +88,8 @@ def checked_settings(
 ) -> Settings:
     """Options as rules have them. What is known already is checked; what is traced, or will be, cannot be."""
     check_static(rule_name.lower(), {"learning_rate": learning_rate, **options}, RULES[rule_name])
+    if callable(options.get("max_grad_norm")):
+        raise OptionError("max_grad_norm cannot be a function of the count: it must be a number, or None")
     given = {name: by_step(value) for name, value in options.items()}
     entries = [(pattern, by_steps(own)) for pattern, own in check_overrides(overrides)]
     settings = Settings(rule_name, given, variant, entries)
@@ -109,10 +117,10 @@ def in_words(message: str, called: Mapping[str, str]) -> str:
     if message.startswith("overrides") or not called:
         return message
     names = "|".join(re.escape(name) for name in sorted(called, key=len, reverse=True))
-    return re.sub(rf"(?<![\w.'])({names})(?![\w\[])", lambda found: called[found[1]], message)
+    return re.sub(rf"^({names})(?= must|=| under)|(?<=give )({names})\b", lambda found: called[found[0]], message)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Transformation:
     """The two functions of a gradient transformation."""
 
@@ -223,7 +231,7 @@ class Transformation:
         for choice, value in zip(self.choices, values, strict=True):
             known = plain(concrete(value))
             if not isinstance(known, int) or known not in choice.options:
-                wanted = "True or False" if len(choice.options) == 2 else "a whole number >= 0"
+                wanted = "True or False" if len(choice.options) == 2 else "a number of axes"
                 raise OptionError(f"{choice.name} must be {wanted} for parameter {name!r}, got {value!r}")
             decided.append(known)
         base = self.known.get(tuple(decided))

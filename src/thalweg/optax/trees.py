@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -25,19 +26,20 @@ class Named(NamedTuple):
 
 
 def named(tree: Tree) -> Named:
+    """The leaves with their names. Boxes around single arrays, as flax has them, are looked through."""
     pairs, treedef = jax.tree_util.tree_flatten_with_path(tree)
     paths = [path for path, _ in pairs]
-    return Named(paths, list(map(dotted, paths)), [leaf for _, leaf in pairs], treedef)
+    children = Counter(path[:-1] for path in paths)
+
+    def unboxed(path: Path) -> Path:
+        last = path[-1] if len(path) > 1 and children[path[:-1]] == 1 else None
+        return path[:-1] if isinstance(last, jax.tree_util.GetAttrKey) and last.name == "value" else path
+
+    return Named(paths, [dotted(unboxed(path)) for path in paths], [leaf for _, leaf in pairs], treedef)
 
 
 def dotted(path: Path) -> str:
-    """A path as a name: ``{"layers": [{"w": x}]}`` has the leaf ``layers.0.w``.
-
-    A tree that is a single array has the name ``params``. Boxes around arrays, as flax has them, are looked through.
-    """
-    last = path[-1] if len(path) > 1 else None
-    if isinstance(last, jax.tree_util.GetAttrKey) and last.name == "value":
-        path = path[:-1]
+    """A path as a name: ``{"layers": [{"w": x}]}`` has the leaf ``layers.0.w``; a single array is ``params``."""
     return jax.tree_util.keystr(path, simple=True, separator=".") if path else "params"
 
 

@@ -51,7 +51,7 @@ def zeros_like(x: Arr) -> Arr:
 
 def zeros_reduced(x: Arr, axes: tuple[int, ...]) -> Arr:
     if not over_devices(x):
-        return jnp.zeros(reduced_shape(x.shape, axes), x.dtype)
+        return jnp.zeros(reduced_shape(x.shape, axes), x.dtype, device=replicated_with(x))
     return zeros_like(jnp.sum(x, axis=axes, keepdims=True))
 
 
@@ -82,8 +82,9 @@ def replicated(x: Arr, stacked: int) -> Arr:
 
 def replicated_with(x: Arr) -> jax.sharding.Sharding | None:
     """On every device that has a part of x, where that is known; None: wherever the compiler likes."""
-    placed = None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
-    return NamedSharding(placed.mesh, PartitionSpec()) if isinstance(placed, NamedSharding) else None
+    if isinstance(x, jax.core.Tracer) or not getattr(x, "committed", False):
+        return None
+    return NamedSharding(x.sharding.mesh, PartitionSpec()) if isinstance(x.sharding, NamedSharding) else x.sharding
 
 
 def identity(size: int, like: Arr) -> Arr:

@@ -24,7 +24,8 @@ def export_state(optimizer: Parameters) -> dict[str, Any]:
     }
     for entries in found.values():
         entries["step"] = entries["step"].astype("int64")
-    return exchanged(optimizer.rule_name, found)
+    last = max((int(entries["step"]) for entries in found.values()), default=0)
+    return exchanged(optimizer.rule_name, found, iteration=last)
 
 
 def import_state(optimizer: Parameters, exported: Mapping[str, Any]) -> None:
