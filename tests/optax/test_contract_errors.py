@@ -141,7 +141,6 @@ def test_an_option_under_two_names_is_refused(order: tuple[str, str]) -> None:
         (lars, "momentun", "momentum"),
         (adafactor, "clipping_treshold", "clipping_threshold"),
         (adafactor, "min_dim_size_factor", "min_dim_size_to_factor"),
-        (adafactor, "weight_decay", "weight_decay_rate"),
         (kron, "precond_probability", "precond_update_probability"),
         (kron, "weight_decay_maks", "weight_decay_mask"),
     ],
@@ -283,3 +282,14 @@ def test_a_bare_array_is_named_in_words_that_can_be_read() -> None:
     with pytest.raises(ParameterError) as caught:
         lamb(0.1).init(jnp.arange(3))
     assert "parameter ''" not in str(caught.value)
+
+
+def test_names_that_another_front_end_has_are_translated() -> None:
+    with pytest.raises(OptionError, match="adafactor has no option 'momentum_dtype': it is 'dtype_momentum' here"):
+        adafactor(0.1, momentum=0.9, momentum_dtype="bfloat16")
+    with pytest.raises(OptionError, match="entry 'w': 'decay_rate' is 'beta2_decay' there"):
+        adafactor(0.1, overrides=[("w", dict(decay_rate=0.9))])
+    with pytest.raises(OptionError, match="entry 'w': 'b1' is 'betas' there"):
+        lamb(0.1, overrides=[("w", dict(b1=0.9))])
+    with pytest.raises(OptionError, match="needs momentum_mode='ema': polyak momentum comes after"):
+        kron(0.1, b1=0.9, whiten="momentum")

@@ -2,82 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import optax
 
 from thalweg.errors import OptionError
-from thalweg.optax import options as typed
 from thalweg.optax.options import Mask, Schedulable
+from thalweg.optax.signatures import OPTAX, PSGD_JAX, counted, extras, with_signature
 from thalweg.optax.transformation import as_transformation, stacks, without_where_false
 from thalweg.optax.values import dtype_name, pair
-from thalweg.rules import RULES
 from thalweg.rules.checks import require
-from thalweg.settings import Handling, Overrides, check_known
+from thalweg.settings import Overrides
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from thalweg.optax.options import AdafactorExtras, KronExtras, LambExtras, LarsExtras
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-#: What psgd-jax calls options of ours.
-PSGD_JAX = {
-    "b1": "momentum",
-    "preconditioner_lr": "precond_lr",
-    "preconditioner_update_probability": "precond_update_probability",
-    "preconditioner_init_scale": "init_scale",
-    "max_size_triangular": "max_size_dense",
-    "mu_dtype": "momentum_dtype",
-    "scanned_layers": "stacked_axes",
-}
-
-
-def extra_names(rule_name: str) -> list[str]:
-    """The options that an optimizer takes beside its explicit ones."""
-    return list(getattr(typed, f"{rule_name.capitalize()}Extras").__annotations__)
-
-
-def with_signature(rule_name: str) -> Callable[[F], F]:
-    """Show every option with its default where Python is asked for the signature."""
-
-    def decorated(function: F) -> F:
-        explicit = [
-            p for p in inspect.signature(function).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD
-        ]
-        variant = RULES[rule_name].VARIANTS.get("optax", {})
-        defaults = {f.name: f.default for kind in (RULES[rule_name], Handling) for f in fields(kind)}
-        defaults |= {**variant, "seed": None}
-        shown = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name])
-            for name in extra_names(rule_name)
-            if name not in PSGD_JAX
-        ]
-        function.__signature__ = inspect.Signature([*explicit, *shown])  # type: ignore[attr-defined]
-        return function
-
-    return decorated
-
-
-def extras(rule_name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options given beside the explicit ones, checked for their names, dtypes as names."""
-    explicit = inspect.signature(globals()[rule_name.lower()]).parameters
-    check_known(rule_name.lower(), given, [*explicit, *(PSGD_JAX if rule_name == "Kron" else ())])
-    options = {name: value for name, value in given.items() if not (name == "seed" and value is None)}
-    for name in ("state_dtype", "momentum_dtype", "precond_dtype"):
-        if name in options:
-            options[name] = dtype_name(name, options[name])
-    return options
-
-
-def counted(stacked_axes: Any) -> dict[str, Any]:
-    """``stacked_axes`` as an option of all leaves, where it is one number for all."""
-    return {} if stacked_axes is None or stacks(stacked_axes) else {"stacked_axes": stacked_axes}
 
 
 @with_signature("LARS")
@@ -176,7 +117,7 @@ def lamb(
         overrides=overrides,
         choices=choices,
         specs=specs,
-        called={"betas[0]": "b1", "betas[1]": "b2"},
+        called=OPTAX["LAMB"],
     )
 
 
@@ -241,15 +182,7 @@ def adafactor(
         overrides=overrides,
         choices=choices,
         specs=specs,
-        called={
-            "beta2_decay": "decay_rate",
-            "scale_parameter": "multiply_by_parameter_scale",
-            "clip_threshold": "clipping_threshold",
-            "weight_decay": "weight_decay_rate",
-            "momentum_dtype": "dtype_momentum",
-            "eps[0]": "eps",
-            "eps[1]": "min_scale",
-        },
+        called=OPTAX["Adafactor"],
     )
 
 

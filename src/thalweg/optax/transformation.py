@@ -76,6 +76,7 @@ def as_transformation(
     check_choice("rule_name", rule_name, *RULES)
     rate = plain(learning_rate)
     try:
+        check_names(check_overrides(overrides), called)
         settings = checked_settings(rule_name, rate, options, variant, overrides)
     except OptionError as error:
         raise OptionError(in_words(str(error), {"lr": "learning_rate", **called})) from None
@@ -104,6 +105,17 @@ def checked_settings(
             "or jax.config.update('jax_debug_nans', True) to search for the cause"
         )
     return settings
+
+
+def check_names(overrides: Overrides, called: Mapping[str, str]) -> None:
+    """Say so if an entry has the caller's name of an option, where it needs the rule's."""
+    ours = {theirs: name.partition("[")[0] for name, theirs in called.items()}
+    for pattern, options in overrides:
+        for name in options:
+            if name in ours and name != ours[name]:
+                raise OptionError(
+                    f"overrides, entry {pattern!r}: {name!r} is {ours[name]!r} there, as in all front ends"
+                )
 
 
 def by_steps(options: Mapping[str, Any]) -> dict[str, Any]:

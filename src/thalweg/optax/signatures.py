@@ -1,0 +1,92 @@
+"""What the optimizers are called with: names of optax, names of ours, and where both are shown."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from thalweg.errors import OptionError
+from thalweg.optax import options as typed
+from thalweg.optax.transformation import stacks
+from thalweg.optax.values import dtype_name
+from thalweg.rules import RULES
+from thalweg.settings import Handling, check_known
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: What optax calls options of ours.
+OPTAX: dict[str, dict[str, str]] = {
+    "LARS": {},
+    "LAMB": {"betas[0]": "b1", "betas[1]": "b2"},
+    "Adafactor": {
+        "beta2_decay": "decay_rate",
+        "scale_parameter": "multiply_by_parameter_scale",
+        "clip_threshold": "clipping_threshold",
+        "weight_decay": "weight_decay_rate",
+        "momentum_dtype": "dtype_momentum",
+        "eps[0]": "eps",
+        "eps[1]": "min_scale",
+    },
+    "Kron": {},
+}
+#: What psgd-jax calls options of ours.
+PSGD_JAX = {
+    "b1": "momentum",
+    "preconditioner_lr": "precond_lr",
+    "preconditioner_update_probability": "precond_update_probability",
+    "preconditioner_init_scale": "init_scale",
+    "max_size_triangular": "max_size_dense",
+    "mu_dtype": "momentum_dtype",
+    "scanned_layers": "stacked_axes",
+}
+
+
+#: The names of all options that an optimizer shows, filled as it is defined.
+SHOWN: dict[str, list[str]] = {}
+
+
+def extra_names(rule_name: str) -> list[str]:
+    """The options that an optimizer takes beside its explicit ones."""
+    return list(getattr(typed, f"{rule_name.capitalize()}Extras").__annotations__)
+
+
+def with_signature(rule_name: str) -> Callable[[F], F]:
+    """Show every option with its default where Python is asked for the signature."""
+
+    def decorated(function: F) -> F:
+        explicit = [
+            p for p in inspect.signature(function).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        variant = RULES[rule_name].VARIANTS.get("optax", {})
+        defaults = {f.name: f.default for kind in (RULES[rule_name], Handling) for f in fields(kind)}
+        defaults |= {**variant, "seed": None}
+        shown = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name])
+            for name in extra_names(rule_name)
+            if name not in PSGD_JAX
+        ]
+        SHOWN[rule_name] = [p.name for p in (*explicit, *shown)]
+        function.__signature__ = inspect.Signature([*explicit, *shown])  # type: ignore[attr-defined]
+        return function
+
+    return decorated
+
+
+def extras(rule_name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options given beside the explicit ones, checked for their names, dtypes as names."""
+    for name in given:
+        if name in OPTAX[rule_name]:
+            raise OptionError(f"{rule_name.lower()} has no option {name!r}: it is {OPTAX[rule_name][name]!r} here")
+    check_known(rule_name.lower(), given, [*SHOWN[rule_name], *(PSGD_JAX if rule_name == "Kron" else ())])
+    options = {name: value for name, value in given.items() if not (name == "seed" and value is None)}
+    for name in ("state_dtype", "momentum_dtype", "precond_dtype"):
+        if name in options:
+            options[name] = dtype_name(name, options[name])
+    return options
+
+
+def counted(stacked_axes: Any) -> dict[str, Any]:
+    """``stacked_axes`` as an option of all leaves, where it is one number for all."""
+    return {} if stacked_axes is None or stacks(stacked_axes) else {"stacked_axes": stacked_axes}
