@@ -6,7 +6,19 @@ import inspect
 from typing import Any
 
 import pytest
-from jax_trees import FEWER, SHAPES, compiled, error, fitting, one_by_one, problem
+from jax_trees import (
+    FEWER,
+    PREFIX,
+    SHAPES,
+    TREE,
+    compiled,
+    error,
+    falling,
+    fitting,
+    matrices,
+    one_by_one,
+    problem,
+)
 from tolerances import FLOAT32, FLOAT64
 
 jax = pytest.importorskip("jax")
@@ -20,23 +32,6 @@ pytestmark = pytest.mark.slow
 
 TOLERANCE = {"float64": FLOAT64, "float32": FLOAT32}
 DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32"])
-
-TREE = {
-    "layers": [{"w": True, "bias": False}, {"w": False}, {"w": True}],
-    "conv": True,
-    "deep": False,
-    "gain": False,
-}
-PREFIX = {"layers": False, "conv": True, "deep": True, "gain": False}
-
-
-def matrices(params: Any) -> Any:
-    return jax.tree.map(lambda p: p.ndim > 1, params)
-
-
-def falling(count: Any) -> Any:
-    return 0.1 / (count + 1)
-
 
 LAMB: dict[str, dict[str, Any]] = {
     "defaults": dict(),

@@ -18,6 +18,27 @@ SHAPES: dict[str, Any] = {
 #: The same with fewer leaves, for programs of which many are compiled.
 FEWER: dict[str, Any] = {name: SHAPES[name] for name in ("layers", "gain")}
 
+#: Masks for them: a whole tree, and a prefix of one.
+TREE: dict[str, Any] = {
+    "layers": [{"w": True, "bias": False}, {"w": False}, {"w": True}],
+    "conv": True,
+    "deep": False,
+    "gain": False,
+}
+PREFIX = {"layers": False, "conv": True, "deep": True, "gain": False}
+
+
+def matrices(params: Any) -> Any:
+    """A mask that is a function of the parameters."""
+    import jax
+
+    return jax.tree.map(lambda p: p.ndim > 1, params)
+
+
+def falling(count: Any) -> Any:
+    """A schedule."""
+    return 0.1 / (count + 1)
+
 
 def is_shape(x: Any) -> bool:
     return isinstance(x, tuple)

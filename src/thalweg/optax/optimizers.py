@@ -216,7 +216,7 @@ def kron(
         if own in named:
             theirs = next(alias for alias, meant in PSGD_JAX.items() if meant == own)
             raise OptionError(f"{theirs} is psgd-jax's name of {own}: give one of them")
-        named[own] = dtype_name(name, value) if own.endswith("_dtype") else value
+        named[own] = value
     stacked = named.pop("stacked_axes", None)
     choices = [*without_where_false("weight_decay_mask", weight_decay_mask, weight_decay=0.0), *stacks(stacked)]
     return as_transformation(

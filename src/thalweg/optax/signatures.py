@@ -81,10 +81,7 @@ def extras(rule_name: str, given: Mapping[str, Any]) -> dict[str, Any]:
             raise OptionError(f"{rule_name.lower()} has no option {name!r}: it is {OPTAX[rule_name][name]!r} here")
     check_known(rule_name.lower(), given, [*SHOWN[rule_name], *(PSGD_JAX if rule_name == "Kron" else ())])
     options = {name: value for name, value in given.items() if not (name == "seed" and value is None)}
-    for name in ("state_dtype", "momentum_dtype", "precond_dtype"):
-        if name in options:
-            options[name] = dtype_name(name, options[name])
-    return options
+    return {name: dtype_name(name, v) if name.endswith("_dtype") else v for name, v in options.items()}
 
 
 def counted(stacked_axes: Any) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Choice:
 
     name: str
     chosen: Any
-    #: What a leaf with this value gets; values without an entry leave it as it is.
+    #: What a leaf with this value gets; other values are refused.
     options: Mapping[Any, Mapping[str, Any]]
 
 
