@@ -29,3 +29,7 @@ class UnusedOverrideWarning(UserWarning):
 
 class FallbackWarning(UserWarning):
     """The native CPU core is missing, and slower code does its work."""
+
+
+class CommandError(OptimError):
+    """Something that the command line was asked for and that it cannot do."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from thalweg.race import digits
 from thalweg.race.contestants import CONTESTANTS
-from thalweg.race.extras import MissingExtra, extra
 from thalweg.race.run import best, run
+from thalweg.show.extras import MissingExtra, extra
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

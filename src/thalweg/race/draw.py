@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from thalweg.race.contestants import Contestant
-from thalweg.race.extras import extra
 from thalweg.race.run import Record, mean_final_accuracy, mean_final_loss
+from thalweg.show.extras import extra
 
 with extra("cli"):
     from matplotlib.axes import Axes

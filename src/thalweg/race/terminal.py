@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from thalweg.race.contestants import Contestant
-from thalweg.race.extras import extra
 from thalweg.race.run import Progress, Record, mean_final_accuracy, mean_final_loss
+from thalweg.show.extras import extra
 
 with extra("cli"):
     from rich.console import Console
