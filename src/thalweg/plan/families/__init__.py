@@ -1,0 +1,30 @@
+"""From a configuration to the names and shapes of parameters, without building anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from thalweg.errors import CommandError
+from thalweg.plan.families.configuration import Configuration, Family, Named
+from thalweg.plan.families.convolutions import resnet50
+from thalweg.plan.families.decoders import DECODERS
+from thalweg.plan.families.encoders import ENCODERS
+
+FAMILIES: Mapping[str, Family] = {**DECODERS, **ENCODERS}
+
+
+def tensors_of(configuration: Mapping[str, Any]) -> Named:
+    """Names and shapes of the parameters that a configuration describes, in their order."""
+    kind = configuration.get("model_type")
+    if kind == "resnet50":
+        return resnet50()
+    if kind is None:
+        raise CommandError("this configuration has no model_type: it is no config.json of a model")
+    if kind not in FAMILIES:
+        raise CommandError(
+            f"the model type {kind!r} is not known here: there are {', '.join(sorted(FAMILIES))}; for others give "
+            "their .safetensors, or module:factory"
+        )
+    family = FAMILIES[kind]
+    return family.tensors(Configuration(configuration, family.defaults, family.also_called))
