@@ -1,4 +1,29 @@
-"""The race: optimizers side by side on a small task, each at the best of its learning rates.
+"""The race: optimizers side by side on a task, each at the best of its learning rates.
 
-``python -m thalweg.race`` runs it. Only drawing and the terminal need more than numpy.
+``thalweg race`` runs it. A task of your own is an ``ArrayTask`` (numpy) or a ``ModelTask`` (PyTorch).
+Only the terminal, the pictures and the page need more than numpy.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from thalweg.race.array_task import ArrayTask as ArrayTask
+    from thalweg.race.contest import race as race
+    from thalweg.race.model_task import ModelTask as ModelTask
+    from thalweg.race.task import Task as Task
+
+#: Loaded when asked for: the command has a word to say before numpy is there.
+PUBLIC = {"ArrayTask": "array_task", "ModelTask": "model_task", "Task": "task", "race": "contest"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"thalweg.race.{PUBLIC[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *PUBLIC]

@@ -1,54 +1,180 @@
-"""The race as a command: run it, print a table, draw the curves."""
+"""``thalweg race``: run, print a table, draw."""
 
 from __future__ import annotations
 
-import argparse
+import json
+import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from thalweg.race import digits
+from thalweg.errors import CommandError
 from thalweg.race.contestants import CONTESTANTS
-from thalweg.race.run import best, run
-from thalweg.show.extras import MissingExtra, extra
+from thalweg.show.console import aside, console
+from thalweg.show.extras import extra
+from thalweg.show.lists import chosen, counts, words
+
+with extra("cli"):
+    import click
+    from click.shell_completion import CompletionItem
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m thalweg.race", description="Race optimizers on handwritten digits."
-    )
-    parser.add_argument("--out", type=Path, default=Path("report"), help="folder for race.png (default: %(default)s)")
-    parser.add_argument(
-        "--epochs", type=positive, default=10, help="passes over the training set (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seeds", type=positive, default=3, help="repetitions, with seeds 0, 1, ... (default: %(default)s)"
-    )
-    options = parser.parse_args(arguments)
-
-    try:  # before the minute of racing, not after
-        with extra("cli"):
-            from rich.console import Console
-
-        from thalweg.race.draw import draw
-        from thalweg.race.terminal import progress_bars, results_table
-    except MissingExtra as missing:
-        sys.exit(str(missing))
-
-    console, seeds = Console(), range(options.seeds)
-    with progress_bars(console, CONTESTANTS, epochs=options.epochs, seeds=seeds) as on_epoch:
-        records = run(CONTESTANTS, digits.load(), epochs=options.epochs, seeds=seeds, on_epoch=on_epoch)
-    chosen = best(records)
-    console.print(results_table(chosen))
-
-    options.out.mkdir(parents=True, exist_ok=True)
-    picture = options.out / "race.png"
-    draw(chosen, CONTESTANTS, picture)
-    console.print(f"Curves: {picture}")
+TASKS = ("digits", "valley", "text", "fashion")
+#: Matrices this small gain nothing from threads, which stall when others want the cores.
+SMALL = ("digits", "valley")
+THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
-def positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
+def complete_task(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in TASKS if name.startswith(incomplete)]
+
+
+def complete_optimizers(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+    """The last name of a list between commas."""
+    before, comma, last = incomplete.rpartition(",")
+    return [
+        CompletionItem(f"{before}{comma}{name.lower()}")
+        for name in CONTESTANTS
+        if name.lower().startswith(last.lower()) and name.lower() not in before.lower().split(",")
+    ]
+
+
+@click.command("race")
+@click.argument("task", default="digits", shell_complete=complete_task)
+@click.option("--optimizers", metavar="LIST", shell_complete=complete_optimizers, help="Some of them, with commas.")
+@click.option("--steps", type=click.IntRange(1), help="Steps of each run, at the task's own batch size.")
+@click.option("--seeds", type=click.IntRange(1), help="Repetitions of each run, from seeds 0, 1, ...")
+@click.option("--lr", "rates", multiple=True, metavar="RATES", help="Rates to try: 0.01,0.1 or kron=0.003,0.01.")
+@click.option("--batch-size", "batch_sizes", metavar="SIZES", help="Some, with commas; all see as many examples.")
+@click.option("--engine", default="auto", show_default=True, help="auto, reference or fused; in torch also foreach.")
+@click.option("--device", default="cpu", show_default=True, help="Of tasks in torch: cpu, cuda, cuda:1.")
+@click.option("--data", type=click.Path(path_type=Path), help="The folder of Fashion-MNIST's files, for that task.")
+@click.option("--out", type=click.Path(path_type=Path), help="Where to.  [default: report; report/TASK if not digits]")
+@click.option("--redraw", is_flag=True, help="Draw again what is recorded, and run nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
+def command(
+    task: str,
+    optimizers: str | None,
+    steps: int | None,
+    seeds: int | None,
+    rates: Sequence[str],
+    batch_sizes: str | None,
+    engine: str,
+    device: str,
+    data: Path | None,
+    out: Path | None,
+    redraw: bool,
+    as_json: bool,
+) -> None:
+    """Which optimizer learns fastest? Everyone gets the same steps, batches, seeds and number of learning rates.
+
+    TASK is digits, valley, text, fashion, or mymodule:task for your own.
+
+    \b
+    thalweg race                                     handwritten digits, numpy alone, a minute or two
+    thalweg race valley                              paths down test functions of two variables
+    thalweg race text --optimizers lamb,adamw        a small transformer (needs torch)
+    thalweg race fashion --data FOLDER --device cuda
+    thalweg race --batch-size 32,128,512             who holds up as batches grow?
+    thalweg race --lr kron=0.001,0.01 --seeds 5      rates of your own
+    thalweg race mymodule:task                       your own problem
+    thalweg race --redraw                            draw again, run nothing
+
+    Finished runs are kept in OUT/runs.jsonl: stopped half-way, the same command goes on where it was.
+    OUT/index.html is the report; the pictures beside it are PNG and SVG.
+    """
+    folder = out or (Path("report") if task == "digits" else Path("report", task.replace(":", ".")))
+    if task in SMALL and "numpy" not in sys.modules:
+        for library in THREADS:  # it has to be said before numpy is loaded
+            os.environ.setdefault(library, "1")
+    with extra("cli"):  # what draws at the end is missed before the race begins, not after it
+        import plotly  # noqa: F401
+
+    from thalweg.race.contest import race, recorded
+    from thalweg.race.terminal import progress_bars
+
+    if redraw:
+        outcome, damaged = recorded(folder)
+        tell_damage(damaged, "left out")
+    else:
+        ready = race(
+            task,
+            optimizers=None if optimizers is None else chosen(optimizers, list(CONTESTANTS), "optimizer"),
+            steps=steps,
+            seeds=seeds,
+            rates=rates_given(rates),
+            batch_sizes=None if batch_sizes is None else counts(batch_sizes, "batch sizes"),
+            engine=engine,
+            device=device,
+            data=data,
+            folder=folder,
+            command=shlex.join(["thalweg", *sys.argv[1:]]),
+        )
+        tell_damage(ready.damaged, "done again")
+        done = len(ready.wanted) - len(ready.waiting)
+        if done:
+            aside().print(f"{done} of {len(ready.wanted)} runs are recorded in {folder} already.")
+        try:
+            with progress_bars(aside(), ready.wanted, ready.waiting) as on_measure:
+                outcome = ready.run(on_measure)
+        except KeyboardInterrupt:
+            kept = len(ready.wanted) - len(ready.waiting)
+            aside().print(
+                f"Stopped. {kept} of {len(ready.wanted)} runs are kept in {folder}: the same command goes on from "
+                "there, and with --redraw it draws what there is."
+            )
+            raise
+    show(outcome.summary, folder, as_json=as_json)
+
+
+def show(summary: Any, folder: Path, *, as_json: bool) -> None:
+    """Draw, then print."""
+    from thalweg.race.draw import draw
+    from thalweg.race.page import write
+    from thalweg.race.terminal import results_tables
+
+    if not any(course["results"] for course in summary["courses"]):
+        raise CommandError(f"no run is recorded in {folder} yet: there is nothing to draw")
+    pictures = draw(summary, folder)
+    page = folder / "index.html"
+    write(summary, page)
+    if as_json:
+        click.echo(json.dumps(summary))
+        return
+    printer = console()
+    for table in results_tables(summary):
+        printer.print(table)
+    if summary["missing"]:
+        printer.print(f"{summary['missing']} runs are missing: this is how far the race has got.")
+    printer.print(f"Report: {page}. Pictures: {', '.join(path.name for path in pictures)}.", soft_wrap=True)
+
+
+def tell_damage(damaged: Sequence[Any], consequence: str) -> None:
+    for damage in damaged:
+        aside().print(f"runs.jsonl, line {damage.line}, is damaged and {consequence}: {damage.why}", markup=False)
+
+
+def rates_given(texts: Sequence[str]) -> dict[str, list[float]]:
+    """Learning rates by contestant; under "" those for everyone.
+
+    >>> rates_given(["0.1,0.2", "kron=0.01"])
+    {'': [0.1, 0.2], 'Kron': [0.01]}
+    """
+    found: dict[str, list[float]] = {}
+    for text in texts:
+        name, _, values = text.rpartition("=")
+        known = chosen(name, list(CONTESTANTS), "optimizer")[0] if name else ""
+        found[known] = sorted({rate(word) for word in words(values, "--lr")})
+    return found
+
+
+def rate(word: str) -> float:
+    try:
+        lr = float(word)
+    except ValueError:
+        lr = 0.0
+    if not 0 < lr < float("inf"):
+        raise CommandError(f"--lr must be positive numbers, such as 0.01,0.1, got {word!r}")
+    return lr

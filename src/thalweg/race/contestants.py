@@ -2,69 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from thalweg.numpy import LAMB, LARS, Adafactor, Kron, Optimizer
-
-#: A learning rate as a function of the step, which counts from 1.
-Schedule: TypeAlias = Callable[[int], float]
+from thalweg.show.palette import BASELINES, COLOURS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
-    """An optimizer, and the learning rates it may try."""
+    """An optimizer: one of our rules with some options."""
 
     name: str
-    make: Callable[[Schedule], Optimizer]
-    #: As many for everyone, equally dense, and the best of them inside, not at an end.
-    rates: tuple[float, ...]
-    #: By Okabe and Ito, whose colours the colour-blind tell apart too; baselines are grey.
-    colour: str
-    #: There to be compared with.
-    baseline: bool = False
+    rule: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def colour(self) -> str:
+        return COLOURS[self.name]
+
+    @property
+    def baseline(self) -> bool:
+        """There to be compared with."""
+        return self.name in BASELINES
+
+    def with_options(self, options: Mapping[str, Any]) -> Contestant:
+        return replace(self, options={**self.options, **options})
+
+    def __str__(self) -> str:
+        return f"{self.rule}({', '.join(f'{name}={value!r}' for name, value in sorted(self.options.items()))})"
 
 
-CONTESTANTS = (
-    # with the trust ratio off, LARS is SGD with momentum and LAMB is AdamW
-    Contestant(
-        name="SGD",
-        make=lambda lr: LARS(lr=lr, momentum=0.9, trust=False),
-        rates=(0.15, 0.2, 0.3, 0.5, 0.7),
-        colour="#858585",
-        baseline=True,
-    ),
-    Contestant(
-        name="AdamW",
-        make=lambda lr: LAMB(lr=lr, trust=False),
-        rates=(0.015, 0.02, 0.03, 0.05, 0.07),
-        colour="#2b2b2b",
-        baseline=True,
-    ),
-    Contestant(
-        name="LARS",
-        make=lambda lr: LARS(lr=lr, momentum=0.9),
-        rates=(7.0, 10.0, 15.0, 20.0, 30.0),
-        colour="#e69f00",
-    ),
-    Contestant(
-        name="LAMB",
-        make=lambda lr: LAMB(lr=lr),
-        rates=(0.015, 0.02, 0.03, 0.05, 0.07),
-        colour="#0072b2",
-    ),
-    Contestant(
-        name="Adafactor",
-        # factor these layers too, which by default are too small to be worth it
-        make=lambda lr: Adafactor(lr=lr, min_dim_size_to_factor=0),
-        rates=(0.07, 0.1, 0.15, 0.2, 0.3),
-        colour="#009e73",
-    ),
-    Contestant(
-        name="Kron",
-        make=lambda lr: Kron(lr=lr),
-        rates=(0.003, 0.005, 0.007, 0.01, 0.015),
-        colour="#d55e00",
-    ),
-)
+CONTESTANTS = {
+    contestant.name: contestant
+    for contestant in (
+        # with the trust ratio off, LARS is SGD with momentum and LAMB is AdamW
+        Contestant(name="SGD", rule="LARS", options=dict(momentum=0.9, trust=False)),
+        Contestant(name="AdamW", rule="LAMB", options=dict(trust=False)),
+        Contestant(name="LARS", rule="LARS", options=dict(momentum=0.9)),
+        Contestant(name="LAMB", rule="LAMB"),
+        # layers of small models are factored too, which by default are too small to be worth it
+        Contestant(name="Adafactor", rule="Adafactor", options=dict(min_dim_size_to_factor=0)),
+        Contestant(name="Kron", rule="Kron"),
+    )
+}
+
+#: Where a task does not know better: five rates, half a decade apart.
+RATES = {
+    "SGD": (0.003, 0.01, 0.03, 0.1, 0.3),
+    "AdamW": (3e-4, 0.001, 0.003, 0.01, 0.03),
+    "LARS": (0.3, 1.0, 3.0, 10.0, 30.0),
+    "LAMB": (0.001, 0.003, 0.01, 0.03, 0.1),
+    "Adafactor": (0.003, 0.01, 0.03, 0.1, 0.3),
+    "Kron": (3e-4, 0.001, 0.003, 0.01, 0.03),
+}

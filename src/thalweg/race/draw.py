@@ -1,163 +1,199 @@
-"""One picture of the race: how fast each contestant learned, and how well in the end."""
+"""The pictures of a race: how fast everyone learned, at which rates, with which batches, and by which way."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from thalweg.race.contestants import Contestant
-from thalweg.race.run import Record, mean_final_accuracy, mean_final_loss
+from thalweg.race.maps import draw_maps
+from thalweg.race.summary import Summary
 from thalweg.show.extras import extra
+from thalweg.show.pictures import LINE_HEIGHT, QUIET, entitle, figure, quieten, save, spread
 
 with extra("cli"):
     from matplotlib.axes import Axes
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
+    from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, PercentFormatter, ScalarFormatter
 
-INK, QUIET, FAINT = "#333333", "#777777", "#e4e4e4"
-LINE_HEIGHT = 0.048  # of a label, as a share of the axes
 LEAST_LOSS = 1e-10  # below, float32 cannot tell a loss from 0, which a logarithmic axis cannot show
+Looks = Mapping[str, Mapping[str, Any]]
 
 
-def draw(best: Mapping[str, Sequence[Record]], contestants: Sequence[Contestant], path: Path) -> None:
-    """Write the picture of each contestant's best runs as a PNG."""
-    racing = [contestant for contestant in contestants if contestant.name in best]
-    figure = Figure(
-        figsize=(11, 5.2), dpi=160, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
-    )
-    FigureCanvasAgg(figure)
-    curves, dots = figure.subplots(1, 2, width_ratios=(2.1, 1))
-    for axes in (curves, dots):
+def draw(summary: Summary, folder: Path) -> list[Path]:
+    """Write every picture that the race has something for, each as PNG and SVG."""
+    looks = {contestant["name"]: contestant for contestant in summary["contestants"]}
+    courses = [course for course in summary["courses"] if course["results"]]
+    if not courses:
+        return []
+    maps = [course for course in courses if course["contours"] is not None]
+    paths = []
+    if maps:
+        paths += save(draw_maps(maps, looks), folder, "valley")
+    else:
+        paths += save(draw_race(courses[0], looks), folder, "race")
+    paths += save(draw_sweeps(courses, looks), folder, "sweep")
+    sizes = [course for course in courses if course["batch_size"] is not None]
+    if len(sizes) > 1:
+        paths += save(draw_batches(sizes, looks), folder, "batches")
+    return paths
+
+
+def draw_race(course: Summary, looks: Looks) -> Any:
+    """Loss by step, and the final score if there is one."""
+    scored = course["score_name"] is not None
+    picture = figure(11, 5.2) if scored else figure(8.5, 5.2)
+    columns = picture.subplots(1, 2, width_ratios=(2.1, 1), squeeze=False)[0] if scored else [picture.subplots()]
+    for axes in columns:
         quieten(axes)
-    draw_losses(curves, best, racing)
-    draw_accuracies(dots, best, racing)
-    figure.savefig(path)
+    draw_losses(columns[0], course, looks)
+    if scored:
+        draw_scores(columns[1], course, looks)
+    return picture
 
 
-def draw_losses(axes: Axes, best: Mapping[str, Sequence[Record]], contestants: Sequence[Contestant]) -> None:
-    """Training loss by epoch: the mean over seeds, in a band from the least to the largest."""
+def draw_losses(axes: Axes, course: Summary, looks: Looks) -> None:
+    """The mean over seeds, in a band from the least to the largest."""
     axes.set_yscale("log")
-    ends = {}
-    for contestant in contestants:
-        losses = np.maximum([record.losses for record in best[contestant.name]], LEAST_LOSS)
-        epochs = np.arange(losses.shape[1])
-        mean = losses.mean(axis=0)
-        style = "--" if contestant.baseline else "-"
-        axes.plot(epochs, mean, style, color=contestant.colour, linewidth=2, solid_capstyle="round")
-        if np.isfinite(losses).all():
-            axes.fill_between(
-                epochs, losses.min(axis=0), losses.max(axis=0), color=contestant.colour, alpha=0.12, linewidth=0
-            )
-        if math.isfinite(mean[-1]):
-            ends[contestant] = mean[-1]
-    axes.set_xlim(0, len(epochs) - 1)
+    ends: dict[str, float] = {}
+    for result in course["results"]:
+        look, curve = looks[result["contestant"]], result["curve"]
+        mean, low, high = (shown(curve[key]) for key in ("loss", "low", "high"))
+        style = "--" if look["baseline"] else "-"
+        axes.plot(curve["step"], mean, style, color=look["colour"], linewidth=2, solid_capstyle="round")
+        axes.fill_between(curve["step"], low, high, color=look["colour"], alpha=0.12, linewidth=0)
+        if np.isfinite(mean[-1]):
+            ends[result["contestant"]] = mean[-1]
+    if course["target"] is not None:
+        axes.axhline(course["target"], color=QUIET, linewidth=0.9, linestyle=(0, (1, 3)))
+    axes.set_xlim(0, course["steps"])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("epoch")
-    entitle(axes, "Training loss", f"each at its best learning rate; {seeds_said(best)}")
-    label_ends(axes, best, ends)
+    axes.set_xlabel("step" if course["batch_size"] is None else f"step of {course['batch_size']:,} examples")
+    entitle(axes, capital(course["loss_name"]), f"each at its best learning rate; {seeds_said(course)}")
+    rates = {result["contestant"]: result["lr"] for result in course["results"]}
+    label_ends(axes, ends, {name: f"{name}  lr {rates[name]:g}" for name in ends}, looks)
 
 
-def label_ends(axes: Axes, best: Mapping[str, Sequence[Record]], ends: Mapping[Contestant, float]) -> None:
-    """Each curve's name and learning rate beside its end, moved apart where they would overlap."""
+def label_ends(axes: Axes, ends: Mapping[str, float], words: Mapping[str, str], looks: Looks) -> None:
+    """A name beside the end of each curve, moved apart where they would overlap."""
     axes.autoscale_view()  # or the limits would be those from before the curves
     to_axes = axes.transScale + axes.transLimits
-    heights = {contestant: to_axes.transform((0, loss))[1] for contestant, loss in ends.items()}
+    heights = {name: to_axes.transform((0, value))[1] for name, value in ends.items()}
     ordered = sorted(heights, key=heights.__getitem__)
-    for contestant, height in zip(ordered, spread([heights[c] for c in ordered], LINE_HEIGHT), strict=True):
+    for name, height in zip(ordered, spread([heights[n] for n in ordered], LINE_HEIGHT), strict=True):
+        line = {"arrowstyle": "-", "linewidth": 0.8, "relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 0}
         axes.annotate(
-            f"{contestant.name}  lr {best[contestant.name][0].lr:g}",
-            (1, heights[contestant]),
+            words[name],
+            (1, heights[name]),
             xytext=(1.03, height),
             xycoords="axes fraction",
             textcoords="axes fraction",
             va="center",
-            color=contestant.colour,
+            color=looks[name]["colour"],
             fontsize=10.5,
             fontweight="bold",
-            arrowprops={
-                "arrowstyle": "-",
-                "color": contestant.colour,
-                "linewidth": 0.8,
-                "relpos": (0, 0.5),
-                "shrinkA": 2,
-                "shrinkB": 0,
-            },
+            arrowprops={**line, "color": looks[name]["colour"]},
         )
 
 
-def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """The nearest heights, in the same order from below, with at least that gap between them."""
-    # levels that may not fall: heights less the gaps below them; equal neighbours are pooled to their mean
-    pools: list[tuple[float, int]] = []
-    for index, height in enumerate(heights):
-        total, count = height - index * gap, 1
-        while pools and pools[-1][0] / pools[-1][1] >= total / count:
-            below, below_count = pools.pop()
-            total, count = total + below, count + below_count
-        pools.append((total, count))
-    levels = [total / count for total, count in pools for _ in range(count)]
-    return [level + index * gap for index, level in enumerate(levels)]
-
-
-def draw_accuracies(axes: Axes, best: Mapping[str, Sequence[Record]], contestants: Sequence[Contestant]) -> None:
-    """Final test accuracy: a ring for each seed, a filled mark for their mean."""
-    ranked = sorted(contestants, key=lambda c: (mean_final_accuracy(best[c.name]), -mean_final_loss(best[c.name])))
-    for row, contestant in enumerate(ranked):
-        records = best[contestant.name]
-        finals = [record.accuracies[-1] for record in records]
-        mean = mean_final_accuracy(records)
-        axes.plot(
-            [min(finals), max(finals)],
-            [row, row],
-            color=contestant.colour,
-            linewidth=2,
-            alpha=0.3,
-            solid_capstyle="round",
-        )
-        axes.plot(finals, [row] * len(finals), "o", color="white", markeredgecolor=contestant.colour, markersize=6)
-        axes.plot(mean, row, "D" if contestant.baseline else "o", color=contestant.colour, markersize=9)
+def draw_scores(axes: Axes, course: Summary, looks: Looks) -> None:
+    """The final score: a line from the least to the largest seed, a filled mark for their mean."""
+    scored = [result for result in course["results"] if result["score"] is not None]
+    ranked = sorted(scored, key=lambda result: result["score"])
+    for row, result in enumerate(ranked):
+        look = looks[result["contestant"]]
+        ends = [result["score_low"], result["score_high"]]
+        axes.plot(ends, [row, row], color=look["colour"], linewidth=2, alpha=0.3, solid_capstyle="round")
+        axes.plot(ends, [row, row], "|", color=look["colour"], markersize=9, alpha=0.6)
+        axes.plot(result["score"], row, "D" if look["baseline"] else "o", color=look["colour"], markersize=9)
         axes.annotate(
-            f"{mean:.1%}",
-            (mean, row),
+            f"{result['score']:.1%}",
+            (result["score"], row),
             xytext=(0, 9),
             textcoords="offset points",
             ha="center",
-            color=contestant.colour,
+            color=look["colour"],
             fontsize=10,
         )
-    axes.set_yticks(range(len(ranked)), [contestant.name for contestant in ranked])
-    for label, contestant in zip(axes.get_yticklabels(), ranked, strict=True):
-        label.set(color=contestant.colour, fontweight="bold", fontsize=10.5)
+    axes.set_yticks(range(len(ranked)), [result["contestant"] for result in ranked])
+    for label, result in zip(axes.get_yticklabels(), ranked, strict=True):
+        label.set(color=looks[result["contestant"]]["colour"], fontweight="bold", fontsize=10.5)
     axes.grid(visible=False, axis="y")
     axes.set_ylim(-0.5, len(ranked) - 0.3)
     axes.margins(x=0.15)
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=1))
-    entitle(axes, "Test accuracy", "filled: mean; rings: seeds")
+    entitle(axes, capital(course["score_name"]), "mark: mean; line: from the least seed to the largest")
 
 
-def entitle(axes: Axes, title: str, subtitle: str) -> None:
-    axes.set_title(title, loc="left", color=INK, fontsize=13, fontweight="bold", pad=26)
-    axes.annotate(
-        subtitle, (0, 1), xytext=(0, 12), xycoords="axes fraction", textcoords="offset points", color=QUIET, fontsize=10
+def draw_sweeps(courses: Sequence[Summary], looks: Looks) -> Any:
+    """The final loss by learning rate, one panel for each course."""
+    picture = figure(min(4.6 * len(courses), 15), 4.6)
+    for axes, course in zip(picture.subplots(1, len(courses), squeeze=False)[0], courses, strict=True):
+        quieten(axes)
+        axes.set(xscale="log", yscale="log", xlabel="learning rate")
+        for result in course["results"]:
+            look, sweep = looks[result["contestant"]], result["sweep"]
+            style = "--" if look["baseline"] else "-"
+            losses = shown(sweep["loss"])
+            axes.plot(sweep["lr"], losses, f"o{style}", color=look["colour"], markersize=4, label=result["contestant"])
+            axes.plot(result["lr"], shown([result["loss"]]), "o", color=look["colour"], markersize=9, alpha=0.5)
+        entitle(axes, name_of(course, courses), "final loss by learning rate; large: chosen")
+    picture.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(looks), frameon=False, fontsize=10
     )
+    return picture
 
 
-def seeds_said(best: Mapping[str, Sequence[Record]]) -> str:
-    count = max(map(len, best.values()))
+def draw_batches(courses: Sequence[Summary], looks: Looks) -> Any:
+    """How everyone holds up as batches grow and steps become fewer."""
+    scored = all(course["score_name"] is not None for course in courses)
+    kinds = [("loss", courses[0]["loss_name"]), *([("score", courses[0]["score_name"])] if scored else [])]
+    picture = figure(5.6 * len(kinds), 4.8)
+    for axes, (key, title) in zip(picture.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+        quieten(axes)
+        axes.set(xscale="log", xlabel="batch size", yscale="log" if key == "loss" else "linear")
+        ends: dict[str, float] = {}
+        for name, look in looks.items():
+            points = [
+                (course["batch_size"], result[key])
+                for course in courses
+                for result in course["results"]
+                if result["contestant"] == name and result[key] is not None
+            ]
+            if not points:
+                continue
+            style = "--" if look["baseline"] else "-"
+            sizes, values = zip(*sorted(points), strict=True)
+            axes.plot(sizes, shown(values), f"o{style}", color=look["colour"], markersize=5, linewidth=2)
+            if sizes[-1] == max(course["batch_size"] for course in courses):
+                ends[name] = float(shown(values)[-1])
+        axes.xaxis.set_major_locator(FixedLocator([course["batch_size"] for course in courses]))
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        if key == "score":
+            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        label_ends(axes, ends, {name: name for name in ends}, looks)
+        entitle(axes, capital(title), "as many examples for every batch size; each at its best learning rate")
+    return picture
+
+
+def shown(values: Sequence[float | None]) -> Any:
+    """Numbers for a logarithmic axis: what diverged is left out, and nothing is below what it can show."""
+    return np.maximum([np.nan if value is None else value for value in values], LEAST_LOSS)
+
+
+def capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def name_of(course: Summary, courses: Sequence[Summary]) -> str:
+    """A course's title; with its batch size where that is what tells courses apart."""
+    alike = [other for other in courses if other["title"] == course["title"]]
+    return course["title"] if len(alike) == 1 else f"Batches of {course['batch_size']:,}"
+
+
+def seeds_said(course: Summary) -> str:
+    count = len(course["seeds"])
     return "one seed" if count == 1 else f"mean and range of {count} seeds"
-
-
-def quieten(axes: Axes) -> None:
-    """Let the data stand out: no box, faint grid behind."""
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(QUIET)
-    axes.grid(color=FAINT, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(which="both", length=0, colors=INK, labelsize=10)
-    axes.xaxis.label.set_color(INK)

@@ -1,130 +1,132 @@
-"""Running the race: the same network, batches and number of epochs for everyone."""
+"""One run: a task, a contestant, a learning rate, a seed; and what is recorded of it."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from thalweg.numpy import Optimizer
-from thalweg.race import network
-from thalweg.race.contestants import Contestant, Schedule
-from thalweg.race.digits import Digits
+from thalweg.race.contestants import Contestant
+from thalweg.race.task import Array, Conditions, Schedule, Task
 
-BATCH_SIZE = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """Where the race stands after an epoch."""
-
-    contestant: str
-    lr: float
-    seed: int
-    epoch: int
-    #: On the training set.
-    loss: float
+#: How often a run is measured, beside its beginning, if it has so many steps.
+POINTS = 22
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
-    """One training run."""
+class Run:
+    """What makes a run this run and no other. Two runs that are equal have equal curves, seconds apart."""
 
+    task: str
+    fingerprint: str
     contestant: str
+    #: The rule and its options, as Python would write them.
+    optimizer: str
     lr: float
     seed: int
-    #: Loss on the training set before the first epoch and after each; infinite from divergence on.
-    losses: tuple[float, ...]
-    #: Share of the test set recognized, at the same times.
-    accuracies: tuple[float, ...]
-    #: Spent on gradients and steps, not on measuring; no part of what a repetition must reproduce.
-    seconds: float = field(compare=False)
-    parameter_count: int
+    batch_size: int | None
+    steps: int
+    engine: str
+    device: str
+    thalweg: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """Each parameter at some steps: the size of the step relative to the parameter, and its trust ratio."""
+
+    names: tuple[str, ...]
+    step: tuple[int, ...]
+    #: By parameter, then by step; None where it is not finite.
+    update: tuple[tuple[float | None, ...], ...]
+    trust: tuple[tuple[float | None, ...], ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came of a run. From divergence on, losses and scores are None."""
+
+    step: tuple[int, ...]
+    #: Spent on batches, gradients and steps so far, not on measuring; no part of what a repetition must reproduce.
+    seconds: tuple[float, ...] = field(compare=False)
+    loss: tuple[float | None, ...]
+    score: tuple[float | None, ...] | None
+    layers: Layers | None
+    #: Where a point in the plane has been, step by step.
+    path: tuple[tuple[float, float], ...] | None
+    parameters: int
     state_bytes: int
-
-    @property
-    def state_bytes_per_parameter(self) -> float:
-        return self.state_bytes / self.parameter_count
+    engine: str
 
 
-def run(
-    contestants: Iterable[Contestant],
-    data: Digits,
-    *,
-    epochs: int,
-    seeds: Sequence[int] = (0,),
-    on_epoch: Callable[[Progress], None] = lambda progress: None,
-) -> list[Record]:
-    """Train once with every contestant, learning rate and seed.
-
-    A seed fixes the first parameters and the order of the batches, so that all contestants meet
-    the same ones; the whole race is a function of its arguments, the seconds apart.
-    """
-    return [
-        train(contestant, lr, seed, data, epochs=epochs, on_epoch=on_epoch)
-        for contestant in contestants
-        for lr in contestant.rates
-        for seed in seeds
-    ]
+@dataclass(frozen=True)
+class Record:
+    run: Run
+    result: Result
+    #: Versions, machine and date.
+    where: Mapping[str, Any] = field(compare=False)
 
 
-def best(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """For each contestant the runs of its best learning rate, one for each seed.
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands."""
 
-    Best is the least final training loss, averaged over seeds: the test set has no say.
-    """
-    by_rate: dict[str, dict[float, list[Record]]] = {}
-    for record in records:
-        by_rate.setdefault(record.contestant, {}).setdefault(record.lr, []).append(record)
-    return {name: min(rates.values(), key=mean_final_loss) for name, rates in by_rate.items()}
+    run: Run
+    step: int
+    loss: float | None
 
 
-def mean_final_loss(records: Sequence[Record]) -> float:
-    return math.fsum(record.losses[-1] for record in records) / len(records)
-
-
-def mean_final_accuracy(records: Sequence[Record]) -> float:
-    return math.fsum(record.accuracies[-1] for record in records) / len(records)
-
-
-def train(
-    contestant: Contestant,
-    lr: float,
-    seed: int,
-    data: Digits,
-    *,
-    epochs: int,
-    on_epoch: Callable[[Progress], None],
-) -> Record:
-    """One run. It stops learning where it diverges, yet its record has its full length."""
-    params = network.init(seed)
-    batches = np.random.default_rng(seed)
-    optimizer = contestant.make(linear_decay(lr, epochs * steps_per_epoch(data)))
-    loss, accuracy = measure(params, data)
-    losses, accuracies, seconds = [loss], [accuracy], 0.0
-
-    for epoch in range(1, epochs + 1):
-        if math.isfinite(loss):
+def execute(
+    task: Task, contestant: Contestant, run: Run, on_measure: Callable[[Progress], None] = lambda progress: None
+) -> Result:
+    """Train once. A run that diverges stops there, yet its record has its full length."""
+    conditions = Conditions(run.seed, run.batch_size, run.engine, run.device)
+    training = task.start(contestant, linear_decay(run.lr, run.steps), conditions)
+    times = measuring_times(run.steps)
+    measures, seconds, spent = [training.measure()], [0.0], 0.0
+    watched: list[dict[str, tuple[float, float | None]]] = []
+    path = [] if task.landscape is None else [place(training.parameters())]
+    done = 0
+    for until in times[1:]:
+        if math.isfinite(measures[-1].loss):
             start = time.perf_counter()
-            train_one_epoch(optimizer, params, data, batches)
-            seconds += time.perf_counter() - start
-            loss, accuracy = measure(params, data)
-        losses.append(loss)
-        accuracies.append(accuracy)
-        on_epoch(Progress(contestant=contestant.name, lr=lr, seed=seed, epoch=epoch, loss=loss))
-
-    return Record(
-        contestant=contestant.name,
-        lr=lr,
-        seed=seed,
-        losses=tuple(losses),
-        accuracies=tuple(accuracies),
-        seconds=seconds,
-        parameter_count=sum(p.size for p in params.values()),
-        state_bytes=sum(entry.nbytes for state in optimizer.state.values() for entry in state.values()),
+            while done < until - 1:
+                training.step()
+                done += 1
+                if task.landscape is not None:
+                    path.append(place(training.parameters()))
+            training.wait()
+            spent += time.perf_counter() - start
+            before = training.parameters()
+            start = time.perf_counter()
+            training.step()
+            training.wait()
+            spent += time.perf_counter() - start
+            done = until
+            after = training.parameters()
+            if task.landscape is not None:
+                path.append(place(after))
+            watched.append(watch(before, after, training.figures()))
+            measures.append(training.measure())
+        else:
+            measures.append(measures[-1])
+        seconds.append(spent)
+        on_measure(Progress(run, until, known(measures[-1].loss)))
+    scores = [known(m.score) if math.isfinite(m.loss) else None for m in measures]
+    return Result(
+        step=tuple(times),
+        seconds=tuple(seconds),
+        loss=tuple(known(m.loss) for m in measures),
+        score=None if measures[0].score is None else tuple(scores),
+        layers=layers_of(watched, times[1:]),
+        path=None if task.landscape is None else tuple(path),
+        parameters=sum(p.size for p in training.parameters().values()),
+        state_bytes=training.state_bytes(),
+        engine=training.engine(),
     )
 
 
@@ -133,23 +135,50 @@ def linear_decay(lr: float, steps: int) -> Schedule:
     return lambda t: lr * (steps + 1 - t) / steps
 
 
-def steps_per_epoch(data: Digits) -> int:
-    return len(data.train_labels) // BATCH_SIZE
+def measuring_times(steps: int) -> list[int]:
+    """The beginning, the end, and what divides the steps between them as evenly as whole numbers can."""
+    points = min(steps, POINTS)
+    return [round(i * steps / points) for i in range(points + 1)]
 
 
-def train_one_epoch(optimizer: Optimizer, params: network.Params, data: Digits, batches: np.random.Generator) -> None:
-    """Steps over full batches in a new random order; the few images left over wait for another epoch."""
-    order = batches.permutation(len(data.train_labels))
-    # a rate that is too large is part of any sweep: its overflows are recorded, not warned of
-    with np.errstate(over="ignore", invalid="ignore"):
-        for batch in order[: steps_per_epoch(data) * BATCH_SIZE].reshape(-1, BATCH_SIZE):
-            _, gradients = network.loss_and_gradients(params, data.train_images[batch], data.train_labels[batch])
-            optimizer.step(params, gradients)
+def place(params: Mapping[str, Array]) -> tuple[float, float]:
+    """Where a task in the plane stands: its two numbers."""
+    x, y = np.concatenate([p.ravel() for p in params.values()]).tolist()
+    return x, y
 
 
-def measure(params: network.Params, data: Digits) -> tuple[float, float]:
-    """Loss on the training set, infinite if it is no number, and accuracy on the test set."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        loss, _ = network.evaluate(params, data.train_images, data.train_labels)
-        _, accuracy = network.evaluate(params, data.test_images, data.test_labels)
-    return (loss if math.isfinite(loss) else math.inf), accuracy
+def watch(
+    before: Mapping[str, Array], after: Mapping[str, Array], figures: Mapping[str, Mapping[str, Any]]
+) -> dict[str, tuple[float, float | None]]:
+    """For each parameter the size of its step, relative to its own, and its trust ratio if there is one."""
+    found = {}
+    for name, p in before.items():
+        size = root_mean_square(p)
+        step = root_mean_square(after[name] - p)
+        ratio = figures.get(name, {}).get("trust_ratio")
+        trust = None if ratio is None else float(np.mean(np.asarray(ratio, np.float64)))
+        found[name] = (step / size if size > 0 else math.nan, trust)
+    return found
+
+
+def root_mean_square(x: Array) -> float:
+    with np.errstate(all="ignore"):
+        return float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))) if x.size else 0.0
+
+
+def layers_of(watched: Sequence[Mapping[str, tuple[float, float | None]]], times: Sequence[int]) -> Layers | None:
+    if not watched:
+        return None
+    names = tuple(watched[0])
+    has_trust = any(trust is not None for _, trust in watched[0].values())
+    return Layers(
+        names=names,
+        step=tuple(times[: len(watched)]),
+        update=tuple(tuple(known(moment[name][0]) for moment in watched) for name in names),
+        trust=tuple(tuple(known(moment[name][1]) for moment in watched) for name in names) if has_trust else None,
+    )
+
+
+def known(x: float | None) -> float | None:
+    """A number that can be written down; None for what is infinite or no number."""
+    return x if x is not None and math.isfinite(x) else None

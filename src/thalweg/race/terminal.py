@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from thalweg.race.contestants import Contestant
-from thalweg.race.run import Progress, Record, mean_final_accuracy, mean_final_loss
+from thalweg.race.run import Progress, Run, measuring_times
+from thalweg.race.summary import Summary
 from thalweg.show.extras import extra
+from thalweg.show.palette import COLOURS
+from thalweg.show.units import human_bytes, human_seconds
 
 with extra("cli"):
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
     from rich.table import Table
+    from rich.text import Text
 
 
 @contextmanager
 def progress_bars(
-    console: Console, contestants: Sequence[Contestant], *, epochs: int, seeds: Sequence[int]
+    console: Console, wanted: Sequence[Run], waiting: Sequence[Run]
 ) -> Iterator[Callable[[Progress], None]]:
-    """One bar for each contestant; gives what moves them, to be called after each epoch."""
+    """One bar for each contestant; gives what moves them. Where nobody watches there are none."""
+    if not console.is_terminal or not waiting:
+        yield lambda progress: None
+        return
     columns = (
         TextColumn("{task.description:>9}"),
         BarColumn(),
@@ -28,34 +35,69 @@ def progress_bars(
         TimeElapsedColumn(),
         TextColumn("{task.fields[now]}"),
     )
+
+    def length(runs: Sequence[Run], name: str) -> int:
+        return sum(len(measuring_times(run.steps)) - 1 for run in runs if run.contestant == name)
+
     with Bars(*columns, console=console) as bars:
-        tasks = {
-            c.name: bars.add_task(
-                f"[{c.colour}]{c.name}[/]", total=len(c.rates) * len(seeds) * epochs, start=False, now=""
-            )
-            for c in contestants
-        }
+        tasks = {}
+        for name in dict.fromkeys(run.contestant for run in wanted):
+            total, left = length(wanted, name), length(waiting, name)
+            described = f"[{COLOURS[name]}]{name}[/]" if COLOURS[name] != "#2b2b2b" else name
+            tasks[name] = bars.add_task(described, total=total, completed=total - left, start=False, now="")
 
         def advance(progress: Progress) -> None:
-            task = tasks[progress.contestant]
+            run, task = progress.run, tasks[progress.run.contestant]
             bars.start_task(task)
-            bars.update(task, advance=1, now=f"lr {progress.lr:g}  seed {progress.seed}  loss {progress.loss:.2e}")
+            loss = "diverged" if progress.loss is None else f"loss {progress.loss:.2e}"
+            bars.update(task, advance=1, now=f"lr {run.lr:g}  seed {run.seed}  {loss}")
 
         yield advance
 
 
-def results_table(best: Mapping[str, Sequence[Record]]) -> Table:
-    """Each contestant at its best learning rate, averaged over seeds, least training loss first."""
-    table = Table(caption="lr: the one with the least final training loss in the sweep; seconds: one run")
-    for title in ("contestant", "lr", "training loss", "test accuracy", "seconds", "state bytes / parameter"):
-        table.add_column(title, justify="left" if title == "contestant" else "right")
-    for name, records in sorted(best.items(), key=lambda item: mean_final_loss(item[1])):
-        table.add_row(
-            name,
-            f"{records[0].lr:g}",
-            f"{mean_final_loss(records):.2e}",
-            f"{mean_final_accuracy(records):.1%}",
-            f"{sum(record.seconds for record in records) / len(records):.2f}",
-            f"{records[0].state_bytes_per_parameter:.2f}",
-        )
+def results_tables(summary: Summary) -> list[Table]:
+    """One table for each course: everyone at their best learning rate, averaged over seeds, least loss first."""
+    return [results_table(course) for course in summary["courses"] if course["results"]]
+
+
+def results_table(course: Summary) -> Table:
+    batches = "" if course["batch_size"] is None else f", batches of {course['batch_size']:,}"
+    seeds = len(course["seeds"])
+    table = Table(
+        title=f"{course['title']}{batches}: {course['steps']:,} steps, {seeds} seed{'s' if seeds > 1 else ''}",
+        title_justify="left",
+        caption="lr: the best of its sweep, by final loss. Seconds: training alone." + edges(course),
+        caption_justify="left",
+    )
+    target = "" if course["target"] is None else f" to {course['target']:g}"
+    titles = ["optimizer", "lr", course["loss_name"]]
+    titles += [course["score_name"]] if course["score_name"] else []
+    titles += [f"steps{target}", f"seconds{target}"] if target else []
+    for title in (*titles, "seconds", "state"):
+        table.add_column(title, justify="left" if title == "optimizer" else "right")
+    for result in course["results"]:
+        table.add_row(*row(result, course))
     return table
+
+
+def row(result: Summary, course: Summary) -> list[Any]:
+    def number(value: float | None, form: Callable[[float], str], without: str = "–") -> str:
+        return without if value is None else form(value)
+
+    cells: list[Any] = [Text(result["contestant"], style="bold"), f"{result['lr']:g}"]
+    cells.append(number(result["loss"], "{:.3g}".format, "diverged"))
+    if course["score_name"]:
+        cells.append(number(result["score"], "{:.1%}".format))
+    if course["target"] is not None:
+        cells += [number(result["steps_to_target"], "{:,}".format), number(result["seconds_to_target"], human_seconds)]
+    return [*cells, human_seconds(result["seconds"]), human_bytes(result["state_bytes"])]
+
+
+def edges(course: Summary) -> str:
+    """Whose best learning rate was the least or the largest tried: it might do better beyond."""
+    at_edge = [
+        result["contestant"]
+        for result in course["results"]
+        if len(result["sweep"]["lr"]) > 1 and result["lr"] in (result["sweep"]["lr"][0], result["sweep"]["lr"][-1])
+    ]
+    return f" At the edge of its rates: {', '.join(at_edge)}." if at_edge else ""

@@ -1,0 +1,111 @@
+"""Tasks in plain numpy: parameters by name, and gradients from a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import thalweg.numpy
+from thalweg.errors import CommandError, OptimError
+from thalweg.numpy import Optimizer
+from thalweg.race.contestants import Contestant
+from thalweg.race.task import Array, Conditions, Measure, Schedule, Task, Training, measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayTask(Task):
+    """A task in numpy.
+
+    >>> task = ArrayTask(
+    ...     name="parabola",
+    ...     init=lambda seed: {"x": np.random.default_rng(seed).normal(size=8)},
+    ...     gradients=lambda params, batch: {"x": 2 * params["x"]},
+    ...     evaluate=lambda params: np.square(params["x"]).sum(),
+    ... )
+    """
+
+    #: The first parameters by name, for a seed.
+    init: Callable[[int], Mapping[str, Array]]
+    #: The gradients by name, for parameters and a batch.
+    gradients: Callable[[Any, Any], Mapping[str, Array]]
+    #: The loss, or the loss and a score, of some parameters.
+    evaluate: Callable[[Any], Any]
+    #: Batches, endlessly, for a seed and a batch size; None: there are none, and ``gradients`` gets None.
+    batches: Callable[[int, Any], Iterator[Any]] | None = None
+
+    def check(self) -> None:
+        super().check()
+        for name in ("init", "gradients", "evaluate"):
+            if not callable(getattr(self, name)):
+                raise CommandError(f"task {self.name!r}: {name} must be a function, got {getattr(self, name)!r}")
+
+    def start(self, contestant: Contestant, schedule: Schedule, conditions: Conditions) -> Training:
+        if conditions.device != "cpu":
+            raise CommandError(
+                f"task {self.name!r} is plain numpy and runs on the cpu alone, not on {conditions.device!r}"
+            )
+        params = self.call("init", self.init, conditions.seed)
+        if not isinstance(params, Mapping) or not all(isinstance(p, np.ndarray) for p in params.values()):
+            raise CommandError(f"task {self.name!r}: init must return arrays by name, got {type(params).__name__}")
+        kind = getattr(thalweg.numpy, contestant.rule)
+        optimizer = kind(lr=schedule, engine=conditions.engine, **contestant.options)
+        return ArrayTraining(self, {name: np.array(p) for name, p in params.items()}, optimizer, conditions)
+
+
+class ArrayTraining(Training):
+    def __init__(self, task: ArrayTask, params: dict[str, Array], optimizer: Optimizer, conditions: Conditions) -> None:
+        self.task, self.params, self.optimizer = task, params, optimizer
+        self.batches: Iterator[Any] | None = None
+        if task.batches is not None:
+            self.batches = iter(task.call("batches", task.batches, conditions.seed, conditions.batch_size))
+
+    def step(self) -> None:
+        batch = None if self.batches is None else self.task.call("batches", next_of, self.batches)
+        # a rate that is too large is part of any sweep: its overflows are recorded, not warned of
+        with np.errstate(all="ignore"):
+            gradients = self.task.call("gradients", self.task.gradients, self.params, batch)
+            try:
+                self.optimizer.step(self.params, gradients)
+            except OptimError as error:
+                raise CommandError(f"task {self.task.name!r}: {error}") from None
+
+    def measure(self) -> Measure:
+        with np.errstate(all="ignore"):
+            return measured(self.task, self.task.call("evaluate", self.task.evaluate, self.params))
+
+    def parameters(self) -> dict[str, Array]:
+        return {name: p.copy() for name, p in self.params.items()}
+
+    def figures(self) -> Mapping[str, Mapping[str, Any]]:
+        return {str(name): figures for name, figures in self.optimizer.stats().items()}
+
+    def state_bytes(self) -> int:
+        return sum(entry.nbytes for state in self.optimizer.state.values() for entry in state.values())
+
+    def engine(self) -> str:
+        return self.optimizer.engine
+
+
+def next_of(batches: Iterator[Any]) -> Any:
+    """The next batch; too few of them are a mistake, not an end."""
+    try:
+        return next(batches)
+    except StopIteration:
+        raise CommandError("batches must go on for as long as the race does: begin again when all were seen") from None
+
+
+def shuffled(count: int, seed: int, batch_size: int) -> Iterator[Array]:
+    """Batches of indices, endlessly: everyone in a new order, over and over, cut into equal parts.
+
+    A batch may be larger than the set; then it holds some examples more than once.
+    """
+    rng = np.random.default_rng(seed)
+    waiting = np.empty(0, np.int64)
+    while True:
+        while len(waiting) < batch_size:
+            waiting = np.concatenate([waiting, rng.permutation(count)])
+        yield waiting[:batch_size]
+        waiting = waiting[batch_size:]

@@ -1,0 +1,122 @@
+"""The race as a function: what is not recorded yet is run, and recorded as soon as it is finished."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from thalweg.race.contestants import CONTESTANTS
+from thalweg.race.programme import Programme, programme, taking_part
+from thalweg.race.records import Book, Damage
+from thalweg.race.run import Progress, Record, Result, Run, execute
+from thalweg.race.summary import Summary, summarized
+from thalweg.race.task import Task
+from thalweg.race.tasks import resolve
+from thalweg.show.surroundings import machine, versions
+
+RECORDS, PROGRAMME = "runs.jsonl", "race.json"
+PACKAGES = ("thalweg", "numpy", "torch")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished race."""
+
+    programme: Programme
+    records: Mapping[Run, Record]
+    summary: Summary
+
+
+class Race:
+    """A race that is about to be run, into a folder or, without one, into memory alone."""
+
+    def __init__(self, tasks: Sequence[Task], programme: Programme, folder: Path | None) -> None:
+        self.tasks = {task.name: task for task in tasks}
+        self.programme, self.folder = programme, folder
+        self.book = None if folder is None else Book(folder / RECORDS)
+        self.records: dict[Run, Record] = {} if self.book is None else dict(self.book.records)
+
+    @property
+    def wanted(self) -> list[Run]:
+        return [run for course in self.programme.courses for run in course.runs]
+
+    @property
+    def waiting(self) -> list[Run]:
+        """The runs that are not recorded yet."""
+        return [run for run in self.wanted if run not in self.records]
+
+    @property
+    def damaged(self) -> list[Damage]:
+        return [] if self.book is None else self.book.damaged
+
+    def run(
+        self,
+        on_measure: Callable[[Progress], None] = lambda progress: None,
+        on_run: Callable[[Run], None] = lambda run: None,
+    ) -> Outcome:
+        """Run what is waiting. Interrupted, it leaves every finished run recorded."""
+        if self.book is not None and self.folder is not None:
+            self.programme.save(self.folder / PROGRAMME)
+            self.book.mend()
+        for run in self.waiting:
+            self.add(Record(run, self.result_of(run, on_measure), self.where()))
+            on_run(run)
+        return Outcome(self.programme, self.records, summarized(self.programme, self.records))
+
+    def result_of(self, run: Run, on_measure: Callable[[Progress], None]) -> Result:
+        task = self.tasks[run.task]
+        return execute(task, taking_part(task, CONTESTANTS[run.contestant]), run, on_measure)
+
+    def add(self, record: Record) -> None:
+        if self.book is not None:
+            self.book.add(record)
+        self.records[record.run] = record
+
+    @staticmethod
+    def where() -> dict[str, object]:
+        date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        return {"date": date, "versions": versions(PACKAGES), "machine": machine()}
+
+
+def race(
+    task: str | Task = "digits",
+    *,
+    optimizers: Sequence[str] | None = None,
+    steps: int | None = None,
+    seeds: int | None = None,
+    rates: Mapping[str, Sequence[float]] | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    engine: str = "auto",
+    device: str = "cpu",
+    data: Path | None = None,
+    folder: Path | None = None,
+    command: str = "thalweg.race.race(...)",
+) -> Race:
+    """A race on a task by name or of your own, ready to :meth:`Race.run`.
+
+    steps: of each run at the task's own batch size. rates: by contestant, or under "" for everyone.
+    folder: where runs are recorded and, if they are there already, taken from.
+    """
+    tasks = [task] if isinstance(task, Task) else resolve(task, data)
+    for each in tasks:
+        each.check()
+    chosen = programme(
+        tasks,
+        command=command,
+        optimizers=optimizers,
+        steps=steps,
+        seeds=seeds,
+        rates=rates,
+        batch_sizes=batch_sizes,
+        engine=engine,
+        device=device,
+    )
+    return Race(tasks, chosen, folder)
+
+
+def recorded(folder: Path) -> tuple[Outcome, list[Damage]]:
+    """The race of a folder as far as it has got, without running anything; and the records that are damaged."""
+    plan, book = Programme.load(folder / PROGRAMME), Book(folder / RECORDS)
+    return Outcome(plan, book.records, summarized(plan, book.records)), book.damaged

@@ -1,0 +1,134 @@
+"""Tasks in PyTorch: a module, and a loss to differentiate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from thalweg.errors import CommandError, OptimError
+from thalweg.race.array_task import next_of
+from thalweg.race.contestants import Contestant
+from thalweg.race.task import Array, Conditions, Measure, Schedule, Task, Training, measured
+from thalweg.show.extras import extra
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelTask(Task):
+    """A task in PyTorch. ``model`` gets a seed; the race itself seeds torch with it first."""
+
+    model: Callable[[int], Any]
+    #: Batches of tensors, endlessly, for a seed and a batch size; the race moves them to the device.
+    batches: Callable[[int, Any], Iterator[Any]]
+    #: The loss of a model on a batch, a tensor with one element.
+    loss: Callable[[Any, Any], Any]
+    #: The loss, or the loss and a score, of a model; called without gradients and in ``eval`` mode.
+    evaluate: Callable[[Any], Any]
+
+    def check(self) -> None:
+        super().check()
+        for name in ("model", "batches", "loss", "evaluate"):
+            if not callable(getattr(self, name)):
+                raise CommandError(f"task {self.name!r}: {name} must be a function, got {getattr(self, name)!r}")
+
+    def start(self, contestant: Contestant, schedule: Schedule, conditions: Conditions) -> Training:
+        with extra("torch"):
+            import torch
+
+        import thalweg.torch
+
+        device = checked_device(conditions.device)
+        with seeded(conditions.seed, 0):
+            model = self.call("model", self.model, conditions.seed)
+        if not isinstance(model, torch.nn.Module):
+            raise CommandError(f"task {self.name!r}: model must return a torch.nn.Module, got {type(model).__name__}")
+        model.to(device)
+        kind = getattr(thalweg.torch, contestant.rule)
+        try:
+            optimizer = kind(model.named_parameters(), lr=schedule(1), engine=conditions.engine, **contestant.options)
+        except OptimError as error:
+            raise CommandError(f"task {self.name!r}, {contestant.name}: {error}") from None
+        return ModelTraining(self, model, optimizer, schedule, conditions)
+
+
+class ModelTraining(Training):
+    def __init__(self, task: ModelTask, model: Any, optimizer: Any, schedule: Schedule, conditions: Conditions) -> None:
+        self.task, self.model, self.optimizer, self.schedule = task, model, optimizer, schedule
+        self.device, self.seed, self.steps = conditions.device, conditions.seed, 0
+        self.batches = iter(task.call("batches", task.batches, conditions.seed, conditions.batch_size))
+
+    def step(self) -> None:
+        self.steps += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.schedule(self.steps)
+        batch = moved(self.task.call("batches", next_of, self.batches), self.device)
+        self.optimizer.zero_grad()
+        with seeded(self.seed, self.steps):  # for dropout and the like
+            loss = self.task.call("loss", self.task.loss, self.model, batch)
+            self.task.call("the backward pass of loss", lambda: loss.backward())
+        self.optimizer.step()
+
+    def measure(self) -> Measure:
+        import torch
+
+        training = self.model.training
+        self.model.eval()
+        with torch.no_grad():
+            found = measured(self.task, self.task.call("evaluate", self.task.evaluate, self.model))
+        self.model.train(training)
+        return found
+
+    def parameters(self) -> dict[str, Array]:
+        return {name: p.detach().cpu().double().numpy().copy() for name, p in self.model.named_parameters()}
+
+    def figures(self) -> Mapping[str, Mapping[str, Any]]:
+        found: Mapping[str, Mapping[str, Any]] = self.optimizer.stats()
+        return found
+
+    def state_bytes(self) -> int:
+        states = self.optimizer.state.values()
+        return sum(entry.numel() * entry.element_size() for state in states for entry in state.values())
+
+    def engine(self) -> str:
+        return str(self.optimizer.engine)
+
+    def wait(self) -> None:
+        import torch
+
+        if torch.device(self.device).type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+@contextmanager
+def seeded(seed: int, step: int) -> Iterator[None]:
+    """Random numbers of torch that depend on seed and step; afterwards those of the caller go on as before."""
+    import torch
+
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed * 1_000_003 + step)
+        yield
+
+
+def checked_device(name: str) -> torch.device:
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise CommandError(f"there is no device {name!r}: try cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise CommandError(f"device {name!r} was asked for, and torch finds no CUDA device here: try cpu")
+    return device
+
+
+def moved(batch: Any, device: str) -> Any:
+    """A batch on the device: a tensor, or tuples, lists and dicts of them."""
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(moved(part, device) for part in batch)
+    if isinstance(batch, dict):
+        return {key: moved(part, device) for key, part in batch.items()}
+    return batch.to(device) if hasattr(batch, "to") else batch

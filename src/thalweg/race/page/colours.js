@@ -1,0 +1,75 @@
+/* Colours: those of the page come from its style, those of the optimizers from the summary. */
+
+const RAMP = ["#440154", "#414487", "#2a788e", "#22a884", "#7ad151", "#fde725"]; // viridis, which the colour-blind can read
+
+function tones() {
+  const style = getComputedStyle(document.documentElement);
+  const tone = (name) => style.getPropertyValue(`--${name}`).trim();
+  return { paper: tone("paper"), raised: tone("raised"), ink: tone("ink"), quiet: tone("quiet"), faint: tone("faint"),
+    strong: tone("strong"), type: tone("type"), dark: isDark() };
+}
+
+function isDark() {
+  return document.documentElement.dataset.theme === "dark";
+}
+
+/** A contestant's colour on this page: on dark paper black turns white, and what is dim gets brighter. */
+function shade(colour, dark = isDark()) {
+  let channels = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+  if (channels.some(Number.isNaN)) return colour;
+  if (dark && luminance(channels) < 0.05) channels = channels.map((channel) => 255 - channel);
+  while (dark && luminance(channels) < 0.2) channels = channels.map((channel) => channel + (255 - channel) * 0.1);
+  return `#${channels.map((channel) => Math.round(channel).toString(16).padStart(2, "0")).join("")}`;
+}
+
+/** As WCAG defines it: 0 for black, 1 for white. */
+function luminance(channels) {
+  const [red, green, blue] = channels.map((channel) => {
+    const share = channel / 255;
+    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+}
+
+function translucent(colour, alpha) {
+  return `${colour}${Math.round(alpha * 255).toString(16).padStart(2, "0")}`;
+}
+
+/** Follows the system until the switch is used; remembers the switch where the browser lets a file do so. */
+function startTheme(changed) {
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const button = document.getElementById("dark");
+  const apply = (dark) => {
+    document.documentElement.dataset.theme = dark ? "dark" : "light";
+    button.setAttribute("aria-pressed", String(dark));
+  };
+  let chosen = remembered();
+  apply(chosen ? chosen === "dark" : system.matches);
+  button.addEventListener("click", () => {
+    chosen = isDark() ? "light" : "dark";
+    remember(chosen);
+    apply(chosen === "dark");
+    changed();
+  });
+  system.addEventListener("change", () => {
+    if (chosen) return;
+    apply(system.matches);
+    changed();
+  });
+}
+
+function remembered() {
+  try {
+    return localStorage.getItem("thalweg-theme");
+  } catch {
+    return null;
+  }
+}
+
+function remember(theme) {
+  try {
+    localStorage.setItem("thalweg-theme", theme);
+  } catch {
+    // a page without a memory is still a page
+  }
+}

@@ -1,0 +1,41 @@
+/* Numbers as people write them, and names as plotly may be given them. */
+
+const RAISED = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+
+/** A few digits; powers of ten for what is very small or very large; a dash for what is not there. */
+function number(value, digits = 3) {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  if (size === 0 || (size >= 1e-3 && size < 1e6)) {
+    const rounded = size >= 1000 ? Math.round(value) : Number(value.toPrecision(digits));
+    return rounded.toLocaleString("en", { maximumFractionDigits: 10 });
+  }
+  const [mantissa, exponent] = value.toExponential(digits - 1).split("e");
+  const power = [...String(Number(exponent))].map((sign) => RAISED[sign]).join("");
+  return Number(mantissa) === 1 ? `10${power}` : `${Number(mantissa)}×10${power}`;
+}
+
+function percent(value) {
+  return value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`;
+}
+
+/** Scores are shares of something right if that is what they are called. */
+function scoreWords(course) {
+  return /accuracy/i.test(course.score_name ?? "") ? percent : number;
+}
+
+function count(many, one, more = `${one}s`) {
+  return `${many.toLocaleString("en")} ${many === 1 ? one : more}`;
+}
+
+/** As plain text: plotly reads tags and entities in names. */
+function plain(text) {
+  return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+}
+
+/** Long names lose their middle: their ends tell more. */
+function shortened(text, most = 26) {
+  if (text.length <= most) return text;
+  const half = Math.floor((most - 1) / 2);
+  return `${text.slice(0, half)}…${text.slice(text.length - half)}`;
+}

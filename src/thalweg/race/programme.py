@@ -1,0 +1,164 @@
+"""The programme of a race: its courses, and every run that belongs to them. It is drawn from this and the records."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import thalweg
+from thalweg.errors import CommandError
+from thalweg.race.contestants import CONTESTANTS, RATES, Contestant
+from thalweg.race.run import Run
+from thalweg.race.task import Landscape, Task
+
+#: Lines of a map's grid, along x and along y.
+GRID = 160
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """A task at one batch size, and the runs on it."""
+
+    name: str
+    task: str
+    title: str
+    about: str
+    batch_size: int | None
+    steps: int
+    loss_name: str
+    score_name: str | None
+    target: float | None
+    #: The map of a function of two variables: x, y, value by y and x, and its minima.
+    contours: Mapping[str, Any] | None
+    runs: Sequence[Run]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Programme:
+    title: str
+    command: str
+    #: Name, and the rule and options, of everyone who takes part.
+    contestants: Mapping[str, str]
+    courses: Sequence[Course]
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+        new.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Programme:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            courses = [
+                Course(**{**course, "runs": [Run(**run) for run in course["runs"]]}) for course in content["courses"]
+            ]
+            return cls(**{**content, "courses": courses})
+        except FileNotFoundError:
+            raise CommandError(
+                f"{path.parent} holds no race to draw: run one first, with --out {path.parent}"
+            ) from None
+        except (ValueError, TypeError, KeyError):
+            raise CommandError(f"{path} is damaged, or of another version: run the race again") from None
+
+
+def programme(
+    tasks: Sequence[Task],
+    *,
+    command: str,
+    optimizers: Sequence[str] | None = None,
+    steps: int | None = None,
+    seeds: int | None = None,
+    rates: Mapping[str, Sequence[float]] | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    engine: str = "auto",
+    device: str = "cpu",
+) -> Programme:
+    """Everyone on every course, at every learning rate, from every seed."""
+    chosen = [CONTESTANTS[name] for name in optimizers or CONTESTANTS]
+    courses = []
+    for task in tasks:
+        if batch_sizes and task.batch_size is None:
+            raise CommandError(f"task {task.name!r} has no batches, so that it takes no --batch-size")
+        sizes: Sequence[int | None] = batch_sizes or [task.batch_size]
+        for batch_size in sizes:
+            runs = [
+                Run(
+                    task=task.name,
+                    fingerprint=task.fingerprint,
+                    contestant=contestant.name,
+                    optimizer=str(taking_part(task, contestant)),
+                    lr=lr,
+                    seed=seed,
+                    batch_size=batch_size,
+                    steps=steps_at(task, batch_size, steps),
+                    engine=engine,
+                    device=device,
+                    thalweg=thalweg.__version__,
+                )
+                for contestant in chosen
+                for lr in rates_for(task, contestant.name, rates or {}, batch_size)
+                for seed in range(seeds or task.seeds)
+            ]
+            courses.append(course(task, batch_size, runs))
+    names = {contestant.name: str(contestant) for contestant in chosen}
+    title = tasks[0].title or tasks[0].name if len(tasks) == 1 else "Down the valley"
+    return Programme(title=title, command=command, contestants=names, courses=courses)
+
+
+def course(task: Task, batch_size: int | None, runs: Sequence[Run]) -> Course:
+    return Course(
+        name=task.name if batch_size is None else f"{task.name}@{batch_size}",
+        task=task.name,
+        title=task.title or task.name,
+        about=task.about,
+        batch_size=batch_size,
+        steps=runs[0].steps,
+        loss_name=task.loss_name,
+        score_name=task.score_name,
+        target=task.target,
+        contours=None if task.landscape is None else contours(task.landscape),
+        runs=runs,
+    )
+
+
+def taking_part(task: Task, contestant: Contestant) -> Contestant:
+    """A contestant with the options that the task asks of it."""
+    return contestant.with_options(task.options.get(contestant.name, {}))
+
+
+def steps_at(task: Task, batch_size: int | None, steps: int | None) -> int:
+    """So many that every batch size sees as many examples; ``steps`` are those at the task's own."""
+    own = steps or task.steps
+    if batch_size is None or task.batch_size is None:
+        return own
+    return max(1, round(own * task.batch_size / batch_size))
+
+
+def rates_for(
+    task: Task, contestant: str, given: Mapping[str, Sequence[float]], batch_size: int | None
+) -> Iterable[float]:
+    """The user's rates as they are; the task's own grow with the square root of the batch."""
+    if asked := given.get(contestant) or given.get(""):
+        return asked
+    growth = math.sqrt(batch_size / task.batch_size) if batch_size and task.batch_size else 1.0
+    return [float(f"{lr * growth:.3g}") for lr in task.rates.get(contestant) or RATES[contestant]]
+
+
+def contours(landscape: Landscape) -> dict[str, Any]:
+    x, y = np.linspace(*landscape.x, GRID), np.linspace(*landscape.y, GRID)
+    value = landscape.value(*np.meshgrid(x, y))
+    return {
+        "x": [float(f"{v:.5g}") for v in x],
+        "y": [float(f"{v:.5g}") for v in y],
+        "value": [[float(f"{v:.4g}") for v in row] for row in value],
+        "minima": [list(minimum) for minimum in landscape.minima],
+        "log": True,
+    }

@@ -1,0 +1,99 @@
+"""Finished runs in a file: one JSON object a line, each with a checksum, appended as soon as it is there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from thalweg.race.run import Layers, Record, Result, Run
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A line that cannot be trusted."""
+
+    line: int
+    why: str
+
+
+class Book:
+    """The records of a folder. What is damaged is told, forgotten, and never counted as done."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: dict[Run, Record] = {}
+        self.damaged: list[Damage] = []
+        if path.exists():
+            self._read(path.read_bytes())
+
+    def _read(self, content: bytes) -> None:
+        lines = content.split(b"\n")
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                record = read(line.decode("utf-8"))
+                if number == len(lines):
+                    raise ValueError("it ends before its line does")
+            except ValueError as error:  # of JSON and of UTF-8 too
+                self.damaged.append(Damage(number, str(error)))
+            else:
+                self.records[record.run] = record
+
+    def mend(self) -> None:
+        """Write the file anew without its damaged lines, so that what follows stands on a line of its own."""
+        if self.damaged:
+            whole = "".join(written(record) for record in self.records.values())
+            new = self.path.with_suffix(".new")
+            new.write_text(whole, encoding="utf-8")
+            os.replace(new, self.path)
+            self.damaged = []
+
+    def add(self, record: Record) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(written(record))
+        self.records[record.run] = record
+
+
+def written(record: Record) -> str:
+    content = {"run": asdict(record.run), "result": asdict(record.result), "where": dict(record.where)}
+    return json.dumps({**content, "checksum": checksum(content)}) + "\n"
+
+
+def read(line: str) -> Record:
+    """The record in a line; a ValueError says what is wrong with it."""
+    try:
+        content = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON: {error}") from None
+    if not isinstance(content, dict) or content.keys() != {"run", "result", "where", "checksum"}:
+        raise ValueError("it is no record of a run")
+    if content.pop("checksum") != checksum(content):
+        raise ValueError("its checksum is not that of its content")
+    try:
+        result = content["result"]
+        layers = None if result["layers"] is None else Layers(**tuples(Layers, result["layers"]))
+        return Record(Run(**content["run"]), Result(**{**tuples(Result, result), "layers": layers}), content["where"])
+    except (TypeError, KeyError, AttributeError) as error:  # whole, and of another version
+        raise ValueError(f"it is a record of another version: {error}") from None
+
+
+def checksum(content: Mapping[str, Any]) -> str:
+    """Of the content, however it is laid out: key order and spaces do not count."""
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def tuples(kind: type, content: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass with tuples where JSON has lists."""
+
+    def frozen(value: Any) -> Any:
+        return tuple(map(frozen, value)) if isinstance(value, list) else value
+
+    return {f.name: frozen(content[f.name]) for f in fields(kind)}

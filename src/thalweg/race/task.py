@@ -1,0 +1,152 @@
+"""What is raced on: a task, and a training of it that the race drives step by step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy.typing as npt
+
+from thalweg.errors import CommandError
+from thalweg.race.contestants import RATES, Contestant
+
+#: A learning rate as a function of the step, which counts from 1.
+Schedule: TypeAlias = Callable[[int], float]
+Array: TypeAlias = npt.NDArray[Any]
+
+
+class Measure(NamedTuple):
+    """How well a model does: its loss, less is better, and its score where there is one, more is better."""
+
+    loss: float
+    score: float | None = None
+
+
+class Training(ABC):
+    """One model trained by one optimizer."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """A batch, its gradients, a step."""
+
+    @abstractmethod
+    def measure(self) -> Measure: ...
+
+    @abstractmethod
+    def parameters(self) -> Mapping[str, Array]:
+        """The parameters as they are now; copies, so that they can be compared with later ones."""
+
+    @abstractmethod
+    def figures(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the optimizer's last step computed on its way, by parameter."""
+
+    @abstractmethod
+    def state_bytes(self) -> int: ...
+
+    @abstractmethod
+    def engine(self) -> str: ...
+
+    def wait(self) -> None:  # noqa: B027 (most have nothing to wait for)
+        """Return when all that was begun is done."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """All that may differ between two runs of a task with one optimizer, but for its learning rate."""
+
+    seed: int
+    batch_size: int | None
+    engine: str = "auto"
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Landscape:
+    """A function of two numbers, to be drawn as a map."""
+
+    value: Callable[[Array, Array], Array]
+    x: tuple[float, float]
+    y: tuple[float, float]
+    minima: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """Something to learn. A task of your own is an ``ArrayTask`` or a ``ModelTask``."""
+
+    name: str
+    title: str = ""
+    about: str = ""
+    #: Steps of each run at ``batch_size``; larger batches get fewer, so that all see as many examples.
+    steps: int = 200
+    batch_size: int | None = None
+    #: How often each learning rate is tried, from seeds 0, 1, ...
+    seeds: int = 3
+    #: A loss that is worth reaching: the table says after how many steps and seconds.
+    target: float | None = None
+    loss_name: str = "training loss"
+    score_name: str | None = None
+    #: Learning rates to try, by contestant: as many for everyone, and the best of them inside, not at an end.
+    rates: Mapping[str, Sequence[float]] = field(default_factory=lambda: RATES)
+    #: Further options, by contestant.
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    landscape: Landscape | None = None
+    #: Changes when the task does, so that runs of another version are not taken for runs of this one.
+    fingerprint: str = ""
+
+    @abstractmethod
+    def start(self, contestant: Contestant, schedule: Schedule, conditions: Conditions) -> Training:
+        """A new training: the same for the same seed, whoever takes part."""
+
+    def check(self) -> None:
+        """Raise a CommandError for what cannot be right."""
+        for name, needed in (("steps", self.steps), ("seeds", self.seeds), ("batch_size", self.batch_size or 1)):
+            if not isinstance(needed, int) or needed < 1:
+                raise CommandError(f"task {self.name!r}: {name} must be a whole number from 1 on, got {needed!r}")
+        if not self.name or not isinstance(self.name, str):
+            raise CommandError(f"a task needs a name, such as 'mine', got {self.name!r}")
+        for contestant, rates in self.rates.items():
+            if not rates or not all(isinstance(lr, (int, float)) and lr > 0 for lr in rates):
+                raise CommandError(f"task {self.name!r}: rates of {contestant} must be positive numbers, got {rates!r}")
+
+    def call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of the task; whatever it raises is told with its place, in one sentence."""
+        try:
+            return function(*arguments)
+        except (CommandError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            raise CommandError(f"task {self.name!r}: {what} failed{place_of(error)}: {said(error)}") from error
+
+
+def measured(task: Task, answer: Any) -> Measure:
+    """What ``evaluate`` answered, checked: a loss, or a loss and a score."""
+    if isinstance(answer, (tuple, list)) and len(answer) == 2:
+        loss, score = answer
+    else:
+        loss, score = answer, None
+    try:
+        return Measure(float(loss), None if score is None else float(score))
+    except (TypeError, ValueError):
+        raise CommandError(
+            f"task {task.name!r}: evaluate must return a loss, or a loss and a score, got {type(answer).__name__}"
+        ) from None
+
+
+def place_of(error: BaseException) -> str:
+    """Where an error was raised: the last line of code that is not ours."""
+    trace, place = error.__traceback__, ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if "thalweg" not in code.co_filename.replace("\\", "/").split("/"):
+            place = f" ({code.co_filename}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return place
+
+
+def said(error: BaseException) -> str:
+    """An error's kind and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

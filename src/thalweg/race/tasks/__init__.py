@@ -1,0 +1,92 @@
+"""The tasks that can be raced on, by name; and tasks of your own, by ``module:attribute``."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from thalweg.errors import CommandError
+from thalweg.race.task import Task, place_of, said
+from thalweg.show.lists import suggestion
+
+#: Built-in tasks, and what each needs beside numpy.
+TASKS = {"digits": "", "valley": "", "text": "torch", "fashion": "torch and --data FOLDER"}
+
+
+def resolve(name: str, data: Path | None = None) -> list[Task]:
+    """The task of that name; ``valley`` has several."""
+    if ":" in name:
+        tasks: Sequence[Task] = [own(name)]
+    elif name not in TASKS:
+        raise CommandError(f"there is no task {name!r}: {suggestion(name, TASKS)}, or mymodule:task for your own")
+    elif name == "fashion":
+        if data is None:
+            raise CommandError("task 'fashion' needs --data FOLDER, with the four files of Fashion-MNIST in it")
+        from thalweg.race.tasks import fashion
+
+        tasks = [fashion.task(data)]
+    else:
+        module: Any = importlib.import_module(f"thalweg.race.tasks.{name}")
+        tasks = module.tasks() if hasattr(module, "tasks") else [module.task()]
+    if data is not None and name != "fashion":
+        raise CommandError(f"--data is for the task 'fashion': {name!r} has its own")
+    for task in tasks:
+        task.check()
+    return list(tasks)
+
+
+def own(reference: str) -> Task:
+    """A task from a module of the user's: an ArrayTask or a ModelTask, or a function that returns one."""
+    module_name, _, attribute = reference.partition(":")
+    if not module_name or not attribute:
+        raise CommandError(f"{reference!r} is no task: write module:attribute, such as mymodule:task")
+    module = imported(module_name)
+    try:
+        found: Any = module
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        public = [name for name, value in vars(module).items() if isinstance(value, Task)]
+        known = f"its tasks are {', '.join(public)}" if public else "it has no task at all"
+        raise CommandError(f"module {module_name!r} has no {attribute!r}: {known}") from None
+    if not isinstance(found, Task) and callable(found):
+        try:
+            found = found()
+        except Exception as error:
+            raise CommandError(f"{reference} failed{place_of(error)}: {said(error)}") from error
+    if not isinstance(found, Task):
+        wanted = "an ArrayTask or a ModelTask of thalweg.race, or a function that returns one"
+        raise CommandError(f"{reference} is a {type(found).__name__} and must be {wanted}")
+    return replace(found, fingerprint=found.fingerprint + digest(module))
+
+
+def imported(name: str) -> Any:
+    """A module of the user's, from the current folder too, as ``python -m`` would find it."""
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise CommandError(f"there is no module {name!r} in {here} or among the installed ones") from None
+        raise CommandError(f"module {name!r} cannot be imported{place_of(error)}: {said(error)}") from error
+    except Exception as error:
+        raise CommandError(f"module {name!r} cannot be imported{place_of(error)}: {said(error)}") from error
+    finally:
+        sys.path.remove(here)
+
+
+def digest(module: Any) -> str:
+    """Of a module's source: when it changes, its runs are done again."""
+    try:
+        return hashlib.sha256(inspect.getsource(module).encode()).hexdigest()[:12]
+    except (OSError, TypeError):
+        return ""
