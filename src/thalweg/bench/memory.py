@@ -1,0 +1,97 @@
+"""The peak of memory during a step, beyond what there was before it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thalweg.bench.contestants import Contestant, Ready, Settings
+from thalweg.bench.devices import Cpu
+from thalweg.plan.models import Model, Tensor
+
+if TYPE_CHECKING:
+    from thalweg.bench.workload import Workload
+
+#: Freed memory goes back to the system at once: else what an earlier step left behind would count as there before.
+GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_TOP_PAD_": "0"}
+WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the peak beyond what was there before, and how that is known; or None, and why it is not."""
+
+    extra: int | None
+    how: str
+
+
+def in_own_process(workload: Workload, contestant: Contestant, settings: Settings) -> Memory:
+    """On a CPU, where memory can only be told apart from that of others in a process of its own."""
+    asked = {
+        "tensors": [(tensor.name, tensor.shape) for tensor in workload.model.tensors],
+        "dtype": workload.dtype,
+        "contestant": (contestant.rule, contestant.name),
+        "settings": asdict(settings),
+    }
+    run = subprocess.run(
+        [sys.executable, "-m", "thalweg.bench.memory"],
+        input=json.dumps(asked),
+        env={**os.environ, **GIVE_BACK},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if run.returncode != 0:
+        return Memory(None, (run.stderr.strip().splitlines() or [f"exit status {run.returncode}"])[-1])
+    return Memory(int(run.stdout.splitlines()[-1]), "most memory of a process of its own, beyond what it had")
+
+
+def on_gpu(contestant: Contestant, ready: Ready) -> Memory:
+    """On a GPU: what torch's allocator counts, or what JAX's compiler has set aside for temporaries."""
+    if contestant.front_end == "optax":
+        return Memory(int(ready.compiled["temporary_bytes"]), "temporaries of the compiled program")
+    import torch
+
+    ready.prepare()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    ready.step()
+    torch.cuda.synchronize()
+    return Memory(max(0, torch.cuda.max_memory_allocated() - before), "torch.cuda.max_memory_allocated")
+
+
+def status(key: str) -> int:
+    """An entry of /proc/self/status, in bytes: VmRSS is what is in memory now, VmHWM the most there has been."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key + ":"))
+
+
+def measured(asked: dict[str, Any]) -> int:
+    """Bytes, in this process, which should have nothing else to do."""
+    from thalweg.bench.ours import OURS
+    from thalweg.bench.peers import PEERS
+    from thalweg.bench.workload import Workload
+
+    model = Model("", "", tuple(Tensor(name, tuple(shape)) for name, shape in asked["tensors"]))
+    contestant = next(c for c in (*OURS, *PEERS) if [c.rule, c.name] == asked["contestant"])
+    device = Cpu()
+    ready = contestant.make(Workload(model, device, asked["dtype"]), Settings(**asked["settings"]))
+    for _ in range(WARM_UP):  # state is made, functions are compiled
+        ready.prepare()
+        ready.step()
+    ready.prepare()
+    device.give_back()
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM begins anew
+    before = status("VmRSS")
+    ready.step()
+    return max(0, status("VmHWM") - before)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"\n{measured(json.load(sys.stdin))}\n")

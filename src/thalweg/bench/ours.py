@@ -1,0 +1,58 @@
+"""Our own optimizers, in every front end, with the settings that all contestants of a rule share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from thalweg.bench.contestants import Contestant, Ready, Settings, numpy_ready, optax_ready, torch_ready
+
+if TYPE_CHECKING:
+    from thalweg.bench.workload import Workload
+
+#: Front ends, the first that runs being the one that others are compared with.
+FRONT_ENDS = ("torch", "numpy", "optax")
+
+LAMB: dict[str, Any] = dict(lr=1e-3, weight_decay=0.01)
+LARS: dict[str, Any] = dict(lr=0.1, weight_decay=1e-4)
+ADAFACTOR: dict[str, Any] = dict(lr=1e-3)
+KRON: dict[str, Any] = dict(lr=1e-3, precond_update_probability=1.0)
+ADAMW: dict[str, Any] = dict(lr=1e-3, trust=False, eps=1e-8, weight_decay=0.01)
+SGD: dict[str, Any] = dict(lr=1e-3, trust=False, momentum_mode="lr_outside")
+
+
+def ours(rule: str, kind: str, copies: int, options: dict[str, Any]) -> Iterable[Contestant]:
+    """One rule in the three front ends."""
+    shown = f"{kind}(trust=False)" if options.get("trust") is False else kind
+
+    def on_torch(workload: Workload, settings: Settings) -> Ready:
+        import thalweg.torch
+
+        make = getattr(thalweg.torch, kind)
+        return torch_ready(lambda params: make(params, engine=settings.engine, **options), workload, settings)
+
+    def on_numpy(workload: Workload, settings: Settings) -> Ready:
+        import thalweg.numpy
+
+        make = getattr(thalweg.numpy, kind)
+        return numpy_ready(make(engine=settings.engine, **options), workload, settings)
+
+    def on_optax(workload: Workload, settings: Settings) -> Ready:
+        import thalweg.optax
+
+        given = {"learning_rate" if name == "lr" else name: value for name, value in options.items()}
+        return optax_ready(getattr(thalweg.optax, kind.lower())(**given), workload, settings)
+
+    for front_end, make in (("torch", on_torch), ("numpy", on_numpy), ("optax", on_optax)):
+        spelt = f"thalweg.{front_end} {shown.replace(kind, kind.lower()) if front_end == 'optax' else shown}"
+        yield Contestant(spelt, rule, "thalweg", front_end, make, copies)
+
+
+OURS = [
+    *ours("lamb", "LAMB", 3, LAMB),
+    *ours("lars", "LARS", 2, LARS),
+    *ours("adafactor", "Adafactor", 1, ADAFACTOR),
+    *ours("kron", "Kron", 4, KRON),
+    *ours("adamw", "LAMB", 3, ADAMW),
+    *ours("sgd", "LARS", 2, SGD),
+]

@@ -1,0 +1,214 @@
+"""Rounds in which every contestant steps once, after the memory's speed was measured for it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from thalweg.bench import memory
+from thalweg.bench.bandwidth import SIZE, Yardstick
+from thalweg.bench.contestants import Contestant, Ready, Settings
+from thalweg.bench.devices import Device
+from thalweg.bench.quiet import QUIET, WAIT, undisturbed
+from thalweg.bench.record import Comparison, Entrant, Heat, Times
+
+if TYPE_CHECKING:
+    from thalweg.bench.workload import Workload
+
+WARM_UP = 2
+#: Seconds of rest before each step. Threads of OpenMP were seen to spin for 3 to 7 ms before they slept.
+REST = 0.02
+#: Larger than any weight that a step as small as ours could lead to.
+ASTRAY = 1e3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What is being done now, and how far its comparison is."""
+
+    model: str
+    rule: str
+    doing: str
+    #: A part of 1.
+    done: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How a comparison is to be measured."""
+
+    settings: Settings
+    repeats: int
+    #: Bytes of memory to stay below.
+    budget: float
+    memory: bool
+    #: Seconds to wait for other processes before each round.
+    wait: float = WAIT
+    on_progress: Callable[[Progress], object] = lambda progress: None
+
+
+def compare(
+    workload: Workload, rule: str, contestants: Sequence[Contestant], yardstick: Yardstick, plan: Plan
+) -> Comparison:
+    """All contestants of a rule, in as many heats as memory asks for, with the reference in each."""
+    model = workload.model
+    found = Comparison(
+        model=model.name,
+        about=model.about,
+        parameters=model.parameters,
+        tensors=len(model.tensors),
+        rule=rule,
+        itemsize=workload.itemsize,
+        yardstick=yardstick.name,
+    )
+    waiting = [contestant for contestant in contestants if contestant.rule == rule]
+    everyone = len(waiting)
+    while waiting:
+        heat, waiting = next_heat(waiting, workload, plan.budget)
+        done = 1 - (len(heat) + len(waiting)) / everyone if everyone else 1.0
+        part = len(heat) / everyone
+
+        def say(doing: str, share: float, done: float = done, part: float = part) -> None:
+            plan.on_progress(Progress(model=model.name, rule=rule, doing=doing, done=max(0.0, done + share * part)))
+
+        ready = dict(started(heat, workload, plan.settings, found.left_out, say))
+        if ready:
+            run_heat(found, ready, heat, workload, yardstick, plan, say)
+        ready.clear()
+        workload.device.give_back()
+        if waiting:  # the reference runs again, beside the next
+            waiting = [*(c for c in heat if c.name == found.reference), *waiting]
+    if plan.memory and workload.device.name == "cpu":
+        measure_memory(found, workload, contestants, plan)
+    return found
+
+
+def next_heat(
+    waiting: Sequence[Contestant], workload: Workload, budget: float
+) -> tuple[list[Contestant], list[Contestant]]:
+    """As many as fit into a budget of bytes, but at least two; and the rest."""
+    # gradients of three frameworks, two copies of the parameters for temporaries, the yardstick, and the libraries
+    needed = 5.0 * workload.nbytes + 2.2 * SIZE
+    for count, contestant in enumerate(waiting):
+        needed += workload.nbytes + 4 * workload.model.parameters * (contestant.copies - 1)
+        if count >= 2 and needed > budget:
+            return list(waiting[:count]), list(waiting[count:])
+    return list(waiting), []
+
+
+def started(
+    heat: Sequence[Contestant],
+    workload: Workload,
+    settings: Settings,
+    left_out: dict[str, str],
+    say: Callable[[str, float], object],
+) -> Iterator[tuple[str, Ready]]:
+    """Who can run, warmed up: state is made, functions are compiled."""
+    for number, contestant in enumerate(heat):
+        say(f"warming up {contestant.name}", 0.5 * number / len(heat))
+        try:
+            with silence(contestant):
+                ready = contestant.make(workload, settings)
+                first = ready.probe()
+                for _ in range(WARM_UP):
+                    ready.prepare()
+                    ready.step()
+                if ready.probe() == first:
+                    raise RuntimeError("its step leaves the parameters as they were")
+        except Exception as error:  # whatever a peer may lack here: the others are still worth measuring
+            left_out[contestant.name] = reason(error)
+        else:
+            yield contestant.name, ready
+
+
+def reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def silence(contestant: Contestant) -> Iterator[None]:
+    """Peers that print or warn do it unheard; what ours has to say is heard."""
+    if contestant.package == "thalweg":
+        yield
+        return
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def run_heat(
+    found: Comparison,
+    ready: Mapping[str, Ready],
+    heat: Sequence[Contestant],
+    workload: Workload,
+    yardstick: Yardstick,
+    plan: Plan,
+    say: Callable[[str, float], object],
+) -> None:
+    """Take turns, and enter everything into the comparison."""
+
+    def one_round() -> Times:
+        return run_round(ready, workload.device, yardstick, plan.settings.inner)
+
+    def on_round(quiet: int, others: float) -> None:
+        disturbed = f", disturbed: other processes took {others:.0%} of the cores" if others > QUIET else ""
+        say(f"{quiet} of {plan.repeats} rounds{disturbed}", 0.5 + 0.5 * quiet / plan.repeats)
+
+    say(f"0 of {plan.repeats} rounds", 0.5)
+    gc.collect()
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(WARM_UP):
+                one_round()
+            measured = Heat(*undisturbed(one_round, plan.repeats, wait=plan.wait, on_round=on_round))
+    finally:
+        gc.enable()
+    found.heats.append(measured)
+    for contestant in (c for c in heat if c.name in ready):
+        own = ready[contestant.name]
+        if not all(abs(value) < ASTRAY for value in own.probe()):
+            raise RuntimeError(f"{contestant.name}: its parameters are no longer finite, and its time means nothing")
+        if contestant.name not in found.entrants:
+            found.entrants[contestant.name] = entrant(contestant, own, workload, plan)
+
+
+def entrant(contestant: Contestant, ready: Ready, workload: Workload, plan: Plan) -> Entrant:
+    measured = memory.on_gpu(contestant, ready) if plan.memory and workload.device.name != "cpu" else None
+    return Entrant(
+        package=contestant.package,
+        front_end=contestant.front_end,
+        rule=contestant.follows or contestant.rule,
+        engine=ready.engine(),
+        floor=contestant.itself.floor(workload.itemsize),
+        memory=measured,
+        compiled=ready.compiled,
+    )
+
+
+def run_round(ready: Mapping[str, Ready], device: Device, yardstick: Yardstick, inner: int) -> Times:
+    """Everyone once, in the same order, each after a pass that left nothing of the one before in the caches."""
+    other_passes = {name: measure() for name, measure in yardstick.others.items()}
+    seconds, bandwidth = {}, []
+    for name, contestant in ready.items():
+        contestant.prepare()
+        bandwidth.append(yardstick.update())
+        time.sleep(REST)
+        seconds[name] = device.timed(contestant.step) / inner
+    return Times(seconds, bandwidth, other_passes)
+
+
+def measure_memory(found: Comparison, workload: Workload, contestants: Sequence[Contestant], plan: Plan) -> None:
+    by_name = {c.name: c for c in contestants if c.rule == found.rule}
+    for name, known in found.entrants.items():
+        plan.on_progress(Progress(model=found.model, rule=found.rule, doing=f"memory of {name}", done=1.0))
+        measured = memory.in_own_process(workload, by_name[name], plan.settings)
+        found.entrants[name] = replace(known, memory=measured)

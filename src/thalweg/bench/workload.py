@@ -1,0 +1,93 @@
+"""The tensors that are stepped: random numbers in the shapes of a model, for each framework in its own memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thalweg.bench.devices import Device
+from thalweg.plan.models import Model
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: So many random numbers, over and over. A prime, so that no two rows of a matrix are alike.
+PERIOD = 1_048_573
+PARAMETER, GRADIENT = 2e-2, 1e-2
+
+DTYPES = {"float32": 4, "bfloat16": 2}
+
+
+class Workload:
+    """A model's parameters, anew for each contestant, and gradients that all of a framework share."""
+
+    def __init__(self, model: Model, device: Device, dtype: str = "float32") -> None:
+        self.model, self.device, self.dtype = model, device, dtype
+        self.names = [tensor.name for tensor in model.tensors]
+        self.itemsize = DTYPES[dtype]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the parameters, and of the gradients."""
+        return self.itemsize * self.model.parameters
+
+    def numpy_params(self) -> dict[str, Any]:
+        return dict(zip(self.names, self._arrays(0, PARAMETER), strict=True))
+
+    @functools.cached_property
+    def numpy_grads(self) -> dict[str, Any]:
+        return dict(zip(self.names, self._arrays(1, GRADIENT), strict=True))
+
+    def torch_params(self) -> list[Tensor]:
+        return [self._tensor(array) for array in self._arrays(0, PARAMETER)]
+
+    @functools.cached_property
+    def torch_grads(self) -> list[Tensor]:
+        return [self._tensor(array) for array in self._arrays(1, GRADIENT)]
+
+    def jax_params(self) -> list[Any]:
+        import jax
+
+        device = self.device.jax_device()
+        return [jax.device_put(p, device, may_alias=False) for p in self._arrays(0, PARAMETER)]
+
+    @functools.cached_property
+    def jax_grads(self) -> list[Any]:
+        import jax
+
+        device = self.device.jax_device()
+        return [jax.device_put(g, device, may_alias=False) for g in self._arrays(1, GRADIENT)]
+
+    def _arrays(self, seed: int, scale: float) -> Iterator[Any]:
+        numbers = np.random.default_rng(seed).normal(0.0, scale, PERIOD).astype(np.float32).astype(self._numpy_dtype)
+        for tensor in self.model.tensors:
+            yield repeated(numbers, tensor.shape)
+
+    @property
+    def _numpy_dtype(self) -> Any:
+        if self.dtype == "float32":
+            return np.float32
+        import ml_dtypes
+
+        return ml_dtypes.bfloat16
+
+    def _tensor(self, array: Any) -> Tensor:
+        """In torch's own memory, which is aligned as its kernels like it."""
+        import torch
+
+        if self.dtype == "bfloat16":  # torch does not know ml_dtypes'
+            return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).to(self.device.name, copy=True)
+        return torch.from_numpy(array).to(self.device.name, copy=True)
+
+
+def repeated(numbers: Any, shape: tuple[int, ...]) -> Any:
+    """New memory of that shape, filled with the numbers as often as it takes."""
+    array = np.empty(shape, numbers.dtype)
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, len(numbers)):
+        rest = flat[start : start + len(numbers)]
+        rest[:] = numbers[: rest.size]
+    return array
