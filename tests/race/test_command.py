@@ -1,94 +1,216 @@
-"""The command: a table, a picture, and a clear word when an extra is missing."""
+"""``thalweg race``: tables, files, exit codes, and words for whoever mistyped."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
+import signal
 import subprocess
 import sys
-from dataclasses import replace
+import time
 from pathlib import Path
 
 import pytest
 
-from thalweg.race import command, digits
-from thalweg.race.contestants import CONTESTANTS
-from thalweg.race.run import Record
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
+from thalweg.cli import run
+
+QUICK = ["--optimizers", "sgd,lamb", "--lr", "0.02", "--lr", "sgd=0.1,0.2", "--steps", "3", "--seeds", "2"]
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few contestants, rates and images: what is tested is the command, not the race."""
-    data = digits.load()
-    few = replace(data, train_images=data.train_images[:256], train_labels=data.train_labels[:256])
-    monkeypatch.setattr(digits, "load", lambda: few)
-    monkeypatch.setattr(command, "CONTESTANTS", tuple(replace(c, rates=c.rates[2:3]) for c in CONTESTANTS[:3]))
+def drawn(function: object) -> object:
+    """Tests that draw need what draws."""
+    missing = [name for name in ("matplotlib", "plotly") if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"{missing} not installed")(function)  # type: ignore[operator]
 
 
-@pytest.mark.usefixtures("quick")
-def test_the_command_prints_a_table_and_writes_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("rich")
-    pytest.importorskip("matplotlib")
-    command.main(["--epochs", "1", "--seeds", "2", "--out", str(tmp_path / "report")])
-    printed = capsys.readouterr().out
-    assert "training loss" in printed
-    for contestant in CONTESTANTS[:3]:
-        assert contestant.name in printed
-    picture = (tmp_path / "report" / "race.png").read_bytes()
-    assert picture.startswith(b"\x89PNG")
-    assert len(picture) > 20_000
+@drawn
+def test_the_command_prints_a_table_and_writes_pictures_and_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["race", *QUICK, "--out", str(tmp_path / "report")]) == 0
+    printed = capsys.readouterr()
+    for word in ("LAMB", "SGD", "training loss", "test accuracy", "steps to 0.05", "state", "0.02"):
+        assert word in printed.out
+    assert "\x1b" not in printed.out + printed.err
+    names = {path.name for path in (tmp_path / "report").iterdir()}
+    assert names == {"runs.jsonl", "race.json", "index.html", "race.png", "race.svg", "sweep.png", "sweep.svg"}
+    assert (tmp_path / "report" / "race.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "report" / "race.svg").read_text()
 
 
-def test_drawing_survives_losses_that_no_logarithm_shows(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from thalweg.race.draw import draw
+@drawn
+def test_the_same_command_runs_nothing_twice_and_redraw_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path)]
+    assert run(["race", *QUICK, *out]) == 0
+    records = (tmp_path / "runs.jsonl").read_bytes()
+    picture = (tmp_path / "race.svg").read_bytes()
+    capsys.readouterr()
+    assert run(["race", *QUICK, *out]) == 0
+    assert "6 of 6 runs are recorded" in capsys.readouterr().err
+    (tmp_path / "race.svg").unlink()
+    assert run(["race", "--redraw", *out]) == 0
+    assert (tmp_path / "runs.jsonl").read_bytes() == records
+    assert (tmp_path / "race.svg").read_bytes() == picture
 
-    best = {
-        contestant.name: [
-            Record(
-                contestant=contestant.name,
-                lr=0.1,
-                seed=0,
-                losses=(2.3, final),
-                accuracies=(0.1, 0.1),
-                seconds=1.0,
-                parameter_count=1,
-                state_bytes=0,
-            )
-        ]
-        for contestant, final in zip(CONTESTANTS, (float("inf"), 0.1, 0.0), strict=False)
+
+@drawn
+def test_a_damaged_record_is_reported_and_redone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path)]
+    run(["race", *QUICK, *out])
+    path = tmp_path / "runs.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    capsys.readouterr()
+    assert run(["race", "--redraw", *out]) == 0
+    told = capsys.readouterr()
+    assert "line 6, is damaged and left out" in told.err
+    assert "1 runs are missing" in told.out
+    assert run(["race", *QUICK, *out]) == 0
+    assert "line 6, is damaged and done again" in capsys.readouterr().err
+    assert path.read_bytes().splitlines()[:5] == whole.splitlines()[:5]
+    assert len(path.read_bytes().splitlines()) == 6
+
+
+@drawn
+def test_json_is_all_there_is_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["race", *QUICK, "--json", "--out", str(tmp_path)]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    (course,) = summary["courses"]
+    assert {result["contestant"]: result["sweep"]["lr"] for result in course["results"]} == {
+        "SGD": [0.1, 0.2],
+        "LAMB": [0.02],
     }
-    draw(best, CONTESTANTS, tmp_path / "race.png")
-    assert (tmp_path / "race.png").stat().st_size > 0
+    assert summary["missing"] == 0
 
 
-def test_labels_move_apart_and_keep_their_order() -> None:
-    pytest.importorskip("matplotlib")
-    from thalweg.race.draw import spread
-
-    assert spread([0.0, 0.5, 1.0], 0.1) == pytest.approx([0.0, 0.5, 1.0])
-    assert spread([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
-    assert spread([0.1, 0.5, 0.5, 0.52], 0.1) == pytest.approx([0.1, 0.40667, 0.50667, 0.60667], abs=1e-4)
-
-
-@pytest.mark.parametrize("package", ["rich", "matplotlib"])
-def test_a_missing_extra_is_named_before_the_race_begins(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if package == "matplotlib":
-        pytest.importorskip("rich")  # which is looked for first
-    for module in [*sys.modules]:
-        if module.partition(".")[0] == package or module in ("thalweg.race.draw", "thalweg.race.terminal"):
-            monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setattr(command, "run", lambda *_, **__: pytest.fail("the race was run"))
-    with pytest.raises(SystemExit, match=f'{package} is not installed: pip install "thalweg\\[cli\\]"'):
-        command.main([])
+@drawn
+def test_batch_sizes_are_courses_with_a_picture_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--batch-size", "32,64,2048", "--optimizers", "lamb", "--lr", "0.02", "--steps", "4", "--seeds", "1"]
+    assert run(["race", *arguments, "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "batches of 32: 8 steps" in printed
+    assert "batches of 2,048: 1 steps" in printed
+    assert (tmp_path / "batches.svg").exists()
 
 
-@pytest.mark.parametrize("arguments", [["--epochs", "0"], ["--seeds", "-1"]])
-def test_counts_must_be_positive(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command.main(arguments)
-    assert "must be at least 1" in capsys.readouterr().err
+@drawn
+def test_the_valley_is_drawn_as_maps(tmp_path: Path) -> None:
+    arguments = ["valley", "--optimizers", "kron,sgd", "--lr", "0.01", "--lr", "sgd=1e-3,1e9", "--steps", "5"]
+    assert run(["race", *arguments, "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "valley.png").stat().st_size > 50_000
 
 
-def test_importing_the_race_loads_no_extra() -> None:
-    program = "import sys, thalweg.race.command; sys.exit(bool({'rich', 'matplotlib'} & set(sys.modules)))"
-    subprocess.run([sys.executable, "-c", program], check=True)
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--steps", "0"], 2, "0 is not in the range x>=1"),
+        (["--nonsense"], 2, "nonsense"),
+        (["--lr", "fast"], 1, "--lr must be positive numbers, such as 0.01,0.1, got 'fast'"),
+        (["--lr", "0"], 1, "--lr must be positive numbers"),
+        (["--lr", "krn=0.1"], 1, "there is no optimizer 'krn': did you mean 'Kron'?"),
+        (["--optimizers", "adamm"], 1, "there is no optimizer 'adamm': did you mean 'AdamW'?"),
+        (["--batch-size", "big"], 1, "batch sizes must be whole numbers from 1 on"),
+        (["--batch-size", ","], 1, "nothing is left of ','"),
+        (["--engine", "warp"], 1, "engine must be"),
+        (["valley", "--batch-size", "3"], 1, "takes no --batch-size"),
+        (["digit"], 1, "did you mean 'digits'?"),
+        (["--redraw"], 1, "holds no race to draw"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    arguments: list[str], code: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["race", *arguments, "--out", str(tmp_path / "new")]) == code
+    told = capsys.readouterr()
+    assert words in told.err
+    assert told.err.startswith("thalweg: ")
+    assert told.err.count("\n") == 1
+    assert told.out == ""
+    assert not (tmp_path / "new" / "runs.jsonl").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert run(["race", *QUICK, "--out", str(tmp_path / "file")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["race", "--help"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("thalweg race valley", "--batch-size 32,128,512", "mymodule:task", "--redraw"):
+        assert word in printed
+
+
+@drawn
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_was_finished_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "thalweg", "race", "--seeds", "1", "--out", str(tmp_path)]
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    records = tmp_path / "runs.jsonl"
+    deadline = time.monotonic() + 60
+    while not (records.exists() and records.read_bytes().count(b"\n") >= 2) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    kept = records.read_bytes()
+    assert process.returncode == 130
+    count = len(kept.splitlines())
+    assert f"{count} of 30 runs are kept" in told.replace("\n", " ")
+    assert "Traceback" not in told
+    few = [*arguments, "--optimizers", "sgd", "--lr", "sgd=0.15"]
+    again = subprocess.run(few, capture_output=True, text=True, check=True)
+    assert "1 of 1 runs are recorded" in again.stderr
+    assert records.read_bytes() == kept
+
+
+@pytest.mark.parametrize("package", ["click", "rich", "matplotlib", "plotly"])
+def test_a_missing_extra_is_named_before_the_race_begins(package: str, tmp_path: Path) -> None:
+    program = (
+        f"import sys; sys.modules[{package!r}] = None; sys.argv = ['thalweg', 'race', '--out', {str(tmp_path)!r}];"
+        "from thalweg.__main__ import main; main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert f'{package} is not installed: pip install "thalweg[cli]"' in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert not (tmp_path / "runs.jsonl").exists()
+
+
+def test_help_and_completion_load_no_framework() -> None:
+    program = (
+        "import sys; from thalweg.cli import run; run(['--help']);"
+        "sys.exit(bool({'numpy', 'torch', 'jax', 'matplotlib', 'rich', 'plotly'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "position", "expected"),
+    [
+        ("thalweg ", 1, {"race", "plan", "bench"}),
+        ("thalweg race v", 2, {"valley"}),
+        ("thalweg race --optimizers lamb,k", 3, {"lamb,kron"}),
+        ("thalweg race --red", 2, {"--redraw"}),
+    ],
+)
+def test_the_shell_completes(words: str, position: int, expected: set[str]) -> None:
+    environment = {
+        **os.environ,
+        "_THALWEG_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(position),
+    }
+    program = "from thalweg.__main__ import main; import sys; sys.argv = ['thalweg']; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False
+    )
+    assert {line.partition(",")[2] for line in ended.stdout.splitlines()} == expected

@@ -1,90 +1,175 @@
-"""The race itself: fair, repeatable, and undisturbed by a rate that is too large."""
+"""One run: repeatable, the same for everyone, and undisturbed by a rate that is too large."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from tolerances import FLOAT32
 
-from thalweg.race import digits
-from thalweg.race.contestants import CONTESTANTS, Contestant
-from thalweg.race.run import Progress, Record, best, linear_decay, run
+from thalweg.errors import CommandError
+from thalweg.race.array_task import ArrayTask, shuffled
+from thalweg.race.contest import race
+from thalweg.race.contestants import CONTESTANTS
+from thalweg.race.run import Progress, Result, execute, linear_decay, measuring_times
+from thalweg.race.tasks import resolve
 
-DATA = digits.load()
-#: Enough to learn from in an epoch, and quick.
-SMALL = replace(DATA, train_images=DATA.train_images[:256], train_labels=DATA.train_labels[:256])
-
-
-def with_one_rate(contestant: Contestant) -> Contestant:
-    return replace(contestant, rates=contestant.rates[2:3])
-
-
-@pytest.mark.parametrize("contestant", CONTESTANTS, ids=lambda contestant: contestant.name)
-def test_everyone_learns(contestant: Contestant) -> None:
-    (record,) = run([with_one_rate(contestant)], DATA, epochs=2)
-    assert len(record.losses) == len(record.accuracies) == 3
-    assert record.losses[-1] < 0.5 * record.losses[0]
-    assert record.accuracies[-1] > 0.75
-    assert record.seconds > 0
+(DIGITS,) = resolve("digits")
+LAYER_NAMES = ("hidden.0", "hidden.1", "output")
 
 
-def test_the_same_seed_gives_the_same_records() -> None:
-    racing = [with_one_rate(contestant) for contestant in CONTESTANTS]
-    first, again, other = (run(racing, SMALL, epochs=1, seeds=[seed]) for seed in (0, 0, 1))
+def result_of(contestant: str, *, lr: float | None = None, seed: int = 0, steps: int = 4) -> Result:
+    rates = {} if lr is None else {"": [lr]}
+    ready = race(DIGITS, optimizers=[contestant], steps=steps, seeds=seed + 1, rates=rates)
+    run = next(run for run in ready.wanted if run.seed == seed)
+    return execute(DIGITS, CONTESTANTS[contestant], run)
+
+
+@pytest.mark.parametrize("contestant", CONTESTANTS)
+def test_everyone_learns(contestant: str) -> None:
+    middle = DIGITS.rates[contestant][2]
+    result = result_of(contestant, lr=middle, steps=44)
+    assert result.score is not None
+    assert result.loss[0] is not None
+    assert result.loss[-1] is not None
+    assert result.score[-1] is not None
+    assert result.loss[-1] < 0.5 * result.loss[0]
+    assert result.score[-1] > 0.75
+    assert list(result.seconds) == sorted(result.seconds)
+    assert result.seconds[-1] > 0
+
+
+@pytest.mark.parametrize("contestant", CONTESTANTS)
+def test_the_same_run_gives_the_same_result_but_for_its_seconds(contestant: str) -> None:
+    first, again, other = (result_of(contestant, seed=seed) for seed in (0, 0, 1))
     assert first == again
-    assert all(a.losses != b.losses for a, b in zip(first, other, strict=True))
+    assert first.loss != other.loss
 
 
 def test_everyone_starts_from_the_same_place() -> None:
-    records = run([with_one_rate(contestant) for contestant in CONTESTANTS], SMALL, epochs=1)
-    assert len({record.losses[0] for record in records}) == 1
+    assert len({result_of(name, steps=1).loss[0] for name in CONTESTANTS}) == 1
 
 
-def test_progress_is_told_after_each_epoch() -> None:
-    contestant, told = CONTESTANTS[0], list[Progress]()
-    records = run([contestant], SMALL, epochs=2, seeds=(0, 1), on_epoch=told.append)
-    assert len(told) == 2 * 2 * len(contestant.rates)
-    assert [progress.loss for progress in told[:2]] == list(records[0].losses[1:])
-    assert [progress.epoch for progress in told[:4]] == [1, 2, 1, 2]
+def test_measures_divide_the_steps_evenly() -> None:
+    assert measuring_times(3) == [0, 1, 2, 3]
+    times = measuring_times(220)
+    assert (times[0], times[-1], len(times)) == (0, 220, 23)
+    assert set(np.diff(times).tolist()) == {10}
+
+
+def test_progress_is_told_at_each_measure() -> None:
+    told: list[Progress] = []
+    ready = race(DIGITS, optimizers=["SGD"], steps=6, seeds=1, rates={"": [0.1]})
+    outcome = ready.run(told.append)
+    (record,) = outcome.records.values()
+    assert [progress.step for progress in told] == [1, 2, 3, 4, 5, 6]
+    assert tuple(progress.loss for progress in told) == record.result.loss[1:]
 
 
 def test_state_bytes_are_those_of_the_arrays_kept() -> None:
-    by_name = {contestant.name: with_one_rate(contestant) for contestant in CONTESTANTS}
-    racing = [by_name["SGD"], by_name["AdamW"], by_name["Adafactor"]]
-    sgd, adamw, adafactor = (record.state_bytes_per_parameter for record in run(racing, SMALL, epochs=1))
-    assert sgd == pytest.approx(4, rel=1e-2)  # and a few bytes to count the steps
-    assert adamw == pytest.approx(8, rel=1e-2)
-    assert adafactor < 0.2
+    sgd, adamw, adafactor = (result_of(name, steps=1) for name in ("SGD", "AdamW", "Adafactor"))
+    counters = 6 * np.array(0).nbytes  # six parameters, each with its step
+    assert sgd.state_bytes == 4 * sgd.parameters + counters
+    assert adamw.state_bytes == 8 * adamw.parameters + counters
+    assert adafactor.state_bytes < 0.2 * adafactor.parameters
 
 
-def test_a_run_that_diverges_is_recorded_without_a_warning() -> None:
-    sgd = replace(CONTESTANTS[0], rates=(1e30, 0.1))
-    diverged, healthy = run([sgd], SMALL, epochs=2)
-    assert diverged.losses[1:] == (math.inf, math.inf)
-    assert best([diverged, healthy]) == {"SGD": [healthy]}
+def test_a_run_that_diverges_has_its_full_length_and_no_warning() -> None:
+    result = result_of("SGD", lr=1e30, steps=4)
+    assert result.step == (0, 1, 2, 3, 4)
+    assert result.loss[0] is not None
+    assert result.loss[1:] == (None,) * 4
+    assert result.score is not None
+    assert result.score[1:] == (None,) * 4
+    assert result.layers is not None
+    assert result.layers.step == (1,)
 
 
-def test_the_best_rate_has_the_least_mean_final_loss() -> None:
-    def record(lr: float, seed: int, loss: float, accuracy: float) -> Record:
-        return Record(
-            contestant="X",
-            lr=lr,
-            seed=seed,
-            losses=(2.0, loss),
-            accuracies=(0.1, accuracy),
-            seconds=1.0,
-            parameter_count=1,
-            state_bytes=8,
-        )
-
-    steady = [record(0.1, 0, 0.3, 0.5), record(0.1, 1, 0.3, 0.5)]
-    lucky_once = [record(1.0, 0, 0.1, 0.9), record(1.0, 1, 0.9, 0.9)]
-    assert best(lucky_once + steady) == {"X": steady}
+def test_update_sizes_and_trust_ratios_are_those_of_the_rule() -> None:
+    """LAMB's step has the size lr |p|, by construction, where both norms are positive."""
+    result = result_of("LAMB", lr=0.02, steps=5)
+    layers = result.layers
+    assert layers is not None
+    assert layers.trust is not None
+    assert layers.names == (
+        "hidden.0.weight",
+        "hidden.0.bias",
+        "hidden.1.weight",
+        "hidden.1.bias",
+        "output.weight",
+        "output.bias",
+    )
+    for sizes, ratios in zip(layers.update, layers.trust, strict=True):
+        np.testing.assert_allclose(sizes, [linear_decay(0.02, 5)(t) for t in range(1, 6)], rtol=FLOAT32)
+        assert all(ratio is not None and ratio > 0 for ratio in ratios)
+    adafactor = result_of("Adafactor", steps=2).layers
+    assert adafactor is not None
+    assert adafactor.trust is None
 
 
 def test_the_rate_decays_to_almost_nothing() -> None:
     schedule = linear_decay(0.5, 10)
     assert [schedule(1), schedule(10)] == pytest.approx([0.5, 0.05])
     assert np.all(np.diff([schedule(t) for t in range(1, 11)]) < 0)
+
+
+def test_batches_show_everyone_equally_often_whatever_their_size() -> None:
+    for size in (1, 3, 7, 10, 25):
+        batches = shuffled(10, 0, size)
+        seen = np.concatenate([next(batches) for _ in range(20)])
+        counts = np.bincount(seen, minlength=10)
+        assert len(seen) == 20 * size
+        assert counts.max() - counts.min() <= 1
+
+
+def parabola(**changes: object) -> ArrayTask:
+    task = ArrayTask(
+        name="parabola",
+        init=lambda seed: {"x": np.full(4, 1.0 + seed)},
+        gradients=lambda params, batch: {"x": 2 * params["x"]},
+        evaluate=lambda params: float(np.square(params["x"]).sum()),
+        steps=5,
+        seeds=1,
+    )
+    return replace(task, **changes)  # type: ignore[arg-type]
+
+
+def test_a_task_of_a_few_lines_is_raced_with_everyone() -> None:
+    summary = race(parabola(), steps=30).run().summary
+    (course,) = summary["courses"]
+    assert {result["contestant"] for result in course["results"]} == set(CONTESTANTS)
+    assert all(result["loss"] < 4 for result in course["results"])
+    assert course["score_name"] is None
+    assert course["results"][0]["score"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(steps=0), "'parabola': steps must be a whole number from 1 on, got 0"),
+        (dict(seeds=1.5), "seeds must be a whole number"),
+        (dict(name=""), "a task needs a name"),
+        (dict(rates={"SGD": [-1.0]}), "rates of SGD must be positive numbers"),
+        (dict(init=3), "init must be a function, got 3"),
+        (dict(init=lambda seed: [1.0]), "init must return arrays by name, got list"),
+        (dict(evaluate=lambda params: "low"), "evaluate must return a loss, or a loss and a score, got str"),
+        (dict(evaluate=lambda params: (1, 2, 3)), "evaluate must return a loss, or a loss and a score, got tuple"),
+        (dict(gradients=lambda params, batch: {"y": params["x"]}), "'parabola': .*'y'"),
+        (dict(gradients=lambda params, batch: {"x": np.ones(3)}), "'parabola': .*'x'"),
+        (
+            dict(gradients=lambda params, batch: 1 / 0),
+            r"gradients failed \(.*test_run.py, line \d+\): Zero",
+        ),
+        (dict(batches=lambda seed, size: iter([1, 2])), "batches must go on for as long as the race does"),
+    ],
+)
+def test_a_task_that_is_wrong_is_told_in_one_sentence(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(CommandError, match=words) as caught:
+        race(parabola(**changes), optimizers=["SGD"]).run()
+    assert "\n" not in str(caught.value)
+
+
+def test_arrays_have_no_other_device() -> None:
+    with pytest.raises(CommandError, match="'parabola' is plain numpy and runs on the cpu alone, not on 'cuda'"):
+        race(parabola(), optimizers=["SGD"], device="cuda").run()

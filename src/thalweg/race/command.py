@@ -13,7 +13,7 @@ from typing import Any
 from thalweg.errors import CommandError
 from thalweg.race.contestants import CONTESTANTS
 from thalweg.show.console import aside, console
-from thalweg.show.extras import extra
+from thalweg.show.extras import extra, need
 from thalweg.show.lists import chosen, counts, words
 
 with extra("cli"):
@@ -89,9 +89,7 @@ def command(
     if task in SMALL and "numpy" not in sys.modules:
         for library in THREADS:  # it has to be said before numpy is loaded
             os.environ.setdefault(library, "1")
-    with extra("cli"):  # what draws at the end is missed before the race begins, not after it
-        import plotly  # noqa: F401
-
+    need("cli", "matplotlib", "plotly", "rich")
     from thalweg.race.contest import race, recorded
     from thalweg.race.terminal import progress_bars
 

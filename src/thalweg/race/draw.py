@@ -17,7 +17,8 @@ with extra("cli"):
     from matplotlib.axes import Axes
     from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, PercentFormatter, ScalarFormatter
 
-LEAST_LOSS = 1e-10  # below, float32 cannot tell a loss from 0, which a logarithmic axis cannot show
+#: Below, float32 cannot tell a loss from 0, which a logarithmic axis cannot show; above, nobody wants to see it.
+LEAST_LOSS, MOST_LOSS = 1e-10, 1e10
 Looks = Mapping[str, Mapping[str, Any]]
 
 
@@ -124,7 +125,7 @@ def draw_scores(axes: Axes, course: Summary, looks: Looks) -> None:
     axes.margins(x=0.15)
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=1))
-    entitle(axes, capital(course["score_name"]), "mark: mean; line: from the least seed to the largest")
+    entitle(axes, capital(course["score_name"]), "mark: mean; line: range of seeds")
 
 
 def draw_sweeps(courses: Sequence[Summary], looks: Looks) -> Any:
@@ -180,8 +181,8 @@ def draw_batches(courses: Sequence[Summary], looks: Looks) -> Any:
 
 
 def shown(values: Sequence[float | None]) -> Any:
-    """Numbers for a logarithmic axis: what diverged is left out, and nothing is below what it can show."""
-    return np.maximum([np.nan if value is None else value for value in values], LEAST_LOSS)
+    """Numbers for a logarithmic axis: what diverged is left out, and the rest is within what it can show."""
+    return np.clip([np.nan if value is None else value for value in values], LEAST_LOSS, MOST_LOSS)
 
 
 def capital(words: str) -> str:

@@ -18,7 +18,7 @@ with extra("cli"):
 #: Lines of equal height, as many as this between the lowest and the highest, evenly spaced in their logarithm.
 LEVELS = 26
 #: Heights below this are the floor of the valley.
-FLOOR = 1e-3
+FLOOR = 1e-2
 
 
 def draw_maps(courses: Sequence[Summary], looks: Mapping[str, Mapping[str, Any]]) -> Any:
@@ -40,8 +40,8 @@ def draw_map(axes: Axes, course: Summary, looks: Mapping[str, Mapping[str, Any]]
     grid = course["contours"]
     heights = np.log10(np.maximum(grid["value"], FLOOR))
     levels = np.linspace(heights.min(), heights.max(), LEVELS)
-    axes.contourf(grid["x"], grid["y"], heights, levels=levels, cmap="Blues_r", alpha=0.45)
-    axes.contour(grid["x"], grid["y"], heights, levels=levels, colors="white", linewidths=0.6, alpha=0.9)
+    axes.contourf(grid["x"], grid["y"], heights, levels=levels, cmap="Blues_r", alpha=0.75)
+    axes.contour(grid["x"], grid["y"], heights, levels=levels, colors="white", linewidths=0.5, alpha=0.7)
     for x, y in grid["minima"]:
         axes.plot(x, y, "*", color=INK, markersize=11, markeredgecolor="white", zorder=4)
     # the best last, on top of the others
@@ -56,9 +56,9 @@ def draw_map(axes: Axes, course: Summary, looks: Mapping[str, Mapping[str, Any]]
             y,
             style,
             color=look["colour"],
-            linewidth=2,
+            linewidth=1.5,
             label=result["contestant"],
-            path_effects=[withStroke(linewidth=3.4, foreground="white", alpha=0.8)],
+            path_effects=[withStroke(linewidth=2.9, foreground="white", alpha=0.8)],
             zorder=3,
         )
         axes.plot(x[-1], y[-1], "o", color=look["colour"], markersize=7, markeredgecolor="white", zorder=5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,3 +19,10 @@ def extra(name: str) -> Iterator[None]:
     except ModuleNotFoundError as missing:
         package = (missing.name or "a package").partition(".")[0]
         raise MissingExtra(f'{package} is not installed: pip install "thalweg[{name}]"', name=missing.name) from missing
+
+
+def need(name: str, *packages: str) -> None:
+    """Miss the packages of an extra now, before work is done that they would be needed for at its end."""
+    with extra(name):
+        for package in packages:
+            importlib.import_module(package)

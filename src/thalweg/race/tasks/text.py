@@ -16,7 +16,7 @@ with extra("torch"):
     from torch.nn import functional as F
 
 SYMBOLS, WIDTH, HEADS, LAYERS, CONTEXT = 256, 64, 4, 2, 64
-TRAIN_BYTES, TEST_BYTES = 400_000, 32_768
+TRAIN_BYTES, TEST_BYTES = 400_000, 16_384
 
 RATES = {
     "SGD": (0.05, 0.1, 0.2, 0.5, 1.0),

@@ -1,0 +1,154 @@
+"""Records: what is finished is never lost, what is damaged never trusted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from thalweg.errors import CommandError
+from thalweg.race.array_task import ArrayTask
+from thalweg.race.contest import PROGRAMME, RECORDS, Race, race, recorded
+from thalweg.race.records import Book
+from thalweg.race.run import Run
+
+TASK = ArrayTask(
+    name="parabola",
+    init=lambda seed: {"x": np.full(3, 1.0 + seed)},
+    gradients=lambda params, batch: {"x": 2 * params["x"]},
+    evaluate=lambda params: (float(np.square(params["x"]).sum()), 0.5),
+    score_name="luck",
+    steps=4,
+    seeds=2,
+)
+
+
+def ready(folder: Path, task: ArrayTask = TASK, **options: object) -> Race:
+    return race(task, optimizers=["SGD", "LAMB"], rates={"": [0.1, 1e200]}, folder=folder, **options)  # type: ignore[arg-type]
+
+
+def counted(race: Race) -> list[Run]:
+    """The runs that were really run."""
+    ran: list[Run] = []
+    race.run(on_run=ran.append)
+    return ran
+
+
+def test_what_is_recorded_is_not_run_again(tmp_path: Path) -> None:
+    first = ready(tmp_path)
+    assert len(counted(first)) == 8
+    again = ready(tmp_path)
+    assert again.records == first.records
+    assert any(None in record.result.loss for record in again.records.values()), "one that diverged is among them"
+    assert counted(again) == []
+
+
+def test_records_say_where_they_were_made(tmp_path: Path) -> None:
+    ready(tmp_path).run()
+    for line in (tmp_path / RECORDS).read_text().splitlines():
+        where = json.loads(line)["where"]
+        assert where["versions"].keys() >= {"python", "numpy", "thalweg"}
+        assert where["machine"]["cores"] >= 1
+        assert where["date"].startswith("20")
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_race_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+    def stop_after_three(run: Run, seen: list[Run] = []) -> None:  # noqa: B006
+        seen.append(run)
+        if len(seen) == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        ready(tmp_path).run(on_run=stop_after_three)
+    rest = ready(tmp_path)
+    assert len(rest.waiting) == 5
+    assert len(counted(rest)) == 5
+    alone = ready(tmp_path / "other").run()
+    assert rest.records == alone.records
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda line: line[: len(line) // 2], "it is no JSON"),
+        (lambda line: line.replace(b'"lr": 0.1', b'"lr": 0.2'), "its checksum is not that of its content"),
+        (lambda line: line.replace(b'"seed": 0', b'"seed": 0, "more": 1'), "its checksum is not"),
+        (lambda line: b"\xff\xfe" + line, "codec can't decode"),
+        (lambda line: b"{}", "it is no record of a run"),
+        (lambda line: b"[1, 2]", "it is no record of a run"),
+    ],
+)
+def test_a_damaged_record_is_told_and_done_again(tmp_path: Path, damage: object, words: str) -> None:
+    whole = ready(tmp_path).run()
+    path = tmp_path / RECORDS
+    lines = path.read_bytes().splitlines()
+    lines[0] = damage(lines[0])  # type: ignore[operator]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    mended = ready(tmp_path)
+    (told,) = mended.damaged
+    assert told.line == 1
+    assert words in told.why
+    assert len(counted(mended)) == 1
+    assert mended.records == whole.records
+    assert Book(path).damaged == []
+
+
+def test_a_line_that_was_not_finished_is_done_again_even_if_it_reads_well(tmp_path: Path) -> None:
+    ready(tmp_path).run()
+    path = tmp_path / RECORDS
+    path.write_bytes(path.read_bytes().removesuffix(b"\n"))
+    again = ready(tmp_path)
+    assert [damage.line for damage in again.damaged] == [8]
+    assert len(counted(again)) == 1
+
+
+def test_a_record_of_another_version_is_not_trusted(tmp_path: Path) -> None:
+    from thalweg.race.records import checksum
+
+    ready(tmp_path).run()
+    path = tmp_path / RECORDS
+    first, *rest = path.read_text().splitlines()
+    content = json.loads(first)
+    del content["checksum"], content["result"]["engine"]
+    path.write_text("\n".join([json.dumps({**content, "checksum": checksum(content)}), *rest]) + "\n")
+    (told,) = ready(tmp_path).damaged
+    assert "another version" in told.why
+
+
+def test_what_changes_a_run_makes_it_another(tmp_path: Path) -> None:
+    ready(tmp_path).run()
+    assert ready(tmp_path).waiting == []
+    for changed in (
+        ready(tmp_path, steps=5),
+        ready(tmp_path, engine="reference"),
+        ready(tmp_path, replace(TASK, fingerprint="edited")),
+        ready(tmp_path, replace(TASK, options={"SGD": dict(momentum=0.5), "LAMB": dict(eps=1e-3)})),
+    ):
+        assert len(changed.waiting) == 8
+
+
+def test_a_race_can_be_drawn_without_its_task_and_before_its_end(tmp_path: Path) -> None:
+    whole = ready(tmp_path).run()
+    outcome, damaged = recorded(tmp_path)
+    assert damaged == []
+    assert {**outcome.summary, "made": ""} == {**whole.summary, "made": ""}
+    path = tmp_path / RECORDS
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    part, _ = recorded(tmp_path)
+    assert part.summary["missing"] == 6
+    assert [result["contestant"] for result in part.summary["courses"][0]["results"]] == ["SGD"]
+
+
+def test_a_folder_without_a_race_or_with_a_spoilt_one_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="holds no race to draw"):
+        recorded(tmp_path)
+    (tmp_path / PROGRAMME).write_text("{")
+    with pytest.raises(CommandError, match=r"race\.json is damaged"):
+        recorded(tmp_path)

@@ -1,0 +1,134 @@
+"""What is concluded from records: the best rate, means over seeds, when the target was reached."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from thalweg.race.programme import Course, Programme, programme
+from thalweg.race.run import Record, Result, Run
+from thalweg.race.summary import summarized
+from thalweg.race.tasks import resolve
+
+
+def run(contestant: str, lr: float, seed: int, batch_size: int | None = None) -> Run:
+    return Run(
+        task="t",
+        fingerprint="",
+        contestant=contestant,
+        optimizer=contestant,
+        lr=lr,
+        seed=seed,
+        batch_size=batch_size,
+        steps=2,
+        engine="auto",
+        device="cpu",
+        thalweg="0",
+    )
+
+
+def result(losses: tuple[float | None, ...], score: float = 0.5, seconds: float = 2.0) -> Result:
+    return Result(
+        step=(0, 1, 2),
+        seconds=(0.0, seconds / 2, seconds),
+        loss=losses,
+        score=(0.1, 0.2, score),
+        layers=None,
+        path=None,
+        parameters=10,
+        state_bytes=40,
+        engine="reference",
+    )
+
+
+def summary_of(found: dict[Run, Result], **changes: Any) -> dict[str, Any]:
+    course = Course(
+        **{
+            "name": "t",
+            "task": "t",
+            "title": "T",
+            "about": "",
+            "batch_size": None,
+            "steps": 2,
+            "loss_name": "loss",
+            "score_name": "score",
+            "target": 0.5,
+            "contours": None,
+            "runs": list(found),
+            **changes,
+        }
+    )
+    plan = Programme(title="T", command="c", contestants={"SGD": "s", "LAMB": "l"}, courses=[course])
+    where = {"versions": {}, "machine": {}}
+    return summarized(plan, {run: Record(run, result, where) for run, result in found.items() if result is not None})
+
+
+def test_the_best_rate_has_the_least_mean_final_loss_and_the_score_has_no_say() -> None:
+    found = {
+        run("SGD", 0.1, 0): result((2.0, 1.0, 0.3), score=0.5),
+        run("SGD", 0.1, 1): result((2.0, 1.0, 0.4), score=0.7),
+        run("SGD", 1.0, 0): result((2.0, 1.0, 0.1), score=0.9),
+        run("SGD", 1.0, 1): result((2.0, 1.0, 0.9), score=0.9),
+    }
+    (best,) = summary_of(found)["courses"][0]["results"]
+    assert best["lr"] == 0.1
+    assert best["loss"] == pytest.approx(0.35)
+    assert (best["loss_low"], best["loss_high"]) == (0.3, 0.4)
+    assert best["score"] == pytest.approx(0.6)
+    assert (best["score_low"], best["score_high"]) == (0.5, 0.7)
+    assert best["sweep"] == {"lr": [0.1, 1.0], "loss": [pytest.approx(0.35), pytest.approx(0.5)]}
+
+
+def test_one_seed_that_diverged_spoils_its_rate_and_the_diverged_come_last() -> None:
+    found = {
+        run("SGD", 0.1, 0): result((2.0, None, None)),
+        run("LAMB", 0.1, 0): result((2.0, 1.5, 0.9)),
+        run("LAMB", 1.0, 0): result((2.0, None, None)),
+    }
+    lamb, sgd = summary_of(found)["courses"][0]["results"]
+    assert (lamb["contestant"], lamb["lr"], lamb["sweep"]["loss"]) == ("LAMB", 0.1, [0.9, None])
+    assert (sgd["contestant"], sgd["loss"], sgd["steps_to_target"]) == ("SGD", None, None)
+
+
+def test_the_target_is_reached_at_the_first_measure_below_it() -> None:
+    found = {
+        run("SGD", 0.1, 0): result((2.0, 0.5, 0.1), seconds=2.0),
+        run("SGD", 0.1, 1): result((2.0, 0.3, 0.1), seconds=4.0),
+    }
+    (sgd,) = summary_of(found)["courses"][0]["results"]
+    assert (sgd["steps_to_target"], sgd["seconds_to_target"], sgd["seconds"]) == (1, 1.5, 3.0)
+    (never,) = summary_of(found, target=0.01)["courses"][0]["results"]
+    assert (never["steps_to_target"], never["seconds_to_target"]) == (None, None)
+    (nothing,) = summary_of(found, target=None)["courses"][0]["results"]
+    assert nothing["steps_to_target"] is None
+
+
+def test_a_rate_that_not_all_seeds_have_tried_does_not_count_yet() -> None:
+    found = {
+        run("SGD", 0.1, 0): result((2.0, 1.0, 0.9)),
+        run("SGD", 0.1, 1): result((2.0, 1.0, 0.9)),
+        run("SGD", 1.0, 0): result((2.0, 1.0, 0.1)),
+    }
+    (sgd,) = summary_of(found)["courses"][0]["results"]
+    assert sgd["lr"] == 0.1
+
+
+def test_larger_batches_get_fewer_steps_and_larger_rates() -> None:
+    plan = programme(resolve("digits"), command="", batch_sizes=[64, 256, 100_000], seeds=1)
+    assert [course.steps for course in plan.courses] == [220, 55, 1]
+    assert [course.name for course in plan.courses] == ["digits@64", "digits@256", "digits@100000"]
+    first, second, _ = ([run.lr for run in course.runs if run.contestant == "SGD"] for course in plan.courses)
+    assert first == [0.15, 0.2, 0.3, 0.5, 0.7]
+    assert second == [0.3, 0.4, 0.6, 1.0, 1.4]
+    own = programme(resolve("digits"), command="", batch_sizes=[256], rates={"SGD": [0.5], "": [7.0]})
+    assert {(run.contestant == "SGD", run.lr) for run in own.courses[0].runs} == {(True, 0.5), (False, 7.0)}
+
+
+def test_everyone_has_as_many_rates() -> None:
+    for name in ("digits", "valley"):
+        for course in programme(resolve(name), command="").courses:
+            counts = {
+                c: sum(run.contestant == c for run in course.runs) for c in {run.contestant for run in course.runs}
+            }
+            assert len(set(counts.values())) == 1

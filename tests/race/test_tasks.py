@@ -1,0 +1,291 @@
+"""The tasks: right gradients, clear words about files, modules and names that are not there."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tolerances import FINITE_DIFFERENCES
+
+from thalweg.errors import CommandError
+from thalweg.race.contest import race
+from thalweg.race.tasks import TASKS, resolve
+from thalweg.race.tasks.valley import FUNCTIONS, Function
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.name)
+def test_slopes_of_the_valleys_are_those_of_their_heights(function: Function) -> None:
+    for x, y in np.random.default_rng(0).uniform(-2, 2, (20, 2)).tolist():
+        h = 1e-5
+        numeric = (
+            (function.value(x + h, y) - function.value(x - h, y)) / (2 * h),
+            (function.value(x, y + h) - function.value(x, y - h)) / (2 * h),
+        )
+        scale = 1 + max(map(abs, numeric))
+        error = np.abs(np.subtract(function.gradient(x, y), numeric)).max() / scale
+        assert error < FINITE_DIFFERENCES
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.name)
+def test_minima_of_the_valleys_are_minima_of_height_nothing_and_on_the_map(function: Function) -> None:
+    for x, y in function.minima:
+        assert function.value(x, y) == pytest.approx(0, abs=1e-9)
+        assert np.abs(function.gradient(x, y)).max() < 1e-4
+        assert function.x[0] < x < function.x[1]
+        assert function.y[0] < y < function.y[1]
+    assert function.value(*function.start) > 0.1
+
+
+def test_the_way_down_a_valley_is_recorded_step_by_step() -> None:
+    ready = race("valley", optimizers=["Kron"], rates={"": [0.01]}, steps=7)
+    summary = ready.run().summary
+    assert [course["task"] for course in summary["courses"]] == [f"valley/{f.name.lower()}" for f in FUNCTIONS]
+    for course, function in zip(summary["courses"], FUNCTIONS, strict=True):
+        (result,) = course["results"]
+        assert len(result["path"]) == 8
+        assert tuple(result["path"][0]) == function.start
+        assert result["curve"]["loss"][-1] == pytest.approx(function.value(*result["path"][-1]))
+        grid = course["contours"]
+        row, column = 3, 5
+        height = function.value(grid["x"][column], grid["y"][row])
+        assert grid["value"][row][column] == pytest.approx(height, rel=0.02)
+
+
+def test_other_seeds_start_elsewhere_in_the_valley() -> None:
+    (task, *_) = resolve("valley")
+    starts = [task.init(seed)["position"].tolist() for seed in range(3)]  # type: ignore[attr-defined]
+    assert starts[0] == [[-1.2], [1.0]]
+    assert len({str(start) for start in starts}) == 3
+
+
+def test_a_valley_has_no_batches() -> None:
+    with pytest.raises(CommandError, match="'valley/rosenbrock' has no batches, so that it takes no --batch-size"):
+        race("valley", batch_sizes=[8])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("digit", "there is no task 'digit': did you mean 'digits'?, or mymodule:task"),
+        ("imagenet", "there is no task 'imagenet': there are digits, valley, text, fashion, or mymodule:task"),
+        ("fashion", "task 'fashion' needs --data FOLDER"),
+        (":task", "':task' is no task: write module:attribute"),
+        ("nosuchmodule:task", "there is no module 'nosuchmodule' in"),
+        ("json:task", "module 'json' has no 'task': it has no task at all"),
+        ("json:dumps", "json:dumps failed: TypeError"),
+        ("json:decoder", "json:decoder is a module and must be an ArrayTask or a ModelTask of thalweg.race"),
+    ],
+)
+def test_a_task_that_is_not_there_is_told(name: str, words: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        resolve(name)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_are_for_the_task_that_needs_them(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="--data is for the task 'fashion': 'digits' has its own"):
+        resolve("digits", tmp_path)
+
+
+OWN = """
+import numpy as np
+from thalweg.race import ArrayTask
+
+task = ArrayTask(
+    name="own",
+    init=lambda seed: {"x": np.ones(3)},
+    gradients=lambda params, batch: {"x": params["x"]},
+    evaluate=lambda params: (params["x"] ** 2).sum(),
+    steps=3,
+)
+
+def made():
+    return task
+
+class Box:
+    inner = task
+"""
+
+
+def test_a_task_of_your_own_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_task_one.py").write_text(OWN)
+    (tmp_path / "own_task_two.py").write_text(OWN + "\n# edited\n")
+    monkeypatch.chdir(tmp_path)
+    ((first,), (made,), (inner,), (other,)) = (
+        resolve(name)
+        for name in ("own_task_one:task", "own_task_one:made", "own_task_one:Box.inner", "own_task_two:task")
+    )
+    assert first.name == "own"
+    assert first.fingerprint == made.fingerprint == inner.fingerprint != ""
+    assert other.fingerprint != first.fingerprint, "a task that was edited is another"
+    with pytest.raises(CommandError, match="module 'own_task_one' has no 'tusk': its tasks are task"):
+        resolve("own_task_one:tusk")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (
+            "1 / 0",
+            "cannot be imported (",
+        ),
+        ("import nosuchthing", "cannot be imported ("),
+        ("def task(): raise KeyError('what')", "failed ("),
+    ],
+)
+def test_a_module_that_fails_is_told_with_its_line(
+    source: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    name = f"own_task_broken_{abs(hash(request.node.name))}"
+    (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CommandError) as caught:
+        resolve(f"{name}:task")
+    assert words in str(caught.value)
+    assert f"{name}.py, line 1" in str(caught.value)
+
+
+def test_every_name_of_a_task_is_offered_for_completion() -> None:
+    pytest.importorskip("click")
+    from thalweg.race import command
+
+    assert tuple(TASKS) == command.TASKS
+
+
+# ---- with torch
+
+
+def idx(array: np.ndarray[Any, Any]) -> bytes:
+    return (
+        bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.astype(np.uint8).tobytes()
+    )
+
+
+@pytest.fixture
+def clothes(tmp_path: Path) -> Path:
+    """Four files as Fashion-MNIST has them, of few and small pictures; one is not gzipped."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 40), ("t10k", 20)):
+        labels = rng.integers(0, 10, count)
+        images = rng.integers(0, 50, (count, 12, 12)) + 20 * labels[:, None, None]
+        (tmp_path / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images)))
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(idx(labels))
+    return tmp_path
+
+
+def test_fashion_learns_from_files(clothes: Path) -> None:
+    pytest.importorskip("torch.nn")
+    ready = race("fashion", data=clothes, optimizers=["LAMB", "Kron"], rates={"": [0.03]}, batch_sizes=[8], steps=4)
+    (course,) = ready.run().summary["courses"]
+    assert course["steps"] == 64, "as many examples as four batches of 128"
+    for result in course["results"]:
+        assert result["loss"] < 0.9 * result["curve"]["loss"][0]
+        assert 0 <= result["score"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("t10k-labels-idx1-ubyte", None, "holds neither t10k-labels-idx1-ubyte nor t10k-labels-idx1-ubyte.gz"),
+        ("train-labels-idx1-ubyte", b"\x00\x00\x08\x03", "is no IDX file of bytes with 1 axes"),
+        ("train-labels-idx1-ubyte", idx(np.zeros(40))[:-1], "is damaged: its shape is (40,), and 39 bytes follow"),
+        ("train-labels-idx1-ubyte", idx(np.zeros(39)), "40 train images and 39 labels do not go together"),
+        ("train-labels-idx1-ubyte", idx(np.full(40, 10)), "train labels must be 0 to 9"),
+        ("train-images-idx3-ubyte.gz", b"no gzip", "is damaged"),
+        ("train-images-idx3-ubyte.gz", gzip.compress(bytes(100))[:-20], "is damaged"),
+    ],
+)
+def test_damaged_files_of_fashion_are_told(clothes: Path, name: str, content: bytes | None, words: str) -> None:
+    pytest.importorskip("torch.nn")
+    (clothes / name).unlink()
+    if content is not None:
+        (clothes / name).write_bytes(content)
+    with pytest.raises(CommandError) as caught:
+        resolve("fashion", clothes)
+    assert words in str(caught.value)
+
+
+def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("torch.nn")
+    with pytest.raises(CommandError, match="is no folder: --data needs one"):
+        resolve("fashion", tmp_path / "nowhere")
+
+
+def test_text_learns_and_repeats_itself() -> None:
+    torch = pytest.importorskip("torch")
+    before = torch.get_rng_state()
+    outcomes = [race("text", optimizers=["AdamW"], rates={"": [0.01]}, steps=6).run() for _ in range(2)]
+    first, second = (next(iter(outcome.records.values())).result for outcome in outcomes)
+    assert first == second
+    assert first.loss[-1] < first.loss[0] - 1
+    assert torch.equal(before, torch.get_rng_state()), "the caller's random numbers are left alone"
+
+
+def model_task(**changes: Any) -> Any:
+    torch = pytest.importorskip("torch")
+    from dataclasses import replace
+
+    from thalweg.race import ModelTask
+
+    def endless(seed: int, batch_size: int) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        while True:
+            x = torch.randn(batch_size, 4, generator=generator)
+            yield {"x": x, "y": [x.sum(1, keepdim=True)]}
+
+    task = ModelTask(
+        name="linear",
+        model=lambda seed: torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Dropout(0.1)),
+        batches=endless,
+        loss=lambda model, batch: (model(batch["x"]) - batch["y"][0]).square().mean(),
+        evaluate=lambda model: (model[0].weight - 1).square().sum(),
+        steps=20,
+        batch_size=8,
+        seeds=1,
+    )
+    return replace(task, **changes)
+
+
+def test_a_task_in_torch_of_a_few_lines_is_raced_with_everyone() -> None:
+    summary = race(model_task()).run().summary
+    (course,) = summary["courses"]
+    assert len(course["results"]) == 6
+    for result in course["results"]:
+        assert result["loss"] < result["curve"]["loss"][0]
+        assert result["layers"]["names"] == ["0.weight", "0.bias"]
+        assert (result["layers"]["trust"] is not None) == (result["contestant"] in ("SGD", "AdamW", "LARS", "LAMB"))
+
+
+@pytest.mark.parametrize("engine", ["reference", "foreach"])
+def test_the_engine_is_the_one_that_was_asked_for(engine: str) -> None:
+    (record,) = race(model_task(), optimizers=["LAMB"], rates={"": [0.1]}, engine=engine).run().records.values()
+    assert record.result.engine == engine
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "words"),
+    [
+        (dict(model=lambda seed: 3), {}, "model must return a torch.nn.Module, got int"),
+        (dict(loss=lambda model, batch: 3.0), {}, "the backward pass of loss failed"),
+        (dict(loss=None), {}, "loss must be a function, got None"),
+        (dict(), dict(device="tpu"), "there is no device 'tpu': try cpu or cuda"),
+        (dict(), dict(engine="warp"), "'linear', SGD: engine must be"),
+    ],
+)
+def test_a_task_in_torch_that_is_wrong_is_told(changes: dict[str, Any], options: dict[str, Any], words: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        race(model_task(**changes), optimizers=["SGD"], **options).run()
+    assert words in str(caught.value)
+
+
+def test_a_gpu_that_is_not_there_is_told() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(CommandError, match="'cuda' was asked for, and torch finds no CUDA device here"):
+        race(model_task(), optimizers=["SGD"], device="cuda").run()
