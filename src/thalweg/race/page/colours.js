@@ -9,10 +9,6 @@ function tones() {
     strong: tone("strong"), type: tone("type"), dark: isDark() };
 }
 
-function isDark() {
-  return document.documentElement.dataset.theme === "dark";
-}
-
 /** A contestant's colour on this page: on dark paper black turns white, and what is dim gets brighter. */
 function shade(colour, dark = isDark()) {
   let channels = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
@@ -33,43 +29,4 @@ function luminance(channels) {
 
 function translucent(colour, alpha) {
   return `${colour}${Math.round(alpha * 255).toString(16).padStart(2, "0")}`;
-}
-
-/** Follows the system until the switch is used; remembers the switch where the browser lets a file do so. */
-function startTheme(changed) {
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const button = document.getElementById("dark");
-  const apply = (dark) => {
-    document.documentElement.dataset.theme = dark ? "dark" : "light";
-    button.setAttribute("aria-pressed", String(dark));
-  };
-  let chosen = remembered();
-  apply(chosen ? chosen === "dark" : system.matches);
-  button.addEventListener("click", () => {
-    chosen = isDark() ? "light" : "dark";
-    remember(chosen);
-    apply(chosen === "dark");
-    changed();
-  });
-  system.addEventListener("change", () => {
-    if (chosen) return;
-    apply(system.matches);
-    changed();
-  });
-}
-
-function remembered() {
-  try {
-    return localStorage.getItem("thalweg-theme");
-  } catch {
-    return null;
-  }
-}
-
-function remember(theme) {
-  try {
-    localStorage.setItem("thalweg-theme", theme);
-  } catch {
-    // a page without a memory is still a page
-  }
 }

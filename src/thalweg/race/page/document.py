@@ -40,6 +40,7 @@ def document(summary: dict[str, Any]) -> str:
     return Template(part("page.html")).substitute(
         title=html.escape(str(summary["title"])),
         style=part("page.css"),
+        theme=part("theme.js"),
         plotly=get_plotlyjs(),
         summary=embedded(summary),
         script="\n".join(part(name) for name in SCRIPTS),

@@ -13,7 +13,7 @@ const CONFIG = {
 function frame({ x = {}, y = {}, ...rest }) {
   const tone = tones();
   const axis = {
-    gridcolor: tone.faint, linecolor: tone.strong, tickfont: { color: tone.quiet, size: 13 }, zeroline: false,
+    gridcolor: tone.faint, linecolor: tone.strong, tickfont: { color: tone.quiet, size: 13 }, zeroline: false, spikecolor: tone.strong, spikethickness: 1, spikedash: "solid",
     automargin: true, fixedrange: TOUCH, exponentformat: "power", minexponent: 4,
     title: { font: { color: tone.quiet, size: 14 }, standoff: 12 },
   };
@@ -33,8 +33,8 @@ function frame({ x = {}, y = {}, ...rest }) {
 }
 
 /** One figure on the page; plotly changes what is there rather than draw anew. */
-function show(id, figure) {
-  Plotly.react(id, figure.data, figure.layout, CONFIG);
+function show(id, figure, config = CONFIG) {
+  Plotly.react(id, figure.data, figure.layout, config);
   const chart = typeof id === "string" ? document.getElementById(id) : id;
   const { width, height } = chart._fullLayout;
   if (width !== chart.clientWidth || height !== chart.clientHeight) Plotly.Plots.resize(chart);

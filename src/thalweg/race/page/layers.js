@@ -10,7 +10,7 @@ function showLayers(kind, course, view) {
   section.hidden = !shown.length;
   const range = shown.length ? bulk(shown.flatMap((result) => result.layers[kind].flat())) : null;
   fitPanels(panels, shown.length);
-  shown.forEach((result, at) => showPanel(panels.children[at], kind, result, range, view));
+  shown.forEach((result, at) => showPanel(panels.children[at], kind, course, result, range, view));
   if (range) showScale(document.getElementById(`${kind}-scale`), range);
 }
 
@@ -27,15 +27,18 @@ function fitPanels(panels, wanted) {
   }
 }
 
-function showPanel(panel, kind, result, range, view) {
+function showPanel(panel, kind, course, result, range, view) {
   panel.dataset.contestant = result.contestant;
   panel.style.setProperty("--colour", belongs(view, result).colour);
   panel.querySelector(".name").textContent = result.contestant;
   panel.hidden = view.hidden.has(result.contestant);
   if (panel.hidden) return; // what has no size cannot be drawn
   const heat = panel.querySelector(".heat");
+  const drawn = [course.name, result.contestant, view.dark, panel.clientWidth].join(" ");
+  if (heat.dataset.drawn === drawn) return; // no other choice changes it
+  heat.dataset.drawn = drawn;
   heat.style.height = `${Math.min(HIGHEST, result.layers.names.length * 26 + 64)}px`;
-  show(heat, heatFigure(kind, result, range));
+  show(heat, heatFigure(kind, result, range), { ...CONFIG, displayModeBar: false }); // it would cover cells
 }
 
 function heatFigure(kind, result, range) {

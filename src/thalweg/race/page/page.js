@@ -20,19 +20,24 @@ function draw() {
   const course = summary.courses[view.course];
   view.dark = isDark();
   showChips();
-  pressed("log", view.log);
-  pressed("by-steps", !view.clock);
-  pressed("by-seconds", view.clock);
-  if (!course) return;
   showWords(course);
   showTable(course, view, () => showTable(course, view, draw));
   showChart("map", course.contours !== null, () => mapFigure(course, view));
-  showChart("loss", true, () => lossFigure(course, view));
-  showChart("score", hasScores(course), () => scoreFigure(course, view));
+  drawCurves();
   showChart("sweep", true, () => sweepFigure(course, view));
   showBatches(course);
   showLayers("update", course, view);
   showLayers("trust", course, view);
+}
+
+/** What the switches for the axes change. */
+function drawCurves() {
+  const course = summary.courses[view.course];
+  pressed("log", view.log);
+  pressed("by-steps", !view.clock);
+  pressed("by-seconds", view.clock);
+  showChart("loss", true, () => lossFigure(course, view));
+  showChart("score", hasScores(course), () => scoreFigure(course, view));
 }
 
 function pressed(id, is) {
@@ -116,12 +121,12 @@ function makeCourses() {
 function makeSwitches() {
   at("log").addEventListener("click", () => {
     view.log = !view.log;
-    draw();
+    drawCurves();
   });
   for (const [id, clock] of [["by-steps", false], ["by-seconds", true]]) {
     at(id).addEventListener("click", () => {
       view.clock = clock;
-      draw();
+      drawCurves();
     });
   }
 }
@@ -144,7 +149,7 @@ addEventListener("resize", () => {
   clearTimeout(pending);
   pending = setTimeout(draw, 120);
 });
-startTheme(draw);
+watchTheme(at("dark"), draw);
 sayOnce();
 makeChips();
 makeCourses();

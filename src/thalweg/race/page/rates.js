@@ -20,7 +20,7 @@ function mapFigure(course, view) {
     data,
     layout: frame({
       x: { range: [x[0], x[x.length - 1]], showgrid: false, ticks: "" },
-      y: { range: [y[0], y[y.length - 1]], showgrid: false },
+      y: { range: [y[0], y[y.length - 1]], showgrid: false, ticks: "" },
       hovermode: "closest",
       uirevision: course.name,
     }),
@@ -83,7 +83,7 @@ function sweepTraces(result, view, floor, top) {
   return [
     { ...owner, type: "scatter", mode: "lines+markers", x: lr, y: loss.map(floor), customdata: loss.map((value) => number(value)),
       line: { color: colour, width: 2, dash },
-      marker: { color: chosen.map((is) => (is ? tones().paper : colour)), size: chosen.map((is) => (is ? 11 : 6)), line: { color: colour, width: chosen.map((is) => (is ? 3 : 0)) } },
+      marker: { opacity: 1, color: chosen.map((is) => (is ? tones().paper : colour)), size: chosen.map((is) => (is ? 11 : 6)), line: { color: colour, width: chosen.map((is) => (is ? 3 : 0)) } },
       hovertemplate: "%{fullData.name}<br>lr %{x:.3~g}: <b>%{customdata}</b><extra></extra>" },
     { ...owner, type: "scatter", mode: "markers", x: failed, y: failed.map(() => top), marker: { symbol: "x-thin", size: 8, line: { color: colour, width: 2 } },
       hovertemplate: "%{fullData.name}<br>lr %{x:.3~g}: <b>diverged</b><extra></extra>" },

@@ -7,8 +7,8 @@ function columns(course) {
     { title: "learning rate", value: (result) => result.lr, words: number },
     { title: course.loss_name, value: (result) => result.loss, words: (loss) => (loss === null ? "diverged" : number(loss)), best: "least", range: "loss", always: true },
     { title: course.score_name, value: (result) => result.score, words, best: "most", range: "score" },
-    { title: "steps to target", value: (result) => result.steps_to_target, words: number, best: "least" },
-    { title: "time to target", value: (result) => result.seconds_to_target, words: seconds, best: "least" },
+    { title: "steps to\u00a0target", value: (result) => result.steps_to_target, words: number, best: "least" },
+    { title: "time to\u00a0target", value: (result) => result.seconds_to_target, words: seconds, best: "least" },
     { title: "time", value: (result) => result.seconds, words: seconds, best: "least" },
     { title: "state / parameter", value: (result) => result.state_bytes / result.parameters, words: (bytes) => `${number(bytes)} B`, best: "least" },
     { title: "engine", value: (result) => result.engine },
@@ -18,7 +18,7 @@ function columns(course) {
 }
 
 function seconds(value) {
-  return value === null ? "–" : `${number(value)} s`;
+  return value === null ? "–" : `${number(value)}\u00a0s`;
 }
 
 function showTable(course, view, changed) {
@@ -54,13 +54,13 @@ function body(shown, course, view) {
     const row = element("tr", "", made);
     row.dataset.contestant = result.contestant;
     row.classList.toggle("dim", view.hidden.has(result.contestant));
-    name(element("th", "", row), result, view);
+    nameCell(element("th", "", row), result, view);
     for (const column of shown.slice(1)) fill(element("td", "", row), column, result, course);
   }
   return made;
 }
 
-function name(cell, result, view) {
+function nameCell(cell, result, view) {
   const { baseline, options } = view.contestants.get(result.contestant);
   cell.scope = "row";
   cell.style.setProperty("--colour", belongs(view, result).colour);
@@ -75,17 +75,18 @@ function name(cell, result, view) {
 function fill(cell, column, result, course) {
   const value = column.value(result) ?? null;
   const text = column.words ? column.words(value) : value ?? "–";
-  cell.classList.toggle("best", isBest(column, value, course.results));
+  cell.classList.toggle("best", isBest(column, result, course.results));
   element(cell.classList.contains("best") ? "b" : "span", text, cell);
   const [low, high] = [result[`${column.range}_low`] ?? null, result[`${column.range}_high`] ?? null];
   if (low !== null && high !== null && low !== high) element("small", `${column.words(low)} to ${column.words(high)}`, cell);
 }
 
-/** Best of its column, alone or with others; where all are equal nobody is. */
-function isBest(column, value, results) {
-  const values = results.map((result) => column.value(result) ?? null).filter((other) => other !== null);
-  if (!column.best || value === null || values.every((other) => other === values[0])) return false;
-  return value === (column.best === "least" ? Math.min(...values) : Math.max(...values));
+/** Best of its column, alone or with others; where all are equal nobody is, and who diverged is never. */
+function isBest(column, result, results) {
+  const finished = results.filter((other) => other.loss !== null);
+  const values = finished.map((other) => column.value(other) ?? null).filter((value) => value !== null);
+  if (!column.best || !finished.includes(result) || values.every((value) => value === values[0])) return false;
+  return column.value(result) === (column.best === "least" ? Math.min(...values) : Math.max(...values));
 }
 
 /** In the order of the column that was asked for, what is missing last; at first as they came: best loss first. */

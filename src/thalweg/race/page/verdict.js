@@ -4,17 +4,16 @@ function verdict(course) {
   const finished = course.results.filter((result) => result.loss !== null);
   if (!course.results.length) return "No run of this course is recorded yet.";
   if (!finished.length) return "Every run of this course diverged.";
-  const lowest = finished.reduce((best, result) => (result.loss < best.loss ? result : best));
-  const ended = `the least ${course.loss_name}, ${number(lowest.loss)}`;
-  if (course.target === null) return `${lowest.contestant} ended with ${ended}${runnerUp(finished, lowest)}.`;
-
+  const lowest = least(finished, "loss");
+  const ended = `with the least ${course.loss_name}, ${number(lowest.loss)}`;
+  const arrived = finished.filter((result) => result.steps_to_target !== null);
+  if (course.target === null) return `${lowest.contestant} ended ${ended}${runnerUp(finished, lowest)}.${failures(course)}`;
   const goal = `a ${course.loss_name} of ${number(course.target)}`;
-  const arrived = course.results.filter((result) => result.steps_to_target !== null);
-  if (!arrived.length) return `Nobody reached ${goal}. ${lowest.contestant} ended with ${ended}.`;
+  if (!arrived.length) return `Nobody reached ${goal}. ${lowest.contestant} ended ${ended}.${failures(course)}`;
   const first = least(arrived, "steps_to_target");
-  const also = first === lowest ? " and ended" : `; ${lowest.contestant} ended`;
-  return `${first.contestant} reached ${goal} first, in ${count(first.steps_to_target, "step")},${also} with ${ended}.`
-    .replace(",;", ";") + byTheClock(arrived, first);
+  const won = `${first.contestant} reached ${goal} first, in ${count(first.steps_to_target, "step")}`;
+  const end = first === lowest ? `, and ended ${ended}` : `; ${lowest.contestant} ended ${ended}`;
+  return `${won}${end}.${byTheClock(arrived, first)}${failures(course)}`;
 }
 
 function runnerUp(finished, lowest) {
@@ -28,7 +27,12 @@ function runnerUp(finished, lowest) {
 function byTheClock(arrived, first) {
   const timed = arrived.filter((result) => result.seconds_to_target !== null);
   const quickest = timed.length ? least(timed, "seconds_to_target") : first;
-  return quickest === first ? "" : ` By the clock ${quickest.contestant} was first, after ${number(quickest.seconds_to_target)} s.`;
+  return quickest === first ? "" : ` By the clock ${quickest.contestant} was first, after ${number(quickest.seconds_to_target)}\u00a0s.`;
+}
+
+function failures(course) {
+  const names = course.results.filter((result) => result.loss === null).map((result) => result.contestant);
+  return names.length ? ` ${new Intl.ListFormat("en").format(names)} diverged.` : "";
 }
 
 function least(results, key) {

@@ -28,9 +28,9 @@ function count(many, one, more = `${one}s`) {
   return `${many.toLocaleString("en")} ${many === 1 ? one : more}`;
 }
 
-/** As plain text: plotly reads tags and entities in names. */
+/** As plain text: plotly reads tags, entities and, between dollars, formulas. */
 function plain(text) {
-  return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/\$/g, "&#36;");
 }
 
 /** Long names lose their middle: their ends tell more. */
