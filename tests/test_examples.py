@@ -14,14 +14,26 @@ ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("script", ["train_text.py", "train_digits.py"])
-def test_training(script: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch.nn")
-    out = tmp_path / "curves.json"
-    command = [sys.executable, str(ROOT / "examples" / script), "--steps", "3", "--out", str(out)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_a_race_on_a_task_of_your_own(tmp_path: Path) -> None:
+    for needed in ("torch.nn", "click", "matplotlib", "plotly"):
+        pytest.importorskip(needed)
+    command = [
+        sys.executable,
+        "-m",
+        "thalweg",
+        "race",
+        "own_task:task",
+        "--steps",
+        "3",
+        "--json",
+        "--out",
+        str(tmp_path),
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT / "examples")
     assert result.returncode == 0, result.stderr
-    assert "Kron" in json.dumps(json.loads(out.read_text()))
+    (course,) = json.loads(result.stdout)["courses"]
+    assert len(course["results"]) == 6
+    assert all(one["loss"] < one["curve"]["loss"][0] for one in course["results"])
 
 
 @pytest.mark.parametrize("optimizer", ["adafactor", "kron"])

@@ -17,6 +17,8 @@ from thalweg.race.contestants import CONTESTANTS, RATES, Contestant
 from thalweg.race.run import Run
 from thalweg.race.task import Landscape, Task
 
+#: Powers of 2 around the learning rate that is expected to be best at another batch size than the task's own.
+ELSEWHERE = range(-3, 4)
 #: Lines of a map's grid, along x and along y.
 GRID = 160
 
@@ -145,11 +147,18 @@ def steps_at(task: Task, batch_size: int | None, steps: int | None) -> int:
 def rates_for(
     task: Task, contestant: str, given: Mapping[str, Sequence[float]], batch_size: int | None
 ) -> Iterable[float]:
-    """The user's rates as they are; the task's own grow with the square root of the batch."""
+    """The user's rates as they are, or the task's own.
+
+    Those are tuned at the task's own batch size. At another the best is expected to grow with the square root of the
+    batch, and looked for around there, in steps of 2.
+    """
     if asked := given.get(contestant) or given.get(""):
         return asked
-    growth = math.sqrt(batch_size / task.batch_size) if batch_size and task.batch_size else 1.0
-    return [float(f"{lr * growth:.3g}") for lr in task.rates.get(contestant) or RATES[contestant]]
+    own = task.rates.get(contestant) or RATES[contestant]
+    if batch_size == task.batch_size or batch_size is None or task.batch_size is None:
+        return own
+    middle = own[len(own) // 2] * math.sqrt(batch_size / task.batch_size)
+    return [float(f"{middle * 2.0**power:.3g}") for power in ELSEWHERE]
 
 
 def contours(landscape: Landscape) -> dict[str, Any]:
