@@ -1,4 +1,4 @@
-# make race: the six optimizers on handwritten digits, with a table and a picture.
+# make race: six optimizers on handwritten digits, with a table, pictures and a report.
 # make test: everything that must hold. make test-fast: most of it, in about two minutes.
 # make wheels, make sanitize: the released package and the native core, tried apart from the source tree's own tests.
 # Each target installs what it needs into .venv; a second call finds it there.
@@ -15,7 +15,7 @@ EDITABLE := $(PIP) $(if $(shell command -v $(CXX)),--config-settings wheel.cmake
 .PHONY: race test test-fast test-environments wheels sanitize format clean
 
 race: .venv/ready-to-race
-	$(BIN)/python -m thalweg.race
+	$(BIN)/thalweg race
 
 test: .venv/ready-to-test
 	$(BIN)/python tools/check.py
