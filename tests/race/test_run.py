@@ -86,6 +86,14 @@ def test_a_run_that_diverges_has_its_full_length_and_no_warning() -> None:
     assert result.layers.step == (1,)
 
 
+def test_a_loss_a_million_times_the_first_is_as_good_as_infinite() -> None:
+    steep = parabola(evaluate=lambda params: float(np.square(params["x"]).sum()), steps=4)
+    (record,) = race(steep, optimizers=["SGD"], rates={"": [300.0]}).run().records.values()
+    assert record.result.loss[0] == 4
+    assert record.result.loss[1] == pytest.approx(4 * 599**2)
+    assert record.result.loss[2:] == (None,) * 3
+
+
 def test_update_sizes_and_trust_ratios_are_those_of_the_rule() -> None:
     """LAMB's step has the size lr |p|, by construction, where both norms are positive."""
     result = result_of("LAMB", lr=0.02, steps=5)

@@ -24,7 +24,7 @@ FLOOR = 1e-2
 def draw_maps(courses: Sequence[Summary], looks: Mapping[str, Mapping[str, Any]]) -> Any:
     columns = min(2, len(courses))
     rows = -(-len(courses) // columns)
-    picture = figure(5.4 * columns, 4.7 * rows + 0.4)
+    picture = figure(5.4 * columns, 4.7 * rows + 0.4, dpi=110)  # maps are large files
     panels = picture.subplots(rows, columns, squeeze=False).ravel()
     for axes, course in zip(panels, courses, strict=False):
         draw_map(axes, course, looks)

@@ -110,7 +110,7 @@ def programme(
                 for seed in range(seeds or task.seeds)
             ]
             courses.append(course(task, batch_size, runs))
-    names = {contestant.name: str(contestant) for contestant in chosen}
+    names = {contestant.name: str(taking_part(tasks[0], contestant)) for contestant in chosen}
     title = tasks[0].title or tasks[0].name if len(tasks) == 1 else "Down the valley"
     return Programme(title=title, command=command, contestants=names, courses=courses)
 

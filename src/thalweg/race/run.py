@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from thalweg.race.contestants import Contestant
-from thalweg.race.task import Array, Conditions, Schedule, Task
+from thalweg.race.task import Array, Conditions, Measure, Schedule, Task
 
+#: A loss that is so many times the first one is as good as infinite.
+DIVERGED = 1e6
 #: How often a run is measured, beside its beginning, if it has so many steps.
 POINTS = 22
 
@@ -92,7 +94,7 @@ def execute(
     path = [] if task.landscape is None else [place(training.parameters())]
     done = 0
     for until in times[1:]:
-        if math.isfinite(measures[-1].loss):
+        if going(measures):
             start = time.perf_counter()
             while done < until - 1:
                 training.step()
@@ -110,17 +112,20 @@ def execute(
             after = training.parameters()
             if task.landscape is not None:
                 path.append(place(after))
-            watched.append(watch(before, after, training.figures()))
+            # without a trust ratio a rule still tells one, of 1
+            figures = {} if contestant.options.get("trust") is False else training.figures()
+            watched.append(watch(before, after, figures))
             measures.append(training.measure())
         else:
             measures.append(measures[-1])
         seconds.append(spent)
-        on_measure(Progress(run, until, known(measures[-1].loss)))
-    scores = [known(m.score) if math.isfinite(m.loss) else None for m in measures]
+        on_measure(Progress(run, until, known(measures[-1].loss) if going(measures) else None))
+    alive = [going(measures[: i + 1]) for i in range(len(measures))]
+    scores = [known(m.score) if fine else None for m, fine in zip(measures, alive, strict=True)]
     return Result(
         step=tuple(times),
         seconds=tuple(seconds),
-        loss=tuple(known(m.loss) for m in measures),
+        loss=tuple(known(m.loss) if fine else None for m, fine in zip(measures, alive, strict=True)),
         score=None if measures[0].score is None else tuple(scores),
         layers=layers_of(watched, times[1:]),
         path=None if task.landscape is None else tuple(path),
@@ -128,6 +133,11 @@ def execute(
         state_bytes=training.state_bytes(),
         engine=training.engine(),
     )
+
+
+def going(measures: Sequence[Measure]) -> bool:
+    """Whether a run is still worth going on with."""
+    return abs(measures[-1].loss) <= DIVERGED * max(1.0, abs(measures[0].loss))
 
 
 def linear_decay(lr: float, steps: int) -> Schedule:

@@ -21,10 +21,10 @@ LINE_HEIGHT = 0.048  # of a label, as a share of the axes
 REPEATABLE: Any = {"svg.hashsalt": "thalweg", "svg.fonttype": "none", "font.family": ["DejaVu Sans"]}
 
 
-def figure(width: float, height: float) -> Figure:
+def figure(width: float, height: float, *, dpi: int = 160) -> Figure:
     """An empty figure of so many inches, which no window and no global state knows of."""
     made = Figure(
-        figsize=(width, height), dpi=160, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
+        figsize=(width, height), dpi=dpi, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
     )
     FigureCanvasAgg(made)
     return made
