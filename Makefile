@@ -23,7 +23,7 @@ test: .venv/ready-to-test
 test-fast: .venv/ready-to-test
 	$(BIN)/python tools/check.py --fast
 
-# The package with nothing but numpy, with torch alone, and with jax alone: "optional" stays true.
+# The package with nothing but numpy, with torch, jax or the command line alone: "optional" stays true.
 test-environments: .venv/ready-to-test
 	$(BIN)/python tools/environments.py
 

@@ -1,4 +1,4 @@
-"""Test the package in environments that have numpy only, torch only, and jax only.
+"""Test the package in environments that have numpy only, torch only, jax only, and the command line only.
 
 Each is a virtual environment of its own under .envs, kept between calls.
 """
@@ -13,11 +13,12 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-#: What is installed beside numpy and pytest, and which frameworks must not be importable.
+#: What is installed beside numpy and pytest, which packages must not be importable, and what is tested there.
 ENVIRONMENTS = {
-    "numpy": ([], ["torch", "jax", "ml_dtypes", "matplotlib", "safetensors"]),
-    "torch": (["torch"], ["jax", "ml_dtypes"]),
-    "jax": (["jax"], ["torch"]),
+    "numpy": ([], ["torch", "jax", "ml_dtypes", "click", "matplotlib", "safetensors"], ["tests"]),
+    "torch": (["torch"], ["jax", "ml_dtypes"], ["tests"]),
+    "jax": (["jax"], ["torch"], ["tests"]),
+    "cli": (["cli"], ["torch", "jax", "ml_dtypes", "safetensors"], ["tests/race", "tests/plan", "tests/bench"]),
 }
 
 
@@ -58,7 +59,7 @@ def prepare(name: str, wheel: Path, extras: list[str]) -> Path:
 def main() -> int:
     failed = []
     wheel = build()
-    for name, (extras, absent) in ENVIRONMENTS.items():
+    for name, (extras, absent, tested) in ENVIRONMENTS.items():
         sys.stdout.write(f"\n== {name} only\n")
         sys.stdout.flush()
         python = prepare(name, wheel, extras)
@@ -66,7 +67,7 @@ def main() -> int:
         steps = [
             [str(python), "-c", missing],
             # what takes long has been run where everything is installed; here it is about what is not
-            [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "-m", "not slow", "tests"],
+            [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "-m", "not slow", *tested],
         ]
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         for step in steps:
