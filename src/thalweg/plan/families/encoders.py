@@ -73,12 +73,11 @@ def distilbert(c: Configuration) -> Named:
 
 
 def t5(c: Configuration) -> Named:
+    """The head is the embedding, whatever the configuration says of it: so transformers has it."""
     hidden, layers = c.size("d_model"), c.size("num_layers")
     yield "shared.weight", (c.size("vocab_size"), hidden)
     yield from t5_stack(c, "encoder", layers, ("SelfAttention",))
     yield from t5_stack(c, "decoder", c.size("num_decoder_layers", layers), ("SelfAttention", "EncDecAttention"))
-    if not c.flag("tie_word_embeddings"):
-        yield "lm_head.weight", (c.size("vocab_size"), hidden)
 
 
 def t5_stack(c: Configuration, stack: str, layers: int, attentions: tuple[str, ...]) -> Named:
@@ -145,7 +144,6 @@ ENCODERS: Mapping[str, Family] = {
             "num_heads": 8,
             "relative_attention_num_buckets": 32,
             "feed_forward_proj": "relu",
-            "tie_word_embeddings": True,
         },
         {"d_model": "hidden_size", "num_heads": "num_attention_heads", "num_layers": "num_hidden_layers"},
     ),
