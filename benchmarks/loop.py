@@ -2,21 +2,25 @@
 
 A step that keeps threads of its own may look fast by itself and slow down the forward pass that follows, by threads
 that still spin, or by pushing others off their cores. So forward and backward are timed here as well as the whole.
+
+    python benchmarks/loop.py --turns 30
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from contestants import with_engine
-from quiet import undisturbed
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from thalweg.bench.quiet import undisturbed
 
 WIDTH, LAYERS, VOCABULARY, CONTEXT, BATCH = 256, 8, 1024, 16, 2
 #: Iterations one after the other before the next contestant's turn; the first of them is not counted.
@@ -78,7 +82,7 @@ def runners(engine: str) -> list[Runner]:
     import thalweg.torch
 
     def lamb(engine: str) -> Callable[[list[nn.Parameter]], Any]:
-        return lambda ps: with_engine(thalweg.torch.LAMB, engine)(ps, lr=1e-3, weight_decay=0.01)
+        return lambda ps: thalweg.torch.LAMB(ps, lr=1e-3, weight_decay=0.01, engine=engine)
 
     engines = dict.fromkeys((engine, "foreach"))
     return [
@@ -120,3 +124,32 @@ def train(turns: int, engine: str) -> dict[str, Any]:
         "others": max(each.others for each in rounds),
         "rows": rows,
     }
+
+
+def loop_table(found: dict[str, Any]) -> str:
+    lines = [
+        "## A training loop\n",
+        f"A transformer of {found['parameters']:,} parameters in {found['tensors']} tensors, {found['tokens']} "
+        f"tokens a batch, {found['iterations']} iterations each. Medians; ratios are to the first row, of iterations "
+        f"close to each other in time. Other processes took at most {found['others']:.0%} of the cores.\n",
+        "| optimizer | engine | iteration, ms | ratio | forward and backward, ms | ratio | step, ms |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row['name']} | {row['engine']} | {row['whole_ms']:.2f} | {row['whole_ratio']:.2f} "
+        f"| {row['passes_ms']:.2f} | {row['passes_ratio']:.2f} | {row['step_ms']:.2f} |"
+        for row in found["rows"]
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--turns", type=int, default=30, help="of each contestant (default: %(default)s)")
+    parser.add_argument("--engine", default="auto", help="of ours (default: %(default)s)")
+    given = parser.parse_args(arguments)
+    sys.stdout.write(f"{loop_table(train(given.turns, given.engine))}\n")
+
+
+if __name__ == "__main__":
+    main()

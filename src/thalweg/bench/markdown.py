@@ -8,14 +8,18 @@ from thalweg.bench.record import Bench, Comparison
 
 def page(found: Bench) -> str:
     """Everything that a reader needs to judge the figures, and the figures."""
+    return "\n\n".join([heading(found), *(table(comparison) for comparison in found.comparisons)]) + "\n"
+
+
+def heading(found: Bench) -> str:
+    """Where, when and with what."""
     device = {"cpu": "the CPU", "cuda": "the GPU"}[found.device]
-    parts = [f"# One optimizer step on {device}\n\n{words.surroundings(found)}"]
+    parts = [f"# One optimizer step on {device}", words.surroundings(found)]
     if found.command:
         parts.append(f"    {found.command}")
     if found.stopped:
         parts.append("Stopped before all was measured.")
-    parts += [table(comparison) for comparison in found.comparisons]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts)
 
 
 def table(found: Comparison) -> str:
