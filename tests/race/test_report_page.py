@@ -19,6 +19,7 @@ from thalweg.show.extras import MissingExtra
 
 HOSTILE = "</script><b>x</b> \u2028 \"'&amp; é漢 %{x} $1 ${title}"
 NAMES = [contestant["name"] for contestant in CONTESTANTS]
+PATIENCE = 15_000  # milliseconds
 LARGEST, VALLEY = 2, 3  # places of courses in the summary
 #: Puts every switch back as it was when the page was opened.
 UNDO = """() => {
@@ -104,6 +105,7 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Open]:
         contexts.append(context)
         context.set_offline(True)
         page = context.new_page()
+        page.set_default_timeout(PATIENCE)
         page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: requests.append(request.url) if request.url != path.as_uri() else None)
@@ -126,6 +128,7 @@ def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
     context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
     context.set_offline(True)
     page = context.new_page()
+    page.set_default_timeout(PATIENCE)
     page.complaints = []
     page.on("console", lambda message: page.complaints.append(message.text) if message.type != "log" else None)
     page.on("pageerror", lambda error: page.complaints.append(str(error)))
@@ -139,6 +142,7 @@ def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
 def fresh(page: Any) -> Iterator[Any]:
     page.select_option("#course", index=0)
     page.evaluate(UNDO)
+    page.complaints.clear()
     yield page
     assert not page.complaints
 
@@ -158,7 +162,7 @@ def test_words_say_who_won(fresh: Any, summary: dict[str, Any]) -> None:
     verdict = fresh.locator("#verdict").text_content()
     assert verdict.startswith(f"{first['contestant']} reached a training loss of 0.05 first, in ")
     assert f"in {first['steps_to_target']} steps" in verdict
-    assert "3 runs of this race are not recorded yet" in fresh.locator("#missing").text_content()
+    assert "3 runs are missing" in fresh.locator("#missing").text_content()
     fresh.select_option("#course", index=LARGEST)
     assert fresh.locator("#verdict").text_content().endswith("SGD diverged.")
     fresh.select_option("#course", index=VALLEY)
@@ -246,7 +250,8 @@ def test_heat_maps_are_the_summarys(fresh: Any, summary: dict[str, Any]) -> None
     results = {result["contestant"]: result for result in summary["courses"][0]["results"]}
     for kind in ("update", "trust"):
         maps = fresh.evaluate(f"[...document.querySelectorAll('#{kind} .heat')].map(c => c.data[0])")
-        wanted = {name: r["layers"][kind] for name, r in results.items() if r["layers"][kind] is not None}
+        drawn = ("LAMB", "LARS") if kind == "trust" else NAMES
+        wanted = {name: results[name]["layers"][kind] for name in drawn}
         assert {heat["contestant"]: heat["customdata"] for heat in maps} == wanted
         for heat in maps:
             assert heat["x"] == results[heat["contestant"]]["layers"]["step"]
@@ -279,6 +284,11 @@ def test_the_sweep_marks_the_chosen_and_the_diverged(fresh: Any, summary: dict[s
     assert (line["x"], line["y"]) == (result["sweep"]["lr"], result["sweep"]["loss"])
     assert [x for x, size in zip(line["x"], line["marker"]["size"], strict=True) if size > 6] == [result["lr"]]
     assert crosses["x"] == [result["sweep"]["lr"][-1]]
+    assert crosses["customdata"] == ["diverged"]
+    # a finite loss of 1e200 must not squeeze the others into one line
+    _, crosses = fresh.evaluate("document.querySelector('#sweep').data.filter(t => t.contestant === 'LAMB')")
+    assert crosses["customdata"] == ["10²⁰⁰"]
+    assert fresh.evaluate("document.querySelector('#sweep').layout.yaxis.range[1]") < 3
 
 
 def test_batch_sizes_compare_the_courses_of_a_task(fresh: Any, summary: dict[str, Any]) -> None:

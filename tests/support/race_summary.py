@@ -84,7 +84,7 @@ def digits_result(name: str, batch_size: int, random: np.random.Generator) -> di
     seconds = progress * 220 * pace * (1 + batch_size / 2000)
     rates = rate * np.array([1 / 4, 1 / 2, 1, 2, 4])
     sweep = final * np.array([4.1, 1.7, 1.0, 2.2, 30.0])
-    sweep[-1] = np.nan if name in ("SGD", "Kron") else sweep[-1]
+    sweep[-1] = np.nan if name in ("SGD", "Kron") else 1e200 if name == "LAMB" else sweep[-1]
     return {
         "contestant": name,
         "lr": float(rate),
@@ -124,11 +124,13 @@ def layers(name: str, random: np.random.Generator) -> dict[str, Any]:
     update = level * depth * decay * noise
     update[1, 0] = np.inf  # a bias that was 0 before its first step
     trust = 10 ** random.uniform(-3, 1, (len(LAYERS), 1)) * noise
+    if name == "SGD":  # a rule that has trust ratios, with them turned off
+        trust = np.ones_like(noise)
     return {
         "names": list(LAYERS),
         "step": steps.tolist(),
         "update": [numbers(row) for row in update],
-        "trust": [numbers(row) for row in trust] if name in ("LAMB", "LARS") else None,
+        "trust": [numbers(row) for row in trust] if name in ("LAMB", "LARS", "SGD") else None,
     }
 
 

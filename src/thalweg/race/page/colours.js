@@ -1,6 +1,7 @@
 /* Colours: those of the page come from its style, those of the optimizers from the summary. */
 
-const RAMP = ["#440154", "#414487", "#2a788e", "#22a884", "#7ad151", "#fde725"]; // viridis, which the colour-blind can read
+/** Viridis, which the colour-blind can read. */
+const RAMP = ["#440154", "#414487", "#2a788e", "#22a884", "#7ad151", "#fde725"];
 
 function tones() {
   const style = getComputedStyle(document.documentElement);

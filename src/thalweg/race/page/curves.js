@@ -28,11 +28,11 @@ function scoreFigure(course, view) {
 }
 
 function timeFrame(course, view, { y, ...rest }) {
-  const title = view.clock ? "seconds" : "steps";
+  const [title, moment] = view.clock ? ["seconds", "%{x:.3~g} s"] : ["steps", "step %{x}"];
   const ends = course.results.flatMap((result) => times(result, view).slice(-1));
   const last = ends.length ? Math.max(...ends) : 1;
   return frame({
-    x: { title: { text: title }, range: [0, last], unifiedhovertitle: { text: view.clock ? "%{x:.3~g} s" : "step %{x}" } },
+    x: { title: { text: title }, range: [0, last], unifiedhovertitle: { text: moment } },
     y,
     hovermode: "x unified",
     hoverdistance: -1, // by the clock no two curves have a point at the same time: take the nearest of each
@@ -60,9 +60,10 @@ function band(result, view, lift) {
   const { colour, dash, ...owner } = belongs(view, result);
   const [x, y] = [[], []];
   for (const stretch of stretches(result.curve)) {
-    const there = stretch.map((at) => times(result, view)[at]);
-    x.push(...there, ...there.slice().reverse(), null);
-    y.push(...stretch.map((at) => lift(result.curve.high[at])), ...stretch.map((at) => lift(result.curve.low[at])).reverse(), null);
+    const [time, high, low] = [times(result, view), result.curve.high, result.curve.low];
+    const back = stretch.slice().reverse();
+    x.push(...stretch.map((at) => time[at]), ...back.map((at) => time[at]), null);
+    y.push(...stretch.map((at) => lift(high[at])), ...back.map((at) => lift(low[at])), null);
   }
   return {
     ...owner, type: "scatter", mode: "lines", fill: "toself", x, y, hoverinfo: "skip",
@@ -70,10 +71,11 @@ function band(result, view, lift) {
   };
 }
 
+/** Where the mean is known: of the rest some seeds have diverged, and a range without them would flatter. */
 function stretches(curve) {
   const found = [[]];
-  curve.low.forEach((low, at) => {
-    if (low === null || curve.high[at] === null) found.push([]);
+  curve.loss.forEach((loss, at) => {
+    if (loss === null) found.push([]);
     else found[found.length - 1].push(at);
   });
   return found.filter((stretch) => stretch.length > 1);
@@ -89,8 +91,9 @@ function lossRange(results, log) {
 }
 
 function leastPositive(results) {
-  const positive = results.flatMap((result) => [...result.curve.low, ...result.curve.loss]).filter((value) => value !== null && value > 0);
-  return Math.max(LEAST, positive.reduce((a, b) => Math.min(a, b), Infinity));
+  const values = results.flatMap((result) => [...result.curve.low, ...result.curve.loss]);
+  const least = values.reduce((a, b) => (b !== null && b > 0 ? Math.min(a, b) : a), Infinity);
+  return Math.max(LEAST, least);
 }
 
 function addTarget(layout, target, log) {
@@ -131,5 +134,6 @@ function spread(heights, gap) {
     }
     pools.push(pool);
   });
-  return pools.flatMap((pool) => Array(pool.size).fill(pool.total / pool.size)).map((level, index) => level + index * gap);
+  const levels = pools.flatMap((pool) => Array(pool.size).fill(pool.total / pool.size));
+  return levels.map((level, index) => level + index * gap);
 }

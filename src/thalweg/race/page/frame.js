@@ -13,7 +13,8 @@ const CONFIG = {
 function frame({ x = {}, y = {}, ...rest }) {
   const tone = tones();
   const axis = {
-    gridcolor: tone.faint, linecolor: tone.strong, tickfont: { color: tone.quiet, size: 13 }, zeroline: false, spikecolor: tone.strong, spikethickness: 1, spikedash: "solid",
+    gridcolor: tone.faint, linecolor: tone.strong, tickfont: { color: tone.quiet, size: 13 }, zeroline: false,
+    spikecolor: tone.strong, spikethickness: 1, spikedash: "solid",
     automargin: true, fixedrange: TOUCH, exponentformat: "power", minexponent: 4,
     title: { font: { color: tone.quiet, size: 14 }, standoff: 12 },
   };
@@ -24,7 +25,10 @@ function frame({ x = {}, y = {}, ...rest }) {
     margin: { l: 8, r: 14, t: 22, b: 8 },
     showlegend: false,
     dragmode: TOUCH ? false : "zoom", // on a phone a finger on a chart scrolls the page
-    hoverlabel: { bgcolor: tone.paper, bordercolor: tone.strong, font: { color: tone.ink, size: 14, family: tone.type }, align: "left", namelength: -1 },
+    hoverlabel: {
+      bgcolor: tone.paper, bordercolor: tone.strong, align: "left", namelength: -1,
+      font: { color: tone.ink, size: 14, family: tone.type },
+    },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: tone.quiet, activecolor: tone.ink },
     xaxis: { ...axis, ...x, title: { ...axis.title, ...x.title } },
     yaxis: { ...axis, ...y, title: { ...axis.title, ...y.title } },
@@ -43,8 +47,9 @@ function show(id, figure, config = CONFIG) {
 /** A logarithmic axis with a label for each power of ten, or for every few of them, or plotly's own choice. */
 function logAxis(range) {
   const decades = range ? range[1] - range[0] : 0;
+  const labels = decades > 1.5 ? { dtick: Math.ceil(decades / 8) } : {};
   // plotly writes powers of ten a quarter larger than other labels
-  return { type: "log", tickfont: { color: tones().quiet, size: 11 }, ...(decades > 1.5 ? { dtick: Math.ceil(decades / 8) } : {}) };
+  return { type: "log", tickfont: { color: tones().quiet, size: 11 }, ...labels };
 }
 
 /** From the least to the largest with a little air, as an axis wants it; nothing where there is nothing to show. */

@@ -1,10 +1,11 @@
 /* Heat maps: one for each optimizer, layers from top to bottom, steps from left to right, one colour scale for all. */
 
-const HIGHEST = 620; // pixels; with more layers than fit, rows get lower and only some are named
+/** Pixels. With more layers than fit, rows get lower and only some are named. */
+const [LOWEST, HIGHEST] = [112, 620];
 
 /** Panels for all results that have these numbers. */
 function showLayers(kind, course, view) {
-  const shown = course.results.filter((result) => result.layers && result.layers[kind]);
+  const shown = course.results.filter((result) => result.layers && says(result.layers[kind], kind));
   const section = document.getElementById(`${kind}-section`);
   const panels = document.getElementById(kind);
   section.hidden = !shown.length;
@@ -12,6 +13,11 @@ function showLayers(kind, course, view) {
   fitPanels(panels, shown.length);
   shown.forEach((result, at) => showPanel(panels.children[at], kind, course, result, range, view));
   if (range) showScale(document.getElementById(`${kind}-scale`), range);
+}
+
+/** A trust ratio that is 1 throughout is one that was turned off. */
+function says(values, kind) {
+  return values !== null && (kind !== "trust" || values.flat().some((value) => value !== 1));
 }
 
 function fitPanels(panels, wanted) {
@@ -37,7 +43,7 @@ function showPanel(panel, kind, course, result, range, view) {
   const drawn = [course.name, result.contestant, view.dark, panel.clientWidth].join(" ");
   if (heat.dataset.drawn === drawn) return; // no other choice changes it
   heat.dataset.drawn = drawn;
-  heat.style.height = `${Math.min(HIGHEST, result.layers.names.length * 26 + 64)}px`;
+  heat.style.height = `${Math.min(HIGHEST, Math.max(LOWEST, result.layers.names.length * 26 + 64))}px`;
   show(heat, heatFigure(kind, result, range), { ...CONFIG, displayModeBar: false }); // it would cover cells
 }
 
@@ -46,18 +52,23 @@ function heatFigure(kind, result, range) {
   const values = result.layers[kind];
   const every = Math.ceil((names.length * 15) / (HIGHEST - 64));
   const named = names.map((_, at) => at).filter((at) => at % every === 0);
-  const owner = { contestant: result.contestant, name: plain(result.contestant) };
   return {
     data: [{
-      ...owner, type: "heatmap", x: step, y: names.map((_, at) => at), z: values.map((row) => row.map(order)), customdata: values,
+      contestant: result.contestant, name: plain(result.contestant), type: "heatmap",
+      x: step, y: names.map((_, at) => at), z: values.map((row) => row.map(order)), customdata: values,
       text: values.map((row, at) => row.map((value) => `${plain(names[at])}<br><b>${number(value)}</b>`)),
-      colorscale: RAMP.map((colour, at) => [at / (RAMP.length - 1), colour]), zmin: range[0], zmax: range[1], showscale: false,
+      colorscale: RAMP.map((colour, at) => [at / (RAMP.length - 1), colour]),
+      zmin: range[0], zmax: range[1], showscale: false,
       hoverongaps: false, hovertemplate: "%{text} at step %{x}<extra></extra>", xgap: 0, ygap: 1,
     }],
     layout: frame({
       x: { title: { text: "steps" }, showgrid: false },
-      y: { autorange: "reversed", tickmode: "array", tickvals: named, ticktext: named.map((at) => plain(shortened(names[at]))), showgrid: false, ticks: "", ticklabelstandoff: 6 },
+      y: {
+        autorange: "reversed", showgrid: false, ticks: "", ticklabelstandoff: 6,
+        tickmode: "array", tickvals: named, ticktext: named.map((at) => plain(shortened(names[at]))),
+      },
       margin: { l: 8, r: 8, t: 8, b: 8 },
+      minreducedheight: 20, // one layer is a chart too
       hovermode: "closest",
     }),
   };

@@ -61,8 +61,9 @@ function showBatches(course) {
   const several = new Set(others.map((other) => other.batch_size)).size > 1;
   const courses = others.sort((a, b) => a.batch_size - b.batch_size);
   at("batch-pair").hidden = !several;
+  const words = scoreWords(course);
   showChart("batch-loss", several, () => batchFigure(courses, view, "loss", number, true));
-  showChart("batch-score", several && hasScores(course), () => batchFigure(courses, view, "score", scoreWords(course), false));
+  showChart("batch-score", several && hasScores(course), () => batchFigure(courses, view, "score", words, false));
 }
 
 function showWords(course) {
@@ -73,13 +74,15 @@ function showWords(course) {
   const seeds = course.seeds.length > 1 ? `mean of ${count(course.seeds.length, "seed")}, and their range` : "one seed";
   const batches = course.batch_size === null ? "" : ` with batches of ${course.batch_size.toLocaleString("en")}`;
   const parameters = course.results.length ? `, ${count(course.results[0].parameters, "parameter")}` : "";
-  at("results-note").textContent = `${count(course.steps, "step")}${batches}${parameters}; ${seeds}. Each optimizer at the best of its learning rates.`;
+  const size = `${count(course.steps, "step")}${batches}${parameters}`;
+  at("results-note").textContent = `${size}; ${seeds}. Each optimizer at the best of its learning rates.`;
   at("loss-title").textContent = course.loss_name;
   at("loss-note").textContent = course.seeds.length > 1
     ? "Mean over seeds, in a band from the least to the largest. Dashed: baselines." : "Dashed: baselines.";
   at("score-title").textContent = course.score_name ?? "";
   at("score-note").textContent = "Mean over seeds.";
-  at("sweep-note").textContent = `Final ${course.loss_name} at each rate. Ringed: the one chosen. Crosses: diverged.`;
+  at("sweep-note").textContent =
+    `Final ${course.loss_name} at each rate. Ringed: the one chosen. Crosses: diverged, or off the chart.`;
   at("batch-loss-title").textContent = `${course.loss_name} by batch size`;
   at("batch-score-title").textContent = `${course.score_name} by batch size`;
 }
@@ -134,14 +137,15 @@ function makeSwitches() {
 function sayOnce() {
   at("title").textContent = summary.title;
   at("missing").hidden = !summary.missing;
-  at("missing").textContent = `${count(summary.missing, "run")} of this race ${summary.missing === 1 ? "is" : "are"} not recorded yet: it was drawn before its end.`;
+  at("missing").textContent = `${count(summary.missing, "run is", "runs are")} missing: this was drawn before the end.`;
   at("command").textContent = summary.command;
-  const { cpu, cores, system } = summary.machine;
+  const { cpu, cores, system } = summary.machine; // all missing where no run is recorded
   const made = new Date(summary.made);
   const date = Number.isNaN(made.getTime()) ? summary.made
     : `${made.toLocaleString("en-GB", { dateStyle: "long", timeStyle: "short", timeZone: "UTC" })} UTC`;
   const versions = Object.entries(summary.versions).map(([package_, version]) => `${package_} ${version}`);
-  at("surroundings").textContent = [date, cpu, count(cores, "core"), system, ...versions].join(" · ");
+  const all = [date, cpu, cores && count(cores, "core"), system, ...versions];
+  at("surroundings").textContent = all.filter(Boolean).join(" · ");
 }
 
 let pending = 0;

@@ -1,13 +1,16 @@
 /* What the choices did: maps of the ground, learning rates, batch sizes. */
 
+const PLACE = "x %{x:.4~g}, y %{y:.4~g}<extra></extra>";
+
 function mapFigure(course, view) {
   const { x, y, value, minima, log } = course.contours;
   const tone = tones();
   const walked = course.results.filter((result) => result.path);
   const height = log ? value.map((row) => row.map(logarithm)) : value;
   const ground = {
-    type: "contour", x, y, z: height, hoverinfo: "skip", showscale: false, autocontour: false, contours: levels(height.flat()),
-    colorscale: [[0, tone.strong], [0.6, tone.faint], [1, tone.paper]], line: { color: tone.strong, width: 0.7, smoothing: 1 },
+    type: "contour", x, y, z: height, hoverinfo: "skip", showscale: false,
+    autocontour: false, contours: levels(height.flat()), line: { color: tone.strong, width: 0.7, smoothing: 1 },
+    colorscale: [[0, tone.strong], [0.6, tone.faint], [1, tone.paper]],
   };
   const start = walked.length ? [walked[0].path[0]] : [];
   const data = [
@@ -43,50 +46,55 @@ function trail(result, view) {
   const path = result.path.map((point) => point ?? [null, null]);
   const [x, y] = [path.map((point) => point[0]), path.map((point) => point[1])];
   const last = path.filter((point) => point[0] !== null).slice(-1);
-  const said = "%{fullData.name}<br>x %{x:.4~g}, y %{y:.4~g}<extra></extra>";
   return [
-    { ...owner, type: "scatter", mode: "lines", x, y, line: { color: colour, width: 2.4, dash }, hovertemplate: said },
-    { ...owner, type: "scatter", mode: "markers", x: last.map((point) => point[0]), y: last.map((point) => point[1]),
-      marker: { color: colour, size: 10, line: { color: tones().paper, width: 1.5 } }, hovertemplate: `${said.replace("<br>", ", at the end<br>")}` },
+    { ...owner, type: "scatter", mode: "lines", x, y, line: { color: colour, width: 2.4, dash },
+      hovertemplate: `%{fullData.name}<br>${PLACE}` },
+    { ...marks(last, { color: colour, size: 10, line: { color: tones().paper, width: 1.5 } }), ...owner,
+      hovertemplate: `%{fullData.name}, at the end<br>${PLACE}` },
   ];
 }
 
 function marks(points, marker, name) {
-  return { type: "scatter", mode: "markers", name, x: points.map((point) => point[0]), y: points.map((point) => point[1]),
-    marker, hovertemplate: `${name}<br>x %{x:.4~g}, y %{y:.4~g}<extra></extra>` };
+  const [x, y] = [points.map((point) => point[0]), points.map((point) => point[1])];
+  return { type: "scatter", mode: "markers", name, x, y, marker, hovertemplate: `${name}<br>${PLACE}` };
 }
 
 /** Final loss by learning rate, the chosen one ringed; what diverged stands as a cross at the top. */
 function sweepFigure(course, view) {
   const shown = course.results.filter((result) => result.sweep && result.sweep.lr.length);
-  const floor = liftedFrom(LEAST);
   const seen = shown.filter((result) => !view.hidden.has(result.contestant));
-  const range = around(seen.flatMap((result) => result.sweep.loss.map(floor)), true) ?? [-1, 1];
-  const top = range[1] + (range[1] - range[0]) * 0.05;
-  const lrs = seen.flatMap((result) => result.sweep.lr);
+  const starts = course.results.map((result) => result.curve.loss[0]).filter((start) => start !== null && start > 0);
+  const worst = starts.length ? Math.max(...starts) * 100 : Infinity; // a finite number, but nothing was learned
+  const lift = (loss) => (loss === null || loss > worst ? null : Math.max(loss, LEAST));
+  const range = around(seen.flatMap((result) => result.sweep.loss.map(lift)), true) ?? [-1, 1];
+  const air = (range[1] - range[0]) * 0.05;
   return {
-    data: shown.flatMap((result) => sweepTraces(result, view, floor, 10 ** top)),
+    data: shown.flatMap((result) => sweepTraces(result, view, lift, 10 ** (range[1] + air))),
     layout: frame({
-      x: { title: { text: "learning rate" }, ...logAxis(around(lrs, true)) },
-      y: { ...logAxis(range), range: [range[0], top + (range[1] - range[0]) * 0.05] },
+      x: { title: { text: "learning rate" }, ...logAxis(around(seen.flatMap((result) => result.sweep.lr), true)) },
+      y: { ...logAxis(range), range: [range[0], range[1] + 2 * air] },
       hovermode: "closest",
       uirevision: course.name,
     }),
   };
 }
 
-function sweepTraces(result, view, floor, top) {
+function sweepTraces(result, view, lift, top) {
   const { colour, dash, ...owner } = belongs(view, result);
   const { lr, loss } = result.sweep;
-  const chosen = lr.map((rate) => Math.abs(rate - result.lr) <= 1e-9 * Math.abs(rate));
-  const failed = lr.filter((_, at) => loss[at] === null);
+  const ringed = (yes, no) => lr.map((rate) => (Math.abs(rate - result.lr) <= 1e-9 * Math.abs(rate) ? yes : no));
+  const failed = lr.map((_, at) => at).filter((at) => lift(loss[at]) === null);
+  const hovertemplate = "%{fullData.name}<br>lr %{x:.3~g}: <b>%{customdata}</b><extra></extra>";
   return [
-    { ...owner, type: "scatter", mode: "lines+markers", x: lr, y: loss.map(floor), customdata: loss.map((value) => number(value)),
-      line: { color: colour, width: 2, dash },
-      marker: { opacity: 1, color: chosen.map((is) => (is ? tones().paper : colour)), size: chosen.map((is) => (is ? 11 : 6)), line: { color: colour, width: chosen.map((is) => (is ? 3 : 0)) } },
-      hovertemplate: "%{fullData.name}<br>lr %{x:.3~g}: <b>%{customdata}</b><extra></extra>" },
-    { ...owner, type: "scatter", mode: "markers", x: failed, y: failed.map(() => top), marker: { symbol: "x-thin", size: 8, line: { color: colour, width: 2 } },
-      hovertemplate: "%{fullData.name}<br>lr %{x:.3~g}: <b>diverged</b><extra></extra>" },
+    { ...owner, type: "scatter", mode: "lines+markers", x: lr, y: loss.map(lift), customdata: loss.map(lossWords),
+      line: { color: colour, width: 2, dash }, hovertemplate,
+      marker: {
+        opacity: 1, color: ringed(tones().paper, colour), size: ringed(11, 6),
+        line: { color: colour, width: ringed(3, 0) },
+      } },
+    { ...owner, type: "scatter", mode: "markers", x: failed.map((at) => lr[at]), y: failed.map(() => top),
+      customdata: failed.map((at) => lossWords(loss[at])), hovertemplate,
+      marker: { symbol: "x-thin", size: 8, line: { color: colour, width: 2 } } },
   ];
 }
 
@@ -98,7 +106,10 @@ function batchFigure(courses, view, key, words, log) {
   return {
     data,
     layout: frame({
-      x: { title: { text: "batch size" }, type: "log", tickmode: "array", tickvals: sizes, ticktext: sizes.map((size) => size.toLocaleString("en")) },
+      x: {
+        title: { text: "batch size" }, type: "log",
+        tickmode: "array", tickvals: sizes, ticktext: sizes.map((size) => size.toLocaleString("en")),
+      },
       y: log ? logAxis(around(data.flatMap((trace) => trace.y), true)) : { tickformat: words === percent ? ".1%" : "" },
       hovermode: "x unified",
       hoverdistance: -1,
@@ -109,16 +120,22 @@ function batchFigure(courses, view, key, words, log) {
 
 function batchTrace(name, courses, view, key, words) {
   const { colour, dash, ...owner } = belongs(view, { contestant: name });
-  const points = courses.flatMap((course) => {
-    const result = course.results.find((found) => found.contestant === name);
-    return result && result[key] !== null ? [{ size: course.batch_size, value: result[key], low: result[`${key}_low`], high: result[`${key}_high`] }] : [];
-  });
-  const reach = (end) => points.map((point) => (point[end] === null ? 0 : Math.abs(point[end] - point.value)));
+  const there = courses.filter((course) => (resultOf(name, course)?.[key] ?? null) !== null);
+  const results = there.map((course) => resultOf(name, course));
+  const reach = (end) => results.map((result) => Math.abs((result[`${key}_${end}`] ?? result[key]) - result[key]));
   return {
-    ...owner, type: "scatter", mode: "lines+markers", x: points.map((point) => point.size), y: points.map((point) => point.value),
-    error_y: { type: "data", symmetric: false, array: reach("high"), arrayminus: reach("low"), color: translucent(colour, 0.5), thickness: 1.5, width: 0 },
+    ...owner, type: "scatter", mode: "lines+markers",
+    x: there.map((course) => course.batch_size), y: results.map((result) => result[key]),
+    error_y: {
+      type: "data", symmetric: false, array: reach("high"), arrayminus: reach("low"),
+      color: translucent(colour, 0.5), thickness: 1.5, width: 0,
+    },
     line: { color: colour, width: 2.4, dash }, marker: { color: colour, size: 8 },
-    customdata: points.map((point) => words(point.value)),
+    customdata: results.map((result) => words(result[key])),
     hovertemplate: "%{fullData.name} <b>%{customdata}</b><extra></extra>",
   };
+}
+
+function resultOf(name, course) {
+  return course.results.find((result) => result.contestant === name);
 }

@@ -3,18 +3,22 @@
 function columns(course) {
   const words = scoreWords(course);
   const all = [
-    { title: "optimizer", value: (result) => result.contestant },
-    { title: "learning rate", value: (result) => result.lr, words: number },
-    { title: course.loss_name, value: (result) => result.loss, words: (loss) => (loss === null ? "diverged" : number(loss)), best: "least", range: "loss", always: true },
-    { title: course.score_name, value: (result) => result.score, words, best: "most", range: "score" },
-    { title: "steps to\u00a0target", value: (result) => result.steps_to_target, words: number, best: "least" },
-    { title: "time to\u00a0target", value: (result) => result.seconds_to_target, words: seconds, best: "least" },
-    { title: "time", value: (result) => result.seconds, words: seconds, best: "least" },
-    { title: "state / parameter", value: (result) => result.state_bytes / result.parameters, words: (bytes) => `${number(bytes)} B`, best: "least" },
-    { title: "engine", value: (result) => result.engine },
+    { title: "optimizer", value: (r) => r.contestant },
+    { title: "learning rate", value: (r) => r.lr, words: number },
+    { title: course.loss_name, value: (r) => r.loss, words: lossWords, best: "least", range: "loss", always: true },
+    { title: course.score_name, value: (r) => r.score, words, best: "most", range: "score" },
+    { title: "steps to\u00a0target", value: (r) => r.steps_to_target, words: number, best: "least" },
+    { title: "time to\u00a0target", value: (r) => r.seconds_to_target, words: seconds, best: "least" },
+    { title: "time", value: (r) => r.seconds, words: seconds, best: "least" },
+    { title: "state / parameter", value: (r) => r.state_bytes / r.parameters, words: bytes, best: "least" },
+    { title: "engine", value: (r) => r.engine },
   ];
   const known = (column) => course.results.some((result) => (column.value(result) ?? null) !== null);
   return all.filter((column) => column.title && (column.always || known(column)));
+}
+
+function bytes(value) {
+  return `${number(value)}\u00a0B`;
 }
 
 function seconds(value) {
@@ -34,7 +38,8 @@ function head(shown, view, changed) {
   for (const column of shown) {
     const cell = element("th", "", row);
     cell.scope = "col";
-    if (view.sort.title === column.title) cell.setAttribute("aria-sort", view.sort.ascending ? "ascending" : "descending");
+    const direction = view.sort.ascending ? "ascending" : "descending";
+    if (view.sort.title === column.title) cell.setAttribute("aria-sort", direction);
     const button = element("button", column.title, cell);
     button.type = "button";
     button.addEventListener("click", () => {
@@ -78,7 +83,8 @@ function fill(cell, column, result, course) {
   cell.classList.toggle("best", isBest(column, result, course.results));
   element(cell.classList.contains("best") ? "b" : "span", text, cell);
   const [low, high] = [result[`${column.range}_low`] ?? null, result[`${column.range}_high`] ?? null];
-  if (low !== null && high !== null && low !== high) element("small", `${column.words(low)} to ${column.words(high)}`, cell);
+  if (low === null || high === null || (low === high && value !== null)) return;
+  element("small", value === null ? "in some seeds" : `${column.words(low)} to ${column.words(high)}`, cell);
 }
 
 /** Best of its column, alone or with others; where all are equal nobody is, and who diverged is never. */

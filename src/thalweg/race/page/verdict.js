@@ -7,7 +7,8 @@ function verdict(course) {
   const lowest = least(finished, "loss");
   const ended = `with the least ${course.loss_name}, ${number(lowest.loss)}`;
   const arrived = finished.filter((result) => result.steps_to_target !== null);
-  if (course.target === null) return `${lowest.contestant} ended ${ended}${runnerUp(finished, lowest)}.${failures(course)}`;
+  const next = runnerUp(finished, lowest);
+  if (course.target === null) return `${lowest.contestant} ended ${ended}${next}.${failures(course)}`;
   const goal = `a ${course.loss_name} of ${number(course.target)}`;
   if (!arrived.length) return `Nobody reached ${goal}. ${lowest.contestant} ended ${ended}.${failures(course)}`;
   const first = least(arrived, "steps_to_target");
@@ -27,7 +28,8 @@ function runnerUp(finished, lowest) {
 function byTheClock(arrived, first) {
   const timed = arrived.filter((result) => result.seconds_to_target !== null);
   const quickest = timed.length ? least(timed, "seconds_to_target") : first;
-  return quickest === first ? "" : ` By the clock ${quickest.contestant} was first, after ${number(quickest.seconds_to_target)}\u00a0s.`;
+  if (quickest === first) return "";
+  return ` By the clock ${quickest.contestant} was first, after ${number(quickest.seconds_to_target)}\u00a0s.`;
 }
 
 function failures(course) {

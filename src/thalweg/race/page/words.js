@@ -1,6 +1,6 @@
 /* Numbers as people write them, and names as plotly may be given them. */
 
-const RAISED = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+const RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 
 /** A few digits; powers of ten for what is very small or very large; a dash for what is not there. */
 function number(value, digits = 3) {
@@ -11,8 +11,12 @@ function number(value, digits = 3) {
     return rounded.toLocaleString("en", { maximumFractionDigits: 10 });
   }
   const [mantissa, exponent] = value.toExponential(digits - 1).split("e");
-  const power = [...String(Number(exponent))].map((sign) => RAISED[sign]).join("");
+  const power = [...String(Number(exponent))].map((sign) => RAISED[sign] ?? "⁻").join("");
   return Number(mantissa) === 1 ? `10${power}` : `${Number(mantissa)}×10${power}`;
+}
+
+function lossWords(loss) {
+  return loss === null ? "diverged" : number(loss);
 }
 
 function percent(value) {
