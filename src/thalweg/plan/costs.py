@@ -1,0 +1,187 @@
+"""What a step must move in memory and send to other ranks: every formula in one place.
+
+Bytes moved are a floor: what has to be read from memory and written to it if tensors are larger than caches, each pass
+over a tensor reading it anew, and passes being parted only by sums that must be complete. Bytes sent are counted for
+the collectives that a step needs beyond those of the gradients, which are not counted.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from thalweg.boundary import arithmetic, first_state
+from thalweg.plan.models import Tensor
+from thalweg.plan.optimizers import setting_of
+from thalweg.plan.peaks import Item, products
+from thalweg.rules import LAMB, LARS, Adafactor, Kron
+from thalweg.settings import Setting
+from thalweg.spaces import shapes
+from thalweg.spaces.shape_arrays import BYTES, Ledger
+
+#: Sums cross ranks in float32.
+SUM = 4
+
+# ---- bytes in memory
+
+
+def parameter_bytes(tensor: Tensor) -> int:
+    return tensor.elements * BYTES[tensor.dtype]
+
+
+def state_entries(setting: Setting, tensor: Tensor) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype of everything that is kept for a parameter, as its rule makes it."""
+    p = Ledger().array(tensor.shape, tensor.dtype)
+    state = first_state(shapes, setting.rule_at(1), setting.handling, p)
+    return {key: (entry.shape, entry.dtype) for key, entry in state.items()}
+
+
+def entry_bytes(entry: tuple[tuple[int, ...], str]) -> int:
+    shape, dtype = entry
+    return math.prod(shape) * BYTES[dtype]
+
+
+def counter_bytes(front_end: str, tensors: int, setting: Setting) -> int:
+    """Counts of steps: one for each parameter, or in JAX one for all, and one more for steps left out."""
+    if front_end == "optax":
+        return 4 * (2 if setting.handling.on_nonfinite == "skip" else 1)
+    return {"torch": 4, "numpy": 8}[front_end] * tensors
+
+
+# ---- bytes moved
+
+
+def bytes_moved(optimizer: str | Setting, tensor: Tensor, *, refresh: bool = True) -> int:
+    """What a step of one parameter must move at least.
+
+    optimizer: a name such as "LAMB" or "AdamW", with its defaults, or a setting. refresh: whether Kron's factors are
+    refreshed in this step.
+
+    >>> matrix = Tensor("w", (4096, 4096))
+    >>> [round(bytes_moved(name, matrix) / matrix.elements) for name in ("SGD", "AdamW", "LARS", "LAMB", "Adafactor")]
+    [20, 28, 28, 40, 24]
+    """
+    setting = setting_of(optimizer) if isinstance(optimizer, str) else optimizer
+    rule = setting.rule_at(1)
+    p = g = parameter_bytes(tensor)
+    kept = {key: entry_bytes(entry) for key, entry in state_entries(setting, tensor).items()}
+    m = kept.get("momentum_buffer", kept.get("exp_avg", 0))
+    # all gradients are read once more to be clipped together
+    clipping = g if setting.handling.max_grad_norm is not None else 0
+    if isinstance(rule, LARS):
+        norms = p + g if rule.trust else 0
+        return clipping + norms + (p + g + m) + (p + m)
+    if isinstance(rule, LAMB):
+        v = kept["exp_avg_sq"]
+        if not rule.trust:
+            return clipping + (p + g + m + v) + (p + m + v)
+        # moments and norms first; then, the ratio known, what was written is read again
+        return clipping + (p + g + m + v) + (m + v) + (p + m + v) + p
+    if isinstance(rule, Adafactor):
+        return clipping + adafactor_moved(rule, p, g, m, kept)
+    if isinstance(rule, Kron):
+        own = products(Item(tensor, setting), refresh=refresh)
+        factors = sum(size for key, size in kept.items() if key.startswith("Q_"))
+        h = tensor.elements * BYTES[arithmetic(tensor.dtype)]  # the preconditioned gradient
+        return clipping + own.bytes + (factors if refresh else 0) + (h + p + m) + (p + m)
+    # a rule that is not known here: one pass over everything
+    return clipping + g + 2 * (p + sum(kept.values()))
+
+
+def adafactor_moved(rule: Adafactor, p: int, g: int, m: int, kept: dict[str, int]) -> int:
+    scaled = p if rule.is_scaled(None) or rule.is_scaled(1.0) else 0  # RMS(p) needs p before anything is written
+    clipped = rule.clip_threshold is not None
+    last = g + p + m + p + m
+    if "variance" in kept:
+        v = kept["variance"]
+        if scaled or clipped:  # squares and their sums first, then the step
+            return (g + v + scaled) + v + (v + last)
+        return v + last + v
+    factors = kept["row_var"] + kept["col_var"]
+    # rows and columns of squares, then RMS(u), which needs them, then the step
+    return (g + scaled + 2 * factors) + (g if clipped else 0) + last
+
+
+# ---- bytes sent
+
+
+def shard(size: int, world: int, rank: int) -> int:
+    """How much of an axis a rank has: whole chunks of ceil(size / world), as torch.chunk cuts them."""
+    chunk = -(-size // world)
+    return max(0, min(chunk, size - rank * chunk))
+
+
+def local(tensor: Tensor, world: int, rank: int) -> Tensor:
+    """A rank's part of a parameter; tensors without axes are everywhere."""
+    if not tensor.shape:
+        return tensor
+    return Tensor(tensor.name, (shard(tensor.shape[0], world, rank), *tensor.shape[1:]), tensor.dtype)
+
+
+def ring(total: int, world: int) -> int:
+    """What each rank sends in a ring that sums so many bytes over all ranks."""
+    return round(2 * (world - 1) / world * total)
+
+
+def reduced_bytes(setting: Setting, tensor: Tensor) -> int:
+    """Bytes of the sums over ranks that a sharded parameter needs, all rounds of a step together."""
+    rule = setting.rule_at(1)
+    clipping = SUM if setting.handling.max_grad_norm is not None else 0
+    if not tensor.shape or rule.stacked_axes:  # whole tensors lie on one rank
+        return clipping
+    if isinstance(rule, (LARS, LAMB)):
+        return clipping + (2 * SUM if rule.trust else 0)
+    if isinstance(rule, Adafactor):
+        axes = rule.factored_axes(tensor.shape)
+        # sums along the axis that is sharded; the others are complete where they are
+        crossing = SUM * tensor.elements // max(1, tensor.shape[0]) if axes is not None and axes[0] == 0 else 0
+        return clipping + crossing + 2 * SUM
+    return clipping
+
+
+@dataclass(frozen=True)
+class Owned:
+    """Which rank does Kron's products for which parameter."""
+
+    owners: tuple[int, ...]
+
+    def of(self, rank: int) -> list[int]:
+        return [index for index, owner in enumerate(self.owners) if owner == rank]
+
+
+def owners(setting: Setting, tensors: Sequence[Tensor], world: int) -> Owned:
+    """The longest first, each to the rank that has least to do."""
+    work = [work_of(setting, tensor) for tensor in tensors]
+    load, found = [0] * world, [0] * len(tensors)
+    for index in sorted(range(len(tensors)), key=lambda i: -work[i]):
+        rank = min(range(world), key=load.__getitem__)
+        found[index] = rank
+        load[rank] += work[index]
+    return Owned(tuple(found))
+
+
+@functools.lru_cache(maxsize=1024)
+def work_of_shape(setting: Setting, shape: tuple[int, ...], dtype: str) -> int:
+    return products(Item(Tensor("", shape, dtype), setting)).flops
+
+
+def work_of(setting: Setting, tensor: Tensor) -> int:
+    """Products, and something for whatever has none."""
+    return work_of_shape(setting, tensor.shape, tensor.dtype) + tensor.elements
+
+
+def exchanged_bytes(setting: Setting, tensors: Sequence[Tensor], owned: Owned, world: int, rank: int) -> int:
+    """Kron's two all-to-alls: shards of gradients to their owners and of updates back, and refreshed factors."""
+    sent = 0
+    for tensor, owner in zip(tensors, owned.owners, strict=True):
+        own = local(tensor, world, rank)
+        if owner != rank:
+            sent += parameter_bytes(own)
+            continue
+        sent += (tensor.elements - own.elements) * BYTES[arithmetic(tensor.dtype)]
+        for key, (shape, dtype) in state_entries(setting, tensor).items():
+            if key.startswith("Q_"):
+                sent += math.prod(shape[1:]) * (shape[0] - shard(shape[0], world, rank)) * BYTES[dtype]
+    return sent

@@ -1,0 +1,112 @@
+"""The optimizers that can be planned, by name, with the options that were asked for."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg.errors import CommandError, OptionError
+from thalweg.rules import RULES
+from thalweg.settings import Setting, Settings, check_known, option_names
+from thalweg.show.lists import suggestion
+
+#: Baselines are rules of ours with their trust ratio off.
+BASELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "SGD": ("LARS", {"trust": False}),
+    "AdamW": ("LAMB", {"trust": False}),
+}
+#: Every optimizer: the rule it follows, and the options that make it what it is.
+OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {**BASELINES, **{name: (name, {}) for name in RULES}}
+#: Learning rates that the front ends take by themselves. Nothing that is planned depends on them but warnings.
+DEFAULT_LR: Mapping[str, float | None] = {"LAMB": 1e-3, "AdamW": 1e-3, "Adafactor": None}
+#: A learning rate that is not known.
+UNKNOWN_LR = "unknown"
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option, for one optimizer or for all that have it."""
+
+    name: str
+    value: Any
+    optimizer: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.optimizer.lower()}.{self.name}" if self.optimizer else self.name
+
+
+def parsed_option(text: str) -> Option:
+    """An option as the command line has it: ``momentum_dtype=bfloat16``, ``kron.max_size_dense=2048``.
+
+    >>> parsed_option("kron.max_size_dense=2048")
+    Option(name='max_size_dense', value=2048, optimizer='Kron')
+    """
+    name, equals, value = text.partition("=")
+    name, value = name.strip(), value.strip()
+    owner, dot, rest = name.partition(".")
+    if not equals or not name or not value or (dot and not rest):
+        raise CommandError(f"{text!r} is no option: it must be NAME=VALUE, such as momentum_dtype=bfloat16")
+    try:
+        parsed = ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        parsed = value
+    return Option(rest, parsed, known_optimizer(owner)) if dot else Option(name, parsed)
+
+
+def known_optimizer(name: str) -> str:
+    """The optimizer of that name as it is spelt here: ``adamw`` is AdamW."""
+    found = next((known for known in OPTIMIZERS if known.lower() == name.strip().lower()), None)
+    if found is None:
+        raise CommandError(f"there is no optimizer {name!r}: {suggestion(name, OPTIMIZERS)}")
+    return found
+
+
+def setting_of(name: str, options: Iterable[Option] = ()) -> Setting:
+    """What holds for the parameters of an optimizer, options checked by its rule.
+
+    An option for this optimizer alone must have an effect; one for all may have none here.
+    """
+    rule_name, own = OPTIMIZERS[known_optimizer(name)]
+    given: dict[str, Any] = {}
+    for option in options:
+        if option.optimizer not in (None, name):
+            continue
+        if option.optimizer is None and not applies(option, name):
+            continue
+        if option.name in own:
+            raise CommandError(f"{name} is {rule_name} with {option.name}={own[option.name]}, and cannot be otherwise")
+        given[option.name] = option.value
+    variant = given.pop("variant", None)
+    try:
+        check_known(name, given, option_names(RULES[rule_name]))
+        settings = Settings(rule_name, {**own, **given}, variant)
+        lr = DEFAULT_LR.get(name, 1e-3)
+        everywhere = {option.name for option in options if option.optimizer is None}
+        settings.validate_lr(lr, unasked={*own, *everywhere})
+    except OptionError as error:
+        told = str(error)
+        raise CommandError(told if told.startswith(name) else f"{name}: {told}") from None
+    return settings.base
+
+
+def applies(option: Option, name: str) -> bool:
+    """Whether an option for all concerns this optimizer: it is one of its rule's, and not what makes it a baseline."""
+    rule_name, own = OPTIMIZERS[name]
+    return option.name not in own and option.name in (*option_names(RULES[rule_name]), "variant")
+
+
+def check_used(options: Iterable[Option], names: Iterable[str]) -> None:
+    """Say which option concerns none of the optimizers that are planned."""
+    names = list(names)
+    for option in options:
+        if option.optimizer is not None and option.optimizer not in names:
+            raise CommandError(
+                f"the option {option} is for {option.optimizer}, which is not among the optimizers: {', '.join(names)}"
+            )
+        if option.optimizer is None and not any(applies(option, name) for name in names):
+            known = {own for name in names for own in option_names(RULES[OPTIMIZERS[name][0]])}
+            raise CommandError(
+                f"no optimizer here has an option {option.name!r}: {suggestion(option.name, sorted(known))}"
+            )
