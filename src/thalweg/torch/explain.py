@@ -2,109 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from thalweg.boundary import DIGITS, first_state
+from thalweg.explain import Explanation, Row
+from thalweg.explain import explained as explained_by_shape
 from thalweg.settings import Setting
 from thalweg.spaces import torch as xp
 
-#: Bytes of dense factors from which on a warning is due.
-HUGE = 2**28
+__all__ = ["Explanation", "Row", "explained"]
 
-
-@dataclass(frozen=True)
-class Row:
-    """One parameter."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    treatment: str
-    lr_scale: float
-    weight_decay: Any
-    state_bytes: int
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """A row for each parameter; printed, it is a table with its totals and warnings."""
-
-    rows: Sequence[Row]
-    #: Entries of ``overrides`` that match no parameter.
-    unused_overrides: Sequence[Any] = field(default_factory=list)
-
-    @property
-    def state_bytes(self) -> int:
-        return sum(row.state_bytes for row in self.rows)
-
-    @property
-    def warnings(self) -> list[str]:
-        told = [f"{row.name}: {warning}" for row in self.rows for warning in row.warnings]
-        return [*told, *(f"overrides: {pattern!r} matches no parameter" for pattern in self.unused_overrides)]
-
-    def __str__(self) -> str:
-        head = ("name", "shape", "dtype", "treatment", "lr scale", "decay", "state bytes")
-        cells = [
-            (
-                r.name,
-                "x".join(map(str, r.shape)) or "()",
-                r.dtype,
-                r.treatment,
-                f"{r.lr_scale:g}",
-                f"{r.weight_decay}",
-                f"{r.state_bytes:,}",
-            )
-            for r in self.rows
-        ]
-        cells = [head, *cells, ("total", "", "", "", "", "", f"{self.state_bytes:,}")]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
-        ]
-        return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
+#: A count of steps is a tensor of float32 for each parameter.
+COUNTER_BYTES = 4
 
 
 def explained(name: str, p: Tensor, setting: Setting, lr: Any) -> Row:
-    rule, shape = setting.rule_at(1), tuple(p.shape)
-    ghost = torch.empty_like(p, device="meta")
-    state = first_state(xp, rule, setting.handling, ghost)
-    bytes_of = {key: entry.numel() * entry.element_size() for key, entry in state.items()}
-    factors = sum(size for key, size in bytes_of.items() if key.startswith("Q_"))
-    told = []
-    if factors > HUGE:
-        told.append(f"its factors take {factors / 2**20:,.0f} MiB: lower max_size_dense, or max_skew")
-    told += lost_to_rounding(p, setting, lr)
-    if not isinstance(lr, Tensor) and lr is not None and lr * setting.lr_scale == 0:
-        told.append("its learning rate is 0")
-    decay = getattr(rule, "weight_decay", 0.0)
-    return Row(
-        name,
-        shape,
-        xp.dtype(p),
-        rule.treatment(shape),
-        setting.lr_scale,
-        decay,
-        sum(bytes_of.values()) + 4,
-        tuple(told),
+    """What holds for a parameter. Learning rates that are tensors are not waited for."""
+    return explained_by_shape(
+        name, tuple(p.shape), xp.dtype(p), setting, lr=lr, rms=rms_of(p), counter_bytes=COUNTER_BYTES
     )
 
 
-def lost_to_rounding(p: Tensor, setting: Setting, lr: Any) -> list[str]:
-    """Whether steps of the expected size vanish when they are rounded to the nearest."""
-    dtype = xp.dtype(p)
-    if dtype not in DIGITS or setting.handling.rounding == "stochastic" or isinstance(lr, Tensor) or not p.numel():
-        return []
-    rms = 1.0 if p.device.type == "meta" else float(p.detach().float().square().mean().sqrt())
-    step = setting.rule.expected_rms(None if lr is None else lr * setting.lr_scale, rms)
-    half = rms * 2.0 ** -DIGITS[dtype][0]
-    if math.isfinite(step) and 0 < step < half:
-        lost = f"steps of about {step:.1e} are below half the spacing of {dtype} at {rms:.1e} and will be lost"
-        return [f"{lost}: use rounding='stochastic'"]
-    return []
+def rms_of(p: Tensor) -> float | None:
+    """The root mean square of a parameter's 16-bit numbers, which rounding depends on; 1 where there are none yet."""
+    if not p.numel() or p.element_size() > 2:
+        return None
+    return 1.0 if p.device.type == "meta" else float(p.detach().float().square().mean().sqrt())

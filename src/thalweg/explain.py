@@ -1,0 +1,112 @@
+"""What an optimizer will do with each parameter, told before it does anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from thalweg.arrays import Shape, is_number
+from thalweg.boundary import DIGITS, first_state
+from thalweg.settings import Setting
+from thalweg.spaces import shapes
+from thalweg.spaces.shape_arrays import Ledger
+
+#: Bytes of dense factors from which on a warning is due.
+HUGE = 2**28
+
+
+@dataclass(frozen=True)
+class Row:
+    """One parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    treatment: str
+    lr_scale: float
+    weight_decay: Any
+    state_bytes: int
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A row for each parameter; printed, it is a table with its totals and warnings."""
+
+    rows: Sequence[Row]
+    #: Entries of ``overrides`` that match no parameter.
+    unused_overrides: Sequence[Any] = field(default_factory=list)
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(row.state_bytes for row in self.rows)
+
+    @property
+    def warnings(self) -> list[str]:
+        told = [f"{row.name}: {warning}" for row in self.rows for warning in row.warnings]
+        return [*told, *(f"overrides: {pattern!r} matches no parameter" for pattern in self.unused_overrides)]
+
+    def __str__(self) -> str:
+        head = ("name", "shape", "dtype", "treatment", "lr scale", "decay", "state bytes")
+        cells = [
+            (
+                r.name,
+                "x".join(map(str, r.shape)) or "()",
+                r.dtype,
+                r.treatment,
+                f"{r.lr_scale:g}",
+                f"{r.weight_decay}",
+                f"{r.state_bytes:,}",
+            )
+            for r in self.rows
+        ]
+        cells = [head, *cells, ("total", "", "", "", "", "", f"{self.state_bytes:,}")]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+        ]
+        return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
+
+
+def explained(
+    name: str, shape: Shape, dtype: str, setting: Setting, *, lr: Any, rms: float | None, counter_bytes: int
+) -> Row:
+    """What holds for one parameter.
+
+    lr: the learning rate; what is no number and not None is not known. rms: that of the parameter, None if it is empty.
+    counter_bytes: what its count of steps takes.
+    """
+    rule = setting.rule_at(1)
+    state = first_state(shapes, rule, setting.handling, Ledger().array(shape, dtype))
+    factors = sum(entry.nbytes for key, entry in state.items() if key.startswith("Q_"))
+    told = []
+    if factors > HUGE:
+        told.append(f"its factors take {factors / 2**20:,.0f} MiB: lower max_size_dense, or max_skew")
+    if rms is not None and (lr is None or is_number(lr)):
+        told += lost_to_rounding(dtype, setting, lr, rms)
+    if is_number(lr) and lr * setting.lr_scale == 0:
+        told.append("its learning rate is 0")
+    return Row(
+        name,
+        shape,
+        dtype,
+        rule.treatment(shape),
+        setting.lr_scale,
+        getattr(rule, "weight_decay", 0.0),
+        sum(entry.nbytes for entry in state.values()) + counter_bytes,
+        tuple(told),
+    )
+
+
+def lost_to_rounding(dtype: str, setting: Setting, lr: float | None, rms: float) -> list[str]:
+    """Whether steps of the expected size vanish when they are rounded to the nearest."""
+    if dtype not in DIGITS or setting.handling.rounding == "stochastic":
+        return []
+    step = setting.rule.expected_rms(None if lr is None else lr * setting.lr_scale, rms)
+    half = rms * 2.0 ** -DIGITS[dtype][0]
+    if math.isfinite(step) and 0 < step < half:
+        lost = f"steps of about {step:.1e} are below half the spacing of {dtype} at {rms:.1e} and will be lost"
+        return [f"{lost}: use rounding='stochastic'"]
+    return []

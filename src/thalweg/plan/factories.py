@@ -1,0 +1,189 @@
+"""Models from ``module:factory``: built without memory, on torch's meta device or as jax's shapes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from thalweg.errors import CommandError
+from thalweg.plan.models import Model, Tensor
+
+SERVED = ("float32", "float64", "bfloat16", "float16")
+#: Arguments that a factory may ask for and that are given to it: what random numbers begin with.
+RANDOM = ("rngs", "key", "rng")
+
+
+def built(text: str) -> Model:
+    """The parameters of what a factory returns; ``module:factory`` names it."""
+    factory = found_factory(text)
+    try:
+        model = shaped(factory)
+    except CommandError:
+        raise
+    except Exception as error:
+        told = str(error).strip().split("\n")[0]
+        raise CommandError(f"{text} could not be built: {type(error).__name__}: {told}") from error
+    tensors, about = listed(model, text)
+    if not tensors:
+        raise CommandError(f"{text} has no parameters of floating point")
+    return Model(text, about, tuple(tensors), says_dtype=True)
+
+
+def found_factory(text: str) -> Callable[..., Any]:
+    module_name, _, path = text.partition(":")
+    if not module_name or not path:
+        raise CommandError(f"{text!r} names no factory: it must be module:factory, such as mymodel:build")
+    found: Any = imported(module_name, text)
+    for name in path.split("."):
+        if not hasattr(found, name):
+            public = [known for known in vars(found) if not known.startswith("_") and callable(getattr(found, known))]
+            raise CommandError(f"{module_name} has no {path!r}: it has {', '.join(public[:8]) or 'nothing to call'}")
+        found = getattr(found, name)
+    if not callable(found):
+        raise CommandError(f"{text} cannot be called: it is a {type(found).__name__}; name a class or a function")
+    called: Callable[..., Any] = found
+    return called
+
+
+def imported(module_name: str, text: str) -> Any:
+    """The module, looked for in the current folder first."""
+    here = os.getcwd()
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as missing:
+        if missing.name and (module_name == missing.name or module_name.startswith(f"{missing.name}.")):
+            raise CommandError(f"there is no module {missing.name!r} here or installed, for {text}") from None
+        raise CommandError(f"{module_name} needs a module that is not installed: {missing.name}") from None
+    except Exception as error:
+        raise CommandError(f"{module_name} could not be imported: {type(error).__name__}: {error}") from error
+    finally:
+        if added:
+            with contextlib.suppress(ValueError):
+                sys.path.remove(here)
+
+
+def shaped(factory: Callable[..., Any]) -> Any:
+    """What a factory returns, with nothing allocated for it."""
+    if is_torch_class(factory):
+        return on_meta(factory)
+    if "jax" in sys.modules:
+        return traced(factory)
+    if "torch" in sys.modules or importlib.util.find_spec("torch") is not None:
+        return on_meta(factory)
+    if importlib.util.find_spec("jax") is not None:
+        return traced(factory)
+    raise CommandError('a factory needs torch or JAX: pip install "thalweg[torch]" or "thalweg[jax]"')
+
+
+def is_torch_class(factory: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and inspect.isclass(factory) and issubclass(factory, torch.nn.Module)
+
+
+def on_meta(factory: Callable[..., Any]) -> Any:
+    import torch
+
+    with torch.device("meta"):
+        return factory()
+
+
+def traced(factory: Callable[..., Any]) -> Any:
+    """By flax where it is, else by jax; a torch module that comes out is let through."""
+    import jax
+
+    with contextlib.ExitStack() as around:
+        if torch := sys.modules.get("torch"):
+            around.enter_context(torch.device("meta"))
+        other: list[Any] = []
+
+        def build() -> Any:
+            result = factory(**beginnings(factory))
+            if is_torch_model(result):
+                other.append(result)
+                return ()
+            return result
+
+        if importlib.util.find_spec("flax") is not None:
+            from flax import nnx
+
+            shapes = nnx.eval_shape(build)
+        else:
+            shapes = jax.eval_shape(build)
+    return other[0] if other else shapes
+
+
+def beginnings(factory: Callable[..., Any]) -> dict[str, Any]:
+    """What a factory asks for to draw its first numbers from."""
+    import jax
+
+    asked = {
+        name: parameter
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if parameter.default is parameter.empty and name in RANDOM
+    }
+    given: dict[str, Any] = {}
+    for name in asked:
+        if name == "rngs":
+            from flax import nnx
+
+            given[name] = nnx.Rngs(0)
+        else:
+            given[name] = jax.random.key(0)
+    return given
+
+
+def is_torch_model(model: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def listed(model: Any, text: str) -> tuple[list[Tensor], str]:
+    """The parameters of a model, and a few words about it."""
+    if is_torch_model(model):
+        named = list(model.named_parameters())
+        trained = [
+            Tensor(name, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in named if p.requires_grad
+        ]
+        frozen = len(named) - len(trained)
+        about = f"{type(model).__name__} of torch"
+        return checked(trained, text), f"{about}, {frozen} frozen parameters left out" if frozen else about
+    if "jax" in sys.modules:
+        leaves = list(of_jax(model))
+        if leaves:
+            return checked(leaves, text), f"{type(model).__name__} of JAX"
+    raise CommandError(
+        f"{text} gave a {type(model).__name__}: it must give a torch.nn.Module, an nnx.Module or a tree of JAX arrays"
+    )
+
+
+def checked(tensors: list[Tensor], text: str) -> list[Tensor]:
+    for tensor in tensors:
+        if tensor.dtype not in SERVED:
+            raise CommandError(
+                f"{text}: parameter {tensor.name!r} has dtype {tensor.dtype}, which cannot be trained in"
+            )
+    return tensors
+
+
+def of_jax(model: Any) -> Iterator[Tensor]:
+    """Leaves of floating point: of an nnx.Module those that are parameters, of any other tree all."""
+    import jax
+
+    if "flax" in sys.modules:
+        from flax import nnx
+
+        if isinstance(model, nnx.Module):
+            model = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    for path, leaf in jax.tree_util.tree_flatten_with_path(model)[0]:
+        if isinstance(leaf, jax.ShapeDtypeStruct) and jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating):
+            name = jax.tree_util.keystr(path, simple=True, separator=".") or "params"
+            yield Tensor(name, tuple(leaf.shape), leaf.dtype.name)

@@ -1,0 +1,127 @@
+"""Names, shapes and dtypes from the headers of ``.safetensors`` files; the tensors themselves are not read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from thalweg.errors import CommandError
+from thalweg.plan.models import Model, Tensor
+
+#: No header is longer: the format's own limit.
+LONGEST = 100_000_000
+DTYPES = {"F32": "float32", "F64": "float64", "BF16": "bfloat16", "F16": "float16"}
+#: Whole numbers and truth values: nothing that is trained.
+COUNTS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
+#: Floating point that models carry along and do not train.
+BUFFERS = re.compile(r"(^|\.)(running_mean|running_var|inv_freq|masked_bias|position_ids)$|(^|\.)h\.\d+\.attn\.bias$")
+#: Shapes as a header's own text has them, at most.
+MOST_AXES = 64
+
+
+def read_safetensors(files: list[Path], name: str, dtype: str | None) -> Model:
+    """One model from all of its files. ``dtype``: what to take the parameters for, whatever they are stored in."""
+    found: dict[str, Tensor] = {}
+    left_out = 0
+    for file in files:
+        for key, entry in header_of(file).items():
+            if key in found:
+                raise CommandError(f"{file}: the tensor {key!r} is in another file of this model as well")
+            kind, shape = checked_entry(file, key, entry)
+            if kind in COUNTS or is_buffer(key, shape):
+                left_out += 1
+                continue
+            if kind not in DTYPES and dtype is None:
+                raise CommandError(
+                    f"{file}: the tensor {key!r} has dtype {kind}, which cannot be trained in: say what it will be "
+                    "with --dtype"
+                )
+            found[key] = Tensor(key, shape, dtype or DTYPES[kind])
+    if not found:
+        raise CommandError(f"{name}: there is no tensor of floating point in it")
+    about = f"{len(files)} safetensors file{'s' * (len(files) > 1)}"
+    if left_out:
+        about += (
+            f", {left_out} tensor{'s' * (left_out > 1)} that {'are' if left_out > 1 else 'is'} no parameter left out"
+        )
+    return Model(name, about, tuple(found.values()), says_dtype=True)
+
+
+def header_of(file: Path) -> dict[str, Any]:
+    """The entries of a file's header, without its metadata; the file must be as long as they say."""
+    with open(file, "rb") as stream:
+        start = stream.read(8)
+        if len(start) < 8:
+            raise CommandError(f"{file} is no safetensors file: it has {len(start)} bytes, too few for a header")
+        length = int.from_bytes(start, "little")
+        if start[:1] == b"\x80" or start[:2] == b"PK":
+            raise CommandError(f"{file} is a pickle, which is not opened here: save the model as safetensors")
+        if not 2 <= length <= LONGEST:
+            raise CommandError(f"{file} is no safetensors file: its header would have {length:,} bytes")
+        text = stream.read(length)
+        size = stream.seek(0, 2)
+    if len(text) < length:
+        raise CommandError(f"{file} is cut off: its header should have {length:,} bytes, and {len(text):,} are there")
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        raise CommandError(f"{file} is damaged, or no safetensors file: its header is no JSON") from None
+    if not isinstance(header, dict):
+        raise CommandError(f"{file} is damaged, or no safetensors file: its header is no mapping of names")
+    header.pop("__metadata__", None)
+    end = 8 + length + max((last_byte(file, key, entry) for key, entry in header.items()), default=0)
+    if size < end:
+        raise CommandError(f"{file} is cut off: it should have {end:,} bytes, and has {size:,}")
+    return header
+
+
+def last_byte(file: Path, key: str, entry: Any) -> int:
+    offsets = entry.get("data_offsets") if isinstance(entry, Mapping) else None
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_size, offsets)):
+        raise CommandError(f"{file} is damaged: the tensor {key!r} has no data_offsets")
+    end: int = offsets[1]
+    return end
+
+
+def checked_entry(file: Path, key: str, entry: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
+    kind, shape = entry.get("dtype"), entry.get("shape")
+    if (
+        not isinstance(kind, str)
+        or not isinstance(shape, list)
+        or len(shape) > MOST_AXES
+        or not all(map(is_size, shape))
+    ):
+        raise CommandError(f"{file} is damaged: the tensor {key!r} has no dtype and shape")
+    return kind, tuple(shape)
+
+
+def is_size(n: Any) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool) and n >= 0
+
+
+def is_buffer(key: str, shape: tuple[int, ...]) -> bool:
+    """Whether it is one of the well-known tensors that models store and do not train."""
+    return BUFFERS.search(key) is not None and (not key.endswith(".attn.bias") or len(shape) == 4)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The safetensors files of a model in a folder: those its index names, or all there are."""
+    indexes = sorted(folder.glob("*.safetensors.index.json"))
+    return list(indexed(indexes[0])) if indexes else sorted(folder.glob("*.safetensors"))
+
+
+def indexed(index: Path) -> Iterator[Path]:
+    """The files that an index names."""
+    try:
+        mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted({str(name) for name in mapping.values()})
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        raise CommandError(f"{index} is no index of safetensors files: it has no weight_map") from None
+    for name in names:
+        file = index.parent / Path(name).name
+        if not file.exists():
+            raise CommandError(f"{index} names a file that is not there: {file}")
+        yield file
