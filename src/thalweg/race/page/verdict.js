@@ -11,9 +11,11 @@ function verdict(course) {
   if (course.target === null) return `${lowest.contestant} ended ${ended}${next}.${failures(course)}`;
   const goal = `a ${course.loss_name} of ${number(course.target)}`;
   if (!arrived.length) return `Nobody reached ${goal}. ${lowest.contestant} ended ${ended}.${failures(course)}`;
-  const first = least(arrived, "steps_to_target");
-  const won = `${first.contestant} reached ${goal} first, in ${count(first.steps_to_target, "step")}`;
-  const end = first === lowest ? `, and ended ${ended}` : `; ${lowest.contestant} ended ${ended}`;
+  const steps = least(arrived, "steps_to_target").steps_to_target;
+  const first = arrived.filter((result) => result.steps_to_target === steps);
+  const alone = first.length === 1 && first[0] === lowest;
+  const end = alone ? `, and ended ${ended}` : `; ${lowest.contestant} ended ${ended}`;
+  const won = `${all(first)} reached ${goal} first, in ${count(steps, "step")}`;
   return `${won}${end}.${byTheClock(arrived, first)}${failures(course)}`;
 }
 
@@ -27,14 +29,19 @@ function runnerUp(finished, lowest) {
 /** Fewer steps are not less time: say so where somebody else was faster. */
 function byTheClock(arrived, first) {
   const timed = arrived.filter((result) => result.seconds_to_target !== null);
-  const quickest = timed.length ? least(timed, "seconds_to_target") : first;
-  if (quickest === first) return "";
+  if (!timed.length) return "";
+  const quickest = least(timed, "seconds_to_target");
+  if (first.length === 1 && quickest === first[0]) return "";
   return ` By the clock ${quickest.contestant} was first, after ${number(quickest.seconds_to_target)}\u00a0s.`;
 }
 
 function failures(course) {
-  const names = course.results.filter((result) => result.loss === null).map((result) => result.contestant);
-  return names.length ? ` ${new Intl.ListFormat("en").format(names)} diverged.` : "";
+  const failed = course.results.filter((result) => result.loss === null);
+  return failed.length ? ` ${all(failed)} diverged.` : "";
+}
+
+function all(results) {
+  return new Intl.ListFormat("en").format(results.map((result) => result.contestant));
 }
 
 function least(results, key) {
