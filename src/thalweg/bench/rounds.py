@@ -67,23 +67,25 @@ def compare(
         itemsize=workload.itemsize,
         yardstick=yardstick.name,
     )
-    waiting = [contestant for contestant in contestants if contestant.rule == rule]
-    everyone = len(waiting)
+    everyone = waiting = [contestant for contestant in contestants if contestant.rule == rule]
     while waiting:
-        heat, waiting = next_heat(waiting, workload, plan.budget)
-        done = 1 - (len(heat) + len(waiting)) / everyone if everyone else 1.0
-        part = len(heat) / everyone
+        finished = 1 - len(waiting) / len(everyone)
+        heat, rest = next_heat([*(c for c in everyone if c.name == found.reference), *waiting], workload, plan.budget)
+        part = (len(waiting) - len(rest)) / len(everyone)
+        waiting = rest
 
-        def say(doing: str, share: float, done: float = done, part: float = part) -> None:
-            plan.on_progress(Progress(model=model.name, rule=rule, doing=doing, done=max(0.0, done + share * part)))
+        def say(doing: str, share: float, finished: float = finished, part: float = part) -> None:
+            done = finished + share * part
+            plan.on_progress(Progress(model=model.name, rule=rule, doing=doing, done=done))
 
         ready = dict(started(heat, workload, plan.settings, found.left_out, say))
+        if found.reference and found.reference not in ready:
+            found.left_out |= dict.fromkeys(ready, f"{found.reference} could not run beside it")
+            ready.clear()
         if ready:
             run_heat(found, ready, heat, workload, yardstick, plan, say)
         ready.clear()
         workload.device.give_back()
-        if waiting:  # the reference runs again, beside the next
-            waiting = [*(c for c in heat if c.name == found.reference), *waiting]
     if plan.memory and workload.device.name == "cpu":
         measure_memory(found, workload, contestants, plan)
     return found

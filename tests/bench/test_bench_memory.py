@@ -1,0 +1,57 @@
+"""The peak of memory, measured in a process of its own."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bench_cases import TINY, made_up
+
+from thalweg.bench.contestants import Settings
+from thalweg.bench.devices import Cpu
+from thalweg.bench.memory import in_own_process
+from thalweg.bench.ours import OURS
+from thalweg.bench.workload import Workload
+from thalweg.kernels.cpu.library import reason_missing
+from thalweg.plan.models import Model, Tensor
+
+NUMPY_LAMB = next(c for c in OURS if (c.rule, c.front_end) == ("lamb", "numpy"))
+#: One tensor of 8 MiB, much more than what an interpreter does by the way.
+ONE = Model("one", "", (Tensor("weight", (1024, 2048)),))
+
+needs_proc = pytest.mark.skipif(
+    sys.platform != "linux" or not Path("/proc/self/clear_refs").exists(), reason="the system tells it on Linux alone"
+)
+
+
+@needs_proc
+def test_what_a_step_allocates_is_seen() -> None:
+    workload = Workload(ONE, Cpu())
+    written_out = in_own_process(workload, NUMPY_LAMB, Settings(engine="reference"))
+    assert written_out.extra is not None, written_out.how
+    # moments, their roots and the update: at least two arrays of the size of the parameter at a time
+    assert 2 * workload.nbytes < written_out.extra < 12 * workload.nbytes
+
+
+@needs_proc
+def test_what_a_step_does_not_allocate_is_not() -> None:
+    if reason_missing() is not None:
+        pytest.skip("needs the native core")
+    workload = Workload(ONE, Cpu())
+    fused = in_own_process(workload, NUMPY_LAMB, Settings(engine="fused"))
+    assert fused.extra is not None, fused.how
+    assert fused.extra < 0.1 * workload.nbytes
+
+
+def test_what_fails_there_is_a_reason_here() -> None:
+    found = in_own_process(Workload(TINY, Cpu()), made_up("nobody", []), Settings())
+    assert found.extra is None
+    assert "StopIteration" in found.how
+
+
+def test_an_engine_that_is_not_there_is_a_reason_too() -> None:
+    found = in_own_process(Workload(TINY, Cpu()), replace(NUMPY_LAMB), Settings(engine="foreach"))
+    assert found.extra is None
+    assert "engine" in found.how

@@ -1,0 +1,157 @@
+"""The figures: what follows from samples that are known."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from thalweg.bench import markdown, words
+from thalweg.bench.memory import Memory
+from thalweg.bench.quiet import QUIET, Round
+from thalweg.bench.record import Bench, Comparison, Entrant, Heat, Times
+from thalweg.bench.rules import RULES
+
+PARAMETERS = 1_000_000
+
+
+def entrant(package: str, floor: int | None = 40, extra: int | None = None) -> Entrant:
+    memory = Memory(extra, "made up") if extra is not None else None
+    return Entrant(package=package, front_end="torch", rule="lamb", engine="fused", floor=floor, memory=memory)
+
+
+def times(ours: float, theirs: float, bandwidth: float, others: float = 0.0) -> Round[Times]:
+    return Round(Times({"ours": ours, "theirs": theirs}, [bandwidth, bandwidth], {"as a copy": 1e9}), others)
+
+
+@pytest.fixture
+def comparison() -> Comparison:
+    """Ours takes 1, 2 and 4 ms; theirs 3, 4 and 20 ms; memory moves 40, 80 and 60 GB/s."""
+    rounds = [times(1e-3, 3e-3, 40e9), times(2e-3, 4e-3, 80e9, 0.01), times(4e-3, 20e-3, 60e9)]
+    return Comparison(
+        model="small",
+        about="Made up",
+        parameters=PARAMETERS,
+        tensors=3,
+        rule="lamb",
+        itemsize=4,
+        yardstick="a pass",
+        heats=[Heat(rounds, [times(9.0, 9.0, 1.0, 0.9)])],
+        entrants={"ours": entrant("thalweg", extra=500_000), "theirs": entrant("timm")},
+        left_out={"nobody": "ImportError: not here"},
+    )
+
+
+def bench(*comparisons: Comparison) -> Bench:
+    return Bench(
+        date="2026-01-01T00:00:00+00:00",
+        device="cpu",
+        device_about="a processor, 2 threads",
+        machine={"cores": 2},
+        versions={"python": "3.11.0"},
+        dtype="float32",
+        engine="auto",
+        inner=1,
+        repeats=3,
+        absent=["apex"],
+        comparisons=list(comparisons),
+    )
+
+
+def test_ratios_are_medians_of_ratios_in_the_same_round(comparison: Comparison) -> None:
+    ours, theirs = comparison.rows
+    assert ours.ratio == 1
+    assert theirs.ratio == pytest.approx(3)  # of 3, 2 and 5; the ratio of the medians would be 2
+    assert theirs.median / ours.median == pytest.approx(2)
+
+
+def test_the_share_of_the_floor_is_of_the_bandwidth_in_the_same_run(comparison: Comparison) -> None:
+    ours, theirs = comparison.rows
+    assert ours.bandwidth == 60e9
+    # 40 bytes for each of 1,000,000 parameters in 2 ms are 20 GB/s, and 60 were possible
+    assert ours.floor_rate == pytest.approx(20e9)
+    assert ours.share_of_floor == pytest.approx(1 / 3)
+    assert theirs.share_of_floor == pytest.approx(1 / 6)
+
+
+def test_the_spread_is_the_quartiles(comparison: Comparison) -> None:
+    assert comparison.rows[0].quartiles == pytest.approx((1.5e-3, 3e-3))
+    one = Heat([times(1e-3, 3e-3, 40e9)])
+    comparison.heats = [one]
+    assert comparison.rows[0].quartiles == (1e-3, 1e-3)
+
+
+def test_rounds_left_out_do_not_count(comparison: Comparison) -> None:
+    assert max(comparison.rows[0].seconds) == 4e-3
+    assert comparison.others == [0.0, 0.01, 0.0]
+    assert not comparison.disturbed
+
+
+def test_a_contestant_of_a_later_heat_is_compared_within_that_heat(comparison: Comparison) -> None:
+    later = [Round(Times({"ours": 10e-3, "late": 20e-3}, [20e9, 20e9]), 0.0)]
+    comparison.heats.append(Heat(later))
+    comparison.entrants["late"] = entrant("optax")
+    late = comparison.rows[2]
+    assert (late.ratio, late.bandwidth) == (2.0, 20e9)
+    assert comparison.rows[0].seconds == [1e-3, 2e-3, 4e-3, 10e-3]
+
+
+def test_what_memory_does_not_limit_has_no_share(comparison: Comparison) -> None:
+    comparison.entrants["theirs"] = entrant("timm", floor=None)
+    theirs = comparison.rows[1]
+    assert (theirs.floor_rate, theirs.share_of_floor) == (None, None)
+    assert words.cells(theirs, 4, memory=False)[-2:] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("rule", "float32", "bfloat16"),
+    [
+        ("lamb", 40, 32),
+        ("lars", 28, 18),
+        ("adafactor", 24, 12),
+        ("adamw", 28, 22),
+        ("sgd", 20, 14),
+        ("kron", None, None),
+    ],
+)
+def test_floors(rule: str, float32: int | None, bfloat16: int | None) -> None:
+    assert RULES[rule].floor(4) == float32
+    assert RULES[rule].floor(2) == bfloat16
+
+
+def test_markdown_has_every_figure(comparison: Comparison) -> None:
+    comparison.entrants["theirs"] = Entrant(
+        package="timm", front_end="torch", rule="lamb", floor=40, memory=Memory(None, "no such file")
+    )
+    text = markdown.page(bench(comparison))
+    assert "| ours | fused | 2 | 1.5 to 3 | 1.00 | 20.0 | 33% | 500 kB | 12.5% |" in text
+    assert "| theirs |  | 4 | 3.5 to 12.0 | 3.00 | 10.0 | 17% | not known |  |" in text
+    assert "Left out: nobody (ImportError: not here)" in text
+    assert "Memory of theirs is not known (no such file)" in text
+    assert "60.0 GB/s (best 80.0) by a pass; for information, 1.0 as a copy" in text
+    assert "Rounds: 3, and 1 left out as more disturbed" in text
+    assert "not to be quoted" not in text
+
+
+def test_a_disturbed_run_says_so_everywhere(comparison: Comparison) -> None:
+    comparison.heats = [Heat([times(1e-3, 3e-3, 40e9, QUIET + 0.01)])]
+    found = bench(comparison)
+    assert found.disturbed
+    assert "**Disturbed by other processes: these figures are not to be quoted.**" in markdown.page(found)
+    assert found.plain()["comparisons"][0]["disturbed"]
+
+
+def test_a_record_has_all_samples_and_is_json(comparison: Comparison) -> None:
+    read = json.loads(json.dumps(bench(comparison).plain()))
+    (one,) = read["comparisons"]
+    assert read["absent"] == ["apex"]
+    assert [each["result"]["seconds"]["theirs"] for each in one["heats"][0]["rounds"]] == [3e-3, 4e-3, 20e-3]
+    assert one["heats"][0]["left_out"][0]["others"] == 0.9
+    assert [row["share_of_floor"] for row in one["rows"]] == pytest.approx([1 / 3, 1 / 6])
+    assert one["rows"][0]["memory"] == {"extra": 500_000, "how": "made up"}
+
+
+def test_nobody_is_no_error(comparison: Comparison) -> None:
+    comparison.heats, comparison.entrants = [], {}
+    assert "Nobody could run." in markdown.table(comparison)
+    assert comparison.plain()["rows"] == []

@@ -1,0 +1,159 @@
+"""Turns: everyone once in a round, each after the yardstick; who cannot run is left out."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import warnings
+
+import pytest
+from bench_cases import RATE, TINY, failing, made_up, plan, yardstick
+
+from thalweg.bench import quiet, rounds
+from thalweg.bench.contestants import Contestant, Ready, Settings
+from thalweg.bench.devices import Cpu
+from thalweg.bench.rounds import WARM_UP, Progress, compare, next_heat
+from thalweg.bench.workload import Workload
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rest between steps, and no other process on the machine."""
+    monkeypatch.setattr(rounds, "REST", 0.0)
+    monkeypatch.setattr(Cpu, "give_back", lambda self: None)
+    monkeypatch.setattr(quiet, "busy_elsewhere", lambda: 0.0)
+
+
+@pytest.fixture
+def workload() -> Workload:
+    return Workload(TINY, Cpu())
+
+
+def test_contestants_take_turns(workload: Workload) -> None:
+    log: list[str] = []
+    everyone = [made_up(name, log) for name in ("one", "two", "three")]
+    found = compare(workload, "sgd", everyone, yardstick(log), plan(repeats=3))
+    warming = [name for name in ("one", "two", "three") for _ in range(WARM_UP)]
+    one_round = ["bandwidth", "one", "bandwidth", "two", "bandwidth", "three"]
+    assert log == warming + one_round * (WARM_UP + 3)
+    assert [len(row.seconds) for row in found.rows] == [3, 3, 3]
+    assert found.reference == "one"
+    assert found.bandwidths == [RATE] * 9
+    assert found.entrants["one"].engine == "made up"
+
+
+def test_only_the_rule_that_is_asked_for(workload: Workload) -> None:
+    everyone = [made_up("one", []), made_up("two", [], rule="lamb")]
+    assert list(compare(workload, "sgd", everyone, yardstick(), plan()).entrants) == ["one"]
+
+
+def test_who_cannot_run_is_left_out_with_the_reason(workload: Workload) -> None:
+    everyone = [
+        failing("broken", ImportError("no module\nat all")),
+        failing("speechless", RuntimeError()),
+        made_up("one", []),
+        made_up("idle", [], moves=False),
+    ]
+    found = compare(workload, "sgd", everyone, yardstick(), plan())
+    assert list(found.entrants) == ["one"]
+    assert found.left_out == {
+        "broken": "ImportError: no module",
+        "speechless": "RuntimeError",
+        "idle": "RuntimeError: its step leaves the parameters as they were",
+    }
+
+
+def test_nobody_can_run(workload: Workload) -> None:
+    found = compare(workload, "sgd", [failing("broken", OSError("no"))], yardstick(), plan(memory=True))
+    assert (found.heats, found.rows, found.reference) == ([], [], "")
+
+
+def test_heats_when_memory_is_short_share_the_reference(workload: Workload) -> None:
+    log: list[str] = []
+    everyone = [made_up(name, log) for name in ("one", "two", "three", "four")]
+    found = compare(workload, "sgd", everyone, yardstick(), plan(budget=1.0))
+    assert [list(heat.rounds[0].result.seconds) for heat in found.heats] == [
+        ["one", "two"],
+        ["one", "three"],
+        ["one", "four"],
+    ]
+    assert [row.contestant for row in found.rows] == ["one", "two", "three", "four"]
+    assert [len(row.seconds) for row in found.rows] == [6, 2, 2, 2]
+
+
+def test_whoever_has_no_reference_beside_it_is_left_out(workload: Workload) -> None:
+    made = iter(range(10))
+
+    def once(workload: object, settings: Settings) -> Ready:
+        if next(made):
+            raise MemoryError("no second time")
+        return made_up("first", []).make(workload, settings)  # type: ignore[arg-type]
+
+    first = Contestant("first", "sgd", "thalweg", "numpy", once, 2)
+    everyone = [first, made_up("second", []), made_up("third", [])]
+    found = compare(workload, "sgd", everyone, yardstick(), plan(budget=1.0))
+    assert [row.contestant for row in found.rows] == ["first", "second"]
+    assert found.left_out == {"first": "MemoryError: no second time", "third": "first could not run beside it"}
+
+
+def test_heats_count_what_everyone_keeps(workload: Workload) -> None:
+    everyone = [made_up(name, [], copies=copies) for name, copies in (("a", 1), ("b", 1), ("c", 1), ("d", 100))]
+    fixed = 5 * workload.nbytes + 2.2 * rounds.SIZE
+    heat, rest = next_heat(everyone, workload, fixed + 3 * workload.nbytes)
+    assert [c.name for c in heat] == ["a", "b", "c"]
+    assert [c.name for c in rest] == ["d"]
+    assert next_heat(everyone, workload, fixed + 103 * workload.nbytes)[1] == []
+
+
+def test_times_are_of_one_step(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cpu, "timed", lambda self, action: 10.0 if action() is None else 0.0)
+    found = compare(workload, "sgd", [made_up("one", [])], yardstick(), plan(settings=Settings(inner=5)))
+    assert found.rows[0].seconds == [2.0, 2.0]
+
+
+def test_a_contestant_that_goes_astray_stops_the_run(workload: Workload) -> None:
+    def make(workload: object, settings: Settings) -> Ready:
+        weights = [1.0]
+        return Ready(lambda: weights.__setitem__(0, weights[0] * 1e9), probe=lambda: list(weights))
+
+    astray = Contestant("astray", "sgd", "other", "numpy", make, 1)
+    with pytest.raises(RuntimeError, match="astray: its parameters are no longer finite"):
+        compare(workload, "sgd", [astray], yardstick(), plan())
+    assert gc.isenabled()
+
+
+def test_peers_are_not_heard_and_ours_is(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
+    def noisy(package: str) -> Contestant:
+        def make(workload: object, settings: Settings) -> Ready:
+            sys.stdout.write(f"{package} speaks\n")
+            warnings.warn(f"{package} warns", stacklevel=2)
+            return made_up("quiet", []).make(workload, settings)  # type: ignore[arg-type]
+
+        return Contestant(package, "sgd", package, "numpy", make, 1)
+
+    with pytest.warns(UserWarning, match="thalweg warns") as warned:
+        found = compare(workload, "sgd", [noisy("thalweg"), noisy("peer")], yardstick(), plan())
+    assert list(found.entrants) == ["thalweg", "peer"]
+    assert len(warned) == 1
+    assert capsys.readouterr().out == "thalweg speaks\n"
+
+
+def test_progress_goes_forward(workload: Workload) -> None:
+    seen: list[Progress] = []
+    everyone = [made_up(name, []) for name in ("one", "two", "three")]
+    compare(workload, "sgd", everyone, yardstick(), plan(on_progress=seen.append, budget=1.0))
+    parts = [progress.done for progress in seen]
+    assert parts == sorted(parts)
+    assert (parts[0], parts[-1]) == (0.0, 1.0)
+    assert seen[0].doing == "warming up one"
+    assert seen[-1].doing == "2 of 2 rounds"
+
+
+def test_a_disturbed_round_is_told(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(10_000))
+    monkeypatch.setattr(quiet, "busy_elsewhere", lambda: 1e3 * next(clock))
+    seen: list[Progress] = []
+    found = compare(workload, "sgd", [made_up("one", [])], yardstick(), plan(on_progress=seen.append))
+    assert found.disturbed
+    assert "disturbed: other processes took" in seen[-1].doing
+    assert len(found.heats[0].left_out) == 2 * (quiet.PATIENCE - 1)

@@ -1,0 +1,90 @@
+"""The scripts under benchmarks/: they are thin, and they run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from bench_cases import TINY
+
+from thalweg.bench import bandwidth, process, quiet, rounds, run
+from thalweg.bench.devices import Cpu
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def script(name: str) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bandwidth, "SIZE", 2**16)
+    monkeypatch.setattr(rounds, "REST", 0.0)
+    monkeypatch.setattr(Cpu, "give_back", lambda self: None)
+    monkeypatch.setattr(quiet, "busy_elsewhere", lambda: 0.0)
+    monkeypatch.setattr(quiet, "LOOK", 0.0)
+    monkeypatch.setattr(run, "builtin", lambda name: TINY)
+    monkeypatch.setattr(process, "prepare", lambda device, threads: None)
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+@pytest.mark.parametrize("name", ["step_cpu", "step_jax"])
+def test_help(name: str) -> None:
+    run = subprocess.run(
+        [sys.executable, str(FOLDER / f"{name}.py"), "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--models" in run.stdout
+
+
+def test_step_cpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    record = tmp_path / "record.json"
+    script("step_cpu").main(["--rules", "sgd", "--repeats", "1", "--json", str(record)])
+    said = capsys.readouterr().out
+    assert "## SGD, tiny" in said
+    assert "| thalweg.torch LARS(trust=False) |" in said
+    assert json.loads(record.read_text())["command"].startswith("python benchmarks/step_cpu.py --rules sgd")
+
+
+def test_step_cpu_says_what_it_does_not_know() -> None:
+    with pytest.raises(SystemExit, match=r"step_cpu\.py: there is no rule 'lamp': did you mean 'lamb'\?"):
+        script("step_cpu").main(["--rules", "lamp"])
+
+
+def test_step_jax(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("optax")
+    record = tmp_path / "record.json"
+    script("step_jax").main(["--models", "gpt2", "--rules", "sgd", "--repeats", "1", "--json", str(record)])
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert row.startswith("| sgd | tiny |")
+    assert row.count("|") == 13
+    assert json.loads(record.read_text())["loop"]["inner"] == 20
+
+
+def test_the_training_loop(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    loop = script("loop")
+    monkeypatch.setattr(loop, "WIDTH", 8)
+    monkeypatch.setattr(loop, "LAYERS", 1)
+    monkeypatch.setattr(loop, "VOCABULARY", 16)
+    loop.main(["--turns", "1"])
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[-3].startswith("| torch.optim.AdamW(fused=True) |")
+    assert rows[-1].startswith('| thalweg.torch LAMB(engine="foreach") | foreach |')
+
+
+def test_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    script("bandwidth").main(["--mib", "1", "--repeats", "1"])
+    assert "| 1 | 1 |" in capsys.readouterr().out
