@@ -120,7 +120,7 @@ def test_larger_batches_get_fewer_steps_and_larger_rates() -> None:
     assert [course.name for course in plan.courses] == ["digits@64", "digits@256", "digits@100000"]
     first, second, _ = ([run.lr for run in course.runs if run.contestant == "SGD"] for course in plan.courses)
     assert first == [0.15, 0.2, 0.3, 0.5, 0.7]
-    assert second == [0.075, 0.15, 0.3, 0.6, 1.2, 2.4, 4.8], "around 0.3 times the root of 4"
+    assert second == [0.0375, 0.075, 0.15, 0.3, 0.6, 1.2, 2.4, 4.8], "around 0.3 times the root of 4"
     own = programme(resolve("digits"), command="", batch_sizes=[256], rates={"SGD": [0.5], "": [7.0]})
     assert {(run.contestant == "SGD", run.lr) for run in own.courses[0].runs} == {(True, 0.5), (False, 7.0)}
 

@@ -23,7 +23,7 @@ with extra("cli"):
 
 TASKS = ("digits", "valley", "text", "fashion")
 #: Matrices this small gain nothing from threads, which stall when others want the cores.
-SMALL = ("digits", "valley")
+SMALL = ("digits", "valley", "text")
 THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 

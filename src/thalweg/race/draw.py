@@ -176,7 +176,7 @@ def draw_batches(courses: Sequence[Summary], looks: Looks) -> Any:
         if key == "score":
             axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         label_ends(axes, ends, {name: name for name in ends}, looks)
-        entitle(axes, capital(title), "as many examples for every batch size; each at its best learning rate")
+        entitle(axes, capital(title), "as many examples for every batch size")
     return picture
 
 

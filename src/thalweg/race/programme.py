@@ -18,7 +18,7 @@ from thalweg.race.run import Run
 from thalweg.race.task import Landscape, Task
 
 #: Powers of 2 around the learning rate that is expected to be best at another batch size than the task's own.
-ELSEWHERE = range(-3, 4)
+ELSEWHERE = range(-4, 4)
 #: Lines of a map's grid, along x and along y.
 GRID = 160
 
