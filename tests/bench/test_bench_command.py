@@ -30,7 +30,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bandwidth, "SIZE", 2**16)
     monkeypatch.setattr(rounds, "REST", 0.0)
     monkeypatch.setattr(Cpu, "give_back", lambda self: None)
-    monkeypatch.setattr(run, "builtin", lambda name: TINY)
+    monkeypatch.setattr(run, "resolve", lambda name, dtype: TINY)
     monkeypatch.setattr(module.process, "prepare", lambda device, threads: None)
     monkeypatch.chdir(tmp_path)
 

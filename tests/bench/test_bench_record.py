@@ -10,12 +10,14 @@ from thalweg.bench import markdown, words
 from thalweg.bench.memory import Memory
 from thalweg.bench.quiet import QUIET, Round
 from thalweg.bench.record import Bench, Comparison, Entrant, Heat, Times
-from thalweg.bench.rules import RULES
+from thalweg.bench.rules import floor
+from thalweg.plan.models import Model, Tensor
 
 PARAMETERS = 1_000_000
+FLOOR = 40 * PARAMETERS
 
 
-def entrant(package: str, floor: int | None = 40, extra: int | None = None) -> Entrant:
+def entrant(package: str, floor: int | None = FLOOR, extra: int | None = None) -> Entrant:
     memory = Memory(extra, "made up") if extra is not None else None
     return Entrant(package=package, front_end="torch", rule="lamb", engine="fused", floor=floor, memory=memory)
 
@@ -35,6 +37,7 @@ def comparison() -> Comparison:
         tensors=3,
         rule="lamb",
         itemsize=4,
+        floor=FLOOR,
         yardstick="a pass",
         heats=[Heat(rounds, [times(9.0, 9.0, 1.0, 0.9)])],
         entrants={"ours": entrant("thalweg", extra=500_000), "theirs": entrant("timm")},
@@ -105,23 +108,24 @@ def test_what_memory_does_not_limit_has_no_share(comparison: Comparison) -> None
 
 @pytest.mark.parametrize(
     ("rule", "float32", "bfloat16"),
-    [
-        ("lamb", 40, 32),
-        ("lars", 28, 18),
-        ("adafactor", 24, 12),
-        ("adamw", 28, 22),
-        ("sgd", 20, 14),
-        ("kron", None, None),
-    ],
+    [("lamb", 40, 32), ("lars", 28, 18), ("adafactor", 24, 12), ("adamw", 28, 22), ("sgd", 20, 14)],
 )
-def test_floors(rule: str, float32: int | None, bfloat16: int | None) -> None:
-    assert RULES[rule].floor(4) == float32
-    assert RULES[rule].floor(2) == bfloat16
+def test_floors_follow_the_dtypes(rule: str, float32: int, bfloat16: int) -> None:
+    model = Model("one", "", (Tensor("weight", (4096, 4096)),))
+    for dtype, expected in (("float32", float32), ("bfloat16", bfloat16)):
+        moved = floor(rule, model.stored_as(dtype))
+        assert moved is not None
+        # Adafactor's rows and columns are a thousandth of the matrix
+        assert round(moved / model.parameters, 1) == expected
+
+
+def test_kron_is_limited_by_arithmetic() -> None:
+    assert floor("kron", Model("one", "", (Tensor("weight", (8, 8)),))) is None
 
 
 def test_markdown_has_every_figure(comparison: Comparison) -> None:
     comparison.entrants["theirs"] = Entrant(
-        package="timm", front_end="torch", rule="lamb", floor=40, memory=Memory(None, "no such file")
+        package="timm", front_end="torch", rule="lamb", floor=FLOOR, memory=Memory(None, "no such file")
     )
     text = markdown.page(bench(comparison))
     assert "| ours | fused | 2 | 1.5 to 3 | 1.00 | 20.0 | 33% | 500 kB | 12.5% |" in text

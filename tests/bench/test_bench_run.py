@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,6 +84,18 @@ def test_the_yardstick_counts_every_byte_it_moves(monkeypatch: pytest.MonkeyPatc
     assert [measure() for measure in stick.others.values()] == [8000 / 0.5, 4000 / 0.5, 4000 / 0.5]
 
 
+def test_a_model_is_whatever_plan_takes(tmp_path: Path) -> None:
+    shapes = tmp_path / "shapes.json"
+    shapes.write_text(json.dumps({"empty": [0, 3], "scalar": [], "weight": {"shape": [4, 3], "dtype": "bfloat16"}}))
+    found = bench(str(shapes), rules=["lamb"], **OURS_ALONE)
+    (comparison,) = found.comparisons
+    assert (comparison.parameters, comparison.tensors, comparison.left_out) == (13, 3, {})
+    assert comparison.floor == 13 * 40  # float32 is what was asked for
+    shapes.write_text("[[0, 3]]")
+    with pytest.raises(CommandError, match=r"shapes\.json has no parameters to step"):
+        bench(str(shapes))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -93,7 +107,7 @@ def test_the_yardstick_counts_every_byte_it_moves(monkeypatch: pytest.MonkeyPatc
         ({"repeats": 0}, "repeats must be at least 1, got 0"),
         ({"inner": -1}, "inner must be at least 1, got -1"),
         ({"device": "tpu"}, "there is no device 'tpu': there are cpu, cuda"),
-        ({"model": "gpt3"}, "gpt3"),
+        ({"model": "gpt3"}, "there is no model 'gpt3': did you mean 'gpt2'?"),
     ],
 )
 def test_what_is_not_there_is_named(options: dict[str, Any], message: str) -> None:

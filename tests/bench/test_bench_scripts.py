@@ -34,7 +34,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cpu, "give_back", lambda self: None)
     monkeypatch.setattr(quiet, "busy_elsewhere", lambda: 0.0)
     monkeypatch.setattr(quiet, "LOOK", 0.0)
-    monkeypatch.setattr(run, "builtin", lambda name: TINY)
+    monkeypatch.setattr(run, "resolve", lambda name, dtype: TINY)
     monkeypatch.setattr(process, "prepare", lambda device, threads: None)
     monkeypatch.syspath_prepend(str(FOLDER))
 

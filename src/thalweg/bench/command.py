@@ -50,7 +50,7 @@ def completing(names: Iterable[str]) -> Complete:
     show_default=True,
     metavar="LIST",
     shell_complete=completing(BUILTIN),
-    help=f"Whose shapes: some of {', '.join(BUILTIN)}.",
+    help=f"Whose shapes: some of {', '.join(BUILTIN)}, or what thalweg plan takes: a file, a folder, module:factory.",
 )
 @click.option(
     "--rules",

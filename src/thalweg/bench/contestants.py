@@ -8,12 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from thalweg.bench.rules import RULES, Rule
-
 if TYPE_CHECKING:
     from thalweg.bench.workload import Workload
 
-#: The first eight weights, looked at before and after: whoever does not move them has not done the work.
+#: Eight weights of the largest tensor, looked at before and after: whoever does not move them has not done the work.
 PROBE = 8
 
 
@@ -61,8 +59,8 @@ class Contestant:
     follows: str = ""
 
     @property
-    def itself(self) -> Rule:
-        return RULES[self.follows or self.rule]
+    def own_rule(self) -> str:
+        return self.follows or self.rule
 
 
 def torch_ready(
@@ -78,7 +76,7 @@ def torch_ready(
     optimizer = build(params)
     ready = Ready(
         several(optimizer.step, settings.inner),
-        probe=lambda: [float(x) for x in params[0].detach().flatten()[:PROBE].tolist()],
+        probe=lambda: [float(x) for x in params[workload.largest].detach().flatten()[:PROBE].tolist()],
         engine=lambda: str(getattr(optimizer, "engine", "")),
     )
     if writes_grads:
@@ -88,10 +86,10 @@ def torch_ready(
 
 def numpy_ready(optimizer: Any, workload: Workload, settings: Settings) -> Ready:
     params, grads = workload.numpy_params(), workload.numpy_grads
-    first = params[workload.names[0]]
+    largest = params[workload.names[workload.largest]]
     return Ready(
         several(lambda: optimizer.step(params, grads), settings.inner),
-        probe=lambda: [float(x) for x in first.flat[:PROBE]],
+        probe=lambda: [float(x) for x in largest.flat[:PROBE]],
         engine=lambda: str(optimizer.engine),
     )
 
@@ -129,7 +127,7 @@ def optax_ready(transformation: Any, workload: Workload, settings: Settings) -> 
 
     return Ready(
         step,
-        probe=lambda: [float(x) for x in np.asarray(kept[0][0]).flat[:PROBE]],
+        probe=lambda: [float(x) for x in np.asarray(kept[0][workload.largest]).flat[:PROBE]],
         compiled={
             "trace_s": traced - begin,
             "compile_s": done - traced,

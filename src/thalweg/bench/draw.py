@@ -57,9 +57,9 @@ def draw_panel(axes: Axes, found: Comparison) -> None:
     axes.set_xlabel("milliseconds a step: median, and the quartiles")
     subtitle = f"{found.parameters:,} parameters in {found.tensors} tensors"
     if found.floor is not None:
-        at = 1e3 * found.floor * found.parameters / statistics.median(found.bandwidths)
+        at = 1e3 * found.floor / statistics.median(found.bandwidths)
         axes.axvline(at, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
-        subtitle += f"; dashed: {found.floor} bytes a parameter at the bandwidth measured"
+        subtitle += f"; dashed: {words.a_parameter(found)} at the bandwidth measured"
     entitle(axes, words.title(found), subtitle + ("; DISTURBED by other processes" if found.disturbed else ""))
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from thalweg.bench.memory import Memory
 from thalweg.bench.quiet import QUIET, Round
-from thalweg.bench.rules import RULES
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Entrant:
     rule: str
     #: The engine that its steps used, where there is a choice.
     engine: str = ""
-    #: Bytes that its own rule must move for each parameter; None where memory is not the limit.
+    #: Bytes that a step by its own rule must move; None where memory is not the limit.
     floor: int | None
     memory: Memory | None = None
     #: What its compiler told.
@@ -87,7 +86,7 @@ class Row:
     @property
     def floor_rate(self) -> float | None:
         """Bytes a second, if it moved no more than it must."""
-        return None if self.entrant.floor is None else self.entrant.floor * self.parameters / self.median
+        return None if self.entrant.floor is None else self.entrant.floor / self.median
 
     @property
     def share_of_floor(self) -> float | None:
@@ -121,6 +120,8 @@ class Comparison:
     rule: str
     #: Bytes for each parameter and gradient.
     itemsize: int
+    #: Bytes that a step must move; None where memory is not the limit.
+    floor: int | None
     #: What the bandwidth was measured with.
     yardstick: str
     heats: list[Heat] = field(default_factory=list)
@@ -136,11 +137,6 @@ class Comparison:
     @property
     def rounds(self) -> list[Round[Times]]:
         return [each for heat in self.heats for each in heat.rounds]
-
-    @property
-    def floor(self) -> int | None:
-        """Bytes that the rule must move for each parameter."""
-        return RULES[self.rule].floor(self.itemsize)
 
     @property
     def others(self) -> list[float]:

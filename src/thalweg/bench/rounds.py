@@ -17,6 +17,7 @@ from thalweg.bench.contestants import Contestant, Ready, Settings
 from thalweg.bench.devices import Device
 from thalweg.bench.quiet import QUIET, WAIT, undisturbed
 from thalweg.bench.record import Comparison, Entrant, Heat, Times
+from thalweg.bench.rules import floor
 
 if TYPE_CHECKING:
     from thalweg.bench.workload import Workload
@@ -65,6 +66,7 @@ def compare(
         tensors=len(model.tensors),
         rule=rule,
         itemsize=workload.itemsize,
+        floor=floor(rule, workload.model),
         yardstick=yardstick.name,
     )
     everyone = waiting = [contestant for contestant in contestants if contestant.rule == rule]
@@ -188,9 +190,9 @@ def entrant(contestant: Contestant, ready: Ready, workload: Workload, plan: Plan
     return Entrant(
         package=contestant.package,
         front_end=contestant.front_end,
-        rule=contestant.follows or contestant.rule,
+        rule=contestant.own_rule,
         engine=ready.engine(),
-        floor=contestant.itself.floor(workload.itemsize),
+        floor=floor(contestant.own_rule, workload.model),
         memory=measured,
         compiled=ready.compiled,
     )

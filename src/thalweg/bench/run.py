@@ -14,7 +14,8 @@ from thalweg.bench.record import Bench, Comparison
 from thalweg.bench.rounds import Plan, Progress, compare
 from thalweg.bench.rules import RULES, USUAL
 from thalweg.errors import CommandError
-from thalweg.plan.models import Model, builtin
+from thalweg.plan.models import Model
+from thalweg.plan.sources import resolve
 from thalweg.show.lists import suggestion
 from thalweg.show.surroundings import machine, versions
 
@@ -53,11 +54,11 @@ def bench(
 ) -> Bench:
     """Time steps of ours and of installed peers in turns, on real shapes.
 
-    ``against`` names packages, all of which must be installed; None takes those that are. ``inner`` steps make one
-    measurement. ``budget`` is the memory to stay below, in bytes. ``memory=False`` saves the time to measure peaks.
-    Ctrl-C raises ``Stopped``, which has what was finished.
+    ``model`` is one or several of whatever ``thalweg plan`` takes, or of its ``Model``. ``against`` names packages,
+    all of which must be installed; None takes those that are. ``inner`` steps make one measurement. ``budget`` is the
+    memory to stay below, in bytes. ``memory=False`` saves the time to measure peaks. Ctrl-C raises ``Stopped``, which
+    has what was finished.
     """
-    models = [builtin(each) if isinstance(each, str) else each for each in listed(model)]
     for what, given, known in (
         ("rule", rules, RULES),
         ("package", against or (), PACKAGES),
@@ -69,6 +70,10 @@ def bench(
     for what, count in (("repeats", repeats), ("inner", inner)):
         if count < 1:
             raise CommandError(f"{what} must be at least 1, got {count}")
+    models = [resolve(each, dtype) if isinstance(each, str) else each for each in listed(model)]
+    for each in models:
+        if each.parameters == 0:
+            raise CommandError(f"{each.name} has no parameters to step")
     where = device_called(device)
     taking_part = contestants(where, against, front_ends)
     found = Bench(

@@ -18,8 +18,13 @@ def title(found: Comparison) -> str:
 def work(found: Comparison) -> str:
     """What was stepped, and how many bytes that must move."""
     rule = RULES[found.rule]
-    floor = f"Floor: {found.floor} bytes a parameter ({rule.why})" if found.floor else f"No floor: {rule.why}"
+    floor = f"No floor: {rule.why}" if found.floor is None else f"Floor: {a_parameter(found)} ({rule.why})"
     return f"{found.about}: {found.parameters:,} parameters in {found.tensors} tensors. {floor}."
+
+
+def a_parameter(found: Comparison) -> str:
+    """The floor, by parameter."""
+    return f"{(found.floor or 0) / found.parameters:.3g} bytes a parameter"
 
 
 def bandwidth(found: Comparison) -> str:

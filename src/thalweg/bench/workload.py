@@ -25,8 +25,10 @@ class Workload:
     """A model's parameters, anew for each contestant, and gradients that all of a framework share."""
 
     def __init__(self, model: Model, device: Device, dtype: str = "float32") -> None:
-        self.model, self.device, self.dtype = model, device, dtype
+        self.model, self.device, self.dtype = model.stored_as(dtype), device, dtype
         self.names = [tensor.name for tensor in model.tensors]
+        #: Where the largest tensor stands.
+        self.largest = max(range(len(model.tensors)), key=lambda index: model.tensors[index].elements)
         self.itemsize = DTYPES[dtype]
 
     @property
