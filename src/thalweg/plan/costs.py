@@ -11,16 +11,20 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from thalweg.arrays import Shape
 from thalweg.boundary import arithmetic, first_state
 from thalweg.plan.models import Tensor
 from thalweg.plan.optimizers import setting_of
-from thalweg.plan.peaks import Item, products
+from thalweg.plan.peaks import Item, Products, products
 from thalweg.rules import LAMB, LARS, Adafactor, Kron
 from thalweg.settings import Setting
 from thalweg.spaces import shapes
 from thalweg.spaces.shape_arrays import BYTES, Ledger
 
+#: Something that is kept for a parameter: its shape and its dtype.
+Entry: TypeAlias = tuple[Shape, str]
 #: Sums cross ranks in float32.
 SUM = 4
 
@@ -31,14 +35,14 @@ def parameter_bytes(tensor: Tensor) -> int:
     return tensor.elements * BYTES[tensor.dtype]
 
 
-def state_entries(setting: Setting, tensor: Tensor) -> dict[str, tuple[tuple[int, ...], str]]:
+def state_entries(setting: Setting, tensor: Tensor) -> dict[str, Entry]:
     """Shape and dtype of everything that is kept for a parameter, as its rule makes it."""
     p = Ledger().array(tensor.shape, tensor.dtype)
     state = first_state(shapes, setting.rule_at(1), setting.handling, p)
     return {key: (entry.shape, entry.dtype) for key, entry in state.items()}
 
 
-def entry_bytes(entry: tuple[tuple[int, ...], str]) -> int:
+def entry_bytes(entry: Entry) -> int:
     shape, dtype = entry
     return math.prod(shape) * BYTES[dtype]
 
@@ -82,10 +86,7 @@ def bytes_moved(optimizer: str | Setting, tensor: Tensor, *, refresh: bool = Tru
     if isinstance(rule, Adafactor):
         return clipping + adafactor_moved(rule, p, g, m, kept)
     if isinstance(rule, Kron):
-        own = products(Item(tensor, setting), refresh=refresh)
-        factors = sum(size for key, size in kept.items() if key.startswith("Q_"))
-        h = tensor.elements * BYTES[arithmetic(tensor.dtype)]  # the preconditioned gradient
-        return clipping + own.bytes + (factors if refresh else 0) + (h + p + m) + (p + m)
+        return clipping + moved_by_products(setting, tensor, refresh=refresh) + moved_by_applying(setting, tensor)
     # a rule that is not known here: one pass over everything
     return clipping + g + 2 * (p + sum(kept.values()))
 
@@ -102,6 +103,31 @@ def adafactor_moved(rule: Adafactor, p: int, g: int, m: int, kept: dict[str, int
     factors = kept["row_var"] + kept["col_var"]
     # rows and columns of squares, then RMS(u), which needs them, then the step
     return (g + scaled + 2 * factors) + (g if clipped else 0) + last
+
+
+def moved_by_products(setting: Setting, tensor: Tensor, *, refresh: bool) -> int:
+    """Operands and results of Kron's matrix products, each read or written once, and factors that are refreshed."""
+    kept = state_entries(setting, tensor)
+    factors = sum(entry_bytes(entry) for key, entry in kept.items() if key.startswith("Q_"))
+    return products_of(setting, tensor.shape, tensor.dtype, refresh).bytes + (factors if refresh else 0)
+
+
+def moved_by_applying(setting: Setting, tensor: Tensor) -> int:
+    """What is left for Kron when its products are done: the preconditioned gradient, momentum and the parameter."""
+    p, h = parameter_bytes(tensor), tensor.elements * BYTES[arithmetic(tensor.dtype)]
+    kept = state_entries(setting, tensor)
+    m = entry_bytes(kept["momentum_buffer"]) if "momentum_buffer" in kept else 0
+    return (h + p + m) + (p + m)
+
+
+def flops(setting: Setting, tensor: Tensor, *, refresh: bool = True) -> int:
+    """Floating point operations of the matrix products of a step, two for each multiplication."""
+    return products_of(setting, tensor.shape, tensor.dtype, refresh).flops if setting.rule.needs_whole else 0
+
+
+@functools.lru_cache(maxsize=4096)
+def products_of(setting: Setting, shape: Shape, dtype: str, refresh: bool) -> Products:
+    return products(Item(Tensor("", shape, dtype), setting), refresh=refresh)
 
 
 # ---- bytes sent
@@ -162,14 +188,9 @@ def owners(setting: Setting, tensors: Sequence[Tensor], world: int) -> Owned:
     return Owned(tuple(found))
 
 
-@functools.lru_cache(maxsize=1024)
-def work_of_shape(setting: Setting, shape: tuple[int, ...], dtype: str) -> int:
-    return products(Item(Tensor("", shape, dtype), setting)).flops
-
-
 def work_of(setting: Setting, tensor: Tensor) -> int:
     """Products, and something for whatever has none."""
-    return work_of_shape(setting, tensor.shape, tensor.dtype) + tensor.elements
+    return flops(setting, tensor) + tensor.elements
 
 
 def exchanged_bytes(setting: Setting, tensors: Sequence[Tensor], owned: Owned, world: int, rank: int) -> int:

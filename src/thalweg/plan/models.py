@@ -53,9 +53,9 @@ def made(name: str, about: str, named: Iterable[tuple[str, Shape]]) -> Model:
 
 #: What is built in: one line about it, and the configuration it is made from.
 CONFIGURATIONS: dict[str, tuple[str, Mapping[str, Any]]] = {
-    "gpt2": ("GPT-2, 124 M parameters, tied head", {"model_type": "gpt2"}),
+    "gpt2": ("GPT-2 124M, tied head", {"model_type": "gpt2"}),
     "bert-large": (
-        "BERT-large, 335 M parameters",
+        "BERT-large 335M",
         {
             "model_type": "bert",
             "hidden_size": 1024,
@@ -64,9 +64,9 @@ CONFIGURATIONS: dict[str, tuple[str, Mapping[str, Any]]] = {
             "intermediate_size": 4096,
         },
     ),
-    "resnet50": ("ResNet-50, 25.6 M parameters", {"model_type": "resnet50"}),
+    "resnet50": ("ResNet-50 25.6M", {"model_type": "resnet50"}),
     "llama-1b": (
-        "Llama 3.2 1B, 1.24 B parameters, tied head",
+        "Llama 3.2 1B, tied head",
         {
             "model_type": "llama",
             "vocab_size": 128256,
@@ -79,7 +79,7 @@ CONFIGURATIONS: dict[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
     "llama-8b": (
-        "Llama 3.1 8B, 8.03 B parameters",
+        "Llama 3.1 8B",
         {
             "model_type": "llama",
             "vocab_size": 128256,
@@ -91,7 +91,7 @@ CONFIGURATIONS: dict[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
     "llama-70b": (
-        "Llama 3.1 70B, 70.6 B parameters",
+        "Llama 3.1 70B",
         {
             "model_type": "llama",
             "vocab_size": 128256,

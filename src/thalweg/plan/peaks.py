@@ -8,12 +8,12 @@ front ends give theirs: what is said here of engines follows ``torch/engines.py`
 from __future__ import annotations
 
 import ctypes
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from thalweg.arrays import is_number
 from thalweg.boundary import Advance, advance, arithmetic, first_state, slice_of
 from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.library import load, reason_missing
@@ -90,9 +90,8 @@ def torch_peak(items: Sequence[Item], *, engine: str, device: str) -> tuple[int,
     ledger = Ledger("torch", selects=device == "cuda" and policy == "skip")
     buckets: dict[Any, list[Held]] = defaultdict(list)
     for item in items:
-        rule = item.setting.rule_at(1)
-        unserved = reason_unserved(rule, item.tensor.shape) if device == "cpu" else "no kernel for this device"
-        key = item.setting, item.tensor.dtype, rule.kind(item.tensor.shape), unserved or reason_missing()
+        kind = item.setting.rule_at(1).kind(item.tensor.shape)
+        key = item.setting, item.tensor.dtype, kind, torch_unserved(item, device) or reason_missing()
         buckets[key].append(held(ledger, item))
     chosen = {key: torch_engine(engine, bucket, key[-1]) for key, bucket in buckets.items()}
     in_place = [key for key, name in chosen.items() if name == "fused" and rule_name(key[0]) in ENTRIES]
@@ -110,6 +109,18 @@ def torch_peak(items: Sequence[Item], *, engine: str, device: str) -> tuple[int,
     for _ in results:  # the last result is alive while the next is computed
         pass
     return scratch + ledger.extra, " + ".join(sorted(set(chosen.values())))
+
+
+def torch_unserved(item: Item, device: str) -> str | None:
+    """Why native code cannot step a parameter, or None if it can."""
+    if device != "cpu":
+        return f"there is no fused kernel for tensors on {device}"
+    rule = item.setting.rule_at(1)
+    for name, value in vars(item.setting.rule).items():  # as torch/fused.py has it
+        values = value if isinstance(value, tuple) else (value,)
+        if not all(v is None or isinstance(v, str) or is_number(v) or callable(v) for v in values):
+            return f"{name} is not a number"
+    return reason_unserved(rule, item.tensor.shape)
 
 
 def torch_engine(wanted: str, bucket: Sequence[Held], unserved: str | None) -> str:
@@ -299,7 +310,3 @@ def products(item: Item, *, refresh: bool = True) -> Products:
     one = held(ledger, item)
     stepped(shapes, item, one.p, one.g, one.state, noise=lambda: ledger.array(one.p.shape, arithmetic(one.p.dtype)))
     return Products(ledger.flops, ledger.product_bytes)
-
-
-def elements(items: Iterable[Item]) -> int:
-    return sum(math.prod(item.tensor.shape) for item in items)

@@ -1,0 +1,167 @@
+"""``thalweg plan``: what will it cost?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from thalweg.plan.models import BUILTIN
+from thalweg.plan.optimizers import OPTIMIZERS, parsed_option
+from thalweg.plan.planning import DEVICES, DTYPES, ENGINES, FRONT_ENDS, LAYOUTS, Plan, plan
+from thalweg.rules import RULES
+from thalweg.settings import option_names
+from thalweg.show.extras import extra
+from thalweg.show.lists import chosen
+from thalweg.show.units import parse_quantity, parse_rate, parse_size
+
+with extra("cli"):
+    import click
+    from click.shell_completion import CompletionItem
+
+#: What a file that can be planned may be called.
+SUFFIXES = (".safetensors", ".json")
+
+
+def complete_model(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+    """Built-in names, or, once something like a path is there, files."""
+    found = [CompletionItem(name) for name in BUILTIN if name.startswith(incomplete.lower().replace("_", "-"))]
+    return found or [CompletionItem(incomplete, type="file")]
+
+
+def complete_optimizers(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+    """The last name of a list between commas."""
+    before, comma, last = incomplete.rpartition(",")
+    return [
+        CompletionItem(f"{before}{comma}{name.lower()}")
+        for name in OPTIMIZERS
+        if name.lower().startswith(last.lower()) and name.lower() not in before.lower().split(",")
+    ]
+
+
+def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+    """Names of options, for all optimizers or behind the name of one."""
+    owner, dot, _ = incomplete.partition(".")
+    rules = [rule for name, (rule, _) in OPTIMIZERS.items() if not dot or name.lower() == owner.lower()]
+    names = dict.fromkeys(f"{owner}.{name}=" if dot else f"{name}=" for r in rules for name in option_names(RULES[r]))
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+@click.command("plan")
+@click.argument("model", shell_complete=complete_model)
+@click.option("--optimizers", metavar="LIST", shell_complete=complete_optimizers, help="Some of them, with commas.")
+@click.option(
+    "--dtype", type=click.Choice(DTYPES), help="Of parameters and gradients.  [default: the model's, or float32]"
+)
+@click.option("--memory", metavar="SIZE", help="What all should fit, such as 80GB.")
+@click.option("--world", type=click.IntRange(1), default=1, show_default=True, help="Number of ranks.")
+@click.option(
+    "--layout", type=click.Choice(LAYOUTS), default="ddp", show_default=True, help="Of parameters over ranks."
+)
+@click.option("--front-end", type=click.Choice(FRONT_ENDS), default="torch", show_default=True)
+@click.option("--device", type=click.Choice(DEVICES), help="Where steps are taken.  [default: cuda; numpy: cpu]")
+@click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="How they are taken.")
+@click.option("--bandwidth", metavar="RATE", help="Of memory.  [default: 3.35TB/s on cuda, 100GB/s on cpu]")
+@click.option("--flops", metavar="RATE", help="What matrix products reach in float32, such as 60TFLOPS.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    shell_complete=complete_option,
+    help="For all that have it, or kron.NAME=VALUE for one; may be repeated.",
+)
+@click.option("--explain", is_flag=True, help="List every parameter and how it is treated.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="A folder for plan.png and plan.svg: draw it."
+)
+def command(
+    model: str,
+    optimizers: str | None,
+    dtype: str | None,
+    memory: str | None,
+    world: int,
+    layout: str,
+    front_end: str,
+    device: str | None,
+    engine: str,
+    bandwidth: str | None,
+    flops: str | None,
+    options: Sequence[str],
+    explain: bool,
+    as_json: bool,
+    out: Path | None,
+) -> None:
+    """What will it cost? State, peak, traffic and time by optimizer. Nothing is allocated, no GPU is needed.
+
+    MODEL is one of the names built in (gpt2, bert-large, resnet50, llama-1b, llama-8b, llama-70b), a .safetensors
+    file or a folder of them, a config.json of Hugging Face, a JSON of shapes, or module:factory for a model of your
+    own in torch or JAX.
+
+    \b
+    thalweg plan gpt2                                        all optimizers on GPT-2
+    thalweg plan llama-8b --dtype bfloat16 --memory 80GB     which of them fit?
+    thalweg plan llama-70b --world 64 --layout fsdp2         what each rank keeps and sends
+    thalweg plan checkpoints/mistral/                        headers of safetensors are all that is read
+    thalweg plan config.json --front-end optax
+    thalweg plan mymodel:build --device cpu                  a function that returns an nn.Module
+    thalweg plan gpt2 --option momentum_dtype=bfloat16 --option kron.max_size_dense=2048
+    thalweg plan gpt2 --optimizers adafactor --explain       every parameter and its treatment
+    thalweg plan gpt2 --json | jq '.optimizers[] | {optimizer, state_bytes}'
+    thalweg plan llama-8b --memory 80GB --out report         a picture of it
+
+    Parameters, gradients, state and peak are counted; activations are not.
+    """
+    found = plan(
+        model,
+        optimizers=chosen(optimizers, list(OPTIMIZERS), "optimizer"),
+        options=[parsed_option(text) for text in options],
+        dtype=dtype,
+        front_end=front_end,
+        device=device,
+        engine=engine,
+        world=world,
+        layout=layout,
+        bandwidth=None if bandwidth is None else parse_rate(bandwidth),
+        flops=None if flops is None else parse_flops(flops),
+        memory=None if memory is None else parse_size(memory),
+    )
+    if as_json:
+        from thalweg.plan.record import recorded
+
+        click.echo(json.dumps(recorded(found, explain=explain), indent=2, default=str))
+    else:
+        show(found, explain)
+    if out is not None:
+        from thalweg.plan.draw import draw
+        from thalweg.show.console import aside
+
+        paths = draw(found, out)
+        aside().print(f"drawn: {', '.join(map(str, paths))}", soft_wrap=True)
+
+
+def show(found: Plan, explain: bool) -> None:
+    from thalweg.plan.terminal import heading, notes, table_of
+    from thalweg.show.console import console
+
+    screen = console()
+    screen.print(heading(found), markup=False)
+    screen.print()
+    screen.print(table_of(found))
+    for note in notes(found):
+        screen.print(note, markup=False)
+    for cost in found.costs if explain else ():
+        click.echo(f"\n{cost.optimizer}")
+        click.echo(str(found.explain(cost.optimizer)))
+
+
+def parse_flops(text: str) -> float:
+    """Operations a second.
+
+    >>> parse_flops("60TFLOPS"), parse_flops("1.5 PFLOP/s")
+    (60000000000000.0, 1500000000000000.0)
+    """
+    plain = text.upper().replace("FLOP/S", "FLOPS")
+    return parse_quantity(plain, "FLOPS", "a rate of operations such as 60TFLOPS")

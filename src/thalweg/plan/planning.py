@@ -1,0 +1,186 @@
+"""The plan: what each optimizer would cost on a model, as figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from thalweg.errors import CommandError
+from thalweg.explain import Explanation, explained
+from thalweg.kernels.cpu.library import reason_missing
+from thalweg.plan.models import Model
+from thalweg.plan.optimizers import DEFAULT_LR, OPTIMIZERS, UNKNOWN_LR, Option, check_used, known_optimizer, setting_of
+from thalweg.plan.peaks import Item, torch_unserved
+from thalweg.plan.shards import Place, Share, largest_share
+from thalweg.plan.sources import resolve
+from thalweg.settings import Setting
+
+FRONT_ENDS = ("torch", "numpy", "optax")
+DEVICES = ("cpu", "cuda")
+ENGINES = ("auto", "reference", "foreach", "fused")
+LAYOUTS = ("ddp", "fsdp2")
+DTYPES = ("float32", "bfloat16", "float16")
+#: Bytes a second where none are given: an H100 SXM's memory, and that of a server of a few channels.
+BANDWIDTHS = {"cuda": 3.35e12, "cpu": 1e11}
+#: What a count of steps takes in the explanation of a parameter; in JAX one count serves all.
+COUNTERS = {"torch": 4, "numpy": 8, "optax": 0}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one optimizer costs the rank that needs most."""
+
+    optimizer: str
+    setting: Setting
+    share: Share
+    #: Seconds that moving takes at the plan's bandwidth, and products at its rate where one is given.
+    seconds: float
+    #: The same for a step in which Kron does not refresh its factors.
+    seconds_between: float
+    #: Whether parameters, gradients, state and peak fit the memory; None if there is none to fit, or no peak known.
+    fits: bool | None
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether some steps cost more than others."""
+        return self.share.flops != self.share.flops_between
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every optimizer costs, and what was asked."""
+
+    model: Model
+    place: Place
+    costs: tuple[Cost, ...]
+    #: Bytes a second, and floating point operations a second or None.
+    bandwidth: float
+    flops: float | None
+    memory: int | None
+    options: tuple[Option, ...] = field(default=())
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Of one rank; its gradients take as many."""
+        return self.costs[0].share.parameter_bytes
+
+    def explain(self, optimizer: str) -> Explanation:
+        """Every parameter, as ``explain()`` of an optimizer lists them."""
+        name = known_optimizer(optimizer)
+        setting = setting_of(name, self.options)
+        lr: Any = DEFAULT_LR.get(name, UNKNOWN_LR)
+        counter = COUNTERS[self.place.front_end]
+        return Explanation(
+            [
+                explained(
+                    t.name, t.shape, t.dtype, setting, lr=lr, rms=1.0 if t.elements else None, counter_bytes=counter
+                )
+                for t in self.model.tensors
+            ]
+        )
+
+
+def plan(
+    model: str | Model,
+    *,
+    optimizers: Iterable[str] | None = None,
+    options: Iterable[Option] = (),
+    dtype: str | None = None,
+    front_end: str = "torch",
+    device: str | None = None,
+    engine: str = "auto",
+    world: int = 1,
+    layout: str = "ddp",
+    bandwidth: float | None = None,
+    flops: float | None = None,
+    memory: int | None = None,
+) -> Plan:
+    """What optimizers will cost on a model, before anything is allocated.
+
+    model: what ``thalweg plan`` takes, or a Model. dtype: of parameters and gradients, whatever the source says.
+    device: where steps are taken; cuda, but for numpy. bandwidth: bytes a second; flops: operations a second that
+    matrix products reach; memory: bytes that all should fit. Figures are those of the rank that needs most.
+
+    >>> [cost.share.state_bytes for cost in plan("gpt2", optimizers=["SGD", "Adafactor"]).costs]
+    [497759824, 1287060]
+    """
+    names = [known_optimizer(name) for name in optimizers] if optimizers is not None else list(OPTIMIZERS)
+    device = device or ("cpu" if front_end == "numpy" else "cuda")
+    place = checked_place(Place(front_end, device, engine, world, layout))
+    for what, value in (("bandwidth", bandwidth), ("flops", flops), ("memory", memory)):
+        if value is not None and not value > 0:
+            raise CommandError(f"{what} must be above 0, got {value}")
+    given = tuple(options)
+    check_used(given, names)
+    settings = {name: setting_of(name, given) for name in names}
+    found = resolve(model, dtype) if isinstance(model, str) else model
+    for name, setting in settings.items():
+        check_served(name, setting, found, place)
+    rate = bandwidth or BANDWIDTHS[device]
+    costs = tuple(cost_of(name, setting, found, place, rate, flops, memory) for name, setting in settings.items())
+    return Plan(found, place, costs, rate, flops, memory, given)
+
+
+def cost_of(
+    name: str, setting: Setting, model: Model, place: Place, rate: float, flops: float | None, memory: int | None
+) -> Cost:
+    share = largest_share(setting, model.tensors, place)
+
+    def seconds(moved: int, products: int) -> float:
+        # they take turns: a product waits for what is moved before it
+        return moved / rate + (products / flops if flops else 0.0)
+
+    known = memory is not None and share.peak_bytes is not None
+    return Cost(
+        optimizer=name,
+        setting=setting,
+        share=share,
+        seconds=seconds(share.moved_bytes, share.flops),
+        seconds_between=seconds(share.moved_between, share.flops_between),
+        fits=share.total_bytes <= memory if known and memory is not None else None,
+    )
+
+
+def checked_place(place: Place) -> Place:
+    check_word("front end", place.front_end, FRONT_ENDS)
+    check_word("device", place.device, DEVICES)
+    check_word("engine", place.engine, ENGINES)
+    check_word("layout", place.layout, LAYOUTS)
+    if place.world < 1:
+        raise CommandError(f"the world must have at least one rank, got {place.world}")
+    if place.front_end == "numpy" and place.device != "cpu":
+        raise CommandError("numpy's arrays are on the CPU: leave out --device, or say --device cpu")
+    if place.front_end == "numpy" and place.engine == "foreach":
+        raise CommandError("the numpy front end has no engine 'foreach': there are auto, reference, fused")
+    if place.front_end == "numpy" and place.world > 1:
+        raise CommandError("the numpy front end steps one process: a world of several ranks needs torch or optax")
+    if place.front_end == "optax" and place.engine != "auto":
+        raise CommandError("in JAX the compiler decides how steps are taken: leave out --engine")
+    if place.front_end == "optax" and place.layout == "fsdp2" and place.world > 1:
+        raise CommandError("layout 'fsdp2' is torch's; in JAX the compiler divides work, and state follows parameters")
+    if place.engine == "fused" and place.device == "cuda":
+        raise CommandError("there is no fused engine for GPUs yet: say auto, foreach or reference")
+    if place.engine == "fused" and (reason := reason_missing()) is not None:
+        raise CommandError(f"engine 'fused' cannot run: {reason}; 'auto' takes the fastest there is")
+    return place
+
+
+def check_word(what: str, word: str, known: Sequence[str]) -> None:
+    if word not in known:
+        raise CommandError(f"there is no {what} {word!r}: there are {', '.join(known)}")
+
+
+def check_served(name: str, setting: Setting, model: Model, place: Place) -> None:
+    """Say what cannot be stepped so: slices that are not there, shapes that native code does not take."""
+    for tensor in model.tensors:
+        if setting.rule.stacked_axes > len(tensor.shape):
+            raise CommandError(
+                f"{name}: stacked_axes={setting.rule.stacked_axes}, but {tensor.name!r} has shape {tensor.shape}"
+            )
+        if place.engine == "fused" and (reason := torch_unserved(Item(tensor, setting), "cpu")):
+            if place.front_end == "numpy" and "not a number" in reason:
+                continue
+            raise CommandError(
+                f"engine 'fused' cannot run {name} for {tensor.name!r}: {reason}; 'auto' takes the fastest there is"
+            )

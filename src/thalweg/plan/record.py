@@ -1,0 +1,62 @@
+"""A plan as plain values, for JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from thalweg.plan.optimizers import OPTIMIZERS
+from thalweg.plan.planning import Cost, Plan
+
+
+def recorded(found: Plan, *, explain: bool = False) -> dict[str, Any]:
+    """Everything that a plan says; with ``explain`` every parameter too."""
+    model = found.model
+    return {
+        "model": {
+            "name": model.name,
+            "about": model.about,
+            "parameters": model.parameters,
+            "tensors": len(model.tensors),
+            "dtypes": sorted({tensor.dtype for tensor in model.tensors}),
+        },
+        **asdict(found.place),
+        "bandwidth": found.bandwidth,
+        "flops": found.flops,
+        "memory": found.memory,
+        "optimizers": [recorded_cost(found, cost, explain) for cost in found.costs],
+    }
+
+
+def recorded_cost(found: Plan, cost: Cost, explain: bool) -> dict[str, Any]:
+    share = cost.share
+    rule_name, own = OPTIMIZERS[cost.optimizer]
+    options = {option.name: option.value for option in found.options if option.optimizer in (None, cost.optimizer)}
+    record = {
+        "optimizer": cost.optimizer,
+        "rule": rule_name,
+        "options": {**own, **{name: value for name, value in options.items() if has_option(cost, name)}},
+        "engine": share.engine,
+        "rank": share.rank,
+        "parameter_bytes": share.parameter_bytes,
+        "gradient_bytes": share.parameter_bytes,
+        "state_bytes": share.state_bytes,
+        "peak_bytes": share.peak_bytes,
+        "total_bytes": share.total_bytes if share.peak_bytes is not None else None,
+        "fits": cost.fits,
+        "moved_bytes": share.moved_bytes,
+        "moved_bytes_without_refresh": share.moved_between,
+        "product_flops": share.flops,
+        "product_flops_without_refresh": share.flops_between,
+        "seconds": cost.seconds,
+        "seconds_without_refresh": cost.seconds_between,
+        "sent_bytes": share.sent_bytes,
+    }
+    if explain:
+        rows = found.explain(cost.optimizer)
+        record["tensors"] = [asdict(row) for row in rows.rows]
+    return record
+
+
+def has_option(cost: Cost, name: str) -> bool:
+    return hasattr(cost.setting.rule, name) or hasattr(cost.setting.handling, name) or name == "variant"

@@ -1,0 +1,129 @@
+"""A plan as seen in a terminal: one table, and what its figures mean."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from thalweg.plan.planning import BANDWIDTHS, Cost, Plan
+from thalweg.show.extras import extra
+from thalweg.show.palette import COLOURS
+from thalweg.show.units import human_bytes, human_seconds
+
+with extra("cli"):
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+
+#: Whose bandwidth is taken where none is given.
+ASSUMED = {"cuda": "an H100's; say --bandwidth for yours", "cpu": "a guess; say --bandwidth for yours"}
+
+
+def heading(found: Plan) -> str:
+    """The model, and where it would be trained."""
+    model, place = found.model, found.place
+    by_dtype = Counter[str]()
+    for tensor in model.tensors:
+        by_dtype[tensor.dtype] += tensor.elements
+    dtypes = " and ".join(dtype for dtype, _ in by_dtype.most_common())
+    several = place.world > 1
+    where = f"{place.front_end} on {place.device}" + (f", {place.world} ranks, {place.layout}" if several else "")
+    each = " on each rank" if several else ""
+    return (
+        f"{model.name} ({model.about}): {model.parameters:,} parameters in {len(model.tensors)} tensors, {dtypes}\n"
+        f"{where}: parameters take {human_bytes(found.parameter_bytes)}, gradients as many{each}"
+    )
+
+
+def table_of(found: Plan) -> Table:
+    """A row for each optimizer, without columns that would be empty."""
+    several = any(cost.refreshes for cost in found.costs)
+    columns: dict[str, Callable[[Cost], str | Text]] = {
+        "optimizer": lambda cost: Text(cost.optimizer, style=COLOURS[cost.optimizer]),
+        "state": lambda cost: human_bytes(cost.share.state_bytes),
+        "peak": peak,
+        "all together": total,
+        **({"fits": lambda cost: fitting(found, cost)} if found.memory is not None else {}),
+        "moved": lambda cost: human_bytes(cost.share.moved_bytes),
+        "time": lambda cost: human_seconds(cost.seconds),
+        **({"products": lambda cost: human_flops(cost.share.flops) if cost.share.flops else "-"} if several else {}),
+        **({"sent": lambda cost: human_bytes(cost.share.sent_bytes)} if found.place.world > 1 else {}),
+        "engine": lambda cost: cost.share.engine,
+    }
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for title in columns:
+        table.add_column(title, justify="left" if title in ("optimizer", "fits", "engine") else "right", no_wrap=True)
+    for cost in found.costs:
+        table.add_row(*(cell(cost) for cell in columns.values()))
+    return table
+
+
+def peak(cost: Cost) -> str:
+    return "XLA decides" if cost.share.peak_bytes is None else human_bytes(cost.share.peak_bytes)
+
+
+def total(cost: Cost) -> str:
+    more = "+" if cost.share.peak_bytes is None else ""
+    return human_bytes(cost.share.total_bytes) + more
+
+
+def fitting(found: Plan, cost: Cost) -> Text:
+    assert found.memory is not None
+    left = found.memory - cost.share.total_bytes
+    if left < 0:
+        return Text(f"no, {human_bytes(-left)} over", style="red")
+    if cost.fits is None:
+        return Text("not known")
+    return Text(f"yes, {human_bytes(left)} left", style="green")
+
+
+def notes(found: Plan) -> Iterator[str]:
+    """What the columns mean, and what is not counted."""
+    place = found.place
+    yield "state: kept between steps. peak: needed beside that during a step, once state is there."
+    yield "all together: parameters, gradients, state and peak. Activations are not counted."
+    assumed = f" ({ASSUMED[place.device]})" if found.bandwidth == BANDWIDTHS[place.device] else ""
+    time = f"time: how long that takes at {human_bytes(found.bandwidth)}/s{assumed}"
+    products = f", and products at {human_flops(found.flops)}/s" if found.flops else ""
+    yield f"moved: what a step must move at least. {time}{products}."
+    for cost in found.costs:
+        if cost.refreshes:
+            share = cost.share
+            without = f"{human_bytes(share.moved_between)}, {human_flops(share.flops_between)}"
+            yield (
+                f"{cost.optimizer}: a step that refreshes its factors. One that does not: {without}, "
+                f"{human_seconds(cost.seconds_between)}."
+            )
+            if not found.flops:
+                rate = "give what they reach in float32, such as --flops 60TFLOPS"
+                yield f"{cost.optimizer}: the time of its products is not counted; {rate}."
+    if place.world > 1:
+        yield "Figures are those of the rank that needs most. sent: beyond the gradients' own reduction."
+    if place.world > 1 and place.layout == "fsdp2" and place.front_end == "torch":
+        yield "fsdp2: as sharded stepping is planned; thalweg.torch does not have it yet."
+
+
+def human_count(count: int) -> str:
+    """
+    >>> human_count(124_439_808), human_count(999)
+    ('124 M', '999')
+    """
+    size = float(count)
+    for unit in ("", "k", "M", "B", "T"):
+        if size < 999.5 or unit == "T":
+            break
+        size /= 1000
+    return f"{size:.3g} {unit}".strip()
+
+
+def human_flops(count: float) -> str:
+    """
+    >>> human_flops(1.178e12)
+    '1.18 TFLOP'
+    """
+    for unit in ("", "k", "M", "G", "T", "P"):
+        if count < 999.5 or unit == "P":
+            break
+        count /= 1000
+    return f"{count:.3g} {unit}FLOP"
