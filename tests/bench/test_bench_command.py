@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from bench_cases import TINY
 
-from thalweg.bench import bandwidth, rounds, run
+from thalweg.bench import bandwidth, bench, rounds, run
 from thalweg.bench.devices import Cpu
-from thalweg.bench.record import Comparison
+from thalweg.bench.quiet import Round
+from thalweg.bench.record import Comparison, Entrant, Heat, Times
 
 pytest.importorskip("click")
 pytest.importorskip("rich")
@@ -138,6 +139,25 @@ def test_lists_are_completed_word_by_word() -> None:
     assert [item.value for item in complete(None, None, "lamb,k")] == ["lamb,kron"]
 
 
+def test_models_are_completed_by_name_or_by_file() -> None:
+    assert [item.value for item in module.complete_model(None, None, "res")] == ["resnet50"]
+    assert [item.type for item in module.complete_model(None, None, "weights/")] == ["file"]
+
+
+def test_a_folder_that_cannot_be_written_is_found_out_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("taken").write_text("a file")
+    monkeypatch.setattr(rounds, "run_heat", lambda *_: pytest.fail("something was measured"))
+    assert cli.run(["bench", *QUICK, "--out", "taken/folder"]) == 1
+    assert capsys.readouterr().err == "thalweg: taken/folder: Not a directory\n"
+
+
+def test_nobody_could_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["bench", "--rules", "lamb", "--engine", "foreach", *QUICK]) == 1
+    assert "thalweg: nobody could run: thalweg.numpy LAMB (OptionError: engine must be" in capsys.readouterr().err
+
+
 def test_packages_by_either_spelling() -> None:
     assert module.packages("kron-torch,timm") == ["kron_torch", "timm"]
     assert module.packages("none") == []
@@ -165,8 +185,35 @@ def test_in_a_terminal_a_bar_moves_and_makes_way(monkeypatch: pytest.MonkeyPatch
     assert "A TABLE" in shown
 
 
+def test_long_names_and_long_bars_fit_into_the_picture(tmp_path: Path) -> None:
+    """matplotlib warns where they do not, and warnings are errors here."""
+    from thalweg.bench.draw import draw
+
+    names = ["thalweg.torch LAMB(trust=False)", "pytorch_optimizer LARS(foreach=False)"]
+    seconds = dict(zip(names, (1e-3, 9.0), strict=True))
+    entrants = {
+        name: Entrant(package=package, front_end="torch", rule="lamb", floor=10**9)
+        for name, package in zip(names, ("thalweg", "pytorch_optimizer"), strict=True)
+    }
+    comparison = Comparison(
+        model="a model with quite a long name",
+        about="",
+        parameters=123_456_789,
+        tensors=1234,
+        rule="lamb",
+        itemsize=4,
+        floor=10**9,
+        yardstick="",
+        heats=[Heat([Round(Times(seconds, [4e10]), 0.9)])],
+        entrants=entrants,
+    )
+    found = bench(TINY, rules=[], front_ends=["numpy"], against=[])
+    found.comparisons = [comparison]
+    draw(found, tmp_path)
+    assert "(disturbed)" in (tmp_path / "bench.svg").read_text()
+
+
 def test_pictures_are_the_same_file_twice_and_none_of_nothing(tmp_path: Path) -> None:
-    from thalweg.bench import bench
     from thalweg.bench.draw import draw
 
     found = bench(TINY, rules=["lamb"], front_ends=["numpy"], against=[], repeats=2, memory=False, wait=0.0)

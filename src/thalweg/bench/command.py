@@ -14,8 +14,10 @@ from thalweg.bench.ours import FRONT_ENDS
 from thalweg.bench.peers import PACKAGES, installed
 from thalweg.bench.quiet import WAIT
 from thalweg.bench.record import Comparison
+from thalweg.bench.rounds import Progress
 from thalweg.bench.rules import RULES, USUAL
 from thalweg.bench.run import DTYPES, ENGINES, Stopped, bench
+from thalweg.errors import CommandError
 from thalweg.plan.models import BUILTIN
 from thalweg.show.extras import extra
 from thalweg.show.lists import chosen, words
@@ -42,6 +44,11 @@ def completing(names: Iterable[str]) -> Complete:
     return complete
 
 
+def complete_model(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+    """What is built in, or else files."""
+    return completing(BUILTIN)(ctx, param, incomplete) or [CompletionItem(incomplete, type="file")]
+
+
 @click.command("bench")
 @click.option(
     "--model",
@@ -49,7 +56,7 @@ def completing(names: Iterable[str]) -> Complete:
     default="gpt2",
     show_default=True,
     metavar="LIST",
-    shell_complete=completing(BUILTIN),
+    shell_complete=complete_model,
     help=f"Whose shapes: some of {', '.join(BUILTIN)}, or what thalweg plan takes: a file, a folder, module:factory.",
 )
 @click.option(
@@ -149,13 +156,17 @@ def command(
     results, remarks = console(), aside()
     with progress_bar(remarks, count) as bar:
 
+        def on_progress(progress: Progress) -> None:
+            out.mkdir(parents=True, exist_ok=True)  # if that fails, before anything is measured
+            bar(progress)
+
         def on_comparison(comparison: Comparison) -> None:
             with bar.aside():
                 if not as_json:
                     show(results, comparison)
 
         try:
-            found = measure(on_progress=bar, on_comparison=on_comparison)
+            found = measure(on_progress=on_progress, on_comparison=on_comparison)
         except Stopped as stopped:
             found = stopped.finished
     found.command = spelt_out(click.get_current_context())
@@ -166,6 +177,9 @@ def command(
     if found.stopped:
         remarks.print(f"{len(found.comparisons)} of {count} comparisons are finished.")
         raise KeyboardInterrupt
+    if not any(comparison.heats for comparison in found.comparisons):
+        why = [f"{name} ({why})" for comparison in found.comparisons for name, why in comparison.left_out.items()]
+        raise CommandError(f"nobody could run: {', '.join(why) or 'nobody was asked to'}")
 
 
 def packages(text: str | None) -> list[str] | None:

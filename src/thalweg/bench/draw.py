@@ -11,6 +11,7 @@ from thalweg.bench.rules import RULES
 from thalweg.show.extras import extra
 from thalweg.show.palette import COLOURS
 from thalweg.show.pictures import INK, QUIET, entitle, figure, quieten, save
+from thalweg.show.units import human_bytes
 
 with extra("cli"):
     from matplotlib.axes import Axes
@@ -42,7 +43,7 @@ def draw_panel(axes: Axes, found: Comparison) -> None:
         low, high = (1e3 * seconds for seconds in row.quartiles)
         axes.barh(place, 1e3 * row.median, height=0.68, color=colour(found, row))
         axes.plot([low, high], [place, place], color=INK, linewidth=1.4, solid_capstyle="butt")
-        axes.annotate(
+        label = axes.annotate(
             said(found, row),
             (max(high, 1e3 * row.median), place),
             xytext=(6, 0),
@@ -51,16 +52,25 @@ def draw_panel(axes: Axes, found: Comparison) -> None:
             color=INK,
             fontsize=9.5,
         )
+        label.set_in_layout(False)  # there is room for it within the axes
     axes.set_yticks(range(len(rows)), [row.contestant for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlim(0, 1.22e3 * max(max(row.median, row.quartiles[1]) for row in rows))
+    axes.set_xlim(0, 1.3e3 * max(max(row.median, row.quartiles[1]) for row in rows))
     axes.set_xlabel("milliseconds a step: median, and the quartiles")
-    subtitle = f"{found.parameters:,} parameters in {found.tensors} tensors"
+    subtitle = f"{human_count(found.parameters)} parameters, {found.tensors} tensors"
     if found.floor is not None:
         at = 1e3 * found.floor / statistics.median(found.bandwidths)
         axes.axvline(at, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
         subtitle += f"; dashed: {words.a_parameter(found)} at the bandwidth measured"
-    entitle(axes, words.title(found), subtitle + ("; DISTURBED by other processes" if found.disturbed else ""))
+    entitle(axes, words.title(found) + (" (disturbed)" if found.disturbed else ""), subtitle)
+
+
+def human_count(count: int) -> str:
+    """
+    >>> [human_count(n) for n in (54, 25_557_032, 1_235_814_400)]
+    ['54', '25.6 M', '1.24 B']
+    """
+    return human_bytes(count).removesuffix("B").rstrip().replace("G", "B")
 
 
 def colour(found: Comparison, row: Row) -> str:

@@ -37,6 +37,13 @@ if TYPE_CHECKING:
 #: Packages whose optimizers take part, by the name they are imported by.
 PACKAGES = ("torch", "timm", "pytorch_optimizer", "transformers", "optax", "apex", "kron_torch")
 
+#: How to get those that are not installed by the name they are imported by.
+FROM = {
+    "kron_torch": "pip install kron-torch",
+    "optax": 'pip install "thalweg[jax]"',
+    "apex": "it is built from its source, github.com/NVIDIA/apex",
+}
+
 #: What each of them calls a Kron that refreshes its factors in every step.
 KRON: dict[str, dict[str, Any]] = {
     "timm": dict(lr=1e-3, preconditioner_update_probability=1.0, max_size_triangular=8192),
@@ -49,6 +56,10 @@ Build = Callable[[list[Any]], Any]
 
 def installed(package: str) -> bool:
     return package in sys.modules or importlib.util.find_spec(package) is not None
+
+
+def how_to_install(package: str) -> str:
+    return FROM.get(package, f"pip install {package}")
 
 
 def built(module: str, name: str, **options: Any) -> Build:

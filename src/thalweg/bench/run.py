@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from thalweg.bench.contestants import Contestant, Settings
 from thalweg.bench.devices import Device, device_called
 from thalweg.bench.ours import FRONT_ENDS, OURS
-from thalweg.bench.peers import PACKAGES, PEERS, installed
+from thalweg.bench.peers import PACKAGES, PEERS, how_to_install, installed
 from thalweg.bench.quiet import WAIT
 from thalweg.bench.record import Bench, Comparison
 from thalweg.bench.rounds import Plan, Progress, compare
@@ -127,12 +127,11 @@ def measured(
 
 def contestants(device: Device, against: Sequence[str] | None, front_ends: Sequence[str] | None) -> list[Contestant]:
     """Ours first, then the peers. Who is not asked for by name is left out where it cannot be had."""
-    for package in against or ():
-        if not installed(package):
-            raise CommandError(f"{package} is not installed, and --against asks for it: pip install {package}")
-    for front_end in front_ends or ():
-        if not installed(front_end):
-            raise CommandError(f"{front_end} is not installed, and --front-ends asks for it: pip install {front_end}")
+    for option, asked in (("--against", against), ("--front-ends", front_ends)):
+        for package in asked or ():
+            if not installed(package):
+                how = how_to_install(package)
+                raise CommandError(f"{package} is not installed, and {option} asks for it: {how}")
     if device.name != "cpu" and front_ends and set(front_ends) == {"numpy"}:
         raise CommandError("thalweg.numpy steps on CPUs alone: ask for --device cpu, or for --front-ends torch,optax")
     own = [front_end for front_end in front_ends or FRONT_ENDS if installed(front_end)]
