@@ -14,10 +14,13 @@ from thalweg.show.units import human_bytes
 with extra("cli"):
     from matplotlib.axes import Axes
     from matplotlib.patches import Patch
+    from matplotlib.patheffects import withStroke
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 #: Inches: of a bar, and of what stands above and below all of them.
 BAR, AROUND = 0.5, 1.9
+#: Around what crosses the bars, so that it is seen on any colour.
+HALO = withStroke(linewidth=3, foreground="white")
 PARAMETERS, GRADIENTS = "#b5b5b5", "#d3d3d3"
 
 
@@ -55,6 +58,8 @@ def draw_bars(axes: Axes, found: Plan) -> None:
             color=INK,
             fontsize=10,
             fontweight="bold" if cost.fits else "normal",
+            path_effects=[HALO],
+            zorder=4,
         )
     axes.set_yticks(range(len(found.costs)), [cost.optimizer for cost in found.costs])
     for label, cost in zip(axes.get_yticklabels(), found.costs, strict=True):
@@ -65,13 +70,14 @@ def draw_bars(axes: Axes, found: Plan) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: human_bytes(size)))
     if found.memory is not None:
-        axes.axvline(found.memory, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+        axes.axvline(found.memory, color=INK, linewidth=1.4, linestyle=(0, (4, 3)), path_effects=[HALO], zorder=3)
         axes.annotate(
             human_bytes(found.memory),
-            (found.memory, 0),
+            (found.memory, 1),
             xycoords=("data", "axes fraction"),
-            xytext=(4, 4),
+            xytext=(0, 3),
             textcoords="offset points",
+            ha="center",
             color=INK,
             fontsize=9.5,
         )

@@ -1,0 +1,102 @@
+"""State that is planned is state that is allocated, to the byte, in every front end."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from thalweg.plan import plan
+from thalweg.plan.models import Model, Tensor
+from thalweg.plan.optimizers import OPTIMIZERS, Option
+
+SHAPES = [(), (1,), (7,), (1000,), (0,), (3, 0), (5, 4), (130, 140), (3, 4, 5, 2), (16, 8, 3, 3), (2, 130, 140)]
+STACKED = [(3, 7), (2, 130, 140), (4, 5, 6)]
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in OPTIMIZERS),
+    ("LARS", {"momentum": 0.0}),
+    ("SGD", {"momentum_dtype": "bfloat16"}),
+    ("LAMB", {"momentum_dtype": "float16"}),
+    ("AdamW", {"state_dtype": "bfloat16", "momentum_dtype": "float32"}),
+    ("LAMB", {"on_nonfinite": "skip"}),
+    ("Adafactor", {"min_dim_size_to_factor": 2}),
+    ("Adafactor", {"factored": False, "state_dtype": "bfloat16"}),
+    ("Adafactor", {"momentum": 0.9, "momentum_dtype": "bfloat16", "min_dim_size_to_factor": 4}),
+    ("Adafactor", {"factor_dims": "last2", "only_2d": True, "min_dim_size_to_factor": 0}),
+    ("Kron", {"precond_dtype": "bfloat16"}),
+    ("Kron", {"max_size_dense": 8, "momentum": 0.0}),
+    ("Kron", {"merge": None, "max_skew": None}),
+    ("Kron", {"merge": "squeeze", "state_dtype": "float16"}),
+]
+EVERY = [(name, options, SHAPES) for name, options in OPTIONS] + [
+    (name, {"stacked_axes": 1}, STACKED) for name in ("LARS", "LAMB", "Adafactor", "Kron")
+]
+
+
+def model_of(shapes: list[tuple[int, ...]], dtype: str) -> Model:
+    return Model("odd", "", tuple(Tensor(f"p{i}", shape, dtype) for i, shape in enumerate(shapes)))
+
+
+def planned(name: str, options: dict[str, Any], model: Model, front_end: str) -> int:
+    given = [Option(key, value, name) for key, value in options.items()]
+    found = plan(model, optimizers=[name], options=given, front_end=front_end, device="cpu")
+    return found.costs[0].share.state_bytes
+
+
+def rate(name: str) -> dict[str, float]:
+    return {} if name == "Adafactor" else {"lr": 1e-3}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(("name", "options", "shapes"), EVERY)
+def test_torch(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]], dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    import thalweg.torch
+
+    rule, own = OPTIMIZERS[name]
+    params = [torch.ones(shape, dtype=getattr(torch, dtype), requires_grad=True) for shape in shapes]
+    for p in params:
+        p.grad = torch.full_like(p, 0.5)
+    optimizer = getattr(thalweg.torch, rule)(params, **rate(rule), **own, **options)
+    optimizer.step()
+    entries = [entry for state in optimizer.state.values() for entry in state.values()]
+    allocated = sum(entry.numel() * entry.element_size() for entry in entries)
+    assert planned(name, options, model_of(shapes, dtype), "torch") == allocated
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(("name", "options", "shapes"), EVERY)
+def test_numpy(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]], dtype: str) -> None:
+    import thalweg.numpy
+
+    if "bfloat16" in (dtype, *options.values()):
+        dtype = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype
+        pytest.importorskip("ml_dtypes")
+    rule, own = OPTIMIZERS[name]
+    params = {f"p{i}": np.ones(shape, dtype) for i, shape in enumerate(shapes)}
+    optimizer = getattr(thalweg.numpy, rule)(engine="reference", **rate(rule), **own, **options)
+    optimizer.step(params, {key: np.full(p.shape, 0.5, p.dtype) for key, p in params.items()})
+    allocated = sum(entry.nbytes for state in optimizer.state.values() for entry in state.values())
+    assert planned(name, options, model_of(shapes, np.dtype(dtype).name), "numpy") == allocated
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "options", "shapes"), EVERY)
+def test_optax(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]], dtype: str) -> None:
+    jax = pytest.importorskip("jax")
+    pytest.importorskip("optax")
+    import thalweg.optax
+
+    rule, own = OPTIMIZERS[name]
+    called = (
+        {"dtype_momentum": options["momentum_dtype"]} if rule == "Adafactor" and "momentum_dtype" in options else {}
+    )
+    given = {key: value for key, value in options.items() if not (called and key == "momentum_dtype")}
+    learning_rate = {} if rule == "Adafactor" else {"learning_rate": 1e-3}
+    solver = getattr(thalweg.optax, rule.lower())(**learning_rate, **own, **given, **called)
+    params = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+    leaves = jax.tree.leaves(jax.eval_shape(solver.init, params))  # what init would allocate, compiled or not
+    allocated = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    assert planned(name, options, model_of(shapes, dtype), "optax") == allocated

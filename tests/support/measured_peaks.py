@@ -1,0 +1,79 @@
+"""Bytes that a step really needs beyond what was there before it."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def rate(rule: str) -> dict[str, float]:
+    return {} if rule == "Adafactor" else {"lr": 1e-3}
+
+
+def numpy_optimizer(
+    rule: str, shapes: list[tuple[int, ...]], dtype: Any, engine: str, options: dict[str, Any]
+) -> tuple[Any, Callable[[], None]]:
+    """An optimizer of thalweg.numpy, and what takes a step with it."""
+    import thalweg.numpy
+
+    random = np.random.default_rng(0)
+    params, grads = (
+        {f"p{i}": np.asarray(random.standard_normal(shape), dtype) for i, shape in enumerate(shapes)} for _ in range(2)
+    )
+    optimizer = getattr(thalweg.numpy, rule)(engine=engine, **rate(rule), **options)
+    return optimizer, lambda: optimizer.step(params, grads)
+
+
+def traced_peak(step: Callable[[], None], *, warm_up: int) -> int:
+    """By Python's own record of allocations, in which numpy enters its own."""
+    tracemalloc.start()
+    try:
+        for _ in range(warm_up):
+            step()
+        gc.collect()
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        step()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+def torch_optimizer(
+    rule: str, shapes: list[tuple[int, ...]], dtype: str, engine: str, options: dict[str, Any]
+) -> tuple[Any, Callable[[], None]]:
+    """An optimizer of thalweg.torch, and what takes a step with it."""
+    import torch
+
+    import thalweg.torch
+
+    random = torch.Generator().manual_seed(0)
+    named = []
+    for i, shape in enumerate(shapes):
+        p, g = (torch.empty(shape).normal_(generator=random).to(getattr(torch, dtype)) for _ in range(2))
+        p.grad = g
+        named.append((f"p{i}", p))
+    optimizer = getattr(thalweg.torch, rule)(named, engine=engine, **rate(rule), **options)
+    return optimizer, optimizer.step
+
+
+def allocator_peak(step: Callable[[], None], *, warm_up: int) -> int:
+    """By the record of torch's allocator, temporaries within its operations included."""
+    from torch.profiler import ProfilerActivity, profile
+
+    for _ in range(warm_up):
+        step()
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step()
+    results: Any = profiled.profiler
+    events = [event for event in results.kineto_results.events() if event.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
