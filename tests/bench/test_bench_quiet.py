@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,8 @@ def test_waiting_ends_when_it_is_quiet_or_long_enough(monkeypatch: pytest.Monkey
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system tells it on Linux alone")
 def test_what_this_process_does_is_not_others_work() -> None:
+    if not any(map(int, Path("/proc/stat").read_text(encoding="ascii").split("\n")[0].split()[1:])):
+        pytest.skip("this system does not count")
     begin, own = busy_elsewhere(), time.process_time()
     while time.process_time() - own < 0.2:
         pass
