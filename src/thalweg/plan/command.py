@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,7 @@ def show(found: Plan, explain: bool) -> None:
     screen.print(heading(found), markup=False)
     screen.print()
     screen.print(table_of(found))
+    screen.print()
     for note in notes(found):
         screen.print(note, markup=False)
     for cost in found.costs if explain else ():
@@ -163,5 +165,4 @@ def parse_flops(text: str) -> float:
     >>> parse_flops("60TFLOPS"), parse_flops("1.5 PFLOP/s")
     (60000000000000.0, 1500000000000000.0)
     """
-    plain = text.upper().replace("FLOP/S", "FLOPS")
-    return parse_quantity(plain, "FLOPS", "a rate of operations such as 60TFLOPS")
+    return parse_quantity(re.sub("(?i)flop/s$", "FLOPS", text), "FLOPS", "a rate of operations such as 60TFLOPS")

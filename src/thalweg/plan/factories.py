@@ -97,7 +97,7 @@ def on_meta(factory: Callable[..., Any]) -> Any:
 
 
 def traced(factory: Callable[..., Any]) -> Any:
-    """By flax where it is, else by jax; a torch module that comes out is let through."""
+    """By flax where it is, else by jax; what is no model of JAX, a torch module for one, is let through as it is."""
     import jax
 
     with contextlib.ExitStack() as around:
@@ -107,10 +107,10 @@ def traced(factory: Callable[..., Any]) -> Any:
 
         def build() -> Any:
             result = factory(**beginnings(factory))
-            if is_torch_model(result):
-                other.append(result)
-                return ()
-            return result
+            if is_tree_of_arrays(result):
+                return result
+            other.append(result)
+            return ()
 
         if importlib.util.find_spec("flax") is not None:
             from flax import nnx
@@ -125,11 +125,11 @@ def beginnings(factory: Callable[..., Any]) -> dict[str, Any]:
     """What a factory asks for to draw its first numbers from."""
     import jax
 
-    asked = {
-        name: parameter
-        for name, parameter in inspect.signature(factory).parameters.items()
-        if parameter.default is parameter.empty and name in RANDOM
-    }
+    made: Any = (
+        factory.__init__ if inspect.isclass(factory) else factory
+    )  # flax's classes have a signature of their own
+    parameters = inspect.signature(made).parameters
+    asked = [name for name in RANDOM if name in parameters and parameters[name].default is inspect.Parameter.empty]
     given: dict[str, Any] = {}
     for name in asked:
         if name == "rngs":
@@ -139,6 +139,17 @@ def beginnings(factory: Callable[..., Any]) -> dict[str, Any]:
         else:
             given[name] = jax.random.key(0)
     return given
+
+
+def is_tree_of_arrays(result: Any) -> bool:
+    import jax
+
+    if "flax" in sys.modules:
+        from flax import nnx
+
+        if isinstance(result, nnx.Module):
+            return True
+    return all(hasattr(leaf, "dtype") or isinstance(leaf, (int, float)) for leaf in jax.tree.leaves(result))
 
 
 def is_torch_model(model: Any) -> bool:

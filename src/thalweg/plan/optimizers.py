@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,9 +97,19 @@ def applies(option: Option, name: str) -> bool:
     return option.name not in own and option.name in (*option_names(RULES[rule_name]), "variant")
 
 
-def check_used(options: Iterable[Option], names: Iterable[str]) -> None:
+def check_used(options: Iterable[Option], settings: Mapping[str, Setting]) -> None:
     """Say which option concerns none of the optimizers that are planned."""
-    names = list(names)
+    for option in options:
+        if option.optimizer is not None:
+            continue
+        concerned = [name for name in settings if applies(option, name)]
+        idle = [settings[name].rule.idle(DEFAULT_LR.get(name, 1e-3)).get(option.name) for name in concerned]
+        if idle and all(idle):
+            raise CommandError(f"the option {option} has no effect on any optimizer here: it needs {idle[0]}")
+
+
+def check_known_options(options: Iterable[Option], names: Sequence[str]) -> None:
+    """Say which option none of the optimizers has."""
     for option in options:
         if option.optimizer is not None and option.optimizer not in names:
             raise CommandError(
@@ -107,6 +117,5 @@ def check_used(options: Iterable[Option], names: Iterable[str]) -> None:
             )
         if option.optimizer is None and not any(applies(option, name) for name in names):
             known = {own for name in names for own in option_names(RULES[OPTIMIZERS[name][0]])}
-            raise CommandError(
-                f"no optimizer here has an option {option.name!r}: {suggestion(option.name, sorted(known))}"
-            )
+            hint = suggestion(option.name, sorted(known))
+            raise CommandError(f"no optimizer here has an option {option.name!r}: {hint}")

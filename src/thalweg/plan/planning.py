@@ -10,7 +10,16 @@ from thalweg.errors import CommandError
 from thalweg.explain import Explanation, explained
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.plan.models import Model
-from thalweg.plan.optimizers import DEFAULT_LR, OPTIMIZERS, UNKNOWN_LR, Option, check_used, known_optimizer, setting_of
+from thalweg.plan.optimizers import (
+    DEFAULT_LR,
+    OPTIMIZERS,
+    UNKNOWN_LR,
+    Option,
+    check_known_options,
+    check_used,
+    known_optimizer,
+    setting_of,
+)
 from thalweg.plan.peaks import Item, torch_unserved
 from thalweg.plan.shards import Place, Share, largest_share
 from thalweg.plan.sources import resolve
@@ -112,8 +121,9 @@ def plan(
         if value is not None and not value > 0:
             raise CommandError(f"{what} must be above 0, got {value}")
     given = tuple(options)
-    check_used(given, names)
+    check_known_options(given, names)
     settings = {name: setting_of(name, given) for name in names}
+    check_used(given, settings)
     found = resolve(model, dtype) if isinstance(model, str) else model
     for name, setting in settings.items():
         check_served(name, setting, found, place)

@@ -21,7 +21,7 @@ def tensors_of(configuration: Mapping[str, Any]) -> Named:
         return resnet50()
     if kind is None:
         raise CommandError("this configuration has no model_type: it is no config.json of a model")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise CommandError(
             f"the model type {kind!r} is not known here: there are {', '.join(sorted(FAMILIES))}; for others give "
             "their .safetensors, or module:factory"

@@ -1,0 +1,244 @@
+"""``thalweg plan``: what it prints, what it writes, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
+from click.testing import CliRunner
+
+from thalweg.cli import run
+from thalweg.plan import plan
+from thalweg.plan.command import command, complete_model, complete_optimizers, complete_option
+from thalweg.plan.optimizers import OPTIMIZERS
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run(["plan", *arguments]) == 0
+    found = capsys.readouterr()
+    assert found.err == ""
+    return found.out
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 1) -> str:
+    assert run(["plan", *arguments]) == code
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert found.err.startswith("thalweg: ")
+    assert found.err.count("\n") == 1
+    return found.err.removeprefix("thalweg: ").strip()
+
+
+def test_one_row_for_each_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "gpt2")
+    assert "gpt2 (GPT-2 124M, tied head): 124,439,808 parameters in 148 tensors, float32" in text
+    rows = {line.split()[0]: line for line in text.splitlines() if line.split() and line.split()[0] in OPTIMIZERS}
+    assert list(rows) == list(OPTIMIZERS)
+    assert rows["LAMB"].split()[1:3] == ["996", "MB"]
+    assert "Activations are not counted" in text
+    assert "3.35 TB/s" in text
+    assert "fits" not in text
+    assert "sent" not in text
+
+
+def test_not_a_terminal_has_no_escape_codes_and_no_broken_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "gpt2", "--memory", "3GB", "--world", "8", "--layout", "fsdp2", "--explain")
+    assert "\x1b" not in text
+    titles = next(line for line in text.splitlines() if line.startswith("optimizer"))
+    wanted = "optimizer state peak all together fits moved time products sent engine"
+    assert titles.split() == wanted.split()
+
+
+def test_what_fits_is_told_and_the_exit_code_stays_0(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "gpt2", "--memory", "3GB", "--optimizers", "adafactor,lamb")
+    lines = {line.split()[0]: line for line in text.splitlines() if line.startswith(("LAMB", "Adafactor"))}
+    assert "yes, 1.39 GB left" in lines["Adafactor"]
+    assert "no, 71.8 MB over" in lines["LAMB"]
+
+
+def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["resnet50", "--memory", "1GB", "--bandwidth", "2TB/s", "--flops", "50TFLOPS", "--dtype", "bfloat16"]
+    arguments += ["--option", "momentum_dtype=bfloat16", "--option", "kron.max_size_dense=256", "--device", "cuda"]
+    record = json.loads(printed(capsys, *arguments, "--json"))
+    assert record["model"] == {
+        "name": "resnet50",
+        "about": "ResNet-50 25.6M",
+        "parameters": 25557032,
+        "tensors": 161,
+        "dtypes": ["bfloat16"],
+    }
+    assert (record["bandwidth"], record["flops"], record["memory"]) == (2e12, 5e13, 10**9)
+    found = {cost["optimizer"]: cost for cost in record["optimizers"]}
+    assert list(found) == list(OPTIMIZERS)
+    lamb, kron = found["LAMB"], found["Kron"]
+    assert lamb["parameter_bytes"] == lamb["gradient_bytes"] == 2 * 25557032
+    assert lamb["state_bytes"] == (2 + 4) * 25557032 + 4 * 161
+    assert lamb["total_bytes"] == sum(lamb[f"{part}_bytes"] for part in ("parameter", "gradient", "state", "peak"))
+    assert lamb["fits"] is True
+    assert lamb["seconds"] == lamb["moved_bytes"] / 2e12
+    assert kron["seconds"] == kron["moved_bytes"] / 2e12 + kron["product_flops"] / 5e13
+    assert kron["options"] == {"momentum_dtype": "bfloat16", "max_size_dense": 256}
+    assert found["AdamW"]["options"] == {"trust": False, "momentum_dtype": "bfloat16"}
+    assert "tensors" not in lamb
+    explained = json.loads(printed(capsys, "resnet50", "--json", "--explain", "--optimizers", "lamb"))
+    rows = explained["optimizers"][0]["tensors"]
+    assert len(rows) == 161
+    assert sum(row["state_bytes"] for row in rows) == explained["optimizers"][0]["state_bytes"]
+
+
+def test_the_function_and_the_command_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads(printed(capsys, "gpt2", "--json", "--front-end", "numpy"))
+    found = plan("gpt2", front_end="numpy")
+    assert [cost["state_bytes"] for cost in record["optimizers"]] == [cost.share.state_bytes for cost in found.costs]
+    assert [cost["engine"] for cost in record["optimizers"]] == [cost.share.engine for cost in found.costs]
+
+
+def test_every_parameter_is_listed_as_explain_of_torch_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    import thalweg.torch
+    from thalweg.plan.models import builtin
+
+    tensors = builtin("resnet50").tensors
+    for name in ("LAMB", "Adafactor", "Kron"):
+        named = [(t.name, torch.empty(t.shape, dtype=torch.bfloat16, device="meta")) for t in tensors]
+        optimizer = getattr(thalweg.torch, name)(named, **({} if name == "Adafactor" else {"lr": 1e-3}))
+        text = printed(capsys, "resnet50", "--dtype", "bfloat16", "--explain", "--optimizers", name.lower())
+        mine = text.split(f"\n{name}\n")[1].strip()
+        # what depends on a learning rate is not told where there is none by default
+        theirs = [line for line in str(optimizer.explain()).splitlines() if name != "Kron" or "lost" not in line]
+        assert mine.splitlines() == theirs
+
+
+def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    for folder in ("one", "two"):
+        assert run(["plan", "gpt2", "--memory", "3GB", "--out", str(tmp_path / folder)]) == 0
+    found = capsys.readouterr()
+    assert "LAMB" in found.out
+    assert str(tmp_path / "one" / "plan.png") in found.err
+    svg = (tmp_path / "one" / "plan.svg").read_text()
+    assert all(word in svg for word in ("Memory to train gpt2", "Adafactor", "peak in a step", "3 GB"))
+    for name in ("plan.png", "plan.svg"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    assert (tmp_path / "one" / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_without_peaks(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert run(["plan", "gpt2", "--front-end", "optax", "--out", str(tmp_path)]) == 0
+    assert "peak in a step" not in (tmp_path / "plan.svg").read_text()
+
+
+def test_the_largest_model_takes_seconds_and_no_memory() -> None:
+    tracemalloc.start()
+    try:
+        start = time.perf_counter()
+        found = plan("llama-70b", optimizers=["LAMB"], world=8, layout="fsdp2")
+        assert time.perf_counter() - start < 10
+        assert tracemalloc.get_traced_memory()[1] < 50 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert found.model.parameters == 70_553_706_496
+
+
+@pytest.mark.slow
+def test_the_largest_model_with_every_optimizer_takes_seconds() -> None:
+    command_line = [sys.executable, "-m", "thalweg", "plan", "llama-70b", "--world", "8", "--layout", "fsdp2"]
+    start = time.perf_counter()
+    subprocess.run(command_line, check=True, capture_output=True, timeout=60)
+    assert time.perf_counter() - start < 10
+
+
+def test_planning_loads_no_framework() -> None:
+    program = (
+        "import sys; from thalweg.plan import plan; plan('gpt2'); "
+        "sys.exit(bool({'torch', 'jax', 'rich', 'matplotlib', 'click'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gtp2"], "there is no model 'gtp2': did you mean 'gpt2'?"),
+        (["gpt2", "--optimizers", "lamp"], "there is no optimizer 'lamp': did you mean 'LAMB'?"),
+        (["gpt2", "--memory", "much"], "'much' is not a size such as 80GB or 16GiB"),
+        (["gpt2", "--bandwidth", "3parsecs"], "'3parsecs' is not a bandwidth such as 3.35TB/s"),
+        (["gpt2", "--flops", "fast"], "'fast' is not a rate of operations such as 60TFLOPS"),
+        (["gpt2", "--option", "momentum"], "'momentum' is no option: it must be NAME=VALUE"),
+        (["gpt2", "--option", "=3"], "'=3' is no option"),
+        (["gpt2", "--option", "lion.beta=1"], "there is no optimizer 'lion'"),
+        (["gpt2", "--option", "momentun=0.5"], "no optimizer here has an option 'momentun': did you mean 'momentum'?"),
+        (
+            ["gpt2", "--option", "kron.max_size_dens=2"],
+            "Kron has no option 'max_size_dens': did you mean 'max_size_dense'?",
+        ),
+        (["gpt2", "--option", "lamb.betas=(2,2)"], "LAMB: betas[0] must be"),
+        (["gpt2", "--option", "kron.precond_dtype=int8"], "Kron: precond_dtype must be one of"),
+        (
+            ["gpt2", "--option", "adafactor.momentum_dtype=bfloat16"],
+            "Adafactor: momentum_dtype='bfloat16' has no effect here",
+        ),
+        (["gpt2", "--option", "adamw.trust=True"], "AdamW is LAMB with trust=False, and cannot be otherwise"),
+        (
+            ["gpt2", "--optimizers", "lamb", "--option", "kron.eps=1"],
+            "the option kron.eps is for Kron, which is not among",
+        ),
+        (
+            ["gpt2", "--optimizers", "adafactor", "--option", "momentum_dtype=bfloat16"],
+            "the option momentum_dtype has no effect on any optimizer here: it needs a momentum",
+        ),
+        (["gpt2", "--front-end", "numpy", "--device", "cuda"], "numpy's arrays are on the CPU"),
+        (["gpt2", "--front-end", "numpy", "--engine", "foreach"], "the numpy front end has no engine 'foreach'"),
+        (["gpt2", "--front-end", "numpy", "--world", "2"], "the numpy front end steps one process"),
+        (["gpt2", "--front-end", "optax", "--engine", "reference"], "in JAX the compiler decides how steps are taken"),
+        (["gpt2", "--front-end", "optax", "--world", "2", "--layout", "fsdp2"], "layout 'fsdp2' is torch's"),
+        (["gpt2", "--engine", "fused"], "there is no fused engine for GPUs yet"),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in told(capsys, *arguments)
+
+
+def test_slices_that_are_not_there_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "shapes.json"
+    path.write_text('{"scale": []}')
+    assert "stacked_axes=1, but 'scale' has shape ()" in told(capsys, str(path), "--option", "stacked_axes=1")
+
+
+@pytest.mark.parametrize("arguments", [["--dtype", "int8"], ["--world", "0"], ["--layout", "zero"], ["--typo"]])
+def test_usage_is_told_by_click(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "(thalweg plan --help says more)" in told(capsys, "gpt2", *arguments, code=2)
+
+
+def test_a_model_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Missing argument 'MODEL'" in told(capsys, code=2)
+
+
+def test_help_teaches_by_examples() -> None:
+    text = CliRunner().invoke(command, ["--help"]).output
+    assert "thalweg plan llama-8b --dtype bfloat16 --memory 80GB" in text
+    assert "activations are not" in text
+
+
+def test_completion() -> None:
+    def words(found: list[object]) -> list[str]:
+        return [item.value for item in found]  # type: ignore[attr-defined]
+
+    assert words(complete_model(None, None, "llama")) == ["llama-1b", "llama-8b", "llama-70b"]
+    assert [item.type for item in complete_model(None, None, "./some/")] == ["file"]
+    assert words(complete_optimizers(None, None, "lamb,a")) == ["lamb,adamw", "lamb,adafactor"]
+    wanted = {"kron.max_grad_norm=", "kron.max_size_dense=", "kron.max_skew="}
+    assert set(words(complete_option(None, None, "kron.max_"))) == wanted
+    assert "momentum_dtype=" in words(complete_option(None, None, "momentum_d"))

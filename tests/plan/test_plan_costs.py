@@ -1,0 +1,183 @@
+"""What a step must move and send, worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from thalweg.plan import plan
+from thalweg.plan.costs import bytes_moved, flops, local, owners, reduced_bytes, ring, shard
+from thalweg.plan.models import Model, Tensor
+from thalweg.plan.optimizers import OPTIMIZERS, Option, setting_of
+
+MATRIX = Tensor("w", (4096, 4096))
+N = MATRIX.elements
+
+
+def setting(name: str, **options: Any) -> Any:
+    return setting_of(name, [Option(key, value, name) for key, value in options.items()])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "floor"),
+    [
+        ("SGD", {}, 20),  # read p, g, m; write p, m
+        ("SGD", {"momentum": 0.0}, 12),
+        ("SGD", {"momentum_dtype": "bfloat16"}, 16),
+        ("AdamW", {}, 28),
+        ("AdamW", {"max_grad_norm": 1.0}, 32),  # gradients are read once more
+        ("AdamW", {"state_dtype": "bfloat16"}, 20),
+        ("LARS", {}, 28),
+        ("LAMB", {}, 40),
+        ("LAMB", {"momentum_dtype": "bfloat16"}, 34),  # m is read twice and written once
+        ("Adafactor", {"factored": False}, 32),
+        ("Adafactor", {"factored": False, "clip_threshold": None, "scale_parameter": False}, 20),
+    ],
+)
+def test_floors_are_those_of_the_passes(name: str, options: dict[str, Any], floor: int) -> None:
+    assert bytes_moved(setting(name, **options), MATRIX) == floor * N
+
+
+@pytest.mark.parametrize(
+    ("options", "floor"),
+    [({}, 24), ({"momentum": 0.9}, 32), ({"clip_threshold": None}, 20), ({"scale_parameter": False}, 20)],
+)
+def test_rows_and_columns_are_all_that_adafactor_adds(options: dict[str, Any], floor: int) -> None:
+    assert bytes_moved(setting("Adafactor", **options), MATRIX) == floor * N + 2 * 4 * (4096 + 4096)
+
+
+def test_parameters_of_16_bits_move_half() -> None:
+    narrow = Tensor("w", MATRIX.shape, "bfloat16")
+    assert bytes_moved("SGD", narrow) == (2 + 2 + 4 + 2 + 4) * N
+    assert bytes_moved("LAMB", narrow) == (2 + 2 + 8 + 8 + 2 + 8 + 2) * N
+
+
+def test_names_may_be_spelt_in_any_case() -> None:
+    assert bytes_moved("adamw", MATRIX) == bytes_moved("AdamW", MATRIX)
+
+
+def test_products_of_kron_are_counted() -> None:
+    """Between refreshes each dense factor is applied twice; a factor that is diagonal needs no product."""
+    kron = setting("Kron")
+    assert flops(kron, Tensor("w", (300, 300)), refresh=False) == 4 * 2 * 300**3
+    assert flops(kron, Tensor("w", (300, 90)), refresh=False) == 2 * 2 * 90 * 90 * 300
+    assert flops(kron, Tensor("b", (300,))) == 0
+    assert flops(kron, Tensor("w", (300, 300))) > 3 * flops(kron, Tensor("w", (300, 300)), refresh=False) / 2
+    assert flops(setting("LAMB"), MATRIX) == 0
+
+
+def test_what_kron_moves_between_refreshes() -> None:
+    n = 300 * 300
+    products = 4 * 3 * 4 * n  # two operands and a result, four times
+    assert bytes_moved(setting("Kron"), Tensor("w", (300, 300)), refresh=False) == products + 20 * n
+    assert bytes_moved(setting("Kron"), Tensor("b", (300,)), refresh=False) == 20 * 300
+
+
+@pytest.mark.parametrize(
+    ("size", "world", "parts"),
+    [
+        (8, 4, [2, 2, 2, 2]),
+        (7, 4, [2, 2, 2, 1]),
+        (5, 4, [2, 2, 1, 0]),
+        (1, 4, [1, 0, 0, 0]),
+        (0, 2, [0, 0]),
+        (9, 8, [2, 2, 2, 2, 1, 0, 0, 0]),
+    ],
+)
+def test_shards_are_cut_as_torch_cuts_them(size: int, world: int, parts: list[int]) -> None:
+    assert [shard(size, world, rank) for rank in range(world)] == parts
+    if size:
+        torch = pytest.importorskip("torch")
+        chunks = [len(chunk) for chunk in torch.chunk(torch.empty(size), world)]
+        assert parts == chunks + [0] * (world - len(chunks))
+
+
+def test_a_ring_sends_all_but_a_share_twice() -> None:
+    assert ring(800, 8) == 1400
+    assert ring(800, 1) == 0
+
+
+def test_sums_that_cross_ranks() -> None:
+    matrix, vector = Tensor("w", (512, 256)), Tensor("b", (512,))
+    assert [reduced_bytes(setting(name), matrix) for name in ("SGD", "AdamW", "LARS", "LAMB")] == [0, 0, 8, 8]
+    assert reduced_bytes(setting("Adafactor"), vector) == 8
+    assert reduced_bytes(setting("Adafactor"), matrix) == 8 + 4 * 256  # sums of columns
+    assert reduced_bytes(setting("Adafactor"), Tensor("w", (3, 512, 256))) == 8  # rows and columns are on one rank
+    assert reduced_bytes(setting("AdamW", max_grad_norm=1.0), matrix) == 4
+    assert reduced_bytes(setting("LAMB", stacked_axes=1), Tensor("w", (4, 8, 8))) == 0
+    assert reduced_bytes(setting("LAMB"), Tensor("scale", ())) == 0
+
+
+def test_owners_take_the_longest_first() -> None:
+    kron = setting("Kron")
+    tensors = [Tensor("a", (400, 400)), Tensor("b", (200, 200)), Tensor("c", (200, 200)), Tensor("d", (50,))]
+    assert owners(kron, tensors, 2).owners == (0, 1, 1, 1)
+    assert owners(kron, tensors, 1).owners == (0, 0, 0, 0)
+
+
+# ---- plans of several ranks
+
+SMALL = Model("small", "", (Tensor("w", (256, 130)), Tensor("b", (256,)), Tensor("odd", (9, 4))))
+
+
+def share(name: str, world: int, layout: str, **options: Any) -> Any:
+    given = [Option(key, value, name) for key, value in options.items()]
+    return plan(SMALL, optimizers=[name], options=given, world=world, layout=layout, device="cpu").costs[0].share
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_ddp_is_everything_on_every_rank_and_sends_nothing(name: str) -> None:
+    assert share(name, 8, "ddp") == share(name, 1, "ddp")
+    assert share(name, 8, "ddp").sent_bytes == 0
+    assert share(name, 1, "fsdp2") == share(name, 1, "ddp")
+
+
+def test_state_lies_as_its_parameter_does() -> None:
+    elements = 64 * 130 + 64 + 3 * 4  # a quarter, rounded up, of the first axis of each
+    counts = 3 * 4
+    found = share("LAMB", 4, "fsdp2")
+    assert found.parameter_bytes == 4 * elements
+    assert found.state_bytes == 8 * elements + counts
+    assert found.moved_bytes == 40 * elements
+    assert found.sent_bytes == ring(3 * 8, 4)
+    assert share("AdamW", 4, "fsdp2").sent_bytes == 0
+
+
+def test_statistics_of_columns_are_on_every_rank() -> None:
+    found = share("Adafactor", 4, "fsdp2")
+    # rows of the matrix in parts, its columns whole, and all squares of the two that are not factored, in parts
+    assert found.state_bytes == 4 * (64 + 130) + 4 * (64 + 3 * 4) + 3 * 4
+    assert found.sent_bytes == ring(4 * 130 + 3 * 8, 4)
+
+
+def test_a_part_is_factored_as_the_whole_is() -> None:
+    """A part of 32 rows is too small to be factored by itself."""
+    assert share("Adafactor", 8, "fsdp2").state_bytes == 4 * (32 + 130) + 4 * (32 + 2 * 4) + 3 * 4
+
+
+def test_kron_sends_gradients_to_owners_and_updates_back() -> None:
+    world = 4
+    model = Model("two", "", (Tensor("a", (128, 128)), Tensor("b", (128, 128))))
+    found = plan(model, optimizers=["Kron"], world=world, layout="fsdp2", device="cpu").costs[0].share
+    whole, part = 4 * 128 * 128, 4 * 32 * 128
+    assert found.rank in (0, 1)  # one of the two that own something
+    factors = 2 * (whole - part)  # refreshed, and written through to the other ranks
+    assert found.sent_bytes == part + (whole - part) + factors
+    # momentum and factors in parts, the owner's factors whole, norms and counts
+    assert found.state_bytes == 2 * (part + 2 * part) + 2 * whole + 2 * (2 * 4 + 4) + 2 * 4
+    assert found.flops == flops(setting("Kron"), model.tensors[0])
+
+
+def test_slices_that_stand_alone_are_stepped_where_they_are() -> None:
+    model = Model("stack", "", (Tensor("experts", (8, 40, 30)),))
+    stacked = [Option("stacked_axes", 1)]
+    found = plan(model, optimizers=["Kron"], options=stacked, world=4, layout="fsdp2", device="cpu").costs[0].share
+    alone = plan(model, optimizers=["Kron"], options=stacked, device="cpu").costs[0].share
+    assert found.sent_bytes == 0
+    assert found.flops == alone.flops // 4
+
+
+def test_local_parts_keep_name_and_dtype() -> None:
+    assert local(Tensor("w", (5, 3), "bfloat16"), 4, 2) == Tensor("w", (1, 3), "bfloat16")
+    assert local(Tensor("s", ()), 4, 2) == Tensor("s", ())

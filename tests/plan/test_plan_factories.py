@@ -1,0 +1,175 @@
+"""Models from module:factory, of torch and of JAX; nothing is allocated, and every mistake is named."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from thalweg.errors import CommandError
+from thalweg.plan.models import Tensor
+from thalweg.plan.sources import resolve
+
+Write = Callable[[str, str], None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes a module into the current folder; nothing of it stays imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before = set(sys.modules)
+
+    def write_module(name: str, source: str) -> None:
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    yield write_module  # type: ignore[misc]
+    for name in set(sys.modules) - before:
+        if name.startswith("planned_"):
+            del sys.modules[name]
+
+
+def said(text: str) -> str:
+    with pytest.raises(CommandError) as error:
+        resolve(text)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_torch_model_too_large_for_any_memory(write: Write) -> None:
+    pytest.importorskip("torch")
+    write(
+        "planned_torch",
+        """
+        import torch
+
+        class Inner:
+            @staticmethod
+            def build():
+                model = torch.nn.Sequential(torch.nn.Linear(10**6, 10**6), torch.nn.LayerNorm(8))
+                model.tied = model[0]
+                model[1].weight.requires_grad_(False)
+                return model.bfloat16()
+
+        class Net(torch.nn.Module):
+            def __init__(self, width=3):
+                super().__init__()
+                self.layer = torch.nn.Linear(width, 2)
+        """,
+    )
+    model = resolve("planned_torch:Inner.build")
+    assert model.tensors == (
+        Tensor("0.weight", (10**6, 10**6), "bfloat16"),
+        Tensor("0.bias", (10**6,), "bfloat16"),
+        Tensor("1.bias", (8,), "bfloat16"),
+    )
+    assert model.about == "Sequential of torch, 1 frozen parameters left out"
+    assert resolve("planned_torch:Net").tensors == (Tensor("layer.weight", (2, 3)), Tensor("layer.bias", (2,)))
+    assert resolve("planned_torch:Net", "float16").tensors[0].dtype == "float16"
+
+
+def test_trees_of_jax(write: Write) -> None:
+    pytest.importorskip("jax")
+    write(
+        "planned_jax",
+        """
+        import jax, jax.numpy as jnp
+
+        def build(key):
+            large = jax.random.normal(key, (10**6, 10**6), "bfloat16")
+            return {"w": large, "layers": [jnp.zeros(3, "float32")], "n": 3}
+        """,
+    )
+    model = resolve("planned_jax:build")
+    assert set(model.tensors) == {Tensor("layers.0", (3,)), Tensor("w", (10**6, 10**6), "bfloat16")}
+
+
+def test_modules_of_flax(write: Write) -> None:
+    pytest.importorskip("flax")
+    write(
+        "planned_flax",
+        """
+        from flax import nnx
+
+        class Net(nnx.Module):
+            def __init__(self, rngs: nnx.Rngs):
+                self.layer = nnx.Linear(10**6, 10**6, rngs=rngs)
+                self.norm = nnx.BatchNorm(4, rngs=rngs)
+                self.dropout = nnx.Dropout(0.1, rngs=rngs)
+
+        def build():
+            return Net(nnx.Rngs(0))
+        """,
+    )
+    for factory in ("Net", "build"):
+        model = resolve(f"planned_flax:{factory}")
+        shapes = {tensor.name: tensor.shape for tensor in model.tensors}
+        assert shapes == {
+            "layer.bias": (10**6,),
+            "layer.kernel": (10**6, 10**6),
+            "norm.bias": (4,),
+            "norm.scale": (4,),
+        }
+
+
+def test_a_torch_model_from_a_module_that_imports_jax_too(write: Write) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("jax")
+    source = "import jax, torch\ndef build(): return torch.nn.Linear(10**6, 10**6)"
+    write("planned_both", source)
+    assert [tensor.shape for tensor in resolve("planned_both:build").tensors] == [(10**6, 10**6), (10**6,)]
+
+
+def test_mistakes_are_named(write: Write) -> None:
+    write(
+        "planned_wrong",
+        "def build(): return 3\nnumber = 3\ndef fails(): raise RuntimeError('no\\nsuch')\n_hidden = build",
+    )
+    write("planned_needs", "import something_that_is_not_installed")
+    write("planned_broken", "1 / 0")
+    assert "there is no module 'planned_missing' here or installed" in said("planned_missing:build")
+    assert "there is no module 'planned_missing' here" in said("planned_missing.inner:build")
+    assert "planned_wrong has no 'bulid': it has build, fails" in said("planned_wrong:bulid")
+    assert "planned_wrong:number cannot be called: it is a int" in said("planned_wrong:number")
+    assert "planned_needs needs a module that is not installed: something_that_is_not_installed" in said(
+        "planned_needs:build"
+    )
+    assert "planned_broken could not be imported: ZeroDivisionError: division by zero" in said("planned_broken:build")
+    assert "'planned_wrong:' names no factory: it must be module:factory" in said("planned_wrong:")
+
+
+def test_results_that_are_no_model_are_named(write: Write) -> None:
+    if not any(importlib.util.find_spec(name) for name in ("torch", "jax")):
+        pytest.skip("neither torch nor jax is installed")
+    source = """
+    def build(): return "a word"
+    def fails(): raise RuntimeError('no\\nsuch')
+    def asks(width): return width
+    """
+    write("planned_results", source)
+    wanted = "it must give a torch.nn.Module, an nnx.Module or a tree of JAX arrays"
+    assert said("planned_results:build") == f"planned_results:build gave a str: {wanted}"
+    assert "planned_results:fails could not be built: RuntimeError: no" in said("planned_results:fails")
+    assert "planned_results:asks could not be built: TypeError" in said("planned_results:asks")
+
+
+def test_a_model_without_parameters_is_named(write: Write) -> None:
+    pytest.importorskip("torch")
+    source = "import torch\ndef build(): return torch.nn.ReLU()\ndef ints():\n m = torch.nn.Module()\n"
+    source += " m.p = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))\n return m"
+    write("planned_empty", source)
+    assert "planned_empty:build has no parameters of floating point" in said("planned_empty:build")
+    assert "parameter 'p' has dtype complex64, which cannot be trained in" in said("planned_empty:ints")
+
+
+def test_neither_framework(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("planned_plain", "def build(): return {}")
+    for module in [name for name in sys.modules if name.partition(".")[0] in ("torch", "jax")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert 'a factory needs torch or JAX: pip install "thalweg[torch]" or "thalweg[jax]"' in said("planned_plain:build")
