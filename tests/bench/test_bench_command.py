@@ -29,7 +29,7 @@ QUICK = ["--front-ends", "numpy", "--against", "none", "--repeats", "2", "--no-m
 def hurried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A small model under the name of a large one, in a folder of its own."""
     monkeypatch.setattr(bandwidth, "SIZE", 2**16)
-    monkeypatch.setattr(rounds, "REST", 0.0)
+    monkeypatch.setattr(Cpu, "rest", 0.0)
     monkeypatch.setattr(Cpu, "give_back", lambda self: None)
     monkeypatch.setattr(run, "resolve", lambda name, dtype: TINY)
     monkeypatch.setattr(module.process, "prepare", lambda device, threads: None)

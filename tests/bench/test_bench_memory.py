@@ -13,6 +13,7 @@ from thalweg.bench.contestants import Settings
 from thalweg.bench.devices import Cpu
 from thalweg.bench.memory import in_own_process
 from thalweg.bench.ours import OURS
+from thalweg.bench.peers import PEERS
 from thalweg.bench.workload import Workload
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.plan.models import Model, Tensor
@@ -43,6 +44,19 @@ def test_what_a_step_does_not_allocate_is_not() -> None:
     fused = in_own_process(workload, NUMPY_LAMB, Settings(engine="fused"))
     assert fused.extra is not None, fused.how
     assert fused.extra < 0.1 * workload.nbytes
+
+
+@needs_proc
+def test_a_step_that_is_only_begun_is_waited_for() -> None:
+    """JAX returns before its step is done; what its compiler set aside must be in the peak."""
+    pytest.importorskip("optax")
+    workload = Workload(ONE, Cpu())
+    lars = next(c for c in PEERS if (c.rule, c.package) == ("lars", "optax"))
+    set_aside = lars.make(workload, Settings()).compiled["temporary_bytes"]
+    assert set_aside >= workload.nbytes
+    measured = in_own_process(workload, lars, Settings())
+    assert measured.extra is not None, measured.how
+    assert measured.extra > 0.9 * set_aside
 
 
 def test_what_fails_there_is_a_reason_here() -> None:

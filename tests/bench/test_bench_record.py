@@ -23,7 +23,7 @@ def entrant(package: str, floor: int | None = FLOOR, extra: int | None = None) -
 
 
 def times(ours: float, theirs: float, bandwidth: float, others: float = 0.0) -> Round[Times]:
-    return Round(Times({"ours": ours, "theirs": theirs}, [bandwidth, bandwidth], {"as a copy": 1e9}), others)
+    return Round(Times({"ours": ours, "theirs": theirs}, [bandwidth, bandwidth], {"a copy": 1e9}), others)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_markdown_has_every_figure(comparison: Comparison) -> None:
     assert "| theirs |  | 4 | 3.5 to 12.0 | 3.00 | 10.0 | 17% | not known |  |" in text
     assert "Left out: nobody (ImportError: not here)" in text
     assert "Memory of theirs is not known (no such file)" in text
-    assert "60.0 GB/s (best 80.0) by a pass; for information, 1.0 as a copy" in text
+    assert "60.0 GB/s (best 80.0) by a pass; for information, 1.0 by a copy" in text
     assert "Rounds: 3, and 1 left out as more disturbed" in text
     assert "not to be quoted" not in text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import warnings
+from dataclasses import replace
 
 import pytest
 from bench_cases import RATE, TINY, failing, made_up, plan, yardstick
@@ -19,7 +20,7 @@ from thalweg.bench.workload import Workload
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rest between steps, and no other process on the machine."""
-    monkeypatch.setattr(rounds, "REST", 0.0)
+    monkeypatch.setattr(Cpu, "rest", 0.0)
     monkeypatch.setattr(Cpu, "give_back", lambda self: None)
     monkeypatch.setattr(quiet, "busy_elsewhere", lambda: 0.0)
 
@@ -40,6 +41,22 @@ def test_contestants_take_turns(workload: Workload) -> None:
     assert found.reference == "one"
     assert found.bandwidths == [RATE] * 9
     assert found.entrants["one"].engine == "made up"
+
+
+def test_a_device_that_runs_behind_is_called_several_times_in_a_row(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+    monkeypatch.setattr(Cpu, "calls", 3)
+    monkeypatch.setattr(Cpu, "timed", lambda self, action: (action(), 6.0)[1])
+    own = made_up("one", log)
+
+    def waiting(workload: Workload, settings: Settings) -> Ready:
+        return replace(own.make(workload, settings), wait=lambda: log.append("wait"))
+
+    found = compare(workload, "sgd", [replace(own, make=waiting)], yardstick(log), plan(repeats=2))
+    assert log[WARM_UP:] == ["bandwidth", "one", "one", "one", "wait"] * (WARM_UP + 2)
+    assert found.rows[0].seconds == [2.0, 2.0], "6 seconds for three calls"
 
 
 def test_only_the_rule_that_is_asked_for(workload: Workload) -> None:

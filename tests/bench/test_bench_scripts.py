@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from bench_cases import TINY
 
-from thalweg.bench import bandwidth, process, quiet, rounds, run
+from thalweg.bench import bandwidth, process, quiet, run
 from thalweg.bench.devices import Cpu
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -30,7 +30,7 @@ def script(name: str) -> types.ModuleType:
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "SIZE", 2**16)
-    monkeypatch.setattr(rounds, "REST", 0.0)
+    monkeypatch.setattr(Cpu, "rest", 0.0)
     monkeypatch.setattr(Cpu, "give_back", lambda self: None)
     monkeypatch.setattr(quiet, "busy_elsewhere", lambda: 0.0)
     monkeypatch.setattr(quiet, "LOOK", 0.0)

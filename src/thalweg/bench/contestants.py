@@ -34,6 +34,8 @@ class Ready:
     probe: Callable[[], list[float]]
     #: The engine of the last step, where there is a choice.
     engine: Callable[[], str] = lambda: ""
+    #: Called at the end of a measurement: returns when all that was begun is done.
+    wait: Callable[[], object] = lambda: None
     #: Called before each measurement, and not timed.
     prepare: Callable[[], object] = lambda: None
     #: What its compiler told: seconds to trace and to compile, bytes of temporaries.
@@ -123,10 +125,11 @@ def optax_ready(transformation: Any, workload: Workload, settings: Settings) -> 
     memory = executable.memory_analysis()
 
     def step() -> None:
-        kept[:] = jax.block_until_ready(executable(*kept, grads))
+        kept[:] = executable(*kept, grads)
 
     return Ready(
         step,
+        wait=lambda: jax.block_until_ready(kept),
         probe=lambda: [float(x) for x in np.asarray(kept[0][workload.largest]).flat[:PROBE]],
         compiled={
             "trace_s": traced - begin,

@@ -85,11 +85,13 @@ def measured(asked: dict[str, Any]) -> int:
     for _ in range(WARM_UP):  # state is made, functions are compiled
         ready.prepare()
         ready.step()
+        ready.wait()
     ready.prepare()
     device.give_back()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM begins anew
     before = status("VmRSS")
     ready.step()
+    ready.wait()
     return max(0, status("VmHWM") - before)
 
 

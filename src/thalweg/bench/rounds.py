@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from thalweg.bench import memory
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from thalweg.bench.workload import Workload
 
 WARM_UP = 2
-#: Seconds of rest before each step. Threads of OpenMP were seen to spin for 3 to 7 ms before they slept.
-REST = 0.02
 #: Larger than any weight that a step as small as ours could lead to.
 ASTRAY = 1e3
 
@@ -205,9 +204,15 @@ def run_round(ready: Mapping[str, Ready], device: Device, yardstick: Yardstick, 
     for name, contestant in ready.items():
         contestant.prepare()
         bandwidth.append(yardstick.update())
-        time.sleep(REST)
-        seconds[name] = device.timed(contestant.step) / inner
+        time.sleep(device.rest)
+        seconds[name] = device.timed(partial(measurement, contestant, device.calls)) / (inner * device.calls)
     return Times(seconds, bandwidth, other_passes)
+
+
+def measurement(contestant: Ready, calls: int) -> None:
+    for _ in range(calls):
+        contestant.step()
+    contestant.wait()
 
 
 def measure_memory(found: Comparison, workload: Workload, contestants: Sequence[Contestant], plan: Plan) -> None:

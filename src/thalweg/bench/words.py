@@ -33,7 +33,7 @@ def bandwidth(found: Comparison) -> str:
     said = f"Bandwidth: {gigabytes(statistics.median(measured))} GB/s (best {gigabytes(max(measured))}) by "
     said += found.yardstick
     passes = [each.result.other_passes for each in found.rounds]
-    kinds = [f"{gigabytes(statistics.median(p[kind] for p in passes))} {kind}" for kind in passes[0]]
+    kinds = [f"{gigabytes(statistics.median(p[kind] for p in passes))} by {kind}" for kind in passes[0]]
     return said + (f"; for information, {', '.join(kinds)}." if kinds else ".")
 
 
