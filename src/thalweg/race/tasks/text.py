@@ -19,9 +19,9 @@ SYMBOLS, WIDTH, HEADS, LAYERS, CONTEXT = 256, 64, 4, 2, 64
 TRAIN_BYTES, TEST_BYTES = 400_000, 16_384
 
 RATES = {
-    "SGD": (0.05, 0.1, 0.2, 0.5, 1.0),
+    "SGD": (0.01, 0.02, 0.05, 0.1, 0.2),
     "AdamW": (0.002, 0.005, 0.01, 0.02, 0.05),
-    "LARS": (2.0, 5.0, 10.0, 20.0, 50.0),
+    "LARS": (0.5, 1.0, 2.0, 5.0, 10.0),
     "LAMB": (0.005, 0.01, 0.02, 0.05, 0.1),
     "Adafactor": (0.02, 0.05, 0.1, 0.2, 0.5),
     "Kron": (0.001, 0.002, 0.005, 0.01, 0.02),
@@ -102,7 +102,7 @@ def task() -> ModelTask:
         steps=200,
         batch_size=16,
         seeds=1,
-        target=2.2,
+        target=2.7,
         loss_name="training loss, nats a byte",
         score_name="bytes foretold",
         rates=RATES,
