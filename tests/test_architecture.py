@@ -28,7 +28,7 @@ def loaded_by(code: str) -> set[str]:
         ("import thalweg.rules, thalweg.settings, thalweg.boundary, thalweg.protocols, thalweg.options", set()),
         ("import thalweg.numpy", {"numpy"}),
         ("from thalweg.numpy import Kron; Kron(lr=0.1)", {"numpy"}),
-        ("import thalweg.race", set()),
+        ("import thalweg.race, thalweg.plan, thalweg.bench", set()),
         ("import thalweg.torch", {"torch", "numpy"}),
         ("import thalweg.optax", {"jax", "jaxlib", "optax", "numpy", "ml_dtypes"}),
     ],
