@@ -50,7 +50,7 @@ CONTESTANTS = {
 #: Where a task does not know better: five rates, half a decade apart.
 RATES = {
     "SGD": (0.003, 0.01, 0.03, 0.1, 0.3),
-    "AdamW": (3e-4, 0.001, 0.003, 0.01, 0.03),
+    "AdamW": (0.001, 0.003, 0.01, 0.03, 0.1),
     "LARS": (0.3, 1.0, 3.0, 10.0, 30.0),
     "LAMB": (0.001, 0.003, 0.01, 0.03, 0.1),
     "Adafactor": (0.003, 0.01, 0.03, 0.1, 0.3),
