@@ -9,7 +9,7 @@ import pytest
 from measured_peaks import allocator_peak, numpy_optimizer, torch_optimizer, traced_peak
 
 from thalweg.kernels.cpu.library import reason_missing
-from thalweg.plan import plan
+from thalweg.plan import peaks, plan
 from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import Option
 from thalweg.spaces.shape_arrays import TELLS
@@ -168,6 +168,15 @@ def test_a_list_is_stepped_in_chunks() -> None:
     few, _ = planned("LAMB", {}, "float32", "torch", "foreach", [(500, 500)] * 3)
     assert three < 1.6 * one
     assert few == pytest.approx(3 * planned("LAMB", {}, "float32", "torch", "foreach", [(500, 500)])[0], rel=CLOSE)
+
+
+def test_sizes_are_those_of_the_engines() -> None:
+    pytest.importorskip("torch")
+    from thalweg.numpy import batches
+    from thalweg.torch import bucket, engines
+
+    assert peaks.CHUNK == bucket.CHUNK
+    assert peaks.SMALL == engines.SMALL == batches.SMALL
 
 
 def test_in_jax_the_compiler_decides() -> None:

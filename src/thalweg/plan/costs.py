@@ -17,7 +17,8 @@ from thalweg.arrays import Shape
 from thalweg.boundary import arithmetic, first_state
 from thalweg.plan.models import Tensor
 from thalweg.plan.optimizers import setting_of
-from thalweg.plan.peaks import Item, Products, products
+from thalweg.plan.peaks import Item
+from thalweg.plan.products import Products, products
 from thalweg.rules import LAMB, LARS, Adafactor, Kron
 from thalweg.settings import Setting
 from thalweg.spaces import shapes

@@ -290,23 +290,3 @@ def scratch_bytes(items: Sequence[Item]) -> int:
     rows = len(tables.tensors)
     scratch: int = load().thalweg_layout(structs.RULES[name], tables.tensors, rows, num_threads(of_machine))
     return scratch + rows * (ctypes.sizeof(structs.Tensor) + ctypes.sizeof(structs.Outcome))
-
-
-# ---- matrix products
-
-
-@dataclass(frozen=True)
-class Products:
-    """Matrix products of one step."""
-
-    flops: int
-    #: Of operands and results.
-    bytes: int
-
-
-def products(item: Item, *, refresh: bool = True) -> Products:
-    """The matrix products of a step of one parameter; ``refresh``: of one that refreshes Kron's factors."""
-    ledger = Ledger("torch", branch=refresh)
-    one = held(ledger, item)
-    stepped(shapes, item, one.p, one.g, one.state, noise=lambda: ledger.array(one.p.shape, arithmetic(one.p.dtype)))
-    return Products(ledger.flops, ledger.product_bytes)
