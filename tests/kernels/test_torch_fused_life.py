@@ -230,3 +230,12 @@ def test_stats_have_the_rate_and_the_figures() -> None:
     stats = optimizer.stats()
     assert list(stats["matrix"]) == ["lr", "trust_ratio", "param_norm", "update_norm", "grad_norm"]
     assert (stats["matrix"]["lr"], stats["vector"]["lr"]) == (0.25, 0.5)
+
+
+def test_kron_as_it_comes_has_its_noise_from_native_code() -> None:
+    """A probability that is annealed is known to the host as a number is."""
+    weights = torch.nn.Parameter(torch.ones(4, 3))
+    weights.grad = torch.ones(4, 3)
+    optimizer = thalweg.torch.Kron([weights], lr=0.01)
+    optimizer.step()
+    assert optimizer.engine == "fused"

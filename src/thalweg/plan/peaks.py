@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from thalweg.arrays import is_number
 from thalweg.boundary import Advance, advance, arithmetic, first_state, slice_of
 from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.library import load, reason_missing
@@ -115,12 +114,7 @@ def torch_unserved(item: Item, device: str) -> str | None:
     """Why native code cannot step a parameter, or None if it can."""
     if device != "cpu":
         return f"there is no fused kernel for tensors on {device}"
-    rule = item.setting.rule_at(1)
-    for name, value in vars(item.setting.rule).items():  # as torch/fused.py has it
-        values = value if isinstance(value, tuple) else (value,)
-        if not all(v is None or isinstance(v, str) or is_number(v) or callable(v) for v in values):
-            return f"{name} is not a number"
-    return reason_unserved(rule, item.tensor.shape)
+    return reason_unserved(item.setting.rule_at(1), item.tensor.shape)
 
 
 def torch_engine(wanted: str, bucket: Sequence[Held], unserved: str | None) -> str:

@@ -16,7 +16,7 @@ from thalweg.kernels.cpu.library import borrow_openmp, reason_missing
 from thalweg.kernels.cpu.plan import END, MEASURE, WRITE, Operand, Options, Plan, entries_of, reason_unserved
 from thalweg.kernels.cpu.plan import sums_of_squares as native_sums
 from thalweg.kernels.threads import num_threads
-from thalweg.rules import Rule
+from thalweg.rules import Annealed, Rule
 from thalweg.settings import Setting
 from thalweg.torch.bucket import Bucket
 
@@ -48,7 +48,7 @@ def option_unknown(rule: Rule) -> str | None:
     """An option whose value is a tensor."""
     for name, value in vars(rule).items():
         values = value if isinstance(value, tuple) else (value,)
-        if not all(v is None or isinstance(v, str) or is_number(v) or callable(v) for v in values):
+        if not all(v is None or isinstance(v, (str, Annealed)) or is_number(v) or callable(v) for v in values):
             return name
     return None
 
