@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from thalweg.settings import Setting
+from thalweg.spaces.sharded import Part
 
 T = TypeVar("T")
 
@@ -31,6 +32,8 @@ class Bucket:
     t: int | None
     #: Why native code cannot step them; "" if it can.
     unserved: str = ""
+    #: What this rank holds of each parameter, if they are divided over ranks; else they are here as a whole.
+    parts: Sequence[Part] = ()
     #: Multiplies all gradients.
     grad_scale: Tensor | None = None
     #: Whether the whole step may be taken, where that is decided by all gradients together.
@@ -54,7 +57,12 @@ class Bucket:
             return [values[i] for i in members]
 
         return replace(
-            self, names=some(self.names), params=some(self.params), grads=some(self.grads), states=some(self.states)
+            self,
+            names=some(self.names),
+            params=some(self.params),
+            grads=some(self.grads),
+            states=some(self.states),
+            parts=some(self.parts) if self.parts else (),
         )
 
 

@@ -24,7 +24,9 @@ from thalweg.rules.noise import tensor_id
 from thalweg.spaces import foreach
 from thalweg.spaces import torch as single
 from thalweg.spaces.foreach import PerTensor, TensorList
+from thalweg.spaces.sharded import Sharded
 from thalweg.torch.bucket import Bucket, Result
+from thalweg.torch.rounds import together
 
 Engine: TypeAlias = Literal["auto", "reference", "foreach", "fused"]
 
@@ -117,33 +119,47 @@ def normals(bucket: Bucket, members: Sequence[int]) -> Tensor:
 def by_list(bucket: Bucket) -> Iterator[Result]:
     """The foreach engine: one launch an operation for a list of tensors."""
     for chunk in bucket.chunks():
-        device = chunk.params[0].device
-        t: Any = chunk.t
-        if t is None:
-            t = PerTensor(torch.stack([s["step"] for s in chunk.states]) + 1)
-        ids: Any = 0
-        if chunk.setting.rule.needs_noise or chunk.setting.handling.rounding == "stochastic":
-            ids = PerTensor(tensor_ids(tuple(chunk.names), device))
-        keys = [key for key in chunk.states[0] if key != "step"]
-        result = advance(
-            foreach,
-            chunk.setting.rule_at(t),
-            chunk.setting.handling,
-            TensorList(chunk.params),
-            TensorList(chunk.grads),
-            {key: TensorList([s[key] for s in chunk.states]) for key in keys},
-            t=t,
-            lr=chunk.lr,
-            lr_scale=chunk.setting.lr_scale,
-            tensor=ids,
-            grad_scale=chunk.grad_scale,
-            allowed=chunk.allowed,
-        )
-        count = len(chunk.params)
-        states = [{key: result.state[key].tensors[i] for key in keys} for i in range(count)]
-        finite = None if result.finite is None else entries_of(result.finite, count)
-        stats = {key: entries_of(value, count) for key, value in result.stats.items()}
-        yield Result(chunk, result.p.tensors, states, finite, stats)
+        yield listed(foreach, chunk)
+
+
+def by_shards(buckets: Sequence[Bucket]) -> list[Result]:
+    """Lists of which this rank holds parts: the sums of all of them go in one message for each group of ranks."""
+
+    def computation(bucket: Bucket) -> Callable[[Any], Result]:
+        return lambda exchange: listed(Sharded(bucket.parts, exchange), bucket)
+
+    return together([computation(bucket) for bucket in buckets])
+
+
+def listed(space: Any, bucket: Bucket) -> Result:
+    """A list of tensors, advanced in a space of lists."""
+    device = bucket.params[0].device
+    t: Any = bucket.t
+    if t is None:
+        t = PerTensor(torch.stack([s["step"] for s in bucket.states]) + 1)
+    ids: Any = 0
+    if bucket.setting.rule.needs_noise or bucket.setting.handling.rounding == "stochastic":
+        ids = PerTensor(tensor_ids(tuple(bucket.names), device))
+    keys = [key for key in bucket.states[0] if key != "step"]
+    result = advance(
+        space,
+        bucket.setting.rule_at(t),
+        bucket.setting.handling,
+        TensorList(bucket.params),
+        TensorList(bucket.grads),
+        {key: TensorList([s[key] for s in bucket.states]) for key in keys},
+        t=t,
+        lr=bucket.lr,
+        lr_scale=bucket.setting.lr_scale,
+        tensor=ids,
+        grad_scale=bucket.grad_scale,
+        allowed=bucket.allowed,
+    )
+    count = len(bucket.params)
+    states = [{key: result.state[key].tensors[i] for key in keys} for i in range(count)]
+    finite = None if result.finite is None else entries_of(result.finite, count)
+    stats = {key: entries_of(value, count) for key, value in result.stats.items()}
+    return Result(bucket, result.p.tensors, states, finite, stats)
 
 
 @torch.compiler.disable
@@ -169,6 +185,8 @@ ENGINES: dict[str, Callable[[Bucket], Iterator[Result]]] = {
 
 def engine_for(wanted: Engine, bucket: Bucket, *, compiling: bool) -> str:
     """The name of the engine that serves a bucket; an explicit wish that cannot be met raises."""
+    if bucket.parts and wanted == "auto":
+        return "foreach"
     if wanted in ("reference", "foreach"):
         return wanted
     unknown = "the number of the step is not known to the host" if bucket.t is None else ""

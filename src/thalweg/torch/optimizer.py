@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,10 +17,13 @@ from thalweg.kernels.cpu.library import reason_missing
 from thalweg.kernels.cpu.plan import ENTRIES, Figures
 from thalweg.rules.checks import check_choice, check_flag, check_number
 from thalweg.settings import Overrides, Setting
+from thalweg.spaces.sharded import Part
 from thalweg.torch.bucket import Bucket, Result
-from thalweg.torch.engines import ENGINES, Engine, engine_for
+from thalweg.torch.engines import ENGINES, Engine, by_shards, engine_for
 from thalweg.torch.fused import Fused, reason_against, sums_of_squares
 from thalweg.torch.parameters import Parameters, Params, Rate
+from thalweg.torch.rounds import reduced
+from thalweg.torch.shards import gradient_like, local, local_state, part_of
 from thalweg.torch.tensors import check_gradient
 
 
@@ -57,6 +61,7 @@ class Optimizer(Parameters):
         self._skips: Tensor | None = None
         self._fused = Fused(self.rule_name)
         self._treatments: dict[int, tuple[Setting, Any, Hashable, str]] = {}
+        self._parts: dict[int, tuple[Any, Part]] = {}
 
     @property
     def engine(self) -> str:
@@ -94,12 +99,17 @@ class Optimizer(Parameters):
                 self._engines_used = set(engines)
                 in_place = [engine == "fused" and self.rule_name in ENTRIES for engine in engines]
                 fused = [bucket for bucket, own in zip(buckets, in_place, strict=True) if own]
+                divided = [bucket for bucket in buckets if bucket.parts]
                 finite = self._prepare_fused(fused, measure=policy != "propagate") if fused else None
-                results: Iterable[Result] = (
-                    result
-                    for bucket, engine, own in zip(buckets, engines, in_place, strict=True)
-                    if not own
-                    for result in ENGINES[engine](bucket)
+                sharded = by_shards(divided) if divided else []
+                results: Iterable[Result] = itertools.chain(
+                    sharded,
+                    (
+                        result
+                        for bucket, engine, own in zip(buckets, engines, in_place, strict=True)
+                        if not own and not bucket.parts
+                        for result in ENGINES[engine](bucket)
+                    ),
                 )
                 if policy == "raise":
                     # nothing is written before everything is known to be finite
@@ -146,8 +156,10 @@ class Optimizer(Parameters):
         places = self._place()
         chosen = places if only is None else {only: places[only]}
         named = [(name, p) for p, (name, _) in chosen.items() if p.grad is not None]
+        gradients = {}
         for name, p in named:
             check_gradient(name, p, grad_of(p))
+            gradients[p] = gradient_like(name, p, grad_of(p))
         settings = {i: self._checked_settings(i, self.param_groups[i]) for i in sorted({i for _, i in chosen.values()})}
         factors = {i: lr_scale_of(self.param_groups[i]) for i in settings}
         members: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
@@ -160,21 +172,26 @@ class Optimizer(Parameters):
             step = state["step"]
             t = None if compiling or not step.is_cpu else int(step.item()) + 1
             kind, unserved = self._treatment(p, setting, state)
-            if not unserved and type(p.grad) is not Tensor:
-                unserved = f"there is no fused kernel for a gradient that is a {type(p.grad).__name__}"
-            key = (index, id(setting), p.device, p.dtype, grad_of(p).dtype, kind, t, unserved)
+            g, part = gradients[p], self._part(name, p)
+            if not unserved and type(g) is not Tensor:
+                unserved = f"there is no fused kernel for a gradient that is a {type(g).__name__}"
+            if any(part.groups):
+                unserved = "there is no fused kernel for parameters that are divided over ranks"
+                self._check_divisible(name, setting)
+            key = (index, id(setting), p.device, p.dtype, g.dtype, kind, t, unserved, part.groups)
             members[key].append((name, p))
             if key not in shared:
                 lr = group["lr"].reshape(()) if isinstance(group["lr"], Tensor) else group["lr"]
                 shared[key] = scaled(setting, factors[index]), lr, t, unserved
-        scale, allowed = self._joint(named)
+        scale, allowed = self._joint(named, gradients)
         return [
             Bucket(
                 [name for name, _ in bucket],
-                [p for _, p in bucket],
-                [grad_of(p) for _, p in bucket],
-                [self.state[p] for _, p in bucket],
+                [local(p) for _, p in bucket],
+                [gradients[p] for _, p in bucket],
+                [local_state(self.state[p]) for _, p in bucket],
                 *shared[key],
+                [self._part(name, p) for name, p in bucket] if any(key[-1]) else (),
                 None if scale is None else scale.to(bucket[0][1].device),
                 None if allowed is None else allowed.to(bucket[0][1].device),
             )
@@ -183,20 +200,41 @@ class Optimizer(Parameters):
 
     def _treatment(self, p: Tensor, setting: Setting, state: Mapping[str, Tensor]) -> tuple[Hashable, str]:
         """The kind of a parameter, and why native code cannot step it ("" if it can)."""
-        memory = (p.data_ptr(), p.shape, p.stride()) if p.is_cpu else None
+        held = local(p)
+        memory = (held.data_ptr(), held.shape, held.stride()) if p.is_cpu else None
         known = self._treatments.get(id(p))
         if known is None or known[0] is not setting or known[1] != memory:
             kind = setting.rule.kind(tuple(p.shape))
-            self._treatments[id(p)] = known = setting, memory, kind, reason_against(setting, p, state)
+            reason = reason_against(setting, held, local_state(state))
+            self._treatments[id(p)] = known = setting, memory, kind, reason
         return known[2:]
 
-    def _joint(self, named: Sequence[tuple[str, Tensor]]) -> tuple[Tensor | None, Tensor | None]:
+    def _check_divisible(self, name: str, setting: Setting) -> None:
+        if setting.rule.needs_whole:
+            raise ParameterError(
+                f"parameter {name!r} is divided over ranks, and {self.rule_name} works on whole tensors: "
+                "LARS, LAMB and Adafactor can step it"
+            )
+
+    def _part(self, name: str, p: Tensor) -> Part:
+        """What this rank holds of a parameter."""
+        known = self._parts.get(id(p))
+        layout = (p.shape, getattr(p, "placements", None), getattr(p, "device_mesh", None))
+        if known is None or known[0] != layout:
+            self._parts[id(p)] = known = layout, part_of(name, p)
+        return known[1]
+
+    def _joint(
+        self, named: Sequence[tuple[str, Tensor]], gradients: Mapping[Tensor, Tensor]
+    ) -> tuple[Tensor | None, Tensor | None]:
         """What depends on all gradients together: the scale of max_grad_norm, and whether to skip the step."""
         limit, policy = self.param_groups[0]["max_grad_norm"], self.param_groups[0]["on_nonfinite"]
         if not named or (limit is None and policy != "skip"):
             return None, None
         # in the precision of the arithmetic, and joined in float64: neither may overflow on the way
-        squares = squares_of([grad_of(p) for _, p in named], native=self._wanted_engine in ("auto", "fused"))
+        own = squares_of([gradients[p] for _, p in named], native=self._wanted_engine in ("auto", "fused"))
+        across = [self._part(name, p).across(None) for name, p in named]
+        squares = reduced("sum", list(zip(own, across, strict=True)))
         home = squares[0].device
         finite = torch.stack([torch.isfinite(square).to(home) for square in squares])
         names = [name for name, _ in named]

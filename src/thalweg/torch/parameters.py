@@ -14,9 +14,12 @@ from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverri
 from thalweg.rules.checks import require
 from thalweg.settings import Overrides, Setting, Settings, matches, plain
 from thalweg.spaces import torch as xp
+from thalweg.spaces.foreach import TensorList
+from thalweg.spaces.sharded import Sharded
 from thalweg.torch.checkpoints import check_entries, check_groups, place_of_counts, restored
 from thalweg.torch.explain import Explanation, explained
 from thalweg.torch.groups import LAYOUT, GroupSettings, check_group, to_plain
+from thalweg.torch.shards import is_distributed, local, part_of, placed_like
 from thalweg.torch.tensors import check_parameter
 
 Rate: TypeAlias = float | Tensor | None
@@ -196,7 +199,7 @@ class Parameters(torch.optim.Optimizer):
         if not state:
             place = place_of_counts(p, group)
             state["step"] = torch.zeros((), dtype=torch.float32, device=place)
-            state.update(first_state(xp, setting.rule_at(1), setting.handling, p.detach()))
+            state.update(first_entries(p, setting))
             if (
                 "refresh" in state and p.device.type != "meta"
             ):  # beside the step, so that the host can tell without a wait
@@ -253,9 +256,20 @@ class Parameters(torch.optim.Optimizer):
         return shapes
 
 
+def first_entries(p: Tensor, setting: Setting) -> dict[str, Tensor]:
+    """The state of a parameter before its first step, laid out over ranks like the parameter."""
+    rule = setting.rule_at(1)
+    if not is_distributed(p) or rule.needs_whole:
+        return first_state(xp, rule, setting.handling, p.detach())
+    space = Sharded([part_of("", p)])
+    made = first_state(space, rule, setting.handling, TensorList([local(p.detach())]))
+    return {key: placed_like(entry.tensors[0], p, getattr(entry, "axes", ())) for key, entry in made.items()}
+
+
 def expected_shapes(setting: Setting, p: Tensor) -> dict[str, tuple[int, ...]]:
     """The shapes of a parameter's state, without making it."""
-    state = first_state(xp, setting.rule_at(1), setting.handling, torch.empty_like(p, device="meta"))
+    ghost = torch.empty(p.shape, dtype=p.dtype, device="meta")
+    state = first_state(xp, setting.rule_at(1), setting.handling, ghost)
     return {key: tuple(entry.shape) for key, entry in state.items()}
 
 

@@ -1,0 +1,109 @@
+"""Parameters that are divided over ranks: DTensors, and what this rank holds of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import ParameterError
+from thalweg.spaces.sharded import Part
+
+
+def is_distributed(p: Tensor) -> bool:
+    """Whether a tensor is a DTensor; asked without loading torch.distributed."""
+    return type(p).__name__ == "DTensor" or hasattr(p, "device_mesh")
+
+
+def local(p: Tensor) -> Tensor:
+    """What this rank holds of a tensor, sharing its memory."""
+    return p.to_local() if is_distributed(p) else p  # type: ignore[attr-defined]
+
+
+def gradient_like(name: str, p: Tensor, g: Tensor) -> Tensor:
+    """A gradient laid out like its parameter: sums that are still due are made, and shards moved where need be."""
+    if not is_distributed(p):
+        if is_distributed(g):
+            raise ParameterError(f"the gradient of {name!r} is a DTensor and its parameter is not: both must be alike")
+        return g
+    if not is_distributed(g):
+        raise ParameterError(f"the gradient of {name!r} is no DTensor and its parameter is one: both must be alike")
+    if g.device_mesh != p.device_mesh:  # type: ignore[attr-defined]
+        raise ParameterError(f"the gradient of {name!r} is on another device mesh than its parameter")
+    if g.placements != p.placements:  # type: ignore[attr-defined]
+        g = g.redistribute(p.device_mesh, p.placements)  # type: ignore[attr-defined]
+    return g.to_local()  # type: ignore[attr-defined, no-any-return]
+
+
+class MeshGroup:
+    """The ranks that differ from this one in one dimension of a mesh alone."""
+
+    def __init__(self, mesh: Any, dimension: int) -> None:
+        self.mesh, self.dimension = mesh, dimension
+
+    @functools.cached_property
+    def process_group(self) -> Any:
+        return self.mesh.get_group(self.dimension)
+
+    @property
+    def device(self) -> str:
+        """Where its messages have to be."""
+        return str(self.mesh.device_type)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MeshGroup) and (self.mesh, self.dimension) == (other.mesh, other.dimension)
+
+    def __hash__(self) -> int:
+        return hash((self.mesh, self.dimension))
+
+
+def part_of(name: str, p: Tensor) -> Part:
+    """What this rank holds of a parameter, which may be nothing or all of it."""
+    shape = tuple(p.shape)
+    if not is_distributed(p):
+        return Part(shape, (0,) * len(shape), ((),) * len(shape))
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = p.device_mesh, p.placements  # type: ignore[attr-defined]
+    groups: list[list[MeshGroup]] = [[] for _ in shape]
+    for dimension, placement in enumerate(placements):
+        if isinstance(placement, Replicate) or mesh.size(dimension) == 1:
+            continue
+        if not isinstance(placement, Shard) and not hasattr(placement, "split_factor"):
+            raise ParameterError(f"parameter {name!r} is placed as {placement}: Shard and Replicate can be stepped")
+        groups[placement.dim % len(shape)].append(MeshGroup(mesh, dimension))
+    held, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+    if tuple(held) != tuple(local(p).shape):
+        found = tuple(local(p).shape)
+        raise ParameterError(f"parameter {name!r}: this rank holds {found} of it, and its placements say {held}")
+    return Part(shape, tuple(offset), tuple(map(tuple, groups)))
+
+
+def placed_like(entry: Tensor, p: Tensor, reduced: Sequence[int]) -> Tensor:
+    """A state entry as a DTensor: laid out like its parameter, and whole on every rank along axes it does not have."""
+    if not is_distributed(p):
+        return entry
+    from torch.distributed.tensor import DTensor, Replicate
+
+    placements = [
+        Replicate() if getattr(placement, "dim", None) in reduced else placement
+        for placement in p.placements  # type: ignore[attr-defined]
+    ]
+    shape = torch.Size(1 if axis in reduced else size for axis, size in enumerate(p.shape))
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(
+        entry,
+        p.device_mesh,  # type: ignore[attr-defined]
+        placements,
+        run_check=False,
+        shape=shape,
+        stride=stride,
+    )
+
+
+def local_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key: local(entry) for key, entry in state.items()}
