@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
+from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Truth
 from thalweg.rules.blocks import average, clip, is_zero, one_minus_power
 from thalweg.rules.checks import check_choice, check_count, check_fraction, check_number, require
 from thalweg.rules.factors import precondition
@@ -186,12 +186,15 @@ class Kron(Rule):
         noise: Noise[A] | None = None,
     ) -> Update:
         assert lr is not None
-        lr, shape = lr * lr_scale, xp.shape(p)
-        sizes = self.sizes(shape)
-        seen = (math.prod(shape[: self.stacked_axes]), *sizes)
-        own = tuple(range(1, len(seen)))
-        state: State[A] = {}
+        x, y, due, state = self.shown(xp, g, s, p, t)
+        h, h_square, factors = self.whitened(xp, x, y, s, due, noise)
+        return self.taken(xp, h, h_square, s, p, {**state, **factors}, due, lr * lr_scale)
 
+    # ---- a step in three parts: the first and the last go element by element, the middle needs the whole tensor
+
+    def shown(self, xp: Space[A], g: A, s: State[A], p: A, t: Scalar) -> tuple[A, A, Truth, State[A]]:
+        """What is to be preconditioned, what the factors learn from, whether they do now, and the state so far."""
+        state: State[A] = {}
         if self.weight_decay_mode == "gradient" and not is_zero(self.weight_decay):
             g = g + self.weight_decay * p
         x = g
@@ -204,24 +207,45 @@ class Kron(Rule):
         accumulated = s["refresh"] + (probability.at(xp, t) if isinstance(probability, Annealed) else probability)
         due = accumulated >= 1 - 2.0**-12
         state["refresh"] = xp.where(due, accumulated - 1.0, accumulated)
+        return x, x if self.whiten == "momentum" else g, due, state
 
+    def whitened(
+        self, xp: Space[A], x: A, y: A, s: State[A], due: Truth, noise: Noise[A] | None
+    ) -> tuple[A, Scalar, State[A]]:
+        """x preconditioned and clipped, the mean of its squares before that, and the factors, refreshed if due."""
+        shape = xp.shape(x)
+        seen = (math.prod(shape[: self.stacked_axes]), *self.sizes(shape))
+        own = tuple(range(1, len(seen)))
         old = self.unpack(xp, s, seen)
-        y = xp.reshape(x if self.whiten == "momentum" else g, seen)
+        y = xp.reshape(y, seen)
         factors, norms = xp.cond(due, lambda: refreshed(xp, self, *old, y, noise), lambda: old)
+        state = {}
         for i, (q, norm) in enumerate(zip(factors, norms, strict=True)):
             state[f"Q_{i}"] = xp.reshape(q, xp.shape(s[f"Q_{i}"]))
             state[f"L_{i}"] = xp.reshape(norm, xp.shape(s[f"L_{i}"]))
 
         h = precondition(xp, factors, xp.reshape(x, seen))
         (h_square,) = xp.means(Squares(h, own))
-        rms = xp.sqrt(h_square)
         if self.clip is not None:
             h = (
                 clip(xp, h, (-self.clip, self.clip))
                 if self.clip_mode == "value"
-                else h / xp.maximum(rms / self.clip, 1.0)
+                else h / xp.maximum(xp.sqrt(h_square) / self.clip, 1.0)
             )
-        h = xp.reshape(h, shape)
+        return xp.reshape(h, shape), h_square, state
+
+    def taken(
+        self,
+        xp: Space[A],
+        h: A,
+        h_square: Scalar,
+        s: State[A],
+        p: A,
+        state: State[A],
+        due: Truth,
+        lr: Scalar,
+    ) -> Update:
+        """The step, from what was whitened: decay and momentum."""
         if self.weight_decay_mode == "update" and not is_zero(self.weight_decay):
             h = h + self.weight_decay * p
         if self.momentum_mode == "polyak" and "momentum_buffer" in s:
@@ -229,7 +253,7 @@ class Kron(Rule):
         if self.weight_decay_mode == "decoupled" and not is_zero(self.weight_decay):
             h = h + self.weight_decay * p
         finite = xp.isfinite(xp.sums((h_square, None))[0])
-        return Update(h * -lr, state, finite, {"update_rms": rms, "refreshed": due})
+        return Update(h * -lr, state, finite, {"update_rms": xp.sqrt(h_square), "refreshed": due})
 
     def unpack(self, xp: Space[A], s: State[A], seen: Shape) -> Factors[A]:
         """Factors with a leading batch axis, norms so that they multiply them."""

@@ -175,10 +175,11 @@ class Optimizer(Parameters):
             g, part = gradients[p], self._part(name, p)
             if not unserved and type(g) is not Tensor:
                 unserved = f"there is no fused kernel for a gradient that is a {type(g).__name__}"
-            if any(part.groups):
+            divided = part.groups if any(part.groups) else ()
+            if divided:
                 unserved = "there is no fused kernel for parameters that are divided over ranks"
                 self._check_divisible(name, setting)
-            key = (index, id(setting), p.device, p.dtype, g.dtype, kind, t, unserved, part.groups)
+            key = (index, id(setting), p.device, p.dtype, g.dtype, kind, t, unserved, divided)
             members[key].append((name, p))
             if key not in shared:
                 lr = group["lr"].reshape(()) if isinstance(group["lr"], Tensor) else group["lr"]
@@ -191,7 +192,7 @@ class Optimizer(Parameters):
                 [gradients[p] for _, p in bucket],
                 [local_state(self.state[p]) for _, p in bucket],
                 *shared[key],
-                [self._part(name, p) for name, p in bucket] if any(key[-1]) else (),
+                [self._part(name, p) for name, p in bucket] if key[-1] else (),
                 None if scale is None else scale.to(bucket[0][1].device),
                 None if allowed is None else allowed.to(bucket[0][1].device),
             )
