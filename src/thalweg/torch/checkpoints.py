@@ -1,4 +1,4 @@
-"""Saved state: whether it fits, and how it comes back in the dtype it was saved in."""
+"""Saved state: whether it fits, and how it comes back in the dtype it was saved in, laid out as this run is."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thalweg.errors import StateError
 from thalweg.torch.groups import LAYOUT
+from thalweg.torch.shards import laid_out
 
 
 def check_groups(rule_name: str, saved: Any, groups: Sequence[Mapping[str, Any]]) -> None:
@@ -32,21 +33,34 @@ def check_groups(rule_name: str, saved: Any, groups: Sequence[Mapping[str, Any]]
 def check_entries(
     saved: Mapping[str, Any],
     named: Sequence[tuple[str, Tensor]],
-    shapes: Mapping[str, Mapping[str, tuple[int, ...]]],
+    expected: Mapping[str, Mapping[str, Tensor]],
 ) -> None:
-    """Say whose saved state is not what its options make."""
+    """Say whose saved state is not what its options make. expected: tensors of their shapes, by parameter."""
     places = [place for group in saved["param_groups"] for place in group["params"]]
     for place, (name, _) in zip(places, named, strict=True):
         entries = saved["state"].get(place)
         if not entries:
             continue
-        found = {
-            key: tuple(value.shape) for key, value in entries.items() if key != "step" and isinstance(value, Tensor)
-        }
-        if "step" not in entries or found != dict(shapes[name]):
-            raise StateError(
-                f"the state of {name!r} does not fit: saved is {found}, and its options make {dict(shapes[name])}"
-            )
+        found = {key: value for key, value in entries.items() if key != "step" and isinstance(value, Tensor)}
+        shapes, wanted = shapes_of(found), shapes_of(expected[name])
+        counted = isinstance(entries.get("step"), (Tensor, int, float))
+        if not counted or shapes != wanted:
+            raise StateError(f"the state of {name!r} does not fit: saved is {shapes}, and its options make {wanted}")
+        for key, value in found.items():
+            check_precision(name, key, value.dtype, expected[name][key].dtype)
+
+
+def check_precision(name: str, key: str, found: torch.dtype, wanted: torch.dtype) -> None:
+    """Loaders that fill the tensors of this run round what they read to their dtype; the saved options tell on them."""
+    if found.itemsize < 4 <= wanted.itemsize:
+        raise StateError(
+            f"the state of {name!r} does not fit: it was saved with {key!r} in {wanted}, and read into {found}: "
+            "give this optimizer the options that it was saved with (state_dtype, momentum_dtype, precond_dtype)"
+        )
+
+
+def shapes_of(entries: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(entry.shape) for key, entry in entries.items()}
 
 
 def place_of_counts(p: Tensor, group: Mapping[str, Any]) -> torch.device:
@@ -55,14 +69,20 @@ def place_of_counts(p: Tensor, group: Mapping[str, Any]) -> torch.device:
     return p.device if on_device else torch.device("cpu")
 
 
-def restored(groups: Sequence[Mapping[str, Any]], saved: Mapping[str, Any]) -> dict[Tensor, dict[str, Any]]:
-    """Copies of saved entries, on the devices of their parameters, in their own dtypes."""
-    params = [(p, group) for group in groups for p in group["params"]]
+def restored(
+    groups: Sequence[Mapping[str, Any]],
+    saved: Mapping[str, Any],
+    named: Sequence[tuple[str, Tensor]],
+    expected: Mapping[str, Mapping[str, Tensor]],
+) -> dict[Tensor, dict[str, Any]]:
+    """Copies of saved entries, in their own dtypes, on the devices of their parameters and laid out for them."""
+    homes = [group for group in groups for _ in group["params"]]
     places = [place for group in saved["param_groups"] for place in group["params"]]
     found: dict[Tensor, dict[str, Any]] = {}
-    for (p, group), place in zip(params, places, strict=True):
+    for (name, p), group, place in zip(named, homes, places, strict=True):
         for key, value in saved["state"].get(place, {}).items():
             tensor = torch.as_tensor(value, dtype=torch.float32) if key == "step" else torch.as_tensor(value)
             home = place_of_counts(p, group) if key in ("step", "refresh") else p.device
-            found.setdefault(p, {})[key] = tensor.to(home, copy=True)
+            made = tensor.to(home, copy=True)
+            found.setdefault(p, {})[key] = made if key == "step" else laid_out(made, expected[name][key])
     return found

@@ -16,10 +16,10 @@ from thalweg.settings import Overrides, Setting, Settings, matches, plain
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
-from thalweg.torch.checkpoints import check_entries, check_groups, place_of_counts, restored
+from thalweg.torch.checkpoints import check_entries, check_groups, place_of_counts, restored, shapes_of
 from thalweg.torch.explain import Explanation, explained
 from thalweg.torch.groups import LAYOUT, GroupSettings, check_group, to_plain
-from thalweg.torch.shards import is_distributed, local, part_of, placed_like
+from thalweg.torch.shards import ghost_of, is_distributed, local, part_of, placed_like
 from thalweg.torch.tensors import check_parameter
 
 Rate: TypeAlias = float | Tensor | None
@@ -186,8 +186,8 @@ class Parameters(torch.optim.Optimizer):
 
     def _check_state(self, name: str, p: Tensor, setting: Setting) -> None:
         """Say so if options have changed to such that need another state than there is."""
-        found = {key: tuple(entry.shape) for key, entry in self.state.get(p, {}).items() if key != "step"}
-        wanted = expected_shapes(setting, p)
+        found = shapes_of({key: entry for key, entry in self.state.get(p, {}).items() if key != "step"})
+        wanted = shapes_of(expected_entries(setting, p, name))
         if p in self.state and self.state[p] and found != wanted:
             raise StateError(
                 f"the state of {name!r} does not fit: with these options it has {wanted}, and there is {found}; "
@@ -199,12 +199,24 @@ class Parameters(torch.optim.Optimizer):
         if not state:
             place = place_of_counts(p, group)
             state["step"] = torch.zeros((), dtype=torch.float32, device=place)
-            state.update(first_entries(p, setting))
+            state.update(first_entries(p, setting, self._place()[p][0]))
             if (
                 "refresh" in state and p.device.type != "meta"
             ):  # beside the step, so that the host can tell without a wait
                 state["refresh"] = state["refresh"].to(place)
         return state
+
+    def make_state(self) -> None:
+        """Make the state of every parameter that has none, as it is before the first step.
+
+        Checkpoint loaders that find no state make it by a step, which counts as the first.
+        """
+        places = self._place()
+        with torch.no_grad():
+            for p, (name, index) in places.items():
+                if p.requires_grad:
+                    settings = self._checked_settings(index, self.param_groups[index])
+                    self._state(p, self._setting(settings, name, p), self.param_groups[index])
 
     def explain(self) -> Explanation:
         """How every parameter will be treated, what its state will cost, and what looks like a mistake."""
@@ -224,9 +236,15 @@ class Parameters(torch.optim.Optimizer):
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
         check_groups(self.rule_name, state_dict, self.param_groups)
-        groups = [{**self.defaults, **group} for group in state_dict["param_groups"]]
-        check_entries(state_dict, list(self._named()), self._expected(groups))
+        # names stay: a loader that goes by name may bring those of another order
+        own = [{key: group[key] for key in ("param_names",) if key in group} for group in self.param_groups]
+        saved = zip(state_dict["param_groups"], own, strict=True)
+        groups = [{**self.defaults, **group, **names} for group, names in saved]
+        named, expected = list(self._named()), self._expected(groups)
+        check_entries(state_dict, named, expected)
+        state = restored(groups, state_dict, named, expected)
         state_dict["param_groups"] = groups
+        state_dict["state"] = {}  # which torch would cast to the dtypes of parameters
         pre, post = self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks
         self._optimizer_load_state_dict_pre_hooks = type(pre)()
         self._optimizer_load_state_dict_post_hooks = type(post)()
@@ -234,43 +252,39 @@ class Parameters(torch.optim.Optimizer):
             super().load_state_dict(state_dict)
         finally:
             self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks = pre, post
-        # torch has cast the state to the dtype of its parameter; take it as it was saved
-        for p, entries in restored(self.param_groups, state_dict).items():
-            self.state[p] = entries
+        self.state.update(state)
         self._resolved.clear()
         for finish in post.values():
             finish(self)
 
-    def _expected(self, groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, tuple[int, ...]]]:
-        """The shapes of all states under the options of saved groups, which are checked on the way."""
-        shapes = {}
+    def _expected(self, groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Tensor]]:
+        """Ghosts of all states under the options of saved groups, which are checked on the way."""
+        entries = {}
         try:
             made = [self._group_settings.made(group) for group in groups]
             for settings, group in zip(made, groups, strict=True):
                 check_rate(group["lr"])
                 settings.base.rule.validate_lr(plain(group["lr"]))
             for p, (name, index) in self._place().items():
-                shapes[name] = expected_shapes(made[index].of(name, p)[0], p)
+                entries[name] = expected_entries(made[index].of(name, p)[0], p, name)
         except OptionError as error:
             raise StateError(f"the options of this state are not valid: {error}") from None
-        return shapes
+        return entries
 
 
-def first_entries(p: Tensor, setting: Setting) -> dict[str, Tensor]:
+def first_entries(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:
     """The state of a parameter before its first step, laid out over ranks like the parameter."""
     rule = setting.rule_at(1)
     if not is_distributed(p) or rule.needs_whole:
         return first_state(xp, rule, setting.handling, p.detach())
-    space = Sharded([part_of("", p)])
+    space = Sharded([part_of(name, p)])
     made = first_state(space, rule, setting.handling, TensorList([local(p.detach())]))
     return {key: placed_like(entry.tensors[0], p, getattr(entry, "axes", ())) for key, entry in made.items()}
 
 
-def expected_shapes(setting: Setting, p: Tensor) -> dict[str, tuple[int, ...]]:
-    """The shapes of a parameter's state, without making it."""
-    ghost = torch.empty(p.shape, dtype=p.dtype, device="meta")
-    state = first_state(xp, setting.rule_at(1), setting.handling, ghost)
-    return {key: tuple(entry.shape) for key, entry in state.items()}
+def expected_entries(setting: Setting, p: Tensor, name: str) -> dict[str, Tensor]:
+    """A parameter's state as it would be, without its memory."""
+    return first_entries(ghost_of(p), setting, name)
 
 
 def check_rate(lr: Any) -> None:

@@ -87,22 +87,46 @@ def placed_like(entry: Tensor, p: Tensor, reduced: Sequence[int]) -> Tensor:
     """A state entry as a DTensor: laid out like its parameter, and whole on every rank along axes it does not have."""
     if not is_distributed(p):
         return entry
-    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor import Replicate
 
     placements = [
         Replicate() if getattr(placement, "dim", None) in reduced else placement
         for placement in p.placements  # type: ignore[attr-defined]
     ]
     shape = torch.Size(1 if axis in reduced else size for axis, size in enumerate(p.shape))
+    return distributed(entry, p.device_mesh, placements, shape)  # type: ignore[attr-defined]
+
+
+def distributed(held: Tensor, mesh: Any, placements: Sequence[Any], shape: Sequence[int]) -> Tensor:
+    """A DTensor of what this rank holds, left on its device: parameters that are offloaded are beside their mesh's."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(
-        entry,
-        p.device_mesh,  # type: ignore[attr-defined]
-        placements,
-        run_check=False,
-        shape=shape,
-        stride=stride,
-    )
+    spec = DTensorSpec(mesh, tuple(placements), tensor_meta=TensorMeta(torch.Size(shape), stride, held.dtype))
+    return DTensor(held, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def ghost_of(p: Tensor) -> Tensor:
+    """A tensor without memory that is shaped, typed and laid out like another."""
+    held = torch.empty(local(p).shape, dtype=p.dtype, device="meta")
+    if not is_distributed(p):
+        return held
+    return distributed(held, p.device_mesh, p.placements, p.shape)  # type: ignore[attr-defined]
+
+
+def laid_out(entry: Tensor, like: Tensor) -> Tensor:
+    """A tensor divided over ranks like another of its shape, or whole if that one is. Every rank has to call it."""
+    if not is_distributed(like):
+        return entry.full_tensor() if is_distributed(entry) else entry  # type: ignore[attr-defined]
+    from torch.distributed.tensor import Replicate
+
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    if is_distributed(entry) and entry.device_mesh != mesh:  # type: ignore[attr-defined]
+        entry = entry.full_tensor()  # type: ignore[attr-defined]
+    if not is_distributed(entry):
+        entry = distributed(entry, mesh, [Replicate()] * mesh.ndim, entry.shape)
+    return entry.redistribute(mesh, placements)  # type: ignore[attr-defined, no-any-return]
 
 
 def local_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
