@@ -60,7 +60,7 @@ class Part:
 
 
 class ReducedList(TensorList):
-    """Tensors that have size 1 along some axes, however many ranks divide those."""
+    """Tensors that are the same on every rank along some axes, which they have no longer: sums over those are made."""
 
     def __init__(self, tensors: Sequence[Tensor], axes: tuple[int, ...]) -> None:
         super().__init__(tensors)
@@ -105,7 +105,7 @@ class Sharded:
         local = foreach.sums(*terms)
         asked: list[Asked] = []
         for total, (x, axes) in zip(local, terms, strict=True):
-            groups = () if isinstance(x, PerTensor) else self.parts[0].across(axes)
+            groups = () if isinstance(x, PerTensor | ReducedList) else self.parts[0].across(axes)
             entries = (total.values,) if isinstance(total, PerTensor) else total.tensors
             asked += [(entry, groups) for entry in entries]
         whole = iter(self.exchange.summed(asked))

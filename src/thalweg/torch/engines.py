@@ -26,6 +26,7 @@ from thalweg.spaces import torch as single
 from thalweg.spaces.foreach import PerTensor, TensorList
 from thalweg.spaces.sharded import Sharded
 from thalweg.torch.bucket import Bucket, Result
+from thalweg.torch.owners import Owned, Owners
 from thalweg.torch.rounds import together
 
 Engine: TypeAlias = Literal["auto", "reference", "foreach", "fused"]
@@ -122,13 +123,13 @@ def by_list(bucket: Bucket) -> Iterator[Result]:
         yield listed(foreach, chunk)
 
 
-def by_shards(buckets: Sequence[Bucket]) -> list[Result]:
+def by_shards(buckets: Sequence[Bucket], owners: Owners) -> list[Result]:
     """Lists of which this rank holds parts: the sums of all of them go in one message for each group of ranks."""
 
     def computation(bucket: Bucket) -> Callable[[Any], Result]:
         return lambda exchange: listed(Sharded(bucket.parts, exchange), bucket)
 
-    return together([computation(bucket) for bucket in buckets])
+    return together([computation(bucket) for bucket in buckets], owners)
 
 
 def listed(space: Any, bucket: Bucket) -> Result:
@@ -141,9 +142,12 @@ def listed(space: Any, bucket: Bucket) -> Result:
     if bucket.setting.rule.needs_noise or bucket.setting.handling.rounding == "stochastic":
         ids = PerTensor(tensor_ids(tuple(bucket.names), device))
     keys = [key for key in bucket.states[0] if key != "step"]
+    rule: Any = bucket.setting.rule_at(t)
+    if bucket.parts and rule.needs_whole:
+        rule = Owned(rule, bucket)
     result = advance(
         space,
-        bucket.setting.rule_at(t),
+        rule,
         bucket.setting.handling,
         TensorList(bucket.params),
         TensorList(bucket.grads),

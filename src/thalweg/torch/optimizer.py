@@ -21,6 +21,7 @@ from thalweg.spaces.sharded import Part
 from thalweg.torch.bucket import Bucket, Result
 from thalweg.torch.engines import ENGINES, Engine, by_shards, engine_for
 from thalweg.torch.fused import Fused, reason_against, sums_of_squares
+from thalweg.torch.owners import Owners
 from thalweg.torch.parameters import Parameters, Params, Rate
 from thalweg.torch.rounds import reduced
 from thalweg.torch.shards import gradient_like, local, local_state, part_of
@@ -62,6 +63,7 @@ class Optimizer(Parameters):
         self._fused = Fused(self.rule_name)
         self._treatments: dict[int, tuple[Setting, Any, Hashable, str]] = {}
         self._parts: dict[int, tuple[Any, Part]] = {}
+        self._owners = Owners()
 
     @property
     def engine(self) -> str:
@@ -101,7 +103,7 @@ class Optimizer(Parameters):
                 fused = [bucket for bucket, own in zip(buckets, in_place, strict=True) if own]
                 divided = [bucket for bucket in buckets if bucket.parts]
                 finite = self._prepare_fused(fused, measure=policy != "propagate") if fused else None
-                sharded = by_shards(divided) if divided else []
+                sharded = by_shards(divided, self._owners) if divided else []
                 results: Iterable[Result] = itertools.chain(
                     sharded,
                     (
@@ -178,7 +180,6 @@ class Optimizer(Parameters):
             divided = part.groups if any(part.groups) else ()
             if divided:
                 unserved = "there is no fused kernel for parameters that are divided over ranks"
-                self._check_divisible(name, setting)
             key = (index, id(setting), p.device, p.dtype, g.dtype, kind, t, unserved, divided)
             members[key].append((name, p))
             if key not in shared:
@@ -209,13 +210,6 @@ class Optimizer(Parameters):
             reason = reason_against(setting, held, local_state(state))
             self._treatments[id(p)] = known = setting, memory, kind, reason
         return known[2:]
-
-    def _check_divisible(self, name: str, setting: Setting) -> None:
-        if setting.rule.needs_whole:
-            raise ParameterError(
-                f"parameter {name!r} is divided over ranks, and {self.rule_name} works on whole tensors: "
-                "LARS, LAMB and Adafactor can step it"
-            )
 
     def _part(self, name: str, p: Tensor) -> Part:
         """What this rank holds of a parameter."""
@@ -308,6 +302,7 @@ class Optimizer(Parameters):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._treatments.clear()
+        self._owners.forget()
 
     def clear_state(self) -> None:
         """Forget what has been learned; options stay."""

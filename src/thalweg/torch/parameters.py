@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.boundary import first_state
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
+from thalweg.rules import Kron
 from thalweg.rules.checks import require
 from thalweg.settings import Overrides, Setting, Settings, matches, plain
 from thalweg.spaces import torch as xp
@@ -19,6 +20,7 @@ from thalweg.spaces.sharded import Sharded
 from thalweg.torch.checkpoints import check_entries, check_groups, place_of_counts, restored, shapes_of
 from thalweg.torch.explain import Explanation, explained
 from thalweg.torch.groups import LAYOUT, GroupSettings, check_group, to_plain
+from thalweg.torch.owners import first_owned
 from thalweg.torch.shards import ghost_of, is_distributed, local, part_of, placed_like
 from thalweg.torch.tensors import check_parameter
 
@@ -274,11 +276,13 @@ class Parameters(torch.optim.Optimizer):
 
 def first_entries(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:
     """The state of a parameter before its first step, laid out over ranks like the parameter."""
-    rule = setting.rule_at(1)
-    if not is_distributed(p) or rule.needs_whole:
-        return first_state(xp, rule, setting.handling, p.detach())
-    space = Sharded([part_of(name, p)])
-    made = first_state(space, rule, setting.handling, TensorList([local(p.detach())]))
+    rule, handling = setting.rule_at(1), setting.handling
+    if not is_distributed(p):
+        return first_state(xp, rule, handling, p.detach())
+    part, held = part_of(name, p), local(p.detach())
+    if isinstance(rule, Kron):
+        return first_owned(p, held, part, rule, handling)
+    made = first_state(Sharded([part]), rule, handling, TensorList([held]))
     return {key: placed_like(entry.tensors[0], p, getattr(entry, "axes", ())) for key, entry in made.items()}
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from thalweg.spaces.sharded import Asked
+from thalweg.torch.owners import Owners, Task
 
 T = TypeVar("T")
 
@@ -29,8 +30,8 @@ class Job(threading.Thread):
         super().__init__(daemon=True)
         self.compute = compute
         self.turn, self.back = threading.Semaphore(0), threading.Semaphore(0)
-        self.asked: tuple[str, Sequence[Asked]] | None = None
-        self.answer: list[Tensor] = []
+        self.asked: tuple[str, Sequence[Any]] | None = None
+        self.answer: list[Any] = []
         self.result: Any = None
         self.error: BaseException | None = None
         self.ended = self.abandoned = False
@@ -64,10 +65,17 @@ class Job(threading.Thread):
     def largest(self, asked: Sequence[Asked]) -> list[Tensor]:
         return self.ask("max", asked)
 
+    def whitened(self, tasks: Sequence[Task]) -> list[Any]:
+        """What owners make of whole tensors."""
+        return self.wait("whole", tasks)
+
     def ask(self, kind: str, asked: Sequence[Asked]) -> list[Tensor]:
-        """Called by the rule: wait for a round that answers."""
         if not any(groups for _, groups in asked):
             return [tensor for tensor, _ in asked]
+        return self.wait(kind, asked)
+
+    def wait(self, kind: str, asked: Sequence[Any]) -> list[Any]:
+        """Called by the rule: wait for a round that answers."""
         self.asked = kind, asked
         self.back.release()
         self.turn.acquire()
@@ -76,7 +84,7 @@ class Job(threading.Thread):
         return self.answer
 
 
-def together(computations: Sequence[Callable[[Any], T]]) -> list[T]:
+def together(computations: Sequence[Callable[[Any], T]], owners: Owners) -> list[T]:
     """The results of several computations, whose questions are answered together, round by round."""
     jobs = [Job(compute) for compute in computations]
     for job in jobs:
@@ -87,7 +95,7 @@ def together(computations: Sequence[Callable[[Any], T]]) -> list[T]:
             if job.error is not None:
                 raise job.error
         while waiting := [job for job in jobs if not job.ended]:
-            answer(waiting)
+            answer(waiting, owners)
             for job in waiting:
                 job.resume()
                 if job.error is not None:
@@ -101,14 +109,15 @@ def together(computations: Sequence[Callable[[Any], T]]) -> list[T]:
     return [job.result for job in jobs]
 
 
-def answer(jobs: Sequence[Job]) -> None:
-    """One message for each kind of reduction and each group of ranks."""
+def answer(jobs: Sequence[Job], owners: Owners) -> None:
+    """One message for each kind of reduction and each group of ranks; two for whole tensors."""
     questions = [(job, *job.asked) for job in jobs if job.asked is not None]
-    for kind in ("sum", "max"):
+    for kind in ("whole", "sum", "max"):
         asking = [(job, asked) for job, own, asked in questions if own == kind]
         if not asking:
             continue
-        answers = iter(reduced(kind, [each for _, asked in asking for each in asked]))
+        every = [each for _, asked in asking for each in asked]
+        answers = iter(owners.whitened(every) if kind == "whole" else reduced(kind, every))
         for job, asked in asking:
             job.answer = [next(answers) for _ in asked]
 
