@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from thalweg.plan import plan
-from thalweg.plan.costs import bytes_moved, flops, local, owners, reduced_bytes, ring, shard
+from thalweg.plan.costs import bytes_moved, flops, local, owners, ring, shard
 from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import OPTIMIZERS, Option, setting_of
+from thalweg.plan.parts import messages
+from thalweg.plan.shards import part_of
 
 MATRIX = Tensor("w", (4096, 4096))
 N = MATRIX.elements
@@ -98,15 +100,35 @@ def test_a_ring_sends_all_but_a_share_twice() -> None:
     assert ring(800, 1) == 0
 
 
+def sizes(name: str, *tensors: Tensor, **options: Any) -> list[int]:
+    """Bytes of the messages of a step on four ranks, round after round."""
+    return list(messages(setting(name, **options), [part_of(tensor, 4, 1) for tensor in tensors]).values())
+
+
 def test_sums_that_cross_ranks() -> None:
     matrix, vector = Tensor("w", (512, 256)), Tensor("b", (512,))
-    assert [reduced_bytes(setting(name), matrix) for name in ("SGD", "AdamW", "LARS", "LAMB")] == [0, 0, 8, 8]
-    assert reduced_bytes(setting("Adafactor"), vector) == 8
-    assert reduced_bytes(setting("Adafactor"), matrix) == 8 + 4 * 256  # sums of columns
-    assert reduced_bytes(setting("Adafactor"), Tensor("w", (3, 512, 256))) == 8  # rows and columns are on one rank
-    assert reduced_bytes(setting("AdamW", max_grad_norm=1.0), matrix) == 4
-    assert reduced_bytes(setting("LAMB", stacked_axes=1), Tensor("w", (4, 8, 8))) == 0
-    assert reduced_bytes(setting("LAMB"), Tensor("scale", ())) == 0
+    assert sizes("LARS", matrix) == [2 * 4]  # |p| and |g|
+    assert sizes("LAMB", matrix) == [3 * 4]  # and |u|
+    assert sizes("Adafactor", vector) == [2 * 4, 4]  # RMS(p) and RMS(g), then RMS(u)
+    assert sizes("Adafactor", matrix) == [4 * 256 + 3 * 4, 4]  # sums of columns, two means of rows, RMS(p)
+    assert sizes("Adafactor", Tensor("w", (3, 512, 256))) == [4, 4]  # rows and columns are on one rank
+    assert sizes("Adafactor", Tensor("w", (512, 3, 256))) == [4 * (3 * 256 + 3 + 3 + 1), 4]
+    assert sizes("LARS", matrix, vector, matrix) == [3 * 2 * 4]
+    assert sizes("LAMB", matrix, max_grad_norm=1.0) == [4, 3 * 4]
+    assert sizes("LAMB", Tensor("w", (4, 8, 8)), stacked_axes=1) == []
+    assert sizes("LAMB", Tensor("scale", ())) == []
+
+
+def test_a_message_is_in_the_widest_dtype_of_its_figures() -> None:
+    narrow, wide = Tensor("a", (8,), "bfloat16"), Tensor("b", (8,), "float64")
+    assert sizes("LARS", narrow) == [2 * 4]
+    assert sizes("LARS", narrow, wide) == [4 * 8]
+
+
+def test_finite_numbers_take_a_round_of_their_own() -> None:
+    matrix = Tensor("w", (512, 256))
+    assert sizes("LARS", matrix, on_nonfinite="raise") == [2 * 4, 4]
+    assert sizes("LARS", matrix, on_nonfinite="skip") == [4, 2 * 4, 4]  # of all gradients, before anything else
 
 
 def test_owners_take_the_longest_first() -> None:
@@ -140,20 +162,32 @@ def test_state_lies_as_its_parameter_does() -> None:
     assert found.parameter_bytes == 4 * elements
     assert found.state_bytes == 8 * elements + counts
     assert found.moved_bytes == 40 * elements
-    assert found.sent_bytes == ring(3 * 8, 4)
-    assert share("AdamW", 4, "fsdp2").sent_bytes == 0
+    assert found.sent_bytes == ring(3 * 12, 4)
+    assert found.collectives == 1
 
 
 def test_statistics_of_columns_are_on_every_rank() -> None:
     found = share("Adafactor", 4, "fsdp2")
     # rows of the matrix in parts, its columns whole, and all squares of the two that are not factored, in parts
     assert found.state_bytes == 4 * (64 + 130) + 4 * (64 + 3 * 4) + 3 * 4
-    assert found.sent_bytes == ring(4 * 130 + 3 * 8, 4)
+    assert found.sent_bytes == ring(4 * (130 + 4) + 2 * 3 * 4, 4)
+    assert found.collectives == 2
 
 
 def test_a_part_is_factored_as_the_whole_is() -> None:
     """A part of 32 rows is too small to be factored by itself."""
     assert share("Adafactor", 8, "fsdp2").state_bytes == 4 * (32 + 130) + 4 * (32 + 2 * 4) + 3 * 4
+
+
+def test_lists_of_parts_are_not_cut() -> None:
+    """Every bucket waits for the others in the middle of its arithmetic."""
+    many = Model("many", "", tuple(Tensor(f"w{i}", (4096, 1024)) for i in range(8)))
+    found = plan(many, optimizers=["LAMB"], world=2, layout="fsdp2", engine="foreach").costs[0].share
+    alone = plan(many, optimizers=["LAMB"], engine="foreach").costs[0].share
+    assert found.peak_bytes is not None
+    assert alone.peak_bytes is not None
+    assert found.peak_bytes > 6.9 * found.parameter_bytes
+    assert alone.peak_bytes < 2 * alone.parameter_bytes
 
 
 def test_kron_sends_gradients_to_owners_and_updates_back() -> None:

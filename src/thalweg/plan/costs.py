@@ -2,7 +2,7 @@
 
 Bytes moved are a floor: what has to be read from memory and written to it if tensors are larger than caches, each pass
 over a tensor reading it anew, and passes being parted only by sums that must be complete. Bytes sent are counted for
-the collectives that a step needs beyond those of the gradients, which are not counted.
+the collectives that a step needs beyond those of the gradients, which are not counted; sums are in ``parts``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from thalweg.spaces.shape_arrays import BYTES, Ledger
 
 #: Something that is kept for a parameter: its shape and its dtype.
 Entry: TypeAlias = tuple[Shape, str]
-#: Sums cross ranks in float32.
-SUM = 4
 
 # ---- bytes in memory
 
@@ -150,22 +148,6 @@ def local(tensor: Tensor, world: int, rank: int) -> Tensor:
 def ring(total: int, world: int) -> int:
     """What each rank sends in a ring that sums so many bytes over all ranks."""
     return round(2 * (world - 1) / world * total)
-
-
-def reduced_bytes(setting: Setting, tensor: Tensor) -> int:
-    """Bytes of the sums over ranks that a sharded parameter needs, all rounds of a step together."""
-    rule = setting.rule_at(1)
-    clipping = SUM if setting.handling.max_grad_norm is not None else 0
-    if not tensor.shape or rule.stacked_axes:  # whole tensors lie on one rank
-        return clipping
-    if isinstance(rule, (LARS, LAMB)):
-        return clipping + (2 * SUM if rule.trust else 0)
-    if isinstance(rule, Adafactor):
-        axes = rule.factored_axes(tensor.shape)
-        # sums along the axis that is sharded; the others are complete where they are
-        crossing = SUM * tensor.elements // max(1, tensor.shape[0]) if axes is not None and axes[0] == 0 else 0
-        return clipping + crossing + 2 * SUM
-    return clipping
 
 
 @dataclass(frozen=True)

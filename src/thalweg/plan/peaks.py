@@ -141,21 +141,26 @@ def by_tensor(
 
 def by_list(ledger: Ledger, bucket: Sequence[Held]) -> Iterator[tuple[Sequence[Held], Any]]:
     for chunk in chunks(bucket):
-        first = chunk[0]
-        result = advance(
-            shape_lists,
-            first.item.setting.rule_at(1),
-            first.item.setting.handling,
-            ShapeList([one.p for one in chunk]),
-            ShapeList([one.g for one in chunk]),
-            {key: ShapeList([one.state[key] for one in chunk]) for key in first.state},
-            t=1,
-            lr=LR,
-            lr_scale=1.0,
-            tensor=PerArray(ledger.array((len(chunk),), "int64")),
-            grad_scale=None if first.item.setting.handling.max_grad_norm is None else 1.0,
-        )
+        result = listed(ledger, chunk)
         yield chunk, result
+
+
+def listed(ledger: Ledger, chunk: Sequence[Held]) -> Advance:
+    """A list of parameters, stepped together."""
+    first = chunk[0]
+    return advance(
+        shape_lists,
+        first.item.setting.rule_at(1),
+        first.item.setting.handling,
+        ShapeList([one.p for one in chunk]),
+        ShapeList([one.g for one in chunk]),
+        {key: ShapeList([one.state[key] for one in chunk]) for key in first.state},
+        t=1,
+        lr=LR,
+        lr_scale=1.0,
+        tensor=PerArray(ledger.array((len(chunk),), "int64")),
+        grad_scale=None if first.item.setting.handling.max_grad_norm is None else 1.0,
+    )
 
 
 def chunks(bucket: Sequence[Held]) -> Iterator[Sequence[Held]]:

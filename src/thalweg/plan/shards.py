@@ -1,8 +1,7 @@
 """What one rank has and does: all of it under ddp, a part of each parameter under fsdp2.
 
-Sharded stepping follows the layout planned for it: state lies as its parameter does (statistics of rows with their
-rows, those of columns on every rank), Kron's factors are stored in parts beside a whole copy at the rank that owns
-the parameter and does its products.
+State lies as its parameter does: statistics of rows with their rows, those of columns on every rank. Kron's factors
+are stored in parts beside a whole copy at the rank that owns the parameter and does its products.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from thalweg.arrays import Shape
 from thalweg.boundary import arithmetic
 from thalweg.plan import costs
 from thalweg.plan.models import Tensor
+from thalweg.plan.parts import Part, divided_peak, messages, part_entries
 from thalweg.plan.peaks import Item, numpy_peak, torch_peak
 from thalweg.rules import Adafactor, Kron
 from thalweg.settings import Setting
@@ -31,6 +31,8 @@ class Share:
     peak_bytes: int | None
     moved_bytes: int
     sent_bytes: int
+    #: Messages to other ranks, each of them one collective.
+    collectives: int
     flops: int
     #: The same for a step in which Kron does not refresh its factors.
     moved_between: int
@@ -56,49 +58,77 @@ class Place:
 
 def largest_share(setting: Setting, tensors: Sequence[Tensor], place: Place) -> Share:
     """The share of the rank that needs most."""
-    if place.world == 1 or place.layout == "ddp":
-        return whole_share(setting, tensors, place)
-    if setting.rule.needs_whole and not setting.rule.stacked_axes:
+    if not is_divided(place) or not has_owners(setting):
+        return share_of(setting, tensors, place, 0)  # no other has more
+    ranks = (share_of(setting, tensors, place, rank) for rank in range(place.world))
+    return max(ranks, key=lambda share: share.total_bytes)
+
+
+def share_of(setting: Setting, tensors: Sequence[Tensor], place: Place, rank: int) -> Share:
+    """The share of one rank."""
+    if not is_divided(place):
+        return whole_share(setting, tensors, place, rank)
+    if has_owners(setting):
         owned = costs.owners(setting, tensors, place.world)
-        ranks = (owner_share(setting, tensors, place, owned, rank) for rank in range(place.world))
-        return max(ranks, key=lambda share: share.total_bytes)
-    return part_share(setting, tensors, place)
+        return owner_share(setting, tensors, place, owned, rank)
+    return part_share(setting, tensors, place, rank)
 
 
-def whole_share(setting: Setting, tensors: Sequence[Tensor], place: Place) -> Share:
+def is_divided(place: Place) -> bool:
+    return place.world > 1 and place.layout == "fsdp2"
+
+
+def has_owners(setting: Setting) -> bool:
+    """Whether whole tensors are worked on, each by one rank; slices that stand alone are whole where they are."""
+    return setting.rule.needs_whole and not setting.rule.stacked_axes
+
+
+def whole_share(setting: Setting, tensors: Sequence[Tensor], place: Place, rank: int) -> Share:
     """Everything, as every rank has it."""
     items = [Item(tensor, setting) for tensor in tensors]
     entries = [entry for tensor in tensors for entry in costs.state_entries(setting, tensor).values()]
-    return of_items(items, entries, place, sent=0)
+    return of_items(items, entries, place, rank, peak_of(items, place))
 
 
-def part_share(setting: Setting, tensors: Sequence[Tensor], place: Place) -> Share:
-    """The first rank's part of every parameter: no other has more."""
-    items = [Item(costs.local(t, place.world, 0), decided(setting, t.shape)) for t in tensors]
-    entries = [
-        (local_shape(shape, tensor, place.world, 0), dtype)
-        for tensor in tensors
-        for shape, dtype in costs.state_entries(setting, tensor).values()
-    ]
-    sums = sum(costs.reduced_bytes(setting, tensor) for tensor in tensors)
-    return of_items(items, entries, place, sent=costs.ring(sums, place.world))
+def part_share(setting: Setting, tensors: Sequence[Tensor], place: Place, rank: int) -> Share:
+    """A part of every parameter."""
+    parts = [part_of(tensor, place.world, rank) for tensor in tensors]
+    items = [Item(part.held, decided(setting, part.whole.shape)) for part in parts]
+    if setting.rule.needs_whole:
+        entries = [entry for part in parts for entry in costs.state_entries(setting, part.held).values()]
+        return of_items(items, entries, place, rank, peak_of(items, place))
+    entries = [entry for part in parts for entry in part_entries(setting, part).values()]
+    sent = messages(setting, parts)
+    return replace(
+        of_items(items, entries, place, rank, divided_peak(items)),
+        sent_bytes=costs.ring(sum(sent.values()), place.world),
+        collectives=len(sent),
+    )
 
 
-def of_items(items: Sequence[Item], entries: Sequence[costs.Entry], place: Place, *, sent: int) -> Share:
-    """A share of parameters that are stepped where they are."""
-    peak, engine = peak_of(items, place)
+def part_of(tensor: Tensor, world: int, rank: int) -> Part:
+    """A rank's part of the first axis of a parameter; tensors without axes are everywhere."""
+    divided = [("ranks",), *((),) * (len(tensor.shape) - 1)] if tensor.shape else []
+    return Part(tensor, costs.local(tensor, world, rank), tuple(divided))
+
+
+def of_items(
+    items: Sequence[Item], entries: Sequence[costs.Entry], place: Place, rank: int, peak: tuple[int | None, str]
+) -> Share:
+    """A share of parameters that are stepped where they are, and nothing sent."""
     counters = costs.counter_bytes(place.front_end, len(items), items[0].setting)
     return Share(
-        rank=0,
+        rank=rank,
         parameter_bytes=sum(costs.parameter_bytes(item.tensor) for item in items),
         state_bytes=counters + sum(map(costs.entry_bytes, entries)),
-        peak_bytes=peak,
+        peak_bytes=peak[0],
         moved_bytes=sum(costs.bytes_moved(item.setting, item.tensor) for item in items),
         moved_between=sum(costs.bytes_moved(item.setting, item.tensor, refresh=False) for item in items),
-        sent_bytes=sent,
+        sent_bytes=0,
+        collectives=0,
         flops=sum(costs.flops(item.setting, item.tensor) for item in items),
         flops_between=sum(costs.flops(item.setting, item.tensor, refresh=False) for item in items),
-        engine=engine,
+        engine=peak[1],
     )
 
 
@@ -134,6 +164,7 @@ def owner_share(setting: Setting, tensors: Sequence[Tensor], place: Place, owned
         moved_bytes=moved(True),
         moved_between=moved(False),
         sent_bytes=costs.exchanged_bytes(setting, tensors, owned, world, rank),
+        collectives=2,
         flops=sum(costs.flops(setting, tensor) for tensor in mine),
         flops_between=sum(costs.flops(setting, tensor, refresh=False) for tensor in mine),
         engine=engine,

@@ -100,8 +100,8 @@ def notes(found: Plan) -> Iterator[str]:
                 yield f"{cost.optimizer}: the time of its products is not counted; {rate}."
     if place.world > 1:
         yield "Figures are those of the rank that needs most. sent: beyond the gradients' own reduction."
-    if place.world > 1 and place.layout == "fsdp2" and place.front_end == "torch":
-        yield "fsdp2: as sharded stepping is planned; thalweg.torch does not have it yet."
+    if place.world > 1 and place.layout == "fsdp2" and any(cost.setting.rule.needs_whole for cost in found.costs):
+        yield "Kron under fsdp2: as it is planned; thalweg.torch does not have it yet."
 
 
 def human_count(count: int) -> str:

@@ -1,0 +1,150 @@
+"""A rank's part of a parameter, without numbers: what is kept for it, needed in a step, and told to other ranks.
+
+The rules themselves say so. They are run on parts as ``spaces.sharded`` runs them: shapes are those of the whole, and
+sums along an axis that is divided cross ranks. What crosses in one round goes in one message for each mesh dimension.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg.arrays import Axes, Scalar, Shape, Term, reduced_shape
+from thalweg.boundary import arithmetic, first_state
+from thalweg.plan.models import Tensor
+from thalweg.plan.peaks import Item, held, listed, stepped
+from thalweg.settings import Setting
+from thalweg.spaces import shapes
+from thalweg.spaces.shape_arrays import BYTES, ORDER, Ledger, ShapeOnly
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a rank holds of a parameter."""
+
+    whole: Tensor
+    held: Tensor
+    #: By axis, the mesh dimensions that divide it.
+    mesh: tuple[tuple[str, ...], ...]
+
+    def across(self, axes: Axes) -> tuple[str, ...]:
+        """The mesh dimensions over which a sum along these axes goes."""
+        chosen = range(len(self.mesh)) if axes is None else axes
+        return tuple(dict.fromkeys(dimension for axis in chosen for dimension in self.mesh[axis]))
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a parameter adds to one round."""
+
+    kind: str
+    count: int
+    dtype: str
+    #: The mesh dimensions it crosses.
+    mesh: tuple[str, ...]
+
+
+class PartSpace:
+    """The space of shapes for a part of a tensor; it remembers what crosses ranks, round by round."""
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.rounds: list[list[Figures]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(shapes, name)
+
+    def shape(self, x: ShapeOnly) -> Shape:
+        """Of the whole; a rule asks for it of parameters alone."""
+        return self.part.whole.shape
+
+    def sums(self, *terms: Term) -> tuple[Scalar, ...]:
+        self.ask("sum", terms)
+        return shapes.sums(*terms)
+
+    def means(self, *terms: Term) -> tuple[Scalar, ...]:
+        self.ask("sum", terms)
+        return shapes.means(*terms)
+
+    def amax(self, x: ShapeOnly, axes: Axes) -> Scalar:
+        self.ask("max", [(x, axes)])
+        return shapes.amax(x, axes)
+
+    def ask(self, kind: str, terms: Sequence[Term]) -> None:
+        asked = []
+        for x, axes in terms:
+            # what has no axes is one number for a tensor already, and known to all
+            crossed = self.part.across(axes) if x.shape else ()
+            if crossed:
+                count = 1 if axes is None else math.prod(reduced_shape(x.shape, axes))
+                asked.append(Figures(kind, count, x.dtype, crossed))
+        if asked:
+            self.rounds.append(asked)
+
+
+def part_entries(setting: Setting, part: Part) -> dict[str, tuple[Shape, str]]:
+    """Shape and dtype of what a rank keeps for a parameter."""
+    space: Any = PartSpace(part)
+    p = Ledger().array(part.held.shape, part.held.dtype)
+    state = first_state(space, setting.rule_at(1), setting.handling, p)
+    return {key: (entry.shape, entry.dtype) for key, entry in state.items()}
+
+
+@functools.lru_cache(maxsize=4096)
+def rounds(setting: Setting, part: Part) -> tuple[tuple[Figures, ...], ...]:
+    """What a step of one parameter asks of other ranks, round by round."""
+    space, ledger = PartSpace(part), Ledger()
+    p, g = (ledger.array(part.held.shape, part.held.dtype) for _ in range(2))
+    state = {key: ledger.array(*entry) for key, entry in part_entries(setting, part).items()}
+    stepped(space, Item(part.held, setting), p, g, state)
+    return tuple(map(tuple, space.rounds))
+
+
+def messages(setting: Setting, parts: Sequence[Part]) -> dict[tuple[int, str, str], int]:
+    """Bytes of every message of a step, by round, kind and mesh dimension."""
+    asked: list[tuple[int, Figures]] = []
+    if setting.handling.max_grad_norm is not None or setting.handling.on_nonfinite == "skip":
+        # squares of all gradients, before anything else
+        asked += [(0, Figures("sum", 1, arithmetic(part.held.dtype), part.across(None))) for part in parts]
+    for part in parts:
+        unnamed = Part(nameless(part.whole), nameless(part.held), part.mesh)
+        for number, told in enumerate(rounds(setting, unnamed), start=1):
+            asked += [(number, figures) for figures in told]
+    gathered: dict[tuple[int, str, str], list[Figures]] = {}
+    for number, figures in asked:
+        for dimension in figures.mesh:
+            gathered.setdefault((number, figures.kind, dimension), []).append(figures)
+    return {key: message_bytes(together) for key, together in gathered.items()}
+
+
+def nameless(tensor: Tensor) -> Tensor:
+    return Tensor("", tensor.shape, tensor.dtype)
+
+
+def message_bytes(figures: Sequence[Figures]) -> int:
+    """All of a message is in the widest of its dtypes."""
+    widest = max((own.dtype for own in figures), key=ORDER.index)
+    return BYTES[widest] * sum(own.count for own in figures)
+
+
+def divided_peak(items: Sequence[Item]) -> tuple[int, str]:
+    """Bytes at the peak where parameters are divided over ranks.
+
+    Buckets are not cut into chunks, and each waits for the others in the middle of its arithmetic: all that they hold
+    is there at once. So this is the sum of their peaks, which no step exceeds, and comes near where one holds most.
+    """
+    buckets: dict[Any, list[Item]] = defaultdict(list)
+    for item in items:
+        buckets[item.setting, item.tensor.dtype, item.setting.rule_at(1).kind(item.tensor.shape)].append(item)
+    total = 0
+    for bucket in buckets.values():
+        ledger = Ledger("torch")
+        jobs = [held(ledger, item) for item in bucket]
+        ledger.begin()
+        listed(ledger, jobs)
+        total += ledger.extra
+    return total, "foreach"

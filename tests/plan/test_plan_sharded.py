@@ -1,0 +1,142 @@
+"""What is planned for ranks against what ranks keep and send, to the byte."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from thalweg.plan.costs import entry_bytes, ring, shard
+from thalweg.plan.models import Tensor
+from thalweg.plan.optimizers import Option, setting_of
+from thalweg.plan.parts import Part, messages, part_entries
+from thalweg.plan.shards import Place, largest_share, share_of
+
+if TYPE_CHECKING:
+    from sharded_costs import Case, Measured
+
+pytestmark = [pytest.mark.world, pytest.mark.slow]
+torch = pytest.importorskip("torch")
+if not torch.distributed.is_available():
+    pytest.skip("this torch has no torch.distributed", allow_module_level=True)
+
+#: The rules that step parts of tensors by sums over them.
+BY_SUMS = ("SGD", "AdamW", "LARS", "LAMB", "Adafactor")
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("LARS", {"momentum": 0.0}),
+    ("LAMB", {"momentum_dtype": "bfloat16", "max_grad_norm": 1.0}),
+    ("LAMB", {"on_nonfinite": "skip"}),
+    ("LAMB", {"on_nonfinite": "raise", "state_dtype": "float16"}),
+    ("Adafactor", {"min_dim_size_to_factor": 0}),
+    ("Adafactor", {"min_dim_size_to_factor": 2, "momentum": 0.9, "factor_dims": "last2"}),
+    ("Adafactor", {"factored": False, "on_nonfinite": "skip", "max_grad_norm": 1.0}),
+]
+STACKED = ((4, 130, 140), (3, 7, 8), (5, 2, 3))
+
+
+def cases(world: int) -> list[Case]:
+    """Options and dtypes with two ranks; layouts with as many as they need."""
+    from sharded_costs import LAYOUTS, Case
+
+    found = [Case(name) for name in BY_SUMS]
+    found += [Case(name, {"stacked_axes": 1}, shapes=STACKED) for name in ("LARS", "LAMB", "Adafactor")]
+    if world == 2:
+        found += [Case(name, options) for name, options in OPTIONS]
+        found += [Case(name, dtypes=("bfloat16",)) for name in ("LAMB", "Adafactor")]
+        found += [Case(name, dtypes=("float32", "float64")) for name in ("LARS", "Adafactor")]
+    others = [layout for layout, (sizes, _) in LAYOUTS.items() if layout != "fsdp2" and world in sizes]
+    found += [Case("LAMB", {"max_grad_norm": 1.0}, layout) for layout in others]
+    found += [Case("Adafactor", {"min_dim_size_to_factor": 2}, layout) for layout in others]
+    return found
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def world(request: pytest.FixtureRequest) -> tuple[int, list[tuple[Case, list[Measured]]]]:
+    """Every case, with what each of so many ranks measured."""
+    from sharded_costs import measured
+
+    some = cases(request.param)
+    by_rank = measured(request.param, some)
+    return request.param, [(case, [found[i] for found in by_rank]) for i, case in enumerate(some)]
+
+
+def tensors_of(case: Case) -> list[Tensor]:
+    return [Tensor(f"p{i}", shape, dtype) for i, (shape, dtype) in enumerate(case.tensors())]
+
+
+def setting(case: Case) -> Any:
+    return setting_of(case.optimizer, [Option(key, value, case.optimizer) for key, value in case.options.items()])
+
+
+def each(world: tuple[int, Any], check: Callable[..., None], *, fsdp2: bool) -> None:
+    """Check every case, naming the one that fails."""
+    checked = 0
+    for case, ranks in world[1]:
+        if fsdp2 and case.layout != "fsdp2":
+            continue
+        try:
+            check(case, ranks)
+        except AssertionError as error:
+            raise AssertionError(f"{case}: {error}") from error
+        checked += 1
+    assert checked > len(BY_SUMS)
+
+
+def test_state_of_every_rank(world: Any) -> None:
+    def check(case: Case, ranks: list[Measured]) -> None:
+        place = Place("torch", "cpu", "foreach", len(ranks), "fsdp2")
+        planned = [share_of(setting(case), tensors_of(case), place, rank) for rank in range(len(ranks))]
+        assert [share.parameter_bytes for share in planned] == [found.parameter_bytes for found in ranks]
+        assert [share.state_bytes for share in planned] == [found.state_bytes for found in ranks]
+        most = largest_share(setting(case), tensors_of(case), place)
+        assert most.state_bytes == max(found.state_bytes for found in ranks)
+
+    each(world, check, fsdp2=True)
+
+
+def test_bytes_sent_and_collectives(world: Any) -> None:
+    def check(case: Case, ranks: list[Measured]) -> None:
+        place = Place("torch", "cpu", "foreach", len(ranks), "fsdp2")
+        planned = largest_share(setting(case), tensors_of(case), place)
+        for found in ranks:
+            for step in found.sent:
+                assert {sent.name for sent in step} <= {"all_reduce"}
+                assert planned.collectives == len(step)
+                assert planned.sent_bytes == ring(sum(sent.payload for sent in step), len(ranks))
+
+    each(world, check, fsdp2=True)
+
+
+def parts_of(case: Case, world: int, rank: int) -> list[Part]:
+    """Cut over every dimension of the mesh in turn, as DTensor does it."""
+    from sharded_costs import LAYOUTS
+
+    sizes, axes = LAYOUTS[case.layout][0][world], LAYOUTS[case.layout][1]
+    at = [rank // math.prod(sizes[dimension + 1 :]) % size for dimension, size in enumerate(sizes)]
+    found = []
+    for tensor in tensors_of(case):
+        held, mesh = list(tensor.shape), [[] for _ in tensor.shape]
+        for dimension, axis in enumerate(axes):
+            if axis is not None and axis < len(held):
+                held[axis] = shard(held[axis], sizes[dimension], at[dimension])
+                mesh[axis].append(str(dimension))
+        found.append(Part(tensor, Tensor(tensor.name, tuple(held), tensor.dtype), tuple(map(tuple, mesh))))
+    return found
+
+
+def test_every_message_in_every_layout(world: Any) -> None:
+    """By mesh dimension; state too, so that formulas hold beyond the layout that plans know."""
+
+    def check(case: Case, ranks: list[Measured]) -> None:
+        for rank, found in enumerate(ranks):
+            parts = parts_of(case, len(ranks), rank)
+            planned = messages(setting(case), parts)
+            wanted = [(int(dimension), size) for (_, _, dimension), size in planned.items()]
+            for step in found.sent:
+                assert sorted((sent.dimension, sent.payload) for sent in step) == sorted(wanted)
+            kept = sum(entry_bytes(entry) for part in parts for entry in part_entries(setting(case), part).values())
+            assert kept + 4 * len(parts) == found.state_bytes
+
+    each(world, check, fsdp2=False)

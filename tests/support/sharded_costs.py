@@ -1,0 +1,168 @@
+"""What ranks really keep and send: steps of sharded parameters in processes of their own, measured."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import thalweg.torch
+from thalweg.plan.optimizers import OPTIMIZERS
+
+#: Meshes by name: their sizes by number of ranks, and the axis that each of their dimensions divides (None: none).
+LAYOUTS: dict[str, tuple[dict[int, tuple[int, ...]], tuple[int | None, ...]]] = {
+    "fsdp2": ({2: (2,), 4: (4,)}, (0,)),
+    "columns": ({2: (2,), 4: (4,)}, (1,)),
+    "hsdp": ({4: (2, 2)}, (None, 0)),
+    "fsdp over tp": ({4: (2, 2)}, (0, 1)),
+    "twice": ({4: (2, 2)}, (0, 0)),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Steps of one optimizer on tensors of some shapes, in one layout."""
+
+    optimizer: str
+    options: dict[str, Any] = field(default_factory=dict)
+    layout: str = "fsdp2"
+    dtypes: tuple[str, ...] = ("float32",)
+    shapes: tuple[tuple[int, ...], ...] = ((7, 5), (9,), (130, 140), (1, 6), (3, 130, 140), (4, 3, 2, 5), (32, 32))
+
+    def tensors(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shapes and dtypes; dtypes take turns."""
+        return [(shape, self.dtypes[i % len(self.dtypes)]) for i, shape in enumerate(self.shapes)]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One collective of a step, as one rank sees it."""
+
+    name: str
+    #: The mesh dimension it goes over.
+    dimension: int
+    #: What this rank hands over to be summed, or to others.
+    payload: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a rank kept, and what it handed over in its second step and in its third."""
+
+    parameter_bytes: int
+    state_bytes: int
+    sent: tuple[tuple[Sent, ...], ...]
+
+
+def placements(case: Case, ndim: int) -> list[Placement]:
+    """Axes that a tensor does not have are not divided."""
+    axes = LAYOUTS[case.layout][1]
+    return [Replicate() if axis is None or axis >= ndim else Shard(axis) for axis in axes]
+
+
+class Listener(TorchDispatchMode):
+    """Counts collectives below the functions that are wrapped, so that none goes unnoticed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional") and "wait" not in func.__name__:
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def measure(case: Case, mesh: DeviceMesh) -> Measured:
+    """Three steps; the first makes the state."""
+    rule, own = OPTIMIZERS[case.optimizer]
+    random = torch.Generator().manual_seed(0)
+    named = []
+    for i, (shape, dtype) in enumerate(case.tensors()):
+        p, g = (torch.empty(shape).normal_(generator=random).to(getattr(torch, dtype)) for _ in range(2))
+        p = torch.nn.Parameter(distribute_tensor(p, mesh, placements(case, len(shape))))
+        p.grad = distribute_tensor(g, mesh, placements(case, len(shape)))
+        named.append((f"p{i}", p))
+    rate = {} if rule == "Adafactor" else {"lr": 1e-3}
+    optimizer = getattr(thalweg.torch, rule)(named, **rate, **own, **case.options)
+    optimizer.step()
+    steps = tuple(listened(optimizer.step, mesh) for _ in range(2))
+    entries = [entry for state in optimizer.state.values() for entry in state.values()]
+    return Measured(sum(bytes_of(p) for _, p in named), sum(map(bytes_of, entries)), steps)
+
+
+def bytes_of(tensor: Any) -> int:
+    held = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return int(held.numel() * held.element_size())
+
+
+def listened(step: Any, mesh: DeviceMesh) -> tuple[Sent, ...]:
+    """The collectives of a step."""
+    heard: list[Sent] = []
+    groups = {id(mesh.get_group(dimension)): dimension for dimension in range(mesh.ndim)}
+    originals = {name: getattr(dist, name) for name in ("all_reduce", "all_to_all_single")}
+
+    def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, **options: Any) -> Any:
+        heard.append(Sent("all_reduce", groups[id(group)], tensor.numel() * tensor.element_size()))
+        return originals["all_reduce"](tensor, op, group=group, **options)
+
+    def all_to_all_single(
+        received: Any, given: Any, output_split_sizes: Any = None, input_split_sizes: Any = None, group: Any = None
+    ) -> Any:
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        kept = input_split_sizes[rank] if input_split_sizes else len(given) // size
+        payload = (given.numel() - kept * given[:1].numel()) * given.element_size()
+        heard.append(Sent("all_to_all", groups[id(group)], payload))
+        return originals["all_to_all_single"](received, given, output_split_sizes, input_split_sizes, group=group)
+
+    dist.all_reduce, dist.all_to_all_single = all_reduce, all_to_all_single
+    try:
+        with Listener() as listener:
+            step()
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+    assert listener.count == len(heard), f"{listener.count} collectives, and {len(heard)} of them known"
+    return tuple(heard)
+
+
+def rank_main(rank: int, world: int, cases: Sequence[Case], folder: str) -> None:
+    """One process: every case, its results or its fault in a file."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(folder) / "store"), world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    try:
+        meshes = {sizes[world] for sizes, _ in LAYOUTS.values() if world in sizes}
+        made = {sizes: init_device_mesh("cpu", sizes) for sizes in sorted(meshes)}
+        found: Any = [measure(case, made[LAYOUTS[case.layout][0][world]]) for case in cases]
+    except BaseException:
+        found = traceback.format_exc()
+        raise
+    finally:
+        torch.save(found, Path(folder) / f"{rank}.pt")
+        dist.destroy_process_group()
+
+
+def measured(world: int, cases: Sequence[Case]) -> list[list[Measured]]:
+    """By rank and case."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with tempfile.TemporaryDirectory() as folder:
+        context = torch.multiprocessing.spawn(rank_main, (world, cases, folder), nprocs=world, join=False)
+        try:
+            while not context.join():
+                pass
+        except Exception:
+            told = [torch.load(path, weights_only=False) for path in sorted(Path(folder).glob("*.pt"))]
+            raise RuntimeError("\n".join(fault for fault in told if isinstance(fault, str))) from None
+        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(world)]
