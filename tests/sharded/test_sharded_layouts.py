@@ -1,0 +1,29 @@
+"""Sharded equals unsharded: parameters and state, for every layout."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from world import world
+from world_layouts import LAYOUTS
+from world_steps import Run, cases_for, differences
+
+pytestmark = [pytest.mark.world, pytest.mark.slow]
+
+LAID_OUT = pytest.mark.parametrize(
+    ("size", "layout"), [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts]
+)
+
+
+def check(size: int, run: Run, layout: str) -> None:
+    """That no rank finds a difference to one process."""
+    assert world(size).run(differences, run, layout) == [[]] * size
+
+
+@cases_for()
+@LAID_OUT
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_every_layout_gives_the_numbers_of_one_process(rule: str, size: int, layout: str, dtype: str) -> None:
+    check(size, Run(rule, dtype), layout)

@@ -1,0 +1,138 @@
+"""Every option of every rule over ranks: the numbers of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from cases import OPTION_IDS, OPTIONS, Case
+
+pytest.importorskip("torch")
+
+from world import world
+from world_steps import RULES, Run, cases_for, differences
+
+pytestmark = [pytest.mark.world, pytest.mark.slow]
+
+SHARDED_OPTIONS = [
+    pytest.param(case, options, id=name)
+    for (case, _, options), name in zip(OPTIONS, OPTION_IDS, strict=True)
+    if case.name in RULES
+]
+
+
+def check(run: Run, layout: str, size: int = 2) -> None:
+    """That no rank finds a difference to one process."""
+    assert world(size).run(differences, run, layout) == [[]] * size
+
+
+@pytest.mark.parametrize(("case", "options"), SHARDED_OPTIONS)
+@pytest.mark.parametrize("layout", ["first axis", "last axis"])
+def test_options_of_rules(case: Case, options: Mapping[str, Any], layout: str) -> None:
+    check(Run(case.name, options=options), layout)
+
+
+@pytest.mark.parametrize(("case", "options"), SHARDED_OPTIONS)
+def test_options_of_rules_over_two_axes(case: Case, options: Mapping[str, Any]) -> None:
+    check(Run(case.name, options=options, rates=(1.0, 0.5)), "two axes", 4)
+
+
+@cases_for()
+@pytest.mark.parametrize("engine", ["reference", "foreach", "auto"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_engines(rule: str, engine: str, dtype: str) -> None:
+    check(Run(rule, dtype, engine=engine), "mixed")
+
+
+@cases_for()
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(maximize=True),
+        dict(max_grad_norm=0.5),
+        dict(max_grad_norm=1e6),
+        dict(on_nonfinite="skip"),
+        dict(on_nonfinite="raise"),
+        dict(on_nonfinite="skip", max_grad_norm=0.5),
+        dict(on_nonfinite="raise", max_grad_norm=0.5),
+        dict(state_dtype="float32"),
+        dict(seed=7),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("size", "layout"), [(2, "mixed"), (4, "two axes"), (4, "meshes")])
+def test_options_of_steps(rule: str, options: Mapping[str, Any], size: int, layout: str) -> None:
+    typical = {"Adafactor": dict(min_dim_size_to_factor=2)}.get(rule, {})
+    check(Run(rule, options={**typical, **options}, rates=(1.0, 0.5)), layout, size)
+
+
+@cases_for()
+@pytest.mark.parametrize("kind", ["momentum_dtype", "state_dtype"])
+def test_state_of_16_bits(rule: str, kind: str) -> None:
+    # one step from values that are the same to the bit: later ones would round to neighbours now and then
+    momentum: dict[str, Any] = {"Adafactor": dict(momentum=0.9, min_dim_size_to_factor=2)}.get(rule, {})
+    check(Run(rule, options={**momentum, kind: "bfloat16"}, rates=(1.0,)), "mixed")
+
+
+@cases_for()
+@pytest.mark.parametrize("layout", ["mixed", "first axis"])
+def test_groups_with_options_of_their_own(rule: str, layout: str) -> None:
+    momentum = {"LAMB": dict(betas=(0.5, 0.9))}.get(rule, dict(momentum=0.5))
+    groups = ({}, dict(weight_decay=0.3), dict(lr=0.001, **momentum))
+    check(Run(rule, groups=groups), layout)
+
+
+@cases_for()
+def test_overrides(rule: str) -> None:
+    overrides = (("*e*", dict(weight_decay=0.2)), ("matrix", dict(lr_scale=0.1)), ("kernel", dict(stacked_axes=1)))
+    check(Run(rule, overrides=overrides), "mixed")
+    check(Run(rule, overrides=overrides), "two axes", 4)
+
+
+STACKED = tuple(name for name in ("row", "column", "matrix", "even", "cube", "kernel"))
+
+
+@cases_for()
+@pytest.mark.parametrize("stacked_axes", [1, 2])
+@pytest.mark.parametrize(
+    ("size", "layout"),
+    [(2, "first axis"), (2, "second axis"), (2, "last axis"), (4, "two axes"), (4, "first axis twice")],
+)
+def test_stacked_axes_that_are_divided(rule: str, stacked_axes: int, size: int, layout: str) -> None:
+    """Some of these divide the stacked axis, so that each rank has slices of its own, or none."""
+    names = STACKED if stacked_axes == 1 else STACKED[-2:]
+    options = {"Adafactor": dict(min_dim_size_to_factor=2)}.get(rule, {})
+    check(Run(rule, options=dict(options, stacked_axes=stacked_axes), names=names), layout, size)
+
+
+@cases_for()
+@pytest.mark.parametrize("kind", ["partial", "copies", "elsewhere"])
+@pytest.mark.parametrize(
+    ("size", "layout"), [(2, "first axis"), (2, "mixed"), (4, "two axes"), (4, "strided"), (4, "copies of shards")]
+)
+def test_gradients_that_are_laid_out_otherwise(rule: str, kind: str, size: int, layout: str) -> None:
+    check(Run(rule, gradients=kind), layout, size)
+
+
+@cases_for()
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_rates_that_are_tensors(rule: str, one_by_one: bool) -> None:
+    check(Run(rule, tensor_rate=True, one_by_one=one_by_one), "mixed")
+
+
+@cases_for()
+@pytest.mark.parametrize("layout", ["first axis", "mixed"])
+def test_parameters_stepped_one_by_one(rule: str, layout: str) -> None:
+    check(Run(rule, one_by_one=True), layout)
+
+
+@cases_for()
+@pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (4, "meshes")])
+def test_parameters_without_gradients(rule: str, size: int, layout: str) -> None:
+    absent = {0: ("matrix", "vector"), 1: ("matrix", "scalar"), 3: ("large",)}
+    check(Run(rule, absent=absent), layout, size)
+
+
+def test_learning_rate_of_adafactor_that_nobody_chose() -> None:
+    check(Run("Adafactor", rates=(1.0,) * 4, own_rate=True), "mixed")

@@ -1,0 +1,208 @@
+"""Steps of one small model over ranks, beside the same steps in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from tolerances import WORLD
+from world_layouts import LAYOUTS, SHAPES, DTensor, Place, drawn, gradient, plain, ranks, torch, whole
+
+import thalweg.torch
+from thalweg.errors import OptimError
+from thalweg.rules import RULES as ALL_RULES
+
+#: The rules that step parameters of which ranks hold parts.
+RULES = ("LARS", "LAMB", "Adafactor")
+#: Steps of moderate size, with all that a rule sums up: Adafactor's rows and columns of small tensors too.
+LR = {"LARS": 5.0, "LAMB": 0.05, "Adafactor": 0.05, "Kron": 0.02}
+TYPICAL: Mapping[str, Mapping[str, Any]] = {
+    "LARS": dict(weight_decay=0.01),
+    "LAMB": dict(weight_decay=0.01),
+    "Adafactor": dict(min_dim_size_to_factor=2, momentum=0.9, weight_decay=0.01),
+    "Kron": dict(weight_decay=0.01),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is done, whatever the layout."""
+
+    rule: str
+    dtype: str = "float64"
+    #: None: those that are typical of the rule.
+    options: Mapping[str, Any] | None = None
+    engine: str = "auto"
+    #: A learning rate for each step, as a multiple of the rule's.
+    rates: tuple[float, ...] = (1.0, 1.0, 0.5, 0.25)
+    #: Options of each group; parameters go to them in turn.
+    groups: tuple[Mapping[str, Any], ...] = ({},)
+    overrides: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    #: How gradients are laid out.
+    gradients: str = "alike"
+    #: By step, parameters that have no gradient.
+    absent: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    #: (step, parameter, number): the last element of its gradient, which one rank or one row of ranks holds.
+    spoilt: tuple[tuple[int, str, float], ...] = ()
+    #: The same for all elements of a gradient, which stay finite.
+    huge: tuple[int, str, float] | None = None
+    tensor_rate: bool = False
+    #: The rule chooses its learning rate itself.
+    own_rate: bool = False
+    one_by_one: bool = False
+    names: tuple[str, ...] = tuple(SHAPES)
+
+    def numbers(self, name: str, seed: int) -> Any:
+        return drawn(name, seed, self.dtype)
+
+    def lr(self, step: int) -> Any:
+        if self.own_rate:
+            return None
+        rate = LR[self.rule] * self.rates[step]
+        return torch.tensor(rate, dtype=torch.float64) if self.tensor_rate else rate
+
+    def given(self) -> dict[str, Any]:
+        return dict(TYPICAL[self.rule] if self.options is None else self.options)
+
+
+@dataclass
+class Outcome:
+    """What there is after some steps, whole."""
+
+    params: dict[str, Any]
+    states: dict[str, dict[str, Any]]
+    optimizer: Any
+    own: dict[str, Any]
+    #: What each step raised, "" where it did not.
+    errors: list[str]
+
+
+def stepped(run: Run, place: Place, watch: Callable[[int], AbstractContextManager[Any]] | None = None) -> Outcome:
+    """All steps of a run; ``watch`` gives a context for each."""
+    own = {name: torch.nn.Parameter(place(name, run.numbers(name, 0))) for name in run.names}
+    groups: list[dict[str, Any]] = [{"params": [], **options} for options in run.groups]
+    for index, pair in enumerate(own.items()):
+        groups[index % len(groups)]["params"].append(pair)
+    optimizer = getattr(thalweg.torch, run.rule)(
+        groups, run.lr(0), engine=run.engine, overrides=list(run.overrides), **run.given()
+    )
+    errors = []
+    for step in range(len(run.rates)):
+        for group, options in zip(optimizer.param_groups, run.groups, strict=True):
+            if "lr" not in options:
+                group["lr"] = run.lr(step)
+        for name, p in own.items():
+            g = run.numbers(name, step + 1)
+            for when, which, number in run.spoilt:
+                if (when, which) == (step, name):
+                    g.view(-1)[-1] = number
+            if run.huge and run.huge[:2] == (step, name):
+                g.fill_(run.huge[2])
+            p.grad = None if name in run.absent.get(step, ()) else gradient(run.gradients, g, p)
+        try:
+            with watch(step) if watch else nullcontext():
+                if run.one_by_one:
+                    for p in own.values():
+                        optimizer.step_parameter(p)
+                else:
+                    optimizer.step()
+            errors.append("")
+        except OptimError as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    return Outcome(
+        {name: whole(p.detach()) for name, p in own.items()},
+        {name: {key: whole(entry) for key, entry in optimizer.state.get(p, {}).items()} for name, p in own.items()},
+        optimizer,
+        own,
+        errors,
+    )
+
+
+KNOWN: dict[str, Outcome] = {}
+
+
+def in_one_process(run: Run) -> Outcome:
+    """The same steps on plain tensors, which many layouts are compared with."""
+    engine = run.engine if run.engine in ("foreach", "reference") else "reference"
+    run = replace(run, engine=engine, gradients="alike")
+    if repr(run) not in KNOWN:
+        KNOWN[repr(run)] = stepped(run, plain)
+    return KNOWN[repr(run)]
+
+
+def differences(run: Run, layout: str, tolerance: float | None = None) -> list[str]:
+    """Where steps over ranks are not those of one process: in parameters, state, how it is laid out, or errors."""
+    wanted, got = in_one_process(run), stepped(run, LAYOUTS[ranks()][layout])
+    found = list(unequal(run, wanted, got, WORLD[run.dtype] if tolerance is None else tolerance))
+    found += list(misplaced(got))
+    if got.errors != wanted.errors:
+        found.append(f"errors are {got.errors}, and in one process {wanted.errors}")
+    if got.optimizer.skipped != wanted.optimizer.skipped:
+        found.append(f"{got.optimizer.skipped} steps are skipped, and {wanted.optimizer.skipped} in one process")
+    if got.optimizer.nonfinite() != wanted.optimizer.nonfinite():
+        found.append(f"not finite: {got.optimizer.nonfinite()}, and in one process {wanted.optimizer.nonfinite()}")
+    return found
+
+
+def unequal(run: Run, wanted: Outcome, got: Outcome, tolerance: float) -> Iterator[str]:
+    for name, p in wanted.params.items():
+        start = run.numbers(name, 0) if run.dtype == "float64" else torch.zeros_like(p)
+        yield from further_than(tolerance, name, got.params[name], p, start)
+        if (keys := list(got.states[name])) != list(wanted.states[name]):
+            yield f"{name} has the state {keys}, and in one process {list(wanted.states[name])}"
+            continue
+        for key, entry in wanted.states[name].items():
+            other = got.states[name][key]
+            if (other.dtype, other.shape) != (entry.dtype, entry.shape):
+                yield f"{name}.{key} is {other.dtype} {other.shape}, and in one process {entry.dtype} {entry.shape}"
+                continue
+            yield from further_than(tolerance, f"{name}.{key}", other, entry, torch.zeros_like(entry))
+
+
+def further_than(tolerance: float, what: str, x: Any, wanted: Any, start: Any) -> Iterator[str]:
+    x, wanted, start = (each.detach().double() for each in (x, wanted, start))
+    if not torch.equal(x.isfinite(), wanted.isfinite()):
+        yield f"{what} has other elements that are not finite"
+        return
+    x, wanted, start = (each.nan_to_num(0.0, 0.0, 0.0) for each in (x, wanted, start))
+    if x.numel():
+        error, size = (x - wanted).abs().max().item(), (wanted - start).abs().max().item()
+        if not error <= tolerance * size:
+            yield f"{what} differs by {error:.1e} of {size:.1e}"
+
+
+def misplaced(got: Outcome) -> Iterator[str]:
+    """State lies where its parameter does; single numbers are plain tensors."""
+    for name, p in got.own.items():
+        for key, entry in got.optimizer.state.get(p, {}).items():
+            if not isinstance(p, DTensor) or key == "step" or key == "refresh" or key.startswith("L_"):
+                if isinstance(entry, DTensor):
+                    yield f"{name}.{key} is a DTensor"
+            elif not isinstance(entry, DTensor):
+                yield f"{name}.{key} is no DTensor"
+            elif entry.shape == p.shape and not key.startswith("Q_") and entry.placements != p.placements:
+                yield f"{name}.{key} is placed as {entry.placements}, and its parameter as {p.placements}"
+
+
+def stepped_errors(run: Run, layout: str) -> list[str]:
+    """What each step raised, "" where it did not."""
+    return stepped(run, LAYOUTS[ranks()][layout]).errors
+
+
+def flipped(run: Run, layout: str, other: Run | None = None) -> dict[str, float]:
+    """Of each parameter the share of elements that are not those of one process, bit by bit; of its state too."""
+    wanted, got = in_one_process(other or run), stepped(run, LAYOUTS[ranks()][layout])
+    shares = {}
+    for name, p in wanted.params.items():
+        shares[name] = (got.params[name] != p).double().mean().item()
+        for key, entry in wanted.states[name].items():
+            shares[f"{name}.{key}"] = (got.states[name][key] != entry).double().mean().item()
+    return shares
+
+
+def cases_for(rules: Sequence[str] = RULES) -> Any:
+    """Marks a test to be run for every rule."""
+    return pytest.mark.parametrize("rule", [rule for rule in rules if rule in ALL_RULES])
