@@ -189,8 +189,6 @@ ENGINES: dict[str, Callable[[Bucket], Iterator[Result]]] = {
 
 def engine_for(wanted: Engine, bucket: Bucket, *, compiling: bool) -> str:
     """The name of the engine that serves a bucket; an explicit wish that cannot be met raises."""
-    if bucket.parts and wanted == "auto":
-        return "foreach"
     if wanted in ("reference", "foreach"):
         return wanted
     unknown = "the number of the step is not known to the host" if bucket.t is None else ""
@@ -205,4 +203,4 @@ def engine_for(wanted: Engine, bucket: Bucket, *, compiling: bool) -> str:
     if not bucket.unserved and (missing := reason_missing()) is not None:
         warn_once(missing)
     # a compiler fuses what it can see, and it sees through single tensors
-    return "reference" if compiling or len(bucket.params) == 1 else "foreach"
+    return "reference" if not bucket.parts and (compiling or len(bucket.params) == 1) else "foreach"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,12 +14,25 @@ from torch import Tensor
 from thalweg.arrays import is_number
 from thalweg.errors import StateError
 from thalweg.kernels.cpu.library import borrow_openmp, reason_missing
-from thalweg.kernels.cpu.plan import END, MEASURE, WRITE, Operand, Options, Plan, entries_of, reason_unserved
+from thalweg.kernels.cpu.plan import (
+    END,
+    MEASURE,
+    REHEARSE,
+    SUMS,
+    WRITE,
+    Operand,
+    Options,
+    Plan,
+    entries_of,
+    reason_unserved,
+)
 from thalweg.kernels.cpu.plan import sums_of_squares as native_sums
 from thalweg.kernels.threads import num_threads
 from thalweg.rules import Annealed, Rule
 from thalweg.settings import Setting
+from thalweg.spaces.sharded import Part
 from thalweg.torch.bucket import Bucket
+from thalweg.torch.rounds import reduced
 
 NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -44,6 +58,18 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> 
     return reason_unserved(rule, tuple(p.shape)) or ""
 
 
+def reason_against_part(setting: Setting, part: Part) -> str:
+    """Why native code cannot step what this rank holds of a divided parameter, "" if it can."""
+    rule, handling = setting.rule, setting.handling
+    if type(rule).__name__ not in SUMS:
+        return f"there is no fused kernel of {type(rule).__name__} for parameters that are divided over ranks"
+    if handling.on_nonfinite != "propagate" or rule.stacked_axes:
+        return "it is divided over ranks, and on_nonfinite and stacked_axes ask for more than sums"
+    if handling.rounding == "stochastic" and any(part.groups[1:]):
+        return "its elements have no one place in the whole parameter, from which random bits could be counted"
+    return ""
+
+
 def option_unknown(rule: Rule) -> str | None:
     """An option whose value is a tensor."""
     for name, value in vars(rule).items():
@@ -51,6 +77,11 @@ def option_unknown(rule: Rule) -> str | None:
         if not all(v is None or isinstance(v, (str, Annealed)) or is_number(v) or callable(v) for v in values):
             return name
     return None
+
+
+def position_of(part: Part) -> int:
+    """Of the first element of a part in the whole parameter, read row by row."""
+    return sum(begin * math.prod(part.shape[axis + 1 :]) for axis, begin in enumerate(part.offset))
 
 
 def is_dense(p: Tensor) -> bool:
@@ -88,7 +119,10 @@ class Fused:
             setting = bucket.setting
             options.append(Options(setting.rule_at(bucket.t), setting.handling, bucket.t, lr, setting.lr_scale, scale))
             keys = entries_of(self.plan.rule_name, bucket.states[0])
-            for name, p, g, s in zip(bucket.names, bucket.params, bucket.grads, bucket.states, strict=True):
+            positions = [position_of(part) for part in bucket.parts] or [0] * len(bucket.names)
+            for name, p, g, s, first in zip(
+                bucket.names, bucket.params, bucket.grads, bucket.states, positions, strict=True
+            ):
                 if g.stride() != p.stride() or g.is_neg():
                     g = torch.empty_like(p, dtype=g.dtype).copy_(g)
                     self.copies.append(g)
@@ -103,7 +137,7 @@ class Fused:
                 if known is None or known[0] != state or known[1] != places:
                     dtypes = NAMES[p.dtype], NAMES[g.dtype], *["" if e is None else NAMES[e.dtype] for e in entries]
                     addresses = tuple(address for address, _ in state[2])
-                    operand = Operand(name, tuple(p.shape), p.data_ptr(), g.data_ptr(), addresses, dtypes, group)
+                    operand = Operand(name, tuple(p.shape), p.data_ptr(), g.data_ptr(), addresses, dtypes, group, first)
                     known = self.known[name] = state, places, operand
                 operands.append(known[2])
         self.plan.prepare(operands, options, num_threads(torch.get_num_threads))
@@ -115,7 +149,11 @@ class Fused:
 
     def write(self, finite: Sequence[bool] | None) -> None:
         """Write everything, or after :meth:`measure` those that are finite."""
-        if finite is None:
+        if any(bucket.parts for bucket in self.buckets):
+            self.plan.run(MEASURE, REHEARSE)
+            self.sum_over_ranks()
+            self.plan.run(REHEARSE, END)
+        elif finite is None:
             self.plan.run(MEASURE, END)
         else:
             self.plan.skip([not fine for fine in finite])
@@ -123,6 +161,21 @@ class Fused:
         # what was saved for a backward pass is no longer what it was
         changed = [p for bucket in self.buckets for p in bucket.params]
         torch.autograd.graph.increment_version(changed)
+
+    def sum_over_ranks(self) -> None:
+        """Make local sums those of whole parameters: one message for each group of ranks."""
+        asked, places, index = [], [], 0
+        for bucket in self.buckets:
+            if bucket.parts:
+                places.append(range(index, index + len(bucket.params)))
+                wide = torch.float64 if bucket.params[0].dtype == torch.float64 else torch.float32
+                local = torch.tensor([self.plan.sums(i) for i in places[-1]], dtype=wide)
+                asked.append((local, bucket.parts[0].across(None)))
+            index += len(bucket.params)
+        whole = [sums.tolist() for sums in reduced("sum", asked)]
+        self.plan.decide(
+            {i: own for members, rows in zip(places, whole, strict=True) for i, own in zip(members, rows, strict=True)}
+        )
 
     def release(self) -> None:
         """Let go of gradients and of copies that were made for a step."""

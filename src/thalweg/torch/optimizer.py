@@ -20,7 +20,7 @@ from thalweg.settings import Overrides, Setting
 from thalweg.spaces.sharded import Part
 from thalweg.torch.bucket import Bucket, Result
 from thalweg.torch.engines import ENGINES, Engine, by_shards, engine_for
-from thalweg.torch.fused import Fused, reason_against, sums_of_squares
+from thalweg.torch.fused import Fused, reason_against, reason_against_part, sums_of_squares
 from thalweg.torch.owners import Owners
 from thalweg.torch.parameters import Parameters, Params, Rate
 from thalweg.torch.rounds import reduced
@@ -101,7 +101,7 @@ class Optimizer(Parameters):
                 self._engines_used = set(engines)
                 in_place = [engine == "fused" and self.rule_name in ENTRIES for engine in engines]
                 fused = [bucket for bucket, own in zip(buckets, in_place, strict=True) if own]
-                divided = [bucket for bucket in buckets if bucket.parts]
+                divided = [bucket for bucket, own in zip(buckets, in_place, strict=True) if bucket.parts and not own]
                 finite = self._prepare_fused(fused, measure=policy != "propagate") if fused else None
                 sharded = by_shards(divided, self._owners) if divided else []
                 results: Iterable[Result] = itertools.chain(
@@ -179,7 +179,7 @@ class Optimizer(Parameters):
                 unserved = f"there is no fused kernel for a gradient that is a {type(g).__name__}"
             divided = part.groups if any(part.groups) else ()
             if divided:
-                unserved = "there is no fused kernel for parameters that are divided over ranks"
+                unserved = unserved or reason_against_part(setting, part)
             key = (index, id(setting), p.device, p.dtype, g.dtype, kind, t, unserved, divided)
             members[key].append((name, p))
             if key not in shared:

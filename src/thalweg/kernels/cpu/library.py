@@ -83,6 +83,8 @@ def declare(library: ctypes.CDLL) -> None:
         c_void_p,
         *(c_int32, c_int32, c_int32),
     )
+    library.thalweg_decide.restype = None
+    library.thalweg_decide.argtypes = (c_int32, c_void_p, c_void_p, c_void_p, c_int64)
     library.thalweg_normal.restype = None
     library.thalweg_normal.argtypes = (c_void_p, c_int32, c_int64, c_int64, c_uint32, c_uint32, c_uint32, c_int32)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from thalweg.arrays import Shape
@@ -27,7 +27,9 @@ ENTRIES = {
 MOST_BEHIND = 128
 BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 
-MEASURE, WRITE, END = 0, 2, 3  # stages
+MEASURE, REHEARSE, WRITE, END = 0, 1, 2, 3  # stages
+#: How many sums of the first stage decide what follows, where parts of a tensor may be elsewhere.
+SUMS = {"LARS": 2, "LAMB": 3}
 
 
 class Operand(NamedTuple):
@@ -41,6 +43,8 @@ class Operand(NamedTuple):
     dtypes: tuple[str, ...]
     #: Which of the options hold.
     group: int
+    #: Of the first element in the whole parameter, where this is a part of it.
+    position: int = 0
 
     def fits(self, other: Operand) -> bool:
         """Whether it can take the place of another: that it has moved is all that may have changed."""
@@ -139,6 +143,19 @@ class Plan:
             self.threads,
         )
 
+    def sums(self, operand: int) -> list[float]:
+        """What the first stage has added up of an operand."""
+        (row,) = self.spans[operand]
+        return list(self.outcomes[row].sums[: SUMS[self.rule_name]])
+
+    def decide(self, sums: Mapping[int, Sequence[float]]) -> None:
+        """Go on from these sums, by operand, instead of those that were found here."""
+        for operand, values in sums.items():
+            (row,) = self.spans[operand]
+            self.outcomes[row].sums[: len(values)] = values
+        code = structs.RULES[self.rule_name]
+        load().thalweg_decide(code, self.options, self.tensors, self.outcomes, len(self.tensors))
+
     def finite(self) -> list[bool]:
         """For each operand whether all of its step is finite."""
         return [all(self.outcomes[row].finite for row in span) for span in self.spans]
@@ -219,7 +236,7 @@ def rows_of(operand: Operand, options: Options) -> list[structs.Tensor]:
             state=(ctypes.c_void_p * 3)(*state),
             size=size,
             seen_as=(ctypes.c_int64 * 5)(*seen),
-            position=index * size,
+            position=operand.position + index * size,
             options=operand.group,
             key=key,
             p_dtype=structs.DTYPES[p_dtype],

@@ -378,6 +378,17 @@ EXPORTED void thalweg_run(int32_t rule, const void* options, const Tensor* tenso
     Threads::instance().run(total <= SMALL ? 1 : threads, body, &call);
 }
 
+// Decide anew what follows from the sums of stage 0, which somebody has made those of parts elsewhere too.
+EXPORTED void thalweg_decide(int32_t rule, const void* options, const Tensor* tensors, Outcome* outcomes,
+                             int64_t count) {
+    const int64_t bytes[] = {sizeof(Handling), sizeof(LarsOptions), sizeof(LambOptions), sizeof(AdafactorOptions)};
+    for (int64_t i = 0; i < count; i++) {
+        const Tensor& t = tensors[i];
+        const char* own = static_cast<const char*>(options) + t.options * bytes[rule];
+        decide({rule, is_wide(rule, t), &t, own, &outcomes[i], nullptr, nullptr});
+    }
+}
+
 // Fill `out` (float64 if `wide`) with standard normal numbers.
 EXPORTED void thalweg_normal(void* out, int32_t wide, int64_t count, int64_t position, uint32_t key0, uint32_t key1,
                              uint32_t t, int32_t threads) {
