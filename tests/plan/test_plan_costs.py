@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from thalweg.plan import plan
-from thalweg.plan.costs import bytes_moved, flops, local, owners, ring, shard
+from thalweg.plan.costs import bytes_moved, flops, local, ring, shard
 from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import OPTIMIZERS, Option, setting_of
+from thalweg.plan.owners import owners
 from thalweg.plan.parts import messages
 from thalweg.plan.shards import part_of
 
@@ -134,8 +135,9 @@ def test_finite_numbers_take_a_round_of_their_own() -> None:
 def test_owners_take_the_longest_first() -> None:
     kron = setting("Kron")
     tensors = [Tensor("a", (400, 400)), Tensor("b", (200, 200)), Tensor("c", (200, 200)), Tensor("d", (50,))]
-    assert owners(kron, tensors, 2).owners == (0, 1, 1, 1)
-    assert owners(kron, tensors, 1).owners == (0, 0, 0, 0)
+    assert owners(kron, tensors, 2) == (0, 1, 1, 1)
+    assert owners(kron, tensors, 1) == (0, 0, 0, 0)
+    assert owners(kron, [*tensors, Tensor("e", ())], 3) == (0, 1, 2, 1, None)
 
 
 # ---- plans of several ranks
@@ -196,20 +198,22 @@ def test_kron_sends_gradients_to_owners_and_updates_back() -> None:
     found = plan(model, optimizers=["Kron"], world=world, layout="fsdp2", device="cpu").costs[0].share
     whole, part = 4 * 128 * 128, 4 * 32 * 128
     assert found.rank in (0, 1)  # one of the two that own something
-    factors = 2 * (whole - part)  # refreshed, and written through to the other ranks
-    assert found.sent_bytes == part + (whole - part) + factors
+    # gradients to the other owner; to the other ranks updates with their mean square, rows of factors and norms
+    assert found.sent_between == part + (whole - part) + 3 * 4
+    assert found.sent_bytes == found.sent_between + 2 * (whole - part) + 3 * 2 * 4
+    assert found.collectives == 2
     # momentum and factors in parts, the owner's factors whole, norms and counts
     assert found.state_bytes == 2 * (part + 2 * part) + 2 * whole + 2 * (2 * 4 + 4) + 2 * 4
     assert found.flops == flops(setting("Kron"), model.tensors[0])
 
 
-def test_slices_that_stand_alone_are_stepped_where_they_are() -> None:
+def test_owners_of_slices_own_all_of_them() -> None:
     model = Model("stack", "", (Tensor("experts", (8, 40, 30)),))
     stacked = [Option("stacked_axes", 1)]
     found = plan(model, optimizers=["Kron"], options=stacked, world=4, layout="fsdp2", device="cpu").costs[0].share
     alone = plan(model, optimizers=["Kron"], options=stacked, device="cpu").costs[0].share
-    assert found.sent_bytes == 0
-    assert found.flops == alone.flops // 4
+    assert found.rank == 0
+    assert found.flops == alone.flops
 
 
 def test_local_parts_keep_name_and_dtype() -> None:

@@ -58,7 +58,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a rank kept, and what it handed over in its second step and in its third."""
+    """What a rank kept, factors that it owns included, and what it handed over in its second step and its third."""
 
     parameter_bytes: int
     state_bytes: int
@@ -99,6 +99,7 @@ def measure(case: Case, mesh: DeviceMesh) -> Measured:
     optimizer.step()
     steps = tuple(listened(optimizer.step, mesh) for _ in range(2))
     entries = [entry for state in optimizer.state.values() for entry in state.values()]
+    entries += [factor for factors in optimizer._owners.whole.values() for factor in factors.values()]
     return Measured(sum(bytes_of(p) for _, p in named), sum(map(bytes_of, entries)), steps)
 
 

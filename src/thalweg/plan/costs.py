@@ -2,15 +2,14 @@
 
 Bytes moved are a floor: what has to be read from memory and written to it if tensors are larger than caches, each pass
 over a tensor reading it anew, and passes being parted only by sums that must be complete. Bytes sent are counted for
-the collectives that a step needs beyond those of the gradients, which are not counted; sums are in ``parts``.
+the collectives that a step needs beyond those of the gradients, which are not counted: sums in ``parts``, Kron's
+messages in ``owners``.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from thalweg.arrays import Shape
@@ -148,44 +147,3 @@ def local(tensor: Tensor, world: int, rank: int) -> Tensor:
 def ring(total: int, world: int) -> int:
     """What each rank sends in a ring that sums so many bytes over all ranks."""
     return round(2 * (world - 1) / world * total)
-
-
-@dataclass(frozen=True)
-class Owned:
-    """Which rank does Kron's products for which parameter."""
-
-    owners: tuple[int, ...]
-
-    def of(self, rank: int) -> list[int]:
-        return [index for index, owner in enumerate(self.owners) if owner == rank]
-
-
-def owners(setting: Setting, tensors: Sequence[Tensor], world: int) -> Owned:
-    """The longest first, each to the rank that has least to do."""
-    work = [work_of(setting, tensor) for tensor in tensors]
-    load, found = [0] * world, [0] * len(tensors)
-    for index in sorted(range(len(tensors)), key=lambda i: -work[i]):
-        rank = min(range(world), key=load.__getitem__)
-        found[index] = rank
-        load[rank] += work[index]
-    return Owned(tuple(found))
-
-
-def work_of(setting: Setting, tensor: Tensor) -> int:
-    """Products, and something for whatever has none."""
-    return flops(setting, tensor) + tensor.elements
-
-
-def exchanged_bytes(setting: Setting, tensors: Sequence[Tensor], owned: Owned, world: int, rank: int) -> int:
-    """Kron's two all-to-alls: shards of gradients to their owners and of updates back, and refreshed factors."""
-    sent = 0
-    for tensor, owner in zip(tensors, owned.owners, strict=True):
-        own = local(tensor, world, rank)
-        if owner != rank:
-            sent += parameter_bytes(own)
-            continue
-        sent += (tensor.elements - own.elements) * BYTES[arithmetic(tensor.dtype)]
-        for key, (shape, dtype) in state_entries(setting, tensor).items():
-            if key.startswith("Q_"):
-                sent += math.prod(shape[1:]) * (shape[0] - shard(shape[0], world, rank)) * BYTES[dtype]
-    return sent

@@ -17,6 +17,7 @@ from thalweg.arrays import Axes, Scalar, Shape, Term, reduced_shape
 from thalweg.boundary import arithmetic, first_state
 from thalweg.plan.models import Tensor
 from thalweg.plan.peaks import Item, held, listed, stepped
+from thalweg.rules import Kron, Rule, Update
 from thalweg.settings import Setting
 from thalweg.spaces import shapes
 from thalweg.spaces.shape_arrays import BYTES, ORDER, Ledger, ShapeOnly
@@ -86,8 +87,26 @@ class PartSpace:
             self.rounds.append(asked)
 
 
+class OnParts:
+    """Kron's rule on parts of tensors; what owners do in between comes back as arrays of the right shapes."""
+
+    def __init__(self, rule: Rule, ledger: Ledger) -> None:
+        assert isinstance(rule, Kron)
+        self.rule, self.ledger = rule, ledger
+        #: Bytes that are alive while owners work.
+        self.waiting = 0
+
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any, noise: Any) -> Update:
+        x, y, due, state = self.rule.shown(xp, g, s, p, t)
+        self.waiting = self.ledger.live - self.ledger.start
+        del y
+        h, h_square = xp.zeros_like(x), xp.full((), 0.0, x)
+        factors = {key: xp.zeros_like(entry) for key, entry in s.items() if key.startswith(("Q_", "L_"))}
+        return self.rule.taken(xp, h, h_square, s, p, {**state, **factors}, due, lr * lr_scale)
+
+
 def part_entries(setting: Setting, part: Part) -> dict[str, tuple[Shape, str]]:
-    """Shape and dtype of what a rank keeps for a parameter."""
+    """Shape and dtype of what a rank keeps for a parameter; of Kron's factors it keeps some rows."""
     space: Any = PartSpace(part)
     p = Ledger().array(part.held.shape, part.held.dtype)
     state = first_state(space, setting.rule_at(1), setting.handling, p)
@@ -100,7 +119,9 @@ def rounds(setting: Setting, part: Part) -> tuple[tuple[Figures, ...], ...]:
     space, ledger = PartSpace(part), Ledger()
     p, g = (ledger.array(part.held.shape, part.held.dtype) for _ in range(2))
     state = {key: ledger.array(*entry) for key, entry in part_entries(setting, part).items()}
-    stepped(space, Item(part.held, setting), p, g, state)
+    rule = setting.rule_at(1)
+    own = OnParts(rule, ledger) if rule.needs_whole else rule
+    stepped(space, Item(part.held, setting), p, g, state, rule=own)
     return tuple(map(tuple, space.rounds))
 
 

@@ -60,8 +60,10 @@ def held(ledger: Ledger, item: Item) -> Held:
     return Held(item, p, ledger.array(p.shape, p.dtype), state)
 
 
-def stepped(space: Any, one: Item, p: Any, g: Any, state: Any, *, noise: Any = None, stacked: int = 0) -> Advance:
-    rule = one.setting.rule_at(1)
+def stepped(
+    space: Any, one: Item, p: Any, g: Any, state: Any, *, noise: Any = None, stacked: int = 0, rule: Any = None
+) -> Advance:
+    rule = rule or one.setting.rule_at(1)
     if stacked:
         rule = replace(rule, stacked_axes=rule.stacked_axes + stacked)
     return advance(
@@ -145,12 +147,12 @@ def by_list(ledger: Ledger, bucket: Sequence[Held]) -> Iterator[tuple[Sequence[H
         yield chunk, result
 
 
-def listed(ledger: Ledger, chunk: Sequence[Held]) -> Advance:
+def listed(ledger: Ledger, chunk: Sequence[Held], rule: Any = None) -> Advance:
     """A list of parameters, stepped together."""
     first = chunk[0]
     return advance(
         shape_lists,
-        first.item.setting.rule_at(1),
+        rule or first.item.setting.rule_at(1),
         first.item.setting.handling,
         ShapeList([one.p for one in chunk]),
         ShapeList([one.g for one in chunk]),

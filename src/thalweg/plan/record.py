@@ -51,6 +51,7 @@ def recorded_cost(found: Plan, cost: Cost, explain: bool) -> dict[str, Any]:
         "seconds": cost.seconds,
         "seconds_without_refresh": cost.seconds_between,
         "sent_bytes": share.sent_bytes,
+        "sent_bytes_without_refresh": share.sent_between,
         "collectives": share.collectives,
     }
     if explain:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from thalweg.arrays import Shape
-from thalweg.boundary import arithmetic
 from thalweg.plan import costs
 from thalweg.plan.models import Tensor
+from thalweg.plan.owners import exchanged_bytes, kept_entries, owner_peak, owners, whole_factors
 from thalweg.plan.parts import Part, divided_peak, messages, part_entries
 from thalweg.plan.peaks import Item, numpy_peak, torch_peak
-from thalweg.rules import Adafactor, Kron
+from thalweg.rules import Adafactor
 from thalweg.settings import Setting
-from thalweg.spaces.shape_arrays import BYTES
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Share:
     flops: int
     #: The same for a step in which Kron does not refresh its factors.
     moved_between: int
+    sent_between: int
     flops_between: int
     engine: str
 
@@ -58,29 +59,30 @@ class Place:
 
 def largest_share(setting: Setting, tensors: Sequence[Tensor], place: Place) -> Share:
     """The share of the rank that needs most."""
-    if not is_divided(place) or not has_owners(setting):
+    if not is_divided(place) or not setting.rule.needs_whole:
         return share_of(setting, tensors, place, 0)  # no other has more
-    ranks = (share_of(setting, tensors, place, rank) for rank in range(place.world))
-    return max(ranks, key=lambda share: share.total_bytes)
+    owned = owners(setting, tensors, place.world)
+    # ranks that hold and own alike need the same
+    unlike: dict[Any, int] = {}
+    for rank in range(place.world):
+        held = tuple(part_of(tensor, place.world, rank).held.shape for tensor in tensors)
+        mine = sorted(tensor.shape for tensor, owner in zip(tensors, owned, strict=True) if owner == rank)
+        unlike.setdefault((held, tuple(mine)), rank)
+    shares = (owner_share(setting, tensors, place, owned, rank) for rank in unlike.values())
+    return max(shares, key=lambda share: share.total_bytes)
 
 
 def share_of(setting: Setting, tensors: Sequence[Tensor], place: Place, rank: int) -> Share:
     """The share of one rank."""
     if not is_divided(place):
         return whole_share(setting, tensors, place, rank)
-    if has_owners(setting):
-        owned = costs.owners(setting, tensors, place.world)
-        return owner_share(setting, tensors, place, owned, rank)
+    if setting.rule.needs_whole:
+        return owner_share(setting, tensors, place, owners(setting, tensors, place.world), rank)
     return part_share(setting, tensors, place, rank)
 
 
 def is_divided(place: Place) -> bool:
     return place.world > 1 and place.layout == "fsdp2"
-
-
-def has_owners(setting: Setting) -> bool:
-    """Whether whole tensors are worked on, each by one rank; slices that stand alone are whole where they are."""
-    return setting.rule.needs_whole and not setting.rule.stacked_axes
 
 
 def whole_share(setting: Setting, tensors: Sequence[Tensor], place: Place, rank: int) -> Share:
@@ -94,16 +96,11 @@ def part_share(setting: Setting, tensors: Sequence[Tensor], place: Place, rank: 
     """A part of every parameter."""
     parts = [part_of(tensor, place.world, rank) for tensor in tensors]
     items = [Item(part.held, decided(setting, part.whole.shape)) for part in parts]
-    if setting.rule.needs_whole:
-        entries = [entry for part in parts for entry in costs.state_entries(setting, part.held).values()]
-        return of_items(items, entries, place, rank, peak_of(items, place))
     entries = [entry for part in parts for entry in part_entries(setting, part).values()]
-    sent = messages(setting, parts)
-    return replace(
-        of_items(items, entries, place, rank, divided_peak(items)),
-        sent_bytes=costs.ring(sum(sent.values()), place.world),
-        collectives=len(sent),
-    )
+    sums = messages(setting, parts)
+    sent = costs.ring(sum(sums.values()), place.world)
+    bare = of_items(items, entries, place, rank, divided_peak(items))
+    return replace(bare, sent_bytes=sent, sent_between=sent, collectives=len(sums))
 
 
 def part_of(tensor: Tensor, world: int, rank: int) -> Part:
@@ -125,6 +122,7 @@ def of_items(
         moved_bytes=sum(costs.bytes_moved(item.setting, item.tensor) for item in items),
         moved_between=sum(costs.bytes_moved(item.setting, item.tensor, refresh=False) for item in items),
         sent_bytes=0,
+        sent_between=0,
         collectives=0,
         flops=sum(costs.flops(item.setting, item.tensor) for item in items),
         flops_between=sum(costs.flops(item.setting, item.tensor, refresh=False) for item in items),
@@ -132,48 +130,41 @@ def of_items(
     )
 
 
-def owner_share(setting: Setting, tensors: Sequence[Tensor], place: Place, owned: costs.Owned, rank: int) -> Share:
-    """A part of every parameter, and the products of those that this rank owns."""
+def owner_share(
+    setting: Setting, tensors: Sequence[Tensor], place: Place, owned: Sequence[int | None], rank: int
+) -> Share:
+    """A part of every parameter, and the products of those that this rank owns, or that everyone has as a whole."""
     world = place.world
-    parts = [costs.local(tensor, world, rank) for tensor in tensors]
-    mine = [tensors[index] for index in owned.of(rank)]
-    state = costs.counter_bytes(place.front_end, len(tensors), setting)
-    for tensor, owner in zip(tensors, owned.owners, strict=True):
-        for key, (shape, dtype) in costs.state_entries(setting, tensor).items():
-            is_factor = key.startswith("Q_")
-            first = costs.shard(shape[0], world, rank) if is_factor else 0
-            kept = (first, *shape[1:]) if is_factor else local_shape(shape, tensor, world, rank)
-            state += costs.entry_bytes((kept, dtype)) + (
-                costs.entry_bytes((shape, dtype)) if is_factor and owner == rank else 0
-            )
-    # gradients that came whole, updates that go back, and this rank's parts of all updates
-    buffers = sum(costs.parameter_bytes(tensor) + updates(tensor) for tensor in mine) + sum(map(updates, parts))
-    assert isinstance(setting.rule, Kron)
-    kept_apart = replace(setting, rule=replace(setting.rule, momentum=0.0))  # momentum stays in parts
-    peak, engine = peak_of([Item(tensor, kept_apart) for tensor in mine], place)
+    parts = [part_of(tensor, world, rank) for tensor in tensors]
+    mine = [tensor for tensor, owner in zip(tensors, owned, strict=True) if owner in (rank, None)]
+    entries = [entry for part in parts for entry in kept_entries(setting, part, world, rank).values()]
+    factors = [whole_factors(setting, t) for t, owner in zip(tensors, owned, strict=True) if owner == rank]
+    state = costs.counter_bytes(place.front_end, len(tensors), setting) + sum(map(costs.entry_bytes, entries))
+    peak, engine = owner_peak(setting, parts, owned, world, rank)
+    sums = messages(setting, parts)
 
     def moved(refresh: bool) -> int:
         products = sum(costs.moved_by_products(setting, tensor, refresh=refresh) for tensor in mine)
-        return products + sum(costs.moved_by_applying(setting, part) for part in parts)
+        return products + sum(costs.moved_by_applying(setting, part.held) for part in parts)
+
+    def sent(refresh: bool) -> int:
+        summed = costs.ring(sum(sums.values()), world)
+        return summed + exchanged_bytes(setting, parts, owned, world, rank, refresh=refresh)
 
     return Share(
         rank=rank,
-        parameter_bytes=sum(map(costs.parameter_bytes, parts)),
-        state_bytes=state,
-        peak_bytes=None if peak is None else peak + buffers,
+        parameter_bytes=sum(costs.parameter_bytes(part.held) for part in parts),
+        state_bytes=state + sum(factors),
+        peak_bytes=peak,
         moved_bytes=moved(True),
         moved_between=moved(False),
-        sent_bytes=costs.exchanged_bytes(setting, tensors, owned, world, rank),
-        collectives=2,
+        sent_bytes=sent(True),
+        sent_between=sent(False),
+        collectives=2 + len(sums),
         flops=sum(costs.flops(setting, tensor) for tensor in mine),
         flops_between=sum(costs.flops(setting, tensor, refresh=False) for tensor in mine),
         engine=engine,
     )
-
-
-def updates(tensor: Tensor) -> int:
-    """Bytes of an update, which is computed in the precision of the arithmetic."""
-    return tensor.elements * BYTES[arithmetic(tensor.dtype)]
 
 
 def peak_of(items: Sequence[Item], place: Place) -> tuple[int | None, str]:
@@ -201,10 +192,3 @@ def decided(setting: Setting, shape: Shape) -> Setting:
         return setting
     options = {f.name: getattr(rule, f.name) for f in fields(rule)}
     return replace(setting, rule=DecidedAdafactor(**options, axes=rule.factored_axes(shape)))
-
-
-def local_shape(shape: Shape, tensor: Tensor, world: int, rank: int) -> Shape:
-    """What a rank has of something that is kept for a parameter: its part of the first axis, where that is there."""
-    if not shape or not tensor.shape or shape[0] != tensor.shape[0]:
-        return shape
-    return (costs.shard(shape[0], world, rank), *shape[1:])

@@ -91,6 +91,8 @@ def notes(found: Plan) -> Iterator[str]:
         if cost.refreshes:
             share = cost.share
             without = f"{human_bytes(share.moved_between)}, {human_flops(share.flops_between)}"
+            if share.sent_bytes:
+                without += f", {human_bytes(share.sent_between)} sent"
             yield (
                 f"{cost.optimizer}: a step that refreshes its factors. One that does not: {without}, "
                 f"{human_seconds(cost.seconds_between)}."
@@ -100,8 +102,6 @@ def notes(found: Plan) -> Iterator[str]:
                 yield f"{cost.optimizer}: the time of its products is not counted; {rate}."
     if place.world > 1:
         yield "Figures are those of the rank that needs most. sent: beyond the gradients' own reduction."
-    if place.world > 1 and place.layout == "fsdp2" and any(cost.setting.rule.needs_whole for cost in found.costs):
-        yield "Kron under fsdp2: as it is planned; thalweg.torch does not have it yet."
 
 
 def human_count(count: int) -> str:
