@@ -121,6 +121,7 @@ class Optimizer(Parameters):
                 for p in set(self.state) - known:  # what was made for a step that is not taken
                     del self.state[p]
                 self._fused.release()
+                self._owners.forget()
                 raise
             if fused:
                 self._write_fused(fused, finite)

@@ -19,8 +19,8 @@ from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
 from thalweg.torch.checkpoints import check_entries, check_groups, place_of_counts, restored, shapes_of
 from thalweg.torch.explain import Explanation, explained
+from thalweg.torch.factors import first_owned
 from thalweg.torch.groups import LAYOUT, GroupSettings, check_group, to_plain
-from thalweg.torch.owners import first_owned
 from thalweg.torch.shards import ghost_of, is_distributed, local, part_of, placed_like
 from thalweg.torch.tensors import check_parameter
 

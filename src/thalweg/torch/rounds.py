@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from thalweg.spaces.sharded import Asked
-from thalweg.torch.owners import Owners, Task
+from thalweg.torch.owners import Owners
+from thalweg.torch.team import Task
 
 T = TypeVar("T")
 

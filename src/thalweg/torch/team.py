@@ -1,0 +1,249 @@
+"""Ranks that hold the parts of some parameters: who owns which, and what they send one another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.arrays import Shape, State
+from thalweg.rules import Kron
+from thalweg.rules.noise import normal, tensor_id
+from thalweg.spaces import torch as xp
+from thalweg.spaces.sharded import Part
+from thalweg.torch.factors import Block, block_of_factor, factor_shapes
+from thalweg.torch.shards import MeshGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One parameter that has to be whitened as a whole."""
+
+    name: str
+    rule: Kron
+    part: Part
+    #: This rank's part of what is preconditioned, and of what the factors learn from if that is something else.
+    shown: Sequence[Tensor]
+    #: This rank's rows of the factors, and their norms, which everyone has.
+    factors: Mapping[str, Tensor]
+    #: The dtype in which factors are stored between steps.
+    stored: torch.dtype
+    #: Whether the owner may keep the whole factors until the next step.
+    remembered: bool
+    #: Whether the factors learn in this step.
+    due: bool
+    seed: int
+    t: Any
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the arithmetic."""
+        return self.shown[0].dtype
+
+    @property
+    def matrices(self) -> list[str]:
+        return [key for key in self.factors if key.startswith("Q_")]
+
+    @property
+    def norms(self) -> list[str]:
+        return [key for key in self.factors if key.startswith("L_")]
+
+    @property
+    def cost(self) -> float:
+        """In multiplications, about: products with every dense factor, and of the factors with one another."""
+        sizes = self.rule.sizes(self.part.shape)
+        dense = [n for n, diagonal in zip(sizes, self.rule.diagonals(sizes), strict=True) if not diagonal]
+        return math.prod(self.part.shape) * (1 + sum(dense)) + sum(n**3 for n in dense)
+
+    def blocks(self) -> dict[str, Block]:
+        """What this rank holds of the parameter and of its factors."""
+        shapes = factor_shapes(self.rule, self.part.shape)
+        own = {key: block_of_factor(shapes[key], self.part) for key in self.matrices}
+        return {"p": Block(tuple(self.shown[0].shape), self.part.offset), **own}
+
+
+#: This rank's part of what was whitened, the mean of its squares, and the state of the factors.
+Answer = tuple[Tensor, Tensor, State[Tensor]]
+
+
+class Team:
+    def __init__(self, groups: tuple[MeshGroup, ...]) -> None:
+        self.group = group_over(groups[0].mesh, sorted({group.dimension for group in groups}))
+        self.device = groups[0].device
+        self.size = torch.distributed.get_world_size(self.group)
+        self.rank = torch.distributed.get_rank(self.group)
+        #: By name, then by rank: the block of the parameter, and those of its factors.
+        self.blocks: dict[str, list[dict[str, Block]]] = {}
+        self.owners: dict[str, int] = {}
+        #: The whole factors of what this rank owns.
+        self.whole: dict[str, State[Tensor]] = {}
+        #: Parameters whose owners have their whole factors; the same on every rank.
+        self.known: set[str] = set()
+
+    def learn(self, tasks: Sequence[Task]) -> None:
+        """Who holds what, told by everyone once; and owners, the dearest first to whoever has least to do."""
+        everyone: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(everyone, {task.name: task.blocks() for task in tasks}, group=self.group)
+        self.blocks = {task.name: [theirs[task.name] for theirs in everyone] for task in tasks}
+        load = [0.0] * self.size
+        for task in sorted(tasks, key=lambda task: (-task.cost, task.name)):
+            owner = min(range(self.size), key=lambda rank: (load[rank], rank))
+            self.owners[task.name] = owner
+            load[owner] += task.cost
+        self.known.clear()
+        self.whole.clear()
+
+    def whitened(self, tasks: Sequence[Task]) -> list[Answer]:
+        """Send parts to their owners, whiten what this rank owns, send it back."""
+        if any(task.name not in self.blocks for task in tasks):
+            self.learn(tasks)
+        # factors that their owner does not have as a whole travel with the gradients
+        cold = {task.name for task in tasks if not task.remembered} | ({task.name for task in tasks} - self.known)
+        received = self.exchanged(
+            tasks,
+            [[x for task in self.owned(tasks, owner) for x in sent(task, cold)] for owner in range(self.size)],
+            [
+                sum(block.size for task in self.mine(tasks) for block in self.due_from(task, rank, cold))
+                for rank in range(self.size)
+            ],
+        )
+        done = self.worked(tasks, [Reader(message) for message in received], cold)
+        self.known |= {task.name for task in tasks if task.remembered}
+        returned = self.exchanged(
+            tasks,
+            [
+                [x for task in self.mine(tasks) for x in self.answer_for(task, done[task.name], rank)]
+                for rank in range(self.size)
+            ],
+            [
+                sum(math.prod(shape) for task in self.owned(tasks, owner) for shape in self.answer_shapes(task))
+                for owner in range(self.size)
+            ],
+        )
+        readers = [Reader(message) for message in returned]
+        return [self.answer(task, readers[self.owners[task.name]]) for task in tasks]
+
+    def owned(self, tasks: Sequence[Task], owner: int) -> Iterator[Task]:
+        return (task for task in tasks if self.owners[task.name] == owner)
+
+    def mine(self, tasks: Sequence[Task]) -> Iterator[Task]:
+        return self.owned(tasks, self.rank)
+
+    def due_from(self, task: Task, rank: int, cold: set[str]) -> Iterator[Block]:
+        """What a rank sends to the owner, in its order."""
+        blocks = self.blocks[task.name][rank]
+        yield from [blocks["p"]] * len(task.shown)
+        if task.name in cold:
+            yield from (blocks[key] for key in task.matrices)
+
+    def worked(self, tasks: Sequence[Task], readers: Sequence[Reader], cold: set[str]) -> dict[str, Answer]:
+        """What this rank owns, put together and whitened."""
+
+        def put_together(task: Task, key: str, shape: Shape) -> Tensor:
+            whole = torch.empty(shape, dtype=task.dtype, device=task.shown[0].device)
+            for reader, blocks in zip(readers, self.blocks[task.name], strict=True):
+                blocks[key].of(whole).copy_(reader.next(blocks[key].shape))
+            return whole
+
+        done = {}
+        for task in self.mine(tasks):
+            shown = [put_together(task, "p", task.part.shape) for _ in task.shown]
+            if task.name in cold:
+                shapes = factor_shapes(task.rule, task.part.shape)
+                self.whole[task.name] = {key: put_together(task, key, shapes[key]) for key in task.matrices}
+            known = {**self.whole[task.name], **{key: task.factors[key] for key in task.norms}}
+            done[task.name] = task.rule.whitened(
+                xp, shown[0], shown[-1], known, task.due, partial(noise_of, task, shown[0])
+            )
+            if not task.remembered:
+                del self.whole[task.name]
+            elif task.due:
+                self.whole[task.name] = {
+                    key: as_stored(task, done[task.name][2][key], self.whole[task.name][key]) for key in task.matrices
+                }
+        return done
+
+    def answer_for(self, task: Task, whole: Answer, rank: int) -> Iterator[Tensor]:
+        """What the owner sends back to a rank."""
+        h, h_square, factors = whole
+        blocks = self.blocks[task.name][rank]
+        yield blocks["p"].of(h)
+        yield h_square
+        if task.due:
+            yield from (blocks[key].of(factors[key]) for key in task.matrices)
+            yield from (factors[key] for key in task.norms)
+
+    def answer_shapes(self, task: Task) -> list[Shape]:
+        """The shapes of what this rank gets back, in the order in which it is sent."""
+        blocks, rule, shape = self.blocks[task.name][self.rank], task.rule, task.part.shape
+        # one mean of squares for each slice, with as many axes as there are factors
+        shapes = [blocks["p"].shape, (math.prod(shape[: rule.stacked_axes]), *[1] * len(rule.sizes(shape)))]
+        if task.due:
+            shapes += [blocks[key].shape for key in task.matrices]
+            shapes += [tuple(task.factors[key].shape) for key in task.norms]
+        return shapes
+
+    def answer(self, task: Task, reader: Reader) -> Answer:
+        h, h_square, *rest = (reader.next(shape).to(task.dtype) for shape in self.answer_shapes(task))
+        keys = [*task.matrices, *task.norms]
+        return h, h_square, dict(zip(keys, rest, strict=True)) if task.due else {key: task.factors[key] for key in keys}
+
+    def exchanged(
+        self, tasks: Sequence[Task], outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[int]
+    ) -> list[Tensor]:
+        """One message of everyone to everyone: what is for each rank, and what came from each."""
+        dtype = max((task.dtype for task in tasks), key=lambda dtype: torch.finfo(dtype).bits)
+        device = tasks[0].shown[0].device
+        nothing = torch.empty(0, dtype=dtype, device=device)
+        flat = [torch.cat([nothing, *(piece.reshape(-1).to(dtype) for piece in pieces)]) for pieces in outgoing]
+        arrived = torch.empty(sum(incoming), dtype=dtype, device=self.device)
+        sizes = [piece.numel() for piece in flat]
+        message = torch.cat(flat).to(self.device)
+        torch.distributed.all_to_all_single(arrived, message, list(incoming), sizes, group=self.group)
+        return list(torch.split(arrived.to(device), list(incoming)))
+
+
+class Reader:
+    """A flat message, read piece by piece."""
+
+    def __init__(self, message: Tensor) -> None:
+        self.message, self.place = message, 0
+
+    def next(self, shape: Shape) -> Tensor:
+        begin, self.place = self.place, self.place + math.prod(shape)
+        return self.message[begin : self.place].reshape(shape)
+
+
+def sent(task: Task, cold: set[str]) -> list[Tensor]:
+    """What this rank sends to the owner of a parameter."""
+    return [*task.shown, *([task.factors[key] for key in task.matrices] if task.name in cold else [])]
+
+
+def noise_of(task: Task, x: Tensor) -> Tensor:
+    """The same random numbers as one process would have."""
+    made: Tensor = normal(xp, x, seed=task.seed, tensor=tensor_id(task.name), t=task.t)
+    return made
+
+
+def as_stored(task: Task, factor: Tensor, old: Tensor) -> Tensor:
+    """A factor as it will be found in the state at the next step: rounded, or the old one if that overflows."""
+    rounded = factor.to(task.stored).to(task.dtype)
+    overflows = task.stored == torch.float16 and not bool(torch.isfinite(rounded).all())
+    return old if overflows else rounded
+
+
+def group_over(mesh: Any, dimensions: Sequence[int]) -> Any:
+    """The ranks that differ from this one in these dimensions of a mesh."""
+    if len(dimensions) == 1:
+        return mesh.get_group(dimensions[0])
+    here = mesh.get_coordinate()
+    place = tuple(slice(None) if axis in dimensions else here[axis] for axis in range(mesh.ndim))
+    ranks = mesh.mesh[place].flatten().tolist()
+    if len(ranks) == torch.distributed.get_world_size():
+        return torch.distributed.group.WORLD
+    return torch.distributed.new_group(ranks, use_local_synchronization=True)
