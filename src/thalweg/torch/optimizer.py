@@ -20,10 +20,10 @@ from thalweg.settings import Overrides, Setting
 from thalweg.spaces.sharded import Part
 from thalweg.torch.bucket import Bucket, Result
 from thalweg.torch.engines import ENGINES, Engine, by_shards, engine_for
-from thalweg.torch.fused import Fused, reason_against, reason_against_part, sums_of_squares
+from thalweg.torch.fused import Fused, reason_against, reason_against_part
+from thalweg.torch.joint import check_all_finite, scale_to, squares_of
 from thalweg.torch.owners import Owners
 from thalweg.torch.parameters import Parameters, Params, Rate
-from thalweg.torch.rounds import reduced
 from thalweg.torch.shards import gradient_like, local, local_state, part_of
 from thalweg.torch.tensors import check_gradient
 
@@ -227,23 +227,14 @@ class Optimizer(Parameters):
         limit, policy = self.param_groups[0]["max_grad_norm"], self.param_groups[0]["on_nonfinite"]
         if not named or (limit is None and policy != "skip"):
             return None, None
-        # in the precision of the arithmetic, and joined in float64: neither may overflow on the way
-        own = squares_of([gradients[p] for _, p in named], native=self._wanted_engine in ("auto", "fused"))
-        across = [self._part(name, p).across(None) for name, p in named]
-        squares = reduced("sum", list(zip(own, across, strict=True)))
-        home = squares[0].device
-        finite = torch.stack([torch.isfinite(square).to(home) for square in squares])
+        parts = [self._part(name, p) for name, p in named]
+        native = self._wanted_engine in ("auto", "fused")
+        squares = squares_of([gradients[p] for _, p in named], parts, native=native)
+        finite = torch.stack([torch.isfinite(square).to(squares[0].device) for square in squares])
         names = [name for name, _ in named]
         if policy == "raise":
-            guilty = [name for name, fine in zip(names, finite.tolist(), strict=True) if not fine]
-            if guilty:
-                raise NonFiniteError(
-                    f"the gradient is not finite, or too large to be squared: {', '.join(map(repr, guilty))}"
-                )
-        scale = None
-        if limit is not None:
-            total = torch.stack([square.to(home, torch.float64) for square in squares]).sum().sqrt()
-            scale = 1 / torch.clamp(total / limit, min=1.0)
+            check_all_finite(names, finite)
+        scale = None if limit is None else scale_to(limit, squares)
         if policy != "skip":
             return scale, None
         self._last_finite = dict(zip(names, finite.unbind(), strict=True))
@@ -322,16 +313,6 @@ class Optimizer(Parameters):
             self._remember(own["_overrides"])
             self._forget(own["_wanted_engine"])
             self._skips = own["_skips"]
-
-
-def squares_of(gradients: Sequence[Tensor], *, native: bool) -> Sequence[Tensor]:
-    """The sum of squares of each gradient, in float64 or, infinite where that overflows, in float32."""
-    wide = [g.dtype == torch.float64 for g in gradients]
-    sums = sums_of_squares(gradients) if native else None
-    if sums is not None:
-        return [square if w else square.float() for square, w in zip(sums.unbind(), wide, strict=True)]
-    kinds = (torch.float64 if w else torch.float32 for w in wide)
-    return [torch.linalg.vector_norm(g, dtype=kind).square() for g, kind in zip(gradients, kinds, strict=True)]
 
 
 def with_figures(lr: dict[str, Any], figures: Figures, index: int) -> dict[str, Any]:
