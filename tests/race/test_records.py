@@ -149,6 +149,36 @@ def test_a_race_can_be_drawn_without_its_task_and_before_its_end(tmp_path: Path)
 def test_a_folder_without_a_race_or_with_a_spoilt_one_is_told(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="holds no race to draw"):
         recorded(tmp_path)
-    (tmp_path / PROGRAMME).write_text("{")
-    with pytest.raises(CommandError, match=r"race\.json is damaged"):
-        recorded(tmp_path)
+    for spoilt in ("{", "null", '{"title": "", "command": "", "contestants": {"Nobody": ""}, "courses": []}'):
+        (tmp_path / PROGRAMME).write_text(spoilt)
+        with pytest.raises(CommandError, match=r"race\.json is damaged"):
+            recorded(tmp_path)
+
+
+def test_a_race_that_cannot_begin_leaves_the_one_before_it_to_be_drawn(tmp_path: Path) -> None:
+    ready(tmp_path).run()
+    with pytest.raises(CommandError, match="engine must be"):
+        ready(tmp_path, engine="warp").run()
+    outcome, _ = recorded(tmp_path)
+    assert outcome.summary["missing"] == 0
+
+
+def test_a_folder_that_cannot_be_written_is_found_out_before_anything_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(PermissionError) as caught:
+        ready(tmp_path / "report").run(on_measure=lambda progress: pytest.fail("something was run"))
+    assert caught.value.filename == str(tmp_path / "report")
+
+
+def test_mending_keeps_what_another_race_has_added_meanwhile(tmp_path: Path) -> None:
+    ready(tmp_path).run()
+    path = tmp_path / RECORDS
+    *lines, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines, b"half a li"]))
+    late = ready(tmp_path)
+    path.write_bytes(b"".join([*lines, last, b"half a li"]))
+    assert late.book is not None
+    late.book.mend()
+    assert path.read_bytes() == b"".join([*lines, last])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,7 +162,19 @@ def test_a_task_of_a_few_lines_is_raced_with_everyone() -> None:
         (dict(seeds=1.5), "seeds must be a whole number"),
         (dict(name=""), "a task needs a name"),
         (dict(rates={"SGD": [-1.0]}), "rates of SGD must be positive numbers"),
+        (dict(rates={"SGD": 0.1}), "rates of SGD must be positive numbers, got 0.1"),
+        (dict(rates={"SGD": []}), "rates of SGD must be positive numbers"),
+        (dict(rates=[0.1]), "rates must be a dict by optimizer, got list"),
+        (dict(rates={"Sgd": [0.1]}), "'parabola': there is no optimizer 'Sgd': did you mean 'SGD'?"),
+        (dict(options={"lamb": {}}), "'parabola': there is no optimizer 'lamb': did you mean 'LAMB'?"),
+        (dict(options={"SGD": 3}), "options of SGD must be a dict, got 3"),
+        (dict(options={"SGD": {"momentumm": 1}}), "'parabola', SGD: LARS has no option 'momentumm'"),
+        (dict(target="low"), "target must be a loss, which is a number, got 'low'"),
         (dict(init=3), "init must be a function, got 3"),
+        (dict(init=lambda seed: {"x": [1.0]}), "init must return arrays by name, and 'x' is a list"),
+        (dict(evaluate=lambda params: float("nan")), "the loss before the first step is nan"),
+        (dict(batches=3), "batches must be a function or None, got 3"),
+        (dict(batches=lambda seed, size: 3), "batches must return something to iterate over, got int"),
         (dict(init=lambda seed: [1.0]), "init must return arrays by name, got list"),
         (dict(evaluate=lambda params: "low"), "evaluate must return a loss, or a loss and a score, got str"),
         (dict(evaluate=lambda params: (1, 2, 3)), "evaluate must return a loss, or a loss and a score, got tuple"),
@@ -169,13 +184,43 @@ def test_a_task_of_a_few_lines_is_raced_with_everyone() -> None:
             dict(gradients=lambda params, batch: 1 / 0),
             r"gradients failed \(.*test_run.py, line \d+\): Zero",
         ),
-        (dict(batches=lambda seed, size: iter([1, 2])), "batches must go on for as long as the race does"),
+        (dict(batches=lambda seed, size: iter([1, 2])), "'parabola': batches must go on for as long as the race does"),
     ],
 )
 def test_a_task_that_is_wrong_is_told_in_one_sentence(changes: dict[str, object], words: str) -> None:
     with pytest.raises(CommandError, match=words) as caught:
         race(parabola(**changes), optimizers=["SGD"]).run()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(optimizers=["lamb"]), "there is no optimizer 'lamb': did you mean 'LAMB'?"),
+        (dict(rates={"kron": [0.1]}), "there is no optimizer 'kron': did you mean 'Kron'?"),
+        (dict(rates={"": [0.1, -1]}), "rates of everyone must be positive numbers"),
+        (dict(steps=0), "steps must be whole numbers from 1 on, got 0"),
+        (dict(seeds=0), "seeds must be whole numbers from 1 on, got 0"),
+        (dict(batch_sizes=[8, 0]), "batch_sizes must be whole numbers from 1 on, got 0"),
+    ],
+)
+def test_a_race_that_is_asked_for_wrongly_is_told_in_one_sentence(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(CommandError, match=re.escape(words)):
+        race(DIGITS, **options)
+
+
+def test_an_error_is_placed_even_in_a_folder_called_thalweg(tmp_path: Path) -> None:
+    file = tmp_path / "thalweg" / "own.py"
+    space: dict[str, Any] = {}
+    exec(compile("def gradients(params, batch):\n    return 1 / 0\n", str(file), "exec"), space)
+    with pytest.raises(CommandError, match=rf"gradients failed \({file}, line 2\): ZeroDivisionError"):
+        race(parabola(gradients=space["gradients"]), optimizers=["SGD"]).run()
+
+
+def test_rates_may_be_an_array(tmp_path: Path) -> None:
+    rates = np.array([0.1, 0.2], np.float32)
+    found = race(parabola(rates={"SGD": rates}), optimizers=["SGD"], folder=str(tmp_path)).run()
+    assert [run.lr for run in found.records] == rates.tolist()
 
 
 def test_arrays_have_no_other_device() -> None:

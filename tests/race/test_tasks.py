@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -70,10 +70,12 @@ def test_a_valley_has_no_batches() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("digit", "there is no task 'digit': did you mean 'digits'?, or mymodule:task"),
-        ("imagenet", "there is no task 'imagenet': there are digits, valley, text, fashion, or mymodule:task"),
+        ("digit", "there is no task 'digit' (your own would be mymodule:task): did you mean 'digits'?"),
+        ("imagenet", "task 'imagenet' (your own would be mymodule:task): there are digits, valley, text, fashion"),
         ("fashion", "task 'fashion' needs --data FOLDER"),
         (":task", "':task' is no task: write module:attribute"),
+        ("own_task.py:task", "'own_task.py' is no module: write its name as for an import, such as mymodule:task"),
+        ("./own_task:task", "'./own_task' is no module: write its name as for an import"),
         ("nosuchmodule:task", "there is no module 'nosuchmodule' in"),
         ("json:task", "module 'json' has no 'task': it has no task at all"),
         ("json:dumps", "json:dumps failed: TypeError"),
@@ -271,7 +273,11 @@ def test_the_engine_is_the_one_that_was_asked_for(engine: str) -> None:
     ("changes", "options", "words"),
     [
         (dict(model=lambda seed: 3), {}, "model must return a torch.nn.Module, got int"),
-        (dict(loss=lambda model, batch: 3.0), {}, "the backward pass of loss failed"),
+        (dict(loss=lambda model, batch: 3.0), {}, "loss must return a tensor with one element, got float"),
+        (dict(loss=lambda model, batch: batch["x"]), {}, "a tensor with one element, got shape (8, 4)"),
+        (dict(loss=lambda model, batch: batch["x"].sum()), {}, "the backward pass of loss failed: RuntimeError"),
+        (dict(model=lambda seed: __import__("torch").nn.Identity()), {}, "'linear', SGD: optimizer got an empty"),
+        (dict(batches=lambda seed, size: 3), {}, "batches must return something to iterate over, got int"),
         (dict(loss=None), {}, "loss must be a function, got None"),
         (dict(), dict(device="tpu"), "there is no device 'tpu': try cpu or cuda"),
         (dict(), dict(engine="warp"), "'linear', SGD: engine must be"),
@@ -281,6 +287,33 @@ def test_a_task_in_torch_that_is_wrong_is_told(changes: dict[str, Any], options:
     with pytest.raises(CommandError) as caught:
         race(model_task(**changes), optimizers=["SGD"], **options).run()
     assert words in str(caught.value)
+
+
+def test_an_error_within_torch_is_told_with_the_line_that_called_it() -> None:
+    task = model_task(loss=lambda model, batch: model(batch["x"][:, :2]).sum())
+    with pytest.raises(CommandError, match=r"loss failed \(.*test_tasks.py, line \d+\): RuntimeError: mat1 and mat2"):
+        race(task, optimizers=["SGD"]).run()
+
+
+def test_batches_may_be_named_tuples() -> None:
+    torch = pytest.importorskip("torch")
+    from thalweg.race.model_task import moved
+
+    class Pair(NamedTuple):
+        x: Any
+        y: Any
+
+    pair = moved(Pair(torch.ones(2), [torch.zeros(1)]), "cpu")
+    assert (type(pair), pair.x.tolist(), pair.y[0].tolist()) == (Pair, [1, 1], [0])
+
+
+def test_other_files_are_another_task(clothes: Path) -> None:
+    pytest.importorskip("torch.nn")
+    (first,) = resolve("fashion", clothes)
+    labels = clothes / "train-labels-idx1-ubyte"
+    labels.write_bytes(labels.read_bytes()[:-1] + b"\x09")
+    (other,) = resolve("fashion", clothes)
+    assert first.fingerprint != other.fingerprint, "as many pictures, and not the same"
 
 
 def test_a_gpu_that_is_not_there_is_told() -> None:

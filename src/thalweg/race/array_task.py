@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -36,11 +36,12 @@ class ArrayTask(Task):
     #: Batches, endlessly, for a seed and a batch size; None: there are none, and ``gradients`` gets None.
     batches: Callable[[int, Any], Iterator[Any]] | None = None
 
+    functions: ClassVar[tuple[str, ...]] = ("init", "gradients", "evaluate")
+
     def check(self) -> None:
         super().check()
-        for name in ("init", "gradients", "evaluate"):
-            if not callable(getattr(self, name)):
-                raise CommandError(f"task {self.name!r}: {name} must be a function, got {getattr(self, name)!r}")
+        if self.batches is not None and not callable(self.batches):
+            raise CommandError(f"task {self.name!r}: batches must be a function or None, got {self.batches!r}")
 
     def start(self, contestant: Contestant, schedule: Schedule, conditions: Conditions) -> Training:
         if conditions.device != "cpu":
@@ -48,22 +49,28 @@ class ArrayTask(Task):
                 f"task {self.name!r} is plain numpy and runs on the cpu alone, not on {conditions.device!r}"
             )
         params = self.call("init", self.init, conditions.seed)
-        if not isinstance(params, Mapping) or not all(isinstance(p, np.ndarray) for p in params.values()):
+        if not isinstance(params, Mapping):
             raise CommandError(f"task {self.name!r}: init must return arrays by name, got {type(params).__name__}")
+        for name, p in params.items():
+            if not isinstance(p, np.ndarray):
+                raise CommandError(
+                    f"task {self.name!r}: init must return arrays by name, and {name!r} is a {type(p).__name__}"
+                )
         kind = getattr(thalweg.numpy, contestant.rule)
-        optimizer = kind(lr=schedule, engine=conditions.engine, **contestant.options)
+        try:
+            optimizer = kind(lr=schedule, engine=conditions.engine, **contestant.options)
+        except OptimError as error:
+            raise CommandError(f"task {self.name!r}, {contestant.name}: {error}") from None
         return ArrayTraining(self, {name: np.array(p) for name, p in params.items()}, optimizer, conditions)
 
 
 class ArrayTraining(Training):
     def __init__(self, task: ArrayTask, params: dict[str, Array], optimizer: Optimizer, conditions: Conditions) -> None:
         self.task, self.params, self.optimizer = task, params, optimizer
-        self.batches: Iterator[Any] | None = None
-        if task.batches is not None:
-            self.batches = iter(task.call("batches", task.batches, conditions.seed, conditions.batch_size))
+        self.batches = None if task.batches is None else task.begun(task.batches, conditions)
 
     def step(self) -> None:
-        batch = None if self.batches is None else self.task.call("batches", next_of, self.batches)
+        batch = None if self.batches is None else self.task.next_batch(self.batches)
         # a rate that is too large is part of any sweep: its overflows are recorded, not warned of
         with np.errstate(all="ignore"):
             gradients = self.task.call("gradients", self.task.gradients, self.params, batch)
@@ -87,14 +94,6 @@ class ArrayTraining(Training):
 
     def engine(self) -> str:
         return self.optimizer.engine
-
-
-def next_of(batches: Iterator[Any]) -> Any:
-    """The next batch; too few of them are a mistake, not an end."""
-    try:
-        return next(batches)
-    except StopIteration:
-        raise CommandError("batches must go on for as long as the race does: begin again when all were seen") from None
 
 
 def shuffled(count: int, seed: int, batch_size: int) -> Iterator[Array]:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from thalweg.errors import CommandError
 from thalweg.race.contestants import CONTESTANTS
 from thalweg.race.programme import Programme, programme, taking_part
 from thalweg.race.records import Book, Damage
 from thalweg.race.run import Progress, Record, Result, Run, execute
 from thalweg.race.summary import Summary, summarized
-from thalweg.race.task import Task
+from thalweg.race.task import Task, check_names, check_rates
 from thalweg.race.tasks import resolve
 from thalweg.show.surroundings import machine, versions
 
@@ -57,11 +58,16 @@ class Race:
         on_run: Callable[[Run], None] = lambda run: None,
     ) -> Outcome:
         """Run what is waiting. Interrupted, it leaves every finished run recorded."""
-        if self.book is not None and self.folder is not None:
-            self.programme.save(self.folder / PROGRAMME)
+        if self.book is not None:
+            self.book.make_room()
             self.book.mend()
-        for run in self.waiting:
+        waiting = self.waiting
+        if len(waiting) < len(self.wanted):
+            self.save_programme()
+        for run in waiting:
             self.add(Record(run, self.result_of(run, on_measure), self.where()))
+            if run is waiting[0]:  # not before: a race that cannot even begin leaves the one before it to be drawn
+                self.save_programme()
             on_run(run)
         return Outcome(self.programme, self.records, summarized(self.programme, self.records))
 
@@ -73,6 +79,10 @@ class Race:
         if self.book is not None:
             self.book.add(record)
         self.records[record.run] = record
+
+    def save_programme(self) -> None:
+        if self.folder is not None:
+            self.programme.save(self.folder / PROGRAMME)
 
     @staticmethod
     def where() -> dict[str, object]:
@@ -90,8 +100,8 @@ def race(
     batch_sizes: Sequence[int] | None = None,
     engine: str = "auto",
     device: str = "cpu",
-    data: Path | None = None,
-    folder: Path | None = None,
+    data: str | Path | None = None,
+    folder: str | Path | None = None,
     command: str = "thalweg.race.race(...)",
 ) -> Race:
     """A race on a task by name or of your own, ready to :meth:`Race.run`.
@@ -99,7 +109,13 @@ def race(
     steps: of each run at the task's own batch size. rates: by contestant, or under "" for everyone.
     folder: where runs are recorded and, if they are there already, taken from.
     """
-    tasks = [task] if isinstance(task, Task) else resolve(task, data)
+    check_names(optimizers or ())
+    check_names(name for name in rates or () if name)
+    check_rates(rates or {})
+    for what, count in (("steps", steps), ("seeds", seeds), *(("batch_sizes", size) for size in batch_sizes or ())):
+        if count is not None and count < 1:
+            raise CommandError(f"{what} must be whole numbers from 1 on, got {count}")
+    tasks = [task] if isinstance(task, Task) else resolve(task, None if data is None else Path(data))
     for each in tasks:
         each.check()
     chosen = programme(
@@ -113,7 +129,7 @@ def race(
         engine=engine,
         device=device,
     )
-    return Race(tasks, chosen, folder)
+    return Race(tasks, chosen, None if folder is None else Path(folder))
 
 
 def recorded(folder: Path) -> tuple[Outcome, list[Damage]]:

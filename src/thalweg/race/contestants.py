@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from thalweg.show.palette import BASELINES, COLOURS
-
 
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
@@ -16,15 +14,6 @@ class Contestant:
     name: str
     rule: str
     options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def colour(self) -> str:
-        return COLOURS[self.name]
-
-    @property
-    def baseline(self) -> bool:
-        """There to be compared with."""
-        return self.name in BASELINES
 
     def with_options(self, options: Mapping[str, Any]) -> Contestant:
         return replace(self, options={**self.options, **options})

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from thalweg.errors import CommandError, OptimError
-from thalweg.race.array_task import next_of
 from thalweg.race.contestants import Contestant
 from thalweg.race.task import Array, Conditions, Measure, Schedule, Task, Training, measured
 from thalweg.show.extras import extra
@@ -29,11 +28,7 @@ class ModelTask(Task):
     #: The loss, or the loss and a score, of a model; called without gradients and in ``eval`` mode.
     evaluate: Callable[[Any], Any]
 
-    def check(self) -> None:
-        super().check()
-        for name in ("model", "batches", "loss", "evaluate"):
-            if not callable(getattr(self, name)):
-                raise CommandError(f"task {self.name!r}: {name} must be a function, got {getattr(self, name)!r}")
+    functions: ClassVar[tuple[str, ...]] = ("model", "batches", "loss", "evaluate")
 
     def start(self, contestant: Contestant, schedule: Schedule, conditions: Conditions) -> Training:
         with extra("torch"):
@@ -50,7 +45,7 @@ class ModelTask(Task):
         kind = getattr(thalweg.torch, contestant.rule)
         try:
             optimizer = kind(model.named_parameters(), lr=schedule(1), engine=conditions.engine, **contestant.options)
-        except OptimError as error:
+        except ValueError as error:  # ours, and that of torch for a model without parameters
             raise CommandError(f"task {self.name!r}, {contestant.name}: {error}") from None
         return ModelTraining(self, model, optimizer, schedule, conditions)
 
@@ -59,18 +54,26 @@ class ModelTraining(Training):
     def __init__(self, task: ModelTask, model: Any, optimizer: Any, schedule: Schedule, conditions: Conditions) -> None:
         self.task, self.model, self.optimizer, self.schedule = task, model, optimizer, schedule
         self.device, self.seed, self.steps = conditions.device, conditions.seed, 0
-        self.batches = iter(task.call("batches", task.batches, conditions.seed, conditions.batch_size))
+        self.batches = task.begun(task.batches, conditions)
 
     def step(self) -> None:
+        import torch
+
         self.steps += 1
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule(self.steps)
-        batch = moved(self.task.call("batches", next_of, self.batches), self.device)
+        batch = moved(self.task.next_batch(self.batches), self.device)
         self.optimizer.zero_grad()
         with seeded(self.seed, self.steps):  # for dropout and the like
             loss = self.task.call("loss", self.task.loss, self.model, batch)
-            self.task.call("the backward pass of loss", lambda: loss.backward())
-        self.optimizer.step()
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+                raise CommandError(f"task {self.task.name!r}: loss must return a tensor with one element, got {got}")
+            self.task.call("the backward pass of loss", loss.backward)
+        try:
+            self.optimizer.step()
+        except OptimError as error:
+            raise CommandError(f"task {self.task.name!r}: {error}") from None
 
     def measure(self) -> Measure:
         import torch
@@ -128,7 +131,8 @@ def checked_device(name: str) -> torch.device:
 def moved(batch: Any, device: str) -> Any:
     """A batch on the device: a tensor, or tuples, lists and dicts of them."""
     if isinstance(batch, (tuple, list)):
-        return type(batch)(moved(part, device) for part in batch)
+        parts = [moved(part, device) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)  # named tuples want them singly
     if isinstance(batch, dict):
         return {key: moved(part, device) for key, part in batch.items()}
     return batch.to(device) if hasattr(batch, "to") else batch

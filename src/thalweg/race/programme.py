@@ -59,6 +59,8 @@ class Programme:
     def load(cls, path: Path) -> Programme:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
+            if not content["contestants"].keys() <= CONTESTANTS.keys():
+                raise ValueError("somebody takes part who is not known")
             courses = [
                 Course(**{**course, "runs": [Run(**run) for run in course["runs"]]}) for course in content["courses"]
             ]
@@ -67,7 +69,7 @@ class Programme:
             raise CommandError(
                 f"{path.parent} holds no race to draw: run one first, with --out {path.parent}"
             ) from None
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             raise CommandError(f"{path} is damaged, or of another version: run the race again") from None
 
 
@@ -107,7 +109,7 @@ def programme(
                 )
                 for contestant in chosen
                 for lr in rates_for(task, contestant.name, rates or {}, batch_size)
-                for seed in range(seeds or task.seeds)
+                for seed in range(task.seeds if seeds is None else seeds)
             ]
             courses.append(course(task, batch_size, runs))
     names = {contestant.name: str(taking_part(tasks[0], contestant)) for contestant in chosen}
@@ -138,7 +140,7 @@ def taking_part(task: Task, contestant: Contestant) -> Contestant:
 
 def steps_at(task: Task, batch_size: int | None, steps: int | None) -> int:
     """So many that every batch size sees as many examples; ``steps`` are those at the task's own."""
-    own = steps or task.steps
+    own = task.steps if steps is None else steps
     if batch_size is None or task.batch_size is None:
         return own
     return max(1, round(own * task.batch_size / batch_size))
@@ -152,9 +154,10 @@ def rates_for(
     Those are tuned at the task's own batch size. At another the best is expected to grow with the square root of the
     batch, and looked for around there, in steps of 2.
     """
-    if asked := given.get(contestant) or given.get(""):
-        return asked
-    own = task.rates.get(contestant) or RATES[contestant]
+    for name in (contestant, ""):
+        if name in given:
+            return map(float, given[name])
+    own = [float(lr) for lr in task.rates.get(contestant, RATES[contestant])]
     if batch_size == task.batch_size or batch_size is None or task.batch_size is None:
         return own
     middle = own[len(own) // 2] * math.sqrt(batch_size / task.batch_size)

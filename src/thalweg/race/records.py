@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -45,17 +46,24 @@ class Book:
             else:
                 self.records[record.run] = record
 
+    def make_room(self) -> None:
+        """Make the folder. If nothing can be written there, that is found out now, not when a run is finished."""
+        folder = self.path.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
     def mend(self) -> None:
         """Write the file anew without its damaged lines, so that what follows stands on a line of its own."""
         if self.damaged:
-            whole = "".join(written(record) for record in self.records.values())
+            now = Book(self.path)  # another race may have added to it since it was read
+            whole = "".join(written(record) for record in now.records.values())
             new = self.path.with_suffix(".new")
             new.write_text(whole, encoding="utf-8")
             os.replace(new, self.path)
             self.damaged = []
 
     def add(self, record: Record) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(written(record))
         self.records[record.run] = record

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from thalweg.errors import CommandError
 from thalweg.race.contestants import Contestant
 from thalweg.race.task import Array, Conditions, Measure, Schedule, Task
 
@@ -90,6 +91,10 @@ def execute(
     training = task.start(contestant, linear_decay(run.lr, run.steps), conditions)
     times = measuring_times(run.steps)
     measures, seconds, spent = [training.measure()], [0.0], 0.0
+    if not math.isfinite(measures[0].loss):
+        raise CommandError(
+            f"task {task.name!r}: the loss before the first step is {measures[0].loss}, from which nobody can learn"
+        )
     watched: list[dict[str, tuple[float, float | None]]] = []
     path = [] if task.landscape is None else [place(training.parameters())]
     done = 0

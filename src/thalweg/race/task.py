@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+import sysconfig
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from numbers import Real
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy.typing as npt
 
+import thalweg
 from thalweg.errors import CommandError
-from thalweg.race.contestants import RATES, Contestant
+from thalweg.race.contestants import CONTESTANTS, RATES, Contestant
+from thalweg.show.lists import suggestion
 
 #: A learning rate as a function of the step, which counts from 1.
 Schedule: TypeAlias = Callable[[int], float]
 Array: TypeAlias = npt.NDArray[Any]
+#: Where Python has its own modules and those that were installed.
+LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
 class Measure(NamedTuple):
@@ -95,6 +104,8 @@ class Task(ABC):
     landscape: Landscape | None = None
     #: Changes when the task does, so that runs of another version are not taken for runs of this one.
     fingerprint: str = ""
+    #: Fields that must be functions.
+    functions: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def start(self, contestant: Contestant, schedule: Schedule, conditions: Conditions) -> Training:
@@ -102,14 +113,26 @@ class Task(ABC):
 
     def check(self) -> None:
         """Raise a CommandError for what cannot be right."""
+        if not self.name or not isinstance(self.name, str):
+            raise CommandError(f"a task needs a name, such as 'mine', got {self.name!r}")
         for name, needed in (("steps", self.steps), ("seeds", self.seeds), ("batch_size", self.batch_size or 1)):
             if not isinstance(needed, int) or needed < 1:
                 raise CommandError(f"task {self.name!r}: {name} must be a whole number from 1 on, got {needed!r}")
-        if not self.name or not isinstance(self.name, str):
-            raise CommandError(f"a task needs a name, such as 'mine', got {self.name!r}")
-        for contestant, rates in self.rates.items():
-            if not rates or not all(isinstance(lr, (int, float)) and lr > 0 for lr in rates):
-                raise CommandError(f"task {self.name!r}: rates of {contestant} must be positive numbers, got {rates!r}")
+        for name in self.functions:
+            if not callable(getattr(self, name)):
+                raise CommandError(f"task {self.name!r}: {name} must be a function, got {getattr(self, name)!r}")
+        if self.target is not None and not isinstance(self.target, Real):
+            raise CommandError(f"task {self.name!r}: target must be a loss, which is a number, got {self.target!r}")
+        for field_name, by_contestant in (("rates", self.rates), ("options", self.options)):
+            if not isinstance(by_contestant, Mapping):
+                raise CommandError(
+                    f"task {self.name!r}: {field_name} must be a dict by optimizer, got {type(by_contestant).__name__}"
+                )
+        check_names([*self.rates, *self.options], f"task {self.name!r}: ")
+        check_rates(self.rates, f"task {self.name!r}: ")
+        for contestant, options in self.options.items():
+            if not isinstance(options, Mapping):
+                raise CommandError(f"task {self.name!r}: options of {contestant} must be a dict, got {options!r}")
 
     def call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the task; whatever it raises is told with its place, in one sentence."""
@@ -119,6 +142,44 @@ class Task(ABC):
             raise
         except Exception as error:
             raise CommandError(f"task {self.name!r}: {what} failed{place_of(error)}: {said(error)}") from error
+
+    def begun(self, batches: Callable[[int, Any], Any], conditions: Conditions) -> Iterator[Any]:
+        """The batches for these conditions, from the first on."""
+        found = self.call("batches", batches, conditions.seed, conditions.batch_size)
+        try:
+            return iter(found)
+        except TypeError:
+            raise CommandError(
+                f"task {self.name!r}: batches must return something to iterate over, got {type(found).__name__}"
+            ) from None
+
+    def next_batch(self, batches: Iterator[Any]) -> Any:
+        """The next batch; too few of them are a mistake, not an end."""
+        missing = object()
+        batch = self.call("batches", next, batches, missing)
+        if batch is missing:
+            raise CommandError(
+                f"task {self.name!r}: batches must go on for as long as the race does: begin again when all were seen"
+            )
+        return batch
+
+
+def check_names(names: Iterable[str], where: str = "") -> None:
+    """Raise a CommandError for an optimizer that does not race."""
+    for name in names:
+        if name not in CONTESTANTS:
+            raise CommandError(f"{where}there is no optimizer {name!r}: {suggestion(str(name), CONTESTANTS)}")
+
+
+def check_rates(rates: Mapping[str, Any], where: str = "") -> None:
+    """Raise a CommandError for learning rates that are none."""
+    for contestant, given in rates.items():
+        try:
+            numbers = [float(lr) for lr in given]
+        except (TypeError, ValueError):
+            numbers = []
+        if not numbers or not all(0 < lr < math.inf for lr in numbers):
+            raise CommandError(f"{where}rates of {contestant or 'everyone'} must be positive numbers, got {given!r}")
 
 
 def measured(task: Task, answer: Any) -> Measure:
@@ -135,13 +196,22 @@ def measured(task: Task, answer: Any) -> Measure:
         ) from None
 
 
+def digest(*parts: bytes) -> str:
+    """Short, and another one for other bytes."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(part)
+    return whole.hexdigest()[:12]
+
+
 def place_of(error: BaseException) -> str:
-    """Where an error was raised: the last line of code that is not ours."""
+    """Where an error was raised: the last line of the user's own code, which is neither ours nor a library's."""
+    not_theirs = [str(Path(thalweg.__file__).parent), *(sysconfig.get_path(kind) for kind in LIBRARIES)]
     trace, place = error.__traceback__, ""
     while trace is not None:
-        code = trace.tb_frame.f_code
-        if "thalweg" not in code.co_filename.replace("\\", "/").split("/"):
-            place = f" ({code.co_filename}, line {trace.tb_lineno})"
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith("<") and not any(Path(file).is_relative_to(folder) for folder in not_theirs):
+            place = f" ({file}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return place
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import CommandError
-from thalweg.race.task import Task, place_of, said
+from thalweg.race.task import Task, digest, place_of, said
 from thalweg.show.lists import suggestion
 
 #: Built-in tasks, and what each needs beside numpy.
@@ -26,7 +25,7 @@ def resolve(name: str, data: Path | None = None) -> list[Task]:
     if ":" in name:
         tasks: Sequence[Task] = [own(name)]
     elif name not in TASKS:
-        raise CommandError(f"there is no task {name!r}: {suggestion(name, TASKS)}, or mymodule:task for your own")
+        raise CommandError(f"there is no task {name!r} (your own would be mymodule:task): {suggestion(name, TASKS)}")
     elif name == "fashion":
         if data is None:
             raise CommandError("task 'fashion' needs --data FOLDER, with the four files of Fashion-MNIST in it")
@@ -38,8 +37,6 @@ def resolve(name: str, data: Path | None = None) -> list[Task]:
         tasks = module.tasks() if hasattr(module, "tasks") else [module.task()]
     if data is not None and name != "fashion":
         raise CommandError(f"--data is for the task 'fashion': {name!r} has its own")
-    for task in tasks:
-        task.check()
     return list(tasks)
 
 
@@ -48,6 +45,10 @@ def own(reference: str) -> Task:
     module_name, _, attribute = reference.partition(":")
     if not module_name or not attribute:
         raise CommandError(f"{reference!r} is no task: write module:attribute, such as mymodule:task")
+    if module_name.endswith(".py") or not all(part.isidentifier() for part in module_name.split(".")):
+        raise CommandError(
+            f"{module_name!r} is no module: write its name as for an import, such as mymodule:{attribute}"
+        )
     module = imported(module_name)
     try:
         found: Any = module
@@ -65,7 +66,7 @@ def own(reference: str) -> Task:
     if not isinstance(found, Task):
         wanted = "an ArrayTask or a ModelTask of thalweg.race, or a function that returns one"
         raise CommandError(f"{reference} is a {type(found).__name__} and must be {wanted}")
-    return replace(found, fingerprint=found.fingerprint + digest(module))
+    return replace(found, fingerprint=found.fingerprint + source_digest(module))
 
 
 def imported(name: str) -> Any:
@@ -84,9 +85,9 @@ def imported(name: str) -> Any:
         sys.path.remove(here)
 
 
-def digest(module: Any) -> str:
+def source_digest(module: Any) -> str:
     """Of a module's source: when it changes, its runs are done again."""
     try:
-        return hashlib.sha256(inspect.getsource(module).encode()).hexdigest()[:12]
+        return digest(inspect.getsource(module).encode())
     except (OSError, TypeError):
         return ""

@@ -13,7 +13,7 @@ import numpy as np
 from thalweg.errors import CommandError
 from thalweg.race.array_task import shuffled
 from thalweg.race.model_task import ModelTask
-from thalweg.race.task import Array
+from thalweg.race.task import Array, digest
 from thalweg.show.extras import extra
 
 with extra("torch"):
@@ -117,5 +117,5 @@ def task(folder: Path) -> ModelTask:
         seeds=1,
         target=0.5,
         score_name="test accuracy",
-        fingerprint=f"{len(data['train_labels'])}",
+        fingerprint=digest(*(array.tobytes() for array in data.values())),
     )
