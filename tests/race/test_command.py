@@ -70,11 +70,54 @@ def test_a_damaged_record_is_reported_and_redone(tmp_path: Path, capsys: pytest.
     assert run(["race", "--redraw", *out]) == 0
     told = capsys.readouterr()
     assert "line 6, is damaged and left out" in told.err
-    assert "1 runs are missing" in told.out
+    assert "1 run is missing" in told.out
     assert run(["race", *QUICK, *out]) == 0
     assert "line 6, is damaged and done again" in capsys.readouterr().err
     assert path.read_bytes().splitlines()[:5] == whole.splitlines()[:5]
     assert len(path.read_bytes().splitlines()) == 6
+
+
+@drawn
+def test_remarks_are_not_broken_into_lines_where_nobody_watches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / ("long" * 30))]
+    run(["race", *QUICK, *out])
+    capsys.readouterr()
+    run(["race", *QUICK, *out])
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+OWN = """
+import numpy as np
+from thalweg.race import ArrayTask
+
+task = ArrayTask(
+    name="own",
+    title="Brackets [/red] 漢",
+    loss_name="loss [$] of $_{",
+    init=lambda seed: {"x": np.ones(3)},
+    gradients=lambda params, batch: {"x": params["x"]},
+    evaluate=lambda params: ((params["x"] ** 2).sum() - 2, 27.5),
+    steps=3,
+)
+"""
+
+
+@drawn
+def test_a_task_of_your_own_with_any_name_any_score_and_losses_below_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own_task_command.py").write_text(OWN, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert run(["race", "own_task_command:task", "--optimizers", "sgd,lamb", "--lr", "sgd,lamb=0.1"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("Brackets [/red] 漢: 3 steps", "loss [$] of $_{", "score", "27.5"):
+        assert word in printed
+    assert "2750" not in printed
+    picture = Path("report/own_task_command.task/race.svg").read_text(encoding="utf-8")
+    assert "27.5" in picture
+    assert "10^" not in picture, "the axis is not logarithmic"
 
 
 @drawn
@@ -97,7 +140,7 @@ def test_batch_sizes_are_courses_with_a_picture_of_their_own(
     assert run(["race", *arguments, "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "batches of 32: 8 steps" in printed
-    assert "batches of 2,048: 1 steps" in printed
+    assert "batches of 2,048: 1 step," in printed
     assert (tmp_path / "batches.svg").exists()
 
 
@@ -119,7 +162,9 @@ def test_the_valley_is_drawn_as_maps(tmp_path: Path) -> None:
         (["--optimizers", "adamm"], 1, "there is no optimizer 'adamm': did you mean 'AdamW'?"),
         (["--batch-size", "big"], 1, "batch sizes must be whole numbers from 1 on"),
         (["--batch-size", ","], 1, "nothing is left of ','"),
-        (["--engine", "warp"], 1, "engine must be"),
+        (["--engine", "warp"], 2, "'warp' is not one of 'auto', 'reference', 'foreach', 'fused'"),
+        (["--engine", "foreach"], 1, "task 'digits', SGD: engine must be one of 'auto', 'reference', 'fused'"),
+        (["--lr", "=0.1"], 1, "nothing is left of ''"),
         (["valley", "--batch-size", "3"], 1, "takes no --batch-size"),
         (["digit"], 1, "did you mean 'digits'?"),
         (["--redraw"], 1, "holds no race to draw"),
@@ -139,8 +184,9 @@ def test_mistakes_are_told_in_one_line(
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    assert run(["race", *QUICK, "--out", str(tmp_path / "file")]) == 1
-    assert capsys.readouterr().err.count("\n") == 1
+    for out, code in (("file", 2), ("file/folder", 1)):
+        assert run(["race", *QUICK, "--out", str(tmp_path / out)]) == code
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:

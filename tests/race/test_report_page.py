@@ -502,3 +502,23 @@ def test_races_that_have_hardly_begun_or_went_wrong(opened: Open, summary: dict[
     shown = page.evaluate("document.querySelector('#loss').data.find(t => t.contestant === 'Kron' && !t.fill)")
     assert shown["y"][-1] == min(v for r in perfect["results"] for v in r["curve"]["low"] if v)
     assert shown["customdata"][-1] == "0"
+
+
+def test_losses_below_zero_and_scores_that_are_no_shares(opened: Open, summary: dict[str, Any]) -> None:
+    odd = copy.deepcopy(summary)
+    odd["courses"] = odd["courses"][:2]
+    for result in (result for course in odd["courses"] for result in course["results"]):
+        curve = result["curve"]
+        for values in (curve["loss"], curve["low"], curve["high"], result["sweep"]["loss"]):
+            values[:] = [None if value is None else value - 3 for value in values]
+        result |= {key: result[key] - 3 for key in ("loss", "loss_low", "loss_high")}
+        result |= {key: 100 * result[key] for key in ("score", "score_low", "score_high")}
+        curve["score"] = [100 * score for score in curve["score"]]
+    page = opened(odd)
+    assert page.locator("#log").get_attribute("aria-pressed") == "false"
+    for chart in ("loss", "sweep", "batch-loss"):
+        axis = page.evaluate(f"document.querySelector('#{chart}')._fullLayout.yaxis")
+        assert axis["type"] == "linear"
+        assert axis["range"][0] < axis["range"][1] <= 0
+    words = page.evaluate("document.querySelector('#score').data[0].customdata")
+    assert float(words[-1]) == pytest.approx(odd["courses"][0]["results"][0]["curve"]["score"][-1], rel=0.01)

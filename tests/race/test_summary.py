@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from thalweg.race.programme import Course, Programme, programme
 from thalweg.race.run import Record, Result, Run
-from thalweg.race.summary import summarized
+from thalweg.race.summary import below_zero, in_percent, summarized
 from thalweg.race.tasks import resolve
 
 
@@ -112,6 +113,26 @@ def test_a_rate_that_not_all_seeds_have_tried_does_not_count_yet() -> None:
     }
     (sgd,) = summary_of(found)["courses"][0]["results"]
     assert sgd["lr"] == 0.1
+
+
+def test_scores_have_a_name_if_there_are_scores() -> None:
+    found = {run("SGD", 0.1, 0): result((2.0, 1.0, 0.9))}
+    without = {each: replace(outcome, score=None) for each, outcome in found.items()}
+    assert summary_of(found, score_name=None)["courses"][0]["score_name"] == "score"
+    assert summary_of(found, score_name="luck")["courses"][0]["score_name"] == "luck"
+    assert summary_of(without, score_name="luck")["courses"][0]["score_name"] is None
+
+
+@pytest.mark.parametrize(("score", "shares"), [(1.0, True), (27.3, False), (-0.1, False)])
+def test_scores_between_0_and_1_are_shares(score: float, shares: bool) -> None:
+    (course,) = summary_of({run("SGD", 0.1, 0): result((2.0, 1.0, 0.9), score=score)})["courses"]
+    assert in_percent(course) is shares
+
+
+@pytest.mark.parametrize(("loss", "below"), [(0.0, False), (None, False), (-0.1, True)])
+def test_losses_below_zero_are_seen(loss: float | None, below: bool) -> None:
+    (course,) = summary_of({run("SGD", 0.1, 0): result((2.0, 1.0, loss))})["courses"]
+    assert below_zero(course) is below
 
 
 def test_larger_batches_get_fewer_steps_and_larger_rates() -> None:

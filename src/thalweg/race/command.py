@@ -24,6 +24,7 @@ with extra("cli"):
 TASKS = ("digits", "valley", "text", "fashion")
 #: Matrices this small gain nothing from threads, which stall when others want the cores.
 SMALL = ("digits", "valley", "text")
+ENGINES = ("auto", "reference", "foreach", "fused")
 THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -46,13 +47,19 @@ def complete_optimizers(ctx: Any, param: Any, incomplete: str) -> list[Completio
 @click.option("--optimizers", metavar="LIST", shell_complete=complete_optimizers, help="Some of them, with commas.")
 @click.option("--steps", type=click.IntRange(1), help="Steps of each run, at the task's own batch size.")
 @click.option("--seeds", type=click.IntRange(1), help="Repetitions of each run, from seeds 0, 1, ...")
-@click.option("--lr", "rates", multiple=True, metavar="RATES", help="Rates to try: 0.01,0.1 or kron=0.003,0.01.")
+@click.option("--lr", "rates", multiple=True, metavar="RATES", help="Rates to try: 0.01,0.1 or lamb,kron=0.003,0.01.")
 @click.option("--batch-size", "batch_sizes", metavar="SIZES", help="Some, with commas; all see as many examples.")
-@click.option("--engine", default="auto", show_default=True, help="auto, reference or fused; in torch also foreach.")
+@click.option(
+    "--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="foreach is for tasks in torch."
+)
 @click.option("--device", default="cpu", show_default=True, help="Of tasks in torch: cpu, cuda, cuda:1.")
 @click.option("--data", type=click.Path(path_type=Path), help="The folder of Fashion-MNIST's files, for that task.")
-@click.option("--out", type=click.Path(path_type=Path), help="Where to.  [default: report; report/TASK if not digits]")
-@click.option("--redraw", is_flag=True, help="Draw again what is recorded, and run nothing.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where to.  [default: report; report/TASK if not digits]",
+)
+@click.option("--redraw", is_flag=True, help="Draw the last race of that folder as it was recorded, and run nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
 def command(
     task: str,
@@ -144,8 +151,11 @@ def show(summary: Any, folder: Path, *, as_json: bool) -> None:
     printer = console()
     for table in results_tables(summary):
         printer.print(table)
-    if summary["missing"]:
-        printer.print(f"{summary['missing']} runs are missing: this is how far the race has got.")
+        printer.print()
+    if missing := summary["missing"]:
+        printer.print(
+            f"{missing} {'run is' if missing == 1 else 'runs are'} missing: this is how far the race has got."
+        )
     printer.print(f"Report: {page}. Pictures: {', '.join(path.name for path in pictures)}.", soft_wrap=True)
 
 
@@ -157,14 +167,14 @@ def tell_damage(damaged: Sequence[Any], consequence: str) -> None:
 def rates_given(texts: Sequence[str]) -> dict[str, list[float]]:
     """Learning rates by contestant; under "" those for everyone.
 
-    >>> rates_given(["0.1,0.2", "kron=0.01"])
-    {'': [0.1, 0.2], 'Kron': [0.01]}
+    >>> rates_given(["0.1,0.2", "kron,lamb=0.01"])
+    {'': [0.1, 0.2], 'Kron': [0.01], 'LAMB': [0.01]}
     """
     found: dict[str, list[float]] = {}
     for text in texts:
-        name, _, values = text.rpartition("=")
-        known = chosen(name, list(CONTESTANTS), "optimizer")[0] if name else ""
-        found[known] = sorted({rate(word) for word in words(values, "--lr")})
+        names, equals, values = text.rpartition("=")
+        for name in chosen(names, list(CONTESTANTS), "optimizer") if equals else [""]:
+            found[name] = sorted({rate(word) for word in words(values, "--lr")})
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from thalweg.race.maps import draw_maps
-from thalweg.race.summary import Summary
+from thalweg.race.summary import Summary, below_zero, in_percent
 from thalweg.show.extras import extra
 from thalweg.show.pictures import LINE_HEIGHT, QUIET, entitle, figure, quieten, save, spread
 
@@ -56,11 +56,11 @@ def draw_race(course: Summary, looks: Looks) -> Any:
 
 def draw_losses(axes: Axes, course: Summary, looks: Looks) -> None:
     """The mean over seeds, in a band from the least to the largest."""
-    axes.set_yscale("log")
+    axes.set_yscale(loss_scale([course]))
     ends: dict[str, float] = {}
     for result in course["results"]:
         look, curve = looks[result["contestant"]], result["curve"]
-        mean, low, high = (shown(curve[key]) for key in ("loss", "low", "high"))
+        mean, low, high = (shown(curve[key], axes) for key in ("loss", "low", "high"))
         style = "--" if look["baseline"] else "-"
         axes.plot(curve["step"], mean, style, color=look["colour"], linewidth=2, solid_capstyle="round")
         axes.fill_between(curve["step"], low, high, color=look["colour"], alpha=0.12, linewidth=0)
@@ -109,7 +109,7 @@ def draw_scores(axes: Axes, course: Summary, looks: Looks) -> None:
         axes.plot(ends, [row, row], "|", color=look["colour"], markersize=9, alpha=0.6)
         axes.plot(result["score"], row, "D" if look["baseline"] else "o", color=look["colour"], markersize=9)
         axes.annotate(
-            f"{result['score']:.1%}",
+            score_words(course).format(result["score"]),
             (result["score"], row),
             xytext=(0, 9),
             textcoords="offset points",
@@ -124,7 +124,8 @@ def draw_scores(axes: Axes, course: Summary, looks: Looks) -> None:
     axes.set_ylim(-0.5, len(ranked) - 0.3)
     axes.margins(x=0.15)
     axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=1))
+    if in_percent(course):
+        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=1))
     entitle(axes, capital(course["score_name"]), "mark: mean; line: range of seeds")
 
 
@@ -133,13 +134,13 @@ def draw_sweeps(courses: Sequence[Summary], looks: Looks) -> Any:
     picture = figure(min(4.6 * len(courses), 15), 4.6)
     for axes, course in zip(picture.subplots(1, len(courses), squeeze=False)[0], courses, strict=True):
         quieten(axes)
-        axes.set(xscale="log", yscale="log", xlabel="learning rate")
+        axes.set(xscale="log", yscale=loss_scale([course]), xlabel="learning rate")
         for result in course["results"]:
             look, sweep = looks[result["contestant"]], result["sweep"]
             style = "--" if look["baseline"] else "-"
-            losses = shown(sweep["loss"])
+            losses = shown(sweep["loss"], axes)
             axes.plot(sweep["lr"], losses, f"o{style}", color=look["colour"], markersize=4, label=result["contestant"])
-            axes.plot(result["lr"], shown([result["loss"]]), "o", color=look["colour"], markersize=9, alpha=0.5)
+            axes.plot(result["lr"], shown([result["loss"]], axes), "o", color=look["colour"], markersize=9, alpha=0.5)
         entitle(axes, name_of(course, courses), "final loss by learning rate; large: chosen")
     picture.legend(
         *axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(looks), frameon=False, fontsize=10
@@ -154,7 +155,7 @@ def draw_batches(courses: Sequence[Summary], looks: Looks) -> Any:
     picture = figure(5.6 * len(kinds), 4.8)
     for axes, (key, title) in zip(picture.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
         quieten(axes)
-        axes.set(xscale="log", xlabel="batch size", yscale="log" if key == "loss" else "linear")
+        axes.set(xscale="log", xlabel="batch size", yscale=loss_scale(courses) if key == "loss" else "linear")
         ends: dict[str, float] = {}
         for name, look in looks.items():
             points = [
@@ -167,22 +168,32 @@ def draw_batches(courses: Sequence[Summary], looks: Looks) -> Any:
                 continue
             style = "--" if look["baseline"] else "-"
             sizes, values = zip(*sorted(points), strict=True)
-            axes.plot(sizes, shown(values), f"o{style}", color=look["colour"], markersize=5, linewidth=2)
+            axes.plot(sizes, shown(values, axes), f"o{style}", color=look["colour"], markersize=5, linewidth=2)
             if sizes[-1] == max(course["batch_size"] for course in courses):
-                ends[name] = float(shown(values)[-1])
+                ends[name] = float(shown(values, axes)[-1])
         axes.xaxis.set_major_locator(FixedLocator([course["batch_size"] for course in courses]))
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.xaxis.set_minor_formatter(NullFormatter())
-        if key == "score":
+        if key == "score" and all(map(in_percent, courses)):
             axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         label_ends(axes, ends, {name: name for name in ends}, looks)
         entitle(axes, capital(title), "as many examples for every batch size")
     return picture
 
 
-def shown(values: Sequence[float | None]) -> Any:
-    """Numbers for a logarithmic axis: what diverged is left out, and the rest is within what it can show."""
-    return np.clip([np.nan if value is None else value for value in values], LEAST_LOSS, MOST_LOSS)
+def loss_scale(courses: Sequence[Summary]) -> str:
+    return "linear" if any(below_zero(course) for course in courses) else "log"
+
+
+def shown(values: Sequence[float | None], axes: Axes) -> Any:
+    """Numbers for an axis: what diverged is left out, and on a logarithmic one the rest is within what it can show."""
+    known = np.array([np.nan if value is None else value for value in values], float)
+    return np.clip(known, LEAST_LOSS, MOST_LOSS) if axes.get_yscale() == "log" else np.minimum(known, MOST_LOSS)
+
+
+def score_words(course: Summary) -> str:
+    """How a score of this course is written."""
+    return "{:.1%}" if in_percent(course) else "{:.4g}"
 
 
 def capital(words: str) -> str:

@@ -42,6 +42,7 @@ def course_summary(course: Course, records: Mapping[Run, Record]) -> Summary:
         if run in records:
             by_rate[run.contestant][run.lr].append(records[run].result)
     results = [result_summary(name, rates, course) for name, rates in by_rate.items()]
+    scored = any(result["curve"]["score"] is not None for result in results)
     return {
         "name": course.name,
         "task": course.task,
@@ -51,7 +52,7 @@ def course_summary(course: Course, records: Mapping[Run, Record]) -> Summary:
         "steps": course.steps,
         "seeds": sorted({run.seed for run in course.runs}),
         "loss_name": course.loss_name,
-        "score_name": course.score_name,
+        "score_name": (course.score_name or "score") if scored else None,
         "target": course.target,
         "results": sorted(results, key=lambda result: unless_none(result["loss"])),
         "contours": course.contours,
@@ -115,6 +116,18 @@ def layers_summary(result: Result) -> Summary | None:
         "update": [list(row) for row in layers.update],
         "trust": None if layers.trust is None else [list(row) for row in layers.trust],
     }
+
+
+def in_percent(course: Summary) -> bool:
+    """Whether the scores of a course are shares: all that are known lie between 0 and 1."""
+    scores = [score for result in course["results"] for score in result["curve"]["score"] or ()]
+    return all(0 <= score <= 1 for score in scores if score is not None)
+
+
+def below_zero(course: Summary) -> bool:
+    """Whether a loss is negative, which no logarithmic axis can show."""
+    losses = [loss for r in course["results"] for loss in (*r["curve"]["low"], *r["sweep"]["loss"])]
+    return any(loss < 0 for loss in losses if loss is not None)
 
 
 def within(loss: float, target: float | None) -> bool:

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from thalweg.race.run import Progress, Run, measuring_times
-from thalweg.race.summary import Summary
+from thalweg.race.summary import Summary, in_percent
 from thalweg.show.extras import extra
 from thalweg.show.palette import COLOURS
 from thalweg.show.units import human_bytes, human_seconds
 
 with extra("cli"):
+    from rich import box
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
@@ -29,7 +30,7 @@ def progress_bars(
         yield lambda progress: None
         return
     columns = (
-        TextColumn("{task.description:>9}"),
+        TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %"),
         TimeElapsedColumn(),
@@ -43,7 +44,8 @@ def progress_bars(
         tasks = {}
         for name in dict.fromkeys(run.contestant for run in wanted):
             total, left = length(wanted, name), length(waiting, name)
-            described = f"[{COLOURS[name]}]{name}[/]" if COLOURS[name] != "#2b2b2b" else name
+            # AdamW's own colour is too dark for dark terminals
+            described = f"{name:>9}" if name == "AdamW" else f"[{COLOURS[name]}]{name:>9}[/]"
             tasks[name] = bars.add_task(described, total=total, completed=total - left, start=False, now="")
 
         def advance(progress: Progress) -> None:
@@ -64,17 +66,22 @@ def results_table(course: Summary) -> Table:
     batches = "" if course["batch_size"] is None else f", batches of {course['batch_size']:,}"
     seeds = len(course["seeds"])
     table = Table(
-        title=f"{course['title']}{batches}: {course['steps']:,} steps, {seeds} seed{'s' if seeds > 1 else ''}",
+        title=Text(f"{course['title']}{batches}: {counted(course['steps'], 'step')}, {counted(seeds, 'seed')}", "bold"),
         title_justify="left",
-        caption="lr: the best of its sweep, by final loss. Seconds: training alone." + edges(course),
+        caption=Text("lr: the best of its sweep, by final loss. Seconds: training alone." + edges(course), "dim"),
         caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        collapse_padding=True,  # so that all of it fits into 80 columns
+        pad_edge=False,
     )
     target = "" if course["target"] is None else f" to {course['target']:g}"
     titles = ["optimizer", "lr", course["loss_name"]]
     titles += [course["score_name"]] if course["score_name"] else []
     titles += [f"steps{target}", f"seconds{target}"] if target else []
     for title in (*titles, "seconds", "state"):
-        table.add_column(title, justify="left" if title == "optimizer" else "right")
+        first = title == "optimizer"
+        table.add_column(Text(title), justify="left" if first else "right", no_wrap=first)
     for result in course["results"]:
         table.add_row(*row(result, course))
     return table
@@ -87,10 +94,14 @@ def row(result: Summary, course: Summary) -> list[Any]:
     cells: list[Any] = [Text(result["contestant"], style="bold"), f"{result['lr']:g}"]
     cells.append(number(result["loss"], "{:.3g}".format, "diverged"))
     if course["score_name"]:
-        cells.append(number(result["score"], "{:.1%}".format))
+        cells.append(number(result["score"], "{:.1%}".format if in_percent(course) else "{:.4g}".format))
     if course["target"] is not None:
         cells += [number(result["steps_to_target"], "{:,}".format), number(result["seconds_to_target"], human_seconds)]
     return [*cells, human_seconds(result["seconds"]), human_bytes(result["state_bytes"])]
+
+
+def counted(count: int, thing: str) -> str:
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def edges(course: Summary) -> str:
@@ -98,6 +109,8 @@ def edges(course: Summary) -> str:
     at_edge = [
         result["contestant"]
         for result in course["results"]
-        if len(result["sweep"]["lr"]) > 1 and result["lr"] in (result["sweep"]["lr"][0], result["sweep"]["lr"][-1])
+        if result["loss"] is not None
+        and len(result["sweep"]["lr"]) > 1
+        and result["lr"] in (result["sweep"]["lr"][0], result["sweep"]["lr"][-1])
     ]
     return f" At the edge of its rates: {', '.join(at_edge)}." if at_edge else ""

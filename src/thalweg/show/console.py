@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import sys
+from typing import TextIO
 
 from thalweg.show.extras import extra
 
@@ -12,9 +14,17 @@ with extra("cli"):
 
 def console() -> Console:
     """Where results go. Not a terminal: no colours, no bars, and lines as long as they need to be."""
+    spelt(sys.stdout)
     return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200, no_color=True)
 
 
 def aside() -> Console:
     """Where progress and remarks go, so that results can be piped."""
-    return Console(stderr=True, highlight=False, no_color=not sys.stderr.isatty())
+    watched = sys.stderr.isatty()
+    return Console(stderr=True, highlight=False, no_color=not watched, soft_wrap=not watched)
+
+
+def spelt(stream: TextIO) -> None:
+    """A stream that has no letter for something, as in ASCII, gets a question mark instead of failing."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="replace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ def save(picture: Figure, folder: Path, stem: str) -> list[Path]:
     """Write a figure as PNG and as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{stem}.png", folder / f"{stem}.svg"]
-    with matplotlib.rc_context(REPEATABLE):
+    with matplotlib.rc_context(REPEATABLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a name in letters that our font has not
         for path in paths:
             metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {"Software": None}
             picture.savefig(path, metadata=metadata)
@@ -53,7 +55,9 @@ def quieten(axes: Axes) -> None:
 
 
 def entitle(axes: Axes, title: str, subtitle: str = "") -> None:
-    axes.set_title(title, loc="left", color=INK, fontsize=13, fontweight="bold", pad=26 if subtitle else 10)
+    """A title, and in smaller letters what has to be known. Dollar signs in them are dollars, not formulas."""
+    look: dict[str, Any] = {"color": INK, "fontsize": 13, "fontweight": "bold", "parse_math": False}
+    axes.set_title(title, loc="left", pad=26 if subtitle else 10, **look)
     if subtitle:
         axes.annotate(
             subtitle,
@@ -63,6 +67,7 @@ def entitle(axes: Axes, title: str, subtitle: str = "") -> None:
             textcoords="offset points",
             color=QUIET,
             fontsize=10,
+            parse_math=False,
         )
 
 

@@ -84,8 +84,7 @@ function stretches(curve) {
 /** All of what was learned; of what diverged, only the beginning. */
 function lossRange(results, log) {
   const values = results.flatMap((result) => [...result.curve.low, ...result.curve.high, ...result.curve.loss]);
-  const starts = results.map((result) => result.curve.loss[0]).filter((start) => start !== null && start > 0);
-  const limit = starts.length ? Math.max(...starts) * (log ? 10 : 1.5) : Infinity;
+  const limit = aboveStart(results, log ? 10 : 1.5);
   const floor = log ? leastPositive(results) : -Infinity;
   return around(values.filter((value) => value !== null && value <= limit).map(liftedFrom(floor)), log);
 }

@@ -63,6 +63,17 @@ function around(values, log) {
   return [low - air, high + air];
 }
 
+/** Whether a course has losses that no logarithmic axis can show. */
+function belowZero(course) {
+  return course.results.some((result) => [...result.curve.low, ...(result.sweep?.loss ?? [])].some((loss) => loss < 0));
+}
+
+/** So many times the largest first loss; as far above it where it is negative. */
+function aboveStart(results, times) {
+  const starts = results.map((result) => result.curve.loss[0]).filter((start) => start); // neither null nor 0
+  return starts.length ? Math.max(...starts.map((start) => start + (times - 1) * Math.abs(start))) : Infinity;
+}
+
 /** A number that a logarithmic axis can show. */
 function liftedFrom(floor) {
   return (value) => (value === null ? null : Math.max(value, floor));

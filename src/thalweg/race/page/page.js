@@ -5,7 +5,7 @@ const view = {
   course: 0,
   contestants: new Map(summary.contestants.map((contestant) => [contestant.name, contestant])),
   hidden: new Set(),
-  log: true,
+  log: !summary.courses.some(belowZero),
   clock: false,
   dark: false,
   sort: { title: "", ascending: true },
@@ -62,7 +62,7 @@ function showBatches(course) {
   const courses = others.sort((a, b) => a.batch_size - b.batch_size);
   at("batch-pair").hidden = !several;
   const words = scoreWords(course);
-  showChart("batch-loss", several, () => batchFigure(courses, view, "loss", number, true));
+  showChart("batch-loss", several, () => batchFigure(courses, view, "loss", number, !courses.some(belowZero)));
   showChart("batch-score", several && hasScores(course), () => batchFigure(courses, view, "score", words, false));
 }
 

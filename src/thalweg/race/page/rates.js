@@ -63,16 +63,17 @@ function marks(points, marker, name) {
 function sweepFigure(course, view) {
   const shown = course.results.filter((result) => result.sweep && result.sweep.lr.length);
   const seen = shown.filter((result) => !view.hidden.has(result.contestant));
-  const starts = course.results.map((result) => result.curve.loss[0]).filter((start) => start !== null && start > 0);
-  const worst = starts.length ? Math.max(...starts) * 100 : Infinity; // a finite number, but nothing was learned
-  const lift = (loss) => (loss === null || loss > worst ? null : Math.max(loss, LEAST));
-  const range = around(seen.flatMap((result) => result.sweep.loss.map(lift)), true) ?? [-1, 1];
+  const worst = aboveStart(course.results, 100); // a finite number, but nothing was learned
+  const log = !belowZero(course);
+  const lift = (loss) => (loss === null || loss > worst ? null : Math.max(loss, log ? LEAST : -Infinity));
+  const range = around(seen.flatMap((result) => result.sweep.loss.map(lift)), log) ?? [-1, 1];
   const air = (range[1] - range[0]) * 0.05;
+  const top = range[1] + air;
   return {
-    data: shown.flatMap((result) => sweepTraces(result, view, lift, 10 ** (range[1] + air))),
+    data: shown.flatMap((result) => sweepTraces(result, view, lift, log ? 10 ** top : top)),
     layout: frame({
       x: { title: { text: "learning rate" }, ...logAxis(around(seen.flatMap((result) => result.sweep.lr), true)) },
-      y: { ...logAxis(range), range: [range[0], range[1] + 2 * air] },
+      y: { ...(log ? logAxis(range) : {}), range: [range[0], range[1] + 2 * air] },
       hovermode: "closest",
       uirevision: course.name,
     }),

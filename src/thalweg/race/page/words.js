@@ -23,9 +23,10 @@ function percent(value) {
   return value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`;
 }
 
-/** Scores are shares of something right if that is what they are called. */
+/** Scores between 0 and 1 are shares of something right. */
 function scoreWords(course) {
-  return /accuracy/i.test(course.score_name ?? "") ? percent : number;
+  const scores = course.results.flatMap((result) => result.curve.score ?? []);
+  return scores.every((score) => score === null || (score >= 0 && score <= 1)) ? percent : number;
 }
 
 function count(many, one, more = `${one}s`) {
