@@ -158,6 +158,37 @@ def test_nobody_could_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert "thalweg: nobody could run: thalweg.numpy LAMB (OptionError: engine must be" in capsys.readouterr().err
 
 
+def test_an_earlier_record_is_kept_where_nobody_could_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["bench", "--rules", "lamb", *QUICK]) == 0
+    record = Path("report/bench/bench.json").read_bytes()
+    assert cli.run(["bench", "--rules", "lamb", "--engine", "foreach", *QUICK]) == 1
+    assert Path("report/bench/bench.json").read_bytes() == record
+
+
+def test_a_narrow_terminal_has_the_columns_that_matter_most() -> None:
+    from thalweg.bench.terminal import fitting, total
+    from thalweg.bench.words import columns
+
+    row = [
+        "pytorch_optimizer Lamb(foreach=False)",
+        "",
+        "111.2",
+        "107.3 to 111.7",
+        "4.35",
+        "9.2",
+        "17%",
+        "9.34 MB",
+        "9.1%",
+    ]
+    titles = columns(memory=True)
+    assert list(fitting(titles, [row], 200)) == titles
+    assert list(fitting(titles, [row], 120)) == titles, "titles are broken into words"
+    assert list(fitting(titles, [row], 80)) == ["contestant", "ms", "ratio", "share of the floor", "extra memory"]
+    assert list(fitting(titles, [row], 10)) == ["contestant", "ms", "ratio"]
+    for width in range(60, 200):
+        assert total(fitting(titles, [row], width)) <= width
+
+
 def test_packages_by_either_spelling() -> None:
     assert module.packages("kron-torch,timm") == ["kron_torch", "timm"]
     assert module.packages("none") == []

@@ -128,15 +128,29 @@ def test_times_are_of_one_step(workload: Workload, monkeypatch: pytest.MonkeyPat
     assert found.rows[0].seconds == [2.0, 2.0]
 
 
-def test_a_contestant_that_goes_astray_stops_the_run(workload: Workload) -> None:
+def test_a_contestant_that_goes_astray_is_left_out(workload: Workload) -> None:
     def make(workload: object, settings: Settings) -> Ready:
         weights = [1.0]
         return Ready(lambda: weights.__setitem__(0, weights[0] * 1e9), probe=lambda: list(weights))
 
     astray = Contestant("astray", "sgd", "other", "numpy", make, 1)
-    with pytest.raises(RuntimeError, match="astray: its parameters are no longer finite"):
-        compare(workload, "sgd", [astray], yardstick(), plan())
+    found = compare(workload, "sgd", [astray, made_up("steady", [])], yardstick(), plan())
+    assert [row.contestant for row in found.rows] == ["steady"]
+    assert found.reference == "steady"
+    assert "no longer finite" in found.left_out["astray"]
     assert gc.isenabled()
+
+
+def test_whoever_keeps_more_than_is_free_does_not_even_begin(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cpu, "free_bytes", lambda self: 3 * workload.nbytes)
+    begun: list[str] = []
+    everyone = [made_up("large", begun, copies=4), made_up("small", begun, copies=3)]
+    found = compare(workload, "sgd", everyone, yardstick(), plan())
+    assert list(found.entrants) == ["small"]
+    assert found.left_out["large"].startswith("MemoryError: it keeps 928 B, and 696 B are free")
+    assert "large" not in begun
 
 
 def test_peers_are_not_heard_and_ours_is(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:

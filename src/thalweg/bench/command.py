@@ -172,12 +172,13 @@ def command(
     found.command = spelt_out(click.get_current_context())
     if as_json:
         click.echo(in_json(found), nl=False)
-    if found.comparisons:
+    ran = any(comparison.entrants for comparison in found.comparisons)
+    if ran:  # else what an earlier run has left there is worth more
         remarks.print(f"Written: {', '.join(map(str, write(found, out)))}", soft_wrap=True)
     if found.stopped:
         remarks.print(f"{len(found.comparisons)} of {count} comparisons are finished.")
         raise KeyboardInterrupt
-    if not any(comparison.heats for comparison in found.comparisons):
+    if not ran:
         why = [f"{name} ({why})" for comparison in found.comparisons for name, why in comparison.left_out.items()]
         raise CommandError(f"nobody could run: {', '.join(why) or 'nobody was asked to'}")
 

@@ -23,7 +23,7 @@ PEER, CONTROL = "#c4c4c4", "#8f8f8f"
 
 def draw(found: Bench, folder: Path, stem: str = "bench") -> list[Path]:
     """Write the picture as PNG and SVG; nothing where nothing was measured."""
-    measured = [comparison for comparison in found.comparisons if comparison.heats]
+    measured = [comparison for comparison in found.comparisons if comparison.entrants]
     if not measured:
         return []
     heights = [AROUND + BAR * len(comparison.entrants) for comparison in measured]

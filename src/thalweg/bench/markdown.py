@@ -25,7 +25,7 @@ def heading(found: Bench) -> str:
 def table(found: Comparison) -> str:
     """One comparison, with what stands above and below it."""
     lines = [f"## {words.title(found)}", "", words.work(found)]
-    if found.heats:
+    if found.entrants:
         memory = words.has_memory(found)
         titles = words.columns(memory)
         warning = f" **{words.NOT_TO_BE_QUOTED}**" if found.disturbed else ""

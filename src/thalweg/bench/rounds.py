@@ -19,6 +19,7 @@ from thalweg.bench.devices import Device
 from thalweg.bench.quiet import QUIET, WAIT, undisturbed
 from thalweg.bench.record import Comparison, Entrant, Heat, Times
 from thalweg.bench.rules import floor
+from thalweg.show.units import human_bytes
 
 if TYPE_CHECKING:
     from thalweg.bench.workload import Workload
@@ -99,10 +100,22 @@ def next_heat(
     # gradients of three frameworks, two copies of the parameters for temporaries, the yardstick, and the libraries
     needed = 5.0 * workload.nbytes + 2.2 * SIZE
     for count, contestant in enumerate(waiting):
-        needed += workload.nbytes + 4 * workload.model.parameters * (contestant.copies - 1)
+        needed += kept_bytes(contestant, workload)
         if count >= 2 and needed > budget:
             return list(waiting[:count]), list(waiting[count:])
     return list(waiting), []
+
+
+def kept_bytes(contestant: Contestant, workload: Workload) -> int:
+    """Of its parameters and its state, which is in float32."""
+    return workload.nbytes + 4 * workload.model.parameters * (contestant.copies - 1)
+
+
+def check_room(contestant: Contestant, workload: Workload) -> None:
+    """Raise a MemoryError on a CPU, where the system would rather end this process than say that memory is short."""
+    needed, free = kept_bytes(contestant, workload), workload.device.free_bytes()
+    if workload.device.name == "cpu" and needed > free:
+        raise MemoryError(f"it keeps {human_bytes(needed)}, and {human_bytes(free)} are free")
 
 
 def started(
@@ -116,6 +129,7 @@ def started(
     for number, contestant in enumerate(heat):
         say(f"warming up {contestant.name}", 0.5 * number / len(heat))
         try:
+            check_room(contestant, workload)
             with silence(contestant):
                 ready = contestant.make(workload, settings)
                 first = ready.probe()
@@ -178,9 +192,11 @@ def run_heat(
     found.heats.append(measured)
     for contestant in (c for c in heat if c.name in ready):
         own = ready[contestant.name]
+        if contestant.name in found.entrants:  # the reference, in an earlier heat
+            continue
         if not all(abs(value) < ASTRAY for value in own.probe()):
-            raise RuntimeError(f"{contestant.name}: its parameters are no longer finite, and its time means nothing")
-        if contestant.name not in found.entrants:
+            found.left_out[contestant.name] = "its parameters are no longer finite, and its time means nothing"
+        else:
             found.entrants[contestant.name] = entrant(contestant, own, workload, plan)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from thalweg.bench import words
@@ -13,11 +13,24 @@ from thalweg.show.extras import extra
 from thalweg.show.palette import COLOURS
 
 with extra("cli"):
+    from rich import box
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
     from rich.table import Table
     from rich.text import Text
+
+#: What a narrow terminal can do without, in this order.
+LEAST_NEEDED = (
+    "of the parameters",
+    "GB/s at the floor",
+    "engine",
+    "quartiles, ms",
+    "extra memory",
+    "share of the floor",
+)
+#: Columns of the terminal between two of the table.
+BETWEEN = 3
 
 
 class Bar:
@@ -51,8 +64,8 @@ def progress_bar(console: Console, comparisons: int) -> Iterator[Bar]:
 
 def show(console: Console, found: Comparison) -> None:
     """A comparison as a table, with what a reader needs to know below it."""
-    if found.heats:
-        console.print(results_table(found))
+    if found.entrants:
+        console.print(results_table(found, console.width))
         console.print(Text(f"{words.work(found)} {words.bandwidth(found)} {words.disturbance(found)}", style="dim"))
         if found.disturbed:
             console.print(Text(words.NOT_TO_BE_QUOTED, style="bold red"))
@@ -63,13 +76,43 @@ def show(console: Console, found: Comparison) -> None:
     console.print()
 
 
-def results_table(found: Comparison) -> Table:
-    colour = COLOURS[RULES[found.rule].title]
+def results_table(found: Comparison, width: int) -> Table:
+    """With all columns, or with those that matter most where the terminal is narrow: the files have them all."""
     memory = words.has_memory(found)
-    table = Table(title=Text(words.title(found), style="bold"), title_justify="left")
-    for number, name in enumerate(words.columns(memory)):
-        table.add_column(name, justify="left" if number < 2 else "right", no_wrap=number in (0, 2, 3))
-    for row in found.rows:
-        style = f"bold {colour}" if row.entrant.package == "thalweg" else ""
-        table.add_row(*(Text(cell) for cell in words.cells(row, found.itemsize, memory)), style=style)
+    titles, rows = words.columns(memory), [words.cells(row, found.itemsize, memory) for row in found.rows]
+    kept = fitting(titles, rows, width)
+    left_out = [title for title in titles if title not in kept]
+    table = Table(
+        title=Text(words.title(found), style="bold"),
+        title_justify="left",
+        caption=Text(f"In bench.md only: {'; '.join(left_out)}.", "dim") if left_out else None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+    )
+    for title, room in kept.items():
+        table.add_column(title, justify="left" if title in titles[:2] else "right", width=room)
+    for row, cells in zip(found.rows, rows, strict=True):
+        style = f"bold {COLOURS[RULES[found.rule].title]}" if row.entrant.package == "thalweg" else ""
+        table.add_row(
+            *(Text(cell, no_wrap=True) for t, cell in zip(titles, cells, strict=True) if t in kept), style=style
+        )
     return table
+
+
+def fitting(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> dict[str, int]:
+    """The columns that there is room for, and the width of each: titles are broken into words first, then left out."""
+    cells = {title: max(len(row[place]) for row in rows) for place, title in enumerate(titles)}
+    whole = {title: max(room, len(title)) for title, room in cells.items()}
+    if total(whole) <= width:
+        return whole
+    broken = {title: max(room, *map(len, title.split())) for title, room in cells.items()}
+    for title in LEAST_NEEDED:
+        if total(broken) > width:
+            broken.pop(title, None)
+    return broken
+
+
+def total(columns: Mapping[str, int]) -> int:
+    return sum(columns.values()) + BETWEEN * (len(columns) - 1)
