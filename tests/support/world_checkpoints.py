@@ -1,0 +1,230 @@
+"""Checkpoints of one small model over ranks: saved in one layout, resumed in another."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tolerances import WORLD
+from world_layouts import gradient, mesh, ranks, torch, whole
+from world_steps import LR, RULES, further_than
+
+import thalweg.torch
+
+#: (steps before the save, steps in all)
+SAVED, ENDED = 3, 6
+#: A rule and its options, under a name.
+CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "LARS": ("LARS", dict(weight_decay=0.01)),
+    "LARS, no momentum": ("LARS", dict(momentum=0.0)),
+    "LARS, bfloat16 momentum": ("LARS", dict(momentum_dtype="bfloat16")),
+    "LAMB": ("LAMB", dict(weight_decay=0.01)),
+    "LAMB, overrides": (
+        "LAMB",
+        dict(
+            weight_decay=0.01,
+            overrides=[("*.bias", dict(weight_decay=0, trust=False)), ("wide.*", dict(lr_scale=0.5))],
+        ),
+    ),
+    "LAMB, two groups": (
+        "LAMB",
+        dict(groups=[("wide", dict(lr=0.01)), ("", dict(weight_decay=0.1, betas=(0.5, 0.9)))]),
+    ),
+    "LAMB, rate in a tensor": ("LAMB", dict(lr=torch.tensor(0.05))),
+    "LAMB, clipped and skipping": ("LAMB", dict(max_grad_norm=1.0, on_nonfinite="skip", capturable=True)),
+    "Adafactor, factored": ("Adafactor", dict(min_dim_size_to_factor=2, momentum=0.9)),
+    "Adafactor, unfactored": ("Adafactor", dict(lr=None)),
+    "Adafactor, bfloat16 momentum": ("Adafactor", dict(momentum=0.9, momentum_dtype="bfloat16")),
+    "Adafactor, some factored": (
+        "Adafactor",
+        dict(min_dim_size_to_factor=2, overrides=[("wide.*", dict(min_dim_size_to_factor=128, momentum=0.5))]),
+    ),
+    "Kron": ("Kron", dict(weight_decay=0.01)),
+    "Kron, bfloat16 factors": ("Kron", dict(precond_dtype="bfloat16", max_size_dense=5)),
+}
+NAMES = [name for name, (rule, _) in CASES.items() if rule in RULES]
+
+
+class Net(torch.nn.Module):
+    """Sizes that divide by the number of ranks and such that do not, one of them shorter than there are ranks."""
+
+    def __init__(self, seed: int, dtype: str) -> None:
+        super().__init__()
+        self.wide = torch.nn.Linear(6, 10)
+        self.narrow = torch.nn.Linear(10, 5)
+        self.short = torch.nn.Parameter(torch.empty(3))
+        self.cube = torch.nn.Parameter(torch.empty(4, 3, 2))
+        self.to(getattr(torch, dtype))
+        for name, p in self.named_parameters():
+            p.data.copy_(numbers(name, p.shape, seed))
+
+
+def numbers(name: str, shape: Sequence[int], seed: int) -> Any:
+    """They depend on the name and the seed alone."""
+    generator = torch.Generator().manual_seed(seed * 1000 + sum(name.encode()))
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def fully_sharded(net: Any) -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(net, mesh=mesh(ranks()))
+
+
+def replicated_and_sharded(net: Any) -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(net, mesh=mesh(2, 2))
+
+
+def tensor_parallel(net: Any, over: Any = None) -> Any:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    return parallelize_module(net, over or mesh(ranks()), {"wide": ColwiseParallel(), "narrow": RowwiseParallel()})
+
+
+def sharded_over_parallel(net: Any) -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(tensor_parallel(net, mesh(2, 2)["inner"]), mesh=mesh(2, 2)["outer"])
+
+
+LAYOUTS: Mapping[str, Callable[[Any], Any]] = {
+    "plain": lambda net: net,
+    "DDP": torch.nn.parallel.DistributedDataParallel,
+    "FSDP2": fully_sharded,
+    "HSDP": replicated_and_sharded,
+    "TP": tensor_parallel,
+    "FSDP2 and TP": sharded_over_parallel,
+}
+
+
+def grouped(own: Mapping[str, Any], groups: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Groups of parameters; each parameter is in the first whose beginning of a name fits."""
+    homes = {name: next(i for i, (begin, _) in enumerate(groups) if name.startswith(begin)) for name in own}
+    return [
+        {"params": [(name, p) for name, p in own.items() if homes[name] == i], **options}
+        for i, (_, options) in enumerate(groups)
+    ]
+
+
+class Training:
+    """A model and its optimizer in one of the layouts."""
+
+    def __init__(self, case: str, layout: str, *, seed: int = 0, dtype: str = "float64", **other: Any) -> None:
+        rule, options = CASES[case]
+        net = Net(seed, dtype)
+        self.model = LAYOUTS[layout](net)
+        self.own = dict(net.named_parameters())
+        given = copy.deepcopy({"lr": LR[rule], **options, **other})
+        self.optimizer = getattr(thalweg.torch, rule)(grouped(self.own, given.pop("groups", [("", {})])), **given)
+
+    def steps(self, first: int, last: int) -> None:
+        for step in range(first, last):
+            for name, p in self.own.items():
+                p.grad = gradient("alike", numbers(name, p.shape, step + 1).to(p.dtype), p)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def snapshot(self) -> dict[str, Any]:
+        """All there is, whole."""
+        own = self.own.items()
+        state = {name: {key: whole(x).clone() for key, x in self.optimizer.state.get(p, {}).items()} for name, p in own}
+        groups = [{key: v for key, v in g.items() if key != "params"} for g in self.optimizer.param_groups]
+        return {"params": {name: whole(p.detach()).clone() for name, p in own}, "state": state, "groups": groups}
+
+
+def differing(first: Any, second: Any, where: str = "") -> Iterator[str]:
+    """Where two nested structures are not equal to the last bit, dtypes included."""
+    if isinstance(first, torch.Tensor):
+        if not isinstance(second, torch.Tensor) or first.dtype != second.dtype or not torch.equal(first, second):
+            yield f"{where}: {first} and {second}"
+    elif isinstance(first, dict):
+        if first.keys() != second.keys():
+            yield f"{where}: {list(first)} and {list(second)}"
+        else:
+            for key in first:
+                yield from differing(first[key], second[key], f"{where}/{key}")
+    elif isinstance(first, list):
+        for index, (one, other) in enumerate(zip(first, second, strict=True)):
+            yield from differing(one, other, f"{where}/{index}")
+    elif first != second:
+        yield f"{where}: {first} and {second}"
+
+
+def apart(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> Iterator[str]:
+    """Where two snapshots are further apart than rounding."""
+    for name, p in wanted["params"].items():
+        yield from further_than(WORLD["float64"], name, got["params"][name], p, torch.zeros_like(p))
+        for key, entry in wanted["state"][name].items():
+            x = got["state"][name][key]
+            yield from further_than(WORLD["float64"], f"{name}.{key}", x, entry, torch.zeros_like(entry))
+
+
+def options_of(way: str) -> Any:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    return {
+        "nested": StateDictOptions(),
+        "flat": StateDictOptions(flatten_optimizer_state_dict=True),
+        "offloaded": StateDictOptions(cpu_offload=True),
+        "full": StateDictOptions(full_state_dict=True, cpu_offload=True),
+        "full, flat": StateDictOptions(full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True),
+        "broadcast": StateDictOptions(full_state_dict=True, broadcast_from_rank0=True),
+    }[way]
+
+
+def write(training: Training, folder: Path, way: str) -> None:
+    """A checkpoint by torch's own means: of all ranks together, or a whole one by the first."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    options = options_of("full" if way == "broadcast" else way)
+    model, optim = get_state_dict(training.model, training.optimizer, options=options)
+    if not options.full_state_dict:
+        dcp.save({"model": model, "optim": optim}, checkpoint_id=folder)
+    elif torch.distributed.get_rank() == 0:
+        folder.mkdir()
+        torch.save({"model": model, "optim": optim}, folder / "whole.pt")
+
+
+def read(training: Training, folder: Path, way: str) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_state_dict, set_optimizer_state_dict
+
+    options = options_of(way)
+    if not options.full_state_dict:
+        model, optim = get_state_dict(training.model, training.optimizer, options=options)
+        found = {"model": model, "optim": optim}
+        dcp.load(found, checkpoint_id=folder)
+    elif way != "broadcast" or torch.distributed.get_rank() == 0:
+        found = torch.load(folder / "whole.pt", weights_only=True)
+    else:
+        found = {"model": {}, "optim": {}}
+    set_model_state_dict(training.model, found["model"], options=options)
+    if way == "full, flat":  # which torch cannot unflatten and divide at once: we divide
+        options = options_of("flat")
+    set_optimizer_state_dict(training.model, training.optimizer, found["optim"], options=options)
+
+
+def save(folder: Path, case: str, layout: str, way: str = "nested", **made: Any) -> None:
+    """Train for some steps and save; beside it, what there is, for comparison."""
+    training = Training(case, layout, **made)
+    training.steps(0, SAVED)
+    write(training, folder / "checkpoint", way)
+    seen = training.snapshot()
+    if torch.distributed.get_rank() == 0:
+        torch.save(seen, folder / "seen.pt")
+
+
+def resume(folder: Path, case: str, layout: str, way: str = "nested", **made: Any) -> list[str]:
+    """What of a checkpoint is not as it was saved, or goes on otherwise than without an interruption."""
+    training = Training(case, layout, seed=7, **made)  # nothing is right before it is loaded
+    read(training, folder / "checkpoint", way)
+    found = list(differing(torch.load(folder / "seen.pt", weights_only=True), training.snapshot()))
+    training.steps(SAVED, ENDED)
+    alone = Training(case, "plain", **made)
+    alone.steps(0, ENDED)
+    return found + list(apart(alone.snapshot(), training.snapshot()))
