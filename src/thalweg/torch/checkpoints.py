@@ -30,6 +30,12 @@ def check_groups(rule_name: str, saved: Any, groups: Sequence[Mapping[str, Any]]
         raise StateError(f"this state has groups of {sizes[0]} parameters, and this optimizer of {sizes[1]}")
 
 
+def with_tuples(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group whose options are tuples where a loader has made lists of them."""
+    own = ("params", "param_names")
+    return {k: tuple(value) if isinstance(value, list) and k not in own else value for k, value in group.items()}
+
+
 def check_entries(
     saved: Mapping[str, Any],
     named: Sequence[tuple[str, Tensor]],

@@ -17,7 +17,7 @@ from thalweg.settings import Overrides, Setting, Settings, matches, plain
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
-from thalweg.torch.checkpoints import check_entries, check_groups, place_of_counts, restored, shapes_of
+from thalweg.torch.checkpoints import check_entries, check_groups, place_of_counts, restored, shapes_of, with_tuples
 from thalweg.torch.explain import Explanation, explained
 from thalweg.torch.factors import first_owned
 from thalweg.torch.groups import LAYOUT, GroupSettings, check_group, to_plain
@@ -241,7 +241,7 @@ class Parameters(torch.optim.Optimizer):
         # names stay: a loader that goes by name may bring those of another order
         own = [{key: group[key] for key in ("param_names",) if key in group} for group in self.param_groups]
         saved = zip(state_dict["param_groups"], own, strict=True)
-        groups = [{**self.defaults, **group, **names} for group, names in saved]
+        groups = [{**self.defaults, **with_tuples(group), **names} for group, names in saved]
         named, expected = list(self._named()), self._expected(groups)
         check_entries(state_dict, named, expected)
         state = restored(groups, state_dict, named, expected)
