@@ -99,7 +99,8 @@ def measure(case: Case, mesh: DeviceMesh) -> Measured:
     optimizer.step()
     steps = tuple(listened(optimizer.step, mesh) for _ in range(2))
     entries = [entry for state in optimizer.state.values() for entry in state.values()]
-    entries += [factor for factors in optimizer._owners.whole.values() for factor in factors.values()]
+    owned = [factors for team in optimizer._owners.teams.values() for factors in team.whole.values()]
+    entries += [factor for factors in owned for factor in factors.values()]
     return Measured(sum(bytes_of(p) for _, p in named), sum(map(bytes_of, entries)), steps)
 
 

@@ -1,6 +1,6 @@
 """Kron on parameters that are divided: each has an owner, who works on it as a whole.
 
-Gradients travel to the owners and what they made of them travels back. What is said here follows ``torch/owners.py``.
+Gradients travel to the owners and what they made of them travels back. What is said here follows ``torch/team.py``.
 """
 
 from __future__ import annotations
@@ -57,8 +57,13 @@ def kept_entries(setting: Setting, part: Part, world: int, rank: int) -> dict[st
 
 
 def whole_factors(setting: Setting, tensor: Tensor) -> int:
-    """Bytes of the factors that an owner keeps beside its rows, in the precision of the arithmetic."""
+    """Bytes of the factors that an owner puts together, in the precision of the arithmetic."""
     return word([tensor]) * sum(counts(setting, tensor, "Q_").values())
+
+
+def is_remembered(setting: Setting) -> bool:
+    """Whether owners keep whole factors from step to step: not if a step may turn out not to be taken."""
+    return setting.handling.on_nonfinite == "propagate"
 
 
 def counts(setting: Setting, tensor: Tensor, prefix: str) -> dict[str, int]:
@@ -86,13 +91,15 @@ def exchanged_bytes(
     for part, owner in zip(parts, owned, strict=True):
         if owner is None:
             continue
+        rows = kept_entries(setting, part, world, rank)
         if owner != rank:
             sent += shown(setting.rule) * part.held.elements
+            if not is_remembered(setting):
+                sent += sum(math.prod(shape) for key, (shape, _) in rows.items() if key.startswith("Q_"))
             continue
         stack = math.prod(part.whole.shape[: setting.rule.stacked_axes])
         sent += part.whole.elements - part.held.elements + (world - 1) * stack  # and the mean of squares, by slice
         if refresh:
-            rows = kept_entries(setting, part, world, rank)
             factors = counts(setting, part.whole, "Q_")
             sent += sum(count - math.prod(rows[key][0]) for key, count in factors.items())
             sent += (world - 1) * sum(counts(setting, part.whole, "L_").values())
@@ -118,11 +125,13 @@ def owner_peak(
         for key, (shape, _) in kept_entries(setting, part, world, rank).items()
         if key.startswith("Q_")
     )
-    going = 2 * seen * given + seen * whole
+    going, came = seen * given, seen * whole
+    if not is_remembered(setting):
+        going, came = going + rows, came + 2 * factors  # as they came, and as they became
     # one tensor after the other, from what came to what goes back
-    working = seen * whole + whole + max((work_peak(setting, nameless(tensor)) for tensor in mine), default=0)
-    returning = seen * whole + whole + 2 * (whole + factors) + given + rows
-    return max(waiting + max(going, working, returning), after), "foreach"
+    working = came + whole + max((work_peak(setting, nameless(tensor)) for tensor in mine), default=0)
+    returning = came + whole + 2 * (whole + factors) + given + rows
+    return max(waiting + max(2 * going + came, working, returning), after), "foreach"
 
 
 @functools.lru_cache(maxsize=4096)

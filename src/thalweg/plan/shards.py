@@ -13,7 +13,7 @@ from typing import Any
 from thalweg.arrays import Shape
 from thalweg.plan import costs
 from thalweg.plan.models import Tensor
-from thalweg.plan.owners import exchanged_bytes, kept_entries, owner_peak, owners, whole_factors
+from thalweg.plan.owners import exchanged_bytes, is_remembered, kept_entries, owner_peak, owners, whole_factors
 from thalweg.plan.parts import Part, divided_peak, messages, part_entries
 from thalweg.plan.peaks import Item, numpy_peak, torch_peak
 from thalweg.rules import Adafactor
@@ -138,7 +138,7 @@ def owner_share(
     parts = [part_of(tensor, world, rank) for tensor in tensors]
     mine = [tensor for tensor, owner in zip(tensors, owned, strict=True) if owner in (rank, None)]
     entries = [entry for part in parts for entry in kept_entries(setting, part, world, rank).values()]
-    factors = [whole_factors(setting, t) for t, owner in zip(tensors, owned, strict=True) if owner == rank]
+    kept = [t for t, owner in zip(tensors, owned, strict=True) if owner == rank and is_remembered(setting)]
     state = costs.counter_bytes(place.front_end, len(tensors), setting) + sum(map(costs.entry_bytes, entries))
     peak, engine = owner_peak(setting, parts, owned, world, rank)
     sums = messages(setting, parts)
@@ -154,7 +154,7 @@ def owner_share(
     return Share(
         rank=rank,
         parameter_bytes=sum(costs.parameter_bytes(part.held) for part in parts),
-        state_bytes=state + sum(factors),
+        state_bytes=state + sum(whole_factors(setting, tensor) for tensor in kept),
         peak_bytes=peak,
         moved_bytes=moved(True),
         moved_between=moved(False),
