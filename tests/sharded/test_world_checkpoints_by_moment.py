@@ -90,7 +90,8 @@ def test_load_state_dict_from_another_mesh() -> None:
             "LARS",
             "LARS, no momentum",
             "nested",
-            "StateError: the state of 'short' does not fit: saved is {}, and its options make {'momentum_buffer': (3,)}",
+            "StateError: the state of 'short' does not fit: saved is {}, and its options make "
+            "{'momentum_buffer': (3,)}",
         ),
         (
             "LARS",

@@ -15,8 +15,8 @@ from world_layouts import DTensor
 
 pytest.importorskip("torch.distributed.checkpoint")
 
-from torch.distributed.checkpoint import FileSystemWriter, async_save, save  # noqa: E402
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, get_state_dict  # noqa: E402
+from torch.distributed.checkpoint import FileSystemWriter, async_save, save
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, get_state_dict
 
 
 def layout_of(training: Training) -> dict[str, Any]:
