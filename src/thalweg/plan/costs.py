@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from thalweg.arrays import Shape
@@ -35,7 +36,12 @@ def parameter_bytes(tensor: Tensor) -> int:
 
 def state_entries(setting: Setting, tensor: Tensor) -> dict[str, Entry]:
     """Shape and dtype of everything that is kept for a parameter, as its rule makes it."""
-    p = Ledger().array(tensor.shape, tensor.dtype)
+    return dict(entries_of(setting, tensor.shape, tensor.dtype))
+
+
+@functools.lru_cache(maxsize=4096)
+def entries_of(setting: Setting, shape: Shape, dtype: str) -> Mapping[str, Entry]:
+    p = Ledger().array(shape, dtype)
     state = first_state(shapes, setting.rule_at(1), setting.handling, p)
     return {key: (entry.shape, entry.dtype) for key, entry in state.items()}
 

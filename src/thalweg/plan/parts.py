@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,10 @@ class Part:
         """The mesh dimensions over which a sum along these axes goes."""
         chosen = range(len(self.mesh)) if axes is None else axes
         return tuple(dict.fromkeys(dimension for axis in chosen for dimension in self.mesh[axis]))
+
+    def without_name(self) -> Part:
+        """So that parts of equal shape are known to cost the same."""
+        return Part(nameless(self.whole), nameless(self.held), self.mesh)
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,11 @@ class OnParts:
 
 def part_entries(setting: Setting, part: Part) -> dict[str, tuple[Shape, str]]:
     """Shape and dtype of what a rank keeps for a parameter; of Kron's factors it keeps some rows."""
+    return dict(entries_of(setting, part.without_name()))
+
+
+@functools.lru_cache(maxsize=4096)
+def entries_of(setting: Setting, part: Part) -> Mapping[str, tuple[Shape, str]]:
     space: Any = PartSpace(part)
     p = Ledger().array(part.held.shape, part.held.dtype)
     state = first_state(space, setting.rule_at(1), setting.handling, p)
@@ -132,8 +141,7 @@ def messages(setting: Setting, parts: Sequence[Part]) -> dict[tuple[int, str, st
         # squares of all gradients, before anything else
         asked += [(0, Figures("sum", 1, arithmetic(part.held.dtype), part.across(None))) for part in parts]
     for part in parts:
-        unnamed = Part(nameless(part.whole), nameless(part.held), part.mesh)
-        for number, told in enumerate(rounds(setting, unnamed), start=1):
+        for number, told in enumerate(rounds(setting, part.without_name()), start=1):
             asked += [(number, figures) for figures in told]
     gathered: dict[tuple[int, str, str], list[Figures]] = {}
     for number, figures in asked:

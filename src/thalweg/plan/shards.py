@@ -6,6 +6,7 @@ are stored in parts beside a whole copy at the rank that owns the parameter and 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -63,11 +64,14 @@ def largest_share(setting: Setting, tensors: Sequence[Tensor], place: Place) -> 
         return share_of(setting, tensors, place, 0)  # no other has more
     owned = owners(setting, tensors, place.world)
     # ranks that hold and own alike need the same
+    lengths = {tensor.shape[0] for tensor in tensors if tensor.shape}
+    shapes: dict[int | None, list[Shape]] = defaultdict(list)
+    for tensor, owner in zip(tensors, owned, strict=True):
+        shapes[owner].append(tensor.shape)
     unlike: dict[Any, int] = {}
     for rank in range(place.world):
-        held = tuple(part_of(tensor, place.world, rank).held.shape for tensor in tensors)
-        mine = sorted(tensor.shape for tensor, owner in zip(tensors, owned, strict=True) if owner == rank)
-        unlike.setdefault((held, tuple(mine)), rank)
+        held = tuple(costs.shard(length, place.world, rank) for length in lengths)
+        unlike.setdefault((held, tuple(sorted(shapes[rank]))), rank)
     shares = (owner_share(setting, tensors, place, owned, rank) for rank in unlike.values())
     return max(shares, key=lambda share: share.total_bytes)
 
