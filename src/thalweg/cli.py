@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import thalweg
 from thalweg.errors import OptimError
 from thalweg.show.extras import MissingExtra, extra
+from thalweg.show.lists import suggestion
 
 with extra("cli"):
     import click
@@ -29,9 +30,9 @@ class Verbs(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         if cmd_name not in VERBS:
-            return None
+            ctx.fail(f"there is no verb {cmd_name!r}: {suggestion(cmd_name, VERBS)}")
         command: click.Command = importlib.import_module(f"thalweg.{cmd_name}.command").command
         return command
 
@@ -40,7 +41,11 @@ class Verbs(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Verbs,
+    subcommand_metavar="VERB [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(thalweg.__version__, prog_name="thalweg")
 def command() -> None:
     """Optimizers for training large neural networks: choose one by looking.
