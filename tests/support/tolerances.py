@@ -40,3 +40,8 @@ SHARDED = {"float64": 2e-14, "float32": 1e-5}
 #: Steps over ranks against one process, after a few steps, relative to the size of each array (parameters of float64: to
 #: how far they went).
 WORLD = {"float64": 1e-12, "float32": 1e-6}
+#: Training over ranks against one process, after a few steps in float64: gradients are summed in another order too, and
+#: those that are nearly zero are divided by their own size.
+WORLD_TRAINED = 1e-9
+#: Losses of float32 that are written with three decimals.
+PRINTED = 2e-3
