@@ -53,11 +53,17 @@ class MeshGroup:
         """Where its messages have to be."""
         return str(self.mesh.device_type)
 
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """By which ranks sort their groups alike."""
+        return self.mesh.ndim, tuple(self.mesh.shape), self.dimension, tuple(self.mesh.mesh_dim_names or ())
+
+    # the same ranks are the same group, in whichever of several meshes they are met: then one message serves all
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, MeshGroup) and (self.mesh, self.dimension) == (other.mesh, other.dimension)
+        return isinstance(other, MeshGroup) and self.process_group is other.process_group
 
     def __hash__(self) -> int:
-        return hash((self.mesh, self.dimension))
+        return hash(self.process_group)
 
 
 def part_of(name: str, p: Tensor) -> Part:

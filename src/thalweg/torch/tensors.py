@@ -21,6 +21,11 @@ def check_parameter(name: str, p: Tensor) -> None:
         )
     if p.layout is not torch.strided:
         raise ParameterError(f"parameter {name!r} has layout {p.layout}: dense tensors (torch.strided) can be stepped")
+    if getattr(p, "_is_flat_param", False) or getattr(p, "_fsdp_flattened", False):
+        raise ParameterError(
+            f"parameter {name!r} belongs to FullyShardedDataParallel (FSDP1), which flattens parameters, so that their "
+            "shapes and norms are lost: use torch.distributed.fsdp.fully_shard (FSDP2) instead"
+        )
 
 
 def check_gradient(name: str, p: Tensor, g: Tensor) -> None:
