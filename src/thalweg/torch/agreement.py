@@ -1,0 +1,145 @@
+"""Whether ranks agree on what they step, asked before any of them waits for the others' numbers.
+
+Ranks that were given other parameters or options would send messages that do not fit together, and wait for ever or
+compute nonsense. So each tells a digest of what it was given, before its first step and whenever that changes in kind,
+and where digests differ all of them say what the difference is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import ParameterError
+from thalweg.settings import Overrides
+from thalweg.torch.shards import MeshGroup, is_distributed, part_of
+
+#: What is compared of a digest, as whole numbers of 32 bits that no device rounds.
+WORDS = 4
+
+
+class Agreement:
+    """What the ranks of one optimizer have agreed on so far."""
+
+    def __init__(self) -> None:
+        self.places: Mapping[Tensor, tuple[str, int]] = {}
+        self.distributed: list[tuple[str, Tensor, int]] = []
+        self.reached: set[Hashable] = set()
+
+    def forget(self) -> None:
+        """Ask again before the next step."""
+        self.reached.clear()
+
+    def reach(
+        self,
+        rule_name: str,
+        places: Mapping[Tensor, tuple[str, int]],
+        groups: Sequence[Mapping[str, Any]],
+        overrides: Overrides,
+        *,
+        one_by_one: bool,
+    ) -> None:
+        """Ask, if something is new; raise on every rank if they differ. Models that nobody shares ask nobody."""
+        if places is not self.places:
+            self.places, self.reached = places, set()
+            self.distributed = [(name, p, index) for p, (name, index) in places.items() if is_distributed(p)]
+        if not self.distributed:
+            return
+        # one by one, ranks are at the same parameter at different times, and have gradients for others or not
+        idle = None if one_by_one else tuple(i for i, (_, p, _) in enumerate(self.distributed) if p.grad is None)
+        news = idle, tuple(kinds(group) for group in groups)
+        if news not in self.reached:
+            divided = [(name, p, index, part_of(name, p).across(None)) for name, p, index in self.distributed]
+            divided = [each for each in divided if each[-1]]
+            lines = list(described(rule_name, divided, groups, overrides, gradients=not one_by_one))
+            check_agreement(lines, [group for *_, across in divided for group in across])
+            self.reached.add(news)
+
+
+def check_agreement(description: Sequence[str], groups: Sequence[MeshGroup]) -> None:
+    """Compare what ranks would do, line by line; raise on all of them where it is not the same.
+
+    groups: those over which this rank will send messages.
+    """
+    # in one order on every rank, even where that of parameters differs
+    asked = list(dict.fromkeys(sorted(groups, key=lambda group: group.order)))
+    digest = hashlib.sha256("\n".join(description).encode()).digest()
+    words = [int.from_bytes(digest[4 * i : 4 * i + 4], "big") for i in range(WORDS)]
+    largest = torch.tensor([*words, *(-word for word in words)])
+    for _, group in itertools.product(asked, asked):  # again for each, so that news reach ranks that share no group
+        message = largest.to(group.device)
+        torch.distributed.all_reduce(message, torch.distributed.ReduceOp.MAX, group=group.process_group)
+        largest = message.cpu()
+    if not torch.equal(largest[:WORDS], -largest[WORDS:]):
+        raise ParameterError(difference(everyone(description, asked)))
+
+
+def everyone(description: Sequence[str], groups: Sequence[MeshGroup]) -> dict[int, Sequence[str]]:
+    """What each rank would do, by its number."""
+    known: dict[int, Sequence[str]] = {torch.distributed.get_rank(): description}
+    for _, group in itertools.product(groups, groups):
+        theirs: list[Any] = [None] * torch.distributed.get_world_size(group.process_group)
+        torch.distributed.all_gather_object(theirs, known, group=group.process_group)
+        known = {rank: lines for some in theirs for rank, lines in some.items()}
+    return dict(sorted(known.items()))
+
+
+def difference(known: Mapping[int, Sequence[str]]) -> str:
+    """One sentence about the first line that is not the same for all."""
+    (first, lines), *others = known.items()
+    for rank, theirs in others:
+        for one, other in itertools.zip_longest(lines, theirs, fillvalue="nothing more"):
+            if one != other:
+                return (
+                    f"ranks were given different things to step: rank {first} has {one}, and rank {rank} has {other}; "
+                    "all ranks need the same parameters, in the same order, and the same options"
+                )
+    raise AssertionError("digests differ, and what they stand for does not")
+
+
+def described(
+    rule_name: str,
+    divided: Sequence[tuple[str, Tensor, int, Any]],
+    groups: Sequence[Mapping[str, Any]],
+    overrides: Overrides,
+    *,
+    gradients: bool,
+) -> Iterator[str]:
+    """What must be the same on every rank, a line for each thing. Parameters that a rank has as a whole may differ."""
+    yield f"the rule {rule_name}"
+    entries = [f"{shown(pattern)}: {shown(dict(sorted(options.items())))}" for pattern, options in overrides]
+    yield f"overrides of {', '.join(entries)}" if entries else "no overrides"
+    for index in sorted({index for _, _, index, _ in divided}):
+        options = {key: value for key, value in groups[index].items() if key not in ("params", "param_names")}
+        yield from (f"{key}={shown(value)} in group {index}" for key, value in sorted(options.items()))
+    for name, p, index, _ in divided:
+        placements = ", ".join(map(str, p.placements))  # type: ignore[attr-defined]
+        mesh = " x ".join(map(str, p.device_mesh.shape))  # type: ignore[attr-defined]
+        missing = ", without a gradient" if gradients and p.grad is None else ""
+        yield (
+            f"parameter {name!r} in group {index}, of shape {tuple(p.shape)} and dtype {p.dtype}, "
+            f"placed as {placements} over {mesh} ranks{missing}"
+        )
+
+
+def shown(value: Any) -> str:
+    """An option in words that are the same on every rank, whatever its address or device."""
+    if isinstance(value, Tensor):
+        return "a tensor"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={shown(each)}" for key, each in value.items())
+    return "a function" if callable(value) else repr(value)
+
+
+def kinds(group: Mapping[str, Any]) -> tuple[Hashable, ...]:
+    """The options of a group but for numbers, which schedules change at every step."""
+    return tuple(
+        (name, type(value).__name__ if isinstance(value, (float, tuple, list, Tensor)) else value)
+        for name, value in group.items()
+        if name not in ("params", "param_names")
+    )
