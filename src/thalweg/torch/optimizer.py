@@ -18,6 +18,7 @@ from thalweg.kernels.cpu.plan import ENTRIES, Figures
 from thalweg.rules.checks import check_choice, check_flag, check_number
 from thalweg.settings import Overrides, Setting
 from thalweg.spaces.sharded import Part
+from thalweg.torch.agreement import Agreement
 from thalweg.torch.bucket import Bucket, Result
 from thalweg.torch.engines import ENGINES, Engine, by_shards, engine_for
 from thalweg.torch.fused import Fused, reason_against, reason_against_part
@@ -64,6 +65,7 @@ class Optimizer(Parameters):
         self._treatments: dict[int, tuple[Setting, Any, Hashable, str]] = {}
         self._parts: dict[int, tuple[Any, Part]] = {}
         self._owners = Owners()
+        self._agreement = Agreement()
 
     @property
     def engine(self) -> str:
@@ -157,6 +159,7 @@ class Optimizer(Parameters):
         """Parameters that can be stepped together, checked, with their state made where there is none."""
         self._report_unused()
         places = self._place()
+        self._agreement.reach(self.rule_name, places, self.param_groups, self._overrides, one_by_one=only is not None)
         chosen = places if only is None else {only: places[only]}
         named = [(name, p) for p, (name, _) in chosen.items() if p.grad is not None]
         gradients = {}
@@ -295,6 +298,7 @@ class Optimizer(Parameters):
         super().load_state_dict(state_dict)
         self._treatments.clear()
         self._owners.forget()
+        self._agreement.forget()
 
     def clear_state(self) -> None:
         """Forget what has been learned; options stay."""
