@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -101,6 +102,24 @@ def meshes(name: str, x: Any) -> Any:
     return ways[list(SHAPES).index(name) % len(ways)]()  # type: ignore[no-untyped-call]
 
 
+def by_chance(seed: int) -> Place:
+    """Every parameter over a mesh and along axes that are drawn, or over none."""
+
+    def place(name: str, x: Any) -> Any:
+        draw = random.Random(f"{seed} {name}")
+        axes = [None, *range(x.ndim)]
+        kind = draw.choice(("plain", "line", "line", "grid", "grid", "grid", "outer", "inner"))
+        if kind == "plain":
+            return x.clone()
+        if kind == "line":
+            return divided(x, mesh(4), draw.choice(axes))
+        if kind == "grid":
+            return divided(x, mesh(2, 2), draw.choice(axes), draw.choice(axes))
+        return divided(x, mesh(2, 2)[kind], draw.choice(axes))
+
+    return place
+
+
 #: By number of ranks.
 LAYOUTS: Mapping[int, Mapping[str, Place]] = {
     2: {
@@ -127,6 +146,11 @@ LAYOUTS: Mapping[int, Mapping[str, Place]] = {
         "meshes": meshes,
     },
 }
+
+
+def layout(name: str) -> Place:
+    """A layout of as many ranks as there are, or one drawn by a seed: "by chance 17"."""
+    return by_chance(int(name.split()[-1])) if name.startswith("by chance") else LAYOUTS[ranks()][name]
 
 
 def gradient(kind: str, x: Any, p: Any) -> Any:

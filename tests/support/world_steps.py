@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from tolerances import WORLD
-from world_layouts import LAYOUTS, SHAPES, DTensor, Place, drawn, gradient, placed, plain, ranks, torch
+from world_layouts import SHAPES, DTensor, Place, drawn, gradient, placed, plain, torch
+from world_layouts import layout as laid_out
 
 import thalweg.torch
 from thalweg.errors import OptimError
@@ -135,7 +136,7 @@ def in_one_process(run: Run) -> Outcome:
 
 def differences(run: Run, layout: str, tolerance: float | None = None) -> list[str]:
     """Where steps over ranks are not those of one process: in parameters, state, how it is laid out, or errors."""
-    wanted, got = in_one_process(run), stepped(run, LAYOUTS[ranks()][layout])
+    wanted, got = in_one_process(run), stepped(run, laid_out(layout))
     found = list(unequal(run, wanted, got, WORLD[run.dtype] if tolerance is None else tolerance))
     found += list(misplaced(got))
     if got.errors != wanted.errors:
@@ -184,26 +185,37 @@ def part_like(x: Any, wanted: Any) -> Any:
 
 
 def misplaced(got: Outcome) -> Iterator[str]:
-    """State lies where its parameter does; single numbers are plain tensors."""
+    """State lies where its parameter does; single numbers are plain tensors, and factors of whole tensors may be."""
     for name, p in got.own.items():
         for key, entry in got.optimizer.state.get(p, {}).items():
-            if not isinstance(p, DTensor) or key == "step" or key == "refresh" or key.startswith("L_"):
+            single = key in ("step", "refresh") or key.startswith("L_")
+            if single or not isinstance(p, DTensor):
                 if isinstance(entry, DTensor):
                     yield f"{name}.{key} is a DTensor"
+            elif key.startswith("Q_"):
+                if is_divided(p) and not isinstance(entry, DTensor):
+                    yield f"{name}.{key} is no DTensor"
             elif not isinstance(entry, DTensor):
                 yield f"{name}.{key} is no DTensor"
-            elif entry.shape == p.shape and not key.startswith("Q_") and entry.placements != p.placements:
+            elif entry.shape == p.shape and entry.placements != p.placements:
                 yield f"{name}.{key} is placed as {entry.placements}, and its parameter as {p.placements}"
+
+
+def is_divided(p: Any) -> bool:
+    return isinstance(p, DTensor) and any(
+        not placement.is_replicate() and size > 1
+        for placement, size in zip(p.placements, p.device_mesh.shape, strict=True)
+    )
 
 
 def stepped_errors(run: Run, layout: str) -> list[str]:
     """What each step raised, "" where it did not."""
-    return stepped(run, LAYOUTS[ranks()][layout]).errors
+    return stepped(run, laid_out(layout)).errors
 
 
 def flipped(run: Run, layout: str, other: Run | None = None) -> dict[str, float]:
     """Of each parameter the share of elements that are not those of one process, bit by bit; of its state too."""
-    wanted, got = in_one_process(other or run), stepped(run, LAYOUTS[ranks()][layout])
+    wanted, got = in_one_process(other or run), stepped(run, laid_out(layout))
     shares = {}
     for name, p in wanted.params.items():
         shares[name] = share_of_others(got.params[name], p)

@@ -1,0 +1,105 @@
+"""Ranks that were given different things get one clear error each, at once, and nothing is half-changed."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from world import world
+from world_faults import (
+    disagreement,
+    disagreement_on_a_grid,
+    later_disagreement,
+    parameters_of_its_own,
+    schedules_ask_once,
+    ways_to_step,
+)
+
+pytestmark = [pytest.mark.world, pytest.mark.slow]
+
+SECOND = "parameter 'second' in group 0, of shape (6,) and dtype torch.float64, placed as S(0) over 2 ranks"
+FAULTS = {
+    "shape": f"rank 0 has {SECOND}, and rank 1 has {SECOND.replace('(6,)', '(8,)')};",
+    "dtype": f"rank 0 has {SECOND}, and rank 1 has {SECOND.replace('float64', 'float32')};",
+    "placement": "placed as S(0) over 2 ranks, and rank 1 has parameter 'third' in group 0, of shape (4, 4) and dtype "
+    "torch.float64, placed as S(1) over 2 ranks;",
+    "name": f"rank 0 has {SECOND}, and rank 1 has {SECOND.replace('second', 'other')};",
+    "one less": "rank 0 has parameter 'third' in group 0, of shape (4, 4) and dtype torch.float64, placed as S(0) "
+    "over 2 ranks, and rank 1 has nothing more;",
+    "one more": "rank 0 has nothing more, and rank 1 has parameter 'fourth' in group 0,",
+    "order": "rank 0 has parameter 'first' in group 0,",
+    "gradient": f"rank 0 has {SECOND}, and rank 1 has {SECOND}, without a gradient;",
+    "lr": "rank 0 has lr=0.1 in group 0, and rank 1 has lr=0.2 in group 0;",
+    "option": "rank 0 has trust=True in group 0, and rank 1 has trust=False in group 0;",
+    "guard": "rank 0 has on_nonfinite='propagate' in group 0, and rank 1 has on_nonfinite='skip' in group 0;",
+    "overrides": "rank 0 has no overrides, and rank 1 has overrides of 'sec*': weight_decay=0.0;",
+    "rule": "rank 0 has the rule LAMB, and rank 1 has the rule LARS;",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("odd_rank", [0, 1])
+def test_every_rank_says_what_differs(fault: str, odd_rank: int) -> None:
+    found = world(2).run(disagreement, fault, odd_rank)
+    assert len({said for said, _, _ in found}) == 1
+    for said, seconds, untouched in found:
+        assert said.startswith("ranks were given different things to step: rank 0 has ")
+        assert said.endswith("all ranks need the same parameters, in the same order, and the same options")
+        if odd_rank == 1:
+            assert FAULTS[fault] in said
+        assert seconds < 5
+        assert untouched
+
+
+def test_ranks_that_agree_say_nothing() -> None:
+    for said, _, untouched in world(2).run(disagreement, "none"):
+        assert said == ""
+        assert not untouched
+
+
+@pytest.mark.parametrize("odd_rank", [0, 3])
+def test_ranks_that_share_no_group_with_the_odd_one_hear_of_it(odd_rank: int) -> None:
+    (said,) = set(world(4).run(disagreement_on_a_grid, odd_rank))
+    assert "parameter 'both' in group 0, of shape (8, 6)" in said
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("group", "parameter 'new' in group 1, of shape (4,)"),
+        ("loaded", "weight_decay=0.5 in group 0"),
+        ("option", "weight_decay=0.25 in group 0, and rank 1 has weight_decay=0.5 in group 0"),
+        ("gradients", "without a gradient"),
+    ],
+)
+def test_changes_are_noticed(fault: str, words: str) -> None:
+    for before, after in world(2).run(later_disagreement, fault):
+        assert before == ""
+        assert words in after
+
+
+def test_parameters_that_a_rank_has_alone_are_its_own_affair() -> None:
+    assert world(2).run(parameters_of_its_own) == ["", ""]
+
+
+def test_schedules_ask_once() -> None:
+    assert world(2).run(schedules_ask_once) == [[2, 1, 1, 1]] * 2
+
+
+@pytest.mark.parametrize(
+    "rounding",
+    [
+        "nearest",
+        pytest.param(
+            "stochastic",
+            marks=pytest.mark.xfail(
+                strict=True, reason="native code is chosen by the strides that a rank finds, which others may not have"
+            ),
+        ),
+    ],
+)
+def test_ranks_choose_engines_alike_whatever_their_memory(rounding: str) -> None:
+    """Else they would wait for messages that never come."""
+    first, second = world(2).run(ways_to_step, rounding)
+    assert first == second

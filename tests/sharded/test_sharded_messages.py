@@ -1,0 +1,105 @@
+"""Few collectives: one for each reduction and each dimension of a mesh that divides something, for the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from world import world
+from world_layouts import LAYOUTS, SHAPES
+from world_messages import messages
+from world_steps import TYPICAL, Run, cases_for
+
+pytestmark = [pytest.mark.world, pytest.mark.slow]
+
+#: In a step, for each group of ranks that share a parameter. Kron's are for teams, which may span several groups.
+EACH = {
+    "LARS": {"allreduce": 1},
+    "LAMB": {"allreduce": 1},
+    "Adafactor": {"allreduce": 2},
+    "Kron": {"alltoall_base": 2},
+}
+#: How many groups of ranks share a parameter; one unless told. Those of "meshes" are a line, rows and columns.
+GROUPS = {
+    "plain": 0,
+    "copies": 0,
+    "copies of copies": 0,
+    "two axes": 2,
+    "two axes reversed": 2,
+    "first axis twice": 2,
+    "last axis twice": 2,
+    "strided": 2,
+    "meshes": 3,
+}
+#: And how many teams; as many as there are groups but for these.
+TEAMS = {name: 1 for name, groups in GROUPS.items() if groups == 2} | {"meshes": 4}
+
+
+def expected(rule: str, layout: str) -> dict[str, int]:
+    groups = GROUPS.get(layout, 1)
+    times = TEAMS.get(layout, groups) if rule == "Kron" else groups
+    return {kind: count * times for kind, count in EACH[rule].items() if times}
+
+
+def later_steps(size: int, run: Run, layout: str) -> list[dict[str, int]]:
+    """What is sent after the first step, in which ranks make acquaintance; the same on every rank."""
+    heard = world(size).run(messages, run, layout)
+    assert all(own == heard[0] for own in heard)
+    return heard[0][1:]  # type: ignore[no-any-return]
+
+
+@cases_for()
+@pytest.mark.parametrize(
+    ("size", "layout"), [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts]
+)
+def test_messages_of_a_step(rule: str, size: int, layout: str, request: pytest.FixtureRequest) -> None:
+    if (rule, layout) == ("Kron", "two axes reversed"):
+        reason = "vectors and matrices are divided over the same ranks in another order, and have two teams"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+    run = Run(rule, rates=(1.0,) * 3)
+    assert later_steps(size, run, layout) == [expected(rule, layout)] * 2
+
+
+@cases_for()
+@pytest.mark.parametrize(
+    "how",
+    [
+        dict(names=("matrix",)),
+        dict(names=("vector", "matrix")),
+        dict(names=tuple(SHAPES)),
+        dict(groups=({}, dict(weight_decay=0.2), dict(lr=0.001))),
+        dict(overrides=(("*e*", dict(lr_scale=0.5)), ("cube", dict(weight_decay=0.3)))),
+        dict(absent={1: ("matrix", "cube"), 2: ("matrix", "cube")}),
+        dict(engine="foreach"),
+        dict(dtype="float32"),
+        dict(dtype="bfloat16"),
+    ],
+    ids=str,
+)
+def test_nothing_else_makes_more_of_them(rule: str, how: Mapping[str, Any]) -> None:
+    run = Run(rule, **{"rates": (1.0,) * 3, **how})
+    assert later_steps(2, run, "first axis") == [expected(rule, "first axis")] * 2
+
+
+@cases_for()
+def test_kinds_of_parameters_share_them(rule: str, request: pytest.FixtureRequest) -> None:
+    """Rows and columns for some, whole squares for others, sums for each slice."""
+    if rule in ("LARS", "LAMB"):
+        reason = "parameters that native code steps and those that it does not have a round each"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+    options = dict(TYPICAL[rule], **({"min_dim_size_to_factor": 5} if rule == "Adafactor" else {}))
+    run = Run(rule, options=options, overrides=(("kernel", dict(stacked_axes=1)),), rates=(1.0,) * 3)
+    assert later_steps(4, run, "two axes") == [expected(rule, "two axes")] * 2
+
+
+@cases_for()
+@pytest.mark.parametrize(("options", "more"), [(dict(max_grad_norm=1.0), 1), (dict(on_nonfinite="raise"), 1)], ids=str)
+def test_what_guards_cost(rule: str, options: Mapping[str, Any], more: int) -> None:
+    run = Run(rule, options=dict(TYPICAL[rule], **options), rates=(1.0,) * 3)
+    wanted = expected(rule, "first axis")
+    wanted["allreduce"] = wanted.get("allreduce", 0) + more
+    assert later_steps(2, run, "first axis") == [wanted] * 2

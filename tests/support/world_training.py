@@ -1,0 +1,210 @@
+"""A small transformer, trained through torch's own wrappers, and in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from world_layouts import mesh, ranks, torch, whole
+
+import thalweg.torch
+
+nn = torch.nn
+WORDS, WIDTH, HEAD, BATCH, LENGTH, STEPS = 11, 8, 2, 8, 5, 3
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(3 * WIDTH, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        y = self.norm(x)
+        # as many heads as this rank has
+        heads = [each(y).unflatten(-1, (-1, HEAD)).transpose(1, 2) for each in (self.query, self.key, self.value)]
+        mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, words: Any) -> Any:
+        x = self.embedding(words)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    return Transformer().double()
+
+
+def batch(step: int) -> Any:
+    return torch.randint(WORDS, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(step))
+
+
+def loss_of(net: Any, words: Any) -> Any:
+    return nn.functional.cross_entropy(net(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+
+
+# ---- wrappers: the model as it is trained, and over how many ranks its batch is divided
+
+
+def replicated() -> tuple[Any, int, int]:
+    return nn.parallel.DistributedDataParallel(model()), ranks(), torch.distributed.get_rank()
+
+
+def sharded(*sizes: int, **policy: Any) -> tuple[Any, int, int]:
+    from torch.distributed.fsdp import fully_shard
+
+    net, over = model(), mesh(*(sizes or (ranks(),)))
+    for block in net.blocks:
+        fully_shard(block, mesh=over, **policy)
+    return fully_shard(net, mesh=over, **policy), ranks(), torch.distributed.get_rank()
+
+
+def offloaded() -> tuple[Any, int, int]:
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    return sharded(offload_policy=CPUOffloadPolicy(pin_memory=False))
+
+
+def parallel(net: Any, over: Any) -> Any:
+    """Columns first, rows after them, as heads and hidden units go; the embedding by rows of its table."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    columns, rows = ("query", "key", "value", "up"), ("out", "down")
+    for block in net.blocks:
+        plan = {**dict.fromkeys(columns, ColwiseParallel()), **dict.fromkeys(rows, RowwiseParallel())}
+        parallelize_module(block, over, plan)
+    return parallelize_module(net, over, {"head": ColwiseParallel(output_layouts=replicate())})
+
+
+def replicate() -> Any:
+    from torch.distributed.tensor import Replicate
+
+    return Replicate()
+
+
+def tensor_parallel() -> tuple[Any, int, int]:
+    return parallel(model(), mesh(ranks())), 1, 0
+
+
+def sharded_over_parallel() -> tuple[Any, int, int]:
+    from torch.distributed.fsdp import fully_shard
+
+    grid = mesh(2, 2)
+    net = parallel(model(), grid["inner"])
+    for block in net.blocks:
+        fully_shard(block, mesh=grid["outer"])
+    return fully_shard(net, mesh=grid["outer"]), 2, grid["outer"].get_local_rank()
+
+
+WRAPPERS: Mapping[str, Callable[[], tuple[Any, int, int]]] = {
+    "DDP": replicated,
+    "FSDP2": sharded,
+    "FSDP2, offloaded": offloaded,
+    "HSDP": functools.partial(sharded, 2, 2),
+    "tensor parallel": tensor_parallel,
+    "FSDP2 over tensor parallel": sharded_over_parallel,
+}
+
+
+def trained(net: Any, optimizer: Any, shares: int = 1, share: int = 0, pieces: int = 1) -> list[float]:
+    """The losses of some steps on this rank's share of each batch, in some pieces whose gradients add up."""
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        own = batch(step).tensor_split(shares)[share]
+        total = 0.0
+        for index, words in enumerate(own.tensor_split(pieces)):
+            with communicating(net, index == pieces - 1):
+                loss = loss_of(net, words) / pieces
+                loss.backward()
+            total += loss.item()
+        losses.append(total)
+        optimizer.step()
+    return losses
+
+
+@contextlib.contextmanager
+def communicating(net: Any, last: bool) -> Iterator[None]:
+    """Wrappers send gradients with the last piece alone."""
+    if hasattr(net, "set_requires_gradient_sync"):
+        net.set_requires_gradient_sync(last)
+        yield
+    elif hasattr(net, "no_sync") and not last:
+        with net.no_sync():
+            yield
+    else:
+        yield
+
+
+def named(net: Any) -> list[tuple[str, Any]]:
+    return [(name.removeprefix("module."), p) for name, p in net.named_parameters()]
+
+
+def furthest(wrapper: str, rule: str, lr: float, pieces: int, options: Mapping[str, Any]) -> tuple[float, float]:
+    """How far losses and parameters are from those of one process: of the losses, and of how far parameters went."""
+    make = getattr(thalweg.torch, rule)
+    alone = model()
+    wanted = trained(alone, make(named(alone), lr, engine="reference", **options))
+    with quiet():
+        net, shares, share = WRAPPERS[wrapper]()
+        losses = numbers(trained(net, make(named(net), lr, **options), shares, share, pieces))
+        return compared(net, losses, alone, numbers(wanted))
+
+
+def furthest_with_zero(rule: str, lr: float, options: Mapping[str, Any]) -> tuple[float, float]:
+    """The same where each rank steps some of the parameters, and tells the others."""
+    with quiet():
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    make = getattr(thalweg.torch, rule)
+    alone = model()
+    wanted = trained(alone, make(alone.parameters(), lr, engine="reference", **options))
+    with quiet():
+        net, shares, share = replicated()
+        optimizer = ZeroRedundancyOptimizer(net.parameters(), optimizer_class=make, lr=lr, **options)
+        losses = numbers(trained(net, optimizer, shares, share))
+        kept = sum(len(state) > 0 for state in optimizer.optim.state.values())
+        assert 0 < kept < len(list(alone.parameters())), "every rank keeps all of the state"
+        return compared(net, losses, alone, numbers(wanted))
+
+
+def numbers(losses: list[float]) -> Any:
+    return torch.tensor(losses, dtype=torch.float64)
+
+
+def compared(net: Any, losses: Any, alone: Any, wanted: Any) -> tuple[float, float]:
+    torch.distributed.all_reduce(losses)
+    start = dict(named(model()))
+    by_loss = ((losses / ranks() - wanted).abs() / wanted).max().item()
+    by_name = dict(named(alone))
+    moved = {
+        name: (whole(p.detach()) - by_name[name]).abs().max() / (by_name[name] - start[name]).abs().max()
+        for name, p in named(net)
+    }
+    return by_loss, max(moved.values()).item()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """What torch says of its own wrappers is not ours to judge."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\b.*")
+        yield
