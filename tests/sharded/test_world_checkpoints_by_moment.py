@@ -47,6 +47,18 @@ def test_chances_of_rounding_come_back(tmp_path: Path, case: str) -> None:
     assert found == FINE
 
 
+@pytest.mark.parametrize("way", ["nested", "flat"])
+@RULE
+def test_a_parameter_without_a_gradient_so_far(tmp_path: Path, case: str, way: str) -> None:
+    assert world(2).run(faults.stepped_late, tmp_path / "checkpoint", case, "FSDP2", way) == FINE
+
+
+@pytest.mark.parametrize("way", ["nested", "flat", "full"])
+def test_a_frozen_parameter(tmp_path: Path, way: str) -> None:
+    world(2).run(save, tmp_path, "LAMB", "FSDP2", way, frozen=["wide.weight"])
+    assert world(2).run(resume, tmp_path, "LAMB", "TP", way, frozen=["wide.weight"]) == FINE
+
+
 @RULE
 def test_saved_while_training_goes_on(tmp_path: Path, case: str) -> None:
     assert world(2).run(faults.saved_while_training, tmp_path / "checkpoint", case, "FSDP2") == FINE
@@ -117,6 +129,12 @@ def test_what_does_not_fit_is_told_on_every_rank(
     world(2).run(save, tmp_path, saved, "FSDP2", way)
     for said in world(2).run(faults.misfit, tmp_path, loading, "FSDP2", way):
         assert words in said
+
+
+def test_other_shapes_are_told_on_every_rank(tmp_path: Path) -> None:
+    world(2).run(save, tmp_path, "LAMB", "FSDP2")
+    for said in world(2).run(faults.misfit, tmp_path, "LAMB", "FSDP2", "nested", width=12):
+        assert "Size mismatch between saved torch.Size([10, 6]) and current: torch.Size([12, 6])" in said
 
 
 @pytest.mark.parametrize("layout", ["FSDP2", "TP"])

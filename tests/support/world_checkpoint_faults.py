@@ -72,6 +72,7 @@ def same_bits(folder: Path, case: str, layout: str, dtype: str, **options: Any) 
     first.steps(0, SAVED)
     write(first, folder, "nested")
     first.steps(SAVED, ENDED)
+    again.steps(0, 2)  # what it has learned by itself is forgotten
     read(again, folder, "nested")
     again.steps(SAVED, ENDED)
     return list(differing(first.snapshot(), again.snapshot()))
@@ -143,9 +144,21 @@ def write_over(folder: Path, case: str, layout: str) -> str:
     return told(lambda: save({"model": model, "optim": optim}, storage_writer=writer))
 
 
-def misfit(folder: Path, case: str, layout: str, way: str) -> str:
+def stepped_late(folder: Path, case: str, layout: str, way: str) -> list[str]:
+    """What differs where one parameter has had no gradient yet when the checkpoint is saved."""
+    first, again = Training(case, layout), Training(case, layout, seed=7)
+    first.steps(0, SAVED, absent=["wide.weight"])
+    first.optimizer.make_state()
+    write(first, folder, way)
+    first.steps(SAVED, ENDED)
+    read(again, folder, way)
+    again.steps(SAVED, ENDED)
+    return list(differing(first.snapshot(), again.snapshot()))
+
+
+def misfit(folder: Path, case: str, layout: str, way: str, **made: Any) -> str:
     """What is said of a checkpoint that does not fit."""
-    training = Training(case, layout)
+    training = Training(case, layout, **made)
     return told(lambda: read(training, folder / "checkpoint", way))
 
 

@@ -50,10 +50,10 @@ NAMES = [name for name, (rule, _) in CASES.items() if rule in RULES]
 class Net(torch.nn.Module):
     """Sizes that divide by the number of ranks and such that do not, one of them shorter than there are ranks."""
 
-    def __init__(self, seed: int, dtype: str) -> None:
+    def __init__(self, seed: int, dtype: str, width: int) -> None:
         super().__init__()
-        self.wide = torch.nn.Linear(6, 10)
-        self.narrow = torch.nn.Linear(10, 5)
+        self.wide = torch.nn.Linear(6, width)
+        self.narrow = torch.nn.Linear(width, 5)
         self.short = torch.nn.Parameter(torch.empty(3))
         self.cube = torch.nn.Parameter(torch.empty(4, 3, 2))
         self.to(getattr(torch, dtype))
@@ -113,18 +113,31 @@ def grouped(own: Mapping[str, Any], groups: Sequence[tuple[str, Mapping[str, Any
 class Training:
     """A model and its optimizer in one of the layouts."""
 
-    def __init__(self, case: str, layout: str, *, seed: int = 0, dtype: str = "float64", **other: Any) -> None:
+    def __init__(
+        self,
+        case: str,
+        layout: str,
+        *,
+        seed: int = 0,
+        dtype: str = "float64",
+        width: int = 10,
+        frozen: Sequence[str] = (),
+        **other: Any,
+    ) -> None:
         rule, options = CASES[case]
-        net = Net(seed, dtype)
+        net = Net(seed, dtype, width)
+        for name in frozen:
+            net.get_parameter(name).requires_grad_(False)
         self.model = LAYOUTS[layout](net)
         self.own = dict(net.named_parameters())
         given = copy.deepcopy({"lr": LR[rule], **options, **other})
         self.optimizer = getattr(thalweg.torch, rule)(grouped(self.own, given.pop("groups", [("", {})])), **given)
 
-    def steps(self, first: int, last: int) -> None:
+    def steps(self, first: int, last: int, absent: Sequence[str] = ()) -> None:
         for step in range(first, last):
             for name, p in self.own.items():
-                p.grad = gradient("alike", numbers(name, p.shape, step + 1).to(p.dtype), p)
+                if p.requires_grad and name not in absent:
+                    p.grad = gradient("alike", numbers(name, p.shape, step + 1).to(p.dtype), p)
             self.optimizer.step()
             self.optimizer.zero_grad()
 
