@@ -24,6 +24,14 @@ def check(size: int, run: Run, layout: str) -> None:
 
 @cases_for()
 @LAID_OUT
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_every_layout_gives_the_numbers_of_one_process(rule: str, size: int, layout: str, dtype: str) -> None:
-    check(size, Run(rule, dtype), layout)
+@pytest.mark.parametrize(("dtype", "engine"), [("float64", "auto"), ("float32", "auto"), ("float64", "foreach")])
+def test_every_layout_gives_the_numbers_of_one_process(
+    rule: str, size: int, layout: str, dtype: str, engine: str
+) -> None:
+    check(size, Run(rule, dtype, engine=engine), layout)
+
+
+@pytest.mark.parametrize("rule", ["LARS", "LAMB"])
+@pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "mixed"), (4, "two axes")])
+def test_native_code_by_name(rule: str, size: int, layout: str) -> None:
+    check(size, Run(rule, engine="fused"), layout)

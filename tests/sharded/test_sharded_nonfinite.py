@@ -13,15 +13,19 @@ from world_steps import TYPICAL, Run, cases_for, differences, stepped_errors
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 
-LAID_OUT = pytest.mark.parametrize(
-    ("size", "layout"), [(2, "first axis"), (2, "last axis"), (2, "mixed"), (4, "two axes"), (4, "meshes")]
-)
-
 
 @cases_for()
-@LAID_OUT
 @pytest.mark.parametrize("policy", ["skip", "raise", "propagate"])
-@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("size", "layout", "number"),
+    [
+        (2, "first axis", math.nan),
+        (2, "last axis", math.nan),
+        (2, "mixed", math.inf),
+        (4, "two axes", math.inf),
+        (4, "meshes", math.nan),
+    ],
+)
 def test_gradients_that_are_not_finite(rule: str, size: int, layout: str, policy: str, number: float) -> None:
     options = dict(TYPICAL[rule], on_nonfinite=policy)
     run = Run(rule, options=options, spoilt=((1, "matrix", number), (2, "vector", number), (2, "large", number)))
