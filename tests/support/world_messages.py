@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
+
+pytest.importorskip("torch")
+
 from torch.utils._python_dispatch import TorchDispatchMode
 from world_layouts import layout as laid_out
 from world_steps import Run, stepped
