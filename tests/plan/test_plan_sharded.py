@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+
+pytest.importorskip("torch")
+
+from sharded_costs import LAYOUTS, Case, Measured, Sent, measure
+from world import world
 
 from thalweg.plan.costs import entry_bytes, ring, shard
 from thalweg.plan.models import Tensor
@@ -14,13 +19,7 @@ from thalweg.plan.optimizers import Option, setting_of
 from thalweg.plan.parts import Part, messages, part_entries
 from thalweg.plan.shards import Place, largest_share, share_of
 
-if TYPE_CHECKING:
-    from sharded_costs import Case, Measured, Sent
-
 pytestmark = [pytest.mark.world, pytest.mark.slow]
-torch = pytest.importorskip("torch")
-if not torch.distributed.is_available():
-    pytest.skip("this torch has no torch.distributed", allow_module_level=True)
 
 #: The rules that step parts of tensors by sums over them.
 BY_SUMS = ("SGD", "AdamW", "LARS", "LAMB", "Adafactor")
@@ -46,8 +45,6 @@ STACKED = ((4, 130, 140), (3, 7, 8), (5, 2, 3))
 
 def cases(world: int) -> list[Case]:
     """Options and dtypes with two ranks; layouts with as many as they need."""
-    from sharded_costs import LAYOUTS, Case
-
     found = [Case(name) for name in BY_SUMS]
     found += [
         Case("Kron", {**options, "precond_update_probability": 0.5}) for options in (KRON if world == 2 else KRON[:2])
@@ -64,13 +61,9 @@ def cases(world: int) -> list[Case]:
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def world(request: pytest.FixtureRequest) -> tuple[int, list[tuple[Case, list[Measured]]]]:
+def runs(request: pytest.FixtureRequest) -> list[tuple[Case, list[Measured]]]:
     """Every case, with what each of so many ranks measured."""
-    from sharded_costs import measured
-
-    some = cases(request.param)
-    by_rank = measured(request.param, some)
-    return request.param, [(case, [found[i] for found in by_rank]) for i, case in enumerate(some)]
+    return [(case, world(request.param).run(measure, case)) for case in cases(request.param)]
 
 
 def tensors_of(case: Case) -> list[Tensor]:
@@ -81,9 +74,9 @@ def setting(case: Case) -> Any:
     return setting_of(case.optimizer, [Option(key, value, case.optimizer) for key, value in case.options.items()])
 
 
-def each(world: tuple[int, Any], check: Callable[..., None], which: Callable[[Case], bool]) -> None:
+def each(runs: list[tuple[Case, list[Measured]]], check: Callable[..., None], which: Callable[[Case], bool]) -> None:
     """Check all cases of a sort, naming the one that fails."""
-    chosen = [(case, ranks) for case, ranks in world[1] if which(case)]
+    chosen = [(case, ranks) for case, ranks in runs if which(case)]
     assert len(chosen) > len(BY_SUMS)
     for case, ranks in chosen:
         try:
@@ -92,7 +85,7 @@ def each(world: tuple[int, Any], check: Callable[..., None], which: Callable[[Ca
             raise AssertionError(f"{case}: {error}") from error
 
 
-def test_state_of_every_rank(world: Any) -> None:
+def test_state_of_every_rank(runs: Any) -> None:
     def check(case: Case, ranks: list[Measured]) -> None:
         place = Place("torch", "cpu", "foreach", len(ranks), "fsdp2")
         planned = [share_of(setting(case), tensors_of(case), place, rank) for rank in range(len(ranks))]
@@ -101,10 +94,10 @@ def test_state_of_every_rank(world: Any) -> None:
         most = largest_share(setting(case), tensors_of(case), place)
         assert most == max(planned, key=lambda share: share.total_bytes)
 
-    each(world, check, is_planned)
+    each(runs, check, is_planned)
 
 
-def test_bytes_sent_and_collectives(world: Any) -> None:
+def test_bytes_sent_and_collectives(runs: Any) -> None:
     """What goes to others; sums by the formula of a ring. Not all steps of Kron send the same."""
 
     def check(case: Case, ranks: list[Measured]) -> None:
@@ -116,7 +109,7 @@ def test_bytes_sent_and_collectives(world: Any) -> None:
             assert [sent_bytes(step, len(ranks)) for step in found.sent] == wanted
             assert [len(step) for step in found.sent] == [planned.collectives] * 2
 
-    each(world, check, is_planned)
+    each(runs, check, is_planned)
 
 
 def sent_bytes(step: tuple[Sent, ...], world: int) -> int:
@@ -130,8 +123,6 @@ def is_planned(case: Case) -> bool:
 
 def parts_of(case: Case, world: int, rank: int) -> list[Part]:
     """Cut over every dimension of the mesh in turn, as DTensor does it."""
-    from sharded_costs import LAYOUTS
-
     sizes, axes = LAYOUTS[case.layout][0][world], LAYOUTS[case.layout][1]
     at = [rank // math.prod(sizes[dimension + 1 :]) % size for dimension, size in enumerate(sizes)]
     found = []
@@ -145,7 +136,7 @@ def parts_of(case: Case, world: int, rank: int) -> list[Part]:
     return found
 
 
-def test_every_message_in_every_layout(world: Any) -> None:
+def test_every_message_in_every_layout(runs: Any) -> None:
     """By mesh dimension; state too, so that formulas hold beyond the layout that plans know."""
 
     def check(case: Case, ranks: list[Measured]) -> None:
@@ -158,4 +149,4 @@ def test_every_message_in_every_layout(world: Any) -> None:
             kept = sum(entry_bytes(entry) for part in parts for entry in part_entries(setting(case), part).values())
             assert kept + 4 * len(parts) == found.state_bytes
 
-    each(world, check, lambda case: case.optimizer in BY_SUMS)
+    each(runs, check, lambda case: case.optimizer in BY_SUMS)

@@ -1,24 +1,22 @@
-"""What ranks really keep and send: steps of sharded parameters in processes of their own, measured."""
+"""What a rank really keeps and sends: steps of sharded parameters, measured."""
 
 from __future__ import annotations
 
-import os
-import tempfile
-import traceback
-from collections.abc import Sequence
+import functools
 from dataclasses import dataclass, field
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+import pytest
 
-import thalweg.torch
-from thalweg.plan.optimizers import OPTIMIZERS
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+import thalweg.torch  # noqa: E402
+from thalweg.plan.optimizers import OPTIMIZERS  # noqa: E402
 
 #: Meshes by name: their sizes by number of ranks, and the axis that each of their dimensions divides (None: none).
 LAYOUTS: dict[str, tuple[dict[int, tuple[int, ...]], tuple[int | None, ...]]] = {
@@ -65,7 +63,7 @@ class Measured:
     sent: tuple[tuple[Sent, ...], ...]
 
 
-def placements(case: Case, ndim: int) -> list[Placement]:
+def placements(case: Case, ndim: int) -> list[Any]:
     """Axes that a tensor does not have are not divided."""
     axes = LAYOUTS[case.layout][1]
     return [Replicate() if axis is None or axis >= ndim else Shard(axis) for axis in axes]
@@ -84,8 +82,14 @@ class Listener(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def measure(case: Case, mesh: DeviceMesh) -> Measured:
-    """Three steps; the first makes the state."""
+@functools.cache
+def mesh_of(*sizes: int) -> Any:
+    return init_device_mesh("cpu", sizes)
+
+
+def measure(case: Case) -> Measured:
+    """Three steps; the first makes the state. Every rank has to call it."""
+    mesh = mesh_of(*LAYOUTS[case.layout][0][dist.get_world_size()])
     rule, own = OPTIMIZERS[case.optimizer]
     random = torch.Generator().manual_seed(0)
     named = []
@@ -109,7 +113,7 @@ def bytes_of(tensor: Any) -> int:
     return int(held.numel() * held.element_size())
 
 
-def listened(step: Any, mesh: DeviceMesh) -> tuple[Sent, ...]:
+def listened(step: Any, mesh: Any) -> tuple[Sent, ...]:
     """The collectives of a step."""
     heard: list[Sent] = []
     groups = {id(mesh.get_group(dimension)): dimension for dimension in range(mesh.ndim)}
@@ -137,34 +141,3 @@ def listened(step: Any, mesh: DeviceMesh) -> tuple[Sent, ...]:
             setattr(dist, name, original)
     assert listener.count == len(heard), f"{listener.count} collectives, and {len(heard)} of them known"
     return tuple(heard)
-
-
-def rank_main(rank: int, world: int, cases: Sequence[Case], folder: str) -> None:
-    """One process: every case, its results or its fault in a file."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(folder) / "store"), world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
-    try:
-        meshes = {sizes[world] for sizes, _ in LAYOUTS.values() if world in sizes}
-        made = {sizes: init_device_mesh("cpu", sizes) for sizes in sorted(meshes)}
-        found: Any = [measure(case, made[LAYOUTS[case.layout][0][world]]) for case in cases]
-    except BaseException:
-        found = traceback.format_exc()
-        raise
-    finally:
-        torch.save(found, Path(folder) / f"{rank}.pt")
-        dist.destroy_process_group()
-
-
-def measured(world: int, cases: Sequence[Case]) -> list[list[Measured]]:
-    """By rank and case."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with tempfile.TemporaryDirectory() as folder:
-        context = torch.multiprocessing.spawn(rank_main, (world, cases, folder), nprocs=world, join=False)
-        try:
-            while not context.join():
-                pass
-        except Exception:
-            told = [torch.load(path, weights_only=False) for path in sorted(Path(folder).glob("*.pt"))]
-            raise RuntimeError("\n".join(fault for fault in told if isinstance(fault, str))) from None
-        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(world)]
