@@ -10,12 +10,14 @@ from torch import Tensor
 
 from thalweg.exchange import by_known_name, check_exchanged, exchanged
 from thalweg.torch.parameters import Parameters
+from thalweg.torch.shards import whole
 
 
 def export_state(optimizer: Parameters) -> dict[str, Any]:
     """The state of an optimizer for another front end, or for a file.
 
-    ``thalweg.numpy``'s ``load_state_dict`` and ``thalweg.optax.import_state`` take it.
+    ``thalweg.numpy``'s ``load_state_dict`` and ``thalweg.optax.import_state`` take it. What is divided over ranks is
+    brought together: every rank has to call it.
     """
     found = {
         name: {key: to_numpy(entry) for key, entry in optimizer.state[p].items()}
@@ -39,7 +41,7 @@ def import_state(optimizer: Parameters, exported: Mapping[str, Any]) -> None:
 
 
 def to_numpy(x: Tensor) -> Any:
-    x = x.detach().cpu().contiguous().clone()
+    x = whole(x.detach()).cpu().contiguous().clone()
     if x.dtype != torch.bfloat16:
         return x.numpy()
     import ml_dtypes

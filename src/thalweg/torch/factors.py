@@ -16,7 +16,7 @@ from thalweg.rules.blocks import is_zero
 from thalweg.settings import Handling
 from thalweg.spaces import torch as xp
 from thalweg.spaces.sharded import Part
-from thalweg.torch.shards import placed_like
+from thalweg.torch.shards import distributed, placed_like
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,9 @@ def first_owned(p: Tensor, held: Tensor, part: Part, rule: Kron, handling: Handl
 
 def divided(made: State[Tensor], part: Part) -> State[Tensor]:
     """Whole factors as DTensors, of which each rank keeps its rows."""
-    from torch.distributed.tensor import DTensor
-
     mesh, placements = placements_of_factors(part)
     for key, entry in made.items():
         if key.startswith("Q_"):
             rows = block_of_factor(tuple(entry.shape), part).of(entry).clone()
-            made[key] = DTensor.from_local(
-                rows, mesh, placements, run_check=False, shape=entry.shape, stride=entry.stride()
-            )
+            made[key] = distributed(rows, mesh, placements, entry.shape)
     return made

@@ -124,7 +124,7 @@ def ghost_of(p: Tensor) -> Tensor:
 def laid_out(entry: Tensor, like: Tensor) -> Tensor:
     """A tensor divided over ranks like another of its shape, or whole if that one is. Every rank has to call it."""
     if not is_distributed(like):
-        return entry.full_tensor() if is_distributed(entry) else entry  # type: ignore[attr-defined]
+        return whole(entry)
     from torch.distributed.tensor import Replicate
 
     mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
@@ -133,6 +133,11 @@ def laid_out(entry: Tensor, like: Tensor) -> Tensor:
     if not is_distributed(entry):
         entry = distributed(entry, mesh, [Replicate()] * mesh.ndim, entry.shape)
     return entry.redistribute(mesh, placements)  # type: ignore[attr-defined, no-any-return]
+
+
+def whole(x: Tensor) -> Tensor:
+    """A tensor as a whole, on every rank; every rank has to call it."""
+    return x.full_tensor() if is_distributed(x) else x  # type: ignore[attr-defined]
 
 
 def local_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
