@@ -91,12 +91,7 @@ def test_schedules_ask_once() -> None:
     "rounding",
     [
         "nearest",
-        pytest.param(
-            "stochastic",
-            marks=pytest.mark.xfail(
-                strict=True, reason="native code is chosen by the strides that a rank finds, which others may not have"
-            ),
-        ),
+        "stochastic",
     ],
 )
 def test_ranks_choose_engines_alike_whatever_their_memory(rounding: str) -> None:

@@ -56,10 +56,7 @@ def later_steps(size: int, run: Run, layout: str) -> list[dict[str, int]]:
 @pytest.mark.parametrize(
     ("size", "layout"), [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts]
 )
-def test_messages_of_a_step(rule: str, size: int, layout: str, request: pytest.FixtureRequest) -> None:
-    if (rule, layout) == ("Kron", "two axes reversed"):
-        reason = "vectors and matrices are divided over the same ranks in another order, and have two teams"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
     run = Run(rule, rates=(1.0,) * 3)
     assert later_steps(size, run, layout) == [expected(rule, layout)] * 2
 
@@ -86,11 +83,8 @@ def test_nothing_else_makes_more_of_them(rule: str, how: Mapping[str, Any]) -> N
 
 
 @cases_for()
-def test_kinds_of_parameters_share_them(rule: str, request: pytest.FixtureRequest) -> None:
+def test_kinds_of_parameters_share_them(rule: str) -> None:
     """Rows and columns for some, whole squares for others, sums for each slice."""
-    if rule in ("LARS", "LAMB"):
-        reason = "parameters that native code steps and those that it does not have a round each"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     options = dict(TYPICAL[rule], **({"min_dim_size_to_factor": 5} if rule == "Adafactor" else {}))
     run = Run(rule, options=options, overrides=(("kernel", dict(stacked_axes=1)),), rates=(1.0,) * 3)
     assert later_steps(4, run, "two axes") == [expected(rule, "two axes")] * 2

@@ -28,6 +28,9 @@ from thalweg.torch.parameters import Parameters, Params, Rate
 from thalweg.torch.shards import gradient_like, local, local_state, part_of
 from thalweg.torch.tensors import check_gradient
 
+#: Native code looks at how memory lies, which ranks may find different, and they must all send the same messages.
+DIVIDED = "parameters that are divided over ranks are stepped as lists, unless engine='fused' is asked for"
+
 
 class Optimizer(Parameters):
     """A ``torch.optim.Optimizer`` around one of our rules.
@@ -183,7 +186,8 @@ class Optimizer(Parameters):
                 unserved = f"there is no fused kernel for a gradient that is a {type(g).__name__}"
             divided = part.groups if any(part.groups) else ()
             if divided:
-                unserved = unserved or reason_against_part(setting, part)
+                own = unserved if self._wanted_engine == "fused" else DIVIDED
+                unserved = reason_against_part(setting, part) or own
             key = (index, id(setting), p.device, p.dtype, g.dtype, kind, t, unserved, divided)
             members[key].append((name, p))
             if key not in shared:

@@ -37,7 +37,8 @@ class Owners:
         """For each task this rank's part of what was whitened, the mean of its squares, and parts of its factors."""
         by_team: dict[tuple[MeshGroup, ...], list[int]] = defaultdict(list)
         for index, task in enumerate(tasks):
-            by_team[task.part.across(None)].append(index)
+            # the same ranks, whichever axis of a parameter they divide
+            by_team[tuple(sorted(task.part.across(None), key=lambda group: group.order))].append(index)
         answers: list[Any] = [None] * len(tasks)
         for groups, members in by_team.items():
             if groups not in self.teams:
