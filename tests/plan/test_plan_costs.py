@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from thalweg.errors import CommandError
+from thalweg.kernels.cpu.library import reason_missing
 from thalweg.plan import plan
 from thalweg.plan.costs import bytes_moved, flops, local, ring, shard
 from thalweg.plan.models import Model, Tensor
@@ -190,6 +192,24 @@ def test_lists_of_parts_are_not_cut() -> None:
     assert alone.peak_bytes is not None
     assert found.peak_bytes > 6.9 * found.parameter_bytes
     assert alone.peak_bytes < 2 * alone.parameter_bytes
+
+
+@pytest.mark.skipif(reason_missing() is not None, reason="there is no native core here")
+def test_native_code_steps_parts_in_place() -> None:
+    many = Model("many", "", tuple(Tensor(f"w{i}", (4096, 1024)) for i in range(8)))
+    found = plan(many, optimizers=["LARS", "LAMB"], world=2, layout="fsdp2", device="cpu", engine="fused")
+    assert {cost.share.engine for cost in found.costs} == {"fused"}
+    assert all((cost.share.peak_bytes or 0) < 2**20 for cost in found.costs)
+    found = plan(many, optimizers=["LAMB"], world=2, layout="fsdp2", device="cpu")
+    assert found.costs[0].share.engine == "foreach"
+
+
+@pytest.mark.skipif(reason_missing() is not None, reason="there is no native core here")
+def test_parts_that_native_code_does_not_step() -> None:
+    with pytest.raises(
+        CommandError, match="cannot run Kron: there is no fused kernel of Kron for parameters that are div"
+    ):
+        plan(SMALL, optimizers=["Kron"], world=2, layout="fsdp2", device="cpu", engine="fused")
 
 
 def test_kron_sends_gradients_to_owners_and_updates_back() -> None:

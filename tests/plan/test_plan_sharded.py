@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 from sharded_costs import LAYOUTS, Case, Measured, Sent, measure
 from world import world
 
+from thalweg.kernels.cpu.library import reason_missing
 from thalweg.plan.costs import entry_bytes, ring, shard
 from thalweg.plan.models import Tensor
 from thalweg.plan.optimizers import Option, setting_of
@@ -52,6 +53,8 @@ def cases(world: int) -> list[Case]:
     found += [Case(name, {"stacked_axes": 1}, shapes=STACKED) for name in ("LARS", "LAMB", "Adafactor", "Kron")]
     if world == 2:
         found += [Case(name, options) for name, options in OPTIONS]
+        if reason_missing() is None:
+            found += [Case(name, engine="fused") for name in BY_SUMS if name != "Adafactor"]
         found += [Case(name, dtypes=("bfloat16",)) for name in ("LAMB", "Adafactor", "Kron")]
         found += [Case(name, dtypes=("float32", "float64")) for name in ("LARS", "Adafactor", "Kron")]
     others = [layout for layout, (sizes, _) in LAYOUTS.items() if layout != "fsdp2" and world in sizes]

@@ -36,6 +36,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     layout: str = "fsdp2"
     dtypes: tuple[str, ...] = ("float32",)
+    engine: str = "auto"
     shapes: tuple[tuple[int, ...], ...] = ((7, 5), (9,), (130, 140), (1, 6), (3, 130, 140), (4, 3, 2, 5), (32, 32))
 
     def tensors(self) -> list[tuple[tuple[int, ...], str]]:
@@ -99,7 +100,7 @@ def measure(case: Case) -> Measured:
         p.grad = distribute_tensor(g, mesh, placements(case, len(shape)))
         named.append((f"p{i}", p))
     rate = {} if rule == "Adafactor" else {"lr": 1e-3}
-    optimizer = getattr(thalweg.torch, rule)(named, **rate, **own, **case.options)
+    optimizer = getattr(thalweg.torch, rule)(named, engine=case.engine, **rate, **own, **case.options)
     optimizer.step()
     steps = tuple(listened(optimizer.step, mesh) for _ in range(2))
     entries = [entry for state in optimizer.state.values() for entry in state.values()]

@@ -21,7 +21,7 @@ from thalweg.plan.optimizers import (
     setting_of,
 )
 from thalweg.plan.peaks import Item, torch_unserved
-from thalweg.plan.shards import Place, Share, largest_share
+from thalweg.plan.shards import Place, Share, is_divided, largest_share, reason_against_parts
 from thalweg.plan.sources import resolve
 from thalweg.settings import Setting
 
@@ -182,7 +182,9 @@ def check_word(what: str, word: str, known: Sequence[str]) -> None:
 
 
 def check_served(name: str, setting: Setting, model: Model, place: Place) -> None:
-    """Say what cannot be stepped so: slices that are not there, shapes that native code does not take."""
+    """Say what cannot be stepped so: slices that are not there, shapes and parts that native code does not take."""
+    if place.engine == "fused" and is_divided(place) and (obstacle := reason_against_parts(setting)):
+        raise CommandError(f"engine 'fused' cannot run {name}: {obstacle}; 'auto' can")
     for tensor in model.tensors:
         if setting.rule.stacked_axes > len(tensor.shape):
             raise CommandError(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from thalweg.arrays import Shape
+from thalweg.kernels.cpu.plan import SUMS
 from thalweg.plan import costs
 from thalweg.plan.models import Tensor
 from thalweg.plan.owners import exchanged_bytes, is_remembered, kept_entries, owner_peak, owners, whole_factors
@@ -89,6 +90,16 @@ def is_divided(place: Place) -> bool:
     return place.world > 1 and place.layout == "fsdp2"
 
 
+def reason_against_parts(setting: Setting) -> str:
+    """Why native code cannot step parts of parameters (``torch/fused.py``), "" if it can."""
+    rule = type(setting.rule).__name__
+    if rule not in SUMS:
+        return f"there is no fused kernel of {rule} for parameters that are divided over ranks"
+    if setting.handling.on_nonfinite != "propagate" or setting.rule.stacked_axes:
+        return "parameters are divided over ranks, and on_nonfinite and stacked_axes ask for more than sums"
+    return ""
+
+
 def whole_share(setting: Setting, tensors: Sequence[Tensor], place: Place, rank: int) -> Share:
     """Everything, as every rank has it."""
     items = [Item(tensor, setting) for tensor in tensors]
@@ -103,7 +114,9 @@ def part_share(setting: Setting, tensors: Sequence[Tensor], place: Place, rank: 
     entries = [entry for part in parts for entry in part_entries(setting, part).values()]
     sums = messages(setting, parts)
     sent = costs.ring(sum(sums.values()), place.world)
-    bare = of_items(items, entries, place, rank, divided_peak(items))
+    # native code steps parts only where it is asked for
+    peak = peak_of(items, place) if place.engine == "fused" else divided_peak(items)
+    bare = of_items(items, entries, place, rank, peak)
     return replace(bare, sent_bytes=sent, sent_between=sent, collectives=len(sums))
 
 
