@@ -18,7 +18,11 @@ ENVIRONMENTS = {
     "numpy": ([], ["torch", "jax", "ml_dtypes", "click", "matplotlib", "safetensors"], ["tests"]),
     "torch": (["torch"], ["jax", "ml_dtypes"], ["tests"]),
     "jax": (["jax"], ["torch"], ["tests"]),
-    "cli": (["cli"], ["torch", "jax", "ml_dtypes", "safetensors"], ["tests/race", "tests/plan", "tests/bench", "tests/show"]),
+    "cli": (
+        ["cli"],
+        ["torch", "jax", "ml_dtypes", "safetensors"],
+        ["tests/race", "tests/plan", "tests/bench", "tests/show"],
+    ),
 }
 
 

@@ -37,8 +37,8 @@ FINITE_DIFFERENCES = 1e-6
 #: A step over several devices against one, after a few steps: parameters relative to how far they went, state relative
 #: to the size of each array.
 SHARDED = {"float64": 2e-14, "float32": 1e-5}
-#: Steps over ranks against one process, after a few steps, relative to the size of each array (parameters of float64: to
-#: how far they went).
+#: Steps over ranks against one process, after a few steps, relative to the size of each array (parameters of float64:
+#: to how far they went).
 WORLD = {"float64": 1e-12, "float32": 1e-6}
 #: Training over ranks against one process, after a few steps in float64: gradients are summed in another order too, and
 #: those that are nearly zero are divided by their own size.
