@@ -82,7 +82,7 @@ class World:
 
 @functools.cache
 def world(size: int) -> World:
-    """The ranks of this session."""
+    """The ranks that serve this run of the tests."""
     return World(size)
 
 
@@ -101,7 +101,7 @@ def serve(connection: Connection, rank: int, size: int, meeting: str) -> None:
     while True:
         try:
             module, function, arguments, named = connection.recv()
-        except EOFError:  # the session is over
+        except EOFError:  # the tests are over
             return
         try:
             with warnings.catch_warnings():
