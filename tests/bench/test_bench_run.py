@@ -133,7 +133,8 @@ class NotACpu(Cpu):
     name = "cuda"
 
 
-def test_numpy_does_not_step_on_gpus() -> None:
+def test_numpy_does_not_step_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "installed", lambda package: True)
     with pytest.raises(CommandError, match=r"thalweg\.numpy steps on CPUs alone"):
         run.contestants(NotACpu(), None, ["numpy", "torch"])
     assert all(c.front_end != "numpy" for c in run.contestants(NotACpu(), [], None))
