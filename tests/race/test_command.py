@@ -199,7 +199,10 @@ def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
 @drawn
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_was_finished_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    arguments = [sys.executable, "-m", "thalweg", "race", "--seeds", "1", "--out", str(tmp_path)]
+    # whoever runs the tests in the background may have had the signal ignored, and children inherit that
+    listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    program = f"{listening} from thalweg.__main__ import main; main()"
+    arguments = [sys.executable, "-c", program, "race", "--seeds", "1", "--out", str(tmp_path)]
     process = subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     records = tmp_path / "runs.jsonl"
     deadline = time.monotonic() + 60
