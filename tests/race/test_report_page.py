@@ -19,7 +19,7 @@ from thalweg.show.extras import MissingExtra
 
 HOSTILE = "</script><b>x</b> \u2028 \"'&amp; é漢 %{x} $1 ${title}"
 NAMES = [contestant["name"] for contestant in CONTESTANTS]
-PATIENCE = 120_000
+PATIENCE = 120_000  # milliseconds
 LARGEST, VALLEY = 2, 3  # places of courses in the summary
 #: Puts every switch back as it was when the page was opened.
 UNDO = """() => {
