@@ -27,7 +27,7 @@ class Advance(NamedTuple):
 
     p: Any
     state: State[Any]
-    #: Whether the step was finite; None if nobody asked (``on_nonfinite="propagate"``).
+    #: Whether the step was finite and allowed; None if nobody asked (``on_nonfinite="propagate"``).
     finite: Truth | None
     stats: dict[str, Scalar]
 
@@ -75,19 +75,20 @@ def advance(
     """Step one parameter. Nothing is written to p, g or s; the new ones are returned.
 
     tensor: the parameter's number for random bits. grad_scale: multiplies the gradient.
-    allowed: False leaves everything as it was, under ``on_nonfinite="skip"``.
+    allowed: False leaves everything as it was.
     noise: gives the numbers of ``rules.noise.normal`` by other means.
     """
     update = proposed(
         xp, rule, handling, p, g, s, t=t, lr=lr, lr_scale=lr_scale, tensor=tensor, grad_scale=grad_scale, noise=noise
     )
     new, state = written(xp, handling, p, update.delta, tensor=tensor, t=t), update.state
-    if handling.on_nonfinite == "propagate":
+    guarded = handling.on_nonfinite != "propagate"
+    if not guarded and allowed is None:
         return Advance(new, state, None, update.stats)
-    finite = finite_throughout(xp, update, new)
-    if allowed is not None:
+    finite = finite_throughout(xp, update, new) if guarded else allowed
+    if guarded and allowed is not None:
         finite = finite & allowed
-    if handling.on_nonfinite == "skip":
+    if handling.on_nonfinite == "skip" or allowed is not None:
         new = xp.where(finite, new, p)
         state = {key: xp.where(finite, entry, s[key]) for key, entry in state.items()}
     return Advance(new, state, finite, update.stats)

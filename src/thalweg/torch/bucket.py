@@ -20,7 +20,7 @@ CHUNK = 256 * 2**20 // (20 * 4)
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parameters that are stepped together: of one setting, kind, place, dtype, lr and step."""
+    """Parameters that are stepped together: of one group, setting, kind, place, dtype, lr and step."""
 
     names: Sequence[str]
     params: Sequence[Tensor]
@@ -30,8 +30,12 @@ class Bucket:
     lr: float | Tensor | None
     #: The number of this step where the host knows it; None: it is in the states, on the device.
     t: int | None
-    #: Why native code cannot step them; "" if it can.
+    #: Why native code or a fused kernel cannot step them; "" if it can.
     unserved: str = ""
+    #: Whether kernels for GPUs would be the ones to step them.
+    on_gpu: bool = False
+    #: The place of their parameter group.
+    group: int = 0
     #: What this rank holds of each parameter, if they are divided over ranks; else they are here as a whole.
     parts: Sequence[Part] = ()
     #: Multiplies all gradients.

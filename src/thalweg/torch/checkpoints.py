@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,17 +69,12 @@ def shapes_of(entries: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {key: tuple(entry.shape) for key, entry in entries.items()}
 
 
-def place_of_counts(p: Tensor, group: Mapping[str, Any]) -> torch.device:
-    """Where step and refresh live: with the host, unless the device alone may know them."""
-    on_device = group["capturable"] or group["on_nonfinite"] == "skip"
-    return p.device if on_device else torch.device("cpu")
-
-
 def restored(
     groups: Sequence[Mapping[str, Any]],
     saved: Mapping[str, Any],
     named: Sequence[tuple[str, Tensor]],
     expected: Mapping[str, Mapping[str, Tensor]],
+    place_of_counts: Callable[[Tensor, Mapping[str, Any]], torch.device],
 ) -> dict[Tensor, dict[str, Any]]:
     """Copies of saved entries, in their own dtypes, on the devices of their parameters and laid out for them."""
     homes = [group for group in groups for _ in group["params"]]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from thalweg.boundary import advance, slice_of
 from thalweg.errors import OptionError
+from thalweg.kernels import triton
 from thalweg.kernels.cpu.library import reason_missing, warn_once
 from thalweg.kernels.cpu.noise import fill_normal
 from thalweg.kernels.threads import num_threads
@@ -25,6 +26,7 @@ from thalweg.spaces import foreach
 from thalweg.spaces import torch as single
 from thalweg.spaces.foreach import PerTensor, TensorList
 from thalweg.spaces.sharded import Sharded
+from thalweg.torch import gpu
 from thalweg.torch.bucket import Bucket, Result
 from thalweg.torch.owners import Owned, Owners
 from thalweg.torch.rounds import together
@@ -191,8 +193,9 @@ def engine_for(wanted: Engine, bucket: Bucket, *, compiling: bool) -> str:
     """The name of the engine that serves a bucket; an explicit wish that cannot be met raises."""
     if wanted in ("reference", "foreach"):
         return wanted
-    unknown = "the number of the step is not known to the host" if bucket.t is None else ""
-    reason = unknown or bucket.unserved or reason_missing()
+    missing = gpu.reason_missing(bucket.params[0].device) if bucket.on_gpu else reason_missing()
+    unknown = "the number of the step is not known to the host" if bucket.t is None and not bucket.on_gpu else ""
+    reason = unknown or bucket.unserved or missing
     if not reason:
         return "fused"
     if wanted == "fused":
@@ -200,7 +203,7 @@ def engine_for(wanted: Engine, bucket: Bucket, *, compiling: bool) -> str:
             f"engine='fused' cannot run for parameter {bucket.names[0]!r}: {reason}; "
             "engine='auto' takes the fastest there is"
         )
-    if not bucket.unserved and (missing := reason_missing()) is not None:
-        warn_once(missing)
+    if not bucket.unserved and missing is not None:
+        (triton.warn_once if bucket.on_gpu else warn_once)(missing)
     # a compiler fuses what it can see, and it sees through single tensors
     return "reference" if not bucket.parts and (compiling or len(bucket.params) == 1) else "foreach"

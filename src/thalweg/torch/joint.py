@@ -8,28 +8,33 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import NonFiniteError
-from thalweg.spaces.sharded import Part
+from thalweg.torch.bucket import Bucket
 from thalweg.torch.fused import sums_of_squares
 from thalweg.torch.rounds import reduced
 
 
-def squares_of(gradients: Sequence[Tensor], parts: Sequence[Part], *, native: bool) -> list[Tensor]:
-    """The sum of squares of each whole gradient, in float64 or, infinite where that overflows, in float32."""
-    wide = [torch.float64 if g.dtype == torch.float64 else torch.float32 for g in gradients]
-    sums = sums_of_squares(gradients) if native else None
+def squares_of(buckets: Sequence[Bucket], *, native: bool) -> list[Tensor]:
+    """By bucket, sums of squares of whole gradients: in float64 or, infinite where that overflows, in float32."""
+    wide = [torch.float64 if bucket.grads[0].dtype == torch.float64 else torch.float32 for bucket in buckets]
+    sums = sums_of_squares([g for bucket in buckets for g in bucket.grads]) if native else None
     if sums is not None:
-        own = [square.to(kind) for square, kind in zip(sums.unbind(), wide, strict=True)]
+        parts = torch.split(sums, [len(bucket.grads) for bucket in buckets])
+        own = [squares.to(kind) for squares, kind in zip(parts, wide, strict=True)]
     else:
-        norms = (torch.linalg.vector_norm(g, dtype=kind) for g, kind in zip(gradients, wide, strict=True))
-        own = [norm.square() for norm in norms]
-    return reduced("sum", [(square, part.across(None)) for square, part in zip(own, parts, strict=True)])
+        own = [squares_in(bucket.grads, kind) for bucket, kind in zip(buckets, wide, strict=True)]
+    groups = [bucket.parts[0].across(None) if bucket.parts else () for bucket in buckets]
+    return reduced("sum", list(zip(own, groups, strict=True)))
 
 
-def scale_to(limit: float, squares: Sequence[Tensor]) -> Tensor:
+def squares_in(grads: Sequence[Tensor], kind: torch.dtype) -> Tensor:
+    if any(type(g) is not Tensor for g in grads):  # lists of which torch may not know how to make a sum
+        return torch.stack([torch.linalg.vector_norm(g, dtype=kind) for g in grads]).square()
+    return torch.stack(torch._foreach_norm(list(grads), 2, dtype=kind)).square()
+
+
+def scale_to(limit: float, squares: Tensor) -> Tensor:
     """What brings the joint norm down to a limit; joined in float64, so that nothing overflows on the way."""
-    home = squares[0].device
-    total = torch.stack([square.to(home, torch.float64) for square in squares]).sum().sqrt()
-    return 1 / torch.clamp(total / limit, min=1.0)
+    return 1 / torch.clamp(squares.to(torch.float64).sum().sqrt() / limit, min=1.0)
 
 
 def check_all_finite(names: Sequence[str], finite: Tensor) -> None:

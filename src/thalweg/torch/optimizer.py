@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thalweg.errors import NonFiniteError, OptionError, ParameterError
+from thalweg.kernels import triton
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.kernels.cpu.plan import ENTRIES, Figures
-from thalweg.rules.checks import check_choice, check_flag, check_number
-from thalweg.settings import Overrides, Setting
-from thalweg.spaces.sharded import Part
-from thalweg.torch.agreement import Agreement
+from thalweg.rules.checks import check_choice, check_flag
+from thalweg.settings import Overrides
 from thalweg.torch.bucket import Bucket, Result
 from thalweg.torch.engines import ENGINES, Engine, by_shards, engine_for
-from thalweg.torch.fused import Fused, reason_against, reason_against_part
-from thalweg.torch.joint import check_all_finite, scale_to, squares_of
+from thalweg.torch.fused import Fused
+from thalweg.torch.gpu import Gpu
 from thalweg.torch.owners import Owners
-from thalweg.torch.parameters import Parameters, Params, Rate
-from thalweg.torch.shards import gradient_like, local, local_state, part_of
-from thalweg.torch.tensors import check_gradient
-
-#: Native code looks at how memory lies, which ranks may find different, and they must all send the same messages.
-DIVIDED = "parameters that are divided over ranks are stepped as lists, unless engine='fused' is asked for"
+from thalweg.torch.parameters import Params, Rate
+from thalweg.torch.sorting import Sorting
 
 
-class Optimizer(Parameters):
+class Optimizer(Sorting):
     """A ``torch.optim.Optimizer`` around one of our rules.
 
     The four optimizers derive from it. Gradients are read, never written; parameters and state are
@@ -52,23 +45,19 @@ class Optimizer(Parameters):
     ) -> None:
         check_choice("engine", engine, "auto", "reference", "foreach", "fused")
         check_flag("capturable", capturable)
-        if engine == "fused" and (reason := reason_missing()) is not None:
+        if engine == "fused" and (reason := reason_missing()) is not None and triton.reason_missing() is not None:
             raise OptionError(f"engine='fused' cannot run: {reason}; engine='auto' takes the fastest there is")
         self._forget(engine)
         super().__init__(params, lr, variant=variant, overrides=overrides, capturable=capturable, options=options)
 
     def _forget(self, engine: Engine) -> None:
         """Have seen no step yet."""
-        self._wanted_engine = engine
+        self._forget_buckets(engine)
         self._engines_used: set[str] = set()
         self._last: dict[str, Callable[[], dict[str, Any]]] = {}
-        self._last_finite: dict[str, Tensor] = {}
-        self._skips: Tensor | None = None
         self._fused = Fused(self.rule_name)
-        self._treatments: dict[int, tuple[Setting, Any, Hashable, str]] = {}
-        self._parts: dict[int, tuple[Any, Part]] = {}
+        self._gpu = Gpu()
         self._owners = Owners()
-        self._agreement = Agreement()
 
     @property
     def engine(self) -> str:
@@ -104,32 +93,42 @@ class Optimizer(Parameters):
                 policy = self.param_groups[0]["on_nonfinite"]
                 engines = [engine_for(self._wanted_engine, bucket, compiling=compiling) for bucket in buckets]
                 self._engines_used = set(engines)
-                in_place = [engine == "fused" and self.rule_name in ENTRIES for engine in engines]
-                fused = [bucket for bucket, own in zip(buckets, in_place, strict=True) if own]
-                divided = [bucket for bucket, own in zip(buckets, in_place, strict=True) if bucket.parts and not own]
+                in_place = [
+                    engine == "fused" and (bucket.on_gpu or self.rule_name in ENTRIES)
+                    for bucket, engine in zip(buckets, engines, strict=True)
+                ]
+                own = [bucket for bucket, here in zip(buckets, in_place, strict=True) if here]
+                fused = [bucket for bucket in own if not bucket.on_gpu]
+                launched = [bucket for bucket in own if bucket.on_gpu]
+                divided = [bucket for bucket, here in zip(buckets, in_place, strict=True) if bucket.parts and not here]
                 finite = self._prepare_fused(fused, measure=policy != "propagate") if fused else None
+                if launched:
+                    self._prepare_gpu(launched)
                 sharded = by_shards(divided, self._owners) if divided else []
                 results: Iterable[Result] = itertools.chain(
                     sharded,
                     (
                         result
-                        for bucket, engine, own in zip(buckets, engines, in_place, strict=True)
-                        if not own and not bucket.parts
+                        for bucket, engine, here in zip(buckets, engines, in_place, strict=True)
+                        if not here and not bucket.parts
                         for result in ENGINES[engine](bucket)
                     ),
                 )
                 if policy == "raise":
                     # nothing is written before everything is known to be finite
                     results = list(results)
-                    self._raise_unless_finite(results, fused, finite or [])
+                    self._raise_unless_finite(results, fused, finite or [], launched)
             except BaseException:
                 for p in set(self.state) - known:  # what was made for a step that is not taken
                     del self.state[p]
                 self._fused.release()
+                self._gpu.release()
                 self._owners.forget()
                 raise
             if fused:
                 self._write_fused(fused, finite)
+            if launched:
+                self._write_gpu(launched)
             for result in results:
                 self._commit(result)
 
@@ -141,6 +140,16 @@ class Optimizer(Parameters):
             return None
         allowed = [b.allowed is None or bool(b.allowed) for b in buckets for _ in b.params]
         return [fine and free for fine, free in zip(self._fused.measure(), allowed, strict=True)]
+
+    @torch.compiler.disable
+    def _prepare_gpu(self, buckets: Sequence[Bucket]) -> None:
+        self._gpu.prepare(buckets, self._check_state)
+
+    @torch.compiler.disable
+    def _write_gpu(self, buckets: Sequence[Bucket]) -> None:
+        self._gpu.write()
+        self._last.update(self._gpu.figures)
+        self._gpu.release()
 
     @torch.compiler.disable
     def _write_fused(self, buckets: Sequence[Bucket], finite: Sequence[bool] | None) -> None:
@@ -156,99 +165,6 @@ class Optimizer(Parameters):
             for name in bucket.names:
                 self._last[name] = functools.partial(with_figures, lr, figures, index)
                 index += 1
-
-    @torch.compiler.disable
-    def _buckets(self, only: Tensor | None, compiling: bool) -> list[Bucket]:
-        """Parameters that can be stepped together, checked, with their state made where there is none."""
-        self._report_unused()
-        places = self._place()
-        self._agreement.reach(self.rule_name, places, self.param_groups, self._overrides, one_by_one=only is not None)
-        chosen = places if only is None else {only: places[only]}
-        named = [(name, p) for p, (name, _) in chosen.items() if p.grad is not None]
-        gradients = {}
-        for name, p in named:
-            check_gradient(name, p, grad_of(p))
-            gradients[p] = gradient_like(name, p, grad_of(p))
-        settings = {i: self._checked_settings(i, self.param_groups[i]) for i in sorted({i for _, i in chosen.values()})}
-        factors = {i: lr_scale_of(self.param_groups[i]) for i in settings}
-        members: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
-        shared: dict[Any, tuple[Setting, Any, int | None, str]] = {}
-        for name, p in named:
-            index = places[p][1]
-            group = self.param_groups[index]
-            setting = self._setting(settings[index], name, p)
-            state = self._state(p, setting, group)
-            step = state["step"]
-            t = None if compiling or not step.is_cpu else int(step.item()) + 1
-            kind, unserved = self._treatment(p, setting, state)
-            g, part = gradients[p], self._part(name, p)
-            if not unserved and type(g) is not Tensor:
-                unserved = f"there is no fused kernel for a gradient that is a {type(g).__name__}"
-            divided = part.groups if any(part.groups) else ()
-            if divided:
-                own = unserved if self._wanted_engine == "fused" else DIVIDED
-                unserved = reason_against_part(setting, part) or own
-            key = (index, id(setting), p.device, p.dtype, g.dtype, kind, t, unserved, divided)
-            members[key].append((name, p))
-            if key not in shared:
-                lr = group["lr"].reshape(()) if isinstance(group["lr"], Tensor) else group["lr"]
-                shared[key] = scaled(setting, factors[index]), lr, t, unserved
-        scale, allowed = self._joint(named, gradients)
-        return [
-            Bucket(
-                [name for name, _ in bucket],
-                [local(p) for _, p in bucket],
-                [gradients[p] for _, p in bucket],
-                [local_state(self.state[p]) for _, p in bucket],
-                *shared[key],
-                [self._part(name, p) for name, p in bucket] if key[-1] else (),
-                None if scale is None else scale.to(bucket[0][1].device),
-                None if allowed is None else allowed.to(bucket[0][1].device),
-            )
-            for key, bucket in members.items()
-        ]
-
-    def _treatment(self, p: Tensor, setting: Setting, state: Mapping[str, Tensor]) -> tuple[Hashable, str]:
-        """The kind of a parameter, and why native code cannot step it ("" if it can)."""
-        held = local(p)
-        memory = (held.data_ptr(), held.shape, held.stride()) if p.is_cpu else None
-        known = self._treatments.get(id(p))
-        if known is None or known[0] is not setting or known[1] != memory:
-            kind = setting.rule.kind(tuple(p.shape))
-            reason = reason_against(setting, held, local_state(state))
-            self._treatments[id(p)] = known = setting, memory, kind, reason
-        return known[2:]
-
-    def _part(self, name: str, p: Tensor) -> Part:
-        """What this rank holds of a parameter."""
-        known = self._parts.get(id(p))
-        layout = (p.shape, getattr(p, "placements", None), getattr(p, "device_mesh", None))
-        if known is None or known[0] != layout:
-            self._parts[id(p)] = known = layout, part_of(name, p)
-        return known[1]
-
-    def _joint(
-        self, named: Sequence[tuple[str, Tensor]], gradients: Mapping[Tensor, Tensor]
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """What depends on all gradients together: the scale of max_grad_norm, and whether to skip the step."""
-        limit, policy = self.param_groups[0]["max_grad_norm"], self.param_groups[0]["on_nonfinite"]
-        if not named or (limit is None and policy != "skip"):
-            return None, None
-        parts = [self._part(name, p) for name, p in named]
-        native = self._wanted_engine in ("auto", "fused")
-        squares = squares_of([gradients[p] for _, p in named], parts, native=native)
-        finite = torch.stack([torch.isfinite(square).to(squares[0].device) for square in squares])
-        names = [name for name, _ in named]
-        if policy == "raise":
-            check_all_finite(names, finite)
-        scale = None if limit is None else scale_to(limit, squares)
-        if policy != "skip":
-            return scale, None
-        self._last_finite = dict(zip(names, finite.unbind(), strict=True))
-        allowed = finite.all()
-        skipped = (~allowed).to(torch.int64)
-        self._skips = skipped if self._skips is None else self._skips + skipped
-        return scale, allowed
 
     @torch.compiler.disable
     def _commit(self, result: Result) -> None:
@@ -268,10 +184,18 @@ class Optimizer(Parameters):
 
     @torch.compiler.disable
     def _raise_unless_finite(
-        self, results: Sequence[Result], fused: Sequence[Bucket], fused_finite: Sequence[bool]
+        self,
+        results: Sequence[Result],
+        fused: Sequence[Bucket],
+        fused_finite: Sequence[bool],
+        launched: Sequence[Bucket],
     ) -> None:
         names = [name for bucket in fused for name in bucket.names]
         guilty = [name for name, finite in zip(names, fused_finite, strict=True) if not finite]
+        if launched:
+            names = [name for bucket in launched for name in bucket.names]
+            flags = torch.cat(self._gpu.measure()).tolist()
+            guilty += [name for name, finite in zip(names, flags, strict=True) if not finite]
         for result in results:
             assert result.finite is not None
             flags = torch.stack([finite.reshape(()) for finite in result.finite]).tolist()
@@ -289,18 +213,10 @@ class Optimizer(Parameters):
 
         return {name: {key: shown(v) for key, v in figures().items()} for name, figures in self._last.items()}
 
-    @property
-    def skipped(self) -> int:
-        """How many steps were skipped under ``on_nonfinite="skip"``. Reading it waits for the device."""
-        return 0 if self._skips is None else int(self._skips)
-
-    def nonfinite(self) -> list[str]:
-        """The parameters whose gradients were not finite in the last step, under ``on_nonfinite="skip"``."""
-        return [name for name, finite in self._last_finite.items() if not bool(finite)]
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._treatments.clear()
+        self._recall = None
         self._owners.forget()
         self._agreement.forget()
 
@@ -325,19 +241,3 @@ class Optimizer(Parameters):
 
 def with_figures(lr: dict[str, Any], figures: Figures, index: int) -> dict[str, Any]:
     return {**lr, **figures.of(index, lambda values, shape: torch.tensor(values, dtype=torch.float64).reshape(shape))}
-
-
-def grad_of(p: Tensor) -> Tensor:
-    assert p.grad is not None
-    return p.grad
-
-
-def lr_scale_of(group: Mapping[str, Any]) -> float:
-    """The ``lr_scale`` that some schedulers write into groups."""
-    factor: float = group.get("lr_scale", 1.0)
-    check_number("lr_scale", factor, low=0.0)
-    return factor
-
-
-def scaled(setting: Setting, factor: float) -> Setting:
-    return setting if factor == 1.0 else replace(setting, lr_scale=setting.lr_scale * factor)

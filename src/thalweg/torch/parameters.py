@@ -17,7 +17,7 @@ from thalweg.settings import Overrides, Setting, Settings, matches, plain
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
-from thalweg.torch.checkpoints import check_entries, check_groups, place_of_counts, restored, shapes_of, with_tuples
+from thalweg.torch.checkpoints import check_entries, check_groups, restored, shapes_of, with_tuples
 from thalweg.torch.explain import Explanation, explained
 from thalweg.torch.factors import first_owned
 from thalweg.torch.groups import LAYOUT, GroupSettings, check_group, to_plain
@@ -199,7 +199,7 @@ class Parameters(torch.optim.Optimizer):
     def _state(self, p: Tensor, setting: Setting, group: Mapping[str, Any]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[p]
         if not state:
-            place = place_of_counts(p, group)
+            place = self._place_of_counts(p, group)
             state["step"] = torch.zeros((), dtype=torch.float32, device=place)
             state.update(first_entries(p, setting, self._place()[p][0]))
             if (
@@ -207,6 +207,11 @@ class Parameters(torch.optim.Optimizer):
             ):  # beside the step, so that the host can tell without a wait
                 state["refresh"] = state["refresh"].to(place)
         return state
+
+    def _place_of_counts(self, p: Tensor, group: Mapping[str, Any]) -> torch.device:
+        """Where step and refresh live: with the host, unless the device alone may know them."""
+        on_device = group["capturable"] or group["on_nonfinite"] == "skip"
+        return p.device if on_device else torch.device("cpu")
 
     def make_state(self) -> None:
         """Make the state of every parameter that has none, as it is before the first step.
@@ -244,7 +249,7 @@ class Parameters(torch.optim.Optimizer):
         groups = [{**self.defaults, **with_tuples(group), **names} for group, names in saved]
         named, expected = list(self._named()), self._expected(groups)
         check_entries(state_dict, named, expected)
-        state = restored(groups, state_dict, named, expected)
+        state = restored(groups, state_dict, named, expected, self._place_of_counts)
         state_dict["param_groups"] = groups
         state_dict["state"] = {}  # which torch would cast to the dtypes of parameters
         pre, post = self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks

@@ -1,0 +1,44 @@
+"""Fused kernels for GPUs, in Triton: many tensors a launch, in passes that are separated by reductions.
+
+Importing this loads no Triton; the modules beside it do.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import warnings
+
+from thalweg.errors import FallbackWarning
+
+#: Devices whose tensors are stepped here. (Triton's interpreter takes those of the CPU: so tests need no GPU.)
+DEVICES = {"cuda"}
+#: State entries that kernels are shown, in their order.
+ENTRIES = {
+    "LARS": ("momentum_buffer",),
+    "LAMB": ("exp_avg", "exp_avg_sq"),
+    "Adafactor": ("row_var", "col_var", "exp_avg"),
+}
+
+
+def entries_of(rule_name: str, state: object) -> tuple[str, ...]:
+    """The keys of a state that kernels are shown; one that is missing has no address."""
+    return ("variance", "", "exp_avg") if "variance" in state else ENTRIES[rule_name]  # type: ignore[operator]
+
+
+@functools.cache
+def reason_missing() -> str | None:
+    """Why there are no kernels for GPUs, or None if there are."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    return None
+
+
+@functools.cache
+def warn_once(reason: str) -> None:
+    warnings.warn(
+        f"thalweg's fused GPU kernels are not available ({reason}): steps on the GPU take many times as long. "
+        "Triton comes with PyTorch's builds for GPUs on Linux; elsewhere try pip install triton",
+        FallbackWarning,
+        stacklevel=2,
+    )

@@ -1,0 +1,97 @@
+"""What every kernel does with single numbers: random bits by their place, rounding, powers of step counts.
+
+The formulas are those of ``rules.noise``, ``boundary.rounded_stochastically`` and ``rules.blocks``.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def mix(h):
+    """``rules.noise.mix`` in unsigned 32-bit integers, whose products wrap by themselves."""
+    h = (h ^ (h >> 16)) * tl.full((), 0x7FEB352D, tl.uint32)
+    h = (h ^ (h >> 15)) * tl.full((), 0x846CA68B, tl.uint32)
+    return h ^ (h >> 16)
+
+
+@triton.jit
+def random_bits(key, t, position):
+    """32 random bits for every position (int64). key: of seed, tensor and stream, uint32. t: the step, uint32."""
+    low, high = position.to(tl.uint32), (position >> 32).to(tl.uint32)
+    place = mix(high ^ key ^ tl.full((), 0x27D4EB2F, tl.uint32))
+    return mix(mix(low ^ place) ^ mix(key ^ t))
+
+
+@triton.jit
+def uniform(key, t, position):
+    """Odd multiples of 2**-24 in (0, 1)."""
+    return (random_bits(key, t, position) >> 9).to(tl.float32) * 1.1920928955078125e-07 + 5.960464477539063e-08
+
+
+@triton.jit
+def normal(key_of_u, key_of_v, t, position):
+    """Standard normal numbers, from the two streams of ``rules.noise.normal``."""
+    u, v = uniform(key_of_u, t, position), uniform(key_of_v, t, position)
+    return tl.sqrt(-2.0 * tl.log(u)) * tl.cos(6.283185307179586 * v)
+
+
+@triton.jit
+def as_stored(x, chance, DTYPE: tl.constexpr, STOCHASTIC: tl.constexpr):
+    """x (float32) in the dtype it is stored in: rounded to nearest, or up or down by chance, a uniform number."""
+    if DTYPE == tl.bfloat16:
+        return rounded_to_bfloat16(x, chance, STOCHASTIC)
+    if DTYPE == tl.float16 and STOCHASTIC:
+        return rounded_to_float16(x, chance).to(tl.float16)
+    return x.to(DTYPE)
+
+
+@triton.jit
+def rounded_to_bfloat16(x, chance, STOCHASTIC: tl.constexpr):
+    """One of the two bfloat16 neighbours of x, which share all but 16 bits of their patterns with it.
+
+    Also for rounding to nearest: conversions of Triton's interpreter cut off instead.
+    """
+    pattern = x.to(tl.int32, bitcast=True)
+    if STOCHASTIC:
+        fraction = (pattern & 0xFFFF).to(tl.float32) * 1.52587890625e-05
+        # below zero, "up" is towards zero
+        away = tl.where(pattern >= 0, fraction > chance, (fraction > 0) & (1.0 - fraction <= chance))
+        rounded = pattern + tl.where(away, 65536, 0)
+    else:
+        rounded = pattern + 0x7FFF + ((pattern >> 16) & 1)
+    upper = tl.where(x == x, rounded >> 16, 0x7FC0)
+    return upper.to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def rounded_to_float16(x, chance):
+    """One of the two float16 neighbours of x, as float32. Distances are powers of 2, so every line is exact."""
+    exponent = ((x.to(tl.int32, bitcast=True) >> 23) & 0xFF) - 126
+    exponent = tl.where(exponent < -13, -13, exponent)
+    units = x * power_of_2(11 - exponent)
+    below = tl.floor(units)
+    return (below + tl.where(units - below > chance, 1.0, 0.0)) * power_of_2(exponent - 11)
+
+
+@triton.jit
+def power_of_2(exponent):
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def one_minus_power(log_of_b, t):
+    """1 - b**t, by a series where it is small: there exp(...) - 1 would cancel."""
+    x = log_of_b * t
+    series = x / 8
+    for n in tl.static_range(7, 1, -1):
+        series = (1 + series) * x / n
+    return tl.where(x > -0.5, -(1 + series) * x, 1 - tl.exp(x))
+
+
+@triton.jit
+def is_finite(x):
+    """Whether x is neither infinite nor NaN."""
+    return tl.abs(x) < float("inf")

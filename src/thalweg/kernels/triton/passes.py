@@ -1,0 +1,304 @@
+"""The passes of a rule over many tensors, and what happens between them: sums, decisions, the guard.
+
+measure     reads everything once, one partial sum a chunk
+add up      partial sums to one row of totals a tensor; where tensors are divided over ranks, totals are summed
+decide      from totals to what each tensor is scaled by, all tensors at once
+rehearse    under a guard alone: would anything that is to be written not be finite?
+settle      whether each parameter is stepped; its count goes on
+write       writes parameters and state
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thalweg.arrays import Axes
+from thalweg.kernels.triton.numbers import as_stored, is_finite, uniform
+from thalweg.kernels.triton.tables import COLUMNS, STEP, Operand, Tables, add_up, key_of, positions
+from thalweg.rules import Rule
+from thalweg.settings import Handling
+
+#: Elements that one program works on, and the warps it has. Measured on an H200; small enough for an A100.
+CHUNK, WARPS = 2048, 4
+#: Tensors that one program decides on.
+DECIDED = 128
+
+DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+NARROW = (torch.bfloat16, torch.float16)
+#: Stages of the kernels over chunks.
+MEASURE, REHEARSE, WRITE = 0, 1, 2
+#: The first option of every rule: 1, or -1 to climb.
+SIGN = tl.constexpr(0)
+#: Every rule's first figure: whether a tensor's step is finite. The second: the number of the step.
+FINITE, T = tl.constexpr(0), tl.constexpr(1)
+
+
+class Step(NamedTuple):
+    """What changes from step to step, all of it without a wait: tensors are read on the device."""
+
+    lr: float | Tensor | None
+    lr_scale: float = 1.0
+    #: Multiplies all gradients.
+    grad_scale: Tensor | None = None
+    #: False leaves everything as it was.
+    allowed: Tensor | None = None
+
+
+class Sum(NamedTuple):
+    """A sum over what is here of one or more tensors, to be completed over ranks, in place."""
+
+    tensor: Tensor
+    #: Over which axes of the parameter it goes.
+    axes: Axes
+    #: Whose it is, where it is that of one operand alone.
+    operand: int | None = None
+
+
+class Passes:
+    """A rule's passes over one list of operands, with tables and scratch memory that are kept between steps."""
+
+    SUMS: ClassVar[int]
+    #: What is found for each tensor on the way, behind FINITE and T.
+    FIGURES: ClassVar[tuple[str, ...]]
+    #: Those among them that users may look at.
+    STATS: ClassVar[tuple[str, ...]]
+
+    def __init__(self, operands: Sequence[Operand], grads: Sequence[Tensor], rule: Rule, handling: Handling) -> None:
+        self.rule, self.handling = rule, handling
+        self.guarded = handling.on_nonfinite != "propagate"
+        self.p_dtype, self.g_dtype = operands[0].p.dtype, grads[0].dtype
+        self.entry_dtypes = [torch.float32 if entry is None else entry.dtype for entry in operands[0].entries]
+        self.spread = any(operand.width for operand in operands)
+        self.tables = Tables(operands, grads, rule.stacked_axes, handling.seed, CHUNK)
+        self.uploads, self.device, rows = self.tables.uploads, self.tables.device, self.tables.count
+        self.options = self.uploads.table(torch.tensor([self.sign(), *self.numbers()], dtype=torch.float32))
+        self.partials = self.empty(self.SUMS, self.tables.chunk_count)
+        self.totals, self.failures = self.empty(rows, self.SUMS), self.empty(rows, 1)
+        self.figures = self.empty(2 + len(self.FIGURES), rows)
+        self.finite = torch.empty(len(operands), dtype=torch.bool, device=self.device)
+        begins = list(itertools.accumulate(self.tables.slices, initial=0))
+        self.operand_begins = self.uploads.table(torch.tensor(begins, dtype=torch.int32))
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=self.device)
+
+    # ---- for each rule to fill in
+
+    def numbers(self) -> tuple[float, ...]:
+        """The rule's options as its kernels read them, behind SIGN."""
+        raise NotImplementedError
+
+    def flags(self) -> dict[str, Any]:
+        """What the rule's kernel over chunks is compiled for."""
+        raise NotImplementedError
+
+    def sweep(self, step: Step, stage: int) -> None:
+        """The rule's kernel over all chunks."""
+        raise NotImplementedError
+
+    def decide(self, step: Step) -> None:
+        """From totals to figures."""
+        raise NotImplementedError
+
+    # ---- one step
+
+    def measured(self, step: Step) -> Iterator[list[Sum]]:
+        """All that comes before writing. Gives sums that may have to be completed over ranks, and goes on from them."""
+        self.sweep(step, MEASURE)
+        add_up(self.partials, self.tables.begins, self.totals)
+        yield [Sum(self.totals, None)]
+        self.decide(step)
+        if self.guarded:
+            self.sweep(step, REHEARSE)
+            add_up(self.partials[:1], self.tables.begins, self.failures)
+            yield [Sum(self.failures, None)]
+        self.settle(step, counts=self.handling.on_nonfinite != "raise")  # of which nothing may be seen if it raises
+
+    def write(self, step: Step) -> None:
+        """Write what was measured; under a guard, nothing of a parameter that would not be finite."""
+        if self.handling.on_nonfinite == "raise":
+            self.settle(step, counts=True)
+        self.sweep(step, WRITE)
+
+    def settle(self, step: Step, *, counts: bool) -> None:
+        settle_kernel[(len(self.tables.operands),)](
+            self.tables.rows,
+            self.operand_begins,
+            self.figures,
+            self.failures,
+            step.allowed,
+            self.finite,
+            self.tables.count,
+            GUARDED=self.guarded,
+            ALLOWED=step.allowed is not None,
+            COUNTS=counts,
+            num_warps=1,
+        )
+
+    def launch(self, kernel: Any, step: Step, stage: int) -> None:
+        """Run a kernel over all chunks."""
+        tables = self.tables
+        if not tables.chunk_count:
+            return
+        kernel[(tables.chunk_count,)](
+            tables.rows,
+            tables.gradients,
+            tables.chunks,
+            self.options,
+            self.figures,
+            self.partials,
+            step.grad_scale,
+            step.allowed,
+            tables.count,
+            tables.chunk_count,
+            STAGE=stage,
+            SCALED=step.grad_scale is not None,
+            ALLOWED=step.allowed is not None,
+            GUARDED=self.guarded,
+            STOCHASTIC=self.handling.rounding == "stochastic" and self.p_dtype in NARROW,
+            SPREAD=self.spread,
+            ALIGNED=tables.aligned and tables.grads_aligned,
+            P_DTYPE=DTYPES[self.p_dtype],
+            G_DTYPE=DTYPES[self.g_dtype],
+            **self.flags(),
+            CHUNK=CHUNK,
+            num_warps=WARPS,
+        )
+
+    def sign(self) -> float:
+        return -1.0 if self.handling.maximize else 1.0
+
+    def stats(self) -> dict[str, Tensor]:
+        """Figures by row; the next step writes over them."""
+        return {name: self.figures[2 + self.FIGURES.index(name)] for name in self.STATS}
+
+
+@triton.jit
+def turn(chunk_count, STAGE: tl.constexpr, GUARDED: tl.constexpr):
+    """The chunk of a program. Every other pass goes backwards: what the last one read is still in cache."""
+    chunk = tl.program_id(0)
+    if STAGE == 1 or (STAGE == 2 and not GUARDED):
+        chunk = chunk_count - 1 - chunk
+    return chunk
+
+
+@triton.jit
+def is_allowed(allowed, ALLOWED: tl.constexpr):
+    """Whether the step may be taken at all."""
+    if ALLOWED:
+        return tl.load(allowed) != 0
+    else:
+        return True
+
+
+@triton.jit
+def is_idle(figures, row, allowed, count, STAGE: tl.constexpr, ALLOWED: tl.constexpr, GUARDED: tl.constexpr):
+    """Whether a program has nothing to write: the step, or this tensor's, is not taken."""
+    if STAGE == 2:
+        idle = is_allowed(allowed, ALLOWED) == 0
+        if GUARDED:
+            idle = idle | (tl.load(figures + FINITE * count + row) == 0)
+        return idle
+    else:
+        return False
+
+
+@triton.jit
+def as_parameter(
+    new,
+    rows,
+    row,
+    index,
+    figures,
+    count,
+    P_DTYPE: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    SPREAD: tl.constexpr,
+):
+    """New values of a parameter's elements, rounded as it is stored."""
+    chance = 0.0
+    if STOCHASTIC:
+        t = tl.load(figures + T * count + row).to(tl.uint32)
+        chance = uniform(key_of(rows, row), t, positions(rows, row, index, SPREAD))
+    return as_stored(new, chance, P_DTYPE, STOCHASTIC)
+
+
+@triton.jit
+def failures_in(stored, mask):
+    """How many of the values to be stored are not finite."""
+    failed = is_finite(stored.to(tl.float32)) == 0
+    if mask is not None:
+        failed = failed & mask
+    return tl.sum(tl.where(failed, 1.0, 0.0))
+
+
+@triton.jit
+def is_undefined(above, below):
+    """Whether a ratio of norms is undefined because one is zero. A norm that is NaN is not: the ratio is NaN too."""
+    return ((above <= 0) | (below <= 0)) & (above == above) & (below == below)
+
+
+@triton.jit
+def gradient_factor(numbers, grad_scale, SCALED: tl.constexpr):
+    """What gradients are multiplied by before anything else."""
+    factor = tl.load(numbers + SIGN)
+    if SCALED:
+        factor = factor * tl.load(grad_scale).to(tl.float32)
+    return factor
+
+
+@triton.jit
+def bounded(x, low, high):
+    """x within bounds; NaN stays."""
+    x = tl.where(x < low, low, x)
+    return tl.where(x > high, high, x)
+
+
+@triton.jit
+def rate_of(lr, lr_scale, LR_IS_TENSOR: tl.constexpr):
+    if LR_IS_TENSOR:
+        return tl.load(lr).to(tl.float32) * lr_scale
+    return lr * lr_scale
+
+
+@triton.jit
+def settle_kernel(
+    rows,
+    operand_begins,
+    figures,
+    failures,
+    allowed,
+    finite,
+    count,
+    GUARDED: tl.constexpr,
+    ALLOWED: tl.constexpr,
+    COUNTS: tl.constexpr,
+):
+    """Whether one parameter is stepped, in all its slices or in none; its count goes on if it is."""
+    operand = tl.program_id(0)
+    begin, end = tl.load(operand_begins + operand), tl.load(operand_begins + operand + 1)
+    stepped = 1.0
+    if ALLOWED:
+        stepped = tl.where(tl.load(allowed) != 0, 1.0, 0.0)
+    if GUARDED:
+        row = begin
+        while row < end:
+            fine = (tl.load(figures + FINITE * count + row) != 0) & (tl.load(failures + row) == 0)
+            stepped = tl.where(fine, stepped, 0.0)
+            row += 1
+        row = begin
+        while row < end:
+            tl.store(figures + FINITE * count + row, stepped)
+            row += 1
+    tl.store(finite + operand, stepped != 0)
+    if COUNTS:
+        if end > begin:
+            place = tl.load(rows + begin * COLUMNS + STEP).to(tl.pointer_type(tl.float32))
+            tl.store(place, tl.load(place) + stepped)

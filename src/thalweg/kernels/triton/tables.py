@@ -1,0 +1,224 @@
+"""Many tensors in one launch: tables on the device that say where each tensor lies, and which piece is whose.
+
+A *row* is one tensor, or one slice of a stack. A *chunk* is a run of CHUNK elements of a row, the work of one program.
+Tables are built once and follow only what has moved; gradients, which move most, have a column of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thalweg.boundary import ROUNDING_STREAM
+from thalweg.rules.noise import stream_key, tensor_id
+
+# Columns of the table of rows.
+P, STATE, SIZE, POSITION, WIDTH, WHOLE_WIDTH, KEY, STEP, COLUMNS = (
+    tl.constexpr(c) for c in (0, 1, 4, 5, 6, 7, 8, 9, 10)
+)
+#: Addresses from which the widest loads can be made are multiples of this.
+ALIGNMENT = 16
+
+
+class Operand(NamedTuple):
+    """One parameter: its memory, and where its elements are in the whole, if this is a part of it."""
+
+    name: str
+    p: Tensor
+    #: In the order of the kernels; None: there is none.
+    entries: tuple[Tensor | None, ...]
+    step: Tensor
+    #: Of the first element in the whole parameter.
+    position: int = 0
+    #: Elements that follow each other here, and how far on the next run of them is in the whole; 0: all do.
+    width: int = 0
+    whole_width: int = 0
+    #: Of the whole parameter; None: this is it.
+    shape: tuple[int, ...] | None = None
+
+    def places(self) -> tuple[int, ...]:
+        entries = (0 if entry is None else entry.data_ptr() for entry in self.entries)
+        return (self.p.data_ptr(), *entries, self.step.data_ptr())
+
+
+def rows_of(operand: Operand, stacked_axes: int, seed: int) -> list[list[int]]:
+    """The rows of one operand: one for each stacked slice, which are tensors by themselves."""
+    p = operand.p
+    size = math.prod(p.shape[stacked_axes:])
+    slices = math.prod(p.shape[:stacked_axes])
+    key = stream_key(seed, tensor_id(operand.name), ROUNDING_STREAM)
+
+    def address(tensor: Tensor | None, index: int) -> int:
+        if tensor is None or not slices:
+            return 0
+        return tensor.data_ptr() + index * (tensor.numel() // slices) * tensor.element_size()
+
+    entries = (*operand.entries, None, None, None)[:3]
+    return [
+        [
+            address(p, i),
+            *(address(entry, i) for entry in entries),
+            size,
+            operand.position + i * size,
+            operand.width or size or 1,
+            operand.whole_width or size or 1,
+            key,
+            operand.step.data_ptr(),
+        ]
+        for i in range(slices)
+    ]
+
+
+class Uploads:
+    """Copies of host tables on a device, made without waiting.
+
+    A copy that becomes part of a CUDA graph is made again at every replay, from the same memory of the host: that is
+    kept, and a spare one is laid by, since none can be had while a graph is captured.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pinned = device.type == "cuda"
+        self.spare: Tensor | None = None
+        self.captured: list[Tensor] = []
+
+    def table(self, values: Tensor) -> Tensor:
+        """A table that is made once."""
+        return (values.pin_memory() if self.pinned else values).to(self.device, non_blocking=True)
+
+    def refill(self, table: Tensor, values: Sequence[int]) -> None:
+        """New numbers for a table, in place."""
+        host = torch.tensor(values, dtype=torch.int64)
+        if self.pinned:
+            if not torch.cuda.is_current_stream_capturing():
+                host = host.pin_memory()
+                if self.spare is None or self.spare.numel() < len(values):
+                    self.spare = torch.empty(len(values), dtype=torch.int64, pin_memory=True)
+            else:
+                place = self.spare if self.spare is not None else torch.empty_like(host, pin_memory=True)
+                host, self.spare = place[: len(values)].copy_(host), None
+                self.captured.append(host)
+        table.copy_(host, non_blocking=True)
+
+
+class Tables:
+    """Rows and chunks of some operands."""
+
+    def __init__(self, operands: Sequence[Operand], grads: Sequence[Tensor], stacked_axes: int, seed: int, chunk: int):
+        self.operands = operands
+        self.device = operands[0].p.device
+        self.uploads = Uploads(self.device)
+        by_operand = [rows_of(operand, stacked_axes, seed) for operand in operands]
+        self.slices = [len(rows) for rows in by_operand]
+        self.count = sum(self.slices)
+        rows = torch.tensor([row for own in by_operand for row in own], dtype=torch.int64).reshape(-1, COLUMNS.value)
+        sizes = rows[:, SIZE.value]
+        chunks = (sizes + (chunk - 1)) // chunk
+        ends = torch.cumsum(chunks, 0)
+        owners = torch.repeat_interleave(torch.arange(self.count), chunks)
+        pieces = torch.arange(int(chunks.sum())) - (ends - chunks)[owners]
+        self.chunk_count = len(pieces)
+        self.rows = self.uploads.table(rows)
+        #: By chunk: whose it is, and which of its owner's.
+        self.chunks = self.uploads.table(torch.stack([owners, pieces], 1).to(torch.int32).contiguous())
+        #: By row: where its chunks begin in the list of all, with the end of the last behind them.
+        self.begins = self.uploads.table(torch.cat([torch.zeros(1, dtype=torch.int64), ends]).to(torch.int32))
+        self.gradients = torch.empty(self.count, dtype=torch.int64, device=self.device)
+        self.places = [operand.places() for operand in operands]
+        self.aligned = all(address % ALIGNMENT == 0 for address in rows[:, : SIZE.value].flatten().tolist())
+        self.grads_aligned = True
+        self.grad_places: list[int] = []
+        self.follow(grads)
+
+    def still_hold(self, operands: Sequence[Operand]) -> bool:
+        """Whether nothing but gradients has moved."""
+        return [operand.places() for operand in operands] == self.places
+
+    def follow(self, grads: Sequence[Tensor]) -> None:
+        """Note where the gradients are now."""
+        places = [g.data_ptr() for g in grads]
+        if places == self.grad_places:
+            return
+        self.grad_places = places
+        addresses = [
+            place + i * (g.numel() // slices) * g.element_size()
+            for place, g, slices in zip(places, grads, self.slices, strict=True)
+            for i in range(slices)
+        ]
+        self.grads_aligned = all(address % ALIGNMENT == 0 for address in addresses)
+        self.uploads.refill(self.gradients, addresses)
+
+
+# ---- what programs do with tables
+
+
+@triton.jit
+def address(rows, row, column: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    """Where a row's parameter or one of its state entries lies."""
+    return pointer(tl.load(rows + row * COLUMNS + column), DTYPE, ALIGNED)
+
+
+@triton.jit
+def pointer(number, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    place = number.to(tl.pointer_type(DTYPE))
+    if ALIGNED:
+        place = tl.multiple_of(place, 16)
+    return place
+
+
+@triton.jit
+def loaded(place, mask):
+    """Numbers in memory as float32; 0 where the mask says that there are none."""
+    if mask is None:
+        return tl.load(place).to(tl.float32)
+    else:
+        return tl.load(place, mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def positions(rows, row, index, SPREAD: tl.constexpr):
+    """Where elements of a row are in the whole parameter, for random bits. SPREAD: not all follow each other there."""
+    first = tl.load(rows + row * COLUMNS + POSITION)
+    if SPREAD:
+        width = tl.load(rows + row * COLUMNS + WIDTH)
+        return first + (index // width) * tl.load(rows + row * COLUMNS + WHOLE_WIDTH) + index % width
+    return first + index
+
+
+@triton.jit
+def step_number(rows, row, mask=None):
+    """The number of this step, from 1, as float32: the state has that of the last one."""
+    place = tl.load(rows + row * COLUMNS + STEP, mask).to(tl.pointer_type(tl.float32))
+    return tl.load(place, mask) + 1.0
+
+
+@triton.jit
+def key_of(rows, row):
+    """What sets a parameter's random bits apart from those of others."""
+    return tl.load(rows + row * COLUMNS + KEY).to(tl.uint32)
+
+
+@triton.jit
+def total_kernel(partials, begins, totals, count, SUMS: tl.constexpr, BLOCK: tl.constexpr):
+    """Add up what the chunks of a row have found, in an order that is always the same."""
+    row, which = tl.program_id(0), tl.program_id(1)
+    first, end = tl.load(begins + row), tl.load(begins + row + 1)
+    found = tl.zeros((BLOCK,), tl.float32)
+    while first < end:
+        index = first + tl.arange(0, BLOCK)
+        found += tl.load(partials + which.to(tl.int64) * count + index, index < end, other=0.0)
+        first += BLOCK
+    tl.store(totals + row * SUMS + which, tl.sum(found))
+
+
+def add_up(partials: Tensor, begins: Tensor, totals: Tensor) -> None:
+    """totals (rows, sums) from partials (sums, chunks)."""
+    rows, sums = totals.shape
+    if rows:
+        total_kernel[(rows, sums)](partials, begins, totals, partials.shape[1], SUMS=sums, BLOCK=1024, num_warps=4)

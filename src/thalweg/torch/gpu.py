@@ -1,0 +1,245 @@
+"""Stepping tensors on GPUs by fused kernels: which can be, and how."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.kernels import triton as kernels
+from thalweg.settings import Setting
+from thalweg.spaces.sharded import Part
+from thalweg.torch.bucket import Bucket
+from thalweg.torch.fused import PLAIN, is_dense, option_unknown
+from thalweg.torch.rounds import reduced
+
+RULES = ("LARS", "LAMB", "Adafactor")
+SERVED = (torch.float32, torch.bfloat16, torch.float16)
+#: Lists of parameters whose tables are kept: in most trainings they are the same at every step.
+MOST_KNOWN = 64
+#: What Triton's kernels run on, of NVIDIA's.
+LEAST_CAPABILITY = (8, 0)
+
+
+def is_on_gpu(p: Tensor) -> bool:
+    """Whether a parameter is one that kernels for GPUs may serve."""
+    return p.device.type in kernels.DEVICES
+
+
+@functools.cache
+def reason_missing(device: torch.device) -> str | None:
+    """Why there are no kernels for a device, or None if there are."""
+    if (missing := kernels.reason_missing()) is not None:
+        return missing
+    if device.type == "cuda" and torch.version.hip is None:
+        found = torch.cuda.get_device_capability(device)
+        if found < LEAST_CAPABILITY:
+            return f"{torch.cuda.get_device_name(device)} has compute capability {found[0]}.{found[1]}, below 8.0"
+    return None
+
+
+def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> str:
+    """Why fused kernels cannot step this parameter, "" if they can. The answer holds as long as its memory does."""
+    rule = setting.rule
+    if type(rule).__name__ not in RULES:
+        return f"there is no fused kernel of {type(rule).__name__} for GPUs"
+    if (unknown := option_unknown(rule)) is not None:
+        return f"{unknown} is not a number"
+    if type(p) not in PLAIN:
+        return f"there is no fused kernel for a {type(p).__name__}"
+    if p.dtype not in SERVED:
+        return f"there is no fused kernel for {p.dtype} on GPUs"
+    if p.is_neg():
+        return "it is negated in passing"
+    entries = [entry for key, entry in state.items() if key not in ("step", "refresh")]
+    if any(entry.dtype not in SERVED for entry in entries):
+        return "there is no fused kernel for state of float64 on GPUs"
+    if not p.is_contiguous() or not all(entry.is_contiguous() for entry in entries):
+        # in any order, as long as all that is as large as the parameter has the same
+        alike = is_dense(p) and all(e.shape == p.shape and e.stride() == p.stride() for e in entries)
+        if not alike or rule.stacked_axes or setting.handling.rounding != "nearest":
+            return f"its strides are {p.stride()}"
+    return ""
+
+
+def reason_against_part(setting: Setting, part: Part) -> str:
+    """Why fused kernels cannot step what this rank holds of a divided parameter, "" if they can."""
+    if setting.rule.needs_whole:
+        return f"{type(setting.rule).__name__} works on whole tensors, and this one is divided over ranks"
+    if setting.rule.stacked_axes:
+        return "it is divided over ranks, and stacked_axes asks for sums over parts of it"
+    if setting.handling.rounding == "stochastic" and sum(map(bool, part.groups[1:])) > 1:
+        return "its elements have no simple place in the whole parameter, from which random bits could be counted"
+    return ""
+
+
+def operand_of(name: str, p: Tensor, state: Mapping[str, Tensor], keys: Sequence[str], part: Part | None) -> Any:
+    from thalweg.kernels.triton.tables import Operand
+
+    entries = tuple(state.get(key) for key in keys)
+    if part is None:
+        return Operand(name, p, entries, state["step"])
+    position = sum(begin * math.prod(part.shape[axis + 1 :]) for axis, begin in enumerate(part.offset))
+    divided = [axis for axis, groups in enumerate(part.groups) if groups and axis > 0]
+    width = math.prod(p.shape[divided[0] :]) if divided else 0
+    whole_width = math.prod(part.shape[divided[0] :]) if divided else 0
+    return Operand(name, p, entries, state["step"], position, width, whole_width, part.shape)
+
+
+def passes_for(bucket: Bucket, grads: Sequence[Tensor]) -> Any:
+    """The passes of a bucket's rule over its tensors."""
+    rule_name = type(bucket.setting.rule).__name__
+    keys = kernels.entries_of(rule_name, bucket.states[0])
+    parts: Sequence[Part | None] = bucket.parts or [None] * len(bucket.names)
+    operands = [
+        operand_of(name, p, state, keys, part)
+        for name, p, state, part in zip(bucket.names, bucket.params, bucket.states, parts, strict=True)
+    ]
+    rule: Any = bucket.setting.settled
+    handling = bucket.setting.handling
+    if rule_name == "LAMB":
+        from thalweg.kernels.triton.lamb import LambPasses
+
+        return LambPasses(operands, grads, rule, handling)
+    if rule_name == "LARS":
+        from thalweg.kernels.triton.lars import LarsPasses
+
+        return LarsPasses(operands, grads, rule, handling)
+    from thalweg.kernels.triton.adafactor import passes_for
+
+    return passes_for(operands, grads, rule, handling)
+
+
+def alike(p: Tensor, g: Tensor) -> Tensor:
+    """A gradient laid out in memory like its parameter; a copy if it is not so already."""
+    if g.stride() != p.stride() or g.is_neg():
+        return torch.empty_like(p, dtype=g.dtype).copy_(g)
+    return g
+
+
+class Launch:
+    """One bucket, with its passes, in one step."""
+
+    def __init__(self, passes: Any, memory: list[Any]) -> None:
+        self.passes, self.memory = passes, memory
+
+    def prepare(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
+        from thalweg.kernels.triton.passes import Step
+
+        #: Gradients are kept until all has been launched: some are copies, whose memory must not be given to others.
+        self.bucket, self.grads = bucket, grads
+        self.passes.tables.follow(grads)
+        lr = bucket.lr
+        if isinstance(lr, Tensor) and lr.device != self.passes.device:
+            lr = float(lr)
+        self.step = Step(lr, bucket.setting.lr_scale, bucket.grad_scale, bucket.allowed)
+        self.lr = {} if lr is None else {"lr": lr * bucket.setting.lr_scale}
+
+    def rounds(self) -> Iterator[list[tuple[Tensor, tuple[Any, ...]]]]:
+        """Run until something is to be written; gives what has to be summed over ranks, if the bucket is divided."""
+        parts = self.bucket.parts
+        for sums in self.passes.measured(self.step):
+            if parts:
+                yield [(each.tensor, parts[each.operand or 0].across(each.axes)) for each in sums]
+
+    def release(self) -> None:
+        """Let go of gradients, and of what one step alone has."""
+        del self.grads, self.step
+        self.bucket = replace(self.bucket, grads=(), grad_scale=None, allowed=None)
+
+    def figures(self, index: int) -> dict[str, Any]:
+        """What the last step computed of a parameter, read when somebody asks."""
+        slices = self.passes.tables.slices
+        first = sum(slices[:index])
+        stacked = self.passes.rule.stacked_axes
+        stack = self.bucket.params[index].shape[:stacked]
+        own = slice(first, first + slices[index])
+        stats = self.passes.stats().items()
+        return {**self.lr, **{key: v[own].reshape(stack) if stacked else v[first] for key, v in stats}}
+
+
+class Gpu:
+    """The GPU engine of one optimizer, with tables that are kept between steps."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, ...], Launch] = {}
+        self.launches: list[Launch] = []
+        self.latest: list[Launch] = []
+        self.measured = False
+        #: By name, what gives the figures of a parameter's last step.
+        self.figures: dict[str, Callable[[], dict[str, Any]]] = {}
+
+    def prepare(self, buckets: Sequence[Bucket], check_state: Callable[[str, Tensor, Setting], None]) -> None:
+        """Lay out a step of these buckets; nothing is written yet. State that is new is checked."""
+        self.measured = False
+        self.launches = []
+        for bucket in buckets:
+            grads = [alike(p, g) for p, g in zip(bucket.params, bucket.grads, strict=True)]
+            launch = self.launch(bucket, grads, check_state)
+            launch.prepare(bucket, grads)
+            self.launches.append(launch)
+        if self.launches != self.latest:
+            self.latest = list(self.launches)
+            for launch in self.launches:
+                own = {name: functools.partial(launch.figures, i) for i, name in enumerate(launch.bucket.names)}
+                self.figures.update(own)
+
+    def launch(
+        self, bucket: Bucket, grads: Sequence[Tensor], check_state: Callable[[str, Tensor, Setting], None]
+    ) -> Launch:
+        """As it was at the last step, if nothing has moved but gradients."""
+        names = tuple(bucket.names)
+        known = self.known.get(names)
+        if known is not None and known.bucket.params is bucket.params and known.memory[0] is bucket.setting:
+            return known  # a step that was recalled: it has been looked at already
+        memory = memory_of(bucket, grads)
+        if known is not None and known.memory[1:] == memory[1:]:
+            known.memory = memory
+            return known
+        for name, p in zip(bucket.names, bucket.params, strict=True):
+            check_state(name, p, bucket.setting)
+        if len(self.known) >= MOST_KNOWN:
+            self.known.clear()
+        self.known[names] = made = Launch(passes_for(bucket, grads), memory)
+        return made
+
+    def measure(self) -> list[Tensor]:
+        """For each bucket which of its parameters are finite; nothing is written, under a guard."""
+        running = [launch.rounds() for launch in self.launches]
+        while running:
+            asked = [(each, wanted) for each in running if (wanted := next(each, None)) is not None]
+            answers = iter(reduced("sum", [one for _, wanted in asked for one in wanted]))
+            for _, wanted in asked:
+                for tensor, _ in wanted:
+                    tensor.copy_(next(answers))
+            running = [each for each, _ in asked]
+        self.measured = True
+        return [launch.passes.finite for launch in self.launches]
+
+    def write(self) -> None:
+        if not self.measured:
+            self.measure()
+        for launch in self.launches:
+            launch.passes.write(launch.step)
+        # what was saved for a backward pass is no longer what it was
+        torch.autograd.graph.increment_version([p for launch in self.launches for p in launch.bucket.params])
+
+    def release(self) -> None:
+        for launch in self.launches:
+            launch.release()
+        self.launches = []
+
+
+def memory_of(bucket: Bucket, grads: Sequence[Tensor]) -> list[Any]:
+    """What passes depend on: options, and where everything is that stays from step to step."""
+    tensors = [
+        (p.data_ptr(), p.dtype, *[(entry.data_ptr(), entry.dtype) for entry in s.values()])
+        for p, s in zip(bucket.params, bucket.states, strict=True)
+    ]
+    parts = [(part.shape, part.offset) for part in bucket.parts]
+    return [bucket.setting, bucket.setting.rule, bucket.setting.handling, grads[0].dtype, parts, tensors]

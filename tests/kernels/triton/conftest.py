@@ -1,0 +1,38 @@
+"""Kernels for GPUs are tested on one where there is one, else by Triton's interpreter on tensors of the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+collect_ignore_glob: list[str] = []
+if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
+    collect_ignore_glob.append("test_*.py")
+else:
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # which Triton reads when kernels are defined
+
+
+@pytest.fixture(autouse=True)
+def kernels_serve_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the time of a test, kernels for GPUs step the tensors that it has."""
+    from on_device import DEVICE
+
+    from thalweg.kernels import triton
+
+    monkeypatch.setattr(triton, "DEVICES", {DEVICE})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On a GPU, all of these are tests of it. The interpreter computes with numpy, which warns of what is meant."""
+    from on_device import DEVICE
+
+    for item in items:
+        if "kernels/triton" in item.path.as_posix():
+            item.add_marker(pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"))
+            if DEVICE == "cuda":
+                item.add_marker(pytest.mark.gpu)

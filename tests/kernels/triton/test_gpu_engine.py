@@ -1,0 +1,341 @@
+"""The GPU engine in the torch front end: what it serves, what it follows, and what it leaves alone."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from on_device import DEVICE, SHAPES, agree, gradients, make, parameters, side_by_side, train
+from side_by_side import FUSED_RULES, NARROW
+
+import thalweg.torch
+from thalweg.errors import NonFiniteError, OptionError
+from thalweg.kernels import triton as kernels
+
+every_rule = pytest.mark.parametrize("rule", FUSED_RULES)
+every_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+FACTORED: dict[str, Any] = dict(min_dim_size_to_factor=2, momentum=0.9)
+
+
+def options_of(rule: str) -> dict[str, Any]:
+    return FACTORED if rule == "Adafactor" else dict(weight_decay=0.1)
+
+
+@every_rule
+def test_auto_takes_it(rule: str) -> None:
+    named = parameters()
+    optimizer = make(rule, named, "auto", **options_of(rule))
+    train(optimizer, named, gradients(1))
+    assert optimizer.engine == "fused"
+
+
+@every_rule
+def test_gradients_are_left_as_they_are(rule: str) -> None:
+    named, (step,) = parameters(), gradients(1)
+    before = {name: g.clone() for name, g in step.items()}
+    train(make(rule, named, **options_of(rule)), named, [step])
+    assert all(torch.equal(g, before[name]) for name, g in step.items())
+
+
+@every_rule
+@pytest.mark.parametrize("dtype", NARROW)
+def test_stochastic_rounding_has_the_bits_of_the_rule(rule: str, dtype: str) -> None:
+    side_by_side(rule, gradients(3, dtype), dtype, **options_of(rule), rounding="stochastic", seed=5, lockstep=True)
+
+
+@every_rule
+@pytest.mark.parametrize("grad_dtype", ["float32", "bfloat16"])
+def test_gradients_of_another_dtype(rule: str, grad_dtype: str) -> None:
+    dtype = "bfloat16" if grad_dtype == "float32" else "float32"
+
+    def lenient(p: Any) -> Any:
+        p.grad_dtype = None  # of newer versions of torch, which else refuse it
+        return p
+
+    side_by_side(rule, gradients(3, grad_dtype), dtype, **options_of(rule), prepare=lenient, lockstep=True)
+
+
+@every_rule
+@pytest.mark.parametrize("stored", [dict(state_dtype="bfloat16"), dict(state_dtype="float16")], ids=str)
+def test_state_of_sixteen_bits(rule: str, stored: dict) -> None:
+    side_by_side(rule, gradients(3), **options_of(rule), **stored, lockstep=True)
+
+
+@every_rule
+def test_momentum_has_a_dtype_of_its_own(rule: str) -> None:
+    side_by_side(rule, gradients(3), **options_of(rule), momentum_dtype="bfloat16", lockstep=True)
+
+
+@every_rule
+def test_climbing(rule: str) -> None:
+    side_by_side(rule, gradients(2), **options_of(rule), maximize=True)
+
+
+@every_rule
+def test_the_joint_norm_of_gradients_is_bounded(rule: str) -> None:
+    side_by_side(rule, gradients(3), **options_of(rule), max_grad_norm=0.5)
+
+
+@every_rule
+def test_overrides(rule: str) -> None:
+    overrides = [("vector", dict(weight_decay=0.0, lr_scale=0.5)), ("c*", dict(weight_decay=0.3))]
+    side_by_side(rule, gradients(3), **{**options_of(rule), "weight_decay": 0.1}, overrides=overrides)
+
+
+@every_rule
+def test_stacked_slices_are_tensors_by_themselves(rule: str) -> None:
+    shapes = {"a": (3, 8, 10), "b": (2, 5), "c": (4, 6, 7, 3)}
+    side_by_side(rule, gradients(3, shapes=shapes), shapes=shapes, **options_of(rule), stacked_axes=1)
+
+
+@every_rule
+def test_tensors_that_begin_anywhere(rule: str) -> None:
+    """Views into larger memory, whose addresses are multiples of nothing but their elements' size."""
+
+    def shifted(p: Any) -> Any:
+        memory = torch.empty(p.numel() + 1, dtype=p.dtype, device=p.device)
+        own = memory[1:].view(p.shape)
+        return torch.nn.Parameter(own.copy_(p.detach()))
+
+    side_by_side(rule, gradients(2), **options_of(rule), prepare=shifted)
+    side_by_side(rule, gradients(2, "bfloat16"), "bfloat16", **options_of(rule), prepare=shifted, lockstep=True)
+
+
+@pytest.mark.parametrize("rule", ["LARS", "LAMB"])
+def test_memory_in_another_order(rule: str) -> None:
+    def reordered(p: Any) -> Any:
+        return torch.nn.Parameter(p.detach().to(memory_format=torch.channels_last)) if p.ndim == 4 else p
+
+    shapes = {"conv": (6, 4, 3, 3), "vector": (5,)}
+    side_by_side(rule, gradients(2, shapes=shapes), shapes=shapes, prepare=reordered)
+
+
+@every_rule
+def test_gradients_that_lie_otherwise_are_copied(rule: str) -> None:
+    steps = gradients(2)
+    for step in steps:
+        step["matrix"] = step["matrix"].t().contiguous().t()
+    side_by_side(rule, steps, **options_of(rule))
+
+
+@every_rule
+def test_parameters_without_gradients_rest(rule: str) -> None:
+    steps = gradients(3)
+    del steps[1]["matrix"], steps[0]["vector"]
+    fused, named = side_by_side(rule, steps, **options_of(rule))
+    assert {name: float(fused.state[p]["step"]) for name, p in named if name in ("matrix", "vector", "conv")} == {
+        "matrix": 2.0,
+        "vector": 2.0,
+        "conv": 3.0,
+    }
+
+
+@every_rule
+def test_tables_follow_what_moves(rule: str) -> None:
+    """Parameters that get other memory, and state that is replaced, are found where they are."""
+    results = []
+    for engine in ("fused", "reference"):
+        named = parameters()
+        optimizer = make(rule, named, engine, **options_of(rule))
+        steps = gradients(4)
+        train(optimizer, named, steps[:2])
+        for _, p in named:
+            p.data = p.data.clone()
+            for key, entry in optimizer.state[p].items():
+                optimizer.state[p][key] = entry.clone()
+        train(optimizer, named, steps[2:])
+        results += [optimizer, named]
+    agree(*results)
+
+
+@every_rule
+def test_a_step_like_the_last_is_not_sorted_again(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    named, steps = parameters(), gradients(4)
+    optimizer = make(rule, named, **options_of(rule))
+    train(optimizer, named, steps[:1])
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("sorted again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizer, "_sorted", forbidden)
+        train(optimizer, named, steps[1:3])
+        optimizer.param_groups[0]["weight_decay"] = 0.3
+        with pytest.raises(AssertionError, match="sorted again"):
+            train(optimizer, named, steps[3:])
+    train(optimizer, named, steps[3:])
+    theirs = parameters()
+    reference = make(rule, theirs, "reference", **options_of(rule))
+    train(reference, theirs, steps[:3])
+    reference.param_groups[0]["weight_decay"] = 0.3
+    train(reference, theirs, steps[3:])
+    agree(optimizer, named, reference, theirs)
+
+
+@every_rule
+@pytest.mark.parametrize("kind", ["a tensor", "a tensor of the host", "a schedule", "by group"])
+def test_learning_rates_that_change(rule: str, kind: str) -> None:
+    results = []
+    for engine in ("fused", "reference"):
+        named = parameters()
+        start = FUSED_RULES[rule].lr
+        lr = torch.tensor(start, device=DEVICE if kind == "a tensor" else "cpu") if "tensor" in kind else start
+        groups: Any = named
+        if kind == "by group":
+            groups = [dict(params=named[:4]), dict(params=named[4:], lr=start / 3)]
+        optimizer = make(rule, groups, engine, **{**options_of(rule), "lr": lr})
+        for t, step in enumerate(gradients(3)):
+            if isinstance(lr, torch.Tensor):
+                lr.fill_(start / (t + 1))
+            elif kind == "a schedule":
+                optimizer.lr = start / (t + 1)
+            train(optimizer, named, [step])
+        results += [optimizer, named]
+    agree(*results)
+
+
+@every_rule
+@every_dtype
+def test_a_step_that_is_not_finite_is_skipped(rule: str, dtype: str) -> None:
+    steps = gradients(4, dtype)
+    steps[1]["matrix"][3, 4] = float("nan")
+    steps[2]["vector"][5] = float("inf")
+    fused, _ = side_by_side(rule, steps, dtype, **options_of(rule), on_nonfinite="skip", lockstep=True)
+    assert fused.skipped == 2
+    assert fused.nonfinite() == []
+
+
+@every_rule
+def test_what_overflows_when_it_is_stored_is_left_alone(rule: str) -> None:
+    """Parameters of float16 beside its largest number: one of them would be infinite after a step."""
+    results = []
+    for engine in ("fused", "reference"):
+        named = parameters("float16", {"edge": (4, 6), "inside": (4, 6)})
+        with torch.no_grad():
+            named[0][1].fill_(-65000.0)
+        optimizer = make(rule, named, engine, **{**options_of(rule), "lr": 1e4}, on_nonfinite="skip")
+        (step,) = gradients(1, "float16", {"edge": (4, 6), "inside": (4, 6)})
+        step["edge"].abs_()
+        before = named[0][1].detach().clone()
+        train(optimizer, named, [step])
+        assert torch.equal(named[0][1], before)
+        assert float(optimizer.state[named[0][1]]["step"]) == 0
+        results += [optimizer, named]
+    agree(*results)
+
+
+@every_rule
+def test_a_step_that_is_not_finite_raises_before_anything_is_written(rule: str) -> None:
+    named, steps = parameters(), gradients(2)
+    optimizer = make(rule, named, **options_of(rule), on_nonfinite="raise")
+    train(optimizer, named, steps[:1])
+    before = [(p.detach().clone(), {k: e.clone() for k, e in optimizer.state[p].items()}) for _, p in named]
+    steps[1]["conv"][0, 0, 0, 0] = float("nan")
+    with pytest.raises(NonFiniteError, match="'conv'"):
+        train(optimizer, named, steps[1:])
+    for (_, p), (old, state) in zip(named, before, strict=True):
+        assert torch.equal(p, old)
+        assert all(torch.equal(optimizer.state[p][key], entry) for key, entry in state.items())
+
+
+@every_rule
+@pytest.mark.parametrize("found", [0.0, 1.0])
+def test_what_a_grad_scaler_leaves_with_the_optimizer(rule: str, found: float) -> None:
+    """Gradients are divided by the scale, and nothing is changed where one was not finite."""
+    (step,) = gradients(1)
+    theirs = parameters()
+    reference = make(rule, theirs, "reference", **options_of(rule))
+    train(reference, theirs, [step])
+
+    named = parameters()
+    optimizer = make(rule, named, **options_of(rule))
+    optimizer.make_state()
+    before = [p.detach().clone() for _, p in named]
+    optimizer.grad_scale = torch.tensor(1024.0, device=DEVICE)
+    optimizer.found_inf = torch.tensor(found, device=DEVICE)
+    train(optimizer, named, [{name: g * 1024 for name, g in step.items()}])
+    del optimizer.grad_scale, optimizer.found_inf
+    if found:
+        assert all(torch.equal(p, old) for (_, p), old in zip(named, before, strict=True))
+        assert all(float(optimizer.state[p]["step"]) == 0 for _, p in named)
+    else:
+        agree(optimizer, named, reference, theirs)
+
+
+@every_rule
+def test_the_same_bits_twice(rule: str) -> None:
+    """Sums are added up in one order, whoever comes first."""
+    runs = []
+    for _ in range(2):
+        named = parameters()
+        optimizer = make(rule, named, **options_of(rule))
+        train(optimizer, named, gradients(3))
+        runs.append([x for _, p in named for x in (p, *optimizer.state[p].values())])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@every_rule
+def test_state_goes_from_engine_to_engine(rule: str) -> None:
+    steps = gradients(4)
+    named, theirs = parameters(), parameters()
+    fused, reference = make(rule, named, **options_of(rule)), make(rule, theirs, "reference", **options_of(rule))
+    train(fused, named, steps[:2])
+    train(reference, theirs, steps[:2])
+    crossed = parameters()
+    with torch.no_grad():
+        for (_, p), (_, q) in zip(crossed, theirs, strict=True):
+            p.copy_(q)
+    other = make(rule, crossed, **options_of(rule))
+    other.load_state_dict(reference.state_dict())
+    train(other, crossed, steps[2:])
+    train(reference, theirs, steps[2:])
+    agree(other, crossed, reference, theirs)
+
+
+def test_float64_is_stepped_otherwise() -> None:
+    named = [("w", torch.nn.Parameter(torch.ones(3, dtype=torch.float64, device=DEVICE)))]
+    optimizer = thalweg.torch.LAMB(named, lr=0.1)
+    named[0][1].grad = torch.ones_like(named[0][1])
+    optimizer.step()
+    assert optimizer.engine == "reference"
+    strict = thalweg.torch.LAMB(named, lr=0.1, engine="fused")
+    with pytest.raises(OptionError, match="cannot run for parameter 'w': there is no fused kernel for torch.float64"):
+        strict.step()
+
+
+def test_without_triton_lists_serve_and_one_warning_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from thalweg.torch import gpu
+
+    monkeypatch.setattr(kernels, "reason_missing", lambda: "Triton is not installed")
+    gpu.reason_missing.cache_clear()
+    kernels.warn_once.cache_clear()
+    named = parameters()
+    try:
+        optimizer = make("LAMB", named, "auto")
+        with pytest.warns(thalweg.errors.FallbackWarning, match="fused GPU kernels are not available") as caught:
+            train(optimizer, named, gradients(1))
+        assert len(caught) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            train(optimizer, named, gradients(1))
+        assert optimizer.engine == "foreach"
+    finally:
+        gpu.reason_missing.cache_clear()
+        kernels.warn_once.cache_clear()
+
+
+def test_many_tiny_tensors() -> None:
+    count = 20_000 if DEVICE == "cuda" else 60
+    shapes = {f"t{i}": (1 + i % 3,) for i in range(count)}
+    side_by_side("LAMB", gradients(2, shapes=shapes), shapes=shapes)
+
+
+def test_an_empty_model_and_empty_tensors() -> None:
+    shapes = {"none": (0,), "nothing": (3, 0, 2)}
+    named = parameters(shapes=shapes)
+    optimizer = make("LAMB", named)
+    train(optimizer, named, gradients(2, shapes=shapes))
+    assert all(float(optimizer.state[p]["step"]) == 2 for _, p in named)
+    assert SHAPES["none"] == (0, 4)  # beside others, above

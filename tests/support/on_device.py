@@ -1,0 +1,94 @@
+"""Fused kernels for GPUs and the reference engine over the same tensors, on a GPU if there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import side_by_side_torch as beside
+from side_by_side import assert_close, assert_figures
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+#: Where tensors are: kernels are interpreted on the CPU.
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+#: Smaller and larger than a chunk, a few with axes before, between and behind those that may be factored.
+SHAPES = {
+    "number": (),
+    "one": (1,),
+    "vector": (130,),
+    "row": (1, 5),
+    "matrix": (70, 40),
+    "wide": (3, 2100),
+    "conv": (9, 7, 3, 2),
+    "before": (3, 8, 10),
+    "between": (12, 3, 11),
+    "none": (0, 4),
+}
+
+Named = Sequence[tuple[str, Any]]
+
+
+def parameters(dtype: str = "float32", shapes: Mapping[str, Any] = SHAPES) -> list[tuple[str, Any]]:
+    return [(name, torch.nn.Parameter(p.detach().to(DEVICE))) for name, p in beside.parameters(dtype, shapes)]
+
+
+def gradients(steps: int, dtype: str = "float32", shapes: Mapping[str, Any] = SHAPES) -> list[dict[str, Any]]:
+    return [{name: g.to(DEVICE) for name, g in step.items()} for step in beside.gradients(steps, dtype, shapes)]
+
+
+make, train = beside.make, beside.train
+
+
+def agree(fused: Any, ours: Named, reference: Any, theirs: Named) -> None:
+    """Parameters, all of the state and all figures are equal, to rounding."""
+    for (name, p), (_, q) in zip(ours, theirs, strict=True):
+        assert p.stride() == q.stride(), name
+        assert_close(name, beside.array_of(p.cpu()), beside.array_of(q.cpu()), "float32")
+        assert list(fused.state[p]) == list(reference.state[q])
+        for key, entry in reference.state[q].items():
+            found = fused.state[p][key]
+            assert_close(f"{name}, {key}", beside.array_of(found.cpu()), beside.array_of(entry.cpu()), "float32")
+        if name in reference.stats():
+            assert_figures(name, fused.stats()[name], reference.stats()[name], "float32")
+
+
+def side_by_side(
+    rule: str,
+    steps: Sequence[dict[str, Any]],
+    dtype: str = "float32",
+    shapes: Mapping[str, Any] = SHAPES,
+    *,
+    moves: bool = True,
+    lockstep: bool = False,
+    prepare: Callable[[Any], Any] = lambda p: p,
+    **options: Any,
+) -> tuple[Any, Named]:
+    """Step the same model by both engines, and compare.
+
+    ``lockstep``: compare after each step, and go on from the same numbers, so that roundings do not add up.
+    """
+    ours, theirs = ([(name, prepare(p)) for name, p in parameters(dtype, shapes)] for _ in range(2))
+    fused, reference = make(rule, ours, "fused", **options), make(rule, theirs, "reference", **options)
+    before = [p.detach().clone() for _, p in ours]
+    for step in steps:
+        train(fused, ours, [step])
+        train(reference, theirs, [step])
+        if lockstep:
+            agree(fused, ours, reference, theirs)
+            copy_into(fused, ours, reference, theirs)
+    assert (fused.engine, reference.engine) == ("fused", "reference")
+    stood = all(torch.equal(p, start) for (_, p), start in zip(ours, before, strict=True))
+    assert not stood or not moves, "nothing moved: comparing would prove nothing"
+    agree(fused, ours, reference, theirs)
+    return fused, ours
+
+
+def copy_into(fused: Any, ours: Named, reference: Any, theirs: Named) -> None:
+    with torch.no_grad():
+        for (_, p), (_, q) in zip(ours, theirs, strict=True):
+            p.copy_(q)
+            for key, entry in reference.state[q].items():
+                fused.state[p][key].copy_(entry)
