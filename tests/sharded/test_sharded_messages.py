@@ -11,30 +11,11 @@ pytest.importorskip("torch")
 
 from world import world
 from world_layouts import LAYOUTS, SHAPES
-from world_messages import messages
+from world_messages import EACH, GROUPS, messages
 from world_steps import TYPICAL, Run, cases_for
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 
-#: In a step, for each group of ranks that share a parameter. Kron's are for teams, which may span several groups.
-EACH = {
-    "LARS": {"allreduce": 1},
-    "LAMB": {"allreduce": 1},
-    "Adafactor": {"allreduce": 2},
-    "Kron": {"alltoall_base": 2},
-}
-#: How many groups of ranks share a parameter; one unless told. Those of "meshes" are a line, rows and columns.
-GROUPS = {
-    "plain": 0,
-    "copies": 0,
-    "copies of copies": 0,
-    "two axes": 2,
-    "two axes reversed": 2,
-    "first axis twice": 2,
-    "last axis twice": 2,
-    "strided": 2,
-    "meshes": 3,
-}
 #: And how many teams; as many as there are groups but for these.
 TEAMS = {name: 1 for name, groups in GROUPS.items() if groups == 2} | {"meshes": 4}
 

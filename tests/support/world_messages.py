@@ -27,6 +27,27 @@ class Messages(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+#: In a step, for each group of ranks that share a parameter. Kron's are for teams, which may span several groups.
+EACH = {
+    "LARS": {"allreduce": 1},
+    "LAMB": {"allreduce": 1},
+    "Adafactor": {"allreduce": 2},
+    "Kron": {"alltoall_base": 2},
+}
+#: How many groups of ranks share a parameter; one unless told. Those of "meshes" are a line, rows and columns.
+GROUPS = {
+    "plain": 0,
+    "copies": 0,
+    "copies of copies": 0,
+    "two axes": 2,
+    "two axes reversed": 2,
+    "first axis twice": 2,
+    "last axis twice": 2,
+    "strided": 2,
+    "meshes": 3,
+}
+
+
 def messages(run: Run, layout: str) -> list[dict[str, int]]:
     """For each step how many collectives of which kind there are."""
     listeners = [Messages() for _ in run.rates]

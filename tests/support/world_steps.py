@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from tolerances import WORLD
-from world_layouts import SHAPES, DTensor, Place, drawn, gradient, placed, plain, torch
+from world_layouts import SHAPES, DTensor, Place, divided, drawn, gradient, placed, plain, torch
 from world_layouts import layout as laid_out
 
 import thalweg.torch
@@ -55,6 +55,8 @@ class Run:
     own_rate: bool = False
     one_by_one: bool = False
     names: tuple[str, ...] = tuple(SHAPES)
+    #: Kernels for GPUs step what ranks hold, by Triton's interpreter.
+    interpreted: bool = False
 
     def numbers(self, name: str, seed: int) -> Any:
         return drawn(name, seed, self.dtype)
@@ -81,8 +83,28 @@ class Outcome:
     errors: list[str]
 
 
+@contextmanager
+def interpreted(wanted: bool) -> Iterator[None]:
+    """Within: kernels for GPUs serve tensors of the CPU."""
+    from thalweg.kernels import triton
+
+    before = set(triton.DEVICES)
+    if wanted:
+        triton.DEVICES.add("cpu")
+    try:
+        yield
+    finally:
+        triton.DEVICES.clear()
+        triton.DEVICES.update(before)
+
+
 def stepped(run: Run, place: Place, watch: Callable[[int], AbstractContextManager[Any]] | None = None) -> Outcome:
     """All steps of a run; ``watch`` gives a context for each."""
+    with interpreted(run.interpreted):
+        return stepped_here(run, place, watch)
+
+
+def stepped_here(run: Run, place: Place, watch: Callable[[int], AbstractContextManager[Any]] | None) -> Outcome:
     own = {name: torch.nn.Parameter(place(name, run.numbers(name, 0))) for name in run.names}
     groups: list[dict[str, Any]] = [{"params": [], **options} for options in run.groups]
     for index, pair in enumerate(own.items()):
@@ -128,7 +150,7 @@ KNOWN: dict[str, Outcome] = {}
 def in_one_process(run: Run) -> Outcome:
     """The same steps on plain tensors, which many layouts are compared with."""
     engine = run.engine if run.engine in ("foreach", "reference") else "reference"
-    run = replace(run, engine=engine, gradients="alike")
+    run = replace(run, engine=engine, gradients="alike", interpreted=False)
     if repr(run) not in KNOWN:
         KNOWN[repr(run)] = stepped(run, plain)
     return KNOWN[repr(run)]
@@ -232,3 +254,19 @@ def share_of_others(x: Any, wanted: Any) -> float:
 def cases_for(rules: Sequence[str] = RULES) -> Any:
     """Marks a test to be run for every rule."""
     return pytest.mark.parametrize("rule", [rule for rule in rules if rule in ALL_RULES])
+
+
+def odd_memory(name: str, x: Any) -> Any:
+    """Divided by rows, and on every rank but the first laid out by columns."""
+    from world_layouts import mesh, ranks
+
+    p = divided(x, mesh(ranks()), 0) if x.ndim else x.clone()
+    if not isinstance(p, DTensor) or torch.distributed.get_rank() == 0:
+        return p
+    own = p.to_local().t().contiguous().t() if p.ndim == 2 else p.to_local()
+    return DTensor.from_local(own, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
+
+
+def differences_in_odd_memory(run: Run) -> list[str]:
+    wanted, got = in_one_process(run), stepped(run, odd_memory)
+    return list(unequal(run, wanted, got, WORLD[run.dtype]))

@@ -43,8 +43,11 @@ def reason_missing(device: torch.device) -> str | None:
     return None
 
 
-def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> str:
-    """Why fused kernels cannot step this parameter, "" if they can. The answer holds as long as its memory does."""
+def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], *, divided: bool) -> str:
+    """Why fused kernels cannot step this parameter, "" if they can. The answer holds as long as its memory does.
+
+    divided: over ranks, which have to find the same answer however their memory lies, so that odd memory is copied.
+    """
     rule = setting.rule
     if type(rule).__name__ not in RULES:
         return f"there is no fused kernel of {type(rule).__name__} for GPUs"
@@ -59,7 +62,7 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> 
     entries = [entry for key, entry in state.items() if key not in ("step", "refresh")]
     if any(entry.dtype not in SERVED for entry in entries):
         return "there is no fused kernel for state of float64 on GPUs"
-    if not p.is_contiguous() or not all(entry.is_contiguous() for entry in entries):
+    if not divided and not (p.is_contiguous() and all(entry.is_contiguous() for entry in entries)):
         # in any order, as long as all that is as large as the parameter has the same
         alike = is_dense(p) and all(e.shape == p.shape and e.stride() == p.stride() for e in entries)
         if not alike or rule.stacked_axes or setting.handling.rounding != "nearest":
@@ -115,22 +118,43 @@ def passes_for(bucket: Bucket, grads: Sequence[Tensor]) -> Any:
     return passes_for(operands, grads, rule, handling)
 
 
-def alike(p: Tensor, g: Tensor) -> Tensor:
-    """A gradient laid out in memory like its parameter; a copy if it is not so already."""
+def alike(p: Tensor, g: Tensor, divided: bool) -> Tensor:
+    """A gradient laid out in memory like its parameter, or contiguous if that is divided; a copy if it is not so."""
+    if divided:
+        return g.resolve_neg().contiguous()
     if g.stride() != p.stride() or g.is_neg():
         return torch.empty_like(p, dtype=g.dtype).copy_(g)
     return g
 
 
+def staged(bucket: Bucket) -> tuple[Bucket, list[tuple[Tensor, Tensor]]]:
+    """A bucket of divided parameters with copies in place of what is not contiguous, and which those are."""
+    pairs = []
+
+    def contiguous(x: Tensor) -> Tensor:
+        if x.is_contiguous():
+            return x
+        pairs.append((x, x.contiguous()))
+        return pairs[-1][1]
+
+    params = [contiguous(p) for p in bucket.params]
+    states = [{key: contiguous(entry) for key, entry in state.items()} for state in bucket.states]
+    return replace(bucket, params=params, states=states), pairs
+
+
 class Launch:
     """One bucket, with its passes, in one step."""
 
-    def __init__(self, passes: Any, memory: list[Any]) -> None:
+    def __init__(self, passes: Any, memory: list[Any], staged: Sequence[tuple[Tensor, Tensor]]) -> None:
         self.passes, self.memory = passes, memory
+        #: Tensors that are not contiguous, with the copies that are stepped in their place.
+        self.staged = staged
 
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
         from thalweg.kernels.triton.passes import Step
 
+        for tensor, copy in self.staged:
+            copy.copy_(tensor)
         #: Gradients are kept until all has been launched: some are copies, whose memory must not be given to others.
         self.bucket, self.grads = bucket, grads
         self.passes.tables.follow(grads)
@@ -146,6 +170,11 @@ class Launch:
         for sums in self.passes.measured(self.step):
             if parts:
                 yield [(each.tensor, parts[each.operand or 0].across(each.axes)) for each in sums]
+
+    def write(self) -> None:
+        self.passes.write(self.step)
+        for tensor, copy in self.staged:
+            tensor.copy_(copy)
 
     def release(self) -> None:
         """Let go of gradients, and of what one step alone has."""
@@ -179,7 +208,8 @@ class Gpu:
         self.measured = False
         self.launches = []
         for bucket in buckets:
-            grads = [alike(p, g) for p, g in zip(bucket.params, bucket.grads, strict=True)]
+            divided = bool(bucket.parts)
+            grads = [alike(p, g, divided) for p, g in zip(bucket.params, bucket.grads, strict=True)]
             launch = self.launch(bucket, grads, check_state)
             launch.prepare(bucket, grads)
             self.launches.append(launch)
@@ -205,7 +235,8 @@ class Gpu:
             check_state(name, p, bucket.setting)
         if len(self.known) >= MOST_KNOWN:
             self.known.clear()
-        self.known[names] = made = Launch(passes_for(bucket, grads), memory)
+        stepped, pairs = staged(bucket) if bucket.parts else (bucket, [])
+        self.known[names] = made = Launch(passes_for(stepped, grads), memory, pairs)
         return made
 
     def measure(self) -> list[Tensor]:
@@ -225,7 +256,7 @@ class Gpu:
         if not self.measured:
             self.measure()
         for launch in self.launches:
-            launch.passes.write(launch.step)
+            launch.write()
         # what was saved for a backward pass is no longer what it was
         torch.autograd.graph.increment_version([p for launch in self.launches for p in launch.bucket.params])
 

@@ -103,8 +103,8 @@ class Sorting(Parameters):
                 state["step"] = state["step"].to(p.device)
             step = state["step"]
             t = None if compiling or launched or not step.is_cpu else int(step.item()) + 1
-            kind, unserved = self._treatment(p, setting, state)
             g, part = gradients[p], self._part(name, p)
+            kind, unserved = self._treatment(p, setting, state, part)
             if not unserved and type(g) is not Tensor:
                 unserved = f"there is no fused kernel for a gradient that is a {type(g).__name__}"
             divided = part.groups if any(part.groups) else ()
@@ -133,15 +133,18 @@ class Sorting(Parameters):
             for key, bucket in members.items()
         ]
 
-    def _treatment(self, p: Tensor, setting: Setting, state: Mapping[str, Tensor]) -> tuple[Hashable, str]:
+    def _treatment(self, p: Tensor, setting: Setting, state: Mapping[str, Tensor], part: Part) -> tuple[Hashable, str]:
         """The kind of a parameter, and why native code or a fused kernel cannot step it ("" if it can)."""
         held = local(p)
         memory = held.data_ptr(), held.shape, held.stride()
         known = self._treatments.get(id(p))
         if known is None or known[0] is not setting or known[1] != memory:
-            kind = setting.rule.kind(tuple(p.shape))
-            against = gpu.reason_against if gpu.is_on_gpu(held) else fused.reason_against
-            self._treatments[id(p)] = known = setting, memory, kind, against(setting, held, local_state(state))
+            own = local_state(state)
+            if gpu.is_on_gpu(held):
+                reason = gpu.reason_against(setting, held, own, divided=any(part.groups))
+            else:
+                reason = fused.reason_against(setting, held, own)
+            self._treatments[id(p)] = known = setting, memory, setting.rule.kind(tuple(p.shape)), reason
         return known[2:]
 
     def _unserved_part(self, setting: Setting, p: Tensor, part: Part, unserved: str) -> str:

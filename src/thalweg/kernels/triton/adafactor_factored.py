@@ -158,13 +158,14 @@ class FactoredPasses(AdafactorPasses):
             flags = dict(
                 SCALED=step.grad_scale is not None,
                 ALLOWED=step.allowed is not None,
+                LONG=self.tiles.long,
                 VECTOR=self.vector if self.aligned and self.tables.grads_aligned and form.depth == 1 else 1,
                 P_DTYPE=DTYPES[self.p_dtype],
                 G_DTYPE=DTYPES[self.g_dtype],
                 LINES=form.lines,
                 WIDTH=form.width,
                 DEPTH=form.depth,
-                num_warps=tiles.WARPS,
+                **tiles.LAUNCH,
             )
             if stage == MEASURE:
                 measure_kernel[(len(own),)](*arguments, R_DTYPE=DTYPES[self.entry_dtypes[0]], **flags)
@@ -187,7 +188,7 @@ class FactoredPasses(AdafactorPasses):
 
 
 @triton.jit
-def columns_of(tensor, tile, VECTOR: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr):
+def columns_of(tensor, tile, LONG: tl.constexpr, VECTOR: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr):
     """Places of a tile's columns in a row (WIDTH, DEPTH), and which of them there are."""
     columns = tl.load(tensor + ACROSS)
     if VECTOR > 1:
@@ -198,7 +199,21 @@ def columns_of(tensor, tile, VECTOR: tl.constexpr, WIDTH: tl.constexpr, DEPTH: t
     else:
         k = tl.load(tile + BEHIND) * DEPTH + tl.arange(0, DEPTH)[None, :]
         after = tl.load(tensor + AFTER)
-        return column * after + k, (column < columns) & (k < after)
+        inner = column * after + k
+        if not LONG:
+            inner = inner.to(tl.int32)
+        return inner, (column < columns) & (k < after)
+
+
+@triton.jit
+def block_of(tensor, inner, LONG: tl.constexpr, LINES: tl.constexpr):
+    """Places of a block's elements, seen from the beginning of its first row."""
+    stride = tl.load(tensor + BETWEEN) * tl.load(tensor + ACROSS) * tl.load(tensor + AFTER)
+    offset = (tl.arange(0, LINES) * stride)[:, None, None] + inner[None, :, :]
+    if LONG:
+        return offset
+    else:
+        return offset.to(tl.int32)
 
 
 @triton.jit
@@ -240,6 +255,7 @@ def measure_kernel(
     allowed,
     SCALED: tl.constexpr,
     ALLOWED: tl.constexpr,
+    LONG: tl.constexpr,
     VECTOR: tl.constexpr,
     P_DTYPE: tl.constexpr,
     G_DTYPE: tl.constexpr,
@@ -258,9 +274,11 @@ def measure_kernel(
     by_matrix, by_old = tensor + STATISTICS + FACTS * BY_MATRIX, tensor + STATISTICS + FACTS * OLD
     between, after = tl.load(tensor + BETWEEN), tl.load(tensor + AFTER)
     run = tl.load(tensor + ACROSS) * after
-    inner, inside = columns_of(tensor, tile, VECTOR, WIDTH, DEPTH)
+    inner, inside = columns_of(tensor, tile, LONG, VECTOR, WIDTH, DEPTH)
     first, end, origin = rows_of(tensor, tile)
     k = tl.load(tile + BEHIND) * DEPTH + tl.arange(0, DEPTH)
+    block = block_of(tensor, inner, LONG, LINES)
+    entry = (tl.arange(0, LINES) * between * after)[:, None] + k[None, :]
     down, along, is_first = tl.load(tile + DOWN), tl.load(tile + ALONG), tl.load(tile + ALONG) == 0
 
     p_base, g_base = base_of(rows, row, P, P_DTYPE), tl.load(gradients + row).to(tl.pointer_type(G_DTYPE))
@@ -270,16 +288,16 @@ def measure_kernel(
     squares_of_columns, squares_of_p = tl.zeros((WIDTH, DEPTH), tl.float32), tl.zeros((WIDTH, DEPTH), tl.float32)
     old = tl.zeros((LINES, DEPTH), tl.float32)
     while first < end:
-        i = first + tl.arange(0, LINES)
-        line = origin + i * between
-        mask = (i < end)[:, None, None] & inside[None, :, :]
-        offset = (line * run)[:, None, None] + inner[None, :, :]
-        g = tl.load(elements(g_base, offset, VECTOR), mask, other=0.0).to(tl.float32) * factor
-        p = tl.load(elements(p_base, offset, VECTOR), mask, other=0.0).to(tl.float32)
-        entry, entries = (line * after)[:, None] + k[None, :], (i < end)[:, None] & (k < after)[None, :]
-        old += tl.load(row_averages + entry, entries & is_first, other=0.0).to(tl.float32)
+        line = origin + first * between
+        left = first + tl.arange(0, LINES) < end
+        mask = left[:, None, None] & inside[None, :, :]
+        g = tl.load(elements(g_base + line * run, block, VECTOR), mask, other=0.0).to(tl.float32) * factor
+        p = tl.load(elements(p_base + line * run, block, VECTOR), mask, other=0.0).to(tl.float32)
+        mask_of_rows = left[:, None] & (k < after)[None, :]
+        averages = tl.load(row_averages + line * after + entry, mask_of_rows & is_first, other=0.0)
+        old += averages.to(tl.float32)
         squares = g * g
-        tl.store(row_sums + entry, tl.sum(squares, 1), entries)
+        tl.store(row_sums + line * after + entry, tl.sum(squares, 1), mask_of_rows)
         squares_of_columns += tl.sum(squares, 0)
         squares_of_p += tl.sum(p * p, 0)
         first += LINES
@@ -350,6 +368,7 @@ def step_kernel(
     GUARDED: tl.constexpr,
     STOCHASTIC: tl.constexpr,
     SPREAD: tl.constexpr,
+    LONG: tl.constexpr,
     VECTOR: tl.constexpr,
     P_DTYPE: tl.constexpr,
     G_DTYPE: tl.constexpr,
@@ -373,9 +392,11 @@ def step_kernel(
     tensor = matrices + row * FIELDS
     between, after = tl.load(tensor + BETWEEN), tl.load(tensor + AFTER)
     run = tl.load(tensor + ACROSS) * after
-    inner, inside = columns_of(tensor, tile, VECTOR, WIDTH, DEPTH)
+    inner, inside = columns_of(tensor, tile, LONG, VECTOR, WIDTH, DEPTH)
     first, end, origin = rows_of(tensor, tile)
     k = tl.load(tile + BEHIND) * DEPTH + tl.arange(0, DEPTH)
+    block = block_of(tensor, inner, LONG, LINES)
+    entry = (tl.arange(0, LINES) * between * after)[:, None] + k[None, :]
     matrix = tl.load(tile + MATRIX).to(tl.int64)
 
     # what g is multiplied by, but for its row
@@ -397,8 +418,8 @@ def step_kernel(
         decay = tl.load(figures + DECAY * count + row)
         uppermost = inside & (tl.load(tile + DOWN) == 0)
         if STAGE == 2:
-            place = base_of(rows, row, STATE + 1, C_DTYPE) + matrix * run + inner
-            tl.store(place, as_stored(column_averages, 0.0, C_DTYPE, False), uppermost)
+            column_place = base_of(rows, row, STATE + 1, C_DTYPE) + matrix * run + inner
+            tl.store(column_place, as_stored(column_averages, 0.0, C_DTYPE, False), uppermost)
         elif C_DTYPE == tl.float16:
             found += failures_at(column_averages.to(C_DTYPE), uppermost)
 
@@ -409,13 +430,12 @@ def step_kernel(
     is_first = tl.load(tile + ALONG) == 0
     row_failures = tl.zeros((LINES, DEPTH), tl.float32)
     while first < end:
-        i = first + tl.arange(0, LINES)
-        line = origin + i * between
-        mask = (i < end)[:, None, None] & inside[None, :, :]
-        offset = (line * run)[:, None, None] + inner[None, :, :]
-        entry, entries = (line * after)[:, None] + k[None, :], (i < end)[:, None] & (k < after)[None, :]
-        g = tl.load(elements(g_base, offset, VECTOR), mask, other=0.0).to(tl.float32) * factor
-        averages = tl.load(by_row + entry, entries, other=0.0)
+        line = origin + first * between
+        left = first + tl.arange(0, LINES) < end
+        mask = left[:, None, None] & inside[None, :, :]
+        mask_of_rows = left[:, None] & (k < after)[None, :]
+        g = tl.load(elements(g_base + line * run, block, VECTOR), mask, other=0.0).to(tl.float32) * factor
+        averages = tl.load(by_row + line * after + entry, mask_of_rows, other=0.0)
         if CLAMP:
             u = g * (1.0 / at_least(tl.sqrt_rn(averages[:, None, :] * across[None, :, :]), eps))
         else:
@@ -423,24 +443,26 @@ def step_kernel(
         if STAGE == 3:
             found += tl.sum(u * u, 0)
         else:
-            p_place, m_place = elements(p_base, offset, VECTOR), elements(m_base, offset, VECTOR)
+            p_place = elements(p_base + line * run, block, VECTOR)
+            m_place = elements(m_base + line * run, block, VECTOR)
             p = tl.load(p_place, mask, other=0.0).to(tl.float32)
             m = u * inner_scale
             if AVERAGED:
                 m = (1.0 - gain) * tl.load(m_place, mask, other=0.0).to(tl.float32) + gain * m
             new = p - (m * outer_scale + decay * p)
-            stored = as_parameter(new, rows, row, offset, figures, count, P_DTYPE, STOCHASTIC, SPREAD)
+            stored = as_parameter(new, rows, row, line * run + block, figures, count, P_DTYPE, STOCHASTIC, SPREAD)
             if STAGE == 2:
                 tl.store(p_place, stored, mask)
                 if AVERAGED:
                     tl.store(m_place, as_stored(m, 0.0, M_DTYPE, False), mask)
-                tl.store(row_averages + entry, as_stored(averages, 0.0, R_DTYPE, False), entries & is_first)
+                place = row_averages + line * after + entry
+                tl.store(place, as_stored(averages, 0.0, R_DTYPE, False), mask_of_rows & is_first)
             else:
                 found += tl.sum(failures_at(stored, mask), 0)
                 if AVERAGED and M_DTYPE == tl.float16:
                     found += tl.sum(failures_at(m.to(M_DTYPE), mask), 0)
                 if R_DTYPE == tl.float16:
-                    row_failures += failures_at(averages.to(R_DTYPE), entries & is_first)
+                    row_failures += failures_at(averages.to(R_DTYPE), mask_of_rows & is_first)
         first += LINES
     if STAGE != 2:
         tl.store(partials + tl.load(tile + INDEX), tl.sum(found) + tl.sum(row_failures))

@@ -23,11 +23,16 @@ from thalweg.arrays import Shape
 from thalweg.kernels.cpu.plan import seen_as
 from thalweg.kernels.triton.tables import Uploads
 
-#: Elements that a program has in hand at once, and the warps it has.
-BLOCK, WARPS = 4096, 8
-#: Rows of a tile: the fewer, the more programs share the work, and the more copies of sums of columns there are. Small
-#: models have tiles for so many programs; large ones have memory for copies of 1/200 of the parameters in all.
-LEAST_HEIGHT, MOST_HEIGHT, PROGRAMS = 32, 512, 256
+#: Elements that a program has in hand at once, and the warps it has. Measured on an H200.
+BLOCK, DEEP_BLOCK, LAUNCH = 4096, 2048, dict(num_warps=4)
+#: Blocks that a program goes through, one after the other. The fewer, the more programs share the work, but the more
+#: copies of sums there are. Small models have tiles for so many programs; in large ones, copies take less than 1/200 of
+#: the memory of the parameters.
+FEWEST_BLOCKS, MOST_BLOCKS, PROGRAMS = 8, 128, 512
+#: How many columns a block may have; behind each, so many places at most.
+WIDTHS, DEEP_WIDTH, DEEPEST = (1024, 512, 256), 128, 32
+#: What share of the lanes of programs may be idle where matrices are narrower than blocks.
+IDLE = 0.3
 
 #: Statistics: squares of g by row, by column and by matrix, and the old averages of rows by matrix.
 BY_ROW, BY_COLUMN, BY_MATRIX, OLD, KINDS = (tl.constexpr(c) for c in range(5))
@@ -44,20 +49,15 @@ ENTRIES = 1024
 
 
 class Form(NamedTuple):
-    """The form of tiles: how many columns they have, and how many places behind each."""
+    """The form of blocks: how many columns they have, and how many places behind each."""
 
     width: int
     depth: int = 1
 
     @property
     def lines(self) -> int:
-        """Rows that a program has in hand at once."""
-        return BLOCK // (self.width * self.depth)
-
-
-WIDE, NARROW = Form(1024), Form(256)
-#: Places behind a column that a program takes along, at most.
-DEEPEST = 32
+        """How many rows they have."""
+        return (BLOCK if self.depth == 1 else DEEP_BLOCK) // (self.width * self.depth)
 
 
 class Matrices(NamedTuple):
@@ -69,22 +69,66 @@ class Matrices(NamedTuple):
     columns: int
     after: int
 
-    @property
-    def form(self) -> Form:
-        if self.after > 1:
-            depth = min(triton.next_power_of_2(self.after), DEEPEST)
-            return Form(min(NARROW.width, BLOCK // depth), depth)
-        return WIDE if self.columns > 2 * NARROW.width else NARROW
-
     def lengths(self) -> list[int]:
         """Of each statistic."""
         matrices = self.before * self.between * self.after
         return [matrices * self.rows, matrices * self.columns, matrices, matrices]
 
-    def copies(self, height: int) -> list[int]:
-        """Of each statistic, in tiles of this height."""
-        down, along = cuts(self.rows, height), cuts(self.columns, self.form.width)
+    def lanes(self, form: Form) -> int:
+        """How many elements there would be if all blocks of this form were full."""
+        wide = cuts(self.columns, form.width) * form.width * cuts(self.after, form.depth) * form.depth
+        return self.before * self.between * self.rows * wide
+
+
+class Cut(NamedTuple):
+    """How matrices are cut into tiles: of which form their blocks are, and how many rows the tiles have."""
+
+    matrices: Matrices
+    form: Form
+    height: int
+
+    def copies(self) -> list[int]:
+        """Of each statistic."""
+        down, along = cuts(self.matrices.rows, self.height), cuts(self.matrices.columns, self.form.width)
         return [along, down, down * along, down]
+
+    def behind(self) -> int:
+        """How many tiles lie side by side behind the same columns."""
+        return -(-self.matrices.after // self.form.depth)
+
+
+def cut(seen: Sequence[Matrices]) -> list[Cut]:
+    """The tiles of some tensors, of about the same size for all."""
+    width = width_for([own for own in seen if own.after == 1])
+    forms = [Form(width) if own.after == 1 else deep_form(own.after) for own in seen]
+    blocks = sum(own.lanes(form) for own, form in zip(seen, forms, strict=True)) // BLOCK
+    by_program = min(MOST_BLOCKS, max(FEWEST_BLOCKS, blocks // PROGRAMS))
+    return [
+        Cut(own, form, evened(own.rows, by_program * form.lines, form.lines))
+        for own, form in zip(seen, forms, strict=True)
+    ]
+
+
+def width_for(seen: Sequence[Matrices]) -> int:
+    """The width of blocks that serve matrices with nothing behind their columns: wide, but not with many idle lanes."""
+    elements = sum(map(math.prod, seen))
+    full_enough = (w for w in WIDTHS if elements >= (1 - IDLE) * sum(own.lanes(Form(w)) for own in seen))
+    return next(full_enough, WIDTHS[-1])
+
+
+def deep_form(after: int) -> Form:
+    depth = min(triton.next_power_of_2(after), DEEPEST)
+    return Form(min(DEEP_WIDTH, DEEP_BLOCK // depth), depth)
+
+
+def evened(rows: int, most: int, lines: int) -> int:
+    """The height of tiles of at most so many rows that are as equal as whole blocks allow."""
+    return max(1, -(-rows // (cuts(rows, most) * lines))) * lines
+
+
+def cuts(size: int, most: int) -> int:
+    """Into how many pieces of at most so many. At least one: what is empty has sums too, which are 0."""
+    return max(1, -(-size // most))
 
 
 class Tiles:
@@ -92,11 +136,13 @@ class Tiles:
 
     def __init__(self, shapes: Sequence[Shape], axes: tuple[int, int], uploads: Uploads) -> None:
         """shapes: of each row of the tables, which are all factored over the same axes."""
-        seen = [Matrices(*seen_as(shape, *axes)) for shape in shapes]
+        cuts_of = cut([Matrices(*seen_as(shape, *axes)) for shape in shapes])
         #: What divides the lengths of all rows whose elements follow each other.
-        self.divisor = math.gcd(*(own.columns for own in seen if own.after == 1))
-        height = height_of(seen)
-        lengths, copies = table([own.lengths() for own in seen]), table([own.copies(height) for own in seen])
+        self.divisor = math.gcd(*(own.matrices.columns for own in cuts_of if own.matrices.after == 1))
+        #: Whether all places in a block can be told apart by 32 bits.
+        self.long = any(own.form.lines * math.prod(own.matrices[2:]) >= 2**31 for own in cuts_of)
+        lengths = table([own.matrices.lengths() for own in cuts_of])
+        copies = table([own.copies() for own in cuts_of])
         # the first copies of all, one statistic after the other; then all that remains
         sizes = lengths.T.flatten(), (lengths * (copies - 1)).T.flatten()
         ends = torch.cumsum(torch.cat(sizes), 0)
@@ -104,14 +150,14 @@ class Tiles:
         #: By statistic, the sums of all tensors, once copies have been added.
         self.sums = torch.empty(int(ends[-1]) if len(ends) else 0, dtype=torch.float32, device=uploads.device)
         self.totals = self.sums[: int(lengths.sum())].split(lengths.sum(0).tolist())
-        geometry = table([[*own[1:], evened(own.rows, height)] for own in seen], 5)
+        geometry = table([[*own.matrices[1:], own.height] for own in cuts_of], 5)
         facts = torch.stack([firsts.T, rests.T, lengths, copies], 2).flatten(1)
         self.matrices = uploads.table(torch.cat([geometry, facts], 1))
-        tiles = tiles_of(seen, copies)
+        tiles = tiles_of(cuts_of, copies)
         self.count = len(tiles)
-        self.begins = uploads.table(begins_of(tiles[:, OWNER.value], len(seen)))
-        forms = list(dict.fromkeys(own.form for own in seen))
-        kinds = torch.tensor([forms.index(own.form) for own in seen])[tiles[:, OWNER.value].long()]
+        self.begins = uploads.table(begins_of(tiles[:, OWNER.value], len(cuts_of)))
+        forms = list(dict.fromkeys(own.form for own in cuts_of))
+        kinds = torch.tensor([forms.index(own.form) for own in cuts_of])[tiles[:, OWNER.value].long()]
         #: By form, a table of its tiles.
         self.by_form = {form: uploads.table(tiles[kinds == kind]) for kind, form in enumerate(forms)}
         #: Blocks of entries of statistics, those with several copies and those to be averaged: (statistic, block).
@@ -131,22 +177,6 @@ def table(rows: Sequence[Sequence[int]], columns: int = KINDS.value) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64).reshape(-1, columns)
 
 
-def height_of(seen: Sequence[Matrices]) -> int:
-    """How many rows the tiles of these tensors have at most."""
-    wanted = sum(map(math.prod, seen)) // (PROGRAMS * WIDE.width) // LEAST_HEIGHT * LEAST_HEIGHT
-    return min(MOST_HEIGHT, max(LEAST_HEIGHT, wanted))
-
-
-def evened(rows: int, height: int) -> int:
-    """The height of tiles that are as equal as whole blocks of rows allow."""
-    return -(-rows // (cuts(rows, height) * LEAST_HEIGHT)) * LEAST_HEIGHT
-
-
-def cuts(size: int, most: int) -> int:
-    """Into how many pieces of at most so many. At least one: what is empty has sums too, which are 0."""
-    return max(1, -(-size // most))
-
-
 def pieces_of(counts: Tensor) -> Tensor:
     """(owner, piece) for each of so many pieces of each owner."""
     owners = torch.repeat_interleave(torch.arange(len(counts)), counts)
@@ -159,21 +189,18 @@ def begins_of(owners: Tensor, count: int) -> Tensor:
     return torch.searchsorted(owners.contiguous(), torch.arange(count + 1, dtype=owners.dtype)).to(torch.int32)
 
 
-def tiles_of(seen: Sequence[Matrices], copies: Tensor) -> Tensor:
+def tiles_of(cuts_of: Sequence[Cut], copies: Tensor) -> Tensor:
     """The table of tiles. Those of one matrix follow each other, line by line."""
-    deep = [-(-own.after // own.form.depth) for own in seen]
-    shares = table([[own.before * own.between, own_deep] for own, own_deep in zip(seen, deep, strict=True)], 2)
+    slices = torch.tensor([own.matrices.before * own.matrices.between for own in cuts_of], dtype=torch.int64)
+    sides = torch.tensor([own.behind() for own in cuts_of], dtype=torch.int64)
     along, down = copies[:, BY_ROW.value], copies[:, BY_COLUMN.value]
-    pieces = pieces_of(shares.prod(1) * along * down).long()
-    owners, piece = pieces.unbind(1)
-    counts = down[owners], along[owners], shares[owners, 1]
+    owners, rest = pieces_of(slices * sides * along * down).long().unbind(1)
     places = []
-    for count in (counts[2], counts[1], counts[0]):
-        places.append(piece % count)
-        piece = piece // count
+    for counts in (sides, along, down):
+        places.append(rest % counts[owners])
+        rest = rest // counts[owners]
     behind, column, line = places
-    index = torch.arange(len(owners))
-    return torch.stack([owners, index, piece, line, column, behind], 1).to(torch.int32).contiguous()
+    return torch.stack([owners, torch.arange(len(owners)), rest, line, column, behind], 1).to(torch.int32).contiguous()
 
 
 # ---- what programs do with them

@@ -1,0 +1,69 @@
+"""Kernels for GPUs on what ranks hold of parameters: the passes of one device, with sums over ranks between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from tolerances import FLIPPED
+from world import world
+from world_layouts import LAYOUTS
+from world_messages import EACH, GROUPS, messages
+from world_steps import TYPICAL, Run, differences, differences_in_odd_memory, flipped
+
+pytestmark = [pytest.mark.world, pytest.mark.slow]
+
+#: Smaller than those of other engines' tests, and fewer: every program is interpreted.
+NAMES = ("scalar", "short", "vector", "row", "matrix", "even", "cube", "kernel")
+every_rule = pytest.mark.parametrize("rule", ["LARS", "LAMB", "Adafactor"])
+
+
+def run_of(rule: str, dtype: str = "float32", rates: tuple[float, ...] = (1.0, 0.5), **how: Any) -> Run:
+    return Run(rule, dtype, engine="fused", rates=rates, names=NAMES, interpreted=True, **how)
+
+
+@every_rule
+@pytest.mark.parametrize(
+    ("size", "layout"), [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts]
+)
+def test_every_layout_gives_the_numbers_of_one_process(rule: str, size: int, layout: str) -> None:
+    assert world(size).run(differences, run_of(rule), layout) == [[]] * size
+
+
+@every_rule
+@pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "mixed"), (4, "two axes")])
+def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
+    heard = world(size).run(messages, run_of(rule, rates=(1.0,) * 3), layout)
+    groups = GROUPS.get(layout, 1)
+    expected = {kind: count * groups for kind, count in EACH[rule].items()}
+    assert all(own[1:] == [expected] * 2 for own in heard)
+
+
+@every_rule
+@pytest.mark.parametrize(
+    "options", [dict(on_nonfinite="skip"), dict(on_nonfinite="raise"), dict(max_grad_norm=0.5)], ids=str
+)
+def test_what_is_decided_by_all_ranks(rule: str, options: Mapping[str, Any]) -> None:
+    spoilt = ((0, "matrix", float("nan")),) if "on_nonfinite" in options else ()
+    run = run_of(rule, options=dict(TYPICAL[rule], **options), spoilt=spoilt, rates=(1.0, 0.5, 0.5))
+    assert world(2).run(differences, run, "first axis") == [[]] * 2
+
+
+@pytest.mark.parametrize("rule", ["LARS", "LAMB"])
+@pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "last axis"), (4, "first axis twice")])
+def test_random_bits_are_those_of_the_place_in_the_whole(rule: str, size: int, layout: str) -> None:
+    options = dict(trust=False, weight_decay=0.01, rounding="stochastic")
+    run = run_of(rule, "bfloat16", options=options, rates=(0.01, 0.01))
+    for shares in world(size).run(flipped, run, layout):
+        assert all(share < FLIPPED for share in shares.values()), shares
+
+
+@every_rule
+def test_ranks_may_have_their_memory_in_another_order(rule: str) -> None:
+    """All of them take the same engine, or they would wait for messages that never come."""
+    assert world(2).run(differences_in_odd_memory, run_of(rule)) == [[]] * 2
