@@ -43,9 +43,10 @@ def as_stored(x, chance, DTYPE: tl.constexpr, STOCHASTIC: tl.constexpr):
     """x (float32) in the dtype it is stored in: rounded to nearest, or up or down by chance, a uniform number."""
     if DTYPE == tl.bfloat16:
         return rounded_to_bfloat16(x, chance, STOCHASTIC)
-    if DTYPE == tl.float16 and STOCHASTIC:
+    elif DTYPE == tl.float16 and STOCHASTIC:
         return rounded_to_float16(x, chance).to(tl.float16)
-    return x.to(DTYPE)
+    else:
+        return x.to(DTYPE)
 
 
 @triton.jit

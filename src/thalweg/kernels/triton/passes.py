@@ -265,7 +265,8 @@ def bounded(x, low, high):
 def rate_of(lr, lr_scale, LR_IS_TENSOR: tl.constexpr):
     if LR_IS_TENSOR:
         return tl.load(lr).to(tl.float32) * lr_scale
-    return lr * lr_scale
+    else:
+        return lr * lr_scale
 
 
 @triton.jit

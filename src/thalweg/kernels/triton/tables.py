@@ -188,7 +188,8 @@ def positions(rows, row, index, SPREAD: tl.constexpr):
     if SPREAD:
         width = tl.load(rows + row * COLUMNS + WIDTH)
         return first + (index // width) * tl.load(rows + row * COLUMNS + WHOLE_WIDTH) + index % width
-    return first + index
+    else:
+        return first + index
 
 
 @triton.jit

@@ -1,0 +1,35 @@
+"""Kernels compile for GPUs that are not here: NVIDIA's from sm_80 on, and one of AMD's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "support" / "compile_launches.py"
+NARROW = dict(dtype="bfloat16", rounding="stochastic", on_nonfinite="skip", tensor_rate=True, max_grad_norm=1.0)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("beside", [{}, NARROW, dict(dtype="float16", state_dtype="float16")], ids=str)
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        ("LARS", dict(weight_decay=0.1, nesterov=True)),
+        ("LAMB", dict(weight_decay=0.1, trust_clip=[0.1, 2.0])),
+        ("Adafactor", dict(min_dim_size_to_factor=2, momentum=0.9)),
+        ("Adafactor", dict(min_dim_size_to_factor=2, eps_mode="clamp", eps=[1e-3, 1e-3])),
+    ],
+)
+def test_what_a_step_launches(rule: str, options: dict[str, Any], beside: dict[str, Any]) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, str(SCRIPT), rule, json.dumps({**options, **beside})]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "passes.settle_kernel" in done.stdout.split(), done.stdout

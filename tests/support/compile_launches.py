@@ -1,0 +1,65 @@
+"""Compiles, for GPUs that need not be here, every kernel that some steps would launch, as they would launch it.
+
+Run by itself, without Triton's interpreter: ``compile_launches.py RULE [OPTIONS AS JSON]``. Prints a line for each
+kernel that was compiled for all targets.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature, mangle_type
+
+import thalweg.torch
+from thalweg.kernels import triton as kernels
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+SHAPES = {"vector": (130,), "matrix": (70, 40), "kernel": (9, 7, 3, 2), "long": (3000,)}
+compiled: set[str] = set()
+
+
+def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+    """What a launch would compile, without a GPU to run it on."""
+    own = {name: named.pop(name) for name in [p.name for p in kernel.params] if name in named}
+    values = dict(zip([p.name for p in kernel.params if p.name not in own], args, strict=False)) | own
+    kinds = {
+        p.name: "constexpr" if p.is_constexpr else mangle_type(values[p.name], not p.do_not_specialize)
+        for p in kernel.params
+    }
+    constants = {(i,): values[p.name] for i, p in enumerate(kernel.params) if kinds[p.name] == "constexpr"}
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, p in enumerate(kernel.params)
+        if isinstance(values[p.name], torch.Tensor) and values[p.name].data_ptr() % 16 == 0
+    }
+    for target in TARGETS.values():
+        create_function_from_signature(kernel.signature, kernel.params, make_backend(target))
+        triton.compile(ASTSource(kernel, kinds, constants, aligned), target=target, options=named)
+    compiled.add(f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}")
+
+
+def main(rule: str, options: dict[str, Any]) -> None:
+    kernels.DEVICES.add("cpu")
+    JITFunction.run = compile_instead
+    dtype = getattr(torch, options.pop("dtype", "float32"))
+    lr = torch.tensor(0.1) if options.pop("tensor_rate", False) else 0.1
+    named = [(name, torch.nn.Parameter(torch.ones(shape).to(dtype))) for name, shape in SHAPES.items()]
+    optimizer = getattr(thalweg.torch, rule)(named, lr=lr, engine="fused", **options)
+    for _, p in named:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    print("\n".join(sorted(compiled)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]) if len(sys.argv) > 2 else {})
