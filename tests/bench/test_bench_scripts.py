@@ -39,7 +39,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
 
 
-@pytest.mark.parametrize("name", ["step_cpu", "step_jax"])
+@pytest.mark.parametrize("name", ["step_cpu", "step_gpu", "step_jax"])
 def test_help(name: str) -> None:
     run = subprocess.run(
         [sys.executable, str(FOLDER / f"{name}.py"), "--help"], capture_output=True, text=True, check=True
@@ -88,3 +88,10 @@ def test_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     script("bandwidth").main(["--mib", "1", "--repeats", "1"])
     assert "| 1 | 1 |" in capsys.readouterr().out
+
+
+def test_step_gpu_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match=r"step_gpu\.py: there is no GPU here"):
+        script("step_gpu").main([])

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 #: Eight weights of the largest tensor, looked at before and after: whoever does not move them has not done the work.
 PROBE = 8
+#: Steps that load kernels and make state, which no graph can hold.
+CAPTURED_AFTER = 2
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class Contestant:
     copies: int
     #: The rule that it follows itself, where that is another: its floor is that one's.
     follows: str = ""
+    #: The only device that it runs on; any unless told.
+    device: str = ""
 
     @property
     def own_rule(self) -> str:
@@ -84,6 +88,29 @@ def torch_ready(
     if writes_grads:
         ready.prepare = lambda: torch._foreach_copy_(grads, workload.torch_grads)
     return ready
+
+
+def captured_ready(build: Callable[[list[Any]], Any], workload: Workload, settings: Settings) -> Ready:
+    """Steps that are captured in a CUDA graph once, and replayed."""
+    import torch
+
+    params = [torch.nn.Parameter(p) for p in workload.torch_params()]
+    for p, g in zip(params, workload.torch_grads, strict=True):
+        p.grad = g
+    optimizer = build(params)
+    beside, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(CAPTURED_AFTER):
+            optimizer.step()
+    torch.cuda.current_stream().wait_stream(beside)
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    return Ready(
+        several(graph.replay, settings.inner),
+        probe=lambda: [float(x) for x in params[workload.largest].detach().flatten()[:PROBE].tolist()],
+        engine=lambda: str(optimizer.engine),
+    )
 
 
 def numpy_ready(optimizer: Any, workload: Workload, settings: Settings) -> Ready:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from thalweg.bench.contestants import Contestant, Ready, Settings, numpy_ready, optax_ready, torch_ready
+from thalweg.bench.contestants import (
+    Contestant,
+    Ready,
+    Settings,
+    captured_ready,
+    numpy_ready,
+    optax_ready,
+    torch_ready,
+)
 
 if TYPE_CHECKING:
     from thalweg.bench.workload import Workload
@@ -48,6 +56,34 @@ def ours(rule: str, kind: str, copies: int, options: dict[str, Any]) -> Iterable
         yield Contestant(spelt, rule, "thalweg", front_end, make, copies)
 
 
+def captured(rule: str, kind: str, copies: int, options: dict[str, Any]) -> Contestant:
+    """One rule on a GPU, where a training may capture its steps in a CUDA graph."""
+
+    def make(workload: Workload, settings: Settings) -> Ready:
+        import thalweg.torch
+
+        build = getattr(thalweg.torch, kind)
+        return captured_ready(
+            lambda params: build(params, engine=settings.engine, capturable=True, **options), workload, settings
+        )
+
+    return Contestant(f"thalweg.torch {kind}, CUDA graph", rule, "thalweg", "torch", make, copies, device="cuda")
+
+
+def kron(**options: Any) -> Contestant:
+    """Another Kron on a GPU: with other factors, or between two refreshes of them."""
+    given = {**KRON, **options}
+
+    def make(workload: Workload, settings: Settings) -> Ready:
+        import thalweg.torch
+
+        build: Any = thalweg.torch.Kron
+        return torch_ready(lambda params: build(params, engine=settings.engine, **given), workload, settings)
+
+    shown = ", ".join(f"{name}={value}" for name, value in options.items())
+    return Contestant(f"thalweg.torch Kron({shown})", "kron", "thalweg", "torch", make, 4, device="cuda")
+
+
 OURS = [
     *ours("lamb", "LAMB", 3, LAMB),
     *ours("lars", "LARS", 2, LARS),
@@ -55,4 +91,13 @@ OURS = [
     *ours("kron", "Kron", 4, KRON),
     *ours("adamw", "LAMB", 3, ADAMW),
     *ours("sgd", "LARS", 2, SGD),
+    captured("lamb", "LAMB", 3, LAMB),
+    captured("lars", "LARS", 2, LARS),
+    captured("adafactor", "Adafactor", 1, ADAFACTOR),
+    captured("kron", "Kron", 4, KRON),
+    kron(precond_dtype="bfloat16"),
+    kron(precond_update_probability=0.0),
+    kron(max_size_dense=2048),
+    kron(max_size_dense=2048, precond_dtype="bfloat16"),
+    kron(max_size_dense=2048, precond_update_probability=0.0),
 ]

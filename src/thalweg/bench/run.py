@@ -139,10 +139,11 @@ def contestants(device: Device, against: Sequence[str] | None, front_ends: Seque
         own = [front_end for front_end in own if front_end != "numpy"]
     peers = [package for package in (PACKAGES if against is None else against) if installed(package)]
     # in the order of the front ends as they were asked for: the first is the reference
-    return [
+    everyone = [
         *(c for front_end in own for c in OURS if c.front_end == front_end),
         *(c for c in PEERS if c.package in peers and installed(c.front_end)),
     ]
+    return [c for c in everyone if c.device in ("", device.name)]
 
 
 def listed(model: str | Model | Sequence[str | Model]) -> Sequence[str | Model]:

@@ -1,11 +1,8 @@
-"""Matrices cut into tiles: who works on what, and where sums of rows and columns are gathered.
+"""Factored tensors cut into tiles: who works on what, and where sums of rows and columns are gathered.
 
 A factored tensor is seen as (before, rows, between, columns, after): one *matrix* of rows x columns for each place along
-the other axes. A *tile* is some rows and some columns of one matrix, or of several that lie side by side, where there are
-axes behind the columns. One program goes through the rows of a tile, a few at a time.
-
-What is added up over tiles is a *statistic*: an array like the state, in as many copies as tiles share an entry. The
-first copies of all tensors lie side by side, the others behind them: once these have been added, the first are the sums.
+the other axes. A *tile* is some rows and columns of one matrix, or of several that lie side by side, where there are axes
+behind the columns. One program goes through the rows of a tile, a *block* of a few of them at a time.
 """
 
 from __future__ import annotations
@@ -19,33 +16,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.arrays import Shape
-from thalweg.kernels.cpu.plan import seen_as
 from thalweg.kernels.triton.tables import Uploads
 
-#: Elements that a program has in hand at once, and the warps it has. Measured on an H200.
-BLOCK, DEEP_BLOCK, LAUNCH = 4096, 2048, dict(num_warps=4)
-#: Blocks that a program goes through, one after the other. The fewer, the more programs share the work, but the more
-#: copies of sums there are. Small models have tiles for so many programs; in large ones, copies take less than 1/200 of
-#: the memory of the parameters.
-FEWEST_BLOCKS, MOST_BLOCKS, PROGRAMS = 8, 128, 512
-#: How many columns a block may have; behind each, so many places at most.
-WIDTHS, DEEP_WIDTH, DEEPEST = (1024, 512, 256), 128, 32
-#: What share of the lanes of programs may be idle where matrices are narrower than blocks.
+#: Elements of a block. Measured on an H200 with as many warps as below; where loads are narrow, programs run out of
+#: registers, and blocks are smaller.
+BLOCK, DEEP_BLOCK, WARPS = 2048, 1024, 4
+#: How many columns a block may have; with places behind each column, and how many of these at most.
+WIDTHS, DEEP_WIDTH, DEEPEST = (1024, 512, 256), 64, 32
+#: What share of the lanes of programs may be idle where rows are shorter than blocks.
 IDLE = 0.3
-
-#: Statistics: squares of g by row, by column and by matrix, and the old averages of rows by matrix.
-BY_ROW, BY_COLUMN, BY_MATRIX, OLD, KINDS = (tl.constexpr(c) for c in range(5))
-# Columns of the table of tensors; from STATISTICS on, four of each statistic.
-ROWS, BETWEEN, ACROSS, AFTER, HEIGHT, STATISTICS = (tl.constexpr(c) for c in range(6))
-FIRST, REST, LENGTH, COPIES, FACTS = (tl.constexpr(c) for c in range(5))
-FIELDS = tl.constexpr(STATISTICS.value + KINDS.value * FACTS.value)
-# Columns of the table of tiles: whose it is, where its partial sum goes, and where it lies.
-OWNER, INDEX, MATRIX, DOWN, ALONG, BEHIND, TILE_FIELDS = (tl.constexpr(c) for c in range(7))
-#: Entries of statistics that one program adds up, and how many copies at a time: where these are few, and many.
-FEW, ENTRIES_OF_FEW, MANY, ENTRIES_OF_MANY = (tl.constexpr(c) for c in (8, 256, 64, 32))
-#: Entries of statistics that one program averages.
-ENTRIES = 1024
+# Columns of the table of tiles: whose it is, where its partial sum goes, which matrix, and where it lies there.
+OWNER, INDEX, MATRIX, DOWN, ALONG, BEHIND, FIRST_ROW, END_ROW, TILE = (tl.constexpr(c) for c in range(9))
 
 
 class Form(NamedTuple):
@@ -53,11 +34,13 @@ class Form(NamedTuple):
 
     width: int
     depth: int = 1
+    #: Whether elements of several matrices alternate along a row.
+    mixed: bool = False
 
     @property
     def lines(self) -> int:
         """How many rows they have."""
-        return (BLOCK if self.depth == 1 else DEEP_BLOCK) // (self.width * self.depth)
+        return max(1, (BLOCK if self.depth == 1 else DEEP_BLOCK) // (self.width * self.depth))
 
 
 class Matrices(NamedTuple):
@@ -69,170 +52,146 @@ class Matrices(NamedTuple):
     columns: int
     after: int
 
-    def lengths(self) -> list[int]:
-        """Of each statistic."""
-        matrices = self.before * self.between * self.after
-        return [matrices * self.rows, matrices * self.columns, matrices, matrices]
-
     def lanes(self, form: Form) -> int:
         """How many elements there would be if all blocks of this form were full."""
-        wide = cuts(self.columns, form.width) * form.width * cuts(self.after, form.depth) * form.depth
+        wide = pieces(self.columns, form.width) * form.width * pieces(self.after, form.depth) * form.depth
         return self.before * self.between * self.rows * wide
+
+    def side_by_side(self) -> Matrices:
+        """The same memory, what lies behind columns taken for columns."""
+        return self._replace(columns=self.columns * self.after, after=1)
 
 
 class Cut(NamedTuple):
-    """How matrices are cut into tiles: of which form their blocks are, and how many rows the tiles have."""
+    """How a tensor is cut into tiles: of which form their blocks are, and how many rows they have."""
 
     matrices: Matrices
     form: Form
     height: int
 
-    def copies(self) -> list[int]:
-        """Of each statistic."""
-        down, along = cuts(self.matrices.rows, self.height), cuts(self.matrices.columns, self.form.width)
-        return [along, down, down * along, down]
+    @property
+    def down(self) -> int:
+        return pieces(self.matrices.rows, self.height)
 
+    @property
+    def along(self) -> int:
+        return pieces(self.matrices.columns, self.form.width)
+
+    @property
     def behind(self) -> int:
-        """How many tiles lie side by side behind the same columns."""
+        """How many tiles share the same rows and columns."""
         return -(-self.matrices.after // self.form.depth)
 
+    @property
+    def tiles(self) -> int:
+        matrices = self.matrices.before * self.matrices.between
+        return matrices * self.behind * self.along * self.down
 
-def cut(seen: Sequence[Matrices]) -> list[Cut]:
-    """The tiles of some tensors, of about the same size for all."""
+
+class Limits(NamedTuple):
+    """How many programs there should be, unless each would go through too few blocks then, or through too many."""
+
+    programs: int
+    fewest_blocks: int
+    most_blocks: int
+
+
+#: Programs that measure keep sums of their columns: the fewer there are, the less memory those take. In large models it
+#: is less than 1/200 of what the parameters take.
+MEASURING = Limits(512, 8, 256)
+STEPPING = Limits(2048, 8, 64)
+
+
+def cut_to_measure(seen: Sequence[Matrices]) -> list[Cut]:
+    """Into tiles that hold no row of two matrices in one place: sums of rows are kept apart."""
     width = width_for([own for own in seen if own.after == 1])
-    forms = [Form(width) if own.after == 1 else deep_form(own.after) for own in seen]
-    blocks = sum(own.lanes(form) for own, form in zip(seen, forms, strict=True)) // BLOCK
-    by_program = min(MOST_BLOCKS, max(FEWEST_BLOCKS, blocks // PROGRAMS))
-    return [
-        Cut(own, form, evened(own.rows, by_program * form.lines, form.lines))
-        for own, form in zip(seen, forms, strict=True)
-    ]
+    return cut(seen, [Form(width) if own.after == 1 else deep_form(own.after) for own in seen], MEASURING)
+
+
+def cut_to_step(seen: Sequence[Matrices]) -> list[Cut]:
+    """Into tiles of consecutive elements, of whichever matrix."""
+    flat = [own.side_by_side() for own in seen]
+    width = width_for(flat)
+    return cut(flat, [Form(width, mixed=own.after > 1) for own in seen], STEPPING)
+
+
+def cut(seen: Sequence[Matrices], forms: Sequence[Form], limits: Limits) -> list[Cut]:
+    """Into tiles of about the same size for all."""
+    blocks = sum(
+        own.lanes(form) / (form.lines * form.width * form.depth) for own, form in zip(seen, forms, strict=True)
+    )
+    by_program = min(limits.most_blocks, max(limits.fewest_blocks, int(blocks / limits.programs)))
+    heights = [evened(own.rows, by_program * form.lines, form.lines) for own, form in zip(seen, forms, strict=True)]
+    return [Cut(*each) for each in zip(seen, forms, heights, strict=True)]
 
 
 def width_for(seen: Sequence[Matrices]) -> int:
-    """The width of blocks that serve matrices with nothing behind their columns: wide, but not with many idle lanes."""
+    """The width of blocks of which one row is one row of a matrix: wide, but not with many idle lanes."""
     elements = sum(map(math.prod, seen))
     full_enough = (w for w in WIDTHS if elements >= (1 - IDLE) * sum(own.lanes(Form(w)) for own in seen))
     return next(full_enough, WIDTHS[-1])
 
 
 def deep_form(after: int) -> Form:
-    depth = min(triton.next_power_of_2(after), DEEPEST)
-    return Form(min(DEEP_WIDTH, DEEP_BLOCK // depth), depth)
+    return Form(DEEP_WIDTH, min(triton.next_power_of_2(after), DEEPEST))
 
 
 def evened(rows: int, most: int, lines: int) -> int:
     """The height of tiles of at most so many rows that are as equal as whole blocks allow."""
-    return max(1, -(-rows // (cuts(rows, most) * lines))) * lines
+    return max(1, -(-rows // (pieces(rows, most) * lines))) * lines
 
 
-def cuts(size: int, most: int) -> int:
+def pieces(size: int, most: int) -> int:
     """Into how many pieces of at most so many. At least one: what is empty has sums too, which are 0."""
     return max(1, -(-size // most))
 
 
-class Tiles:
-    """The tiles of some tensors, in tables on the device, and the memory of their statistics."""
+class Tiles(NamedTuple):
+    """Tiles whose blocks are of one form, for one launch."""
 
-    def __init__(self, shapes: Sequence[Shape], axes: tuple[int, int], uploads: Uploads) -> None:
-        """shapes: of each row of the tables, which are all factored over the same axes."""
-        cuts_of = cut([Matrices(*seen_as(shape, *axes)) for shape in shapes])
-        #: What divides the lengths of all rows whose elements follow each other.
-        self.divisor = math.gcd(*(own.matrices.columns for own in cuts_of if own.matrices.after == 1))
-        #: Whether all places in a block can be told apart by 32 bits.
-        self.long = any(own.form.lines * math.prod(own.matrices[2:]) >= 2**31 for own in cuts_of)
-        lengths = table([own.matrices.lengths() for own in cuts_of])
-        copies = table([own.copies() for own in cuts_of])
-        # the first copies of all, one statistic after the other; then all that remains
-        sizes = lengths.T.flatten(), (lengths * (copies - 1)).T.flatten()
-        ends = torch.cumsum(torch.cat(sizes), 0)
-        firsts, rests = (ends - torch.cat(sizes)).reshape(2, KINDS.value, -1)
-        #: By statistic, the sums of all tensors, once copies have been added.
-        self.sums = torch.empty(int(ends[-1]) if len(ends) else 0, dtype=torch.float32, device=uploads.device)
-        self.totals = self.sums[: int(lengths.sum())].split(lengths.sum(0).tolist())
-        geometry = table([[*own.matrices[1:], own.height] for own in cuts_of], 5)
-        facts = torch.stack([firsts.T, rests.T, lengths, copies], 2).flatten(1)
-        self.matrices = uploads.table(torch.cat([geometry, facts], 1))
-        tiles = tiles_of(cuts_of, copies)
-        self.count = len(tiles)
-        self.begins = uploads.table(begins_of(tiles[:, OWNER.value], len(cuts_of)))
-        forms = list(dict.fromkeys(own.form for own in cuts_of))
-        kinds = torch.tensor([forms.index(own.form) for own in cuts_of])[tiles[:, OWNER.value].long()]
-        #: By form, a table of its tiles.
-        self.by_form = {form: uploads.table(tiles[kinds == kind]) for kind, form in enumerate(forms)}
-        #: Blocks of entries of statistics, those with several copies and those to be averaged: (statistic, block).
-        at_once = torch.where(copies <= FEW.value, ENTRIES_OF_FEW.value, ENTRIES_OF_MANY.value)
-        shared = torch.where(copies > 1, -(-lengths // at_once), 0).flatten()
-        every = -(-lengths // ENTRIES)
-        every[:, OLD.value] = 0
-        self.shared, self.every = uploads.table(pieces_of(shared)), uploads.table(pieces_of(every.flatten()))
-
-    def add_up(self) -> None:
-        """Add all other copies of the statistics to the first ones."""
-        if len(self.shared):
-            add_kernel[(len(self.shared),)](self.matrices, self.shared, self.sums, num_warps=4)
+    form: Form
+    table: Tensor
+    #: What divides the lengths of all rows.
+    divisor: int
 
 
-def table(rows: Sequence[Sequence[int]], columns: int = KINDS.value) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, columns)
+class Grid:
+    """All tiles of some tensors, in tables on the device."""
+
+    def __init__(self, cuts: Sequence[Cut], uploads: Uploads) -> None:
+        table = table_of(cuts)
+        self.count = len(table)
+        owners = table[:, OWNER.value].contiguous()
+        #: By tensor, where its tiles begin in the list of all, with the end of the last behind them.
+        begins = torch.searchsorted(owners, torch.arange(len(cuts) + 1, dtype=torch.int32))
+        self.begins = uploads.table(begins.to(torch.int32))
+        self.by_form = []
+        for form in dict.fromkeys(own.form for own in cuts):
+            chosen = torch.tensor([own.form == form for own in cuts])[owners.long()]
+            divisor = math.gcd(*(own.matrices.columns for own in cuts if own.form == form))
+            if chosen.any():
+                self.by_form.append(Tiles(form, uploads.table(table[chosen]), divisor))
 
 
-def pieces_of(counts: Tensor) -> Tensor:
+def table_of(cuts: Sequence[Cut]) -> Tensor:
+    """The table of tiles. Those of one matrix follow each other, line by line."""
+    owners, rest = enumerated(torch.tensor([own.tiles for own in cuts], dtype=torch.int64)).long().unbind(1)
+    places = []
+    for counts in ([own.behind for own in cuts], [own.along for own in cuts], [own.down for own in cuts]):
+        of_owner = torch.tensor(counts, dtype=torch.int64)[owners]
+        places.append(rest % of_owner)
+        rest = rest // of_owner
+    behind, along, down = places
+    height = torch.tensor([own.height for own in cuts], dtype=torch.int64)[owners]
+    rows = torch.tensor([own.matrices.rows for own in cuts], dtype=torch.int64)[owners]
+    first = torch.minimum(down * height, rows)
+    end = torch.minimum(first + height, rows)
+    index = torch.arange(len(owners))
+    return torch.stack([owners, index, rest, down, along, behind, first, end], 1).to(torch.int32).contiguous()
+
+
+def enumerated(counts: Tensor) -> Tensor:
     """(owner, piece) for each of so many pieces of each owner."""
     owners = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    pieces = torch.arange(len(owners)) - (torch.cumsum(counts, 0) - counts)[owners]
-    return torch.stack([owners, pieces], 1).to(torch.int32).contiguous()
-
-
-def begins_of(owners: Tensor, count: int) -> Tensor:
-    """Where the pieces of each owner begin in the list of all, with the end of the last behind them."""
-    return torch.searchsorted(owners.contiguous(), torch.arange(count + 1, dtype=owners.dtype)).to(torch.int32)
-
-
-def tiles_of(cuts_of: Sequence[Cut], copies: Tensor) -> Tensor:
-    """The table of tiles. Those of one matrix follow each other, line by line."""
-    slices = torch.tensor([own.matrices.before * own.matrices.between for own in cuts_of], dtype=torch.int64)
-    sides = torch.tensor([own.behind() for own in cuts_of], dtype=torch.int64)
-    along, down = copies[:, BY_ROW.value], copies[:, BY_COLUMN.value]
-    owners, rest = pieces_of(slices * sides * along * down).long().unbind(1)
-    places = []
-    for counts in (sides, along, down):
-        places.append(rest % counts[owners])
-        rest = rest // counts[owners]
-    behind, column, line = places
-    return torch.stack([owners, torch.arange(len(owners)), rest, line, column, behind], 1).to(torch.int32).contiguous()
-
-
-# ---- what programs do with them
-
-
-@triton.jit
-def places_of(statistic, copy, entry):
-    """Where entries of one copy of a statistic are."""
-    others = tl.load(statistic + REST) + (copy - 1) * tl.load(statistic + LENGTH)
-    return tl.where(copy == 0, tl.load(statistic + FIRST), others) + entry
-
-
-@triton.jit
-def add_block(statistic, block, sums, ENTRIES: tl.constexpr, AT_ONCE: tl.constexpr):
-    entry = block.to(tl.int64) * ENTRIES + tl.arange(0, ENTRIES)[None, :]
-    mask = entry < tl.load(statistic + LENGTH)
-    copies = tl.load(statistic + COPIES)
-    found = tl.zeros((AT_ONCE, ENTRIES), tl.float32)
-    first = copies * 0
-    while first < copies:
-        copy = first + tl.arange(0, AT_ONCE)[:, None]
-        found += tl.load(sums + places_of(statistic, copy, entry), mask & (copy < copies), other=0.0)
-        first += AT_ONCE
-    tl.store(sums + tl.load(statistic + FIRST) + entry, tl.sum(found, 0)[None, :], mask)
-
-
-@triton.jit
-def add_kernel(matrices, blocks, sums):
-    """Add the copies of some entries of a statistic, in an order that is always the same."""
-    which, block = tl.load(blocks + 2 * tl.program_id(0)), tl.load(blocks + 2 * tl.program_id(0) + 1)
-    statistic = matrices + (which // KINDS).to(tl.int64) * FIELDS + STATISTICS + FACTS * (which % KINDS)
-    if tl.load(statistic + COPIES) <= FEW:
-        add_block(statistic, block, sums, ENTRIES_OF_FEW, FEW)
-    else:
-        add_block(statistic, block, sums, ENTRIES_OF_MANY, MANY)
+    piece = torch.arange(len(owners)) - (torch.cumsum(counts, 0) - counts)[owners]
+    return torch.stack([owners, piece], 1).to(torch.int32).contiguous()
