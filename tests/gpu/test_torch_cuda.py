@@ -30,7 +30,8 @@ CLASSES = pytest.mark.parametrize(
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
-ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach"])
+LISTS = pytest.mark.parametrize("engine", ["reference", "foreach"])
+ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach", "auto"])
 
 
 def problem(device: str, dtype: Any = None, steps: int = 6) -> tuple[list, list]:
@@ -66,7 +67,7 @@ def no_waiting() -> Iterator[None]:
 
 
 @CLASSES
-@ENGINES
+@LISTS
 def test_same_numbers_as_on_the_cpu(name: str, options: dict, engine: str) -> None:
     results = []
     for device in ("cpu", "cuda"):

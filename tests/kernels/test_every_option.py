@@ -25,6 +25,7 @@ SHAPES = {
     "longer than a tile": (1100,),
 }
 
+
 @pytest.mark.parametrize(("case", "options"), TABLE)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_it_equals_its_rule(case: Case, options: dict, dtype: str) -> None:

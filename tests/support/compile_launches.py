@@ -58,7 +58,7 @@ def main(rule: str, options: dict[str, Any]) -> None:
     for _, p in named:
         p.grad = torch.ones_like(p)
     optimizer.step()
-    print("\n".join(sorted(compiled)))
+    sys.stdout.write("\n".join(sorted(compiled)) + "\n")
 
 
 if __name__ == "__main__":

@@ -39,9 +39,17 @@ def drawn(name: str, seed: int, dtype: str) -> Any:
     return torch.randn(SHAPES[name], generator=generator, dtype=torch.float64).to(getattr(torch, dtype))
 
 
-@functools.cache
+#: Where the parts of parameters are, of those that are divided.
+home = ["cpu"]
+
+
 def mesh(*sizes: int) -> Any:
-    return init_device_mesh("cpu", sizes, mesh_dim_names=("outer", "inner")[: len(sizes)])
+    return mesh_of(home[0], *sizes)
+
+
+@functools.cache
+def mesh_of(device: str, *sizes: int) -> Any:
+    return init_device_mesh(device, sizes, mesh_dim_names=("outer", "inner")[: len(sizes)])
 
 
 def ranks() -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tolerances import WORLD
-from world_layouts import SHAPES, DTensor, Place, divided, drawn, gradient, placed, plain, torch
+from world_layouts import SHAPES, DTensor, Place, divided, drawn, gradient, home, placed, plain, torch
 from world_layouts import layout as laid_out
 
 import thalweg.torch
@@ -57,6 +57,8 @@ class Run:
     names: tuple[str, ...] = tuple(SHAPES)
     #: Kernels for GPUs step what ranks hold, by Triton's interpreter.
     interpreted: bool = False
+    #: Where ranks hold it: they may share one GPU.
+    device: str = "cpu"
 
     def numbers(self, name: str, seed: int) -> Any:
         return drawn(name, seed, self.dtype)
@@ -100,6 +102,7 @@ def interpreted(wanted: bool) -> Iterator[None]:
 
 def stepped(run: Run, place: Place, watch: Callable[[int], AbstractContextManager[Any]] | None = None) -> Outcome:
     """All steps of a run; ``watch`` gives a context for each."""
+    home[0] = run.device
     with interpreted(run.interpreted):
         return stepped_here(run, place, watch)
 
@@ -150,7 +153,7 @@ KNOWN: dict[str, Outcome] = {}
 def in_one_process(run: Run) -> Outcome:
     """The same steps on plain tensors, which many layouts are compared with."""
     engine = run.engine if run.engine in ("foreach", "reference") else "reference"
-    run = replace(run, engine=engine, gradients="alike", interpreted=False)
+    run = replace(run, engine=engine, gradients="alike", interpreted=False, device="cpu")
     if repr(run) not in KNOWN:
         KNOWN[repr(run)] = stepped(run, plain)
     return KNOWN[repr(run)]
@@ -187,7 +190,7 @@ def unequal(run: Run, wanted: Outcome, got: Outcome, tolerance: float) -> Iterat
 
 def further_than(tolerance: float, what: str, x: Any, wanted: Any, start: Any) -> Iterator[str]:
     """Whether a tensor, or what this rank has of it, differs by more than that share of the largest element."""
-    x, own = (each.detach().double() for each in (local(x), part_like(x, wanted)))
+    x, own = (each.detach().cpu().double() for each in (local(x), part_like(x, wanted)))
     if not torch.equal(x.isfinite(), own.isfinite()):
         yield f"{what} has other elements that are not finite"
     elif x.numel():
@@ -247,7 +250,7 @@ def flipped(run: Run, layout: str, other: Run | None = None) -> dict[str, float]
 
 
 def share_of_others(x: Any, wanted: Any) -> float:
-    others = local(x) != part_like(x, wanted)
+    others = local(x).cpu() != part_like(x, wanted).cpu()
     return float(others.double().mean()) if others.numel() else 0.0
 
 

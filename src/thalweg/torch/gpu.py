@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from thalweg.arrays import Shape
 from thalweg.kernels import triton as kernels
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
@@ -118,10 +120,16 @@ def passes_for(bucket: Bucket, grads: Sequence[Tensor]) -> Any:
     return passes_for(operands, grads, rule, handling)
 
 
-def alike(p: Tensor, g: Tensor, divided: bool) -> Tensor:
-    """A gradient laid out in memory like its parameter, or contiguous if that is divided; a copy if it is not so."""
-    if divided:
-        return g.resolve_neg().contiguous()
+def gradients_of(bucket: Bucket) -> Sequence[Tensor]:
+    """Gradients laid out in memory like their parameters, or contiguous if those are divided; else copies that are."""
+    params, grads = bucket.params, bucket.grads
+    if not all(map(Tensor.is_contiguous, (*params, *grads))) or any(map(Tensor.is_neg, grads)):
+        pairs = zip(params, grads, strict=True)
+        return [g.resolve_neg().contiguous() if bucket.parts else alike(p, g) for p, g in pairs]
+    return grads
+
+
+def alike(p: Tensor, g: Tensor) -> Tensor:
     if g.stride() != p.stride() or g.is_neg():
         return torch.empty_like(p, dtype=g.dtype).copy_(g)
     return g
@@ -140,6 +148,42 @@ def staged(bucket: Bucket) -> tuple[Bucket, list[tuple[Tensor, Tensor]]]:
     params = [contiguous(p) for p in bucket.params]
     states = [{key: contiguous(entry) for key, entry in state.items()} for state in bucket.states]
     return replace(bucket, params=params, states=states), pairs
+
+
+def scratch_bytes(
+    setting: Setting,
+    dtype: str,
+    shapes: Sequence[Shape],
+    states: Sequence[Mapping[str, tuple[Shape, str]]],
+    wholes: Sequence[Shape] = (),
+) -> int:
+    """What the passes over such parameters keep on a GPU between steps, in the blocks that CUDA's memory comes in.
+
+    states: shape and dtype of each entry. wholes: the shapes of parameters of which these are parts, if they are.
+    The passes are laid out over tensors without memory, and no GPU is needed.
+    """
+
+    def ghost(shape: Shape, dtype: str = "float32") -> Tensor:
+        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+
+    def held(thing: Any) -> Iterator[Tensor]:
+        if isinstance(thing, Tensor):
+            yield thing if thing._base is None else thing._base
+        elif isinstance(thing, (list, tuple)):
+            yield from (tensor for each in thing for tensor in held(each))
+        elif isinstance(thing, dict):
+            yield from held(list(thing.values()))
+        elif type(thing).__module__.startswith(kernels.__name__):
+            yield from held(list(vars(thing).values()))
+
+    params = [ghost(shape, dtype) for shape in shapes]
+    ghosts = [{"step": ghost(()), **{key: ghost(*entry) for key, entry in state.items()}} for state in states]
+    parts = [Part(whole, (0,) * len(whole), ((),) * len(whole)) for whole in wholes]
+    bucket = Bucket([str(i) for i in range(len(params))], params, params, ghosts, setting, None, None, parts=parts)
+    found = {id(tensor): tensor for tensor in held(passes_for(bucket, params))}
+    for tensor in (*params, *(entry for state in ghosts for entry in state.values())):
+        found.pop(id(tensor), None)
+    return sum(-(-tensor.nbytes // 512) * 512 for tensor in found.values())
 
 
 class Launch:
@@ -192,6 +236,12 @@ class Launch:
         return {**self.lr, **{key: v[own].reshape(stack) if stacked else v[first] for key, v in stats}}
 
 
+def on_device_of(launch: Launch) -> AbstractContextManager[object]:
+    """Triton launches on the device that is current, which may be another than the parameters'."""
+    device = launch.passes.device
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 class Gpu:
     """The GPU engine of one optimizer, with tables that are kept between steps."""
 
@@ -199,6 +249,8 @@ class Gpu:
         self.known: dict[tuple[str, ...], Launch] = {}
         self.launches: list[Launch] = []
         self.latest: list[Launch] = []
+        #: Those that a CUDA graph goes on using.
+        self.captured: list[Launch] = []
         self.measured = False
         #: By name, what gives the figures of a parameter's last step.
         self.figures: dict[str, Callable[[], dict[str, Any]]] = {}
@@ -208,11 +260,12 @@ class Gpu:
         self.measured = False
         self.launches = []
         for bucket in buckets:
-            divided = bool(bucket.parts)
-            grads = [alike(p, g, divided) for p, g in zip(bucket.params, bucket.grads, strict=True)]
+            grads = gradients_of(bucket)
             launch = self.launch(bucket, grads, check_state)
             launch.prepare(bucket, grads)
             self.launches.append(launch)
+        if self.launches and self.launches[0].passes.uploads.is_capturing():
+            self.captured += [launch for launch in self.launches if launch not in self.captured]
         if self.launches != self.latest:
             self.latest = list(self.launches)
             for launch in self.launches:
@@ -241,14 +294,19 @@ class Gpu:
 
     def measure(self) -> list[Tensor]:
         """For each bucket which of its parameters are finite; nothing is written, under a guard."""
-        running = [launch.rounds() for launch in self.launches]
+        running = [(launch, launch.rounds()) for launch in self.launches]
         while running:
-            asked = [(each, wanted) for each in running if (wanted := next(each, None)) is not None]
-            answers = iter(reduced("sum", [one for _, wanted in asked for one in wanted]))
-            for _, wanted in asked:
+            asked = []
+            for launch, rounds in running:
+                with on_device_of(launch):
+                    wanted = next(rounds, None)
+                if wanted is not None:
+                    asked.append((launch, rounds, wanted))
+            answers = iter(reduced("sum", [one for *_, wanted in asked for one in wanted]))
+            for *_, wanted in asked:
                 for tensor, _ in wanted:
                     tensor.copy_(next(answers))
-            running = [each for each, _ in asked]
+            running = [(launch, rounds) for launch, rounds, _ in asked]
         self.measured = True
         return [launch.passes.finite for launch in self.launches]
 
@@ -256,7 +314,8 @@ class Gpu:
         if not self.measured:
             self.measure()
         for launch in self.launches:
-            launch.write()
+            with on_device_of(launch):
+                launch.write()
         # what was saved for a backward pass is no longer what it was
         torch.autograd.graph.increment_version([p for launch in self.launches for p in launch.bucket.params])
 

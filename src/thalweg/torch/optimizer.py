@@ -87,7 +87,7 @@ class Optimizer(Sorting):
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
     def _step(self, only: Tensor | None, *, compiling: bool) -> None:
         with self._fused.lock:
-            known = set(self.state)
+            known = len(self.state)
             try:
                 buckets = self._buckets(only, compiling)
                 policy = self.param_groups[0]["on_nonfinite"]
@@ -119,7 +119,7 @@ class Optimizer(Sorting):
                     results = list(results)
                     self._raise_unless_finite(results, fused, finite or [], launched)
             except BaseException:
-                for p in set(self.state) - known:  # what was made for a step that is not taken
+                for p in list(self.state)[known:]:  # what was made for a step that is not taken
                     del self.state[p]
                 self._fused.release()
                 self._gpu.release()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -22,28 +23,27 @@ class Recall:
         self, buckets: Sequence[Bucket], idle: Sequence[Tensor], states: Mapping[Tensor, Any], settings: Sequence[Any]
     ) -> None:
         self.buckets, self.idle, self.settings = buckets, idle, settings
-        self.states = [[states[p] for p in bucket.params] for bucket in buckets]
-        self.memory = [[memory_of(*pair) for pair in zip(b.params, s, strict=True)] for b, s in self.pairs()]
-        self.kinds = [[kind_of(g) for g in bucket.grads] for bucket in buckets]
-
-    def pairs(self) -> Any:
-        return zip(self.buckets, self.states, strict=True)
+        self.params = [p for bucket in buckets for p in bucket.params]
+        self.kinds = kinds_of([g for bucket in buckets for g in bucket.grads])
+        self.memory = memory_of(self.params, states)
 
     def again(
         self, states: Mapping[Tensor, Any], settings: Sequence[Any], rates: Sequence[float | Tensor | None]
     ) -> list[Bucket] | None:
         """The same buckets with the gradients and rates of today; None if anything else has changed."""
-        if settings != self.settings or any(p.grad is not None for p in self.idle):
+        grads: list[Any] = [p.grad for p in self.params]
+        if (
+            settings != self.settings
+            or any(p.grad is not None for p in self.idle)
+            or kinds_of(grads) != self.kinds
+            or memory_of(self.params, states) != self.memory
+        ):
             return None
-        buckets = []
-        for (bucket, known), memory, kinds, lr in zip(self.pairs(), self.memory, self.kinds, rates, strict=True):
-            grads: list[Any] = [p.grad for p in bucket.params]
-            if [None if g is None else kind_of(g) for g in grads] != kinds:
-                return None
-            for p, state, place in zip(bucket.params, known, memory, strict=True):
-                if states[p] is not state or memory_of(p, state) != place:
-                    return None
-            buckets.append(replace(bucket, grads=grads, lr=lr, grad_scale=None, allowed=None))
+        buckets, first = [], 0
+        for bucket, lr in zip(self.buckets, rates, strict=True):
+            own = grads[first : first + len(bucket.params)]
+            buckets.append(replace(bucket, grads=own, lr=lr))
+            first += len(own)
         return buckets
 
 
@@ -51,10 +51,18 @@ def can_recall(buckets: Sequence[Bucket]) -> bool:
     return all(bucket.t is None and bucket.on_gpu and not bucket.parts for bucket in buckets)
 
 
-def memory_of(p: Tensor, state: Mapping[str, Tensor]) -> list[Any]:
-    """Where a parameter and its state are; two tensors are never at one place at the same time."""
-    return [p.data_ptr(), p.dtype, *[entry.data_ptr() for entry in state.values()], *map(id, state.values())]
+def memory_of(params: Sequence[Tensor], states: Mapping[Tensor, Any]) -> list[Any]:
+    """Where parameters and state are. Whole lists go through ``map``: this is asked at every step."""
+    entries = list(chain.from_iterable(map(dict.values, states.values())))
+    return [
+        *map(Tensor.data_ptr, params),
+        *map(Tensor.data_ptr, entries),
+        *map(id, entries),
+        *map(id, states.values()),
+        *[p.dtype for p in params],
+    ]
 
 
-def kind_of(g: Tensor) -> tuple[Any, ...]:
-    return type(g), g.dtype, g.shape, g.device, g.layout
+def kinds_of(grads: Sequence[Tensor | None]) -> list[Any]:
+    """What may be new in a gradient: torch itself sees to it that shape and device are the parameter's."""
+    return [*map(type, grads), *[None if g is None else (g.dtype, g.layout) for g in grads]]

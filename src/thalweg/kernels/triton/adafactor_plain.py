@@ -1,5 +1,5 @@
-"""Adafactor with all squares. 32 bytes a parameter in float32: the first pass reads p, g and the squares (12), the second
-reads them again and writes p and the squares (20).
+"""Adafactor with all squares. 32 bytes a parameter in float32: the first pass reads p, g and the squares (12), the
+second reads them again and writes p and the squares (20).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Averages of squares of factored tensors, gathered from tiles.
 
 What is added up over tiles is a *statistic*: an array like the state, in as many copies as tiles share an entry. The
-first copies of all tensors lie side by side, the others behind them: once these have been added, the first are the sums,
-and then the new averages, in the same place. State keeps the old ones until all is written.
+first copies of all tensors lie side by side, the others behind them. Once these have been added, the first copies are
+the sums, and then the new averages, in the same place. State keeps the old ones until all is written.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from thalweg.kernels.triton.adafactor_decision import (
 from thalweg.kernels.triton.adafactor_tiles import Cut, enumerated
 from thalweg.kernels.triton.tables import COLUMNS, STATE, Uploads, step_number
 
-#: Statistics: squares of g by row, by column and by matrix, and the old averages of rows by matrix.
-BY_ROW, BY_COLUMN, BY_MATRIX, OLD, KINDS = (tl.constexpr(c) for c in range(5))
+#: Statistics: squares of g by row, by column and by matrix; the old averages of rows by matrix; squares of p.
+BY_ROW, BY_COLUMN, BY_MATRIX, OLD, OF_P, KINDS = (tl.constexpr(c) for c in range(6))
 # Columns of the table of tensors; from STATISTICS on, four of each statistic: where its first copy is and where the
 # others begin, how many entries it has, and in how many copies.
 ROWS, BETWEEN, ACROSS, AFTER, STATISTICS = (tl.constexpr(c) for c in range(5))
@@ -53,9 +53,9 @@ class Statistics:
         #: Blocks of entries, of statistics with several copies and of those to be averaged: (statistic, block).
         at_once = torch.where(copies <= FEW.value, ENTRIES_OF_FEW.value, ENTRIES_OF_MANY.value)
         shared = torch.where(copies > 1, -(-lengths // at_once), 0)
-        every = -(-lengths // AVERAGED)
-        every[:, OLD.value] = 0
-        self.shared, self.every = (uploads.table(enumerated(blocks.flatten())) for blocks in (shared, every))
+        averaged = -(-lengths // AVERAGED)
+        averaged[:, OLD.value :] = 0
+        self.shared, self.averaged = (uploads.table(enumerated(blocks.flatten())) for blocks in (shared, averaged))
 
     def add_up(self) -> None:
         """Add all other copies to the first ones."""
@@ -64,9 +64,9 @@ class Statistics:
 
     def average(self, rows: Tensor, options: Tensor, counts: Tensor, **flags: object) -> None:
         """Make new averages of the sums."""
-        if len(self.every):
-            average_kernel[(len(self.every),)](
-                rows, options, counts, self.tensors, self.every, self.sums, **flags, BLOCK=AVERAGED, num_warps=4
+        if len(self.averaged):
+            average_kernel[(len(self.averaged),)](
+                rows, options, counts, self.tensors, self.averaged, self.sums, **flags, BLOCK=AVERAGED, num_warps=4
             )
 
 
@@ -77,11 +77,11 @@ def numbers(rows: Sequence[Sequence[int]], columns: int) -> Tensor:
 def lengths_of(own: Cut) -> list[int]:
     before, rows, between, columns, after = own.matrices
     matrices = before * between * after
-    return [matrices * rows, matrices * columns, matrices, matrices]
+    return [matrices * rows, matrices * columns, matrices, matrices, 1]
 
 
 def copies_of(own: Cut) -> list[int]:
-    return [own.along, own.down, own.down * own.along, own.down]
+    return [own.along, own.down, own.down * own.along, own.down, own.tiles]
 
 
 # ---- what programs do with them

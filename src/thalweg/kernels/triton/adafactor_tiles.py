@@ -1,8 +1,8 @@
 """Factored tensors cut into tiles: who works on what, and where sums of rows and columns are gathered.
 
-A factored tensor is seen as (before, rows, between, columns, after): one *matrix* of rows x columns for each place along
-the other axes. A *tile* is some rows and columns of one matrix, or of several that lie side by side, where there are axes
-behind the columns. One program goes through the rows of a tile, a *block* of a few of them at a time.
+A factored tensor is seen as (before, rows, between, columns, after): one *matrix* of rows x columns for each place
+along the other axes. A *tile* is some rows and columns of one matrix, or of several that lie side by side, where there
+are axes behind the columns. One program goes through the rows of a tile, a *block* of a few of them at a time.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from torch import Tensor
 
 from thalweg.kernels.triton.tables import Uploads
 
-#: Elements of a block. Measured on an H200 with as many warps as below; where loads are narrow, programs run out of
-#: registers, and blocks are smaller.
-BLOCK, DEEP_BLOCK, WARPS = 2048, 1024, 4
+#: Elements of a block, and warps of the program that has it in hand. Measured on an H200.
+BLOCK, WARPS = 2048, 4
 #: How many columns a block may have; with places behind each column, and how many of these at most.
 WIDTHS, DEEP_WIDTH, DEEPEST = (1024, 512, 256), 64, 32
-#: What share of the lanes of programs may be idle where rows are shorter than blocks.
-IDLE = 0.3
-# Columns of the table of tiles: whose it is, where its partial sum goes, which matrix, and where it lies there.
-OWNER, INDEX, MATRIX, DOWN, ALONG, BEHIND, FIRST_ROW, END_ROW, TILE = (tl.constexpr(c) for c in range(9))
+# Columns of the table of tiles: whose it is, its place among its owner's and among all, which matrix of its owner,
+# where it lies there, and its rows.
+OWNER, PIECE, INDEX, MATRIX, DOWN, ALONG, BEHIND, FIRST_ROW, END_ROW, TILE = (tl.constexpr(c) for c in range(10))
 
 
 class Form(NamedTuple):
@@ -40,7 +38,7 @@ class Form(NamedTuple):
     @property
     def lines(self) -> int:
         """How many rows they have."""
-        return max(1, (BLOCK if self.depth == 1 else DEEP_BLOCK) // (self.width * self.depth))
+        return BLOCK // (self.width * self.depth)
 
 
 class Matrices(NamedTuple):
@@ -58,8 +56,8 @@ class Matrices(NamedTuple):
         return self.before * self.between * self.rows * wide
 
     def side_by_side(self) -> Matrices:
-        """The same memory, what lies behind columns taken for columns."""
-        return self._replace(columns=self.columns * self.after, after=1)
+        """The same memory, what lies behind columns taken for columns. At least one: averages of rows need a place."""
+        return self._replace(columns=max(1, self.columns) * self.after, after=1)
 
 
 class Cut(NamedTuple):
@@ -89,46 +87,47 @@ class Cut(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """How many programs there should be, unless each would go through too few blocks then, or through too many."""
+    """How many programs a launch should have, and how many blocks each may go through."""
 
     programs: int
     fewest_blocks: int
     most_blocks: int
+    #: What share of their lanes may be idle where rows are shorter than blocks.
+    idle: float
 
 
-#: Programs that measure keep sums of their columns: the fewer there are, the less memory those take. In large models it
-#: is less than 1/200 of what the parameters take.
-MEASURING = Limits(512, 8, 256)
-STEPPING = Limits(2048, 8, 64)
+#: Programs that measure keep sums of rows and columns: the fewer there are, the less memory these take. In large models
+#: it is less than 1/200 of what the parameters take. Programs that step keep nothing.
+MEASURING, STEPPING = Limits(448, 8, 256, 0.3), Limits(2048, 8, 32, 0.1)
 
 
 def cut_to_measure(seen: Sequence[Matrices]) -> list[Cut]:
-    """Into tiles that hold no row of two matrices in one place: sums of rows are kept apart."""
-    width = width_for([own for own in seen if own.after == 1])
+    """Into tiles that tell matrices apart: each has its own sums of rows."""
+    width = width_for([own for own in seen if own.after == 1], MEASURING)
     return cut(seen, [Form(width) if own.after == 1 else deep_form(own.after) for own in seen], MEASURING)
 
 
 def cut_to_step(seen: Sequence[Matrices]) -> list[Cut]:
     """Into tiles of consecutive elements, of whichever matrix."""
     flat = [own.side_by_side() for own in seen]
-    width = width_for(flat)
+    width = width_for(flat, STEPPING)
     return cut(flat, [Form(width, mixed=own.after > 1) for own in seen], STEPPING)
 
 
 def cut(seen: Sequence[Matrices], forms: Sequence[Form], limits: Limits) -> list[Cut]:
-    """Into tiles of about the same size for all."""
-    blocks = sum(
-        own.lanes(form) / (form.lines * form.width * form.depth) for own, form in zip(seen, forms, strict=True)
-    )
-    by_program = min(limits.most_blocks, max(limits.fewest_blocks, int(blocks / limits.programs)))
-    heights = [evened(own.rows, by_program * form.lines, form.lines) for own, form in zip(seen, forms, strict=True)]
-    return [Cut(*each) for each in zip(seen, forms, heights, strict=True)]
+    """Into tiles that are about equal, among those of one form."""
+    lanes = dict.fromkeys(forms, 0)
+    for own, form in zip(seen, forms, strict=True):
+        lanes[form] += own.lanes(form)
+    fewest, most = limits.fewest_blocks, limits.most_blocks
+    rows = {form: form.lines * min(most, max(fewest, lanes[form] // BLOCK // limits.programs)) for form in lanes}
+    return [Cut(own, form, evened(own.rows, rows[form], form.lines)) for own, form in zip(seen, forms, strict=True)]
 
 
-def width_for(seen: Sequence[Matrices]) -> int:
-    """The width of blocks of which one row is one row of a matrix: wide, but not with many idle lanes."""
+def width_for(seen: Sequence[Matrices], limits: Limits) -> int:
+    """The width of blocks for matrices with nothing behind their columns: wide, but not with too many idle lanes."""
     elements = sum(map(math.prod, seen))
-    full_enough = (w for w in WIDTHS if elements >= (1 - IDLE) * sum(own.lanes(Form(w)) for own in seen))
+    full_enough = (w for w in WIDTHS if elements >= (1 - limits.idle) * sum(own.lanes(Form(w)) for own in seen))
     return next(full_enough, WIDTHS[-1])
 
 
@@ -175,8 +174,8 @@ class Grid:
 
 def table_of(cuts: Sequence[Cut]) -> Tensor:
     """The table of tiles. Those of one matrix follow each other, line by line."""
-    owners, rest = enumerated(torch.tensor([own.tiles for own in cuts], dtype=torch.int64)).long().unbind(1)
-    places = []
+    owners, piece = enumerated(torch.tensor([own.tiles for own in cuts], dtype=torch.int64)).long().unbind(1)
+    places, rest = [], piece
     for counts in ([own.behind for own in cuts], [own.along for own in cuts], [own.down for own in cuts]):
         of_owner = torch.tensor(counts, dtype=torch.int64)[owners]
         places.append(rest % of_owner)
@@ -187,7 +186,7 @@ def table_of(cuts: Sequence[Cut]) -> Tensor:
     first = torch.minimum(down * height, rows)
     end = torch.minimum(first + height, rows)
     index = torch.arange(len(owners))
-    return torch.stack([owners, index, rest, down, along, behind, first, end], 1).to(torch.int32).contiguous()
+    return torch.stack([owners, piece, index, rest, down, along, behind, first, end], 1).to(torch.int32).contiguous()
 
 
 def enumerated(counts: Tensor) -> Tensor:

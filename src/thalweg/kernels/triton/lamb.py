@@ -16,7 +16,6 @@ import triton.language as tl
 
 from thalweg.kernels.triton.numbers import as_stored, is_finite, one_minus_power
 from thalweg.kernels.triton.passes import (
-    DECIDED,
     DTYPES,
     FINITE,
     Passes,
@@ -69,22 +68,14 @@ class LambPasses(Passes):
 
     def decide(self, step: Step) -> None:
         rule = self.rule
-        decide_kernel[(triton.cdiv(self.tables.count, DECIDED),)](
-            self.tables.rows,
-            self.options,
-            self.totals,
-            self.figures,
-            step.lr,
-            step.lr_scale,
-            self.tables.count,
-            LR_IS_TENSOR=isinstance(step.lr, torch.Tensor),
+        self.decided(
+            decide_kernel,
+            step,
             DECOUPLED=rule.weight_decay_mode == "decoupled",
             CORRECTED=rule.bias_correction,
             ADAPTS=bool(rule.trust and (rule.always_adapt or rule.weight_decay != 0)),
             PHI=rule.phi is not None,
             TRUST_CLIP=rule.trust_clip is not None,
-            BLOCK=DECIDED,
-            num_warps=4,
         )
 
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 import triton
 import triton.language as tl
 
 from thalweg.kernels.triton.numbers import as_stored, is_finite
 from thalweg.kernels.triton.passes import (
-    DECIDED,
     DTYPES,
     FINITE,
     Passes,
@@ -60,21 +58,13 @@ class LarsPasses(Passes):
 
     def decide(self, step: Step) -> None:
         rule = self.rule
-        decide_kernel[(triton.cdiv(self.tables.count, DECIDED),)](
-            self.tables.rows,
-            self.options,
-            self.totals,
-            self.figures,
-            step.lr,
-            step.lr_scale,
-            self.tables.count,
-            LR_IS_TENSOR=isinstance(step.lr, torch.Tensor),
+        self.decided(
+            decide_kernel,
+            step,
             LR_INSIDE=rule.momentum_mode == "lr_inside",
             ADAPTS=bool(rule.trust and (rule.always_adapt or rule.weight_decay != 0)),
             COMBINED=rule.norm_mode == "combined",
             CLIP=rule.clip,
-            BLOCK=DECIDED,
-            num_warps=4,
         )
 
 

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.arrays import Axes
+from thalweg.kernels.triton.launching import Launches, kind_of
 from thalweg.kernels.triton.numbers import as_stored, is_finite, uniform
 from thalweg.kernels.triton.tables import COLUMNS, STEP, Operand, Tables, add_up, key_of, positions
 from thalweg.rules import Rule
@@ -65,6 +66,8 @@ class Passes:
     """A rule's passes over one list of operands, with tables and scratch memory that are kept between steps."""
 
     SUMS: ClassVar[int]
+    #: Into how large chunks tensors are cut.
+    CHUNK: ClassVar[int] = CHUNK
     #: What is found for each tensor on the way, behind FINITE and T.
     FIGURES: ClassVar[tuple[str, ...]]
     #: Those among them that users may look at.
@@ -76,7 +79,8 @@ class Passes:
         self.p_dtype, self.g_dtype = operands[0].p.dtype, grads[0].dtype
         self.entry_dtypes = [torch.float32 if entry is None else entry.dtype for entry in operands[0].entries]
         self.spread = any(operand.width for operand in operands)
-        self.tables = Tables(operands, grads, rule.stacked_axes, handling.seed, CHUNK)
+        self.tables = Tables(operands, grads, rule.stacked_axes, handling.seed, self.CHUNK)
+        self.launches = Launches()
         self.uploads, self.device, rows = self.tables.uploads, self.tables.device, self.tables.count
         self.options = self.uploads.table(torch.tensor([self.sign(), *self.numbers()], dtype=torch.float32))
         self.partials = self.empty(self.SUMS, self.tables.chunk_count)
@@ -112,12 +116,12 @@ class Passes:
     def measured(self, step: Step) -> Iterator[list[Sum]]:
         """All that comes before writing. Gives sums that may have to be completed over ranks, and goes on from them."""
         self.sweep(step, MEASURE)
-        add_up(self.partials, self.tables.begins, self.totals)
+        add_up(self.partials, self.tables.begins, self.totals, self.launches)
         yield [Sum(self.totals, None)]
         self.decide(step)
         if self.guarded:
             self.sweep(step, REHEARSE)
-            add_up(self.partials[:1], self.tables.begins, self.failures)
+            add_up(self.partials[:1], self.tables.begins, self.failures, self.launches)
             yield [Sum(self.failures, None)]
         self.settle(step, counts=self.handling.on_nonfinite != "raise")  # of which nothing may be seen if it raises
 
@@ -128,18 +132,21 @@ class Passes:
         self.sweep(step, WRITE)
 
     def settle(self, step: Step, *, counts: bool) -> None:
-        settle_kernel[(len(self.tables.operands),)](
-            self.tables.rows,
-            self.operand_begins,
-            self.figures,
-            self.failures,
-            step.allowed,
-            self.finite,
-            self.tables.count,
-            GUARDED=self.guarded,
-            ALLOWED=step.allowed is not None,
-            COUNTS=counts,
-            num_warps=1,
+        self.launches.run(
+            settle_kernel,
+            (len(self.tables.operands),),
+            (
+                self.tables.rows,
+                self.operand_begins,
+                self.figures,
+                self.failures,
+                step.allowed,
+                self.finite,
+                self.tables.count,
+            ),
+            dict(GUARDED=self.guarded, ALLOWED=step.allowed is not None, COUNTS=counts),
+            warps=1,
+            key=(counts, kind_of(step.allowed)),
         )
 
     def launch(self, kernel: Any, step: Step, stage: int) -> None:
@@ -147,29 +154,48 @@ class Passes:
         tables = self.tables
         if not tables.chunk_count:
             return
-        kernel[(tables.chunk_count,)](
-            tables.rows,
-            tables.gradients,
-            tables.chunks,
-            self.options,
-            self.figures,
-            self.partials,
-            step.grad_scale,
-            step.allowed,
-            tables.count,
-            tables.chunk_count,
-            STAGE=stage,
-            SCALED=step.grad_scale is not None,
-            ALLOWED=step.allowed is not None,
-            GUARDED=self.guarded,
-            STOCHASTIC=self.handling.rounding == "stochastic" and self.p_dtype in NARROW,
-            SPREAD=self.spread,
-            ALIGNED=tables.aligned and tables.grads_aligned,
-            P_DTYPE=DTYPES[self.p_dtype],
-            G_DTYPE=DTYPES[self.g_dtype],
-            **self.flags(),
-            CHUNK=CHUNK,
-            num_warps=WARPS,
+        aligned = tables.aligned and tables.grads_aligned
+        self.launches.run(
+            kernel,
+            (tables.chunk_count,),
+            (
+                tables.rows,
+                tables.gradients,
+                tables.chunks,
+                self.options,
+                self.figures,
+                self.partials,
+                step.grad_scale,
+                step.allowed,
+                tables.count,
+                tables.chunk_count,
+            ),
+            dict(
+                STAGE=stage,
+                SCALED=step.grad_scale is not None,
+                ALLOWED=step.allowed is not None,
+                GUARDED=self.guarded,
+                STOCHASTIC=self.handling.rounding == "stochastic" and self.p_dtype in NARROW,
+                SPREAD=self.spread,
+                ALIGNED=aligned,
+                P_DTYPE=DTYPES[self.p_dtype],
+                G_DTYPE=DTYPES[self.g_dtype],
+                **self.flags(),
+                CHUNK=self.CHUNK,
+            ),
+            warps=WARPS,
+            key=(stage, aligned, kind_of(step.grad_scale), kind_of(step.allowed)),
+        )
+
+    def decided(self, kernel: Any, step: Step, **flags: Any) -> None:
+        """Run a kernel over all rows, from totals to figures."""
+        self.launches.run(
+            kernel,
+            (triton.cdiv(self.tables.count, DECIDED),),
+            (self.tables.rows, self.options, self.totals, self.figures, step.lr, step.lr_scale, self.tables.count),
+            dict(LR_IS_TENSOR=isinstance(step.lr, Tensor), **flags, BLOCK=DECIDED),
+            warps=4,
+            key=kind_of(step.lr),
         )
 
     def sign(self) -> float:

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.boundary import ROUNDING_STREAM
+from thalweg.kernels.triton.launching import Launches
 from thalweg.rules.noise import stream_key, tensor_id
 
 # Columns of the table of rows.
@@ -88,6 +89,9 @@ class Uploads:
         self.spare: Tensor | None = None
         self.captured: list[Tensor] = []
 
+    def is_capturing(self) -> bool:
+        return self.pinned and torch.cuda.is_current_stream_capturing()
+
     def table(self, values: Tensor) -> Tensor:
         """A table that is made once."""
         return (values.pin_memory() if self.pinned else values).to(self.device, non_blocking=True)
@@ -96,7 +100,7 @@ class Uploads:
         """New numbers for a table, in place."""
         host = torch.tensor(values, dtype=torch.int64)
         if self.pinned:
-            if not torch.cuda.is_current_stream_capturing():
+            if not self.is_capturing():
                 host = host.pin_memory()
                 if self.spare is None or self.spare.numel() < len(values):
                     self.spare = torch.empty(len(values), dtype=torch.int64, pin_memory=True)
@@ -143,7 +147,8 @@ class Tables:
     def follow(self, grads: Sequence[Tensor]) -> None:
         """Note where the gradients are now."""
         places = [g.data_ptr() for g in grads]
-        if places == self.grad_places:
+        # a graph carries its own copy along, which its replays leave in the table
+        if places == self.grad_places and not self.uploads.captured and not self.uploads.is_capturing():
             return
         self.grad_places = places
         addresses = [
@@ -218,8 +223,9 @@ def total_kernel(partials, begins, totals, count, SUMS: tl.constexpr, BLOCK: tl.
     tl.store(totals + row * SUMS + which, tl.sum(found))
 
 
-def add_up(partials: Tensor, begins: Tensor, totals: Tensor) -> None:
+def add_up(partials: Tensor, begins: Tensor, totals: Tensor, launches: Launches | None = None) -> None:
     """totals (rows, sums) from partials (sums, chunks)."""
     rows, sums = totals.shape
     if rows:
-        total_kernel[(rows, sums)](partials, begins, totals, partials.shape[1], SUMS=sums, BLOCK=1024, num_warps=4)
+        arguments = partials, begins, totals, partials.shape[1]
+        (launches or Launches()).run(total_kernel, (rows, sums), arguments, dict(SUMS=sums, BLOCK=1024), warps=4, key=sums)

@@ -1,0 +1,240 @@
+"""Fused kernels on a real card: what an interpreter cannot show."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import thalweg.torch  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+RULES: dict[str, dict[str, Any]] = {
+    "LARS": dict(lr=0.1, weight_decay=0.01),
+    "LAMB": dict(lr=0.01, weight_decay=0.01),
+    "Adafactor": dict(lr=0.01),
+}
+every_rule = pytest.mark.parametrize("rule", RULES)
+
+
+def model(shapes: Any, dtype: Any = None) -> list[Any]:
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape, device="cuda").to(dtype or torch.float32)) for shape in shapes]
+
+
+def stepped(rule: str, params: list[Any], steps: int = 3, engine: str = "auto", **options: Any) -> Any:
+    optimizer = getattr(thalweg.torch, rule)(params, engine=engine, **{**RULES[rule], **options})
+    torch.manual_seed(1)
+    for _ in range(steps):
+        for p in params:
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+    return optimizer
+
+
+@every_rule
+def test_the_same_bits_twice_on_large_tensors(rule: str) -> None:
+    shapes = [(3000, 2000), (5_000_000,), (257, 511), (64, 32, 3, 3)]
+    runs = []
+    for _ in range(2):
+        params = model(shapes)
+        optimizer = stepped(rule, params)
+        runs.append([x for p in params for x in (p, *optimizer.state[p].values())])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@every_rule
+@pytest.mark.parametrize("factored", [True, False])
+def test_more_elements_than_32_bits_can_count(rule: str, factored: bool) -> None:
+    """2**31 and some more, of bfloat16; the end of it moves as the same numbers elsewhere do."""
+    if rule != "Adafactor" and not factored:
+        pytest.skip("factors are Adafactor's")
+    size, columns = 2**31 + 4096, 4096
+    p = torch.nn.Parameter(torch.full((size // columns, columns), 0.5, device="cuda", dtype=torch.bfloat16))
+    p.grad = torch.full_like(p, 0.25)
+    options = dict(state_dtype="bfloat16") | (dict(factored=factored) if rule == "Adafactor" else {})
+    if rule == "Adafactor":
+        options["lr"] = 0.1
+    before = p[-1, -8:].clone()
+    stepped_once = getattr(thalweg.torch, rule)([p], **{**RULES[rule], "lr": 0.5, **options})
+    stepped_once.step()
+    assert stepped_once.engine == "fused"
+    assert not torch.equal(p[-1, -8:], before)
+    assert torch.equal(p[-1, -8:], p[0, :8]), "all elements are alike, and so are their steps"
+    del p.grad, p, stepped_once
+    torch.cuda.empty_cache()
+
+
+def test_a_million_tiny_tensors() -> None:
+    count = 1_000_000
+    memory = torch.randn(4 * count, device="cuda")
+    grads = torch.randn(4 * count, device="cuda")
+    before = memory.clone()
+    params = [torch.nn.Parameter(p) for p in memory.split(4)]
+    for p, g in zip(params, grads.split(4), strict=True):
+        p.grad = g
+    optimizer = thalweg.torch.LARS(params, lr=0.1, momentum=0.0, trust=False)
+    optimizer.step()
+    assert optimizer.engine == "fused"
+    torch.testing.assert_close(memory, before - 0.1 * grads)
+
+
+@every_rule
+def test_little_extra_memory(rule: str) -> None:
+    params = model([(4096, 4096)] * 12 + [(4096,)] * 24)
+    optimizer = stepped(rule, params, 1)
+    torch.cuda.synchronize()
+    kept = sum(p.numel() * p.element_size() * 2 for p in params)
+    kept += sum(e.numel() * e.element_size() for s in optimizer.state.values() for e in s.values())
+    torch.cuda.reset_peak_memory_stats()
+    optimizer.step()
+    torch.cuda.synchronize()
+    extra = torch.cuda.max_memory_allocated() - kept
+    assert extra < 0.005 * sum(p.numel() * 4 for p in params), f"{extra / 2**20:.1f} MiB"
+
+
+@every_rule
+def test_a_captured_step_follows_lr_and_step(rule: str) -> None:
+    """lr is a tensor that changes between replays; the count of steps goes on by itself."""
+    shapes = [(300, 200), (1000,), (40, 30, 3, 3)]
+    rates = [0.3, 0.2, 0.1]
+    plain, captured = model(shapes), model(shapes)
+    results = []
+    for params, graph_it in ((plain, False), (captured, True)):
+        lr = torch.tensor(0.3, device="cuda")
+        optimizer = getattr(thalweg.torch, rule)(params, **{**RULES[rule], "lr": lr}, capturable=True)
+        for p in params:
+            p.grad = torch.ones_like(p)
+        run: Callable[[], object] = optimizer.step
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            optimizer.step()
+            optimizer.step()
+        torch.cuda.current_stream().wait_stream(stream)
+        if graph_it:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                optimizer.step()
+            run = graph.replay
+        for rate in rates:
+            lr.fill_(rate)
+            for p in params:
+                p.grad.mul_(-0.5)
+            run()
+        torch.cuda.synchronize()
+        results.append(optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(plain, captured, strict=True))
+    assert {float(s["step"]) for s in results[1].state.values()} == {5.0}
+
+
+@every_rule
+def test_gradients_that_move_after_a_capture(rule: str) -> None:
+    """Eager steps may follow: tables that a graph reads are its own."""
+    params = model([(300, 200), (1000,)])
+    other = model([(300, 200), (1000,)])
+    static = [torch.randn_like(p) for p in params]
+    make = getattr(thalweg.torch, rule)
+    captured, eager = (make(ps, **RULES[rule], capturable=True) for ps in (params, other))
+    for ps in (params, other):
+        for p, g in zip(ps, static, strict=True):
+            p.grad = g.clone()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        captured.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    eager.step()
+    for p, g in zip(params, static, strict=True):
+        p.grad = g  # which lie elsewhere than those of the first step
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured.step()
+    graph.replay()
+    eager.step()
+    for p in params:
+        p.grad = p.grad.clone()
+    captured.step()
+    eager.step()
+    graph.replay()
+    eager.step()
+    torch.cuda.synchronize()
+    for a, b in zip(params, other, strict=True):
+        assert torch.equal(a, b)
+
+
+@every_rule
+def test_a_grad_scaler_leaves_scale_and_infinities_to_the_step(rule: str) -> None:
+    params, other = model([(64, 32), (32,)]), model([(64, 32), (32,)])
+    make = getattr(thalweg.torch, rule)
+    scaled, plain = make(params, **RULES[rule]), make(other, **RULES[rule])
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10, growth_interval=100)
+    for value in (0.5, float("inf"), 0.25):
+        loss = sum((p * value).sum() for p in params)
+        scaled.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(scaled)
+        scaler.update()
+        if value < 1:
+            for p in other:
+                p.grad = torch.full_like(p, value)
+            plain.step()
+    assert scaled._step_supports_amp_scaling
+    assert scaler.get_scale() == 2.0**9
+    assert {float(s["step"]) for s in scaled.state.values()} == {2.0}
+    for a, b in zip(params, other, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+START = """
+import time, torch, thalweg.torch
+params = [torch.nn.Parameter(torch.randn(s, device="cuda")) for s in [(3000, 768), (768,), (64, 64, 3, 3), (512, 512)]]
+for p in params:
+    p.grad = torch.randn_like(p)
+torch.cuda.synchronize()
+begin = time.perf_counter()
+optimizer = getattr(thalweg.torch, RULE)(params, lr=0.01)
+optimizer.step()
+torch.cuda.synchronize()
+print(time.perf_counter() - begin)
+"""
+
+
+@pytest.mark.parametrize("rule", [*RULES, "Kron"])
+def test_the_first_step_of_all_takes_seconds(rule: str, tmp_path: Any) -> None:
+    """Nothing is compiled yet, and no time is spent on trying block sizes."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    code = START.replace("RULE", repr(rule))
+    begin = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    seconds = float(done.stdout)
+    assert seconds < 5, f"{seconds:.1f} s, of {time.perf_counter() - begin:.1f}"
+
+
+def test_a_training_step_follows_the_reference() -> None:
+    """A small network, autocast to 16 bits: engines agree on what it learns."""
+    losses = []
+    for engine in ("auto", "reference"):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 8)).cuda()
+        optimizer = thalweg.torch.LAMB(net.named_parameters(), lr=0.02, weight_decay=0.01, engine=engine)
+        x, y = torch.randn(256, 64, device="cuda"), torch.randn(256, 8, device="cuda")
+        for _ in range(30):
+            optimizer.zero_grad()
+            loss = (net(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+        losses.append(float(loss))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)

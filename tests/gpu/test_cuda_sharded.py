@@ -1,0 +1,23 @@
+"""Parameters that are divided over ranks, on one card that the ranks share."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from world import world  # noqa: E402
+from world_steps import Run, differences  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.world,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("rule", ["LARS", "LAMB", "Adafactor", "Kron"])
+@pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "last axis"), (4, "two axes")])
+def test_ranks_on_one_card_have_the_numbers_of_one_process(rule: str, size: int, layout: str) -> None:
+    run = Run(rule, "float32", device="cuda", engine="auto")
+    assert world(size).run(differences, run, layout) == [[]] * size
