@@ -64,10 +64,9 @@ def test_more_elements_than_32_bits_can_count(rule: str, factored: bool) -> None
     p = torch.nn.Parameter(torch.full((size // columns, columns), 0.5, device="cuda", dtype=torch.bfloat16))
     p.grad = torch.full_like(p, 0.25)
     options = dict(state_dtype="bfloat16") | (dict(factored=factored) if rule == "Adafactor" else {})
-    if rule == "Adafactor":
-        options["lr"] = 0.1
+    lr = {"LARS": 50.0, "LAMB": 0.5, "Adafactor": 0.1}[rule]  # so that a step is seen in 8 binary digits
     before = p[-1, -8:].clone()
-    stepped_once = getattr(thalweg.torch, rule)([p], **{**RULES[rule], "lr": 0.5, **options})
+    stepped_once = getattr(thalweg.torch, rule)([p], **{**RULES[rule], "lr": lr, **options})
     stepped_once.step()
     assert stepped_once.engine == "fused"
     assert not torch.equal(p[-1, -8:], before)

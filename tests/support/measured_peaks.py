@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ def traced_peak(step: Callable[[], None], *, warm_up: int) -> int:
 
 
 def torch_optimizer(
-    rule: str, shapes: list[tuple[int, ...]], dtype: str, engine: str, options: dict[str, Any]
+    rule: str, shapes: list[tuple[int, ...]], dtype: str, engine: str, options: dict[str, Any], device: str = "cpu"
 ) -> tuple[Any, Callable[[], None]]:
     """An optimizer of thalweg.torch, and what takes a step with it."""
     import torch
@@ -54,7 +54,7 @@ def torch_optimizer(
     random = torch.Generator().manual_seed(0)
     named = []
     for i, shape in enumerate(shapes):
-        p, g = (torch.empty(shape).normal_(generator=random).to(getattr(torch, dtype)) for _ in range(2))
+        p, g = (torch.empty(shape).normal_(generator=random).to(device, getattr(torch, dtype)) for _ in range(2))
         p.grad = g
         named.append((f"p{i}", p))
     optimizer = getattr(thalweg.torch, rule)(named, engine=engine, **rate(rule), **options)
@@ -77,3 +77,42 @@ def allocator_peak(step: Callable[[], None], *, warm_up: int) -> int:
         live += event.nbytes()
         peak = max(peak, live)
     return peak
+
+
+def allocator_kept(optimizer: Any, step: Callable[[], None]) -> int:
+    """What a step leaves behind beside state, in the blocks that CUDA's memory comes in. By the same record."""
+    from torch._C._profiler import _EventType
+    from torch.profiler import ProfilerActivity, profile
+
+    def allocations(nodes: Any) -> Iterator[Any]:
+        for node in nodes:
+            if node.tag == _EventType.Allocation:
+                yield node
+            yield from allocations(node.children)
+
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step()
+        gc.collect()
+    results: Any = profiled.profiler
+    tree = results.kineto_results.experimental_event_tree()
+    blocks: dict[int, int] = {}
+    for node in sorted(allocations(tree), key=lambda node: node.start_time_ns):
+        _, event = node.typed
+        if event.alloc_size > 0:
+            blocks[event.ptr] = event.alloc_size
+        else:
+            blocks.pop(event.ptr, None)
+    for state in optimizer.state.values():
+        for entry in state.values():
+            blocks.pop(entry.data_ptr(), None)
+    return sum(-(-size // 512) * 512 for size in blocks.values())
+
+
+def interpreted_measure(case: Any) -> Any:
+    """What ranks keep and send where kernels for GPUs are interpreted on CPUs. Every rank has to call it."""
+    from sharded_costs import measure
+    from world_steps import interpreted
+
+    with interpreted(True):
+        return measure(case)

@@ -14,19 +14,18 @@ pytest.importorskip("triton")
 
 #: Where tensors are: kernels are interpreted on the CPU.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-#: Smaller and larger than a chunk, a few with axes before, between and behind those that may be factored.
+#: Smaller and larger than a chunk, some with axes between and behind those that may be factored.
 SHAPES = {
     "number": (),
-    "one": (1,),
     "vector": (130,),
-    "row": (1, 5),
     "matrix": (70, 40),
     "wide": (3, 2100),
     "conv": (9, 7, 3, 2),
-    "before": (3, 8, 10),
     "between": (12, 3, 11),
     "none": (0, 4),
 }
+#: Fewer of them, for tests of which there are many: every program is interpreted.
+FEW = {name: SHAPES[name] for name in ("vector", "wide", "conv")}
 
 Named = Sequence[tuple[str, Any]]
 

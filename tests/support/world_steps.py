@@ -103,6 +103,8 @@ def interpreted(wanted: bool) -> Iterator[None]:
 def stepped(run: Run, place: Place, watch: Callable[[int], AbstractContextManager[Any]] | None = None) -> Outcome:
     """All steps of a run; ``watch`` gives a context for each."""
     home[0] = run.device
+    if run.device == "cuda":
+        torch.cuda.set_device(0)  # which all ranks share
     with interpreted(run.interpreted):
         return stepped_here(run, place, watch)
 

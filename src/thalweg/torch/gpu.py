@@ -14,13 +14,14 @@ from torch import Tensor
 
 from thalweg.arrays import Shape
 from thalweg.kernels import triton as kernels
+from thalweg.rules import Kron
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 from thalweg.torch.bucket import Bucket
-from thalweg.torch.fused import PLAIN, is_dense, option_unknown
+from thalweg.torch.fused import NAMES, PLAIN, is_dense, option_unknown
 from thalweg.torch.rounds import reduced
 
-RULES = ("LARS", "LAMB", "Adafactor")
+RULES = ("LARS", "LAMB", "Adafactor", "Kron")
 SERVED = (torch.float32, torch.bfloat16, torch.float16)
 #: Lists of parameters whose tables are kept: in most trainings they are the same at every step.
 MOST_KNOWN = 64
@@ -67,9 +68,18 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], *, 
     if not divided and not (p.is_contiguous() and all(entry.is_contiguous() for entry in entries)):
         # in any order, as long as all that is as large as the parameter has the same
         alike = is_dense(p) and all(e.shape == p.shape and e.stride() == p.stride() for e in entries)
-        if not alike or rule.stacked_axes or setting.handling.rounding != "nearest":
+        if not alike or rule.stacked_axes or setting.handling.rounding != "nearest" or isinstance(rule, Kron):
             return f"its strides are {p.stride()}"
-    return ""
+    return reason_against_kron(setting, p, state) if isinstance(rule, Kron) else ""
+
+
+def reason_against_kron(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> str:
+    if reason_missing(p.device) is not None:  # nobody can tell, and nobody will ask
+        return ""
+    from thalweg.kernels.triton.kron import reason_unserved
+
+    rule: Any = setting.settled
+    return reason_unserved(rule, setting.handling, tuple(p.shape), NAMES[p.dtype], NAMES[state["Q_0"].dtype])
 
 
 def reason_against_part(setting: Setting, part: Part) -> str:
@@ -151,16 +161,12 @@ def staged(bucket: Bucket) -> tuple[Bucket, list[tuple[Tensor, Tensor]]]:
 
 
 def scratch_bytes(
-    setting: Setting,
-    dtype: str,
-    shapes: Sequence[Shape],
-    states: Sequence[Mapping[str, tuple[Shape, str]]],
-    wholes: Sequence[Shape] = (),
+    buckets: Sequence[tuple[Setting, Sequence[tuple[Shape, str, Mapping[str, tuple[Shape, str]], Shape | None]]]],
 ) -> int:
-    """What the passes over such parameters keep on a GPU between steps, in the blocks that CUDA's memory comes in.
+    """What kernels keep on a GPU between steps for buckets of parameters, in the blocks that CUDA's memory comes in.
 
-    states: shape and dtype of each entry. wholes: the shapes of parameters of which these are parts, if they are.
-    The passes are laid out over tensors without memory, and no GPU is needed.
+    A parameter is told by its shape and dtype, those of each entry of its state, and the shape of the whole if it is a
+    part. Kernels are laid out over tensors without memory: no GPU is needed.
     """
 
     def ghost(shape: Shape, dtype: str = "float32") -> Tensor:
@@ -170,24 +176,52 @@ def scratch_bytes(
         if isinstance(thing, Tensor):
             yield thing if thing._base is None else thing._base
         elif isinstance(thing, (list, tuple)):
-            yield from (tensor for each in thing for tensor in held(each))
+            yield from (tensor for each in thing if not isinstance(each, int) for tensor in held(each))
         elif isinstance(thing, dict):
             yield from held(list(thing.values()))
         elif type(thing).__module__.startswith(kernels.__name__):
             yield from held(list(vars(thing).values()))
 
-    params = [ghost(shape, dtype) for shape in shapes]
-    ghosts = [{"step": ghost(()), **{key: ghost(*entry) for key, entry in state.items()}} for state in states]
-    parts = [Part(whole, (0,) * len(whole), ((),) * len(whole)) for whole in wholes]
-    bucket = Bucket([str(i) for i in range(len(params))], params, params, ghosts, setting, None, None, parts=parts)
-    found = {id(tensor): tensor for tensor in held(passes_for(bucket, params))}
-    for tensor in (*params, *(entry for state in ghosts for entry in state.values())):
+    keepers: list[Any] = []
+    given: list[Tensor] = []
+    kron: Any = None
+    for number, (setting, told) in enumerate(buckets):
+        names = [f"{number}.{i}" for i in range(len(told))]
+        params = [ghost(shape, dtype) for shape, dtype, _, _ in told]
+        states = [{"step": ghost(()), **{key: ghost(*e) for key, e in state.items()}} for _, _, state, _ in told]
+        given += [*params, *(entry for state in states for entry in state.values())]
+        if isinstance(setting.rule, Kron):
+            if kron is None:
+                from thalweg.kernels.triton.kron import KronKernels
+
+                kron = KronKernels()
+                keepers.append(kron)
+            rule: Any = setting.settled
+            kron.scratch_for(kron.batch(names, params, params, states, rule, setting.handling))
+        else:
+            parts = [Part(whole, (0,) * len(whole), ((),) * len(whole)) for *_, whole in told if whole is not None]
+            keepers.append(passes_for(Bucket(names, params, params, states, setting, None, None, parts=parts), params))
+    found = {id(tensor): tensor for tensor in held(keepers)}
+    for tensor in given:
         found.pop(id(tensor), None)
     return sum(-(-tensor.nbytes // 512) * 512 for tensor in found.values())
 
 
 class Launch:
     """One bucket, with its passes, in one step."""
+
+    bucket: Bucket
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.passes.device
+        return device
+
+    @property
+    def finite(self) -> Tensor:
+        """For each parameter whether its step is finite, under a guard."""
+        finite: Tensor = self.passes.finite
+        return finite
 
     def __init__(self, passes: Any, memory: list[Any], staged: Sequence[tuple[Tensor, Tensor]]) -> None:
         self.passes, self.memory = passes, memory
@@ -206,7 +240,7 @@ class Launch:
         if isinstance(lr, Tensor) and lr.device != self.passes.device:
             lr = float(lr)
         self.step = Step(lr, bucket.setting.lr_scale, bucket.grad_scale, bucket.allowed)
-        self.lr = {} if lr is None else {"lr": lr * bucket.setting.lr_scale}
+        self.lr = shown_rate(bucket)
 
     def rounds(self) -> Iterator[list[tuple[Tensor, tuple[Any, ...]]]]:
         """Run until something is to be written; gives what has to be summed over ranks, if the bucket is divided."""
@@ -236,21 +270,71 @@ class Launch:
         return {**self.lr, **{key: v[own].reshape(stack) if stacked else v[first] for key, v in stats}}
 
 
-def on_device_of(launch: Launch) -> AbstractContextManager[object]:
+class KronLaunch:
+    """One bucket of Kron's in one step: whole matrices of one shape, with all that happens to them."""
+
+    bucket: Bucket
+
+    def __init__(self, kernels: Any, memory: list[Any]) -> None:
+        self.kernels, self.memory = kernels, memory
+        self.outcome: Any = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.bucket.params[0].device
+
+    def prepare(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
+        self.bucket, self.grads = bucket, grads
+        self.lr = shown_rate(bucket)
+
+    def arguments(self) -> dict[str, Any]:
+        bucket = self.bucket
+        return dict(
+            names=bucket.names,
+            params=bucket.params,
+            grads=self.grads,
+            states=bucket.states,
+            rule=bucket.setting.settled,
+            handling=bucket.setting.handling,
+            t=bucket.t,
+        )
+
+    def rounds(self) -> Iterator[Any]:
+        """Nothing is summed over ranks: what is divided goes to owners."""
+        return iter(())
+
+    def write(self) -> None:
+        bucket, given = self.bucket, self.arguments()
+        given.update(lr=bucket.lr, lr_scale=bucket.setting.lr_scale)
+        self.outcome = self.kernels.step(**given, grad_scale=bucket.grad_scale, allowed=bucket.allowed)
+
+    def release(self) -> None:
+        del self.grads
+        self.bucket = replace(self.bucket, grads=(), grad_scale=None, allowed=None)
+
+    def figures(self, index: int) -> dict[str, Any]:
+        return {**self.lr, **{key: values[index] for key, values in self.outcome.stats.items()}}
+
+
+def shown_rate(bucket: Bucket) -> dict[str, Any]:
+    return {} if bucket.lr is None else {"lr": bucket.lr * bucket.setting.lr_scale}
+
+
+def on_device_of(launch: Launch | KronLaunch) -> AbstractContextManager[object]:
     """Triton launches on the device that is current, which may be another than the parameters'."""
-    device = launch.passes.device
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    return torch.cuda.device(launch.device) if launch.device.type == "cuda" else nullcontext()
 
 
 class Gpu:
     """The GPU engine of one optimizer, with tables that are kept between steps."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[str, ...], Launch] = {}
-        self.launches: list[Launch] = []
-        self.latest: list[Launch] = []
+        self.known: dict[tuple[str, ...], Launch | KronLaunch] = {}
+        self.launches: list[Launch | KronLaunch] = []
+        self.latest: list[Launch | KronLaunch] = []
         #: Those that a CUDA graph goes on using.
-        self.captured: list[Launch] = []
+        self.captured: list[Launch | KronLaunch] = []
+        self.kron: Any = None
         self.measured = False
         #: By name, what gives the figures of a parameter's last step.
         self.figures: dict[str, Callable[[], dict[str, Any]]] = {}
@@ -264,17 +348,19 @@ class Gpu:
             launch = self.launch(bucket, grads, check_state)
             launch.prepare(bucket, grads)
             self.launches.append(launch)
-        if self.launches and self.launches[0].passes.uploads.is_capturing():
+        if self.launches and is_capturing(self.launches[0].device):
             self.captured += [launch for launch in self.launches if launch not in self.captured]
         if self.launches != self.latest:
             self.latest = list(self.launches)
             for launch in self.launches:
                 own = {name: functools.partial(launch.figures, i) for i, name in enumerate(launch.bucket.names)}
                 self.figures.update(own)
+            if self.kron is not None:
+                self.kron.prepare([launch.arguments() for launch in self.launches if isinstance(launch, KronLaunch)])
 
     def launch(
         self, bucket: Bucket, grads: Sequence[Tensor], check_state: Callable[[str, Tensor, Setting], None]
-    ) -> Launch:
+    ) -> Launch | KronLaunch:
         """As it was at the last step, if nothing has moved but gradients."""
         names = tuple(bucket.names)
         known = self.known.get(names)
@@ -288,8 +374,17 @@ class Gpu:
             check_state(name, p, bucket.setting)
         if len(self.known) >= MOST_KNOWN:
             self.known.clear()
-        stepped, pairs = staged(bucket) if bucket.parts else (bucket, [])
-        self.known[names] = made = Launch(passes_for(stepped, grads), memory, pairs)
+        made: Launch | KronLaunch
+        if isinstance(bucket.setting.rule, Kron):
+            if self.kron is None:
+                from thalweg.kernels.triton.kron import KronKernels
+
+                self.kron = KronKernels()
+            made = KronLaunch(self.kron, memory)
+        else:
+            stepped, pairs = staged(bucket) if bucket.parts else (bucket, [])
+            made = Launch(passes_for(stepped, grads), memory, pairs)
+        self.known[names] = made
         return made
 
     def measure(self) -> list[Tensor]:
@@ -308,7 +403,7 @@ class Gpu:
                     tensor.copy_(next(answers))
             running = [(launch, rounds) for launch, rounds, _ in asked]
         self.measured = True
-        return [launch.passes.finite for launch in self.launches]
+        return [launch.finite for launch in self.launches if isinstance(launch, Launch)]
 
     def write(self) -> None:
         if not self.measured:
@@ -323,6 +418,10 @@ class Gpu:
         for launch in self.launches:
             launch.release()
         self.launches = []
+
+
+def is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def memory_of(bucket: Bucket, grads: Sequence[Tensor]) -> list[Any]:

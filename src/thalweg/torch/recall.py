@@ -1,7 +1,7 @@
 """Steps that are like the one before: the same parameters, state and options, with new gradients alone.
 
 Sorting parameters into buckets takes the host longer than a GPU needs for a step. So what was found is kept, with all
-that it depends on, and taken again as long as that is unchanged. Steps whose number the host counts are not kept.
+that it depends on, and taken again as long as that is unchanged.
 """
 
 from __future__ import annotations
@@ -42,13 +42,19 @@ class Recall:
         buckets, first = [], 0
         for bucket, lr in zip(self.buckets, rates, strict=True):
             own = grads[first : first + len(bucket.params)]
-            buckets.append(replace(bucket, grads=own, lr=lr))
             first += len(own)
+            t = None
+            if bucket.t is not None:  # the host counts, and buckets are of one step
+                steps = {s["step"].item() for s in bucket.states}
+                if len(steps) > 1:
+                    return None
+                t = int(steps.pop()) + 1
+            buckets.append(replace(bucket, grads=own, lr=lr, t=t))
         return buckets
 
 
 def can_recall(buckets: Sequence[Bucket]) -> bool:
-    return all(bucket.t is None and bucket.on_gpu and not bucket.parts for bucket in buckets)
+    return all(bucket.on_gpu and not bucket.parts for bucket in buckets)
 
 
 def memory_of(params: Sequence[Tensor], states: Mapping[Tensor, Any]) -> list[Any]:

@@ -30,10 +30,6 @@ DIVIDED = "parameters that are divided over ranks are stepped as lists, unless e
 class Sorting(Parameters):
     """Parameters that are sorted into buckets, step by step."""
 
-    #: What a GradScaler leaves here for the time of a step: gradients are so many times too large, or not finite.
-    grad_scale: Tensor | None = None
-    found_inf: Tensor | None = None
-
     def _forget_buckets(self, engine: Engine) -> None:
         """Have seen no step yet."""
         self._wanted_engine = engine
@@ -164,8 +160,10 @@ class Sorting(Parameters):
     def _joined(self, buckets: list[Bucket]) -> list[Bucket]:
         """With what depends on all gradients together: by what they are scaled, and whether the step is taken."""
         limit, policy = self.param_groups[0]["max_grad_norm"], self.param_groups[0]["on_nonfinite"]
-        unscale = None if self.grad_scale is None else self.grad_scale.double().reciprocal().reshape(())
-        allowed = None if self.found_inf is None else (self.found_inf == 0).reshape(())
+        # a GradScaler leaves these here for the time of a step, and takes what it finds for a user's own
+        grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        unscale = None if grad_scale is None else grad_scale.double().reciprocal().reshape(())
+        allowed = None if found_inf is None else (found_inf == 0).reshape(())
         scale = unscale
         if buckets and (limit is not None or policy == "skip"):
             squares = squares_of(buckets, native=self._wanted_engine in ("auto", "fused"))

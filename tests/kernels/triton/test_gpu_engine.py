@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from on_device import DEVICE, SHAPES, agree, gradients, make, parameters, side_by_side, train
+from on_device import DEVICE, agree, gradients, make, parameters, side_by_side, train
 from side_by_side import FUSED_RULES, NARROW
 
 import thalweg.torch
@@ -265,6 +265,26 @@ def test_what_a_grad_scaler_leaves_with_the_optimizer(rule: str, found: float) -
 
 
 @every_rule
+def test_a_grad_scaler_finds_what_it_needs(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It checks gradients itself, and leaves scale and verdict to a step that says it can do with them."""
+    monkeypatch.setattr(thalweg.torch.Optimizer, "_step_supports_amp_scaling", True)
+    shapes = {"w": (6, 4), "b": (5,)}
+    named, theirs = parameters(shapes=shapes), parameters(shapes=shapes)
+    optimizer = make(rule, named, **options_of(rule))
+    reference = make(rule, theirs, "reference", **options_of(rule))
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=1024.0, growth_interval=100)
+    for value in (0.5, float("inf"), 0.25):
+        optimizer.zero_grad()
+        scaler.scale(sum((p * value).sum() for _, p in named)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if value < 1:
+            train(reference, theirs, [{name: torch.full_like(p, value) for name, p in theirs}])
+    assert scaler.get_scale() == 512
+    agree(optimizer, named, reference, theirs)
+
+
+@every_rule
 def test_the_same_bits_twice(rule: str) -> None:
     """Sums are added up in one order, whoever comes first."""
     runs = []
@@ -338,4 +358,3 @@ def test_an_empty_model_and_empty_tensors() -> None:
     optimizer = make("LAMB", named)
     train(optimizer, named, gradients(2, shapes=shapes))
     assert all(float(optimizer.state[p]["step"]) == 2 for _, p in named)
-    assert SHAPES["none"] == (0, 4)  # beside others, above

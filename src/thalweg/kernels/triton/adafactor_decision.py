@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thalweg.kernels.triton.launching import kind_of
 from thalweg.kernels.triton.numbers import is_finite
 from thalweg.kernels.triton.passes import DECIDED, DTYPES, FINITE, Passes, Step, T, rate_of
 from thalweg.kernels.triton.tables import Operand, step_number
@@ -66,28 +67,35 @@ class AdafactorPasses(Passes):
             lr = 1e-2 if relative else 1.0
         if not rows:
             return
-        decide_kernel[(triton.cdiv(rows, DECIDED),)](
-            self.tables.rows,
-            self.options,
-            self.counts,
-            p_squares,
-            u_squares,
-            g_squares,
-            self.figures,
-            lr,
-            step.lr_scale,
-            rows,
-            SPACING=u_squares.stride(0),
-            ALL_SQUARES=g_squares is not None,
-            LR_IS_TENSOR=isinstance(lr, Tensor),
-            RELATIVE=relative,
-            WARMUP=relative and rule.warmup_init,
-            SCALED_BY_P=bool(scaled),
-            CLIPPED=rule.clip_threshold is not None,
-            AFTER_LR=rule.momentum is None or rule.momentum_mode == "after_lr",
-            DECAY_MODE=rule.weight_decay_mode,
-            BLOCK=DECIDED,
-            num_warps=4,
+        self.launches.run(
+            decide_kernel,
+            (triton.cdiv(rows, DECIDED),),
+            (
+                self.tables.rows,
+                self.options,
+                self.counts,
+                p_squares,
+                u_squares,
+                g_squares,
+                self.figures,
+                lr,
+                step.lr_scale,
+                rows,
+            ),
+            dict(
+                SPACING=u_squares.stride(0),
+                ALL_SQUARES=g_squares is not None,
+                LR_IS_TENSOR=isinstance(lr, Tensor),
+                RELATIVE=relative,
+                WARMUP=relative and rule.warmup_init,
+                SCALED_BY_P=bool(scaled),
+                CLIPPED=rule.clip_threshold is not None,
+                AFTER_LR=rule.momentum is None or rule.momentum_mode == "after_lr",
+                DECAY_MODE=rule.weight_decay_mode,
+                BLOCK=DECIDED,
+            ),
+            warps=4,
+            key=(relative, scaled, kind_of(lr)),
         )
 
 

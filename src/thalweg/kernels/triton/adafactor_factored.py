@@ -11,10 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.kernels.cpu.plan import seen_as
-from thalweg.kernels.triton.adafactor_decision import (
-    AdafactorPasses,
-)
+from thalweg.kernels.triton.adafactor_decision import AdafactorPasses
 from thalweg.kernels.triton.adafactor_step import base_of, step_kernel
 from thalweg.kernels.triton.adafactor_sums import (
     ACROSS,
@@ -44,20 +41,13 @@ from thalweg.kernels.triton.adafactor_tiles import (
     TILE,
     WARPS,
     Grid,
-    Matrices,
     Tiles,
     cut_to_measure,
     cut_to_step,
+    matrices_of,
 )
-from thalweg.kernels.triton.passes import (
-    DTYPES,
-    MEASURE,
-    NARROW,
-    REHEARSE,
-    Step,
-    Sum,
-    gradient_factor,
-)
+from thalweg.kernels.triton.launching import kind_of
+from thalweg.kernels.triton.passes import DTYPES, MEASURE, NARROW, REHEARSE, Step, Sum, gradient_factor
 from thalweg.kernels.triton.tables import ALIGNMENT, STATE, Operand, P, add_up, loaded
 from thalweg.rules import Adafactor
 from thalweg.settings import Handling
@@ -78,7 +68,7 @@ class FactoredPasses(AdafactorPasses):
         assert axes is not None
         self.axes = axes
         seen = [
-            Matrices(*seen_as(tuple(operand.p.shape[stacked:]), axes[0] - stacked, axes[1] - stacked))
+            matrices_of(tuple(operand.p.shape[stacked:]), axes[0] - stacked, axes[1] - stacked)
             for operand, slices in zip(operands, self.tables.slices, strict=True)
             for _ in range(slices)
         ]
@@ -98,20 +88,19 @@ class FactoredPasses(AdafactorPasses):
     def measured(self, step: Step) -> Iterator[list[Sum]]:
         row, column = self.axes
         self.sweep(step, MEASURE)
-        self.statistics.add_up()
+        self.statistics.add_up(self.launches)
         over = (column,), (row,), (row, column), (row,), None
         yield [Sum(total, axes) for total, axes in zip(self.statistics.totals, over, strict=True)]
         flags = self.flags()
-        self.statistics.average(
-            self.tables.rows, self.options, self.counts, **{key: flags[key] for key in ("CLAMP", "R_DTYPE", "C_DTYPE")}
-        )
+        told = {key: flags[key] for key in ("CLAMP", "R_DTYPE", "C_DTYPE")}
+        self.statistics.average(self.launches, self.tables.rows, self.options, self.counts, told)
         self.sweep(step, WHITEN)
-        add_up(self.partials, self.stepping.begins, self.totals)
+        add_up(self.launches, self.partials, self.stepping.begins, self.totals)
         yield [Sum(self.totals, None)]
         self.decide_from(step, self.statistics.totals[OF_P.value], self.totals, None)
         if self.guarded:
             self.sweep(step, REHEARSE)
-            add_up(self.partials, self.stepping.begins, self.failures)
+            add_up(self.launches, self.partials, self.stepping.begins, self.failures)
             yield [Sum(self.failures, None)]
         self.settle(step, counts=self.handling.on_nonfinite != "raise")
 
@@ -127,35 +116,32 @@ class FactoredPasses(AdafactorPasses):
                 self.options,
                 step.grad_scale,
             )
+            wide = self.loads_widely(tiles)
             flags = dict(
                 SCALED=step.grad_scale is not None,
-                VECTOR=self.vector if self.loads_widely(tiles) else 1,
+                VECTOR=self.vector if wide else 1,
                 P_DTYPE=DTYPES[self.p_dtype],
                 G_DTYPE=DTYPES[self.g_dtype],
                 LINES=tiles.form.lines,
                 WIDTH=tiles.form.width,
-                num_warps=WARPS,
             )
+            key = tiles.form, stage, wide, kind_of(step.grad_scale), kind_of(step.allowed)
+            grid = (len(tiles.table),)
             if stage == MEASURE:
-                row_dtype = DTYPES[self.entry_dtypes[0]]
-                measure_kernel[(len(tiles.table),)](*arguments, **flags, R_DTYPE=row_dtype, DEPTH=tiles.form.depth)
-            else:
-                step_kernel[(len(tiles.table),)](
-                    *arguments,
-                    step.allowed,
-                    self.figures,
-                    self.partials,
-                    self.tables.count,
-                    len(tiles.table),
-                    STAGE=stage,
-                    ALLOWED=step.allowed is not None,
-                    GUARDED=self.guarded,
-                    STOCHASTIC=self.handling.rounding == "stochastic" and self.p_dtype in NARROW,
-                    SPREAD=self.spread,
-                    MIXED=tiles.form.mixed,
-                    **self.flags(),
-                    **flags,
-                )
+                flags.update(R_DTYPE=DTYPES[self.entry_dtypes[0]], DEPTH=tiles.form.depth)
+                self.launches.run(measure_kernel, grid, arguments, flags, warps=WARPS, key=key)
+                continue
+            more = step.allowed, self.figures, self.partials, self.tables.count, len(tiles.table)
+            flags.update(
+                STAGE=stage,
+                ALLOWED=step.allowed is not None,
+                GUARDED=self.guarded,
+                STOCHASTIC=self.handling.rounding == "stochastic" and self.p_dtype in NARROW,
+                SPREAD=self.spread,
+                MIXED=tiles.form.mixed,
+                **self.flags(),
+            )
+            self.launches.run(step_kernel, grid, (*arguments, *more), flags, warps=WARPS, key=key)
 
     def loads_widely(self, tiles: Tiles) -> bool:
         even = tiles.form.depth == 1 and tiles.divisor % self.vector == 0

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thalweg.arrays import Shape
+from thalweg.kernels.cpu.plan import seen_as
 from thalweg.kernels.triton.tables import Uploads
 
 #: Elements of a block, and warps of the program that has it in hand. Measured on an H200.
@@ -58,6 +60,14 @@ class Matrices(NamedTuple):
     def side_by_side(self) -> Matrices:
         """The same memory, what lies behind columns taken for columns. At least one: averages of rows need a place."""
         return self._replace(columns=max(1, self.columns) * self.after, after=1)
+
+
+def matrices_of(shape: Shape, row: int, column: int) -> Matrices:
+    """How a tensor is seen that is factored over these axes. If it has no matrix, as one without rows and columns:
+    its sums are 0, and somebody has to say so.
+    """
+    seen = Matrices(*seen_as(shape, row, column))
+    return seen if seen.before * seen.between * seen.after else Matrices(1, 0, 1, 0, 1)
 
 
 class Cut(NamedTuple):

@@ -116,12 +116,12 @@ class Passes:
     def measured(self, step: Step) -> Iterator[list[Sum]]:
         """All that comes before writing. Gives sums that may have to be completed over ranks, and goes on from them."""
         self.sweep(step, MEASURE)
-        add_up(self.partials, self.tables.begins, self.totals, self.launches)
+        add_up(self.launches, self.partials, self.tables.begins, self.totals)
         yield [Sum(self.totals, None)]
         self.decide(step)
         if self.guarded:
             self.sweep(step, REHEARSE)
-            add_up(self.partials[:1], self.tables.begins, self.failures, self.launches)
+            add_up(self.launches, self.partials[:1], self.tables.begins, self.failures)
             yield [Sum(self.failures, None)]
         self.settle(step, counts=self.handling.on_nonfinite != "raise")  # of which nothing may be seen if it raises
 

@@ -223,9 +223,9 @@ def total_kernel(partials, begins, totals, count, SUMS: tl.constexpr, BLOCK: tl.
     tl.store(totals + row * SUMS + which, tl.sum(found))
 
 
-def add_up(partials: Tensor, begins: Tensor, totals: Tensor, launches: Launches | None = None) -> None:
+def add_up(launches: Launches, partials: Tensor, begins: Tensor, totals: Tensor) -> None:
     """totals (rows, sums) from partials (sums, chunks)."""
     rows, sums = totals.shape
     if rows:
         arguments = partials, begins, totals, partials.shape[1]
-        (launches or Launches()).run(total_kernel, (rows, sums), arguments, dict(SUMS=sums, BLOCK=1024), warps=4, key=sums)
+        launches.run(total_kernel, (rows, sums), arguments, dict(SUMS=sums, BLOCK=1024), warps=4, key=sums)

@@ -1,0 +1,278 @@
+"""Kernels of Adafactor against their rule: tensors cut in every way, and divided over ranks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from on_device import DEVICE
+from tolerances import FUSED
+
+from thalweg.boundary import advance, first_state
+from thalweg.kernels.triton import adafactor_tiles as tiles
+from thalweg.kernels.triton.adafactor import passes_for
+from thalweg.kernels.triton.adafactor_factored import FactoredPasses
+from thalweg.kernels.triton.adafactor_sums import copies_of, lengths_of
+from thalweg.kernels.triton.adafactor_tiles import Limits, cut_to_measure, matrices_of
+from thalweg.kernels.triton.passes import Step, Sum
+from thalweg.kernels.triton.tables import Operand
+from thalweg.rules import Adafactor
+from thalweg.rules.noise import tensor_id
+from thalweg.settings import Handling
+from thalweg.spaces import torch as xp
+
+Tensors = list[torch.Tensor]
+#: Every size is factored.
+SMALL = Adafactor(min_dim_size_to_factor=0)
+#: By what lies around the two largest axes, in rows that are short, long, and no multiple of what one load takes.
+SHAPES = {
+    "matrices": [(12, 140), (5, 2100), (6, 1031), (1, 1), (5, 0)],
+    "before": [(3, 10, 30), (2, 5, 700)],
+    "between": [(10, 3, 30), (5, 2, 700)],
+    "behind": [(20, 30, 9), (9, 300, 2), (10, 80, 3, 3)],
+    "far behind": [(42, 41, 40)],
+    "all around": [(2, 12, 3, 20, 2)],
+}
+
+
+def random(shape: Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Numbers whose size differs from row to row and from column to column."""
+    numbers = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed))
+    for axis in range(len(shape)):
+        numbers = numbers * torch.linspace(0.5, 2.0, shape[axis]).reshape([-1] + [1] * (len(shape) - 1 - axis))
+    return numbers.to(DEVICE, dtype)
+
+
+@dataclass
+class Model:
+    """Some parameters and their state, stepped by kernels."""
+
+    params: Tensors
+    rule: Adafactor = SMALL
+    handling: Handling = field(default_factory=Handling)
+    states: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    passes: Any = None
+
+    def __post_init__(self) -> None:
+        self.states = self.states or [first_state(xp, self.rule, self.handling, p) for p in self.params]
+        self.counts = [torch.zeros((), device=DEVICE) for _ in self.params]
+
+    def operands(self) -> list[Operand]:
+        keys = ("variance", "", "exp_avg") if "variance" in self.states[0] else ("row_var", "col_var", "exp_avg")
+        return [
+            Operand(str(i), p, tuple(state.get(key) for key in keys), count)
+            for i, (p, state, count) in enumerate(zip(self.params, self.states, self.counts, strict=True))
+        ]
+
+    def rounds(self, grads: Tensors, step: Step) -> Iterator[list[Sum]]:
+        if self.passes is None:
+            self.passes = passes_for(self.operands(), grads, self.rule, self.handling)
+        self.passes.tables.follow(grads)
+        yield from self.passes.measured(step)
+        self.passes.write(step)
+
+    def step(self, grads: Tensors, step: Step = Step(0.1)) -> None:  # noqa: B008
+        for _ in self.rounds(grads, step):
+            pass
+
+
+@dataclass
+class Reference(Model):
+    """The same by the rule, in float64 where it is of float32, so that errors are those of kernels."""
+
+    t: int = 0
+
+    def step(self, grads: Tensors, step: Step = Step(0.1)) -> None:  # noqa: B008
+        self.t += 1
+        for i, (p, g, state) in enumerate(zip(self.params, grads, self.states, strict=True)):
+            wide = {"p": p, "g": g, **state}
+            if p.dtype == torch.float32:
+                wide = {key: value.double() for key, value in wide.items()}
+            old, gradient = wide.pop("p"), wide.pop("g")
+            facts = dict(t=self.t, lr=step.lr, lr_scale=step.lr_scale, tensor=tensor_id(str(i)))
+            result = advance(xp, self.rule, self.handling, old, gradient, wide, **facts)
+            self.params[i] = result.p.to(p.dtype)
+            self.states[i] = {key: value.to(state[key].dtype) for key, value in result.state.items()}
+
+
+def copied(model: Model) -> Reference:
+    states = [{key: value.clone() for key, value in state.items()} for state in model.states]
+    return Reference([p.clone() for p in model.params], model.rule, model.handling, states)
+
+
+def assert_equal(ours: Model, theirs: Model, tolerance: float = FUSED["float32"]) -> None:
+    for p, q, state, other in zip(ours.params, theirs.params, ours.states, theirs.states, strict=True):
+        for name, mine, expected in [("p", p, q), *((key, state[key], other[key]) for key in other)]:
+            assert mine.dtype == expected.dtype
+            error = (mine.double() - expected.double()).abs().max() if mine.numel() else torch.zeros(())
+            size = expected.double().abs().max() if mine.numel() else torch.ones(())
+            assert error <= tolerance * size, (tuple(p.shape), name, float(error / size))
+
+
+@pytest.fixture(params=[None, Limits(1000, 1, 1, 0.9), Limits(1000, 1, 3, 0.0)], ids=["usual", "wide tiles", "narrow"])
+def cuts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles as they are made for such small tensors, and so small ones that all sums are of many."""
+    if request.param is not None:
+        monkeypatch.setattr(tiles, "MEASURING", request.param)
+        monkeypatch.setattr(tiles, "STEPPING", request.param)
+
+
+@pytest.mark.parametrize("around", SHAPES)
+@pytest.mark.usefixtures("cuts")
+def test_however_tensors_are_cut(around: str) -> None:
+    model = Model([random(shape, 1) for shape in SHAPES[around]])
+    reference = copied(model)
+    for seed in (2, 3):
+        grads = [random(shape, seed) for shape in SHAPES[around]]
+        model.step(grads)
+        reference.step(grads)
+    assert isinstance(model.passes, FactoredPasses)
+    assert_equal(model, reference)
+
+
+def test_many_copies_of_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "MEASURING", Limits(10000, 1, 1, 0.0))
+    monkeypatch.setattr(tiles, "WIDTHS", (16,))
+    monkeypatch.setattr(tiles, "BLOCK", 64)
+    model = Model([random((280, 40), 1)])
+    reference = copied(model)
+    grads = [random((280, 40), 2)]
+    model.step(grads)
+    reference.step(grads)
+    copies = model.passes.statistics.tensors[0].tolist()
+    assert 70 in copies, "more than are added at a time"
+    assert 3 in copies
+    assert_equal(model, reference)
+
+
+@pytest.mark.parametrize("rule", [SMALL, Adafactor(factored=False)], ids=["factored", "all squares"])
+def test_tensors_that_begin_anywhere(rule: Adafactor) -> None:
+    """Loads of several elements need addresses that they divide, which views may not have."""
+
+    def shifted(values: torch.Tensor) -> torch.Tensor:
+        place = torch.empty(values.numel() + 1, dtype=values.dtype, device=values.device)[1:].view(values.shape)
+        return place.copy_(values)
+
+    model = Model([shifted(random((24, 64), 1))], rule)
+    reference = copied(model)
+    for gradient in (shifted(random((24, 64), 2)), random((24, 64), 3)):
+        model.step([gradient])
+        reference.step([gradient])
+    assert_equal(model, reference)
+
+
+def test_it_gives_the_same_bits_every_time() -> None:
+    results = []
+    for _ in range(2):
+        model = Model([random(shape, 1) for shape in SHAPES["behind"]])
+        model.step([random(shape, 2) for shape in SHAPES["behind"]])
+        results.append(model)
+    for first, second in zip(*(model.params for model in results), strict=True):
+        assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("what", [math.nan, math.inf, 1e25])
+@pytest.mark.parametrize("shapes", [[(6, 8), (5, 300)], [(6, 8, 2), (5, 9, 3)]], ids=str)
+def test_a_guard_leaves_one_tensor_as_it_was(shapes: list[tuple[int, ...]], what: float) -> None:
+    model = Model([random(shape, 1) for shape in shapes], handling=Handling(on_nonfinite="skip"))
+    before = copied(model)
+    grads = [random(shape, 2) for shape in shapes]
+    grads[1].view(-1)[7] = what
+    model.step(grads)
+    assert model.passes.finite.tolist() == [True, False]
+    assert torch.equal(model.params[1], before.params[1])
+    assert not torch.equal(model.params[0], before.params[0])
+    assert [float(count) for count in model.counts] == [1, 0]
+    for key, entry in before.states[1].items():
+        assert torch.equal(model.states[1][key], entry)
+
+
+@pytest.mark.parametrize("key", ["row_var", "col_var"])
+def test_a_guard_sees_state_that_float16_cannot_hold(key: str) -> None:
+    """Beyond 65504, in one entry of one of the averages, of a gradient and a step that are finite."""
+    handling = Handling(on_nonfinite="skip", state_dtype="float16")
+    model = Model([random((20, 300), 1)], handling=handling)
+    gradient = random((20, 300), 2)
+    axis, place = {"row_var": (0, 17), "col_var": (1, 257)}[key]
+    gradient.index_fill_(axis, torch.tensor([place], device=DEVICE), 300.0)
+    model.step([gradient])
+    wide = Model([random((20, 300), 1)], handling=Handling(on_nonfinite="skip"))
+    wide.step([gradient])
+    assert (model.passes.finite.tolist(), wide.passes.finite.tolist()) == ([False], [True])
+    assert not any(entry.any() for entry in model.states[0].values())
+
+
+# ---- divided over ranks
+
+
+def divided(axes: Any, axis: int, ndim: int) -> bool:
+    return axes is None or axis in [a % ndim for a in axes]
+
+
+def part_of(whole: torch.Tensor, axis: int, begin: int, end: int) -> torch.Tensor:
+    """What one rank holds of a parameter, or of state that may have no such axis any more."""
+    return (whole if whole.shape[axis] == 1 else whole.narrow(axis, begin, end - begin)).clone()
+
+
+@pytest.mark.parametrize("shape", [(12, 10), (3, 12, 10), (12, 3, 10), (12, 10, 3)])
+@pytest.mark.parametrize("ends", [(5,), (0, 4), (3, 3)], ids=str)
+def test_parts_of_a_tensor(shape: tuple[int, ...], ends: tuple[int, ...]) -> None:
+    """Each rank has a part of every axis in turn, perhaps an empty one; sums are those of all."""
+    rule = Adafactor(min_dim_size_to_factor=4, momentum=0.5)
+    for axis in range(len(shape)):
+        cuts = [0, *(min(end, shape[axis]) for end in ends), shape[axis]]
+        whole = Reference([random(shape, 1)], rule)
+        ranks = []
+        for begin, end in itertools.pairwise(cuts):
+            parts = [part_of(p, axis, begin, end) for p in whole.params]
+            states = [{key: part_of(entry, axis, begin, end) for key, entry in whole.states[0].items()}]
+            ranks.append(Part(parts, rule, states=states, shape=shape))
+        for seed in (2, 3):
+            gradient = random(shape, seed)
+            whole.step([gradient])
+            grads = [[part_of(gradient, axis, begin, end)] for begin, end in itertools.pairwise(cuts)]
+            for sums in zip(*(rank.rounds(g, Step(0.1)) for rank, g in zip(ranks, grads, strict=True)), strict=True):
+                complete(sums, axis, len(shape))
+        for rank, (begin, end) in zip(ranks, itertools.pairwise(cuts), strict=True):
+            states = [{key: part_of(entry, axis, begin, end) for key, entry in whole.states[0].items()}]
+            assert_equal(rank, Reference([part_of(whole.params[0], axis, begin, end)], rule, states=states))
+
+
+def complete(by_rank: Sequence[Sequence[Sum]], axis: int, ndim: int) -> None:
+    """What ranks tell each other, where a sum goes over the axis along which they are divided."""
+    for same in zip(*by_rank, strict=True):
+        if divided(same[0].axes, axis, ndim):
+            total = torch.stack([each.tensor for each in same]).sum(0)
+            for each in same:
+                each.tensor.copy_(total)
+
+
+@dataclass
+class Part(Model):
+    shape: tuple[int, ...] = ()
+
+    def operands(self) -> list[Operand]:
+        return [operand._replace(shape=self.shape) for operand in super().operands()]
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(50257, 768), (1024, 768), *[(2304, 768), (768, 768), (3072, 768), (768, 3072)] * 12],
+        [(30522, 1024), *[(1024, 1024)] * 96, *[(4096, 1024), (1024, 4096)] * 24],
+        [(128256, 2048), *[(2048, 2048), (512, 2048), (8192, 2048), (2048, 8192), (8192, 2048)] * 16],
+    ],
+    ids=["124 M", "335 M", "1.2 G"],
+)
+def test_sums_take_less_than_a_two_hundredth(shapes: list[tuple[int, int]]) -> None:
+    cuts = cut_to_measure([matrices_of(shape, 0, 1) for shape in shapes])
+    sums = sum(length * copies for own in cuts for length, copies in zip(lengths_of(own), copies_of(own), strict=True))
+    assert sums < sum(map(math.prod, shapes)) / 200
