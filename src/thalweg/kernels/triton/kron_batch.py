@@ -1,0 +1,195 @@
+"""Parameters of one shape that Kron steps together: tables that are kept between steps, and launches over them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.boundary import ROUNDING_STREAM
+from thalweg.kernels.triton.kron_layout import FIGURES, PANELS, G, Layout, Panel, Q
+from thalweg.kernels.triton.passes import DTYPES
+from thalweg.kernels.triton.products import ceiling, device_of
+from thalweg.kernels.triton.tables import ALIGNMENT, Uploads
+from thalweg.rules import Kron
+from thalweg.rules.noise import NORMAL_STREAMS, stream_key, tensor_id
+from thalweg.settings import Handling
+
+#: Scratch memory, at most, unless a single parameter needs more: this part of the device's memory, 256 MiB or more.
+SCRATCH, LEAST_SCRATCH = 1 / 128, 256 * 2**20
+
+States = Sequence[Mapping[str, Tensor]]
+
+
+class Batch:
+    """Some parameters of one shape, dtype and setting."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        params: Sequence[Tensor],
+        states: States,
+        g_dtype: torch.dtype,
+        rule: Kron,
+        seed: int,
+    ) -> None:
+        p, state = params[0], states[0]
+        self.device, self.shape, self.size = p.device, tuple(p.shape), p.numel()
+        self.sizes = rule.sizes(self.shape)
+        self.slices = math.prod(self.shape[: rule.stacked_axes])
+        self.names, self.count = names, len(names) * self.slices
+        self.p_dtype, self.g_dtype, self.q_dtype = p.dtype, g_dtype, state["Q_0"].dtype
+        self.has_momentum = "momentum_buffer" in state
+        self.m_dtype = state["momentum_buffer"].dtype if self.has_momentum else torch.float32
+
+        dense = not all(rule.diagonals(self.sizes))
+        #: What products take. Without any, nothing is gained by fewer digits.
+        self.operand = torch.bfloat16 if dense and self.q_dtype == torch.bfloat16 else torch.float32
+        device = device_of(self.device)
+        self.cuts = device.cuts and dense
+        width = self.operand.itemsize
+        share = Layout(rule, self.sizes, device, width, self.count).scratch.size * self.slices
+        limit = max(LEAST_SCRATCH, int(SCRATCH * device.memory))
+        chunks = ceiling(len(names), max(1, limit // share))
+        #: Matrices that share scratch memory at a time, of whole parameters.
+        self.chunk = ceiling(len(names), chunks) * self.slices
+        self.layout = Layout(rule, self.sizes, device, width, self.chunk)
+        self.scratch_size = self.layout.scratch.size * self.chunk
+
+        self.uploads, self.gradient_uploads = Uploads(self.device), Uploads(self.device)
+        addresses = [
+            row
+            for index, (name, p, s) in enumerate(zip(names, params, states, strict=True))
+            for row in self.rows_of(index, name, p, s, seed)
+        ]
+        columns = PANELS + len(self.layout.scratch.regions)
+        table = torch.zeros((columns, self.count), dtype=torch.int64)
+        table[:PANELS] = torch.tensor(addresses, dtype=torch.int64).T
+        self.aligned = self.layout.columns % ALIGNMENT == 0 and all(
+            address % ALIGNMENT == 0 for row in addresses for address in (row[0], row[2])
+        )
+        self.factors_aligned = all(
+            row[column] % ALIGNMENT == 0 for row in addresses for column in (Q.value, Q.value + 1)
+        )
+        self.places = self.uploads.table(table)
+        self.figures = torch.zeros((FIGURES, self.count), dtype=torch.float32, device=self.device)
+        self.due_flags = torch.zeros(self.count, dtype=torch.int64, device=self.device)
+        self.finite = torch.ones(len(names), dtype=torch.bool, device=self.device)
+        self.due: list[bool] = [False] * len(names)
+        self.grad_places: list[int] = []
+        self.grads_aligned = True
+        self.scratch_place = 0
+        #: Launches that were made for this batch, by what they depend on.
+        self.begins: dict[Any, Any] = {}
+        self.programs: dict[Any, Any] = {}
+
+    def rows_of(self, index: int, name: str, p: Tensor, s: Mapping[str, Tensor], seed: int) -> list[list[int]]:
+        """The columns of the table for the slices of one parameter."""
+        keys = [stream_key(seed, tensor_id(name), stream) for stream in (*NORMAL_STREAMS, ROUNDING_STREAM)]
+        size = self.size // self.slices
+
+        def address(tensor: Tensor | None, slice_: int) -> int:
+            if tensor is None:
+                return 0
+            return tensor.data_ptr() + slice_ * (tensor.numel() // self.slices) * tensor.element_size()
+
+        # a vector has only the second factor, that of columns
+        order = (0, 1) if len(self.sizes) == 2 else (None, 0)
+        factors = [s[f"Q_{key}"] if key is not None else None for key in order]
+        norms = [s[f"L_{key}"] if key is not None else None for key in order]
+        counts = [s[key].data_ptr() if s[key].device == p.device else 0 for key in ("step", "refresh")]
+        rows = []
+        for i in range(self.slices):
+            momentum = address(s.get("momentum_buffer"), i)
+            own = [address(p, i), 0, momentum, *counts, i * size, *keys, index]
+            rows.append([*own, *(address(q, i) for q in factors), *(address(norm, i) for norm in norms)])
+            assert (len(own), len(rows[-1])) == (Q.value, PANELS)
+        return rows
+
+    # ---- what moves
+
+    def follow_gradients(self, grads: Sequence[Tensor]) -> None:
+        places = [g.data_ptr() for g in grads]
+        # a graph carries its own copy along, which its replays leave in the table
+        copies = self.gradient_uploads
+        if places == self.grad_places and not copies.captured and not copies.is_capturing():
+            return
+        self.grad_places = places
+        step = self.size // self.slices * grads[0].element_size()
+        addresses = [place + i * step for place in places for i in range(self.slices)]
+        self.grads_aligned = all(address % ALIGNMENT == 0 for address in addresses)
+        copies.refill(self.places[G.value], addresses)
+
+    def follow_scratch(self, scratch: Tensor) -> None:
+        place = scratch.data_ptr()
+        if place == self.scratch_place:
+            return
+        self.scratch_place = place
+        share = self.layout.scratch.size
+        offsets = torch.tensor(self.layout.scratch.offsets(), dtype=torch.int64)
+        shares = torch.arange(self.count, dtype=torch.int64) % self.chunk * share
+        addresses = place + offsets[:, None] + shares[None, :]
+        self.uploads.refill(self.places[PANELS:].reshape(-1), addresses.flatten().tolist())
+
+    def follow_due(self, due: list[bool]) -> None:
+        if due != self.due:
+            self.due = due
+            self.uploads.refill(self.due_flags, [int(one) for one in due for _ in range(self.slices)])
+
+    # ---- what kernels take
+
+    def dtypes(self) -> dict[str, Any]:
+        """Of what elementwise kernels read and write."""
+        return dict(P_DTYPE=DTYPES[self.p_dtype], G_DTYPE=DTYPES[self.g_dtype], M_DTYPE=DTYPES[self.m_dtype])
+
+    def common(self, first: int) -> dict[str, Any]:
+        """What every kernel takes."""
+        return dict(places=self.places, figures=self.figures, count=self.count, first=first)
+
+    def matrices(self, first: int) -> int:
+        """Of the chunk that begins with this one."""
+        return min(self.chunk, self.count - first)
+
+    def gradient_as_it_lies(self) -> Panel:
+        layout = self.layout
+        return Panel(G.value, layout.rows, layout.columns, layout.columns, 4)
+
+
+def memory_of(params: Sequence[Tensor], states: States) -> list[tuple[Any, ...]]:
+    """Where everything is that stays from step to step, and what it looks like."""
+    return [
+        (p.data_ptr(), p.dtype, p.shape, *((key, entry.data_ptr(), entry.dtype) for key, entry in s.items()))
+        for p, s in zip(params, states, strict=True)
+    ]
+
+
+def reason_unserved(rule: Kron, handling: Handling, shape: tuple[int, ...], p_dtype: str, q_dtype: str) -> str:
+    """Why these kernels cannot step a parameter, "" if they can. The dtypes are of parameter and factors, as stored."""
+    if rule.geometry == "eq":
+        return "there is no fused kernel for geometry='eq', which solves triangular systems"
+    if rule.damping_mode == "expected":
+        return "there is no fused kernel for damping_mode='expected'"
+    if handling.on_nonfinite == "raise":
+        return "there is no fused kernel of Kron for on_nonfinite='raise'"
+    if p_dtype not in ("float32", "bfloat16", "float16"):
+        return f"there is no fused kernel for {p_dtype} on GPUs"
+    if q_dtype not in ("float32", "bfloat16"):
+        return f"there is no fused kernel for factors stored in {q_dtype}"
+    sizes = rule.sizes(shape)
+    if len(sizes) > 2:
+        return f"there is no fused kernel for {len(sizes)} factors"
+    if math.prod(shape) == 0:
+        return "it has no elements"
+    if (
+        max(math.prod(size + 64 for size in sizes), *((size + 64) ** 2 for size in dense_sizes(rule, sizes)), 0)
+        >= 2**31
+    ):
+        return "it has too many elements for 32-bit positions"
+    return ""
+
+
+def dense_sizes(rule: Kron, sizes: tuple[int, ...]) -> list[int]:
+    return [size for size, diagonal in zip(sizes, rule.diagonals(sizes), strict=True) if not diagonal]

@@ -1,0 +1,185 @@
+"""How a step of Kron begins and ends for each matrix: counts, schedules, the strength of noise, the guard."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from thalweg.kernels.triton.kron_layout import (
+    ACCUMULATED,
+    BIAS,
+    DUE,
+    FACTOR,
+    GO,
+    GOOD,
+    H_SQUARE,
+    LARGEST,
+    NORM,
+    OWNER,
+    RATE,
+    REFRESH,
+    START,
+    STEP,
+    STRENGTH,
+    UPDATE_RMS,
+    L,
+    T,
+)
+from thalweg.kernels.triton.kron_reads import VARYING, figure, larger, number, sum_of
+from thalweg.kernels.triton.numbers import is_finite, one_minus_power
+from thalweg.kernels.triton.products import place
+
+
+@triton.jit(do_not_specialize=VARYING)
+def begin_kernel(
+    places,
+    figures,
+    due_flags,
+    known_t,
+    lr,
+    lr_scale,
+    sign,
+    grad_scale,
+    allowed,
+    log_momentum,
+    high,
+    low,
+    decay,
+    flat,
+    count,
+    KNOWN: tl.constexpr,
+    LR_IS_TENSOR: tl.constexpr,
+    SCALED: tl.constexpr,
+    ALLOWED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """What holds for a step of each matrix. KNOWN: the host knows the step and whose factors are due."""
+    matrix = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = matrix < count
+    nothing = tl.zeros((BLOCK,), tl.float32)
+    if KNOWN:
+        t = nothing + known_t
+        due = tl.load(due_flags + matrix, mask, other=0) != 0
+        accumulated = nothing
+    else:
+        t = tl.load(places_of(places, STEP, matrix, count, mask), mask, other=0.0) + 1.0
+        since = t - 1.0 - flat
+        probability = larger(high * tl.exp(-decay * tl.where(since > 0, since, 0.0)), low)
+        accumulated = tl.load(places_of(places, REFRESH, matrix, count, mask), mask, other=0.0) + probability
+        due = accumulated >= 0.999755859375
+        accumulated = tl.where(due, accumulated - 1.0, accumulated)
+    rate = nothing + lr_scale
+    if LR_IS_TENSOR:
+        rate = rate * tl.load(lr).to(tl.float32)
+    factor = nothing + sign
+    if SCALED:
+        factor = factor * tl.load(grad_scale).to(tl.float32)
+    go = nothing + 1.0
+    if ALLOWED:
+        go = tl.where(tl.load(allowed) != 0, go, 0.0)
+    tl.store(figures + GO * count + matrix, go, mask)
+    tl.store(figures + T * count + matrix, t, mask)
+    tl.store(figures + BIAS * count + matrix, one_minus_power(log_momentum, t), mask)
+    tl.store(figures + FACTOR * count + matrix, factor, mask)
+    tl.store(figures + RATE * count + matrix, rate, mask)
+    tl.store(figures + DUE * count + matrix, tl.where(due, 1.0, 0.0), mask)
+    tl.store(figures + ACCUMULATED * count + matrix, accumulated, mask)
+    tl.store(figures + GOOD * count + matrix, nothing, mask)
+
+
+@triton.jit
+def places_of(places, which: tl.constexpr, matrix, count, mask):
+    return tl.load(places + which * count + matrix, mask, other=0).to(tl.pointer_type(tl.float32))
+
+
+@triton.jit(do_not_specialize=VARYING)
+def strength_kernel(
+    places,
+    figures,
+    partials,
+    damping,
+    relative,
+    share,
+    count,
+    first,
+    size,
+    programs,
+    pitch,
+    FIRST_AXIS: tl.constexpr,
+    SCALES_FIRST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The strength of the noise, and what the first factors are scaled by. share: of that, for each factor."""
+    matrix = first + tl.program_id(0)
+    if (figure(figures, DUE, matrix, count) == 0) | (figure(figures, GO, matrix, count) == 0):
+        return
+    own = place(places, partials, matrix, count, tl.float32)
+    index = tl.arange(0, BLOCK)
+    mask = index < programs
+    parts = tl.load(own + index, mask, other=0.0)
+    largest = tl.max(parts)
+    magnitude = tl.sum(tl.load(own + pitch + index, mask, other=0.0)) / size
+    start = 1.0
+    if SCALES_FIRST:
+        unit = tl.where(largest > 0, largest, 1.0)
+        ratio = parts / unit
+        fourths = tl.load(own + 2 * pitch + index, mask, other=0.0) * (ratio * ratio * ratio * ratio)
+        floor = damping / unit
+        fourth = tl.sum(fourths) / size + floor * floor * floor * floor
+        scale = tl.exp((-0.125 * tl.log(fourth) - 0.5 * tl.log(unit)) * share)
+        start = tl.where(tl.load(place(places, L + FIRST_AXIS, matrix, count, tl.float32)) <= 0, scale, 1.0)
+    tl.store(figures + LARGEST * count + matrix, largest)
+    tl.store(figures + STRENGTH * count + matrix, damping + relative * magnitude)
+    tl.store(figures + START * count + matrix, start)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def squares_kernel(places, figures, partials, count, first, size, tiles, BLOCK: tl.constexpr):
+    """The mean of the squares of h, from sums over its tiles."""
+    matrix = first + tl.program_id(0)
+    total = sum_of(place(places, partials, matrix, count, tl.float32), tiles, BLOCK)
+    tl.store(figures + H_SQUARE * count + matrix, total / size)
+    tl.store(figures + UPDATE_RMS * count + matrix, tl.sqrt_rn(total / size))
+
+
+@triton.jit(do_not_specialize=VARYING)
+def settle_kernel(
+    places,
+    figures,
+    partials,
+    finite,
+    count,
+    first,
+    tiles,
+    slices,
+    GUARDED: tl.constexpr,
+    COUNTED: tl.constexpr,
+    FIRST_AXIS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Whether one parameter is stepped, in all its slices or in none; norms and, if the device COUNTS, its counts."""
+    begin = first + tl.program_id(0) * slices
+    stepped = figure(figures, GO, begin, count)
+    if GUARDED:
+        if stepped != 0:
+            matrix = begin
+            while matrix < begin + slices:
+                failed = sum_of(place(places, partials, matrix, count, tl.float32), tiles, BLOCK)
+                fine = is_finite(figure(figures, H_SQUARE, matrix, count)) & (failed == 0)
+                stepped = tl.where(fine, stepped, 0.0)
+                matrix += 1
+    matrix = begin
+    while matrix < begin + slices:
+        if GUARDED:
+            tl.store(figures + GO * count + matrix, stepped)
+        if (stepped != 0) & (figure(figures, GOOD, matrix, count) != 0):
+            for axis in tl.static_range(FIRST_AXIS, 2):
+                norm = figure(figures, NORM + axis, matrix, count)
+                tl.store(place(places, L + axis, matrix, count, tl.float32), norm)
+        matrix += 1
+    tl.store(finite + number(places, OWNER, begin, count), stepped != 0)
+    if COUNTED:
+        step = place(places, STEP, begin, count, tl.float32)
+        tl.store(step, tl.load(step) + stepped)
+        if stepped != 0:
+            tl.store(place(places, REFRESH, begin, count, tl.float32), figure(figures, ACCUMULATED, begin, count))

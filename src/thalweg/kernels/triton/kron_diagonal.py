@@ -1,0 +1,208 @@
+"""Diagonal factors of Kron, and what all factors of a matrix have in common at the end of a refresh."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from thalweg.kernels.triton.kron_bounds import smoothed
+from thalweg.kernels.triton.kron_layout import GOOD, LARGEST, NORM, SCALE, START, Q
+from thalweg.kernels.triton.kron_reads import VARYING, figure, idle, larger, largest_of, sum_of
+from thalweg.kernels.triton.numbers import as_stored, is_finite
+from thalweg.kernels.triton.products import load_panel, place, store_panel
+
+
+@triton.jit(do_not_specialize=VARYING)
+def diagonal_kernel(
+    places,
+    figures,
+    stepped,
+    squares,
+    count,
+    first,
+    n,
+    axis,
+    refreshes,
+    operands,
+    state,
+    Q_DTYPE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The squares of a factor, by which gradients are multiplied; if asked, a new one goes into the state.
+
+    refreshes: what a refresh begins with; else what it came to, or the factor as it was.
+    """
+    matrix = first + tl.program_id(1)
+    if idle(figures, matrix, count, refreshes):
+        return
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    old = place(places, Q + axis, matrix, count, Q_DTYPE) + i
+    renewed = figure(figures, GOOD, matrix, count) != 0
+    if refreshes:
+        q = tl.load(old, i < n, other=0.0).to(tl.float32) * figure(figures, START, matrix, count)
+    elif renewed:
+        new = place(places, stepped, matrix, count, tl.float32) + i
+        q = tl.load(new, i < n, other=0.0) * figure(figures, SCALE + axis, matrix, count)
+    else:
+        q = tl.load(old, i < n, other=0.0).to(tl.float32)
+    if operands != 0:
+        tl.store(place(places, squares, matrix, count, tl.float32) + i, q * q, i < n)
+    if (state != 0) & renewed:
+        tl.store(old, as_stored(q, 0.0, Q_DTYPE, False), i < n)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def scaled_kernel(
+    places,
+    figures,
+    a,
+    out,
+    row_scales,
+    column_scales,
+    row_sums,
+    column_sums,
+    sums,
+    count,
+    first,
+    rows,
+    columns,
+    pitch,
+    row_pitch,
+    column_pitch,
+    ROWS: tl.constexpr,
+    REFRESHES: tl.constexpr,
+    HIGH: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """A gradient without dense factors, times those it has. ROWS: its rows have a factor, and not only its columns.
+
+    REFRESHES: only sums of squares are wanted, of rows and columns; else the product, and the sum over its tile.
+    """
+    matrix = first + tl.program_id(1)
+    if idle(figures, matrix, count, REFRESHES):
+        return
+    across = tl.cdiv(columns, WIDE)
+    row, column = tl.program_id(0) // across, tl.program_id(0) % across
+    i, j = row * HIGH + tl.arange(0, HIGH), column * WIDE + tl.arange(0, WIDE)
+    x = load_panel(place(places, a, matrix, count, tl.float32), i, j, rows, pitch)
+    x = x * tl.load(place(places, column_scales, matrix, count, tl.float32) + j, j < columns, other=0.0)[None, :]
+    if ROWS:
+        x = x * tl.load(place(places, row_scales, matrix, count, tl.float32) + i, i < rows, other=0.0)[:, None]
+    if REFRESHES:
+        own = place(places, column_sums, matrix, count, tl.float32) + row * column_pitch + j
+        tl.store(own, tl.sum(x * x, 0), (j < columns) & (row * HIGH < rows))
+        if ROWS:
+            own = place(places, row_sums, matrix, count, tl.float32) + column * row_pitch + i
+            tl.store(own, tl.sum(x * x, 1), (i < rows) & (column * WIDE < columns))
+    else:
+        store_panel(place(places, out, matrix, count, tl.float32), i, j, x, rows, columns, pitch, tl.float32, False)
+        tl.store(place(places, sums, matrix, count, tl.float32) + tl.program_id(0), tl.sum(tl.sum(x * x, 1), 0))
+
+
+@triton.jit(do_not_specialize=VARYING)
+def left_kernel(
+    places,
+    figures,
+    sums,
+    left,
+    largest,
+    count,
+    first,
+    n,
+    parts,
+    sums_pitch,
+    BLOCK: tl.constexpr,
+):
+    """The diagonal of a gram matrix from its parts, and its largest entry."""
+    matrix = first + tl.program_id(1)
+    if idle(figures, matrix, count, 1):
+        return
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    own = place(places, sums, matrix, count, tl.float32) + i
+    total = tl.zeros((BLOCK,), tl.float32)
+    part = 0
+    while part < parts:
+        total += tl.load(own + part * sums_pitch, i < n, other=0.0)
+        part += 1
+    tl.store(place(places, left, matrix, count, tl.float32) + i, total, i < n)
+    tl.store(place(places, largest, matrix, count, tl.float32) + tl.program_id(0), tl.max(total))
+
+
+@triton.jit(do_not_specialize=VARYING)
+def diagonal_step_kernel(
+    places,
+    figures,
+    left,
+    left_largest,
+    stepped,
+    largest,
+    sums,
+    right,
+    memory,
+    gain,
+    precond_lr,
+    eps,
+    count,
+    first,
+    n,
+    axis,
+    Q_DTYPE: tl.constexpr,
+    QUAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A factor after one step, not yet balanced; its largest magnitude and its sum."""
+    matrix = first + tl.program_id(1)
+    if idle(figures, matrix, count, 1):
+        return
+    bound = largest_of(place(places, left_largest, matrix, count, tl.float32), tl.cdiv(n, BLOCK), 64)
+    norm = smoothed(places, bound, right, memory, gain, matrix, count, axis)
+    if tl.program_id(0) == 0:
+        tl.store(figures + (NORM + axis) * count + matrix, norm)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    state = place(places, Q + axis, matrix, count, Q_DTYPE) + i
+    q = tl.load(state, i < n, other=0.0).to(tl.float32) * figure(figures, START, matrix, count)
+    own = tl.load(place(places, left, matrix, count, tl.float32) + i, i < n, other=0.0)
+    change = precond_lr / larger(norm, eps) * (own - right)
+    if QUAD:
+        q = q * ((1.0 - change / 2) * (1.0 - change / 2))
+    else:
+        q = q * (1.0 - change)
+    tl.store(place(places, stepped, matrix, count, tl.float32) + i, q, i < n)
+    tl.store(place(places, largest, matrix, count, tl.float32) + tl.program_id(0), tl.max(tl.abs(q)))
+    tl.store(place(places, sums, matrix, count, tl.float32) + tl.program_id(0), tl.sum(q))
+
+
+@triton.jit(do_not_specialize=VARYING)
+def balance_kernel(
+    places,
+    figures,
+    row_largest,
+    row_sums,
+    row_count,
+    column_largest,
+    column_sums,
+    column_count,
+    count,
+    first,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """What gives all factors the same largest entry, and whether they are good: finite, and learned from something."""
+    matrix = first + tl.program_id(0)
+    if idle(figures, matrix, count, 1):
+        return
+    of_columns = largest_of(place(places, column_largest, matrix, count, tl.float32), column_count, BLOCK)
+    total = sum_of(place(places, column_sums, matrix, count, tl.float32), column_count, BLOCK)
+    total += figure(figures, NORM + 1, matrix, count)
+    if ROWS:
+        of_rows = largest_of(place(places, row_largest, matrix, count, tl.float32), row_count, BLOCK)
+        total += sum_of(place(places, row_sums, matrix, count, tl.float32), row_count, BLOCK)
+        total += figure(figures, NORM, matrix, count)
+        mean = tl.exp((tl.log(of_rows) + tl.log(of_columns)) / 2)
+        tl.store(figures + SCALE * count + matrix, mean / of_rows)
+    else:
+        mean = tl.exp(tl.log(of_columns))
+    scale = mean / of_columns
+    tl.store(figures + (SCALE + 1) * count + matrix, scale)
+    good = is_finite(total * scale) & (figure(figures, LARGEST, matrix, count) > 0)
+    tl.store(figures + GOOD * count + matrix, tl.where(good, 1.0, 0.0))

@@ -1,0 +1,289 @@
+"""What a step of Kron does element by element: the gradient as products take it, and what becomes of their results.
+
+Bytes an element in float32, beside the products: measure 4, noised 8 (both only where factors are refreshed), the
+gradient as an operand 8 (not where it can be used as it lies), the step 24 (h, p and momentum; p and momentum written).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from thalweg.kernels.triton.kron_layout import (
+    BIAS,
+    DUE,
+    FACTOR,
+    GO,
+    H_SQUARE,
+    KEY_ROUNDING,
+    KEY_U,
+    KEY_V,
+    POSITION,
+    RATE,
+    STRENGTH,
+    G,
+    M,
+    P,
+    T,
+)
+from thalweg.kernels.triton.kron_reads import VARYING, figure, larger, number
+from thalweg.kernels.triton.numbers import as_stored, is_finite, mix, normal, uniform
+from thalweg.kernels.triton.products import place, store_panel, tile_place
+
+
+@triton.jit
+def shown(
+    g,
+    p_places,
+    m_places,
+    mask,
+    factor,
+    bias,
+    weight_decay,
+    momentum,
+    gain,
+    DECAYED: tl.constexpr,
+    AVERAGED: tl.constexpr,
+):
+    """The gradient as it counts, what is to be preconditioned, and the new momentum, of ``Kron.shown``."""
+    g = g * factor
+    if DECAYED:
+        g = g + weight_decay * tl.load(p_places, mask, other=0.0).to(tl.float32)
+    if AVERAGED:
+        m = momentum * tl.load(m_places, mask, other=0.0).to(tl.float32) + gain * g
+        return g, m / bias, m
+    else:
+        return g, g, g
+
+
+@triton.jit(do_not_specialize=VARYING)
+def measure_kernel(
+    places,
+    figures,
+    partials,
+    weight_decay,
+    momentum,
+    gain,
+    count,
+    first,
+    size,
+    programs,
+    pitch,
+    P_DTYPE: tl.constexpr,
+    G_DTYPE: tl.constexpr,
+    M_DTYPE: tl.constexpr,
+    DECAYED: tl.constexpr,
+    AVERAGED: tl.constexpr,
+    WHITENS_MOMENTUM: tl.constexpr,
+    SCALES_FIRST: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The largest magnitude of y, their sum, and the sum of fourth powers in units of the largest."""
+    matrix = first + tl.program_id(1)
+    if (figure(figures, DUE, matrix, count) == 0) | (figure(figures, GO, matrix, count) == 0):
+        return
+    factor, bias = figure(figures, FACTOR, matrix, count), figure(figures, BIAS, matrix, count)
+    p, m = place(places, P, matrix, count, P_DTYPE), place(places, M, matrix, count, M_DTYPE)
+    g_base = place(places, G, matrix, count, G_DTYPE)
+    largest, total, fourth = 0.0, 0.0, 0.0
+    if ALIGNED:
+        size = size // 16 * 16
+    begin = tl.program_id(0) * BLOCK
+    while begin < size:
+        index = begin + tl.arange(0, BLOCK)
+        mask = index < size
+        g_places = g_base + index
+        if ALIGNED:
+            g_places = tl.multiple_of(g_places, 16)
+        g = tl.load(g_places, mask, other=0.0).to(tl.float32)
+        g, x, _ = shown(g, p + index, m + index, mask, factor, bias, weight_decay, momentum, gain, DECAYED, AVERAGED)
+        if WHITENS_MOMENTUM:
+            g = x
+        size_of = tl.abs(tl.where(mask, g, 0.0))
+        here = tl.max(size_of)
+        total += tl.sum(size_of)
+        if SCALES_FIRST:
+            unit = tl.maximum(largest, here)
+            unit = tl.where(unit > 0, unit, 1.0)
+            small = size_of / unit
+            before = largest / unit
+            fourth = fourth * (before * before * before * before) + tl.sum(small * small * small * small)
+        largest = tl.maximum(largest, here)
+        begin += programs * BLOCK
+    out = place(places, partials, matrix, count, tl.float32) + tl.program_id(0)
+    tl.store(out, largest)
+    tl.store(out + pitch, total)
+    tl.store(out + 2 * pitch, fourth)
+
+
+@triton.jit
+def uniform_nearby(key, t, position):
+    """``numbers.uniform`` for positions below 2**32, whose upper half is the same for all."""
+    bits = mix(mix(position ^ mix(key ^ tl.full((), 0x27D4EB2F, tl.uint32))) ^ mix(key ^ t))
+    return (bits >> 9).to(tl.float32) * 1.1920928955078125e-07 + 5.960464477539063e-08
+
+
+@triton.jit
+def normal_nearby(key_of_u, key_of_v, t, position):
+    u, v = uniform_nearby(key_of_u, t, position), uniform_nearby(key_of_v, t, position)
+    return tl.sqrt(-2.0 * tl.log(u)) * tl.cos(6.283185307179586 * v)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def operand_kernel(
+    places,
+    figures,
+    out,
+    weight_decay,
+    momentum,
+    gain,
+    count,
+    first,
+    rows,
+    columns,
+    pitch,
+    P_DTYPE: tl.constexpr,
+    G_DTYPE: tl.constexpr,
+    M_DTYPE: tl.constexpr,
+    OUT_DTYPE: tl.constexpr,
+    DECAYED: tl.constexpr,
+    AVERAGED: tl.constexpr,
+    WHITENS_MOMENTUM: tl.constexpr,
+    NOISY: tl.constexpr,
+    FAR: tl.constexpr,
+    ACROSS: tl.constexpr,
+    CUTS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    HIGH: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """What products take: x, or with noise y, from which factors learn.
+
+    ACROSS: transposed. FAR: positions may need more than 32 bits.
+    """
+    matrix = first + tl.program_id(1)
+    if figure(figures, GO, matrix, count) == 0:
+        return
+    if NOISY:
+        if figure(figures, DUE, matrix, count) == 0:
+            return
+    if ALIGNED:
+        columns = columns // 16 * 16  # as it is: so the compiler sees that masks hold for whole vectors
+    across = tl.cdiv(columns, WIDE)
+    i = tl.program_id(0) // across * HIGH + tl.arange(0, HIGH)
+    j = tl.program_id(0) % across * WIDE + tl.arange(0, WIDE)
+    mask = (i[:, None] < rows) & (j[None, :] < columns)
+    p_places = tile_place(place(places, P, matrix, count, P_DTYPE), i, j, columns, ALIGNED)
+    m_places = tile_place(place(places, M, matrix, count, M_DTYPE), i, j, columns, ALIGNED)
+    g = tl.load(tile_place(place(places, G, matrix, count, G_DTYPE), i, j, columns, ALIGNED), mask, other=0.0)
+    factor, bias = figure(figures, FACTOR, matrix, count), figure(figures, BIAS, matrix, count)
+    g, x, _ = shown(
+        g.to(tl.float32), p_places, m_places, mask, factor, bias, weight_decay, momentum, gain, DECAYED, AVERAGED
+    )
+    if NOISY:
+        if not WHITENS_MOMENTUM:
+            x = g
+        t = figure(figures, T, matrix, count).to(tl.uint32)
+        u, v = number(places, KEY_U, matrix, count).to(tl.uint32), number(places, KEY_V, matrix, count).to(tl.uint32)
+        begin = number(places, POSITION, matrix, count)
+        if FAR:
+            noise = normal(u, v, t, begin + i[:, None].to(tl.int64) * columns + j[None, :])
+        else:
+            noise = normal_nearby(u, v, t, (begin.to(tl.int32) + i[:, None] * columns + j[None, :]).to(tl.uint32))
+        x = x + figure(figures, STRENGTH, matrix, count) * noise
+    x = tl.where(mask, x, 0.0)
+    panel = place(places, out, matrix, count, OUT_DTYPE)
+    if ACROSS:
+        store_panel(panel, j, i, tl.trans(x), columns, rows, pitch, OUT_DTYPE, CUTS)
+    else:
+        store_panel(panel, i, j, x, rows, columns, pitch, OUT_DTYPE, CUTS)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def step_kernel(
+    places,
+    figures,
+    h_panel,
+    partials,
+    weight_decay,
+    momentum,
+    gain,
+    clip,
+    count,
+    first,
+    rows,
+    columns,
+    pitch,
+    P_DTYPE: tl.constexpr,
+    G_DTYPE: tl.constexpr,
+    M_DTYPE: tl.constexpr,
+    DECAY_MODE: tl.constexpr,
+    MOMENTUM_MODE: tl.constexpr,
+    CLIP_MODE: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    REHEARSAL: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    HIGH: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Clip, decay, momentum, parameter: ``Kron.taken``. REHEARSAL: count what would not be finite, write nothing."""
+    matrix = first + tl.program_id(1)
+    if figure(figures, GO, matrix, count) == 0:
+        return
+    if ALIGNED:
+        columns = columns // 16 * 16  # as it is: so the compiler sees that masks hold for whole vectors
+    across = tl.cdiv(columns, WIDE)
+    i = tl.program_id(0) // across * HIGH + tl.arange(0, HIGH)
+    j = tl.program_id(0) % across * WIDE + tl.arange(0, WIDE)
+    mask = (i[:, None] < rows) & (j[None, :] < columns)
+    p_places = tile_place(place(places, P, matrix, count, P_DTYPE), i, j, columns, ALIGNED)
+    m_places = tile_place(place(places, M, matrix, count, M_DTYPE), i, j, columns, ALIGNED)
+    h = tl.load(tile_place(place(places, h_panel, matrix, count, tl.float32), i, j, pitch, True), mask, other=0.0)
+    p = tl.load(p_places, mask, other=0.0).to(tl.float32)
+    if CLIP_MODE == "value":
+        h = tl.where(h > clip, clip, tl.where(h < -clip, -clip, h))  # and NaN stays NaN
+    elif CLIP_MODE == "rms":
+        h = h / larger(tl.sqrt_rn(figure(figures, H_SQUARE, matrix, count)) / clip, 1.0)
+    if DECAY_MODE == "update":
+        h = h + weight_decay * p
+    m = h
+    if MOMENTUM_MODE == "polyak":
+        m = momentum * tl.load(m_places, mask, other=0.0).to(tl.float32) + h
+        h = m
+    elif MOMENTUM_MODE == "ema":
+        g = tl.load(tile_place(place(places, G, matrix, count, G_DTYPE), i, j, columns, ALIGNED), mask, other=0.0)
+        factor, bias = figure(figures, FACTOR, matrix, count), figure(figures, BIAS, matrix, count)
+        _, _, m = shown(
+            g.to(tl.float32),
+            p_places,
+            m_places,
+            mask,
+            factor,
+            bias,
+            weight_decay,
+            momentum,
+            gain,
+            DECAY_MODE == "gradient",
+            True,
+        )
+    if DECAY_MODE == "decoupled":
+        h = h + weight_decay * p
+    new = p + h * -figure(figures, RATE, matrix, count)
+    chance = 0.0
+    if STOCHASTIC:
+        position = number(places, POSITION, matrix, count) + i[:, None].to(tl.int64) * columns + j[None, :]
+        key = number(places, KEY_ROUNDING, matrix, count).to(tl.uint32)
+        chance = uniform(key, figure(figures, T, matrix, count).to(tl.uint32), position)
+    new = as_stored(new, chance, P_DTYPE, STOCHASTIC)
+    m = as_stored(m, 0.0, M_DTYPE, False)
+    if REHEARSAL:
+        fine = is_finite(new.to(tl.float32))
+        if M_DTYPE == tl.float16 and MOMENTUM_MODE != "none":
+            fine = fine & is_finite(m.to(tl.float32))
+        failed = tl.sum(tl.sum(tl.where(fine | ~mask, 0.0, 1.0), 1), 0)
+        tl.store(place(places, partials, matrix, count, tl.float32) + tl.program_id(0), failed)
+    else:
+        tl.store(p_places, new, mask)
+        if MOMENTUM_MODE != "none":
+            tl.store(m_places, m, mask)

@@ -1,0 +1,140 @@
+"""The launches of a refresh: measure y, add noise, whiten it, one step of each factor towards whitening it, balance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.kernels.triton.kron_begin import strength_kernel
+from thalweg.kernels.triton.kron_dense import DenseStep
+from thalweg.kernels.triton.kron_diagonal import balance_kernel, diagonal_step_kernel, left_kernel
+from thalweg.kernels.triton.kron_elements import measure_kernel
+from thalweg.kernels.triton.kron_layout import MEASURED, MEASURERS, VECTOR, Factor
+from thalweg.kernels.triton.kron_plan import Plan
+from thalweg.kernels.triton.passes import DTYPES
+from thalweg.kernels.triton.products import ceiling
+from thalweg.rules.refresh import ROUNDING
+
+
+class Refresh:
+    """The part of a plan that is run only where factors may be due."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.batch, self.rule, self.layout = plan, plan.batch, plan.rule, plan.layout
+        memory = float(self.rule.lipschitz_beta)
+        #: What sets the pace of a factor's step.
+        self.pace = dict(
+            memory=memory, gain=1.0 - memory, precond_lr=float(self.rule.precond_lr), eps=float(self.rule.eps)
+        )
+
+    def run(self) -> None:
+        self.measure()
+        self.plan.show_gradient(noisy=True)
+        self.plan.show_factors(refreshes=True, operands=True, state=False)
+        self.whiten()
+        for factor in self.layout.factors:
+            if factor.dense:
+                DenseStep(self.plan, factor, self.pace).run()
+            else:
+                self.step_diagonal(factor)
+        self.balance()
+
+    def measure(self) -> None:
+        """What y is like: its largest magnitude, and how strong noise has to be."""
+        layout, rule = self.layout, self.rule
+        size = layout.rows * layout.columns
+        programs = min(MEASURERS, ceiling(size, MEASURED))
+        measured: dict[str, Any] = dict(
+            partials=layout.measured.column,
+            size=size,
+            programs=programs,
+            pitch=layout.measured.pitch,
+            SCALES_FIRST=rule.init_scale is None,
+        )
+        self.plan.add(
+            measure_kernel,
+            programs,
+            **self.batch.dtypes(),
+            **measured,
+            **self.plan.pull,
+            **self.plan.shown,
+            WHITENS_MOMENTUM=rule.whiten == "momentum",
+            ALIGNED=self.plan.aligned,
+            BLOCK=MEASURED,
+            num_warps=8,
+        )
+        relative = ROUNDING["float32"] if rule.relative_damping is None else rule.relative_damping
+        self.plan.add(
+            strength_kernel,
+            None,
+            **measured,
+            damping=float(rule.damping),
+            relative=float(relative),
+            share=1.0 / len(layout.factors),
+            FIRST_AXIS=layout.factors[0].axis,
+            BLOCK=MEASURERS,
+            num_warps=1,
+        )
+
+    def whiten(self) -> None:
+        """P y, and the diagonals of gram matrices as far as that gives them."""
+        layout = self.layout
+        if not layout.dense:
+            self.plan.products.scale(refreshes=True)
+            return
+        assert layout.white is not None
+        a, b = self.plan.products.whitening(layout.gradient, refreshes=True)
+        other = next(iter(layout.diagonal.values()), None)
+        self.plan.products.multiply(
+            a,
+            b,
+            layout.white,
+            refreshes=True,
+            scales=other.squares if other else None,
+            scales_of="columns" if other else "",
+            sums=other.part_sums if other else None,
+            sums_of="columns" if other else "",
+            turned=layout.white_turned,
+        )
+
+    def balance(self) -> None:
+        layout = self.layout
+        found: dict[str, int] = dict.fromkeys(("row_largest", "row_sums", "row_count"), 0)
+        for axis, panels in (layout.dense | layout.diagonal).items():
+            name = "column" if axis else "row"
+            found |= {f"{name}_largest": panels.largest.column, f"{name}_sums": panels.sums.column}
+            found[f"{name}_count"] = panels.sums_count
+        self.plan.add(balance_kernel, None, **found, ROWS=layout.factors[0].axis == 0, BLOCK=1024, num_warps=4)
+
+    # ---- the step of a factor
+
+    def step_diagonal(self, factor: Factor) -> None:
+        own, tiles = self.layout.diagonal[factor.axis], ceiling(factor.size, VECTOR)
+        self.plan.add(
+            left_kernel,
+            tiles,
+            sums=own.part_sums.column,
+            left=own.left.column,
+            largest=own.left_largest.column,
+            n=factor.size,
+            parts=own.parts,
+            sums_pitch=own.part_sums.pitch,
+            BLOCK=VECTOR,
+            num_warps=4,
+        )
+        self.plan.add(
+            diagonal_step_kernel,
+            tiles,
+            **self.pace,
+            left=own.left.column,
+            left_largest=own.left_largest.column,
+            stepped=own.stepped.column,
+            largest=own.largest.column,
+            sums=own.sums.column,
+            right=factor.right,
+            n=factor.size,
+            axis=factor.axis,
+            Q_DTYPE=DTYPES[self.batch.q_dtype],
+            QUAD=self.rule.geometry == "quad",
+            BLOCK=VECTOR,
+            num_warps=4,
+        )

@@ -1,0 +1,225 @@
+"""One step of a dense factor of Kron: ``refresh.one_step``, with its rotation or made symmetric again."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from thalweg.kernels.triton.kron_bounds import note_tile
+from thalweg.kernels.triton.kron_layout import ANGLE, PACE, START, TWIST, Q
+from thalweg.kernels.triton.kron_products import load_state
+from thalweg.kernels.triton.kron_reads import VARYING, figure, idle, sum_of
+from thalweg.kernels.triton.products import load_panel, place, rows_times_rows, store_panel, tile_of, triangle_tile_of
+
+
+@triton.jit(do_not_specialize=VARYING)
+def stepped_kernel(
+    places,
+    figures,
+    error,
+    turned,
+    stepped,
+    out,
+    count,
+    first,
+    n,
+    axis,
+    pitch,
+    Q_DTYPE: tl.constexpr,
+    DTYPE: tl.constexpr,
+    HALF: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CUTS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """q - rate (left - right) q, in float32 and as products take it.
+
+    HALF: "": the whole step, its copy transposed. "left" and "right": half a step from either side.
+    """
+    matrix = first + tl.program_id(1)
+    if idle(figures, matrix, count, 1):
+        return
+    row, column = tile_of(tl.program_id(0), tl.cdiv(n, BM), tl.cdiv(n, BN), 8)
+    i, j = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
+    rate = figure(figures, PACE + axis, matrix, count)
+    if HALF != "":
+        rate = rate / 2
+    a, b = place(places, error, matrix, count, DTYPE), place(places, turned, matrix, count, DTYPE)
+    new = place(places, stepped, matrix, count, tl.float32)
+    if HALF == "right":
+        x = rows_times_rows(b, a, i, j, n, n, 0, pitch, pitch, pitch, BM, BN, BK)
+        q = load_panel(new, i, j, n, pitch)
+    else:
+        x = rows_times_rows(a, b, i, j, n, n, 0, pitch, pitch, pitch, BM, BN, BK)
+        q = load_state(place(places, Q + axis, matrix, count, Q_DTYPE), i, j, n, ALIGNED)
+        q = q * figure(figures, START, matrix, count)
+    q = q - rate * x
+    store_panel(new, i, j, q, n, n, pitch, tl.float32, False)
+    if HALF == "":
+        store_panel(place(places, out, matrix, count, DTYPE), j, i, tl.trans(q), n, n, pitch, DTYPE, CUTS)
+    elif HALF == "left":
+        store_panel(place(places, out, matrix, count, DTYPE), i, j, q, n, n, pitch, DTYPE, CUTS)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def skew_kernel(
+    places,
+    figures,
+    stepped,
+    skew,
+    largest,
+    squares,
+    first_sums,
+    count,
+    first,
+    n,
+    pitch,
+    columns_pitch,
+    DTYPE: tl.constexpr,
+    CUTS: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """r = q^T - q, noted for a bound of its norm, and the sum of r * q^T, which is half that of its squares."""
+    matrix = first + tl.program_id(1)
+    if idle(figures, matrix, count, 1):
+        return
+    row, column = triangle_tile_of(tl.program_id(0))
+    i, j = row * BM + tl.arange(0, BM), column * BM + tl.arange(0, BM)
+    q = place(places, stepped, matrix, count, tl.float32)
+    r = tl.trans(load_panel(q, j, i, n, pitch)) - load_panel(q, i, j, n, pitch)
+    numbers, columns = (
+        place(places, largest, matrix, count, tl.float32),
+        place(places, squares, matrix, count, tl.float32),
+    )
+    note_tile(r, i, j, row, column, n, tl.cdiv(n, BM), numbers, columns, columns_pitch)
+    total = tl.sum(tl.sum(r * r, 1), 0)
+    total = tl.where(row == column, total / 2, total)
+    tl.store(place(places, first_sums, matrix, count, tl.float32) + tl.program_id(0), total)
+    panel = place(places, skew, matrix, count, DTYPE)
+    store_panel(panel, i, j, r, n, n, pitch, DTYPE, CUTS)
+    if row != column:
+        store_panel(panel, j, i, tl.trans(-r), n, n, pitch, DTYPE, CUTS)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def turning_kernel(
+    places,
+    figures,
+    skew,
+    b,
+    product,
+    turned,
+    second,
+    count,
+    first,
+    n,
+    axis,
+    pitch,
+    DTYPE: tl.constexpr,
+    CUTS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """r q with r of norm 1, both ways, and the sum of r^T * r q."""
+    matrix = first + tl.program_id(1)
+    if idle(figures, matrix, count, 1):
+        return
+    row, column = tile_of(tl.program_id(0), tl.cdiv(n, BM), tl.cdiv(n, BN), 8)
+    i, j = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
+    size = figure(figures, TWIST + axis, matrix, count)
+    a = place(places, skew, matrix, count, DTYPE)
+    x = rows_times_rows(a, place(places, b, matrix, count, DTYPE), i, j, n, n, 0, pitch, pitch, pitch, BM, BN, BK)
+    x = x / size
+    total = -tl.sum(tl.sum(load_panel(a, i, j, n, pitch) * x, 1), 0) / size
+    tl.store(place(places, second, matrix, count, tl.float32) + tl.program_id(0), total)
+    store_panel(place(places, product, matrix, count, DTYPE), i, j, x, n, n, pitch, DTYPE, CUTS)
+    store_panel(place(places, turned, matrix, count, DTYPE), j, i, tl.trans(x), n, n, pitch, DTYPE, CUTS)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def angle_kernel(
+    places, figures, first_sums, first_count, second, second_count, count, first, axis, BLOCK: tl.constexpr
+):
+    """How far a factor is to be rotated."""
+    matrix = first + tl.program_id(0)
+    if idle(figures, matrix, count, 1):
+        return
+    slope = sum_of(place(places, first_sums, matrix, count, tl.float32), first_count, BLOCK)
+    slope = slope / figure(figures, TWIST + axis, matrix, count)
+    curvature = sum_of(place(places, second, matrix, count, tl.float32), second_count, BLOCK)
+    best = slope / tl.where(curvature < 0, -curvature, 1.0)
+    angle = tl.where((curvature < 0) & (best < 0.125), best, 0.125)
+    tl.store(figures + (ANGLE + axis) * count + matrix, angle)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def rotated_kernel(
+    places,
+    figures,
+    skew,
+    b,
+    product,
+    stepped,
+    largest,
+    sums,
+    count,
+    first,
+    n,
+    axis,
+    pitch,
+    DTYPE: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """q + a (r q + a/2 r r q), with the a of ``factors.rotate_to_symmetric``; its largest magnitude and its sum."""
+    matrix = first + tl.program_id(1)
+    if idle(figures, matrix, count, 1):
+        return
+    row, column = tile_of(tl.program_id(0), tl.cdiv(n, BM), tl.cdiv(n, BN), 8)
+    i, j = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
+    size, angle = figure(figures, TWIST + axis, matrix, count), figure(figures, ANGLE + axis, matrix, count)
+    a = place(places, skew, matrix, count, DTYPE)
+    x = rows_times_rows(a, place(places, b, matrix, count, DTYPE), i, j, n, n, 0, pitch, pitch, pitch, BM, BN, BK)
+    x = angle * (load_panel(place(places, product, matrix, count, DTYPE), i, j, n, pitch) + (angle / 2 / size) * x)
+    new = place(places, stepped, matrix, count, tl.float32)
+    q = load_panel(new, i, j, n, pitch) + x
+    store_panel(new, i, j, q, n, n, pitch, tl.float32, False)
+    q = tl.where((i[:, None] < n) & (j[None, :] < n), q, 0.0)
+    tl.store(place(places, largest, matrix, count, tl.float32) + tl.program_id(0), tl.max(tl.max(tl.abs(q), 1), 0))
+    tl.store(place(places, sums, matrix, count, tl.float32) + tl.program_id(0), tl.sum(tl.sum(q, 1), 0))
+
+
+@triton.jit(do_not_specialize=VARYING)
+def symmetrized_kernel(
+    places,
+    figures,
+    stepped,
+    largest,
+    sums,
+    count,
+    first,
+    n,
+    pitch,
+    BM: tl.constexpr,
+):
+    """(q + q^T) / 2; its largest magnitude and its sum."""
+    matrix = first + tl.program_id(1)
+    if idle(figures, matrix, count, 1):
+        return
+    row, column = triangle_tile_of(tl.program_id(0))
+    i, j = row * BM + tl.arange(0, BM), column * BM + tl.arange(0, BM)
+    q = place(places, stepped, matrix, count, tl.float32)
+    x = (load_panel(q, i, j, n, pitch) + tl.trans(load_panel(q, j, i, n, pitch))) / 2
+    total = tl.sum(tl.sum(x, 1), 0)
+    tl.store(place(places, largest, matrix, count, tl.float32) + tl.program_id(0), tl.max(tl.max(tl.abs(x), 1), 0))
+    tl.store(
+        place(places, sums, matrix, count, tl.float32) + tl.program_id(0), tl.where(row == column, total, 2 * total)
+    )
+    tl.debug_barrier()  # all of a tile on the diagonal is read before any of it is written
+    store_panel(q, i, j, x, n, n, pitch, tl.float32, False)
+    if row != column:
+        store_panel(q, j, i, tl.trans(x), n, n, pitch, tl.float32, False)

@@ -1,0 +1,140 @@
+"""The launches that multiply gradients by the factors of Kron."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from thalweg.kernels.triton.kron_diagonal import scaled_kernel
+from thalweg.kernels.triton.kron_layout import Factor, G, Panel
+from thalweg.kernels.triton.kron_products import multiply_kernel, symmetric_kernel
+from thalweg.kernels.triton.passes import DTYPES
+
+if TYPE_CHECKING:
+    from thalweg.kernels.triton.kron_plan import Plan
+
+
+class Products:
+    """Products of a plan's matrices with their factors."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def whitening(self, source: Panel, *, refreshes: bool) -> tuple[Panel, Panel]:
+        """The last two operands of P x: the first lies along the rows of a dense factor."""
+        layout, last = self.plan.layout, self.plan.dense[0]
+        if len(self.plan.dense) == 2:
+            assert layout.half is not None
+            pair = self.along(self.plan.dense[1], source, layout.between, refreshes=refreshes)
+            self.multiply(*pair, layout.half, refreshes=refreshes)
+            return self.along(last, layout.half, layout.half_between, refreshes=refreshes)
+        return self.along(last, source, layout.between, refreshes=refreshes)
+
+    def along(self, factor: Factor, source: Panel, between: Panel | None, *, refreshes: bool) -> tuple[Panel, Panel]:
+        """What is left to be multiplied to apply P along an axis: P and the source, or Q^T and Q times the source."""
+        own = self.plan.layout.dense[factor.axis]
+        turned = own.turned if refreshes else own.final_turned
+        if factor.direct:
+            assert between is not None
+            self.multiply(source, own.straight if refreshes else own.final_straight, between, refreshes=refreshes)
+            return turned, between
+        square = own.square if refreshes else own.final_square
+        self.square(turned, square, factor, refreshes=refreshes)
+        return square, source
+
+    def multiply(
+        self,
+        a: Panel,
+        b: Panel,
+        out: Panel,
+        *,
+        refreshes: bool,
+        scales: Panel | None = None,
+        scales_of: str = "",
+        sums: Panel | None = None,
+        sums_of: str = "",
+        turned: Panel | None = None,
+    ) -> None:
+        """out = a b^T, and what ``multiply_kernel`` does beside it."""
+        rows, columns, layout = a.rows, b.rows, self.plan.layout
+        blocks = layout.wide if (rows, columns) == (layout.rows, layout.columns) else layout.narrow
+        is_operand = out is not layout.h
+        self.plan.add(
+            multiply_kernel,
+            blocks.tiles(rows, columns),
+            a=a.column,
+            b=b.column,
+            out=out.column,
+            turned=turned.column if turned else 0,
+            scales=scales.column if scales else 0,
+            sums=sums.column if sums else 0,
+            rows=rows,
+            columns=columns,
+            depth=a.pitch,
+            refreshes=int(refreshes),
+            as_it_lies=int(G.value in (a.column, b.column)),
+            a_pitch=a.pitch,
+            b_pitch=b.pitch,
+            pitch=out.pitch,
+            turned_pitch=turned.pitch if turned else 0,
+            sums_pitch=sums.pitch if sums else 0,
+            DTYPE=self.plan.operand,
+            OUT_DTYPE=self.plan.operand if is_operand else DTYPES[torch.float32],
+            SCALES=scales_of,
+            SUMS=sums_of,
+            TURNED=turned is not None,
+            CUTS=self.plan.batch.cuts and is_operand,
+            **blocks.options(),
+        )
+
+    def square(self, a: Panel, out: Panel, factor: Factor, *, refreshes: bool) -> None:
+        """out = a a^T."""
+        own = self.plan.layout.dense[factor.axis]
+        self.plan.add(
+            symmetric_kernel,
+            own.tiles_above(own.triangle.rows),
+            a=a.column,
+            out=out.column,
+            largest=0,
+            squares=0,
+            right=0.0,
+            n=a.rows,
+            depth=a.pitch,
+            refreshes=int(refreshes),
+            parts=1,
+            length=0,
+            a_pitch=a.pitch,
+            pitch=out.pitch,
+            columns_pitch=0,
+            DTYPE=self.plan.operand,
+            GRAM=False,
+            PARTS=False,
+            CUTS=self.plan.batch.cuts,
+            **own.triangle.options(),
+        )
+
+    def scale(self, *, refreshes: bool) -> None:
+        """P x where no factor is dense."""
+        layout = self.plan.layout
+        columns, rows = layout.diagonal[1], layout.diagonal.get(0)
+        self.plan.add(
+            scaled_kernel,
+            layout.tiles_of_elements,
+            **self.plan.tile,
+            a=layout.gradient.column,
+            out=layout.h.column,
+            row_scales=rows.squares.column if rows else 0,
+            column_scales=columns.squares.column,
+            row_sums=rows.part_sums.column if rows else 0,
+            column_sums=columns.part_sums.column,
+            sums=layout.h_squares.column,
+            rows=layout.rows,
+            columns=layout.columns,
+            pitch=layout.gradient.pitch,
+            row_pitch=rows.part_sums.pitch if rows else 0,
+            column_pitch=columns.part_sums.pitch,
+            ROWS=rows is not None,
+            REFRESHES=refreshes,
+            num_warps=8,
+        )

@@ -1,0 +1,346 @@
+"""Kron's kernels for GPUs against its rule, state included: interpreted on the CPU, or on a GPU where there is one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from on_device import DEVICE
+from tolerances import SPACE
+
+from thalweg.boundary import advance, first_state
+from thalweg.kernels.triton import kron_batch, kron_layout
+from thalweg.kernels.triton.kron import KronKernels, reason_unserved
+from thalweg.kernels.triton.products import Device
+from thalweg.rules import Annealed, Kron
+from thalweg.rules.noise import tensor_id
+from thalweg.settings import Handling
+from thalweg.spaces import torch as space
+
+#: Relative to the size of each array, after a few steps. Tensor cores keep 11 binary digits of float32, 8 of bfloat16.
+TOLERANCE = {"float32": SPACE["float32"] if DEVICE == "cpu" else 5e-3, "bfloat16": 2e-2}
+
+
+class Both:
+    """Some parameters of one shape, stepped by the kernels and by the rule."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        *,
+        count: int = 1,
+        dtype: str = "float32",
+        handling: Handling | None = None,
+        counts_on_device: bool = False,
+        misplaced: int = 0,
+        **options: Any,
+    ) -> None:
+        self.handling = handling or Handling()
+        self.rule = Kron(**options).for_storage(self.handling.precond_dtype)
+        self.shape, self.dtype, self.misplaced = shape, getattr(torch, dtype), misplaced
+        self.generator = torch.Generator().manual_seed(0)
+        self.names = [f"w{i}" for i in range(count)]
+        self.params = [self.draw() for _ in self.names]
+        self.states = [first_state(space, self.rule, self.handling, p) for p in self.params]
+        self.expected = [p.clone() for p in self.params]
+        self.expected_states = [{key: entry.clone() for key, entry in s.items()} for s in self.states]
+        self.taken = [0] * count
+        home = DEVICE if counts_on_device else "cpu"
+        for s, expected in zip(self.states, self.expected_states, strict=True):
+            s["step"], s["refresh"] = torch.zeros((), device=home), s["refresh"].to(home)
+            expected["refresh"] = expected["refresh"].cpu()
+        self.t = None if counts_on_device else 0
+        self.kernels = KronKernels()
+
+    def draw(self, size: float = 1.0) -> torch.Tensor:
+        x = (torch.randn(self.shape, generator=self.generator) * size).to(self.dtype)
+        home = torch.empty(x.numel() + self.misplaced, dtype=self.dtype, device=DEVICE)[self.misplaced :]
+        return home.view(self.shape).copy_(x)
+
+    def step(self, grads: list[torch.Tensor] | None = None, *, size: float = 1.0, **beside: Any) -> Any:
+        grads = grads or [self.draw(size) for _ in self.names]
+        before = [g.clone() for g in grads]
+        self.t = None if self.t is None else self.t + 1
+        beside = {"lr": 0.02, "lr_scale": 0.5, **beside}
+        outcome = self.kernels.step(
+            self.names, self.params, grads, self.states, rule=self.rule, handling=self.handling, t=self.t, **beside
+        )
+        for i, name in enumerate(self.names):
+            result = advance(
+                space,
+                self.rule,
+                self.handling,
+                self.expected[i],
+                grads[i],
+                self.expected_states[i],
+                t=self.taken[i] + 1,
+                tensor=tensor_id(name),
+                **beside,
+            )
+            self.expected[i], self.expected_states[i] = result.p, result.state
+            self.taken[i] += 1 if result.finite is None else int(result.finite)
+            stepped = result.finite if outcome.finite is None else outcome.finite[i]
+            assert (stepped is None) == (result.finite is None)
+            assert stepped is None or bool(stepped) == bool(result.finite)
+            rms = outcome.stats["update_rms"][i].cpu().reshape(-1)
+            torch.testing.assert_close(
+                rms, result.stats["update_rms"].cpu().reshape(-1), rtol=self.tolerance, atol=1e-30, equal_nan=True
+            )
+            assert bool(outcome.stats["refreshed"][i].reshape(-1)[0]) == bool(result.stats["refreshed"])
+        assert all(torch.equal(g, own) or g.isnan().any() for g, own in zip(grads, before, strict=True))
+        return outcome
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE[self.handling.precond_dtype or "float32"]
+
+    def check(self) -> None:
+        """Parameters and all of the state are those of the rule."""
+        for i, s in enumerate(self.states):
+            assert s["step"].item() == self.taken[i]
+            self.compare("p", self.params[i], self.expected[i])
+            for key, entry in self.expected_states[i].items():
+                self.compare(key, s[key], entry)
+
+    def compare(self, key: str, found: torch.Tensor, expected: torch.Tensor) -> None:
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype), key
+        a, b = found.detach().float().cpu(), expected.float().cpu()
+        assert torch.equal(a.isnan(), b.isnan()), key
+        rounding = {torch.float32: 0.0, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[found.dtype]
+        size = max(b.nan_to_num().abs().max().item(), 1e-30)
+        assert (a - b).nan_to_num().abs().max() <= (self.tolerance + rounding) * size, key
+
+
+def agree_after(shape: tuple[int, ...], steps: int = 3, **options: Any) -> None:
+    both = Both(shape, **options)
+    for _ in range(steps):
+        both.step()
+    both.check()
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((), {}),
+        ((130,), {}),
+        ((2500,), {}),
+        ((1, 5), {}),
+        ((70, 40), {}),
+        ((40, 70), {}),
+        ((66, 66), {}),
+        ((70, 64), {}),
+        ((70, 40), dict(max_skew=None)),
+        ((150, 30), dict(max_skew=None)),
+        ((30, 150), dict(max_skew=None)),
+        ((70, 90), dict(max_size_dense=0)),
+        ((8, 4, 3, 3), {}),
+        ((3, 40, 70), dict(stacked_axes=1)),
+        ((2, 2, 40), dict(stacked_axes=2)),
+    ],
+    ids=str,
+)
+def test_every_kind_of_shape(shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    agree_after(shape, count=2, steps=2, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(geometry="quad", max_skew=None),
+        dict(geometry="quad"),
+        dict(**Kron.VARIANTS["psgd"], weight_decay=0.1),
+        dict(momentum=0.0, clip=None),
+        dict(clip=0.3),
+        dict(clip=0.3, clip_mode="rms"),
+        dict(weight_decay=0.1, weight_decay_mode="gradient"),
+        dict(weight_decay=0.1, weight_decay_mode="update"),
+        dict(weight_decay=0.1, weight_decay_mode="decoupled"),
+        dict(weight_decay=0.1, momentum_mode="ema"),
+        dict(init_scale=None),
+        dict(init_scale=0.1, precond_lr=0.5, eps=1.0),
+        dict(damping=0.1, relative_damping=0.3),
+        dict(lipschitz_beta=0.0),
+    ],
+    ids=lambda options: "-".join(f"{key}={value}" for key, value in options.items()),
+)
+@pytest.mark.parametrize("shape", [(40,), (44, 36)], ids=str)
+def test_every_option(shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    agree_after(shape, steps=2, **options)
+
+
+@pytest.mark.parametrize("counts_on_device", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("probability", [0.4, 0.0, Annealed(0.8, 0.1, 0.3, 2)], ids=str)
+def test_refreshes_are_counted_as_by_the_rule(probability: Any, counts_on_device: bool) -> None:
+    agree_after((24, 20), steps=7, precond_update_probability=probability, counts_on_device=counts_on_device)
+
+
+def test_parameters_of_one_batch_may_be_due_at_different_steps() -> None:
+    both = Both((24, 20), count=2, precond_update_probability=0.5)
+    for s in (both.states[1], both.expected_states[1]):
+        s["refresh"].fill_(0.5)
+    found = [both.step().stats["refreshed"].tolist() for _ in range(3)]
+    assert found == [[0, 1], [1, 0], [0, 1]]
+    both.check()
+
+
+@pytest.mark.parametrize("shape", [(40, 24), (40,)], ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_parameters_of_16_bits(shape: tuple[int, ...], dtype: str, rounding: Any) -> None:
+    agree_after(shape, dtype=dtype, handling=Handling(rounding=rounding, momentum_dtype=dtype, seed=5))
+
+
+@pytest.mark.parametrize("options", [{}, dict(max_skew=None), dict(geometry="quad")], ids=str)
+def test_factors_of_16_bits(options: dict[str, Any]) -> None:
+    agree_after((70, 40), handling=Handling(precond_dtype="bfloat16"), **options)
+
+
+def test_scaled_and_negated_gradients_and_rates_on_the_device() -> None:
+    both = Both((36, 64), handling=Handling(maximize=True), momentum=0.5)
+    for rate, scale in ((0.1, 0.5), (0.01, 3.0)):
+        beside = {"lr": torch.tensor(rate, device=DEVICE), "grad_scale": torch.tensor(scale, device=DEVICE)}
+        both.step(**beside)
+    both.check()
+
+
+def test_memory_that_is_not_aligned() -> None:
+    agree_after((70, 64), misplaced=1)
+
+
+@pytest.mark.parametrize("size", [1e-15, 1e15])
+def test_gradients_of_any_size(size: float) -> None:
+    both = Both((40, 24))
+    for _ in range(2):
+        both.step(size=size)
+    both.check()
+
+
+def test_gradients_of_zero_teach_nothing() -> None:
+    both = Both((40, 24), count=2)
+    both.step()
+    before = [s["Q_1"].clone() for s in both.states]
+    both.step([torch.zeros_like(both.params[0]), both.draw()])
+    assert torch.equal(both.states[0]["Q_1"], before[0])
+    assert not torch.equal(both.states[1]["Q_1"], before[1])
+    both.check()
+
+
+@pytest.mark.parametrize("options", [{}, dict(**Kron.VARIANTS["psgd"])], ids=["default", "psgd"])
+@pytest.mark.parametrize("shape", [(2, 24, 20), (2, 40)], ids=str)
+def test_a_parameter_that_is_not_finite_is_left_as_it_was(shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    both = Both(
+        shape, count=2, stacked_axes=1, handling=Handling(on_nonfinite="skip"), counts_on_device=True, **options
+    )
+    both.step()
+    before = [both.params[1].clone(), *(entry.clone() for entry in both.states[1].values())]
+    bad = [both.draw(), both.draw()]
+    bad[1].view(-1)[5] = float("nan")
+    assert both.step(bad).finite.tolist() == [True, False]
+    after = [both.params[1], *both.states[1].values()]
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    both.step()
+    both.check()
+
+
+def test_what_float16_cannot_hold_is_not_finite() -> None:
+    both = Both((24, 20), dtype="float16", handling=Handling(on_nonfinite="skip"), counts_on_device=True)
+    assert both.step(lr=1e7).finite.tolist() == [False]
+    both.step()
+    both.check()
+
+
+def test_a_bad_gradient_does_not_spoil_the_factors() -> None:
+    both = Both((24, 20))
+    bad = both.draw()
+    bad[0, 0] = float("nan")
+    both.step()
+    factor = both.states[0]["Q_1"].clone()
+    both.step([bad])
+    assert torch.equal(both.states[0]["Q_1"], factor)
+    assert both.params[0].isnan().any()
+    both.check()
+
+
+@pytest.mark.parametrize("policy", ["propagate", "skip"])
+def test_what_is_not_allowed_changes_nothing(policy: Any) -> None:
+    both = Both((24, 20), handling=Handling(on_nonfinite=policy), counts_on_device=True)
+    both.step()
+    before = [both.params[0].clone(), *(entry.clone() for entry in both.states[0].values())]
+    grads = [both.draw()]
+    given = dict(rule=both.rule, handling=both.handling, t=None, lr=0.1)
+    both.kernels.step(both.names, both.params, grads, both.states, **given, allowed=torch.tensor(False, device=DEVICE))
+    after = [both.params[0], *both.states[0].values()]
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    both.step()
+    both.check()
+
+
+def test_parameters_share_scratch_memory_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers, whether all matrices have their own or each waits for the one before."""
+    results = []
+    monkeypatch.setattr(kron_batch, "SCRATCH", 0)
+    for limit in (2**30, 1):
+        monkeypatch.setattr(kron_batch, "LEAST_SCRATCH", limit)
+        both = Both((40, 24), count=3)
+        both.step()
+        both.check()
+        batch = both.kernels.batches[tuple(both.names)][1]
+        assert batch.chunk == (3 if limit > 1 else 1)
+        results.append(both.params)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_long_rows_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kron_layout, "LONG", 64)
+    monkeypatch.setattr(kron_batch, "device_of", lambda device: Device(8, 2**18, 2**30, DEVICE == "cuda"))
+    both = Both((300, 40))
+    both.step()
+    assert both.kernels.batches["w0",][1].layout.dense[1].parts > 1
+    both.step()
+    both.check()
+
+
+def test_shapes_of_one_optimizer_share_scratch_memory_and_options_may_change() -> None:
+    large, small = Both((70, 40)), Both((24, 20))
+    small.names = ["other"]
+    large.kernels = small.kernels
+    for rate in (0.1, 0.2, 0.3):
+        for both in (small, large):
+            both.rule = replace(both.rule, precond_lr=rate)
+            both.step()
+    small.check()
+    large.check()
+    assert len(small.kernels.scratch) == 1
+
+
+def test_tensors_that_have_moved_are_found() -> None:
+    both = Both((24, 20))
+    both.step()
+    both.params = [p.clone() for p in both.params]
+    both.states = [{key: entry.clone() for key, entry in s.items()} for s in both.states]
+    both.step()
+    both.check()
+
+
+@pytest.mark.parametrize(
+    ("options", "handling", "shape", "dtype", "words"),
+    [
+        (dict(geometry="eq"), {}, (4, 4), "float32", "geometry='eq'"),
+        (dict(damping_mode="expected"), {}, (4, 4), "float32", "damping_mode='expected'"),
+        ({}, dict(on_nonfinite="raise"), (4, 4), "float32", "on_nonfinite='raise'"),
+        ({}, dict(precond_dtype="float16"), (4, 4), "float32", "factors stored in float16"),
+        ({}, {}, (4, 4), "float64", "float64"),
+        (dict(merge=None), {}, (4, 4, 4), "float32", "3 factors"),
+        ({}, {}, (0, 4), "float32", "no elements"),
+        ({}, {}, (2**16, 2**15), "float32", "32-bit positions"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_not_served_is_said(
+    options: dict[str, Any], handling: dict[str, Any], shape: tuple[int, ...], dtype: str, words: str
+) -> None:
+    held = Handling(**handling)
+    assert words in reason_unserved(Kron(**options), held, shape, dtype, held.precond_dtype or "float32")
+    assert reason_unserved(Kron(), Handling(), (4, 4), "float32", "float32") == ""
