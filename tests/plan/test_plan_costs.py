@@ -13,7 +13,7 @@ from thalweg.plan.costs import bytes_moved, flops, local, ring, shard
 from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import OPTIMIZERS, Option, setting_of
 from thalweg.plan.owners import owners
-from thalweg.plan.parts import messages
+from thalweg.plan.parts import kernel_peak, messages
 from thalweg.plan.shards import part_of
 
 MATRIX = Tensor("w", (4096, 4096))
@@ -210,6 +210,56 @@ def test_parts_that_native_code_does_not_step() -> None:
         CommandError, match="cannot run Kron: there is no fused kernel of Kron for parameters that are div"
     ):
         plan(SMALL, optimizers=["Kron"], world=2, layout="fsdp2", device="cpu", engine="fused")
+
+
+@pytest.mark.parametrize("engine", ["auto", "fused"])
+def test_kernels_for_gpus_step_parts_in_place(engine: str) -> None:
+    many = Model("many", "", tuple(Tensor(f"w{i}", (4096, 1024)) for i in range(8)))
+    names = ["SGD", "AdamW", "LARS", "LAMB", "Adafactor"]
+    found = plan(many, optimizers=names, world=2, layout="fsdp2", device="cuda", engine=engine)
+    assert {cost.share.engine for cost in found.costs} == {"fused"}
+    for cost in found.costs:
+        # tables, and at most the message with sums of columns
+        assert 0 < (cost.share.peak_bytes or 0) < cost.share.parameter_bytes / 20
+
+
+@pytest.mark.parametrize(("shape", "message"), [((128, 2**20), 4 * (2**20 + 3)), ((2**20, 128), 4 * (128 + 3))])
+def test_the_largest_message_is_in_the_peak_of_parts_on_gpus(shape: tuple[int, int], message: int) -> None:
+    """Sums of columns are sent together; those of rows are not divided, and stay."""
+    model = Model("one", "", (Tensor("w", shape),))
+    found = plan(model, optimizers=["Adafactor"], world=2, layout="fsdp2", device="cuda").costs[0].share
+    kept = kernel_peak(setting("Adafactor"), [part_of(model.tensors[0], 2, 0)], [])
+    assert found.peak_bytes == kept + -(-message // 512) * 512
+
+
+def test_parts_that_kernels_for_gpus_do_not_step() -> None:
+    stacks = Model("stacks", "", (Tensor("w", (8, 40, 30)), Tensor("v", (8, 40, 30))))
+    where = dict(world=2, layout="fsdp2", device="cuda")
+    stacked = [Option("stacked_axes", 1)]
+    found = plan(stacks, optimizers=["LAMB"], options=stacked, **where).costs[0].share
+    assert found.engine == "foreach"
+    assert (found.peak_bytes or 0) > found.parameter_bytes
+    with pytest.raises(CommandError, match=r"cannot run LAMB: .* stacked_axes asks for sums over parts"):
+        plan(stacks, optimizers=["LAMB"], options=stacked, engine="fused", **where)
+    with pytest.raises(CommandError, match="cannot run Kron: Kron works on whole tensors"):
+        plan(stacks, optimizers=["Kron"], engine="fused", **where)
+    assert plan(stacks, optimizers=["Kron"], **where).costs[0].share.engine == "foreach"
+
+
+def test_kernels_for_gpus_know_all_squares_in_one_round() -> None:
+    """Rules ask for RMS(u) in a round of its own; kernels that keep all squares find it on the way."""
+    matrix, vector, wide = Tensor("w", (512, 256)), Tensor("b", (512,)), Tensor("d", (512,), "float64")
+
+    def told(*tensors: Tensor, **options: Any) -> list[int]:
+        served = [tensor.dtype != "float64" for tensor in tensors]
+        parts = [part_of(tensor, 4, 1) for tensor in tensors]
+        return list(messages(setting("Adafactor", **options), parts, served).values())
+
+    assert told(vector) == [3 * 4]
+    assert told(vector, on_nonfinite="raise") == [3 * 4, 4]
+    assert told(matrix, vector) == [4 * 256 + 3 * 4 + 3 * 4, 4]
+    assert told(vector, wide) == [2 * 8, 8, 3 * 4]  # lists first, in their own messages
+    assert told(vector, wide, max_grad_norm=1.0) == [2 * 8, 2 * 8, 8, 3 * 4]
 
 
 def test_kron_sends_gradients_to_owners_and_updates_back() -> None:

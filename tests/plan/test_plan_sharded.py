@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from measured_peaks import interpreted_measure
 from sharded_costs import LAYOUTS, Case, Measured, Sent, measure
 from world import world
 
@@ -18,7 +19,7 @@ from thalweg.plan.costs import entry_bytes, ring, shard
 from thalweg.plan.models import Tensor
 from thalweg.plan.optimizers import Option, setting_of
 from thalweg.plan.parts import Part, messages, part_entries
-from thalweg.plan.shards import Place, largest_share, share_of
+from thalweg.plan.shards import Place, is_launched, largest_share, share_of
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 
@@ -153,3 +154,45 @@ def test_every_message_in_every_layout(runs: Any) -> None:
             assert kept + 4 * len(parts) == found.state_bytes
 
     each(runs, check, lambda case: case.optimizer in BY_SUMS)
+
+
+# ---- kernels for GPUs, interpreted
+
+#: Small, for every program is interpreted: some are factored, some keep all squares, and one is not divided.
+FEW = ((7, 5), (9,), (20, 24), (1, 6), (3, 10, 12), ())
+LAUNCHED: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in BY_SUMS),
+    ("LARS", {"on_nonfinite": "raise"}),
+    ("LAMB", {"on_nonfinite": "skip", "max_grad_norm": 1.0}),
+    ("Adafactor", {"min_dim_size_to_factor": 5}),
+    ("Adafactor", {"min_dim_size_to_factor": 5, "on_nonfinite": "skip"}),
+    ("Adafactor", {"factored": False, "clip_threshold": None, "scale_parameter": False, "on_nonfinite": "raise"}),
+]
+
+
+@pytest.fixture(scope="module")
+def launched() -> list[tuple[Case, list[Measured]]]:
+    """Every case, with what each of two ranks measured."""
+    pytest.importorskip("triton")
+    found = [Case(name, options, engine="fused", shapes=FEW) for name, options in LAUNCHED]
+    # what has no kernels is stepped as lists, which have messages of their own
+    found += [Case(name, {"max_grad_norm": 1.0}, dtypes=("float32", "float64"), shapes=FEW) for name in BY_SUMS[2:]]
+    found += [Case(name, {"stacked_axes": 1}, shapes=STACKED) for name in ("LAMB", "Adafactor")]
+    return [(case, world(2).run(interpreted_measure, case)) for case in found]
+
+
+@pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+def test_kernels_keep_and_send_what_is_planned(launched: Any) -> None:
+    def check(case: Case, ranks: list[Measured]) -> None:
+        place = Place("torch", "cuda", case.engine, 2, "fsdp2")
+        for rank, found in enumerate(ranks):
+            planned = share_of(setting(case), tensors_of(case), place, rank)
+            assert (planned.parameter_bytes, planned.state_bytes) == (found.parameter_bytes, found.state_bytes)
+            assert [sent_bytes(step, 2) for step in found.sent] == [planned.sent_bytes] * 2
+            parts = parts_of(case, 2, rank)
+            by_kernels = [is_launched(setting(case), part, place) for part in parts]
+            wanted = sorted(messages(setting(case), parts, by_kernels).values())
+            assert [sorted(sent.payload for sent in step) for step in found.sent] == [wanted] * 2
+            assert len(wanted) == planned.collectives
+
+    each(launched, check, is_planned)

@@ -1,0 +1,82 @@
+"""Kron's kernels for GPUs in the torch front end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from on_device import DEVICE, gradients, parameters, train
+from tolerances import SPACE
+
+import thalweg.torch
+from thalweg.errors import OptionError
+
+SHAPES = {"bias": (5,), "a": (12, 9), "b": (12, 9), "conv": (4, 3, 2, 2)}
+#: Tensor cores keep 11 binary digits of float32.
+TOLERANCE = SPACE["float32"] if DEVICE == "cpu" else 5e-3
+
+
+def kron(named: Any, engine: str, **options: Any) -> Any:
+    return thalweg.torch.Kron(named, lr=0.05, engine=engine, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(capturable=True, precond_update_probability=0.4),
+        dict(on_nonfinite="skip", max_grad_norm=1.0),
+        dict(overrides=[("b", dict(weight_decay=0.1))], precond_update_probability=0.4),
+    ],
+    ids=str,
+)
+def test_the_numbers_of_the_reference(options: dict[str, Any]) -> None:
+    ours, theirs = parameters(shapes=SHAPES), parameters(shapes=SHAPES)
+    fused, reference = kron(ours, "auto", **options), kron(theirs, "reference", **options)
+    steps = gradients(4, shapes=SHAPES)
+    train(fused, ours, steps)
+    train(reference, theirs, steps)
+    assert fused.engine == "fused"
+    for (name, p), (_, q) in zip(ours, theirs, strict=True):
+        assert list(fused.state[p]) == list(reference.state[q])
+        pairs = [(p, q), *((fused.state[p][key], entry) for key, entry in reference.state[q].items())]
+        for found, wanted in pairs:
+            size = max(1e-3, wanted.abs().max().item())
+            assert (found - wanted).abs().max().item() <= TOLERANCE * size, name
+        figures, expected = fused.stats()[name], reference.stats()[name]
+        assert list(figures) == list(expected)
+        assert figures["update_rms"] == pytest.approx(expected["update_rms"], rel=TOLERANCE)
+        assert bool(figures["refreshed"]) == bool(expected["refreshed"])
+
+
+def test_a_step_like_the_last_is_not_sorted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the host counts Kron's steps."""
+    named, steps = parameters(shapes=SHAPES), gradients(3, shapes=SHAPES)
+    optimizer = kron(named, "auto")
+    train(optimizer, named, steps[:1])
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizer, "_sorted", lambda *_: pytest.fail("sorted again"))
+        train(optimizer, named, steps[1:])
+    assert {float(state["step"]) for state in optimizer.state.values()} == {3.0}
+
+
+def test_what_it_does_not_serve_runs_otherwise() -> None:
+    named, steps = parameters(shapes={"a": (6, 5)}), gradients(1, shapes={"a": (6, 5)})
+    optimizer = kron(named, "auto", geometry="eq")
+    train(optimizer, named, steps)
+    assert optimizer.engine == "reference"
+    with pytest.raises(OptionError, match=r"engine='fused' cannot run for parameter 'a': .*geometry='eq'"):
+        train(kron(named, "fused", geometry="eq"), named, steps)
+
+
+def test_a_parameter_that_is_not_finite_is_left_alone_without_a_wait() -> None:
+    named, steps = parameters(shapes=SHAPES), gradients(2, shapes=SHAPES)
+    optimizer = kron(named, "auto", on_nonfinite="skip")
+    train(optimizer, named, steps[:1])
+    before = {name: p.detach().clone() for name, p in named}
+    steps[1]["a"][0, 0] = float("nan")
+    train(optimizer, named, steps[1:])
+    assert all(torch.equal(p, before[name]) for name, p in named)
+    assert optimizer.skipped == 1
+    assert optimizer.nonfinite() == ["a"]

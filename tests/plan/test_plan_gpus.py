@@ -1,0 +1,260 @@
+"""Kernels for GPUs in plans: which of them run, and what they keep, against real ones that Triton interprets."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+from measured_peaks import allocator_kept, allocator_peak, torch_optimizer
+
+from thalweg.errors import CommandError
+from thalweg.plan import gpus, plan
+from thalweg.plan.items import state_entries
+from thalweg.plan.models import Model, Tensor
+from thalweg.plan.optimizers import Option, setting_of
+
+HAS_KERNELS = all(importlib.util.find_spec(name) is not None for name in ("torch", "triton"))
+needs_kernels = pytest.mark.skipif(not HAS_KERNELS, reason="there are no kernels here")
+#: The interpreter computes with numpy, which warns of what is meant.
+pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+
+SMALL = [(130, 140), (70, 40), (130,), (7,), (), (0, 4), (3, 6, 5)]
+TINY = [(5, 7), (5, 7), (0, 4), (), (2, 3, 4)]
+#: Of several chunks and tiles each.
+LARGE = [(5000, 768), (768, 3072), (768,), (64, 3, 7, 7), (3, 300, 400), (512, 256, 3, 3), (1023, 1025)]
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("LARS", {}),
+    ("LARS", {"momentum": 0.0, "rounding": "stochastic"}),
+    ("LAMB", {}),
+    ("LAMB", {"trust": False, "state_dtype": "bfloat16"}),
+    ("LAMB", {"on_nonfinite": "raise"}),
+    ("Adafactor", {}),
+    ("Adafactor", {"momentum": 0.9, "min_dim_size_to_factor": 2}),
+    ("Adafactor", {"factored": False}),
+    ("Kron", {}),
+    ("Kron", {"max_size_dense": 64, "precond_dtype": "bfloat16"}),
+]
+#: What kernels for GPUs do not step.
+UNSERVED: list[tuple[str, dict[str, Any], str]] = [
+    ("LAMB", {"state_dtype": "float64"}, "there is no fused kernel for state of float64 on GPUs"),
+    ("Kron", {"geometry": "eq"}, "there is no fused kernel for geometry='eq'"),
+    ("Kron", {"damping_mode": "expected"}, "there is no fused kernel for damping_mode='expected'"),
+    ("Kron", {"on_nonfinite": "raise"}, "there is no fused kernel of Kron for on_nonfinite='raise'"),
+    ("Kron", {"precond_dtype": "float16"}, "there is no fused kernel for factors stored in float16"),
+    ("Kron", {"merge": None}, "there is no fused kernel for 3 factors"),
+]
+
+
+@pytest.fixture
+def kernels_serve_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from thalweg.kernels import triton
+
+    monkeypatch.setattr(triton, "DEVICES", {"cpu"})
+
+
+def model_of(shapes: list[tuple[int, ...]], dtype: str = "float32") -> Model:
+    return Model("some", "", tuple(Tensor(f"p{i}", shape, dtype) for i, shape in enumerate(shapes)))
+
+
+def planned(
+    rule: str,
+    options: dict[str, Any],
+    shapes: list[tuple[int, ...]],
+    dtype: str = "float32",
+    engine: str = "auto",
+    **where: Any,
+) -> Any:
+    given = [Option(name, value, rule) for name, value in options.items()]
+    return plan(model_of(shapes, dtype), optimizers=[rule], options=given, engine=engine, **where).costs[0].share
+
+
+# ---- what runs
+
+
+@needs_kernels
+def test_what_kernels_serve_is_what_the_engine_says() -> None:
+    from thalweg.torch import gpu
+
+    assert gpu.RULES == gpus.RULES
+    assert tuple(str(dtype).removeprefix("torch.") for dtype in gpu.SERVED) == gpus.DTYPES
+
+
+@needs_kernels
+@pytest.mark.usefixtures("kernels_serve_the_cpu")
+@pytest.mark.parametrize(("rule", "options"), [*OPTIONS, *((rule, options) for rule, options, _ in UNSERVED)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_engine_is_the_one_that_runs(rule: str, options: dict[str, Any], dtype: str) -> None:
+    optimizer, step = torch_optimizer(rule, TINY, dtype, "auto", options)
+    step()
+    assert planned(rule, options, TINY, dtype).engine == optimizer.engine
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"geometry": "quad"},
+        {"merge": None},
+        {"stacked_axes": 1},
+        {"max_size_dense": 2**16},
+        {"state_dtype": "float16"},
+        *(options for rule, options, _ in UNSERVED if rule == "Kron"),
+    ],
+)
+def test_what_kron_is_not_stepped_for_is_what_its_kernels_say(options: dict[str, Any]) -> None:
+    from thalweg.kernels.triton.kron import reason_unserved
+
+    setting = setting_of("Kron", [Option(name, value, "Kron") for name, value in options.items()])
+    shapes = [(1, 40), (7, 0), (3, 4, 5), (3, 4, 5, 2), (46_300, 40), (2, 46_200, 46_500), (2**31 - 65, 1), (2, 2**31)]
+    answers = set()
+    for shape in shapes:
+        tensor = Tensor("p", shape)
+        rule: Any = setting.settled
+        factors = state_entries(setting, tensor)["Q_0"][1]
+        wanted = reason_unserved(rule, setting.handling, shape, "float32", factors)
+        assert gpus.reason_against_kron(setting, tensor, factors) == wanted, shape
+        answers.add(wanted)
+    assert answers - {""}
+
+
+@pytest.mark.parametrize(("rule", "options", "reason"), UNSERVED)
+def test_an_engine_that_cannot_run_is_told(rule: str, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(CommandError, match=f"engine 'fused' cannot run {rule} for 'p0': {reason}"):
+        planned(rule, options, [(6, 5, 4)], engine="fused", device="cuda")
+    assert planned(rule, options, [(6, 5, 4)] * 2, device="cuda").engine == "foreach"
+
+
+def test_lists_and_kernels_may_share_a_model() -> None:
+    mixed = Model("mixed", "", (Tensor("a", (8, 8)), Tensor("b", (8, 8), "float64"), Tensor("c", (9,), "float64")))
+    found = plan(mixed, optimizers=["LAMB"], device="cuda").costs[0].share
+    assert found.engine == "foreach + fused"
+    with pytest.raises(CommandError, match="cannot run LAMB for 'b': there is no fused kernel for float64 on GPUs"):
+        plan(mixed, optimizers=["LAMB"], device="cuda", engine="fused")
+
+
+def test_the_native_core_is_not_asked_for_what_gpus_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    from thalweg.plan import peaks, planning
+
+    for module in (peaks, planning):
+        monkeypatch.setattr(module, "reason_missing", lambda: "there is no compiler")
+    assert planned("LAMB", {}, TINY, device="cuda", engine="fused").engine == "fused"
+    assert planned("LAMB", {}, TINY, device="cuda").engine == "fused"
+    assert planned("LAMB", {}, TINY, device="cpu").engine == "foreach"
+
+
+# ---- what they keep
+
+
+@needs_kernels
+@pytest.mark.usefixtures("kernels_serve_the_cpu")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("rule", "options"), [case for case in OPTIONS if case[0] != "Kron"])
+def test_kernels_keep_what_is_planned_to_the_block(rule: str, options: dict[str, Any], dtype: str) -> None:
+    optimizer, step = torch_optimizer(rule, SMALL, dtype, "fused", options)
+    kept = allocator_kept(optimizer, step)
+    assert kept > 4096
+    assert planned(rule, options, SMALL, dtype, "fused").peak_bytes == kept
+    assert allocator_peak(step, warm_up=0) < 1024  # nothing but that
+
+
+@needs_kernels
+@pytest.mark.usefixtures("kernels_serve_the_cpu")
+@pytest.mark.parametrize(("rule", "options"), [case for case in OPTIONS if case[0] != "Kron"])
+def test_tables_of_larger_tensors(rule: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are laid out, and not run."""
+    from thalweg.torch.gpu import Gpu
+
+    monkeypatch.setattr(Gpu, "write", lambda self: None)
+    monkeypatch.setattr(Gpu, "measure", lambda self: [launch.passes.finite.fill_(True) for launch in self.launches])
+    optimizer, step = torch_optimizer(rule, LARGE, "float32", "fused", options)
+    kept = allocator_kept(optimizer, step)
+    assert kept > 2**15
+    assert planned(rule, options, LARGE, engine="fused").peak_bytes == kept
+
+
+@needs_kernels
+@pytest.mark.usefixtures("kernels_serve_the_cpu")
+@pytest.mark.parametrize(("rule", "options"), [case for case in OPTIONS if case[0] == "Kron"])
+@pytest.mark.parametrize("shapes", [[(20, 24)] * 3, [(20, 24), (24,), (6, 5, 4), (40, 30)]])
+def test_kron_keeps_what_is_planned(rule: str, options: dict[str, Any], shapes: list[tuple[int, ...]]) -> None:
+    optimizer, step = torch_optimizer(rule, shapes, "float32", "fused", options)
+    kept = allocator_kept(optimizer, step)
+    assert kept > 2**15
+    assert planned(rule, options, shapes, engine="fused").peak_bytes == kept
+
+
+@needs_kernels
+def test_large_models_are_laid_out_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which changes next to nothing in what they are found to keep."""
+    shapes = [(4096, 2048)] * 80
+    told = gpus.Shown((4096, 2048), "float32", {})
+    assert [len(some) for some in gpus.laid_out_together(setting_of("LAMB"), [told] * 100)] == [50, 50]
+    assert [len(some) for some in gpus.laid_out_together(setting_of("Kron"), [told] * 100)] == [100]
+    in_pieces = {rule: planned(rule, {}, shapes).peak_bytes for rule in ("LARS", "LAMB", "Adafactor")}
+    monkeypatch.setattr(gpus, "MOST_AT_ONCE", 2**60)
+    for rule, found in in_pieces.items():
+        whole = planned(rule, {}, shapes).peak_bytes
+        assert found != whole
+        assert found == pytest.approx(whole, rel=0.01)
+
+
+def test_without_torch_or_triton_it_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert planned("LAMB", {}, [(200, 100)] * 3).peak_bytes == 4 * 60_000 // 200
+    # 2.5 times parameter and factors, one dense and one diagonal; small ones of one shape together
+    kron = {"max_size_dense": 100}
+    assert planned("Kron", kron, [(200, 100)] * 3 + [(200,)]).peak_bytes == 3 * 10 * (20_000 + 200 + 10_000)
+    large = 10 * (20_000 * 1500 + 20_000 + 1500)
+    assert planned("Kron", kron, [(20_000, 1500)] * 3 + [(200,)]).peak_bytes == large
+
+
+@needs_kernels
+@pytest.mark.parametrize("model", ["gpt2", "llama-1b"])
+def test_estimates_are_of_the_right_size(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["LARS", "LAMB", "Adafactor", "Kron"]
+    told = [cost.share.peak_bytes or 0 for cost in plan(model, optimizers=names).costs]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    estimated = [cost.share.peak_bytes or 0 for cost in plan(model, optimizers=names).costs]
+    assert all(0.5 < guess / real < 3 for guess, real in zip(estimated, told, strict=True))
+
+
+@pytest.mark.parametrize("options", [{"max_grad_norm": 1.0}, {"on_nonfinite": "skip"}])
+def test_the_joint_norm_of_gradients_needs_room(options: dict[str, Any]) -> None:
+    """A number for every 65,536 elements of each tensor, as if all were as large as the largest, and one for each."""
+    shapes = [(1000, 1000), (300,), (20, 30)]
+    alone, more = planned("LAMB", {}, shapes).peak_bytes, planned("LAMB", options, shapes).peak_bytes
+    assert more - alone == 512 + 3 * 512  # 3 x 16 numbers fit into one block
+    alone, more = (planned("LAMB", o, [(4096, 4096)] * 5).peak_bytes for o in ({}, options))
+    assert more - alone == 5 * 256 * 4 + 5 * 512
+
+
+# ---- on a GPU itself
+
+
+@pytest.mark.gpu
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("rule", "options"), [*OPTIONS, ("LAMB", {"max_grad_norm": 1.0}), ("LARS", {"on_nonfinite": "skip"})]
+)
+def test_peaks_on_a_gpu(rule: str, options: dict[str, Any], dtype: str) -> None:
+    """Promised are 5 %, or 1 MiB where there is next to nothing."""
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    shapes = [*LARGE, (4096, 2048), (4096, 2048)]
+    optimizer, step = torch_optimizer(rule, shapes, dtype, "auto", options, device="cuda")
+    before = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    assert optimizer.engine == "fused"
+    entries = [entry for state in optimizer.state.values() for entry in state.values() if entry.is_cuda]
+    state = sum(-(-entry.nbytes // 512) * 512 for entry in entries)
+    measured = torch.cuda.max_memory_allocated() - before - state
+    assert planned(rule, options, shapes, dtype).peak_bytes == pytest.approx(measured, rel=0.05, abs=2**20)
