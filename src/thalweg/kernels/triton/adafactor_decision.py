@@ -67,7 +67,7 @@ class AdafactorPasses(Passes):
             lr = 1e-2 if relative else 1.0
         if not rows:
             return
-        self.launches.run(
+        self.compiled.run(
             decide_kernel,
             (triton.cdiv(rows, DECIDED),),
             (

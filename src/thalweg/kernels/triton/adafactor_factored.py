@@ -88,19 +88,19 @@ class FactoredPasses(AdafactorPasses):
     def measured(self, step: Step) -> Iterator[list[Sum]]:
         row, column = self.axes
         self.sweep(step, MEASURE)
-        self.statistics.add_up(self.launches)
+        self.statistics.add_up(self.compiled)
         over = (column,), (row,), (row, column), (row,), None
         yield [Sum(total, axes) for total, axes in zip(self.statistics.totals, over, strict=True)]
         flags = self.flags()
         told = {key: flags[key] for key in ("CLAMP", "R_DTYPE", "C_DTYPE")}
-        self.statistics.average(self.launches, self.tables.rows, self.options, self.counts, told)
+        self.statistics.average(self.compiled, self.tables.rows, self.options, self.counts, told)
         self.sweep(step, WHITEN)
-        add_up(self.launches, self.partials, self.stepping.begins, self.totals)
+        add_up(self.compiled, self.partials, self.stepping.begins, self.totals)
         yield [Sum(self.totals, None)]
         self.decide_from(step, self.statistics.totals[OF_P.value], self.totals, None)
         if self.guarded:
             self.sweep(step, REHEARSE)
-            add_up(self.launches, self.partials, self.stepping.begins, self.failures)
+            add_up(self.compiled, self.partials, self.stepping.begins, self.failures)
             yield [Sum(self.failures, None)]
         self.settle(step, counts=self.handling.on_nonfinite != "raise")
 
@@ -129,7 +129,7 @@ class FactoredPasses(AdafactorPasses):
             grid = (len(tiles.table),)
             if stage == MEASURE:
                 flags.update(R_DTYPE=DTYPES[self.entry_dtypes[0]], DEPTH=tiles.form.depth)
-                self.launches.run(measure_kernel, grid, arguments, flags, warps=WARPS, key=key)
+                self.compiled.run(measure_kernel, grid, arguments, flags, warps=WARPS, key=key)
                 continue
             more = step.allowed, self.figures, self.partials, self.tables.count, len(tiles.table)
             flags.update(
@@ -141,7 +141,7 @@ class FactoredPasses(AdafactorPasses):
                 MIXED=tiles.form.mixed,
                 **self.flags(),
             )
-            self.launches.run(step_kernel, grid, (*arguments, *more), flags, warps=WARPS, key=key)
+            self.compiled.run(step_kernel, grid, (*arguments, *more), flags, warps=WARPS, key=key)
 
     def loads_widely(self, tiles: Tiles) -> bool:
         even = tiles.form.depth == 1 and tiles.divisor % self.vector == 0

@@ -22,7 +22,7 @@ from thalweg.kernels.triton.adafactor_decision import (
     weight_of_squares,
 )
 from thalweg.kernels.triton.adafactor_tiles import Cut, enumerated
-from thalweg.kernels.triton.launching import Launches
+from thalweg.kernels.triton.launching import Compiled
 from thalweg.kernels.triton.tables import COLUMNS, STATE, Uploads, step_number
 
 #: Statistics: squares of g by row, by column and by matrix; the old averages of rows by matrix; squares of p.
@@ -58,18 +58,18 @@ class Statistics:
         averaged[:, OLD.value :] = 0
         self.shared, self.averaged = (uploads.table(enumerated(blocks.flatten())) for blocks in (shared, averaged))
 
-    def add_up(self, launches: Launches) -> None:
+    def add_up(self, compiled: Compiled) -> None:
         """Add all other copies to the first ones."""
         if len(self.shared):
-            launches.run(add_kernel, (len(self.shared),), (self.tensors, self.shared, self.sums), {}, warps=4)
+            compiled.run(add_kernel, (len(self.shared),), (self.tensors, self.shared, self.sums), {}, warps=4)
 
     def average(
-        self, launches: Launches, rows: Tensor, options: Tensor, counts: Tensor, flags: Mapping[str, object]
+        self, compiled: Compiled, rows: Tensor, options: Tensor, counts: Tensor, flags: Mapping[str, object]
     ) -> None:
         """Make new averages of the sums."""
         if len(self.averaged):
             arguments = rows, options, counts, self.tensors, self.averaged, self.sums
-            launches.run(average_kernel, (len(self.averaged),), arguments, dict(**flags, BLOCK=AVERAGED), warps=4)
+            compiled.run(average_kernel, (len(self.averaged),), arguments, dict(**flags, BLOCK=AVERAGED), warps=4)
 
 
 def numbers(rows: Sequence[Sequence[int]], columns: int) -> Tensor:

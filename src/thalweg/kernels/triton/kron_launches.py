@@ -13,8 +13,7 @@ from typing import Any
 
 import triton
 
-#: The versions of Triton that are known to take the arguments of a compiled kernel as they are given here.
-KNOWN = triton.__version__.startswith("3.6.")
+from thalweg.kernels.triton.launching import DIRECT
 
 
 class Launch:
@@ -35,7 +34,7 @@ class Launch:
             return
         self.given |= changed
         compiled = self.kernel[self.grid](**self.given)
-        if KNOWN and compiled is not None:  # as it is when kernels are interpreted
+        if DIRECT and compiled is not None:  # as it is when kernels are interpreted
             self.arguments = [self.given[name] for name in self.kernel.arg_names]
             self.run = compiled[self.grid]
 

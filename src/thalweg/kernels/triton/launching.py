@@ -1,7 +1,8 @@
 """Launching kernels again and again on the same memory.
 
-Triton looks at every argument of a launch to find out what to compile for. A step launches the same kernels on the same
-tables each time, so what was compiled is kept under a short key, and called as it is.
+Triton looks at every argument of a launch to find out what to compile for, which takes the host longer than many a
+kernel runs. A step launches the same kernels on the same tables each time, so what was compiled is kept under a short
+key, and called as it is.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from typing import Any
 
 import triton
 
-#: From this version on, compiled kernels take all arguments, constants included.
-DIRECT = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
+#: Whether compiled kernels of this version of Triton are known to take arguments as they are given here.
+DIRECT = triton.__version__.startswith("3.6.")
 
 
-class Launches:
+class Compiled:
     """The kernels of one list of tensors, as they were compiled for it."""
 
     def __init__(self) -> None:
-        self.compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+        self.known: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 
     def run(
         self,
@@ -32,15 +33,15 @@ class Launches:
         key: Hashable = (),
     ) -> None:
         """Launch a kernel, whose constants come behind its arguments. key: all that may differ between launches."""
-        known = self.compiled.get((id(kernel), key))  # kernels have a hash that takes its time
+        known = self.known.get((id(kernel), key))  # kernels have a hash that takes its time
         if known is not None:
             compiled, values = known
             compiled[(*grid, 1, 1)[:3]](*arguments, *values)
             return
         compiled = kernel[grid](*arguments, **constants, num_warps=warps)
-        if DIRECT and compiled is not None:  # which it is where kernels are interpreted
+        if DIRECT and compiled is not None:  # as it is where kernels are interpreted
             values = tuple(constants[name] for name in kernel.arg_names if name in constants)
-            self.compiled[id(kernel), key] = compiled, values
+            self.known[id(kernel), key] = compiled, values
 
 
 def kind_of(value: Any) -> Hashable:

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.arrays import Axes
-from thalweg.kernels.triton.launching import Launches, kind_of
+from thalweg.kernels.triton.launching import Compiled, kind_of
 from thalweg.kernels.triton.numbers import as_stored, is_finite, uniform
 from thalweg.kernels.triton.tables import COLUMNS, STEP, Operand, Tables, add_up, key_of, positions
 from thalweg.rules import Rule
@@ -80,7 +80,7 @@ class Passes:
         self.entry_dtypes = [torch.float32 if entry is None else entry.dtype for entry in operands[0].entries]
         self.spread = any(operand.width for operand in operands)
         self.tables = Tables(operands, grads, rule.stacked_axes, handling.seed, self.CHUNK)
-        self.launches = Launches()
+        self.compiled = Compiled()
         self.uploads, self.device, rows = self.tables.uploads, self.tables.device, self.tables.count
         self.options = self.uploads.table(torch.tensor([self.sign(), *self.numbers()], dtype=torch.float32))
         self.partials = self.empty(self.SUMS, self.tables.chunk_count)
@@ -116,12 +116,12 @@ class Passes:
     def measured(self, step: Step) -> Iterator[list[Sum]]:
         """All that comes before writing. Gives sums that may have to be completed over ranks, and goes on from them."""
         self.sweep(step, MEASURE)
-        add_up(self.launches, self.partials, self.tables.begins, self.totals)
+        add_up(self.compiled, self.partials, self.tables.begins, self.totals)
         yield [Sum(self.totals, None)]
         self.decide(step)
         if self.guarded:
             self.sweep(step, REHEARSE)
-            add_up(self.launches, self.partials[:1], self.tables.begins, self.failures)
+            add_up(self.compiled, self.partials[:1], self.tables.begins, self.failures)
             yield [Sum(self.failures, None)]
         self.settle(step, counts=self.handling.on_nonfinite != "raise")  # of which nothing may be seen if it raises
 
@@ -132,7 +132,7 @@ class Passes:
         self.sweep(step, WRITE)
 
     def settle(self, step: Step, *, counts: bool) -> None:
-        self.launches.run(
+        self.compiled.run(
             settle_kernel,
             (len(self.tables.operands),),
             (
@@ -155,7 +155,7 @@ class Passes:
         if not tables.chunk_count:
             return
         aligned = tables.aligned and tables.grads_aligned
-        self.launches.run(
+        self.compiled.run(
             kernel,
             (tables.chunk_count,),
             (
@@ -189,7 +189,7 @@ class Passes:
 
     def decided(self, kernel: Any, step: Step, **flags: Any) -> None:
         """Run a kernel over all rows, from totals to figures."""
-        self.launches.run(
+        self.compiled.run(
             kernel,
             (triton.cdiv(self.tables.count, DECIDED),),
             (self.tables.rows, self.options, self.totals, self.figures, step.lr, step.lr_scale, self.tables.count),

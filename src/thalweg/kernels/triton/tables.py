@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.boundary import ROUNDING_STREAM
-from thalweg.kernels.triton.launching import Launches
+from thalweg.kernels.triton.launching import Compiled
 from thalweg.rules.noise import stream_key, tensor_id
 
 # Columns of the table of rows.
@@ -223,9 +223,9 @@ def total_kernel(partials, begins, totals, count, SUMS: tl.constexpr, BLOCK: tl.
     tl.store(totals + row * SUMS + which, tl.sum(found))
 
 
-def add_up(launches: Launches, partials: Tensor, begins: Tensor, totals: Tensor) -> None:
+def add_up(compiled: Compiled, partials: Tensor, begins: Tensor, totals: Tensor) -> None:
     """totals (rows, sums) from partials (sums, chunks)."""
     rows, sums = totals.shape
     if rows:
         arguments = partials, begins, totals, partials.shape[1]
-        launches.run(total_kernel, (rows, sums), arguments, dict(SUMS=sums, BLOCK=1024), warps=4, key=sums)
+        compiled.run(total_kernel, (rows, sums), arguments, dict(SUMS=sums, BLOCK=1024), warps=4, key=sums)

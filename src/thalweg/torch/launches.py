@@ -1,0 +1,201 @@
+"""Buckets as fused kernels for GPUs step them: their passes, their gradients, and what stays from step to step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.kernels import triton as kernels
+from thalweg.spaces.sharded import Part
+from thalweg.torch.bucket import Bucket
+
+
+def operand_of(name: str, p: Tensor, state: Mapping[str, Tensor], keys: Sequence[str], part: Part | None) -> Any:
+    from thalweg.kernels.triton.tables import Operand
+
+    entries = tuple(state.get(key) for key in keys)
+    if part is None:
+        return Operand(name, p, entries, state["step"])
+    position = sum(begin * math.prod(part.shape[axis + 1 :]) for axis, begin in enumerate(part.offset))
+    divided = [axis for axis, groups in enumerate(part.groups) if groups and axis > 0]
+    width = math.prod(p.shape[divided[0] :]) if divided else 0
+    whole_width = math.prod(part.shape[divided[0] :]) if divided else 0
+    return Operand(name, p, entries, state["step"], position, width, whole_width, part.shape)
+
+
+def passes_for(bucket: Bucket, grads: Sequence[Tensor]) -> Any:
+    """The passes of a bucket's rule over its tensors."""
+    rule_name = type(bucket.setting.rule).__name__
+    keys = kernels.entries_of(rule_name, bucket.states[0])
+    parts: Sequence[Part | None] = bucket.parts or [None] * len(bucket.names)
+    operands = [
+        operand_of(name, p, state, keys, part)
+        for name, p, state, part in zip(bucket.names, bucket.params, bucket.states, parts, strict=True)
+    ]
+    rule: Any = bucket.setting.settled
+    handling = bucket.setting.handling
+    if rule_name == "LAMB":
+        from thalweg.kernels.triton.lamb import LambPasses
+
+        return LambPasses(operands, grads, rule, handling)
+    if rule_name == "LARS":
+        from thalweg.kernels.triton.lars import LarsPasses
+
+        return LarsPasses(operands, grads, rule, handling)
+    from thalweg.kernels.triton.adafactor import passes_for
+
+    return passes_for(operands, grads, rule, handling)
+
+
+def gradients_of(bucket: Bucket) -> Sequence[Tensor]:
+    """Gradients laid out in memory like their parameters, or contiguous if those are divided; else copies that are."""
+    params, grads = bucket.params, bucket.grads
+    if not all(map(Tensor.is_contiguous, (*params, *grads))) or any(map(Tensor.is_neg, grads)):
+        pairs = zip(params, grads, strict=True)
+        return [g.resolve_neg().contiguous() if bucket.parts else alike(p, g) for p, g in pairs]
+    return grads
+
+
+def alike(p: Tensor, g: Tensor) -> Tensor:
+    if g.stride() != p.stride() or g.is_neg():
+        return torch.empty_like(p, dtype=g.dtype).copy_(g)
+    return g
+
+
+def staged(bucket: Bucket) -> tuple[Bucket, list[tuple[Tensor, Tensor]]]:
+    """A bucket of divided parameters with copies in place of what is not contiguous, and which those are."""
+    pairs = []
+
+    def contiguous(x: Tensor) -> Tensor:
+        if x.is_contiguous():
+            return x
+        pairs.append((x, x.contiguous()))
+        return pairs[-1][1]
+
+    params = [contiguous(p) for p in bucket.params]
+    states = [{key: contiguous(entry) for key, entry in state.items()} for state in bucket.states]
+    return replace(bucket, params=params, states=states), pairs
+
+
+class Launch:
+    """One bucket, with its passes, in one step."""
+
+    bucket: Bucket
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.passes.device
+        return device
+
+    @property
+    def finite(self) -> Tensor:
+        """For each parameter whether its step is finite, under a guard."""
+        finite: Tensor = self.passes.finite
+        return finite
+
+    def __init__(self, passes: Any, memory: list[Any], staged: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self.passes, self.memory = passes, memory
+        #: Tensors that are not contiguous, with the copies that are stepped in their place.
+        self.staged = staged
+
+    def prepare(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
+        from thalweg.kernels.triton.passes import Step
+
+        for tensor, copy in self.staged:
+            copy.copy_(tensor)
+        #: Gradients are kept until all has been launched: some are copies, whose memory must not be given to others.
+        self.bucket, self.grads = bucket, grads
+        self.passes.tables.follow(grads)
+        lr = bucket.lr
+        if isinstance(lr, Tensor) and lr.device != self.passes.device:
+            lr = float(lr)
+        self.step = Step(lr, bucket.setting.lr_scale, bucket.grad_scale, bucket.allowed)
+        self.lr = shown_rate(bucket)
+
+    def rounds(self) -> Iterator[list[tuple[Tensor, tuple[Any, ...]]]]:
+        """Run until something is to be written; gives what has to be summed over ranks, if the bucket is divided."""
+        parts = self.bucket.parts
+        for sums in self.passes.measured(self.step):
+            if parts:
+                yield [(each.tensor, parts[each.operand or 0].across(each.axes)) for each in sums]
+
+    def write(self) -> None:
+        self.passes.write(self.step)
+        for tensor, copy in self.staged:
+            tensor.copy_(copy)
+
+    def release(self) -> None:
+        """Let go of gradients, and of what one step alone has."""
+        del self.grads, self.step
+        self.bucket = replace(self.bucket, grads=(), grad_scale=None, allowed=None)
+
+    def figures(self, index: int) -> dict[str, Any]:
+        """What the last step computed of a parameter, read when somebody asks."""
+        slices = self.passes.tables.slices
+        first = sum(slices[:index])
+        stacked = self.passes.rule.stacked_axes
+        stack = self.bucket.params[index].shape[:stacked]
+        own = slice(first, first + slices[index])
+        stats = self.passes.stats().items()
+        return {**self.lr, **{key: v[own].reshape(stack) if stacked else v[first] for key, v in stats}}
+
+
+class KronLaunch:
+    """One bucket of Kron's in one step: whole matrices of one shape, with all that happens to them."""
+
+    bucket: Bucket
+
+    def __init__(self, kernels: Any, memory: list[Any]) -> None:
+        self.kernels, self.memory = kernels, memory
+        self.outcome: Any = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.bucket.params[0].device
+
+    def prepare(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
+        self.bucket, self.grads = bucket, grads
+        self.lr = shown_rate(bucket)
+
+    def arguments(self) -> dict[str, Any]:
+        bucket = self.bucket
+        return dict(
+            names=bucket.names,
+            params=bucket.params,
+            grads=self.grads,
+            states=bucket.states,
+            rule=bucket.setting.settled,
+            handling=bucket.setting.handling,
+            t=bucket.t,
+        )
+
+    def rounds(self) -> Iterator[Any]:
+        """Nothing is summed over ranks: what is divided goes to owners."""
+        return iter(())
+
+    def write(self) -> None:
+        bucket, given = self.bucket, self.arguments()
+        given.update(lr=bucket.lr, lr_scale=bucket.setting.lr_scale)
+        self.outcome = self.kernels.step(**given, grad_scale=bucket.grad_scale, allowed=bucket.allowed)
+
+    def release(self) -> None:
+        del self.grads
+        self.bucket = replace(self.bucket, grads=(), grad_scale=None, allowed=None)
+
+    def figures(self, index: int) -> dict[str, Any]:
+        return {**self.lr, **{key: values[index] for key, values in self.outcome.stats.items()}}
+
+
+def shown_rate(bucket: Bucket) -> dict[str, Any]:
+    return {} if bucket.lr is None else {"lr": bucket.lr * bucket.setting.lr_scale}
+
+
+def on_device_of(launch: Launch | KronLaunch) -> AbstractContextManager[object]:
+    """Triton launches on the device that is current, which may be another than the parameters'."""
+    return torch.cuda.device(launch.device) if launch.device.type == "cuda" else nullcontext()
