@@ -21,8 +21,8 @@ from thalweg.torch.rounds import reduced
 
 RULES = ("LARS", "LAMB", "Adafactor", "Kron")
 SERVED = (torch.float32, torch.bfloat16, torch.float16)
-#: Lists of parameters whose tables are kept: in most trainings they are the same at every step.
-MOST_KNOWN = 64
+#: In how many lists each parameter may be kept with its tables. In most trainings it is always in the same.
+MOST_LISTS = 8
 #: What Triton's kernels run on, of NVIDIA's.
 LEAST_CAPABILITY = (8, 0)
 
@@ -146,6 +146,7 @@ class Gpu:
         #: Those that a CUDA graph goes on using.
         self.captured: list[Launch | KronLaunch] = []
         self.kron: Any = None
+        self.names: set[str] = set()
         self.measured = False
         #: By name, what gives the figures of a parameter's last step.
         self.figures: dict[str, Callable[[], dict[str, Any]]] = {}
@@ -183,8 +184,6 @@ class Gpu:
             return known
         for name, p in zip(bucket.names, bucket.params, strict=True):
             check_state(name, p, bucket.setting)
-        if len(self.known) >= MOST_KNOWN:
-            self.known.clear()
         made: Launch | KronLaunch
         if isinstance(bucket.setting.rule, Kron):
             if self.kron is None:
@@ -196,6 +195,9 @@ class Gpu:
             stepped, pairs = staged(bucket) if bucket.parts else (bucket, [])
             made = Launch(passes_for(stepped, grads), memory, pairs)
         self.known[names] = made
+        self.names.update(names)
+        while sum(map(len, self.known)) > MOST_LISTS * len(self.names):
+            del self.known[next(iter(self.known))]
         return made
 
     def measure(self) -> list[Tensor]:

@@ -346,6 +346,32 @@ def test_without_triton_lists_serve_and_one_warning_says_so(monkeypatch: pytest.
         kernels.warn_once.cache_clear()
 
 
+@every_rule
+def test_one_parameter_after_the_other(rule: str) -> None:
+    """As in a backward pass: tables of all of them are kept."""
+    results = []
+    for engine in ("fused", "reference"):
+        named = parameters()
+        optimizer = make(rule, named, engine, **options_of(rule))
+        for step in gradients(2):
+            for name, p in named:
+                p.grad = step[name]
+                optimizer.step_parameter(p)
+        if engine == "fused":
+            assert len(optimizer._gpu.known) == len(named)
+        results += [optimizer, named]
+    agree(*results)
+
+
+def test_tables_of_old_lists_are_dropped() -> None:
+    named, (step,) = parameters(), gradients(1)
+    optimizer = make("LARS", named)
+    for count in range(40):
+        chosen = [name for i, (name, _) in enumerate(named) if count >> i & 1]
+        train(optimizer, named, [{name: step[name] for name in chosen}])
+    assert sum(map(len, optimizer._gpu.known)) <= 8 * len(named)
+
+
 def test_many_tiny_tensors() -> None:
     count = 20_000 if DEVICE == "cuda" else 60
     shapes = {f"t{i}": (1 + i % 3,) for i in range(count)}
