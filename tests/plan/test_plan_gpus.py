@@ -192,6 +192,9 @@ def test_large_models_are_laid_out_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
     told = gpus.Shown((4096, 2048), "float32", {})
     assert [len(some) for some in gpus.laid_out_together(setting_of("LAMB"), [told] * 100)] == [50, 50]
     assert [len(some) for some in gpus.laid_out_together(setting_of("Kron"), [told] * 100)] == [100]
+    nothing = told._replace(shape=(0, 4))
+    assert [len(some) for some in gpus.laid_out_together(setting_of("LAMB"), [told, nothing])] == [2]
+    assert [len(some) for some in gpus.laid_out_together(setting_of("LAMB"), [nothing, nothing])] == [2]
     in_pieces = {rule: planned(rule, {}, shapes).peak_bytes for rule in ("LARS", "LAMB", "Adafactor")}
     monkeypatch.setattr(gpus, "MOST_AT_ONCE", 2**60)
     for rule, found in in_pieces.items():

@@ -64,7 +64,7 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
 @click.option("--device", type=click.Choice(DEVICES), help="Where steps are taken.  [default: cuda; numpy: cpu]")
 @click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="How they are taken.")
 @click.option("--bandwidth", metavar="RATE", help="Of memory.  [default: 3.35TB/s on cuda, 100GB/s on cpu]")
-@click.option("--flops", metavar="RATE", help="What matrix products reach in float32, such as 60TFLOPS.")
+@click.option("--flops", metavar="RATE", help="What matrix products reach, such as 300TFLOPS.")
 @click.option(
     "--option",
     "options",

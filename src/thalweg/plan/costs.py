@@ -9,46 +9,22 @@ messages in ``owners``.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Mapping
-from typing import TypeAlias
 
 from thalweg.arrays import Shape
-from thalweg.boundary import arithmetic, first_state
+from thalweg.boundary import arithmetic
+from thalweg.plan.items import Item, entry_bytes, state_entries
 from thalweg.plan.models import Tensor
 from thalweg.plan.optimizers import setting_of
-from thalweg.plan.peaks import Item
 from thalweg.plan.products import Products, products
 from thalweg.rules import LAMB, LARS, Adafactor, Kron
 from thalweg.settings import Setting
-from thalweg.spaces import shapes
-from thalweg.spaces.shape_arrays import BYTES, Ledger
-
-#: Something that is kept for a parameter: its shape and its dtype.
-Entry: TypeAlias = tuple[Shape, str]
+from thalweg.spaces.shape_arrays import BYTES
 
 # ---- bytes in memory
 
 
 def parameter_bytes(tensor: Tensor) -> int:
     return tensor.elements * BYTES[tensor.dtype]
-
-
-def state_entries(setting: Setting, tensor: Tensor) -> dict[str, Entry]:
-    """Shape and dtype of everything that is kept for a parameter, as its rule makes it."""
-    return dict(entries_of(setting, tensor.shape, tensor.dtype))
-
-
-@functools.lru_cache(maxsize=4096)
-def entries_of(setting: Setting, shape: Shape, dtype: str) -> Mapping[str, Entry]:
-    p = Ledger().array(shape, dtype)
-    state = first_state(shapes, setting.rule_at(1), setting.handling, p)
-    return {key: (entry.shape, entry.dtype) for key, entry in state.items()}
-
-
-def entry_bytes(entry: Entry) -> int:
-    shape, dtype = entry
-    return math.prod(shape) * BYTES[dtype]
 
 
 def counter_bytes(front_end: str, tensors: int, setting: Setting) -> int:

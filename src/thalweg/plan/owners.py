@@ -14,10 +14,11 @@ from typing import Any
 
 from thalweg.arrays import Shape
 from thalweg.boundary import arithmetic
-from thalweg.plan.costs import Entry, shard, state_entries
+from thalweg.plan.costs import shard
+from thalweg.plan.items import Entry, Item, state_entries
 from thalweg.plan.models import Tensor
 from thalweg.plan.parts import OnParts, Part, nameless
-from thalweg.plan.peaks import Held, Item, listed, torch_peak
+from thalweg.plan.peaks import Held, listed, torch_peak
 from thalweg.rules import Kron
 from thalweg.rules.blocks import is_zero
 from thalweg.settings import Setting

@@ -9,14 +9,16 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.arrays import Axes, Scalar, Shape, Term, reduced_shape
 from thalweg.boundary import arithmetic, first_state
+from thalweg.plan import gpus
+from thalweg.plan.items import Entry, Item
 from thalweg.plan.models import Tensor
-from thalweg.plan.peaks import Item, held, listed, stepped
+from thalweg.plan.peaks import held, listed, stepped
 from thalweg.rules import Kron, Rule, Update
 from thalweg.settings import Setting
 from thalweg.spaces import shapes
@@ -109,13 +111,13 @@ class OnParts:
         return self.rule.taken(xp, h, h_square, s, p, {**state, **factors}, due, lr * lr_scale)
 
 
-def part_entries(setting: Setting, part: Part) -> dict[str, tuple[Shape, str]]:
+def part_entries(setting: Setting, part: Part) -> dict[str, Entry]:
     """Shape and dtype of what a rank keeps for a parameter; of Kron's factors it keeps some rows."""
     return dict(entries_of(setting, part.without_name()))
 
 
 @functools.lru_cache(maxsize=4096)
-def entries_of(setting: Setting, part: Part) -> Mapping[str, tuple[Shape, str]]:
+def entries_of(setting: Setting, part: Part) -> Mapping[str, Entry]:
     space: Any = PartSpace(part)
     p = Ledger().array(part.held.shape, part.held.dtype)
     state = first_state(space, setting.rule_at(1), setting.handling, p)
@@ -134,15 +136,31 @@ def rounds(setting: Setting, part: Part) -> tuple[tuple[Figures, ...], ...]:
     return tuple(map(tuple, space.rounds))
 
 
-def messages(setting: Setting, parts: Sequence[Part]) -> dict[tuple[int, str, str], int]:
-    """Bytes of every message of a step, by round, kind and mesh dimension."""
+def rounds_of_kernels(setting: Setting, part: Part) -> list[tuple[Figures, ...]]:
+    """The same of kernels for GPUs: all of it is sums, and where all squares are kept, those of u are in the first."""
+    told = [tuple(replace(own, kind="sum") for own in figures) for figures in rounds(setting, part.without_name())]
+    if "variance" in part_entries(setting, part) and len(told) > 1:
+        told[:2] = [told[0] + told[1]]
+    return told
+
+
+def messages(
+    setting: Setting, parts: Sequence[Part], by_kernels: Sequence[bool] | None = None
+) -> dict[tuple[int, str, str], int]:
+    """Bytes of every message of a step, by round, kind and mesh dimension.
+
+    by_kernels: which parts are stepped by kernels for GPUs; their rounds come after those of lists.
+    """
     asked: list[tuple[int, Figures]] = []
     if setting.handling.max_grad_norm is not None or setting.handling.on_nonfinite == "skip":
         # squares of all gradients, before anything else
         asked += [(0, Figures("sum", 1, arithmetic(part.held.dtype), part.across(None))) for part in parts]
-    for part in parts:
-        for number, told in enumerate(rounds(setting, part.without_name()), start=1):
-            asked += [(number, figures) for figures in told]
+    chosen = by_kernels or [False] * len(parts)
+    lists = [rounds(setting, part.without_name()) for part, own in zip(parts, chosen, strict=True) if not own]
+    launched = [rounds_of_kernels(setting, part) for part, own in zip(parts, chosen, strict=True) if own]
+    for start, every in ((1, lists), (1 + max(map(len, lists), default=0), launched)):
+        for own in every:
+            asked += [(number, figures) for number, told in enumerate(own, start) for figures in told]
     gathered: dict[tuple[int, str, str], list[Figures]] = {}
     for number, figures in asked:
         for dimension in figures.mesh:
@@ -177,3 +195,19 @@ def divided_peak(items: Sequence[Item]) -> tuple[int, str]:
         listed(ledger, jobs)
         total += ledger.extra
     return total, "foreach"
+
+
+def kernel_peak(setting: Setting, parts: Sequence[Part], messages: Iterable[int]) -> int:
+    """Bytes at the peak where kernels for GPUs step parts in place: what they keep, and the largest message."""
+    buckets: dict[Any, list[Part]] = defaultdict(list)
+    for part in parts:
+        buckets[part.held.dtype, setting.rule_at(1).kind(part.whole.shape), part.mesh].append(part)
+    scratch = gpus.scratch_bytes([(setting, [shown(setting, part) for part in bucket]) for bucket in buckets.values()])
+    joint = gpus.joint_bytes([[Item(part.held, setting) for part in bucket] for bucket in buckets.values()])
+    return scratch + max([joint, *map(gpus.rounded_up, messages)])
+
+
+def shown(setting: Setting, part: Part) -> gpus.Shown:
+    """A part as kernels for GPUs are shown it."""
+    whole = part.whole.shape if part.across(None) else None
+    return gpus.Shown(part.held.shape, part.held.dtype, part_entries(setting, part), whole)

@@ -7,20 +7,17 @@ front ends give theirs: what is said here of engines follows ``torch/engines.py`
 
 from __future__ import annotations
 
-import ctypes
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.boundary import Advance, advance, arithmetic, first_state, slice_of
-from thalweg.kernels.cpu import structs
-from thalweg.kernels.cpu.library import load, reason_missing
-from thalweg.kernels.cpu.plan import ENTRIES, Operand, Options, entries_of, reason_unserved
-from thalweg.kernels.cpu.plan import Plan as Tables
-from thalweg.kernels.threads import num_threads, of_machine
-from thalweg.plan.models import Tensor
-from thalweg.settings import Setting
+from thalweg.kernels.cpu.library import reason_missing
+from thalweg.kernels.cpu.plan import ENTRIES, reason_unserved
+from thalweg.plan import gpus, native
+from thalweg.plan.items import Item, state_entries
+from thalweg.plan.native import LR
 from thalweg.spaces import shape_lists, shapes
 from thalweg.spaces.shape_arrays import Ledger, ShapeOnly
 from thalweg.spaces.shape_lists import PerArray, ShapeList
@@ -29,16 +26,6 @@ from thalweg.spaces.shape_lists import PerArray, ShapeList
 CHUNK = 256 * 2**20 // (20 * 4)
 #: Tensors of at most so many elements are stacked for Kron's products (``torch/engines.py``, ``numpy/batches.py``).
 SMALL = 2**14
-#: Any learning rate will do: no number is ever computed.
-LR = 1e-3
-
-
-@dataclass(frozen=True)
-class Item:
-    """One parameter with what holds for it."""
-
-    tensor: Tensor
-    setting: Setting
 
 
 @dataclass
@@ -92,11 +79,17 @@ def torch_peak(items: Sequence[Item], *, engine: str, device: str) -> tuple[int,
     buckets: dict[Any, list[Held]] = defaultdict(list)
     for item in items:
         kind = item.setting.rule_at(1).kind(item.tensor.shape)
-        key = item.setting, item.tensor.dtype, kind, torch_unserved(item, device) or reason_missing()
+        key = item.setting, item.tensor.dtype, kind, torch_unserved(item, device)
         buckets[key].append(held(ledger, item))
     chosen = {key: torch_engine(engine, bucket, key[-1]) for key, bucket in buckets.items()}
-    in_place = [key for key, name in chosen.items() if name == "fused" and rule_name(key[0]) in ENTRIES]
-    scratch = scratch_bytes([one.item for key in in_place for one in buckets[key]])
+    fused = [key for key, name in chosen.items() if name == "fused"]
+    if device == "cuda":
+        in_place = fused
+        scratch = gpus.scratch_bytes([(key[0], [shown(one.item) for one in buckets[key]]) for key in in_place])
+        joint = gpus.joint_bytes([[one.item for one in bucket] for bucket in buckets.values()])
+    else:
+        in_place = [key for key in fused if native.rule_name(key[0]) in ENTRIES]
+        scratch, joint = native.scratch_bytes([one.item for key in in_place for one in buckets[key]]), 0
     ledger.begin()
     engines: dict[str, Engine] = {"reference": by_tensor, "foreach": by_list, "fused": by_shape}
     results: Iterable[Any] = (
@@ -109,14 +102,19 @@ def torch_peak(items: Sequence[Item], *, engine: str, device: str) -> tuple[int,
         results = list(results)
     for _ in results:  # the last result is alive while the next is computed
         pass
-    return scratch + ledger.extra, " + ".join(sorted(set(chosen.values())))
+    return scratch + max(ledger.extra, joint), " + ".join(sorted(set(chosen.values())))
 
 
 def torch_unserved(item: Item, device: str) -> str | None:
-    """Why native code cannot step a parameter, or None if it can."""
-    if device != "cpu":
-        return f"there is no fused kernel for tensors on {device}"
-    return reason_unserved(item.setting.rule_at(1), item.tensor.shape)
+    """Why native code, or a fused kernel on a GPU, cannot step a parameter; None or "" if it can."""
+    if device == "cuda":
+        return gpus.reason_against(item.setting, item.tensor)
+    return reason_unserved(item.setting.rule_at(1), item.tensor.shape) or reason_missing()
+
+
+def shown(item: Item) -> gpus.Shown:
+    """A parameter as kernels for GPUs are shown it."""
+    return gpus.Shown(item.tensor.shape, item.tensor.dtype, state_entries(item.setting, item.tensor))
 
 
 def torch_engine(wanted: str, bucket: Sequence[Held], unserved: str | None) -> str:
@@ -125,11 +123,6 @@ def torch_engine(wanted: str, bucket: Sequence[Held], unserved: str | None) -> s
     if not unserved:
         return "fused"
     return "reference" if len(bucket) == 1 else "foreach"
-
-
-def rule_name(setting: Setting) -> str:
-    kinds = (kind.__name__ for kind in type(setting.rule).__mro__)
-    return next((name for name in kinds if name in structs.RULES), "")
 
 
 def by_tensor(
@@ -222,7 +215,7 @@ def numpy_peak(items: Sequence[Item], *, engine: str) -> tuple[int, str]:
     fused = [job for job, native in zip(jobs, by_native, strict=True) if native]
     others = [job for job, native in zip(jobs, by_native, strict=True) if not native]
     used = " + ".join(name for name, some in (("fused", fused), ("reference", others)) if some)
-    in_place = fused if items and rule_name(items[0].setting) in ENTRIES else []
+    in_place = fused if items and native.rule_name(items[0].setting) in ENTRIES else []
     del jobs
     ledger.begin()
     squares = peak_of_squares(ledger, others) if engine == "reference" or reason_missing() else 0
@@ -231,7 +224,7 @@ def numpy_peak(items: Sequence[Item], *, engine: str) -> tuple[int, str]:
         results = list(results)
     for job, result in results:
         job.state = result.state  # the old one is let go
-    return scratch_bytes([job.item for job in in_place]) + max(ledger.extra, squares), used
+    return native.scratch_bytes([job.item for job in in_place]) + max(ledger.extra, squares), used
 
 
 def is_native(item: Item, engine: str) -> bool:
@@ -266,28 +259,3 @@ def batches(jobs: Sequence[Held]) -> Iterable[list[Held]]:
         alone = is_apart(job.item) or job.item.tensor.elements > SMALL
         found[index if alone else (job.item.setting, job.p.shape, job.p.dtype)].append(job)
     return found.values()
-
-
-# ---- native code
-
-
-def scratch_bytes(items: Sequence[Item]) -> int:
-    """What native code asks for beside the tensors: its own answer, and the tables that describe them to it."""
-    if not items:
-        return 0
-    name = rule_name(items[0].setting)
-    settings = list(dict.fromkeys(item.setting for item in items))
-    options = [Options(setting.rule_at(1), setting.handling, 1, LR, 1.0) for setting in settings]
-    operands = []
-    for item in items:
-        ghost = Ledger().array(item.tensor.shape, item.tensor.dtype)
-        state = first_state(shapes, item.setting.rule_at(1), item.setting.handling, ghost)
-        entries = [state.get(key) for key in entries_of(name, state)]
-        dtypes = (ghost.dtype, ghost.dtype, *("" if entry is None else entry.dtype for entry in entries))
-        places = tuple(0 if entry is None else 1 for entry in entries)
-        operands.append(Operand(item.tensor.name, ghost.shape, 1, 1, places, dtypes, settings.index(item.setting)))
-    tables = Tables(name)
-    tables.lay_out(operands, options)
-    rows = len(tables.tensors)
-    scratch: int = load().thalweg_layout(structs.RULES[name], tables.tensors, rows, num_threads(of_machine))
-    return scratch + rows * (ctypes.sizeof(structs.Tensor) + ctypes.sizeof(structs.Outcome))

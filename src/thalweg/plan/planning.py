@@ -9,6 +9,7 @@ from typing import Any
 from thalweg.errors import CommandError
 from thalweg.explain import Explanation, explained
 from thalweg.kernels.cpu.library import reason_missing
+from thalweg.plan.items import Item
 from thalweg.plan.models import Model
 from thalweg.plan.optimizers import (
     DEFAULT_LR,
@@ -20,7 +21,7 @@ from thalweg.plan.optimizers import (
     known_optimizer,
     setting_of,
 )
-from thalweg.plan.peaks import Item, torch_unserved
+from thalweg.plan.peaks import torch_unserved
 from thalweg.plan.shards import Place, Share, is_divided, largest_share, reason_against_parts
 from thalweg.plan.sources import resolve
 from thalweg.settings import Setting
@@ -169,9 +170,7 @@ def checked_place(place: Place) -> Place:
         raise CommandError("in JAX the compiler decides how steps are taken: leave out --engine")
     if place.front_end == "optax" and place.layout == "fsdp2" and place.world > 1:
         raise CommandError("layout 'fsdp2' is torch's; in JAX the compiler divides work, and state follows parameters")
-    if place.engine == "fused" and place.device == "cuda":
-        raise CommandError("there is no fused engine for GPUs yet: say auto, foreach or reference")
-    if place.engine == "fused" and (reason := reason_missing()) is not None:
+    if place.engine == "fused" and place.device == "cpu" and (reason := reason_missing()) is not None:
         raise CommandError(f"engine 'fused' cannot run: {reason}; 'auto' takes the fastest there is")
     return place
 
@@ -182,15 +181,15 @@ def check_word(what: str, word: str, known: Sequence[str]) -> None:
 
 
 def check_served(name: str, setting: Setting, model: Model, place: Place) -> None:
-    """Say what cannot be stepped so: slices that are not there, shapes and parts that native code does not take."""
-    if place.engine == "fused" and is_divided(place) and (obstacle := reason_against_parts(setting)):
+    """Say what cannot be stepped so: slices that are not there, what native code or kernels do not take."""
+    if place.engine == "fused" and is_divided(place) and (obstacle := reason_against_parts(setting, place.device)):
         raise CommandError(f"engine 'fused' cannot run {name}: {obstacle}; 'auto' can")
     for tensor in model.tensors:
         if setting.rule.stacked_axes > len(tensor.shape):
             raise CommandError(
                 f"{name}: stacked_axes={setting.rule.stacked_axes}, but {tensor.name!r} has shape {tensor.shape}"
             )
-        if place.engine == "fused" and (reason := torch_unserved(Item(tensor, setting), "cpu")):
+        if place.engine == "fused" and (reason := torch_unserved(Item(tensor, setting), place.device)):
             if place.front_end == "numpy" and "not a number" in reason:
                 continue
             raise CommandError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thalweg.boundary import arithmetic
-from thalweg.plan.peaks import Item, held, stepped
+from thalweg.plan.items import Item
+from thalweg.plan.peaks import held, stepped
 from thalweg.spaces import shapes
 from thalweg.spaces.shape_arrays import Ledger
 

@@ -13,11 +13,12 @@ from typing import Any
 
 from thalweg.arrays import Shape
 from thalweg.kernels.cpu.plan import SUMS
-from thalweg.plan import costs
+from thalweg.plan import costs, gpus
+from thalweg.plan.items import Entry, Item, entry_bytes, state_entries
 from thalweg.plan.models import Tensor
 from thalweg.plan.owners import exchanged_bytes, is_remembered, kept_entries, owner_peak, owners, whole_factors
-from thalweg.plan.parts import Part, divided_peak, messages, part_entries
-from thalweg.plan.peaks import Item, numpy_peak, torch_peak
+from thalweg.plan.parts import Part, divided_peak, kernel_peak, messages, part_entries
+from thalweg.plan.peaks import numpy_peak, torch_peak
 from thalweg.rules import Adafactor
 from thalweg.settings import Setting
 
@@ -90,8 +91,10 @@ def is_divided(place: Place) -> bool:
     return place.world > 1 and place.layout == "fsdp2"
 
 
-def reason_against_parts(setting: Setting) -> str:
-    """Why native code cannot step parts of parameters (``torch/fused.py``), "" if it can."""
+def reason_against_parts(setting: Setting, device: str) -> str:
+    """Why native code (``torch/fused.py``), or a kernel on a GPU, cannot step parts of parameters, "" if it can."""
+    if device == "cuda":
+        return gpus.reason_against_parts(setting)
     rule = type(setting.rule).__name__
     if rule not in SUMS:
         return f"there is no fused kernel of {rule} for parameters that are divided over ranks"
@@ -103,7 +106,7 @@ def reason_against_parts(setting: Setting) -> str:
 def whole_share(setting: Setting, tensors: Sequence[Tensor], place: Place, rank: int) -> Share:
     """Everything, as every rank has it."""
     items = [Item(tensor, setting) for tensor in tensors]
-    entries = [entry for tensor in tensors for entry in costs.state_entries(setting, tensor).values()]
+    entries = [entry for tensor in tensors for entry in state_entries(setting, tensor).values()]
     return of_items(items, entries, place, rank, peak_of(items, place))
 
 
@@ -112,12 +115,34 @@ def part_share(setting: Setting, tensors: Sequence[Tensor], place: Place, rank: 
     parts = [part_of(tensor, place.world, rank) for tensor in tensors]
     items = [Item(part.held, decided(setting, part.whole.shape)) for part in parts]
     entries = [entry for part in parts for entry in part_entries(setting, part).values()]
-    sums = messages(setting, parts)
+    by_kernels = [is_launched(setting, part, place) for part in parts]
+    sums = messages(setting, parts, by_kernels)
     sent = costs.ring(sum(sums.values()), place.world)
-    # native code steps parts only where it is asked for
-    peak = peak_of(items, place) if place.engine == "fused" else divided_peak(items)
+    peak: tuple[int | None, str]
+    if any(by_kernels):
+        lists = [item for item, own in zip(items, by_kernels, strict=True) if not own]
+        launched = [part for part, own in zip(parts, by_kernels, strict=True) if own]
+        peak = beside_lists(kernel_peak(setting, launched, sums.values()), lists)
+    else:
+        # native code steps parts only where it is asked for
+        peak = peak_of(items, place) if place.engine == "fused" else divided_peak(items)
     bare = of_items(items, entries, place, rank, peak)
     return replace(bare, sent_bytes=sent, sent_between=sent, collectives=len(sums))
+
+
+def is_launched(setting: Setting, part: Part, place: Place) -> bool:
+    """Whether kernels for GPUs step a part."""
+    if place.device != "cuda" or place.engine not in ("auto", "fused"):
+        return False
+    return not (gpus.reason_against(setting, part.whole) or gpus.reason_against_parts(setting))
+
+
+def beside_lists(launched: int, lists: Sequence[Item]) -> tuple[int, str]:
+    """The peak of kernels for GPUs, and of what is stepped as lists beside them."""
+    if not lists:
+        return launched, "fused"
+    peak, engine = divided_peak(lists)
+    return launched + peak, f"{engine} + fused"
 
 
 def part_of(tensor: Tensor, world: int, rank: int) -> Part:
@@ -127,14 +152,14 @@ def part_of(tensor: Tensor, world: int, rank: int) -> Part:
 
 
 def of_items(
-    items: Sequence[Item], entries: Sequence[costs.Entry], place: Place, rank: int, peak: tuple[int | None, str]
+    items: Sequence[Item], entries: Sequence[Entry], place: Place, rank: int, peak: tuple[int | None, str]
 ) -> Share:
     """A share of parameters that are stepped where they are, and nothing sent."""
     counters = costs.counter_bytes(place.front_end, len(items), items[0].setting)
     return Share(
         rank=rank,
         parameter_bytes=sum(costs.parameter_bytes(item.tensor) for item in items),
-        state_bytes=counters + sum(map(costs.entry_bytes, entries)),
+        state_bytes=counters + sum(map(entry_bytes, entries)),
         peak_bytes=peak[0],
         moved_bytes=sum(costs.bytes_moved(item.setting, item.tensor) for item in items),
         moved_between=sum(costs.bytes_moved(item.setting, item.tensor, refresh=False) for item in items),
@@ -156,7 +181,7 @@ def owner_share(
     mine = [tensor for tensor, owner in zip(tensors, owned, strict=True) if owner in (rank, None)]
     entries = [entry for part in parts for entry in kept_entries(setting, part, world, rank).values()]
     kept = [t for t, owner in zip(tensors, owned, strict=True) if owner == rank and is_remembered(setting)]
-    state = costs.counter_bytes(place.front_end, len(tensors), setting) + sum(map(costs.entry_bytes, entries))
+    state = costs.counter_bytes(place.front_end, len(tensors), setting) + sum(map(entry_bytes, entries))
     peak, engine = owner_peak(setting, parts, owned, world, rank)
     sums = messages(setting, parts)
 

@@ -98,8 +98,9 @@ def notes(found: Plan) -> Iterator[str]:
                 f"{human_seconds(cost.seconds_between)}."
             )
             if not found.flops:
-                rate = "give what they reach in float32, such as --flops 60TFLOPS"
-                yield f"{cost.optimizer}: the time of its products is not counted; {rate}."
+                cores = place.device == "cuda" and "fused" in share.engine
+                rate = "on tensor cores, such as --flops 300TFLOPS" if cores else "in float32, such as --flops 60TFLOPS"
+                yield f"{cost.optimizer}: the time of its products is not counted; give what they reach {rate}."
     if place.world > 1:
         yield "Figures are those of the rank that needs most. sent: beyond the gradients' own reduction."
 
