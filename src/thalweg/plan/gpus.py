@@ -107,9 +107,9 @@ def scratch_bytes(buckets: Sequence[Bucket]) -> int:
         return 0
     if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
         return estimated(buckets)
-    from thalweg.torch import gpu
+    from thalweg.torch import scratch
 
-    return gpu.scratch_bytes(
+    return scratch.scratch_bytes(
         [
             (replace(setting, rule=setting.rule_at(1)), some)
             for setting, bucket in buckets
