@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import NonFiniteError, OptionError, ParameterError
-from thalweg.kernels import triton
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.kernels.cpu.plan import ENTRIES, Figures
 from thalweg.rules.checks import check_choice, check_flag
 from thalweg.settings import Overrides
+from thalweg.torch import gpu
 from thalweg.torch.bucket import Bucket, Result
 from thalweg.torch.engines import ENGINES, Engine, by_shards, engine_for
 from thalweg.torch.fused import Fused
@@ -45,10 +45,12 @@ class Optimizer(Sorting):
     ) -> None:
         check_choice("engine", engine, "auto", "reference", "foreach", "fused")
         check_flag("capturable", capturable)
-        if engine == "fused" and (reason := reason_missing()) is not None and triton.reason_missing() is not None:
-            raise OptionError(f"engine='fused' cannot run: {reason}; engine='auto' takes the fastest there is")
         self._forget(engine)
         super().__init__(params, lr, variant=variant, overrides=overrides, capturable=capturable, options=options)
+        for p in self.parameters() if engine == "fused" else ():
+            missing = gpu.reason_missing(p.device) if gpu.is_on_gpu(p) else reason_missing()
+            if missing is not None:
+                raise OptionError(f"engine='fused' cannot run: {missing}; engine='auto' takes the fastest there is")
 
     def _forget(self, engine: Engine) -> None:
         """Have seen no step yet."""

@@ -35,7 +35,7 @@ SHAPES = {
     "before": [(3, 10, 30), (2, 5, 700)],
     "between": [(10, 3, 30), (5, 2, 700)],
     "behind": [(20, 30, 9), (9, 300, 2), (10, 80, 3, 3)],
-    "far behind": [(42, 41, 40)],
+    "far behind": [(12, 11, 40)],
     "all around": [(2, 12, 3, 20, 2)],
 }
 
@@ -219,8 +219,11 @@ def part_of(whole: torch.Tensor, axis: int, begin: int, end: int) -> torch.Tenso
     return (whole if whole.shape[axis] == 1 else whole.narrow(axis, begin, end - begin)).clone()
 
 
-@pytest.mark.parametrize("shape", [(12, 10), (3, 12, 10), (12, 3, 10), (12, 10, 3)])
-@pytest.mark.parametrize("ends", [(5,), (0, 4), (3, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "ends"),
+    [((12, 10), (5,)), ((12, 10), (0, 4)), ((3, 12, 10), (3, 3)), ((12, 3, 10), (0, 4)), ((12, 10, 3), (5,))],
+    ids=str,
+)
 def test_parts_of_a_tensor(shape: tuple[int, ...], ends: tuple[int, ...]) -> None:
     """Each rank has a part of every axis in turn, perhaps an empty one; sums are those of all."""
     rule = Adafactor(min_dim_size_to_factor=4, momentum=0.5)

@@ -113,7 +113,7 @@ class Both:
         assert (a - b).nan_to_num().abs().max() <= (self.tolerance + rounding) * size, key
 
 
-def agree_after(shape: tuple[int, ...], steps: int = 3, **options: Any) -> None:
+def agree_after(shape: tuple[int, ...], steps: int = 2, **options: Any) -> None:
     both = Both(shape, **options)
     for _ in range(steps):
         both.step()
