@@ -6,7 +6,9 @@ import importlib.util
 
 import pytest
 
-if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
+#: Kernels are written in Triton and step tensors of torch.
+MISSING = any(importlib.util.find_spec(name) is None for name in ("torch", "triton"))
+if MISSING:
     collect_ignore_glob = ["test_*.py"]
 
 
@@ -22,10 +24,12 @@ def kernels_serve_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """On a GPU, all of these are tests of it. The interpreter computes with numpy, which warns of what is meant."""
+    own = [item for item in items if "kernels/triton" in item.path.as_posix()]
+    if MISSING or not own:
+        return
     from on_device import DEVICE
 
-    for item in items:
-        if "kernels/triton" in item.path.as_posix():
-            item.add_marker(pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"))
-            if DEVICE == "cuda":
-                item.add_marker(pytest.mark.gpu)
+    for item in own:
+        item.add_marker(pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"))
+        if DEVICE == "cuda":
+            item.add_marker(pytest.mark.gpu)
