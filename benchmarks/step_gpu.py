@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from thalweg.bench import bench, files, markdown, process
+from thalweg.bench import bench, markdown, process
 from thalweg.errors import CommandError
 
 MODELS, RULES = "gpt2,bert-large,resnet50,llama-1b", "lamb,lars,adafactor"
@@ -60,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     say(markdown.heading(found))
     if given.out is not None:
+        from thalweg.bench import files  # which draws, with matplotlib
+
         files.write(found, given.out)
 
 
