@@ -123,7 +123,7 @@ class Launch:
         parts = self.bucket.parts
         for sums in self.passes.measured(self.step):
             if parts:
-                yield [(each.tensor, parts[each.operand or 0].across(each.axes)) for each in sums]
+                yield [(each.tensor, parts[0].across(each.axes)) for each in sums]
 
     def write(self) -> None:
         self.passes.write(self.step)

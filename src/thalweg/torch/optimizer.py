@@ -130,7 +130,7 @@ class Optimizer(Sorting):
             if fused:
                 self._write_fused(fused, finite)
             if launched:
-                self._write_gpu(launched)
+                self._write_gpu()
             for result in results:
                 self._commit(result)
 
@@ -148,7 +148,7 @@ class Optimizer(Sorting):
         self._gpu.prepare(buckets, self._check_state)
 
     @torch.compiler.disable
-    def _write_gpu(self, buckets: Sequence[Bucket]) -> None:
+    def _write_gpu(self) -> None:
         self._gpu.write()
         self._last.update(self._gpu.figures)
         self._gpu.release()

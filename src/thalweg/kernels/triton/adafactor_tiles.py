@@ -20,7 +20,7 @@ from thalweg.arrays import Shape
 from thalweg.kernels.cpu.plan import seen_as
 from thalweg.kernels.triton.tables import Uploads
 
-#: Elements of a block, and warps of the program that has it in hand. Measured on an H200.
+#: Elements of a block, and warps of the program that has it in hand. Between those that were best on an H200.
 BLOCK, WARPS = 2048, 4
 #: How many columns a block may have; with places behind each column, and how many of these at most.
 WIDTHS, DEEP_WIDTH, DEEPEST = (1024, 512, 256), 64, 32

@@ -26,7 +26,7 @@ from thalweg.kernels.triton.tables import COLUMNS, STEP, Operand, Tables, add_up
 from thalweg.rules import Rule
 from thalweg.settings import Handling
 
-#: Elements that one program works on, and the warps it has. Measured on an H200; small enough for an A100.
+#: Elements that one program works on, and the warps it has. Measured on an H200.
 CHUNK, WARPS = 2048, 4
 #: Tensors that one program decides on.
 DECIDED = 128
@@ -53,13 +53,11 @@ class Step(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """A sum over what is here of one or more tensors, to be completed over ranks, in place."""
+    """Sums over what is here of all tensors of a list, to be completed over ranks, in place."""
 
     tensor: Tensor
-    #: Over which axes of the parameter it goes.
+    #: Over which axes of the parameters they go.
     axes: Axes
-    #: Whose it is, where it is that of one operand alone.
-    operand: int | None = None
 
 
 class Passes:

@@ -43,10 +43,6 @@ class Operand(NamedTuple):
     #: Of the whole parameter; None: this is it.
     shape: tuple[int, ...] | None = None
 
-    def places(self) -> tuple[int, ...]:
-        entries = (0 if entry is None else entry.data_ptr() for entry in self.entries)
-        return (self.p.data_ptr(), *entries, self.step.data_ptr())
-
 
 def rows_of(operand: Operand, stacked_axes: int, seed: int) -> list[list[int]]:
     """The rows of one operand: one for each stacked slice, which are tensors by themselves."""
@@ -134,15 +130,10 @@ class Tables:
         #: By row: where its chunks begin in the list of all, with the end of the last behind them.
         self.begins = self.uploads.table(torch.cat([torch.zeros(1, dtype=torch.int64), ends]).to(torch.int32))
         self.gradients = torch.empty(self.count, dtype=torch.int64, device=self.device)
-        self.places = [operand.places() for operand in operands]
         self.aligned = all(address % ALIGNMENT == 0 for address in rows[:, : SIZE.value].flatten().tolist())
         self.grads_aligned = True
         self.grad_places: list[int] = []
         self.follow(grads)
-
-    def still_hold(self, operands: Sequence[Operand]) -> bool:
-        """Whether nothing but gradients has moved."""
-        return [operand.places() for operand in operands] == self.places
 
     def follow(self, grads: Sequence[Tensor]) -> None:
         """Note where the gradients are now."""
