@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from on_device import DEVICE, agree, gradients, make, parameters, side_by_side, train
+from on_device import DEVICE, FEW, agree, gradients, make, parameters, side_by_side, train
 from side_by_side import FUSED_RULES, NARROW
 
 import thalweg.torch
@@ -137,9 +137,9 @@ def test_tables_follow_what_moves(rule: str) -> None:
     """Parameters that get other memory, and state that is replaced, are found where they are."""
     results = []
     for engine in ("fused", "reference"):
-        named = parameters()
+        named = parameters(shapes=FEW)
         optimizer = make(rule, named, engine, **options_of(rule))
-        steps = gradients(4)
+        steps = gradients(4, shapes=FEW)
         train(optimizer, named, steps[:2])
         for _, p in named:
             p.data = p.data.clone()
@@ -152,7 +152,7 @@ def test_tables_follow_what_moves(rule: str) -> None:
 
 @every_rule
 def test_a_step_like_the_last_is_not_sorted_again(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    named, steps = parameters(), gradients(4)
+    named, steps = parameters(shapes=FEW), gradients(4, shapes=FEW)
     optimizer = make(rule, named, **options_of(rule))
     train(optimizer, named, steps[:1])
 
@@ -166,7 +166,7 @@ def test_a_step_like_the_last_is_not_sorted_again(rule: str, monkeypatch: pytest
         with pytest.raises(AssertionError, match="sorted again"):
             train(optimizer, named, steps[3:])
     train(optimizer, named, steps[3:])
-    theirs = parameters()
+    theirs = parameters(shapes=FEW)
     reference = make(rule, theirs, "reference", **options_of(rule))
     train(reference, theirs, steps[:3])
     reference.param_groups[0]["weight_decay"] = 0.3
@@ -298,12 +298,12 @@ def test_the_same_bits_twice(rule: str) -> None:
 
 @every_rule
 def test_state_goes_from_engine_to_engine(rule: str) -> None:
-    steps = gradients(4)
-    named, theirs = parameters(), parameters()
+    steps = gradients(4, shapes=FEW)
+    named, theirs = parameters(shapes=FEW), parameters(shapes=FEW)
     fused, reference = make(rule, named, **options_of(rule)), make(rule, theirs, "reference", **options_of(rule))
     train(fused, named, steps[:2])
     train(reference, theirs, steps[:2])
-    crossed = parameters()
+    crossed = parameters(shapes=FEW)
     with torch.no_grad():
         for (_, p), (_, q) in zip(crossed, theirs, strict=True):
             p.copy_(q)

@@ -40,9 +40,10 @@ class DenseStep:
             self.move(own.stepped_straight, own.stepped_straight, "right")
             self.triangle(symmetrized_kernel, largest=own.largest.column, sums=own.sums.column)
             return
-        self.move(own.turned, own.stepped_turned, "")
+        self.move(own.turned, None, "")
         self.triangle(
             skew_kernel,
+            turned=own.stepped_turned.column,
             skew=own.skew.column,
             largest=own.tile_largest.column,
             squares=own.column_squares.column,
@@ -149,7 +150,7 @@ class DenseStep:
             num_warps=4,
         )
 
-    def move(self, turned: Panel, out: Panel, half: str) -> None:
+    def move(self, turned: Panel, out: Panel | None, half: str) -> None:
         factor, own = self.factor, self.own
         self.plan.add(
             stepped_kernel,
@@ -157,7 +158,7 @@ class DenseStep:
             error=own.error.column,
             turned=turned.column,
             stepped=own.stepped.column,
-            out=out.column,
+            out=out.column if out else 0,
             n=factor.size,
             axis=factor.axis,
             pitch=own.error.pitch,

@@ -67,6 +67,7 @@ def compile_together(lists: Sequence[Launches]) -> None:
     together = getattr(triton, "AsyncCompileMode", None)
     if not waiting or together is None or not hasattr(waiting[0].kernel, "device_caches"):
         return
+    waiting.sort(key=lambda launch: "BK" not in launch.given)  # products take longest, so they come first
     with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as workers, together(workers):
         for launch in waiting:
             launch.prepare()

@@ -34,9 +34,9 @@ def stepped_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """q - rate (left - right) q, in float32 and as products take it.
+    """q - rate (left - right) q.
 
-    HALF: "": the whole step, its copy transposed. "left" and "right": half a step from either side.
+    HALF: "": the whole step. "left" and "right": half a step from either side, the first as products take it as well.
     """
     matrix = first + tl.program_id(1)
     if idle(figures, matrix, count, 1):
@@ -57,9 +57,7 @@ def stepped_kernel(
         q = q * figure(figures, START, matrix, count)
     q = q - rate * x
     store_panel(new, i, j, q, n, n, pitch, tl.float32, False)
-    if HALF == "":
-        store_panel(place(places, out, matrix, count, DTYPE), j, i, tl.trans(q), n, n, pitch, DTYPE, CUTS)
-    elif HALF == "left":
+    if HALF == "left":
         store_panel(place(places, out, matrix, count, DTYPE), i, j, q, n, n, pitch, DTYPE, CUTS)
 
 
@@ -68,6 +66,7 @@ def skew_kernel(
     places,
     figures,
     stepped,
+    turned,
     skew,
     largest,
     squares,
@@ -81,14 +80,22 @@ def skew_kernel(
     CUTS: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """r = q^T - q, noted for a bound of its norm, and the sum of r * q^T, which is half that of its squares."""
+    """r = q^T - q, noted for a bound of its norm, and the sum of r * q^T, which is half that of its squares.
+
+    q^T as products take it is written on the way.
+    """
     matrix = first + tl.program_id(1)
     if idle(figures, matrix, count, 1):
         return
     row, column = triangle_tile_of(tl.program_id(0))
     i, j = row * BM + tl.arange(0, BM), column * BM + tl.arange(0, BM)
     q = place(places, stepped, matrix, count, tl.float32)
-    r = tl.trans(load_panel(q, j, i, n, pitch)) - load_panel(q, i, j, n, pitch)
+    straight, mirrored = load_panel(q, i, j, n, pitch), tl.trans(load_panel(q, j, i, n, pitch))
+    panel = place(places, turned, matrix, count, DTYPE)
+    store_panel(panel, i, j, mirrored, n, n, pitch, DTYPE, CUTS)
+    if row != column:
+        store_panel(panel, j, i, tl.trans(straight), n, n, pitch, DTYPE, CUTS)
+    r = mirrored - straight
     numbers, columns = (
         place(places, largest, matrix, count, tl.float32),
         place(places, squares, matrix, count, tl.float32),
