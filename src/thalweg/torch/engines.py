@@ -20,6 +20,7 @@ from thalweg.errors import OptionError
 from thalweg.kernels import triton
 from thalweg.kernels.cpu.library import reason_missing, warn_once
 from thalweg.kernels.cpu.noise import fill_normal
+from thalweg.kernels.cpu.plan import ENTRIES
 from thalweg.kernels.threads import num_threads
 from thalweg.rules.noise import tensor_id
 from thalweg.spaces import foreach
@@ -125,17 +126,20 @@ def by_list(bucket: Bucket) -> Iterator[Result]:
         yield listed(foreach, chunk)
 
 
-def by_shards(buckets: Sequence[Bucket], owners: Owners) -> list[Result]:
-    """Lists of which this rank holds parts: the sums of all of them go in one message for each group of ranks."""
+def by_shards(buckets: Sequence[tuple[Bucket, str]], owners: Owners) -> list[Result]:
+    """Lists of which this rank holds parts: the sums of all of them go in one message for each group of ranks.
 
-    def computation(bucket: Bucket) -> Callable[[Any], Result]:
-        return lambda exchange: listed(Sharded(bucket.parts, exchange), bucket)
+    Each with the name of its engine: owners of whole tensors may have kernels, though parts are stepped as lists.
+    """
 
-    return together([computation(bucket) for bucket in buckets], owners)
+    def computation(bucket: Bucket, engine: str) -> Callable[[Any], Result]:
+        return lambda exchange: listed(Sharded(bucket.parts, exchange), bucket, by_kernels=engine == "fused")
+
+    return together([computation(bucket, engine) for bucket, engine in buckets], owners)
 
 
-def listed(space: Any, bucket: Bucket) -> Result:
-    """A list of tensors, advanced in a space of lists."""
+def listed(space: Any, bucket: Bucket, *, by_kernels: bool = False) -> Result:
+    """A list of tensors, advanced in a space of lists. by_kernels: what is done by owners."""
     device = bucket.params[0].device
     t: Any = bucket.t
     if t is None:
@@ -146,7 +150,7 @@ def listed(space: Any, bucket: Bucket) -> Result:
     keys = [key for key in bucket.states[0] if key != "step"]
     rule: Any = bucket.setting.rule_at(t)
     if bucket.parts and rule.needs_whole:
-        rule = Owned(rule, bucket)
+        rule = Owned(rule, bucket, by_kernels=by_kernels)
     result = advance(
         space,
         rule,
@@ -187,6 +191,13 @@ ENGINES: dict[str, Callable[[Bucket], Iterator[Result]]] = {
     "foreach": by_list,
     "fused": by_shape,
 }
+
+
+def is_in_place(engine: str, bucket: Bucket) -> bool:
+    """Whether native code or kernels write new values themselves; all else answers with them."""
+    if bucket.on_gpu:  # owners of whole tensors send them back
+        return engine == "fused" and not (bucket.parts and bucket.setting.rule.needs_whole)
+    return engine == "fused" and type(bucket.setting.rule).__name__ in ENTRIES
 
 
 def engine_for(wanted: Engine, bucket: Bucket, *, compiling: bool) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.arrays import Shape
 from thalweg.kernels import triton as kernels
 from thalweg.rules import Kron
 from thalweg.settings import Setting
@@ -43,10 +44,11 @@ def reason_missing(device: torch.device) -> str | None:
     return None
 
 
-def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], *, divided: bool) -> str:
+def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], part: Part | None = None) -> str:
     """Why fused kernels cannot step this parameter, "" if they can. The answer holds as long as its memory does.
 
-    divided: over ranks, which have to find the same answer however their memory lies, so that odd memory is copied.
+    part: what p is of a parameter that is divided over ranks. They have to find the same answer however their memory
+    lies, so that odd memory is copied, and however much of it they have.
     """
     rule = setting.rule
     if type(rule).__name__ not in RULES:
@@ -62,27 +64,28 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], *, 
     entries = [entry for key, entry in state.items() if key not in ("step", "refresh")]
     if any(entry.dtype not in SERVED for entry in entries):
         return "there is no fused kernel for state of float64 on GPUs"
-    if not divided and not (p.is_contiguous() and all(entry.is_contiguous() for entry in entries)):
+    if part is None and not (p.is_contiguous() and all(entry.is_contiguous() for entry in entries)):
         # in any order, as long as all that is as large as the parameter has the same
         alike = is_dense(p) and all(e.shape == p.shape and e.stride() == p.stride() for e in entries)
         if not alike or rule.stacked_axes or setting.handling.rounding != "nearest" or isinstance(rule, Kron):
             return f"its strides are {p.stride()}"
-    return reason_against_kron(setting, p, state) if isinstance(rule, Kron) else ""
+    shape = tuple(p.shape) if part is None else part.shape
+    return reason_against_kron(setting, p, state, shape) if isinstance(rule, Kron) else ""
 
 
-def reason_against_kron(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> str:
+def reason_against_kron(setting: Setting, p: Tensor, state: Mapping[str, Tensor], shape: Shape) -> str:
     if reason_missing(p.device) is not None:  # nobody can tell, and nobody will ask
         return ""
     from thalweg.kernels.triton.kron import reason_unserved
 
     rule: Any = setting.settled
-    return reason_unserved(rule, setting.handling, tuple(p.shape), NAMES[p.dtype], NAMES[state["Q_0"].dtype])
+    return reason_unserved(rule, setting.handling, shape, NAMES[p.dtype], NAMES[state["Q_0"].dtype])
 
 
 def reason_against_part(setting: Setting, part: Part) -> str:
     """Why fused kernels cannot step what this rank holds of a divided parameter, "" if they can."""
-    if setting.rule.needs_whole:
-        return f"{type(setting.rule).__name__} works on whole tensors, and this one is divided over ranks"
+    if setting.rule.needs_whole:  # its owner has the whole, and whoever holds parts of it makes their steps of that
+        return ""
     if setting.rule.stacked_axes:
         return "it is divided over ranks, and stacked_axes asks for sums over parts of it"
     if setting.handling.rounding == "stochastic" and sum(map(bool, part.groups[1:])) > 1:

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from thalweg.errors import NonFiniteError, OptionError, ParameterError
 from thalweg.kernels.cpu.library import reason_missing
-from thalweg.kernels.cpu.plan import ENTRIES, Figures
+from thalweg.kernels.cpu.plan import Figures
 from thalweg.rules.checks import check_choice, check_flag
 from thalweg.settings import Overrides
 from thalweg.torch import gpu
 from thalweg.torch.bucket import Bucket, Result
-from thalweg.torch.engines import ENGINES, Engine, by_shards, engine_for
+from thalweg.torch.engines import ENGINES, Engine, by_shards, engine_for, is_in_place
 from thalweg.torch.fused import Fused
 from thalweg.torch.gpu import Gpu
 from thalweg.torch.owners import Owners
@@ -95,14 +95,15 @@ class Optimizer(Sorting):
                 policy = self.param_groups[0]["on_nonfinite"]
                 engines = [engine_for(self._wanted_engine, bucket, compiling=compiling) for bucket in buckets]
                 self._engines_used = set(engines)
-                in_place = [
-                    engine == "fused" and (bucket.on_gpu or self.rule_name in ENTRIES)
-                    for bucket, engine in zip(buckets, engines, strict=True)
-                ]
+                in_place = [is_in_place(engine, bucket) for bucket, engine in zip(buckets, engines, strict=True)]
                 own = [bucket for bucket, here in zip(buckets, in_place, strict=True) if here]
                 fused = [bucket for bucket in own if not bucket.on_gpu]
                 launched = [bucket for bucket in own if bucket.on_gpu]
-                divided = [bucket for bucket, here in zip(buckets, in_place, strict=True) if bucket.parts and not here]
+                divided = [
+                    (bucket, engine)
+                    for bucket, engine, here in zip(buckets, engines, in_place, strict=True)
+                    if bucket.parts and not here
+                ]
                 finite = self._prepare_fused(fused, measure=policy != "propagate") if fused else None
                 if launched:
                     self._prepare_gpu(launched)

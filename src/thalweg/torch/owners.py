@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from thalweg.arrays import State
 from thalweg.rules import Kron, Update
@@ -18,7 +18,9 @@ from thalweg.spaces.foreach import PerTensor, TensorList
 from thalweg.spaces.sharded import ReducedList, Sharded
 from thalweg.torch.bucket import Bucket
 from thalweg.torch.shards import MeshGroup
-from thalweg.torch.team import Task, Team
+from thalweg.torch.tasks import Answer, Task
+from thalweg.torch.team import Team
+from thalweg.torch.whitening import Whitener
 
 
 class Owners:
@@ -26,6 +28,7 @@ class Owners:
 
     def __init__(self) -> None:
         self.teams: dict[tuple[MeshGroup, ...], Team] = {}
+        self.whitener = Whitener()
 
     def forget(self) -> None:
         """State has been loaded or dropped: whole factors are gathered anew."""
@@ -33,7 +36,7 @@ class Owners:
             team.known.clear()
             team.whole.clear()
 
-    def whitened(self, tasks: Sequence[Task]) -> list[tuple[Tensor, Tensor, State[Tensor]]]:
+    def whitened(self, tasks: Sequence[Task]) -> list[Answer]:
         """For each task this rank's part of what was whitened, the mean of its squares, and parts of its factors."""
         by_team: dict[tuple[MeshGroup, ...], list[int]] = defaultdict(list)
         for index, task in enumerate(tasks):
@@ -42,7 +45,7 @@ class Owners:
         answers: list[Any] = [None] * len(tasks)
         for groups, members in by_team.items():
             if groups not in self.teams:
-                self.teams[groups] = Team(groups)
+                self.teams[groups] = Team(groups, self.whitener)
             found = self.teams[groups].whitened([tasks[i] for i in members])
             for i, answer in zip(members, found, strict=True):
                 answers[i] = answer
@@ -52,8 +55,8 @@ class Owners:
 class Owned:
     """A rule that needs whole tensors, as the boundary sees it: its middle part is done by the owners."""
 
-    def __init__(self, rule: Kron, bucket: Bucket) -> None:
-        self.rule, self.bucket = rule, bucket
+    def __init__(self, rule: Kron, bucket: Bucket, *, by_kernels: bool) -> None:
+        self.rule, self.bucket, self.by_kernels = rule, bucket, by_kernels
 
     def update(
         self,
@@ -70,6 +73,10 @@ class Owned:
         x, y, due, state = self.rule.shown(xp, g, s, p, t)
         keys = [key for key in s if key.startswith(("Q_", "L_"))]
         bucket, handling = self.bucket, self.bucket.setting.handling
+        numbers = t.values.unbind() if isinstance(t, PerTensor) else [t] * len(bucket.names)
+        if self.by_kernels and isinstance(t, PerTensor):  # the host has to know
+            numbers = [round(number) for number in t.values.tolist()]
+        refreshed = torch.stack(list(due.tensors)).tolist()
         tasks = [
             Task(
                 name=name,
@@ -79,10 +86,11 @@ class Owned:
                 factors={key: s[key].tensors[i] for key in keys},
                 stored=bucket.states[i]["Q_0"].dtype,
                 # a step that may not be taken would leave the owner with factors that nobody else has
-                remembered=handling.on_nonfinite == "propagate",
-                due=bool(due.tensors[i]),
+                remembered=handling.on_nonfinite == "propagate" and bucket.allowed is None,
+                by_kernels=self.by_kernels,
+                due=refreshed[i],
                 seed=handling.seed,
-                t=t.values[i] if isinstance(t, PerTensor) else t,
+                t=numbers[i],
             )
             for i, name in enumerate(bucket.names)
         ]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thalweg.spaces.sharded import Asked
 from thalweg.torch.owners import Owners
-from thalweg.torch.team import Task
+from thalweg.torch.tasks import Task
 
 T = TypeVar("T")
 

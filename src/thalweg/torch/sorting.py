@@ -137,7 +137,7 @@ class Sorting(Parameters):
         if known is None or known[0] is not setting or known[1] != memory:
             own = local_state(state)
             if gpu.is_on_gpu(held):
-                reason = gpu.reason_against(setting, held, own, divided=any(part.groups))
+                reason = gpu.reason_against(setting, held, own, part if any(part.groups) else None)
             else:
                 reason = fused.reason_against(setting, held, own)
             self._treatments[id(p)] = known = setting, memory, setting.rule.kind(tuple(p.shape)), reason

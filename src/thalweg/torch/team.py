@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,67 +11,17 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape, State
-from thalweg.rules import Kron
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.spaces import torch as xp
-from thalweg.spaces.sharded import Part
-from thalweg.torch.factors import Block, block_of_factor, factor_shapes
+from thalweg.torch.factors import Block, factor_shapes
 from thalweg.torch.shards import MeshGroup
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """One parameter that has to be whitened as a whole."""
-
-    name: str
-    rule: Kron
-    part: Part
-    #: This rank's part of what is preconditioned, and of what the factors learn from if that is something else.
-    shown: Sequence[Tensor]
-    #: This rank's rows of the factors, and their norms, which everyone has.
-    factors: Mapping[str, Tensor]
-    #: The dtype in which factors are stored between steps.
-    stored: torch.dtype
-    #: Whether the owner may keep the whole factors until the next step.
-    remembered: bool
-    #: Whether the factors learn in this step.
-    due: bool
-    seed: int
-    t: Any
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The precision of the arithmetic."""
-        return self.shown[0].dtype
-
-    @property
-    def matrices(self) -> list[str]:
-        return [key for key in self.factors if key.startswith("Q_")]
-
-    @property
-    def norms(self) -> list[str]:
-        return [key for key in self.factors if key.startswith("L_")]
-
-    @property
-    def cost(self) -> float:
-        """In multiplications, about: products with every dense factor, and of the factors with one another."""
-        sizes = self.rule.sizes(self.part.shape)
-        dense = [n for n, diagonal in zip(sizes, self.rule.diagonals(sizes), strict=True) if not diagonal]
-        return math.prod(self.part.shape) * (1 + sum(dense)) + sum(n**3 for n in dense)
-
-    def blocks(self) -> dict[str, Block]:
-        """What this rank holds of the parameter and of its factors."""
-        shapes = factor_shapes(self.rule, self.part.shape)
-        own = {key: block_of_factor(shapes[key], self.part) for key in self.matrices}
-        return {"p": Block(tuple(self.shown[0].shape), self.part.offset), **own}
-
-
-#: This rank's part of what was whitened, the mean of its squares, and the state of the factors.
-Answer = tuple[Tensor, Tensor, State[Tensor]]
+from thalweg.torch.tasks import Answer, Task, Work
+from thalweg.torch.whitening import Whitener, room_for_factors
 
 
 class Team:
-    def __init__(self, groups: tuple[MeshGroup, ...]) -> None:
+    def __init__(self, groups: tuple[MeshGroup, ...], whitener: Whitener) -> None:
+        self.whitener = whitener
         self.group = group_over(groups[0].mesh, sorted({group.dimension for group in groups}))
         self.device = groups[0].device
         self.size = torch.distributed.get_world_size(self.group)
@@ -80,10 +29,10 @@ class Team:
         #: By name, then by rank: the block of the parameter, and those of its factors.
         self.blocks: dict[str, list[dict[str, Block]]] = {}
         self.owners: dict[str, int] = {}
-        #: The whole factors of what this rank owns.
+        #: The whole factors of what this rank owns; for kernels as they are stored, with their norms.
         self.whole: dict[str, State[Tensor]] = {}
-        #: Parameters whose owners have their whole factors; the same on every rank.
-        self.known: set[str] = set()
+        #: Parameters whose owners have their whole factors, and whether for kernels; the same on every rank.
+        self.known: dict[str, bool] = {}
 
     def learn(self, tasks: Sequence[Task]) -> None:
         """Who holds what, told by everyone once; and owners, the dearest first to whoever has least to do."""
@@ -103,17 +52,14 @@ class Team:
         if any(task.name not in self.blocks for task in tasks):
             self.learn(tasks)
         # factors that their owner does not have as a whole travel with the gradients
-        cold = {task.name for task in tasks if not task.remembered} | ({task.name for task in tasks} - self.known)
-        received = self.exchanged(
-            tasks,
-            [[x for task in self.owned(tasks, owner) for x in sent(task, cold)] for owner in range(self.size)],
-            [
-                sum(block.size for task in self.mine(tasks) for block in self.due_from(task, rank, cold))
-                for rank in range(self.size)
-            ],
-        )
-        done = self.worked(tasks, [Reader(message) for message in received], cold)
-        self.known |= {task.name for task in tasks if task.remembered}
+        cold = {task.name for task in tasks if not task.remembered or self.known.get(task.name) != task.by_kernels}
+        # what came is let go of before anything goes back
+        done = self.worked(tasks, self.gathered(tasks, cold), cold)
+        for task in tasks:
+            if task.remembered:
+                self.known[task.name] = task.by_kernels
+            else:
+                self.known.pop(task.name, None)
         returned = self.exchanged(
             tasks,
             [
@@ -127,6 +73,18 @@ class Team:
         )
         readers = [Reader(message) for message in returned]
         return [self.answer(task, readers[self.owners[task.name]]) for task in tasks]
+
+    def gathered(self, tasks: Sequence[Task], cold: set[str]) -> list[Reader]:
+        """From every rank its parts of what this one owns."""
+        received = self.exchanged(
+            tasks,
+            [[x for task in self.owned(tasks, owner) for x in sent(task, cold)] for owner in range(self.size)],
+            [
+                sum(block.size for task in self.mine(tasks) for block in self.due_from(task, rank, cold))
+                for rank in range(self.size)
+            ],
+        )
+        return [Reader(message) for message in received]
 
     def owned(self, tasks: Sequence[Task], owner: int) -> Iterator[Task]:
         return (task for task in tasks if self.owners[task.name] == owner)
@@ -144,18 +102,28 @@ class Team:
     def worked(self, tasks: Sequence[Task], readers: Sequence[Reader], cold: set[str]) -> dict[str, Answer]:
         """What this rank owns, put together and whitened."""
 
-        def put_together(task: Task, key: str, shape: Shape) -> Tensor:
-            whole = torch.empty(shape, dtype=task.dtype, device=task.shown[0].device)
+        def put_together(task: Task, key: str, whole: Tensor) -> Tensor:
             for reader, blocks in zip(readers, self.blocks[task.name], strict=True):
                 blocks[key].of(whole).copy_(reader.next(blocks[key].shape))
             return whole
 
-        done = {}
+        done: dict[str, Answer] = {}
+        for_kernels = []
         for task in self.mine(tasks):
-            shown = [put_together(task, "p", task.part.shape) for _ in task.shown]
+            room = partial(torch.empty, dtype=task.dtype, device=task.shown[0].device)
+            shown = [put_together(task, "p", room(task.part.shape)) for _ in task.shown]
+            shapes = factor_shapes(task.rule, task.part.shape)
+            if task.by_kernels:
+                if task.name in cold:
+                    whole = self.room_for_factors(task, shapes)
+                    for key in task.matrices:
+                        put_together(task, key, whole[key])
+                    for key in task.norms:
+                        whole[key].copy_(task.factors[key])
+                for_kernels.append(Work(task, shown, self.whole[task.name]))
+                continue
             if task.name in cold:
-                shapes = factor_shapes(task.rule, task.part.shape)
-                self.whole[task.name] = {key: put_together(task, key, shapes[key]) for key in task.matrices}
+                self.whole[task.name] = {key: put_together(task, key, room(shapes[key])) for key in task.matrices}
             known = {**self.whole[task.name], **{key: task.factors[key] for key in task.norms}}
             done[task.name] = task.rule.whitened(
                 xp, shown[0], shown[-1], known, task.due, partial(noise_of, task, shown[0])
@@ -166,7 +134,14 @@ class Team:
                 self.whole[task.name] = {
                     key: as_stored(task, done[task.name][2][key], self.whole[task.name][key]) for key in task.matrices
                 }
-        return done
+        return {**done, **self.whitener.whitened(for_kernels)}
+
+    def room_for_factors(self, task: Task, shapes: Mapping[str, Shape]) -> State[Tensor]:
+        """For kernels, which write in place: the same as ever, so that their tables stay as they are."""
+        if task.name not in self.whole or self.known.get(task.name) is False:
+            norms = {key: task.factors[key] for key in task.norms}
+            self.whole[task.name] = room_for_factors(shapes, norms, task.stored, task.shown[0].device)
+        return self.whole[task.name]
 
     def answer_for(self, task: Task, whole: Answer, rank: int) -> Iterator[Tensor]:
         """What the owner sends back to a rank."""

@@ -115,8 +115,7 @@ class KronKernels:
         rule: Kron,
         handling: Handling,
     ) -> Batch:
-        layout = rule.stacked_axes, rule.max_size_dense, rule.max_skew, rule.merge, rule.geometry, handling.seed
-        facts = layout, grads[0].dtype, memory_of(params, states)
+        facts = layout_facts(rule, handling.seed), grads[0].dtype, memory_of(params, states)
         known = self.batches.get(tuple(names))
         if known is None or known[0] != facts:
             batch = Batch(names, params, states, grads[0].dtype, rule, handling.seed)
@@ -132,6 +131,11 @@ class KronKernels:
         if found is None or found.numel() < batch.scratch_size:
             found = self.scratch[device] = torch.empty(batch.scratch_size, dtype=torch.uint8, device=device)
         return found
+
+
+def layout_facts(rule: Kron, seed: int) -> tuple[Any, ...]:
+    """What tables and scratch memory depend on, beside shapes, dtypes and memory."""
+    return rule.stacked_axes, rule.max_size_dense, rule.max_skew, rule.merge, rule.geometry, seed
 
 
 def count_refreshes(rule: Kron, states: States, t: int) -> list[bool]:

@@ -1,0 +1,116 @@
+"""Kron's kernels without parameters, for who owns tensors that are divided over ranks: gradients in, whitened ones out.
+
+Parameters and momentum lie with the ranks that hold them, which take the step themselves. Here one is taken too, from
+zero and at a rate of -1, so that what it comes to is what would be subtracted from a parameter. Tables are made anew
+only when factors have moved: all else may lie elsewhere at every step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from thalweg.kernels.triton.kron import KronKernels, begin, launches_of, layout_facts
+from thalweg.kernels.triton.kron_batch import Batch, States
+from thalweg.kernels.triton.kron_launches import compile_together
+from thalweg.kernels.triton.kron_layout import H_SQUARE, M, P
+from thalweg.kernels.triton.tables import ALIGNMENT
+from thalweg.rules import Kron
+from thalweg.settings import Handling
+
+
+class Job(NamedTuple):
+    """Tensors of one shape that are whitened together, and what holds for them."""
+
+    names: Sequence[str]
+    #: What factors learn from, and what is preconditioned: the same tensors, or others. All are float32.
+    learned: Sequence[Tensor]
+    shown: Sequence[Tensor]
+    #: Written in place where they are due.
+    factors: States
+    rule: Kron
+    seed: int
+    t: int
+    due: list[bool]
+
+    @property
+    def averaged(self) -> bool:
+        return self.shown is not self.learned
+
+
+@dataclass
+class Known:
+    """A batch as it was at the last step, and where that had what moves."""
+
+    facts: Any
+    batch: Batch
+    places: dict[int, list[int]] = field(default_factory=dict)
+
+
+class OwnerKernels(KronKernels):
+    """Those of one rank, with tables, scratch memory and launches that are kept between steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[tuple[str, ...], Known] = {}
+
+    def whitened(self, jobs: Sequence[Job]) -> list[tuple[Tensor, Tensor]]:
+        """For each job its tensors whitened and clipped, stacked, and the means of squares by tensor and slice.
+
+        The means are where the next step will write its own.
+        """
+        laid_out = []
+        fresh = []
+        for job in jobs:
+            h = torch.zeros((len(job.names), *job.shown[0].shape), device=job.shown[0].device)
+            batch, is_new = self.batch_for(job, h)
+            laid_out.append((job, h, batch))
+            if is_new:
+                fresh += [self.launches(job, batch, refreshing=refreshing) for refreshing in (True, False)]
+        compile_together(fresh)
+        for job, _, batch in laid_out:
+            with torch.cuda.device(batch.device) if batch.device.type == "cuda" else contextlib.nullcontext():
+                batch.follow_scratch(self.scratch_for(batch))
+                batch.follow_due(job.due)
+                bare = replace(job.rule, momentum=0.0)  # what is shown has been averaged and debiased
+                begin(batch, bare, Handling(), job.t, -1.0, 1.0, None, None)
+                self.launches(job, batch, refreshing=any(job.due))()
+        return [(h, batch.figures[H_SQUARE.value].reshape(len(job.names), batch.slices)) for job, h, batch in laid_out]
+
+    def launches(self, job: Job, batch: Batch, *, refreshing: bool) -> Any:
+        # momentum of 1, and nothing of the gradient: an average that is what it was
+        rule = replace(job.rule, momentum=1.0 if job.averaged else 0.0, weight_decay=0.0)
+        return launches_of(batch, rule, Handling(), refreshing=refreshing, counted=False)
+
+    def batch_for(self, job: Job, h: Tensor) -> tuple[Batch, bool]:
+        """The tables of a job, and whether they are new."""
+        moving = {P.value: list(h.unbind()), **({M.value: job.shown} if job.averaged else {})}
+        memory = [[(key, entry.data_ptr(), entry.dtype) for key, entry in own.items()] for own in job.factors]
+        aligned = all(tensor.data_ptr() % ALIGNMENT == 0 for tensors in moving.values() for tensor in tensors)
+        facts = layout_facts(job.rule, job.seed), h.device, h.shape, memory, job.averaged, aligned
+        known = self.known.get(tuple(job.names))
+        is_new = known is None or known.facts != facts
+        if known is None or is_new:
+            nowhere = torch.zeros(())  # the host counts, and tells what is due
+            beside = [{"momentum_buffer": x} for x in job.shown] if job.averaged else [{}] * len(job.names)
+            states = [
+                {**own, **more, "step": nowhere, "refresh": nowhere}
+                for own, more in zip(job.factors, beside, strict=True)
+            ]
+            batch = Batch(job.names, moving[P.value], states, torch.float32, job.rule, job.seed)
+            self.known[tuple(job.names)] = known = Known(facts, batch)
+        batch = known.batch
+        for column, tensors in moving.items():
+            places = [tensor.data_ptr() for tensor in tensors]
+            if known.places.get(column) != places:
+                known.places[column] = places
+                step = 4 * batch.size // batch.slices
+                own = [place + i * step for place in places for i in range(batch.slices)]
+                batch.uploads.refill(batch.places[column], own)
+        batch.follow_gradients(job.learned)
+        return batch, is_new
