@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tolerances import TENSOR_CORES  # noqa: E402
 from world import world  # noqa: E402
 from world_steps import Run, differences  # noqa: E402
 
@@ -20,4 +21,6 @@ pytestmark = [
 @pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "last axis"), (4, "two axes")])
 def test_ranks_on_one_card_have_the_numbers_of_one_process(rule: str, size: int, layout: str) -> None:
     run = Run(rule, "float32", device="cuda", engine="auto")
-    assert world(size).run(differences, run, layout) == [[]] * size
+    # owners of Kron's tensors multiply on tensor cores; None: what is owed in float32
+    tolerance = TENSOR_CORES["float32"] if rule == "Kron" else None
+    assert world(size).run(differences, run, layout, tolerance) == [[]] * size

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from on_device import DEVICE
-from tolerances import SPACE
+from tolerances import SPACE, TENSOR_CORES
 
 from thalweg.boundary import advance, first_state
 from thalweg.kernels.triton import kron_batch, kron_layout
@@ -19,8 +19,8 @@ from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling
 from thalweg.spaces import torch as space
 
-#: Relative to the size of each array, after a few steps. Tensor cores keep 11 binary digits of float32, 8 of bfloat16.
-TOLERANCE = {"float32": SPACE["float32"] if DEVICE == "cpu" else 5e-3, "bfloat16": 2e-2}
+#: Relative to the size of each array, after a few steps. The interpreter multiplies float32 in full.
+TOLERANCE = {**TENSOR_CORES, "float32": SPACE["float32"]} if DEVICE == "cpu" else TENSOR_CORES
 
 
 class Both:

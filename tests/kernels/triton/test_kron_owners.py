@@ -1,0 +1,99 @@
+"""Kron's kernels on gradients without parameters, against the rule: interpreted, or on a GPU where there is one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from on_device import DEVICE
+from tolerances import SPACE, TENSOR_CORES
+
+from thalweg.boundary import first_state
+from thalweg.kernels.triton.kron_owners import Job, OwnerKernels
+from thalweg.rules import Kron
+from thalweg.rules.noise import normal, tensor_id
+from thalweg.settings import Handling
+from thalweg.spaces import torch as space
+
+TOLERANCE = SPACE["float32"] if DEVICE == "cpu" else TENSOR_CORES["float32"]
+
+
+class Both:
+    """Two tensors of one shape, whitened by the kernels and by the rule."""
+
+    def __init__(self, shape: tuple[int, ...], **options: Any) -> None:
+        self.shape, self.rule = shape, Kron(**options).for_storage(None)
+        self.generator = torch.Generator().manual_seed(0)
+        self.names = ["a", "b"]
+        self.factors = [self.first() for _ in self.names]
+        self.expected = [self.first() for _ in self.names]
+        self.kernels, self.t = OwnerKernels(), 0
+        #: Whatever was given and answered: its memory is not used again.
+        self.seen: list[Any] = []
+
+    def first(self) -> dict[str, Any]:
+        state = first_state(space, replace(self.rule, momentum=0.0), Handling(), torch.empty(self.shape, device=DEVICE))
+        return {key: entry for key, entry in state.items() if key != "refresh"}
+
+    def draw(self) -> list[torch.Tensor]:
+        return [torch.randn(self.shape, generator=self.generator).to(DEVICE) for _ in self.names]
+
+    def step(self, due: list[bool], *, averaged: bool = False) -> None:
+        self.t += 1
+        learned = self.draw()
+        shown = self.draw() if averaged else learned
+        before = [x.clone() for x in shown]
+        job = Job(self.names, learned, shown, self.factors, self.rule, 5, self.t, due)
+        [(h, squares)] = self.kernels.whitened([job])
+        self.seen += [learned, shown, h]
+        for i, name in enumerate(self.names):
+            noise = normal(space, learned[i], seed=5, tensor=tensor_id(name), t=self.t)
+            expected, square, self.expected[i] = self.rule.whitened(
+                space, before[i], learned[i], self.expected[i], due[i], lambda noise=noise: noise
+            )
+            close(h[i], expected)
+            close(squares[i], square.flatten())
+            for key, entry in self.expected[i].items():
+                close(self.factors[i][key], entry)
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert found.shape == wanted.shape
+    assert (found - wanted).abs().max().item() <= TOLERANCE * wanted.abs().max().item()
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "due"),
+    [
+        ((20, 24), {}, ([True, True], [False, True], [False, False])),
+        ((9,), dict(clip=0.5), ([True, True], [False, True], [False, False])),
+        ((2, 5, 7), dict(stacked_axes=1, clip_mode="rms"), ([False, True],)),
+    ],
+)
+def test_numbers_are_the_rules(shape: tuple[int, ...], options: dict[str, Any], due: tuple[list[bool], ...]) -> None:
+    both = Both(shape, **options)
+    for own in due:
+        both.step(own)
+
+
+def test_an_average_is_preconditioned_and_factors_learn_from_gradients() -> None:
+    both = Both((7, 20), momentum=0.9, momentum_mode="ema", weight_decay=0.5)
+    both.step([True, False], averaged=True)
+    both.step([False, False], averaged=True)
+
+
+def test_tables_are_kept_while_factors_stay_where_they_are() -> None:
+    both = Both((9,), momentum_mode="ema")
+    both.step([True, True], averaged=True)
+    (known,) = both.kernels.known.values()
+    places = dict(known.places)
+    both.step([True, True], averaged=True)
+    (again,) = both.kernels.known.values()
+    assert again is known
+    assert all(again.places[column] != before for column, before in places.items())
+    both.factors = [{key: entry.clone() for key, entry in own.items()} for own in both.factors]
+    both.step([True, True], averaged=True)
+    (other,) = both.kernels.known.values()
+    assert other is not known
