@@ -103,6 +103,7 @@ class Launch:
         self.passes, self.memory = passes, memory
         #: Tensors that are not contiguous, with the copies that are stepped in their place.
         self.staged = staged
+        self.is_new = True
 
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
         from thalweg.kernels.triton.passes import Step
@@ -116,6 +117,10 @@ class Launch:
         if isinstance(lr, Tensor) and lr.device != self.passes.device:
             lr = float(lr)
         self.step = Step(lr, bucket.setting.lr_scale, bucket.grad_scale, bucket.allowed)
+        if self.is_new:
+            self.is_new = False
+            with on_device_of(self):
+                self.passes.prepare(self.step)
         self.lr = shown_rate(bucket)
 
     def rounds(self) -> Iterator[list[tuple[Tensor, tuple[Any, ...]]]]:

@@ -300,6 +300,21 @@ def test_long_rows_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     both.check()
 
 
+@pytest.mark.parametrize("options", [{}, dict(max_skew=None, geometry="quad")], ids=str)
+def test_how_tiles_are_fetched_does_not_matter(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for describes in (False, True):
+        device = Device(8, 2**18, 2**30, cuts=DEVICE == "cuda", describes=describes)
+        monkeypatch.setattr(kron_batch, "device_of", lambda _, device=device: device)
+        both = Both((70, 40), **options)
+        for _ in range(2):
+            both.step()
+        both.check()
+        assert both.kernels.batches["w0",][1].layout.wide.described == describes
+        results.append([*both.params, *both.states[0].values()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
 def test_shapes_of_one_optimizer_share_scratch_memory_and_options_may_change() -> None:
     large, small = Both((70, 40)), Both((24, 20))
     small.names = ["other"]

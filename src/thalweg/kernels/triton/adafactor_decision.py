@@ -82,7 +82,7 @@ class AdafactorPasses(Passes):
                 step.lr_scale,
                 rows,
             ),
-            dict(
+            lambda: dict(
                 SPACING=u_squares.stride(0),
                 ALL_SQUARES=g_squares is not None,
                 LR_IS_TENSOR=isinstance(lr, Tensor),

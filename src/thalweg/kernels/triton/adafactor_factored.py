@@ -4,6 +4,7 @@ and columns, the second reads g (4) for the RMS of u, the third reads g and p an
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -85,15 +86,40 @@ class FactoredPasses(AdafactorPasses):
         row_dtype, column_dtype, _ = self.entry_dtypes
         return dict(R_DTYPE=DTYPES[row_dtype], C_DTYPE=DTYPES[column_dtype], **super().flags())
 
+    def flags_of_averages(self) -> dict[str, Any]:
+        flags = self.flags()
+        return {key: flags[key] for key in ("CLAMP", "R_DTYPE", "C_DTYPE")}
+
+    def flags_of_tiles(self, step: Step, stage: int, tiles: Tiles, wide: bool) -> dict[str, Any]:
+        """What the kernel of a stage is compiled for."""
+        flags = dict(
+            SCALED=step.grad_scale is not None,
+            VECTOR=self.vector if wide else 1,
+            P_DTYPE=DTYPES[self.p_dtype],
+            G_DTYPE=DTYPES[self.g_dtype],
+            LINES=tiles.form.lines,
+            WIDTH=tiles.form.width,
+        )
+        if stage == MEASURE:
+            return dict(**flags, R_DTYPE=DTYPES[self.entry_dtypes[0]], DEPTH=tiles.form.depth)
+        return dict(
+            **flags,
+            **self.flags(),
+            STAGE=stage,
+            ALLOWED=step.allowed is not None,
+            GUARDED=self.guarded,
+            STOCHASTIC=self.handling.rounding == "stochastic" and self.p_dtype in NARROW,
+            SPREAD=self.spread,
+            MIXED=tiles.form.mixed,
+        )
+
     def measured(self, step: Step) -> Iterator[list[Sum]]:
         row, column = self.axes
         self.sweep(step, MEASURE)
         self.statistics.add_up(self.compiled)
         over = (column,), (row,), (row, column), (row,), None
         yield [Sum(total, axes) for total, axes in zip(self.statistics.totals, over, strict=True)]
-        flags = self.flags()
-        told = {key: flags[key] for key in ("CLAMP", "R_DTYPE", "C_DTYPE")}
-        self.statistics.average(self.compiled, self.tables.rows, self.options, self.counts, told)
+        self.statistics.average(self.compiled, self.tables.rows, self.options, self.counts, self.flags_of_averages)
         self.sweep(step, WHITEN)
         add_up(self.compiled, self.partials, self.stepping.begins, self.totals)
         yield [Sum(self.totals, None)]
@@ -107,7 +133,7 @@ class FactoredPasses(AdafactorPasses):
     def sweep(self, step: Step, stage: int) -> None:
         """One stage over all tiles, those of one form in one launch."""
         for tiles in (self.measuring if stage == MEASURE else self.stepping).by_form:
-            arguments = (
+            arguments: tuple[Any, ...] = (
                 self.tables.rows,
                 self.tables.gradients,
                 self.statistics.tensors,
@@ -116,32 +142,14 @@ class FactoredPasses(AdafactorPasses):
                 self.options,
                 step.grad_scale,
             )
-            wide = self.loads_widely(tiles)
-            flags = dict(
-                SCALED=step.grad_scale is not None,
-                VECTOR=self.vector if wide else 1,
-                P_DTYPE=DTYPES[self.p_dtype],
-                G_DTYPE=DTYPES[self.g_dtype],
-                LINES=tiles.form.lines,
-                WIDTH=tiles.form.width,
-            )
+            count, wide = len(tiles.table), self.loads_widely(tiles)
+            kernel = measure_kernel
+            if stage != MEASURE:
+                kernel = step_kernel
+                arguments += (step.allowed, self.figures, self.partials, self.tables.count, count)
+            flags = functools.partial(self.flags_of_tiles, step, stage, tiles, wide)
             key = tiles.form, stage, wide, kind_of(step.grad_scale), kind_of(step.allowed)
-            grid = (len(tiles.table),)
-            if stage == MEASURE:
-                flags.update(R_DTYPE=DTYPES[self.entry_dtypes[0]], DEPTH=tiles.form.depth)
-                self.compiled.run(measure_kernel, grid, arguments, flags, warps=WARPS, key=key)
-                continue
-            more = step.allowed, self.figures, self.partials, self.tables.count, len(tiles.table)
-            flags.update(
-                STAGE=stage,
-                ALLOWED=step.allowed is not None,
-                GUARDED=self.guarded,
-                STOCHASTIC=self.handling.rounding == "stochastic" and self.p_dtype in NARROW,
-                SPREAD=self.spread,
-                MIXED=tiles.form.mixed,
-                **self.flags(),
-            )
-            self.compiled.run(step_kernel, grid, (*arguments, *more), flags, warps=WARPS, key=key)
+            self.compiled.run(kernel, (count,), arguments, flags, warps=WARPS, key=key)
 
     def loads_widely(self, tiles: Tiles) -> bool:
         even = tiles.form.depth == 1 and tiles.divisor % self.vector == 0

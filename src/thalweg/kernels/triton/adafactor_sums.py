@@ -7,7 +7,8 @@ the sums, and then the new averages, in the same place. State keeps the old ones
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import triton
@@ -61,15 +62,22 @@ class Statistics:
     def add_up(self, compiled: Compiled) -> None:
         """Add all other copies to the first ones."""
         if len(self.shared):
-            compiled.run(add_kernel, (len(self.shared),), (self.tensors, self.shared, self.sums), {}, warps=4)
+            compiled.run(add_kernel, (len(self.shared),), (self.tensors, self.shared, self.sums), dict, warps=4)
 
     def average(
-        self, compiled: Compiled, rows: Tensor, options: Tensor, counts: Tensor, flags: Mapping[str, object]
+        self,
+        compiled: Compiled,
+        rows: Tensor,
+        options: Tensor,
+        counts: Tensor,
+        flags: Callable[[], dict[str, Any]],
     ) -> None:
         """Make new averages of the sums."""
         if len(self.averaged):
             arguments = rows, options, counts, self.tensors, self.averaged, self.sums
-            compiled.run(average_kernel, (len(self.averaged),), arguments, dict(**flags, BLOCK=AVERAGED), warps=4)
+            compiled.run(
+                average_kernel, (len(self.averaged),), arguments, lambda: dict(**flags(), BLOCK=AVERAGED), warps=4
+            )
 
 
 def numbers(rows: Sequence[Sequence[int]], columns: int) -> Tensor:

@@ -1,19 +1,15 @@
-"""Launches that are the same from step to step: compiled together, and repeated without looking at them again.
-
-Triton binds and inspects all arguments of a launch, which takes longer than many a kernel runs. A launch whose
-arguments stay as they were is handed to the compiled kernel at once.
-"""
+"""Launches that are the same from step to step: compiled together, and repeated without looking at them again."""
 
 from __future__ import annotations
 
-import os
+import contextvars
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import torch
 import triton
 
-from thalweg.kernels.triton.launching import DIRECT
+from thalweg.kernels.triton.launching import DIRECT, compile_side_by_side
 
 
 class Launch:
@@ -38,9 +34,9 @@ class Launch:
             self.arguments = [self.given[name] for name in self.kernel.arg_names]
             self.run = compiled[self.grid]
 
-    def prepare(self) -> None:
+    def prepare(self) -> Any:
         """Compile without launching."""
-        self.kernel.warmup(**self.given, grid=self.grid)
+        return self.kernel.warmup(**self.given, grid=self.grid)
 
 
 class Launches:
@@ -49,25 +45,40 @@ class Launches:
     def __init__(self) -> None:
         self.list: list[Launch] = []
         self.ready = False
+        #: Whether products are among them for which the GPU fetches tiles by itself.
+        self.described = False
 
     def add(self, kernel: Any, /, *grid: int, **given: Any) -> None:
         self.list.append(Launch(kernel, grid, given))
+        self.described = self.described or given.get("DESCRIBED", False)
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.list[0].given["places"].device
+        return device
 
     def __call__(self) -> None:
         compile_together([self])
+        if self.described and self.device.type == "cuda":
+            contextvars.copy_context().run(self.launch_with_memory)
+        else:
+            self.launch()
+
+    def launch(self) -> None:
         for launch in self.list:
             launch()
 
+    def launch_with_memory(self) -> None:
+        """Descriptors of tiles take some memory, for which Triton asks whoever is named in its context."""
+        triton.set_allocator(lambda size, _, __: torch.empty(size, dtype=torch.int8, device=self.device))
+        self.launch()
+
 
 def compile_together(lists: Sequence[Launches]) -> None:
-    """Compile all that these launches need and that is not yet, at once, where that can be done."""
+    """Compile all that these launches need and that is not yet."""
     waiting = [launch for launches in lists if not launches.ready for launch in launches.list]
     for launches in lists:
         launches.ready = True
-    together = getattr(triton, "AsyncCompileMode", None)
-    if not waiting or together is None or not hasattr(waiting[0].kernel, "device_caches"):
-        return
-    waiting.sort(key=lambda launch: "BK" not in launch.given)  # products take longest, so they come first
-    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as workers, together(workers):
-        for launch in waiting:
-            launch.prepare()
+    if waiting:
+        waiting.sort(key=lambda launch: "BK" not in launch.given)  # products take longest, so they come first
+        compile_side_by_side([launch.prepare for launch in waiting], lists[0].device)

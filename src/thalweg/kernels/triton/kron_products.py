@@ -113,6 +113,7 @@ def multiply_kernel(
     SUMS: tl.constexpr,
     TURNED: tl.constexpr,
     CUTS: tl.constexpr,
+    DESCRIBED: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -129,7 +130,7 @@ def multiply_kernel(
     row, column = tile_of(tl.program_id(0), tl.cdiv(rows, BM), tl.cdiv(columns, BN), 8)
     i, j = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
     a_place, b_place = place(places, a, matrix, count, DTYPE), place(places, b, matrix, count, DTYPE)
-    x = rows_times_rows(a_place, b_place, i, j, rows, columns, 0, depth, a_pitch, b_pitch, BM, BN, BK)
+    x = rows_times_rows(a_place, b_place, row, column, rows, columns, 0, depth, a_pitch, b_pitch, DESCRIBED, BM, BN, BK)
     if as_it_lies != 0:
         x = x * figure(figures, FACTOR, matrix, count)
     if SCALES == "rows":
@@ -211,6 +212,7 @@ def symmetric_kernel(
     GRAM: tl.constexpr,
     PARTS: tl.constexpr,
     CUTS: tl.constexpr,
+    DESCRIBED: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -228,7 +230,7 @@ def symmetric_kernel(
     row, column = triangle_tile_of(tile)
     i, j = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
     own = place(places, a, matrix, count, DTYPE)
-    x = rows_times_rows(own, own, i, j, n, n, begin, end, a_pitch, a_pitch, BM, BN, BK)
+    x = rows_times_rows(own, own, row, column, n, n, begin, end, a_pitch, a_pitch, DESCRIBED, BM, BN, BK)
     if PARTS:
         panel = place(places, out, matrix, count, tl.float32) + (tl.program_id(0) % parts).to(tl.int64) * n * pitch
         store_panel(panel, i, j, x, n, n, pitch, tl.float32, False)

@@ -30,6 +30,7 @@ def stepped_kernel(
     HALF: tl.constexpr,
     ALIGNED: tl.constexpr,
     CUTS: tl.constexpr,
+    DESCRIBED: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -49,10 +50,10 @@ def stepped_kernel(
     a, b = place(places, error, matrix, count, DTYPE), place(places, turned, matrix, count, DTYPE)
     new = place(places, stepped, matrix, count, tl.float32)
     if HALF == "right":
-        x = rows_times_rows(b, a, i, j, n, n, 0, pitch, pitch, pitch, BM, BN, BK)
+        x = rows_times_rows(b, a, row, column, n, n, 0, pitch, pitch, pitch, DESCRIBED, BM, BN, BK)
         q = load_panel(new, i, j, n, pitch)
     else:
-        x = rows_times_rows(a, b, i, j, n, n, 0, pitch, pitch, pitch, BM, BN, BK)
+        x = rows_times_rows(a, b, row, column, n, n, 0, pitch, pitch, pitch, DESCRIBED, BM, BN, BK)
         q = load_state(place(places, Q + axis, matrix, count, Q_DTYPE), i, j, n, ALIGNED)
         q = q * figure(figures, START, matrix, count)
     q = q - rate * x
@@ -126,6 +127,7 @@ def turning_kernel(
     pitch,
     DTYPE: tl.constexpr,
     CUTS: tl.constexpr,
+    DESCRIBED: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -138,7 +140,9 @@ def turning_kernel(
     i, j = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
     size = figure(figures, TWIST + axis, matrix, count)
     a = place(places, skew, matrix, count, DTYPE)
-    x = rows_times_rows(a, place(places, b, matrix, count, DTYPE), i, j, n, n, 0, pitch, pitch, pitch, BM, BN, BK)
+    x = rows_times_rows(
+        a, place(places, b, matrix, count, DTYPE), row, column, n, n, 0, pitch, pitch, pitch, DESCRIBED, BM, BN, BK
+    )
     x = x / size
     total = -tl.sum(tl.sum(load_panel(a, i, j, n, pitch) * x, 1), 0) / size
     tl.store(place(places, second, matrix, count, tl.float32) + tl.program_id(0), total)
@@ -178,6 +182,7 @@ def rotated_kernel(
     axis,
     pitch,
     DTYPE: tl.constexpr,
+    DESCRIBED: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -190,7 +195,9 @@ def rotated_kernel(
     i, j = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
     size, angle = figure(figures, TWIST + axis, matrix, count), figure(figures, ANGLE + axis, matrix, count)
     a = place(places, skew, matrix, count, DTYPE)
-    x = rows_times_rows(a, place(places, b, matrix, count, DTYPE), i, j, n, n, 0, pitch, pitch, pitch, BM, BN, BK)
+    x = rows_times_rows(
+        a, place(places, b, matrix, count, DTYPE), row, column, n, n, 0, pitch, pitch, pitch, DESCRIBED, BM, BN, BK
+    )
     x = angle * (load_panel(place(places, product, matrix, count, DTYPE), i, j, n, pitch) + (angle / 2 / size) * x)
     new = place(places, stepped, matrix, count, tl.float32)
     q = load_panel(new, i, j, n, pitch) + x

@@ -71,11 +71,13 @@ class LambPasses(Passes):
         self.decided(
             decide_kernel,
             step,
-            DECOUPLED=rule.weight_decay_mode == "decoupled",
-            CORRECTED=rule.bias_correction,
-            ADAPTS=bool(rule.trust and (rule.always_adapt or rule.weight_decay != 0)),
-            PHI=rule.phi is not None,
-            TRUST_CLIP=rule.trust_clip is not None,
+            lambda: dict(
+                DECOUPLED=rule.weight_decay_mode == "decoupled",
+                CORRECTED=rule.bias_correction,
+                ADAPTS=bool(rule.trust and (rule.always_adapt or rule.weight_decay != 0)),
+                PHI=rule.phi is not None,
+                TRUST_CLIP=rule.trust_clip is not None,
+            ),
         )
 
 

@@ -61,10 +61,12 @@ class LarsPasses(Passes):
         self.decided(
             decide_kernel,
             step,
-            LR_INSIDE=rule.momentum_mode == "lr_inside",
-            ADAPTS=bool(rule.trust and (rule.always_adapt or rule.weight_decay != 0)),
-            COMBINED=rule.norm_mode == "combined",
-            CLIP=rule.clip,
+            lambda: dict(
+                LR_INSIDE=rule.momentum_mode == "lr_inside",
+                ADAPTS=bool(rule.trust and (rule.always_adapt or rule.weight_decay != 0)),
+                COMBINED=rule.norm_mode == "combined",
+                CLIP=rule.clip,
+            ),
         )
 
 

@@ -2,18 +2,25 @@
 
 Triton looks at every argument of a launch to find out what to compile for, which takes the host longer than many a
 kernel runs. A step launches the same kernels on the same tables each time, so what was compiled is kept under a short
-key, and called as it is.
+key, and called as it is. What a first step needs is compiled side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import contextlib
+import contextvars
+import os
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import torch
 import triton
 
 #: Whether compiled kernels of this version of Triton are known to take arguments as they are given here.
 DIRECT = triton.__version__.startswith("3.6.")
+
+Compilation = Callable[[], Any]
 
 
 class Compiled:
@@ -21,13 +28,15 @@ class Compiled:
 
     def __init__(self) -> None:
         self.known: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+        #: While a step is only prepared: how to compile what it would launch.
+        self.waiting: list[Compilation] | None = None
 
     def run(
         self,
         kernel: Any,
         grid: tuple[int, ...],
         arguments: tuple[Any, ...],
-        constants: Mapping[str, Any],
+        constants: Callable[[], dict[str, Any]],
         *,
         warps: int,
         key: Hashable = (),
@@ -38,10 +47,49 @@ class Compiled:
             compiled, values = known
             compiled[(*grid, 1, 1)[:3]](*arguments, *values)
             return
-        compiled = kernel[grid](*arguments, **constants, num_warps=warps)
+        given = constants()
+        if self.waiting is not None:
+            self.waiting.append(lambda: kernel.warmup(*arguments, **given, num_warps=warps, grid=grid))
+            return
+        compiled = kernel[grid](*arguments, **given, num_warps=warps)
         if DIRECT and compiled is not None:  # as it is where kernels are interpreted
-            values = tuple(constants[name] for name in kernel.arg_names if name in constants)
+            values = tuple(given[name] for name in kernel.arg_names if name in given)
             self.known[id(kernel), key] = compiled, values
+
+    @contextlib.contextmanager
+    def preparing(self, device: torch.device) -> Iterator[None]:
+        """Within: nothing is launched. At the end, all that would have been is compiled."""
+        self.waiting = []
+        try:
+            yield
+            compile_side_by_side(self.waiting, device)
+        finally:
+            self.waiting = None
+
+
+def compile_side_by_side(compilations: Iterable[Compilation], device: torch.device) -> None:
+    """Compile kernels side by side, where Triton can, with what launches them."""
+    mode = getattr(triton, "AsyncCompileMode", None)
+    if device.type != "cuda" or mode is None:
+        return
+
+    def compile_them() -> None:
+        with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as workers:
+            with mode(workers):
+                kernels = [compilation() for compilation in compilations]
+            if DIRECT:
+                # some were known already, and others are promises that have been kept by now
+                ready = {id(k): k for k in (k.result() if hasattr(k, "result") else k for k in kernels)}
+                list(workers.map(lambda kernel: load(kernel, device), ready.values()))
+
+    # Triton notes in its context that it compiles side by side; in a copy, an error leaves nothing of that behind
+    contextvars.copy_context().run(compile_them)
+
+
+def load(kernel: Any, device: torch.device) -> None:
+    """Have a compiled kernel on its device, and what launches it, which is compiled from C."""
+    with torch.cuda.device(device):
+        kernel._init_handles()
 
 
 def kind_of(value: Any) -> Hashable:

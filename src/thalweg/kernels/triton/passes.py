@@ -11,7 +11,7 @@ write       writes parameters and state
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -111,6 +111,13 @@ class Passes:
 
     # ---- one step
 
+    def prepare(self, step: Step) -> None:
+        """Compile what a step launches, before it is."""
+        with self.compiled.preparing(self.device):
+            for _ in self.measured(step):
+                pass
+            self.write(step)
+
     def measured(self, step: Step) -> Iterator[list[Sum]]:
         """All that comes before writing. Gives sums that may have to be completed over ranks, and goes on from them."""
         self.sweep(step, MEASURE)
@@ -142,7 +149,7 @@ class Passes:
                 self.finite,
                 self.tables.count,
             ),
-            dict(GUARDED=self.guarded, ALLOWED=step.allowed is not None, COUNTS=counts),
+            lambda: dict(GUARDED=self.guarded, ALLOWED=step.allowed is not None, COUNTS=counts),
             warps=1,
             key=(counts, kind_of(step.allowed)),
         )
@@ -168,7 +175,7 @@ class Passes:
                 tables.count,
                 tables.chunk_count,
             ),
-            dict(
+            lambda: dict(
                 STAGE=stage,
                 SCALED=step.grad_scale is not None,
                 ALLOWED=step.allowed is not None,
@@ -185,13 +192,13 @@ class Passes:
             key=(stage, aligned, kind_of(step.grad_scale), kind_of(step.allowed)),
         )
 
-    def decided(self, kernel: Any, step: Step, **flags: Any) -> None:
+    def decided(self, kernel: Any, step: Step, flags: Callable[[], dict[str, Any]]) -> None:
         """Run a kernel over all rows, from totals to figures."""
         self.compiled.run(
             kernel,
             (triton.cdiv(self.tables.count, DECIDED),),
             (self.tables.rows, self.options, self.totals, self.figures, step.lr, step.lr_scale, self.tables.count),
-            dict(LR_IS_TENSOR=isinstance(step.lr, Tensor), **flags, BLOCK=DECIDED),
+            lambda: dict(LR_IS_TENSOR=isinstance(step.lr, Tensor), **flags(), BLOCK=DECIDED),
             warps=4,
             key=kind_of(step.lr),
         )

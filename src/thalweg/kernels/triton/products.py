@@ -38,13 +38,16 @@ class Blocks(NamedTuple):
     depth: int
     warps: int
     stages: int
+    #: Whether the GPU fetches tiles of operands by itself.
+    described: bool = False
 
     def tiles(self, rows: int, columns: int) -> int:
         return ceiling(rows, self.rows) * ceiling(columns, self.columns)
 
     def options(self) -> dict[str, int]:
         """What a kernel takes."""
-        return dict(BM=self.rows, BN=self.columns, BK=self.depth, num_warps=self.warps, num_stages=self.stages)
+        blocks = dict(BM=self.rows, BN=self.columns, BK=self.depth, DESCRIBED=self.described)
+        return dict(**blocks, num_warps=self.warps, num_stages=self.stages)
 
 
 class Device(NamedTuple):
@@ -57,16 +60,19 @@ class Device(NamedTuple):
     memory: int
     #: Whether float32 operands are cut to 19 bits on their way into tensor cores.
     cuts: bool
+    #: Whether it can fetch tiles by descriptors of matrices, which is faster.
+    describes: bool = False
 
 
 def device_of(device: torch.device) -> Device:
     if device.type == "meta":  # nothing will run: what an H100 with 80 GiB would be asked for
-        return Device(132, 232_448, 80 * 2**30, True)
+        return Device(132, 232_448, 80 * 2**30, cuts=True, describes=True)
     if device.type != "cuda":
-        return Device(1, 2**16, 2**32, False)
+        return Device(1, 2**16, 2**32, cuts=False)
     found = torch.cuda.get_device_properties(device)
     shared = getattr(found, "shared_memory_per_block_optin", 2**16)
-    return Device(found.multi_processor_count, shared, found.total_memory, True)
+    describes = torch.version.hip is None and found.major >= 9 and hasattr(tl, "make_tensor_descriptor")
+    return Device(found.multi_processor_count, shared, found.total_memory, cuts=True, describes=describes)
 
 
 def padded(size: int) -> int:
@@ -83,8 +89,8 @@ def blocks_for(device: Device, rows: int, columns: int, width: int, *, square: b
     for blocks in (middle if square else Blocks(128, 256, depth, 8, 4), middle, Blocks(64, 64, depth, 4, 4)):
         stages = min(blocks.stages, device.shared // ((blocks.rows + blocks.columns) * 128))
         if stages >= 3 and min(rows, columns) >= blocks.columns:
-            return blocks._replace(stages=stages)
-    return blocks._replace(stages=min(stages, 3))
+            return blocks._replace(stages=stages, described=device.describes)
+    return blocks._replace(stages=min(stages, 3), described=device.describes)
 
 
 # ---- what programs do
@@ -125,41 +131,64 @@ def triangle_tile_of(program):
 
 
 @triton.jit
+def added(total, a, b):
+    """total + a b^T, on tensor cores."""
+    if INTERPRETED:
+        return tl.dot(a.to(tl.float32), tl.trans(b).to(tl.float32), total)
+    else:
+        return tl.dot(a, tl.trans(b), total, input_precision="tf32")
+
+
+@triton.jit
 def rows_times_rows(
     a,
     b,
-    i,
-    j,
+    row,
+    column,
     rows,
     columns,
     begin,
     end,
     a_pitch,
     b_pitch,
+    DESCRIBED: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """The products of rows i of a and rows j of b from ``begin`` to ``end`` (which BK divides), in float32.
+    """A tile of the products of rows of a and rows of b from ``begin`` to ``end`` (which BK divides), in float32.
 
-    Rows beyond the last are those of the last one again: whoever stores leaves them out.
+    DESCRIBED: the GPU fetches whole tiles by itself, once it is told how matrices lie. What is computed for rows beyond
+    the last means nothing: whoever stores leaves it out.
     """
-    k = begin + tl.arange(0, BK)
-    a_places = tile_place(a, tl.minimum(i, rows - 1), k, a_pitch, True)
-    b_places = tile_place(b, tl.minimum(j, columns - 1), k, b_pitch, True)
     total = tl.zeros((BM, BN), tl.float32)
     tl.assume(end > begin)  # or tensor cores would have to wait for their accumulators
-    if INTERPRETED:
-        while begin < end:
-            total = tl.dot(tl.load(a_places).to(tl.float32), tl.trans(tl.load(b_places)).to(tl.float32), total)
-            a_places += BK
-            b_places += BK
-            begin += BK
+    top, left = row * BM, column * BN
+    if DESCRIBED:
+        a_tiles = tl.make_tensor_descriptor(a, [rows, a_pitch], [a_pitch, 1], [BM, BK])
+        b_tiles = tl.make_tensor_descriptor(b, [columns, b_pitch], [b_pitch, 1], [BN, BK])
+        if INTERPRETED:
+            while begin < end:
+                total = added(total, a_tiles.load([top, begin]), b_tiles.load([left, begin]))
+                begin += BK
+        else:
+            for at in range(begin, end, BK):
+                total = added(total, a_tiles.load([top, at]), b_tiles.load([left, at]))
     else:
-        for _ in range(begin, end, BK):
-            total = tl.dot(tl.load(a_places), tl.trans(tl.load(b_places)), total, input_precision="tf32")
-            a_places += BK
-            b_places += BK
+        k = begin + tl.arange(0, BK)
+        a_places = tile_place(a, tl.minimum(top + tl.arange(0, BM), rows - 1), k, a_pitch, True)
+        b_places = tile_place(b, tl.minimum(left + tl.arange(0, BN), columns - 1), k, b_pitch, True)
+        if INTERPRETED:
+            while begin < end:
+                total = added(total, tl.load(a_places), tl.load(b_places))
+                a_places += BK
+                b_places += BK
+                begin += BK
+        else:
+            for _ in range(begin, end, BK):
+                total = added(total, tl.load(a_places), tl.load(b_places))
+                a_places += BK
+                b_places += BK
     return total
 
 

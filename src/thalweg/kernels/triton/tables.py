@@ -219,4 +219,4 @@ def add_up(compiled: Compiled, partials: Tensor, begins: Tensor, totals: Tensor)
     rows, sums = totals.shape
     if rows:
         arguments = partials, begins, totals, partials.shape[1]
-        compiled.run(total_kernel, (rows, sums), arguments, dict(SUMS=sums, BLOCK=1024), warps=4, key=sums)
+        compiled.run(total_kernel, (rows, sums), arguments, lambda: dict(SUMS=sums, BLOCK=1024), warps=4, key=sums)
