@@ -6,6 +6,7 @@ that it depends on, and taken again as long as that is unchanged.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -14,6 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.torch.bucket import Bucket
+
+DTYPE, LAYOUT = operator.attrgetter("dtype"), operator.attrgetter("layout")
 
 
 class Recall:
@@ -25,18 +28,22 @@ class Recall:
         self.buckets, self.idle, self.settings = buckets, idle, settings
         self.params = [p for bucket in buckets for p in bucket.params]
         self.kinds = kinds_of([g for bucket in buckets for g in bucket.grads])
-        self.memory = memory_of(self.params, states)
+        self.holders, self.entries = held_by(states)
+        self.memory = memory_of(self.params, self.entries)
 
     def again(
         self, states: Mapping[Tensor, Any], settings: Sequence[Any], rates: Sequence[float | Tensor | None]
     ) -> list[Bucket] | None:
         """The same buckets with the gradients and rates of today; None if anything else has changed."""
         grads: list[Any] = [p.grad for p in self.params]
+        holders, entries = held_by(states)
         if (
             settings != self.settings
             or any(p.grad is not None for p in self.idle)
             or kinds_of(grads) != self.kinds
-            or memory_of(self.params, states) != self.memory
+            or not are_the_same(holders, self.holders)
+            or not are_the_same(entries, self.entries)
+            or memory_of(self.params, entries) != self.memory
         ):
             return None
         buckets, first = [], 0
@@ -57,18 +64,26 @@ def can_recall(buckets: Sequence[Bucket]) -> bool:
     return all(bucket.on_gpu and not bucket.parts for bucket in buckets)
 
 
-def memory_of(params: Sequence[Tensor], states: Mapping[Tensor, Any]) -> list[Any]:
-    """Where parameters and state are. Whole lists go through ``map``: this is asked at every step."""
-    entries = list(chain.from_iterable(map(dict.values, states.values())))
-    return [
-        *map(Tensor.data_ptr, params),
-        *map(Tensor.data_ptr, entries),
-        *map(id, entries),
-        *map(id, states.values()),
-        *[p.dtype for p in params],
-    ]
+# Whole lists go through ``map``: these are asked at every step.
+
+
+def held_by(states: Mapping[Tensor, Any]) -> tuple[list[Any], list[Tensor]]:
+    """The states of parameters, and all entries of them."""
+    holders = list(states.values())
+    return holders, list(chain.from_iterable(map(dict.values, holders)))
+
+
+def are_the_same(objects: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether nobody has put something else in the place of one."""
+    return len(objects) == len(others) and all(map(operator.is_, objects, others))
+
+
+def memory_of(params: Sequence[Tensor], entries: Sequence[Tensor]) -> list[Any]:
+    """Where parameters and state are."""
+    return [*map(Tensor.data_ptr, params), *map(Tensor.data_ptr, entries), *map(DTYPE, params)]
 
 
 def kinds_of(grads: Sequence[Tensor | None]) -> list[Any]:
     """What may be new in a gradient: torch itself sees to it that shape and device are the parameter's."""
-    return [*map(type, grads), *[None if g is None else (g.dtype, g.layout) for g in grads]]
+    types = list(map(type, grads))
+    return types if type(None) in types else [*types, *map(DTYPE, grads), *map(LAYOUT, grads)]

@@ -105,11 +105,14 @@ def strength_kernel(
     size,
     programs,
     pitch,
-    FIRST_AXIS: tl.constexpr,
+    axis,
     SCALES_FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The strength of the noise, and what the first factors are scaled by. share: of that, for each factor."""
+    """The strength of the noise, and what the first factors are scaled by.
+
+    share: of that, for each factor. axis: that of the first one.
+    """
     matrix = first + tl.program_id(0)
     if (figure(figures, DUE, matrix, count) == 0) | (figure(figures, GO, matrix, count) == 0):
         return
@@ -127,7 +130,7 @@ def strength_kernel(
         floor = damping / unit
         fourth = tl.sum(fourths) / size + floor * floor * floor * floor
         scale = tl.exp((-0.125 * tl.log(fourth) - 0.5 * tl.log(unit)) * share)
-        start = tl.where(tl.load(place(places, L + FIRST_AXIS, matrix, count, tl.float32)) <= 0, scale, 1.0)
+        start = tl.where(tl.load(place(places, L + axis, matrix, count, tl.float32)) <= 0, scale, 1.0)
     tl.store(figures + LARGEST * count + matrix, largest)
     tl.store(figures + STRENGTH * count + matrix, damping + relative * magnitude)
     tl.store(figures + START * count + matrix, start)
@@ -152,12 +155,15 @@ def settle_kernel(
     first,
     tiles,
     slices,
+    axis,
     GUARDED: tl.constexpr,
     COUNTED: tl.constexpr,
-    FIRST_AXIS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Whether one parameter is stepped, in all its slices or in none; norms and, if the device COUNTS, its counts."""
+    """Whether one parameter is stepped, in all its slices or in none; norms and, if the device COUNTS, its counts.
+
+    axis: that of its first factor.
+    """
     begin = first + tl.program_id(0) * slices
     stepped = figure(figures, GO, begin, count)
     if GUARDED:
@@ -173,9 +179,11 @@ def settle_kernel(
         if GUARDED:
             tl.store(figures + GO * count + matrix, stepped)
         if (stepped != 0) & (figure(figures, GOOD, matrix, count) != 0):
-            for axis in tl.static_range(FIRST_AXIS, 2):
-                norm = figure(figures, NORM + axis, matrix, count)
-                tl.store(place(places, L + axis, matrix, count, tl.float32), norm)
+            which = axis
+            while which < 2:
+                norm = figure(figures, NORM + which, matrix, count)
+                tl.store(place(places, L + which, matrix, count, tl.float32), norm)
+                which += 1
         matrix += 1
     tl.store(finite + number(places, OWNER, begin, count), stepped != 0)
     if COUNTED:

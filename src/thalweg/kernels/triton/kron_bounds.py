@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from thalweg.kernels.triton.kron_layout import LARGEST_ENTRY, NORM, PACE, TWIST, L
-from thalweg.kernels.triton.kron_reads import VARYING, figure, idle, larger, sum_of
+from thalweg.kernels.triton.kron_reads import VARYING, figure, idle, larger, largest_of, sum_of
 from thalweg.kernels.triton.products import load_panel, place
 
 
@@ -54,25 +54,28 @@ def columns_kernel(
     BM: tl.constexpr,
     SIDE: tl.constexpr,
 ):
-    """The largest magnitude of a matrix, and of each column of tiles the column of largest norm."""
+    """The largest magnitude of a matrix, and of each column of tiles the column of largest norm.
+
+    Its side x side tiles are looked at by SIDE of a row or column at a time.
+    """
     matrix = first + tl.program_id(1)
     if idle(figures, matrix, count, 1):
         return
     column = tl.program_id(0)
-    row = tl.arange(0, SIDE)
     numbers = place(places, largest, matrix, count, tl.float32)
-    found = tl.zeros((SIDE,), tl.float32)
-    other = 0
-    while other < side:
-        found = tl.maximum(found, tl.load(numbers + other * side + row, row < side, other=0.0))
-        other += 1
-    overall = tl.max(found)
+    overall = largest_of(numbers, side * side, 1024)
     unit = tl.where(overall > 0, overall, 1.0)
-    ratio = tl.load(numbers + row * side + column, row < side, other=0.0) / unit
     j = column * BM + tl.arange(0, BM)
-    inside = (row[:, None] < side) & (j[None, :] < n)
-    own = place(places, squares, matrix, count, tl.float32) + row[:, None] * columns_pitch + j[None, :]
-    totals = tl.sum(tl.load(own, inside, other=0.0) * (ratio * ratio)[:, None], 0)
+    own = place(places, squares, matrix, count, tl.float32)
+    totals = tl.zeros((BM,), tl.float32)
+    first_row = 0
+    while first_row < side:
+        row = first_row + tl.arange(0, SIDE)
+        ratio = tl.load(numbers + row * side + column, row < side, other=0.0) / unit
+        inside = (row[:, None] < side) & (j[None, :] < n)
+        found = tl.load(own + row[:, None] * columns_pitch + j[None, :], inside, other=0.0)
+        totals += tl.sum(found * (ratio * ratio)[:, None], 0)
+        first_row += SIDE
     totals = tl.where(j < n, totals, -1.0)
     which = tl.argmax(totals, 0)
     tl.store(place(places, best, matrix, count, tl.float32) + column, tl.max(totals))
@@ -171,16 +174,16 @@ def norm_kernel(
     count,
     first,
     axis,
-    SKEW: tl.constexpr,
+    turns,
     BLOCK: tl.constexpr,
 ):
-    """What the bound is for: the pace of a factor's step, or the size of its rotation's direction (SKEW)."""
+    """What the bound is for: the pace of a factor's step, or, if it turns, the size of its rotation's direction."""
     matrix = first + tl.program_id(0)
     if idle(figures, matrix, count, 1):
         return
     total = sum_of(place(places, image_squares, matrix, count, tl.float32), image_count, BLOCK)
     bound = tl.sqrt_rn(total) * figure(figures, LARGEST_ENTRY + axis, matrix, count)
-    if SKEW:
+    if turns != 0:
         tl.store(figures + (TWIST + axis) * count + matrix, tl.where(bound > 0, bound, 1.0))
     else:
         norm = smoothed(places, bound, right, memory, gain, matrix, count, axis)

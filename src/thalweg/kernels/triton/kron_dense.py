@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import triton
-
 from thalweg.kernels.triton.kron_bounds import columns_kernel, image_kernel, norm_kernel
 from thalweg.kernels.triton.kron_layout import DOTS, TURNED, Factor, Panel
 from thalweg.kernels.triton.kron_plan import Plan
@@ -117,7 +115,7 @@ class DenseStep:
             squares=own.column_squares.column,
             columns_pitch=own.column_squares.pitch,
             BM=block,
-            SIDE=triton.next_power_of_2(side),
+            SIDE=16,
         )
         for half in (True, False):
             self.plan.add(
@@ -145,7 +143,7 @@ class DenseStep:
             image_count=dots,
             right=right,
             axis=factor.axis,
-            SKEW=x is own.skew,
+            turns=int(x is own.skew),
             BLOCK=512,
             num_warps=4,
         )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import triton
 
-from thalweg.kernels.triton.launching import DIRECT, compile_side_by_side
+from thalweg.kernels.triton.launching import compile_side_by_side, direct
 
 
 class Launch:
@@ -17,22 +17,18 @@ class Launch:
 
     def __init__(self, kernel: Any, grid: tuple[int, ...], given: dict[str, Any]) -> None:
         self.kernel, self.grid, self.given = kernel, (*grid, 1, 1)[:3], given
-        self.run: Any = None
-        self.arguments: list[Any] = []
+        self.again: Callable[..., None] | None = None
+        self.arguments: tuple[Any, ...] = ()
 
     def __call__(self, **changed: Any) -> None:
         """changed: numbers and tensors that are others this time, of the same kind as before."""
-        if self.run is not None:
-            if changed:
-                self.given |= changed
-                self.arguments = [self.given[name] for name in self.kernel.arg_names]
-            self.run(*self.arguments)
-            return
         self.given |= changed
-        compiled = self.kernel[self.grid](**self.given)
-        if DIRECT and compiled is not None:  # as it is when kernels are interpreted
-            self.arguments = [self.given[name] for name in self.kernel.arg_names]
-            self.run = compiled[self.grid]
+        if changed or not self.arguments:
+            self.arguments = tuple(self.given[name] for name in self.kernel.arg_names)
+        if self.again is None:
+            self.again = direct(self.kernel[self.grid](**self.given))
+        else:
+            self.again(self.grid, self.arguments)
 
     def prepare(self) -> Any:
         """Compile without launching."""

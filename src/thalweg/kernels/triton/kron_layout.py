@@ -235,6 +235,8 @@ class Layout:
     @property
     def element_tile(self) -> tuple[int, int]:
         """Rows and columns of the tile that an elementwise program works on."""
+        if self.rows == 1:
+            return 1, ELEMENTS // 4  # whatever the length: what is compiled for one vector serves all
         wide = min(max(triton.next_power_of_2(self.columns), 64), 128 if self.rows > 8 else ELEMENTS // 2)
         return min(ELEMENTS // wide, max(1, triton.next_power_of_2(self.rows))), wide
 

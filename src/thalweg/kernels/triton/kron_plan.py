@@ -112,7 +112,7 @@ class Plan:
             slices=batch.slices,
             GUARDED=self.guarded,
             COUNTED=counted,
-            FIRST_AXIS=self.axes[0],
+            axis=self.axes[0],
             BLOCK=1024,
             num_warps=4,
         )

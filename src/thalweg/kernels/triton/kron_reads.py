@@ -15,7 +15,7 @@ VARYING = [
     *("best_column", "vector", "vector_squares", "image_squares", "image_count", "error", "stepped", "product"),
     *("skew", "first_sums", "first_count", "second", "second_count", "left", "left_largest", "row_scales"),
     *("column_scales", "row_sums", "row_largest", "row_count", "row_pitch", "column_sums", "column_largest"),
-    *("column_count", "column_pitch", "axis", "refreshes", "as_it_lies", "operands", "state"),
+    *("column_count", "column_pitch", "axis", "refreshes", "as_it_lies", "operands", "state", "turns"),
 ]
 
 

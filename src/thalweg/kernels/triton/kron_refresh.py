@@ -70,7 +70,7 @@ class Refresh:
             damping=float(rule.damping),
             relative=float(relative),
             share=1.0 / len(layout.factors),
-            FIRST_AXIS=layout.factors[0].axis,
+            axis=layout.factors[0].axis,
             BLOCK=MEASURERS,
             num_warps=1,
         )

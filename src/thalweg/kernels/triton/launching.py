@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import math
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,11 +24,45 @@ DIRECT = triton.__version__.startswith("3.6.")
 Compilation = Callable[[], Any]
 
 
+class Direct:
+    """A compiled kernel that is called at once, on the device that is current.
+
+    Triton's own call asks for device and stream in several layers, and calls hooks before and after each launch even if
+    there are none. Those that a profiler has set are called here too.
+    """
+
+    def __init__(self, compiled: Any) -> None:
+        self.compiled, self.launcher = compiled, compiled.run
+        self.device = torch.cuda.current_device()
+        #: Bytes of memory that each program wants for itself.
+        self.memory: int = self.launcher.global_scratch_size
+
+    def __call__(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
+        stream, own, hooks = torch._C._cuda_getCurrentRawStream(self.device), self.compiled, triton.knobs.runtime
+        if any(getattr(hook, "calls", hook) for hook in (hooks.launch_enter_hook, hooks.launch_exit_hook)):
+            own[grid](*arguments, stream=stream)
+            return
+        memory = None
+        if self.memory:
+            memory = torch.empty(math.prod(grid) * self.memory, dtype=torch.int8, device=self.device)
+        how = self.launcher.launch_cooperative_grid, self.launcher.launch_pdl, memory, None
+        self.launcher.launch(*grid, stream, own.function, *how, own.packed_metadata, None, None, None, *arguments)
+
+
+def direct(compiled: Any) -> Callable[[tuple[int, int, int], tuple[Any, ...]], None] | None:
+    """How to call a kernel again that was compiled; None: launch it as if it were new. Interpreted ones are None."""
+    if not DIRECT or compiled is None:
+        return None
+    if torch.version.hip is not None:
+        return lambda grid, arguments: compiled[grid](*arguments)
+    return Direct(compiled)
+
+
 class Compiled:
     """The kernels of one list of tensors, as they were compiled for it."""
 
     def __init__(self) -> None:
-        self.known: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+        self.known: dict[Hashable, tuple[Callable[..., None], tuple[Any, ...]]] = {}
         #: While a step is only prepared: how to compile what it would launch.
         self.waiting: list[Compilation] | None = None
 
@@ -44,17 +79,16 @@ class Compiled:
         """Launch a kernel, whose constants come behind its arguments. key: all that may differ between launches."""
         known = self.known.get((id(kernel), key))  # kernels have a hash that takes its time
         if known is not None:
-            compiled, values = known
-            compiled[(*grid, 1, 1)[:3]](*arguments, *values)
+            again, values = known
+            again((*grid, 1, 1)[:3], arguments + values)
             return
         given = constants()
         if self.waiting is not None:
             self.waiting.append(lambda: kernel.warmup(*arguments, **given, num_warps=warps, grid=grid))
             return
-        compiled = kernel[grid](*arguments, **given, num_warps=warps)
-        if DIRECT and compiled is not None:  # as it is where kernels are interpreted
-            values = tuple(given[name] for name in kernel.arg_names if name in given)
-            self.known[id(kernel), key] = compiled, values
+        call = direct(kernel[grid](*arguments, **given, num_warps=warps))
+        if call is not None:
+            self.known[id(kernel), key] = call, tuple(given[name] for name in kernel.arg_names if name in given)
 
     @contextlib.contextmanager
     def preparing(self, device: torch.device) -> Iterator[None]:

@@ -137,7 +137,7 @@ class Tables:
 
     def follow(self, grads: Sequence[Tensor]) -> None:
         """Note where the gradients are now."""
-        places = [g.data_ptr() for g in grads]
+        places = list(map(Tensor.data_ptr, grads))
         # a graph carries its own copy along, which its replays leave in the table
         if places == self.grad_places and not self.uploads.captured and not self.uploads.is_capturing():
             return
