@@ -196,3 +196,27 @@ def test_kernels_keep_and_send_what_is_planned(launched: Any) -> None:
             assert len(wanted) == planned.collectives
 
     each(launched, check, is_planned)
+
+
+#: Factors are refreshed in the second step, and not in the third.
+OWNED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({}, ("float32", "float64")),
+    ({"precond_dtype": "bfloat16", "max_size_dense": 6}, ("bfloat16",)),
+    ({"momentum_mode": "ema", "on_nonfinite": "skip"}, ("float32",)),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+@pytest.mark.parametrize(("options", "dtypes"), OWNED)
+def test_owners_with_kernels_keep_and_send_what_is_planned(options: dict[str, Any], dtypes: tuple[str, ...]) -> None:
+    pytest.importorskip("triton")
+    case = Case(
+        "Kron", {**options, "precond_update_probability": 0.5}, dtypes=dtypes, shapes=((7, 5), (9,), (4, 8), ())
+    )
+    place = Place("torch", "cuda", "auto", 2, "fsdp2")
+    for rank, found in enumerate(world(2).run(interpreted_measure, case)):
+        planned = share_of(setting(case), tensors_of(case), place, rank)
+        assert (planned.parameter_bytes, planned.state_bytes) == (found.parameter_bytes, found.state_bytes)
+        assert [sent_bytes(step, 2) for step in found.sent] == [planned.sent_bytes, planned.sent_between]
+        assert [len(step) for step in found.sent] == [planned.collectives] * 2
+        assert planned.engine == ("foreach + fused" if "float64" in dtypes else "fused")

@@ -14,11 +14,13 @@ from typing import Any
 
 from thalweg.arrays import Shape
 from thalweg.boundary import arithmetic
+from thalweg.plan import gpus
 from thalweg.plan.costs import shard
-from thalweg.plan.items import Entry, Item, state_entries
+from thalweg.plan.items import Entry, Item, entry_bytes, state_entries
 from thalweg.plan.models import Tensor
 from thalweg.plan.parts import OnParts, Part, nameless
-from thalweg.plan.peaks import Held, listed, torch_peak
+from thalweg.plan.peaks import Held, torch_peak
+from thalweg.plan.peaks import listed as stepped_as_list
 from thalweg.rules import Kron
 from thalweg.rules.blocks import is_zero
 from thalweg.settings import Setting
@@ -60,6 +62,14 @@ def kept_entries(setting: Setting, part: Part, world: int, rank: int) -> dict[st
 def whole_factors(setting: Setting, tensor: Tensor) -> int:
     """Bytes of the factors that an owner puts together, in the precision of the arithmetic."""
     return word([tensor]) * sum(counts(setting, tensor, "Q_").values())
+
+
+def kept_by_owner(setting: Setting, tensor: Tensor, *, by_kernels: bool) -> int:
+    """Bytes of whole factors between steps. Kernels write them in place, as they are stored, and their norms too."""
+    if not by_kernels:
+        return whole_factors(setting, tensor) if is_remembered(setting) else 0
+    entries = state_entries(setting, tensor)
+    return sum(entry_bytes(entry) for key, entry in entries.items() if key.startswith(("Q_", "L_")))
 
 
 def is_remembered(setting: Setting) -> bool:
@@ -111,15 +121,28 @@ def exchanged_bytes(
 
 
 def owner_peak(
-    setting: Setting, parts: Sequence[Part], owned: Sequence[int | None], world: int, rank: int
+    setting: Setting,
+    parts: Sequence[Part],
+    owned: Sequence[int | None],
+    by_kernels: Sequence[bool],
+    world: int,
+    rank: int,
 ) -> tuple[int, str]:
-    """Bytes at the peak of a step that refreshes; a message is there twice while it is put together."""
+    """Bytes at the peak of a step that refreshes; a message is there twice while it is put together.
+
+    by_kernels: for which parameters owners have kernels for GPUs.
+    """
     assert isinstance(setting.rule, Kron)
     size, seen = word([part.whole for part in parts]), shown(setting.rule)
     waiting, after = peaks_on_parts(setting, parts, world, rank)
-    mine = [part.whole for part, owner in zip(parts, owned, strict=True) if owner == rank]
-    given, whole = (size * sum(tensor.elements for tensor in some) for some in ([part.held for part in parts], mine))
-    factors = sum(whole_factors(setting, tensor) for tensor in mine)
+    mine = [(part.whole, own) for part, owner, own in zip(parts, owned, by_kernels, strict=True) if owner == rank]
+    launched, listed = ([tensor for tensor, own in mine if own is chosen] for chosen in (True, False))
+    everyone = [part.whole for part, owner, own in zip(parts, owned, by_kernels, strict=True) if owner is None and own]
+    given, whole, for_kernels = (
+        size * sum(tensor.elements for tensor in some)
+        for some in ([part.held for part in parts], [tensor for tensor, _ in mine], launched)
+    )
+    factors = sum(whole_factors(setting, tensor) for tensor, _ in mine)
     rows = size * sum(
         math.prod(shape)
         for part in parts
@@ -128,11 +151,33 @@ def owner_peak(
     )
     going, came = seen * given, seen * whole
     if not is_remembered(setting):
-        going, came = going + rows, came + 2 * factors  # as they came, and as they became
-    # one tensor after the other, from what came to what goes back
-    working = came + whole + max((work_peak(setting, nameless(tensor)) for tensor in mine), default=0)
-    returning = came + whole + 2 * (whole + factors) + given + rows
-    return max(waiting + max(2 * going + came, working, returning), after), "foreach"
+        going, came = going + rows, came + factors
+    fresh = sum(whole_factors(setting, tensor) for tensor in listed if is_made_anew(setting, tensor))
+    # what there are kernels for is put together first; the rest one after the other, from what came to what goes back
+    working = came + seen * for_kernels + fresh + (whole - for_kernels)
+    working += max((work_peak(setting, nameless(tensor)) for tensor in listed), default=0)
+    whitening = seen * for_kernels + whole + fresh
+    returning = whole + fresh + 2 * (whole + factors) + given + rows
+    most = max(waiting + max(2 * going + came, working, whitening, returning), after)
+    # who owns has kernels of his own, beside those for what everyone has as a whole
+    scratch = sum(gpus.scratch_bytes(buckets_of(setting, some)) for some in (launched, everyone))
+    engines = {"fused" if own else "foreach" for own in by_kernels}
+    return most + scratch, " + ".join(sorted(engines))
+
+
+def is_made_anew(setting: Setting, tensor: Tensor) -> bool:
+    """Whether refreshed factors on their way are beside those that their owner keeps: if it keeps none, or rounded."""
+    return not is_remembered(setting) or state_entries(setting, tensor)["Q_0"][1] != arithmetic(tensor.dtype)
+
+
+def buckets_of(setting: Setting, tensors: Sequence[Tensor]) -> list[gpus.Bucket]:
+    """Whole tensors as kernels whiten them: those of one shape together, without momentum, in float32."""
+    assert isinstance(setting.rule, Kron)
+    bare = replace(setting, rule=replace(setting.rule, momentum=0.0))
+    shapes: dict[Shape, list[gpus.Shown]] = defaultdict(list)
+    for tensor in tensors:
+        shapes[tensor.shape].append(gpus.Shown(tensor.shape, "float32", state_entries(bare, tensor)))
+    return [(bare, some) for some in shapes.values()]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -141,6 +186,8 @@ def work_peak(setting: Setting, tensor: Tensor) -> int:
     assert isinstance(setting.rule, Kron)
     bare = replace(setting, rule=replace(setting.rule, momentum=0.0))
     put_together = shown(setting.rule) * word([tensor]) * tensor.elements
+    if not is_remembered(setting):
+        put_together += whole_factors(setting, tensor)
     return put_together + torch_peak([Item(tensor, bare)], engine="reference", device="cpu")[0]
 
 
@@ -160,7 +207,7 @@ def peaks_on_parts(setting: Setting, parts: Sequence[Part], world: int, rank: in
             jobs.append(Held(Item(part.held, setting), p, g, state))
         ledger.begin()
         rule = OnParts(setting.rule_at(1), ledger)
-        listed(ledger, jobs, rule)
+        stepped_as_list(ledger, jobs, rule)
         waiting += rule.waiting
         after += ledger.extra
     return waiting, after

@@ -16,7 +16,7 @@ from thalweg.kernels.cpu.plan import SUMS
 from thalweg.plan import costs, gpus
 from thalweg.plan.items import Entry, Item, entry_bytes, state_entries
 from thalweg.plan.models import Tensor
-from thalweg.plan.owners import exchanged_bytes, is_remembered, kept_entries, owner_peak, owners, whole_factors
+from thalweg.plan.owners import exchanged_bytes, kept_by_owner, kept_entries, owner_peak, owners
 from thalweg.plan.parts import Part, divided_peak, kernel_peak, messages, part_entries
 from thalweg.plan.peaks import numpy_peak, torch_peak
 from thalweg.rules import Adafactor
@@ -131,7 +131,7 @@ def part_share(setting: Setting, tensors: Sequence[Tensor], place: Place, rank: 
 
 
 def is_launched(setting: Setting, part: Part, place: Place) -> bool:
-    """Whether kernels for GPUs step a part."""
+    """Whether kernels for GPUs step a part, or whiten the whole for its owner."""
     if place.device != "cuda" or place.engine not in ("auto", "fused"):
         return False
     return not (gpus.reason_against(setting, part.whole) or gpus.reason_against_parts(setting))
@@ -180,9 +180,14 @@ def owner_share(
     parts = [part_of(tensor, world, rank) for tensor in tensors]
     mine = [tensor for tensor, owner in zip(tensors, owned, strict=True) if owner in (rank, None)]
     entries = [entry for part in parts for entry in kept_entries(setting, part, world, rank).values()]
-    kept = [t for t, owner in zip(tensors, owned, strict=True) if owner == rank and is_remembered(setting)]
+    by_kernels = [is_launched(setting, part, place) for part in parts]
     state = costs.counter_bytes(place.front_end, len(tensors), setting) + sum(map(entry_bytes, entries))
-    peak, engine = owner_peak(setting, parts, owned, world, rank)
+    state += sum(
+        kept_by_owner(setting, tensor, by_kernels=own)
+        for tensor, owner, own in zip(tensors, owned, by_kernels, strict=True)
+        if owner == rank
+    )
+    peak, engine = owner_peak(setting, parts, owned, by_kernels, world, rank)
     sums = messages(setting, parts)
 
     def moved(refresh: bool) -> int:
@@ -196,7 +201,7 @@ def owner_share(
     return Share(
         rank=rank,
         parameter_bytes=sum(costs.parameter_bytes(part.held) for part in parts),
-        state_bytes=state + sum(whole_factors(setting, tensor) for tensor in kept),
+        state_bytes=state,
         peak_bytes=peak,
         moved_bytes=moved(True),
         moved_between=moved(False),

@@ -99,8 +99,8 @@ class Team:
         if task.name in cold:
             yield from (blocks[key] for key in task.matrices)
 
-    def worked(self, tasks: Sequence[Task], readers: Sequence[Reader], cold: set[str]) -> dict[str, Answer]:
-        """What this rank owns, put together and whitened."""
+    def worked(self, tasks: Sequence[Task], readers: list[Reader], cold: set[str]) -> dict[str, Answer]:
+        """What this rank owns, put together and whitened. Readers have nothing left afterwards."""
 
         def put_together(task: Task, key: str, whole: Tensor) -> Tensor:
             for reader, blocks in zip(readers, self.blocks[task.name], strict=True):
@@ -134,6 +134,7 @@ class Team:
                 self.whole[task.name] = {
                     key: as_stored(task, done[task.name][2][key], self.whole[task.name][key]) for key in task.matrices
                 }
+        readers.clear()  # kernels have everything at once, and need not have it twice
         return {**done, **self.whitener.whitened(for_kernels)}
 
     def room_for_factors(self, task: Task, shapes: Mapping[str, Shape]) -> State[Tensor]:
