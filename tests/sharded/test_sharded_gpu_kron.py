@@ -73,7 +73,15 @@ def test_factors_of_16_bits_take_products_of_16_bits() -> None:
 
 
 def test_state_that_was_loaded() -> None:
-    check(run_of(("matrix",)), reloaded=True)
+    check(run_of(("matrix",)), event="state is loaded")
+
+
+@pytest.mark.parametrize("engine", ["foreach", "fused"])
+def test_a_step_that_a_scaler_refuses(engine: str) -> None:
+    """What was refreshed in it is forgotten, by owners too."""
+    run = run_of(("matrix",), engine=engine, overrides=(("matrix", dict(precond_update_probability=1.0)),))
+    for differences, _, used in world(2).run(by_owners, run, "first axis", event="a step is refused"):
+        assert (differences, used) == ([], engine)
 
 
 def test_tensors_may_be_due_at_different_steps() -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from tolerances import SPACE
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from world_layouts import layout as laid_out
-from world_layouts import plain
-from world_steps import KNOWN, Outcome, Run, in_one_process, misplaced, stepped, unequal
+from tolerances import SPACE  # noqa: E402
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook  # noqa: E402
+from world_layouts import layout as laid_out  # noqa: E402
+from world_layouts import plain  # noqa: E402
+from world_steps import Run, in_one_process, misplaced, stepped, unequal  # noqa: E402
 
 
 def batches_of(optimizer: Any) -> list[tuple[str, ...]]:
@@ -25,15 +26,20 @@ def batches_of(optimizer: Any) -> list[tuple[str, ...]]:
 
 
 def by_owners(
-    run: Run, layout: str, *, beside_kernels: bool = False, reloaded: bool = False
+    run: Run, layout: str, *, beside_kernels: bool = False, event: str = ""
 ) -> tuple[list[str], list[tuple[str, ...]], str]:
     """Differences to one process, what this rank's kernels were given, and the engine.
 
-    beside_kernels: that one process has the same kernels; else it has the rule. reloaded: state is saved and loaded
-    after the first step.
+    beside_kernels: that one process has the same kernels; else it has the rule. event: what happens on the way.
     """
-    wanted = kernels_in_one_process(run) if beside_kernels else in_one_process(run)
-    got = stepped(run, laid_out(layout), reloading if reloaded else None)
+    watch = EVENTS[event]
+    if beside_kernels or watch is not nothing:
+        engine = run.engine if beside_kernels else "reference"
+        wanted = stepped(replace(run, engine=engine, interpreted=beside_kernels), plain, watch)
+        assert wanted.optimizer.engine == engine
+    else:
+        wanted = in_one_process(run)
+    got = stepped(run, laid_out(layout), watch)
     found = [*unequal(run, wanted, got, SPACE["float32"]), *misplaced(got)]
     if got.errors != wanted.errors:
         found.append(f"errors are {got.errors}, and in one process {wanted.errors}")
@@ -42,25 +48,47 @@ def by_owners(
     return found, batches_of(got.optimizer), got.optimizer.engine
 
 
-def kernels_in_one_process(run: Run) -> Outcome:
-    key = f"kernels {run!r}"
-    if key not in KNOWN:
-        KNOWN[key] = stepped(run, plain)
-    assert KNOWN[key].optimizer.engine == "fused"
-    return KNOWN[key]
-
-
-def reloading(step: int) -> AbstractContextManager[Any]:
-    return reloaded_after_the_step() if step == 0 else nullcontext()
+def nothing(step: int) -> AbstractContextManager[Any]:
+    return nullcontext()
 
 
 @contextmanager
-def reloaded_after_the_step() -> Iterator[None]:
+def reloaded(step: int) -> Iterator[None]:
+    """State is saved and loaded after the first step."""
+    seen = []
+
     def reload(optimizer: Any, *_: Any) -> None:
-        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        seen.append(optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict())))
 
     handle = register_optimizer_step_post_hook(reload)
     try:
         yield
     finally:
         handle.remove()
+    assert len(seen) == 1
+
+
+@contextmanager
+def refused(step: int) -> Iterator[None]:
+    """A GradScaler has found what is not finite, and says so."""
+    seen = []
+
+    def refuse(optimizer: Any, *_: Any) -> None:
+        optimizer.found_inf = torch.ones(())
+        seen.append(optimizer)
+
+    handle = register_optimizer_step_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        handle.remove()
+        for optimizer in seen:
+            del optimizer.found_inf
+    assert len(seen) == 1
+
+
+EVENTS: Mapping[str, Callable[[int], AbstractContextManager[Any]]] = {
+    "": nothing,
+    "state is loaded": lambda step: reloaded(step) if step == 0 else nullcontext(),
+    "a step is refused": lambda step: refused(step) if step == 1 else nullcontext(),
+}
