@@ -157,6 +157,18 @@ class FactoredPasses(AdafactorPasses):
 
 
 @triton.jit
+def down_columns(block):
+    """What sums of columns keep of a block: its rows are summed at once where each thread has all of a column.
+
+    Where threads share columns, which they do if there are places behind them, that waits for the last block.
+    """
+    if block.shape[2] == 1:
+        return tl.sum(block, 0)[None, :, :]
+    else:
+        return block
+
+
+@triton.jit
 def measure_kernel(
     rows,
     gradients,
@@ -201,7 +213,8 @@ def measure_kernel(
     p_base, g_base = base_of(rows, row, P, P_DTYPE), tl.load(gradients + row).to(tl.pointer_type(G_DTYPE))
     row_averages, row_sums = base_of(rows, row, STATE, R_DTYPE), sums + copy_of(by_row, along)
     factor = gradient_factor(numbers, grad_scale, SCALED)
-    squares_of_columns, squares_of_p = tl.zeros((WIDTH, DEPTH), tl.float32), tl.zeros((WIDTH, DEPTH), tl.float32)
+    squares_of_g = down_columns(tl.zeros((LINES, WIDTH, DEPTH), tl.float32))
+    squares_of_p = squares_of_g
     old = tl.zeros((LINES, DEPTH), tl.float32)
     first, end = tl.load(tile + FIRST_ROW), tl.load(tile + END_ROW)
     while first < end:
@@ -218,9 +231,10 @@ def measure_kernel(
         old += loaded(row_averages + entry, mask_of_rows & (along == 0))
         squares = g * g
         tl.store(row_sums + entry, tl.sum(squares, 1), mask_of_rows)
-        squares_of_columns += tl.sum(squares, 0)
-        squares_of_p += tl.sum(p * p, 0)
+        squares_of_g += down_columns(squares)
+        squares_of_p += down_columns(p * p)
         first += LINES
+    squares_of_columns = tl.sum(squares_of_g, 0)
 
     by_column = copy_of(statistic_of(tensor, BY_COLUMN), down)
     by_matrix = copy_of(statistic_of(tensor, BY_MATRIX), down * tl.load(by_row + COPIES) + along)

@@ -100,7 +100,7 @@ def step_kernel(
     else:
         across = inverse_sqrt(column_averages)
         mean = tl.where(mean > 0, mean, 1.0)
-    found = tl.zeros((1, WIDTH), tl.float32)
+    found = tl.zeros((LINES, WIDTH), tl.float32)  # added up across threads at the end alone
     inner_scale, outer_scale, decay, gain = 0.0, 0.0, 0.0, tl.load(numbers + GAIN)
     if STAGE != 3:
         inner_scale = tl.load(figures + INNER * count + row)
@@ -134,7 +134,7 @@ def step_kernel(
         else:
             u = g * inverse_sqrt(averages / mean) * across
         if STAGE == 3:
-            found += tl.sum(u * u, 0)[None, :]
+            found += u * u
         else:
             p = loaded(p_place, mask)
             m = u * inner_scale
@@ -149,11 +149,11 @@ def step_kernel(
                     tl.store(m_place, as_stored(m, 0.0, M_DTYPE, False), mask)
                 tl.store(row_averages + line * after + k, as_stored(averages, 0.0, R_DTYPE, False), row_mask)
             else:
-                found += tl.sum(failures_at(stored, mask), 0)[None, :]
+                found += failures_at(stored, mask)
                 if AVERAGED and M_DTYPE == tl.float16:
-                    found += tl.sum(failures_at(m.to(M_DTYPE), mask), 0)[None, :]
+                    found += failures_at(m.to(M_DTYPE), mask)
                 if R_DTYPE == tl.float16:
-                    found += tl.sum(failures_at(averages.to(R_DTYPE), row_mask), 0)[None, :]
+                    found += failures_at(averages.to(R_DTYPE), row_mask)
         first += LINES
     if STAGE != 2:
         tl.store(partials + tl.load(tile + INDEX), tl.sum(found))

@@ -11,8 +11,10 @@ import contextlib
 import contextvars
 import math
 import os
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -108,22 +110,32 @@ def compile_side_by_side(compilations: Iterable[Compilation], device: torch.devi
         return
 
     def compile_them() -> None:
-        with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as workers:
-            with mode(workers):
-                kernels = [compilation() for compilation in compilations]
-            if DIRECT:
-                # some were known already, and others are promises that have been kept by now
-                ready = {id(k): k for k in (k.result() if hasattr(k, "result") else k for k in kernels)}
-                list(workers.map(lambda kernel: load(kernel, device), ready.values()))
+        with Workshop(device) as workers, mode(workers):
+            for compilation in compilations:
+                compilation()
 
     # Triton notes in its context that it compiles side by side; in a copy, an error leaves nothing of that behind
     contextvars.copy_context().run(compile_them)
 
 
-def load(kernel: Any, device: torch.device) -> None:
-    """Have a compiled kernel on its device, and what launches it, which is compiled from C."""
-    with torch.cuda.device(device):
-        kernel._init_handles()
+class Workshop(ThreadPoolExecutor):
+    """Threads that compile kernels, and what launches them, which Triton compiles from C."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(max_workers=min(16, os.cpu_count() or 1))
+        self.device = device
+        #: Variants of a kernel are launched in the same way, so others wait for the first, and then find it done.
+        self.turns: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+
+    def submit(self, compilation: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        return super().submit(self.ready, compilation, *args, **named)
+
+    def ready(self, compilation: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        kernel = compilation(*args, **named)
+        if DIRECT:
+            with self.turns[id(kernel.src.fn)], torch.cuda.device(self.device):
+                kernel._init_handles()
+        return kernel
 
 
 def kind_of(value: Any) -> Hashable:
