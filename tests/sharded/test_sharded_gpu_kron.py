@@ -47,7 +47,7 @@ def test_layouts_give_the_numbers_of_one_process(size: int, layout: str) -> None
     [
         (("matrix",), dict(momentum_mode="ema", max_size_dense=6)),
         (("matrix",), dict(momentum_mode="ema", whiten="momentum", clip_mode="rms", seed=3)),
-        (("kernel",), dict(stacked_axes=1, init_scale=None)),
+        (("even",), dict(stacked_axes=1, init_scale=None)),
         (("even",), dict(geometry="quad", maximize=True, max_grad_norm=0.5, weight_decay_mode="decoupled")),
     ],
 )

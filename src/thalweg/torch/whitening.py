@@ -62,4 +62,4 @@ def room_for_factors(
 ) -> State[Tensor]:
     """Memory for whole factors and their norms, as kernels want it."""
     factors = {key: torch.empty(shape, dtype=dtype, device=device) for key, shape in shapes.items()}
-    return {**factors, **{key: torch.empty(norm.shape, device=device) for key, norm in norms.items()}}
+    return {**factors, **{key: torch.empty_like(norm, device=device) for key, norm in norms.items()}}

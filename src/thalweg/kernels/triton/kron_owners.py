@@ -64,10 +64,10 @@ class OwnerKernels(KronKernels):
 
         The means are where the next step will write its own.
         """
-        laid_out = []
-        fresh = []
+        laid_out, fresh = [], []
         for job in jobs:
-            h = torch.zeros((len(job.names), *job.shown[0].shape), device=job.shown[0].device)
+            first = job.shown[0]
+            h = torch.zeros((len(job.names), *first.shape), dtype=torch.float32, device=first.device)
             batch, is_new = self.batch_for(job, h)
             laid_out.append((job, h, batch))
             if is_new:
