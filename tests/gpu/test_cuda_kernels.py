@@ -93,7 +93,7 @@ def test_a_million_tiny_tensors() -> None:
 @every_rule
 def test_little_extra_memory(rule: str) -> None:
     gc.collect()  # what earlier tests have left behind must not go away in between
-    kept = torch.cuda.memory_allocated()
+    kept = torch.cuda.memory_stats()["requested_bytes.all.current"]
     params = model([(4096, 4096)] * 12 + [(4096,)] * 24)
     optimizer = stepped(rule, params, 1)
     torch.cuda.synchronize()
@@ -102,7 +102,7 @@ def test_little_extra_memory(rule: str) -> None:
     torch.cuda.reset_peak_memory_stats()
     optimizer.step()
     torch.cuda.synchronize()
-    extra = torch.cuda.max_memory_allocated() - kept
+    extra = torch.cuda.memory_stats()["requested_bytes.all.peak"] - kept
     assert extra < 0.005 * sum(p.numel() * 4 for p in params), f"{extra / 2**20:.1f} MiB"
 
 

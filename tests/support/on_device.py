@@ -16,8 +16,8 @@ pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: Smaller and larger than a chunk, one with axes behind those that may be factored. Few: every program is interpreted.
 SHAPES = {"number": (), "vector": (2100,), "matrix": (34, 20), "conv": (5, 4, 3, 2), "none": (0, 4)}
-#: Still fewer, for tests of which there are many, or that go on for longer: the moments of a lone number cancel sooner or
-#: later, and then have no digits left to compare.
+#: Still fewer, for tests of which there are many, or that take more steps: the moments of a lone number cancel sooner
+#: or later, and then have no digits left to compare.
 FEW = {name: SHAPES[name] for name in ("vector", "matrix", "conv")}
 
 Named = Sequence[tuple[str, Any]]

@@ -92,6 +92,13 @@ class Both:
         assert all(torch.equal(g, own) or g.isnan().any() for g, own in zip(grads, before, strict=True))
         return outcome
 
+    def go_on_alike(self) -> None:
+        """From the numbers of the rule, so that roundings do not add up."""
+        for p, expected, s, theirs in zip(self.params, self.expected, self.states, self.expected_states, strict=True):
+            p.copy_(expected)
+            for key, entry in theirs.items():
+                s[key].copy_(entry)
+
     @property
     def tolerance(self) -> float:
         return TOLERANCE[self.handling.precond_dtype or "float32"]
@@ -178,9 +185,10 @@ def test_parameters_of_one_batch_may_be_due_at_different_steps() -> None:
     both = Both((24, 20), count=2, precond_update_probability=0.5)
     for s in (both.states[1], both.expected_states[1]):
         s["refresh"].fill_(0.5)
-    found = [both.step().stats["refreshed"].tolist() for _ in range(3)]
-    assert found == [[0, 1], [1, 0], [0, 1]]
-    both.check()
+    for refreshed in ([0, 1], [1, 0], [0, 1]):
+        assert both.step().stats["refreshed"].tolist() == refreshed
+        both.check()
+        both.go_on_alike()
 
 
 @pytest.mark.parametrize("shape", [(40, 24), (40,)], ids=str)
