@@ -93,7 +93,7 @@ def test_a_million_tiny_tensors() -> None:
 @every_rule
 def test_little_extra_memory(rule: str) -> None:
     gc.collect()  # what earlier tests have left behind must not go away in between
-    kept = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    kept = torch.cuda.memory_stats().get("requested_bytes.all.current", 0)
     params = model([(4096, 4096)] * 12 + [(4096,)] * 24)
     optimizer = stepped(rule, params, 1)
     torch.cuda.synchronize()
@@ -213,7 +213,11 @@ print(time.perf_counter() - begin)
 """
 
 
-@pytest.mark.parametrize("rule", [*RULES, "Kron"])
+#: Kron compiles some fifty kernels, among them large products.
+SECONDS = {"LARS": 5, "LAMB": 5, "Adafactor": 5, "Kron": 10}
+
+
+@pytest.mark.parametrize("rule", SECONDS)
 def test_the_first_step_of_all_takes_seconds(rule: str, tmp_path: Any) -> None:
     """Nothing is compiled yet, and no time is spent on trying block sizes."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
@@ -222,7 +226,7 @@ def test_the_first_step_of_all_takes_seconds(rule: str, tmp_path: Any) -> None:
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     seconds = float(done.stdout)
-    assert seconds < 5, f"{seconds:.1f} s, of {time.perf_counter() - begin:.1f}"
+    assert seconds < SECONDS[rule], f"{seconds:.1f} s, of {time.perf_counter() - begin:.1f}"
 
 
 def test_a_training_step_follows_the_reference() -> None:

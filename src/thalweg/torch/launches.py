@@ -159,13 +159,17 @@ class KronLaunch:
     def __init__(self, kernels: Any, memory: list[Any]) -> None:
         self.kernels, self.memory = kernels, memory
         self.outcome: Any = None
+        self.params: Sequence[Tensor] = ()
+        #: Whether a step like the last one was recalled, which has been looked at already.
+        self.recalled = False
 
     @property
     def device(self) -> torch.device:
         return self.bucket.params[0].device
 
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
-        self.bucket, self.grads = bucket, grads
+        self.recalled = self.params is bucket.params
+        self.bucket, self.grads, self.params = bucket, grads, bucket.params
         self.lr = shown_rate(bucket)
 
     def arguments(self) -> dict[str, Any]:
@@ -186,8 +190,8 @@ class KronLaunch:
 
     def write(self) -> None:
         bucket, given = self.bucket, self.arguments()
-        given.update(lr=bucket.lr, lr_scale=bucket.setting.lr_scale)
-        self.outcome = self.kernels.step(**given, grad_scale=bucket.grad_scale, allowed=bucket.allowed)
+        given.update(lr=bucket.lr, lr_scale=bucket.setting.lr_scale, grad_scale=bucket.grad_scale)
+        self.outcome = self.kernels.step(**given, allowed=bucket.allowed, unmoved=self.recalled)
 
     def release(self) -> None:
         del self.grads

@@ -182,7 +182,9 @@ def test_refreshes_are_counted_as_by_the_rule(probability: Any, counts_on_device
 
 
 def test_parameters_of_one_batch_may_be_due_at_different_steps() -> None:
-    both = Both((24, 20), count=2, precond_update_probability=0.5)
+    # of a shape for which no two columns are as large as each other in the 11 digits of tensor cores: bounds of norms
+    # begin with the largest one
+    both = Both((24, 22), count=2, precond_update_probability=0.5)
     for s in (both.states[1], both.expected_states[1]):
         s["refresh"].fill_(0.5)
     for refreshed in ([0, 1], [1, 0], [0, 1]):

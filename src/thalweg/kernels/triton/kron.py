@@ -15,6 +15,7 @@ float32 6.7 and 2.8, Llama of 1.2 G 99 and 31; with factors of bfloat16 5.2 and 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import struct
 from collections.abc import Mapping, Sequence
@@ -69,9 +70,13 @@ class KronKernels:
         lr_scale: float = 1.0,
         grad_scale: Tensor | None = None,
         allowed: Tensor | None = None,
+        unmoved: bool = False,
     ) -> Outcome:
-        """Step parameters of one shape and dtype; everything is written in place, nothing is waited for."""
-        batch = self.batch(names, params, grads, states, rule, handling)
+        """Step parameters of one shape and dtype; everything is written in place, nothing is waited for.
+
+        unmoved: the caller has seen that parameters and state, of these names, are where they were at the last step.
+        """
+        batch = self.batch(names, params, grads, states, rule, handling, unmoved=unmoved)
         known = t is not None and states[0]["refresh"].is_cpu
         refreshing = True
         with torch.cuda.device(batch.device) if batch.device.type == "cuda" else contextlib.nullcontext():
@@ -114,9 +119,12 @@ class KronKernels:
         states: States,
         rule: Kron,
         handling: Handling,
+        *,
+        unmoved: bool = False,
     ) -> Batch:
-        facts = layout_facts(rule, handling.seed), grads[0].dtype, memory_of(params, states)
         known = self.batches.get(tuple(names))
+        memory = known[0][-1] if known is not None and unmoved else memory_of(params, states)
+        facts = layout_facts(rule, handling.seed), grads[0].dtype, memory
         if known is None or known[0] != facts:
             batch = Batch(names, params, states, grads[0].dtype, rule, handling.seed)
             self.batches[tuple(names)] = known = facts, batch
@@ -142,12 +150,18 @@ def count_refreshes(rule: Kron, states: States, t: int) -> list[bool]:
     """Whose factors are due, with the host's counts: those of ``Kron.shown``, in float32."""
     probability = rule.precond_update_probability
     share = as_float32(probability.at(numbers, t) if isinstance(probability, Annealed) else probability)
+
+    @functools.cache  # most have the same count
+    def counted(before: float) -> tuple[bool, float]:
+        accumulated = as_float32(before + share)
+        is_due = accumulated >= 1 - 2.0**-12
+        return is_due, as_float32(accumulated - 1.0) if is_due else accumulated
+
     due = []
     for s in states:
         before = s["refresh"].item()
-        accumulated = as_float32(before + share)
-        due.append(accumulated >= 1 - 2.0**-12)
-        after = as_float32(accumulated - 1.0) if due[-1] else accumulated
+        is_due, after = counted(before)
+        due.append(is_due)
         if after != before:
             s["refresh"].fill_(after)
     return due
@@ -172,8 +186,10 @@ def begin(
         lr = float(lr)
     on_device = isinstance(lr, Tensor)
     chance = rule.precond_update_probability
-    if not isinstance(chance, Annealed):
-        chance = Annealed(high=float(chance), low=float(chance), decay=0.0, flat=0)
+    if isinstance(chance, Annealed):
+        annealed = dict(high=chance.high, low=chance.low, decay=chance.decay, flat=float(chance.flat))
+    else:
+        annealed = dict(high=float(chance), low=float(chance), decay=0.0, flat=0.0)
     momentum = float(rule.momentum) if batch.has_momentum else 0.0
     given: dict[str, Any] = dict(
         known_t=float(t or 0),
@@ -183,10 +199,7 @@ def begin(
         grad_scale=grad_scale,
         allowed=allowed,
         log_momentum=math.log(momentum) if momentum > 0 else -math.inf,
-        high=float(chance.high),
-        low=float(chance.low),
-        decay=float(chance.decay),
-        flat=float(chance.flat),
+        **annealed,
     )
     tensors: list[Tensor | None] = [given["lr"], grad_scale, allowed]
     kind = t is not None, *(None if each is None else each.dtype for each in tensors)
