@@ -43,6 +43,9 @@ def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: A
         if isinstance(values[p.name], torch.Tensor) and values[p.name].data_ptr() % 16 == 0
     }
     for target in TARGETS.values():
+        for (i,) in constants:  # products by descriptors, where they are made for it
+            if kernel.params[i].name == "DESCRIBED":
+                constants[(i,)] = target is TARGETS["sm_90"]
         create_function_from_signature(kernel.signature, kernel.params, make_backend(target))
         triton.compile(ASTSource(kernel, kinds, constants, aligned), target=target, options=named)
     compiled.add(f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}")

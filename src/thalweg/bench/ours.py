@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FRONT_ENDS = ("torch", "numpy", "optax")
 
 LAMB: dict[str, Any] = dict(lr=1e-3, weight_decay=0.01)
-LARS: dict[str, Any] = dict(lr=0.1, weight_decay=1e-4)
+LARS: dict[str, Any] = dict(lr=10.0, weight_decay=1e-4)  # a thousandth of which is seen in bfloat16
 ADAFACTOR: dict[str, Any] = dict(lr=1e-3)
 KRON: dict[str, Any] = dict(lr=1e-3, precond_update_probability=1.0)
 ADAMW: dict[str, Any] = dict(lr=1e-3, trust=False, eps=1e-8, weight_decay=0.01)

@@ -9,7 +9,7 @@ each time its parameters fill the scratch memory:
     with one                    19      33      49
 
 Measured on an H200, in ms, refreshing at every step and not at all (max_size_dense=2048): GPT-2 of 124 M parameters in
-float32 6.7 and 2.8, Llama of 1.2 G 99 and 31; with factors of bfloat16 5.2 and 2.6, 65 and 22.
+float32, as a graph, 6.5 and 2.2, Llama of 1.2 G 98 and 27; with factors of bfloat16 Llama takes 64 and 21.
 """
 
 from __future__ import annotations
