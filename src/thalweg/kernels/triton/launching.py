@@ -12,7 +12,6 @@ import contextvars
 import math
 import os
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -124,16 +123,20 @@ class Workshop(ThreadPoolExecutor):
     def __init__(self, device: torch.device) -> None:
         super().__init__(max_workers=min(16, os.cpu_count() or 1))
         self.device = device
-        #: Variants of a kernel are launched in the same way, so others wait for the first, and then find it done.
-        self.turns: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+        self.lock = threading.Lock()
+        #: Kernels that have been loaded in some variant: what launches one launches all, and is found on disk.
+        self.loaded: set[int] = set()
 
     def submit(self, compilation: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
         return super().submit(self.ready, compilation, *args, **named)
 
     def ready(self, compilation: Callable[..., Any], *args: Any, **named: Any) -> Any:
         kernel = compilation(*args, **named)
-        if DIRECT:
-            with self.turns[id(kernel.src.fn)], torch.cuda.device(self.device):
+        with self.lock:
+            is_first = id(kernel.src.fn) not in self.loaded
+            self.loaded.add(id(kernel.src.fn))
+        if is_first and DIRECT:
+            with torch.cuda.device(self.device):
                 kernel._init_handles()
         return kernel
 
