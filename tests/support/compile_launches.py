@@ -22,6 +22,7 @@ from thalweg.kernels import triton as kernels
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 SHAPES = {"vector": (130,), "matrix": (70, 40), "kernel": (9, 7, 3, 2), "long": (3000,)}
@@ -45,7 +46,7 @@ def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: A
     for target in TARGETS.values():
         for (i,) in constants:  # products by descriptors, where they are made for it
             if kernel.params[i].name == "DESCRIBED":
-                constants[(i,)] = target is TARGETS["sm_90"]
+                constants[(i,)] = target.backend == "cuda" and target.arch >= 90
         create_function_from_signature(kernel.signature, kernel.params, make_backend(target))
         triton.compile(ASTSource(kernel, kinds, constants, aligned), target=target, options=named)
     compiled.add(f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}")

@@ -28,7 +28,7 @@ def note_tile(
     These are in units of the largest, so that they neither overflow nor vanish.
     """
     x = tl.where((i[:, None] < n) & (j[None, :] < n), x, 0.0)
-    here = tl.max(tl.max(tl.abs(x), 1), 0)
+    here = tl.max(tl.abs(x))
     x = x / tl.where(here > 0, here, 1.0)
     tl.store(largest + row * side + column, here)
     tl.store(squares + row * pitch + j, tl.sum(x * x, 0), j < n)

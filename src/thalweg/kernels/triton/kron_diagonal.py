@@ -96,7 +96,7 @@ def scaled_kernel(
             tl.store(own, tl.sum(x * x, 1), (i < rows) & (column * WIDE < columns))
     else:
         store_panel(place(places, out, matrix, count, tl.float32), i, j, x, rows, columns, pitch, tl.float32, False)
-        tl.store(place(places, sums, matrix, count, tl.float32) + tl.program_id(0), tl.sum(tl.sum(x * x, 1), 0))
+        tl.store(place(places, sums, matrix, count, tl.float32) + tl.program_id(0), tl.sum(x * x))
 
 
 @triton.jit(do_not_specialize=VARYING)

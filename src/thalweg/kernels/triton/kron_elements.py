@@ -281,7 +281,7 @@ def step_kernel(
         fine = is_finite(new.to(tl.float32))
         if M_DTYPE == tl.float16 and MOMENTUM_MODE != "none":
             fine = fine & is_finite(m.to(tl.float32))
-        failed = tl.sum(tl.sum(tl.where(fine | ~mask, 0.0, 1.0), 1), 0)
+        failed = tl.sum(tl.where(fine | ~mask, 0.0, 1.0))
         tl.store(place(places, partials, matrix, count, tl.float32) + tl.program_id(0), failed)
     else:
         tl.store(p_places, new, mask)

@@ -148,7 +148,7 @@ def multiply_kernel(
         tl.store(place(places, sums, matrix, count, tl.float32) + row * sums_pitch + j, squares, j < columns)
     elif SUMS == "tile":
         inside = (i[:, None] < rows) & (j[None, :] < columns)
-        total = tl.sum(tl.sum(tl.where(inside, x * x, 0.0), 1), 0)
+        total = tl.sum(tl.where(inside, x * x, 0.0))
         tl.store(place(places, sums, matrix, count, tl.float32) + tl.program_id(0), total)
 
 

@@ -102,7 +102,7 @@ def skew_kernel(
         place(places, squares, matrix, count, tl.float32),
     )
     note_tile(r, i, j, row, column, n, tl.cdiv(n, BM), numbers, columns, columns_pitch)
-    total = tl.sum(tl.sum(r * r, 1), 0)
+    total = tl.sum(r * r)
     total = tl.where(row == column, total / 2, total)
     tl.store(place(places, first_sums, matrix, count, tl.float32) + tl.program_id(0), total)
     panel = place(places, skew, matrix, count, DTYPE)
@@ -144,7 +144,7 @@ def turning_kernel(
         a, place(places, b, matrix, count, DTYPE), row, column, n, n, 0, pitch, pitch, pitch, DESCRIBED, BM, BN, BK
     )
     x = x / size
-    total = -tl.sum(tl.sum(load_panel(a, i, j, n, pitch) * x, 1), 0) / size
+    total = -tl.sum(load_panel(a, i, j, n, pitch) * x) / size
     tl.store(place(places, second, matrix, count, tl.float32) + tl.program_id(0), total)
     store_panel(place(places, product, matrix, count, DTYPE), i, j, x, n, n, pitch, DTYPE, CUTS)
     store_panel(place(places, turned, matrix, count, DTYPE), j, i, tl.trans(x), n, n, pitch, DTYPE, CUTS)
@@ -203,8 +203,8 @@ def rotated_kernel(
     q = load_panel(new, i, j, n, pitch) + x
     store_panel(new, i, j, q, n, n, pitch, tl.float32, False)
     q = tl.where((i[:, None] < n) & (j[None, :] < n), q, 0.0)
-    tl.store(place(places, largest, matrix, count, tl.float32) + tl.program_id(0), tl.max(tl.max(tl.abs(q), 1), 0))
-    tl.store(place(places, sums, matrix, count, tl.float32) + tl.program_id(0), tl.sum(tl.sum(q, 1), 0))
+    tl.store(place(places, largest, matrix, count, tl.float32) + tl.program_id(0), tl.max(tl.abs(q)))
+    tl.store(place(places, sums, matrix, count, tl.float32) + tl.program_id(0), tl.sum(q))
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -228,8 +228,8 @@ def symmetrized_kernel(
     i, j = row * BM + tl.arange(0, BM), column * BM + tl.arange(0, BM)
     q = place(places, stepped, matrix, count, tl.float32)
     x = (load_panel(q, i, j, n, pitch) + tl.trans(load_panel(q, j, i, n, pitch))) / 2
-    total = tl.sum(tl.sum(x, 1), 0)
-    tl.store(place(places, largest, matrix, count, tl.float32) + tl.program_id(0), tl.max(tl.max(tl.abs(x), 1), 0))
+    total = tl.sum(x)
+    tl.store(place(places, largest, matrix, count, tl.float32) + tl.program_id(0), tl.max(tl.abs(x)))
     tl.store(
         place(places, sums, matrix, count, tl.float32) + tl.program_id(0), tl.where(row == column, total, 2 * total)
     )
