@@ -30,9 +30,9 @@ class Launch:
         else:
             self.again(self.grid, self.arguments)
 
-    def prepare(self) -> Any:
+    def prepare(self) -> None:
         """Compile without launching."""
-        return self.kernel.warmup(**self.given, grid=self.grid)
+        self.kernel.warmup(**self.given, grid=self.grid)
 
 
 class Launches:
