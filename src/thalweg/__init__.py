@@ -11,6 +11,7 @@ from thalweg.errors import (
     OptimError,
     OptionError,
     ParameterError,
+    ResumeWarning,
     StateError,
     UnusedOverrideWarning,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "OptimError",
     "OptionError",
     "ParameterError",
+    "ResumeWarning",
     "StateError",
     "UnusedOverrideWarning",
     "__version__",

@@ -27,6 +27,10 @@ class UnusedOverrideWarning(UserWarning):
     """An entry of ``overrides`` matched no parameter: most likely a typing mistake."""
 
 
+class ResumeWarning(UserWarning):
+    """A saved state was loaded into an optimizer with other overrides, or another engine, than it was saved with."""
+
+
 class FallbackWarning(UserWarning):
     """The native CPU core is missing, and slower code does its work."""
 

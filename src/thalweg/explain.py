@@ -32,12 +32,32 @@ class Row:
 
 
 @dataclass(frozen=True)
+class GroupRow:
+    """One parameter group, in front ends that have groups."""
+
+    #: As a trainer has named the group; None if it has no name.
+    name: str | None
+    stepped: int
+    #: Parameters that do not require gradients: they are not stepped and have no state.
+    frozen: int
+    lr: Any
+    #: What lr multiplies, or is multiplied by, where that is not evident.
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        frozen = f" and {self.frozen} frozen" if self.frozen else ""
+        name = "" if self.name is None else f" {self.name!r}"
+        return "; ".join([f"{name}: {self.stepped} stepped{frozen}, lr {self.lr}", *self.notes])
+
+
+@dataclass(frozen=True)
 class Explanation:
-    """A row for each parameter; printed, it is a table with its totals and warnings."""
+    """A row for each parameter that is stepped; printed, it is a table with its totals, groups and warnings."""
 
     rows: Sequence[Row]
     #: Entries of ``overrides`` that match no parameter.
     unused_overrides: Sequence[Any] = field(default_factory=list)
+    groups: Sequence[GroupRow] = ()
 
     @property
     def state_bytes(self) -> int:
@@ -67,7 +87,8 @@ class Explanation:
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
         ]
-        return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
+        groups = [f"group {index}{group}" for index, group in enumerate(self.groups)]
+        return "\n".join([*lines, *groups, *(f"warning: {warning}" for warning in self.warnings)])
 
 
 def explained(
@@ -86,7 +107,7 @@ def explained(
         told.append(f"its factors take {factors / 2**20:,.0f} MiB: lower max_size_dense, or max_skew")
     if rms is not None and (lr is None or is_number(lr)):
         told += lost_to_rounding(dtype, setting, lr, rms)
-    if is_number(lr) and lr * setting.lr_scale == 0:
+    if (lr is None or is_number(lr)) and (1.0 if lr is None else lr) * setting.lr_scale == 0:
         told.append("its learning rate is 0")
     return Row(
         name,
@@ -104,7 +125,7 @@ def lost_to_rounding(dtype: str, setting: Setting, lr: float | None, rms: float)
     """Whether steps of the expected size vanish when they are rounded to the nearest."""
     if dtype not in DIGITS or setting.handling.rounding == "stochastic":
         return []
-    step = setting.rule.expected_rms(None if lr is None else lr * setting.lr_scale, rms)
+    step = setting.rule.expected_rms(lr, rms) * setting.lr_scale
     half = rms * 2.0 ** -DIGITS[dtype][0]
     if math.isfinite(step) and 0 < step < half:
         lost = f"steps of about {step:.1e} are below half the spacing of {dtype} at {rms:.1e} and will be lost"

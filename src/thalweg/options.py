@@ -7,10 +7,18 @@ The values, defaults and meanings are the fields of ``thalweg.rules`` and of
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from thalweg.rules import Annealed
 from thalweg.settings import Overrides
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack as Unpack
+else:
+    try:
+        from typing import Unpack
+    except ImportError:
+        Unpack = dict
 
 #: A number, or a function of the step (counted from 1).
 Schedulable: TypeAlias = float | Callable[[int], Any]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import fnmatch
+import inspect
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -124,6 +125,7 @@ class Settings:
             try:
                 for name in WHOLE_STEP:
                     require(name not in options, f"{name} concerns the whole step and cannot differ between parameters")
+                require("lr" not in options, "lr is given for all: use lr_scale, which multiplies it, in an entry")
                 check_known(self.rule_name, options, (*option_names(RULES[self.rule_name]), "lr_scale"))
                 try:
                     combined(self.base, options)
@@ -232,20 +234,54 @@ def check_schedules(rule: Rule) -> None:
 def check_known(owner: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(known))}"
+            hint = hint_for(owner, name, known, cutoff=0.6) or f"it has {', '.join(sorted(known))}"
             raise OptionError(f"{owner} has no option {name!r}: {hint}")
+
+
+def check_not_misspelt(owner: str, name: str, known: Sequence[str]) -> None:
+    """Refuse a name that resembles an option: whoever wrote it meant that."""
+    if hint := hint_for(owner, name, known, cutoff=0.85):
+        raise OptionError(f"{owner} has no option {name!r}: {hint}")
+
+
+def hint_for(owner: str, name: str, known: Sequence[str], *, cutoff: float) -> str:
+    """What to write instead of a name that is no option: as other libraries call it, or a likely misspelling."""
+    if name in (elsewhere := RULES[owner].ELSEWHERE if owner in RULES else {}):
+        return f"here it is {elsewhere[name]}"
+    close = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return f"did you mean {close[0]!r}?" if close else ""
 
 
 def check_overrides(overrides: Any) -> Overrides:
     wanted = "overrides must be a list of (pattern, options), such as [('*.bias', dict(weight_decay=0))]"
-    require(isinstance(overrides, (list, tuple)), f"{wanted}, got {overrides!r}")
+    require(is_list(overrides), f"{wanted}, got {overrides!r}")
     for entry in overrides:
-        pair = isinstance(entry, (list, tuple)) and len(entry) == 2 and isinstance(entry[1], Mapping)
+        pair = is_list(entry) and len(entry) == 2 and isinstance(entry[1], Mapping)
         require(pair, f"{wanted}, got the entry {entry!r}")
         chooses = isinstance(entry[0], (str, re.Pattern)) or callable(entry[0])
         require(chooses, f"a pattern must be a glob, a compiled regular expression or a function, got {entry[0]!r}")
+        if not isinstance(entry[0], (str, re.Pattern)):
+            check_predicate(entry[0])
     return tuple(overrides)
+
+
+def is_list(value: Any) -> bool:
+    """Whether a value is a list of any kind: Python's, or that of a configuration library."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def check_predicate(function: Callable[..., Any]) -> None:
+    """Refuse a function that cannot be called with a name and a parameter."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # one that does not tell
+        return
+    try:
+        signature.bind("name", None)
+    except TypeError:
+        raise OptionError(
+            f"a pattern that is a function takes (name, parameter) and answers True or False, got one of {signature}"
+        ) from None
 
 
 def matches(pattern: Pattern, name: str, parameter: Any) -> bool:
@@ -272,7 +308,7 @@ def plain(value: Any) -> Any:
     """Numbers of array libraries as Python's own, which never widen what they multiply."""
     if type(value) in (float, int, bool) or isinstance(value, Annealed):
         return value
-    if isinstance(value, (list, tuple)):
+    if is_list(value):
         return tuple(map(plain, value))
     if type(value).__name__ in ("bool_", "bool") and type(value).__module__ == "numpy":
         return bool(value)
@@ -280,6 +316,6 @@ def plain(value: Any) -> Any:
         return int(value)
     if isinstance(value, Real):
         return float(value)
-    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
-        return value.item()
+    if type(value).__module__ == "numpy" and len(getattr(value, "shape", (0, 0))) <= 1:
+        return plain(value.tolist())
     return value

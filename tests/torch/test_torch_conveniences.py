@@ -367,7 +367,8 @@ def test_explain_on_meta_and_in_print(case: Case) -> None:
     text = str(explanation)
     assert "0.weight" in text
     assert "200x300" in text
-    assert f"{explanation.state_bytes:,}" in text.splitlines()[-1]
+    assert f"{explanation.state_bytes:,}" in text.splitlines()[-2]
+    assert text.splitlines()[-1].startswith("group 0: 4 stepped, lr ")
 
 
 @EVERY

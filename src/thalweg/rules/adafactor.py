@@ -56,6 +56,7 @@ class Adafactor(Rule):
     #: Factor matrices only, never tensors of more axes.
     only_2d: bool = False
 
+    lr_optional: ClassVar[bool] = True
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"min_dim_size_to_factor": 0, "only_2d": True, "scale_parameter": "relative"},
         "optax": {"relative_step": False, "weight_decay_mode": "independent"},
@@ -79,6 +80,20 @@ class Adafactor(Rule):
             "momentum_mode": "before_lr",
             "weight_decay_mode": "independent",
         },
+    }
+
+    ELSEWHERE: ClassVar[Mapping[str, str]] = {
+        **Rule.ELSEWHERE,
+        "decay_rate": "beta2_decay",
+        "beta1": "momentum",
+        "b1": "momentum",
+        "d": "clip_threshold",
+        "clipping_threshold": "clip_threshold",
+        "eps1": "eps=(eps1, eps2)",
+        "eps2": "eps=(eps1, eps2)",
+        "eps_scale": "eps=(eps, eps_scale)",
+        "multiply_by_parameter_scale": "scale_parameter",
+        "beta2_max": "beta2_cap",
     }
 
     def validate(self) -> None:
@@ -109,10 +124,6 @@ class Adafactor(Rule):
             check_number("eps[0] under eps_mode='clamp'", self.eps[0], low=0.0, open_low=True)
         check_choice("factor_dims", self.factor_dims, "largest2", "last2")
         check_count("min_dim_size_to_factor", self.min_dim_size_to_factor)
-
-    def validate_lr(self, lr: Scalar | None) -> None:
-        if lr is not None:
-            super().validate_lr(lr)
 
     def idle(self, lr: Scalar | None) -> dict[str, str]:
         idle = super().idle(lr)

@@ -87,6 +87,20 @@ class Kron(Rule):
         },
     }
 
+    ELSEWHERE: ClassVar[Mapping[str, str]] = {
+        **Rule.ELSEWHERE,
+        "b1": "momentum",
+        "beta1": "momentum",
+        "preconditioner_lr": "precond_lr",
+        "preconditioner_update_probability": "precond_update_probability",
+        "preconditioner_init_scale": "init_scale",
+        "precond_init_scale": "init_scale",
+        "max_size_triangular": "max_size_dense",
+        "momentum_into_precond_update": "whiten='momentum', or 'gradient'",
+        "merge_dims": "merge",
+        "update_rms_clipping": "clip, with clip_mode='rms'",
+    }
+
     def validate(self) -> None:
         super().validate()
         check_number("precond_lr", self.precond_lr, low=0.0, high=1.0)

@@ -42,6 +42,23 @@ class LAMB(Rule):
         "lambc": {"weight_decay": 0.01, "max_grad_norm": 1.0, "trust_clip": (0.0, 1.0)},
     }
 
+    ELSEWHERE: ClassVar[Mapping[str, str]] = {
+        **Rule.ELSEWHERE,
+        "beta1": "betas=(beta1, beta2)",
+        "beta2": "betas=(beta1, beta2)",
+        "b1": "betas=(b1, b2)",
+        "b2": "betas=(b1, b2)",
+        "epsilon": "eps",
+        "adam": "trust=False",
+        "use_nvlamb": "always_adapt",
+        "adam_w_mode": "weight_decay_mode='in_update', or 'l2'",
+        "decouple_weight_decay": "weight_decay_mode='decoupled'",
+        "decoupled_decay": "weight_decay_mode='decoupled'",
+        "debias": "bias_correction",
+        "correct_bias": "bias_correction",
+        "clamp_value": "phi=(0, clamp_value)",
+    }
+
     def validate(self) -> None:
         super().validate()
         for index, beta in enumerate(check_pair("betas", self.betas)):

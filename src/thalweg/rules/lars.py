@@ -41,6 +41,15 @@ class LARS(Rule):
         "larc": {"trust_coefficient": 0.02, "eps": 1e-8, "momentum_mode": "lr_outside", "clip": True},
     }
 
+    ELSEWHERE: ClassVar[Mapping[str, str]] = {
+        **Rule.ELSEWHERE,
+        "trust_coeff": "trust_coefficient",
+        "trust_coef": "trust_coefficient",
+        "eta": "trust_coefficient",
+        "epsilon": "eps",
+        "trust_clip": "clip",
+    }
+
     def validate(self) -> None:
         super().validate()
         check_fraction("momentum", self.momentum)

@@ -39,8 +39,23 @@ class Rule(ABC):
 
     #: Whether the rule works on whole tensors, and not on sums over their parts.
     needs_whole: ClassVar[bool] = False
+    #: Whether the rule has a step size of its own, for an ``lr`` of None.
+    lr_optional: ClassVar[bool] = False
     #: Options that make the rule equal to a published implementation, by its name.
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    #: What other libraries call an option, or have in its place, and how to say it here.
+    ELSEWHERE: ClassVar[Mapping[str, str]] = {
+        "learning_rate": "lr",
+        "alpha": "lr",
+        "decay": "weight_decay",
+        "wd": "weight_decay",
+        "weight_decay_rate": "weight_decay",
+        "mu_dtype": "momentum_dtype",
+        "dtype_momentum": "momentum_dtype",
+        "clip_grad_norm": "max_grad_norm",
+        "max_norm": "max_grad_norm",
+    }
 
     @abstractmethod
     def validate(self) -> None:
@@ -78,6 +93,8 @@ class Rule(ABC):
 
     def validate_lr(self, lr: Scalar | None) -> None:
         """Raise an OptionError for a learning rate that the rule cannot use."""
+        if lr is None and self.lr_optional:
+            return
         require(lr is not None, f"{type(self).__name__} needs a learning rate: give lr a number, such as 1e-3")
         check_number("lr", lr, low=0.0)
 

@@ -7,6 +7,7 @@ and where digests differ all of them say what the difference is.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -16,7 +17,9 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ParameterError
-from thalweg.settings import Overrides
+from thalweg.rules import RULES
+from thalweg.settings import Overrides, option_names
+from thalweg.torch.groups import BESIDE
 from thalweg.torch.shards import MeshGroup, is_distributed, part_of
 
 #: What is compared of a digest, as whole numbers of 32 bits that no device rounds.
@@ -52,7 +55,7 @@ class Agreement:
             return
         # one by one, ranks are at the same parameter at different times, and have gradients for others or not
         idle = None if one_by_one else tuple(i for i, (_, p, _) in enumerate(self.distributed) if p.grad is None)
-        news = idle, tuple(kinds(group) for group in groups)
+        news = idle, tuple(kinds(own_options(rule_name, group)) for group in groups)
         if news not in self.reached:
             divided = [(name, p, index, part_of(name, p).across(None)) for name, p, index in self.distributed]
             divided = [each for each in divided if each[-1]]
@@ -115,7 +118,7 @@ def described(
     entries = [f"{shown(pattern)}: {shown(dict(sorted(options.items())))}" for pattern, options in overrides]
     yield f"overrides of {', '.join(entries)}" if entries else "no overrides"
     for index in sorted({index for _, _, index, _ in divided}):
-        options = {key: value for key, value in groups[index].items() if key not in ("params", "param_names")}
+        options = own_options(rule_name, groups[index])
         yield from (f"{key}={shown(value)} in group {index}" for key, value in sorted(options.items()))
     for name, p, index, _ in divided:
         placements = ", ".join(map(str, p.placements))  # type: ignore[attr-defined]
@@ -136,10 +139,20 @@ def shown(value: Any) -> str:
     return "a function" if callable(value) else repr(value)
 
 
-def kinds(group: Mapping[str, Any]) -> tuple[Hashable, ...]:
-    """The options of a group but for numbers, which schedules change at every step."""
+def own_options(rule_name: str, group: Mapping[str, Any]) -> dict[str, Any]:
+    """What a group says to us: what other tools keep in it may differ between ranks."""
+    names = own_names(rule_name)
+    return {key: value for key, value in group.items() if key in names}
+
+
+@functools.cache
+def own_names(rule_name: str) -> frozenset[str]:
+    return frozenset({*option_names(RULES[rule_name]), *BESIDE} - {"params", "param_names"})
+
+
+def kinds(options: Mapping[str, Any]) -> tuple[Hashable, ...]:
+    """Options but for numbers, which schedules change at every step."""
     return tuple(
         (name, type(value).__name__ if isinstance(value, (float, tuple, list, Tensor)) else value)
-        for name, value in group.items()
-        if name not in ("params", "param_names")
+        for name, value in options.items()
     )

@@ -30,6 +30,8 @@ class Bucket:
     lr: float | Tensor | None
     #: The number of this step where the host knows it; None: it is in the states, on the device.
     t: int | None
+    #: Multiplies whatever step size the rule makes of lr.
+    lr_scale: float = 1.0
     #: Why native code or a fused kernel cannot step them; "" if it can.
     unserved: str = ""
     #: Whether kernels for GPUs would be the ones to step them.

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from thalweg.explain import Explanation, Row
+from thalweg.explain import Explanation, GroupRow, Row
 from thalweg.explain import explained as explained_by_shape
 from thalweg.settings import Setting
 from thalweg.spaces import torch as xp
 
-__all__ = ["Explanation", "Row", "explained"]
+__all__ = ["Explanation", "GroupRow", "Row", "explained", "explained_group"]
 
 #: A count of steps is a tensor of float32 for each parameter.
 COUNTER_BYTES = 4
@@ -22,6 +23,30 @@ def explained(name: str, p: Tensor, setting: Setting, lr: Any) -> Row:
     return explained_by_shape(
         name, tuple(p.shape), xp.dtype(p), setting, lr=lr, rms=rms_of(p), counter_bytes=COUNTER_BYTES
     )
+
+
+def explained_group(group: Mapping[str, Any], *, shown_only: bool) -> GroupRow:
+    """A parameter group. shown_only: its lr is written by a scheduler for people to read, and not read by a step."""
+    frozen = sum(not p.requires_grad for p in group["params"])
+    notes = []
+    if shown_only:
+        notes.append("a scheduler shows the step size there, which the rule makes itself")
+    elif group.get("lr_is_scale"):
+        notes.append("it multiplies the step size that the rule makes itself")
+    if "lr_scale" in group:
+        notes.append(f"lr_scale {group['lr_scale']} is a scheduler's to multiply it with")
+    name = group.get("name")
+    return GroupRow(
+        None if name is None else str(name),
+        len(group["params"]) - frozen,
+        frozen,
+        shown_rate(group["lr"]),
+        tuple(notes),
+    )
+
+
+def shown_rate(lr: Any) -> Any:
+    return "a tensor" if isinstance(lr, Tensor) else f"{lr:g}" if isinstance(lr, (int, float)) else lr
 
 
 def rms_of(p: Tensor) -> float | None:

@@ -117,7 +117,7 @@ class Fused:
             scale = None if bucket.grad_scale is None else float(bucket.grad_scale)
             lr = None if bucket.lr is None else float(bucket.lr)
             setting = bucket.setting
-            options.append(Options(setting.rule_at(bucket.t), setting.handling, bucket.t, lr, setting.lr_scale, scale))
+            options.append(Options(setting.rule_at(bucket.t), setting.handling, bucket.t, lr, bucket.lr_scale, scale))
             keys = entries_of(self.plan.rule_name, bucket.states[0])
             positions = [position_of(part) for part in bucket.parts] or [0] * len(bucket.names)
             for name, p, g, s, first in zip(

@@ -9,28 +9,43 @@ from torch import Tensor
 
 from thalweg.errors import OptionError
 from thalweg.rules import RULES, Annealed
-from thalweg.settings import Overrides, Settings, check_known, option_names
+from thalweg.rules.checks import check_choice, check_flag, require
+from thalweg.settings import Overrides, Settings, check_known, check_not_misspelt, option_names
 
 #: The layout of state and groups. Newer layouts are refused by older versions.
 LAYOUT = 1
-#: What a group has beside the options of its rule.
-BESIDE = ("params", "param_names", "lr", "capturable", "rule", "layout")
-#: What torch and its schedulers write into groups.
-FOREIGN = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr", "lr_scale")
+#: What a group has beside the options of its rule. lr_is_scale: its lr multiplies the step size that the rule makes.
+BESIDE = ("params", "param_names", "lr", "lr_is_scale", "capturable", "rule", "layout")
+#: Keys of schedulers and trainers that resemble options. All that resembles none is kept as well.
+FOREIGN = ("max_momentum", "base_momentum", "lr_scale", "wd_scale", "weight_decay_scale")
+#: Left out of groups where it is None: schedulers that cycle momentum write it into every group that shows it.
+SHOWN_IF_SET = ("momentum",)
 
-#: Options of torch's own optimizers that we do not have, with what to do instead.
-REFUSED = {
-    "foreach": "say engine='foreach' or engine='reference'",
-    "fused": "say engine='auto', which takes the fastest there is",
-    "differentiable": "steps are taken without a graph; differentiate through thalweg.rules with torch.func instead",
-}
+
+def engine_meant(engine: Any, foreach: Any, fused: Any, differentiable: Any) -> Any:
+    """The engine that arguments of torch's own optimizers ask for, if they ask for one."""
+    for name, value in (("foreach", foreach), ("fused", fused)):
+        check_choice(name, value, None, True, False)
+    check_flag("differentiable", differentiable)
+    require(
+        not differentiable,
+        "differentiable=True: steps are taken without a graph; differentiate through thalweg.rules with torch.func",
+    )
+    require(not (foreach and fused), "foreach=True and fused=True are two engines: ask for one of them")
+    meant = "foreach" if foreach else "fused" if fused else "auto"
+    if foreach is False and fused is False:
+        meant = "reference"
+    wish = f"foreach={foreach}, fused={fused} is engine={meant!r}, and engine={engine!r} was given: give one of them"
+    require("auto" in (meant, engine) or meant == engine, wish)
+    return meant if engine == "auto" else engine
 
 
 def to_plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as a checkpoint can hold them."""
+    """Options as a group shows them and a checkpoint can hold them."""
     return {
         name: ("annealed", value.high, value.low, value.decay, value.flat) if isinstance(value, Annealed) else value
         for name, value in options.items()
+        if value is not None or name not in SHOWN_IF_SET
     }
 
 
@@ -43,17 +58,46 @@ def from_plain(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def check_options(rule_name: str, options: Mapping[str, Any]) -> None:
+    """Refuse arguments that are no options, and functions, which no checkpoint could hold."""
+    check_known(rule_name, options, option_names(RULES[rule_name]))
+    check_no_functions(options)
+
+
 def check_group(rule_name: str, group: Mapping[str, Any]) -> None:
-    """Refuse a misspelt option, and functions, which no checkpoint could hold."""
-    known = (*option_names(RULES[rule_name]), *BESIDE, *FOREIGN)
+    """Refuse a misspelt option; keys of other tools, which resemble none, are theirs to keep here."""
+    options = option_names(RULES[rule_name])
     for name in group:
-        if name in REFUSED:
-            raise OptionError(f"{rule_name} has no option {name!r}: {REFUSED[name]}")
-        if name not in known:
-            check_known(rule_name, {name: None}, option_names(RULES[rule_name]))
-    for name, value in group.items():
-        if callable(value) and name not in ("params",) and not isinstance(value, Tensor):
+        if name not in options and name not in BESIDE and name not in FOREIGN:
+            check_not_misspelt(rule_name, name, options)
+    check_no_functions({name: group[name] for name in (*options, "lr") if name in group})
+
+
+def check_no_functions(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if callable(value) and not isinstance(value, Tensor):
             raise OptionError(f"{name} cannot be a function here: set the group's value, or use a scheduler for lr")
+
+
+def loaded_group(
+    rule_name: str, saved: Mapping[str, Any], own: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A group of a saved state, for a group of this optimizer: its options, with what other tools keep in either."""
+    ours = {*BESIDE, *option_names(RULES[rule_name])}
+    foreign = {key: value for key, value in own.items() if key not in ours}
+    filled = {key: value for key, value in defaults.items() if key not in (*SHOWN_IF_SET, "lr_is_scale")}
+    group = {**filled, **foreign, **{key: value for key, value in saved.items() if key != "made_with"}}
+    # loaders that keep no tuples make lists of them
+    group = {key: tuple(v) if isinstance(v, list) and key in ours else v for key, v in group.items()}
+    group["params"] = list(saved["params"])
+    # names stay: a loader that goes by name may bring those of another order
+    group.pop("param_names", None)
+    group.update({key: own[key] for key in ("param_names",) if key in own})
+    if "lr_is_scale" in own:
+        group.setdefault("lr_is_scale", group["lr"] is None)
+        if group["lr"] is None:  # as versions before wrote it
+            group["lr"] = 1.0
+    return to_plain(group)
 
 
 class GroupSettings:
@@ -65,7 +109,7 @@ class GroupSettings:
         self.known: dict[int, tuple[list[Any], Settings]] = {}
 
     def of(self, index: int, group: Mapping[str, Any]) -> Settings:
-        values = [group[name] for name in self.names]
+        values = [group.get(name) for name in self.names]
         cached = self.known.get(index)
         if cached is not None and same(cached[0], values):
             return cached[1]
@@ -74,7 +118,7 @@ class GroupSettings:
         return settings
 
     def made(self, group: Mapping[str, Any]) -> Settings:
-        given = from_plain({name: group[name] for name in self.names})
+        given = from_plain({name: group[name] for name in self.names if name in group})
         return Settings(self.rule_name, given, None, self.overrides)
 
 

@@ -116,7 +116,7 @@ class Launch:
         lr = bucket.lr
         if isinstance(lr, Tensor) and lr.device != self.passes.device:
             lr = float(lr)
-        self.step = Step(lr, bucket.setting.lr_scale, bucket.grad_scale, bucket.allowed)
+        self.step = Step(lr, bucket.lr_scale, bucket.grad_scale, bucket.allowed)
         if self.is_new:
             self.is_new = False
             with on_device_of(self):
@@ -190,7 +190,7 @@ class KronLaunch:
 
     def write(self) -> None:
         bucket, given = self.bucket, self.arguments()
-        given.update(lr=bucket.lr, lr_scale=bucket.setting.lr_scale, grad_scale=bucket.grad_scale)
+        given.update(lr=bucket.lr, lr_scale=bucket.lr_scale, grad_scale=bucket.grad_scale)
         self.outcome = self.kernels.step(**given, allowed=bucket.allowed, unmoved=self.recalled)
 
     def release(self) -> None:
@@ -202,7 +202,7 @@ class KronLaunch:
 
 
 def shown_rate(bucket: Bucket) -> dict[str, Any]:
-    return {} if bucket.lr is None else {"lr": bucket.lr * bucket.setting.lr_scale}
+    return {} if bucket.lr is None else {"lr": bucket.lr * bucket.lr_scale}
 
 
 def on_device_of(launch: Launch | KronLaunch) -> AbstractContextManager[object]:

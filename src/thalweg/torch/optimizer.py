@@ -20,6 +20,7 @@ from thalweg.torch.bucket import Bucket, Result
 from thalweg.torch.engines import ENGINES, Engine, by_shards, engine_for, is_in_place
 from thalweg.torch.fused import Fused
 from thalweg.torch.gpu import Gpu
+from thalweg.torch.groups import engine_meant
 from thalweg.torch.owners import Owners
 from thalweg.torch.parameters import Params, Rate
 from thalweg.torch.sorting import Sorting
@@ -41,9 +42,13 @@ class Optimizer(Sorting):
         overrides: Overrides = (),
         engine: Engine = "auto",
         capturable: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        differentiable: bool = False,
         **options: Any,
     ) -> None:
         check_choice("engine", engine, "auto", "reference", "foreach", "fused")
+        engine = engine_meant(engine, foreach, fused, differentiable)
         check_flag("capturable", capturable)
         self._forget(engine)
         super().__init__(params, lr, variant=variant, overrides=overrides, capturable=capturable, options=options)
@@ -80,7 +85,7 @@ class Optimizer(Sorting):
         """Step one parameter by itself, in the middle of a backward pass for example."""
         if any(group["max_grad_norm"] is not None for group in self.param_groups):
             raise OptionError("max_grad_norm needs all gradients of a step at once: use step()")
-        if p not in self._place():
+        if p not in self._places():
             raise ParameterError("step_parameter: this tensor is no parameter of this optimizer")
         with torch.no_grad():
             self._step(p, compiling=torch.compiler.is_compiling())
@@ -164,7 +169,7 @@ class Optimizer(Sorting):
             torch._foreach_add_([s["step"] for s in stepped], 1)
         figures, index = self._fused.plan.figures(), 0
         for bucket in buckets:
-            lr = {} if bucket.lr is None else {"lr": bucket.lr * bucket.setting.lr_scale}
+            lr = {} if bucket.lr is None else {"lr": bucket.lr * bucket.lr_scale}
             for name in bucket.names:
                 self._last[name] = functools.partial(with_figures, lr, figures, index)
                 index += 1
@@ -181,7 +186,7 @@ class Optimizer(Sorting):
             torch._foreach_add_(steps, 1)
         else:
             torch._foreach_add_(steps, [finite.to(steps[0].device, torch.float32) for finite in result.finite])
-        lr = {} if part.lr is None else {"lr": part.lr * part.setting.lr_scale}
+        lr = {} if part.lr is None else {"lr": part.lr * part.lr_scale}
         for i, name in enumerate(part.names):
             self._last[name] = functools.partial(dict, lr, **{key: v[i] for key, v in result.stats.items()})
 

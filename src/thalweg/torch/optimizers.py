@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
+from thalweg.errors import OptionError
+from thalweg.options import AdafactorOptions, KronOptions, LAMBOptions, LARSOptions, Unpack
 from thalweg.torch.engines import Engine
 from thalweg.torch.optimizer import Optimizer
 from thalweg.torch.parameters import Params, Rate
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from thalweg.options import AdafactorOptions, KronOptions, LAMBOptions, LARSOptions
 
 
 class LARS(Optimizer):
@@ -22,13 +20,25 @@ class LARS(Optimizer):
     def __init__(
         self,
         params: Params,
-        lr: Rate,
+        lr: Rate = 1.0,
         *,
         engine: Engine = "auto",
         capturable: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        differentiable: bool = False,
         **options: Unpack[LARSOptions],
     ) -> None:
-        super().__init__(params, lr, engine=engine, capturable=capturable, **options)
+        super().__init__(
+            params,
+            lr,
+            engine=engine,
+            capturable=capturable,
+            foreach=foreach,
+            fused=fused,
+            differentiable=differentiable,
+            **options,
+        )
 
 
 class LAMB(Optimizer):
@@ -43,9 +53,21 @@ class LAMB(Optimizer):
         *,
         engine: Engine = "auto",
         capturable: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        differentiable: bool = False,
         **options: Unpack[LAMBOptions],
     ) -> None:
-        super().__init__(params, lr, engine=engine, capturable=capturable, **options)
+        super().__init__(
+            params,
+            lr,
+            engine=engine,
+            capturable=capturable,
+            foreach=foreach,
+            fused=fused,
+            differentiable=differentiable,
+            **options,
+        )
 
 
 class Adafactor(Optimizer):
@@ -60,9 +82,31 @@ class Adafactor(Optimizer):
         *,
         engine: Engine = "auto",
         capturable: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        differentiable: bool = False,
         **options: Unpack[AdafactorOptions],
     ) -> None:
-        super().__init__(params, lr, engine=engine, capturable=capturable, **options)
+        super().__init__(
+            params,
+            lr,
+            engine=engine,
+            capturable=capturable,
+            foreach=foreach,
+            fused=fused,
+            differentiable=differentiable,
+            **options,
+        )
+
+    def _get_lr(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> float:
+        """The step size of a group's first parameter, which ``AdafactorSchedule`` of transformers shows."""
+        if not group.get("lr_is_scale"):
+            raise OptionError(
+                "AdafactorSchedule shows the steps of Adafactor without lr: this one has an lr, which it "
+                "would overwrite; use a scheduler of torch.optim.lr_scheduler"
+            )
+        name = next(name for name, p in self._named() if p is group["params"][0])
+        return float(self.stats().get(name, {}).get("step_size", group["lr"]))
 
 
 class Kron(Optimizer):
@@ -73,10 +117,22 @@ class Kron(Optimizer):
     def __init__(
         self,
         params: Params,
-        lr: Rate,
+        lr: Rate = 1e-3,
         *,
         engine: Engine = "auto",
         capturable: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        differentiable: bool = False,
         **options: Unpack[KronOptions],
     ) -> None:
-        super().__init__(params, lr, engine=engine, capturable=capturable, **options)
+        super().__init__(
+            params,
+            lr,
+            engine=engine,
+            capturable=capturable,
+            foreach=foreach,
+            fused=fused,
+            differentiable=differentiable,
+            **options,
+        )

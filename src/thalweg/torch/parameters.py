@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -11,16 +12,27 @@ from torch import Tensor
 
 from thalweg.boundary import first_state
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
-from thalweg.rules import Kron
+from thalweg.rules import Kron, Rule
 from thalweg.rules.checks import require
 from thalweg.settings import Overrides, Setting, Settings, matches, plain
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
-from thalweg.torch.checkpoints import check_entries, check_groups, restored, shapes_of, with_tuples
-from thalweg.torch.explain import Explanation, explained
+from thalweg.torch.agreement import shown
+from thalweg.torch.checkpoints import (
+    check_entries,
+    check_is_state,
+    check_sizes,
+    in_own_order,
+    restored,
+    shapes_of,
+    warn_if_made_otherwise,
+)
+from thalweg.torch.engines import Engine
+from thalweg.torch.explain import Explanation, explained, explained_group
 from thalweg.torch.factors import first_owned
-from thalweg.torch.groups import LAYOUT, GroupSettings, check_group, to_plain
+from thalweg.torch.groups import LAYOUT, GroupSettings, check_group, check_options, loaded_group, to_plain
+from thalweg.torch.members import Members, check_given, named
 from thalweg.torch.shards import ghost_of, is_distributed, local, part_of, placed_like
 from thalweg.torch.tensors import check_parameter
 
@@ -35,6 +47,7 @@ class Parameters(torch.optim.Optimizer):
     """Groups of parameters with options that are checked, and state that is restored as it was saved."""
 
     rule_name: ClassVar[str]
+    _wanted_engine: Engine
 
     def __init__(
         self,
@@ -46,20 +59,21 @@ class Parameters(torch.optim.Optimizer):
         capturable: bool,
         options: Mapping[str, Any],
     ) -> None:
-        check_group(self.rule_name, options)
+        check_given(params)
+        check_options(self.rule_name, options)
         settings = Settings(self.rule_name, options, variant, overrides)
         check_rate(lr)
         settings.validate_lr(lr)
         self._remember(settings.overrides)
-        lr = lr if isinstance(lr, Tensor) else plain(lr)
+        rate = rate_shown(settings.base.rule, lr)
         beside = {"capturable": capturable, "rule": self.rule_name, "layout": LAYOUT}
-        super().__init__(params, {"lr": lr, **to_plain(settings.options), **beside})
+        super().__init__(params, {**rate, **to_plain(settings.options), **beside})
 
     def _remember(self, overrides: Overrides) -> None:
         self._overrides = overrides
         self._group_settings = GroupSettings(self.rule_name, overrides)
         self._resolved: dict[int, tuple[Settings, Setting]] = {}
-        self._places: dict[Tensor, tuple[str, int]] = {}
+        self._members = Members()
         self._reported = not overrides
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -67,16 +81,23 @@ class Parameters(torch.optim.Optimizer):
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
         check_group(self.rule_name, param_group)
-        given = {k: plain(v) for k, v in param_group.items() if k not in ("params", "lr")}
+        given = {name: plain(param_group[name]) for name in self._group_settings.names if name in param_group}
         for name in JOINT:
             if given.get(name, self.defaults[name]) != self.defaults[name]:
                 raise OptionError(f"{name} concerns the whole step and cannot differ between groups")
-        lr = param_group.get("lr", self.defaults["lr"])
-        settings = self._group_settings.made({**self.defaults, **to_plain(given)})
-        check_rate(lr)
-        settings.base.rule.validate_lr(plain(lr))
+        settings = self._group_settings.made({**self.defaults, **given})
+        rate = {}
+        if "lr" in param_group:
+            check_rate(param_group["lr"])
+            settings.base.rule.validate_lr(plain(param_group["lr"]))
+            rate = rate_shown(settings.base.rule, param_group["lr"])
+            rate.update({key: param_group[key] for key in rate if key == "lr_is_scale" and key in param_group})
         before = len(self.param_groups)
-        super().add_param_group({**param_group, **to_plain(given)})
+        super().add_param_group({**param_group, **given, **rate})
+        for group in self.param_groups[before:]:
+            options = to_plain(group)
+            group.clear()
+            group.update(options)
         try:
             self._check_names()
             for name, p in self._named(before):
@@ -84,7 +105,7 @@ class Parameters(torch.optim.Optimizer):
         except (OptionError, ParameterError):
             del self.param_groups[before:]
             raise
-        self._reported, self._places = not self._overrides, {}
+        self._reported = not self._overrides
 
     def _check_names(self) -> None:
         by_name = [pattern for pattern, _ in self._overrides if not callable(pattern)]
@@ -119,12 +140,8 @@ class Parameters(torch.optim.Optimizer):
         }
 
     def _named(self, first_group: int = 0) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter with its name; those without one are named by their place."""
-        place = sum(len(group["params"]) for group in self.param_groups[:first_group])
-        for group in self.param_groups[first_group:]:
-            names = group.get("param_names") or [str(place + i) for i in range(len(group["params"]))]
-            place += len(group["params"])
-            yield from zip(names, group["params"], strict=True)
+        """Every parameter with its name."""
+        return named(self.param_groups, first_group)
 
     def parameters(self) -> Iterator[Tensor]:
         """Every parameter, in the order of the groups."""
@@ -149,14 +166,36 @@ class Parameters(torch.optim.Optimizer):
             check_rate(value)
             settings.base.rule.validate_lr(plain(value))
         for group in self.param_groups:
-            group["lr"] = value if isinstance(value, Tensor) else plain(value)
+            if value is None:
+                group.update(rate_shown(self._group_settings.made(group).base.rule, None))
+            else:
+                group["lr"] = value if isinstance(value, Tensor) else plain(value)
 
-    def _place(self) -> dict[Tensor, tuple[str, int]]:
-        """The name and the group of every parameter."""
-        if len(self._places) != self.num_parameters:
-            groups = [i for i, group in enumerate(self.param_groups) for _ in group["params"]]
-            self._places = {p: (name, i) for (name, p), i in zip(self._named(), groups, strict=True)}
-        return self._places
+    def _homes(self) -> Iterator[tuple[str, Tensor, int]]:
+        """Every parameter with its name and the index of its group."""
+        groups = [index for index, group in enumerate(self.param_groups) for _ in group["params"]]
+        return ((name, p, index) for (name, p), index in zip(self._named(), groups, strict=True))
+
+    def _rate(self, group: Mapping[str, Any]) -> tuple[Rate, float]:
+        """What the rule is given as lr, and what multiplies the step size that it makes of it."""
+        lr = group["lr"]
+        if lr is None:
+            return None, 1.0
+        if not group.get("lr_is_scale"):
+            return lr.reshape(()) if isinstance(lr, Tensor) else lr, 1.0
+        if self._is_shown_only(group):
+            return None, 1.0
+        if isinstance(lr, Tensor) and not lr.is_cpu:
+            raise OptionError("lr multiplies the relative step of this group and must be a number, got a tensor")
+        return None, float(lr)
+
+    def _is_shown_only(self, group: Mapping[str, Any]) -> bool:
+        """Whether a scheduler writes the step size into a group for people to read, and not for us.
+
+        ``AdafactorSchedule`` of transformers does, and takes ``initial_lr`` away, which all others leave in groups.
+        """
+        scheduled = getattr(self.step, "_wrapped_by_lr_sched", False)
+        return bool(group.get("lr_is_scale")) and scheduled and "initial_lr" not in group
 
     def _checked_settings(self, index: int, group: Mapping[str, Any]) -> Settings:
         try:
@@ -196,12 +235,12 @@ class Parameters(torch.optim.Optimizer):
                 "restore the options it was made with, or begin anew with clear_state()"
             )
 
-    def _state(self, p: Tensor, setting: Setting, group: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _state(self, name: str, p: Tensor, setting: Setting, group: Mapping[str, Any]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[p]
         if not state:
             place = self._place_of_counts(p, group)
             state["step"] = torch.zeros((), dtype=torch.float32, device=place)
-            state.update(first_entries(p, setting, self._place()[p][0]))
+            state.update(first_entries(p, setting, name))
             if (
                 "refresh" in state and p.device.type != "meta"
             ):  # beside the step, so that the host can tell without a wait
@@ -218,38 +257,44 @@ class Parameters(torch.optim.Optimizer):
 
         Checkpoint loaders that find no state make it by a step, which counts as the first.
         """
-        places = self._place()
         with torch.no_grad():
-            for p, (name, index) in places.items():
+            for name, p, index in self._homes():
                 if p.requires_grad:
                     settings = self._checked_settings(index, self.param_groups[index])
-                    self._state(p, self._setting(settings, name, p), self.param_groups[index])
+                    self._state(name, p, self._setting(settings, name, p), self.param_groups[index])
 
     def explain(self) -> Explanation:
-        """How every parameter will be treated, what its state will cost, and what looks like a mistake."""
-        homes = [(i, group) for i, group in enumerate(self.param_groups) for _ in group["params"]]
+        """How every parameter will be treated, what its state will cost, and what looks like a mistake.
+
+        Parameters that are frozen (``requires_grad=False``) are counted by group and have no row.
+        """
         rows = []
-        for (name, p), (index, group) in zip(self._named(), homes, strict=True):
-            setting = self._setting(self._checked_settings(index, group), name, p)
-            rows.append(explained(name, p, setting, group["lr"]))
-        return Explanation(
-            rows, [pattern for i, (pattern, _) in enumerate(self._overrides) if i not in self._matched()]
-        )
+        for name, p, index in self._homes():
+            if p.requires_grad:
+                group = self.param_groups[index]
+                setting = self._setting(self._checked_settings(index, group), name, p)
+                lr, factor = self._rate(group)
+                rows.append(explained(name, p, replace(setting, lr_scale=setting.lr_scale * factor), lr))
+        groups = [explained_group(group, shown_only=self._is_shown_only(group)) for group in self.param_groups]
+        matched = self._matched()
+        return Explanation(rows, [p for i, (p, _) in enumerate(self._overrides) if i not in matched], groups)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state. State keeps the dtype it was saved in; on any error nothing is changed."""
+        check_is_state(self.rule_name, state_dict)
         state_dict = state_dict.copy()
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
-        check_groups(self.rule_name, state_dict, self.param_groups)
-        # names stay: a loader that goes by name may bring those of another order
-        own = [{key: group[key] for key in ("param_names",) if key in group} for group in self.param_groups]
-        saved = zip(state_dict["param_groups"], own, strict=True)
-        groups = [{**self.defaults, **with_tuples(group), **names} for group, names in saved]
+        check_is_state(self.rule_name, state_dict)
+        state_dict["param_groups"] = in_own_order(state_dict["param_groups"], self.param_groups)
+        check_sizes(state_dict, self.param_groups)
+        pairs = zip(state_dict["param_groups"], self.param_groups, strict=True)
+        groups = [loaded_group(self.rule_name, saved, own, self.defaults) for saved, own in pairs]
         named, expected = list(self._named()), self._expected(groups)
         check_entries(state_dict, named, expected)
         state = restored(groups, state_dict, named, expected, self._place_of_counts)
+        warn_if_made_otherwise(state_dict, self._made_with())
         state_dict["param_groups"] = groups
         state_dict["state"] = {}  # which torch would cast to the dtypes of parameters
         pre, post = self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks
@@ -264,6 +309,22 @@ class Parameters(torch.optim.Optimizer):
         for finish in post.values():
             finish(self)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all parameters and the options of all groups, for :meth:`load_state_dict`."""
+        saved = super().state_dict()
+        if isinstance(saved, dict) and isinstance(saved.get("param_groups"), list):  # which hooks may have changed
+            shown = [{"lr": 1.0} if self._is_shown_only(group) else {} for group in self.param_groups]
+            beside = {"made_with": self._made_with()}
+            saved["param_groups"] = [
+                {**group, **own, **beside} for group, own in zip(saved["param_groups"], shown, strict=True)
+            ]
+        return saved
+
+    def _made_with(self) -> str:
+        """What a checkpoint remembers of the arguments that are not in groups."""
+        entries = [f"({shown(pattern)}, {shown(dict(options))})" for pattern, options in self._overrides]
+        return f"engine={self._wanted_engine!r}, overrides=[{', '.join(entries)}]"
+
     def _expected(self, groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Tensor]]:
         """Ghosts of all states under the options of saved groups, which are checked on the way."""
         entries = {}
@@ -272,7 +333,7 @@ class Parameters(torch.optim.Optimizer):
             for settings, group in zip(made, groups, strict=True):
                 check_rate(group["lr"])
                 settings.base.rule.validate_lr(plain(group["lr"]))
-            for p, (name, index) in self._place().items():
+            for name, p, index in self._homes():
                 entries[name] = expected_entries(made[index].of(name, p)[0], p, name)
         except OptionError as error:
             raise StateError(f"the options of this state are not valid: {error}") from None
@@ -294,6 +355,15 @@ def first_entries(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:
 def expected_entries(setting: Setting, p: Tensor, name: str) -> dict[str, Tensor]:
     """A parameter's state as it would be, without its memory."""
     return first_entries(ghost_of(p), setting, name)
+
+
+def rate_shown(rule: Rule, lr: Rate) -> dict[str, Any]:
+    """A learning rate as a group shows it: always a number, or a tensor, that schedulers can multiply."""
+    if not rule.lr_optional:
+        return {"lr": lr if isinstance(lr, Tensor) else plain(lr)}
+    if lr is None:
+        return {"lr": 1.0, "lr_is_scale": True}
+    return {"lr": lr if isinstance(lr, Tensor) else plain(lr), "lr_is_scale": False}
 
 
 def check_rate(lr: Any) -> None:

@@ -25,14 +25,19 @@ class Recall:
     def __init__(
         self, buckets: Sequence[Bucket], idle: Sequence[Tensor], states: Mapping[Tensor, Any], settings: Sequence[Any]
     ) -> None:
-        self.buckets, self.idle, self.settings = buckets, idle, settings
+        # without gradients, which nobody may keep alive after the step
+        self.buckets = [replace(bucket, grads=()) for bucket in buckets]
+        self.idle, self.settings = idle, settings
         self.params = [p for bucket in buckets for p in bucket.params]
         self.kinds = kinds_of([g for bucket in buckets for g in bucket.grads])
         self.holders, self.entries = held_by(states)
         self.memory = memory_of(self.params, self.entries)
 
     def again(
-        self, states: Mapping[Tensor, Any], settings: Sequence[Any], rates: Sequence[float | Tensor | None]
+        self,
+        states: Mapping[Tensor, Any],
+        settings: Sequence[Any],
+        rates: Sequence[tuple[float | Tensor | None, float]],
     ) -> list[Bucket] | None:
         """The same buckets with the gradients and rates of today; None if anything else has changed."""
         grads: list[Any] = [p.grad for p in self.params]
@@ -47,7 +52,7 @@ class Recall:
         ):
             return None
         buckets, first = [], 0
-        for bucket, lr in zip(self.buckets, rates, strict=True):
+        for bucket, (lr, factor) in zip(self.buckets, rates, strict=True):
             own = grads[first : first + len(bucket.params)]
             first += len(own)
             t = None
@@ -56,7 +61,7 @@ class Recall:
                 if len(steps) > 1:
                     return None
                 t = int(steps.pop()) + 1
-            buckets.append(replace(bucket, grads=own, lr=lr, t=t))
+            buckets.append(replace(bucket, grads=own, lr=lr, lr_scale=bucket.setting.lr_scale * factor, t=t))
         return buckets
 
 

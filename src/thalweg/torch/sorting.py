@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.rules.checks import check_number
-from thalweg.settings import Setting
+from thalweg.settings import Setting, Settings
 from thalweg.spaces.sharded import Part
 from thalweg.torch import fused, gpu
 from thalweg.torch.agreement import Agreement
@@ -40,6 +39,14 @@ class Sorting(Parameters):
         self._agreement = Agreement()
         self._recall: Recall | None = None
 
+    def _places(self) -> dict[Tensor, tuple[str, int]]:
+        """The name and the group of every parameter; whoever was known by address is forgotten if that is news."""
+        if self._members.changed(self.param_groups):
+            for known in (self._resolved, self._treatments, self._parts):
+                known.clear()
+            self._recall = None
+        return self._members.places
+
     def _is_launched(self, p: Tensor) -> bool:
         """Whether kernels on a GPU are to step a parameter and to count its steps. Kron's schedule is for the host."""
         return (
@@ -63,12 +70,12 @@ class Sorting(Parameters):
     def _buckets(self, only: Tensor | None, compiling: bool) -> list[Bucket]:
         """Parameters that can be stepped together, checked, with their state made where there is none."""
         self._report_unused()
-        places = self._place()
+        places = self._places()
         self._agreement.reach(self.rule_name, places, self.param_groups, self._overrides, one_by_one=only is not None)
-        settings = [(self._checked_settings(i, group), lr_scale_of(group)) for i, group in enumerate(self.param_groups)]
+        settings = [self._checked_settings(i, group) for i, group in enumerate(self.param_groups)]
         buckets = None
         if only is None and self._recall is not None:
-            rates = [rate_of(self.param_groups[bucket.group]) for bucket in self._recall.buckets]
+            rates = [self._rate(self.param_groups[bucket.group]) for bucket in self._recall.buckets]
             buckets = self._recall.again(self.state, settings, rates)
         if buckets is None:
             chosen = places if only is None else {only: places[only]}
@@ -80,7 +87,7 @@ class Sorting(Parameters):
         return self._joined(buckets)
 
     def _sorted(
-        self, chosen: Mapping[Tensor, tuple[str, int]], settings: Sequence[tuple[Any, float]], compiling: bool
+        self, chosen: Mapping[Tensor, tuple[str, int]], settings: Sequence[Settings], compiling: bool
     ) -> list[Bucket]:
         named = [(name, p, index) for p, (name, index) in chosen.items() if p.grad is not None]
         gradients = {}
@@ -91,9 +98,8 @@ class Sorting(Parameters):
         members: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
         shared: dict[Any, Any] = {}
         for name, p, index in named:
-            own, factor = settings[index]
-            setting = self._setting(own, name, p)
-            state = self._state(p, setting, self.param_groups[index])
+            setting = self._setting(settings[index], name, p)
+            state = self._state(name, p, setting, self.param_groups[index])
             launched = self._is_launched(p)
             if launched and state["step"].device != p.device:
                 state["step"] = state["step"].to(p.device)
@@ -109,9 +115,11 @@ class Sorting(Parameters):
             key = (index, id(setting), p.device, p.dtype, g.dtype, kind, t, unserved, divided)
             members[key].append((name, p))
             if key not in shared:
+                lr, factor = self._rate(self.param_groups[index])
                 shared[key] = dict(
-                    setting=scaled(setting, factor),
-                    lr=rate_of(self.param_groups[index]),
+                    setting=setting,
+                    lr=lr,
+                    lr_scale=setting.lr_scale * factor,
                     t=t,
                     unserved=unserved,
                     on_gpu=gpu.is_on_gpu(p),
@@ -201,19 +209,3 @@ class Sorting(Parameters):
             return []
         names, finite = self._last_finite
         return [name for name, fine in zip(names, finite.tolist(), strict=True) if not fine]
-
-
-def rate_of(group: Mapping[str, Any]) -> Any:
-    lr = group["lr"]
-    return lr.reshape(()) if isinstance(lr, Tensor) else lr
-
-
-def lr_scale_of(group: Mapping[str, Any]) -> float:
-    """The ``lr_scale`` that some schedulers write into groups."""
-    factor: float = group.get("lr_scale", 1.0)
-    check_number("lr_scale", factor, low=0.0)
-    return factor
-
-
-def scaled(setting: Setting, factor: float) -> Setting:
-    return setting if factor == 1.0 else replace(setting, lr_scale=setting.lr_scale * factor)

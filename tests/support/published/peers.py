@@ -23,7 +23,7 @@ def peer(module: str) -> Any:
     if package not in sys.modules and importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     if package == "timm":
-        _load_only_submodules("timm", "timm.optim")
+        _load_only_submodules("timm", "timm.optim", "timm.scheduler")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module(module)

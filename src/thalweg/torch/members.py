@@ -1,0 +1,86 @@
+"""Which tensors the groups of an optimizer hold, looked at before every step.
+
+Groups are the truth. Trainers exchange parameters inside a group (FSDP2 in accelerate), move them to another group, or
+replace one together with its state (densification in Gaussian splatting), and tell nobody.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thalweg.errors import ParameterError
+from thalweg.torch.tensors import check_parameter
+
+Groups = Sequence[Mapping[str, Any]]
+
+
+def check_given(params: Any) -> None:
+    """Say what to give instead of a model, or of parameters in a dictionary."""
+    if isinstance(params, nn.Module):
+        raise ParameterError("params is a model: give its parameters, model.named_parameters() or model.parameters()")
+    if isinstance(params, Mapping):
+        if "params" in params:
+            raise ParameterError("params is one parameter group: give a list of groups, [group]")
+        raise ParameterError("params is a dictionary: give its items, params.items(), or model.named_parameters()")
+
+
+def named(groups: Groups, first: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter from this group on, with its name; those without one are named by their position."""
+    position = sum(len(group["params"]) for group in groups[:first])
+    for index, group in enumerate(groups[first:], first):
+        params = group["params"]
+        names = group.get("param_names") or [str(position + i) for i in range(len(params))]
+        if len(names) != len(params):
+            raise ParameterError(
+                f"parameter group {index} has {len(params)} parameters and {len(names)} param_names: code that "
+                "replaces parameters in a group must replace their names as well"
+            )
+        position += len(params)
+        yield from zip(names, params, strict=True)
+
+
+class Members:
+    """The parameters of all groups, as they were at the last look."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.names: list[list[str] | None] = []
+        self.params: list[Tensor] = []
+        #: The name and the group of every parameter.
+        self.places: dict[Tensor, tuple[str, int]] = {}
+
+    def changed(self, groups: Groups) -> bool:
+        """Look again; on any error nothing is taken over."""
+        # whole lists, compared by C code: this is asked at every step
+        sizes = [len(group["params"]) for group in groups]
+        names = [group.get("param_names") for group in groups]
+        params = list(chain.from_iterable(group["params"] for group in groups))
+        if sizes == self.sizes and names == self.names and all(map(operator.is_, params, self.params)):
+            return False
+        self.places = self.found(groups)
+        self.sizes, self.params = sizes, params
+        self.names = [None if own is None else list(own) for own in names]
+        return True
+
+    def found(self, groups: Groups) -> dict[Tensor, tuple[str, int]]:
+        known = set(map(id, self.params))
+        homes = chain.from_iterable([index] * len(group["params"]) for index, group in enumerate(groups))
+        places: dict[Tensor, tuple[str, int]] = {}
+        for (name, p), index in zip(named(groups), homes, strict=True):
+            if not isinstance(p, torch.Tensor):
+                raise ParameterError(f"parameter {name!r} in group {index} must be a tensor, got {type(p).__name__}")
+            if p in places:
+                raise ParameterError(
+                    f"parameter {name!r} in group {index} is also {places[p][0]!r} in group {places[p][1]}: "
+                    "a parameter may be in one place alone"
+                )
+            if id(p) not in known:
+                check_parameter(name, p)
+            places[p] = name, index
+        return places

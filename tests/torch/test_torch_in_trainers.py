@@ -1,0 +1,516 @@
+"""What schedulers, trainers and configuration libraries do to an optimizer, with their own code where it is here."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator, MutableSequence
+from typing import Any
+
+import pytest
+from cases import CASES, Case
+from published.peers import peer
+
+torch = pytest.importorskip("torch")
+
+from torch.optim import lr_scheduler as schedulers  # noqa: E402
+
+import thalweg  # noqa: E402
+import thalweg.torch  # noqa: E402
+from thalweg.errors import OptionError, ParameterError, ResumeWarning, StateError  # noqa: E402
+from thalweg.torch import LAMB, LARS, Adafactor, Kron  # noqa: E402
+
+EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def make(case: Case, params: Any, **options: Any) -> Any:
+    return getattr(thalweg.torch, case.name)(params, **{"lr": case.lr, **options})
+
+
+def network(seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
+
+
+def backward(net: Any, step: int = 0) -> None:
+    net.zero_grad()
+    x = torch.randn(7, 5, generator=torch.Generator().manual_seed(step))
+    net(x).square().mean().backward()
+
+
+def values(net: Any) -> list[Any]:
+    return [p.detach().clone() for p in net.parameters()]
+
+
+def moved(net: Any, optimizer: Any, step: int = 0) -> list[Any]:
+    """By how much one step moves each parameter."""
+    before = values(net)
+    backward(net, step)
+    optimizer.step()
+    return [p.detach() - b for p, b in zip(net.parameters(), before, strict=True)]
+
+
+# ---- lr_scale in a group belongs to the scheduler that reads it
+
+
+def test_a_scheduler_of_timm_applies_lr_scale_and_the_step_does_not_again() -> None:
+    timm = peer("timm.scheduler.step_lr")
+    net, alone = network(), network()
+    groups = [{"params": net[0].parameters(), "lr_scale": 0.5}, {"params": net[2].parameters()}]
+    optimizer = LAMB(groups, lr=0.1, engine="reference")
+    scheduler = timm.StepLRScheduler(optimizer, decay_t=2.0, decay_rate=0.5)
+    scheduler.step(0)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.1]
+    other = LAMB([{"params": alone[0].parameters(), "lr": 0.05}, {"params": alone[2].parameters()}], lr=0.1)
+    for ours, theirs in zip(moved(net, optimizer), moved(alone, other), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    shown = optimizer.explain().groups
+    assert "lr 0.05; lr_scale 0.5 is a scheduler's" in str(shown[0])
+    assert str(shown[1]) == ": 2 stepped, lr 0.1"
+
+
+def test_layer_decay_of_timm_is_stepped_at_the_rates_in_its_groups() -> None:
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
+    groups = [  # as its param_groups_layer_decay writes them
+        {"lr_scale": 0.5**i, "weight_decay": 0.0, "params": [p], "param_names": [f"layer.{i}"]}
+        for i, p in enumerate(params)
+    ]
+    optimizer = LARS(groups, lr=0.1, trust=False, momentum=0.0)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    for p in params:  # no scheduler has been there yet
+        torch.testing.assert_close(p.detach(), torch.full_like(p, 0.9))
+
+
+# ---- keys of other tools
+
+
+FOREIGN = {
+    "name": "decay",
+    "fused": True,
+    "foreach": False,
+    "moe": False,
+    "use_fallback": True,
+    "group_names": ["a"],
+    "initial_lr": 0.1,
+    "lr_mult": 2.0,
+    "is_last_layer": True,
+    "apply": lambda: None,
+    "max_momentum": 0.9,
+}
+
+
+@EVERY
+def test_keys_of_other_tools_are_kept_and_ignored(case: Case) -> None:
+    net, alone = network(), network()
+    optimizer = make(case, [{"params": net.parameters(), **FOREIGN}])
+    assert {key: optimizer.param_groups[0][key] for key in FOREIGN} == FOREIGN
+    other = make(case, alone.parameters())
+    for step in range(2):
+        backward(net, step)
+        backward(alone, step)
+        optimizer.step()
+        other.step()
+    assert all(torch.equal(a, b) for a, b in zip(values(net), values(alone), strict=True))
+    saved = optimizer.state_dict()
+    assert saved["param_groups"][0]["group_names"] == ["a"]
+    optimizer.load_state_dict(saved)
+    assert {key: optimizer.param_groups[0][key] for key in FOREIGN} == FOREIGN
+    optimizer.load_state_dict(other.state_dict())
+    assert optimizer.param_groups[0]["group_names"] == ["a"], "what the saved state does not have stays"
+
+
+@EVERY
+@pytest.mark.parametrize("key", ["weight_decai", "weightdecay", "max_grad_nrom", "learning_rate", "stacked_axis"])
+def test_a_key_that_resembles_an_option_is_refused(case: Case, key: str) -> None:
+    with pytest.raises(OptionError, match=f"{case.name} has no option '{key}': (did you mean|here it is)"):
+        make(case, [{"params": network().parameters(), key: 0.1}])
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("given", "engine"),
+    [
+        (dict(fused=None, foreach=None, differentiable=False), "auto"),
+        (dict(foreach=True), "foreach"),
+        (dict(fused=False, foreach=True), "foreach"),
+        (dict(fused=False, foreach=False), "reference"),
+        (dict(fused=False), "auto"),
+        (dict(foreach=False), "auto"),
+        (dict(foreach=True, engine="foreach"), "foreach"),
+    ],
+    ids=str,
+)
+def test_arguments_of_torchs_optimizers_choose_an_engine(case: Case, given: Any, engine: str) -> None:
+    assert make(case, network().parameters(), **given).engine == engine
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (dict(foreach=True, fused=True), "two engines"),
+        (dict(foreach=True, engine="reference"), "engine='foreach'.*engine='reference'"),
+        (dict(differentiable=True), "differentiable=True"),
+        (dict(fused="yes"), "fused must be one of None, True, False"),
+    ],
+    ids=str,
+)
+def test_arguments_that_contradict_are_refused(given: Any, told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        LAMB(network().parameters(), **given)
+
+
+# ---- Adafactor without lr
+
+
+SCHEDULERS = {
+    "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda t: 0.5),
+    "StepLR": lambda o: schedulers.StepLR(o, 1),
+    "Linear": lambda o: schedulers.LinearLR(o),
+    "Cosine": lambda o: schedulers.CosineAnnealingLR(o, 5),
+    "Exponential": lambda o: schedulers.ExponentialLR(o, 0.5),
+    "OneCycle": lambda o: schedulers.OneCycleLR(o, 1.0, total_steps=5, cycle_momentum=False),
+    "Cyclic": lambda o: schedulers.CyclicLR(o, 0.1, 1.0, cycle_momentum=False),
+    "Polynomial": lambda o: schedulers.PolynomialLR(o, 5),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_adafactor_without_lr_is_scaled_by_every_scheduler(name: str) -> None:
+    net, alone = network(), network()
+    optimizer, plain = Adafactor(net.parameters()), Adafactor(alone.parameters())
+    scheduler = SCHEDULERS[name](optimizer)
+    factor = optimizer.param_groups[0]["lr"]
+    assert isinstance(factor, float)
+    for scaled, whole in zip(moved(net, optimizer), moved(alone, plain), strict=True):
+        torch.testing.assert_close(scaled, factor * whole, rtol=1e-4, atol=1e-7)
+    scheduler.step()
+    assert isinstance(optimizer.param_groups[0]["lr"], float)
+
+
+@pytest.mark.parametrize("engine", ["auto", "foreach", "reference"])
+def test_adafactor_without_lr_has_one_in_its_groups_and_the_same_steps_as_before(engine: str) -> None:
+    net, alone = network(), network()
+    optimizer = Adafactor(net.parameters(), engine=engine)
+    assert [group["lr"] for group in optimizer.param_groups] == [1.0]
+    other = Adafactor(alone.parameters(), engine=engine)
+    other.param_groups[0]["lr"] = None  # which a step takes as it always did
+    for step in range(3):
+        for ours, theirs in zip(moved(net, optimizer, step), moved(alone, other, step), strict=True):
+            assert torch.equal(ours, theirs)
+    assert optimizer.stats()["0"]["step_size"] > 0
+    assert "multiplies the step size that the rule makes itself" in str(optimizer.explain())
+
+
+def test_groups_of_adafactor_choose_for_themselves_what_lr_means() -> None:
+    first, second, third = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+    relative = Adafactor([{"params": [first]}, {"params": [second], "lr": 0.5}, {"params": [third], "lr": None}])
+    assert [(g["lr"], g["lr_is_scale"]) for g in relative.param_groups] == [(1.0, True), (0.5, False), (1.0, True)]
+    absolute = Adafactor([{"params": [first]}, {"params": [second], "lr": None}], lr=0.5)
+    assert [(g["lr"], g["lr_is_scale"]) for g in absolute.param_groups] == [(0.5, False), (1.0, True)]
+    absolute.lr = None
+    assert [(g["lr"], g["lr_is_scale"]) for g in absolute.param_groups] == [(1.0, True), (1.0, True)]
+    again = Adafactor([{**group, "params": group["params"]} for group in relative.param_groups])
+    assert [(g["lr"], g["lr_is_scale"]) for g in again.param_groups] == [(1.0, True), (0.5, False), (1.0, True)]
+
+
+def test_adafactor_without_lr_resumes_in_the_middle_of_a_schedule() -> None:
+    net = network()
+    optimizer = Adafactor(net.parameters())
+    scheduler = schedulers.ExponentialLR(optimizer, 0.5)
+    for step in range(2):
+        moved(net, optimizer, step)
+        scheduler.step()
+    copy = network()
+    copy.load_state_dict(net.state_dict())
+    resumed = Adafactor(copy.parameters())
+    resumed.load_state_dict(optimizer.state_dict())
+    assert resumed.param_groups[0]["lr"] == 0.25
+    for ours, theirs in zip(moved(copy, resumed, 2), moved(net, optimizer, 2), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_state_whose_groups_say_none_is_read_as_it_was_meant() -> None:
+    net = network()
+    optimizer = Adafactor(net.parameters())
+    moved(net, optimizer)
+    saved = optimizer.state_dict()
+    for group in saved["param_groups"]:  # as version 0.1.0 wrote it
+        group.update(lr=None, momentum=None)
+        del group["lr_is_scale"], group["made_with"]
+    optimizer.load_state_dict(saved)
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["lr_is_scale"]) == (1.0, True)
+    assert "momentum" not in optimizer.param_groups[0]
+
+
+def test_the_schedule_that_transformers_has_for_adafactor_shows_its_steps() -> None:
+    optimization = peer("transformers.optimization")
+    net, alone = network(), network()
+    optimizer, plain = Adafactor(net.parameters(), variant="hf"), Adafactor(alone.parameters(), variant="hf")
+    scheduler = optimization.AdafactorSchedule(optimizer)
+    assert optimizer.param_groups[0]["lr"] == 0.0
+    for step in range(3):
+        for ours, theirs in zip(moved(net, optimizer, step), moved(alone, plain, step), strict=True):
+            assert torch.equal(ours, theirs)
+        scheduler.step()
+        assert scheduler.get_last_lr() == [pytest.approx(optimizer.stats()["0"]["step_size"])]
+    assert optimizer.state_dict()["param_groups"][0]["lr"] == 1.0, "what is shown is not what a resumed run reads"
+    assert "a scheduler shows the step size" in str(optimizer.explain())
+    with_lr = Adafactor(net.parameters(), lr=0.1)
+    backward(net)
+    with pytest.raises(OptionError, match="AdafactorSchedule shows the steps of Adafactor without lr"):
+        optimization.AdafactorSchedule(with_lr)
+
+
+# ---- momentum that nobody asked for
+
+
+@pytest.mark.parametrize("lr", [None, 0.1])
+@pytest.mark.parametrize("cycle", ["OneCycleLR", "CyclicLR"])
+def test_schedulers_give_adafactor_no_momentum(lr: float | None, cycle: str) -> None:
+    net = network()
+    optimizer = Adafactor(net.parameters(), lr=lr)
+    assert "momentum" not in optimizer.defaults
+    assert "momentum" not in optimizer.param_groups[0]
+    arguments = dict(max_lr=0.1, total_steps=4) if cycle == "OneCycleLR" else dict(base_lr=0.1, max_lr=0.2)
+    with pytest.raises(ValueError, match="momentum"):  # torch's own words, as for its own Adafactor
+        getattr(schedulers, cycle)(optimizer, **arguments)
+    moved(net, optimizer)
+    assert all("exp_avg" not in state for state in optimizer.state.values())
+
+
+def test_a_momentum_that_was_asked_for_is_shown_and_cycled() -> None:
+    net = network()
+    optimizer = Adafactor(
+        [{"params": net[0].parameters()}, {"params": net[2].parameters(), "momentum": None}], momentum=0.9
+    )
+    assert [group.get("momentum") for group in optimizer.param_groups] == [0.9, None]
+    assert "momentum" not in optimizer.param_groups[1]
+    moved(net, optimizer)
+    assert ["exp_avg" in optimizer.state[p] for p in net.parameters()] == [True, True, False, False]
+    resumed = Adafactor([{"params": net[0].parameters()}, {"params": net[2].parameters()}], momentum=0.9)
+    resumed.load_state_dict(optimizer.state_dict())
+    assert [group.get("momentum") for group in resumed.param_groups] == [0.9, None]
+    schedulers.OneCycleLR(Adafactor(net.parameters(), momentum=0.9), 0.1, total_steps=4)
+
+
+# ---- named checkpoints
+
+
+def pair(names: tuple[str, str], seed: int) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    made = {name: torch.nn.Parameter(torch.randn(3, 3, generator=generator)) for name in sorted(names)}
+    return [(name, made[name]) for name in names]
+
+
+@EVERY
+def test_names_decide_where_saved_state_goes(case: Case) -> None:
+    first, second = pair(("a", "b"), 0), pair(("b", "a"), 0)
+    optimizer, other = make(case, first), make(case, second)
+    for _, p in first:
+        p.grad = torch.arange(9.0).reshape(3, 3) * p.detach()
+    optimizer.step()
+    other.load_state_dict(optimizer.state_dict())
+    assert other.param_groups[0]["param_names"] == ["b", "a"]
+    for name, p in second:
+        for key, entry in other.state[p].items():
+            assert torch.equal(entry, optimizer.state[dict(first)[name]][key])
+
+
+def test_groups_are_found_by_the_names_in_them() -> None:
+    first, second = pair(("a", "b"), 0), pair(("b", "a"), 0)
+    optimizer = LAMB([{"params": [first[0]], "lr": 0.1}, {"params": [first[1]], "lr": 0.2}])
+    other = LAMB([{"params": [second[0]]}, {"params": [second[1]]}])
+    other.load_state_dict(optimizer.state_dict())
+    assert [group["lr"] for group in other.param_groups] == [0.2, 0.1]
+
+
+def test_wrappers_of_a_model_do_not_count_as_other_names() -> None:
+    first, second = pair(("module.a", "module._orig_mod.b"), 0), pair(("b", "a"), 0)
+    for _, p in first:
+        p.grad = p.detach().clone()
+    optimizer, other = LAMB(first), LAMB(second)
+    optimizer.step()
+    other.load_state_dict(optimizer.state_dict())
+    saved = {name: optimizer.state[p]["exp_avg"] for (_, p), name in zip(first, "ab", strict=True)}
+    assert all(torch.equal(other.state[p]["exp_avg"], saved[name]) for name, p in second)
+
+
+@EVERY
+def test_other_names_are_refused(case: Case) -> None:
+    optimizer, other = make(case, pair(("a", "b"), 0)), make(case, pair(("a", "c"), 0))
+    with pytest.raises(StateError, match=r"has no 'c', and 'b' is not here; to go by position .* 'param_names'"):
+        other.load_state_dict(optimizer.state_dict())
+    saved = optimizer.state_dict()
+    del saved["param_groups"][0]["param_names"]
+    other.load_state_dict(saved)
+
+
+def test_the_same_names_in_other_groups_are_refused() -> None:
+    (a, b), (c, d) = pair(("a", "b"), 0), pair(("c", "d"), 1)
+    optimizer = LAMB([{"params": [a, b]}, {"params": [c, d]}])
+    other = LAMB([{"params": [a, c]}, {"params": [b, d]}])
+    with pytest.raises(StateError, match="the same parameters in other groups"):
+        other.load_state_dict(optimizer.state_dict())
+
+
+# ---- overrides and engine of a resumed run
+
+
+@EVERY
+def test_a_run_that_is_resumed_with_other_overrides_or_another_engine_is_told(case: Case) -> None:
+    net = network()
+    given = dict(overrides=[("*.bias", dict(weight_decay=0.0)), (lambda name, p: p.ndim == 2, dict(lr_scale=0.5))])
+    optimizer = make(case, net.named_parameters(), **given)
+    saved = optimizer.state_dict()
+    assert "made_with" not in optimizer.param_groups[0]
+    make(case, net.named_parameters(), **given).load_state_dict(saved)
+    for other in (
+        make(case, net.named_parameters()),
+        make(case, net.named_parameters(), **given, engine="foreach"),
+        make(case, net.named_parameters(), overrides=[("*.bias", dict(weight_decay=0.5))]),
+    ):
+        with pytest.warns(
+            ResumeWarning, match=r"saved with engine='auto', overrides=\[\('\*.bias', weight_decay=0.0\)"
+        ):
+            other.load_state_dict(saved)
+        assert "made_with" not in other.param_groups[0]
+
+
+# ---- what is explained
+
+
+def test_frozen_parameters_are_counted_and_have_no_row() -> None:
+    net = network()
+    net[0].requires_grad_(False)
+    explanation = LAMB(net.named_parameters(), lr=0.1).explain()
+    assert [row.name for row in explanation.rows] == ["2.weight", "2.bias"]
+    assert explanation.state_bytes == 2 * 4 * (18 + 3) + 2 * 4
+    assert str(explanation).splitlines()[-1] == "group 0: 2 stepped and 2 frozen, lr 0.1"
+
+
+def test_groups_are_explained_by_the_names_that_trainers_give() -> None:
+    net = network()
+    groups = [{"params": net[0].parameters(), "name": "body"}, {"params": net[2].parameters(), "lr": torch.tensor(0.5)}]
+    shown = str(LAMB(groups, lr=0.1).explain()).splitlines()[-2:]
+    assert shown == ["group 0 'body': 2 stepped, lr 0.1", "group 1: 2 stepped, lr a tensor"]
+
+
+# ---- options of any kind
+
+
+class Settings(MutableSequence[Any]):
+    """A list as configuration libraries have it: OmegaConf's ListConfig is one like this."""
+
+    def __init__(self, *entries: Any) -> None:
+        self.entries = list(entries)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.entries[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.entries[index] = value
+
+    def __delitem__(self, index: Any) -> None:
+        del self.entries[index]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def insert(self, index: int, value: Any) -> None:
+        self.entries.insert(index, value)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.entries)
+
+
+def test_pairs_may_be_lists_of_any_kind() -> None:
+    np = pytest.importorskip("numpy")
+    kinds = ((0.8, 0.9), [0.8, 0.9], Settings(0.8, 0.9), np.array([0.8, 0.9]), (np.float64(0.8), np.float32(0.9)))
+    for pair_of_numbers in kinds:
+        optimizer = LAMB(network().parameters(), betas=pair_of_numbers)
+        kept = optimizer.param_groups[0]["betas"]
+        assert type(kept) is tuple
+        assert [type(number) for number in kept] == [float, float]
+        assert kept == pytest.approx((0.8, 0.9))
+    overrides = Settings(Settings("*.bias", dict(betas=Settings(0.5, 0.5))))
+    assert LAMB(network().named_parameters(), overrides=overrides).explain().warnings == []
+    grouped = LAMB([{"params": network().parameters(), "betas": Settings(0.8, 0.9)}])
+    assert grouped.param_groups[0]["betas"] == (0.8, 0.9)
+
+
+@EVERY
+def test_every_rule_but_for_its_parameters_has_defaults(case: Case) -> None:
+    optimizer = getattr(thalweg.torch, case.name)(network().parameters())
+    assert optimizer.lr == {"LARS": 1.0, "LAMB": 1e-3, "Adafactor": 1.0, "Kron": 1e-3}[case.name]
+
+
+@EVERY
+def test_hints_of_constructors_can_be_asked_for(case: Case) -> None:
+    hints = typing.get_type_hints(getattr(thalweg.torch, case.name).__init__)
+    assert {"params", "lr", "engine", "options"} <= set(hints)
+
+
+# ---- mistakes
+
+
+PEERS = [
+    (LARS, "trust_coeff", "trust_coefficient"),
+    (LARS, "eta", "trust_coefficient"),
+    (LAMB, "beta1", "betas"),
+    (LAMB, "b2", "betas"),
+    (LAMB, "learning_rate", "lr"),
+    (Adafactor, "decay_rate", "beta2_decay"),
+    (Adafactor, "d", "clip_threshold"),
+    (Adafactor, "beta1", "momentum"),
+    (Adafactor, "clipping_threshold", "clip_threshold"),
+    (Kron, "preconditioner_lr", "precond_lr"),
+    (Kron, "max_size_triangular", "max_size_dense"),
+]
+
+
+@pytest.mark.parametrize(("kind", "theirs", "ours"), PEERS, ids=lambda value: getattr(value, "__name__", value))
+def test_names_that_other_libraries_use_are_answered_with_ours(kind: Any, theirs: str, ours: str) -> None:
+    told = f"{kind.__name__} has no option '{theirs}': here it is {ours}"
+    with pytest.raises(OptionError, match=told):
+        kind(network().parameters(), **{theirs: 0.5})
+    with pytest.raises(OptionError, match=told):
+        kind([{"params": network().parameters(), theirs: 0.5}])
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (dict(overrides=[("*", dict(lr=0.1))]), "use lr_scale, which multiplies it"),
+        (dict(overrides=[(lambda p: True, dict(lr_scale=0.1))]), r"takes \(name, parameter\)"),
+        (dict(overrides=[(lambda: True, dict(lr_scale=0.1))]), r"takes \(name, parameter\)"),
+    ],
+    ids=["lr", "one argument", "no argument"],
+)
+def test_mistakes_in_overrides_are_told(case: Case, given: Any, told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        make(case, network().named_parameters(), **given)
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (lambda net: net, "params is a model: .*model.named_parameters()"),
+        (lambda net: dict(net.named_parameters()), r"params is a dictionary: give its items, params.items\(\)"),
+        (lambda net: net.state_dict(), "params is a dictionary"),
+        (lambda net: {"params": net.parameters()}, r"params is one parameter group: give a list of groups, \[group\]"),
+    ],
+    ids=["model", "dictionary", "state dict", "group"],
+)
+def test_parameters_in_another_form_are_told(case: Case, given: Any, told: str) -> None:
+    with pytest.raises(ParameterError, match=told):
+        make(case, given(network()))
+
+
+@EVERY
+@pytest.mark.parametrize("given", [None, 3, [], "state.pt", {"model": 1}], ids=repr)
+def test_what_is_no_state_is_told(case: Case, given: Any) -> None:
+    with pytest.raises(StateError, match="this is not a state_dict"):
+        make(case, network().parameters()).load_state_dict(given)
