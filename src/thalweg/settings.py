@@ -316,6 +316,6 @@ def plain(value: Any) -> Any:
         return int(value)
     if isinstance(value, Real):
         return float(value)
-    if type(value).__module__ == "numpy" and len(getattr(value, "shape", (0, 0))) <= 1:
-        return plain(value.tolist())
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return value.item()
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -384,3 +385,41 @@ def test_an_empty_model_and_empty_tensors() -> None:
     optimizer = make("LAMB", named)
     train(optimizer, named, gradients(2, shapes=shapes))
     assert all(float(optimizer.state[p]["step"]) == 2 for _, p in named)
+
+
+@every_rule
+def test_gradients_are_free_after_a_step(rule: str) -> None:
+    named = parameters(shapes=FEW)
+    optimizer = make(rule, named)
+    for _ in range(3):
+        for _, p in named:
+            p.grad = torch.ones_like(p)
+        known = [weakref.ref(p.grad) for _, p in named]
+        optimizer.step()
+        optimizer.zero_grad()
+        assert [ref() for ref in known] == [None] * len(known), "memory that the next forward pass could use"
+
+
+@every_rule
+def test_parameters_exchanged_after_a_step_that_is_remembered(rule: str) -> None:
+    old, new, alone = (parameters(shapes=FEW) for _ in range(3))
+    optimizer, other = make(rule, old, **options_of(rule)), make(rule, alone, **options_of(rule))
+    train(optimizer, old, gradients(2, shapes=FEW))
+    before = [p.detach().clone() for _, p in old]
+    optimizer.param_groups[0]["params"] = [p for _, p in new]
+    train(optimizer, new, gradients(3, shapes=FEW))
+    train(other, alone, gradients(3, shapes=FEW))
+    assert all(torch.equal(p, start) for (_, p), start in zip(old, before, strict=True))
+    assert all(torch.equal(p, q) for (_, p), (_, q) in zip(new, alone, strict=True))
+
+
+def test_a_schedule_scales_adafactor_without_lr() -> None:
+    ours, theirs = (parameters(shapes=FEW) for _ in range(2))
+    fused, reference = (
+        make("Adafactor", named, engine, lr=None) for named, engine in ((ours, "fused"), (theirs, "reference"))
+    )
+    for factor, step in zip((1.0, 0.5, 0.0), gradients(3, shapes=FEW), strict=True):
+        for optimizer, named in ((fused, ours), (reference, theirs)):
+            optimizer.param_groups[0]["lr"] = factor
+            train(optimizer, named, [step])
+        agree(fused, ours, reference, theirs)
