@@ -17,6 +17,7 @@ pytest.importorskip("rich")
 from click.testing import CliRunner
 
 from thalweg.cli import run
+from thalweg.errors import CommandError
 from thalweg.plan import plan
 from thalweg.plan.command import command, complete_model, complete_optimizers, complete_option
 from thalweg.plan.optimizers import OPTIMIZERS
@@ -79,6 +80,9 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
         "parameters": 25557032,
         "tensors": 161,
         "dtypes": ["bfloat16"],
+        "frozen_parameters": 0,
+        "frozen_tensors": 0,
+        "frozen_dtypes": [],
     }
     assert (record["bandwidth"], record["flops"], record["memory"]) == (2e12, 5e13, 10**9)
     found = {cost["optimizer"]: cost for cost in record["optimizers"]}
@@ -191,12 +195,34 @@ def test_planning_loads_no_framework_but_for_what_kernels_keep_on_gpus() -> None
     ("arguments", "message"),
     [
         (["gtp2"], "there is no model 'gtp2': did you mean 'gpt2'?"),
-        (["gpt2", "--optimizers", "lamp"], "there is no optimizer 'lamp': did you mean 'LAMB'?"),
+        (
+            ["gpt2", "--optimizers", "lamp"],
+            "there is no optimizer 'lamp': did you mean 'LAMB'? There are SGD, AdamW, LARS, LAMB, Adafactor, Kron",
+        ),
+        (["gpt2", "--optimizer", "muon"], "there is no optimizer 'muon': there are SGD, AdamW, LARS, LAMB, Adafactor"),
         (["gpt2", "--memory", "much"], "'much' is not a size such as 80GB or 16GiB"),
+        (
+            ["gpt2", "--memory", "80"],
+            "--memory 80 has no unit: it must be a size such as 80GB or 16GiB; say --memory 80GiB",
+        ),
+        (["gpt2", "--memory", "8e10"], "--memory 8e10 has no unit"),
+        (["gpt2", "--memory", "80GB/s"], "'80GB/s' is not a size"),
+        (
+            ["gpt2", "--bandwidth", "3.35"],
+            "--bandwidth 3.35 has no unit: it must be a bandwidth such as 3.35TB/s; say --band",
+        ),
+        (["gpt2", "--flops", "300"], "say --flops 300TFLOPS or --flops 300GFLOPS"),
+        (["gpt2", "--flops", "60TB"], "'60TB' is not a rate of operations"),
         (["gpt2", "--bandwidth", "3parsecs"], "'3parsecs' is not a bandwidth such as 3.35TB/s"),
         (["gpt2", "--flops", "fast"], "'fast' is not a rate of operations such as 60TFLOPS"),
         (["gpt2", "--option", "momentum"], "'momentum' is no option: it must be NAME=VALUE"),
         (["gpt2", "--option", "=3"], "'=3' is no option"),
+        (["gpt2", "--option", "lr=0.1"], "nothing that is planned depends on the learning rate: leave out --option lr"),
+        (
+            ["gpt2", "--frozen", "*.wpee.*"],
+            "--frozen *.wpee.*: no parameter is called so; the first ones are transformer.w",
+        ),
+        (["gpt2", "--frozen", "*"], "all parameters of gpt2 are frozen: nothing is left to train"),
         (["gpt2", "--option", "lion.beta=1"], "there is no optimizer 'lion'"),
         (["gpt2", "--option", "momentun=0.5"], "no optimizer here has an option 'momentun': did you mean 'momentum'?"),
         (
@@ -246,13 +272,44 @@ def test_usage_is_told_by_click(arguments: list[str], capsys: pytest.CaptureFixt
     assert "(thalweg plan --help says more)" in told(capsys, "gpt2", *arguments, code=2)
 
 
+SHORT = {
+    "bf16": "bfloat16",
+    "BF16": "bfloat16",
+    "torch.bfloat16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "Float32": "float32",
+    "fp64": "float64",
+    "double": "float64",
+}
+
+
+@pytest.mark.parametrize(("name", "dtype"), SHORT.items())
+def test_dtypes_have_short_names(name: str, dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--dtype", name, "--optimizers", "lars", "--option", f"momentum_dtype={name}", "--json"]
+    record = json.loads(printed(capsys, "gpt2", *arguments, "--device", "cpu"))
+    assert record["model"]["dtypes"] == [dtype]
+    assert record["optimizers"][0]["options"] == {"momentum_dtype": dtype}
+    assert plan("gpt2", dtype=name, optimizers=["LARS"], device="cpu").model.tensors[0].dtype == dtype
+
+
+def test_a_dtype_that_is_not_known_is_told_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = (
+        "there is no dtype 'bf61': there are float32 (or fp32, f32), float64 (or fp64, f64, double), bfloat16 (or bf16)"
+    )
+    assert wanted in told(capsys, "gpt2", "--dtype", "bf61", code=2)
+    with pytest.raises(CommandError, match="there is no dtype 'int8': there are float32"):
+        plan("gpt2", dtype="int8")
+
+
 def test_a_model_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Missing argument 'MODEL'" in told(capsys, code=2)
 
 
 def test_help_teaches_by_examples() -> None:
     text = CliRunner().invoke(command, ["--help"]).output
-    assert "thalweg plan llama-8b --dtype bfloat16 --memory 80GB" in text
+    assert "thalweg plan llama-8b --dtype bf16 --memory 80GB" in text
     assert "activations are not" in text
 
 

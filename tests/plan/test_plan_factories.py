@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from thalweg.errors import CommandError
+from thalweg.plan import plan
 from thalweg.plan.models import Tensor
 from thalweg.plan.sources import resolve
 
@@ -68,9 +69,47 @@ def test_a_torch_model_too_large_for_any_memory(write: Write) -> None:
         Tensor("0.bias", (10**6,), "bfloat16"),
         Tensor("1.bias", (8,), "bfloat16"),
     )
-    assert model.about == "Sequential of torch, 1 frozen parameters left out"
+    assert model.frozen == (Tensor("1.weight", (8,), "bfloat16"),)
+    assert model.about == "Sequential of torch"
     assert resolve("planned_torch:Net").tensors == (Tensor("layer.weight", (2, 3)), Tensor("layer.bias", (2,)))
     assert resolve("planned_torch:Net", "float16").tensors[0].dtype == "float16"
+
+
+def test_adapters_beside_frozen_weights(write: Write) -> None:
+    """As LoRA has them: the weights that are adapted take memory, in whatever dtype, and no gradient and no state."""
+    pytest.importorskip("torch")
+    write(
+        "planned_adapters",
+        """
+        import torch
+
+        class Adapted(torch.nn.Module):
+            def __init__(self, dtype=torch.bfloat16):
+                super().__init__()
+                self.base = torch.nn.Parameter(torch.zeros(1024, 512, dtype=dtype), requires_grad=False)
+                self.down = torch.nn.Parameter(torch.zeros(8, 512))
+                self.up = torch.nn.Parameter(torch.zeros(1024, 8))
+
+        def packed():
+            return Adapted(torch.uint8)
+
+        def all_frozen():
+            return Adapted().requires_grad_(False)
+        """,
+    )
+    trained = 8 * 512 + 8 * 1024
+    for factory, size in (("Adapted", 2), ("packed", 1)):
+        share = plan(f"planned_adapters:{factory}", optimizers=["LAMB"], device="cpu").costs[0].share
+        assert share.frozen_bytes == size * 1024 * 512
+        assert share.parameter_bytes == 4 * trained
+        assert share.state_bytes == 8 * trained + 4 * 2
+        assert share.total_bytes == share.frozen_bytes + 8 * trained + share.state_bytes + (share.peak_bytes or 0)
+    # a dtype of fewer bits was chosen for its own sake
+    stored = {name: resolve(f"planned_adapters:{name}", "fp16").frozen[0].dtype for name in ("Adapted", "packed")}
+    assert stored == {"Adapted": "float16", "packed": "uint8"}
+    more = resolve("planned_adapters:Adapted", frozen=["up"])
+    assert [tensor.name for tensor in more.frozen] == ["base", "up"]
+    assert "has no parameters of floating point that require a gradient" in said("planned_adapters:all_frozen")
 
 
 def test_trees_of_jax(write: Write) -> None:
@@ -164,7 +203,7 @@ def test_a_model_without_parameters_is_named(write: Write) -> None:
     source += " m.p = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))\n return m"
     write("planned_empty", source)
     assert "planned_empty:build has no parameters of floating point" in said("planned_empty:build")
-    assert "parameter 'p' has dtype complex64, which cannot be trained in" in said("planned_empty:ints")
+    assert "the tensor 'p' has dtype complex64, which cannot be trained in" in said("planned_empty:ints")
 
 
 def test_neither_framework(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from thalweg.errors import CommandError
+from thalweg.plan.costs import frozen_bytes
 from thalweg.plan.models import Tensor
 from thalweg.plan.sources import resolve
 
@@ -108,6 +110,14 @@ def test_dtypes_that_nobody_trains_in_need_another(tmp_path: Path) -> None:
     assert resolve(str(path), "bfloat16").tensors == (Tensor("w", (4, 4), "bfloat16"),)
 
 
+def test_weights_of_a_checkpoint_that_are_not_trained_may_have_any_dtype(tmp_path: Path) -> None:
+    path = written(tmp_path / "m.safetensors", {"base.w": ("F8_E4M3", [4, 4]), "up": ("BF16", [4])})
+    for dtype, wanted in ((None, "bfloat16"), ("float32", "float32")):
+        model = resolve(str(path), dtype, ["base.*"])
+        assert model.tensors == (Tensor("up", (4,), wanted),)
+        assert frozen_bytes(model.frozen) == 16
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -183,11 +193,17 @@ def test_a_tensor_in_two_files_is_told(tmp_path: Path) -> None:
 # ---- JSON
 
 
+@pytest.fixture
+def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+
+
+@pytest.mark.usefixtures("without_transformers")
 def test_a_configuration(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "gpt2", "n_layer": 1, "torch_dtype": "bfloat16"}))
     model = resolve(str(path))
-    assert model.about == "GPT2LMHeadModel of transformers"
+    assert model.about == "GPT2LMHeadModel, shapes from thalweg's own table"
     assert model.tensors[0] == Tensor("transformer.wte.weight", (50257, 768), "bfloat16")
     assert resolve(str(tmp_path)).tensors == model.tensors
     assert resolve(str(path), "float32").tensors[0].dtype == "float32"
@@ -196,13 +212,18 @@ def test_a_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "mamba"}, "the model type 'mamba' is not known here: there are bert, "),
+        ({"model_type": "llama4"}, "install transformers and torch to plan llama4: without them there are bert, "),
         ({"architectures": ["GPT2LMHeadModel"]}, "this configuration has no model_type"),
         ({"model_type": "gpt2", "n_embd": None}, "n_embd must be a whole number from 1 on, got None"),
-        ({"model_type": "gpt2", "dtype": "int8"}, "the dtype 'int8' cannot be trained in"),
-        ({"model_type": ["gpt2"]}, "the model type ['gpt2'] is not known here"),
+        (
+            {"model_type": "gpt2", "dtype": "int8"},
+            "has dtype int8, which cannot be trained in: say what it will be with",
+        ),
+        ({"model_type": ["gpt2"]}, "model_type must be a name such as 'llama', got ['gpt2']"),
+        ({"model_type": "gemma3", "text_config": 3}, "text_config must be a configuration of its own, got 3"),
     ],
 )
+@pytest.mark.usefixtures("without_transformers")
 def test_configurations_that_cannot_be_read_are_told(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
@@ -219,6 +240,7 @@ def test_configurations_that_cannot_be_read_are_told(tmp_path: Path, config: dic
             {"w": {"shape": [3], "dtype": "bfloat16"}, "v": {"shape": [2]}},
             (Tensor("w", (3,), "bfloat16"), Tensor("v", (2,))),
         ),
+        ({"w": {"shape": [3], "dtype": "BF16"}}, (Tensor("w", (3,), "bfloat16"),)),
     ],
 )
 def test_shapes(tmp_path: Path, content: Any, tensors: tuple[Tensor, ...]) -> None:
@@ -237,7 +259,7 @@ def test_shapes(tmp_path: Path, content: Any, tensors: tuple[Tensor, ...]) -> No
         ('{"w": 3}', "'w' must have a shape, a list of whole numbers >= 0, got 3"),
         ('{"w": [2.5]}', "'w' must have a shape"),
         ('{"w": [true]}', "'w' must have a shape"),
-        ('{"w": {"shape": [2], "dtype": "int8"}}', "'w' has dtype 'int8': it must be one of float32"),
+        ('{"w": {"shape": [2], "dtype": "int8"}}', "'w' has dtype 'int8': there are float32 (or fp32, f32)"),
         ('{"w": {"dtype": "float32"}}', "'w' must have a shape"),
     ],
 )
@@ -261,6 +283,27 @@ def test_words_that_mean_nothing_are_told(tmp_path: Path, monkeypatch: pytest.Mo
         assert "may be a pickle, which is not opened here" in said(name)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     assert "model.gguf is neither .safetensors nor .json" in said("model.gguf")
+
+
+def test_names_on_a_hub_are_told_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = said("meta-llama/Llama-3.1-8B")
+    assert "there is no file or folder meta-llama/Llama-3.1-8B, and plan downloads nothing" in message
+    download = (
+        "`hf download meta-llama/Llama-3.1-8B config.json --local-dir Llama-3.1-8B`, then `thalweg plan Llama-3.1-8B`"
+    )
+    assert download in message
+    for command in ("config.json", "model.safetensors", "model.safetensors.index.json", "mymodel:build"):
+        assert f"`thalweg plan {command}`" in message
+    assert "it is built in, `thalweg plan gpt2`" in said("openai-community/gpt2")
+    # paths that are misspelt
+    (tmp_path / "checkpoints").mkdir()
+    for path in ("checkpoints/mistal", "./org/name", "a/b/c", "/org/name", "org/model.safetensors"):
+        assert said(path) == f"there is no file or folder {path}"
+    # what is there is read
+    (tmp_path / "checkpoints" / "tiny").mkdir()
+    written(tmp_path / "checkpoints" / "tiny" / "m.safetensors", {"w": ("F32", [4])})
+    assert resolve("checkpoints/tiny").parameters == 4
 
 
 def test_a_built_in_name_wins_over_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.plan.models import BUILTIN
-from thalweg.plan.optimizers import OPTIMIZERS, parsed_option
-from thalweg.plan.planning import DEVICES, DTYPES, ENGINES, FRONT_ENDS, LAYOUTS, Plan, plan
+from thalweg.plan.optimizers import OPTIMIZERS, known_optimizer, parsed_option
+from thalweg.plan.planning import DEVICES, ENGINES, FRONT_ENDS, LAYOUTS, Plan, plan
 from thalweg.rules import RULES
 from thalweg.settings import option_names
+from thalweg.show.choices import Dtype
 from thalweg.show.extras import extra
-from thalweg.show.lists import chosen
+from thalweg.show.lists import words
 from thalweg.show.units import parse_quantity, parse_rate, parse_size
 
 with extra("cli"):
@@ -51,11 +52,25 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
 
 @click.command("plan")
 @click.argument("model", shell_complete=complete_model)
-@click.option("--optimizers", metavar="LIST", shell_complete=complete_optimizers, help="Some of them, with commas.")
 @click.option(
-    "--dtype", type=click.Choice(DTYPES), help="Of parameters and gradients.  [default: the model's, or float32]"
+    "--optimizers",
+    "--optimizer",
+    metavar="LIST",
+    shell_complete=complete_optimizers,
+    help=f"Some of them, with commas: {','.join(OPTIMIZERS).lower()}.",
 )
-@click.option("--memory", metavar="SIZE", help="What all should fit, such as 80GB.")
+@click.option(
+    "--dtype",
+    type=Dtype(),
+    help="Of parameters and gradients; bf16, fp16, fp32 and fp64 too.  [default: the model's, or float32]",
+)
+@click.option(
+    "--frozen",
+    multiple=True,
+    metavar="PATTERN",
+    help="Parameters that are not trained, such as '*.embed*'; may be repeated.",
+)
+@click.option("--memory", metavar="SIZE", help="What all should fit, such as 80GB or 80GiB.")
 @click.option("--world", type=click.IntRange(1), default=1, show_default=True, help="Number of ranks.")
 @click.option(
     "--layout", type=click.Choice(LAYOUTS), default="ddp", show_default=True, help="Of parameters over ranks."
@@ -82,6 +97,7 @@ def command(
     model: str,
     optimizers: str | None,
     dtype: str | None,
+    frozen: Sequence[str],
     memory: str | None,
     world: int,
     layout: str,
@@ -103,7 +119,8 @@ def command(
 
     \b
     thalweg plan gpt2                                        all optimizers on GPT-2
-    thalweg plan llama-8b --dtype bfloat16 --memory 80GB     which of them fit?
+    thalweg plan llama-8b --dtype bf16 --memory 80GB         which of them fit?
+    thalweg plan llama-8b --frozen '*.embed*' --frozen '*.layers.?.*'   without training all of it
     thalweg plan llama-70b --world 64 --layout fsdp2         what each rank keeps and sends
     thalweg plan checkpoints/mistral/                        headers of safetensors are all that is read
     thalweg plan config.json --front-end optax
@@ -117,17 +134,18 @@ def command(
     """
     found = plan(
         model,
-        optimizers=chosen(optimizers, list(OPTIMIZERS), "optimizer"),
+        optimizers=None if optimizers is None else asked_optimizers(optimizers),
         options=[parsed_option(text) for text in options],
         dtype=dtype,
+        frozen=frozen,
         front_end=front_end,
         device=device,
         engine=engine,
         world=world,
         layout=layout,
-        bandwidth=None if bandwidth is None else parse_rate(bandwidth),
+        bandwidth=None if bandwidth is None else parse_rate(bandwidth, option="--bandwidth"),
         flops=None if flops is None else parse_flops(flops),
-        memory=None if memory is None else parse_size(memory),
+        memory=None if memory is None else parse_size(memory, option="--memory"),
     )
     if as_json:
         from thalweg.plan.record import recorded
@@ -159,10 +177,17 @@ def show(found: Plan, explain: bool) -> None:
         click.echo(str(found.explain(cost.optimizer)))
 
 
+def asked_optimizers(text: str) -> list[str]:
+    """Each of a list between commas once, as it is spelt here."""
+    return list(dict.fromkeys(known_optimizer(word) for word in words(text, "optimizer")))
+
+
 def parse_flops(text: str) -> float:
     """Operations a second.
 
     >>> parse_flops("60TFLOPS"), parse_flops("1.5 PFLOP/s")
     (60000000000000.0, 1500000000000000.0)
     """
-    return parse_quantity(re.sub("(?i)flop/s$", "FLOPS", text), "FLOPS", "a rate of operations such as 60TFLOPS")
+    wanted = "a rate of operations such as 60TFLOPS"
+    spelt = re.sub("(?i)flop/s$", "FLOPS", text)
+    return parse_quantity(spelt, ("FLOPS",), wanted, ("TFLOPS", "GFLOPS"), option="--flops")

@@ -9,6 +9,8 @@ messages in ``owners``.
 from __future__ import annotations
 
 import functools
+import re
+from collections.abc import Iterable
 
 from thalweg.arrays import Shape
 from thalweg.boundary import arithmetic
@@ -25,6 +27,19 @@ from thalweg.spaces.shape_arrays import BYTES
 
 def parameter_bytes(tensor: Tensor) -> int:
     return tensor.elements * BYTES[tensor.dtype]
+
+
+def frozen_bytes(tensors: Iterable[Tensor]) -> int:
+    """Weights that are held and not trained, in any dtype: its name tells its bits, but for truth values.
+
+    >>> frozen_bytes([Tensor("a", (3,), "uint8"), Tensor("b", (5,), "F4"), Tensor("c", (2,), "bfloat16")])
+    10
+    """
+    total = 0
+    for tensor in tensors:
+        bits = re.search(r"\d+", tensor.dtype)
+        total += -(-tensor.elements * (int(bits.group()) if bits else 8) // 8)
+    return total
 
 
 def counter_bytes(front_end: str, tensors: int, setting: Setting) -> int:

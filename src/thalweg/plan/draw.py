@@ -21,7 +21,7 @@ with extra("cli"):
 BAR, AROUND = 0.5, 1.9
 #: Around what crosses the bars, so that it is seen on any colour.
 HALO = withStroke(linewidth=3, foreground="white")
-PARAMETERS, GRADIENTS = "#b5b5b5", "#d3d3d3"
+FROZEN, PARAMETERS, GRADIENTS = "#8f8f8f", "#b5b5b5", "#d3d3d3"
 
 
 def draw(found: Plan, folder: Path, stem: str = "plan") -> list[Path]:
@@ -39,6 +39,7 @@ def draw_bars(axes: Axes, found: Plan) -> None:
         share, colour = cost.share, COLOURS[cost.optimizer]
         start = 0
         for size, face, hatch in (
+            (share.frozen_bytes, FROZEN, None),
             (share.parameter_bytes, PARAMETERS, None),
             (share.parameter_bytes, GRADIENTS, None),
             (share.state_bytes, colour, None),
@@ -86,7 +87,8 @@ def draw_bars(axes: Axes, found: Plan) -> None:
 
 
 def draw_legend(axes: Axes, found: Plan) -> None:
-    parts = [
+    parts = [Patch(facecolor=FROZEN, label="frozen")] if found.model.frozen else []
+    parts += [
         Patch(facecolor=PARAMETERS, label="parameters"),
         Patch(facecolor=GRADIENTS, label="gradients"),
         Patch(facecolor=QUIET, label="state"),
@@ -110,4 +112,5 @@ def subtitle(found: Plan) -> str:
     dtypes = " and ".join(sorted({tensor.dtype for tensor in found.model.tensors}))
     place = found.place
     ranks = f", on the fullest of {place.world} ranks ({place.layout})" if place.world > 1 else ""
-    return f"{human_count(found.model.parameters)} parameters, {dtypes}{ranks}; without activations"
+    frozen = " trained" if found.model.frozen else ""
+    return f"{human_count(found.model.parameters)} parameters{frozen}, {dtypes}{ranks}; without activations"

@@ -14,7 +14,6 @@ from typing import Any
 from thalweg.errors import CommandError
 from thalweg.plan.models import Model, Tensor
 
-SERVED = ("float32", "float64", "bfloat16", "float16")
 #: Arguments that a factory may ask for and that are given to it: what random numbers begin with.
 RANDOM = ("rngs", "key", "rng")
 
@@ -29,10 +28,7 @@ def built(text: str) -> Model:
     except Exception as error:
         told = str(error).strip().split("\n")[0]
         raise CommandError(f"{text} could not be built: {type(error).__name__}: {told}") from error
-    tensors, about = listed(model, text)
-    if not tensors:
-        raise CommandError(f"{text} has no parameters of floating point")
-    return Model(text, about, tuple(tensors), says_dtype=True)
+    return listed(model, text)
 
 
 def found_factory(text: str) -> Callable[..., Any]:
@@ -157,32 +153,29 @@ def is_torch_model(model: Any) -> bool:
     return torch is not None and isinstance(model, torch.nn.Module)
 
 
-def listed(model: Any, text: str) -> tuple[list[Tensor], str]:
-    """The parameters of a model, and a few words about it."""
+def listed(model: Any, text: str) -> Model:
+    """The parameters of a model that a factory gave."""
     if is_torch_model(model):
-        named = list(model.named_parameters())
-        trained = [
-            Tensor(name, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in named if p.requires_grad
-        ]
-        frozen = len(named) - len(trained)
-        about = f"{type(model).__name__} of torch"
-        return checked(trained, text), f"{about}, {frozen} frozen parameters left out" if frozen else about
+        return of_torch(model, text, f"{type(model).__name__} of torch")
     if "jax" in sys.modules:
-        leaves = list(of_jax(model))
+        leaves = tuple(of_jax(model))
         if leaves:
-            return checked(leaves, text), f"{type(model).__name__} of JAX"
+            return Model(text, f"{type(model).__name__} of JAX", leaves, says_dtype=True)
     raise CommandError(
         f"{text} gave a {type(model).__name__}: it must give a torch.nn.Module, an nnx.Module or a tree of JAX arrays"
     )
 
 
-def checked(tensors: list[Tensor], text: str) -> list[Tensor]:
-    for tensor in tensors:
-        if tensor.dtype not in SERVED:
-            raise CommandError(
-                f"{text}: parameter {tensor.name!r} has dtype {tensor.dtype}, which cannot be trained in"
-            )
-    return tensors
+def of_torch(model: Any, name: str, about: str) -> Model:
+    """The parameters of an ``nn.Module``; those that require no gradient are frozen. What is tied counts once."""
+    trained: list[Tensor] = []
+    frozen: list[Tensor] = []
+    for path, p in model.named_parameters():
+        tensor = Tensor(path, tuple(p.shape), str(p.dtype).removeprefix("torch."))
+        (trained if p.requires_grad else frozen).append(tensor)
+    if not trained:
+        raise CommandError(f"{name} has no parameters of floating point" + (" that require a gradient" * bool(frozen)))
+    return Model(name, about, tuple(trained), says_dtype=True, frozen=tuple(frozen))
 
 
 def of_jax(model: Any) -> Iterator[Tensor]:

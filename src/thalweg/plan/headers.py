@@ -10,10 +10,10 @@ from typing import Any
 
 from thalweg.errors import CommandError
 from thalweg.plan.models import Model, Tensor
+from thalweg.show.dtypes import spelt_dtype
 
 #: No header is longer: the format's own limit.
 LONGEST = 100_000_000
-DTYPES = {"F32": "float32", "F64": "float64", "BF16": "bfloat16", "F16": "float16"}
 #: Whole numbers and truth values: nothing that is trained.
 COUNTS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
 #: Floating point that models carry along and do not train.
@@ -22,8 +22,8 @@ BUFFERS = re.compile(r"(^|\.)(running_mean|running_var|inv_freq|masked_bias|posi
 MOST_AXES = 64
 
 
-def read_safetensors(files: list[Path], name: str, dtype: str | None) -> Model:
-    """One model from all of its files. ``dtype``: what to take the parameters for, whatever they are stored in."""
+def read_safetensors(files: list[Path], name: str) -> Model:
+    """One model from all of its files. Dtypes that nobody trains in keep the names that the format gives them."""
     found: dict[str, Tensor] = {}
     left_out = 0
     for file in files:
@@ -34,12 +34,7 @@ def read_safetensors(files: list[Path], name: str, dtype: str | None) -> Model:
             if kind in COUNTS or is_buffer(key, shape):
                 left_out += 1
                 continue
-            if kind not in DTYPES and dtype is None:
-                raise CommandError(
-                    f"{file}: the tensor {key!r} has dtype {kind}, which cannot be trained in: say what it will be "
-                    "with --dtype"
-                )
-            found[key] = Tensor(key, shape, dtype or DTYPES[kind])
+            found[key] = Tensor(key, shape, spelt_dtype(kind))
     if not found:
         raise CommandError(f"{name}: there is no tensor of floating point in it")
     about = f"{len(files)} safetensors file{'s' * (len(files) > 1)}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from thalweg.arrays import Shape
 from thalweg.errors import CommandError
+from thalweg.settings import DTYPES
 from thalweg.show.lists import suggestion
 
 
@@ -32,9 +34,12 @@ class Model:
 
     name: str
     about: str
+    #: Those that are trained.
     tensors: tuple[Tensor, ...]
     #: Whether the source itself said in which dtype the parameters are stored.
     says_dtype: bool = False
+    #: Weights that are not trained. They take memory for themselves, without gradient and state, in any dtype.
+    frozen: tuple[Tensor, ...] = ()
 
     @property
     def parameters(self) -> int:
@@ -42,8 +47,24 @@ class Model:
         return sum(tensor.elements for tensor in self.tensors)
 
     def stored_as(self, dtype: str) -> Model:
-        """The same model with all its parameters in one dtype."""
-        return replace(self, tensors=tuple(replace(tensor, dtype=dtype) for tensor in self.tensors))
+        """The same model with all its parameters in one dtype; frozen ones of fewer than 16 bits stay as they are."""
+        trained = tuple(replace(tensor, dtype=dtype) for tensor in self.tensors)
+        frozen = tuple(replace(tensor, dtype=dtype) if tensor.dtype in DTYPES else tensor for tensor in self.frozen)
+        return replace(self, tensors=trained, frozen=frozen)
+
+    def freezing(self, patterns: Sequence[str]) -> Model:
+        """The same model with parameters frozen whose names match one of these patterns, such as ``*.embed*``."""
+        named = (*self.tensors, *self.frozen)
+        for pattern in patterns:
+            if not any(fnmatchcase(tensor.name, pattern) for tensor in named):
+                some = ", ".join(tensor.name for tensor in named[:3])
+                raise CommandError(f"--frozen {pattern}: no parameter is called so; the first ones are {some}")
+        chosen = {t.name for t in self.tensors if any(fnmatchcase(t.name, pattern) for pattern in patterns)}
+        trained = tuple(tensor for tensor in self.tensors if tensor.name not in chosen)
+        if not trained:
+            raise CommandError(f"all parameters of {self.name} are frozen: nothing is left to train")
+        frozen = tuple(tensor for tensor in self.tensors if tensor.name in chosen)
+        return replace(self, tensors=trained, frozen=(*self.frozen, *frozen))
 
 
 def made(name: str, about: str, named: Iterable[tuple[str, Shape]]) -> Model:

@@ -10,6 +10,7 @@ from typing import Any
 from thalweg.errors import CommandError, OptionError
 from thalweg.rules import RULES
 from thalweg.settings import Setting, Settings, check_known, option_names
+from thalweg.show.dtypes import spelt_dtype
 from thalweg.show.lists import suggestion
 
 #: Baselines are rules of ours with their trust ratio off.
@@ -21,6 +22,8 @@ BASELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {**BASELINES, **{name: (name, {}) for name in RULES}}
 #: Learning rates that the front ends take by themselves. Nothing that is planned depends on them but warnings.
 DEFAULT_LR: Mapping[str, float | None] = {"LAMB": 1e-3, "AdamW": 1e-3, "Adafactor": None}
+#: How people call it.
+LEARNING_RATES = ("lr", "learning_rate")
 #: A learning rate that is not known.
 UNKNOWN_LR = "unknown"
 
@@ -52,6 +55,8 @@ def parsed_option(text: str) -> Option:
         parsed = ast.literal_eval(value)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         parsed = value
+    if name.endswith("dtype"):
+        parsed = spelt_dtype(parsed)
     return Option(rest, parsed, known_optimizer(owner)) if dot else Option(name, parsed)
 
 
@@ -59,7 +64,8 @@ def known_optimizer(name: str) -> str:
     """The optimizer of that name as it is spelt here: ``adamw`` is AdamW."""
     found = next((known for known in OPTIMIZERS if known.lower() == name.strip().lower()), None)
     if found is None:
-        raise CommandError(f"there is no optimizer {name!r}: {suggestion(name, OPTIMIZERS)}")
+        hint, every = suggestion(name, OPTIMIZERS), f"here are {', '.join(OPTIMIZERS)}"
+        raise CommandError(f"there is no optimizer {name!r}: {hint if hint.endswith(every) else f'{hint} T{every}'}")
     return found
 
 
@@ -115,6 +121,8 @@ def check_known_options(options: Iterable[Option], names: Sequence[str]) -> None
             raise CommandError(
                 f"the option {option} is for {option.optimizer}, which is not among the optimizers: {', '.join(names)}"
             )
+        if option.name in LEARNING_RATES:
+            raise CommandError(f"nothing that is planned depends on the learning rate: leave out --option {option}")
         if option.optimizer is None and not any(applies(option, name) for name in names):
             known = {own for name in names for own in option_names(RULES[OPTIMIZERS[name][0]])}
             hint = suggestion(option.name, sorted(known))

@@ -23,14 +23,13 @@ from thalweg.plan.optimizers import (
 )
 from thalweg.plan.peaks import torch_unserved
 from thalweg.plan.shards import Place, Share, is_divided, largest_share, reason_against_parts
-from thalweg.plan.sources import resolve
+from thalweg.plan.sources import prepared, resolve
 from thalweg.settings import Setting
 
 FRONT_ENDS = ("torch", "numpy", "optax")
 DEVICES = ("cpu", "cuda")
 ENGINES = ("auto", "reference", "foreach", "fused")
 LAYOUTS = ("ddp", "fsdp2")
-DTYPES = ("float32", "bfloat16", "float16")
 #: Bytes a second where none are given: an H100 SXM's memory, and that of a server of a few channels.
 BANDWIDTHS = {"cuda": 3.35e12, "cpu": 1e11}
 #: What a count of steps takes in the explanation of a parameter; in JAX one count serves all.
@@ -48,7 +47,8 @@ class Cost:
     seconds: float
     #: The same for a step in which Kron does not refresh its factors.
     seconds_between: float
-    #: Whether parameters, gradients, state and peak fit the memory; None if there is none to fit, or no peak known.
+    #: Whether parameters, gradients, frozen weights, state and peak fit the memory; None if there is none to fit, or
+    #: no peak known.
     fits: bool | None
 
     @property
@@ -75,6 +75,11 @@ class Plan:
         """Of one rank; its gradients take as many."""
         return self.costs[0].share.parameter_bytes
 
+    @property
+    def frozen_bytes(self) -> int:
+        """Of one rank's weights that are not trained."""
+        return self.costs[0].share.frozen_bytes
+
     def explain(self, optimizer: str) -> Explanation:
         """Every parameter, as ``explain()`` of an optimizer lists them."""
         name = known_optimizer(optimizer)
@@ -97,6 +102,7 @@ def plan(
     optimizers: Iterable[str] | None = None,
     options: Iterable[Option] = (),
     dtype: str | None = None,
+    frozen: Sequence[str] = (),
     front_end: str = "torch",
     device: str | None = None,
     engine: str = "auto",
@@ -108,8 +114,9 @@ def plan(
 ) -> Plan:
     """What optimizers will cost on a model, before anything is allocated.
 
-    model: what ``thalweg plan`` takes, or a Model. dtype: of parameters and gradients, whatever the source says.
-    device: where steps are taken; cuda, but for numpy. bandwidth: bytes a second; flops: operations a second that
+    model: what ``thalweg plan`` takes, or a Model. dtype: of parameters and gradients, whatever the source says; bf16
+    and its like are understood. frozen: patterns of the names of parameters that are not trained, ``*.embed*``. device:
+    where steps are taken; cuda, but for numpy. bandwidth: bytes a second; flops: operations a second that
     matrix products reach; memory: bytes that all should fit. Figures are those of the rank that needs most.
 
     >>> [cost.share.state_bytes for cost in plan("gpt2", optimizers=["SGD", "Adafactor"]).costs]
@@ -125,7 +132,8 @@ def plan(
     check_known_options(given, names)
     settings = {name: setting_of(name, given) for name in names}
     check_used(given, settings)
-    found = resolve(model, dtype) if isinstance(model, str) else model
+    patterns = (frozen,) if isinstance(frozen, str) else tuple(frozen)
+    found = resolve(model, dtype, patterns) if isinstance(model, str) else prepared(model, dtype, patterns)
     for name, setting in settings.items():
         check_served(name, setting, found, place)
     rate = bandwidth or BANDWIDTHS[device]
@@ -136,7 +144,7 @@ def plan(
 def cost_of(
     name: str, setting: Setting, model: Model, place: Place, rate: float, flops: float | None, memory: int | None
 ) -> Cost:
-    share = largest_share(setting, model.tensors, place)
+    share = largest_share(setting, model.tensors, place, model.frozen)
 
     def seconds(moved: int, products: int) -> float:
         # they take turns: a product waits for what is moved before it

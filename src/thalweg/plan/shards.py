@@ -42,11 +42,13 @@ class Share:
     sent_between: int
     flops_between: int
     engine: str
+    #: Of weights that are not trained.
+    frozen_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        """Parameters, gradients, state, and what a step needs besides."""
-        return 2 * self.parameter_bytes + self.state_bytes + (self.peak_bytes or 0)
+        """Parameters, gradients, frozen weights, state, and what a step needs besides."""
+        return 2 * self.parameter_bytes + self.frozen_bytes + self.state_bytes + (self.peak_bytes or 0)
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,13 @@ class Place:
     layout: str
 
 
-def largest_share(setting: Setting, tensors: Sequence[Tensor], place: Place) -> Share:
-    """The share of the rank that needs most."""
+def largest_share(setting: Setting, tensors: Sequence[Tensor], place: Place, frozen: Sequence[Tensor] = ()) -> Share:
+    """The share of the rank that needs most. ``frozen``: weights that lie beside those that are trained."""
     if not is_divided(place) or not setting.rule.needs_whole:
-        return share_of(setting, tensors, place, 0)  # no other has more
+        return with_frozen(share_of(setting, tensors, place, 0), frozen, place)  # no other has more
     owned = owners(setting, tensors, place.world)
     # ranks that hold and own alike need the same
-    lengths = {tensor.shape[0] for tensor in tensors if tensor.shape}
+    lengths = {tensor.shape[0] for tensor in (*tensors, *frozen) if tensor.shape}
     shapes: dict[int | None, list[Shape]] = defaultdict(list)
     for tensor, owner in zip(tensors, owned, strict=True):
         shapes[owner].append(tensor.shape)
@@ -75,7 +77,13 @@ def largest_share(setting: Setting, tensors: Sequence[Tensor], place: Place) -> 
         held = tuple(costs.shard(length, place.world, rank) for length in lengths)
         unlike.setdefault((held, tuple(sorted(shapes[rank]))), rank)
     shares = (owner_share(setting, tensors, place, owned, rank) for rank in unlike.values())
-    return max(shares, key=lambda share: share.total_bytes)
+    return max((with_frozen(share, frozen, place) for share in shares), key=lambda share: share.total_bytes)
+
+
+def with_frozen(share: Share, frozen: Sequence[Tensor], place: Place) -> Share:
+    """A rank's share with its part of the weights that are not trained: they lie as parameters do."""
+    held = [costs.local(tensor, place.world, share.rank) for tensor in frozen] if is_divided(place) else frozen
+    return replace(share, frozen_bytes=costs.frozen_bytes(held))
 
 
 def share_of(setting: Setting, tensors: Sequence[Tensor], place: Place, rank: int) -> Share:

@@ -3,88 +3,117 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from thalweg.errors import CommandError
-from thalweg.plan.factories import SERVED, built
-from thalweg.plan.families import FAMILIES, tensors_of
+from thalweg.plan.configurations import from_configuration
+from thalweg.plan.factories import built
 from thalweg.plan.headers import MOST_AXES, files_in, indexed, is_size, read_safetensors
-from thalweg.plan.models import BUILTIN, Model, Tensor, builtin, made, spelt
+from thalweg.plan.models import BUILTIN, Model, Tensor, builtin, spelt
+from thalweg.settings import DTYPES
+from thalweg.show.dtypes import known_dtype, listed_dtypes, spelt_dtype
 from thalweg.show.lists import suggestion
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+#: A model's name on a hub: its owner's name and its own.
+ON_A_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
-def resolve(text: str, dtype: str | None = None) -> Model:
+def resolve(text: str, dtype: str | None = None, frozen: Sequence[str] = ()) -> Model:
     """The model that is meant. ``dtype``: that of its parameters, whatever the source says.
+
+    frozen: patterns of the names of parameters that are not trained, such as ``*.embed*``.
 
     >>> resolve("llama-1b").parameters
     1235814400
     """
-    model = found(text, dtype)
-    return model if dtype is None else model.stored_as(dtype)
+    return prepared(found(text), dtype, frozen)
 
 
-def found(text: str, dtype: str | None) -> Model:
+def prepared(model: Model, dtype: str | None = None, frozen: Sequence[str] = ()) -> Model:
+    """A model with parameters of a dtype that can be trained in, but for those that are frozen."""
+    model = model.freezing(frozen)
+    if dtype is not None:
+        return model.stored_as(known_dtype(dtype))
+    for tensor in model.tensors:
+        if tensor.dtype not in DTYPES:
+            raise CommandError(
+                f"{model.name}: the tensor {tensor.name!r} has dtype {tensor.dtype}, which cannot be trained in: say "
+                "what it will be with --dtype, or that it is not trained with --frozen"
+            )
+    return model
+
+
+def found(text: str) -> Model:
     if spelt(text) in BUILTIN:
         return builtin(text)
     path = Path(text)
     if path.is_dir():
-        return in_folder(path, dtype)
+        return in_folder(path)
     if path.is_file():
-        return in_file(path, dtype)
+        return in_file(path)
     if ":" in text and not text.endswith((".safetensors", ".json")):
         return built(text)
+    if is_on_a_hub(text):
+        raise CommandError(told_of_hubs(text))
     if path.suffix or len(path.parts) > 1:
         raise CommandError(f"there is no file or folder {text}")
+    hint = suggestion(text, BUILTIN)
+    stop = "" if hint.endswith("?") else "."
     raise CommandError(
-        f"there is no model {text!r}: {suggestion(text, BUILTIN)}; or give a .safetensors file, a config.json, a JSON "
-        "of shapes, or module:factory"
+        f"there is no model {text!r}: {hint}{stop} MODEL may also be a .safetensors file, a folder of them, a "
+        "config.json, a JSON of shapes, or module:factory"
     )
 
 
-def in_folder(folder: Path, dtype: str | None) -> Model:
+def is_on_a_hub(text: str) -> bool:
+    """Whether it looks like a model's name on a hub, and not like a path that is misspelt."""
+    path = Path(text)
+    known = (*PICKLES, ".safetensors", ".json")
+    return ON_A_HUB.fullmatch(text) is not None and path.suffix not in known and not path.parent.is_dir()
+
+
+def told_of_hubs(text: str) -> str:
+    """What to give instead of a name on a hub, as commands to type."""
+    name = text.partition("/")[2]
+    ways = f"`hf download {text} config.json --local-dir {name}`, then `thalweg plan {name}`"
+    if spelt(name) in BUILTIN:
+        ways = f"it is built in, `thalweg plan {spelt(name)}`; or {ways}"
+    return (
+        f"there is no file or folder {text}, and plan downloads nothing. If it is a model of a hub: {ways}. Other "
+        "models: `thalweg plan config.json`, `thalweg plan model.safetensors`, `thalweg plan "
+        "model.safetensors.index.json`, `thalweg plan mymodel:build` (a function that returns it), or one of "
+        f"{', '.join(BUILTIN)}"
+    )
+
+
+def in_folder(folder: Path) -> Model:
     if files := files_in(folder):
-        return read_safetensors(files, str(folder), dtype)
+        return read_safetensors(files, str(folder))
     if (folder / "config.json").is_file():
-        return in_file(folder / "config.json", dtype)
+        return in_file(folder / "config.json")
     raise CommandError(f"there are no .safetensors files and no config.json in {folder}")
 
 
-def in_file(path: Path, dtype: str | None) -> Model:
+def in_file(path: Path) -> Model:
     if path.suffix == ".safetensors":
-        return read_safetensors([path], str(path), dtype)
+        return read_safetensors([path], str(path))
     if path.suffix in PICKLES:
         raise CommandError(f"{path} may be a pickle, which is not opened here: save the model as safetensors")
     if path.suffix != ".json":
         raise CommandError(f"{path} is neither .safetensors nor .json")
     if path.name.endswith(".safetensors.index.json"):
-        return read_safetensors(list(indexed(path)), str(path.parent), dtype)
+        return read_safetensors(list(indexed(path)), str(path.parent))
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise CommandError(f"{path} is no JSON: {error}") from None
     if isinstance(content, dict) and ("model_type" in content or "architectures" in content):
-        return from_configuration(path, content, dtype)
+        return from_configuration(str(path), content)
     return from_shapes(path, content)
-
-
-def from_configuration(path: Path, content: dict[str, Any], dtype: str | None) -> Model:
-    """A Hugging Face ``config.json``."""
-    try:
-        named = list(tensors_of(content))
-    except CommandError as error:
-        raise CommandError(f"{path}: {error}") from None
-    family = FAMILIES.get(str(content.get("model_type")))
-    said = content.get("dtype", content.get("torch_dtype"))
-    model = made(str(path), f"{family.built if family else content['model_type']} of transformers", named)
-    if said is None or dtype is not None:
-        return model
-    if said not in SERVED:
-        raise CommandError(f"{path}: the dtype {said!r} cannot be trained in: say what it will be with --dtype")
-    tensors = model.stored_as(said).tensors
-    return Model(model.name, model.about, tensors, says_dtype=True)
 
 
 def from_shapes(path: Path, content: Any) -> Model:
@@ -100,9 +129,9 @@ def from_shapes(path: Path, content: Any) -> Model:
 def from_entry(path: Path, name: str, entry: Any) -> Tensor:
     shape, dtype = entry, "float32"
     if isinstance(entry, dict):
-        shape, dtype = entry.get("shape"), entry.get("dtype", "float32")
+        shape, dtype = entry.get("shape"), spelt_dtype(entry.get("dtype", "float32"))
     if not isinstance(shape, list) or len(shape) > MOST_AXES or not all(map(is_size, shape)):
         raise CommandError(f"{path}: {name!r} must have a shape, a list of whole numbers >= 0, got {shape!r:.60}")
-    if dtype not in SERVED:
-        raise CommandError(f"{path}: {name!r} has dtype {dtype!r}: it must be one of {', '.join(SERVED)}")
+    if dtype not in DTYPES:
+        raise CommandError(f"{path}: {name!r} has dtype {dtype!r}: {listed_dtypes()}")
     return Tensor(name, tuple(shape), dtype)

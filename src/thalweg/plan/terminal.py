@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+from thalweg.plan.models import Tensor
 from thalweg.plan.planning import BANDWIDTHS, Cost, Plan
 from thalweg.show.extras import extra
 from thalweg.show.palette import COLOURS
@@ -23,17 +24,27 @@ ASSUMED = {"cuda": "an H100's; say --bandwidth for yours", "cpu": "a guess; say 
 def heading(found: Plan) -> str:
     """The model, and where it would be trained."""
     model, place = found.model, found.place
-    by_dtype = Counter[str]()
-    for tensor in model.tensors:
-        by_dtype[tensor.dtype] += tensor.elements
-    dtypes = " and ".join(dtype for dtype, _ in by_dtype.most_common())
     several = place.world > 1
     where = f"{place.front_end} on {place.device}" + (f", {place.world} ranks, {place.layout}" if several else "")
     each = " on each rank" if several else ""
-    return (
-        f"{model.name} ({model.about}): {model.parameters:,} parameters in {len(model.tensors)} tensors, {dtypes}\n"
+    told = (
+        f"{model.name} ({model.about}): {counted(model.tensors)}\n"
         f"{where}: parameters take {human_bytes(found.parameter_bytes)}, gradients as many{each}"
     )
+    if not model.frozen:
+        return told
+    without = "without gradients and state"
+    return f"{told}\nfrozen: {counted(model.frozen)}, take {human_bytes(found.frozen_bytes)}{each}, {without}"
+
+
+def counted(tensors: Sequence[Tensor]) -> str:
+    """How many numbers there are, in how many tensors, and in which dtypes, the one of most numbers first."""
+    by_dtype = Counter[str]()
+    for tensor in tensors:
+        by_dtype[tensor.dtype] += tensor.elements
+    dtypes = " and ".join(dtype for dtype, _ in by_dtype.most_common())
+    plural = "s" * (len(tensors) != 1)
+    return f"{by_dtype.total():,} parameters in {len(tensors)} tensor{plural}, {dtypes}"
 
 
 def table_of(found: Plan) -> Table:
@@ -82,7 +93,8 @@ def notes(found: Plan) -> Iterator[str]:
     """What the columns mean, and what is not counted."""
     place = found.place
     yield "state: kept between steps. peak: needed beside that during a step, once state is there."
-    yield "all together: parameters, gradients, state and peak. Activations are not counted."
+    frozen = "frozen weights, " if found.model.frozen else ""
+    yield f"all together: parameters, gradients, {frozen}state and peak. Activations are not counted."
     assumed = f" ({ASSUMED[place.device]})" if found.bandwidth == BANDWIDTHS[place.device] else ""
     time = f"time: how long that takes at {human_bytes(found.bandwidth)}/s{assumed}"
     products = f", and products at {human_flops(found.flops)}/s" if found.flops else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from thalweg.errors import CommandError
 
@@ -10,28 +11,38 @@ DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 BINARY = {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
-def parse_size(text: str, what: str = "a size") -> int:
-    """Bytes: ``80GB``, ``16GiB``, ``1.5e9``.
+def parse_size(text: str, what: str = "a size", *, option: str = "") -> int:
+    """Bytes: ``80GB``, ``16GiB``, ``512B``. ``option``: the one that takes it, for what is said of a bare number.
 
-    >>> parse_size("80GB"), parse_size("16 GiB"), parse_size("512")
+    >>> parse_size("80GB"), parse_size("16 GiB"), parse_size("512B")
     (80000000000, 17179869184, 512)
     """
-    return round(parse_quantity(text, "B", f"{what} such as 80GB or 16GiB"))
+    return round(parse_quantity(text, ("B",), f"{what} such as 80GB or 16GiB", ("GiB", "GB"), option=option))
 
 
-def parse_rate(text: str, what: str = "a bandwidth") -> float:
+def parse_rate(text: str, what: str = "a bandwidth", *, option: str = "") -> float:
     """Bytes a second: ``3.35TB/s``.
 
     >>> parse_rate("3.35TB/s")
     3350000000000.0
     """
-    return parse_quantity(text, "B/S", f"{what} such as 3.35TB/s")
+    return parse_quantity(text, ("B/S", "B"), f"{what} such as 3.35TB/s", ("TB/s", "GB/s"), option=option)
 
 
-def parse_quantity(text: str, unit: str, wanted: str) -> float:
+def parse_quantity(text: str, units: Sequence[str], wanted: str, likely: Sequence[str], *, option: str = "") -> float:
+    """A number with a unit, or with a prefix alone: ``80G``. A bare number could mean anything, and is refused.
+
+    units: in capitals; wanted: what it should have been; likely: units that a bare number may have been meant in.
+    """
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:E[+-]?\d+)?)\s*([A-Z/]*)\s*", text.upper())
     factors = DECIMAL | BINARY
-    prefix = found.group(2).removesuffix(unit).removesuffix("B") if found else ""
+    prefix = found.group(2) if found else ""
+    if found and not prefix:
+        asked = f"{option} " if option else ""
+        number = text.strip()
+        meant = " or ".join(f"{asked}{number}{unit}" for unit in likely)
+        raise CommandError(f"{asked}{number} has no unit: it must be {wanted}; say {meant}")
+    prefix = prefix.removesuffix(next((unit for unit in units if prefix.endswith(unit)), ""))
     if found is None or prefix not in factors or not float(found.group(1)) > 0:
         raise CommandError(f"{text!r} is not {wanted}")
     return float(found.group(1)) * factors[prefix]

@@ -10,8 +10,9 @@ from thalweg.plan.families.configuration import Configuration, Family, Named
 from thalweg.plan.families.convolutions import resnet50
 from thalweg.plan.families.decoders import DECODERS
 from thalweg.plan.families.encoders import ENCODERS
+from thalweg.plan.families.perception import PERCEPTION
 
-FAMILIES: Mapping[str, Family] = {**DECODERS, **ENCODERS}
+FAMILIES: Mapping[str, Family] = {**DECODERS, **ENCODERS, **PERCEPTION}
 
 
 def tensors_of(configuration: Mapping[str, Any]) -> Named:
@@ -21,10 +22,12 @@ def tensors_of(configuration: Mapping[str, Any]) -> Named:
         return resnet50()
     if kind is None:
         raise CommandError("this configuration has no model_type: it is no config.json of a model")
-    if not isinstance(kind, str) or kind not in FAMILIES:
+    if not isinstance(kind, str):
+        raise CommandError(f"the configuration's model_type must be a name such as 'llama', got {kind!r:.60}")
+    if kind not in FAMILIES:
         raise CommandError(
-            f"the model type {kind!r} is not known here: there are {', '.join(sorted(FAMILIES))}; for others give "
-            "their .safetensors, or module:factory"
+            f"install transformers and torch to plan {kind}: without them there are {', '.join(sorted(FAMILIES))}; or "
+            "give its .safetensors, or module:factory"
         )
     family = FAMILIES[kind]
     return family.tensors(Configuration(configuration, family.defaults, family.also_called))

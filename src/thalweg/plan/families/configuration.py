@@ -35,6 +35,13 @@ class Configuration:
             raise CommandError(f"the configuration's {name} must be a whole number from 1 on, got {value!r}")
         return value
 
+    def within(self, name: str, defaults: Mapping[str, Any]) -> Configuration:
+        """A configuration that stands within this one, or one of defaults alone."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise CommandError(f"the configuration's {name} must be a configuration of its own, got {value!r:.60}")
+        return Configuration(value or {}, defaults)
+
     def flag(self, name: str) -> bool:
         value = self.get(name)
         if not isinstance(value, bool):
@@ -51,6 +58,8 @@ class Family:
     tensors: Callable[[Configuration], Named]
     defaults: Mapping[str, Any]
     also_called: Mapping[str, str] = field(default_factory=dict)
+    #: Names of parameters that transformers does not train.
+    frozen: tuple[str, ...] = ()
 
 
 def linear(name: str, outputs: int, inputs: int, *, bias: bool) -> Named:
@@ -59,7 +68,8 @@ def linear(name: str, outputs: int, inputs: int, *, bias: bool) -> Named:
         yield f"{name}.bias", (outputs,)
 
 
-def norm(name: str, size: int) -> Named:
-    """A layer norm with weight and bias."""
+def norm(name: str, size: int, *, bias: bool = True) -> Named:
+    """A layer norm, with a bias if nothing else is said."""
     yield f"{name}.weight", (size,)
-    yield f"{name}.bias", (size,)
+    if bias:
+        yield f"{name}.bias", (size,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from thalweg.plan.families.configuration import Configuration, Family, Named, linear, norm
@@ -10,79 +10,99 @@ from thalweg.plan.families.configuration import Configuration, Family, Named, li
 # ---- Llama and those built like it
 
 
-def llama_like(c: Configuration, *, biased: str = "", head_norms: bool = False, four_norms: bool = False) -> Named:
-    """Rotary attention, a gated feed-forward part, norms without bias. ``biased``: projections that have biases."""
+#: The norms of a layer. Gemma's are around both of its parts, OLMo 2's behind them.
+NORMS = ("input_layernorm", "post_attention_layernorm")
+GEMMA_NORMS = (*NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+OLMO_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
+
+
+def llama_like(
+    c: Configuration,
+    *,
+    biased: str = "",
+    norms: Sequence[str] = NORMS,
+    measured: str = "",
+    fed: Callable[[Configuration, str, int], Named] | None = None,
+    prefix: str = "model",
+) -> Named:
+    """Rotary attention, a gated feed-forward part, norms without bias; no head.
+
+    biased: projections that have biases, or "asked": all, if attention_bias is set. measured: "head" or "whole", where
+    queries and keys have norms. fed: the feed-forward part of a layer.
+    """
     hidden = c.size("hidden_size")
-    yield "model.embed_tokens.weight", (c.size("vocab_size"), hidden)
+    if biased == "asked":
+        biased = "qkvo" if c.flag("attention_bias") else ""
+    yield f"{prefix}.embed_tokens.weight", (c.size("vocab_size"), hidden)
     for layer in range(c.size("num_hidden_layers")):
-        inside = f"model.layers.{layer}"
-        yield from separate_attention(c, f"{inside}.self_attn", biased, head_norms)
-        yield from gated(c, f"{inside}.mlp", c.get("mlp_bias") is True)
-        yield from norms_of_layer(inside, hidden, four_norms)
-    yield from head(c, hidden)
+        inside = f"{prefix}.layers.{layer}"
+        yield from separate_attention(c, f"{inside}.self_attn", biased, measured)
+        yield from (fed or gated)(c, f"{inside}.mlp", layer)
+        yield from norms_of_layer(inside, hidden, norms)
+    yield f"{prefix}.norm.weight", (hidden,)
 
 
-def separate_attention(c: Configuration, name: str, biased: str, head_norms: bool = False) -> Named:
+def separate_attention(c: Configuration, name: str, biased: str, measured: str) -> Named:
     hidden, heads = c.size("hidden_size"), c.size("num_attention_heads")
     size = c.size("head_dim", hidden // heads)
     queries, keys = heads * size, c.size("num_key_value_heads", heads) * size
     for letter, outputs, inputs in (("q", queries, hidden), ("k", keys, hidden), ("v", keys, hidden)):
         yield from linear(f"{name}.{letter}_proj", outputs, inputs, bias=letter in biased)
     yield from linear(f"{name}.o_proj", hidden, queries, bias="o" in biased)
-    if head_norms:
-        yield f"{name}.q_norm.weight", (size,)
-        yield f"{name}.k_norm.weight", (size,)
+    if measured:
+        yield f"{name}.q_norm.weight", (size if measured == "head" else queries,)
+        yield f"{name}.k_norm.weight", (size if measured == "head" else keys,)
 
 
-def gated(c: Configuration, name: str, bias: bool) -> Named:
-    hidden, inner = c.size("hidden_size"), c.size("intermediate_size")
+def gated(c: Configuration, name: str, layer: int) -> Named:
+    hidden, inner, bias = c.size("hidden_size"), c.size("intermediate_size"), c.get("mlp_bias") is True
     yield from linear(f"{name}.gate_proj", inner, hidden, bias=bias)
     yield from linear(f"{name}.up_proj", inner, hidden, bias=bias)
     yield from linear(f"{name}.down_proj", hidden, inner, bias=bias)
 
 
-def norms_of_layer(inside: str, hidden: int, four: bool = False) -> Named:
-    yield f"{inside}.input_layernorm.weight", (hidden,)
-    yield f"{inside}.post_attention_layernorm.weight", (hidden,)
-    if four:
-        yield f"{inside}.pre_feedforward_layernorm.weight", (hidden,)
-        yield f"{inside}.post_feedforward_layernorm.weight", (hidden,)
+def stacked_experts(c: Configuration, name: str, inner: int) -> Named:
+    """One tensor for all experts of a layer."""
+    hidden, experts = c.size("hidden_size"), c.size("num_local_experts")
+    yield f"{name}.experts.gate_up_proj", (experts, 2 * inner, hidden)
+    yield f"{name}.experts.down_proj", (experts, hidden, inner)
 
 
-def head(c: Configuration, hidden: int) -> Named:
-    yield "model.norm.weight", (hidden,)
+def router(c: Configuration, name: str) -> Named:
+    yield f"{name}.gate.weight", (c.size("num_local_experts"), c.size("hidden_size"))
+
+
+def fed_by_mixtral(c: Configuration, name: str, layer: int) -> Named:
+    yield from router(c, name)
+    yield from stacked_experts(c, name, c.size("intermediate_size"))
+
+
+def fed_by_qwen3_moe(c: Configuration, name: str, layer: int) -> Named:
+    if layer in (c.get("mlp_only_layers") or ()) or (layer + 1) % c.size("decoder_sparse_step"):
+        yield from gated(c, name, layer)
+        return
+    yield from stacked_experts(c, name, c.size("moe_intermediate_size"))
+    yield from router(c, name)
+
+
+def norms_of_layer(inside: str, hidden: int, norms: Sequence[str] = NORMS) -> Named:
+    for name in norms:
+        yield f"{inside}.{name}.weight", (hidden,)
+
+
+def head(c: Configuration) -> Named:
     if not c.flag("tie_word_embeddings"):
-        yield "lm_head.weight", (c.size("vocab_size"), hidden)
+        yield "lm_head.weight", (c.size("vocab_size"), c.size("hidden_size"))
 
 
-def llama(c: Configuration) -> Named:
-    return llama_like(c, biased="qkvo" if c.flag("attention_bias") else "")
+def variation(**differences: Any) -> Callable[[Configuration], Named]:
+    """A family that differs from Llama in these ways, with its head."""
 
+    def tensors(c: Configuration) -> Named:
+        yield from llama_like(c, **differences)
+        yield from head(c)
 
-def qwen2(c: Configuration) -> Named:
-    return llama_like(c, biased="qkv")
-
-
-def qwen3(c: Configuration) -> Named:
-    return llama_like(c, biased="qkvo" if c.flag("attention_bias") else "", head_norms=True)
-
-
-def gemma2(c: Configuration) -> Named:
-    return llama_like(c, biased="qkvo" if c.flag("attention_bias") else "", four_norms=True)
-
-
-def mixtral(c: Configuration) -> Named:
-    """Experts are stacked: one tensor for all of a layer."""
-    hidden, inner, experts = c.size("hidden_size"), c.size("intermediate_size"), c.size("num_local_experts")
-    yield "model.embed_tokens.weight", (c.size("vocab_size"), hidden)
-    for layer in range(c.size("num_hidden_layers")):
-        inside = f"model.layers.{layer}"
-        yield from separate_attention(c, f"{inside}.self_attn", "")
-        yield f"{inside}.mlp.gate.weight", (experts, hidden)
-        yield f"{inside}.mlp.experts.gate_up_proj", (experts, 2 * inner, hidden)
-        yield f"{inside}.mlp.experts.down_proj", (experts, hidden, inner)
-        yield from norms_of_layer(inside, hidden)
-    yield from head(c, hidden)
+    return tensors
 
 
 def phi3(c: Configuration) -> Named:
@@ -98,7 +118,8 @@ def phi3(c: Configuration) -> Named:
         yield f"{inside}.mlp.gate_up_proj.weight", (2 * inner, hidden)
         yield f"{inside}.mlp.down_proj.weight", (hidden, inner)
         yield from norms_of_layer(inside, hidden)
-    yield from head(c, hidden)
+    yield "model.norm.weight", (hidden,)
+    yield from head(c)
 
 
 # ---- others
@@ -195,6 +216,15 @@ def sizes(
     }
 
 
+def tied_sizes(*counts: int) -> dict[str, Any]:
+    """Gemma's: heads of 256, and a head that is the embedding."""
+    return sizes(*counts, head_dim=256, tie_word_embeddings=True)
+
+
+#: The language model of Gemma 3, by itself or beside a tower that sees.
+GEMMA3: Mapping[str, Any] = {"biased": "asked", "measured": "head", "norms": GEMMA_NORMS}
+GEMMA3_SIZES = tied_sizes(262208, 2304, 9216, 26, 8, 4)
+
 DECODERS: Mapping[str, Family] = {
     "gpt2": Family(
         "GPT2LMHeadModel",
@@ -210,17 +240,37 @@ DECODERS: Mapping[str, Family] = {
         },
         {"n_embd": "hidden_size", "n_positions": "max_position_embeddings", "n_layer": "num_hidden_layers"},
     ),
-    "llama": Family("LlamaForCausalLM", llama, sizes(32000, 4096, 11008, 32, 32, None, mlp_bias=False)),
-    "mistral": Family("MistralForCausalLM", llama_like, sizes(32000, 4096, 14336, 32, 32, 8)),
-    "mixtral": Family("MixtralForCausalLM", mixtral, sizes(32000, 4096, 14336, 32, 32, 8, num_local_experts=8)),
-    "qwen2": Family("Qwen2ForCausalLM", qwen2, sizes(151936, 4096, 22016, 32, 32, 32)),
-    "qwen3": Family("Qwen3ForCausalLM", qwen3, sizes(151936, 4096, 22016, 32, 32, 32, head_dim=128)),
-    "gemma": Family(
-        "GemmaForCausalLM", llama, sizes(256000, 3072, 24576, 28, 16, 16, head_dim=256, tie_word_embeddings=True)
+    "llama": Family(
+        "LlamaForCausalLM", variation(biased="asked"), sizes(32000, 4096, 11008, 32, 32, None, mlp_bias=False)
     ),
+    "mistral": Family("MistralForCausalLM", variation(), sizes(32000, 4096, 14336, 32, 32, 8)),
+    "mixtral": Family(
+        "MixtralForCausalLM", variation(fed=fed_by_mixtral), sizes(32000, 4096, 14336, 32, 32, 8, num_local_experts=8)
+    ),
+    "qwen2": Family("Qwen2ForCausalLM", variation(biased="qkv"), sizes(151936, 4096, 22016, 32, 32, 32)),
+    "qwen3": Family(
+        "Qwen3ForCausalLM",
+        variation(biased="asked", measured="head"),
+        sizes(151936, 4096, 22016, 32, 32, 32, head_dim=128),
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        variation(biased="asked", measured="head", fed=fed_by_qwen3_moe),
+        sizes(151936, 2048, 6144, 24, 32, 4, moe_intermediate_size=768, num_local_experts=128, decoder_sparse_step=1),
+        {"num_local_experts": "num_experts"},
+    ),
+    "olmo2": Family(
+        "Olmo2ForCausalLM",
+        variation(biased="asked", measured="whole", norms=OLMO_NORMS),
+        sizes(50304, 4096, 11008, 32, 32, None),
+    ),
+    "gemma": Family("GemmaForCausalLM", variation(biased="asked"), tied_sizes(256000, 3072, 24576, 28, 16, 16)),
     "gemma2": Family(
-        "Gemma2ForCausalLM", gemma2, sizes(256000, 2304, 9216, 26, 8, 4, head_dim=256, tie_word_embeddings=True)
+        "Gemma2ForCausalLM",
+        variation(biased="asked", norms=GEMMA_NORMS),
+        tied_sizes(256000, 2304, 9216, 26, 8, 4),
     ),
+    "gemma3_text": Family("Gemma3ForCausalLM", variation(**GEMMA3), GEMMA3_SIZES),
     "phi3": Family("Phi3ForCausalLM", phi3, sizes(32064, 3072, 8192, 32, 32, None)),
     "gpt_neox": Family("GPTNeoXForCausalLM", gpt_neox, sizes(50432, 6144, 24576, 44, 64, None, attention_bias=True)),
     "opt": Family(

@@ -72,6 +72,24 @@ def distilbert(c: Configuration) -> Named:
         yield from norm(f"{inside}.output_layer_norm", hidden)
 
 
+def modernbert(c: Configuration) -> Named:
+    """The first layer has no norm before its attention: that of the embeddings serves it."""
+    hidden, inner, normed = c.size("hidden_size"), c.size("intermediate_size"), c.flag("norm_bias")
+    attending, feeding = c.flag("attention_bias"), c.flag("mlp_bias")
+    yield "embeddings.tok_embeddings.weight", (c.size("vocab_size"), hidden)
+    yield from norm("embeddings.norm", hidden, bias=normed)
+    for layer in range(c.size("num_hidden_layers")):
+        inside = f"layers.{layer}"
+        if layer:
+            yield from norm(f"{inside}.attn_norm", hidden, bias=normed)
+        yield from linear(f"{inside}.attn.Wqkv", 3 * hidden, hidden, bias=attending)
+        yield from linear(f"{inside}.attn.Wo", hidden, hidden, bias=attending)
+        yield from norm(f"{inside}.mlp_norm", hidden, bias=normed)
+        yield from linear(f"{inside}.mlp.Wi", 2 * inner, hidden, bias=feeding)
+        yield from linear(f"{inside}.mlp.Wo", hidden, inner, bias=feeding)
+    yield from norm("final_norm", hidden, bias=normed)
+
+
 def t5(c: Configuration) -> Named:
     """The head is the embedding, whatever the configuration says of it: so transformers has it."""
     hidden, layers = c.size("d_model"), c.size("num_layers")
@@ -130,6 +148,19 @@ ENCODERS: Mapping[str, Family] = {
         distilbert,
         {"vocab_size": 30522, "max_position_embeddings": 512, "n_layers": 6, "dim": 768, "hidden_dim": 3072},
         {"dim": "hidden_size", "n_layers": "num_hidden_layers"},
+    ),
+    "modernbert": Family(
+        "ModernBertModel",
+        modernbert,
+        {
+            "vocab_size": 50368,
+            "hidden_size": 768,
+            "intermediate_size": 1152,
+            "num_hidden_layers": 22,
+            "norm_bias": False,
+            "attention_bias": False,
+            "mlp_bias": False,
+        },
     ),
     "t5": Family(
         "T5ForConditionalGeneration",
