@@ -111,7 +111,7 @@ def command(
     as_json: bool,
     out: Path | None,
 ) -> None:
-    """What will it cost? State, peak, traffic and time by optimizer. Nothing is allocated, no GPU is needed.
+    """What will it cost? State, peak, traffic and time by optimizer. Nothing is allocated or downloaded.
 
     MODEL is one of the names built in (gpt2, bert-large, resnet50, llama-1b, llama-8b, llama-70b), a .safetensors
     file or a folder of them, a config.json of Hugging Face, a JSON of shapes, or module:factory for a model of your
@@ -120,7 +120,7 @@ def command(
     \b
     thalweg plan gpt2                                        all optimizers on GPT-2
     thalweg plan llama-8b --dtype bf16 --memory 80GB         which of them fit?
-    thalweg plan llama-8b --frozen '*.embed*' --frozen '*.layers.?.*'   without training all of it
+    thalweg plan llama-8b --frozen '*.embed*'                embeddings are held, and not trained
     thalweg plan llama-70b --world 64 --layout fsdp2         what each rank keeps and sends
     thalweg plan checkpoints/mistral/                        headers of safetensors are all that is read
     thalweg plan config.json --front-end optax

@@ -68,9 +68,9 @@ def from_config(transformers: Any, config: Any, content: Mapping[str, Any], othe
         found: Any = getattr(transformers, architecture, None) if isinstance(architecture, str) else None
         if not is_class_of(found, transformers.PreTrainedModel):
             continue
-        for own in (config, config.get_text_config()):
-            if isinstance(own, found.config_class):
-                return found._from_config(own, dtype=dtype, attn_implementation="eager")
+        own = config if isinstance(config, found.config_class) else config.get_text_config()
+        if isinstance(own, found.config_class):
+            return found._from_config(own, dtype=dtype, attn_implementation="eager")
     causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     auto = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
     return auto.from_config(config, dtype=dtype, attn_implementation="eager", trust_remote_code=False)
