@@ -130,7 +130,7 @@ def command(
     thalweg plan gpt2 --json | jq '.optimizers[] | {optimizer, state_bytes}'
     thalweg plan llama-8b --memory 80GB --out report         a picture of it
 
-    Parameters, gradients, state and peak are counted; activations are not.
+    Parameters, gradients, state and peak are counted; activations are not. No GPU is needed.
     """
     found = plan(
         model,
