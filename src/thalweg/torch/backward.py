@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import gc
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.errors import OptionError, ParameterError
 from thalweg.torch.optimizer import Optimizer
@@ -18,11 +20,15 @@ class InBackward:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.accumulating = False
+        self.looked = False
         stepped = [p for p in optimizer.parameters() if p.requires_grad]
         self.handles = [p.register_post_accumulate_grad_hook(self._ready) for p in stepped]  # type: ignore[no-untyped-call]
 
     def _ready(self, p: Tensor) -> None:
         if not self.accumulating:
+            if not self.looked:  # a wrapper may have been made since
+                refuse_replicas(self.optimizer.parameters())
+                self.looked = True
             self.optimizer.step_parameter(p)
             setattr(self.optimizer, "_opt_called", True)  # noqa: B010  so that schedulers know that steps are taken
             p.grad = None
@@ -55,6 +61,9 @@ def step_in_backward(model: nn.Module, optimizer: Optimizer) -> InBackward:
 
     ``loss.backward()`` is then the whole step; ``optimizer.step()`` finds no gradients and does
     nothing. Learning rates are read from the groups at that moment, so that schedulers work as ever.
+
+    ``fully_shard`` (FSDP2) reduces a gradient over ranks before it is ready; DistributedDataParallel does
+    so afterwards, and is refused, here or in the first backward pass.
     """
     if not isinstance(optimizer, Optimizer):
         raise ParameterError(f"step_in_backward needs an optimizer of thalweg.torch, got {type(optimizer).__name__}")
@@ -72,4 +81,38 @@ def step_in_backward(model: nn.Module, optimizer: Optimizer) -> InBackward:
         raise ParameterError(
             f"parameters of the model that the optimizer does not have: {', '.join(map(repr, missing))}"
         )
+    refuse_replicas(known)
     return InBackward(optimizer)
+
+
+REPLICATED = (
+    "DistributedDataParallel averages gradients over ranks after they are accumulated, and step_in_backward would step "
+    "before that, so that ranks drift apart: call optimizer.step() after backward() instead (its buckets hold all "
+    "gradients in any case), or use torch.distributed.fsdp.fully_shard (FSDP2), which reduces them before"
+)
+
+
+def refuse_replicas(params: Iterable[Tensor]) -> None:
+    """Refuse parameters whose gradients a DistributedDataParallel of this process will average.
+
+    It leaves no mark on them that Python can see, and a model does not know its wrapper. So all objects of this process
+    are looked through, where there are several ranks.
+    """
+    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+        return
+    own = set(map(id, params))
+    if any(id(p) in own for p in averaged_later()):
+        gc.collect()  # wrappers that nobody holds any more are no reason
+        if any(id(p) in own for p in averaged_later()):
+            raise ParameterError(REPLICATED)
+
+
+def averaged_later() -> Iterator[Tensor]:
+    """The parameters of every DistributedDataParallel of several ranks there is."""
+    objects = gc.get_objects()
+    # by type: isinstance would ask proxies for their __class__, and some of them load a library then
+    wrappers = [kind for kind in set(map(type, objects)) if issubclass(kind, DistributedDataParallel)]
+    for each in objects if wrappers else ():
+        averaged = getattr(each, "_module_parameters", ()) if type(each) in wrappers else ()
+        if averaged and each.process_group.size() > 1:
+            yield from averaged
