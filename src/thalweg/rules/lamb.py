@@ -75,6 +75,10 @@ class LAMB(Rule):
         idle = super().idle(lr)
         return idle if self.trust else idle | dict.fromkeys(("trust_clip", "phi", "always_adapt"), "trust=True")
 
+    @property
+    def looks_at_shapes(self) -> bool:
+        return self.trust
+
     def treatment(self, shape: Shape) -> str:
         return "trust ratio" if self.trust else "no trust ratio"
 

@@ -75,6 +75,10 @@ class LARS(Rule):
             idle |= dict.fromkeys(("nesterov", "momentum_mode", "momentum_dtype"), "a momentum above 0")
         return idle
 
+    @property
+    def looks_at_shapes(self) -> bool:
+        return self.trust
+
     def treatment(self, shape: Shape) -> str:
         return "trust ratio" if self.trust else "no trust ratio"
 

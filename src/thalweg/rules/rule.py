@@ -106,6 +106,11 @@ class Rule(ABC):
     def needs_noise(self) -> bool:
         return False
 
+    @property
+    def looks_at_shapes(self) -> bool:
+        """Whether a step depends on which numbers form one tensor, and not on each number by itself."""
+        return True
+
     def treatment(self, shape: Shape) -> str:
         """How a parameter of this shape is treated, in a few words."""
         return "elementwise"

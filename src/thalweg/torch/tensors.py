@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from thalweg.arrays import Shape
 from thalweg.errors import ParameterError
+from thalweg.rules import Rule
+from thalweg.torch.shards import is_distributed
 
 SERVED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
+#: What to use where parameters have to keep their shapes.
+WHOLE = "ZeRO stage 0, or torch.distributed.fsdp.fully_shard (FSDP2)"
+#: The reason against flat parameters that holds unless a rule and its options are known to look at no shapes.
+BY_SHAPES = f"use {WHOLE}, or a rule that needs neither, such as LAMB or LARS with trust=False"
 
-def check_parameter(name: str, p: Tensor) -> None:
+
+def reason_against_flat(rule: Rule, group: Mapping[str, Any], overrides: Sequence[Any]) -> str:
+    """Why the parameters of a group cannot be stepped as one vector, or as a rank's part of one; "" if they can."""
+    if rule.looks_at_shapes:
+        return BY_SHAPES
+    if overrides:
+        return f"overrides cannot tell them apart any more; use {WHOLE}"
+    if group["max_grad_norm"] is not None:
+        return f"max_grad_norm would see this rank's part alone; use DeepSpeed's gradient_clipping, {WHOLE}"
+    if group["on_nonfinite"] != "propagate":
+        return f"on_nonfinite={group['on_nonfinite']!r} would see this rank's part alone; use 'propagate', {WHOLE}"
+    return ""
+
+
+def check_parameter(name: str, p: Tensor, against_flat: str = BY_SHAPES) -> None:
+    """Refuse a tensor that cannot be stepped. against_flat: what :func:`reason_against_flat` says of its group."""
     if p.is_complex():
         raise ParameterError(
             f"parameter {name!r} is complex: step torch.view_as_real of it, which shares its memory, instead"
@@ -26,6 +52,55 @@ def check_parameter(name: str, p: Tensor) -> None:
             f"parameter {name!r} belongs to FullyShardedDataParallel (FSDP1), which flattens parameters, so that their "
             "shapes and norms are lost: use torch.distributed.fsdp.fully_shard (FSDP2) instead"
         )
+    # DeepSpeed's ZeRO stage 3 marks the model's own parameters and the flat ones that it makes of them
+    if hasattr(p, "ds_id") and against_flat:
+        raise ParameterError(
+            f"parameter {name!r} belongs to stage 3 of DeepSpeed's ZeRO, which hands over flattened partitions of "
+            f"parameters, so that their shapes and norms are lost: {against_flat}"
+        )
+
+
+def check_exchanged(group: int, before: Sequence[Shape], after: Sequence[Tensor], against_flat: str) -> None:
+    """Refuse parameters of a group that were exchanged for flattened ones.
+
+    before: the shapes of the group's parameters when it was last looked at, at its construction or a step.
+    after: its parameters now; equal shapes are no news, whichever tensors have them.
+    against_flat: what :func:`reason_against_flat` says of the group.
+
+    DeepSpeed does it after the optimizer is constructed, with tensors that carry no mark in stages 1 and 2, and without
+    mending ``param_names``: so this has to be asked before names are.
+    """
+    if against_flat and are_flattened(before, after):
+        shapes = ", ".join(map(str, before[:4])) + (", ..." if len(before) > 4 else "")
+        sizes = ", ".join(str(p.numel()) for p in after[:4]) + (", ..." if len(after) > 4 else "")
+        raise ParameterError(
+            f"parameter group {group}: parameters of shapes {shapes} were replaced by vectors of {sizes} elements, as "
+            "stages 1 to 3 of DeepSpeed's ZeRO do, which hand over flattened partitions of parameters, so that their "
+            f"shapes and norms are lost: {against_flat}"
+        )
+
+
+def are_flattened(before: Sequence[Shape], after: Sequence[Tensor]) -> bool:
+    """Whether a group now has vectors in place of matrices, or one vector in place of several.
+
+    Parameters that grow or shrink keep their number of axes, and those that are sharded as DTensors keep their shapes.
+    """
+    if not after or any(p.ndim != 1 or is_distributed(p) for p in after):
+        return False
+    had, has = Counter(map(tuple, before)), Counter(tuple(p.shape) for p in after)
+    if has - had and any(len(shape) > 1 for shape in had - has):
+        return True
+    several = len(before) > 1 or any(len(shape) > 1 for shape in before)
+    return several and len(after) == 1 and is_partition(after[0].numel(), before)
+
+
+def is_partition(size: int, shapes: Sequence[Shape]) -> bool:
+    """Whether a vector is as long as a rank's part of these tensors laid end to end, with DeepSpeed's padding."""
+    total = sum(torch.Size(shape).numel() for shape in shapes)
+    together = torch.distributed.is_available() and torch.distributed.is_initialized()
+    ranks = torch.distributed.get_world_size() if together else 1
+    # each tensor begins at a multiple of 16 bytes, and each rank's part is a multiple of 2 elements
+    return any(0 <= size * parts - total < 8 * len(shapes) + 2 * parts for parts in range(1, ranks + 1))
 
 
 def check_gradient(name: str, p: Tensor, g: Tensor) -> None:

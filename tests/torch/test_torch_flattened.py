@@ -1,0 +1,244 @@
+"""Parameters that were exchanged for flattened ones, as DeepSpeed's ZeRO does after an optimizer is constructed.
+
+DeepSpeed is not installed here. What it does to groups is repeated from its version 0.19.8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._utils import _flatten_dense_tensors  # noqa: E402
+
+from thalweg.errors import ParameterError  # noqa: E402
+from thalweg.rules import LAMB, LARS, RULES  # noqa: E402
+from thalweg.torch import tensors  # noqa: E402
+from thalweg.torch.tensors import (  # noqa: E402
+    BY_SHAPES,
+    check_exchanged,
+    check_parameter,
+    is_partition,
+    reason_against_flat,
+)
+
+PLAIN = {"max_grad_norm": None, "on_nonfinite": "propagate"}
+MODEL = [(16, 8), (16,), (4, 16), (4,)]
+VECTORS = [(5,), (9,), (1,)]
+
+
+def made(shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+    return [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+
+
+# ---- what DeepSpeed does
+
+
+def zero_1_and_2(group: dict[str, Any], ranks: int = 1, rank: int = 0, alignment: int = 1) -> None:
+    """``deepspeed/runtime/zero/stage_1_and_2.py``, ``__init__``: one partition, with no marks."""
+    trainable = [p for p in group["params"] if p.requires_grad]
+    padded = []
+    for p in trainable:
+        padded += [p.detach(), torch.zeros(-p.numel() % alignment)]
+    whole = _flatten_dense_tensors(padded)
+    multiple = 2 * ranks
+    whole = torch.cat([whole, torch.zeros(math.ceil(whole.numel() / multiple) * multiple - whole.numel())])
+    partition = whole.chunk(ranks)[rank].detach().clone().float()
+    partition.requires_grad = True
+    group["params"] = [partition]
+
+
+def fused(group: dict[str, Any]) -> None:
+    """``deepspeed/runtime/fp16/fused_optimizer.py``, ``FP16_Optimizer.__init__``: one vector, with no padding."""
+    flat = _flatten_dense_tensors([p.clone().detach() for p in group["params"]]).float().detach()
+    flat.requires_grad = True
+    group["params"] = [flat]
+
+
+def zero_3(group: dict[str, Any]) -> None:
+    """``deepspeed/runtime/zero/stage3.py``: ``_create_fp32_partitions``, and ``_optimizer_step`` before a step."""
+    flat = _flatten_dense_tensors([p.detach() for p in group["params"][:2]]).clone()
+    flat.ds_id = "0_1"
+    flat.requires_grad = True
+    group["params"] = []
+    group["params"] = [flat]
+
+
+def unfused(group: dict[str, Any]) -> None:
+    """``deepspeed/runtime/fp16/unfused_optimizer.py``, as stage 0 uses it: masters of the shapes of parameters."""
+    masters = [p.clone().float().detach() for p in group["params"] if p.requires_grad]
+    for p in masters:
+        p.requires_grad = True
+    group["params"] = masters
+
+
+def exchange(shapes: Sequence[tuple[int, ...]], change: Callable[[dict[str, Any]], None], reason: str) -> None:
+    """Look at a group before and after it was changed."""
+    group = {"params": made(shapes)}
+    before = [tuple(p.shape) for p in group["params"]]
+    change(group)
+    check_exchanged(0, before, group["params"], reason)
+
+
+FLATTEN = {
+    "stage 1 or 2": zero_1_and_2,
+    "stage 1 or 2, aligned for float32": lambda group: zero_1_and_2(group, alignment=4),
+    "stage 1 or 2, aligned for bfloat16": lambda group: zero_1_and_2(group, alignment=8),
+    "stage 0 with a fused optimizer": fused,
+    "stage 3": zero_3,
+}
+
+
+@pytest.mark.parametrize("how", FLATTEN)
+@pytest.mark.parametrize("shapes", [MODEL, [(3, 5)], [(7, 2, 3), (4,)]], ids=str)
+def test_matrices_that_became_a_vector_are_refused(how: str, shapes: list[tuple[int, ...]]) -> None:
+    words = (
+        r"parameter group 0: parameters of shapes \(.*ZeRO.*flattened partitions.*shapes and norms are lost: "
+        r"use ZeRO stage 0, or .*fully_shard \(FSDP2\), or .*trust=False"
+    )
+    with pytest.raises(ParameterError, match=words):
+        exchange(shapes, FLATTEN[how], BY_SHAPES)
+    exchange(shapes, FLATTEN[how], "")
+
+
+@pytest.mark.parametrize("how", [how for how in FLATTEN if how != "stage 3"])  # which is told by its mark there
+def test_vectors_that_became_one_are_refused(how: str) -> None:
+    with pytest.raises(ParameterError, match=r"shapes \(5,\), \(9,\), \(1,\) were replaced by vectors of \d+ elements"):
+        exchange(VECTORS, FLATTEN[how], BY_SHAPES)
+
+
+@pytest.mark.parametrize("shapes", [MODEL, VECTORS], ids=["matrices", "vectors"])
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_every_rank_refuses_its_partition(
+    shapes: list[tuple[int, ...]], ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensors.torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(tensors.torch.distributed, "get_world_size", lambda: 8)
+    for rank in range(ranks):
+        with pytest.raises(ParameterError, match="DeepSpeed"):
+            exchange(shapes, lambda group, rank=rank: zero_1_and_2(group, ranks, rank), BY_SHAPES)  # type: ignore[misc]
+
+
+def test_a_partition_as_long_as_a_bias_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors.torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(tensors.torch.distributed, "get_world_size", lambda: 5)
+    with pytest.raises(ParameterError, match=r"vectors of 4 elements"):
+        exchange([(4, 4), (4,)], lambda group: zero_1_and_2(group, 5, 2), BY_SHAPES)
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    def change(group: dict[str, Any]) -> None:
+        group["params"][1].requires_grad_(False)
+        zero_1_and_2(group)
+
+    with pytest.raises(ParameterError, match="DeepSpeed"):
+        exchange(MODEL, change, BY_SHAPES)
+
+
+def test_masters_with_the_shapes_of_parameters_are_served() -> None:
+    exchange(MODEL, unfused, BY_SHAPES)
+
+
+def test_megatron_slices_each_parameter_and_is_refused() -> None:
+    """A 1-D slice of every parameter whose range touches this rank's."""
+
+    def change(group: dict[str, Any]) -> None:
+        group["params"] = [p.detach().view(-1)[: max(1, p.numel() // 2)].clone() for p in group["params"]]
+
+    with pytest.raises(ParameterError, match="flattened"):
+        exchange(MODEL, change, BY_SHAPES)
+
+
+# ---- what is no flattening
+
+
+def replaced(*shapes: tuple[int, ...]) -> Callable[[dict[str, Any]], None]:
+    return lambda group: group.__setitem__("params", made(shapes))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (MODEL, MODEL),
+        (MODEL, [(32, 8), (32,), (4, 32), (4,)]),  # a layer that grows
+        ([(100, 3)], [(140, 3)]),  # Gaussians that split: one tensor in a group
+        ([(100, 1, 3)], [(80, 1, 3)]),
+        ([(100,)], [(140,)]),
+        ([(100,), (100,)], [(140,), (140,)]),
+        ([(100, 3)], [(0, 3)]),
+        (VECTORS, VECTORS),  # a model of vectors alone
+        (VECTORS, [(6,), (10,), (2,)]),
+        (VECTORS, [(9,)]),  # of which one is kept
+        (VECTORS, [(7,)]),
+        (MODEL, [(4,)]),
+        (MODEL, []),  # between the steps of stage 3
+        ([], [(12,)]),
+        ([(5,)], [(5,)]),
+        ([(5,)], [(12,)]),
+    ],
+    ids=str,
+)
+def test_other_exchanges_are_served(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> None:
+    exchange(before, replaced(*after), BY_SHAPES)
+
+
+class Distributed:
+    """What is asked of a DTensor here: its shape, that it has a mesh, and no elements of its own."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape, self.ndim, self.device_mesh = torch.Size(shape), len(shape), "mesh"
+
+
+def test_dtensors_are_served() -> None:
+    check_exchanged(0, MODEL, [Distributed(*shape) for shape in MODEL], BY_SHAPES)  # type: ignore[misc]
+    check_exchanged(0, MODEL, [Distributed(204)], BY_SHAPES)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks", "fits"), [(14, 1, False), (15, 1, True), (16, 1, True), (41, 1, False), (41, 2, False)]
+)
+def test_a_partition_has_all_elements_and_little_padding(
+    size: int, ranks: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensors.torch.distributed, "is_initialized", lambda: ranks > 1)
+    monkeypatch.setattr(tensors.torch.distributed, "get_world_size", lambda: ranks)
+    assert is_partition(size, VECTORS) == fits
+
+
+# ---- marks, and who may be flat
+
+
+def test_the_marks_of_stage_3_are_refused() -> None:
+    p = torch.nn.Parameter(torch.empty(0))  # as deepspeed.zero.Init leaves a parameter
+    p.ds_id, p.ds_shape = 0, (4, 4)
+    words = r"'weight' belongs to stage 3 of DeepSpeed's ZeRO.*shapes and norms are lost: use ZeRO stage 0"
+    with pytest.raises(ParameterError, match=words):
+        check_parameter("weight", p)
+    check_parameter("weight", p, "")
+
+
+@pytest.mark.parametrize("rule", [LAMB(trust=False), LARS(trust=False)], ids=["LAMB", "LARS"])
+def test_rules_without_ratios_may_be_flat(rule: Any) -> None:
+    assert reason_against_flat(rule, PLAIN, ()) == ""
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_that_look_at_shapes_may_not(name: str) -> None:
+    assert reason_against_flat(RULES[name](), PLAIN, ()) == BY_SHAPES
+
+
+@pytest.mark.parametrize(
+    ("change", "overrides", "words"),
+    [
+        ({"max_grad_norm": 1.0}, (), "max_grad_norm would see this rank's part alone; use DeepSpeed's"),
+        ({"on_nonfinite": "skip"}, (), "on_nonfinite='skip' would see this rank's part alone; use 'propagate'"),
+        ({"on_nonfinite": "raise"}, (), "on_nonfinite='raise' would see"),
+        ({}, (("*.bias", {"weight_decay": 0.0}),), "overrides cannot tell them apart"),
+    ],
+)
+def test_what_looks_at_all_parameters_may_not(change: dict[str, Any], overrides: Any, words: str) -> None:
+    assert words in reason_against_flat(LAMB(trust=False), {**PLAIN, **change}, overrides)
