@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from torch._utils import _flatten_dense_tensors  # noqa: E402
 
+import thalweg.torch  # noqa: E402
 from thalweg.errors import ParameterError  # noqa: E402
 from thalweg.rules import LAMB, LARS, RULES  # noqa: E402
 from thalweg.torch import tensors  # noqa: E402
@@ -242,3 +243,56 @@ def test_rules_that_look_at_shapes_may_not(name: str) -> None:
 )
 def test_what_looks_at_all_parameters_may_not(change: dict[str, Any], overrides: Any, words: str) -> None:
     assert words in reason_against_flat(LAMB(trust=False), {**PLAIN, **change}, overrides)
+
+
+# ---- and what an optimizer says at the next step
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["by position", "by name"])
+@pytest.mark.parametrize("stepped_before", [False, True], ids=["at once", "later"])
+@pytest.mark.parametrize("name", RULES)
+def test_an_optimizer_refuses_to_step_a_partition(name: str, stepped_before: bool, named: bool) -> None:
+    params = made(MODEL)
+    given = [(f"layer.{i}", p) for i, p in enumerate(params)] if named else params
+    optimizer = getattr(thalweg.torch, name)(given, lr=0.1)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    if stepped_before:
+        optimizer.step()
+    (group,) = optimizer.param_groups
+    zero_1_and_2(group)
+    (flat,) = group["params"]
+    flat.grad = torch.ones_like(flat)
+    before = flat.detach().clone()
+    for _ in range(2):
+        with pytest.raises(ParameterError, match=r"parameter group 0: .*ZeRO.*fully_shard"):
+            optimizer.step()
+    assert torch.equal(flat, before)
+    assert flat not in optimizer.state
+
+
+@pytest.mark.parametrize("name", ["LAMB", "LARS"])
+def test_an_optimizer_without_ratios_steps_a_partition(name: str) -> None:
+    params, alone = made(MODEL), made(MODEL)
+    optimizer, other = (getattr(thalweg.torch, name)(some, lr=0.1, trust=False) for some in (params, alone))
+    with torch.no_grad():
+        for p, q in zip(params, alone, strict=True):
+            q.copy_(p)
+    zero_1_and_2(optimizer.param_groups[0])
+    (flat,) = optimizer.param_groups[0]["params"]
+    flat.grad = flat.detach().sin()
+    for q in alone:
+        q.grad = q.detach().sin()
+    optimizer.step()
+    other.step()
+    whole = _flatten_dense_tensors([q.detach() for q in alone])
+    torch.testing.assert_close(flat.detach()[: whole.numel()], whole)
+
+
+def test_stage_3_is_refused_when_the_optimizer_is_made() -> None:
+    params = made(MODEL)
+    for i, p in enumerate(params):
+        p.ds_id = i
+    with pytest.raises(ParameterError, match="parameter '0' belongs to stage 3 of DeepSpeed's ZeRO"):
+        thalweg.torch.LAMB(params)
+    thalweg.torch.LAMB(params, trust=False)

@@ -7,15 +7,16 @@ replace one together with its state (densification in Gaussian splatting), and t
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from thalweg.arrays import Shape
 from thalweg.errors import ParameterError
-from thalweg.torch.tensors import check_parameter
+from thalweg.torch.tensors import check_exchanged, check_parameter
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -52,23 +53,32 @@ class Members:
         self.sizes: list[int] = []
         self.names: list[list[str] | None] = []
         self.params: list[Tensor] = []
+        #: By group. Of the first parameters too, which are not kept: trainers free them before the first step.
+        self.shapes: list[list[Shape]] = []
         #: The name and the group of every parameter.
         self.places: dict[Tensor, tuple[str, int]] = {}
 
-    def changed(self, groups: Groups) -> bool:
-        """Look again; on any error nothing is taken over."""
+    def note_shapes(self, groups: Groups) -> None:
+        self.shapes = [[tuple(p.shape) for p in group["params"]] for group in groups]
+
+    def changed(self, groups: Groups, against_flat: Callable[[int], str]) -> bool:
+        """Look again; on any error nothing is taken over. against_flat: why a group cannot be stepped as one vector."""
         # whole lists, compared by C code: this is asked at every step
         sizes = [len(group["params"]) for group in groups]
         names = [group.get("param_names") for group in groups]
         params = list(chain.from_iterable(group["params"] for group in groups))
         if sizes == self.sizes and names == self.names and all(map(operator.is_, params, self.params)):
             return False
-        self.places = self.found(groups)
+        self.places = self.found(groups, [against_flat(index) for index in range(len(groups))])
         self.sizes, self.params = sizes, params
+        self.note_shapes(groups)
         self.names = [None if own is None else list(own) for own in names]
         return True
 
-    def found(self, groups: Groups) -> dict[Tensor, tuple[str, int]]:
+    def found(self, groups: Groups, against_flat: Sequence[str]) -> dict[Tensor, tuple[str, int]]:
+        for index, (before, group, reason) in enumerate(zip(self.shapes, groups, against_flat, strict=False)):
+            tensors = [p for p in group["params"] if isinstance(p, torch.Tensor)]
+            check_exchanged(index, before, tensors, reason)
         known = set(map(id, self.params))
         homes = chain.from_iterable([index] * len(group["params"]) for index, group in enumerate(groups))
         places: dict[Tensor, tuple[str, int]] = {}
@@ -81,6 +91,6 @@ class Members:
                     "a parameter may be in one place alone"
                 )
             if id(p) not in known:
-                check_parameter(name, p)
+                check_parameter(name, p, against_flat[index])
             places[p] = name, index
         return places

@@ -34,7 +34,7 @@ from thalweg.torch.factors import first_owned
 from thalweg.torch.groups import LAYOUT, GroupSettings, check_group, check_options, loaded_group, to_plain
 from thalweg.torch.members import Members, check_given, named
 from thalweg.torch.shards import ghost_of, is_distributed, local, part_of, placed_like
-from thalweg.torch.tensors import check_parameter
+from thalweg.torch.tensors import check_parameter, reason_against_flat
 
 Rate: TypeAlias = float | Tensor | None
 Params: TypeAlias = Iterable[Any]
@@ -101,11 +101,17 @@ class Parameters(torch.optim.Optimizer):
         try:
             self._check_names()
             for name, p in self._named(before):
-                check_parameter(name, p)
+                check_parameter(name, p, self._against_flat(before))
         except (OptionError, ParameterError):
             del self.param_groups[before:]
             raise
         self._reported = not self._overrides
+        self._members.note_shapes(self.param_groups)
+
+    def _against_flat(self, index: int) -> str:
+        """Why the parameters of a group cannot be stepped as one vector; "" if they can."""
+        group = self.param_groups[index]
+        return reason_against_flat(self._checked_settings(index, group).base.rule, group, self._overrides)
 
     def _check_names(self) -> None:
         by_name = [pattern for pattern, _ in self._overrides if not callable(pattern)]

@@ -41,7 +41,7 @@ class Sorting(Parameters):
 
     def _places(self) -> dict[Tensor, tuple[str, int]]:
         """The name and the group of every parameter; whoever was known by address is forgotten if that is news."""
-        if self._members.changed(self.param_groups):
+        if self._members.changed(self.param_groups, self._against_flat):
             for known in (self._resolved, self._treatments, self._parts):
                 known.clear()
             self._recall = None
