@@ -12,7 +12,7 @@ from cases import CASES, Case
 torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
-from thalweg.errors import ParameterError, StateError  # noqa: E402
+from thalweg.errors import OptionError, ParameterError, StateError  # noqa: E402
 
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 ENGINES = pytest.mark.parametrize("engine", ["auto", "foreach", "reference"])
@@ -161,9 +161,8 @@ def test_options_by_name_follow_a_name_and_not_an_address() -> None:
         (lambda groups, p: groups[0]["params"].append(groups[1]["params"][0]), "is also"),
         (lambda groups, p: groups[0]["params"].append("text"), "must be a tensor, got str"),
         (lambda groups, p: groups[0]["params"].append(torch.ones(2, dtype=torch.complex64)), "is complex"),
-        (lambda groups, p: groups[0].update(param_names=["one"]), "2 parameters and 1 param_names"),
     ],
-    ids=["twice", "no tensor", "complex", "names"],
+    ids=["twice", "no tensor", "complex"],
 )
 def test_groups_that_make_no_sense_are_refused_and_nothing_is_stepped(case: Case, edit: Any, told: str) -> None:
     params = parameters(*SHAPES)
@@ -188,3 +187,21 @@ def test_nobody_keeps_parameters_that_have_left_the_groups(case: Case) -> None:
     del params
     gc.collect()
     assert [ref() for ref in known] == [None, None, None]
+
+
+@EVERY
+def test_names_that_were_left_behind_count_for_nothing(case: Case) -> None:
+    """DeepSpeed drops frozen parameters from groups and keeps all names."""
+    params = parameters(*SHAPES)
+    optimizer = make(case, [(f"layer.{i}", p) for i, p in enumerate(params)])
+    del optimizer.param_groups[0]["params"][1]
+    give_gradients(params)
+    before = copies(params)
+    optimizer.step()
+    assert [torch.equal(a, b) for a, b in zip(params, before, strict=True)] == [False, True, False]
+    assert list(optimizer.stats()) == ["0", "1"]
+    optimizer.load_state_dict(optimizer.state_dict())
+    by_name = make(case, [(f"layer.{i}", p) for i, p in enumerate(params)], overrides=[("*.1", dict(lr_scale=0.5))])
+    del by_name.param_groups[0]["params"][1]
+    with pytest.raises(OptionError, match="need a name for every parameter"):
+        by_name.step()

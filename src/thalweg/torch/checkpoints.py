@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.errors import ResumeWarning, StateError
 from thalweg.torch.groups import LAYOUT
+from thalweg.torch.members import names_of
 from thalweg.torch.shards import laid_out
 
 #: What wrappers of a model put into the names of its parameters.
@@ -45,7 +46,7 @@ def check_sizes(saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -
 def in_own_order(saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Saved groups and their parameters in the order of these groups, found by name where both have names."""
     by_place = all(isinstance(place, int) for group in saved for place in group["params"])
-    if not by_place or not all(group.get("param_names") for group in (*saved, *groups)):
+    if not by_place or not all(map(names_of, (*saved, *groups))):
         return list(saved)  # a loader has gone by name already, or there is nothing to go by
     theirs, ours = ([list(map(bare, group["param_names"])) for group in some] for some in (saved, groups))
     if theirs == ours:

@@ -31,17 +31,18 @@ def check_given(params: Any) -> None:
         raise ParameterError("params is a dictionary: give its items, params.items(), or model.named_parameters()")
 
 
+def names_of(group: Mapping[str, Any]) -> list[str] | None:
+    """The names of a group's parameters, unless they were left behind by code that replaced parameters alone."""
+    names = group.get("param_names")
+    return names if names and len(names) == len(group["params"]) else None
+
+
 def named(groups: Groups, first: int = 0) -> Iterator[tuple[str, Tensor]]:
     """Every parameter from this group on, with its name; those without one are named by their position."""
     position = sum(len(group["params"]) for group in groups[:first])
-    for index, group in enumerate(groups[first:], first):
+    for group in groups[first:]:
         params = group["params"]
-        names = group.get("param_names") or [str(position + i) for i in range(len(params))]
-        if len(names) != len(params):
-            raise ParameterError(
-                f"parameter group {index} has {len(params)} parameters and {len(names)} param_names: code that "
-                "replaces parameters in a group must replace their names as well"
-            )
+        names = names_of(group) or [str(position + i) for i in range(len(params))]
         position += len(params)
         yield from zip(names, params, strict=True)
 

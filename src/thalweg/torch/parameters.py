@@ -32,7 +32,7 @@ from thalweg.torch.engines import Engine
 from thalweg.torch.explain import Explanation, explained, explained_group
 from thalweg.torch.factors import first_owned
 from thalweg.torch.groups import LAYOUT, GroupSettings, check_group, check_options, loaded_group, to_plain
-from thalweg.torch.members import Members, check_given, named
+from thalweg.torch.members import Members, check_given, named, names_of
 from thalweg.torch.shards import ghost_of, is_distributed, local, part_of, placed_like
 from thalweg.torch.tensors import check_parameter, reason_against_flat
 
@@ -115,10 +115,10 @@ class Parameters(torch.optim.Optimizer):
 
     def _check_names(self) -> None:
         by_name = [pattern for pattern, _ in self._overrides if not callable(pattern)]
-        if by_name and any("param_names" not in group for group in self.param_groups):
+        if by_name and any(group["params"] and names_of(group) is None for group in self.param_groups):
             raise OptionError(
-                f"overrides by name ({by_name[0]!r}) need names: pass model.named_parameters(), or use a function "
-                "of (name, parameter) as the pattern"
+                f"overrides by name ({by_name[0]!r}) need a name for every parameter: pass model.named_parameters(), "
+                "or use a function of (name, parameter) as the pattern"
             )
         names = [name for name, _ in self._named()]
         if len(set(names)) < len(names):

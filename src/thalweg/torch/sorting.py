@@ -42,6 +42,7 @@ class Sorting(Parameters):
     def _places(self) -> dict[Tensor, tuple[str, int]]:
         """The name and the group of every parameter; whoever was known by address is forgotten if that is news."""
         if self._members.changed(self.param_groups, self._against_flat):
+            self._check_names()
             for known in (self._resolved, self._treatments, self._parts):
                 known.clear()
             self._recall = None
@@ -69,8 +70,8 @@ class Sorting(Parameters):
     @torch.compiler.disable
     def _buckets(self, only: Tensor | None, compiling: bool) -> list[Bucket]:
         """Parameters that can be stepped together, checked, with their state made where there is none."""
-        self._report_unused()
         places = self._places()
+        self._report_unused()
         self._agreement.reach(self.rule_name, places, self.param_groups, self._overrides, one_by_one=only is not None)
         settings = [self._checked_settings(i, group) for i, group in enumerate(self.param_groups)]
         buckets = None
