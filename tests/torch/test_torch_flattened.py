@@ -271,6 +271,28 @@ def test_an_optimizer_refuses_to_step_a_partition(name: str, stepped_before: boo
     assert flat not in optimizer.state
 
 
+def test_groups_that_are_taken_away_do_not_hide_it() -> None:
+    params = made(MODEL)
+    optimizer = thalweg.torch.LAMB([{"params": []}, {"params": params}])
+    # as deepspeed/runtime/engine.py removes empty groups
+    optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+    (group,) = optimizer.param_groups
+    zero_1_and_2(group)
+    with pytest.raises(ParameterError, match="parameter group 0: parameters of shapes"):
+        optimizer.step()
+
+
+def test_groups_that_are_empty_between_steps_do_not_hide_it() -> None:
+    optimizer = thalweg.torch.LAMB(made(MODEL))
+    (group,) = optimizer.param_groups
+    params, group["params"] = group["params"], []
+    optimizer.step()
+    group["params"] = params
+    zero_1_and_2(group)
+    with pytest.raises(ParameterError, match="parameter group 0: parameters of shapes"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("name", ["LAMB", "LARS"])
 def test_an_optimizer_without_ratios_steps_a_partition(name: str) -> None:
     params, alone = made(MODEL), made(MODEL)

@@ -54,13 +54,16 @@ class Members:
         self.sizes: list[int] = []
         self.names: list[list[str] | None] = []
         self.params: list[Tensor] = []
-        #: By group. Of the first parameters too, which are not kept: trainers free them before the first step.
-        self.shapes: list[list[Shape]] = []
+        #: By the address of a group: tools take empty groups away. Parameters themselves are not kept before a first
+        #: step, since trainers want to free them.
+        self.shapes: dict[int, list[Shape]] = {}
         #: The name and the group of every parameter.
         self.places: dict[Tensor, tuple[str, int]] = {}
 
     def note_shapes(self, groups: Groups) -> None:
-        self.shapes = [[tuple(p.shape) for p in group["params"]] for group in groups]
+        """Remember what groups hold; one that is empty for now, as DeepSpeed has it between steps, held it before."""
+        shapes = {id(group): [tuple(p.shape) for p in group["params"]] for group in groups}
+        self.shapes = {key: own or self.shapes.get(key, []) for key, own in shapes.items()}
 
     def changed(self, groups: Groups, against_flat: Callable[[int], str]) -> bool:
         """Look again; on any error nothing is taken over. against_flat: why a group cannot be stepped as one vector."""
@@ -77,9 +80,9 @@ class Members:
         return True
 
     def found(self, groups: Groups, against_flat: Sequence[str]) -> dict[Tensor, tuple[str, int]]:
-        for index, (before, group, reason) in enumerate(zip(self.shapes, groups, against_flat, strict=False)):
+        for index, (group, reason) in enumerate(zip(groups, against_flat, strict=True)):
             tensors = [p for p in group["params"] if isinstance(p, torch.Tensor)]
-            check_exchanged(index, before, tensors, reason)
+            check_exchanged(index, self.shapes.get(id(group), []), tensors, reason)
         known = set(map(id, self.params))
         homes = chain.from_iterable([index] * len(group["params"]) for index, group in enumerate(groups))
         places: dict[Tensor, tuple[str, int]] = {}

@@ -312,6 +312,7 @@ class Parameters(torch.optim.Optimizer):
             self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks = pre, post
         self.state.update(state)
         self._resolved.clear()
+        self._members.note_shapes(self.param_groups)
         for finish in post.values():
             finish(self)
 
