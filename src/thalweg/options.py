@@ -17,8 +17,17 @@ if TYPE_CHECKING:
 else:
     try:
         from typing import Unpack
-    except ImportError:
-        Unpack = dict
+    except ImportError:  # Python 3.10
+        try:
+            from typing_extensions import Unpack
+        except ImportError:
+
+            class Unpack:
+                """What stands for it at run time where there is none: the options themselves."""
+
+                def __class_getitem__(cls, options: Any) -> Any:
+                    return options
+
 
 #: A number, or a function of the step (counted from 1).
 Schedulable: TypeAlias = float | Callable[[int], Any]

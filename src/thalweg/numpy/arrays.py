@@ -18,6 +18,12 @@ Arr: TypeAlias = npt.NDArray[Any]
 Name: TypeAlias = str | int
 
 SERVED = ("float32", "float64", "float16", "bfloat16")
+#: What to do with what belongs to another framework, by the packages it comes from.
+ELSEWHERE = {
+    "torch": "of torch is stepped by thalweg.torch; its memory as an array is x.detach().numpy()",
+    "jax": "of jax is stepped by thalweg.optax; a copy as an array is numpy.array(x)",
+    "jaxlib": "of jax is stepped by thalweg.optax; a copy as an array is numpy.array(x)",
+}
 #: Names of the dtypes seen so far: numpy takes microseconds to make one.
 _NAMES: dict[np.dtype[Any], str] = {}
 
@@ -64,8 +70,7 @@ def is_usual(x: Any) -> bool:
 
 def check_array(what: str, x: Any) -> None:
     if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
-        kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
-        raise ParameterError(f"{what} must be a numpy array, got {kind}")
+        raise ParameterError(f"{what} must be a numpy array, got {kind_of(x)}{advice(x)}")
     if dtype_name(x) not in SERVED:
         raise ParameterError(
             f"{what} has dtype {x.dtype}: float32, float64, float16 and bfloat16 can be stepped; "
@@ -75,6 +80,22 @@ def check_array(what: str, x: Any) -> None:
         raise ParameterError(
             f"{what} has foreign byte order ({x.dtype.str}): convert it with .astype(x.dtype.newbyteorder('='))"
         )
+
+
+def kind_of(x: Any) -> str:
+    return f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
+
+
+def advice(*given: Any) -> str:
+    """For what belongs to another framework, or holds something that does, where it can be stepped."""
+    for x in given:
+        inside = x.values() if isinstance(x, Mapping) else x if isinstance(x, (list, tuple)) else ()
+        for each in (x, *inside):
+            packages = [kind.__module__.partition(".")[0] for kind in type(each).__mro__]
+            known = next((package for package in packages if package in ELSEWHERE), None)
+            if known is not None:
+                return f": a {type(each).__name__} {ELSEWHERE[known]}"
+    return ""
 
 
 def check_writable(name: Name, weights: Arr) -> None:
@@ -131,7 +152,7 @@ def pairs(params: Any, grads: Any) -> list[tuple[Name, Any, Any]]:
             )
         triples = [(index, *both) for index, both in enumerate(zip(params, grads, strict=True))]
     else:
-        kinds = f"{type(params).__name__} and {type(grads).__name__}"
+        kinds = f"{type(params).__name__} and {type(grads).__name__}{advice(params, grads)}"
         raise ParameterError(f"params and grads must be two mappings by name or two sequences, got {kinds}")
     return [(name, weights, gradient) for name, weights, gradient in triples if gradient is not None]
 

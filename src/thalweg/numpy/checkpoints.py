@@ -13,14 +13,18 @@ import numpy as np
 from thalweg.arrays import State
 from thalweg.errors import OptimError, StateError
 from thalweg.exchange import KEYS, check_exchanged, check_layout, check_step, is_count
-from thalweg.numpy.arrays import SERVED, Arr, Name, checked_name
+from thalweg.numpy.arrays import SERVED, Arr, Name, checked_name, kind_of
 from thalweg.spaces.numpy import named_dtype
+
+#: Said of what comes from the other front end.
+FROM_TORCH = "thalweg.torch.export_state(optimizer) gives one that all front ends load"
 
 
 def read_state(
     saved: Any, rule_name: str, present: Mapping[Name, State[Arr]]
 ) -> tuple[float | None, int, dict[Name, tuple[int, State[Arr]]]]:
     """Learning rate, iteration, and (step, entries) by name; checked, and copied."""
+    check_whole(saved)
     check_exchanged(saved, rule_name)
     if not is_count(saved["iteration"]):
         raise StateError("this state_dict() is damaged: its iteration must be a count")
@@ -28,10 +32,7 @@ def read_state(
     for name, entries in saved["state"].items():
         name = checked_name(name)
         check_step(name, entries)
-        arrays = {key: np.array(entry) for key, entry in entries.items() if key != "step"}
-        for key, entry in arrays.items():
-            if entry.dtype.name not in SERVED:
-                raise StateError(f"the state of {name!r} must be of floating point: {key!r} has dtype {entry.dtype}")
+        arrays = {key: entry_of(name, key, entry) for key, entry in entries.items() if key != "step"}
         if name in present and shapes(present[name]) != shapes(arrays):
             raise StateError(
                 f"the state of {name!r} does not fit: saved are {shapes(arrays)}, present are {shapes(present[name])}"
@@ -40,13 +41,50 @@ def read_state(
     return saved["lr"], int(saved["iteration"]), found
 
 
+def check_whole(saved: Any) -> None:
+    """Say what is given in the place of a state, before its parts are looked at."""
+    wanted = f"this is no exported state or state_dict(): it must have the keys {', '.join(KEYS)}"
+    if isinstance(saved, (str, os.PathLike)):
+        raise StateError(f"{wanted}, got {saved!r:.60}; load(path) reads a file")
+    if not isinstance(saved, Mapping):
+        raise StateError(f"{wanted}, got {type(saved).__name__}")
+    if "param_groups" in saved:
+        raise StateError(f"{wanted}; this one is torch's, and {FROM_TORCH}")
+    if missing := [key for key in KEYS if key not in saved]:
+        raise StateError(f"{wanted}, and lacks {', '.join(missing)}")
+    if not isinstance(saved["state"], Mapping):
+        kind = type(saved["state"]).__name__
+        raise StateError(f"this state_dict() is damaged: its state must be a mapping by name, got {kind}")
+
+
+def entry_of(name: Name, key: Any, entry: Any) -> Arr:
+    """A copy of an entry of a parameter's state, as an array of floating point."""
+    wanted = f"the state of {name!r} must be of floating point: {key!r}"
+    try:
+        found = np.array(entry)
+    except Exception:  # of whichever framework it comes from
+        found = np.array(None)
+    if found.dtype.name not in SERVED:
+        if isinstance(entry, (np.ndarray, np.generic)):
+            raise StateError(f"{wanted} has dtype {entry.dtype}")
+        hint = f": {FROM_TORCH}" if kind_of(entry).startswith("torch.") else ""
+        raise StateError(f"{wanted} is a {kind_of(entry)}{hint}")
+    return found
+
+
+def path_of(path: Any, what: str) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise StateError(f"{what} needs a path, such as 'optimizer.npz', got {path!r}")
+    return Path(path)
+
+
 def shapes(state: State[Arr]) -> dict[str, tuple[int, ...]]:
     return {key: entry.shape for key, entry in state.items()}
 
 
 def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any]) -> None:
     """Write beside the old file first, so that it is replaced whole or not at all."""
-    path = Path(path)
+    path = path_of(path, "save")
     write = _writer(path)
     if not path.parent.is_dir():
         raise StateError(f"there is no folder {path.parent} to save in")
@@ -72,7 +110,7 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any]) -> N
 
 def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The state dict in a file written by ``write_file``."""
-    path = Path(path)
+    path = path_of(path, "load")
     if not path.exists():
         raise StateError(f"there is no file {path}")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -13,7 +13,18 @@ import numpy as np
 from thalweg.arrays import Shape
 from thalweg.boundary import first_state
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
-from thalweg.numpy.arrays import Arr, Name, address, check_apart, checked_name, checked_pair, pairs, span
+from thalweg.numpy.arrays import (
+    Arr,
+    Name,
+    address,
+    advice,
+    check_apart,
+    checked_name,
+    checked_pair,
+    kind_of,
+    pairs,
+    span,
+)
 from thalweg.numpy.job import Job
 from thalweg.numpy.memory import Tracked
 from thalweg.numpy.stepping import Engine, Stepping
@@ -65,6 +76,7 @@ class Optimizer(Stepping):
 
     @lr.setter
     def lr(self, value: Rate) -> None:
+        check_rate(value)
         value = plain(value)
         first = plain(value(1)) if callable(value) else value
         check_plain("lr", first)
@@ -245,6 +257,17 @@ def readable(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {readable(v)}" for key, v in value.items()) + "}"
     return f"float('{value}')" if isinstance(value, float) and math.isinf(value) else repr(value)
+
+
+def check_rate(lr: Any) -> None:
+    """Tell parameters from a learning rate: constructors of other libraries begin with them."""
+    shown = [next(lr, None)] if isinstance(lr, Iterator) else lr
+    several = isinstance(shown, (Mapping, list, tuple)) or getattr(shown, "shape", ()) != ()
+    if several or hasattr(lr, "parameters"):
+        raise OptionError(
+            f"lr must be a finite number >= 0 or a function of the step, got {kind_of(lr)}; parameters are not given "
+            f"to the constructor here, but to step(params, grads){advice(shown)}"
+        )
 
 
 def check_plain(name: str, value: Any) -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from thalweg.numpy.optimizer import Optimizer, Rate
 from thalweg.numpy.stepping import Engine
+from thalweg.options import AdafactorOptions, KronOptions, LAMBOptions, LARSOptions, Unpack
 from thalweg.rules import RULES
 from thalweg.settings import Handling
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from thalweg.options import AdafactorOptions, KronOptions, LAMBOptions, LARSOptions
 
 C = TypeVar("C", bound=type[Optimizer])
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 import optax
 
 from thalweg.errors import OptionError
-from thalweg.optax.options import Mask, Schedulable
+from thalweg.optax.options import AdafactorExtras, KronExtras, LambExtras, LarsExtras, Mask, Schedulable
 from thalweg.optax.signatures import OPTAX, PSGD_JAX, counted, extras, with_signature
 from thalweg.optax.transformation import as_transformation, stacks, without_where_false
 from thalweg.optax.values import dtype_name, pair
+from thalweg.options import Unpack
 from thalweg.rules.checks import require
 from thalweg.settings import Overrides
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from thalweg.optax.options import AdafactorExtras, KronExtras, LambExtras, LarsExtras
 
 
 @with_signature("LARS")

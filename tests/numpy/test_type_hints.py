@@ -1,0 +1,63 @@
+"""Annotations can be asked for at run time, as documentation tools and dependency injection do."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import typing
+from typing import Any
+
+import pytest
+
+import thalweg.numpy
+import thalweg.options
+from thalweg.rules import RULES
+
+
+def functions(module: Any) -> list[Any]:
+    """Every public function of a module, and every method of its classes that the module itself wrote."""
+    found = []
+    for public in module.__all__:
+        value = getattr(module, public)
+        members = [m for _, m in inspect.getmembers(value)] if inspect.isclass(value) else [value]
+        members += [m.fget for m in members if isinstance(m, property)]
+        found += [f for f in members if inspect.isfunction(f) and f.__module__.startswith("thalweg.")]
+    return found
+
+
+def test_hints_of_numpy_can_be_asked_for() -> None:
+    found = functions(thalweg.numpy)
+    assert len(found) > 40
+    for function in found:
+        assert isinstance(typing.get_type_hints(function), dict)
+
+
+def test_hints_of_optax_can_be_asked_for() -> None:
+    module = pytest.importorskip("thalweg.optax")
+    for function in functions(module):
+        assert isinstance(typing.get_type_hints(function), dict)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_hints_of_a_constructor_name_its_options(name: str) -> None:
+    hints = typing.get_type_hints(getattr(thalweg.numpy, name).__init__)
+    assert set(hints) == {"lr", "global_step", "engine", "options", "return"}
+    typed = getattr(thalweg.options, f"{name}Options")
+    assert typed in (hints["options"], *typing.get_args(hints["options"]))
+    assert "weight_decay" in typing.get_type_hints(typed)
+
+
+@pytest.mark.parametrize("extensions", ["None", "types.SimpleNamespace(Unpack=Unpack)"])
+def test_hints_work_where_typing_has_no_unpack(extensions: str) -> None:
+    """As on Python 3.10, without typing_extensions and with it."""
+    program = (
+        "import sys, types, typing\n"
+        "Unpack = typing.__dict__.pop('Unpack', typing.List)\n"
+        f"sys.modules['typing_extensions'] = {extensions}\n"
+        "import thalweg.numpy, thalweg.options\n"
+        "hint = typing.get_type_hints(thalweg.numpy.LAMB.__init__)['options']\n"
+        "assert thalweg.options.LAMBOptions in (hint, *typing.get_args(hint)), hint\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

@@ -1,0 +1,88 @@
+"""What somebody types first: names that a front end has, asked of the package itself."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import thalweg
+from thalweg.rules import RULES
+
+NAMES = [*RULES, *(name.lower() for name in RULES)]
+
+
+def answer(code: str) -> str:
+    """The last line that a fresh interpreter says to some code, on either stream."""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return (ended.stdout + ended.stderr).strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_optimizer_asked_of_the_package_is_told_where_it_is(name: str) -> None:
+    for code, kind in ((f"from thalweg import {name}", "ImportError"), (f"thalweg.{name}", "AttributeError")):
+        told = answer(f"import thalweg\n{code}")
+        assert told.startswith(f"{kind}: thalweg has no {name!r} of its own: ")
+        for way in ("from thalweg.torch import ", "thalweg.numpy.", "thalweg.optax."):
+            assert way in told
+    assert not hasattr(thalweg, name)
+    assert getattr(thalweg, name, None) is None
+
+
+@pytest.mark.parametrize(("name", "ours"), [("AdamW", "LAMB(..., trust=False)"), ("SGD", "LARS(..., trust=False)")])
+def test_baselines_are_options_of_rules(name: str, ours: str) -> None:
+    with pytest.raises(ImportError, match="of its own") as caught:
+        exec(f"from thalweg import {name}")
+    assert ours in str(caught.value)
+    assert f"from thalweg.torch import {ours.partition('(')[0]}" in str(caught.value)
+
+
+def test_other_names_are_missed_as_ever() -> None:
+    with pytest.raises(AttributeError, match="module 'thalweg' has no attribute 'nonsense'"):
+        thalweg.nonsense  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'nonsense' from 'thalweg'"):
+        exec("from thalweg import nonsense")
+
+
+def test_tools_that_look_around_are_not_disturbed() -> None:
+    assert "__version__" in dict(inspect.getmembers(thalweg))
+    assert inspect.getmodule(thalweg.OptimError) is importlib.import_module("thalweg.errors")
+    assert doctest.DocTestFinder().find(thalweg, "thalweg") is not None
+    assert pickle.loads(pickle.dumps(thalweg.OptionError("x"))).args == ("x",)
+    assert {"numpy", "torch", "optax"} <= set(dir(thalweg))
+    for name in ("__path__", "__wrapped__", "__file__"):
+        assert hasattr(thalweg, name) == (name in vars(thalweg))
+
+
+@pytest.mark.parametrize(("front_end", "class_name"), [("numpy", "LAMB"), ("torch", "LAMB"), ("optax", "lamb")])
+def test_front_ends_are_loaded_when_they_are_asked_for(front_end: str, class_name: str) -> None:
+    pytest.importorskip(front_end)
+    assert answer(f"import thalweg; print(thalweg.{front_end}.{class_name}.__module__)").startswith("thalweg.")
+    assert answer(f"from thalweg import {front_end}; print({front_end}.__name__)") == f"thalweg.{front_end}"
+
+
+@pytest.mark.parametrize(
+    ("front_end", "package", "extra"), [("torch", "torch", "torch"), ("optax", "jax", "jax"), ("optax", "optax", "jax")]
+)
+def test_a_front_end_whose_framework_is_missing_says_what_to_install(front_end: str, package: str, extra: str) -> None:
+    pytest.importorskip(front_end)
+    without = f"import sys; sys.modules[{package!r}] = None\nimport thalweg\n"
+    told = answer(f"{without}thalweg.{front_end}")
+    wanted = (
+        f'AttributeError: thalweg.{front_end} needs {package}, which is not installed: pip install "thalweg[{extra}]"'
+    )
+    assert told == wanted
+    assert answer(f"{without}print(hasattr(thalweg, {front_end!r}))") == "False"
+
+
+def test_a_framework_that_is_broken_is_not_said_to_be_missing() -> None:
+    """What an installed framework lacks for itself is told as Python tells it."""
+    pytest.importorskip("torch")
+    told = answer("import sys; sys.modules['torch._C'] = None\nimport thalweg\nthalweg.torch")
+    assert told.startswith("ModuleNotFoundError: ")
+    assert "torch._C" in told
