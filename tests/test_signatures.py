@@ -61,6 +61,14 @@ def test_the_page_of_options_documents_those_that_all_have() -> None:
 
 
 @NAMES
+def test_the_page_of_a_rule_documents_the_learning_rate_that_is_taken_without_one(name: str) -> None:
+    default = inspect.signature(getattr(front_end, name)).parameters["lr"].default
+    assert getattr(front_end, name)().lr == default
+    section = (ROOT / "docs" / f"{name.lower()}.md").read_text().split("\n## Options\n", 1)[1]
+    assert f"`lr` is `{default!r}` by default in numpy and torch" in section
+
+
+@NAMES
 def test_the_page_of_a_rule_names_every_variant(name: str) -> None:
     text = (ROOT / "docs" / f"{name.lower()}.md").read_text()
     for variant in RULES[name].VARIANTS:

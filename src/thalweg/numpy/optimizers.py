@@ -43,7 +43,7 @@ class LARS(Optimizer):
     rule_name = "LARS"
 
     def __init__(
-        self, lr: Rate, *, global_step: bool = False, engine: Engine = "auto", **options: Unpack[LARSOptions]
+        self, lr: Rate = 1.0, *, global_step: bool = False, engine: Engine = "auto", **options: Unpack[LARSOptions]
     ) -> None:
         super().__init__(lr, global_step=global_step, engine=engine, **options)
 
@@ -65,7 +65,7 @@ class LAMB(Optimizer):
     rule_name = "LAMB"
 
     def __init__(
-        self, lr: Rate, *, global_step: bool = False, engine: Engine = "auto", **options: Unpack[LAMBOptions]
+        self, lr: Rate = 1e-3, *, global_step: bool = False, engine: Engine = "auto", **options: Unpack[LAMBOptions]
     ) -> None:
         super().__init__(lr, global_step=global_step, engine=engine, **options)
 
@@ -114,6 +114,6 @@ class Kron(Optimizer):
     rule_name = "Kron"
 
     def __init__(
-        self, lr: Rate, *, global_step: bool = False, engine: Engine = "auto", **options: Unpack[KronOptions]
+        self, lr: Rate = 1e-3, *, global_step: bool = False, engine: Engine = "auto", **options: Unpack[KronOptions]
     ) -> None:
         super().__init__(lr, global_step=global_step, engine=engine, **options)
