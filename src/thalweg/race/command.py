@@ -129,6 +129,8 @@ def command(
             aside().print(
                 f"Stopped. {kept} of {len(ready.wanted)} runs are kept in {folder}: the same command goes on from "
                 "there, and with --redraw it draws what there is."
+                if kept
+                else "Stopped before the first run was finished: nothing is kept."
             )
             raise
     show(outcome.summary, folder, as_json=as_json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,8 +59,12 @@ class Race:
         on_run: Callable[[Run], None] = lambda run: None,
     ) -> Outcome:
         """Run what is waiting. Interrupted, it leaves every finished run recorded."""
+        with nullcontext() if self.book is None else self.book.room():
+            self._run(on_measure, on_run)
+        return Outcome(self.programme, self.records, summarized(self.programme, self.records))
+
+    def _run(self, on_measure: Callable[[Progress], None], on_run: Callable[[Run], None]) -> None:
         if self.book is not None:
-            self.book.make_room()
             self.book.mend()
         waiting = self.waiting
         if len(waiting) < len(self.wanted):
@@ -69,7 +74,6 @@ class Race:
             if run is waiting[0]:  # not before: a race that cannot even begin leaves the one before it to be drawn
                 self.save_programme()
             on_run(run)
-        return Outcome(self.programme, self.records, summarized(self.programme, self.records))
 
     def result_of(self, run: Run, on_measure: Callable[[Progress], None]) -> Result:
         task = self.tasks[run.task]

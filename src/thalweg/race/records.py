@@ -6,7 +6,8 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -46,12 +47,24 @@ class Book:
             else:
                 self.records[record.run] = record
 
-    def make_room(self) -> None:
-        """Make the folder. If nothing can be written there, that is found out now, not when a run is finished."""
+    @contextmanager
+    def room(self) -> Iterator[None]:
+        """Make the folder, and take it away again if an error comes before anything is in it.
+
+        If nothing can be written there, that is found out now, not when a run is finished.
+        """
         folder = self.path.parent
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        made = [each for each in (folder, *folder.parents) if not each.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+            yield
+        except BaseException:
+            with suppress(OSError):  # a folder with something in it cannot be taken away
+                for each in made:
+                    each.rmdir()
+            raise
 
     def mend(self) -> None:
         """Write the file anew without its damaged lines, so that what follows stands on a line of its own."""
