@@ -10,8 +10,9 @@ import numpy as np
 
 import thalweg.numpy
 from thalweg.errors import CommandError, OptimError
-from thalweg.numpy import Optimizer
+from thalweg.race.adapters import Stepper, stepper
 from thalweg.race.contestants import Contestant
+from thalweg.race.rivals import Rival
 from thalweg.race.task import Array, Conditions, Measure, Schedule, Task, Training, measured
 
 
@@ -56,16 +57,24 @@ class ArrayTask(Task):
                 raise CommandError(
                     f"task {self.name!r}: init must return arrays by name, and {name!r} is a {type(p).__name__}"
                 )
+        params = {name: np.array(p) for name, p in params.items()}
+        return ArrayTraining(self, params, self.optimizer(contestant, params, schedule, conditions), conditions)
+
+    def optimizer(
+        self, contestant: Contestant, params: Mapping[str, Array], schedule: Schedule, conditions: Conditions
+    ) -> Stepper:
+        if isinstance(contestant, Rival):
+            return stepper(contestant, params, schedule, self.name)
         kind = getattr(thalweg.numpy, contestant.rule)
         try:
-            optimizer = kind(lr=schedule, engine=conditions.engine, **contestant.options)
+            made: Stepper = kind(lr=schedule, engine=conditions.engine, **contestant.options)
         except OptimError as error:
             raise CommandError(f"task {self.name!r}, {contestant.name}: {error}") from None
-        return ArrayTraining(self, {name: np.array(p) for name, p in params.items()}, optimizer, conditions)
+        return made
 
 
 class ArrayTraining(Training):
-    def __init__(self, task: ArrayTask, params: dict[str, Array], optimizer: Optimizer, conditions: Conditions) -> None:
+    def __init__(self, task: ArrayTask, params: dict[str, Array], optimizer: Stepper, conditions: Conditions) -> None:
         self.task, self.params, self.optimizer = task, params, optimizer
         self.batches = None if task.batches is None else task.begun(task.batches, conditions)
 
@@ -76,6 +85,8 @@ class ArrayTraining(Training):
             gradients = self.task.call("gradients", self.task.gradients, self.params, batch)
             try:
                 self.optimizer.step(self.params, gradients)
+            except CommandError:
+                raise
             except OptimError as error:
                 raise CommandError(f"task {self.task.name!r}: {error}") from None
 

@@ -6,15 +6,18 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from thalweg.errors import CommandError
 from thalweg.race.contestants import CONTESTANTS
+from thalweg.rules import RULES
+from thalweg.settings import option_names
 from thalweg.show.console import aside, console
 from thalweg.show.extras import extra, need
 from thalweg.show.lists import chosen, counts, words
+from thalweg.show.options import parsed_option
 
 with extra("cli"):
     import click
@@ -42,9 +45,31 @@ def complete_optimizers(ctx: Any, param: Any, incomplete: str) -> list[Completio
     ]
 
 
+def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+    """Names of options, for all or behind the name of one."""
+    owner, dot, _ = incomplete.partition(".")
+    rules = [who.rule for who in CONTESTANTS.values() if not dot or who.name.lower() == owner.lower()]
+    names = dict.fromkeys(f"{owner}.{name}=" if dot else f"{name}=" for r in rules for name in option_names(RULES[r]))
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
 @click.command("race")
 @click.argument("task", default="digits", shell_complete=complete_task)
 @click.option("--optimizers", metavar="LIST", shell_complete=complete_optimizers, help="Some of them, with commas.")
+@click.option(
+    "--against",
+    multiple=True,
+    metavar="LIST",
+    help="Others, by import name: torch.optim.Adam,mymodule:Class; may be repeated.",
+)
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    shell_complete=complete_option,
+    help="For all that have it, or kron.NAME=VALUE for one; may be repeated.",
+)
 @click.option("--steps", type=click.IntRange(1), help="Steps of each run, at the task's own batch size.")
 @click.option("--seeds", type=click.IntRange(1), help="Repetitions of each run, from seeds 0, 1, ...")
 @click.option("--lr", "rates", multiple=True, metavar="RATES", help="Rates to try: 0.01,0.1 or lamb,kron=0.003,0.01.")
@@ -64,6 +89,8 @@ def complete_optimizers(ctx: Any, param: Any, incomplete: str) -> list[Completio
 def command(
     task: str,
     optimizers: str | None,
+    against: Sequence[str],
+    options: Sequence[str],
     steps: int | None,
     seeds: int | None,
     rates: Sequence[str],
@@ -86,6 +113,8 @@ def command(
     thalweg race fashion --data FOLDER --device cuda
     thalweg race --batch-size 32,128,512             who holds up as batches grow?
     thalweg race --lr kron=0.001,0.01 --seeds 5      rates of your own
+    thalweg race --option weight_decay=0.01 --option kron.momentum=0.8
+    thalweg race --against torch.optim.Adam,mymodule:Sharp
     thalweg race mymodule:task                       your own problem
     thalweg race --redraw                            draw again, run nothing
 
@@ -98,18 +127,23 @@ def command(
             os.environ.setdefault(library, "1")
     need("cli", "matplotlib", "plotly", "rich")
     from thalweg.race.contest import race, recorded
+    from thalweg.race.rivals import known_as, named
     from thalweg.race.terminal import progress_bars
 
     if redraw:
         outcome, damaged = recorded(folder)
         tell_damage(damaged, "left out")
     else:
+        rivals = named([word for text in against for word in words(text, "--against")])
+        by_word = known_as(rivals)
         ready = race(
             task,
+            against=list(rivals.values()),
+            options=options_given(options, by_word),
             optimizers=None if optimizers is None else chosen(optimizers, list(CONTESTANTS), "optimizer"),
             steps=steps,
             seeds=seeds,
-            rates=rates_given(rates),
+            rates=rates_given(rates, by_word),
             batch_sizes=None if batch_sizes is None else counts(batch_sizes, "batch sizes"),
             engine=engine,
             device=device,
@@ -166,17 +200,30 @@ def tell_damage(damaged: Sequence[Any], consequence: str) -> None:
         aside().print(f"runs.jsonl, line {damage.line}, is damaged and {consequence}: {damage.why}", markup=False)
 
 
-def rates_given(texts: Sequence[str]) -> dict[str, list[float]]:
+def rates_given(texts: Sequence[str], by_word: Mapping[str, str]) -> dict[str, list[float]]:
     """Learning rates by contestant; under "" those for everyone.
 
-    >>> rates_given(["0.1,0.2", "kron,lamb=0.01"])
+    >>> rates_given(["0.1,0.2", "kron,lamb=0.01"], {"LAMB": "LAMB", "Kron": "Kron"})
     {'': [0.1, 0.2], 'Kron': [0.01], 'LAMB': [0.01]}
     """
     found: dict[str, list[float]] = {}
     for text in texts:
         names, equals, values = text.rpartition("=")
-        for name in chosen(names, list(CONTESTANTS), "optimizer") if equals else [""]:
-            found[name] = sorted({rate(word) for word in words(values, "--lr")})
+        for word in chosen(names, list(by_word), "optimizer") if equals else [""]:
+            found[by_word.get(word, "")] = sorted({rate(value) for value in words(values, "--lr")})
+    return found
+
+
+def options_given(texts: Sequence[str], by_word: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Options by contestant; under "" those for all that have them.
+
+    >>> options_given(["eps=1e-8", "kron.clip=null"], {"LAMB": "LAMB", "Kron": "Kron"})
+    {'': {'eps': 1e-08}, 'Kron': {'clip': None}}
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for owner, name, value in map(parsed_option, texts):
+        for word in chosen(owner, list(by_word), "optimizer") if owner else [""]:
+            found.setdefault(by_word.get(word, ""), {})[name] = value
     return found
 
 

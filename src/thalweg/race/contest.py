@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from thalweg.errors import CommandError
-from thalweg.race.contestants import CONTESTANTS
+from thalweg.race.asked import split_rates, with_asked
+from thalweg.race.contestants import CONTESTANTS, Contestant
 from thalweg.race.programme import Programme, programme, taking_part
 from thalweg.race.records import Book, Damage
-from thalweg.race.run import Progress, Record, Result, Run, execute
+from thalweg.race.rivals import Rival, rivals
+from thalweg.race.run import Progress, Record, Result, Run, begun, execute
 from thalweg.race.summary import Summary, summarized
 from thalweg.race.task import Task, check_names, check_rates
 from thalweg.race.tasks import resolve
@@ -34,8 +37,11 @@ class Outcome:
 class Race:
     """A race that is about to be run, into a folder or, without one, into memory alone."""
 
-    def __init__(self, tasks: Sequence[Task], programme: Programme, folder: Path | None) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], contestants: Sequence[Contestant], programme: Programme, folder: Path | None
+    ) -> None:
         self.tasks = {task.name: task for task in tasks}
+        self.contestants = {contestant.name: contestant for contestant in contestants}
         self.programme, self.folder = programme, folder
         self.book = None if folder is None else Book(folder / RECORDS)
         self.records: dict[Run, Record] = {} if self.book is None else dict(self.book.records)
@@ -59,6 +65,7 @@ class Race:
         on_run: Callable[[Run], None] = lambda run: None,
     ) -> Outcome:
         """Run what is waiting. Interrupted, it leaves every finished run recorded."""
+        self.rehearse()
         with nullcontext() if self.book is None else self.book.room():
             self._run(on_measure, on_run)
         return Outcome(self.programme, self.records, summarized(self.programme, self.records))
@@ -70,14 +77,23 @@ class Race:
         if len(waiting) < len(self.wanted):
             self.save_programme()
         for run in waiting:
-            self.add(Record(run, self.result_of(run, on_measure), self.where()))
+            self.add(Record(run, self.result_of(run, on_measure), where(self.contestants[run.contestant])))
             if run is waiting[0]:  # not before: a race that cannot even begin leaves the one before it to be drawn
                 self.save_programme()
             on_run(run)
 
+    def rehearse(self) -> None:
+        """Take one step with everyone of whom something is asked or who is not ours: what fails, fails now."""
+        seen = set()
+        for run in self.waiting:
+            contestant = self.contestants[run.contestant]
+            if (contestant.given or isinstance(contestant, Rival)) and (run.task, run.contestant) not in seen:
+                seen.add((run.task, run.contestant))
+                begun(self.tasks[run.task], taking_part(self.tasks[run.task], contestant), run).step()
+
     def result_of(self, run: Run, on_measure: Callable[[Progress], None]) -> Result:
         task = self.tasks[run.task]
-        return execute(task, taking_part(task, CONTESTANTS[run.contestant]), run, on_measure)
+        return execute(task, taking_part(task, self.contestants[run.contestant]), run, on_measure)
 
     def add(self, record: Record) -> None:
         if self.book is not None:
@@ -88,16 +104,19 @@ class Race:
         if self.folder is not None:
             self.programme.save(self.folder / PROGRAMME)
 
-    @staticmethod
-    def where() -> dict[str, object]:
-        date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        return {"date": date, "versions": versions(PACKAGES), "machine": machine()}
+
+def where(contestant: Contestant) -> dict[str, object]:
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    packages = [*PACKAGES, *([contestant.package] if isinstance(contestant, Rival) else [])]
+    return {"date": date, "versions": versions(packages), "machine": machine()}
 
 
 def race(
     task: str | Task = "digits",
     *,
     optimizers: Sequence[str] | None = None,
+    against: Sequence[str] = (),
+    options: Mapping[str, Mapping[str, Any]] | None = None,
     steps: int | None = None,
     seeds: int | None = None,
     rates: Mapping[str, Sequence[float]] | None = None,
@@ -110,12 +129,18 @@ def race(
 ) -> Race:
     """A race on a task by name or of your own, ready to :meth:`Race.run`.
 
-    steps: of each run at the task's own batch size. rates: by contestant, or under "" for everyone.
+    against: optimizers of other libraries by their import names, such as "torch.optim.Adam".
+    options: by contestant, or under "" for all that have them. rates: likewise.
+    steps: of each run at the task's own batch size.
     folder: where runs are recorded and, if they are there already, taken from.
     """
     check_names(optimizers or ())
-    check_names(name for name in rates or () if name)
-    check_rates(rates or {})
+    entrants = [*(CONTESTANTS[name] for name in optimizers or CONTESTANTS), *rivals(against)]
+    known = {**CONTESTANTS, **{entrant.name: entrant for entrant in entrants}}
+    options, rates = split_rates(options or {}, rates or {})
+    check_names((name for name in rates if name), known=known)
+    check_rates(rates)
+    contestants = with_asked(entrants, options)
     for what, count in (("steps", steps), ("seeds", seeds), *(("batch_sizes", size) for size in batch_sizes or ())):
         if count is not None and count < 1:
             raise CommandError(f"{what} must be whole numbers from 1 on, got {count}")
@@ -125,7 +150,7 @@ def race(
     chosen = programme(
         tasks,
         command=command,
-        optimizers=optimizers,
+        contestants=contestants,
         steps=steps,
         seeds=seeds,
         rates=rates,
@@ -133,7 +158,7 @@ def race(
         engine=engine,
         device=device,
     )
-    return Race(tasks, chosen, None if folder is None else Path(folder))
+    return Race(tasks, contestants, chosen, None if folder is None else Path(folder))
 
 
 def recorded(folder: Path) -> tuple[Outcome, list[Damage]]:

@@ -14,12 +14,35 @@ class Contestant:
     name: str
     rule: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: What somebody asked for, which wins over what a task asks for.
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    #: Changes when the optimizer does, beside the version of thalweg.
+    fingerprint: str = field(default="", repr=False)
+
+    @property
+    def fixed(self) -> Mapping[str, Any]:
+        """What makes a rule one of the two that everyone knows, and cannot be otherwise."""
+        return {name: value for name, value in self.options.items() if name == "trust"}
+
+    @property
+    def tuned_like(self) -> str:
+        """Whose learning rates are tried."""
+        return self.name
 
     def with_options(self, options: Mapping[str, Any]) -> Contestant:
         return replace(self, options={**self.options, **options})
 
+    def asked(self, given: Mapping[str, Any]) -> Contestant:
+        return replace(self, given=given)
+
     def __str__(self) -> str:
-        return f"{self.rule}({', '.join(f'{name}={value!r}' for name, value in sorted(self.options.items()))})"
+        return f"{self.rule}({written(self.options)})"
+
+
+def written(options: Mapping[str, Any]) -> str:
+    """Options as Python would write them."""
+    return ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
 
 
 CONTESTANTS = {

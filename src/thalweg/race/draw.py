@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.race.maps import draw_maps
+from thalweg.race.maps import draw_maps, legend_columns, line_style
 from thalweg.race.summary import Summary, below_zero, in_percent
 from thalweg.show.extras import extra
 from thalweg.show.pictures import LINE_HEIGHT, QUIET, entitle, figure, quieten, save, spread
@@ -61,7 +61,7 @@ def draw_losses(axes: Axes, course: Summary, looks: Looks) -> None:
     for result in course["results"]:
         look, curve = looks[result["contestant"]], result["curve"]
         mean, low, high = (shown(curve[key], axes) for key in ("loss", "low", "high"))
-        style = "--" if look["baseline"] else "-"
+        style = line_style(look)
         axes.plot(curve["step"], mean, style, color=look["colour"], linewidth=2, solid_capstyle="round")
         axes.fill_between(curve["step"], low, high, color=look["colour"], alpha=0.12, linewidth=0)
         if np.isfinite(mean[-1]):
@@ -137,13 +137,14 @@ def draw_sweeps(courses: Sequence[Summary], looks: Looks) -> Any:
         axes.set(xscale="log", yscale=loss_scale([course]), xlabel="learning rate")
         for result in course["results"]:
             look, sweep = looks[result["contestant"]], result["sweep"]
-            style = "--" if look["baseline"] else "-"
+            style = line_style(look)
             losses = shown(sweep["loss"], axes)
             axes.plot(sweep["lr"], losses, f"o{style}", color=look["colour"], markersize=4, label=result["contestant"])
             axes.plot(result["lr"], shown([result["loss"]], axes), "o", color=look["colour"], markersize=9, alpha=0.5)
         entitle(axes, name_of(course, courses), "final loss by learning rate; large: chosen")
+    beside = legend_columns(list(looks), picture.get_figwidth())
     picture.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(looks), frameon=False, fontsize=10
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=beside, frameon=False, fontsize=10
     )
     return picture
 
@@ -166,7 +167,7 @@ def draw_batches(courses: Sequence[Summary], looks: Looks) -> Any:
             ]
             if not points:
                 continue
-            style = "--" if look["baseline"] else "-"
+            style = line_style(look)
             sizes, values = zip(*sorted(points), strict=True)
             axes.plot(sizes, shown(values, axes), f"o{style}", color=look["colour"], markersize=5, linewidth=2)
             if sizes[-1] == max(course["batch_size"] for course in courses):

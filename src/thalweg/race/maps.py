@@ -32,8 +32,20 @@ def draw_maps(courses: Sequence[Summary], looks: Mapping[str, Mapping[str, Any]]
         axes.set_visible(False)
     handles = {line.get_label(): line for axes in panels for line in axes.get_lines() if line.get_label() in looks}
     ordered = [handles[name] for name in looks if name in handles]
-    picture.legend(handles=ordered, loc="outside lower center", ncols=len(ordered), frameon=False, fontsize=11)
+    beside = legend_columns(list(handles), picture.get_figwidth())
+    picture.legend(handles=ordered, loc="outside lower center", ncols=beside, frameon=False, fontsize=11)
     return picture
+
+
+def legend_columns(names: Sequence[str], width: float) -> int:
+    """How many names find room beside one another in so many inches."""
+    each = 0.65 + 0.085 * max(map(len, names), default=0)
+    return max(1, min(len(names), int(width / each)))
+
+
+def line_style(look: Mapping[str, Any]) -> str:
+    """Solid for ours, dashed for baselines, dashes and dots for those of other libraries."""
+    return "--" if look["baseline"] else "-." if look.get("rival") else "-"
 
 
 def draw_map(axes: Axes, course: Summary, looks: Mapping[str, Mapping[str, Any]]) -> None:
@@ -50,7 +62,7 @@ def draw_map(axes: Axes, course: Summary, looks: Mapping[str, Mapping[str, Any]]
             continue
         look = looks[result["contestant"]]
         x, y = np.array(result["path"], float).T
-        style = "--" if look["baseline"] else "-"
+        style = line_style(look)
         axes.plot(
             x,
             y,

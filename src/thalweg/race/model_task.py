@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from thalweg.errors import CommandError, OptimError
+from thalweg.race.adapters import blamed, leaves, scheduled, torch_optimizer
 from thalweg.race.contestants import Contestant
+from thalweg.race.rivals import Rival
 from thalweg.race.task import Array, Conditions, Measure, Schedule, Task, Training, measured
 from thalweg.show.extras import extra
 
@@ -34,34 +36,56 @@ class ModelTask(Task):
         with extra("torch"):
             import torch
 
-        import thalweg.torch
-
         device = checked_device(conditions.device)
         with seeded(conditions.seed, 0):
             model = self.call("model", self.model, conditions.seed)
         if not isinstance(model, torch.nn.Module):
             raise CommandError(f"task {self.name!r}: model must return a torch.nn.Module, got {type(model).__name__}")
         model.to(device)
+        optimizer = self.optimizer(contestant, model, schedule(1), conditions)
+        return ModelTraining(self, model, contestant, optimizer, schedule, conditions)
+
+    def optimizer(self, contestant: Contestant, model: Any, lr: float, conditions: Conditions) -> Any:
+        import thalweg.torch
+
+        if isinstance(contestant, Rival):
+            if contestant.kind != "torch":
+                raise CommandError(
+                    f"task {self.name!r} is in torch, and {contestant.name} is of {contestant.kind}, which races on "
+                    "tasks in numpy: digits, valley, or an ArrayTask of your own"
+                )
+            return torch_optimizer(contestant, list(model.parameters()), lr, self.name)
         kind = getattr(thalweg.torch, contestant.rule)
         try:
-            optimizer = kind(model.named_parameters(), lr=schedule(1), engine=conditions.engine, **contestant.options)
+            return kind(model.named_parameters(), lr=lr, engine=conditions.engine, **contestant.options)
         except ValueError as error:  # ours, and that of torch for a model without parameters
             raise CommandError(f"task {self.name!r}, {contestant.name}: {error}") from None
-        return ModelTraining(self, model, optimizer, schedule, conditions)
 
 
 class ModelTraining(Training):
-    def __init__(self, task: ModelTask, model: Any, optimizer: Any, schedule: Schedule, conditions: Conditions) -> None:
-        self.task, self.model, self.optimizer, self.schedule = task, model, optimizer, schedule
+    def __init__(
+        self,
+        task: ModelTask,
+        model: Any,
+        contestant: Contestant,
+        optimizer: Any,
+        schedule: Schedule,
+        conditions: Conditions,
+    ) -> None:
+        self.task, self.model, self.contestant, self.optimizer = task, model, contestant, optimizer
+        self.set_rate = scheduled(optimizer, schedule)
         self.device, self.seed, self.steps = conditions.device, conditions.seed, 0
         self.batches = task.begun(task.batches, conditions)
+
+    @property
+    def foreign(self) -> bool:
+        return isinstance(self.contestant, Rival)
 
     def step(self) -> None:
         import torch
 
         self.steps += 1
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.schedule(self.steps)
+        self.set_rate(self.steps)
         batch = moved(self.task.next_batch(self.batches), self.device)
         self.optimizer.zero_grad()
         with seeded(self.seed, self.steps):  # for dropout and the like
@@ -70,6 +94,10 @@ class ModelTraining(Training):
                 got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
                 raise CommandError(f"task {self.task.name!r}: loss must return a tensor with one element, got {got}")
             self.task.call("the backward pass of loss", loss.backward)
+        if isinstance(self.contestant, Rival):
+            with blamed(self.contestant, self.task.name, "step()"):
+                self.optimizer.step()
+            return
         try:
             self.optimizer.step()
         except OptimError as error:
@@ -89,15 +117,14 @@ class ModelTraining(Training):
         return {name: p.detach().cpu().double().numpy().copy() for name, p in self.model.named_parameters()}
 
     def figures(self) -> Mapping[str, Mapping[str, Any]]:
-        found: Mapping[str, Mapping[str, Any]] = self.optimizer.stats()
+        found: Mapping[str, Mapping[str, Any]] = {} if self.foreign else self.optimizer.stats()
         return found
 
     def state_bytes(self) -> int:
-        states = self.optimizer.state.values()
-        return sum(entry.numel() * entry.element_size() for state in states for entry in state.values())
+        return sum(entry.numel() * entry.element_size() for entry in leaves(dict(self.optimizer.state)))
 
     def engine(self) -> str:
-        return str(self.optimizer.engine)
+        return "torch" if self.foreign else str(self.optimizer.engine)
 
     def wait(self) -> None:
         import torch

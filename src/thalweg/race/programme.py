@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import numpy as np
 
 import thalweg
 from thalweg.errors import CommandError
-from thalweg.race.contestants import CONTESTANTS, RATES, Contestant
+from thalweg.race.contestants import CONTESTANTS, RATES, Contestant, written
+from thalweg.race.rivals import Rival
 from thalweg.race.run import Run
 from thalweg.race.task import Landscape, Task
 
@@ -48,6 +49,10 @@ class Programme:
     #: Name, and the rule and options, of everyone who takes part.
     contestants: Mapping[str, str]
     courses: Sequence[Course]
+    #: Those of other libraries.
+    rivals: Sequence[str] = ()
+    #: By name, the options that somebody asked for, as Python would write them.
+    given: Mapping[str, str] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +64,7 @@ class Programme:
     def load(cls, path: Path) -> Programme:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            if not content["contestants"].keys() <= CONTESTANTS.keys():
+            if not content["contestants"].keys() <= {*CONTESTANTS, *content.get("rivals", ())}:
                 raise ValueError("somebody takes part who is not known")
             courses = [
                 Course(**{**course, "runs": [Run(**run) for run in course["runs"]]}) for course in content["courses"]
@@ -77,7 +82,7 @@ def programme(
     tasks: Sequence[Task],
     *,
     command: str,
-    optimizers: Sequence[str] | None = None,
+    contestants: Sequence[Contestant] | None = None,
     steps: int | None = None,
     seeds: int | None = None,
     rates: Mapping[str, Sequence[float]] | None = None,
@@ -86,7 +91,7 @@ def programme(
     device: str = "cpu",
 ) -> Programme:
     """Everyone on every course, at every learning rate, from every seed."""
-    chosen = [CONTESTANTS[name] for name in optimizers or CONTESTANTS]
+    chosen = list(CONTESTANTS.values()) if contestants is None else contestants
     courses = []
     for task in tasks:
         if batch_sizes and task.batch_size is None:
@@ -96,7 +101,7 @@ def programme(
             runs = [
                 Run(
                     task=task.name,
-                    fingerprint=task.fingerprint,
+                    fingerprint=task.fingerprint + contestant.fingerprint,
                     contestant=contestant.name,
                     optimizer=str(taking_part(task, contestant)),
                     lr=lr,
@@ -108,13 +113,20 @@ def programme(
                     thalweg=thalweg.__version__,
                 )
                 for contestant in chosen
-                for lr in rates_for(task, contestant.name, rates or {}, batch_size)
+                for lr in rates_for(task, contestant, rates or {}, batch_size)
                 for seed in range(task.seeds if seeds is None else seeds)
             ]
             courses.append(course(task, batch_size, runs))
     names = {contestant.name: str(taking_part(tasks[0], contestant)) for contestant in chosen}
     title = tasks[0].title or tasks[0].name if len(tasks) == 1 else "Down the valley"
-    return Programme(title=title, command=command, contestants=names, courses=courses)
+    return Programme(
+        title=title,
+        command=command,
+        contestants=names,
+        courses=courses,
+        rivals=[contestant.name for contestant in chosen if isinstance(contestant, Rival)],
+        given={contestant.name: written(contestant.given) for contestant in chosen if contestant.given},
+    )
 
 
 def course(task: Task, batch_size: int | None, runs: Sequence[Run]) -> Course:
@@ -134,8 +146,8 @@ def course(task: Task, batch_size: int | None, runs: Sequence[Run]) -> Course:
 
 
 def taking_part(task: Task, contestant: Contestant) -> Contestant:
-    """A contestant with the options that the task asks of it."""
-    return contestant.with_options(task.options.get(contestant.name, {}))
+    """A contestant with the options that the task asks of it, and those that somebody does."""
+    return contestant.with_options({**task.options.get(contestant.name, {}), **contestant.given})
 
 
 def steps_at(task: Task, batch_size: int | None, steps: int | None) -> int:
@@ -147,17 +159,17 @@ def steps_at(task: Task, batch_size: int | None, steps: int | None) -> int:
 
 
 def rates_for(
-    task: Task, contestant: str, given: Mapping[str, Sequence[float]], batch_size: int | None
+    task: Task, contestant: Contestant, given: Mapping[str, Sequence[float]], batch_size: int | None
 ) -> Iterable[float]:
-    """The user's rates as they are, or the task's own.
+    """The user's rates as they are, or the task's own; of a rival those of its namesake, or of AdamW.
 
     Those are tuned at the task's own batch size. At another the best is expected to grow with the square root of the
     batch, and looked for around there, in steps of 2.
     """
-    for name in (contestant, ""):
+    for name in (contestant.name, ""):
         if name in given:
             return map(float, given[name])
-    own = [float(lr) for lr in task.rates.get(contestant, RATES[contestant])]
+    own = [float(lr) for lr in task.rates.get(contestant.tuned_like, RATES[contestant.tuned_like])]
     if batch_size == task.batch_size or batch_size is None or task.batch_size is None:
         return own
     middle = own[len(own) // 2] * math.sqrt(batch_size / task.batch_size)

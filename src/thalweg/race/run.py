@@ -12,7 +12,7 @@ import numpy as np
 
 from thalweg.errors import CommandError
 from thalweg.race.contestants import Contestant
-from thalweg.race.task import Array, Conditions, Measure, Schedule, Task
+from thalweg.race.task import Array, Conditions, Measure, Schedule, Task, Training
 
 #: A loss that is so many times the first one is as good as infinite.
 DIVERGED = 1e6
@@ -87,8 +87,7 @@ def execute(
     task: Task, contestant: Contestant, run: Run, on_measure: Callable[[Progress], None] = lambda progress: None
 ) -> Result:
     """Train once. A run that diverges stops there, yet its record has its full length."""
-    conditions = Conditions(run.seed, run.batch_size, run.engine, run.device)
-    training = task.start(contestant, linear_decay(run.lr, run.steps), conditions)
+    training = begun(task, contestant, run)
     times = measuring_times(run.steps)
     measures, seconds, spent = [training.measure()], [0.0], 0.0
     if not math.isfinite(measures[0].loss):
@@ -138,6 +137,12 @@ def execute(
         state_bytes=training.state_bytes(),
         engine=training.engine(),
     )
+
+
+def begun(task: Task, contestant: Contestant, run: Run) -> Training:
+    """The training of a run, before its first step."""
+    conditions = Conditions(run.seed, run.batch_size, run.engine, run.device)
+    return task.start(contestant, linear_decay(run.lr, run.steps), conditions)
 
 
 def going(measures: Sequence[Measure]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from thalweg.race.programme import Course, Programme
 from thalweg.race.run import Record, Result, Run
-from thalweg.show.palette import BASELINES, COLOURS
+from thalweg.show.palette import BASELINES, colour_of
 
 Summary = dict[str, Any]
 
@@ -28,7 +28,14 @@ def summarized(programme: Programme, records: Mapping[Run, Record]) -> Summary:
         "machine": there[-1].where["machine"] if there else {},
         "versions": there[-1].where["versions"] if there else {},
         "contestants": [
-            {"name": name, "colour": COLOURS[name], "baseline": name in BASELINES, "options": options}
+            {
+                "name": name,
+                "colour": colour_of(name, programme.rivals),
+                "baseline": name in BASELINES,
+                "rival": name in programme.rivals,
+                "options": options,
+                "given": programme.given.get(name, ""),
+            }
             for name, options in programme.contestants.items()
         ],
         "missing": len(wanted) - len(there),

@@ -164,11 +164,11 @@ class Task(ABC):
         return batch
 
 
-def check_names(names: Iterable[str], where: str = "") -> None:
+def check_names(names: Iterable[str], where: str = "", known: Iterable[str] = CONTESTANTS) -> None:
     """Raise a CommandError for an optimizer that does not race."""
     for name in names:
-        if name not in CONTESTANTS:
-            raise CommandError(f"{where}there is no optimizer {name!r}: {suggestion(str(name), CONTESTANTS)}")
+        if name not in known:
+            raise CommandError(f"{where}there is no optimizer {name!r}: {suggestion(str(name), known)}")
 
 
 def check_rates(rates: Mapping[str, Any], where: str = "") -> None:

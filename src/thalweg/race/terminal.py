@@ -9,7 +9,7 @@ from typing import Any
 from thalweg.race.run import Progress, Run, measuring_times
 from thalweg.race.summary import Summary, in_percent
 from thalweg.show.extras import extra
-from thalweg.show.palette import COLOURS
+from thalweg.show.palette import COLOURS, colour_of
 from thalweg.show.units import human_bytes, human_seconds
 
 with extra("cli"):
@@ -42,10 +42,13 @@ def progress_bars(
 
     with Bars(*columns, console=console) as bars:
         tasks = {}
-        for name in dict.fromkeys(run.contestant for run in wanted):
+        names = list(dict.fromkeys(run.contestant for run in wanted))
+        width, rivals = max(9, *map(len, names)), [name for name in names if name not in COLOURS]
+        for name in names:
             total, left = length(wanted, name), length(waiting, name)
             # AdamW's own colour is too dark for dark terminals
-            described = f"{name:>9}" if name == "AdamW" else f"[{COLOURS[name]}]{name:>9}[/]"
+            shown = f"{name:>{width}}"
+            described = shown if name == "AdamW" else f"[{colour_of(name, rivals)}]{shown}[/]"
             tasks[name] = bars.add_task(described, total=total, completed=total - left, start=False, now="")
 
         def advance(progress: Progress) -> None:
@@ -59,16 +62,25 @@ def progress_bars(
 
 def results_tables(summary: Summary) -> list[Table]:
     """One table for each course: everyone at their best learning rate, averaged over seeds, least loss first."""
-    return [results_table(course) for course in summary["courses"] if course["results"]]
+    notes = asked_notes(summary["contestants"])
+    return [results_table(course, notes) for course in summary["courses"] if course["results"]]
 
 
-def results_table(course: Summary) -> Table:
+def asked_notes(contestants: Sequence[Summary]) -> str:
+    """Who is not one of ours, and what was asked of whom: a line for each."""
+    told = {who["name"]: who["options"] if who.get("rival") else who.get("given") for who in contestants}
+    lines = [words if words.startswith(name) else f"{name}: {words}" for name, words in told.items() if words]
+    return "".join(f"\n{line}" for line in lines)
+
+
+def results_table(course: Summary, notes: str = "") -> Table:
+    caption = f"lr: the best of its sweep, by final loss. Seconds: training alone.{edges(course)}{notes}"
     batches = "" if course["batch_size"] is None else f", batches of {course['batch_size']:,}"
     seeds = len(course["seeds"])
     table = Table(
         title=Text(f"{course['title']}{batches}: {counted(course['steps'], 'step')}, {counted(seeds, 'seed')}", "bold"),
         title_justify="left",
-        caption=Text("lr: the best of its sweep, by final loss. Seconds: training alone." + edges(course), "dim"),
+        caption=Text(caption, "dim"),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 #: By Okabe and Ito, whose colours the colour-blind tell apart too; baselines are grey.
 COLOURS = {
     "SGD": "#858585",
@@ -11,5 +13,12 @@ COLOURS = {
     "Adafactor": "#009e73",
     "Kron": "#d55e00",
 }
+#: For those of other libraries, in the order they come; whoever comes later begins anew.
+RIVALS = ("#cc79a7", "#56b4e9", "#8c6d31", "#7b4173", "#b5a800", "#393b79")
 #: Known to everyone, and there to be compared with.
 BASELINES = ("SGD", "AdamW")
+
+
+def colour_of(name: str, rivals: Sequence[str] = ()) -> str:
+    """The colour of one of ours, or of the one in that place among rivals."""
+    return COLOURS[name] if name in COLOURS else RIVALS[list(rivals).index(name) % len(RIVALS)]

@@ -87,6 +87,6 @@ function belongs(view, result) {
     name: plain(result.contestant),
     visible: !view.hidden.has(result.contestant),
     colour: shade(who.colour),
-    dash: who.baseline ? "6px,4px" : "solid",
+    dash: who.baseline ? "6px,4px" : who.rival ? "9px,3px,2px,3px" : "solid",
   };
 }

@@ -77,8 +77,9 @@ function showWords(course) {
   const size = `${count(course.steps, "step")}${batches}${parameters}`;
   at("results-note").textContent = `${size}; ${seeds}. Each optimizer at the best of its learning rates.`;
   at("loss-title").textContent = course.loss_name;
-  at("loss-note").textContent = course.seeds.length > 1
-    ? "Mean over seeds, in a band from the least to the largest. Dashed: baselines." : "Dashed: baselines.";
+  const others = summary.contestants.some(({ rival }) => rival) ? " Dashes and dots: other libraries." : "";
+  at("loss-note").textContent = `${course.seeds.length > 1
+    ? "Mean over seeds, in a band from the least to the largest. Dashed: baselines." : "Dashed: baselines."}${others}`;
   at("score-title").textContent = course.score_name ?? "";
   at("score-note").textContent = "Mean over seeds.";
   at("sweep-note").textContent =

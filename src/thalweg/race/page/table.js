@@ -66,13 +66,13 @@ function body(shown, course, view) {
 }
 
 function nameCell(cell, result, view) {
-  const { baseline, options } = view.contestants.get(result.contestant);
+  const { baseline, options, given } = view.contestants.get(result.contestant);
   cell.scope = "row";
   cell.style.setProperty("--colour", belongs(view, result).colour);
   const who = element("span", "", cell, "who");
   element("span", "", who, "dot");
   element("span", result.contestant, who, "name");
-  const note = element("small", baseline ? "baseline" : "", cell);
+  const note = element("small", baseline ? ["baseline", given].filter(Boolean).join(": ") : "", cell);
   cell.title = options ?? "";
   if (options && !baseline) note.textContent = options;
 }

@@ -1,0 +1,150 @@
+"""Optimizers of other libraries, by their import names: of torch, and functions of optax."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from thalweg.errors import CommandError
+from thalweg.race.contestants import CONTESTANTS, Contestant
+from thalweg.race.task import digest
+from thalweg.race.tasks import imported, source_digest
+from thalweg.show.extras import need
+
+#: What a learning rate is called, here and in optax.
+RATE_NAMES = frozenset({"lr", "learning_rate"})
+#: Packages that an extra of ours brings.
+EXTRAS = {"torch": "torch", "optax": "jax", "jax": "jax"}
+WANTED = (
+    "it must be a class derived from torch.optim.Optimizer, a function (params, lr=...) that returns one of its "
+    "kind, or one of optax, (learning_rate=...)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rival(Contestant):
+    """An optimizer that is not ours. Its ``rule`` is the name it is imported by."""
+
+    kind: Literal["torch", "optax"]
+    make: Callable[..., Any] = field(repr=False)
+    #: Options that it names, and whether it takes no others.
+    known: Sequence[str] = ()
+    closed: bool = False
+
+    @property
+    def package(self) -> str:
+        return self.rule.partition(".")[0]
+
+    @property
+    def tuned_like(self) -> str:
+        """One of ours with the same name, or AdamW."""
+        last = self.rule.rpartition(".")[2].lower()
+        return next((name for name in CONTESTANTS if name.lower() == last), "AdamW")
+
+
+def named(references: Sequence[str]) -> dict[str, str]:
+    """References by the names they race under: the last part, or all of it where others are called so.
+
+    >>> named(["torch.optim.Adam", "torch.optim.AdamW", "mine:Sharp"])
+    {'Adam': 'torch.optim.Adam', 'torch.optim.AdamW': 'torch.optim.AdamW', 'Sharp': 'mine:Sharp'}
+    """
+    whole = {dotted(reference): reference for reference in references}
+    lasts = [full.rpartition(".")[2].lower() for full in whole]
+    taken = {name.lower() for name in CONTESTANTS} | {last for last in lasts if lasts.count(last) > 1}
+    return {
+        full if last in taken else full.rpartition(".")[2]: reference
+        for (full, reference), last in zip(whole.items(), lasts, strict=True)
+    }
+
+
+def known_as(by_name: Mapping[str, str]) -> dict[str, str]:
+    """Names of contestants by what they may be called: their names, and those of other libraries by import name too."""
+    words = {dotted(reference): name for name, reference in by_name.items()}
+    return {**words, **{name: name for name in (*CONTESTANTS, *by_name)}}
+
+
+def dotted(reference: str) -> str:
+    """A reference as it would be imported: ``module.Class``."""
+    full = reference.strip().replace(":", ".", 1)
+    parts = full.split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        raise CommandError(
+            f"{reference!r} is no optimizer's import name: write module.Class or module:Class, such as torch.optim.Adam"
+        )
+    return full
+
+
+def rivals(references: Sequence[str]) -> list[Rival]:
+    """The optimizers of these names, imported and looked at."""
+    return [rival(name, reference.strip()) for name, reference in named(references).items()]
+
+
+def rival(name: str, reference: str) -> Rival:
+    module, make = found(reference)
+    kind = kind_of(reference, make)
+    signature = parameters_of(make)
+    parameters = [] if signature is None else list(signature.values())
+    closed = signature is not None and not any(p.kind is p.VAR_KEYWORD for p in parameters)
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    rate = "lr" if kind == "torch" else "learning_rate"
+    if closed and rate not in names:
+        raise CommandError(f"{reference} takes no {rate}: {WANTED}")
+    return Rival(
+        name=name,
+        rule=dotted(reference),
+        kind=kind,
+        make=make,
+        known=[option for option in names if option not in (*RATE_NAMES, "params")],
+        closed=closed,
+        fingerprint=digest(version_of(module).encode(), source_digest(module).encode()),
+    )
+
+
+def found(reference: str) -> tuple[Any, Any]:
+    """The module of a reference, and what it names there."""
+    name, _, attribute = reference.partition(":") if ":" in reference else reference.rpartition(".")
+    package = name.partition(".")[0]
+    if package in EXTRAS:
+        need(EXTRAS[package], package)
+    try:
+        module = imported(name)
+    except CommandError as error:
+        raise CommandError(f"{reference}: {error}") from error
+    value = module
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            close = difflib.get_close_matches(part, dir(value))
+            hint = f"did you mean {close[0]!r}?" if close else "write module.Class or module:Class of an optimizer"
+            raise CommandError(f"{reference}: module {name!r} has no {part!r}: {hint}")
+        value = getattr(value, part)
+    return module, value
+
+
+def kind_of(reference: str, make: Any) -> Literal["torch", "optax"]:
+    if not callable(make):
+        raise CommandError(f"{reference} is a {type(make).__name__}, and no optimizer: {WANTED}")
+    if not inspect.isclass(make):
+        parameters = parameters_of(make) or {}
+        return "optax" if "learning_rate" in parameters and "params" not in parameters else "torch"
+    need("torch", "torch")
+    torch: Any = importlib.import_module("torch")
+    if not issubclass(make, torch.optim.Optimizer):
+        raise CommandError(f"{reference} is a class, and no optimizer: {WANTED}")
+    return "torch"
+
+
+def parameters_of(make: Any) -> Mapping[str, inspect.Parameter] | None:
+    """What it is called with; None where Python cannot tell."""
+    try:
+        return inspect.signature(make).parameters
+    except (ValueError, TypeError):
+        return None
+
+
+def version_of(module: Any) -> str:
+    package = importlib.import_module(module.__name__.partition(".")[0])
+    return str(getattr(package, "__version__", ""))
