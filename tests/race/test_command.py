@@ -192,7 +192,16 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.
 def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["race", "--help"]) == 0
     printed = capsys.readouterr().out
-    for word in ("thalweg race valley", "--batch-size 32,128,512", "mymodule:task", "--redraw"):
+    for word in (
+        "thalweg race valley",
+        "--batch-size 32,128,512",
+        "mymodule:task",
+        "--redraw",
+        "--against",
+        "--option",
+    ):
+        assert word in printed
+    for word in ("weight_decay=0.01", "torch.optim.Adam,mymodule:Sharp"):
         assert word in printed
 
 
@@ -249,6 +258,7 @@ def test_help_and_completion_load_no_framework() -> None:
         ("thalweg race v", 2, {"valley"}),
         ("thalweg race --optimizers lamb,k", 3, {"lamb,kron"}),
         ("thalweg race --red", 2, {"--redraw"}),
+        ("thalweg race --option kron.max_s", 3, {"kron.max_size_dense=", "kron.max_skew="}),
     ],
 )
 def test_the_shell_completes(words: str, position: int, expected: set[str]) -> None:

@@ -1,6 +1,7 @@
 """The race: optimizers side by side on a task, each at the best of its learning rates.
 
-``thalweg race`` runs it. A task of your own is an ``ArrayTask`` (numpy) or a ``ModelTask`` (PyTorch).
+``thalweg race`` runs it, against optimizers of other libraries too. A task of your own is an ``ArrayTask`` (numpy) or
+a ``ModelTask`` (PyTorch).
 Only the terminal, the pictures and the page need more than numpy.
 """
 
