@@ -154,6 +154,7 @@ QUICK = ["--optimizers", "sgd,lamb", "--lr", "0.02", "--steps", "2", "--seeds", 
 
 @drawn
 def test_the_command_shows_options_in_table_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ml_dtypes")
     from thalweg.cli import run
 
     asked = ["--option", "lamb.betas=[0.9, 0.95]", "--option", "weight_decay=0.01", "--option", "momentum_dtype=bf16"]

@@ -104,8 +104,8 @@ def test_optax_steps_in_the_precision_of_the_arrays_and_leaves_that_of_others_al
         "task = ArrayTask(name='bowl', init=lambda seed: {'x': np.full(3, 1 / 3)}, steps=9, seeds=1,\n"
         "    gradients=lambda params, batch: {'x': params['x']}, evaluate=lambda params: params['x'].sum())\n"
         "asked = dict(rates={'': [0.1]}, options={'': {'momentum': 0.0}})\n"
-        "found = race(task, optimizers=['SGD'], against=['optax.sgd'], **asked).run().summary['courses'][0]['results']\n"
-        "ours, theirs = (np.array(result['curve']['loss']) for result in found)\n"
+        "(course,) = race(task, optimizers=['SGD'], against=['optax.sgd'], **asked).run().summary['courses']\n"
+        "ours, theirs = (np.array(result['curve']['loss']) for result in course['results'])\n"
         "print(abs(ours / theirs - 1).max(), jnp.ones(1).dtype)\n"
     )
     surroundings = {**os.environ, "JAX_ENABLE_X64": "0"}
@@ -317,7 +317,8 @@ def test_parameters_without_a_gradient_are_left_alone_by_torch_and_told_for_opta
 
 def test_a_rate_that_is_too_large_diverges_quietly() -> None:
     references = [name for name in ("torch.optim.SGD", "optax.sgd") if importlib.util.find_spec(name.partition(".")[0])]
-    assert references
+    if not references:
+        pytest.skip("neither torch nor optax is installed")
     ready = race(TASK, optimizers=["SGD"], against=references, rates={"": [1e30]})
     for record in ready.run().records.values():
         assert record.result.loss[-1] is None
