@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from raw_arrays import bits
-from side_by_side import NARROW, kind, made, needs_core
+from side_by_side import NARROW, kind, made, needs_core, widened
 
 from thalweg.kernels.cpu.library import levels, load, reason_missing
 
@@ -50,7 +50,7 @@ def alike(found: Any, expected: Any) -> None:
 
 def doubtful(dtype: str) -> Any:
     """float32 at, just below and just above the middle between two neighbours, each neighbour, and much else."""
-    every = patterns(dtype).astype("float32")
+    every = widened(patterns(dtype))
     finite = np.sort(every[np.isfinite(every)])
     middles = ((finite[1:].astype("float64") + finite[:-1]) / 2).astype("float32")
     ends = np.array([65504, 65519.99, 65520, 65536, 3.3895e38, 3.3961e38, 3.4e38, np.inf, np.nan], "float32")
@@ -63,14 +63,14 @@ def doubtful(dtype: str) -> Any:
 @sixteen_bits
 def test_every_parameter_comes_out_as_it_went_in(dtype: str) -> None:
     every = patterns(dtype)
-    finite = np.isfinite(every.astype("float32"))
+    finite = np.isfinite(widened(every))
     found = stepped(every, np.zeros(every.shape, "float32"), lr=0.0)
     assert bits(found[finite]) == bits(every[finite])
     alike(found, stepped(every, np.zeros(every.shape, "float32"), "reference", lr=0.0))
     # and through the other rules
     for rule in ("LAMB", "Adafactor"):
         for shape in ((2**16,), (256, 256)):
-            small = np.abs(every.astype("float32")) < 1e15  # and can be squared
+            small = np.abs(widened(every)) < 1e15  # and can be squared
             weights = np.where(small, every, 0).astype(every.dtype).reshape(shape)
             before = bits(weights)
             made(rule, "fused", lr=0.0).update("w", weights, np.ones(shape, "float32"))
@@ -147,7 +147,7 @@ def test_between_the_wide_dtypes(wide: str, narrow: str) -> None:
 @sixteen_bits
 def test_the_smallest_numbers_are_not_flushed_to_zero(dtype: str) -> None:
     every = patterns(dtype)
-    small = every[(np.abs(every.astype("float32")) < np.finfo(kind(dtype)).tiny if dtype == "float16" else subnormal())]
+    small = every[(np.abs(widened(every)) < np.finfo(kind(dtype)).tiny if dtype == "float16" else subnormal())]
     assert small.size > 100
     assert np.array_equal(stepped(np.zeros(small.shape, small.dtype), small), -small)
     least = np.full(33, 1e-45, "float32")

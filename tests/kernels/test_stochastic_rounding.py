@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from raw_arrays import bits
-from side_by_side import NARROW, agree, draw, draw_gradients, every_rule, kind, made, needs_core
+from side_by_side import NARROW, agree, draw, draw_gradients, every_rule, kind, made, needs_core, widened
 
 from thalweg.boundary import ROUNDING_STREAM, rounded_stochastically
 from thalweg.kernels.cpu import structs
@@ -35,8 +35,8 @@ def numbers(size: int, seed: int = 0) -> Any:
 
 def alike(found: Any, expected: Any) -> None:
     """Equal bits, but that one NaN is as good as another."""
-    unknown = np.isnan(expected.astype("float32"))
-    assert np.array_equal(np.isnan(found.astype("float32")), unknown)
+    unknown = np.isnan(widened(expected))
+    assert np.array_equal(np.isnan(widened(found)), unknown)
     found, expected = found[~unknown], expected[~unknown]
     wrong = np.flatnonzero(found.view(np.uint16) != expected.view(np.uint16))
     assert not wrong.size, f"{wrong.size} differ: {found[wrong[:3]]} for {expected[wrong[:3]]}"
@@ -71,7 +71,7 @@ def test_every_number_goes_to_the_same_neighbour(dtype: str, level: int) -> None
 
 @sixteen_bits
 def test_numbers_next_to_a_neighbour_and_at_the_ends(dtype: str) -> None:
-    every = np.arange(2**16, dtype=np.uint16).view(kind(dtype)).astype("float32")
+    every = widened(np.arange(2**16, dtype=np.uint16).view(kind(dtype)))
     with np.errstate(invalid="ignore"):
         x = np.concatenate([every, *(np.nextafter(every, np.float32(way)) for way in (-np.inf, np.inf))])
     alike(*both(x, dtype))
@@ -150,7 +150,7 @@ def test_each_rule_rounds_by_the_positions_of_its_elements(rule: str, dtype: str
 @sixteen_bits
 def test_a_step_of_nothing_moves_nothing(dtype: str) -> None:
     every = np.arange(2**16, dtype=np.uint16).view(kind(dtype)).copy()
-    before = every[np.isfinite(every.astype("float32"))]
+    before = every[np.isfinite(widened(every))]
     weights = before.copy()
     made("LARS", "fused", **{**EXACT, "lr": 0.0}).update("w", weights, np.ones(weights.shape, "float32"))
     assert np.array_equal(weights, before)

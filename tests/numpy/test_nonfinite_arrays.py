@@ -181,6 +181,20 @@ def test_nor_does_a_first_state() -> None:
     Kron(0.1, init_scale=1e10, precond_dtype="float16").update(NAME, np.ones((3, 2)), np.ones((3, 2)))
 
 
+def test_nor_do_the_nans_of_a_loaded_state_of_another_dtype() -> None:
+    """Of all NaNs, half are signalling: processors may report an invalid value where those are widened."""
+    size = 2**16
+    optimizer = LARS(1.0, state_dtype="float16")
+    optimizer.update(NAME, np.ones(size, "float32"), np.ones(size, "float32"))
+    saved = optimizer.state_dict()
+    saved["state"][NAME]["momentum_buffer"] = np.arange(size, dtype=np.uint16).view("float16")
+    wide = LARS(1.0)
+    wide.load_state_dict(saved)
+    wide.update(NAME, np.ones(size, "float32"), np.ones(size, "float32"))
+    assert wide.state[NAME]["momentum_buffer"].dtype == "float32"
+    assert np.isnan(wide.state[NAME]["momentum_buffer"]).sum() == 2 * (2**10 - 1)
+
+
 @pytest.mark.parametrize(
     ("make", "key", "value"),
     [

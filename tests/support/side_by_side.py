@@ -29,6 +29,12 @@ def kind(dtype: str) -> Any:
     return np.dtype(bfloat16() if dtype == "bfloat16" else dtype)
 
 
+def widened(x: Any) -> Any:
+    """x in float32; of 16 bits there are NaNs at which the instructions of some processors report an invalid value."""
+    with np.errstate(invalid="ignore"):
+        return x.astype("float32")
+
+
 def draw(shapes: Mapping[str, tuple[int, ...]], dtype: str, seed: int = 0, scale: float = 1.0) -> Arrays:
     rng = np.random.default_rng(seed)
     return {name: np.asarray(rng.standard_normal(shape) * scale).astype(kind(dtype)) for name, shape in shapes.items()}

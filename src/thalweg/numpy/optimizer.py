@@ -211,8 +211,9 @@ class Optimizer(Stepping):
                 f"the state of {name!r} does not fit: with these options it has {wanted}, and there is {found}; "
                 "restore the options it was made with, or begin anew with clear_state()"
             )
-        # kept as these options have it, whatever it was saved in
-        tracked.state = {key: xp.astype(tracked.state[key], xp.dtype(entry)) for key, entry in state.items()}
+        # kept as these options have it, whatever it was saved in; some processors find a signalling NaN invalid there
+        with np.errstate(invalid="ignore"):
+            tracked.state = {key: xp.astype(tracked.state[key], xp.dtype(entry)) for key, entry in state.items()}
         tracked.operand = None
         self._matched.update(matched)
         tracked.setting, tracked.shape = setting, weights.shape
