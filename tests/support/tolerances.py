@@ -48,3 +48,5 @@ WORLD = {"float64": 1e-12, "float32": 1e-6}
 WORLD_TRAINED = 1e-9
 #: Losses of float32 that are written with three decimals.
 PRINTED = 2e-3
+#: A sum or mean of millions of numbers of float32 that do not cancel, relative: the result is rounded once or twice.
+SUMMED = 3e-7

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from thalweg.arrays import Axes, Scalar, Shape, Squares, Term, Truth, Value, count, is_number
 from thalweg.spaces import torch as single
+from thalweg.spaces.torch_sums import plain, squares_of_each
 
 R = TypeVar("R")
 
@@ -224,8 +225,8 @@ def sums(*terms: Term) -> tuple[Scalar, ...]:
             one = Squares if isinstance(term, Squares) else lambda *pair: pair
             return _apply(lambda tensor: single.sums(one(tensor, axes))[0], x)
         if isinstance(term, Squares):
-            return PerTensor(torch.stack(torch._foreach_norm(x.tensors)).square())
-        return PerTensor(torch.stack([tensor.sum() for tensor in x.tensors]))
+            return PerTensor(squares_of_each(x.tensors))
+        return PerTensor(torch.stack([plain(tensor, None) for tensor in x.tensors]))
 
     return tuple(map(total, terms))
 

@@ -158,5 +158,5 @@ def solve(matrix: Arr, right: Arr) -> Arr:
 
 
 def largest_column(x: Arr) -> Arr:
-    index = (x * x).sum(axis=-2, keepdims=True).argmax(axis=-1, keepdims=True)
+    index = (x * x).sum(axis=-2, keepdims=True, dtype=np.float64).argmax(axis=-1, keepdims=True)
     return np.take_along_axis(x, index, axis=-1)

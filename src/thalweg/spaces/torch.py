@@ -21,6 +21,7 @@ from thalweg.arrays import (
     number_log,
     reduced_shape,
 )
+from thalweg.spaces.torch_sums import plain, squares
 
 Arr: TypeAlias = torch.Tensor
 R = TypeVar("R")
@@ -96,15 +97,13 @@ def where(condition: Truth, x: Scalar, y: Scalar) -> Scalar:
 
 
 def sums(*terms: Term) -> tuple[Scalar, ...]:
-    def total(term: Term) -> Scalar:
+    def summed(term: Term) -> Scalar:
         x, axes = term
         if axes == ():  # which torch takes for all of them
             return x * x if isinstance(term, Squares) else x
-        if isinstance(term, Squares):
-            return torch.linalg.vector_norm(x, dim=axes, keepdim=axes is not None).square()
-        return x.sum() if axes is None else x.sum(dim=axes, keepdim=True)
+        return squares(x, axes) if isinstance(term, Squares) else plain(x, axes)
 
-    return tuple(map(total, terms))
+    return tuple(map(summed, terms))
 
 
 def means(*terms: Term) -> tuple[Scalar, ...]:

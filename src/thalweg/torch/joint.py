@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import NonFiniteError
+from thalweg.spaces.torch_sums import squares_of_each
 from thalweg.torch.bucket import Bucket
 from thalweg.torch.fused import sums_of_squares
 from thalweg.torch.rounds import reduced
@@ -29,7 +30,7 @@ def squares_of(buckets: Sequence[Bucket], *, native: bool) -> list[Tensor]:
 def squares_in(grads: Sequence[Tensor], kind: torch.dtype) -> Tensor:
     if any(type(g) is not Tensor for g in grads):  # lists of which torch may not know how to make a sum
         return torch.stack([torch.linalg.vector_norm(g, dtype=kind) for g in grads]).square()
-    return torch.stack(torch._foreach_norm(list(grads), 2, dtype=kind)).square()
+    return squares_of_each(grads, kind)
 
 
 def scale_to(limit: float, squares: Tensor) -> Tensor:

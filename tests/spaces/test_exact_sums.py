@@ -1,0 +1,212 @@
+"""Sums over millions of elements of float32, in every space: as exact on one processor as on another."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tolerances import FLOAT32, SUMMED
+
+from thalweg.arrays import Squares
+
+SIZE = 2**22
+#: Squares, long and short axes, a size that is no power of two, and one that pieces and rows do not divide.
+SHAPES = [(SIZE,), (2048, 2048), (2**20, 4), (4, 2**20), (1999, 2003), (128, 2048, 4, 4)]
+
+
+def positive(shape: tuple[int, ...]) -> Any:
+    """Numbers that do not cancel: then an error is one of summing."""
+    return np.random.default_rng(0).random(shape, dtype="float32")
+
+
+def by_numpy() -> Any:
+    from thalweg.spaces import numpy as xp
+
+    return SimpleNamespace(xp=lambda x: xp, to=np.asarray, back=np.asarray)
+
+
+def by_torch() -> Any:
+    torch = pytest.importorskip("torch")
+    from thalweg.spaces import torch as xp
+
+    return SimpleNamespace(xp=lambda x: xp, to=torch.from_numpy, back=np.asarray)
+
+
+def by_foreach() -> Any:
+    """A list of two: the array, and another beside it that must not matter."""
+    torch = pytest.importorskip("torch")
+    from thalweg.spaces import foreach as xp
+
+    return SimpleNamespace(xp=lambda x: xp, to=lambda x: listed(torch.from_numpy(x)), back=first)
+
+
+def by_sharded() -> Any:
+    torch = pytest.importorskip("torch")
+    from thalweg.spaces.sharded import Part, Sharded
+
+    def space(x: Any) -> Any:
+        part = Part(tuple(x.shape), (0,) * x.ndim, ((),) * x.ndim)
+        return Sharded([part, part])
+
+    return SimpleNamespace(xp=space, to=lambda x: listed(torch.from_numpy(x)), back=first)
+
+
+def by_jax() -> Any:
+    jnp = pytest.importorskip("jax.numpy")
+    from thalweg.spaces import jax as xp
+
+    return SimpleNamespace(xp=lambda x: xp, to=jnp.asarray, back=np.asarray)
+
+
+def listed(x: Any) -> Any:
+    from thalweg.spaces.foreach import TensorList
+
+    return TensorList([x, -x])
+
+
+def first(found: Any) -> Any:
+    from thalweg.spaces.foreach import PerTensor
+
+    return np.asarray(found.values[0] if isinstance(found, PerTensor) else found.tensors[0])
+
+
+SPACES = [by_numpy, by_torch, by_foreach, by_sharded, by_jax]
+every_space = pytest.mark.parametrize("space", SPACES, ids=lambda made: made.__name__.removeprefix("by_"))
+#: Those whose arrays have strides.
+strided_spaces = pytest.mark.parametrize("space", SPACES[:-1], ids=lambda made: made.__name__.removeprefix("by_"))
+
+
+def axes_of(ndim: int) -> list[tuple[int, ...] | None]:
+    single = [(axis,) for axis in range(ndim)] if ndim > 1 else []
+    return [None, *single, *([(1, 2), (0, 2), (1, 2, 3)[: ndim - 1]] if ndim > 2 else [])]
+
+
+def exact(x: Any) -> Any:
+    """Means over several axes, of x and of its squares, in float64: no error of theirs could be seen here."""
+    wide = x.astype("float64")
+    kinds = (("x", wide), ("squares", wide * wide))
+    return {(kind, axes): y.mean(axis=axes, keepdims=axes is not None) for kind, y in kinds for axes in axes_of(x.ndim)}
+
+
+@cache
+def exact_of(shape: tuple[int, ...]) -> Any:
+    return exact(positive(shape))
+
+
+def check(made: Any, x: Any, given: Any, means: Any) -> None:
+    xp = made.xp(x)
+    for (kind, axes), mean in means.items():
+        term = Squares(given, axes) if kind == "squares" else (given, axes)
+        for name, (found,), expected in (
+            ("sum", xp.sums(term), mean * (x.size // mean.size)),
+            ("mean", xp.means(term), mean),
+        ):
+            figures = made.back(found)
+            assert figures.shape == expected.shape
+            error = np.max(np.abs(figures.astype("float64") / expected - 1))
+            assert error < SUMMED, f"the {name} of {kind} over {axes} of {x.shape} is off by {error:.2g}"
+
+
+@every_space
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_sums_and_means_of_millions(space: Any, shape: tuple[int, ...]) -> None:
+    made = space()
+    x = positive(shape)
+    check(made, x, made.to(x), exact_of(shape))
+
+
+@strided_spaces
+def test_arrays_that_do_not_lie_row_by_row_in_memory(space: Any) -> None:
+    """Transposed, with gaps, with the same memory for every row, and the channels of an image last."""
+    made = space()
+    for x in (
+        positive((2048, 2048)).T,
+        positive((2000, 2048))[:, :1500],
+        np.broadcast_to(positive((1, 3000)), (1000, 3000)),
+        positive((64, 32, 32, 64)).transpose(0, 3, 1, 2),
+    ):
+        with warnings.catch_warnings(action="ignore"):  # torch's, of memory that must not be written to
+            given = made.to(x)
+        check(made, x, given, exact(x))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own use of torch.jit
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles with a C++ compiler, and there is none here")
+def test_sums_and_means_by_compiled_torch() -> None:
+    """A compiler makes its own loops."""
+    torch = pytest.importorskip("torch")
+    from thalweg.spaces import torch as xp
+
+    compiled = SimpleNamespace(**{name: torch.compile(getattr(xp, name), fullgraph=True) for name in ("sums", "means")})
+    x = positive((2048, 2048))
+    check(SimpleNamespace(xp=lambda x: compiled, back=np.asarray), x, torch.from_numpy(x), exact(x))
+
+
+@every_space
+def test_the_largest_column_is_the_largest(space: Any) -> None:
+    """Where thousands of rows add up, and one column is larger than the others by little more than rounding."""
+    made = space()
+    x = np.sqrt(positive((8192, 64)) + 0.5)
+    x *= np.sqrt(8192 / (x.astype("float64") ** 2).sum(axis=0)).astype("float32")
+    x[:, 37] *= np.float32(1 + 5e-7)
+    assert (x.astype("float64") ** 2).sum(axis=0).argmax() == 37
+    xp = made.xp(x)
+    assert np.array_equal(made.back(xp.largest_column(made.to(x))), x[:, 37:38])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_joint_norm_of_gradients(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    from thalweg.torch.joint import squares_in
+
+    grads = [torch.from_numpy(positive((size,))).to(getattr(torch, dtype)) for size in (SIZE, 3)]
+    found = squares_in(grads, torch.float32)
+    assert found.dtype == torch.float32
+    for g, squares in zip(grads, found.tolist(), strict=True):
+        assert squares == pytest.approx(float((g.double() ** 2).sum()), rel=SUMMED)
+
+
+@pytest.mark.parametrize("shape", [(SIZE,), (2048, 2048), (128, 2048, 4, 4)], ids=str)
+def test_torch_makes_no_wide_copy(shape: tuple[int, ...]) -> None:
+    """A copy in float64 would be twice the size of x."""
+    torch = pytest.importorskip("torch")
+    from measured_peaks import allocator_peak
+
+    from thalweg.spaces import torch as xp
+
+    x = torch.from_numpy(positive(shape))
+    for given in (x, x.transpose(0, -1)):
+        for axes in axes_of(x.ndim):
+            for term in ((given, axes), Squares(given, axes)):
+                (result,) = xp.sums(term)
+                needed = allocator_peak(lambda term=term: xp.sums(term), warm_up=1)  # type: ignore[misc]
+                assert needed <= 3 * result.nbytes + 2**20, axes
+
+
+@pytest.mark.parametrize("size", [100, 5000, SIZE])
+def test_torch_keeps_the_range_of_float32(size: int) -> None:
+    """Squares that float32 cannot hold are infinite or 0, and what is no number stays so; float64 is float64."""
+    torch = pytest.importorskip("torch")
+    from thalweg.spaces import torch as xp
+
+    for axes, shape in ((None, (size,)), ((1,), (1, size)), ((0,), (size, 1))):
+
+        def squares(x: Any, axes: Any = axes, shape: Any = shape) -> Any:
+            (found,) = xp.sums(Squares(x.reshape(shape), axes))
+            assert found.dtype == x.dtype
+            return found.item()
+
+        x = torch.ones(size)
+        assert squares(x * 1e20) == np.inf
+        assert squares(x * (3e38 / size) ** 0.5) == pytest.approx(3e38, rel=FLOAT32)
+        assert squares(x * (5e38 / size) ** 0.5) == np.inf
+        assert squares(x * 1e-30) == 0
+        assert squares(x.double() * 1e20) == pytest.approx(size * 1e40, rel=FLOAT32)
+        x[size // 2] = np.nan
+        assert np.isnan(squares(x))
