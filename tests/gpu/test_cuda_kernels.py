@@ -242,5 +242,5 @@ def test_a_training_step_follows_the_reference() -> None:
             loss = (net(x) - y).square().mean()
             loss.backward()
             optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)

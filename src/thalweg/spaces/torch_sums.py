@@ -70,7 +70,8 @@ def squares_of_each(tensors: Sequence[Tensor], dtype: torch.dtype | None = None)
     dtype = dtype or tensors[0].dtype
     wide = accumulated_in(dtype, tensors[0].device)
     if wide == dtype:
-        return torch.stack(torch._foreach_norm(list(tensors), 2, dtype=dtype)).square()
+        other = None if dtype == tensors[0].dtype else dtype
+        return torch.stack(torch._foreach_norm(list(tensors), 2, dtype=other)).square()
     if torch.compiler.is_compiling():
         return torch.stack([squares(x, None, dtype) for x in tensors])
     return torch.stack(torch._foreach_norm([condensed(x, dtype) for x in tensors], 2, dtype=wide)).square().to(dtype)
