@@ -12,6 +12,7 @@ from thalweg.bench import bandwidth, bench, rounds, run
 from thalweg.bench.devices import Cpu
 from thalweg.bench.quiet import Round
 from thalweg.bench.record import Comparison, Entrant, Heat, Times
+from thalweg.show.surroundings import machine
 
 pytest.importorskip("click")
 pytest.importorskip("rich")
@@ -43,6 +44,10 @@ def test_tables_and_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Kron, tiny" in said.out
     assert "thalweg.numpy LAMB" in said.out
     assert "share of the floor" in said.out
+    surroundings = Path("here/bench.md").read_text().splitlines()[2]
+    assert f"{machine()['cpu']}, " in surroundings
+    assert f" cores, {machine()['architecture']}, " in surroundings
+    assert surroundings in " ".join(said.out.split())
     assert "Written: here/bench.json, here/bench.md, here/bench.png, here/bench.svg" in said.err
     assert "\x1b" not in said.out + said.err
     record = json.loads(Path("here/bench.json").read_text())
@@ -60,6 +65,7 @@ def test_json_goes_to_standard_output_alone(capsys: pytest.CaptureFixture[str]) 
     read = json.loads(capsys.readouterr().out)
     assert read["comparisons"][0]["rows"][0]["contestant"] == "thalweg.numpy LARS(trust=False)"
     assert read["repeats"] == 2
+    assert read["machine"]["architecture"] == machine()["architecture"]
     assert Path("report/bench/bench.md").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,36 @@ def test_markdown_has_every_figure(comparison: Comparison) -> None:
     assert "60.0 GB/s (best 80.0) by a pass; for information, 1.0 by a copy" in text
     assert "Rounds: 3, and 1 left out as more disturbed" in text
     assert "not to be quoted" not in text
+
+
+@pytest.mark.parametrize(
+    ("device", "machine", "said"),
+    [
+        pytest.param("cpu", {}, "a processor, 2 threads, 2 cores; float32", id="an old record"),
+        pytest.param(
+            "cpu",
+            {"architecture": "arm64", "native_core": "baseline"},
+            "a processor, 2 threads, 2 cores, arm64, native core at level baseline; float32",
+            id="arm64",
+        ),
+        pytest.param(
+            "cpu",
+            {"architecture": "x86-64", "native_core": None},
+            "a processor, 2 threads, 2 cores, x86-64, no native core; float32",
+            id="without a compiler",
+        ),
+        pytest.param(
+            "cuda",
+            {"architecture": "x86-64", "native_core": "avx512"},
+            "a processor, 2 threads, 2 cores, x86-64; float32",
+            id="GPU",
+        ),
+    ],
+)
+def test_the_platform_is_named(comparison: Comparison, device: str, machine: dict[str, Any], said: str) -> None:
+    found = bench(comparison)
+    found.device, found.machine = device, {"cores": 2, **machine}
+    assert f"2026-01-01T00:00:00+00:00. {said}; python 3.11.0." in markdown.page(found)
 
 
 def test_a_disturbed_run_says_so_everywhere(comparison: Comparison) -> None:

@@ -15,6 +15,8 @@ from thalweg.bench import Bench, Comparison, Progress, Stopped, bandwidth, bench
 from thalweg.bench.devices import Cpu
 from thalweg.bench.peers import PACKAGES, installed
 from thalweg.errors import CommandError
+from thalweg.kernels.cpu.library import levels, load, reason_missing
+from thalweg.show.surroundings import architecture
 
 #: What needs numpy alone.
 OURS_ALONE: dict[str, Any] = dict(front_ends=["numpy"], against=[], repeats=2, memory=False, wait=0.0)
@@ -45,6 +47,8 @@ def test_every_rule_of_ours_on_numpy_alone() -> None:
     assert (found.device, found.dtype, found.stopped) == ("cpu", "float32", False)
     assert found.absent == [package for package in PACKAGES if not installed(package)]
     assert {"python", "thalweg", "numpy"} <= set(found.versions)
+    assert found.machine["architecture"] == architecture()
+    assert found.machine["native_core"] == (None if reason_missing() else levels(load())[-1])
 
 
 def test_several_models_and_the_order_of_front_ends() -> None:

@@ -14,6 +14,7 @@ from thalweg.race.array_task import ArrayTask
 from thalweg.race.contest import PROGRAMME, RECORDS, Race, race, recorded
 from thalweg.race.records import Book
 from thalweg.race.run import Run
+from thalweg.show.surroundings import machine
 
 TASK = ArrayTask(
     name="parabola",
@@ -52,6 +53,8 @@ def test_records_say_where_they_were_made(tmp_path: Path) -> None:
         where = json.loads(line)["where"]
         assert where["versions"].keys() >= {"python", "numpy", "thalweg"}
         assert where["machine"]["cores"] >= 1
+        assert where["machine"] == machine()
+        assert where["machine"]["architecture"]
         assert where["date"].startswith("20")
 
 

@@ -138,7 +138,7 @@ def command(
     process.prepare(device, threads)
     from thalweg.bench.files import as_json as in_json
     from thalweg.bench.files import write
-    from thalweg.bench.terminal import progress_bar, show
+    from thalweg.bench.terminal import progress_bar, show, show_surroundings
     from thalweg.show.console import aside, console
 
     named, asked = words(models, "--model"), chosen(rules, list(RULES), "rule")
@@ -172,6 +172,8 @@ def command(
     found.command = spelt_out(click.get_current_context())
     if as_json:
         click.echo(in_json(found), nl=False)
+    elif found.comparisons:
+        show_surroundings(results, found)
     ran = any(comparison.entrants for comparison in found.comparisons)
     if ran:  # else what an earlier run has left there is worth more
         remarks.print(f"Written: {', '.join(map(str, write(found, out)))}", soft_wrap=True)

@@ -14,6 +14,7 @@ from thalweg.bench.record import Bench, Comparison
 from thalweg.bench.rounds import Plan, Progress, compare
 from thalweg.bench.rules import RULES, USUAL
 from thalweg.errors import CommandError
+from thalweg.kernels.cpu.library import level_used
 from thalweg.plan.models import Model
 from thalweg.plan.sources import resolve
 from thalweg.show.lists import suggestion
@@ -80,7 +81,7 @@ def bench(
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         device=where.name,
         device_about=where.about(),
-        machine=machine(),
+        machine={**machine(), "native_core": level_used()},
         versions=versions([*VERSIONS, *PACKAGES]),
         dtype=dtype,
         engine=engine,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from thalweg.bench import words
-from thalweg.bench.record import Comparison
+from thalweg.bench.record import Bench, Comparison
 from thalweg.bench.rounds import Progress
 from thalweg.bench.rules import RULES
 from thalweg.show.extras import extra
@@ -74,6 +74,11 @@ def show(console: Console, found: Comparison) -> None:
     for remark in words.remarks(found):
         console.print(Text(remark, style="dim"))
     console.print()
+
+
+def show_surroundings(console: Console, found: Bench) -> None:
+    """Below all tables: where, when and with what they were measured."""
+    console.print(Text(words.surroundings(found), style="dim"))
 
 
 def results_table(found: Comparison, width: int) -> Table:

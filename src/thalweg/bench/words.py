@@ -98,4 +98,15 @@ def surroundings(found: Bench) -> str:
     """Where, when and with what."""
     shown = ", ".join(f"{name} {version}" for name, version in found.versions.items())
     row = f", {found.inner} steps a measurement" if found.inner > 1 else ""
-    return f"{found.date}. {found.device_about}, {found.machine['cores']} cores; {found.dtype}{row}; {shown}."
+    return f"{found.date}. {found.device_about}, {processor(found)}; {found.dtype}{row}; {shown}."
+
+
+def processor(found: Bench) -> str:
+    """The cores, their architecture and the vectors of the native core, as far as the record has them."""
+    said = [f"{found.machine['cores']} cores"]
+    if "architecture" in found.machine:
+        said.append(found.machine["architecture"])
+    if found.device == "cpu" and "native_core" in found.machine:
+        level = found.machine["native_core"]
+        said.append("no native core" if level is None else f"native core at level {level}")
+    return ", ".join(said)

@@ -94,6 +94,14 @@ def levels(library: ctypes.CDLL) -> list[str]:
     return [library.thalweg_level(i).decode() for i in range(library.thalweg_levels())]
 
 
+def level_used() -> str | None:
+    """The vector width that steps use, by its name among ``levels``; None without a library."""
+    library = _attempt()
+    if isinstance(library, str):
+        return None
+    return os.environ.get("THALWEG_CPU_LEVEL") or levels(library)[-1]
+
+
 @functools.cache
 def borrow_openmp(folders: tuple[str, ...]) -> bool:
     """Run on the threads of the OpenMP library that was loaded from one of these folders, so that no two pools compete.
