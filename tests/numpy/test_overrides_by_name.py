@@ -120,7 +120,7 @@ def test_a_schedule_by_name() -> None:
     [
         pytest.param([("*.bias", dict(decay=0.0))], r"entry '\*.bias': LARS has no option 'decay'", id="unknown"),
         pytest.param([("*.bias", dict(momentumm=0.0))], "did you mean 'momentum'", id="hint"),
-        pytest.param([("*.bias", dict(lr=0.0))], r"entry '\*.bias': LARS has no option 'lr'", id="lr"),
+        pytest.param([("*.bias", dict(lr=0.0))], r"entry '\*.bias': lr is given for all: use lr_scale", id="lr"),
         pytest.param([("*.bias", dict(variant="larc"))], "LARS has no option 'variant'", id="variant"),
         pytest.param([("*.bias", dict(momentum=1.5))], r"entry '\*.bias': momentum must be.*1.5", id="range"),
         pytest.param([("*.bias", dict(lr_scale=-1))], r"entry '\*.bias': lr_scale must be", id="scale"),
