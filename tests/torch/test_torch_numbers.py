@@ -393,5 +393,5 @@ def test_compiled_step(case: Case, engine: str) -> None:
     found = drive(optimizer, grads, step)
     eager = drive(make(case, named(params), engine, lr=lr, **options), grads)
     assert error(found, eager, params) < FLOAT32
-    assert frames[0] > 0
+    assert (frames[0] > 0) == (case.name != "Kron")  # which is left to the engines of an eager step
     assert frames[-1] == frames[2], f"compiled anew: {frames}"

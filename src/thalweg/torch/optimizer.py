@@ -13,6 +13,7 @@ from torch import Tensor
 from thalweg.errors import NonFiniteError, OptionError, ParameterError
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.kernels.cpu.plan import Figures
+from thalweg.rules import RULES
 from thalweg.rules.checks import check_choice, check_flag
 from thalweg.settings import Overrides
 from thalweg.torch import gpu
@@ -78,17 +79,28 @@ class Optimizer(Sorting):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            self._step(None, compiling=torch.compiler.is_compiling())
+            if torch.compiler.is_compiling() and RULES[self.rule_name].needs_whole:
+                self._step_uncompiled()
+            else:
+                self._step(None, compiling=torch.compiler.is_compiling())
         return loss
 
+    # A compiler that saw which parameter this is would take it for the one it was compiled for.
+    @torch.compiler.disable
     def step_parameter(self, p: Tensor) -> None:
-        """Step one parameter by itself, in the middle of a backward pass for example."""
+        """Step one parameter by itself, in the middle of a backward pass for example. It is never compiled."""
         if any(group["max_grad_norm"] is not None for group in self.param_groups):
             raise OptionError("max_grad_norm needs all gradients of a step at once: use step()")
         if p not in self._places():
             raise ParameterError("step_parameter: this tensor is no parameter of this optimizer")
         with torch.no_grad():
-            self._step(p, compiling=torch.compiler.is_compiling())
+            self._step(p, compiling=False)
+
+    # A compiler needs minutes for the products and refreshes of a few tensors, and would compute every refresh, due or
+    # not. The engines of an eager step have BLAS, native noise and kernels for them.
+    @torch.compiler.disable
+    def _step_uncompiled(self) -> None:
+        self._step(None, compiling=False)
 
     # Under torch.compile only the arithmetic of each bucket is compiled; what surrounds it runs as it is.
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
