@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from thalweg.kernels.chunks import SMALL, STACK, extent, pieces
 from thalweg.kernels.cpu.noise import fill_normal
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.numpy.arrays import Arr, address, dtype_name
@@ -16,11 +17,8 @@ from thalweg.numpy.job import Job
 from thalweg.numpy.memory import Tracked
 from thalweg.rules.noise import tensor_id
 
-#: Arrays of at most so many elements are stacked with others of their shape.
-SMALL = 2**14
 
-
-def batches(jobs: Sequence[Job]) -> Iterable[list[Job]]:
+def batches(jobs: Sequence[Job]) -> Iterator[list[Job]]:
     """The jobs, those together that can be stepped as one."""
     found: dict[Any, list[Job]] = defaultdict(list)
     for index, job in enumerate(jobs):
@@ -32,7 +30,10 @@ def batches(jobs: Sequence[Job]) -> Iterable[list[Job]]:
         refresh = float(job.tracked.state["refresh"])  # those that are refreshed together
         same = id(job.rule), id(job.handling), job.t, job.lr, job.lr_scale, job.weights.shape, dtypes, refresh
         found[same].append(job)
-    return found.values()
+    for batch in found.values():
+        extents = (extent(job.weights.size, (entry.size for entry in job.tracked.state.values())) for job in batch)
+        for members in pieces(extents, STACK):
+            yield [batch[i] for i in members]
 
 
 def stacked(jobs: Sequence[Job]) -> Job:

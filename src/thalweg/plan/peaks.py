@@ -7,12 +7,14 @@ front ends give theirs: what is said here of engines follows ``torch/engines.py`
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.boundary import Advance, advance, arithmetic, first_state, slice_of
+from thalweg.kernels.chunks import CHUNK, SMALL, STACK, extent, pieces
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.kernels.cpu.plan import ENTRIES, reason_unserved
 from thalweg.plan import gpus, native
@@ -21,11 +23,6 @@ from thalweg.plan.native import LR
 from thalweg.spaces import shape_lists, shapes
 from thalweg.spaces.shape_arrays import Ledger, ShapeOnly
 from thalweg.spaces.shape_lists import PerArray, ShapeList
-
-#: Elements of a list that torch's foreach engine steps together (``torch/bucket.py``).
-CHUNK = 256 * 2**20 // (20 * 4)
-#: Tensors of at most so many elements are stacked for Kron's products (``torch/engines.py``, ``numpy/batches.py``).
-SMALL = 2**14
 
 
 @dataclass
@@ -158,15 +155,11 @@ def listed(ledger: Ledger, chunk: Sequence[Held], rule: Any = None) -> Advance:
     )
 
 
-def chunks(bucket: Sequence[Held]) -> Iterator[Sequence[Held]]:
-    """Parts of at most CHUNK elements, or of one tensor that is larger."""
-    start, elements = 0, 0
-    for index, one in enumerate(bucket):
-        if index > start and elements + one.item.tensor.elements > CHUNK:
-            yield bucket[start:index]
-            start, elements = index, 0
-        elements += one.item.tensor.elements
-    yield bucket[start:]
+def chunks(bucket: Sequence[Held], limit: int = CHUNK) -> Iterator[Sequence[Held]]:
+    """Parts of at most so many elements, or of one tensor that is larger."""
+    extents = (extent(math.prod(one.p.shape), (math.prod(e.shape) for e in one.state.values())) for one in bucket)
+    for members in pieces(extents, limit):
+        yield [bucket[i] for i in members]
 
 
 def by_shape(ledger: Ledger, bucket: Sequence[Held]) -> Iterator[tuple[Sequence[Held], Any]]:
@@ -175,8 +168,14 @@ def by_shape(ledger: Ledger, bucket: Sequence[Held]) -> Iterator[tuple[Sequence[
     if len(bucket) == 1 or is_apart(first.item) or first.item.tensor.elements > SMALL:
         yield from by_tensor(ledger, bucket, native_noise=True)
         return
+    for part in chunks(bucket, STACK):
+        yield part, as_stack(ledger, part)
+
+
+def as_stack(ledger: Ledger, bucket: Sequence[Held]) -> Advance:
+    """Parameters of equal shape, stepped as one with a leading axis more."""
     p, g, state = stacked(ledger, bucket)
-    yield bucket, stepped(shapes, first.item, p, g, state, noise=batch_noise(ledger, bucket), stacked=1)
+    return stepped(shapes, bucket[0].item, p, g, state, noise=batch_noise(ledger, bucket), stacked=1)
 
 
 def is_apart(item: Item) -> bool:
@@ -246,16 +245,17 @@ def numpy_results(ledger: Ledger, others: Sequence[Held], fused: Sequence[Held])
             (job,) = batch
             yield job, stepped(shapes, job.item, job.p, job.g, job.state, noise=single_noise(ledger, job))
             continue
-        result = stepped(shapes, batch[0].item, *stacked(ledger, batch), noise=batch_noise(ledger, batch), stacked=1)
+        result = as_stack(ledger, batch)
         for index, job in enumerate(batch):
             part = slice_of(result, index)
             yield job, part._replace(state={key: entry.new() for key, entry in part.state.items()})
 
 
-def batches(jobs: Sequence[Held]) -> Iterable[list[Held]]:
+def batches(jobs: Sequence[Held]) -> Iterator[Sequence[Held]]:
     """The jobs, those together that are stepped as one."""
     found: dict[Any, list[Held]] = defaultdict(list)
     for index, job in enumerate(jobs):
         alone = is_apart(job.item) or job.item.tensor.elements > SMALL
         found[index if alone else (job.item.setting, job.p.shape, job.p.dtype)].append(job)
-    return found.values()
+    for batch in found.values():
+        yield from chunks(batch, STACK)

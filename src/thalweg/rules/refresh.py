@@ -50,8 +50,11 @@ def refreshed(xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, 
         assert noise is not None
         probe = xp.reshape(noise(), xp.shape(y))
         y = y + strength * probe
+        if rule.geometry != "eq":  # whose solves are of this noise
+            probe = None
 
     grams = equilibrium(xp, rule, started, y, probe, strength)
+    del y, probe  # as large as the parameter, and the steps of the factors are the peak of a step
     stepped = [one_step(xp, rule, q, norm, *pair) for q, norm, pair in zip(started, norms, grams, strict=True)]
     new_factors, new_norms = balance(xp, [q for q, _ in stepped]), [norm for _, norm in stepped]
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
+from thalweg.kernels.chunks import CHUNK, extent, pieces
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 
 T = TypeVar("T")
-
-#: Elements of a list that are stepped together, so that temporaries stay under 256 MiB: LAMB has ten of
-#: float32 alive at a time, and Kron's random integers count for more.
-CHUNK = 256 * 2**20 // (20 * 4)
 
 
 @dataclass(frozen=True)
@@ -45,15 +43,14 @@ class Bucket:
     #: Whether the whole step may be taken, where that is decided by all gradients together.
     allowed: Tensor | None = None
 
-    def chunks(self) -> Iterator[Bucket]:
-        """Parts of at most CHUNK elements, or of one tensor that is larger."""
-        start, elements = 0, 0
-        for index, p in enumerate(self.params):
-            if index > start and elements + p.numel() > CHUNK:
-                yield self.part(start, index)
-                start, elements = index, 0
-            elements += p.numel()
-        yield self.part(start, len(self.params))
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def chunks(self, limit: int = CHUNK) -> list[Bucket]:
+        """Parts of at most so many elements, or of one tensor that is larger."""
+        extents = (
+            extent(p.numel(), (entry.numel() for entry in s.values()))
+            for p, s in zip(self.params, self.states, strict=True)
+        )
+        return [self.chosen(members) for members in pieces(extents, limit)]
 
     def part(self, start: int, end: int) -> Bucket:
         return self.chosen(range(start, end))

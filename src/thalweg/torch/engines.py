@@ -18,6 +18,7 @@ from torch import Tensor
 from thalweg.boundary import advance, slice_of
 from thalweg.errors import OptionError
 from thalweg.kernels import triton
+from thalweg.kernels.chunks import SMALL, STACK
 from thalweg.kernels.cpu.library import reason_missing, warn_once
 from thalweg.kernels.cpu.noise import fill_normal
 from thalweg.kernels.cpu.plan import ENTRIES
@@ -35,10 +36,6 @@ from thalweg.torch.rounds import together
 Engine: TypeAlias = Literal["auto", "reference", "foreach", "fused"]
 
 
-#: Tensors of at most so many elements are stacked with others of their shape: their time goes into calls.
-SMALL = 2**14
-
-
 def by_tensor(bucket: Bucket, *, native_noise: bool = False) -> Iterator[Result]:
     """The reference engine: one tensor after the other."""
     for index, (name, p, g, s) in enumerate(zip(bucket.names, bucket.params, bucket.grads, bucket.states, strict=True)):
@@ -53,7 +50,7 @@ def by_tensor(bucket: Bucket, *, native_noise: bool = False) -> Iterator[Result]
             entries,
             t=t,
             lr=bucket.lr,
-            lr_scale=bucket.lr_scale,
+            lr_scale=bucket.setting.lr_scale,
             tensor=tensor_id(name),
             grad_scale=bucket.grad_scale,
             allowed=bucket.allowed,
@@ -71,34 +68,40 @@ def by_shape(bucket: Bucket) -> Iterator[Result]:
     if count == 1 or apart or bucket.params[0].numel() > SMALL:
         yield from by_tensor(bucket, native_noise=True)
         return
-    assert bucket.t is not None
     batches: dict[float, list[int]] = defaultdict(list)
     for index, s in enumerate(bucket.states):  # those that are refreshed together
         batches[float(s["refresh"])].append(index)
     for members in batches.values():
-        part = bucket.chosen(members)
-        keys = [key for key in part.states[0] if key != "step"]
-        rule = bucket.setting.rule_at(bucket.t)
-        result = advance(
-            single,
-            replace(rule, stacked_axes=rule.stacked_axes + 1),
-            handling,
-            torch.stack(list(part.params)),
-            torch.stack(list(part.grads)),
-            {
-                key: part.states[0][key] if key == "refresh" else torch.stack([s[key] for s in part.states])
-                for key in keys
-            },
-            t=bucket.t,
-            lr=bucket.lr,
-            lr_scale=bucket.lr_scale,
-            tensor=0,
-            grad_scale=bucket.grad_scale,
-            noise=functools.partial(normals, part, range(len(members))),
-        )
-        slices = [slice_of(result, i) for i in range(len(members))]
-        stats = {key: [s.stats[key] for s in slices] for key in result.stats}
-        yield Result(part, [s.p for s in slices], [s.state for s in slices], None, stats)
+        for part in bucket.chosen(members).chunks(STACK):
+            yield as_stack(part)
+
+
+def as_stack(bucket: Bucket) -> Result:
+    """Tensors of equal shape, advanced as one with a leading axis more."""
+    assert bucket.t is not None
+    states, count = bucket.states, len(bucket.params)
+    rule = bucket.setting.rule_at(bucket.t)
+    result = advance(
+        single,
+        replace(rule, stacked_axes=rule.stacked_axes + 1),
+        bucket.setting.handling,
+        torch.stack(list(bucket.params)),
+        torch.stack(list(bucket.grads)),
+        {
+            key: entry if key == "refresh" else torch.stack([s[key] for s in states])
+            for key, entry in states[0].items()
+            if key != "step"
+        },
+        t=bucket.t,
+        lr=bucket.lr,
+        lr_scale=bucket.setting.lr_scale,
+        tensor=0,
+        grad_scale=bucket.grad_scale,
+        noise=functools.partial(normals, bucket, range(count)),
+    )
+    slices = [slice_of(result, i) for i in range(count)]
+    stats = {key: [s.stats[key] for s in slices] for key in result.stats}
+    return Result(bucket, [s.p for s in slices], [s.state for s in slices], None, stats)
 
 
 def normals(bucket: Bucket, members: Sequence[int]) -> Tensor:
@@ -160,7 +163,7 @@ def listed(space: Any, bucket: Bucket, *, by_kernels: bool = False) -> Result:
         {key: TensorList([s[key] for s in bucket.states]) for key in keys},
         t=t,
         lr=bucket.lr,
-        lr_scale=bucket.lr_scale,
+        lr_scale=bucket.setting.lr_scale,
         tensor=ids,
         grad_scale=bucket.grad_scale,
         allowed=bucket.allowed,

@@ -1,0 +1,30 @@
+"""How many parameters are stepped together, so that temporaries stay bounded however large a model is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+#: Elements of a list that are stepped together, so that temporaries stay under 256 MiB: LAMB has ten of
+#: float32 alive at a time, and Kron's random integers count for more.
+CHUNK = 256 * 2**20 // (20 * 4)
+#: Tensors of at most so many elements are stacked with others of their shape: their time goes into calls.
+SMALL = 2**14
+#: Elements of a stack, so that temporaries stay under 100 MiB: Kron has eighteen of float32 alive at a time, or 25 with
+#: the options that need most. A larger stack is no faster.
+STACK = 2**20
+
+
+def extent(elements: int, state: Iterable[int]) -> int:
+    """What a parameter counts for: its elements, or those of a dense factor that is larger."""
+    return max(elements, *state, 1)
+
+
+def pieces(extents: Iterable[int], limit: int) -> Iterator[range]:
+    """Neighbours that are stepped together: of at most ``limit`` in all, or one that is larger."""
+    start = end = total = 0
+    for one in extents:
+        if end > start and total + one > limit:
+            yield range(start, end)
+            start, total = end, 0
+        total, end = total + one, end + 1
+    yield range(start, end)
