@@ -81,7 +81,7 @@ def test_todays_models_are_asked_of_transformers(kind: str, transformers: Any, t
     assert {tensor.dtype for tensor in resolve(str(path), "fp16").tensors} == {"float16"}
 
 
-@pytest.mark.parametrize("kind", CONFIGURATIONS.keys() & FAMILIES.keys())
+@pytest.mark.parametrize("kind", sorted(CONFIGURATIONS.keys() & FAMILIES.keys()))
 def test_the_table_says_what_transformers_says(kind: str, transformers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     told = from_configuration("m", configured(kind))
     monkeypatch.setitem(sys.modules, "transformers", None)
