@@ -16,6 +16,7 @@ from thalweg.errors import (
     OptionError,
     ParameterError,
     ResumeWarning,
+    RuleError,
     StateError,
     UnusedOverrideWarning,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "OptionError",
     "ParameterError",
     "ResumeWarning",
+    "RuleError",
     "StateError",
     "UnusedOverrideWarning",
     "__version__",

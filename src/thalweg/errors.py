@@ -15,6 +15,10 @@ class ParameterError(OptimError):
     """A parameter or gradient whose type, dtype, shape or memory cannot be served."""
 
 
+class RuleError(OptimError):
+    """An update rule that does what no fused code can be made of; the message names the line."""
+
+
 class NonFiniteError(OptimError):
     """A gradient or update with NaN or infinity, under ``on_nonfinite="raise"``."""
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from thalweg.plan.costs import bytes_moved
 from thalweg.plan.models import Model
+from thalweg.plan.optimizers import OPTIMIZERS, setting_of
+from thalweg.programs.budget import passes_of
 
 
 @dataclass(frozen=True)
@@ -14,23 +16,24 @@ class Rule:
 
     #: As in plans and pictures.
     title: str
-    why: str
-    #: Whether memory is what limits it; else arithmetic does.
-    moves: bool = True
+
+    @property
+    def moves(self) -> bool:
+        """Whether memory is what limits it; else arithmetic does."""
+        return not setting_of(self.title).rule.needs_whole
+
+    @property
+    def why(self) -> str:
+        if not self.moves:
+            return "matrix products take longer than memory does"
+        setting = setting_of(self.title)
+        found = [str(passes_of(setting, shape, "float32")) for shape in (MATRIX, VECTOR)]
+        return found[0] if found[0] == found[1] else f"matrices: {found[0]}; vectors: {found[1]}"
 
 
-RULES = {
-    "lamb": Rule("LAMB", "read p, g, m, v and write m, v; then, the ratio known, read p, m, v and write p"),
-    "lars": Rule("LARS", "read p, g for the norms; then read p, g, m and write p, m"),
-    "adafactor": Rule(
-        "Adafactor",
-        "matrices: read g, p for rows, columns and RMS(p), g for RMS(u), then g, p and write p; "
-        "others: read g, p, v and write v, then read g, p, v and write p",
-    ),
-    "kron": Rule("Kron", "matrix products take longer than memory does", moves=False),
-    "adamw": Rule("AdamW", "read p, g, m, v and write p, m, v"),
-    "sgd": Rule("SGD", "read p, g, m and write p, m"),
-}
+RULES = {title.lower(): Rule(title) for title in OPTIMIZERS}
+#: Shapes that rules may treat differently.
+MATRIX, VECTOR = (1024, 1024), (1024,)
 #: What is compared where nothing else is said.
 USUAL = ("lamb", "lars", "adafactor")
 

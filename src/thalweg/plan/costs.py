@@ -1,7 +1,8 @@
-"""What a step must move in memory and send to other ranks: every formula in one place.
+"""What a step must move in memory and send to other ranks.
 
 Bytes moved are a floor: what has to be read from memory and written to it if tensors are larger than caches, each pass
-over a tensor reading it anew, and passes being parted only by sums that must be complete. Bytes sent are counted for
+over a tensor reading it anew, and passes being parted only by sums that must be complete. ``programs.budget`` finds it
+for every rule but Kron, whose products are counted here. Bytes sent are counted for
 the collectives that a step needs beyond those of the gradients, which are not counted: sums in ``parts``, Kron's
 messages in ``owners``.
 """
@@ -18,7 +19,7 @@ from thalweg.plan.items import Item, entry_bytes, state_entries
 from thalweg.plan.models import Tensor
 from thalweg.plan.optimizers import setting_of
 from thalweg.plan.products import Products, products
-from thalweg.rules import LAMB, LARS, Adafactor, Kron
+from thalweg.programs import budget
 from thalweg.settings import Setting
 from thalweg.spaces.shape_arrays import BYTES
 
@@ -63,41 +64,10 @@ def bytes_moved(optimizer: str | Setting, tensor: Tensor, *, refresh: bool = Tru
     [20, 28, 28, 40, 24]
     """
     setting = setting_of(optimizer) if isinstance(optimizer, str) else optimizer
-    rule = setting.rule_at(1)
-    p = g = parameter_bytes(tensor)
-    kept = {key: entry_bytes(entry) for key, entry in state_entries(setting, tensor).items()}
-    m = kept.get("momentum_buffer", kept.get("exp_avg", 0))
-    # all gradients are read once more to be clipped together
-    clipping = g if setting.handling.max_grad_norm is not None else 0
-    if isinstance(rule, LARS):
-        norms = p + g if rule.trust else 0
-        return clipping + norms + (p + g + m) + (p + m)
-    if isinstance(rule, LAMB):
-        v = kept["exp_avg_sq"]
-        if not rule.trust:
-            return clipping + (p + g + m + v) + (p + m + v)
-        # moments and norms first; then, the ratio known, what was written is read again
-        return clipping + (p + g + m + v) + (m + v) + (p + m + v) + p
-    if isinstance(rule, Adafactor):
-        return clipping + adafactor_moved(rule, p, g, m, kept)
-    if isinstance(rule, Kron):
-        return clipping + moved_by_products(setting, tensor, refresh=refresh) + moved_by_applying(setting, tensor)
-    # a rule that is not known here: one pass over everything
-    return clipping + g + 2 * (p + sum(kept.values()))
-
-
-def adafactor_moved(rule: Adafactor, p: int, g: int, m: int, kept: dict[str, int]) -> int:
-    scaled = p if rule.is_scaled(None) or rule.is_scaled(1.0) else 0  # RMS(p) needs p before anything is written
-    clipped = rule.clip_threshold is not None
-    last = g + p + m + p + m
-    if "variance" in kept:
-        v = kept["variance"]
-        if scaled or clipped:  # squares and their sums first, then the step
-            return (g + v + scaled) + v + (v + last)
-        return v + last + v
-    factors = kept["row_var"] + kept["col_var"]
-    # rows and columns of squares, then RMS(u), which needs them, then the step
-    return (g + scaled + 2 * factors) + (g if clipped else 0) + last
+    if not setting.rule.needs_whole:
+        return budget.bytes_moved(setting, tensor.shape, tensor.dtype)
+    clipping = parameter_bytes(tensor) if setting.handling.max_grad_norm is not None else 0
+    return clipping + moved_by_products(setting, tensor, refresh=refresh) + moved_by_applying(setting, tensor)
 
 
 def moved_by_products(setting: Setting, tensor: Tensor, *, refresh: bool) -> int:

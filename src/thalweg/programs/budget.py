@@ -1,0 +1,87 @@
+"""What a step costs: the passes of a setting over parameters of some kind, and the bytes that they move."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Hashable, Mapping
+from typing import TypeAlias
+
+from thalweg.arrays import Shape
+from thalweg.boundary import arithmetic, first_state
+from thalweg.programs.schedule import Schedule, schedule
+from thalweg.programs.trace import GRADIENT, PARAMETER, trace
+from thalweg.settings import Setting
+from thalweg.spaces import shapes
+from thalweg.spaces.shape_arrays import BYTES, Ledger
+
+#: Something that is kept for a parameter: its shape and its dtype.
+Entry: TypeAlias = tuple[Shape, str]
+
+
+@functools.lru_cache(maxsize=4096)
+def state_entries(setting: Setting, shape: Shape, dtype: str) -> Mapping[str, Entry]:
+    """Shape and dtype of everything that is kept for a parameter, as its rule makes it."""
+    state = first_state(shapes, setting.rule_at(1), setting.handling, Ledger().array(shape, dtype))
+    return {key: (entry.shape, entry.dtype) for key, entry in state.items()}
+
+
+def entry_bytes(entry: Entry) -> int:
+    shape, dtype = entry
+    return math.prod(shape) * BYTES[dtype]
+
+
+def sizes_of(setting: Setting, shape: Shape, dtype: str) -> dict[str, int]:
+    """Bytes of a parameter, of its gradient in the same dtype, and of its state."""
+    entries = {key: entry_bytes(entry) for key, entry in state_entries(setting, shape, dtype).items()}
+    return {PARAMETER: entry_bytes((shape, dtype)), GRADIENT: entry_bytes((shape, dtype)), **entries}
+
+
+def passes_of(setting: Setting, shape: Shape, dtype: str) -> Schedule:
+    """The passes of a step over parameters of the same kind as one of this shape and dtype."""
+    kind = setting.rule.kind(shape)
+    # where an axis has size 1, or there is none, shapes do not tell along which axes an entry of the state varies
+    probe = tuple(max(size, 2) for size in shape) or (2,)
+    example = Example(probe if setting.rule.kind(probe) == kind else shape)
+    return scheduled(setting, kind, len(example.shape), example, dtype)
+
+
+def bytes_moved(setting: Setting, shape: Shape, dtype: str) -> int:
+    """What a step of one parameter moves to memory and from it, if tensors are larger than caches."""
+    size = sizes_of(setting, shape, dtype)
+    # all gradients are read once more to be clipped together
+    clipping = size[GRADIENT] if setting.handling.max_grad_norm is not None else 0
+    return clipping + passes_of(setting, shape, dtype).moved(size)
+
+
+class Example:
+    """A shape that stands for all of its kind: any of them gives the same passes."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Example)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@functools.lru_cache(maxsize=1024)
+def scheduled(setting: Setting, kind: Hashable, axes: int, example: Example, dtype: str) -> Schedule:
+    shape, rule = example.shape, setting.rule_at(1)
+    entries = state_entries(setting, shape, dtype)
+    exact = [key for key, (_, stored) in entries.items() if stored == arithmetic(dtype)]
+    size = sizes_of(setting, shape, dtype)
+    # whether lr is given is not known here: the larger of both
+    rates = (None, 1.0) if rule.lr_optional else (1.0,)
+    found = [
+        schedule(
+            trace(rule, shape, {key: own for key, (own, _) in entries.items()}, lr=lr),
+            size,
+            exact=exact,
+            guarded=setting.handling.on_nonfinite != "propagate",
+        )
+        for lr in rates
+    ]
+    return max(found, key=lambda each: each.moved(size))

@@ -1,0 +1,231 @@
+"""Values of a traced rule: what is computed from what, and along which axes of a parameter it varies."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+from thalweg.arrays import is_number
+from thalweg.errors import RuleError
+
+#: The axes along which a value varies; None: a number that the host knows, the same for every tensor.
+Extent: TypeAlias = frozenset[int] | None
+#: What a value may be computed from: another value, or a number that stands in the rule.
+Operand: TypeAlias = Any
+
+#: What Python computes of two numbers, by the name of the operation.
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "pow": operator.pow,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "lt": operator.lt,
+    "le": operator.le,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "and": operator.and_,
+    "neg": operator.neg,
+    "abs": operator.abs,
+}
+#: Sums and the like: they combine what lies along some axes, and need all of it.
+REDUCTIONS = ("sum", "sum_squares", "mean", "mean_squares", "amax")
+#: Neutral elements: x * 1, x + 0 and so on are x.
+NEUTRAL = {"mul": 1.0, "div": 1.0, "add": 0.0, "sub": 0.0, "pow": 1.0}
+
+
+class Value:
+    """One value of a graph. Equal operations on equal operands are one value."""
+
+    __slots__ = ("args", "axes", "extent", "graph", "index", "name", "op")
+    __array_ufunc__ = None  # numpy's functions are refused, instead of looking at a value as an object
+
+    def __init__(
+        self, graph: Graph, op: str, args: tuple[Operand, ...], extent: Extent, name: str, axes: tuple[int, ...]
+    ) -> None:
+        self.graph, self.op, self.args, self.extent = graph, op, args, extent
+        #: Of inputs: what they are called. Of reductions: the axes that they combine.
+        self.name, self.axes = name, axes
+        self.index = len(graph.values)
+
+    @property
+    def values(self) -> list[Value]:
+        """Those that it is computed from."""
+        return [arg for arg in self.args if isinstance(arg, Value)]
+
+    @property
+    def is_reduction(self) -> bool:
+        return self.op in REDUCTIONS
+
+    def __repr__(self) -> str:
+        shown = [self.name] if self.name else []
+        shown += [f"v{arg.index}" if isinstance(arg, Value) else repr(arg) for arg in self.args]
+        return f"v{self.index} = {self.op}({', '.join(shown)})"
+
+    # ---- arithmetic
+
+    def __add__(self, other: Operand) -> Any:
+        return self.graph.apply("add", self, other)
+
+    def __radd__(self, other: Operand) -> Any:
+        return self.graph.apply("add", other, self)
+
+    def __sub__(self, other: Operand) -> Any:
+        return self.graph.apply("sub", self, other)
+
+    def __rsub__(self, other: Operand) -> Any:
+        return self.graph.apply("sub", other, self)
+
+    def __mul__(self, other: Operand) -> Any:
+        return self.graph.apply("mul", self, other)
+
+    def __rmul__(self, other: Operand) -> Any:
+        return self.graph.apply("mul", other, self)
+
+    def __truediv__(self, other: Operand) -> Any:
+        return self.graph.apply("div", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Any:
+        return self.graph.apply("div", other, self)
+
+    def __pow__(self, other: Operand) -> Any:
+        return self.graph.apply("pow", self, other)
+
+    def __rpow__(self, other: Operand) -> Any:
+        return self.graph.apply("pow", other, self)
+
+    def __neg__(self) -> Any:
+        return self.graph.apply("neg", self)
+
+    def __abs__(self) -> Any:
+        return self.graph.apply("abs", self)
+
+    def __gt__(self, other: Operand) -> Any:
+        return self.graph.apply("gt", self, other)
+
+    def __ge__(self, other: Operand) -> Any:
+        return self.graph.apply("ge", self, other)
+
+    def __lt__(self, other: Operand) -> Any:
+        return self.graph.apply("lt", self, other)
+
+    def __le__(self, other: Operand) -> Any:
+        return self.graph.apply("le", self, other)
+
+    def __eq__(self, other: object) -> Any:
+        return self.graph.apply("eq", self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return self.graph.apply("ne", self, other)
+
+    def __and__(self, other: Operand) -> Any:
+        return self.graph.apply("and", self, other)
+
+    def __rand__(self, other: Operand) -> Any:
+        return self.graph.apply("and", other, self)
+
+    __hash__ = object.__hash__
+
+    # ---- what a rule cannot do with it
+
+    def __bool__(self) -> bool:
+        raise self.refused("branches on a value that is known only when it runs: use xp.where, not if, and, or, not")
+
+    def __float__(self) -> float:
+        raise self.refused("turns a value into a Python number, which is known only when it runs")
+
+    __int__ = __index__ = __float__
+
+    def __iter__(self) -> Iterator[Any]:
+        raise self.refused("iterates over a value: a rule works on whole arrays")
+
+    def __array__(self, *_: Any) -> Any:
+        raise self.refused("hands a value to numpy: use the functions of xp")
+
+    def __iadd__(self, other: Any) -> Any:
+        raise self.refused("changes a value in place: write x = x + y instead of x += y")
+
+    __isub__ = __imul__ = __itruediv__ = __ipow__ = __iadd__
+
+    def __setitem__(self, *_: Any) -> None:
+        raise self.refused("changes a value in place: use xp.where")
+
+    def __getitem__(self, _: Any) -> Any:
+        raise self.refused("takes a part of a value: a rule works on whole arrays")
+
+    def refused(self, what: str) -> RuleError:
+        return RuleError(f"{self.graph.place()} {what}")
+
+
+class Graph:
+    """All values of one traced rule, in the order in which they were computed."""
+
+    def __init__(self, rule_name: str, file: str) -> None:
+        self.rule_name, self.file = rule_name, file
+        self.values: list[Value] = []
+        self.known: dict[Any, Value] = {}
+
+    def input(self, name: str, extent: Extent) -> Value:
+        return self.value("input", (), extent, name)
+
+    def apply(self, op: str, *args: Operand) -> Any:
+        """An elementwise operation; what is known already is computed at once."""
+        for arg in args:
+            if not isinstance(arg, Value) and not is_number(arg):
+                raise RuleError(f"{self.place()} computes with a {type(arg).__name__}: use arrays, options and numbers")
+        if not any(isinstance(arg, Value) for arg in args):
+            return OPERATORS[op](*args)
+        if op in NEUTRAL and len(args) == 2:
+            if is_number(args[1]) and args[1] == NEUTRAL[op]:
+                return args[0]
+            if op in ("add", "mul") and is_number(args[0]) and args[0] == NEUTRAL[op]:
+                return args[1]
+        return self.value(op, args, joint_extent(args))
+
+    def value(
+        self, op: str, args: tuple[Operand, ...], extent: Extent, name: str = "", axes: tuple[int, ...] = ()
+    ) -> Value:
+        key = op, tuple(arg.index if isinstance(arg, Value) else (type(arg), arg) for arg in args), name, axes
+        if key not in self.known:
+            made = Value(self, op, args, extent, name, axes)
+            self.values.append(made)
+            self.known[key] = made
+        return self.known[key]
+
+    def place(self) -> str:
+        """Which line of the rule is being run."""
+        line = line_of_rule(self.file)
+        return f"{self.rule_name}, line {line} of {self.file}:" if line else f"{self.rule_name}:"
+
+
+def joint_extent(args: Iterable[Operand]) -> Extent:
+    """The extent of what is computed element by element: along every axis along which an operand varies."""
+    extents = [arg.extent for arg in args if isinstance(arg, Value)]
+    known = [extent for extent in extents if extent is not None]
+    return frozenset().union(*known) if known else None
+
+
+def line_of_rule(file: str) -> int | None:
+    """The line of a file that is being run now, seen from within it."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == file:
+            return frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def needed_by(values: Iterable[Any]) -> set[Value]:
+    """The values that some are computed from, and they themselves."""
+    found: set[Value] = set()
+    waiting = [value for value in values if isinstance(value, Value)]
+    while waiting:
+        value = waiting.pop()
+        if value not in found:
+            found.add(value)
+            waiting += value.values
+    return found

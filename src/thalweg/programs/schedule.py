@@ -1,0 +1,202 @@
+"""From a graph to passes over memory, parted by the sums that must be complete before anything goes on.
+
+What is as large as a parameter costs time: each pass reads it anew. So in which pass a result is written, and whether
+it is read back or computed again, is chosen by counting bytes. What is smaller (a number for each tensor, a row, a
+column) is computed between passes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from thalweg.programs.graph import Value, needed_by
+from thalweg.programs.trace import PARAMETER, Program
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One way through the tensors: what is read, what is summed, what is written."""
+
+    reads: tuple[str, ...]
+    #: Reductions that are complete when all tensors have been gone through.
+    sums: tuple[Value, ...]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    program: Program
+    passes: tuple[Pass, ...]
+    #: What is smaller than a parameter, and is read and written once between passes.
+    small: tuple[str, ...]
+
+    @property
+    def rounds(self) -> int:
+        """How often ranks wait for one another's sums before they can go on, if tensors are sharded."""
+        return len(self.passes) - 1
+
+    def moved(self, size: Mapping[str, int]) -> int:
+        """Bytes that go to memory or come from it. size: of p, g and each entry of the state."""
+        large = sum(size[name] for each in self.passes for name in (*each.reads, *each.writes))
+        return large + sum(2 * size[name] for name in self.small)
+
+    def __str__(self) -> str:
+        """In words: what each pass reads and writes."""
+
+        def words(each: Pass) -> str:
+            parts = [
+                f"{verb} {', '.join(names)}" for verb, names in (("read", each.reads), ("write", each.writes)) if names
+            ]
+            return " and ".join(parts)
+
+        return "; then ".join(map(words, self.passes))
+
+
+def schedule(
+    program: Program, size: Mapping[str, int], *, exact: Iterable[str] = (), guarded: bool = False
+) -> Schedule:
+    """The passes that move the fewest bytes.
+
+    size: bytes of p, g and each entry of the state. exact: entries that are stored in the precision of the arithmetic,
+    so that reading them back gives what was written. guarded: nothing is written before all is known to be finite.
+    """
+    every = program.memory[PARAMETER]
+    small = tuple(key for key in program.state if program.memory[key] != every)
+    large = {key: value for key, value in program.results.items() if key not in small}
+    depth = depths(program)
+    finite = rounds_before([program.finite], depth) if guarded else 0
+    # p + delta reads p; a result cannot be written before its sums are known
+    earliest = {key: max(rounds_before([value], depth), finite) for key, value in large.items()}
+    last = max(earliest.values(), default=0)
+    waited_for = reductions_before([*program.results.values(), *([program.finite] if guarded else [])])
+    free = [r for r in reductions_of(program) if r not in waited_for]
+    best: tuple[tuple[int, int], tuple[Pass, ...]] | None = None
+    for chosen in itertools.product(*(range(first, last + 1) for first in earliest.values())):
+        written = dict(zip(earliest, chosen, strict=True))
+        passes = laid_out(program, written, last, depth, waited_for, free, set(exact), size)
+        if passes is None:
+            continue
+        cost = Schedule(program, passes, ()).moved(size)
+        # of equals, the one that writes early: less is left for the end
+        rank = cost, sum(written.values())
+        if best is None or rank < best[0]:
+            best = rank, passes
+    assert best is not None, "to write everything in the last pass is always possible"
+    return Schedule(program, best[1], small)
+
+
+def laid_out(
+    program: Program,
+    written: Mapping[str, int],
+    last: int,
+    depth: Mapping[Value, int],
+    waited_for: set[Value],
+    free: Sequence[Value],
+    exact: set[str],
+    size: Mapping[str, int],
+) -> tuple[Pass, ...] | None:
+    """Passes that write each result where it was chosen; None if one would need what is overwritten by then."""
+    sums: list[list[Value]] = [[] for _ in range(last + 1)]
+    for value in sorted(waited_for, key=lambda value: value.index):
+        sums[depth[value]].append(value)
+    passes: list[tuple[str, ...] | None] = []
+    for number in range(last + 1):
+        passes.append(reads_of(program, written, number, sums[number], exact, size))
+        if passes[-1] is None:
+            return None
+    for value in free:  # for people to look at, and nothing waits for it: wherever that costs least
+        places = []
+        for number in range(depth[value], last + 1):
+            reads = reads_of(program, written, number, [*sums[number], value], exact, size)
+            if reads is not None:
+                places.append((sum(size[name] for name in reads) - bytes_of(passes[number], size), number, reads))
+        if not places:
+            return None
+        _, number, reads = min(places)
+        sums[number].append(value)
+        passes[number] = reads
+    order = {name: place for place, name in enumerate(program.memory)}
+    return tuple(
+        Pass(
+            tuple(sorted(reads or (), key=order.__getitem__)),
+            tuple(sums[number]),
+            tuple(sorted((key for key, place in written.items() if place == number), key=order.__getitem__)),
+        )
+        for number, reads in enumerate(passes)
+    )
+
+
+def bytes_of(names: Iterable[str] | None, size: Mapping[str, int]) -> int:
+    return sum(size[name] for name in names or ())
+
+
+def reads_of(
+    program: Program,
+    written: Mapping[str, int],
+    number: int,
+    sums: Sequence[Value],
+    exact: set[str],
+    size: Mapping[str, int],
+) -> tuple[str, ...] | None:
+    """What a pass has to read for its sums and results; None if that is overwritten, or was rounded when written."""
+    targets: list[object] = [arg for value in sums for arg in value.args]
+    targets += [program.results[key] for key, place in written.items() if place == number]
+    gone = {key for key, place in written.items() if place < number}
+    results = {value: key for key, value in program.state.items() if key in gone and key in exact}
+    found = []
+    for chosen in subsets([value for value in results if isinstance(value, Value)]):
+        names = leaves(program, targets, stop=chosen)
+        if not names & gone:
+            found.append(names | {results[value] for value in chosen if value in reached(program, targets, chosen)})
+    if written[PARAMETER] == number:
+        found = [names | {PARAMETER} for names in found if PARAMETER not in gone]
+    return tuple(min(found, key=lambda names: (bytes_of(names, size), sorted(names)))) if found else None
+
+
+def subsets(values: Sequence[Value]) -> Iterator[set[Value]]:
+    for count in range(len(values), -1, -1):
+        yield from map(set, itertools.combinations(values, count))
+
+
+def reached(program: Program, targets: Iterable[object], stop: set[Value]) -> set[Value]:
+    """What is computed element by element on the way to the targets; sums, and all below an element, are known."""
+    every = program.memory[PARAMETER]
+    found: set[Value] = set()
+    waiting = [value for value in targets if isinstance(value, Value)]
+    while waiting:
+        value = waiting.pop()
+        if value in found or value.extent != every:
+            continue
+        found.add(value)
+        if value not in stop:
+            waiting += value.values
+    return found
+
+
+def leaves(program: Program, targets: Iterable[object], stop: set[Value]) -> set[str]:
+    """The names of what is read for them, of what is as large as a parameter."""
+    return {v.name for v in reached(program, targets, stop) if v.op == "input" and v not in stop and v.name}
+
+
+def depths(program: Program) -> dict[Value, int]:
+    """For each value how many rounds of sums come before it can be computed."""
+    depth: dict[Value, int] = {}
+    for value in program.graph.values:  # in the order in which they were computed
+        depth[value] = max((depth[arg] + arg.is_reduction for arg in value.values), default=0)
+    return depth
+
+
+def rounds_before(values: Iterable[object], depth: Mapping[Value, int]) -> int:
+    return max((depth[value] + value.is_reduction for value in values if isinstance(value, Value)), default=0)
+
+
+def reductions_before(values: Iterable[object]) -> set[Value]:
+    return {value for value in needed_by(values) if value.is_reduction}
+
+
+def reductions_of(program: Program) -> list[Value]:
+    """All reductions that are needed for something."""
+    wanted = reductions_before([*program.results.values(), program.finite, *program.stats.values()])
+    return sorted(wanted, key=lambda value: value.index)

@@ -1,0 +1,113 @@
+"""Passes over memory: the fewest bytes that a rule can be stepped with."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thalweg.plan.optimizers import OPTIMIZERS, Option, setting_of
+from thalweg.programs.budget import bytes_moved, passes_of, sizes_of
+
+MATRIX = (1024, 512)
+
+
+def passes(name: str, dtype: str = "float32", shape: tuple[int, ...] = MATRIX, **options: Any) -> list[int]:
+    """Bytes of each pass for each element; what is smaller than a parameter not counted."""
+    setting = setting_of(name, [Option(key, value, name) for key, value in options.items()])
+    size = sizes_of(setting, shape, dtype)
+    found = [sum(size[key] for key in (*each.reads, *each.writes)) for each in passes_of(setting, shape, dtype).passes]
+    elements = size["p"] // {"float32": 4, "bfloat16": 2, "float64": 8}[dtype]
+    assert all(each % elements == 0 for each in found)
+    return [each // elements for each in found]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "wanted"),
+    [
+        ("SGD", {}, [20]),
+        ("SGD", {"momentum": 0.0}, [12]),
+        ("SGD", {"nesterov": True}, [20]),
+        ("AdamW", {}, [28]),
+        ("LARS", {}, [8, 20]),
+        ("LARS", {"norm_mode": "combined", "weight_decay": 0.1}, [8, 20]),
+        ("LAMB", {}, [24, 16]),
+        ("LAMB", {"weight_decay": 0.1, "weight_decay_mode": "l2"}, [24, 16]),
+        ("Adafactor", {}, [8, 4, 12]),
+        ("Adafactor", {"momentum": 0.9}, [8, 4, 20]),
+        ("Adafactor", {"factored": False}, [16, 16]),
+        ("Adafactor", {"clip_threshold": None, "scale_parameter": False}, [4, 12]),
+        ("Adafactor", {"factored": False, "clip_threshold": None, "scale_parameter": False}, [20]),
+    ],
+)
+def test_passes_are_those_of_the_best_code_by_hand(name: str, options: dict[str, Any], wanted: list[int]) -> None:
+    assert passes(name, **options) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "wanted"),
+    [
+        # what comes back rounded is not read back: it is computed again, from what it was made of
+        ("LAMB", {"state_dtype": "bfloat16"}, [12, 20]),
+        ("AdamW", {"state_dtype": "bfloat16"}, [20]),
+        # nothing is written before it is known to be finite
+        ("LAMB", {"on_nonfinite": "skip"}, [16, 28]),
+        ("SGD", {"on_nonfinite": "raise"}, [4, 20]),
+        ("Adafactor", {"factored": False, "on_nonfinite": "skip"}, [12, 20]),
+    ],
+)
+def test_passes_depend_on_how_state_is_stored_and_guarded(
+    name: str, options: dict[str, Any], wanted: list[int]
+) -> None:
+    assert passes(name, **options) == wanted
+
+
+def test_parameters_of_16_bits() -> None:
+    assert passes("LAMB", "bfloat16") == [2 + 2 + 8 + 8, 2 + 8 + 2]
+    assert passes("SGD", "bfloat16") == [2 + 2 + 4 + 2 + 4]
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (1,), (0,), (5, 1), (1, 1, 3), (64, 32, 3, 3)], ids=str)
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "Kron"])
+def test_every_shape_has_passes(name: str, shape: tuple[int, ...]) -> None:
+    setting = setting_of(name)
+    found = passes_of(setting, shape, "float32")
+    assert [key for each in found.passes for key in each.writes].count("p") == 1
+    written = [*found.small, *(key for each in found.passes for key in each.writes)]
+    assert sorted(written) == sorted(key for key in sizes_of(setting, shape, "float32") if key != "g")
+    assert bytes_moved(setting, shape, "float32") >= 0
+
+
+def test_rows_and_columns_are_small() -> None:
+    setting = setting_of("Adafactor", [Option("min_dim_size_to_factor", 0, "Adafactor")])
+    assert passes_of(setting, (5, 1), "float32").small == ("row_var", "col_var")
+    assert passes_of(setting, (4, 3, 2), "float32").small == ("row_var", "col_var")
+
+
+def test_rounds_are_what_ranks_wait_for() -> None:
+    assert {name: passes_of(setting_of(name), MATRIX, "float32").rounds for name in OPTIMIZERS if name != "Kron"} == {
+        "SGD": 0,
+        "AdamW": 0,
+        "LARS": 1,
+        "LAMB": 1,
+        "Adafactor": 2,
+    }
+
+
+def test_a_schedule_tells_itself_in_words() -> None:
+    assert str(passes_of(setting_of("LARS"), MATRIX, "float32")) == (
+        "read p, g; then read p, g, momentum_buffer and write p, momentum_buffer"
+    )
+
+
+def test_the_page_of_engines_tells_the_same() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
+    rows = dict(re.findall(r"^\| ([^|]+?) \| [^|]+ \| ([^|]+?) \|$", page, re.MULTILINE))
+    shown = {
+        name: [int(number) for number in rows[name].split(" + ")] for name in ("LARS", "LAMB", "Adafactor, factored")
+    }
+    assert shown == {"LARS": passes("LARS"), "LAMB": passes("LAMB"), "Adafactor, factored": passes("Adafactor")}
+    assert rows["Adafactor, all squares"] == " + ".join(map(str, passes("Adafactor", shape=(64,))))
+    assert rows["LARS or LAMB with `trust=False`"] == f"{passes('SGD')[0]} or {passes('AdamW')[0]}"

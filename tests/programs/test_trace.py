@@ -1,0 +1,216 @@
+"""A traced rule is the rule: run value by value, its graph computes the same numbers."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from evaluate import evaluate, numbers_of
+from every_option import TABLE
+
+from thalweg.errors import RuleError
+from thalweg.programs.trace import Program, trace
+from thalweg.rules import LAMB, LARS, Adafactor, Rule, Update
+from thalweg.settings import Settings
+from thalweg.spaces import numpy as xp
+
+SHAPES = {"number": (), "vector": (7,), "matrix": (6, 5), "conv": (4, 3, 2, 2)}
+
+
+def arrays(rule: Rule, shape: tuple[int, ...], seed: int = 0) -> tuple[Any, Any, dict[str, Any]]:
+    random = np.random.default_rng(seed)
+    p, g = (np.asarray(random.standard_normal(shape)) for _ in range(2))
+    state = {key: np.asarray(random.random(entry.shape)) for key, entry in rule.init(xp, p).items()}
+    return p, g, state
+
+
+def program_of(rule: Rule, shape: tuple[int, ...], lr: float | None = 0.1) -> Program:
+    p = np.zeros(shape)
+    return trace(rule, shape, {key: entry.shape for key, entry in rule.init(xp, p).items()}, lr=lr)
+
+
+def both(rule: Rule, shape: tuple[int, ...], lr: float | None, t: int = 3) -> tuple[dict[str, Any], dict[str, Any]]:
+    p, g, state = arrays(rule, shape)
+    update = rule.update(xp, g, state, p, t=t, lr=lr, lr_scale=0.5)
+    wanted = {"delta": update.delta, **update.state, "finite": update.finite, **update.stats}
+    inputs = {"p": p, "g": g, **state, **numbers_of(rule), "t": t, "lr": lr, "lr_scale": 0.5}
+    return evaluate(program_of(rule, shape, lr), inputs), wanted
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("case", "options"), TABLE)
+def test_a_graph_computes_what_its_rule_does(case: Any, options: dict[str, Any], shape: str) -> None:
+    given = {key: value for key, value in options.items() if key not in ("variant", "lr")}
+    lr = options.get("lr", 0.1)
+    rule = Settings(case.name, given, options.get("variant")).base.rule_at(3)
+    if rule.stacked_axes > len(SHAPES[shape]):
+        pytest.skip("fewer axes than are stacked")
+    found, wanted = both(rule, SHAPES[shape], lr)
+    assert list(found) == list(wanted)
+    for key, value in wanted.items():
+        np.testing.assert_allclose(found[key], value, rtol=1e-14, atol=0, err_msg=key)
+
+
+@pytest.mark.parametrize("rule", [LARS(), LAMB(), Adafactor(momentum=0.5)], ids=lambda rule: type(rule).__name__)
+def test_numbers_are_inputs_and_change_no_graph(rule: Rule) -> None:
+    def listing(rule: Rule) -> list[str]:
+        return list(map(repr, program_of(rule, (6, 5)).graph.values))
+
+    assert listing(replace(rule, weight_decay=0.1)) == listing(replace(rule, weight_decay=0.2))
+
+
+def test_equal_operations_are_one_value() -> None:
+    program = program_of(LAMB(), (6, 5))
+    listed = [(v.op, [getattr(a, "index", a) for a in v.args], v.name, v.axes) for v in program.graph.values]
+    assert all(listed.count(each) == 1 for each in listed)
+
+
+# ---- a mutant of a rule is seen
+
+
+class Signed(LAMB):
+    def ratio(self, xp: Any, p_norm: Any, u_norm: Any) -> Any:
+        return -super().ratio(xp, p_norm, u_norm)
+
+
+def test_a_mutant_has_another_graph() -> None:
+    p, g, state = arrays(LAMB(), (6, 5))
+    inputs = {"p": p, "g": g, **state, **numbers_of(LAMB()), "t": 3, "lr": 0.1, "lr_scale": 1.0}
+    kept, changed = (evaluate(program_of(rule, (6, 5)), inputs)["delta"] for rule in (LAMB(), Signed()))
+    np.testing.assert_array_equal(kept, -changed)
+
+
+# ---- rules that no code can be made of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toy(Rule):
+    """A rule with one entry, whose update each test writes."""
+
+    def validate(self) -> None:
+        super().validate()
+
+    def init(self, xp: Any, p: Any) -> Any:
+        return {"average": xp.zeros_like(p)}
+
+    def update(
+        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
+    ) -> Any:
+        return self.written(xp, g, s["average"], p, lr)
+
+    def written(self, xp: Any, g: Any, m: Any, p: Any, lr: Any) -> Any:
+        raise NotImplementedError
+
+
+def answer(delta: Any, average: Any, finite: Any = True, **stats: Any) -> Update:
+    return Update(delta, {"average": average}, finite, stats)
+
+
+class Branches(Toy):
+    def written(self, xp: Any, g: Any, m: Any, p: Any, lr: Any) -> Any:
+        if g > 0:  # the line that is named
+            g = -g
+        return answer(g, m)
+
+
+class Chooses(Toy):
+    def written(self, xp: Any, g: Any, m: Any, p: Any, lr: Any) -> Any:
+        return answer(g, m and g)
+
+
+class Counts(Toy):
+    def written(self, xp: Any, g: Any, m: Any, p: Any, lr: Any) -> Any:
+        return answer(g * float(lr), m)
+
+
+class Numpy(Toy):
+    def written(self, xp: Any, g: Any, m: Any, p: Any, lr: Any) -> Any:
+        return answer(np.sqrt(g), m)
+
+
+class NumpyArray(Toy):
+    def written(self, xp: Any, g: Any, m: Any, p: Any, lr: Any) -> Any:
+        return answer(g * np.ones(3), m)
+
+
+class InPlace(Toy):
+    def written(self, xp: Any, g: Any, m: Any, p: Any, lr: Any) -> Any:
+        m += g
+        return answer(g, m)
+
+
+class Slices(Toy):
+    def written(self, xp: Any, g: Any, m: Any, p: Any, lr: Any) -> Any:
+        return answer(g, m[0])
+
+
+class Unknown(Toy):
+    def written(self, xp: Any, g: Any, m: Any, p: Any, lr: Any) -> Any:
+        return answer(xp.tanh(g), m)
+
+
+class SumOfSum(Toy):
+    def written(self, xp: Any, g: Any, m: Any, p: Any, lr: Any) -> Any:
+        (total,) = xp.sums((g, None))
+        (again,) = xp.sums((total, None))
+        return answer(g * again, m)
+
+
+class OtherState(Toy):
+    def written(self, xp: Any, g: Any, m: Any, p: Any, lr: Any) -> Any:
+        return Update(g, {"averages": m}, True, {})
+
+
+class NoUpdate(Toy):
+    def written(self, xp: Any, g: Any, m: Any, p: Any, lr: Any) -> Any:
+        return g, m
+
+
+class LargeFigure(Toy):
+    def written(self, xp: Any, g: Any, m: Any, p: Any, lr: Any) -> Any:
+        return answer(g, m, direction=g)
+
+
+MISTAKES = {
+    Branches: "branches on a value that is known only when it runs: use xp.where",
+    Chooses: "branches on a value",
+    Counts: "turns a value into a Python number",
+    Numpy: "cannot be read by a machine: .*Value",
+    NumpyArray: "computes with a ndarray",
+    InPlace: r"changes a value in place: write x = x \+ y",
+    Slices: "takes a part of a value",
+    Unknown: "uses xp.tanh, of which no fused code can be made",
+    SumOfSum: "sums what is one number along these axes already",
+    OtherState: r"must answer with the state \['average'\], got \['averages'\]",
+    NoUpdate: "must answer with an Update, got a tuple",
+    LargeFigure: "direction must be one number for each tensor",
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES, ids=lambda kind: kind.__name__)
+def test_what_cannot_be_traced_is_told(kind: type[Toy]) -> None:
+    with pytest.raises(RuleError, match=f"^{kind.__name__}.*{MISTAKES[kind]}"):
+        program_of(kind(), (6, 5))
+
+
+def test_the_line_of_the_rule_is_named() -> None:
+    lines, first = inspect.getsourcelines(Branches)
+    line = first + next(i for i, text in enumerate(lines) if "the line that is named" in text)
+    with pytest.raises(RuleError, match=f"Branches, line {line} of .*test_trace.py: branches on a value"):
+        program_of(Branches(), (6, 5))
+
+
+class TooLarge(Toy):
+    def init(self, xp: Any, p: Any) -> Any:
+        return {"average": xp.zeros_reduced(p, (1,))}
+
+    def written(self, xp: Any, g: Any, m: Any, p: Any, lr: Any) -> Any:
+        return answer(g, m + g)
+
+
+def test_state_that_changes_its_shape_is_told() -> None:
+    with pytest.raises(RuleError, match=r"TooLarge\.update makes a state 'average' of more axes"):
+        program_of(TooLarge(), (6, 5))
