@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 from side_by_side_torch import FULL, agree, gradients, make, parameters, train  # noqa: E402
 
 import thalweg.torch  # noqa: E402
-from thalweg.errors import NonFiniteError  # noqa: E402
+from thalweg.errors import NonFiniteError, ResumeWarning  # noqa: E402
 
 pytestmark = needs_core
 
@@ -35,7 +35,8 @@ def test_saved_under_one_engine_and_resumed_under_another(rule: str, first: str,
     optimizer = make(rule, named, first, **FULL[rule])
     train(optimizer, named, steps[:3])
     resumed = make(rule, named, second, **FULL[rule])
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    with pytest.warns(ResumeWarning, match=f"saved with engine='{first}'"):
+        resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     train(resumed, named, steps[3:])
     assert resumed.engine == second
     agree(resumed, named, reference, steady)

@@ -13,8 +13,8 @@ from thalweg.arrays import Axes, reduced_shape
 ROW = 256
 #: Up to so many elements are made wide at once: rows are not worth while.
 SMALL = 4096
-#: What does not lie in rows is made wide by pieces of so many elements.
-PIECE = 2**16
+#: What does not lie in rows is made wide by pieces: a hundredth of it, within these numbers of elements.
+LEAST_PIECE, PIECE = 2**10, 2**16
 
 
 def accumulated_in(dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -105,26 +105,27 @@ def by_pieces(x: Tensor, axes: Axes, dtype: torch.dtype, *, squared: bool) -> Te
     """Sum over axes that need not lie side by side; no more than a piece of x is in a wider dtype at a time."""
     over = tuple(range(x.ndim)) if axes is None else tuple(axis % max(1, x.ndim) for axis in axes)
     found = x.new_empty(reduced_shape(tuple(x.shape), over), dtype=dtype)
-    add_up(x, over, found, accumulated_in(torch.float32, x.device), squared)
+    most = min(PIECE, max(LEAST_PIECE, x.numel() // 128))
+    add_up(x, over, found, accumulated_in(torch.float32, x.device), squared, most)
     return found.reshape(()) if axes is None else found
 
 
-def add_up(x: Tensor, axes: tuple[int, ...], found: Tensor, wide: torch.dtype, squared: bool) -> None:
-    """Write the sums over the axes into ``found``."""
-    if x.numel() <= PIECE:
+def add_up(x: Tensor, axes: tuple[int, ...], found: Tensor, wide: torch.dtype, squared: bool, most: int) -> None:
+    """Write the sums over the axes into ``found``. most: elements of a piece."""
+    if x.numel() <= most:
         piece = x.to(wide)
         found.copy_((piece.square_() if squared else piece).sum(dim=axes, keepdim=True))
         return
     # Pieces follow the order of memory, unless too many sums would have to wait for the rest of their terms.
-    choice = [axis for axis in range(x.ndim) if axis not in axes or found.numel() <= PIECE // 8]
+    choice = [axis for axis in range(x.ndim) if axis not in axes or found.numel() <= most // 8]
     axis = max(choice, key=lambda axis: (x.shape[axis] > 1, x.stride(axis)))
-    size = max(1, PIECE * x.shape[axis] // x.numel())
+    size = max(1, most * x.shape[axis] // x.numel())
     if axis not in axes:
         for piece, part in zip(torch.split(x, size, axis), torch.split(found, size, axis), strict=True):
-            add_up(piece, axes, part, wide, squared)
+            add_up(piece, axes, part, wide, squared, most)
         return
     total, part = (torch.zeros_like(found, dtype=wide) for _ in range(2))
     for piece in torch.split(x, size, axis):
-        add_up(piece, axes, part, wide, squared)
+        add_up(piece, axes, part, wide, squared, most)
         total += part
     found.copy_(total)

@@ -12,7 +12,7 @@ from on_device import DEVICE, FEW, agree, gradients, make, parameters, side_by_s
 from side_by_side import FUSED_RULES, NARROW
 
 import thalweg.torch
-from thalweg.errors import NonFiniteError, OptionError
+from thalweg.errors import NonFiniteError, OptionError, ResumeWarning
 from thalweg.kernels import triton as kernels
 
 every_rule = pytest.mark.parametrize("rule", FUSED_RULES)
@@ -309,7 +309,8 @@ def test_state_goes_from_engine_to_engine(rule: str) -> None:
         for (_, p), (_, q) in zip(crossed, theirs, strict=True):
             p.copy_(q)
     other = make(rule, crossed, **options_of(rule))
-    other.load_state_dict(reference.state_dict())
+    with pytest.warns(ResumeWarning, match="saved with engine='reference'"):
+        other.load_state_dict(reference.state_dict())
     train(other, crossed, steps[2:])
     train(reference, theirs, steps[2:])
     agree(other, crossed, reference, theirs)
