@@ -16,7 +16,7 @@ from thalweg.arrays import Squares
 
 SIZE = 2**22
 #: Squares, long and short axes, a size that is no power of two, and one that pieces and rows do not divide.
-SHAPES = [(SIZE,), (2048, 2048), (2**20, 4), (4, 2**20), (1999, 2003), (128, 2048, 4, 4)]
+SHAPES = [(SIZE,), (2048, 2048), (2**20, 4), (4, 2**20), (1999, 2003), (14563, 288), (128, 2048, 4, 4)]
 
 
 def positive(shape: tuple[int, ...]) -> Any:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from thalweg.arrays import Axes, reduced_shape
 
-#: Squares of so many elements in a row are summed as torch does it; the sums of rows add up in the wide dtype.
-ROW = 256
+#: Squares of so many elements in a row are summed as torch does it; the sums of rows add up in the wide dtype. Shorter
+#: axes have this many rows, or else errors of rounding would not cancel.
+ROW, ROWS = 256, 16
 #: Up to so many elements are made wide at once: rows are not worth while.
 SMALL = 4096
 #: What does not lie in rows is made wide by pieces: a hundredth of it, within these numbers of elements.
@@ -53,7 +54,7 @@ def squares(x: Tensor, axes: Axes, dtype: torch.dtype | None = None) -> Tensor:
         return norm(condensed(x, dtype), None, wide).square().to(dtype)
     if x.numel() > SMALL and x.is_contiguous() and is_trailing(x, axes):
         flat = x.flatten(x.ndim - len(axes))
-        if flat.shape[-1] >= 2 * ROW:
+        if flat.shape[-1] >= 8 * ROWS:
             found = norm(in_rows(flat, dtype), (-1,), wide).square().to(dtype)
             return found.reshape(reduced_shape(tuple(x.shape), axes))
     return by_pieces(x, axes, dtype, squared=True)
@@ -95,10 +96,12 @@ def is_trailing(x: Tensor, axes: Axes) -> bool:
 
 def in_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Along the last axis, the norms of rows, and the elements that no row is made of."""
-    left = x.shape[-1] % ROW
-    rows = torch.unflatten(x[..., : x.shape[-1] - left], -1, (-1, ROW))
-    norms = torch.linalg.vector_norm(rows, dim=-1, dtype=dtype)
-    return torch.cat([norms, x[..., x.shape[-1] - left :]], dim=-1) if left else norms
+    size = x.shape[-1]
+    row = min(ROW, size // ROWS)
+    left = size % row
+    whole = x[..., : size - left] if left else x
+    norms = norm(whole.view(*x.shape[:-1], -1, row), (-1,), dtype).squeeze(-1)
+    return torch.cat([norms, x[..., size - left :]], dim=-1) if left else norms
 
 
 def by_pieces(x: Tensor, axes: Axes, dtype: torch.dtype, *, squared: bool) -> Tensor:
