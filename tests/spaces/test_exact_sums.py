@@ -130,7 +130,8 @@ def test_arrays_that_do_not_lie_row_by_row_in_memory(space: Any) -> None:
         np.broadcast_to(positive((1, 3000)), (1000, 3000)),
         positive((64, 32, 32, 64)).transpose(0, 3, 1, 2),
     ):
-        with warnings.catch_warnings(action="ignore"):  # torch's, of memory that must not be written to
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of memory that must not be written to
             given = made.to(x)
         check(made, x, given, exact(x))
 
