@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
 import operator
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
@@ -168,6 +170,9 @@ class Graph:
         self.rule_name, self.file = rule_name, file
         self.values: list[Value] = []
         self.known: dict[Any, Value] = {}
+        #: What the rule calls a value.
+        self.names: dict[Value, str] = {}
+        self.latest: dict[int, Value] = {}
 
     def input(self, name: str, extent: Extent) -> Value:
         return self.value("input", (), extent, name)
@@ -194,7 +199,19 @@ class Graph:
             made = Value(self, op, args, extent, name, axes)
             self.values.append(made)
             self.known[key] = made
+            self.call(made, name)
         return self.known[key]
+
+    def call(self, made: Value, name: str) -> None:
+        """Give a value the name that the rule assigns it to: of all that a line computes, the last has it."""
+        line = line_of_rule(self.file)
+        if not name and line is not None:
+            found = re.match(r"\s*([a-z]\w*)(?::[^=]+)? = ", linecache.getline(self.file, line))
+            name = found.group(1) if found else ""
+            self.names.pop(self.latest.get(line), None)  # type: ignore[arg-type]
+            self.latest[line] = made
+        if name:
+            self.names[made] = name
 
     def place(self) -> str:
         """Which line of the rule is being run."""

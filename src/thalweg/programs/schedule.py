@@ -55,12 +55,18 @@ class Schedule:
 
 
 def schedule(
-    program: Program, size: Mapping[str, int], *, exact: Iterable[str] = (), guarded: bool = False
+    program: Program,
+    size: Mapping[str, int],
+    *,
+    exact: Iterable[str] = (),
+    guarded: bool = False,
+    complete: bool = False,
 ) -> Schedule:
     """The passes that move the fewest bytes.
 
     size: bytes of p, g and each entry of the state. exact: entries that are stored in the precision of the arithmetic,
     so that reading them back gives what was written. guarded: nothing is written before all is known to be finite.
+    complete: all sums are complete before the last pass, those that are for people to look at too.
     """
     every = program.memory[PARAMETER]
     small = tuple(key for key in program.state if program.memory[key] != every)
@@ -69,9 +75,11 @@ def schedule(
     finite = rounds_before([program.finite], depth) if guarded else 0
     # p + delta reads p; a result cannot be written before its sums are known
     earliest = {key: max(rounds_before([value], depth), finite) for key, value in large.items()}
-    last = max(earliest.values(), default=0)
+    every_sum = reductions_of(program)
+    last = max(*earliest.values(), rounds_before(every_sum, depth) if complete else 0)
     waited_for = reductions_before([*program.results.values(), *([program.finite] if guarded else [])])
-    free = [r for r in reductions_of(program) if r not in waited_for]
+    waited_for |= set(every_sum) if complete else set()
+    free = [value for value in every_sum if value not in waited_for]
     best: tuple[tuple[int, int], tuple[Pass, ...]] | None = None
     for chosen in itertools.product(*(range(first, last + 1) for first in earliest.values())):
         written = dict(zip(earliest, chosen, strict=True))

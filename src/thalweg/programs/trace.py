@@ -141,7 +141,7 @@ def trace(rule: Rule, shape: Shape, state: Mapping[str, Shape], *, lr: float | N
             inputs[PARAMETER],
             t=graph.input("t", frozenset()),
             lr=None if lr is None else graph.input("lr", frozenset()),
-            lr_scale=graph.input("lr_scale", None),
+            lr_scale=graph.input("lr_scale", frozenset()),
         )
     except RuleError:
         raise

@@ -40,14 +40,10 @@ def passes_for(bucket: Bucket, grads: Sequence[Tensor]) -> Any:
     ]
     rule: Any = bucket.setting.settled
     handling = bucket.setting.handling
-    if rule_name == "LAMB":
-        from thalweg.kernels.triton.lamb import LambPasses
+    if rule_name != "Adafactor":
+        from thalweg.kernels.triton.derived import DerivedPasses
 
-        return LambPasses(operands, grads, rule, handling)
-    if rule_name == "LARS":
-        from thalweg.kernels.triton.lars import LarsPasses
-
-        return LarsPasses(operands, grads, rule, handling)
+        return DerivedPasses(operands, grads, rule, handling, keys, sharded=bool(bucket.parts))
     from thalweg.kernels.triton.adafactor import passes_for
 
     return passes_for(operands, grads, rule, handling)

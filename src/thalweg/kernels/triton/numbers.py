@@ -93,6 +93,32 @@ def one_minus_power(log_of_b, t):
 
 
 @triton.jit
+def expm1(x):
+    """exp(x) - 1, by a series where it is small: there it would cancel."""
+    series = x / 8
+    for n in tl.static_range(7, 1, -1):
+        series = (1 + series) * x / n
+    return tl.where(tl.abs(x) < 0.5, (1 + series) * x, tl.exp(x) - 1)
+
+
+@triton.jit
+def power(x, y):
+    """x**y for x above 0."""
+    return tl.exp(y * tl.log(x))
+
+
+@triton.jit
+def larger(x, y):
+    """The larger of two, NaN if either is."""
+    return tl.where((x > y) | (x != x), x, y)
+
+
+@triton.jit
+def smaller(x, y):
+    return tl.where((x < y) | (x != x), x, y)
+
+
+@triton.jit
 def is_finite(x):
     """Whether x is neither infinite nor NaN."""
     return tl.abs(x) < float("inf")

@@ -254,10 +254,16 @@ def as_parameter(
     SPREAD: tl.constexpr,
 ):
     """New values of a parameter's elements, rounded as it is stored."""
+    t = tl.load(figures + T * count + row)
+    return rounded(new, rows, row, index, t, P_DTYPE, STOCHASTIC, SPREAD)
+
+
+@triton.jit
+def rounded(new, rows, row, index, t, P_DTYPE: tl.constexpr, STOCHASTIC: tl.constexpr, SPREAD: tl.constexpr):
+    """New values of a parameter's elements at step t, rounded as it is stored."""
     chance = 0.0
     if STOCHASTIC:
-        t = tl.load(figures + T * count + row).to(tl.uint32)
-        chance = uniform(key_of(rows, row), t, positions(rows, row, index, SPREAD))
+        chance = uniform(key_of(rows, row), t.to(tl.uint32), positions(rows, row, index, SPREAD))
     return as_stored(new, chance, P_DTYPE, STOCHASTIC)
 
 

@@ -219,4 +219,6 @@ def add_up(compiled: Compiled, partials: Tensor, begins: Tensor, totals: Tensor)
     rows, sums = totals.shape
     if rows:
         arguments = partials, begins, totals, partials.shape[1]
-        compiled.run(total_kernel, (rows, sums), arguments, lambda: dict(SUMS=sums, BLOCK=1024), warps=4, key=sums)
+        stride = totals.stride(0)
+        key = sums, stride
+        compiled.run(total_kernel, (rows, sums), arguments, lambda: dict(SUMS=stride, BLOCK=1024), warps=4, key=key)

@@ -1,0 +1,214 @@
+"""Passes that are made from a rule: traced, scheduled for the dtypes at hand, emitted as Triton, and kept."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import linecache
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thalweg.kernels.triton import numbers as of_numbers
+from thalweg.kernels.triton import passes as of_passes
+from thalweg.kernels.triton import tables as of_tables
+from thalweg.kernels.triton.emit import Emitted, emit, values_of
+from thalweg.kernels.triton.launching import kind_of
+from thalweg.kernels.triton.passes import DECIDED, DTYPES, MEASURE, NARROW, REHEARSE, WARPS, WRITE, Passes, Step, Sum
+from thalweg.kernels.triton.tables import Operand, add_up
+from thalweg.programs.schedule import schedule
+from thalweg.programs.trace import GRADIENT, PARAMETER, trace
+from thalweg.rules import Rule
+from thalweg.settings import Handling
+
+
+@triton.jit
+def kept(x, mask):
+    """x where there is something, else 0."""
+    if mask is not None:
+        x = tl.where(mask, x, 0.0)
+    return x
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Kernels of one schedule, compiled by Triton when they are first launched."""
+
+    emitted: Emitted
+    passes: Sequence[Any]
+    decisions: Sequence[Any]
+
+
+@functools.lru_cache(maxsize=256)
+def kernels_for(rule: Rule, dtypes: tuple[tuple[str, int, bool], ...], guarded: bool, complete: bool) -> Kernels:
+    """dtypes: of p, g and each entry, how many bytes it has, and whether it is stored as it is computed."""
+    size = {key: width for key, width, _ in dtypes}
+    entries = [key for key in size if key not in (PARAMETER, GRADIENT)]
+    shape = (2,) * (rule.stacked_axes + 1)
+    program = trace(rule, shape, dict.fromkeys(entries, shape))
+    exact = [key for key, _, is_exact in dtypes if is_exact]
+    found = schedule(program, size, exact=exact, guarded=guarded, complete=complete or guarded)
+    emitted = emit(found, f"{type(rule).__name__}: {rule}")
+    return loaded(emitted, type(rule).__name__)
+
+
+@functools.cache
+def home() -> dict[str, Any]:
+    """What emitted source may use."""
+    named = {
+        name: value
+        for module in (of_numbers, of_passes, of_tables)
+        for name, value in vars(module).items()
+        if isinstance(value, (triton.runtime.JITFunction, tl.constexpr)) or type(value).__module__.startswith("triton.")
+    }
+    return {**named, "kept": kept, "triton": triton, "tl": tl}
+
+
+def loaded(emitted: Emitted, name: str) -> Kernels:
+    """Run emitted source as a module. Triton reads a kernel's source anew, so it has to be found by name."""
+    digest = hashlib.sha256(emitted.source.encode()).hexdigest()[:16]
+    name = f"thalweg.kernels.triton.derived_{name.lower()}_{digest}"
+    if name not in sys.modules:
+        module = types.ModuleType(name)
+        module.__file__ = f"<{name}>"
+        linecache.cache[module.__file__] = (len(emitted.source), None, emitted.source.splitlines(True), module.__file__)
+        vars(module).update(home())
+        exec(compile(emitted.source, module.__file__, "exec"), vars(module))
+        sys.modules[name] = module
+    own = vars(sys.modules[name])
+    passes, decisions = (
+        [kernel for name, kernel in own.items() if name.startswith(kind)] for kind in ("pass_", "decide_")
+    )
+    return Kernels(emitted, passes, decisions)
+
+
+class DerivedPasses(Passes):
+    """The passes of a rule whose sums all go over whole tensors, as its schedule has them."""
+
+    def __init__(
+        self,
+        operands: Sequence[Operand],
+        grads: Sequence[Tensor],
+        rule: Rule,
+        handling: Handling,
+        keys: Sequence[str],
+        *,
+        sharded: bool,
+    ) -> None:
+        self.keys = [key for key, entry in zip(keys, operands[0].entries, strict=False) if entry is not None]
+        stored = [entry for entry in operands[0].entries if entry is not None]
+        tensors = {PARAMETER: operands[0].p, GRADIENT: grads[0], **dict(zip(self.keys, stored, strict=True))}
+        dtypes = tuple((key, x.element_size(), x.dtype == torch.float32) for key, x in tensors.items())
+        self.stored = [DTYPES[entry.dtype] for entry in stored]
+        self.kernels = kernels_for(rule, dtypes, handling.on_nonfinite != "propagate", sharded)
+        self.emitted = self.kernels.emitted
+        self.SUMS, self.FIGURES = max(1, sum(self.emitted.sums)), tuple(map(str, range(self.emitted.figures)))  # type: ignore[misc]
+        self.last = len(self.emitted.sums) - 1
+        super().__init__(operands, grads, rule, handling)
+
+    def numbers(self) -> tuple[float, ...]:
+        options: dict[str, Any] = {}
+        for f in fields(self.rule):
+            value = getattr(self.rule, f.name)
+            pairs = enumerate(value) if isinstance(value, tuple) else ()
+            options.update({f.name: value, **{f"{f.name}[{i}]": each for i, each in pairs}})
+        return tuple(values_of(self.emitted.numbers, options))
+
+    # ---- one step
+
+    def measured(self, step: Step) -> Iterator[list[Sum]]:
+        for number in range(self.last):
+            self.go(step, number, MEASURE)
+            if self.emitted.sums[number]:
+                yield [Sum(self.add_up(number), None)]
+            self.decide_after(step, number)
+        if self.guarded:
+            self.go(step, self.last, REHEARSE)
+            add_up(self.compiled, self.partials[:1], self.tables.begins, self.failures)
+            yield [Sum(self.failures, None)]
+        if self.last or self.guarded:
+            self.settle(step, counts=self.handling.on_nonfinite != "raise")  # of which nothing may be seen if it raises
+
+    def write(self, step: Step) -> None:
+        if self.handling.on_nonfinite == "raise":
+            self.settle(step, counts=True)
+        self.go(step, self.last, WRITE)
+        if self.emitted.sums[self.last]:
+            self.add_up(self.last)
+            self.decide_after(step, self.last)
+        if not self.last and not self.guarded:  # the only pass has read the number of the step
+            self.settle(step, counts=True)
+
+    def add_up(self, number: int) -> Tensor:
+        begin = sum(self.emitted.sums[:number])
+        end = begin + self.emitted.sums[number]
+        totals = self.totals[:, begin:end]
+        add_up(self.compiled, self.partials[begin:end], self.tables.begins, totals)
+        return totals
+
+    def go(self, step: Step, number: int, stage: int) -> None:
+        """One pass over all chunks."""
+        tables = self.tables
+        if not tables.chunk_count:
+            return
+        aligned = tables.aligned and tables.grads_aligned
+        # forth and back, in turns: a rehearsal is one more
+        turns = number + (stage == WRITE and self.guarded)
+        self.compiled.run(
+            self.kernels.passes[number],
+            (tables.chunk_count,),
+            (
+                tables.rows,
+                tables.gradients,
+                tables.chunks,
+                self.options,
+                self.figures,
+                self.partials,
+                step.grad_scale,
+                step.allowed,
+                step.lr,
+                step.lr_scale,
+                tables.count,
+                tables.chunk_count,
+            ),
+            lambda: dict(
+                STAGE=stage,
+                BACKWARDS=turns % 2 == 1,
+                SCALED=step.grad_scale is not None,
+                ALLOWED=step.allowed is not None,
+                GUARDED=self.guarded,
+                STOCHASTIC=self.handling.rounding == "stochastic" and self.p_dtype in NARROW,
+                SPREAD=self.spread,
+                ALIGNED=aligned,
+                LR_IS_TENSOR=isinstance(step.lr, Tensor),
+                P_DTYPE=DTYPES[self.p_dtype],
+                G_DTYPE=DTYPES[self.g_dtype],
+                **{f"S{i}_DTYPE": dtype for i, dtype in enumerate(self.stored)},
+                CHUNK=self.CHUNK,
+            ),
+            warps=WARPS,
+            key=(number, stage, aligned, kind_of(step.grad_scale), kind_of(step.allowed), kind_of(step.lr)),
+        )
+
+    def decide_after(self, step: Step, number: int) -> None:
+        self.compiled.run(
+            self.kernels.decisions[number],
+            (triton.cdiv(self.tables.count, DECIDED),),
+            (self.tables.rows, self.options, self.totals, self.figures, step.lr, step.lr_scale, self.tables.count),
+            lambda: dict(LR_IS_TENSOR=isinstance(step.lr, Tensor), BLOCK=DECIDED),
+            warps=4,
+            key=(number, kind_of(step.lr)),
+        )
+
+    def stats(self) -> dict[str, Tensor]:
+        return {
+            name: self.figures[value] if isinstance(value, int) else torch.full_like(self.figures[0], value)
+            for name, value in self.emitted.stats.items()
+        }

@@ -1,0 +1,420 @@
+"""Triton from a schedule: one kernel for each pass over chunks, and one for what is decided tensor by tensor after it.
+
+The formulas are the rule's: here is only how a value of a graph is written down, and where it comes from. A value as
+large as a parameter is read or computed in a pass. One for each tensor is computed where the first pass needs it, or
+after a pass, from its sums, and kept among the *figures*. Numbers that the options make are computed by the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from thalweg.programs.graph import Value
+from thalweg.programs.schedule import Schedule
+from thalweg.programs.trace import GRADIENT, PARAMETER
+
+#: Operations as Triton has them.
+TEXTS = {
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "neg": "-{0}",
+    "gt": "{0} > {1}",
+    "ge": "{0} >= {1}",
+    "lt": "{0} < {1}",
+    "le": "{0} <= {1}",
+    "eq": "{0} == {1}",
+    "ne": "{0} != {1}",
+    "and": "{0} & {1}",
+    "abs": "tl.abs({0})",
+    "sqrt": "tl.sqrt({0})",
+    "exp": "tl.exp({0})",
+    "log": "tl.log({0})",
+    "cos": "tl.cos({0})",
+    "floor": "tl.floor({0})",
+    "expm1": "expm1({0})",
+    "pow": "power({0}, {1})",
+    "isfinite": "is_finite({0})",
+    "maximum": "larger({0}, {1})",
+    "minimum": "smaller({0}, {1})",
+    "where": "tl.where({0}, {1}, {2})",
+}
+#: Inputs that are one number for each tensor.
+SCALAR_INPUTS = {
+    "t": "step_number(rows, row{0})",
+    "lr": "rate_of(lr, 1.0, LR_IS_TENSOR)",
+    "lr_scale": "lr_scale * 1.0",
+}
+#: Figures that every rule has before its own: whether a tensor's step is finite, and the number of the step.
+OWN_FIGURES = 2
+ARGUMENTS = """\
+    rows, gradients, chunks, numbers, figures, partials, grad_scale, allowed, lr, lr_scale, count, chunk_count,
+    STAGE: tl.constexpr, BACKWARDS: tl.constexpr, SCALED: tl.constexpr, ALLOWED: tl.constexpr, GUARDED: tl.constexpr,
+    STOCHASTIC: tl.constexpr, SPREAD: tl.constexpr, ALIGNED: tl.constexpr, LR_IS_TENSOR: tl.constexpr,
+    P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr,{dtypes}
+    CHUNK: tl.constexpr,
+"""
+HEAD = """\
+@triton.jit
+def pass_{number}(
+{arguments}):
+    \"\"\"{words}.\"\"\"
+    chunk = tl.program_id(0)
+    if BACKWARDS:  # what the last pass read is still in cache
+        chunk = chunk_count - 1 - chunk
+    row = tl.load(chunks + 2 * chunk)
+    if is_idle(figures, row, allowed, count, STAGE, ALLOWED, GUARDED):
+        return
+    first = tl.load(chunks + 2 * chunk + 1).to(tl.int64) * CHUNK
+    left = tl.load(rows + row * COLUMNS + SIZE) - first
+    index = tl.arange(0, CHUNK)
+{scalars}
+    for RAGGED in tl.static_range(2):  # a chunk that is full needs no mask, and is read and written in wider pieces
+        if (left < CHUNK) == (RAGGED == 1):
+            mask = None
+            if RAGGED:
+                mask = index < left
+{body}
+"""
+DECIDE = """\
+@triton.jit
+def decide_{number}(
+    rows, numbers, totals, figures, lr, lr_scale, count, LR_IS_TENSOR: tl.constexpr, BLOCK: tl.constexpr
+):
+    \"\"\"What holds for each tensor, from its sums.\"\"\"
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = row < count
+    nothing = tl.zeros((BLOCK,), tl.float32)
+{body}
+"""
+
+
+@dataclass
+class Emitted:
+    """Source of kernels, and what the host has to know of them."""
+
+    source: str
+    #: Numbers of the options, in the order in which kernels read them behind the sign of the gradient.
+    numbers: list[Value]
+    #: Of each pass: how many sums it makes.
+    sums: list[int]
+    figures: int
+    #: By name: the figure that shows it, or the number that it always is.
+    stats: dict[str, int | float]
+
+
+@dataclass
+class Emission:
+    """All kernels of one schedule, while they are written."""
+
+    found: Schedule
+    #: Places of numbers and figures, in the order in which they were first needed.
+    numbers: dict[Value, int] = field(default_factory=dict)
+    figures: dict[Value, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.program = self.found.program
+        self.large = self.program.memory[PARAMETER]
+        self.entries = list(self.program.state)
+        every = [(number, value) for number, each in enumerate(self.found.passes) for value in each.sums]
+        #: Of each reduction: its place among all, and the pass that makes it.
+        self.sums = {value: (place, number) for place, (number, value) in enumerate(every)}
+
+    def number(self, value: Value) -> int:
+        return 1 + self.numbers.setdefault(value, len(self.numbers))  # behind the sign of the gradient
+
+    def figure(self, value: Value) -> int:
+        return OWN_FIGURES + self.figures.setdefault(value, len(self.figures))
+
+    def rounds_before(self, value: Any) -> int:
+        """In how many rounds the sums are made that a value is computed from."""
+        if not isinstance(value, Value):
+            return 0
+        if value.is_reduction:
+            return 1 + self.sums[value][1]
+        return max(map(self.rounds_before, value.args), default=0)
+
+
+class Lines:
+    """The lines of one kernel, and the names of the values that they have computed."""
+
+    def __init__(self, emission: Emission) -> None:
+        self.emission, self.lines = emission, []  # type: tuple[Emission, list[str]]
+        self.known: dict[Value, str] = {}
+        self.used: set[str] = set()
+
+    def name(self, value: Value) -> str:
+        base = value.graph.names.get(value, "x").replace("[", "_").replace("]", "")
+        name, i = base if base != "x" else f"x{value.index}", 1
+        while name in self.used or name in RESERVED:
+            name, i = f"{base}_{i}", i + 1
+        self.used.add(name)
+        return name
+
+    def let(self, value: Value, text: str) -> str:
+        self.known[value] = name = self.name(value)
+        self.lines.append(f"{name} = {text}")
+        return name
+
+    def of(self, operand: Any) -> str:
+        """What stands for a value or a number, computed in the lines so far."""
+        if not isinstance(operand, Value):
+            return literal(operand)
+        if operand not in self.known:
+            if operand.extent is None:
+                self.let(operand, f"tl.load(numbers + {self.emission.number(operand)})")
+            else:
+                self.let(operand, self.text(operand))
+        return self.known[operand]
+
+    def text(self, value: Value) -> str:
+        raise NotImplementedError
+
+    def operation(self, value: Value, **other: str) -> str:
+        args = list(value.args)
+        if value.op == "where" and isinstance(args[0], Value) and args[0].extent is None:
+            return other.get("where", TEXTS["where"]).format(f"({self.of(args[0])} != 0)", *map(self.of, args[1:]))
+        return other.get(value.op, TEXTS[value.op]).format(*map(self.of, args))
+
+
+class Decision(Lines):
+    """What is computed for all tensors at once, after a round of sums."""
+
+    def text(self, value: Value) -> str:
+        if value.op == "input":
+            return SCALAR_INPUTS[value.name].format(", mask")
+        if value.is_reduction:
+            index, _ = self.emission.sums[value]
+            return f"tl.load(totals + {len(self.emission.sums)} * row + {index}, mask, other=0.0)"
+        return self.operation(value, sqrt="tl.sqrt_rn(nothing + {0})")
+
+
+class Scalars(Lines):
+    """What the first pass computes once for each chunk."""
+
+    def text(self, value: Value) -> str:
+        if value.op == "input":
+            return SCALAR_INPUTS[value.name].format("")
+        return self.operation(value)
+
+
+class Elements(Lines):
+    """What one pass computes element by element."""
+
+    def __init__(self, emission: Emission, number: int) -> None:
+        super().__init__(emission)
+        self.pass_number = number
+        #: What is one number for each tensor: computed at once by a first pass, else found among the figures.
+        self.scalars = Scalars(emission)
+        self.scalars.used = self.used
+
+    def of(self, operand: Any) -> str:
+        if isinstance(operand, Value) and operand not in self.known and operand.extent != self.emission.large:
+            self.known[operand] = self.scalar(operand)
+        return super().of(operand)
+
+    def scalar(self, value: Value) -> str:
+        if self.pass_number == 0 or value.extent is None:
+            return self.scalars.of(value)
+        if value not in self.scalars.known:
+            self.scalars.let(value, f"tl.load(figures + {self.emission.figure(value)} * count + row)")
+        return self.scalars.known[value]
+
+    def text(self, value: Value) -> str:
+        if value.op == "div" and isinstance(value.args[0], Value) and value.args[0].extent == self.emission.large:
+            below = value.args[1]
+            if not isinstance(below, Value) or below.extent != self.emission.large:
+                # one division for each tensor instead of one for each element
+                return f"{self.of(value.args[0])} * {self.of(value.graph.apply('div', 1.0, below))}"
+        return self.operation(value)
+
+
+#: Names that kernels have for other things.
+RESERVED = {
+    "rows",
+    "row",
+    "gradients",
+    "chunks",
+    "numbers",
+    "figures",
+    "partials",
+    "grad_scale",
+    "allowed",
+    "lr",
+    "lr_scale",
+    "count",
+    "chunk_count",
+    "chunk",
+    "first",
+    "left",
+    "index",
+    "mask",
+    "totals",
+    "nothing",
+    "stored",
+    "failures",
+    "tl",
+    "p_place",
+    "g_place",
+}
+
+
+def emit(found: Schedule, title: str) -> Emitted:
+    """Kernels of a schedule whose sums all go over whole tensors."""
+    emission = Emission(found)
+    last = len(found.passes) - 1
+    passes = [emit_pass(emission, number) for number in range(last + 1)]
+    program = found.program
+    for value in program.stats.values():
+        if isinstance(value, Value):
+            emission.figure(value)
+    decided = range(last + 1 if found.passes[last].sums else last)
+    decisions = [emit_decision(emission, number, last) for number in decided]
+    stats: dict[str, int | float] = {
+        name: emission.figure(value) if isinstance(value, Value) else float(value)
+        for name, value in program.stats.items()
+    }
+    source = "\n\n".join([f'"""{title}\n\n{found}\n"""', *passes, *decisions])
+    return Emitted(
+        source, list(emission.numbers), [len(each.sums) for each in found.passes], len(emission.figures), stats
+    )
+
+
+def emit_pass(emission: Emission, number: int) -> str:
+    found, program = emission.found, emission.program
+    each, last = found.passes[number], len(found.passes) - 1
+    lines = Elements(emission, number)
+    written = {key for earlier in found.passes[:number] for key in earlier.writes}
+    inputs = {value.name: value for value in program.graph.values if value.op == "input"}
+    places = []
+    for key in (PARAMETER, GRADIENT, *emission.entries):
+        if key in each.reads or key in each.writes:
+            places.append(place_of(emission, key))
+        if key in each.reads:
+            value = program.state[key] if key in written else inputs[key]
+            factor = " * gradient_factor(numbers, grad_scale, SCALED)" if key == GRADIENT else ""
+            lines.let(value, f"loaded({short(emission, key)}_place, mask){factor}")
+    sums = []
+    offset = sum(len(earlier.sums) for earlier in found.passes[:number])
+    for index, value in enumerate(each.sums, offset):
+        x = lines.of(value.args[0])
+        summed = f"{x} * {x}" if value.op == "sum_squares" else x
+        if not is_zero_where_nothing_is(value.args[0], emission.large):
+            summed = f"kept({summed}, mask)"
+        sums.append(f"tl.store(partials + {index} * chunk_count + chunk, tl.sum({summed}))")
+    results = {key: lines.of(program.state[key]) for key in each.writes if key != PARAMETER}
+    stores = []
+    for key, text in results.items():
+        i = emission.entries.index(key)
+        stores.append(f"tl.store(s{i}_place, as_stored({text}, 0.0, S{i}_DTYPE, False), mask)")
+    if PARAMETER not in each.writes:
+        body = [*places, *lines.lines, *sums]
+        if stores:
+            body += ["if is_allowed(allowed, ALLOWED):", *indented(stores, 4)]
+    else:
+        new = f"{lines.of(inputs[PARAMETER])} + {lines.of(program.delta)}"
+        t = "step_number(rows, row)" if last == 0 else "tl.load(figures + T * count + row)"
+        body = [*places, *lines.lines]
+        body += [f"stored = rounded({new}, rows, row, first + index, {t}, P_DTYPE, STOCHASTIC, SPREAD)"]
+        body += ["if STAGE == 1:", *indented(["failures = failures_in(stored, mask)"], 4)]
+        for key, text in results.items():
+            i = emission.entries.index(key)
+            failed = f"    failures += failures_in({text}.to(S{i}_DTYPE), mask)"
+            body += indented([f"if S{i}_DTYPE == tl.float16:", failed], 4)
+        body += indented(["tl.store(partials + chunk, failures)"], 4)
+        body += ["else:", *indented([*sums, "tl.store(p_place, stored, mask)", *stores], 4)]
+    dtypes = "".join(f" S{i}_DTYPE: tl.constexpr," for i in range(len(emission.entries)))
+    return HEAD.format(
+        number=number,
+        arguments=ARGUMENTS.format(dtypes=dtypes),
+        words=str(found).split("; then ")[number].capitalize(),
+        scalars="\n".join(indented(lines.scalars.lines, 4)),
+        body="\n".join(indented(body, 12)),
+    )
+
+
+def emit_decision(emission: Emission, number: int, last: int) -> str:
+    """What is known after a pass, and not before."""
+    lines = Decision(emission)
+    final = number == last
+    stores = []
+    for value in emission.figures:
+        rounds = emission.rounds_before(value)
+        if max(rounds, 1) == number + 1 or (final and rounds > number):
+            stores.append((emission.figure(value), lines.of(value)))
+    if number == max(last - 1, 0):
+        finite = emission.program.finite
+        if emission.rounds_before(finite) <= number + 1:
+            text = lines.of(finite) if isinstance(finite, Value) else "nothing == 0" if finite else "nothing != 0"
+            lines.lines.append(f"tl.store(figures + FINITE * count + row, nothing + tl.where({text}, 1.0, 0.0), mask)")
+        if last:
+            lines.lines.append("tl.store(figures + T * count + row, step_number(rows, row, mask), mask)")
+    body = [*lines.lines, *(f"tl.store(figures + {i} * count + row, nothing + {text}, mask)" for i, text in stores)]
+    return DECIDE.format(number=number, body="\n".join(indented(body, 4)))
+
+
+def place_of(emission: Emission, key: str) -> str:
+    if key == PARAMETER:
+        return "p_place = address(rows, row, P, P_DTYPE, ALIGNED) + first + index"
+    if key == GRADIENT:
+        return "g_place = pointer(tl.load(gradients + row), G_DTYPE, ALIGNED) + first + index"
+    i = emission.entries.index(key)
+    return f"s{i}_place = address(rows, row, STATE + {i}, S{i}_DTYPE, ALIGNED) + first + index"
+
+
+def short(emission: Emission, key: str) -> str:
+    return key if key in (PARAMETER, GRADIENT) else f"s{emission.entries.index(key)}"
+
+
+def indented(lines: Iterable[str], by: int) -> list[str]:
+    return [" " * by + line for line in lines]
+
+
+def literal(number: Any) -> str:
+    if isinstance(number, bool):
+        return repr(number)
+    return repr(float(number)) if math.isfinite(number) else f'float("{number}")'
+
+
+def is_zero_where_nothing_is(value: Any, large: Any) -> bool:
+    """Whether a value is 0 where everything that is read is 0, as it is behind the end of a tensor."""
+
+    def is_zero(operand: Any) -> bool:
+        if not isinstance(operand, Value):
+            return bool(operand == 0)
+        if operand.op == "input":
+            return operand.extent == large
+        if operand.op == "mul":
+            return any(map(is_zero, operand.args))
+        if operand.op in ("add", "sub"):
+            return all(map(is_zero, operand.args))
+        return operand.op in ("neg", "abs", "sqrt") and is_zero(operand.args[0])
+
+    return is_zero(value)
+
+
+def values_of(numbers: Iterable[Value], options: Mapping[str, float]) -> list[float]:
+    """What the host computes of options, in double precision."""
+    from thalweg.programs.graph import OPERATORS
+    from thalweg.programs.trace import FUNCTIONS
+
+    known: dict[Value, Any] = {}
+
+    def of(operand: Any) -> Any:
+        if not isinstance(operand, Value):
+            return operand
+        if operand not in known:
+            if operand.op == "input":
+                known[operand] = options[operand.name]
+            elif operand.op == "where":
+                condition, yes, no = map(of, operand.args)
+                known[operand] = yes if condition else no
+            else:
+                known[operand] = {**OPERATORS, **FUNCTIONS}[operand.op](*map(of, operand.args))
+        return known[operand]
+
+    return [float(of(number)) for number in numbers]
