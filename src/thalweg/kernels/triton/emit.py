@@ -387,7 +387,7 @@ def is_zero_where_nothing_is(value: Any, large: Any) -> bool:
         if not isinstance(operand, Value):
             return bool(operand == 0)
         if operand.op == "input":
-            return operand.extent == large
+            return bool(operand.extent == large)
         if operand.op == "mul":
             return any(map(is_zero, operand.args))
         if operand.op in ("add", "sub"):
