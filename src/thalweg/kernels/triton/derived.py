@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import linecache
 import sys
 import types
@@ -112,6 +113,10 @@ class DerivedPasses(Passes):
         self.SUMS, self.FIGURES = max(1, sum(self.emitted.sums)), tuple(map(str, range(self.emitted.figures)))  # type: ignore[misc]
         self.last = len(self.emitted.sums) - 1
         super().__init__(operands, grads, rule, handling)
+        ends = list(itertools.accumulate(self.emitted.sums, initial=0))
+        #: Of each pass: where its chunks leave their sums, and the totals of tensors. Made once: it takes the host long.
+        self.places = [(self.partials[begin:end], self.totals[:, begin:end]) for begin, end in itertools.pairwise(ends)]
+        self.sums = [[Sum(totals, None)] for _, totals in self.places]
 
     def numbers(self) -> tuple[float, ...]:
         options: dict[str, Any] = {}
@@ -127,7 +132,8 @@ class DerivedPasses(Passes):
         for number in range(self.last):
             self.go(step, number, MEASURE)
             if self.emitted.sums[number]:
-                yield [Sum(self.add_up(number), None)]
+                self.add_up(number)
+                yield self.sums[number]
             self.decide_after(step, number)
         if self.guarded:
             self.go(step, self.last, REHEARSE)
@@ -146,12 +152,9 @@ class DerivedPasses(Passes):
         if not self.last and not self.guarded:  # the only pass has read the number of the step
             self.settle(step, counts=True)
 
-    def add_up(self, number: int) -> Tensor:
-        begin = sum(self.emitted.sums[:number])
-        end = begin + self.emitted.sums[number]
-        totals = self.totals[:, begin:end]
-        add_up(self.compiled, self.partials[begin:end], self.tables.begins, totals)
-        return totals
+    def add_up(self, number: int) -> None:
+        partials, totals = self.places[number]
+        add_up(self.compiled, partials, self.tables.begins, totals)
 
     def go(self, step: Step, number: int, stage: int) -> None:
         """One pass over all chunks."""
