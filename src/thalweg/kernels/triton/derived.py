@@ -114,7 +114,7 @@ class DerivedPasses(Passes):
         self.last = len(self.emitted.sums) - 1
         super().__init__(operands, grads, rule, handling)
         ends = list(itertools.accumulate(self.emitted.sums, initial=0))
-        #: Of each pass: where its chunks leave their sums, and the totals of tensors. Made once: it takes the host long.
+        #: Of each pass: where its chunks leave their sums, and the totals of tensors. Made once: views take time.
         self.places = [(self.partials[begin:end], self.totals[:, begin:end]) for begin, end in itertools.pairwise(ends)]
         self.sums = [[Sum(totals, None)] for _, totals in self.places]
 
