@@ -112,7 +112,7 @@ def test_who_insists_is_told_of_the_overlap() -> None:
     buffer = np.ones(100, "float32")
     optimizer = made("LAMB", "fused")
     before = buffer.tobytes()
-    with pytest.raises(OptionError, match="cannot step parameter 'w': its gradient overlaps it in memory"):
+    with pytest.raises(OptionError, match="cannot run for parameter 'w': its gradient overlaps it in memory"):
         optimizer.update("w", buffer[:50], buffer[10:60])
     assert buffer.tobytes() == before
     assert optimizer.state == {}
@@ -149,7 +149,7 @@ def test_the_gradient_of_one_in_the_memory_of_another(rule: str) -> None:
     start = draw({"a": (1500,), "b": (1500,)}, "float32")
     Both(optimizer, optimizer, *results, start).agree()
     a, b = start.values()
-    with pytest.raises(OptionError, match="gradients of other parameters overlap parameters"):
+    with pytest.raises(OptionError, match="parameters overlap other parameters' gradients in memory"):
         made(rule, "fused").step({"a": a, "b": b}, {"a": b, "b": a})
 
 
@@ -182,7 +182,7 @@ def test_parameters_in_fortran_order_are_stepped_by_the_rule(rule: str) -> None:
     optimizer = made(rule, "auto")
     optimizer.step(params, grads[0])
     assert optimizer.engine == "fused + reference"
-    with pytest.raises(OptionError, match="cannot step parameter 'w': it is not in C order"):
+    with pytest.raises(OptionError, match="cannot run for parameter 'w': it is not in C order"):
         made(rule, "fused").step(params, grads[0])
 
 

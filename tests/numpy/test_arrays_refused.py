@@ -26,7 +26,7 @@ def frozen() -> Any:
 
 
 KINDS: dict[str, tuple[Any, str]] = {
-    "int32": (lambda: ones().astype("int32"), "dtype int32: float32, float64, float16 and bfloat16"),
+    "int32": (lambda: ones().astype("int32"), "dtype int32: it must be float32, float64, float16 or bfloat16"),
     "uint8": (lambda: ones().astype("uint8"), "dtype uint8"),
     "bool": (lambda: ones().astype(bool), "dtype bool"),
     "complex64": (lambda: ones().astype("complex64"), "dtype complex64"),
@@ -46,7 +46,7 @@ WEIGHTS = {
     **KINDS,
     "numpy scalar": (lambda: np.float32(1), "must be a numpy array, got numpy.float32"),
     "none": (lambda: None, "must be a numpy array, got NoneType"),
-    "read-only": (frozen, "read-only and is to be changed in place"),
+    "read-only": (frozen, "read-only, and a step changes it in place"),
     "strided": (lambda: ones((6, 4))[::2], r"not contiguous.*ascontiguousarray"),
     "broadcast": (lambda: np.broadcast_to(np.float32(1), (3, 4)), "read-only"),
     "reversed": (lambda: ones()[::-1], "not contiguous"),
@@ -54,8 +54,8 @@ WEIGHTS = {
 }
 GRADIENTS = {
     **KINDS,
-    "transposed": (lambda: ones((4, 3)), r"shape \(4, 3\), and its parameter \(3, 4\): must be equal"),
-    "flat": (lambda: ones((12,)), r"shape \(12,\), and its parameter \(3, 4\): must be equal"),
+    "transposed": (lambda: ones((4, 3)), r"shape \(4, 3\), and its parameter \(3, 4\): they must be equal"),
+    "flat": (lambda: ones((12,)), r"shape \(12,\), and its parameter \(3, 4\): they must be equal"),
     "one that would broadcast": (lambda: ones((4,)), r"shape \(4,\), and its parameter \(3, 4\)"),
     "a single element": (lambda: ones((1, 1)), r"shape \(1, 1\), and its parameter \(3, 4\)"),
     "empty": (lambda: ones((0,)), r"shape \(0,\), and its parameter \(3, 4\)"),
@@ -113,7 +113,12 @@ def test_torch_tensors() -> None:
 
 def test_more_stacked_axes_than_axes() -> None:
     optimizer, weights = LARS(0.1, stacked_axes=2), ones((3,))
-    with refused(OptionError, rf"stacked_axes=2, but parameter '{NAME}' has shape \(3,\)", optimizer, weights):
+    with refused(
+        OptionError,
+        rf"stacked_axes=2, but parameter '{NAME}' has shape \(3,\): it must be at most 1",
+        optimizer,
+        weights,
+    ):
         optimizer.update(NAME, weights, ones((3,)))
 
 

@@ -40,7 +40,7 @@ def test_tensors_of_torch_are_sent_to_the_front_end_for_torch() -> None:
         for what, wrong in mistakes(tensor):
             message = told(wrong)
             assert message.startswith(what)
-            assert "of torch is stepped by thalweg.torch" in message
+            assert "needs thalweg.torch" in message
             assert ".detach().numpy()" in message
 
 
@@ -75,7 +75,7 @@ def test_arrays_of_jax_are_sent_to_the_front_end_for_jax() -> None:
     for what, wrong in mistakes(jnp.ones(3)):
         message = told(wrong)
         assert message.startswith(what)
-        assert "of jax is stepped by thalweg.optax" in message
+        assert "needs thalweg.optax" in message
         assert "numpy.array(x)" in message
 
 
@@ -95,7 +95,7 @@ def test_a_state_that_is_none_is_told(saved: Any, words: str) -> None:
     optimizer.update("w", np.ones(3), np.ones(3))
     before = optimizer.state_dict()
     message = told(lambda: optimizer.load_state_dict(saved))
-    assert message.startswith("this is no exported state or state_dict(): it must have the keys ")
+    assert message.startswith("this is not an exported state or state_dict(): it must have the keys ")
     assert words in message
     assert str(optimizer.state_dict()) == str(before)
 
@@ -106,7 +106,7 @@ def test_a_state_that_is_none_is_told(saved: Any, words: str) -> None:
         ({"state": [1]}, "its state must be a mapping by name, got list"),
         ({"state": None}, "its state must be a mapping by name, got NoneType"),
         ({"state": {"w": [1.0]}}, "the state of 'w' must map keys to arrays and have a 'step', got [1.0]"),
-        ({"state": {"w": {"step": 1, "exp_avg": [[1.0], []]}}}, "the state of 'w' must be of floating point"),
+        ({"state": {"w": {"step": 1, "exp_avg": [[1.0], []]}}}, "the state of 'w' must be floating point"),
         ({"state": {"w": {"step": 1, "exp_avg": {}}}}, "'exp_avg' is a dict"),
         ({"state": {"w": {"step": 1, "exp_avg": None}}}, "'exp_avg' is a NoneType"),
     ],

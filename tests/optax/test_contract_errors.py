@@ -287,7 +287,7 @@ def test_a_bare_array_is_named_in_words_that_can_be_read() -> None:
 def test_names_that_another_front_end_has_are_translated() -> None:
     with pytest.raises(OptionError, match="adafactor has no option 'momentum_dtype': it is 'dtype_momentum' here"):
         adafactor(0.1, momentum=0.9, momentum_dtype="bfloat16")
-    with pytest.raises(OptionError, match="entry 'w': 'decay_rate' is 'beta2_decay' there"):
+    with pytest.raises(OptionError, match="entry 'w': write 'beta2_decay' for 'decay_rate'"):
         adafactor(0.1, overrides=[("w", dict(decay_rate=0.9))])
     with pytest.raises(OptionError, match="entry 'w': 'b1' is 'betas' there"):
         lamb(0.1, overrides=[("w", dict(b1=0.9))])

@@ -109,7 +109,7 @@ def test_adapters_beside_frozen_weights(write: Write) -> None:
     assert stored == {"Adapted": "float16", "packed": "uint8"}
     more = resolve("planned_adapters:Adapted", frozen=["up"])
     assert [tensor.name for tensor in more.frozen] == ["base", "up"]
-    assert "has no parameters of floating point that require a gradient" in said("planned_adapters:all_frozen")
+    assert "has no floating-point parameters that require a gradient" in said("planned_adapters:all_frozen")
 
 
 def test_trees_of_jax(write: Write) -> None:
@@ -171,15 +171,17 @@ def test_mistakes_are_named(write: Write) -> None:
     )
     write("planned_needs", "import something_that_is_not_installed")
     write("planned_broken", "1 / 0")
-    assert "there is no module 'planned_missing' here or installed" in said("planned_missing:build")
-    assert "there is no module 'planned_missing' here" in said("planned_missing.inner:build")
+    assert "there is no module 'planned_missing' in the current folder or among the installed ones" in said(
+        "planned_missing:build"
+    )
+    assert "there is no module 'planned_missing' in the current folder" in said("planned_missing.inner:build")
     assert "planned_wrong has no 'bulid': it has build, fails" in said("planned_wrong:bulid")
     assert "planned_wrong:number cannot be called: it is a int" in said("planned_wrong:number")
     assert "planned_needs needs a module that is not installed: something_that_is_not_installed" in said(
         "planned_needs:build"
     )
     assert "planned_broken could not be imported: ZeroDivisionError: division by zero" in said("planned_broken:build")
-    assert "'planned_wrong:' names no factory: it must be module:factory" in said("planned_wrong:")
+    assert "'planned_wrong:' must be module:factory" in said("planned_wrong:")
 
 
 def test_results_that_are_no_model_are_named(write: Write) -> None:
@@ -191,8 +193,8 @@ def test_results_that_are_no_model_are_named(write: Write) -> None:
     def asks(width): return width
     """
     write("planned_results", source)
-    wanted = "it must give a torch.nn.Module, an nnx.Module or a tree of JAX arrays"
-    assert said("planned_results:build") == f"planned_results:build gave a str: {wanted}"
+    wanted = "it must return a torch.nn.Module, an nnx.Module or a tree of JAX arrays"
+    assert said("planned_results:build") == f"planned_results:build returned a str: {wanted}"
     assert "planned_results:fails could not be built: RuntimeError: no" in said("planned_results:fails")
     assert "planned_results:asks could not be built: TypeError" in said("planned_results:asks")
 
@@ -202,8 +204,8 @@ def test_a_model_without_parameters_is_named(write: Write) -> None:
     source = "import torch\ndef build(): return torch.nn.ReLU()\ndef ints():\n m = torch.nn.Module()\n"
     source += " m.p = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))\n return m"
     write("planned_empty", source)
-    assert "planned_empty:build has no parameters of floating point" in said("planned_empty:build")
-    assert "the tensor 'p' has dtype complex64, which cannot be trained in" in said("planned_empty:ints")
+    assert "planned_empty:build has no floating-point parameters" in said("planned_empty:build")
+    assert "the tensor 'p' has dtype complex64, which cannot be trained:" in said("planned_empty:ints")
 
 
 def test_neither_framework(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

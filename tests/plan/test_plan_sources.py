@@ -104,9 +104,7 @@ def test_what_is_not_trained_is_left_out(tmp_path: Path) -> None:
 
 def test_dtypes_that_nobody_trains_in_need_another(tmp_path: Path) -> None:
     path = written(tmp_path / "m.safetensors", {"w": ("F8_E4M3", [4, 4])})
-    assert "the tensor 'w' has dtype F8_E4M3, which cannot be trained in: say what it will be with --dtype" in said(
-        path
-    )
+    assert "the tensor 'w' has dtype F8_E4M3, which cannot be trained: set another with --dtype" in said(path)
     assert resolve(str(path), "bfloat16").tensors == (Tensor("w", (4, 4), "bfloat16"),)
 
 
@@ -121,20 +119,20 @@ def test_weights_of_a_checkpoint_that_are_not_trained_may_have_any_dtype(tmp_pat
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no safetensors file: it has 0 bytes, too few for a header"),
+        (b"", "is not a safetensors file: it has 0 bytes, too few for a header"),
         (b"1234567", "it has 7 bytes"),
         (
             struct.pack("<Q", 2**60) + b"{}",
-            "is no safetensors file: its header would have 1,152,921,504,606,846,976 bytes",
+            "is not a safetensors file: its header would have 1,152,921,504,606,846,976 bytes",
         ),
         (struct.pack("<Q", 0), "its header would have 0 bytes"),
         (struct.pack("<Q", 100) + b"{}", "is cut off: its header should have 100 bytes, and 2 are there"),
-        (struct.pack("<Q", 4) + b"{a:}", "is damaged, or no safetensors file: its header is no JSON"),
-        (struct.pack("<Q", 4) + b"\xff\xfe\xfd\xfc", "its header is no JSON"),
-        (struct.pack("<Q", 2) + b"[]", "its header is no mapping of names"),
+        (struct.pack("<Q", 4) + b"{a:}", "is damaged, or not a safetensors file: its header is not JSON"),
+        (struct.pack("<Q", 4) + b"\xff\xfe\xfd\xfc", "its header is not JSON"),
+        (struct.pack("<Q", 2) + b"[]", "its header is not a mapping of names"),
         (struct.pack("<Q", 8) + b'{"w": 1}', "is damaged: the tensor 'w' has no data_offsets"),
-        (struct.pack("<Q", 2) + b"{}", "there is no tensor of floating point in it"),
-        (b"\x80\x02}q\x00." + bytes(20), "is a pickle, which is not opened here: save the model as safetensors"),
+        (struct.pack("<Q", 2) + b"{}", "it has no floating-point tensor"),
+        (b"\x80\x02}q\x00." + bytes(20), "is a pickle, which plan does not open: save the model as safetensors"),
         (b"PK\x03\x04" + bytes(20), "is a pickle"),
     ],
 )
@@ -217,7 +215,7 @@ def test_a_configuration(tmp_path: Path) -> None:
         ({"model_type": "gpt2", "n_embd": None}, "n_embd must be a whole number from 1 on, got None"),
         (
             {"model_type": "gpt2", "dtype": "int8"},
-            "has dtype int8, which cannot be trained in: say what it will be with",
+            "has dtype int8, which cannot be trained: set another with",
         ),
         ({"model_type": ["gpt2"]}, "model_type must be a name such as 'llama', got ['gpt2']"),
         ({"model_type": "gemma3", "text_config": 3}, "text_config must be a configuration of its own, got 3"),
@@ -252,8 +250,8 @@ def test_shapes(tmp_path: Path, content: Any, tensors: tuple[Tensor, ...]) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
+        ("{", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
         ("[]", "must hold shapes, such as"),
         ("3", "must hold shapes, such as"),
         ('{"w": 3}', "'w' must have a shape, a list of whole numbers >= 0, got 3"),
@@ -280,7 +278,7 @@ def test_words_that_mean_nothing_are_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert "there are no .safetensors files and no config.json in" in said(tmp_path)
     for name in ("pytorch_model.bin", "model.pt", "last.ckpt"):
         (tmp_path / name).write_bytes(b"\x80\x02.")
-        assert "may be a pickle, which is not opened here" in said(name)
+        assert "may be a pickle, which plan does not open" in said(name)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     assert "model.gguf is neither .safetensors nor .json" in said("model.gguf")
 

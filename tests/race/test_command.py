@@ -156,8 +156,8 @@ def test_the_valley_is_drawn_as_maps(tmp_path: Path) -> None:
     [
         (["--steps", "0"], 2, "0 is not in the range x>=1"),
         (["--nonsense"], 2, "nonsense"),
-        (["--lr", "fast"], 1, "--lr must be positive numbers, such as 0.01,0.1, got 'fast'"),
-        (["--lr", "0"], 1, "--lr must be positive numbers"),
+        (["--lr", "fast"], 1, "--lr must be a list of positive numbers, such as 0.01,0.1, got 'fast'"),
+        (["--lr", "0"], 1, "--lr must be a list of positive numbers"),
         (["--lr", "krn=0.1"], 1, "there is no optimizer 'krn': did you mean 'Kron'?"),
         (["--optimizers", "adamm"], 1, "there is no optimizer 'adamm': did you mean 'AdamW'?"),
         (["--batch-size", "big"], 1, "batch sizes must be whole numbers from 1 on"),
@@ -165,9 +165,9 @@ def test_the_valley_is_drawn_as_maps(tmp_path: Path) -> None:
         (["--engine", "warp"], 2, "'warp' is not one of 'auto', 'reference', 'foreach', 'fused'"),
         (["--engine", "foreach"], 1, "task 'digits', SGD: engine must be one of 'auto', 'reference', 'fused'"),
         (["--lr", "=0.1"], 1, "nothing is left of ''"),
-        (["valley", "--batch-size", "3"], 1, "takes no --batch-size"),
+        (["valley", "--batch-size", "3"], 1, "has no batches: leave out --batch-size"),
         (["digit"], 1, "did you mean 'digits'?"),
-        (["--redraw"], 1, "holds no race to draw"),
+        (["--redraw"], 1, "has no recorded race to draw"),
     ],
 )
 def test_mistakes_are_told_in_one_line(

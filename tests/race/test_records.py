@@ -80,12 +80,12 @@ def test_a_race_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda line: line[: len(line) // 2], "it is no JSON"),
-        (lambda line: line.replace(b'"lr": 0.1', b'"lr": 0.2'), "its checksum is not that of its content"),
-        (lambda line: line.replace(b'"seed": 0', b'"seed": 0, "more": 1'), "its checksum is not"),
+        (lambda line: line[: len(line) // 2], "it is not JSON"),
+        (lambda line: line.replace(b'"lr": 0.1', b'"lr": 0.2'), "its checksum does not match its content"),
+        (lambda line: line.replace(b'"seed": 0', b'"seed": 0, "more": 1'), "its checksum does not match"),
         (lambda line: b"\xff\xfe" + line, "codec can't decode"),
-        (lambda line: b"{}", "it is no record of a run"),
-        (lambda line: b"[1, 2]", "it is no record of a run"),
+        (lambda line: b"{}", "it is not a record of a run"),
+        (lambda line: b"[1, 2]", "it is not a record of a run"),
     ],
 )
 def test_a_damaged_record_is_told_and_done_again(tmp_path: Path, damage: object, words: str) -> None:
@@ -150,7 +150,7 @@ def test_a_race_can_be_drawn_without_its_task_and_before_its_end(tmp_path: Path)
 
 
 def test_a_folder_without_a_race_or_with_a_spoilt_one_is_told(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="holds no race to draw"):
+    with pytest.raises(CommandError, match="has no recorded race to draw"):
         recorded(tmp_path)
     for spoilt in ("{", "null", '{"title": "", "command": "", "contestants": {"Nobody": ""}, "courses": []}'):
         (tmp_path / PROGRAMME).write_text(spoilt)

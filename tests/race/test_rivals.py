@@ -216,16 +216,16 @@ def test_factories_race_and_groups_keep_their_proportions(tmp_path: Path, monkey
         (
             "Adam",
             {},
-            "'Adam' is no optimizer's import name: write module.Class or module:Class, such as torch.optim.Adam",
+            "'Adam' is not an import name: write module.Class or module:Class, such as torch.optim.Adam",
         ),
-        ("torch.optim.", {}, "is no optimizer's import name"),
+        ("torch.optim.", {}, "is not an import name"),
         ("adam.py:Adam", {}, "there is no module"),
         ("torch.optim.Adm", {}, "torch.optim.Adm: module 'torch.optim' has no 'Adm': did you mean 'Adam'?"),
         ("nosuchmodule:Adam", {}, "nosuchmodule:Adam: there is no module 'nosuchmodule' in"),
-        ("torch.nn.Linear", {}, "torch.nn.Linear is a class, and no optimizer: it must be a class derived from"),
-        ("torch.optim.lr_scheduler", {}, "torch.optim.lr_scheduler is a module, and no optimizer"),
-        ("torch.optim.lr_scheduler.StepLR", {}, "is a class, and no optimizer"),
-        ("rival_factories:text", {}, "rival_factories:text is a str, and no optimizer"),
+        ("torch.nn.Linear", {}, "torch.nn.Linear is a class, but not an optimizer: it must be a class derived from"),
+        ("torch.optim.lr_scheduler", {}, "torch.optim.lr_scheduler is a module, not an optimizer"),
+        ("torch.optim.lr_scheduler.StepLR", {}, "is a class, but not an optimizer"),
+        ("rival_factories:text", {}, "rival_factories:text is a str, not an optimizer"),
         ("rival_factories:no_rate", {}, "rival_factories:no_rate takes no lr: it must be"),
         (
             "torch.optim.Adam",
@@ -262,8 +262,8 @@ def test_what_is_no_optimizer_is_told_at_once(
         ("torch.optim.Adam", {"weight_decay": -1}, "failed: ValueError: Invalid weight_decay value: -1"),
         ("torch.optim.LBFGS", {}, "task 'bowl', LBFGS (torch.optim.LBFGS): step() failed: TypeError"),
         ("torch.optim.Muon", {}, "Muon(..., lr=0.05) failed: ValueError"),
-        ("rival_factories:nothing", {}, "rival_factories.nothing returned a int, and no optimizer"),
-        ("rival_factories:forgetful", {}, "rival_factories.forgetful keeps no lr in its groups"),
+        ("rival_factories:nothing", {}, "rival_factories.nothing returned a int, not an optimizer"),
+        ("rival_factories:forgetful", {}, "rival_factories.forgetful has no lr in its groups"),
         ("rival_factories:failing", {}, "failing(..., lr=0.05) failed (/"),
         ("rival_factories:greedy", {"nonsense": 1}, "greedy(..., lr=0.05, nonsense=1) failed"),
         ("optax.lbfgs", {}, "update() failed: TypeError"),
@@ -293,7 +293,7 @@ def test_what_fails_fails_before_anything_is_run(
 
 def test_optax_does_not_race_on_tasks_in_torch() -> None:
     pytest.importorskip("optax")
-    words = "task 'linear' is in torch, and adam is of optax, which races on tasks in numpy"
+    words = "task 'linear' is in torch, and adam is of optax, which races only on tasks in numpy"
     with pytest.raises(CommandError, match=words):
         race(model_task(), optimizers=["SGD"], against=["optax.adam"]).run()
 
@@ -311,7 +311,7 @@ def test_parameters_without_a_gradient_are_left_alone_by_torch_and_told_for_opta
     found = curves(partly, optimizers=["SGD"], against=["torch.optim.SGD"], options={"": {"momentum": 0.0}})
     np.testing.assert_allclose(found["torch.optim.SGD"], found["SGD"], rtol=FLOAT64)
     pytest.importorskip("optax")
-    with pytest.raises(CommandError, match="adam: optax needs every gradient"):
+    with pytest.raises(CommandError, match="adam: optax needs a gradient for every parameter"):
         curves(partly, optimizers=["SGD"], against=["optax.adam"])
 
 
@@ -435,7 +435,7 @@ def test_a_redraw_needs_no_rival(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["--against", ","], "--against: nothing is left of ','"),
-        (["--against", "Adam"], "'Adam' is no optimizer's import name"),
+        (["--against", "Adam"], "'Adam' is not an import name"),
         (["--against", "torch.optim.Adm"], "did you mean 'Adam'?"),
         (["--against", "torch.optim.LBFGS"], "step() failed: TypeError"),
         (["--against", "torch.optim.Adam", "--option", "adam.betas=3"], "Adam(..., lr=0.02, betas=3) failed"),

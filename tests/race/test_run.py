@@ -169,7 +169,7 @@ def test_a_task_of_a_few_lines_is_raced_with_everyone() -> None:
         (dict(options={"lamb": {}}), "'parabola': there is no optimizer 'lamb': did you mean 'LAMB'?"),
         (dict(options={"SGD": 3}), "options of SGD must be a dict, got 3"),
         (dict(options={"SGD": {"momentumm": 1}}), "'parabola', SGD: LARS has no option 'momentumm'"),
-        (dict(target="low"), "target must be a loss, which is a number, got 'low'"),
+        (dict(target="low"), "target must be a number, a loss, got 'low'"),
         (dict(init=3), "init must be a function, got 3"),
         (dict(init=lambda seed: {"x": [1.0]}), "init must return arrays by name, and 'x' is a list"),
         (dict(evaluate=lambda params: float("nan")), "the loss before the first step is nan"),
@@ -184,7 +184,10 @@ def test_a_task_of_a_few_lines_is_raced_with_everyone() -> None:
             dict(gradients=lambda params, batch: 1 / 0),
             r"gradients failed \(.*test_run.py, line \d+\): Zero",
         ),
-        (dict(batches=lambda seed, size: iter([1, 2])), "'parabola': batches must go on for as long as the race does"),
+        (
+            dict(batches=lambda seed, size: iter([1, 2])),
+            "'parabola': batches must not end: start again after the last one",
+        ),
     ],
 )
 def test_a_task_that_is_wrong_is_told_in_one_sentence(changes: dict[str, object], words: str) -> None:
@@ -198,7 +201,7 @@ def test_a_task_that_is_wrong_is_told_in_one_sentence(changes: dict[str, object]
     [
         (dict(optimizers=["lamb"]), "there is no optimizer 'lamb': did you mean 'LAMB'?"),
         (dict(rates={"kron": [0.1]}), "there is no optimizer 'kron': did you mean 'Kron'?"),
-        (dict(rates={"": [0.1, -1]}), "rates of everyone must be positive numbers"),
+        (dict(rates={"": [0.1, -1]}), "rates of all optimizers must be positive numbers"),
         (dict(steps=0), "steps must be whole numbers from 1 on, got 0"),
         (dict(seeds=0), "seeds must be whole numbers from 1 on, got 0"),
         (dict(batch_sizes=[8, 0]), "batch_sizes must be whole numbers from 1 on, got 0"),
@@ -224,5 +227,5 @@ def test_rates_may_be_an_array(tmp_path: Path) -> None:
 
 
 def test_arrays_have_no_other_device() -> None:
-    with pytest.raises(CommandError, match="'parabola' is plain numpy and runs on the cpu alone, not on 'cuda'"):
+    with pytest.raises(CommandError, match="'parabola' is plain numpy and runs only on the cpu, not on 'cuda'"):
         race(parabola(), optimizers=["SGD"], device="cuda").run()

@@ -63,7 +63,7 @@ def test_other_seeds_start_elsewhere_in_the_valley() -> None:
 
 
 def test_a_valley_has_no_batches() -> None:
-    with pytest.raises(CommandError, match="'valley/rosenbrock' has no batches, so that it takes no --batch-size"):
+    with pytest.raises(CommandError, match="'valley/rosenbrock' has no batches: leave out --batch-size"):
         race("valley", batch_sizes=[8])
 
 
@@ -73,9 +73,9 @@ def test_a_valley_has_no_batches() -> None:
         ("digit", "there is no task 'digit' (your own would be mymodule:task): did you mean 'digits'?"),
         ("imagenet", "task 'imagenet' (your own would be mymodule:task): there are digits, valley, text, fashion"),
         ("fashion", "task 'fashion' needs --data FOLDER"),
-        (":task", "':task' is no task: write module:attribute"),
-        ("own_task.py:task", "'own_task.py' is no module: write its name as for an import, such as mymodule:task"),
-        ("./own_task:task", "'./own_task' is no module: write its name as for an import"),
+        (":task", "':task' is not a task: write module:attribute"),
+        ("own_task.py:task", "'own_task.py' is not a module name: write it as for an import, such as mymodule:task"),
+        ("./own_task:task", "'./own_task' is not a module name: write it as for an import"),
         ("nosuchmodule:task", "there is no module 'nosuchmodule' in"),
         ("json:task", "module 'json' has no 'task': it has no task at all"),
         ("json:dumps", "json:dumps failed: TypeError"),
@@ -194,9 +194,9 @@ def test_fashion_learns_from_files(clothes: Path) -> None:
     ("name", "content", "words"),
     [
         ("t10k-labels-idx1-ubyte", None, "holds neither t10k-labels-idx1-ubyte nor t10k-labels-idx1-ubyte.gz"),
-        ("train-labels-idx1-ubyte", b"\x00\x00\x08\x03", "is no IDX file of bytes with 1 axes"),
+        ("train-labels-idx1-ubyte", b"\x00\x00\x08\x03", "is not an IDX file of bytes with 1 axes"),
         ("train-labels-idx1-ubyte", idx(np.zeros(40))[:-1], "is damaged: its shape is (40,), and 39 bytes follow"),
-        ("train-labels-idx1-ubyte", idx(np.zeros(39)), "40 train images and 39 labels do not go together"),
+        ("train-labels-idx1-ubyte", idx(np.zeros(39)), "40 train images and 39 labels: the numbers must be equal"),
         ("train-labels-idx1-ubyte", idx(np.full(40, 10)), "train labels must be 0 to 9"),
         ("train-images-idx3-ubyte.gz", b"no gzip", "is damaged"),
         ("train-images-idx3-ubyte.gz", gzip.compress(bytes(100))[:-20], "is damaged"),
@@ -214,7 +214,7 @@ def test_damaged_files_of_fashion_are_told(clothes: Path, name: str, content: by
 
 def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
     pytest.importorskip("torch.nn")
-    with pytest.raises(CommandError, match="is no folder: --data needs one"):
+    with pytest.raises(CommandError, match="is not a folder: --data must be the folder"):
         resolve("fashion", tmp_path / "nowhere")
 
 
@@ -320,5 +320,5 @@ def test_a_gpu_that_is_not_there_is_told() -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    with pytest.raises(CommandError, match="'cuda' was asked for, and torch finds no CUDA device here"):
+    with pytest.raises(CommandError, match="no device 'cuda': torch finds no CUDA device here"):
         race(model_task(), optimizers=["SGD"], device="cuda").run()

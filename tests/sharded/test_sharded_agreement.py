@@ -44,7 +44,7 @@ def test_every_rank_says_what_differs(fault: str, odd_rank: int) -> None:
     found = world(2).run(disagreement, fault, odd_rank)
     assert len({said for said, _, _ in found}) == 1
     for said, seconds, untouched in found:
-        assert said.startswith("ranks were given different things to step: rank 0 has ")
+        assert said.startswith("ranks differ in what they step: rank 0 has ")
         assert said.endswith("all ranks need the same parameters, in the same order, and the same options")
         if odd_rank == 1:
             assert FAULTS[fault] in said

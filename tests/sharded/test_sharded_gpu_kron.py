@@ -108,7 +108,7 @@ def test_who_insists_is_told_why_not() -> None:
     (first, *_), _ = world(2).run(stepped_errors, run, "first axis")
     assert first == (
         "OptionError: engine='fused' cannot run for parameter 'matrix': there is no fused kernel for geometry='eq', "
-        "which solves triangular systems; engine='auto' takes the fastest there is"
+        "which solves triangular systems; use engine='auto', which takes the fastest engine that can run"
     )
 
 

@@ -102,7 +102,7 @@ def test_load_state_dict_from_another_mesh() -> None:
             "LARS",
             "LARS, no momentum",
             "nested",
-            "StateError: the state of 'short' does not fit: saved is {}, and its options make "
+            "StateError: the state of 'short' does not fit: the saved entries are {}, and its options need "
             "{'momentum_buffer': (3,)}",
         ),
         (
@@ -110,14 +110,15 @@ def test_load_state_dict_from_another_mesh() -> None:
             "LARS, bfloat16 momentum",
             "nested",
             "StateError: the state of 'short' does not fit: it was saved with 'momentum_buffer' in torch.float64, and "
-            "read into torch.bfloat16: give this optimizer the options that it was saved with",
+            "read into torch.bfloat16; construct this optimizer with the saved options",
         ),
         (
             "Adafactor, some factored",
             "Adafactor, unfactored",
             "full",
-            "StateError: the state of 'cube' does not fit: saved is {'variance': (4, 3, 2), 'row_var': (4, 1, 2), "
-            "'col_var': (1, 3, 2)}, and its options make {'row_var': (4, 1, 2), 'col_var': (1, 3, 2)}",
+            "StateError: the state of 'cube' does not fit: the saved entries are {'variance': (4, 3, 2), "
+            "'row_var': (4, 1, 2), 'col_var': (1, 3, 2)}, and its options need {'row_var': "
+            "(4, 1, 2), 'col_var': (1, 3, 2)}",
         ),
         ("LAMB", "LARS", "nested", "Missing key in checkpoint state_dict: optim.state"),
     ],

@@ -231,9 +231,9 @@ MISFITS: dict[str, tuple[Callable[[Case], Any], str]] = {
     ),
     "a newer layout": (newer, "layout 999"),
     "no step": (without_an_entry, "'0' does not fit"),
-    "Adam": (lambda case: stepped_adam(), "no state of thalweg.torch"),
+    "Adam": (lambda case: stepped_adam(), "not a state of thalweg.torch"),
     "no state dict": (lambda case: {"model": 1}, "not a state_dict"),
-    "SGD before its first step": (lambda case: sgd(tensors()), "no state of thalweg.torch"),
+    "SGD before its first step": (lambda case: sgd(tensors()), "not a state of thalweg.torch"),
 }
 
 

@@ -235,7 +235,7 @@ def test_step_parameter(case: Case) -> None:
             optimizer.step_parameter(p)
         whole.step()
     assert equal(values(net), values(other))
-    with pytest.raises(ParameterError, match="no parameter of this optimizer"):
+    with pytest.raises(ParameterError, match="not a parameter of this optimizer"):
         optimizer.step_parameter(torch.nn.Parameter(torch.ones(2)))
     with pytest.raises(OptionError, match="max_grad_norm"):
         make(case, net.parameters(), max_grad_norm=1.0).step_parameter(next(net.parameters()))

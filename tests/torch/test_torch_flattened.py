@@ -98,7 +98,7 @@ FLATTEN = {
 @pytest.mark.parametrize("shapes", [MODEL, [(3, 5)], [(7, 2, 3), (4,)]], ids=str)
 def test_matrices_that_became_a_vector_are_refused(how: str, shapes: list[tuple[int, ...]]) -> None:
     words = (
-        r"parameter group 0: parameters of shapes \(.*ZeRO.*flattened partitions.*shapes and norms are lost: "
+        r"parameter group 0: parameters of shapes \(.*ZeRO.*flatten parameters and so lose their shapes and norms: "
         r"use ZeRO stage 0, or .*fully_shard \(FSDP2\), or .*trust=False"
     )
     with pytest.raises(ParameterError, match=words):
@@ -150,7 +150,7 @@ def test_megatron_slices_each_parameter_and_is_refused() -> None:
     def change(group: dict[str, Any]) -> None:
         group["params"] = [p.detach().view(-1)[: max(1, p.numel() // 2)].clone() for p in group["params"]]
 
-    with pytest.raises(ParameterError, match="flattened"):
+    with pytest.raises(ParameterError, match="flatten parameters and so lose their shapes"):
         exchange(MODEL, change, BY_SHAPES)
 
 
@@ -216,7 +216,10 @@ def test_a_partition_has_all_elements_and_little_padding(
 def test_the_marks_of_stage_3_are_refused() -> None:
     p = torch.nn.Parameter(torch.empty(0))  # as deepspeed.zero.Init leaves a parameter
     p.ds_id, p.ds_shape = 0, (4, 4)
-    words = r"'weight' belongs to stage 3 of DeepSpeed's ZeRO.*shapes and norms are lost: use ZeRO stage 0"
+    words = (
+        r"'weight' belongs to stage 3 of DeepSpeed's ZeRO.*flattens parameters and so loses their shapes and norms: "
+        r"use ZeRO stage 0"
+    )
     with pytest.raises(ParameterError, match=words):
         check_parameter("weight", p)
     check_parameter("weight", p, "")
@@ -235,8 +238,8 @@ def test_rules_that_look_at_shapes_may_not(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "overrides", "words"),
     [
-        ({"max_grad_norm": 1.0}, (), "max_grad_norm would see this rank's part alone; use DeepSpeed's"),
-        ({"on_nonfinite": "skip"}, (), "on_nonfinite='skip' would see this rank's part alone; use 'propagate'"),
+        ({"max_grad_norm": 1.0}, (), "max_grad_norm would see only this rank's shard; use DeepSpeed's"),
+        ({"on_nonfinite": "skip"}, (), "on_nonfinite='skip' would see only this rank's shard; use 'propagate'"),
         ({"on_nonfinite": "raise"}, (), "on_nonfinite='raise' would see"),
         ({}, (("*.bias", {"weight_decay": 0.0}),), "overrides cannot tell them apart"),
     ],

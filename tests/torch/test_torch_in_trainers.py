@@ -64,7 +64,7 @@ def test_a_scheduler_of_timm_applies_lr_scale_and_the_step_does_not_again() -> N
     for ours, theirs in zip(moved(net, optimizer), moved(alone, other), strict=True):
         torch.testing.assert_close(ours, theirs)
     shown = optimizer.explain().groups
-    assert "lr 0.05; lr_scale 0.5 is a scheduler's" in str(shown[0])
+    assert "lr 0.05; lr_scale 0.5 is for a scheduler" in str(shown[0])
     assert str(shown[1]) == ": 2 stepped, lr 0.1"
 
 
@@ -199,7 +199,7 @@ def test_adafactor_without_lr_has_one_in_its_groups_and_the_same_steps_as_before
         for ours, theirs in zip(moved(net, optimizer, step), moved(alone, other, step), strict=True):
             assert torch.equal(ours, theirs)
     assert optimizer.stats()["0"]["step_size"] > 0
-    assert "multiplies the step size that the rule makes itself" in str(optimizer.explain())
+    assert "lr multiplies the step size that the rule computes" in str(optimizer.explain())
 
 
 def test_groups_of_adafactor_choose_for_themselves_what_lr_means() -> None:
@@ -255,7 +255,7 @@ def test_the_schedule_that_transformers_has_for_adafactor_shows_its_steps() -> N
         scheduler.step()
         assert scheduler.get_last_lr() == [pytest.approx(optimizer.stats()["0"]["step_size"])]
     assert optimizer.state_dict()["param_groups"][0]["lr"] == 1.0, "what is shown is not what a resumed run reads"
-    assert "a scheduler shows the step size" in str(optimizer.explain())
+    assert "a scheduler displays the step size as lr" in str(optimizer.explain())
     with_lr = Adafactor(net.parameters(), lr=0.1)
     backward(net)
     with pytest.raises(OptionError, match="AdafactorSchedule shows the steps of Adafactor without lr"):
@@ -339,7 +339,9 @@ def test_wrappers_of_a_model_do_not_count_as_other_names() -> None:
 @EVERY
 def test_other_names_are_refused(case: Case) -> None:
     optimizer, other = make(case, pair(("a", "b"), 0)), make(case, pair(("a", "c"), 0))
-    with pytest.raises(StateError, match=r"has no 'c', and 'b' is not here; to go by position .* 'param_names'"):
+    with pytest.raises(
+        StateError, match=r"state lacks 'c', and the optimizer lacks 'b'; to match by position .* 'param_names'"
+    ):
         other.load_state_dict(optimizer.state_dict())
     saved = optimizer.state_dict()
     del saved["param_groups"][0]["param_names"]
@@ -498,9 +500,9 @@ def test_mistakes_in_overrides_are_told(case: Case, given: Any, told: str) -> No
     ("given", "told"),
     [
         (lambda net: net, "params is a model: .*model.named_parameters()"),
-        (lambda net: dict(net.named_parameters()), r"params is a dictionary: give its items, params.items\(\)"),
+        (lambda net: dict(net.named_parameters()), r"params is a dictionary: pass params.items\(\)"),
         (lambda net: net.state_dict(), "params is a dictionary"),
-        (lambda net: {"params": net.parameters()}, r"params is one parameter group: give a list of groups, \[group\]"),
+        (lambda net: {"params": net.parameters()}, r"params is one parameter group: pass a list of groups, \[group\]"),
     ],
     ids=["model", "dictionary", "state dict", "group"],
 )

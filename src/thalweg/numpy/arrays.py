@@ -20,9 +20,9 @@ Name: TypeAlias = str | int
 SERVED = ("float32", "float64", "float16", "bfloat16")
 #: What to do with what belongs to another framework, by the packages it comes from.
 ELSEWHERE = {
-    "torch": "of torch is stepped by thalweg.torch; its memory as an array is x.detach().numpy()",
-    "jax": "of jax is stepped by thalweg.optax; a copy as an array is numpy.array(x)",
-    "jaxlib": "of jax is stepped by thalweg.optax; a copy as an array is numpy.array(x)",
+    "torch": "needs thalweg.torch; x.detach().numpy() is an array that shares its memory",
+    "jax": "needs thalweg.optax; numpy.array(x) is an array with a copy of it",
+    "jaxlib": "needs thalweg.optax; numpy.array(x) is an array with a copy of it",
 }
 #: Names of the dtypes seen so far: numpy takes microseconds to make one.
 _NAMES: dict[np.dtype[Any], str] = {}
@@ -58,7 +58,8 @@ def checked_pair(name: Name, weights: Any, gradient: Any, shape: Shape | None) -
         gradient = shaped(f"the gradient of {name!r}", gradient, shape)
     if weights.shape != gradient.shape:
         raise ParameterError(
-            f"the gradient of {name!r} has shape {gradient.shape}, and its parameter {weights.shape}: must be equal"
+            f"the gradient of {name!r} has shape {gradient.shape}, and its parameter {weights.shape}: "
+            "they must be equal"
         )
     return weights, gradient
 
@@ -73,7 +74,7 @@ def check_array(what: str, x: Any) -> None:
         raise ParameterError(f"{what} must be a numpy array, got {kind_of(x)}{advice(x)}")
     if dtype_name(x) not in SERVED:
         raise ParameterError(
-            f"{what} has dtype {x.dtype}: float32, float64, float16 and bfloat16 can be stepped; "
+            f"{what} has dtype {x.dtype}: it must be float32, float64, float16 or bfloat16; "
             "convert it, with .astype(numpy.float32) for example"
         )
     if not x.dtype.isnative:
@@ -101,11 +102,11 @@ def advice(*given: Any) -> str:
 def check_writable(name: Name, weights: Arr) -> None:
     flags = weights.flags
     if not flags.writeable:
-        raise ParameterError(f"parameter {name!r} is read-only and is to be changed in place: pass a writable array")
+        raise ParameterError(f"parameter {name!r} is read-only, and a step changes it in place: pass a writable array")
     if not (flags.c_contiguous or flags.f_contiguous):
         raise ParameterError(
             f"parameter {name!r} is not contiguous (strides {weights.strides} for shape {weights.shape}): "
-            "pass the array that owns the memory, or step numpy.ascontiguousarray of it and copy the result back"
+            "pass the array that owns the memory, or pass numpy.ascontiguousarray of it and copy the result back"
         )
 
 
@@ -143,12 +144,16 @@ def pairs(params: Any, grads: Any) -> list[tuple[Name, Any, Any]]:
     if isinstance(params, Mapping) and isinstance(grads, Mapping):
         for name in grads:
             if name not in params:
-                raise ParameterError(f"there is a gradient for {name!r} and no parameter of that name")
+                raise ParameterError(
+                    f"there is a gradient for {name!r} and no parameter of that name: "
+                    "grads must use the names of params"
+                )
         triples = [(name, weights, grads.get(name)) for name, weights in params.items()]
     elif all(isinstance(x, Sequence) and not isinstance(x, str) for x in (params, grads)):
         if len(params) != len(grads):
             raise ParameterError(
-                f"{len(params)} parameters and {len(grads)} gradients: must be as many (None where there is none)"
+                f"{len(params)} parameters and {len(grads)} gradients: there must be one gradient for each parameter, "
+                "or None"
             )
         triples = [(index, *both) for index, both in enumerate(zip(params, grads, strict=True))]
     else:

@@ -17,7 +17,7 @@ from thalweg.numpy.arrays import SERVED, Arr, Name, checked_name, kind_of
 from thalweg.spaces.numpy import named_dtype
 
 #: Said of what comes from the other front end.
-FROM_TORCH = "thalweg.torch.export_state(optimizer) gives one that all front ends load"
+FROM_TORCH = "thalweg.torch.export_state(optimizer) returns a state that all front ends load"
 
 
 def read_state(
@@ -35,7 +35,8 @@ def read_state(
         arrays = {key: entry_of(name, key, entry) for key, entry in entries.items() if key != "step"}
         if name in present and shapes(present[name]) != shapes(arrays):
             raise StateError(
-                f"the state of {name!r} does not fit: saved are {shapes(arrays)}, present are {shapes(present[name])}"
+                f"the state of {name!r} does not fit: the saved entries are {shapes(arrays)}, and this optimizer has "
+                f"{shapes(present[name])}"
             )
         found[name] = int(entries["step"]), arrays
     return saved["lr"], int(saved["iteration"]), found
@@ -43,7 +44,7 @@ def read_state(
 
 def check_whole(saved: Any) -> None:
     """Say what is given in the place of a state, before its parts are looked at."""
-    wanted = f"this is no exported state or state_dict(): it must have the keys {', '.join(KEYS)}"
+    wanted = f"this is not an exported state or state_dict(): it must have the keys {', '.join(KEYS)}"
     if isinstance(saved, (str, os.PathLike)):
         raise StateError(f"{wanted}, got {saved!r:.60}; load(path) reads a file")
     if not isinstance(saved, Mapping):
@@ -59,7 +60,7 @@ def check_whole(saved: Any) -> None:
 
 def entry_of(name: Name, key: Any, entry: Any) -> Arr:
     """A copy of an entry of a parameter's state, as an array of floating point."""
-    wanted = f"the state of {name!r} must be of floating point: {key!r}"
+    wanted = f"the state of {name!r} must be floating point: {key!r}"
     try:
         found = np.array(entry)
     except Exception:  # of whichever framework it comes from
@@ -127,10 +128,10 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise
     except ImportError as error:
         raise StateError(
-            f"{path} holds bfloat16, which needs a package that is missing: pip install ml_dtypes"
+            f"{path} holds bfloat16, which needs a package that is not installed: pip install ml_dtypes"
         ) from error
     except Exception as error:
-        raise StateError(f"{path} is damaged, or no state saved by thalweg.numpy: {error}") from error
+        raise StateError(f"{path} is damaged, or not a state saved by thalweg.numpy: {error}") from error
     return {**about, "state": state}
 
 
@@ -139,7 +140,7 @@ def _writer(path: Path) -> Callable[[dict[str, Arr], str], bytes]:
         return _npz_bytes
     if path.suffix == ".safetensors":
         return _safetensors()[0]
-    raise StateError(f"a state is saved as .npz or .safetensors, got {path.name!r}")
+    raise StateError(f"the file name must end in .npz or .safetensors, got {path.name!r}")
 
 
 def _npz_bytes(arrays: dict[str, Arr], about: str) -> bytes:

@@ -166,7 +166,10 @@ class Optimizer(Stepping):
         weights, gradient = checked_pair(name, weights, gradient, shape)
         tracked = self._tracked.get(name) or Tracked({})
         if tracked.shape not in (None, weights.shape):
-            raise ParameterError(f"parameter {name!r} has shape {weights.shape} and had {tracked.shape} before")
+            raise ParameterError(
+                f"parameter {name!r} has shape {weights.shape} and had {tracked.shape} before: "
+                "a name must keep its shape"
+            )
         setting = tracked.setting or self._resolve(name, weights, tracked)
         t = self.iteration + 1 if self._global_step else tracked.step + 1
         lr = plain(self._lr(t)) if callable(self._lr) else self._lr
@@ -198,7 +201,8 @@ class Optimizer(Stepping):
         setting, matched = self._settings.of(str(name), weights)
         if setting.rule.stacked_axes > weights.ndim:
             raise OptionError(
-                f"stacked_axes={setting.rule.stacked_axes}, but parameter {name!r} has shape {weights.shape}"
+                f"stacked_axes={setting.rule.stacked_axes}, but parameter {name!r} has shape {weights.shape}: "
+                f"it must be at most {weights.ndim}"
             )
         with np.errstate(all="ignore"):
             state = first_state(xp, setting.rule, setting.handling, weights)
@@ -208,8 +212,8 @@ class Optimizer(Stepping):
         found = {key: entry.shape for key, entry in tracked.state.items()}
         if wanted != found:
             raise StateError(
-                f"the state of {name!r} does not fit: with these options it has {wanted}, and there is {found}; "
-                "restore the options it was made with, or begin anew with clear_state()"
+                f"the state of {name!r} does not fit its options: they need {wanted}, and the state has {found}; "
+                "restore the options that the state was made with, or drop it with clear_state()"
             )
         # kept as these options have it, whatever it was saved in; some processors find a signalling NaN invalid there
         with np.errstate(invalid="ignore"):
@@ -266,8 +270,8 @@ def check_rate(lr: Any) -> None:
     several = isinstance(shown, (Mapping, list, tuple)) or getattr(shown, "shape", ()) != ()
     if several or hasattr(lr, "parameters"):
         raise OptionError(
-            f"lr must be a finite number >= 0 or a function of the step, got {kind_of(lr)}; parameters are not given "
-            f"to the constructor here, but to step(params, grads){advice(shown)}"
+            f"lr must be a finite number >= 0 or a function of the step, got {kind_of(lr)}; pass parameters to "
+            f"step(params, grads), not to the constructor{advice(shown)}"
         )
 
 
@@ -286,5 +290,5 @@ def check_served(settings: Settings) -> None:
                 xp.named_dtype(options.get(name) or "float32")
             except ImportError:
                 raise OptionError(
-                    f"{name}={options[name]!r} needs a package that is missing: pip install ml_dtypes"
+                    f"{name}={options[name]!r} needs a package that is not installed: pip install ml_dtypes"
                 ) from None

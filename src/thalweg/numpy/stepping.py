@@ -93,10 +93,11 @@ class Stepping(Memory):
         fused: list[Job] = []
         others: list[Job] = []
         for job in jobs:
-            reason = "gradients of other parameters overlap parameters" if aliased else reason_against(job)
+            reason = "parameters overlap other parameters' gradients in memory" if aliased else reason_against(job)
             if reason is not None and self._wanted_engine == "fused":
                 raise OptionError(
-                    f"engine='fused' cannot step parameter {job.name!r}: {reason}; engine='auto' finds another way"
+                    f"engine='fused' cannot run for parameter {job.name!r}: {reason}; "
+                    "use engine='auto', which takes the fastest engine that can run"
                 )
             (fused if reason is None else others).append(job)
         return fused, others
@@ -168,14 +169,16 @@ class Stepping(Memory):
             return 1 / max(1.0, norm / limit)
         if self._settings.base.handling.on_nonfinite == "raise":
             guilty = [name for name, square in squares.items() if not math.isfinite(square)]
-            raise NonFiniteError(f"gradients that are not finite, or too large to be squared: {guilty}")
+            raise NonFiniteError(f"these gradients are not finite, or too large to be squared: {guilty}")
         return math.nan
 
 
 def check_engine(engine: Any) -> None:
     check_choice("engine", engine, "auto", "reference", "fused")
     if engine == "fused" and (reason := reason_missing()) is not None:
-        raise OptionError(f"engine='fused' cannot run: {reason}; engine='auto' takes the fastest there is")
+        raise OptionError(
+            f"engine='fused' cannot run: {reason}; use engine='auto', which takes the fastest engine that can run"
+        )
 
 
 def check_finite(job: Job, finite: Any) -> None:

@@ -23,12 +23,13 @@ def export_state(state: Tree, params: Tree) -> dict[str, Any]:
     kind, parts = own_parts(state)
     names = named(params).names
     if len(set(names)) < len(names):
-        raise StateError(f"two parameters have the path {next(n for n in names if names.count(n) > 1)!r}")
+        twice = next(n for n in names if names.count(n) > 1)
+        raise StateError(f"two parameters have the path {twice!r}: paths must differ")
     found: dict[str, Entries] = {}
     for part in parts:
         for name, entries in entries_by_name(part, params).items():
             if name in found:
-                raise StateError(f"there are two states of parameter {name!r} here: export them one by one")
+                raise StateError(f"this state has two entries for parameter {name!r}: export the two states one by one")
             found[name] = {"step": jax.device_get(part.count), **jax.device_get(entries)}
     ordered = {name: found[name] for name in names if name in found}
     return exchanged(kind, ordered, iteration=max(int(part.count) for part in parts))
@@ -54,7 +55,7 @@ def own_parts(state: Tree) -> tuple[str, list[Any]]:
     kinds = [name for name, kind in STATES.items() if any(isinstance(part, kind) for part in parts)]
     if len(kinds) != 1:
         found = f"those of {' and '.join(kinds)}" if kinds else "none"
-        raise StateError(f"there must be the state of one optimizer of thalweg.optax here, and there is {found}")
+        raise StateError(f"this must be the state of one optimizer of thalweg.optax, and it has {found}")
     return kinds[0], parts
 
 
@@ -67,7 +68,7 @@ def numbered(part: Any, params: Tree) -> Iterator[tuple[str, str, str, Any]]:
         for path, leaf in flat:
             inner = path[:-1] if field in SEVERAL else path
             if leaf is not None and inner not in names:
-                raise StateError(f"this state has a parameter {dotted(inner)!r} that is not among those given")
+                raise StateError(f"this state has a parameter {dotted(inner)!r} that params does not have")
             if index == 0 and inner in names:
                 yield field, names[inner], "", None
             if leaf is not None:
@@ -89,15 +90,18 @@ def imported(part: Any, params: Tree, given: Mapping[str, Any]) -> Any:
     present = entries_by_name(part, params)
     for name, entries in present.items():
         if name not in given:
-            raise StateError(f"this state has nothing about parameter {name!r}")
+            raise StateError(f"this state has no entry for parameter {name!r}")
         shapes = {key: tuple(entry.shape) for key, entry in entries.items()}
         found = {key: tuple(entry.shape) for key, entry in given[name].items() if key != "step"}
         if found != shapes:
-            raise StateError(f"the state of {name!r} does not fit: exported is {found}, and its options make {shapes}")
+            raise StateError(
+                f"the state of {name!r} does not fit: the exported entries are {found}, and its options need {shapes}"
+            )
     steps = {int(given[name]["step"]) for name in present}
     if len(steps) > 1:
         raise StateError(
-            f"parameters have taken different numbers of steps, {sorted(steps)}, and one count serves all of them here"
+            f"parameters have taken different numbers of steps, {sorted(steps)}: thalweg.optax keeps one count for all "
+            "parameters, so they must be equal"
         )
     fields: dict[str, list[Any]] = {field: [] for field in fields_of(part)}
     for field, name, key, leaf in numbered(part, params):

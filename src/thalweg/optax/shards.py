@@ -18,7 +18,7 @@ from thalweg.errors import OptionError, ParameterError
 from thalweg.spaces import jax as whole
 
 Arr: TypeAlias = jax.Array
-#: For each axis of a parameter the mesh axes it is divided over.
+#: For each axis of a parameter the mesh axes over which it is sharded.
 Layout: TypeAlias = tuple[tuple[str, ...], ...]
 
 
@@ -37,8 +37,8 @@ def check_whole(name: str, p: Arr) -> None:
     varying = varying_of(p)
     if varying:
         raise ParameterError(
-            f"parameter {name!r} differs between devices along {sorted(varying)} of shard_map: say with specs=... how "
-            "it is divided, as shard_map's own in_specs do (PartitionSpec() for parameters that are each on their own)"
+            f"parameter {name!r} differs between devices along {sorted(varying)} of shard_map: pass specs=... to say "
+            "how it is sharded, as in shard_map's in_specs (PartitionSpec() if each device has a parameter of its own)"
         )
 
 

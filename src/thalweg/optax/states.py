@@ -77,7 +77,7 @@ def fields_of(kind: Any) -> list[str]:
 def unpacked(kind: type[Any], state: Any, treedef: TreeDef) -> list[Entries]:
     """The state of each parameter, in the order of the tree's leaves."""
     if not isinstance(state, kind):
-        raise StateError(f"this is no state of this optimizer: expected {kind.__name__}, got {type(state).__name__}")
+        raise StateError(f"this is not a state of this optimizer: expected {kind.__name__}, got {type(state).__name__}")
     try:
         columns = {field: treedef.flatten_up_to(getattr(state, field)) for field in fields_of(kind)}
     except (ValueError, TypeError, KeyError) as error:

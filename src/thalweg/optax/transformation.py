@@ -97,12 +97,12 @@ def checked_settings(
     known = [(pattern, {name: concrete(value) for name, value in own.items()}) for pattern, own in entries]
     rate = concrete(at_count(learning_rate, 0))
     checked = Settings(rule_name, {name: concrete(value) for name, value in given.items()}, variant, known)
-    # arrays come from whoever injects all numbers, given or not: nobody need have asked for them
+    # inject_hyperparams passes every number as an array, also those that the caller did not give
     checked.validate_lr(rate, unasked=[name for name, value in options.items() if has_array(value)])
     if settings.base.handling.on_nonfinite == "raise":
         raise OptionError(
-            "on_nonfinite='raise' cannot be served: compiled programs do not raise; take 'skip', "
-            "or jax.config.update('jax_debug_nans', True) to search for the cause"
+            "on_nonfinite='raise' is not available in JAX, because compiled programs do not raise: use 'skip', "
+            "or jax.config.update('jax_debug_nans', True) to find the cause"
         )
     return settings
 
@@ -114,7 +114,7 @@ def check_names(overrides: Overrides, called: Mapping[str, str]) -> None:
         for name in options:
             if name in ours and name != ours[name]:
                 raise OptionError(
-                    f"overrides, entry {pattern!r}: {name!r} is {ours[name]!r} there, as in all front ends"
+                    f"overrides, entry {pattern!r}: write {ours[name]!r} for {name!r}, as in all front ends"
                 )
 
 
@@ -185,10 +185,11 @@ class Transformation:
         return found.treedef.unflatten(deltas), result
 
     def check_state(self, leaves: Sequence[Leaf], states: Sequence[Entries], skipped: Any) -> None:
-        """Say whose state is not what these options make."""
+        """Refuse state that these options do not make."""
         if self.guarded != (skipped is not None):
             raise StateError(
-                "on_nonfinite='skip' counts in the state, and other policies do not: make it anew by init()"
+                "on_nonfinite='skip' keeps a counter in the state, and other values do not: make the state with init() "
+                "of this optimizer"
             )
         shapes: dict[Any, Any] = {}
         for leaf, entries in zip(leaves, states, strict=True):
@@ -199,8 +200,8 @@ class Transformation:
             found = {key: jnp.shape(entry) for key, entry in entries.items()}
             if found != shapes[kind]:
                 raise StateError(
-                    f"the state of parameter {leaf.names[0]!r} does not fit: with these options it has {shapes[kind]}, "
-                    f"and there is {found}"
+                    f"the state of parameter {leaf.names[0]!r} does not fit its options: they need {shapes[kind]}, "
+                    f"and the state has {found}; make the state with init() of this optimizer"
                 )
 
     def grad_scale(self, jobs: Sequence[Job]) -> Any:
@@ -228,7 +229,8 @@ class Transformation:
             layout = ((),) * p.ndim if specs is None else layout_of(specs[index], p.ndim, name)
             if setting.rule.stacked_axes > p.ndim:
                 raise OptionError(
-                    f"stacked_axes={setting.rule.stacked_axes}, but parameter {name!r} has shape {p.shape}"
+                    f"stacked_axes={setting.rule.stacked_axes}, but parameter {name!r} has shape {p.shape}: "
+                    f"it must be at most {p.ndim}"
                 )
             result.append(Leaf((name,), p, setting, layout))
         unused = [repr(pattern) for i, (pattern, _) in enumerate(self.settings.overrides) if i not in matched]

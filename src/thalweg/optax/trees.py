@@ -50,8 +50,8 @@ def parameters(tree: Tree) -> Named:
     for name, leaf in zip(found.names, leaves, strict=True):
         if leaf.dtype.name not in DTYPES:
             raise ParameterError(
-                f"parameter {name!r} has dtype {leaf.dtype}, and only {', '.join(DTYPES)} can be optimized: "
-                "leave it out of the parameters, or put optax.masked around the optimizer"
+                f"parameter {name!r} has dtype {leaf.dtype}: it must be one of {', '.join(DTYPES)}; "
+                "leave it out of the parameters, or wrap the optimizer in optax.masked"
             )
     return found._replace(leaves=leaves)
 
@@ -66,14 +66,16 @@ def gradients(tree: Tree, params: Named) -> list[Any]:
     for name, leaf, p in zip(params.names, leaves, params.leaves, strict=True):
         if leaf is None:
             raise ParameterError(
-                f"parameter {name!r} has no gradient: give it zeros, or put optax.masked around the optimizer"
+                f"parameter {name!r} has no gradient: pass zeros, or wrap the optimizer in optax.masked"
             )
         g = as_array(leaf, f"the gradient of parameter {name!r}")
         if g.shape != p.shape:
-            raise ParameterError(f"parameter {name!r} has shape {p.shape}, and its gradient {g.shape}")
+            raise ParameterError(
+                f"parameter {name!r} has shape {p.shape}, and its gradient {g.shape}: they must be equal"
+            )
         if g.dtype.name not in DTYPES:
             raise ParameterError(
-                f"the gradient of parameter {name!r} has dtype {g.dtype}: it must be of floating point"
+                f"the gradient of parameter {name!r} has dtype {g.dtype}: it must be one of {', '.join(DTYPES)}"
             )
         result.append(g)
     return result

@@ -57,12 +57,12 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
     "--optimizer",
     metavar="LIST",
     shell_complete=complete_optimizers,
-    help=f"Some of them, with commas: {','.join(OPTIMIZERS).lower()}.",
+    help=f"Only these, separated by commas: {','.join(OPTIMIZERS).lower()}.",
 )
 @click.option(
     "--dtype",
     type=Dtype(),
-    help="Of parameters and gradients; bf16, fp16, fp32 and fp64 too.  [default: the model's, or float32]",
+    help="Dtype of parameters and gradients; also bf16, fp16, fp32, fp64.  [default: the model's, or float32]",
 )
 @click.option(
     "--frozen",
@@ -70,28 +70,28 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
     metavar="PATTERN",
     help="Parameters that are not trained, such as '*.embed*'; may be repeated.",
 )
-@click.option("--memory", metavar="SIZE", help="What all should fit, such as 80GB or 80GiB.")
+@click.option("--memory", metavar="SIZE", help="Show what fits into this memory, such as 80GB or 80GiB.")
 @click.option("--world", type=click.IntRange(1), default=1, show_default=True, help="Number of ranks.")
 @click.option(
-    "--layout", type=click.Choice(LAYOUTS), default="ddp", show_default=True, help="Of parameters over ranks."
+    "--layout", type=click.Choice(LAYOUTS), default="ddp", show_default=True, help="How parameters lie over ranks."
 )
 @click.option("--front-end", type=click.Choice(FRONT_ENDS), default="torch", show_default=True)
-@click.option("--device", type=click.Choice(DEVICES), help="Where steps are taken.  [default: cuda; numpy: cpu]")
-@click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="How they are taken.")
-@click.option("--bandwidth", metavar="RATE", help="Of memory.  [default: 3.35TB/s on cuda, 100GB/s on cpu]")
-@click.option("--flops", metavar="RATE", help="What matrix products reach, such as 300TFLOPS.")
+@click.option("--device", type=click.Choice(DEVICES), help="Device of the steps.  [default: cuda; numpy: cpu]")
+@click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Engine of the steps.")
+@click.option("--bandwidth", metavar="RATE", help="Memory bandwidth.  [default: 3.35TB/s on cuda, 100GB/s on cpu]")
+@click.option("--flops", metavar="RATE", help="Rate of matrix products, such as 300TFLOPS.")
 @click.option(
     "--option",
     "options",
     multiple=True,
     metavar="NAME=VALUE",
     shell_complete=complete_option,
-    help="For all that have it, or kron.NAME=VALUE for one; may be repeated.",
+    help="Set an option for all that have it, or kron.NAME=VALUE for one; may be repeated.",
 )
 @click.option("--explain", is_flag=True, help="List every parameter and how it is treated.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
 @click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), help="A folder for plan.png and plan.svg: draw it."
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Draw plan.png and plan.svg into this folder."
 )
 def command(
     model: str,
@@ -111,18 +111,18 @@ def command(
     as_json: bool,
     out: Path | None,
 ) -> None:
-    """What will it cost? State, peak, traffic and time by optimizer. Nothing is allocated or downloaded.
+    """Show what each optimizer will cost: state, peak memory, traffic and time. Nothing is allocated or downloaded.
 
-    MODEL is one of the names built in (gpt2, bert-large, resnet50, llama-1b, llama-8b, llama-70b), a .safetensors
-    file or a folder of them, a config.json of Hugging Face, a JSON of shapes, or module:factory for a model of your
+    MODEL is a built-in name (gpt2, bert-large, resnet50, llama-1b, llama-8b, llama-70b), a .safetensors
+    file or a folder of them, a Hugging Face config.json, a JSON of shapes, or module:factory for a model of your
     own in torch or JAX.
 
     \b
     thalweg plan gpt2                                        all optimizers on GPT-2
     thalweg plan llama-8b --dtype bf16 --memory 80GB         which of them fit?
-    thalweg plan llama-8b --frozen '*.embed*'                embeddings are held, and not trained
+    thalweg plan llama-8b --frozen '*.embed*'                embeddings are not trained
     thalweg plan llama-70b --world 64 --layout fsdp2         what each rank keeps and sends
-    thalweg plan checkpoints/mistral/                        headers of safetensors are all that is read
+    thalweg plan checkpoints/mistral/                        reads only the headers of safetensors
     thalweg plan config.json --front-end optax
     thalweg plan mymodel:build --device cpu                  a function that returns an nn.Module
     thalweg plan gpt2 --option momentum_dtype=bfloat16 --option kron.max_size_dense=2048

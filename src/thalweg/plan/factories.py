@@ -34,7 +34,7 @@ def built(text: str) -> Model:
 def found_factory(text: str) -> Callable[..., Any]:
     module_name, _, path = text.partition(":")
     if not module_name or not path:
-        raise CommandError(f"{text!r} names no factory: it must be module:factory, such as mymodel:build")
+        raise CommandError(f"MODEL {text!r} must be module:factory, such as mymodel:build")
     found: Any = imported(module_name, text)
     for name in path.split("."):
         if not hasattr(found, name):
@@ -57,7 +57,9 @@ def imported(module_name: str, text: str) -> Any:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as missing:
         if missing.name and (module_name == missing.name or module_name.startswith(f"{missing.name}.")):
-            raise CommandError(f"there is no module {missing.name!r} here or installed, for {text}") from None
+            raise CommandError(
+                f"{text}: there is no module {missing.name!r} in the current folder or among the installed ones"
+            ) from None
         raise CommandError(f"{module_name} needs a module that is not installed: {missing.name}") from None
     except Exception as error:
         raise CommandError(f"{module_name} could not be imported: {type(error).__name__}: {error}") from error
@@ -162,7 +164,8 @@ def listed(model: Any, text: str) -> Model:
         if leaves:
             return Model(text, f"{type(model).__name__} of JAX", leaves, says_dtype=True)
     raise CommandError(
-        f"{text} gave a {type(model).__name__}: it must give a torch.nn.Module, an nnx.Module or a tree of JAX arrays"
+        f"{text} returned a {type(model).__name__}: it must return a torch.nn.Module, an nnx.Module or a tree of JAX "
+        "arrays"
     )
 
 
@@ -174,7 +177,7 @@ def of_torch(model: Any, name: str, about: str) -> Model:
         tensor = Tensor(path, tuple(p.shape), str(p.dtype).removeprefix("torch."))
         (trained if p.requires_grad else frozen).append(tensor)
     if not trained:
-        raise CommandError(f"{name} has no parameters of floating point" + (" that require a gradient" * bool(frozen)))
+        raise CommandError(f"{name} has no floating-point parameters" + (" that require a gradient" * bool(frozen)))
     return Model(name, about, tuple(trained), says_dtype=True, frozen=tuple(frozen))
 
 

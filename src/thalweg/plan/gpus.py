@@ -92,7 +92,7 @@ def reason_against_kron(setting: Setting, tensor: Tensor, factors: str) -> str:
 def reason_against_parts(setting: Setting) -> str:
     """Why fused kernels cannot step parts of parameters on a GPU, or whole ones for their owners, "" if they can."""
     if setting.rule.stacked_axes and not setting.rule.needs_whole:
-        return "parameters are divided over ranks, and stacked_axes asks for sums over parts of them"
+        return "parameters are sharded, and GPU kernels step shards only with stacked_axes=0"
     return ""
 
 

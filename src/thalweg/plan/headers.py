@@ -36,7 +36,7 @@ def read_safetensors(files: list[Path], name: str) -> Model:
                 continue
             found[key] = Tensor(key, shape, spelt_dtype(kind))
     if not found:
-        raise CommandError(f"{name}: there is no tensor of floating point in it")
+        raise CommandError(f"{name}: it has no floating-point tensor")
     about = f"{len(files)} safetensors file{'s' * (len(files) > 1)}"
     if left_out:
         about += (
@@ -50,12 +50,12 @@ def header_of(file: Path) -> dict[str, Any]:
     with open(file, "rb") as stream:
         start = stream.read(8)
         if len(start) < 8:
-            raise CommandError(f"{file} is no safetensors file: it has {len(start)} bytes, too few for a header")
+            raise CommandError(f"{file} is not a safetensors file: it has {len(start)} bytes, too few for a header")
         length = int.from_bytes(start, "little")
         if start[:1] == b"\x80" or start[:2] == b"PK":
-            raise CommandError(f"{file} is a pickle, which is not opened here: save the model as safetensors")
+            raise CommandError(f"{file} is a pickle, which plan does not open: save the model as safetensors")
         if not 2 <= length <= LONGEST:
-            raise CommandError(f"{file} is no safetensors file: its header would have {length:,} bytes")
+            raise CommandError(f"{file} is not a safetensors file: its header would have {length:,} bytes")
         text = stream.read(length)
         size = stream.seek(0, 2)
     if len(text) < length:
@@ -63,9 +63,9 @@ def header_of(file: Path) -> dict[str, Any]:
     try:
         header = json.loads(text)
     except (ValueError, RecursionError):
-        raise CommandError(f"{file} is damaged, or no safetensors file: its header is no JSON") from None
+        raise CommandError(f"{file} is damaged, or not a safetensors file: its header is not JSON") from None
     if not isinstance(header, dict):
-        raise CommandError(f"{file} is damaged, or no safetensors file: its header is no mapping of names")
+        raise CommandError(f"{file} is damaged, or not a safetensors file: its header is not a mapping of names")
     header.pop("__metadata__", None)
     end = 8 + length + max((last_byte(file, key, entry) for key, entry in header.items()), default=0)
     if size < end:
@@ -114,7 +114,7 @@ def indexed(index: Path) -> Iterator[Path]:
         mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted({str(name) for name in mapping.values()})
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        raise CommandError(f"{index} is no index of safetensors files: it has no weight_map") from None
+        raise CommandError(f"{index} is not an index of safetensors files: it has no weight_map") from None
     for name in names:
         file = index.parent / Path(name).name
         if not file.exists():

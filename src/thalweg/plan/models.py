@@ -58,7 +58,7 @@ class Model:
         for pattern in patterns:
             if not any(fnmatchcase(tensor.name, pattern) for tensor in named):
                 some = ", ".join(tensor.name for tensor in named[:3])
-                raise CommandError(f"--frozen {pattern}: no parameter is called so; the first ones are {some}")
+                raise CommandError(f"--frozen {pattern} matches no parameter; the first ones are {some}")
         chosen = {t.name for t in self.tensors if any(fnmatchcase(t.name, pattern) for pattern in patterns)}
         trained = tuple(tensor for tensor in self.tensors if tensor.name not in chosen)
         if not trained:

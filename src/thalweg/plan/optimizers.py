@@ -50,7 +50,7 @@ def parsed_option(text: str) -> Option:
     name, value = name.strip(), value.strip()
     owner, dot, rest = name.partition(".")
     if not equals or not name or not value or (dot and not rest):
-        raise CommandError(f"{text!r} is no option: it must be NAME=VALUE, such as momentum_dtype=bfloat16")
+        raise CommandError(f"--option {text!r} must be NAME=VALUE, such as momentum_dtype=bfloat16")
     try:
         parsed = ast.literal_eval(value)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -82,7 +82,7 @@ def setting_of(name: str, options: Iterable[Option] = ()) -> Setting:
         if option.optimizer is None and not applies(option, name):
             continue
         if option.name in own:
-            raise CommandError(f"{name} is {rule_name} with {option.name}={own[option.name]}, and cannot be otherwise")
+            raise CommandError(f"{name} is {rule_name} with {option.name}={own[option.name]}: leave this option out")
         given[option.name] = option.value
     variant = given.pop("variant", None)
     try:

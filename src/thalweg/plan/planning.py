@@ -169,37 +169,42 @@ def checked_place(place: Place) -> Place:
     if place.world < 1:
         raise CommandError(f"the world must have at least one rank, got {place.world}")
     if place.front_end == "numpy" and place.device != "cpu":
-        raise CommandError("numpy's arrays are on the CPU: leave out --device, or say --device cpu")
+        raise CommandError("numpy's arrays are on the CPU: leave out --device, or give --device cpu")
     if place.front_end == "numpy" and place.engine == "foreach":
-        raise CommandError("the numpy front end has no engine 'foreach': there are auto, reference, fused")
+        raise CommandError("the numpy front end has no engine 'foreach': it must be auto, reference or fused")
     if place.front_end == "numpy" and place.world > 1:
-        raise CommandError("the numpy front end steps one process: a world of several ranks needs torch or optax")
+        raise CommandError("the numpy front end runs in one process: for several ranks give --front-end torch or optax")
     if place.front_end == "optax" and place.engine != "auto":
         raise CommandError("in JAX the compiler decides how steps are taken: leave out --engine")
     if place.front_end == "optax" and place.layout == "fsdp2" and place.world > 1:
-        raise CommandError("layout 'fsdp2' is torch's; in JAX the compiler divides work, and state follows parameters")
+        raise CommandError(
+            "layout 'fsdp2' is for torch: in JAX the compiler shards the work, and state follows parameters; leave out "
+            "--layout"
+        )
     if place.engine == "fused" and place.device == "cpu" and (reason := reason_missing()) is not None:
-        raise CommandError(f"engine 'fused' cannot run: {reason}; 'auto' takes the fastest there is")
+        raise CommandError(f"engine 'fused' cannot run: {reason}; use 'auto', which takes the fastest that can run")
     return place
 
 
 def check_word(what: str, word: str, known: Sequence[str]) -> None:
     if word not in known:
-        raise CommandError(f"there is no {what} {word!r}: there are {', '.join(known)}")
+        raise CommandError(f"there is no {what} {word!r}: it must be one of {', '.join(known)}")
 
 
 def check_served(name: str, setting: Setting, model: Model, place: Place) -> None:
     """Say what cannot be stepped so: slices that are not there, what native code or kernels do not take."""
     if place.engine == "fused" and is_divided(place) and (obstacle := reason_against_parts(setting, place.device)):
-        raise CommandError(f"engine 'fused' cannot run {name}: {obstacle}; 'auto' can")
+        raise CommandError(f"engine 'fused' cannot run {name}: {obstacle}; use 'auto'")
     for tensor in model.tensors:
         if setting.rule.stacked_axes > len(tensor.shape):
             raise CommandError(
-                f"{name}: stacked_axes={setting.rule.stacked_axes}, but {tensor.name!r} has shape {tensor.shape}"
+                f"{name}: stacked_axes={setting.rule.stacked_axes}, but {tensor.name!r} has shape {tensor.shape}: "
+                f"it must be at most {len(tensor.shape)}"
             )
         if place.engine == "fused" and (reason := torch_unserved(Item(tensor, setting), place.device)):
             if place.front_end == "numpy" and "not a number" in reason:
                 continue
             raise CommandError(
-                f"engine 'fused' cannot run {name} for {tensor.name!r}: {reason}; 'auto' takes the fastest there is"
+                f"engine 'fused' cannot run {name} for {tensor.name!r}: {reason}; "
+                "use 'auto', which takes the fastest that can run"
             )

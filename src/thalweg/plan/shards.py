@@ -105,9 +105,11 @@ def reason_against_parts(setting: Setting, device: str) -> str:
         return gpus.reason_against_parts(setting)
     rule = type(setting.rule).__name__
     if rule not in SUMS:
-        return f"there is no fused kernel of {rule} for parameters that are divided over ranks"
+        return f"there is no fused kernel of {rule} for sharded parameters on CPUs"
     if setting.handling.on_nonfinite != "propagate" or setting.rule.stacked_axes:
-        return "parameters are divided over ranks, and on_nonfinite and stacked_axes ask for more than sums"
+        return (
+            "parameters are sharded, and native code steps shards only with on_nonfinite='propagate' and stacked_axes=0"
+        )
     return ""
 
 

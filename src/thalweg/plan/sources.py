@@ -41,8 +41,8 @@ def prepared(model: Model, dtype: str | None = None, frozen: Sequence[str] = ())
     for tensor in model.tensors:
         if tensor.dtype not in DTYPES:
             raise CommandError(
-                f"{model.name}: the tensor {tensor.name!r} has dtype {tensor.dtype}, which cannot be trained in: say "
-                "what it will be with --dtype, or that it is not trained with --frozen"
+                f"{model.name}: the tensor {tensor.name!r} has dtype {tensor.dtype}, which cannot be trained: set "
+                "another with --dtype, or mark the tensor as not trained with --frozen"
             )
     return model
 
@@ -83,7 +83,7 @@ def told_of_hubs(text: str) -> str:
     if spelt(name) in BUILTIN:
         ways = f"it is built in, `thalweg plan {spelt(name)}`; or {ways}"
     return (
-        f"there is no file or folder {text}, and plan downloads nothing. If it is a model of a hub: {ways}. Other "
+        f"there is no file or folder {text}, and plan downloads nothing. If it is a model on a hub: {ways}. Other "
         "models: `thalweg plan config.json`, `thalweg plan model.safetensors`, `thalweg plan "
         "model.safetensors.index.json`, `thalweg plan mymodel:build` (a function that returns it), or one of "
         f"{', '.join(BUILTIN)}"
@@ -102,15 +102,15 @@ def in_file(path: Path) -> Model:
     if path.suffix == ".safetensors":
         return read_safetensors([path], str(path))
     if path.suffix in PICKLES:
-        raise CommandError(f"{path} may be a pickle, which is not opened here: save the model as safetensors")
+        raise CommandError(f"{path} may be a pickle, which plan does not open: save the model as safetensors")
     if path.suffix != ".json":
-        raise CommandError(f"{path} is neither .safetensors nor .json")
+        raise CommandError(f"{path} must be a .safetensors or a .json file")
     if path.name.endswith(".safetensors.index.json"):
         return read_safetensors(list(indexed(path)), str(path.parent))
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CommandError(f"{path} is no JSON: {error}") from None
+        raise CommandError(f"{path} is not valid JSON: {error}") from None
     if isinstance(content, dict) and ("model_type" in content or "architectures" in content):
         return from_configuration(str(path), content)
     return from_shapes(path, content)

@@ -18,7 +18,7 @@ with extra("cli"):
 
 
 #: Whose bandwidth is taken where none is given.
-ASSUMED = {"cuda": "an H100's; say --bandwidth for yours", "cpu": "a guess; say --bandwidth for yours"}
+ASSUMED = {"cuda": "an H100's; set --bandwidth for yours", "cpu": "a guess; set --bandwidth for yours"}
 
 
 def heading(found: Plan) -> str:
@@ -29,7 +29,7 @@ def heading(found: Plan) -> str:
     each = " on each rank" if several else ""
     told = (
         f"{model.name} ({model.about}): {counted(model.tensors)}\n"
-        f"{where}: parameters take {human_bytes(found.parameter_bytes)}, gradients as many{each}"
+        f"{where}: parameters take {human_bytes(found.parameter_bytes)}, gradients the same{each}"
     )
     if not model.frozen:
         return told
@@ -92,13 +92,13 @@ def fitting(found: Plan, cost: Cost) -> Text:
 def notes(found: Plan) -> Iterator[str]:
     """What the columns mean, and what is not counted."""
     place = found.place
-    yield "state: kept between steps. peak: needed beside that during a step, once state is there."
+    yield "state: kept between steps. peak: needed in addition during a step, after the first."
     frozen = "frozen weights, " if found.model.frozen else ""
     yield f"all together: parameters, gradients, {frozen}state and peak. Activations are not counted."
     assumed = f" ({ASSUMED[place.device]})" if found.bandwidth == BANDWIDTHS[place.device] else ""
     time = f"time: how long that takes at {human_bytes(found.bandwidth)}/s{assumed}"
     products = f", and products at {human_flops(found.flops)}/s" if found.flops else ""
-    yield f"moved: what a step must move at least. {time}{products}."
+    yield f"moved: the least that a step must read and write. {time}{products}."
     for cost in found.costs:
         if cost.refreshes:
             share = cost.share
@@ -112,9 +112,9 @@ def notes(found: Plan) -> Iterator[str]:
             if not found.flops:
                 cores = place.device == "cuda" and "fused" in share.engine
                 rate = "on tensor cores, such as --flops 300TFLOPS" if cores else "in float32, such as --flops 60TFLOPS"
-                yield f"{cost.optimizer}: the time of its products is not counted; give what they reach {rate}."
+                yield f"{cost.optimizer}: the time of its products is not counted; set their rate {rate}."
     if place.world > 1:
-        yield "Figures are those of the rank that needs most. sent: beyond the gradients' own reduction."
+        yield "Figures are those of the rank that needs most. sent: without the reduction of gradients."
 
 
 def human_count(count: int) -> str:

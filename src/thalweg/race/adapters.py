@@ -48,9 +48,9 @@ def torch_optimizer(rival: Rival, params: Any, lr: float, task: str) -> Any:
     with blamed(rival, task, options):
         made = rival.make(params, lr=lr, **rival.options)
     if not isinstance(made, torch.optim.Optimizer):
-        raise CommandError(f"{rival.rule} returned a {type(made).__name__}, and no optimizer: {WANTED}")
+        raise CommandError(f"{rival.rule} returned a {type(made).__name__}, not an optimizer: {WANTED}")
     if any("lr" not in group for group in made.param_groups):
-        raise CommandError(f"{rival.rule} keeps no lr in its groups, which the race lowers step by step")
+        raise CommandError(f"{rival.rule} has no lr in its groups, and the race must lower it step by step")
     return made
 
 
@@ -139,7 +139,7 @@ class ByOptax:
             # optax counts from 0
             made = rival.make(learning_rate=lambda count: schedule(count + 1), **rival.options)
         if not callable(getattr(made, "init", None)) or not callable(getattr(made, "update", None)):
-            raise CommandError(f"{rival.rule} returned a {type(made).__name__}, and no optimizer: {WANTED}")
+            raise CommandError(f"{rival.rule} returned a {type(made).__name__}, not an optimizer: {WANTED}")
         self.update = self.jax.jit(made.update)
         with self.precision(), blamed(rival, task, "init()"):
             self.kept = made.init(dict(params))
@@ -163,7 +163,10 @@ class ByOptax:
     def step(self, params: Mapping[str, Array], grads: Mapping[str, Array | None]) -> None:
         known = {str(name): checked_pair(name, p, g, None)[1] for name, p, g in pairs(params, grads)}
         if missing := [name for name in params if name not in known]:
-            raise CommandError(f"task {self.task!r}, {self.rival.name}: optax needs every gradient, not of {missing}")
+            raise CommandError(
+                f"task {self.task!r}, {self.rival.name}: optax needs a gradient for every "
+                f"parameter, and {missing} has none"
+            )
         with self.precision(), blamed(self.rival, self.task, "update()"):
             gradients = {name: known[name].astype(p.dtype, copy=False) for name, p in params.items()}
             updates, self.kept = self.update(gradients, self.kept, dict(params))

@@ -47,7 +47,7 @@ class ArrayTask(Task):
     def start(self, contestant: Contestant, schedule: Schedule, conditions: Conditions) -> Training:
         if conditions.device != "cpu":
             raise CommandError(
-                f"task {self.name!r} is plain numpy and runs on the cpu alone, not on {conditions.device!r}"
+                f"task {self.name!r} is plain numpy and runs only on the cpu, not on {conditions.device!r}"
             )
         params = self.call("init", self.init, conditions.seed)
         if not isinstance(params, Mapping):

@@ -22,11 +22,13 @@ def split_rates(asked: Asked, rates: Rates) -> tuple[Asked, Rates]:
     others, found = {}, dict(rates)
     for owner, options in asked.items():
         if not isinstance(options, Mapping):
-            raise CommandError(f"options of {owner or 'everyone'} must be a dict, got {options!r}")
+            raise CommandError(f"options of {owner or 'all optimizers'} must be a dict, got {options!r}")
         others[owner] = {name: value for name, value in options.items() if name not in RATE_NAMES}
         for name in options.keys() & RATE_NAMES:
             if owner in found:
-                raise CommandError(f"the learning rate of {owner or 'everyone'} is given twice, once as an option")
+                raise CommandError(
+                    f"the learning rate of {owner or 'all optimizers'} is given twice, as a rate and as an option"
+                )
             found[owner] = options[name] if isinstance(options[name], (list, tuple)) else [options[name]]
     return others, found
 
@@ -51,7 +53,9 @@ def check_owners(asked: Asked, contestants: Sequence[Contestant]) -> None:
     for owner in asked:
         if owner and owner not in names:
             if owner in CONTESTANTS:
-                raise CommandError(f"there are options for {owner}, which does not take part: only {', '.join(names)}")
+                raise CommandError(
+                    f"there are options for {owner}, which does not take part: the optimizers are {', '.join(names)}"
+                )
             raise CommandError(f"there is no optimizer {owner!r}: {suggestion(str(owner), names)}")
 
 
@@ -70,7 +74,7 @@ def checked(contestant: Contestant, for_all: Mapping[str, Any], own: Mapping[str
     for name in own:
         if name in contestant.fixed:
             fixed = f"{name}={contestant.fixed[name]}"
-            raise CommandError(f"{contestant.name} is {contestant.rule} with {fixed}, and cannot be otherwise")
+            raise CommandError(f"{contestant.name} is {contestant.rule} with {fixed}: leave this option out")
     given = {**for_all, **own}
     try:
         if isinstance(contestant, Rival):
@@ -97,7 +101,7 @@ def settled(contestant: Contestant, given: Mapping[str, Any]) -> Settings:
 
 def nobody_has(name: str, value: Any, contestants: Sequence[Contestant]) -> str:
     if any(has(contestant, name, value) for contestant in contestants):
-        return f"the option {name}={value!r} has no effect on anyone here"
+        return f"the option {name}={value!r} has no effect on any optimizer here"
     known = {option for c in contestants for option in options_of(c)}
     return f"no optimizer here has an option {name!r}: {suggestion(name, sorted(known))}"
 

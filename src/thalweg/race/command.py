@@ -55,12 +55,14 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
 
 @click.command("race")
 @click.argument("task", default="digits", shell_complete=complete_task)
-@click.option("--optimizers", metavar="LIST", shell_complete=complete_optimizers, help="Some of them, with commas.")
+@click.option(
+    "--optimizers", metavar="LIST", shell_complete=complete_optimizers, help="Only these, separated by commas."
+)
 @click.option(
     "--against",
     multiple=True,
     metavar="LIST",
-    help="Others, by import name: torch.optim.Adam,mymodule:Class; may be repeated.",
+    help="Also these, by import name: torch.optim.Adam,mymodule:Class; may be repeated.",
 )
 @click.option(
     "--option",
@@ -68,23 +70,23 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
     multiple=True,
     metavar="NAME=VALUE",
     shell_complete=complete_option,
-    help="For all that have it, or kron.NAME=VALUE for one; may be repeated.",
+    help="Set an option for all that have it, or kron.NAME=VALUE for one; may be repeated.",
 )
 @click.option("--steps", type=click.IntRange(1), help="Steps of each run, at the task's own batch size.")
 @click.option("--seeds", type=click.IntRange(1), help="Repetitions of each run, from seeds 0, 1, ...")
 @click.option("--lr", "rates", multiple=True, metavar="RATES", help="Rates to try: 0.01,0.1 or lamb,kron=0.003,0.01.")
-@click.option("--batch-size", "batch_sizes", metavar="SIZES", help="Some, with commas; all see as many examples.")
+@click.option("--batch-size", "batch_sizes", metavar="SIZES", help="Separated by commas; each sees as many examples.")
 @click.option(
     "--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="foreach is for tasks in torch."
 )
-@click.option("--device", default="cpu", show_default=True, help="Of tasks in torch: cpu, cuda, cuda:1.")
-@click.option("--data", type=click.Path(path_type=Path), help="The folder of Fashion-MNIST's files, for that task.")
+@click.option("--device", default="cpu", show_default=True, help="Device of tasks in torch: cpu, cuda, cuda:1.")
+@click.option("--data", type=click.Path(path_type=Path), help="Folder of Fashion-MNIST's files, for the task fashion.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where to.  [default: report; report/TASK if not digits]",
+    help="Folder of the report.  [default: report; report/TASK if not digits]",
 )
-@click.option("--redraw", is_flag=True, help="Draw the last race of that folder as it was recorded, and run nothing.")
+@click.option("--redraw", is_flag=True, help="Draw the last race of that folder from its records, and run nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
 def command(
     task: str,
@@ -102,7 +104,7 @@ def command(
     redraw: bool,
     as_json: bool,
 ) -> None:
-    """Which optimizer learns fastest? Everyone gets the same steps, batches, seeds and number of learning rates.
+    """Race optimizers on a task: each gets the same steps, batches, seeds and number of learning rates.
 
     TASK is digits, valley, text, fashion, or mymodule:task for your own.
 
@@ -111,14 +113,14 @@ def command(
     thalweg race valley                              paths down test functions of two variables
     thalweg race text --optimizers lamb,adamw        a small transformer (needs torch)
     thalweg race fashion --data FOLDER --device cuda
-    thalweg race --batch-size 32,128,512             who holds up as batches grow?
+    thalweg race --batch-size 32,128,512             how they compare as batches grow
     thalweg race --lr kron=0.001,0.01 --seeds 5      rates of your own
     thalweg race --option weight_decay=0.01 --option kron.momentum=0.8
     thalweg race --against torch.optim.Adam,mymodule:Sharp
     thalweg race mymodule:task                       your own problem
     thalweg race --redraw                            draw again, run nothing
 
-    Finished runs are kept in OUT/runs.jsonl: stopped half-way, the same command goes on where it was.
+    Finished runs are kept in OUT/runs.jsonl: the same command continues a race that was stopped.
     OUT/index.html is the report; the pictures beside it are PNG and SVG.
     """
     folder = out or (Path("report") if task == "digits" else Path("report", task.replace(":", ".")))
@@ -161,8 +163,8 @@ def command(
         except KeyboardInterrupt:
             kept = len(ready.wanted) - len(ready.waiting)
             aside().print(
-                f"Stopped. {kept} of {len(ready.wanted)} runs are kept in {folder}: the same command goes on from "
-                "there, and with --redraw it draws what there is."
+                f"Stopped. {kept} of {len(ready.wanted)} runs are kept in {folder}: the same command continues from "
+                "there, and with --redraw it draws the finished runs."
                 if kept
                 else "Stopped before the first run was finished: nothing is kept."
             )
@@ -189,9 +191,7 @@ def show(summary: Any, folder: Path, *, as_json: bool) -> None:
         printer.print(table)
         printer.print()
     if missing := summary["missing"]:
-        printer.print(
-            f"{missing} {'run is' if missing == 1 else 'runs are'} missing: this is how far the race has got."
-        )
+        printer.print(f"{missing} {'run is' if missing == 1 else 'runs are'} missing: the race is not finished.")
     printer.print(f"Report: {page}. Pictures: {', '.join(path.name for path in pictures)}.", soft_wrap=True)
 
 
@@ -233,5 +233,5 @@ def rate(word: str) -> float:
     except ValueError:
         lr = 0.0
     if not 0 < lr < float("inf"):
-        raise CommandError(f"--lr must be positive numbers, such as 0.01,0.1, got {word!r}")
+        raise CommandError(f"--lr must be a list of positive numbers, such as 0.01,0.1, got {word!r}")
     return lr

@@ -51,8 +51,8 @@ class ModelTask(Task):
         if isinstance(contestant, Rival):
             if contestant.kind != "torch":
                 raise CommandError(
-                    f"task {self.name!r} is in torch, and {contestant.name} is of {contestant.kind}, which races on "
-                    "tasks in numpy: digits, valley, or an ArrayTask of your own"
+                    f"task {self.name!r} is in torch, and {contestant.name} is of {contestant.kind}, which races "
+                    "only on tasks in numpy: digits, valley, or an ArrayTask of your own"
                 )
             return torch_optimizer(contestant, list(model.parameters()), lr, self.name)
         kind = getattr(thalweg.torch, contestant.rule)
@@ -151,7 +151,7 @@ def checked_device(name: str) -> torch.device:
     except RuntimeError:
         raise CommandError(f"there is no device {name!r}: try cpu or cuda") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise CommandError(f"device {name!r} was asked for, and torch finds no CUDA device here: try cpu")
+        raise CommandError(f"there is no device {name!r}: torch finds no CUDA device here; try cpu")
     return device
 
 

@@ -65,17 +65,17 @@ class Programme:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             if not content["contestants"].keys() <= {*CONTESTANTS, *content.get("rivals", ())}:
-                raise ValueError("somebody takes part who is not known")
+                raise ValueError("a contestant is not known")
             courses = [
                 Course(**{**course, "runs": [Run(**run) for run in course["runs"]]}) for course in content["courses"]
             ]
             return cls(**{**content, "courses": courses})
         except FileNotFoundError:
             raise CommandError(
-                f"{path.parent} holds no race to draw: run one first, with --out {path.parent}"
+                f"{path.parent} has no recorded race to draw: run one first, with --out {path.parent}"
             ) from None
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise CommandError(f"{path} is damaged, or of another version: run the race again") from None
+            raise CommandError(f"{path} is damaged, or was written by another version: run the race again") from None
 
 
 def programme(
@@ -95,7 +95,7 @@ def programme(
     courses = []
     for task in tasks:
         if batch_sizes and task.batch_size is None:
-            raise CommandError(f"task {task.name!r} has no batches, so that it takes no --batch-size")
+            raise CommandError(f"task {task.name!r} has no batches: leave out --batch-size")
         sizes: Sequence[int | None] = batch_sizes or [task.batch_size]
         for batch_size in sizes:
             runs = [

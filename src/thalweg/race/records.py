@@ -41,7 +41,7 @@ class Book:
             try:
                 record = read(line.decode("utf-8"))
                 if number == len(lines):
-                    raise ValueError("it ends before its line does")
+                    raise ValueError("the line is cut off")
             except ValueError as error:  # of JSON and of UTF-8 too
                 self.damaged.append(Damage(number, str(error)))
             else:
@@ -92,11 +92,11 @@ def read(line: str) -> Record:
     try:
         content = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is no JSON: {error}") from None
+        raise ValueError(f"it is not JSON: {error}") from None
     if not isinstance(content, dict) or content.keys() != {"run", "result", "where", "checksum"}:
-        raise ValueError("it is no record of a run")
+        raise ValueError("it is not a record of a run")
     if content.pop("checksum") != checksum(content):
-        raise ValueError("its checksum is not that of its content")
+        raise ValueError("its checksum does not match its content")
     try:
         result = content["result"]
         layers = None if result["layers"] is None else Layers(**tuples(Layers, result["layers"]))

@@ -20,8 +20,8 @@ RATE_NAMES = frozenset({"lr", "learning_rate"})
 #: Packages that an extra of ours brings.
 EXTRAS = {"torch": "torch", "optax": "jax", "jax": "jax"}
 WANTED = (
-    "it must be a class derived from torch.optim.Optimizer, a function (params, lr=...) that returns one of its "
-    "kind, or one of optax, (learning_rate=...)"
+    "it must be a class derived from torch.optim.Optimizer, a function (params, lr=...) that returns such an "
+    "optimizer, or an optax function (learning_rate=...)"
 )
 
 
@@ -73,7 +73,7 @@ def dotted(reference: str) -> str:
     parts = full.split(".")
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise CommandError(
-            f"{reference!r} is no optimizer's import name: write module.Class or module:Class, such as torch.optim.Adam"
+            f"{reference!r} is not an import name: write module.Class or module:Class, such as torch.optim.Adam"
         )
     return full
 
@@ -126,14 +126,14 @@ def found(reference: str) -> tuple[Any, Any]:
 
 def kind_of(reference: str, make: Any) -> Literal["torch", "optax"]:
     if not callable(make):
-        raise CommandError(f"{reference} is a {type(make).__name__}, and no optimizer: {WANTED}")
+        raise CommandError(f"{reference} is a {type(make).__name__}, not an optimizer: {WANTED}")
     if not inspect.isclass(make):
         parameters = parameters_of(make) or {}
         return "optax" if "learning_rate" in parameters and "params" not in parameters else "torch"
     need("torch", "torch")
     torch: Any = importlib.import_module("torch")
     if not issubclass(make, torch.optim.Optimizer):
-        raise CommandError(f"{reference} is a class, and no optimizer: {WANTED}")
+        raise CommandError(f"{reference} is a class, but not an optimizer: {WANTED}")
     return "torch"
 
 

@@ -92,7 +92,7 @@ def execute(
     measures, seconds, spent = [training.measure()], [0.0], 0.0
     if not math.isfinite(measures[0].loss):
         raise CommandError(
-            f"task {task.name!r}: the loss before the first step is {measures[0].loss}, from which nobody can learn"
+            f"task {task.name!r}: the loss before the first step is {measures[0].loss}: it must be finite"
         )
     watched: list[dict[str, tuple[float, float | None]]] = []
     path = [] if task.landscape is None else [place(training.parameters())]

@@ -122,7 +122,7 @@ class Task(ABC):
             if not callable(getattr(self, name)):
                 raise CommandError(f"task {self.name!r}: {name} must be a function, got {getattr(self, name)!r}")
         if self.target is not None and not isinstance(self.target, Real):
-            raise CommandError(f"task {self.name!r}: target must be a loss, which is a number, got {self.target!r}")
+            raise CommandError(f"task {self.name!r}: target must be a number, a loss, got {self.target!r}")
         for field_name, by_contestant in (("rates", self.rates), ("options", self.options)):
             if not isinstance(by_contestant, Mapping):
                 raise CommandError(
@@ -158,9 +158,7 @@ class Task(ABC):
         missing = object()
         batch = self.call("batches", next, batches, missing)
         if batch is missing:
-            raise CommandError(
-                f"task {self.name!r}: batches must go on for as long as the race does: begin again when all were seen"
-            )
+            raise CommandError(f"task {self.name!r}: batches must not end: start again after the last one")
         return batch
 
 
@@ -179,7 +177,9 @@ def check_rates(rates: Mapping[str, Any], where: str = "") -> None:
         except (TypeError, ValueError):
             numbers = []
         if not numbers or not all(0 < lr < math.inf for lr in numbers):
-            raise CommandError(f"{where}rates of {contestant or 'everyone'} must be positive numbers, got {given!r}")
+            raise CommandError(
+                f"{where}rates of {contestant or 'all optimizers'} must be positive numbers, got {given!r}"
+            )
 
 
 def measured(task: Task, answer: Any) -> Measure:

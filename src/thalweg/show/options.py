@@ -32,7 +32,7 @@ def parsed_option(text: str) -> Given:
     name, equals, value = (part.strip() for part in text.partition("="))
     owner, dot, name = name.rpartition(".")
     if not equals or not name.isidentifier() or not value or (dot and not owner):
-        raise CommandError(f"{text!r} is no option: it must be NAME=VALUE, such as weight_decay=0.01")
+        raise CommandError(f"--option {text!r} must be NAME=VALUE, such as weight_decay=0.01")
     found = literal(value)
     return Given(owner, name, spelt_dtype(found) if name.endswith("dtype") else found)
 

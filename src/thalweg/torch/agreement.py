@@ -99,7 +99,7 @@ def difference(known: Mapping[int, Sequence[str]]) -> str:
         for one, other in itertools.zip_longest(lines, theirs, fillvalue="nothing more"):
             if one != other:
                 return (
-                    f"ranks were given different things to step: rank {first} has {one}, and rank {rank} has {other}; "
+                    f"ranks differ in what they step: rank {first} has {one}, and rank {rank} has {other}; "
                     "all ranks need the same parameters, in the same order, and the same options"
                 )
     raise AssertionError("digests differ, and what they stand for does not")

@@ -69,7 +69,8 @@ def step_in_backward(model: nn.Module, optimizer: Optimizer) -> InBackward:
         raise ParameterError(f"step_in_backward needs an optimizer of thalweg.torch, got {type(optimizer).__name__}")
     if any(group["max_grad_norm"] is not None for group in optimizer.param_groups):
         raise OptionError(
-            "max_grad_norm needs all gradients of a step at once, and in the backward pass they never are"
+            "max_grad_norm needs all gradients of a step at once, which step_in_backward never has: leave it out, or "
+            "call optimizer.step() after backward() instead"
         )
     if any(group["on_nonfinite"] == "skip" for group in optimizer.param_groups):
         raise OptionError(
@@ -79,7 +80,8 @@ def step_in_backward(model: nn.Module, optimizer: Optimizer) -> InBackward:
     missing = [name for name, p in model.named_parameters() if p.requires_grad and p not in known]
     if missing:
         raise ParameterError(
-            f"parameters of the model that the optimizer does not have: {', '.join(map(repr, missing))}"
+            f"the optimizer does not have these parameters of the model: {', '.join(map(repr, missing))}; add them to "
+            "it, or set requires_grad=False"
         )
     refuse_replicas(known)
     return InBackward(optimizer)
@@ -87,8 +89,8 @@ def step_in_backward(model: nn.Module, optimizer: Optimizer) -> InBackward:
 
 REPLICATED = (
     "DistributedDataParallel averages gradients over ranks after they are accumulated, and step_in_backward would step "
-    "before that, so that ranks drift apart: call optimizer.step() after backward() instead (its buckets hold all "
-    "gradients in any case), or use torch.distributed.fsdp.fully_shard (FSDP2), which reduces them before"
+    "before that, so ranks would drift apart: call optimizer.step() after backward() instead (DDP's buckets hold all "
+    "gradients in any case), or use torch.distributed.fsdp.fully_shard (FSDP2), which reduces gradients first"
 )
 
 
@@ -102,7 +104,7 @@ def refuse_replicas(params: Iterable[Tensor]) -> None:
         return
     own = set(map(id, params))
     if any(id(p) in own for p in averaged_later()):
-        gc.collect()  # wrappers that nobody holds any more are no reason
+        gc.collect()  # ignore wrappers without references
         if any(id(p) in own for p in averaged_later()):
             raise ParameterError(REPLICATED)
 

@@ -19,7 +19,7 @@ WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapp
 
 
 def check_is_state(rule_name: str, saved: Any) -> None:
-    """Say if something is no state dict, or one of another optimizer or of a newer layout."""
+    """Refuse what is not a state dict, or is one of another optimizer or of a newer layout."""
     if not isinstance(saved, Mapping) or "state" not in saved or "param_groups" not in saved:
         given = f"a {type(saved).__name__}" + (
             f" with {', '.join(map(repr, saved))}" if isinstance(saved, Mapping) else ""
@@ -29,7 +29,7 @@ def check_is_state(rule_name: str, saved: Any) -> None:
         )
     for group in saved["param_groups"]:
         if group.get("rule") != rule_name:
-            other = f"a state of {group['rule']}" if "rule" in group else "no state of thalweg.torch"
+            other = f"a state of {group['rule']}" if "rule" in group else "not a state of thalweg.torch"
             raise StateError(f"this is {other} and cannot be loaded into {rule_name}")
         if group.get("layout", LAYOUT) > LAYOUT:
             raise StateError(
@@ -40,7 +40,10 @@ def check_is_state(rule_name: str, saved: Any) -> None:
 def check_sizes(saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> None:
     sizes = [[len(group["params"]) for group in some] for some in (saved["param_groups"], groups)]
     if sizes[0] != sizes[1]:
-        raise StateError(f"this state has groups of {sizes[0]} parameters, and this optimizer of {sizes[1]}")
+        raise StateError(
+            f"this state has parameter groups of sizes {sizes[0]}, and this optimizer of sizes {sizes[1]}: "
+            "they must be equal"
+        )
 
 
 def in_own_order(saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -61,18 +64,19 @@ def in_own_order(saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[st
 
 
 def check_names_known(theirs: Sequence[Sequence[str]], ours: Sequence[Sequence[str]]) -> None:
-    """Say which names the two do not share, or that they share them in other groups."""
+    """Refuse states whose names differ, or whose names are in other groups."""
     found, wanted = ({name for names in some for name in names} for some in (theirs, ours))
-    by_position = "to go by position all the same, remove 'param_names' from the saved groups"
+    by_position = "to match by position instead, remove 'param_names' from the saved groups"
     if found != wanted:
         missing, unknown = sorted(wanted - found), sorted(found - wanted)
         raise StateError(
-            f"the names of this state are not those of this optimizer: it has no {listed(missing)}, and "
-            f"{listed(unknown)} is not here; {by_position}"
+            f"the names of this state differ from those of this optimizer: the state lacks {listed(missing)}, and the "
+            f"optimizer lacks {listed(unknown)}; {by_position}"
         )
     if sorted(map(sorted, theirs)) != sorted(map(sorted, ours)):
         raise StateError(
-            f"this state has the same parameters in other groups, and groups have options of their own: {by_position}"
+            "this state has the same parameters in other groups, and each group has its own options: construct the "
+            f"optimizer with the saved groups; {by_position}"
         )
 
 
@@ -89,12 +93,12 @@ def bare(name: str) -> str:
 
 
 def warn_if_made_otherwise(saved: Mapping[str, Any], made_with: str) -> None:
-    """Overrides and the engine are arguments, and come back with no checkpoint: say if they are others now."""
+    """Warn if overrides or the engine, which no checkpoint restores, differ from those of the saved run."""
     before = {group["made_with"] for group in saved["param_groups"] if "made_with" in group} - {made_with}
     if before:
         warnings.warn(
-            f"this state was saved with {before.pop()}, and is loaded with {made_with}: give the same ones if the run "
-            "is to go on as it began",
+            f"this state was saved with {before.pop()}, and is loaded with {made_with}: construct the optimizer with "
+            "the same ones to continue the run unchanged",
             ResumeWarning,
             stacklevel=4,
         )
@@ -105,7 +109,7 @@ def check_entries(
     named: Sequence[tuple[str, Tensor]],
     expected: Mapping[str, Mapping[str, Tensor]],
 ) -> None:
-    """Say whose saved state is not what its options make. expected: tensors of their shapes, by parameter."""
+    """Refuse saved state whose entries its options do not make. expected: tensors of their shapes, by parameter."""
     places = [place for group in saved["param_groups"] for place in group["params"]]
     for place, (name, _) in zip(places, named, strict=True):
         entries = saved["state"].get(place)
@@ -115,17 +119,22 @@ def check_entries(
         shapes, wanted = shapes_of(found), shapes_of(expected[name])
         counted = isinstance(entries.get("step"), (Tensor, int, float))
         if not counted or shapes != wanted:
-            raise StateError(f"the state of {name!r} does not fit: saved is {shapes}, and its options make {wanted}")
+            raise StateError(
+                f"the state of {name!r} does not fit: the saved entries are {shapes}, and its options need {wanted}"
+            )
         for key, value in found.items():
             check_precision(name, key, value.dtype, expected[name][key].dtype)
 
 
 def check_precision(name: str, key: str, found: torch.dtype, wanted: torch.dtype) -> None:
-    """Loaders that fill the tensors of this run round what they read to their dtype; the saved options tell on them."""
+    """Refuse state that a loader rounded, found out by comparing its dtype with that of the saved options.
+
+    A loader that writes into the tensors of this run rounds what it reads to their dtype.
+    """
     if found.itemsize < 4 <= wanted.itemsize:
         raise StateError(
-            f"the state of {name!r} does not fit: it was saved with {key!r} in {wanted}, and read into {found}: "
-            "give this optimizer the options that it was saved with (state_dtype, momentum_dtype, precond_dtype)"
+            f"the state of {name!r} does not fit: it was saved with {key!r} in {wanted}, and read into {found}; "
+            "construct this optimizer with the saved options (state_dtype, momentum_dtype, precond_dtype)"
         )
 
 

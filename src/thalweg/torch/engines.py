@@ -208,14 +208,14 @@ def engine_for(wanted: Engine, bucket: Bucket, *, compiling: bool) -> str:
     if wanted in ("reference", "foreach"):
         return wanted
     missing = gpu.reason_missing(bucket.params[0].device) if bucket.on_gpu else reason_missing()
-    unknown = "the number of the step is not known to the host" if bucket.t is None and not bucket.on_gpu else ""
+    unknown = "the host does not know the step count" if bucket.t is None and not bucket.on_gpu else ""
     reason = unknown or bucket.unserved or missing
     if not reason:
         return "fused"
     if wanted == "fused":
         raise OptionError(
             f"engine='fused' cannot run for parameter {bucket.names[0]!r}: {reason}; "
-            "engine='auto' takes the fastest there is"
+            "use engine='auto', which takes the fastest engine that can run"
         )
     if not bucket.unserved and missing is not None:
         (triton.warn_once if bucket.on_gpu else warn_once)(missing)

@@ -30,11 +30,11 @@ def explained_group(group: Mapping[str, Any], *, shown_only: bool) -> GroupRow:
     frozen = sum(not p.requires_grad for p in group["params"])
     notes = []
     if shown_only:
-        notes.append("a scheduler shows the step size there, which the rule makes itself")
+        notes.append("a scheduler displays the step size as lr, and the rule computes it")
     elif group.get("lr_is_scale"):
-        notes.append("it multiplies the step size that the rule makes itself")
+        notes.append("lr multiplies the step size that the rule computes")
     if "lr_scale" in group:
-        notes.append(f"lr_scale {group['lr_scale']} is a scheduler's to multiply it with")
+        notes.append(f"lr_scale {group['lr_scale']} is for a scheduler to multiply lr by")
     name = group.get("name")
     return GroupRow(
         None if name is None else str(name),

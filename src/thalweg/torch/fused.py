@@ -44,29 +44,29 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> 
         return f"there is no fused kernel for tensors on {p.device.type}"
     rule = setting.rule
     if (unknown := option_unknown(rule)) is not None:
-        return f"{unknown} is not a number"
+        return f"{unknown} is a tensor, not a Python number"
     if type(p) not in PLAIN:
-        return f"there is no fused kernel for a {type(p).__name__}"
+        return f"there is no fused kernel for a parameter of type {type(p).__name__}"
     if p.is_neg():
-        return "it is negated in passing"
+        return "its lazy negation bit is set (p.resolve_neg() makes a tensor without it)"
     entries = [entry for key, entry in state.items() if key != "step"]
     if not p.is_contiguous() or not all(entry.is_contiguous() for entry in entries):
         # in any order, as long as all that is as large as the parameter has the same
         alike = is_dense(p) and all(e.shape == p.shape and e.stride() == p.stride() for e in entries)
         if not alike or rule.stacked_axes or setting.handling.rounding != "nearest":
-            return f"its strides are {p.stride()}"
+            return f"it or its state is not contiguous in memory (its strides are {p.stride()})"
     return reason_unserved(rule, tuple(p.shape)) or ""
 
 
 def reason_against_part(setting: Setting, part: Part) -> str:
-    """Why native code cannot step what this rank holds of a divided parameter, "" if it can."""
+    """Why native code cannot step this rank's shard of a parameter, "" if it can."""
     rule, handling = setting.rule, setting.handling
     if type(rule).__name__ not in SUMS:
-        return f"there is no fused kernel of {type(rule).__name__} for parameters that are divided over ranks"
+        return f"there is no fused kernel of {type(rule).__name__} for sharded parameters on CPUs"
     if handling.on_nonfinite != "propagate" or rule.stacked_axes:
-        return "it is divided over ranks, and on_nonfinite and stacked_axes ask for more than sums"
+        return "it is sharded, and native code steps shards only with on_nonfinite='propagate' and stacked_axes=0"
     if handling.rounding == "stochastic" and any(part.groups[1:]):
-        return "its elements have no one place in the whole parameter, from which random bits could be counted"
+        return "it is sharded along an axis beyond the first, and native code then needs rounding='nearest'"
     return ""
 
 
@@ -132,8 +132,11 @@ class Fused:
                 known = self.known.get(name)
                 if known is None or known[0] != state:
                     check_state(name, p, setting)
-                    if reason := reason_against(setting, p, s):  # which was fine before somebody replaced it
-                        raise StateError(f"the state of {name!r} does not fit in memory: {reason}")
+                    if reason := reason_against(setting, p, s):  # it was fine before a caller replaced the state
+                        raise StateError(
+                            f"the state of {name!r} was replaced by tensors that native code cannot step: {reason}; "
+                            "assign contiguous tensors"
+                        )
                 if known is None or known[0] != state or known[1] != places:
                     dtypes = NAMES[p.dtype], NAMES[g.dtype], *["" if e is None else NAMES[e.dtype] for e in entries]
                     addresses = tuple(address for address, _ in state[2])

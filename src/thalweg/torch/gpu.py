@@ -40,27 +40,28 @@ def reason_missing(device: torch.device) -> str | None:
     if device.type == "cuda" and torch.version.hip is None:
         found = torch.cuda.get_device_capability(device)
         if found < LEAST_CAPABILITY:
-            return f"{torch.cuda.get_device_name(device)} has compute capability {found[0]}.{found[1]}, below 8.0"
+            name = torch.cuda.get_device_name(device)
+            return f"{name} has compute capability {found[0]}.{found[1]}, and the kernels need 8.0 or newer"
     return None
 
 
 def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], part: Part | None = None) -> str:
     """Why fused kernels cannot step this parameter, "" if they can. The answer holds as long as its memory does.
 
-    part: what p is of a parameter that is divided over ranks. They have to find the same answer however their memory
-    lies, so that odd memory is copied, and however much of it they have.
+    part: which shard p is, if the parameter is sharded. All ranks must find the same answer, whatever the memory layout
+    and the size of their shards, so a shard with another memory layout is copied.
     """
     rule = setting.rule
     if type(rule).__name__ not in RULES:
         return f"there is no fused kernel of {type(rule).__name__} for GPUs"
     if (unknown := option_unknown(rule)) is not None:
-        return f"{unknown} is not a number"
+        return f"{unknown} is a tensor, not a Python number"
     if type(p) not in PLAIN:
-        return f"there is no fused kernel for a {type(p).__name__}"
+        return f"there is no fused kernel for a parameter of type {type(p).__name__}"
     if p.dtype not in SERVED:
         return f"there is no fused kernel for {p.dtype} on GPUs"
     if p.is_neg():
-        return "it is negated in passing"
+        return "its lazy negation bit is set (p.resolve_neg() makes a tensor without it)"
     entries = [entry for key, entry in state.items() if key not in ("step", "refresh")]
     if any(entry.dtype not in SERVED for entry in entries):
         return "there is no fused kernel for state of float64 on GPUs"
@@ -68,13 +69,13 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], par
         # in any order, as long as all that is as large as the parameter has the same
         alike = is_dense(p) and all(e.shape == p.shape and e.stride() == p.stride() for e in entries)
         if not alike or rule.stacked_axes or setting.handling.rounding != "nearest" or isinstance(rule, Kron):
-            return f"its strides are {p.stride()}"
+            return f"it or its state is not contiguous in memory (its strides are {p.stride()})"
     shape = tuple(p.shape) if part is None else part.shape
     return reason_against_kron(setting, p, state, shape) if isinstance(rule, Kron) else ""
 
 
 def reason_against_kron(setting: Setting, p: Tensor, state: Mapping[str, Tensor], shape: Shape) -> str:
-    if reason_missing(p.device) is not None:  # nobody can tell, and nobody will ask
+    if reason_missing(p.device) is not None:  # without kernels the answer is neither known nor needed
         return ""
     from thalweg.kernels.triton.kron import reason_unserved
 
@@ -83,13 +84,13 @@ def reason_against_kron(setting: Setting, p: Tensor, state: Mapping[str, Tensor]
 
 
 def reason_against_part(setting: Setting, part: Part) -> str:
-    """Why fused kernels cannot step what this rank holds of a divided parameter, "" if they can."""
-    if setting.rule.needs_whole:  # its owner has the whole, and whoever holds parts of it makes their steps of that
+    """Why fused kernels cannot step this rank's shard of a parameter, "" if they can."""
+    if setting.rule.needs_whole:  # the owner whitens the whole tensor, and each rank then steps its shard
         return ""
     if setting.rule.stacked_axes:
-        return "it is divided over ranks, and stacked_axes asks for sums over parts of it"
+        return "it is sharded, and GPU kernels step shards only with stacked_axes=0"
     if setting.handling.rounding == "stochastic" and sum(map(bool, part.groups[1:])) > 1:
-        return "its elements have no simple place in the whole parameter, from which random bits could be counted"
+        return "it is sharded along several axes beyond the first, and GPU kernels then need rounding='nearest'"
     return ""
 
 

@@ -29,13 +29,13 @@ def engine_meant(engine: Any, foreach: Any, fused: Any, differentiable: Any) -> 
     check_flag("differentiable", differentiable)
     require(
         not differentiable,
-        "differentiable=True: steps are taken without a graph; differentiate through thalweg.rules with torch.func",
+        "differentiable=True is not supported: a step records no graph; differentiate thalweg.rules with torch.func",
     )
-    require(not (foreach and fused), "foreach=True and fused=True are two engines: ask for one of them")
+    require(not (foreach and fused), "foreach=True and fused=True are two engines: set only one of them")
     meant = "foreach" if foreach else "fused" if fused else "auto"
     if foreach is False and fused is False:
         meant = "reference"
-    wish = f"foreach={foreach}, fused={fused} is engine={meant!r}, and engine={engine!r} was given: give one of them"
+    wish = f"foreach={foreach}, fused={fused} means engine={meant!r}, but engine={engine!r} was given: give only one"
     require("auto" in (meant, engine) or meant == engine, wish)
     return meant if engine == "auto" else engine
 
@@ -76,7 +76,7 @@ def check_group(rule_name: str, group: Mapping[str, Any]) -> None:
 def check_no_functions(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if callable(value) and not isinstance(value, Tensor):
-            raise OptionError(f"{name} cannot be a function here: set the group's value, or use a scheduler for lr")
+            raise OptionError(f"{name} cannot be a function in torch: set the group's value, or use a scheduler for lr")
 
 
 def loaded_group(

@@ -24,11 +24,11 @@ Groups = Sequence[Mapping[str, Any]]
 def check_given(params: Any) -> None:
     """Say what to give instead of a model, or of parameters in a dictionary."""
     if isinstance(params, nn.Module):
-        raise ParameterError("params is a model: give its parameters, model.named_parameters() or model.parameters()")
+        raise ParameterError("params is a model: pass model.named_parameters() or model.parameters()")
     if isinstance(params, Mapping):
         if "params" in params:
-            raise ParameterError("params is one parameter group: give a list of groups, [group]")
-        raise ParameterError("params is a dictionary: give its items, params.items(), or model.named_parameters()")
+            raise ParameterError("params is one parameter group: pass a list of groups, [group]")
+        raise ParameterError("params is a dictionary: pass params.items() or model.named_parameters()")
 
 
 def names_of(group: Mapping[str, Any]) -> list[str] | None:
@@ -92,7 +92,7 @@ class Members:
             if p in places:
                 raise ParameterError(
                     f"parameter {name!r} in group {index} is also {places[p][0]!r} in group {places[p][1]}: "
-                    "a parameter may be in one place alone"
+                    "each parameter may appear only once"
                 )
             if id(p) not in known:
                 check_parameter(name, p, against_flat[index])

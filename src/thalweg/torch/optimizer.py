@@ -56,7 +56,10 @@ class Optimizer(Sorting):
         for p in self.parameters() if engine == "fused" else ():
             missing = gpu.reason_missing(p.device) if gpu.is_on_gpu(p) else reason_missing()
             if missing is not None:
-                raise OptionError(f"engine='fused' cannot run: {missing}; engine='auto' takes the fastest there is")
+                raise OptionError(
+                    f"engine='fused' cannot run: {missing}; "
+                    "use engine='auto', which takes the fastest engine that can run"
+                )
 
     def _forget(self, engine: Engine) -> None:
         """Have seen no step yet."""
@@ -69,7 +72,7 @@ class Optimizer(Sorting):
 
     @property
     def engine(self) -> str:
-        """The engines that the last step used, or the one that was asked for."""
+        """The engines that the last step used, or the requested one before the first step."""
         return " + ".join(sorted(self._engines_used)) or self._wanted_engine
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -92,7 +95,7 @@ class Optimizer(Sorting):
         if any(group["max_grad_norm"] is not None for group in self.param_groups):
             raise OptionError("max_grad_norm needs all gradients of a step at once: use step()")
         if p not in self._places():
-            raise ParameterError("step_parameter: this tensor is no parameter of this optimizer")
+            raise ParameterError("step_parameter: this tensor is not a parameter of this optimizer")
         with torch.no_grad():
             self._step(p, compiling=False)
 

@@ -225,7 +225,8 @@ class Parameters(torch.optim.Optimizer):
             setting = next((s for other, s in self._resolved.values() if other is settings and s == setting), setting)
             if setting.rule.stacked_axes > p.ndim:
                 raise OptionError(
-                    f"stacked_axes={setting.rule.stacked_axes}, but parameter {name!r} has shape {tuple(p.shape)}"
+                    f"stacked_axes={setting.rule.stacked_axes}, but parameter {name!r} has shape {tuple(p.shape)}: "
+                    f"it must be at most {p.ndim}"
                 )
             self._check_state(name, p, setting)
             self._resolved[id(p)] = found = settings, setting
@@ -237,8 +238,8 @@ class Parameters(torch.optim.Optimizer):
         wanted = shapes_of(expected_entries(setting, p, name))
         if p in self.state and self.state[p] and found != wanted:
             raise StateError(
-                f"the state of {name!r} does not fit: with these options it has {wanted}, and there is {found}; "
-                "restore the options it was made with, or begin anew with clear_state()"
+                f"the state of {name!r} does not fit its options: they need {wanted}, and the state has {found}; "
+                "restore the options that the state was made with, or drop it with clear_state()"
             )
 
     def _state(self, name: str, p: Tensor, setting: Setting, group: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -375,6 +376,6 @@ def rate_shown(rule: Rule, lr: Rate) -> dict[str, Any]:
 
 def check_rate(lr: Any) -> None:
     if callable(lr) and not isinstance(lr, Tensor):
-        raise OptionError("lr cannot be a function here: use a scheduler of torch.optim.lr_scheduler")
+        raise OptionError("lr cannot be a function in torch: use a scheduler of torch.optim.lr_scheduler")
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise OptionError(f"lr must be a number or a tensor of one element, got shape {tuple(lr.shape)}")

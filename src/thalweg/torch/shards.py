@@ -19,20 +19,26 @@ def is_distributed(p: Tensor) -> bool:
 
 
 def local(p: Tensor) -> Tensor:
-    """What this rank holds of a tensor, sharing its memory."""
+    """This rank's shard of a tensor, sharing its memory; a plain tensor as it is."""
     return p.to_local() if is_distributed(p) else p  # type: ignore[attr-defined]
 
 
 def gradient_like(name: str, p: Tensor, g: Tensor) -> Tensor:
-    """A gradient laid out like its parameter: sums that are still due are made, and shards moved where need be."""
+    """A gradient with the placements of its parameter: partial sums are reduced, and other placements redistributed."""
     if not is_distributed(p):
         if is_distributed(g):
-            raise ParameterError(f"the gradient of {name!r} is a DTensor and its parameter is not: both must be alike")
+            raise ParameterError(
+                f"the gradient of {name!r} is a DTensor and its parameter is not: both must be DTensors, or neither"
+            )
         return g
     if not is_distributed(g):
-        raise ParameterError(f"the gradient of {name!r} is no DTensor and its parameter is one: both must be alike")
+        raise ParameterError(
+            f"the parameter {name!r} is a DTensor and its gradient is not: both must be DTensors, or neither"
+        )
     if g.device_mesh != p.device_mesh:  # type: ignore[attr-defined]
-        raise ParameterError(f"the gradient of {name!r} is on another device mesh than its parameter")
+        raise ParameterError(
+            f"the gradient of {name!r} is on another device mesh than its parameter: both must be on the same mesh"
+        )
     if g.placements != p.placements:  # type: ignore[attr-defined]
         g = g.redistribute(p.device_mesh, p.placements)  # type: ignore[attr-defined]
     return g.to_local()  # type: ignore[attr-defined, no-any-return]
@@ -67,7 +73,7 @@ class MeshGroup:
 
 
 def part_of(name: str, p: Tensor) -> Part:
-    """What this rank holds of a parameter, which may be nothing or all of it."""
+    """Which shard of a parameter this rank has; it may be empty or the whole."""
     shape = tuple(p.shape)
     if not is_distributed(p):
         return Part(shape, (0,) * len(shape), ((),) * len(shape))
@@ -80,12 +86,14 @@ def part_of(name: str, p: Tensor) -> Part:
         if isinstance(placement, Replicate) or mesh.size(dimension) == 1:
             continue
         if not isinstance(placement, Shard) and not hasattr(placement, "split_factor"):
-            raise ParameterError(f"parameter {name!r} is placed as {placement}: Shard and Replicate can be stepped")
+            raise ParameterError(f"parameter {name!r} has placement {placement}: it must be Shard or Replicate")
         groups[placement.dim % len(shape)].append(MeshGroup(mesh, dimension))
     held, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
     if tuple(held) != tuple(local(p).shape):
         found = tuple(local(p).shape)
-        raise ParameterError(f"parameter {name!r}: this rank holds {found} of it, and its placements say {held}")
+        raise ParameterError(
+            f"parameter {name!r}: the local shard has shape {found}, and by its placements it must have {tuple(held)}"
+        )
     return Part(shape, tuple(offset), tuple(map(tuple, groups)))
 
 

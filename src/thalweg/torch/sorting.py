@@ -22,8 +22,8 @@ from thalweg.torch.recall import Recall, can_recall
 from thalweg.torch.shards import gradient_like, local, local_state, part_of
 from thalweg.torch.tensors import check_gradient
 
-#: Native code looks at how memory lies, which ranks may find different, and they must all send the same messages.
-DIVIDED = "parameters that are divided over ranks are stepped as lists, unless engine='fused' is asked for"
+#: Native code depends on the memory layout, which may differ between ranks, and all ranks must send the same messages.
+DIVIDED = "sharded parameters on CPUs are stepped as lists, unless engine='fused' is given"
 
 
 class Sorting(Parameters):
@@ -109,7 +109,7 @@ class Sorting(Parameters):
             g, part = gradients[p], self._part(name, p)
             kind, unserved = self._treatment(p, setting, state, part)
             if not unserved and type(g) is not Tensor:
-                unserved = f"there is no fused kernel for a gradient that is a {type(g).__name__}"
+                unserved = f"there is no fused kernel for a gradient of type {type(g).__name__}"
             divided = part.groups if any(part.groups) else ()
             if divided:
                 unserved = self._unserved_part(setting, p, part, unserved)

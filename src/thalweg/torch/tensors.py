@@ -29,9 +29,9 @@ def reason_against_flat(rule: Rule, group: Mapping[str, Any], overrides: Sequenc
     if overrides:
         return f"overrides cannot tell them apart any more; use {WHOLE}"
     if group["max_grad_norm"] is not None:
-        return f"max_grad_norm would see this rank's part alone; use DeepSpeed's gradient_clipping, {WHOLE}"
+        return f"max_grad_norm would see only this rank's shard; use DeepSpeed's gradient_clipping, {WHOLE}"
     if group["on_nonfinite"] != "propagate":
-        return f"on_nonfinite={group['on_nonfinite']!r} would see this rank's part alone; use 'propagate', {WHOLE}"
+        return f"on_nonfinite={group['on_nonfinite']!r} would see only this rank's shard; use 'propagate', {WHOLE}"
     return ""
 
 
@@ -39,24 +39,24 @@ def check_parameter(name: str, p: Tensor, against_flat: str = BY_SHAPES) -> None
     """Refuse a tensor that cannot be stepped. against_flat: what :func:`reason_against_flat` says of its group."""
     if p.is_complex():
         raise ParameterError(
-            f"parameter {name!r} is complex: step torch.view_as_real of it, which shares its memory, instead"
+            f"parameter {name!r} is complex: pass torch.view_as_real of it instead, which shares its memory"
         )
     if p.dtype not in SERVED:
         raise ParameterError(
-            f"parameter {name!r} has dtype {p.dtype}: float32, float64, bfloat16 and float16 can be stepped"
+            f"parameter {name!r} has dtype {p.dtype}: it must be float32, float64, bfloat16 or float16"
         )
     if p.layout is not torch.strided:
-        raise ParameterError(f"parameter {name!r} has layout {p.layout}: dense tensors (torch.strided) can be stepped")
+        raise ParameterError(f"parameter {name!r} has layout {p.layout}: it must be dense (torch.strided)")
     if getattr(p, "_is_flat_param", False) or getattr(p, "_fsdp_flattened", False):
         raise ParameterError(
-            f"parameter {name!r} belongs to FullyShardedDataParallel (FSDP1), which flattens parameters, so that their "
-            "shapes and norms are lost: use torch.distributed.fsdp.fully_shard (FSDP2) instead"
+            f"parameter {name!r} belongs to FullyShardedDataParallel (FSDP1), which flattens parameters and so loses "
+            "their shapes and norms: use torch.distributed.fsdp.fully_shard (FSDP2) instead"
         )
     # DeepSpeed's ZeRO stage 3 marks the model's own parameters and the flat ones that it makes of them
     if hasattr(p, "ds_id") and against_flat:
         raise ParameterError(
-            f"parameter {name!r} belongs to stage 3 of DeepSpeed's ZeRO, which hands over flattened partitions of "
-            f"parameters, so that their shapes and norms are lost: {against_flat}"
+            f"parameter {name!r} belongs to stage 3 of DeepSpeed's ZeRO, which flattens parameters and so loses their "
+            f"shapes and norms: {against_flat}"
         )
 
 
@@ -74,9 +74,9 @@ def check_exchanged(group: int, before: Sequence[Shape], after: Sequence[Tensor]
         shapes = ", ".join(map(str, before[:4])) + (", ..." if len(before) > 4 else "")
         sizes = ", ".join(str(p.numel()) for p in after[:4]) + (", ..." if len(after) > 4 else "")
         raise ParameterError(
-            f"parameter group {group}: parameters of shapes {shapes} were replaced by vectors of {sizes} elements, as "
-            "stages 1 to 3 of DeepSpeed's ZeRO do, which hand over flattened partitions of parameters, so that their "
-            f"shapes and norms are lost: {against_flat}"
+            f"parameter group {group}: parameters of shapes {shapes} were replaced by vectors of {sizes} elements. "
+            "Stages 1 to 3 of DeepSpeed's ZeRO do this: they flatten parameters and so lose their shapes and norms: "
+            f"{against_flat}"
         )
 
 
@@ -115,9 +115,11 @@ def check_gradient(name: str, p: Tensor, g: Tensor) -> None:
         )
     if g.shape != p.shape:
         raise ParameterError(
-            f"the gradient of {name!r} has shape {tuple(g.shape)}, and its parameter {tuple(p.shape)}: must be equal"
+            f"the gradient of {name!r} has shape {tuple(g.shape)}, and its parameter {tuple(p.shape)}: "
+            "they must be equal"
         )
     if g.device != p.device:
         raise ParameterError(
-            f"the gradient of {name!r} is on {g.device}, and its parameter on {p.device}: must be the same"
+            f"the gradient of {name!r} is on {g.device}, and its parameter on {p.device}: "
+            "they must be on the same device"
         )

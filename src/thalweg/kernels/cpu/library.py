@@ -39,7 +39,7 @@ def reason_missing() -> str | None:
 def warn_once(reason: str) -> None:
     warnings.warn(
         f"thalweg's native CPU core is not available ({reason}): steps on the CPU take several times as long. "
-        "With a C++ compiler present, pip install --force-reinstall --no-cache-dir thalweg builds it",
+        "Install a C++ compiler, then build it with pip install --force-reinstall --no-cache-dir thalweg",
         FallbackWarning,
         stacklevel=2,
     )
@@ -58,10 +58,10 @@ def _attempt() -> ctypes.CDLL | str:
         return f"{path.name} cannot be loaded: {error}"
     sizes = [library.thalweg_sizeof(i) for i in range(len(structs.ALL))]
     if sizes != [ctypes.sizeof(struct) for struct in structs.ALL]:
-        return f"{path.name} belongs to another version"
+        return f"{path.name} belongs to another version of thalweg"
     wanted = os.environ.get("THALWEG_CPU_LEVEL")
     if wanted and wanted not in levels(library):
-        return f"THALWEG_CPU_LEVEL={wanted!r}: this machine has {', '.join(levels(library))}"
+        return f"THALWEG_CPU_LEVEL must be one of {', '.join(levels(library))} on this machine, got {wanted!r}"
     if wanted:
         library.thalweg_choose_level(levels(library).index(wanted))
     return library

@@ -21,7 +21,7 @@ def tensors_of(configuration: Mapping[str, Any]) -> Named:
     if kind == "resnet50":
         return resnet50()
     if kind is None:
-        raise CommandError("this configuration has no model_type: it is no config.json of a model")
+        raise CommandError("this configuration has no model_type: it is not the config.json of a model")
     if not isinstance(kind, str):
         raise CommandError(f"the configuration's model_type must be a name such as 'llama', got {kind!r:.60}")
     if kind not in FAMILIES:

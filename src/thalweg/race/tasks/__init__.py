@@ -44,10 +44,10 @@ def own(reference: str) -> Task:
     """A task from a module of the user's: an ArrayTask or a ModelTask, or a function that returns one."""
     module_name, _, attribute = reference.partition(":")
     if not module_name or not attribute:
-        raise CommandError(f"{reference!r} is no task: write module:attribute, such as mymodule:task")
+        raise CommandError(f"{reference!r} is not a task: write module:attribute, such as mymodule:task")
     if module_name.endswith(".py") or not all(part.isidentifier() for part in module_name.split(".")):
         raise CommandError(
-            f"{module_name!r} is no module: write its name as for an import, such as mymodule:{attribute}"
+            f"{module_name!r} is not a module name: write it as for an import, such as mymodule:{attribute}"
         )
     module = imported(module_name)
     try:

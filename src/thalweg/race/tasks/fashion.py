@@ -38,7 +38,9 @@ def load(folder: Path) -> dict[str, Array]:
     for part in ("train", "test"):
         images, labels = found[f"{part}_images"], found[f"{part}_labels"]
         if len(images) != len(labels) or not len(images):
-            raise CommandError(f"{folder}: {len(images)} {part} images and {len(labels)} labels do not go together")
+            raise CommandError(
+                f"{folder}: {len(images)} {part} images and {len(labels)} labels: the numbers must be equal"
+            )
         if labels.max() > 9 or min(images.shape[1:]) < 8:
             raise CommandError(f"{folder}: {part} labels must be 0 to 9, and images 8 x 8 or larger")
     return found
@@ -46,7 +48,9 @@ def load(folder: Path) -> dict[str, Array]:
 
 def find(folder: Path, name: str) -> Path:
     if not folder.is_dir():
-        raise CommandError(f"{folder} is no folder: --data needs one with {name} and its like in it")
+        raise CommandError(
+            f"{folder} is not a folder: --data must be the folder of the four files of Fashion-MNIST, such as {name}"
+        )
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
@@ -60,7 +64,7 @@ def read_idx(path: Path, axes: int) -> Array:
     except (gzip.BadGzipFile, EOFError) as error:
         raise CommandError(f"{path} is damaged: {error}") from None
     if content[:4] != bytes((0, 0, 8, axes)) or len(content) < 4 + 4 * axes:
-        raise CommandError(f"{path} is no IDX file of bytes with {axes} axes")
+        raise CommandError(f"{path} is not an IDX file of bytes with {axes} axes")
     shape = struct.unpack(f">{axes}I", content[4 : 4 + 4 * axes])
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * axes)
     if values.size != np.prod(shape, dtype=object):
