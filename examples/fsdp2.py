@@ -1,4 +1,4 @@
-"""Train a small transformer on text with FSDP2: weights, gradients and state divided over ranks, on CPUs or GPUs.
+"""Train a small transformer on text with FSDP2: sharded weights, gradients and state, on CPUs or GPUs.
 
 The text is the Python standard library's own source.
 Usage: torchrun --nproc-per-node 2 examples/fsdp2.py --optimizer Kron --steps 200 --out checkpoint
@@ -25,7 +25,7 @@ import thalweg.torch
 
 RATES = {"LARS": 5.0, "LAMB": 0.02, "Adafactor": 0.03, "Kron": 0.003}
 BATCH, LENGTH, WIDTH, HEADS, LAYERS = 16, 64, 64, 4, 2
-#: Letters as bytes; what is no ASCII is left out.
+#: Letters as bytes; anything that is not ASCII is left out.
 LETTERS = 128
 
 
@@ -37,7 +37,7 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        # a head has its own rows of qkv, so that whole heads can be divided over ranks
+        # a head has its own rows of qkv, so that whole heads can be sharded over ranks
         q, k, v = self.qkv(self.before(x)).unflatten(-1, (-1, 3 * WIDTH // HEADS)).transpose(1, 2).chunk(3, -1)
         heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(heads.transpose(1, 2).flatten(2))
@@ -63,7 +63,7 @@ def text() -> Tensor:
 
 
 def batch(letters: Tensor, step: int, part: int, parts: int) -> Tensor:
-    """One part of the batch of a step, which is the same however many ranks divide it."""
+    """This rank's part of the batch of a step; the whole batch is the same for any number of ranks."""
     starts = torch.randint(len(letters) - LENGTH - 1, (BATCH, 1), generator=torch.Generator().manual_seed(step))
     return letters[starts + torch.arange(LENGTH + 1)].chunk(parts)[part]
 
@@ -73,7 +73,7 @@ def loss_of(model: nn.Module, letters: Tensor) -> Tensor:
 
 
 def begin() -> str:
-    """Join the other ranks. The answer is where this one computes."""
+    """Join the other ranks, and return the device of this one."""
     if not torch.cuda.is_available():
         dist.init_process_group("gloo")
         return "cpu"
@@ -83,7 +83,7 @@ def begin() -> str:
 
 
 def sharded(device: str) -> nn.Module:
-    """The same weights for any number of ranks, and then a part of them for each."""
+    """A model with the same weights for any number of ranks, sharded over them."""
     torch.manual_seed(0)
     model = Transformer().to(device)
     for layer in model.layers:
@@ -92,7 +92,7 @@ def sharded(device: str) -> nn.Module:
 
 
 def tell(step: int, loss: Tensor) -> None:
-    """The first rank writes the mean of all."""
+    """Print the mean of all ranks, on the first one."""
     dist.all_reduce(loss)
     if dist.get_rank() == 0:
         sys.stdout.write(f"step {step}: loss {loss.item() / dist.get_world_size():.3f}\n")
@@ -111,7 +111,7 @@ def parsed(description: str | None, **others: dict[str, Any]) -> argparse.Namesp
 
 
 def main() -> None:
-    given = parsed(__doc__, out=dict(type=Path, help="a folder that is not there yet, for a checkpoint"))
+    given = parsed(__doc__, out=dict(type=Path, help="a new folder for a checkpoint"))
     device, letters = begin(), text()
     model = sharded(device)
     optimizer = getattr(thalweg.torch, given.optimizer)(model.named_parameters(), given.lr)

@@ -1,6 +1,6 @@
-"""Train a small transformer on text in JAX, its weights divided over several devices.
+"""Train a small transformer on text in JAX, with weights sharded over several devices.
 
-The text is the Python standard library's own source. On a machine without accelerators the CPU plays several devices.
+The text is the Python standard library's own source. Without accelerators the CPU simulates several devices.
 Usage: python examples/jax_sharded.py --optimizer kron --devices 4 --steps 200
 """
 
@@ -21,7 +21,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--optimizer", choices=RATES, default="kron")
     parser.add_argument("--lr", type=float, help="the highest learning rate (default: one that suits the optimizer)")
-    parser.add_argument("--devices", type=int, default=4, help="how many the CPU is to play (default: %(default)s)")
+    parser.add_argument("--devices", type=int, default=4, help="devices that the CPU simulates (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=200)
     return parser.parse_args()
 

@@ -44,7 +44,7 @@ def loss(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def evaluate(network: nn.Module) -> tuple[Tensor, Tensor]:
-    """The loss on what it was trained on, which decides; and the score on what it was not, to be looked at."""
+    """The training loss, which decides the race, and the test score, which is only shown."""
     device = next(network.parameters()).device
     train, (images, labels) = [x.to(device) for x in TRAIN], [x.to(device) for x in TEST]
     return loss(network, train), (network(images).argmax(1) == labels).float().mean()

@@ -1,4 +1,4 @@
-"""Train in turns, on any number of ranks each time: a run goes on where the last whole checkpoint was saved.
+"""Train in turns, on any number of ranks each time: a run resumes from the last complete checkpoint.
 
 Usage: torchrun --nproc-per-node 2 examples/resume_elsewhere.py --out run --stop 50
        torchrun --nproc-per-node 4 examples/resume_elsewhere.py --out run
@@ -18,7 +18,7 @@ import thalweg.torch
 
 
 def newest(folder: Path) -> tuple[int, Path] | None:
-    """The last checkpoint that is whole: .metadata is what is written last, when all ranks are done."""
+    """The last complete checkpoint: .metadata is written last, when all ranks are done."""
     whole = [path.parent for path in folder.glob("step-*/.metadata")]
     return max(((int(path.name.removeprefix("step-")), path) for path in whole), default=None)
 

@@ -1,6 +1,6 @@
 """Train a small transformer on text with tensor parallelism: matrices by columns and then by rows, heads by ranks.
 
-With more ranks than --parallel, FSDP2 divides what remains over the others, on a mesh of two dimensions.
+With more ranks than --parallel, FSDP2 shards the rest over the other ranks, on a mesh of two dimensions.
 Usage: torchrun --nproc-per-node 4 examples/tensor_parallel.py --optimizer LAMB --parallel 2
 """
 
@@ -39,7 +39,7 @@ def main() -> None:
             fully_shard(layer, mesh=mesh["data"])
     if mesh["data"].size() > 1:
         fully_shard(model, mesh=mesh["data"])
-    # plain tensors, which every rank has as a whole, stand beside divided ones in one optimizer
+    # one optimizer steps plain tensors, which every rank has whole, and sharded ones
     optimizer = getattr(thalweg.torch, given.optimizer)(model.named_parameters(), given.lr)
     for step in range(given.steps):
         optimizer.lr = given.lr * (1 - step / given.steps)

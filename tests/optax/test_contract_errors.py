@@ -289,7 +289,7 @@ def test_names_that_another_front_end_has_are_translated() -> None:
         adafactor(0.1, momentum=0.9, momentum_dtype="bfloat16")
     with pytest.raises(OptionError, match="entry 'w': write 'beta2_decay' for 'decay_rate'"):
         adafactor(0.1, overrides=[("w", dict(decay_rate=0.9))])
-    with pytest.raises(OptionError, match="entry 'w': 'b1' is 'betas' there"):
+    with pytest.raises(OptionError, match="entry 'w': write 'betas' for 'b1'"):
         lamb(0.1, overrides=[("w", dict(b1=0.9))])
     with pytest.raises(OptionError, match="needs momentum_mode='ema': polyak momentum comes after"):
         kron(0.1, b1=0.9, whiten="momentum")

@@ -54,7 +54,7 @@ class Fused:
         self.lock = threading.RLock()
 
     def __reduce__(self) -> tuple[type[Fused], tuple[str]]:
-        return Fused, (self.plan.rule_name,)  # copies begin empty: addresses are nobody else's business
+        return Fused, (self.plan.rule_name,)  # copies begin empty: addresses belong to this optimizer alone
 
     def prepare(self, jobs: Sequence[Job], grad_scale: float | None) -> None:
         """Lay out a step of these jobs; nothing is written yet."""

@@ -36,7 +36,7 @@ class Leaf:
     names: tuple[str, ...]
     p: Any
     setting: Setting
-    #: How it is divided inside shard_map; nothing but empty tuples elsewhere.
+    #: How it is sharded inside shard_map; only empty tuples elsewhere.
     layout: Layout
 
     @property
@@ -91,7 +91,7 @@ def by_stack(entry: Any, p: Any, stacked: int) -> Any:
 
 
 def within(rule: Rule, layout: Layout) -> Layout:
-    """How single tensors are divided, for rules that need them whole: a stack may be, and stays so."""
+    """How single tensors are sharded, for rules that need them whole; the sharding of a stack is kept."""
     return ((),) * rule.stacked_axes + layout[rule.stacked_axes :] if rule.needs_whole else ()
 
 
@@ -112,7 +112,7 @@ def batches(jobs: Sequence[Job]) -> Iterable[list[int]]:
     """Which of them go together."""
     found: dict[Any, list[int]] = defaultdict(list)
     for index, job in enumerate(jobs):
-        # a stack of parts would have to be divided alike, and who knows if they are
+        # shards could be stacked only if all were sharded alike, which is not known here
         alone = whole.over_devices(job.p) or job.setting.handling.rounding == "stochastic"
         if alone or job.p.size > SMALL:
             found[index].append(index)

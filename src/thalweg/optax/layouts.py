@@ -1,4 +1,4 @@
-"""How state is divided over devices when its parameters are."""
+"""How state is sharded when its parameters are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def state_specs(state: Tree, params: Tree, specs: Tree) -> Tree:
     state: the state, real or from ``jax.eval_shape(solver.init, params)``; wrappers of optax may be around it.
     specs: a tree of PartitionSpec with the structure of params, or a prefix of it.
 
-    What has the shape of its parameter is divided like it. Row and column averages follow the axis that is left, Kron's
+    State of the parameter's shape is sharded like it. Row and column averages follow the axis that is left, Kron's
     factors the stack they are in, and single numbers are everywhere.
     """
     found = named(params)

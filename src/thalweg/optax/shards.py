@@ -79,7 +79,7 @@ class Shards:
         return tuple(n * count_of(axes) for n, axes in zip(x.shape, self.layout, strict=True))
 
     def across(self, axes: Axes) -> tuple[str, ...]:
-        """The mesh axes over which these axes of a parameter are divided."""
+        """The mesh axes over which these axes of a parameter are sharded."""
         chosen = self.layout if axes is None else [self.layout[axis] for axis in axes]
         return tuple(name for names in chosen for name in names)
 
@@ -110,7 +110,7 @@ class Shards:
         return jax.lax.pmax(local, names) if names else local
 
     def positions(self, like: Arr) -> tuple[Arr, int]:
-        """Positions in the whole parameter, so that random numbers do not depend on how it is divided."""
+        """Positions in the whole parameter, so that random numbers do not depend on its sharding."""
         place, stride = jnp.zeros(like.shape, jnp.uint32), 1
         for axis in reversed(range(like.ndim)):
             first = own_place(self.layout[axis]) * like.shape[axis]

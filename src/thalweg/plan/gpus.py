@@ -40,7 +40,7 @@ class Shown(NamedTuple):
     shape: Shape
     dtype: str
     state: Mapping[str, Entry]
-    #: Of the whole parameter, if it is divided over ranks.
+    #: Of the whole parameter, if it is sharded.
     whole: Shape | None = None
 
     def bytes_of_products(self) -> int:
@@ -139,7 +139,7 @@ def laid_out_together(setting: Setting, bucket: Sequence[Shown]) -> Iterator[Seq
 
 
 def joint_bytes(buckets: Sequence[Sequence[Item]]) -> int:
-    """What it takes to know the joint norm of all gradients before a step, list after list; 0 if nobody asks."""
+    """What it takes to know the joint norm of all gradients before a step, list after list; 0 if no option needs it."""
     handlings = [bucket[0].setting.handling for bucket in buckets]
     if not any(handling.max_grad_norm is not None or handling.on_nonfinite == "skip" for handling in handlings):
         return 0

@@ -23,7 +23,7 @@ MOST_AXES = 64
 
 
 def read_safetensors(files: list[Path], name: str) -> Model:
-    """One model from all of its files. Dtypes that nobody trains in keep the names that the format gives them."""
+    """One model from all of its files. Dtypes that cannot be trained keep the format's names."""
     found: dict[str, Tensor] = {}
     left_out = 0
     for file in files:

@@ -57,7 +57,7 @@ def built(name: str, content: Mapping[str, Any], dtype: Any, otherwise: str | No
     except Exception as error:
         told = str(error).strip().split("\n")[0]
         raise Declined(f"{version} could not build it: {type(error).__name__}: {told}") from error
-    # a dtype that is not served is told by whoever checks dtypes
+    # the check of dtypes reports one that is not supported
     return replace(model, says_dtype=served) if served or dtype is None else model.stored_as(dtype)
 
 

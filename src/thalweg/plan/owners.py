@@ -1,4 +1,4 @@
-"""Kron on parameters that are divided: each has an owner, who works on it as a whole.
+"""Kron on sharded parameters: each has an owner, a rank that works on the whole tensor.
 
 Gradients travel to the owners and what they made of them travels back. What is said here follows ``torch/team.py``.
 """
@@ -28,7 +28,7 @@ from thalweg.spaces.shape_arrays import BYTES, ORDER, Ledger
 
 
 def owners(setting: Setting, tensors: Sequence[Tensor], world: int) -> tuple[int | None, ...]:
-    """Who owns which: the dearest first, each to the rank that has least to do. None: it has no axes, all do it."""
+    """The owner of each tensor: the most work first, to the rank with the least. None: no axes, all ranks do it."""
     assert isinstance(setting.rule, Kron)
     dear = [cost(setting.rule, tensor.shape) for tensor in tensors]
     load = [0] * world
@@ -159,7 +159,7 @@ def owner_peak(
     whitening = seen * for_kernels + whole + fresh
     returning = whole + fresh + 2 * (whole + factors) + given + rows
     most = max(waiting + max(2 * going + came, working, whitening, returning), after)
-    # who owns has kernels of his own, beside those for what everyone has as a whole
+    # an owner has kernels for its tensors, in addition to those for tensors that every rank has whole
     scratch = sum(gpus.scratch_bytes(buckets_of(setting, some)) for some in (launched, everyone))
     engines = {"fused" if own else "foreach" for own in by_kernels}
     return most + scratch, " + ".join(sorted(engines))

@@ -1,7 +1,7 @@
 """A rank's part of a parameter, without numbers: what is kept for it, needed in a step, and told to other ranks.
 
 The rules themselves say so. They are run on parts as ``spaces.sharded`` runs them: shapes are those of the whole, and
-sums along an axis that is divided cross ranks. What crosses in one round goes in one message for each mesh dimension.
+sums along a sharded axis cross ranks. What crosses in one round goes in one message for each mesh dimension.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def message_bytes(figures: Sequence[Figures]) -> int:
 
 
 def divided_peak(items: Sequence[Item]) -> tuple[int, str]:
-    """Bytes at the peak where parameters are divided over ranks.
+    """Bytes at the peak where parameters are sharded.
 
     Buckets are not cut into chunks, and each waits for the others in the middle of its arithmetic: all that they hold
     is there at once. So this is the sum of their peaks, which no step exceeds, and comes near where one holds most.

@@ -47,7 +47,7 @@ class Agreement:
         *,
         one_by_one: bool,
     ) -> None:
-        """Ask, if something is new; raise on every rank if they differ. Models that nobody shares ask nobody."""
+        """Ask, if something is new; raise on every rank if they differ. Unsharded models send nothing."""
         if places is not self.places:
             self.places, self.reached = places, set()
             self.distributed = [(name, p, index) for p, (name, index) in places.items() if is_distributed(p)]
@@ -83,7 +83,7 @@ def check_agreement(description: Sequence[str], groups: Sequence[MeshGroup]) -> 
 
 
 def everyone(description: Sequence[str], groups: Sequence[MeshGroup]) -> dict[int, Sequence[str]]:
-    """What each rank would do, by its number."""
+    """The description of each rank, by its number."""
     known: dict[int, Sequence[str]] = {torch.distributed.get_rank(): description}
     for _, group in itertools.product(groups, groups):
         theirs: list[Any] = [None] * torch.distributed.get_world_size(group.process_group)
@@ -113,7 +113,7 @@ def described(
     *,
     gradients: bool,
 ) -> Iterator[str]:
-    """What must be the same on every rank, a line for each thing. Parameters that a rank has as a whole may differ."""
+    """A line for each thing that must be the same on every rank. Parameters that are not sharded may differ."""
     yield f"the rule {rule_name}"
     entries = [f"{shown(pattern)}: {shown(dict(sorted(options.items())))}" for pattern, options in overrides]
     yield f"overrides of {', '.join(entries)}" if entries else "no overrides"
@@ -140,7 +140,7 @@ def shown(value: Any) -> str:
 
 
 def own_options(rule_name: str, group: Mapping[str, Any]) -> dict[str, Any]:
-    """What a group says to us: what other tools keep in it may differ between ranks."""
+    """The options of a group that thalweg reads; keys of other tools may differ between ranks."""
     names = own_names(rule_name)
     return {key: value for key, value in group.items() if key in names}
 

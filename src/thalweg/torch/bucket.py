@@ -1,4 +1,4 @@
-"""Parameters that are stepped together, and what came of it."""
+"""Parameters that are stepped together, and the results of their step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Bucket:
     lr: float | Tensor | None
     #: The number of this step where the host knows it; None: it is in the states, on the device.
     t: int | None
-    #: Multiplies whatever step size the rule makes of lr.
+    #: Multiplies the step size that the rule computes from lr.
     lr_scale: float = 1.0
     #: Why native code or a fused kernel cannot step them; "" if it can.
     unserved: str = ""
@@ -36,7 +36,7 @@ class Bucket:
     on_gpu: bool = False
     #: The place of their parameter group.
     group: int = 0
-    #: What this rank holds of each parameter, if they are divided over ranks; else they are here as a whole.
+    #: The shard that this rank has of each parameter, if they are sharded; empty if they are whole.
     parts: Sequence[Part] = ()
     #: Multiplies all gradients.
     grad_scale: Tensor | None = None
@@ -45,7 +45,7 @@ class Bucket:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def chunks(self, limit: int = CHUNK) -> list[Bucket]:
-        """Parts of at most so many elements, or of one tensor that is larger."""
+        """Chunks of at most so many elements, or of a single larger tensor."""
         extents = (
             extent(p.numel(), (entry.numel() for entry in s.values()))
             for p, s in zip(self.params, self.states, strict=True)

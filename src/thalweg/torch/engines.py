@@ -204,7 +204,7 @@ def is_in_place(engine: str, bucket: Bucket) -> bool:
 
 
 def engine_for(wanted: Engine, bucket: Bucket, *, compiling: bool) -> str:
-    """The name of the engine that serves a bucket; an explicit wish that cannot be met raises."""
+    """The name of the engine that steps a bucket; raise if an explicitly requested one cannot."""
     if wanted in ("reference", "foreach"):
         return wanted
     missing = gpu.reason_missing(bucket.params[0].device) if bucket.on_gpu else reason_missing()

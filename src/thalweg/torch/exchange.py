@@ -16,7 +16,7 @@ from thalweg.torch.shards import whole
 def export_state(optimizer: Parameters) -> dict[str, Any]:
     """The state of an optimizer for another front end, or for a file.
 
-    ``thalweg.numpy``'s ``load_state_dict`` and ``thalweg.optax.import_state`` take it. What is divided over ranks is
+    ``thalweg.numpy``'s ``load_state_dict`` and ``thalweg.optax.import_state`` take it. What is sharded is
     brought together: every rank has to call it.
     """
     found = {

@@ -1,4 +1,4 @@
-"""What an optimizer will do with each parameter, told before it does anything."""
+"""How an optimizer will treat each parameter, shown before the first step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNTER_BYTES = 4
 
 
 def explained(name: str, p: Tensor, setting: Setting, lr: Any) -> Row:
-    """What holds for a parameter. Learning rates that are tensors are not waited for."""
+    """The treatment of a parameter. A learning rate that is a tensor is not read: that would wait for it."""
     return explained_by_shape(
         name, tuple(p.shape), xp.dtype(p), setting, lr=lr, rms=rms_of(p), counter_bytes=COUNTER_BYTES
     )

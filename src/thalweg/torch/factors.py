@@ -1,4 +1,4 @@
-"""Kron's factors of parameters that are divided over ranks: who keeps which rows of them."""
+"""Kron's factors of sharded parameters: which rank keeps which rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from thalweg.torch.shards import distributed, placed_like
 
 @dataclass(frozen=True)
 class Block:
-    """Where a part lies within the whole: its shape, and where it begins."""
+    """The place of a shard in the whole: its shape, and where it begins."""
 
     shape: Shape
     offset: Shape
@@ -31,12 +31,12 @@ class Block:
         return math.prod(self.shape)
 
     def of(self, whole: Tensor) -> Tensor:
-        """The part of a whole tensor, sharing its memory."""
+        """The shard of a whole tensor, sharing its memory."""
         return whole[tuple(slice(begin, begin + size) for begin, size in zip(self.offset, self.shape, strict=True))]
 
 
 def placements_of_factors(part: Part) -> tuple[Any, list[Any]]:
-    """Factors are divided by rows, over the same dimensions of the mesh as their parameter."""
+    """Shard factors by rows, over the same mesh dimensions as their parameter."""
     from torch.distributed.tensor import Replicate, Shard
 
     groups = part.across(None)
@@ -45,7 +45,7 @@ def placements_of_factors(part: Part) -> tuple[Any, list[Any]]:
 
 
 def block_of_factor(shape: Shape, part: Part) -> Block:
-    """What this rank keeps of a factor of a divided parameter."""
+    """This rank's rows of a factor of a sharded parameter."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     held, offset = compute_local_shape_and_global_offset(shape, *placements_of_factors(part))
@@ -74,7 +74,7 @@ def first_owned(p: Tensor, held: Tensor, part: Part, rule: Kron, handling: Handl
 
 
 def divided(made: State[Tensor], part: Part) -> State[Tensor]:
-    """Whole factors as DTensors, of which each rank keeps its rows."""
+    """Whole factors as DTensors, sharded by rows."""
     mesh, placements = placements_of_factors(part)
     for key, entry in made.items():
         if key.startswith("Q_"):

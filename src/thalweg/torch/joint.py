@@ -28,7 +28,7 @@ def squares_of(buckets: Sequence[Bucket], *, native: bool) -> list[Tensor]:
 
 
 def squares_in(grads: Sequence[Tensor], kind: torch.dtype) -> Tensor:
-    if any(type(g) is not Tensor for g in grads):  # lists of which torch may not know how to make a sum
+    if any(type(g) is not Tensor for g in grads):  # torch may not sum lists of tensor subclasses
         return torch.stack([torch.linalg.vector_norm(g, dtype=kind) for g in grads]).square()
     return squares_of_each(grads, kind)
 

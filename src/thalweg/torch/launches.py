@@ -50,7 +50,7 @@ def passes_for(bucket: Bucket, grads: Sequence[Tensor]) -> Any:
 
 
 def gradients_of(bucket: Bucket) -> Sequence[Tensor]:
-    """Gradients laid out in memory like their parameters, or contiguous if those are divided; else copies that are."""
+    """Gradients with the memory layout of their parameters, contiguous for shards; copies where they differ."""
     params, grads = bucket.params, bucket.grads
     if not all(map(Tensor.is_contiguous, (*params, *grads))) or any(map(Tensor.is_neg, grads)):
         pairs = zip(params, grads, strict=True)
@@ -65,7 +65,7 @@ def alike(p: Tensor, g: Tensor) -> Tensor:
 
 
 def staged(bucket: Bucket) -> tuple[Bucket, list[tuple[Tensor, Tensor]]]:
-    """A bucket of divided parameters with copies in place of what is not contiguous, and which those are."""
+    """A bucket of shards with copies in place of those that are not contiguous, and which those are."""
     pairs = []
 
     def contiguous(x: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class Launch:
         self.lr = shown_rate(bucket)
 
     def rounds(self) -> Iterator[list[tuple[Tensor, tuple[Any, ...]]]]:
-        """Run until something is to be written; gives what has to be summed over ranks, if the bucket is divided."""
+        """Run all passes before writing; return the sums to complete over ranks, if the bucket is sharded."""
         parts = self.bucket.parts
         for sums in self.passes.measured(self.step):
             if parts:
@@ -137,7 +137,7 @@ class Launch:
         self.bucket = replace(self.bucket, grads=(), grad_scale=None, allowed=None)
 
     def figures(self, index: int) -> dict[str, Any]:
-        """What the last step computed of a parameter, read when somebody asks."""
+        """The statistics of a parameter's last step, read from the device when requested."""
         slices = self.passes.tables.slices
         first = sum(slices[:index])
         stacked = self.passes.rule.stacked_axes
@@ -181,7 +181,7 @@ class KronLaunch:
         )
 
     def rounds(self) -> Iterator[Any]:
-        """Nothing is summed over ranks: what is divided goes to owners."""
+        """Return no sums: sharded tensors go to their owners."""
         return iter(())
 
     def write(self) -> None:

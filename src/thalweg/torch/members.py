@@ -1,7 +1,7 @@
 """Which tensors the groups of an optimizer hold, looked at before every step.
 
 Groups are the truth. Trainers exchange parameters inside a group (FSDP2 in accelerate), move them to another group, or
-replace one together with its state (densification in Gaussian splatting), and tell nobody.
+replace one together with its state (densification in Gaussian splatting), without notice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Groups = Sequence[Mapping[str, Any]]
 
 
 def check_given(params: Any) -> None:
-    """Say what to give instead of a model, or of parameters in a dictionary."""
+    """Refuse a model, or parameters in a dictionary, and say what to pass instead."""
     if isinstance(params, nn.Module):
         raise ParameterError("params is a model: pass model.named_parameters() or model.parameters()")
     if isinstance(params, Mapping):

@@ -1,4 +1,4 @@
-"""Rules that need whole tensors, on parameters that are divided: each tensor has an owner, who does the work.
+"""Rules that need whole tensors, on sharded parameters: each tensor has an owner rank, which does the work.
 
 Gradients travel to the owners in one message, what they made of them travels back in another. A rank keeps its part of
 every factor, so that checkpoints can be laid out anew, and the whole factors of the tensors it owns.
@@ -24,23 +24,23 @@ from thalweg.torch.whitening import Whitener
 
 
 class Owners:
-    """The teams that one optimizer's parameters are divided over."""
+    """The teams of ranks over which one optimizer's parameters are sharded."""
 
     def __init__(self) -> None:
         self.teams: dict[tuple[MeshGroup, ...], Team] = {}
         self.whitener = Whitener()
 
     def forget(self) -> None:
-        """State has been loaded or dropped: whole factors are gathered anew."""
+        """Drop whole factors, because state was loaded or dropped; the next step gathers them again."""
         for team in self.teams.values():
             team.known.clear()
             team.whole.clear()
 
     def whitened(self, tasks: Sequence[Task]) -> list[Answer]:
-        """For each task this rank's part of what was whitened, the mean of its squares, and parts of its factors."""
+        """For each task this rank's shard of the whitened tensor, the mean of its squares, and rows of its factors."""
         by_team: dict[tuple[MeshGroup, ...], list[int]] = defaultdict(list)
         for index, task in enumerate(tasks):
-            # the same ranks, whichever axis of a parameter they divide
+            # the same ranks, whichever axis of a parameter they shard
             by_team[tuple(sorted(task.part.across(None), key=lambda group: group.order))].append(index)
         answers: list[Any] = [None] * len(tasks)
         for groups, members in by_team.items():
@@ -85,7 +85,7 @@ class Owned:
                 shown=[x.tensors[i]] if x is y else [x.tensors[i], y.tensors[i]],
                 factors={key: s[key].tensors[i] for key in keys},
                 stored=bucket.states[i]["Q_0"].dtype,
-                # a step that may not be taken would leave the owner with factors that nobody else has
+                # a skipped step would leave the owner with factors that differ from the state of the other ranks
                 remembered=handling.on_nonfinite == "propagate" and bucket.allowed is None,
                 by_kernels=self.by_kernels,
                 due=refreshed[i],

@@ -233,7 +233,7 @@ class Parameters(torch.optim.Optimizer):
         return found[1]
 
     def _check_state(self, name: str, p: Tensor, setting: Setting) -> None:
-        """Say so if options have changed to such that need another state than there is."""
+        """Refuse options that need other state than the parameter has."""
         found = shapes_of({key: entry for key, entry in self.state.get(p, {}).items() if key != "step"})
         wanted = shapes_of(expected_entries(setting, p, name))
         if p in self.state and self.state[p] and found != wanted:

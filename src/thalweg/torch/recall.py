@@ -25,7 +25,7 @@ class Recall:
     def __init__(
         self, buckets: Sequence[Bucket], idle: Sequence[Tensor], states: Mapping[Tensor, Any], settings: Sequence[Any]
     ) -> None:
-        # without gradients, which nobody may keep alive after the step
+        # without gradients: they must not be kept alive after the step
         self.buckets = [replace(bucket, grads=()) for bucket in buckets]
         self.idle, self.settings = idle, settings
         self.params = [p for bucket in buckets for p in bucket.params]
@@ -39,7 +39,7 @@ class Recall:
         settings: Sequence[Any],
         rates: Sequence[tuple[float | Tensor | None, float]],
     ) -> list[Bucket] | None:
-        """The same buckets with the gradients and rates of today; None if anything else has changed."""
+        """The same buckets with the current gradients and rates; None if anything else has changed."""
         grads: list[Any] = [p.grad for p in self.params]
         holders, entries = held_by(states)
         if (
@@ -79,7 +79,7 @@ def held_by(states: Mapping[Tensor, Any]) -> tuple[list[Any], list[Tensor]]:
 
 
 def are_the_same(objects: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether nobody has put something else in the place of one."""
+    """Whether none of them was replaced."""
     return len(objects) == len(others) and all(map(operator.is_, objects, others))
 
 

@@ -1,4 +1,4 @@
-"""Rounds of communication: what all parameters of a step have to tell goes in one message for each group of ranks.
+"""Rounds of communication: the sums of all parameters of a step go in one message for each group of ranks.
 
 Each bucket of a step is computed by the same rule, which asks for sums in the middle of its arithmetic. So buckets take
 turns: each runs until it asks, and when all have asked, or have ended, one round answers them all.
@@ -25,7 +25,7 @@ class Abandoned(BaseException):
 
 
 class Job(threading.Thread):
-    """The arithmetic of one bucket, in a thread that runs only while everybody else waits."""
+    """The arithmetic of one bucket, in a thread that runs only while all others wait."""
 
     def __init__(self, compute: Callable[[Job], Any]) -> None:
         super().__init__(daemon=True)
@@ -67,7 +67,7 @@ class Job(threading.Thread):
         return self.ask("max", asked)
 
     def whitened(self, tasks: Sequence[Task]) -> list[Any]:
-        """What owners make of whole tensors."""
+        """The results of the owners of whole tensors."""
         return self.wait("whole", tasks)
 
     def ask(self, kind: str, asked: Sequence[Asked]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Parameters that are divided over ranks: DTensors, and what this rank holds of them."""
+"""Sharded parameters: DTensors, and this rank's shards of them."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def ghost_of(p: Tensor) -> Tensor:
 
 
 def laid_out(entry: Tensor, like: Tensor) -> Tensor:
-    """A tensor divided over ranks like another of its shape, or whole if that one is. Every rank has to call it."""
+    """A tensor sharded like another of its shape, or whole if that one is. Every rank has to call it."""
     if not is_distributed(like):
         return whole(entry)
     from torch.distributed.tensor import Replicate

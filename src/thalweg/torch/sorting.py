@@ -40,7 +40,7 @@ class Sorting(Parameters):
         self._recall: Recall | None = None
 
     def _places(self) -> dict[Tensor, tuple[str, int]]:
-        """The name and the group of every parameter; whoever was known by address is forgotten if that is news."""
+        """The name and the group of every parameter. What was remembered by address is dropped if they have changed."""
         if self._members.changed(self.param_groups, self._against_flat):
             self._check_names()
             for known in (self._resolved, self._treatments, self._parts):
@@ -153,7 +153,7 @@ class Sorting(Parameters):
         return known[2:]
 
     def _unserved_part(self, setting: Setting, p: Tensor, part: Part, unserved: str) -> str:
-        """Why native code or a fused kernel cannot step what this rank holds of a divided parameter."""
+        """Why native code or a fused kernel cannot step this rank's shard of a parameter."""
         if gpu.is_on_gpu(p):
             return gpu.reason_against_part(setting, part) or unserved
         return fused.reason_against_part(setting, part) or (unserved if self._wanted_engine == "fused" else DIVIDED)

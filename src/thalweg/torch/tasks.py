@@ -1,4 +1,4 @@
-"""What owners of whole tensors are asked for, and what they answer."""
+"""Requests to the owners of whole tensors, and their answers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Task:
     name: str
     rule: Kron
     part: Part
-    #: This rank's part of what is preconditioned, and of what the factors learn from if that is something else.
+    #: This rank's shard of the tensor to precondition, and of the one that the factors learn from if it differs.
     shown: Sequence[Tensor]
-    #: This rank's rows of the factors, and their norms, which everyone has.
+    #: This rank's rows of the factors, and their norms, which every rank has.
     factors: Mapping[str, Tensor]
     #: The dtype in which factors are stored between steps.
     stored: torch.dtype
@@ -53,28 +53,28 @@ class Task:
 
     @property
     def cost(self) -> float:
-        """In multiplications, about: products with every dense factor, and of the factors with one another."""
+        """About how many multiplications: products with every dense factor, and of the factors with one another."""
         sizes = self.rule.sizes(self.part.shape)
         dense = [n for n, diagonal in zip(sizes, self.rule.diagonals(sizes), strict=True) if not diagonal]
         return math.prod(self.part.shape) * (1 + sum(dense)) + sum(n**3 for n in dense)
 
     def blocks(self) -> dict[str, Block]:
-        """What this rank holds of the parameter and of its factors."""
+        """This rank's shards of the parameter and of its factors."""
         shapes = factor_shapes(self.rule, self.part.shape)
         own = {key: block_of_factor(shapes[key], self.part) for key in self.matrices}
         return {"p": Block(tuple(self.shown[0].shape), self.part.offset), **own}
 
 
-#: This rank's part of what was whitened, the mean of its squares, and the state of the factors.
+#: This rank's shard of the whitened tensor, the mean of its squares, and the state of the factors.
 Answer: TypeAlias = tuple[Tensor, Tensor, State[Tensor]]
 
 
 @dataclass(frozen=True)
 class Work:
-    """A task as its owner has it, put together."""
+    """A task as its owner has it, assembled from all shards."""
 
     task: Task
-    #: What is preconditioned, and what the factors learn from if that is something else.
+    #: The tensor to precondition, and the one that the factors learn from if it differs.
     shown: Sequence[Tensor]
     #: Whole, with their norms, as they are stored between steps.
     factors: State[Tensor]

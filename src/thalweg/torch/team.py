@@ -1,4 +1,4 @@
-"""Ranks that hold the parts of some parameters: who owns which, and what they send one another."""
+"""Ranks that share sharded parameters: which rank owns which parameter, and the messages between them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Team:
         self.known: dict[str, bool] = {}
 
     def learn(self, tasks: Sequence[Task]) -> None:
-        """Who holds what, told by everyone once; and owners, the dearest first to whoever has least to do."""
+        """Exchange layouts between ranks once, and choose owners: the most work first, to the rank with the least."""
         everyone: list[Any] = [None] * self.size
         torch.distributed.all_gather_object(everyone, {task.name: task.blocks() for task in tasks}, group=self.group)
         self.blocks = {task.name: [theirs[task.name] for theirs in everyone] for task in tasks}
@@ -48,12 +48,12 @@ class Team:
         self.whole.clear()
 
     def whitened(self, tasks: Sequence[Task]) -> list[Answer]:
-        """Send parts to their owners, whiten what this rank owns, send it back."""
+        """Send shards to their owners, whiten the tensors that this rank owns, send the results back."""
         if any(task.name not in self.blocks for task in tasks):
             self.learn(tasks)
         # factors that their owner does not have as a whole travel with the gradients
         cold = {task.name for task in tasks if not task.remembered or self.known.get(task.name) != task.by_kernels}
-        # what came is let go of before anything goes back
+        # free received messages before sending results
         done = self.worked(tasks, self.gathered(tasks, cold), cold)
         for task in tasks:
             if task.remembered:
@@ -75,7 +75,7 @@ class Team:
         return [self.answer(task, readers[self.owners[task.name]]) for task in tasks]
 
     def gathered(self, tasks: Sequence[Task], cold: set[str]) -> list[Reader]:
-        """From every rank its parts of what this one owns."""
+        """Receive from every rank its shards of the tensors that this rank owns."""
         received = self.exchanged(
             tasks,
             [[x for task in self.owned(tasks, owner) for x in sent(task, cold)] for owner in range(self.size)],
@@ -93,14 +93,14 @@ class Team:
         return self.owned(tasks, self.rank)
 
     def due_from(self, task: Task, rank: int, cold: set[str]) -> Iterator[Block]:
-        """What a rank sends to the owner, in its order."""
+        """The pieces that a rank sends to an owner, in order."""
         blocks = self.blocks[task.name][rank]
         yield from [blocks["p"]] * len(task.shown)
         if task.name in cold:
             yield from (blocks[key] for key in task.matrices)
 
     def worked(self, tasks: Sequence[Task], readers: list[Reader], cold: set[str]) -> dict[str, Answer]:
-        """What this rank owns, put together and whitened. Readers have nothing left afterwards."""
+        """Assemble and whiten the tensors that this rank owns. Readers are empty afterwards."""
 
         def put_together(task: Task, key: str, whole: Tensor) -> Tensor:
             for reader, blocks in zip(readers, self.blocks[task.name], strict=True):
@@ -134,18 +134,18 @@ class Team:
                 self.whole[task.name] = {
                     key: as_stored(task, done[task.name][2][key], self.whole[task.name][key]) for key in task.matrices
                 }
-        readers.clear()  # kernels have everything at once, and need not have it twice
+        readers.clear()  # kernels have all tensors at once: do not keep a second copy
         return {**done, **self.whitener.whitened(for_kernels)}
 
     def room_for_factors(self, task: Task, shapes: Mapping[str, Shape]) -> State[Tensor]:
-        """For kernels, which write in place: the same as ever, so that their tables stay as they are."""
+        """Buffers for kernels, which write in place: the same at every step, so that their tables stay valid."""
         if task.name not in self.whole or self.known.get(task.name) is False:
             norms = {key: task.factors[key] for key in task.norms}
             self.whole[task.name] = room_for_factors(shapes, norms, task.stored, task.shown[0].device)
         return self.whole[task.name]
 
     def answer_for(self, task: Task, whole: Answer, rank: int) -> Iterator[Tensor]:
-        """What the owner sends back to a rank."""
+        """The pieces that an owner sends back to a rank."""
         h, h_square, factors = whole
         blocks = self.blocks[task.name][rank]
         yield blocks["p"].of(h)
@@ -155,7 +155,7 @@ class Team:
             yield from (factors[key] for key in task.norms)
 
     def answer_shapes(self, task: Task) -> list[Shape]:
-        """The shapes of what this rank gets back, in the order in which it is sent."""
+        """The shapes of the pieces that this rank receives, in the order in which they are sent."""
         blocks, rule, shape = self.blocks[task.name][self.rank], task.rule, task.part.shape
         # one mean of squares for each slice, with as many axes as there are factors
         shapes = [blocks["p"].shape, (math.prod(shape[: rule.stacked_axes]), *[1] * len(rule.sizes(shape)))]
@@ -172,7 +172,7 @@ class Team:
     def exchanged(
         self, tasks: Sequence[Task], outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[int]
     ) -> list[Tensor]:
-        """One message of everyone to everyone: what is for each rank, and what came from each."""
+        """One all-to-all: takes the message for each rank, returns the message from each."""
         dtype = max((task.dtype for task in tasks), key=lambda dtype: torch.finfo(dtype).bits)
         device = tasks[0].shown[0].device
         nothing = torch.empty(0, dtype=dtype, device=device)
@@ -196,7 +196,7 @@ class Reader:
 
 
 def sent(task: Task, cold: set[str]) -> list[Tensor]:
-    """What this rank sends to the owner of a parameter."""
+    """The pieces that this rank sends to the owner of a parameter."""
     return [*task.shown, *([task.factors[key] for key in task.matrices] if task.name in cold else [])]
 
 

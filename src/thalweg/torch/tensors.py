@@ -1,4 +1,4 @@
-"""What tensors can be stepped, and what is said of those that cannot."""
+"""Checks of parameters and gradients: which tensors can be stepped, and the errors for those that cannot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BY_SHAPES = f"use {WHOLE}, or a rule that needs neither, such as LAMB or LARS wi
 
 
 def reason_against_flat(rule: Rule, group: Mapping[str, Any], overrides: Sequence[Any]) -> str:
-    """Why the parameters of a group cannot be stepped as one vector, or as a rank's part of one; "" if they can."""
+    """Why the parameters of a group cannot be stepped as one vector, or as a shard of one; "" if they can."""
     if rule.looks_at_shapes:
         return BY_SHAPES
     if overrides:

@@ -1,4 +1,4 @@
-"""What owners make of whole tensors by kernels for GPUs: all that have one shape at once, as one device has them."""
+"""Whitening by owners with GPU kernels: all tensors of one shape at once, as on one device."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from thalweg.torch.tasks import Answer, Work
 
 
 class Whitener:
-    """The kernels of one optimizer for what this rank owns, loaded when they are first needed."""
+    """The kernels of one optimizer for the tensors that this rank owns, loaded when first needed."""
 
     def __init__(self) -> None:
         self.kernels: Any = None
 
     def whitened(self, works: Sequence[Work]) -> dict[str, Answer]:
-        """By name what was whitened, the mean of its squares, and the factors."""
+        """By name the whitened tensor, the mean of its squares, and the factors."""
         if not works:
             return {}
         from thalweg.kernels.triton.kron_owners import Job, OwnerKernels
@@ -60,6 +60,6 @@ class Whitener:
 def room_for_factors(
     shapes: Mapping[str, Shape], norms: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
 ) -> State[Tensor]:
-    """Memory for whole factors and their norms, as kernels want it."""
+    """Memory for whole factors and their norms, laid out for the kernels."""
     factors = {key: torch.empty(shape, dtype=dtype, device=device) for key, shape in shapes.items()}
     return {**factors, **{key: torch.empty_like(norm, device=device) for key, norm in norms.items()}}
