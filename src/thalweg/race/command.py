@@ -75,7 +75,12 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
 @click.option("--steps", type=click.IntRange(1), help="Steps of each run, at the task's own batch size.")
 @click.option("--seeds", type=click.IntRange(1), help="Repetitions of each run, from seeds 0, 1, ...")
 @click.option("--lr", "rates", multiple=True, metavar="RATES", help="Rates to try: 0.01,0.1 or lamb,kron=0.003,0.01.")
-@click.option("--batch-size", "batch_sizes", metavar="SIZES", help="Separated by commas; each sees as many examples.")
+@click.option(
+    "--batch-size",
+    "batch_sizes",
+    metavar="SIZES",
+    help="One or several, separated by commas; all see as many examples.",
+)
 @click.option(
     "--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="foreach is for tasks in torch."
 )
