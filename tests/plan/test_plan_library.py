@@ -70,7 +70,7 @@ def test_todays_models_are_asked_of_transformers(kind: str, transformers: Any, t
     path.write_text(json.dumps(configured(kind)))
     model = resolve(str(path))
     [architecture] = CONFIGURATIONS[kind]["architectures"]
-    assert model.about == f"{architecture}, shapes told by transformers {transformers.__version__}"
+    assert model.about == f"{architecture}, shapes from transformers {transformers.__version__}"
     config = transformers.CONFIG_MAPPING[kind].from_dict(without_elsewhere(configured(kind)))
     with torch.device("meta"):
         wanted = getattr(transformers, architecture)._from_config(config)

@@ -53,7 +53,7 @@ def built(name: str, content: Mapping[str, Any], dtype: Any, otherwise: str | No
         config = transformers.CONFIG_MAPPING[kind].from_dict(without_elsewhere(content))
         with torch.device("meta"):
             module = from_config(transformers, config, content, otherwise, getattr(torch, dtype) if served else None)
-        model = of_torch(module, name, f"{type(module).__name__}, shapes told by {version}")
+        model = of_torch(module, name, f"{type(module).__name__}, shapes from {version}")
     except Exception as error:
         told = str(error).strip().split("\n")[0]
         raise Declined(f"{version} could not build it: {type(error).__name__}: {told}") from error
