@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from tolerances import MONTE_CARLO
 
-from thalweg.boundary import DIGITS, advance, arithmetic, every, first_state, rounded_stochastically, storage
-from thalweg.rules import RULES, Rule, Update
+from thalweg.boundary import advance, arithmetic, every, first_state, rounded_stochastically, storage
+from thalweg.dtypes import DTYPES
+from thalweg.rules import LAMB, RULES, Adafactor, Kron, Rule, Update
+from thalweg.rules.entries import Entry, Factor, Moment, Norm
 from thalweg.rules.noise import uniform
 from thalweg.settings import Handling
 from thalweg.spaces import numpy as xp
@@ -33,8 +35,8 @@ class Probe(Rule):
 
     def validate(self) -> None: ...
 
-    def init(self, xp: Any, p: Any) -> dict[str, Any]:
-        return {"exp_avg": xp.zeros_like(p), "Q_0": xp.zeros_like(p), "L_0": xp.zeros_like(p)}
+    def entries(self, shape: Any) -> dict[str, Entry]:
+        return {"exp_avg": Moment(), "Q_0": Factor((2,), scale=0.0), "L_0": Norm()}
 
     def update(
         self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
@@ -81,7 +83,9 @@ class TestPrecision:
         ],
     )
     def test_where_state_is_stored(self, key: str, handling: dict[str, str], wanted: str) -> None:
-        assert storage(key, "float32", Handling(**handling)) == wanted
+        rules = (LAMB(), (3,)), (Adafactor(min_dim_size_to_factor=0), (3, 4)), (Kron(merge=None), (1,) * 12)
+        kept = {name: entry for rule, shape in rules for name, entry in rule.entries(shape).items()}
+        assert storage(kept[key], "float32", Handling(**handling)) == wanted
 
     @pytest.mark.parametrize("dtype", ["float16", "float32"])
     def test_rules_see_wide_numbers_and_parameters_stay_narrow(self, dtype: str) -> None:
@@ -247,7 +251,7 @@ class TestRounding:
     def test_the_chance_decides_by_the_distance(self, dtype: str) -> None:
         """A number a quarter of the way up goes up in a quarter of the cases."""
         low, _ = below_and_above(np.abs(numbers(dtype)), dtype)
-        step = xp.spacing(low, *DIGITS[dtype])
+        step = xp.spacing(low, DTYPES[dtype].digits, DTYPES[dtype].least)
         x, chances = low + step / 4, (0.125, 0.5, 0.7, 0.8, 0.875)
         ups = [(rounded_stochastically(xp, x, dtype, np.full(x.shape, c, "float32")) > low).all() for c in chances]
         assert ups == [True, False, False, False, False]

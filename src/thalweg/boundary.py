@@ -10,14 +10,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from thalweg.arrays import A, Scalar, Space, State, Truth, Value, is_number
+from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules import Rule
+from thalweg.rules.entries import Entry, Factor
 from thalweg.rules.noise import normal, uniform
 from thalweg.rules.rule import Noise, Update
 from thalweg.settings import Handling
 
-#: Binary digits, and least exponent, of the dtypes that stochastic rounding can write.
-DIGITS = {"bfloat16": (8, -125), "float16": (11, -13)}
-MOMENTA = ("momentum_buffer", "exp_avg")
 #: A stream of random bits apart from the two that normal noise is made of.
 ROUNDING_STREAM = 2
 
@@ -37,23 +36,16 @@ def arithmetic(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-def storage(key: str, dtype: str, handling: Handling) -> str:
+def storage(entry: Entry, dtype: str, handling: Handling) -> str:
     """The dtype in which a state entry is kept, for a parameter of this dtype."""
-    chosen = None
-    if key in MOMENTA:
-        chosen = handling.momentum_dtype or handling.state_dtype
-    elif key.startswith("Q_"):
-        chosen = handling.precond_dtype or handling.state_dtype
-    elif not key.startswith("L_") and key != "refresh":  # single numbers stay as they are
-        chosen = handling.state_dtype
-    return chosen or arithmetic(dtype)
+    return handling.stored(entry) or arithmetic(dtype)
 
 
 def first_state(xp: Space[A], rule: Rule, handling: Handling, p: A) -> State[A]:
     """The state of a parameter before its first step, as it is stored."""
-    dtype = xp.dtype(p)
+    dtype, entries = xp.dtype(p), rule.entries(xp.shape(p))
     state = rule.init(xp, xp.astype(p, arithmetic(dtype)))
-    return {key: xp.astype(entry, storage(key, dtype, handling)) for key, entry in state.items()}
+    return {key: xp.astype(value, storage(entries[key], dtype, handling)) for key, value in state.items()}
 
 
 def advance(
@@ -128,10 +120,12 @@ def proposed(
         noise=noise or (lambda: normal(xp, wide, seed=handling.seed, tensor=tensor, t=t)),
     )
     # in the order of the old state: a program compiled for one step serves the next
-    state = {key: xp.astype(update.state[key], storage(key, dtype, handling)) for key in s}
-    for key in state:
-        if key.startswith("Q_") and xp.dtype(state[key]) == "float16":  # which ends at 65504
-            state[key] = xp.where(all_finite(xp, state[key]), state[key], s[key])
+    entries, state = rule.entries(xp.shape(p)), {}
+    for key, old in s.items():
+        entry = entries.get(key)  # None: a schedule has it at 0 in this step, and state is kept for the next
+        state[key] = xp.astype(update.state[key], storage(entry, dtype, handling) if entry else xp.dtype(old))
+        if isinstance(entry, Factor) and xp.dtype(state[key]) == "float16":  # which ends at 65504
+            state[key] = xp.where(all_finite(xp, state[key]), state[key], old)
     return update._replace(state=state)
 
 
@@ -140,7 +134,7 @@ def written(xp: Space[A], handling: Handling, p: A, delta: A, *, tensor: Scalar,
     dtype = xp.dtype(p)
     wide = xp.astype(p, arithmetic(dtype))
     new = wide + delta
-    if dtype in DIGITS and handling.rounding == "stochastic":
+    if dtype in NARROW and handling.rounding == "stochastic":
         chance = uniform(xp, wide, seed=handling.seed, tensor=tensor, t=t, stream=ROUNDING_STREAM)
         new = rounded_stochastically(xp, new, dtype, chance)
     return xp.astype(new, dtype)
@@ -178,6 +172,6 @@ def rounded_stochastically(xp: Space[A], x: A, dtype: str, chance: A) -> Value:
 
     So steps that are smaller than half the distance between neighbours still count.
     """
-    distance = xp.spacing(x, *DIGITS[dtype])
+    distance = xp.spacing(x, DTYPES[dtype].digits, DTYPES[dtype].least)
     below = xp.floor(x / distance)  # exact, like the fraction above it: distances are powers of 2
     return (below + xp.where(x / distance - below > chance, 1.0, 0.0)) * distance

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from thalweg.dtypes import DTYPES
 from thalweg.errors import StateError
-from thalweg.settings import DTYPES
 
 #: The layout that this version writes. Newer layouts are refused by older versions.
 LAYOUT = 1

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thalweg.arrays import Shape, is_number
-from thalweg.boundary import DIGITS, first_state
+from thalweg.boundary import first_state
+from thalweg.dtypes import DTYPES, NARROW
+from thalweg.rules.entries import Factor
 from thalweg.settings import Setting
 from thalweg.spaces import shapes
 from thalweg.spaces.shape_arrays import Ledger
@@ -101,7 +103,7 @@ def explained(
     """
     rule = setting.rule_at(1)
     state = first_state(shapes, rule, setting.handling, Ledger().array(shape, dtype))
-    factors = sum(entry.nbytes for key, entry in state.items() if key.startswith("Q_"))
+    factors = sum(state[key].nbytes for key in rule.keys(shape, Factor))
     told = []
     if factors > HUGE:
         told.append(f"its factors take {factors / 2**20:,.0f} MiB: lower max_size_dense, or max_skew")
@@ -123,10 +125,10 @@ def explained(
 
 def lost_to_rounding(dtype: str, setting: Setting, lr: float | None, rms: float) -> list[str]:
     """Whether steps of the expected size vanish when they are rounded to the nearest."""
-    if dtype not in DIGITS or setting.handling.rounding == "stochastic":
+    if dtype not in NARROW or setting.handling.rounding == "stochastic":
         return []
     step = setting.rule.expected_rms(lr, rms) * setting.lr_scale
-    half = rms * 2.0 ** -DIGITS[dtype][0]
+    half = rms * 2.0 ** -DTYPES[dtype].digits
     if math.isfinite(step) and 0 < step < half:
         lost = f"steps of about {step:.1e} are below half the spacing of {dtype} at {rms:.1e} and will be lost"
         return [f"{lost}: use rounding='stochastic'"]

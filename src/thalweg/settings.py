@@ -18,16 +18,16 @@ from functools import cached_property
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
 
+from thalweg.dtypes import DTYPES
 from thalweg.errors import OptionError
 from thalweg.rules import RULES, Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, check_number, is_known, require
+from thalweg.rules.entries import Entry, Factor
 
 #: Chooses parameters: a glob, a compiled regular expression (searched), or a predicate.
 Pattern: TypeAlias = str | re.Pattern[str] | Callable[[str, Any], bool]
 #: Ordered: where several entries match, all apply and later ones win.
 Overrides: TypeAlias = Sequence[tuple[Pattern, Mapping[str, Any]]]
-
-DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +58,18 @@ class Handling:
             check_number("max_grad_norm", self.max_grad_norm, low=0.0, open_low=True)
         check_choice("on_nonfinite", self.on_nonfinite, "propagate", "skip", "raise")
         check_choice("rounding", self.rounding, "nearest", "stochastic")
-        for name in ("state_dtype", "momentum_dtype", "precond_dtype"):
+        for name in STORAGE:
             check_choice(name, getattr(self, name), None, *DTYPES)
         whole = isinstance(self.seed, int) and not isinstance(self.seed, bool)
         require(whole, f"seed must be a whole number, got {self.seed!r}")
 
+    def stored(self, entry: Entry | type[Entry]) -> str | None:
+        """The dtype in which a state entry is kept; None: in that of the arithmetic."""
+        return next((dtype for option in entry.stored_by if (dtype := getattr(self, option)) is not None), None)
 
+
+#: Handling that decides how state is stored.
+STORAGE = tuple(f.name for f in fields(Handling) if f.name.endswith("_dtype"))
 #: Handling that concerns the whole step and cannot differ between parameters.
 WHOLE_STEP = ("maximize", "max_grad_norm", "on_nonfinite", "seed")
 
@@ -82,7 +88,7 @@ class Setting:
 
     @cached_property
     def settled(self) -> Rule:
-        return self.rule.for_storage(self.handling.precond_dtype or self.handling.state_dtype)
+        return self.rule.for_storage(self.handling.stored(Factor))
 
     def rule_at(self, t: Any) -> Rule:
         """The rule with every schedule replaced by its value at step t, checked."""

@@ -362,6 +362,16 @@ class TestSchedules:
         plain, numpys = LARS(0.1, momentum=lambda t: 0.5), LARS(0.1, momentum=lambda t: np.float64(0.5))
         assert shown(plain) == shown(numpys)
 
+    @pytest.mark.parametrize("engine", ["auto", "reference"])
+    def test_a_momentum_that_is_zero_in_a_step_is_kept_for_the_next(self, engine: Any) -> None:
+        options: dict[str, Any] = dict(trust=False, momentum_mode="lr_outside", momentum_dtype="float16", engine=engine)
+        optimizer, weights = LARS(0.5, momentum=lambda t: 0.0 if t == 2 else 0.5, **options), np.zeros(3, "float32")
+        for _ in range(3):
+            optimizer.update("w", weights, np.ones(3, "float32"))
+        kept = optimizer.state["w"]["momentum_buffer"]
+        assert (kept.dtype.name, kept.tolist()) == ("float16", [1.5] * 3)
+        assert weights.tolist() == [-0.5 * (1 + 1 + 1.5)] * 3
+
     @pytest.mark.parametrize(
         ("cls", "options"),
         [

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from thalweg.arrays import Shape
+from thalweg.dtypes import DTYPES
 from thalweg.errors import ParameterError
 
 Arr: TypeAlias = npt.NDArray[Any]
 Name: TypeAlias = str | int
 
-SERVED = ("float32", "float64", "float16", "bfloat16")
 #: What to do with what belongs to another framework, by the packages it comes from.
 ELSEWHERE = {
     "torch": "needs thalweg.torch; x.detach().numpy() is an array that shares its memory",
@@ -66,13 +66,13 @@ def checked_pair(name: Name, weights: Any, gradient: Any, shape: Shape | None) -
 
 def is_usual(x: Any) -> bool:
     """Whether an array needs no second look."""
-    return type(x) is np.ndarray and x.dtype.isnative and dtype_name(x) in SERVED
+    return type(x) is np.ndarray and x.dtype.isnative and dtype_name(x) in DTYPES
 
 
 def check_array(what: str, x: Any) -> None:
     if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
         raise ParameterError(f"{what} must be a numpy array, got {kind_of(x)}{advice(x)}")
-    if dtype_name(x) not in SERVED:
+    if dtype_name(x) not in DTYPES:
         raise ParameterError(
             f"{what} has dtype {x.dtype}: it must be float32, float64, float16 or bfloat16; "
             "convert it, with .astype(numpy.float32) for example"

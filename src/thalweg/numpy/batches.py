@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from thalweg.boundary import arithmetic
 from thalweg.kernels.chunks import SMALL, STACK, extent, pieces
 from thalweg.kernels.cpu.noise import fill_normal
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.numpy.arrays import Arr, address, dtype_name
 from thalweg.numpy.job import Job
 from thalweg.numpy.memory import Tracked
+from thalweg.rules.entries import Count
 from thalweg.rules.noise import tensor_id
 
 
@@ -27,8 +29,9 @@ def batches(jobs: Sequence[Job]) -> Iterator[list[Job]]:
             found[index].append(job)
             continue
         dtypes = dtype_name(job.weights), dtype_name(job.gradient)
-        refresh = float(job.tracked.state["refresh"])  # those that are refreshed together
-        same = id(job.rule), id(job.handling), job.t, job.lr, job.lr_scale, job.weights.shape, dtypes, refresh
+        shape = job.weights.shape
+        counts = tuple(float(job.tracked.state[key]) for key in job.rule.keys(shape, Count))  # refreshed together
+        same = id(job.rule), id(job.handling), job.t, job.lr, job.lr_scale, shape, dtypes, counts
         found[same].append(job)
     for batch in found.values():
         extents = (extent(job.weights.size, (entry.size for entry in job.tracked.state.values())) for job in batch)
@@ -39,8 +42,9 @@ def batches(jobs: Sequence[Job]) -> Iterator[list[Job]]:
 def stacked(jobs: Sequence[Job]) -> Job:
     """Several jobs as one, with a leading axis more."""
     first = jobs[0]
+    counts = first.rule.keys(first.weights.shape, Count)
     state = {
-        key: entry if entry.ndim == 0 and key == "refresh" else np.stack([job.tracked.state[key] for job in jobs])
+        key: entry if key in counts else np.stack([job.tracked.state[key] for job in jobs])
         for key, entry in first.tracked.state.items()
     }
     return first._replace(
@@ -54,7 +58,7 @@ def stacked(jobs: Sequence[Job]) -> Job:
 def normals(jobs: Sequence[Job]) -> Arr:
     """The noise of some jobs, stacked if they are several."""
     first = jobs[0]
-    precision = "float64" if dtype_name(first.weights) == "float64" else "float32"
+    precision = arithmetic(dtype_name(first.weights))
     noise = np.empty((len(jobs), *first.weights.shape), precision)
     for own, job in zip(noise.reshape(len(jobs), -1), jobs, strict=True):
         fill_normal(

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from thalweg.arrays import State
+from thalweg.dtypes import DTYPES
 from thalweg.errors import OptimError, StateError
 from thalweg.exchange import KEYS, check_exchanged, check_layout, check_step, is_count
-from thalweg.numpy.arrays import SERVED, Arr, Name, checked_name, kind_of
+from thalweg.numpy.arrays import Arr, Name, checked_name, kind_of
 from thalweg.spaces.numpy import named_dtype
 
 #: Said of what comes from the other front end.
@@ -65,7 +66,7 @@ def entry_of(name: Name, key: Any, entry: Any) -> Arr:
         found = np.array(entry)
     except Exception:  # of whichever framework it comes from
         found = np.array(None)
-    if found.dtype.name not in SERVED:
+    if found.dtype.name not in DTYPES:
         if isinstance(entry, (np.ndarray, np.generic)):
             raise StateError(f"{wanted} has dtype {entry.dtype}")
         hint = f": {FROM_TORCH}" if kind_of(entry).startswith("torch.") else ""

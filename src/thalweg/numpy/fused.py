@@ -17,10 +17,10 @@ from thalweg.kernels.cpu.plan import (
     Operand,
     Options,
     Plan,
-    entries_of,
     reason_unserved,
     sums_of_squares,
 )
+from thalweg.kernels.shown import entries_of
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.numpy.arrays import Arr, address, dtype_name
 from thalweg.numpy.job import Job
@@ -82,7 +82,9 @@ class Fused:
         place = job.place[0], first, group
         if known is not None and (known.p, known.g, known.group) == place and known.dtypes[:2] == dtypes:
             return known
-        entries = [tracked.state.get(key) for key in entries_of(self.plan.rule_name, tracked.state)]
+        assert tracked.setting is not None
+        keys = entries_of(self.plan.rule_name, tracked.setting.rule, job.weights.shape)
+        entries = [tracked.state.get(key) for key in keys]
         tracked.operand = Operand(
             job.name,
             job.weights.shape,

@@ -30,7 +30,7 @@ from thalweg.numpy.memory import Tracked
 from thalweg.numpy.stepping import Engine, Stepping
 from thalweg.rules import RULES
 from thalweg.rules.checks import check_flag, check_number, is_known
-from thalweg.settings import Overrides, Setting, Settings, option_names, plain
+from thalweg.settings import STORAGE, Overrides, Setting, Settings, option_names, plain
 from thalweg.spaces import numpy as xp
 
 #: A number, a function of the step (counted from 1), or None where the rule has its own.
@@ -285,7 +285,7 @@ def check_served(settings: Settings) -> None:
     for options in (settings.options, *(options for _, options in settings.overrides)):
         for name, value in options.items():
             check_plain(name, plain(value(1)) if callable(value) else value)
-        for name in ("state_dtype", "momentum_dtype", "precond_dtype"):
+        for name in STORAGE:
             try:
                 xp.named_dtype(options.get(name) or "float32")
             except ImportError:

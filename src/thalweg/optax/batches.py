@@ -16,10 +16,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from thalweg.boundary import DIGITS, MOMENTA, arithmetic, finite_throughout, first_state, proposed, written
+from thalweg.boundary import arithmetic, finite_throughout, first_state, proposed, written
+from thalweg.dtypes import NARROW
 from thalweg.optax.shards import Layout, Shards, gathered, own_part, typed_layout
 from thalweg.optax.states import Entries
 from thalweg.optax.values import in_precision, rule_in_precision
+from thalweg.rules.entries import Count, Entry, Spread
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.rules.rule import Rule, Update
 from thalweg.settings import Setting
@@ -42,6 +44,10 @@ class Leaf:
     @property
     def space(self) -> Any:
         return Shards(self.layout) if any(self.layout) else whole
+
+    def keys(self, role: type[Entry]) -> list[str]:
+        """The entries of its state that have a role."""
+        return self.setting.rule.keys(self.space.shape(self.p), role)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +81,9 @@ def first_entries(leaf: Leaf) -> Entries:
     inner = within(rule, leaf.layout)
     if not rule.needs_whole:
         return first_state(leaf.space, rule, handling, leaf.p)
-    state = first_state(whole, rule, handling, gathered(leaf.p, inner))
+    state, spread = first_state(whole, rule, handling, gathered(leaf.p, inner)), leaf.keys(Spread)
     return {
-        key: own_part(entry, inner) if key in MOMENTA else by_stack(entry, leaf.p, rule.stacked_axes)
+        key: own_part(entry, inner) if key in spread else by_stack(entry, leaf.p, rule.stacked_axes)
         for key, entry in state.items()
     }
 
@@ -104,7 +110,7 @@ def stepped(jobs: Sequence[Job], moment: Moment) -> list[Outcome]:
             continue
         result = outcome(stacked([jobs[i] for i in members]), moment)
         for place, i in enumerate(members):
-            found[i] = unstacked(result, place)
+            found[i] = unstacked(result, place, jobs[i].keys(Count))
     return [found[i] for i in range(len(jobs))]
 
 
@@ -125,9 +131,10 @@ def batches(jobs: Sequence[Job]) -> Iterable[list[int]]:
 def stacked(jobs: Sequence[Job]) -> Job:
     """Several as one, with a leading axis more."""
     first = jobs[0]
+    counts = first.keys(Count)
     state = {
         # the same for all of them: they have the same schedule, and have taken every step together
-        key: entry if key == "refresh" else jnp.stack([job.state[key] for job in jobs])
+        key: entry if key in counts else jnp.stack([job.state[key] for job in jobs])
         for key, entry in first.state.items()
     }
     return Job(
@@ -140,9 +147,9 @@ def stacked(jobs: Sequence[Job]) -> Job:
     )
 
 
-def unstacked(result: Outcome, place: int) -> Outcome:
-    """One of several."""
-    state = {key: entry if key == "refresh" else entry[place] for key, entry in result.state.items()}
+def unstacked(result: Outcome, place: int, counts: Sequence[str]) -> Outcome:
+    """One of several. counts: the entries that are the same for all of them."""
+    state = {key: entry if key in counts else entry[place] for key, entry in result.state.items()}
     return Outcome(result.delta[place], state, result.finite)
 
 
@@ -155,7 +162,7 @@ def outcome(job: Job, moment: Moment) -> Outcome:
     tensor = tensor_id(job.names[0])
     update = proposed_by(rule, job, moment, tensor)
     delta, finite = update.delta, None
-    rounded = handling.rounding == "stochastic" and dtype in DIGITS
+    rounded = handling.rounding == "stochastic" and dtype in NARROW
     if rounded or moment.guarded:
         new = written(job.space, handling, job.p, delta, tensor=tensor, t=moment.t)
         finite = finite_throughout(job.space, update, new) if moment.guarded else None
@@ -175,10 +182,11 @@ def proposed_by(rule: Rule, job: Job, moment: Moment, tensor: int) -> Update:
     def scatter(x: Any) -> Any:
         return own_part(x, inner) if typed is None else jax.sharding.reshard(x, typed)
 
-    state = {key: gather(entry) if key in MOMENTA else entry for key, entry in job.state.items()}
+    spread = job.keys(Spread)
+    state = {key: gather(entry) if key in spread else entry for key, entry in job.state.items()}
     update = asked(rule, replace(job, p=gather(job.p), g=gather(job.g), state=state), moment, tensor, whole)
     own = {
-        key: scatter(entry) if key in MOMENTA else whole.replicated(entry, min(stacked, entry.ndim))
+        key: scatter(entry) if key in spread else whole.replicated(entry, min(stacked, entry.ndim))
         for key, entry in update.state.items()
     }
     return update._replace(delta=scatter(update.delta), state=own)

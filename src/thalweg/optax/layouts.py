@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from thalweg.optax.states import STATES, KronState
+from thalweg.optax.states import SEVERAL, STATES
 from thalweg.optax.trees import Tree, by_spec, named
 
 Spec = jax.sharding.PartitionSpec
@@ -35,28 +35,27 @@ def state_specs(state: Tree, params: Tree, specs: Tree) -> Tree:
                 return followed(tuple(leaf.shape), *own[tuple(path[start:])])
         return Spec()
 
-    def of_factors(state: KronState) -> KronState:
+    def of_factors(part: Any, several: Sequence[str]) -> Any:
         """Factors follow the axes of a stack, whose shape is that of their norms."""
 
-        def of_factor(path: Sequence[Any], leaf: Any, stacked: int) -> Spec:
+        def of_factor(path: Sequence[Any], leaf: Any, *beside: Any) -> Spec:
             known = own.get(tuple(path[:-1]))
+            stacked = min(len(other.shape) for other in (leaf, *beside))
             return Spec(*known[1][:stacked]) if known else Spec()
 
-        walk = jax.tree_util.tree_map_with_path
-        stacks = jax.tree.map(lambda norm: len(norm.shape), state.L)
-        both = {field: walk(of_factor, getattr(state, field), stacks) for field in ("Q", "L")}
-        rest = {
-            field: walk(of_leaf, getattr(state, field)) for field in ("count", "momentum_buffer", "refresh", "skipped")
-        }
-        return KronState(**both, **rest)
+        trees = [getattr(part, field) for field in several]
+        both = {field: walk(of_factor, getattr(part, field), *trees) for field in several}
+        rest = {field: walk(of_leaf, getattr(part, field)) for field in part._fields if field not in several}
+        return type(part)(**both, **rest)
 
     def of_part(path: Sequence[Any], part: Any) -> Any:
-        if isinstance(part, KronState):
-            return of_factors(part)
-        return jax.tree_util.tree_map_with_path(lambda inner, leaf: of_leaf((*path, *inner), leaf), part)
+        several = [field for field in SEVERAL if hasattr(part, field)] if isinstance(part, kinds) else []
+        if several:
+            return of_factors(part, several)
+        return walk(lambda inner, leaf: of_leaf((*path, *inner), leaf), part)
 
-    kinds = tuple(STATES.values())
-    return jax.tree_util.tree_map_with_path(of_part, state, is_leaf=lambda part: isinstance(part, kinds))
+    kinds, walk = tuple(STATES.values()), jax.tree_util.tree_map_with_path
+    return walk(of_part, state, is_leaf=lambda part: isinstance(part, kinds))
 
 
 def padded(spec: Spec, ndim: int) -> tuple[Any, ...]:

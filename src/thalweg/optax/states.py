@@ -13,6 +13,7 @@ import jax
 
 from thalweg.errors import StateError
 from thalweg.optax.trees import Tree, TreeDef
+from thalweg.rules import RULES
 
 #: The state of one parameter under its checkpoint keys, as rules have it.
 Entries: TypeAlias = dict[str, Any]
@@ -63,7 +64,7 @@ class KronState(NamedTuple):
     skipped: Any = None
 
 
-STATES: dict[str, type[Any]] = {"LARS": LarsState, "LAMB": LambState, "Adafactor": AdafactorState, "Kron": KronState}
+STATES: dict[str, type[Any]] = {name: globals()[f"{name.capitalize()}State"] for name in RULES}
 #: Fields that are one number for all parameters.
 COUNTS = ("count", "skipped")
 #: Fields with several arrays for each parameter.

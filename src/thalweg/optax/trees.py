@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from thalweg.dtypes import DTYPES
 from thalweg.errors import OptionError, ParameterError
-from thalweg.settings import DTYPES
 
 Tree: TypeAlias = Any
 TreeDef: TypeAlias = Any

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from thalweg.dtypes import DTYPES
 from thalweg.errors import OptionError
 from thalweg.rules import Rule
-from thalweg.settings import DTYPES
 
 
 def concrete(value: Any) -> Any:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from thalweg.dtypes import DTYPES
 from thalweg.plan.factories import of_torch
 from thalweg.plan.models import Model
-from thalweg.settings import DTYPES
 
 #: Entries that change no shape, and for which transformers may load code, kernels or packages from elsewhere.
 LEFT_OUT = (

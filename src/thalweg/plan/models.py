@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from thalweg.arrays import Shape
+from thalweg.dtypes import DTYPES
 from thalweg.errors import CommandError
-from thalweg.settings import DTYPES
 from thalweg.show.lists import suggestion
 
 

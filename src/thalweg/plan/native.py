@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.library import load
-from thalweg.kernels.cpu.plan import Operand, Options, Plan, entries_of
+from thalweg.kernels.cpu.plan import Operand, Options, Plan
+from thalweg.kernels.shown import entries_of
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.plan.items import Item, state_entries
 from thalweg.settings import Setting
@@ -32,7 +33,7 @@ def scratch_bytes(items: Sequence[Item]) -> int:
     operands = []
     for item in items:
         tensor, state = item.tensor, state_entries(item.setting, item.tensor)
-        entries = [state.get(key) for key in entries_of(name, state)]
+        entries = [state.get(key) for key in entries_of(name, item.setting.rule, tensor.shape)]
         dtypes = (tensor.dtype, tensor.dtype, *("" if entry is None else entry[1] for entry in entries))
         places = tuple(0 if entry is None else 1 for entry in entries)
         operands.append(Operand(tensor.name, tensor.shape, 1, 1, places, dtypes, settings.index(item.setting)))

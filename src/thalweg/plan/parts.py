@@ -98,7 +98,7 @@ class OnParts:
 
     def __init__(self, rule: Rule, ledger: Ledger) -> None:
         assert isinstance(rule, Kron)
-        self.rule, self.ledger = rule, ledger
+        self.rule, self.ledger, self.entries = rule, ledger, rule.entries
         #: Bytes that are alive while owners work.
         self.waiting = 0
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from thalweg.dtypes import DTYPES
 from thalweg.errors import CommandError
 from thalweg.plan.configurations import from_configuration
 from thalweg.plan.factories import built
 from thalweg.plan.headers import MOST_AXES, files_in, indexed, is_size, read_safetensors
 from thalweg.plan.models import BUILTIN, Model, Tensor, builtin, spelt
-from thalweg.settings import DTYPES
 from thalweg.show.dtypes import known_dtype, listed_dtypes, spelt_dtype
 from thalweg.show.lists import suggestion
 

@@ -18,6 +18,7 @@ from thalweg.rules.checks import (
     is_known,
     require,
 )
+from thalweg.rules.entries import Entry, Moment, Square
 from thalweg.rules.rule import Noise, Rule, Update
 
 
@@ -163,14 +164,13 @@ class Adafactor(Rule):
         row, column = sorted(own[-2:])
         return None if min(shape[row], shape[column]) < self.min_dim_size_to_factor else (row, column)
 
-    def init(self, xp: Space[A], p: A) -> State[A]:
-        axes = self.factored_axes(xp.shape(p))
-        if axes is None:
-            state = {"variance": xp.zeros_like(p)}
-        else:
+    def entries(self, shape: Shape) -> dict[str, Entry]:
+        axes = self.factored_axes(shape)
+        squares: dict[str, Entry] = {"variance": Square()}
+        if axes is not None:
             row, column = axes
-            state = {"row_var": xp.zeros_reduced(p, (column,)), "col_var": xp.zeros_reduced(p, (row,))}
-        return state if self.momentum is None else {**state, "exp_avg": xp.zeros_like(p)}
+            squares = {"row_var": Square(over=(column,)), "col_var": Square(over=(row,))}
+        return squares if self.momentum is None else {**squares, "exp_avg": Moment()}
 
     def update(
         self,

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Truth
+from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules.blocks import average, clip, is_zero, one_minus_power
 from thalweg.rules.checks import check_choice, check_count, check_fraction, check_number, require
+from thalweg.rules.entries import Count, Entry, Factor, Moment, Norm
 from thalweg.rules.factors import precondition
-from thalweg.rules.refresh import ROUNDING, Factors, refreshed
+from thalweg.rules.refresh import Factors, refreshed
 from thalweg.rules.rule import Noise, Rule, Update
 from thalweg.rules.schedules import Annealed
 
@@ -154,7 +156,8 @@ class Kron(Rule):
     def for_storage(self, dtype: str | None) -> Kron:
         if self.relative_damping is not None:
             return self
-        return replace(self, relative_damping=ROUNDING.get(dtype or "", ROUNDING["float32"]))
+        stored = DTYPES[dtype] if dtype in NARROW else DTYPES["float32"]
+        return replace(self, relative_damping=stored.rounding)
 
     # ---- how a parameter is seen
 
@@ -176,16 +179,14 @@ class Kron(Rule):
 
     # ---- the rule
 
-    def init(self, xp: Space[A], p: A) -> State[A]:
-        shape = xp.shape(p)
-        stack, sizes = shape[: self.stacked_axes], self.sizes(shape)
+    def entries(self, shape: Shape) -> dict[str, Entry]:
+        sizes = self.sizes(shape)
         scale = (1.0 if self.init_scale is None else self.init_scale) ** (1 / len(sizes))
-        state: State[A] = {} if is_zero(self.momentum) else {"momentum_buffer": xp.zeros_like(p)}
+        kept: dict[str, Entry] = {} if is_zero(self.momentum) else {"momentum_buffer": Moment()}
         for i, (n, diagonal) in enumerate(zip(sizes, self.diagonals(sizes), strict=True)):
-            ones = xp.full((*stack, n) if diagonal else (*stack, n, n), 1.0, p)
-            state[f"Q_{i}"] = scale * (ones if diagonal else ones * xp.identity(n, p))
-            state[f"L_{i}"] = xp.full(stack, 0.0, p)
-        return {**state, "refresh": xp.full((), 0.0, p)}
+            kept[f"Q_{i}"] = Factor((n,) if diagonal else (n, n), scale)
+            kept[f"L_{i}"] = Norm()  # of the factor's gradient, smoothed
+        return {**kept, "refresh": Count()}  # how much of the next refresh has come together
 
     def update(
         self,

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
 from thalweg.rules.blocks import clip, one_minus_power, ratio_unless
 from thalweg.rules.checks import check_bounds, check_choice, check_flag, check_fraction, check_number, check_pair
+from thalweg.rules.entries import Entry, Moment, Square
 from thalweg.rules.rule import Noise, Rule, Update
 
 
@@ -85,8 +86,8 @@ class LAMB(Rule):
     def expected_rms(self, lr: float | None, p_rms: float) -> float:
         return (lr or 0.0) * p_rms if self.trust else lr or 0.0
 
-    def init(self, xp: Space[A], p: A) -> State[A]:
-        return {"exp_avg": xp.zeros_like(p), "exp_avg_sq": xp.zeros_like(p)}
+    def entries(self, shape: Shape) -> dict[str, Entry]:
+        return {"exp_avg": Moment(), "exp_avg_sq": Square()}
 
     def update(
         self,

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
 from thalweg.rules.blocks import is_zero, ratio_unless
 from thalweg.rules.checks import check_choice, check_flag, check_fraction, check_number
+from thalweg.rules.entries import Entry, Moment
 from thalweg.rules.rule import Noise, Rule, Update
 
 
@@ -85,8 +86,8 @@ class LARS(Rule):
     def expected_rms(self, lr: float | None, p_rms: float) -> float:
         return (lr or 0.0) * self.trust_coefficient * p_rms if self.trust else lr or 0.0
 
-    def init(self, xp: Space[A], p: A) -> State[A]:
-        return {} if is_zero(self.momentum) else {"momentum_buffer": xp.zeros_like(p)}
+    def entries(self, shape: Shape) -> dict[str, Entry]:
+        return {} if is_zero(self.momentum) else {"momentum_buffer": Moment()}
 
     def update(
         self,

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from thalweg.arrays import A, Scalar, Space, Squares
+from thalweg.dtypes import DTYPES
 from thalweg.rules.blocks import average
 from thalweg.rules.factors import (
     apply,
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 #: Factors and the smoothed norms of their gradients, one of each for every axis.
 Factors = tuple[list[A], list[A]]
-#: Distance from 1 to the next larger number.
-ROUNDING = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
 def refreshed(xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, noise: Noise[A] | None) -> Factors[A]:
@@ -43,7 +42,7 @@ def refreshed(xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, 
     if rule.init_scale is None:
         started = scaled_to(xp, rule, factors, norms, y, largest)
     (magnitude,) = xp.means((xp.abs(y), own))
-    relative = ROUNDING["float32"] if rule.relative_damping is None else rule.relative_damping
+    relative = DTYPES["float32"].rounding if rule.relative_damping is None else rule.relative_damping
     strength = rule.damping + relative * magnitude
     probe = None
     if rule.damping_mode == "noise":

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from thalweg.arrays import A, Axes, Scalar, Shape, Space, State, Truth
 from thalweg.rules.checks import check_count, check_number, require
+from thalweg.rules.entries import Entry
 
 #: Gives standard normal noise of the parameter's shape. Called only where noise is needed.
 Noise: TypeAlias = Callable[[], A]
@@ -66,8 +67,16 @@ class Rule(ABC):
         check_count("stacked_axes", self.stacked_axes)
 
     @abstractmethod
+    def entries(self, shape: Shape) -> dict[str, Entry]:
+        """What is kept for a parameter of this shape between steps, under its checkpoint keys."""
+
     def init(self, xp: Space[A], p: A) -> State[A]:
         """The state of a parameter that has not been stepped yet."""
+        return {key: entry.first(xp, p, self.stacked_axes) for key, entry in self.entries(xp.shape(p)).items()}
+
+    def keys(self, shape: Shape, role: type[Entry]) -> list[str]:
+        """The keys of the entries of a role that are kept for a parameter of this shape."""
+        return [key for key, entry in self.entries(shape).items() if isinstance(entry, role)]
 
     @abstractmethod
     def update(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from thalweg.dtypes import DTYPES
 from thalweg.errors import CommandError
-from thalweg.settings import DTYPES
 from thalweg.show.dtypes import known_dtype
 from thalweg.show.extras import extra
 
@@ -20,7 +20,7 @@ class Dtype(click.ParamType):  # type: ignore[type-arg]  # it takes none before 
 
     name = "dtype"
 
-    def __init__(self, known: Sequence[str] = DTYPES) -> None:
+    def __init__(self, known: Sequence[str] = tuple(DTYPES)) -> None:
         self.known = tuple(known)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:

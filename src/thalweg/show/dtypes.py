@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from thalweg.dtypes import DTYPES
 from thalweg.errors import CommandError
-from thalweg.settings import DTYPES
 
 #: What else a dtype is called, in small letters. ``float`` is not here: it has 32 bits in torch and 64 in numpy.
 ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -27,7 +27,7 @@ def spelt_dtype(name: Any) -> Any:
     return NAMES.get(name.strip().lower().removeprefix("torch."), name) if isinstance(name, str) else name
 
 
-def known_dtype(name: str, known: Sequence[str] = DTYPES) -> str:
+def known_dtype(name: str, known: Sequence[str] = tuple(DTYPES)) -> str:
     """The dtype that is meant, one of those that are known."""
     found: str = spelt_dtype(name)
     if found not in known:
@@ -35,7 +35,7 @@ def known_dtype(name: str, known: Sequence[str] = DTYPES) -> str:
     return found
 
 
-def listed_dtypes(known: Sequence[str] = DTYPES) -> str:
+def listed_dtypes(known: Sequence[str] = tuple(DTYPES)) -> str:
     """What there is, for whoever typed something else.
 
     >>> listed_dtypes(["bfloat16", "float16"])

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from thalweg.arrays import Shape
 from thalweg.kernels.chunks import CHUNK, extent, pieces
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
@@ -42,6 +43,11 @@ class Bucket:
     grad_scale: Tensor | None = None
     #: Whether the whole step may be taken, where that is decided by all gradients together.
     allowed: Tensor | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """Of the first parameter as a whole: all are of one kind."""
+        return self.parts[0].shape if self.parts else tuple(self.params[0].shape)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def chunks(self, limit: int = CHUNK) -> list[Bucket]:

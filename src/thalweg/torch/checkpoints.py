@@ -147,16 +147,20 @@ def restored(
     saved: Mapping[str, Any],
     named: Sequence[tuple[str, Tensor]],
     expected: Mapping[str, Mapping[str, Tensor]],
+    counts: Mapping[str, Sequence[str]],
     place_of_counts: Callable[[Tensor, Mapping[str, Any]], torch.device],
 ) -> dict[Tensor, dict[str, Any]]:
-    """Copies of saved entries, in their own dtypes, on the devices of their parameters and laid out for them."""
+    """Copies of saved entries, in their own dtypes, on the devices of their parameters and laid out for them.
+
+    expected: ghosts of them. counts: their keys that are beside the step. Both by parameter.
+    """
     homes = [group for group in groups for _ in group["params"]]
     places = [place for group in saved["param_groups"] for place in group["params"]]
     found: dict[Tensor, dict[str, Any]] = {}
     for (name, p), group, place in zip(named, homes, places, strict=True):
         for key, value in saved["state"].get(place, {}).items():
             tensor = torch.as_tensor(value, dtype=torch.float32) if key == "step" else torch.as_tensor(value)
-            home = place_of_counts(p, group) if key in ("step", "refresh") else p.device
+            home = place_of_counts(p, group) if key in ("step", *counts[name]) else p.device
             made = tensor.to(home, copy=True)
             found.setdefault(p, {})[key] = made if key == "step" else laid_out(made, expected[name][key])
     return found

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape, State
-from thalweg.boundary import first_state, storage
+from thalweg.boundary import arithmetic, storage
 from thalweg.rules import Kron
-from thalweg.rules.blocks import is_zero
+from thalweg.rules.entries import Factor, Spread
 from thalweg.settings import Handling
 from thalweg.spaces import torch as xp
 from thalweg.spaces.sharded import Part
@@ -54,30 +54,27 @@ def block_of_factor(shape: Shape, part: Part) -> Block:
 
 def factor_shapes(rule: Kron, shape: Shape) -> dict[str, Shape]:
     """Of the whole factors of a parameter."""
-    stack, sizes = shape[: rule.stacked_axes], rule.sizes(shape)
-    return {
-        f"Q_{i}": (*stack, n) if diagonal else (*stack, n, n)
-        for i, (n, diagonal) in enumerate(zip(sizes, rule.diagonals(sizes), strict=True))
-    }
+    kept = rule.entries(shape).items()
+    return {key: entry.shape(shape, rule.stacked_axes) for key, entry in kept if isinstance(entry, Factor)}
 
 
 def first_owned(p: Tensor, held: Tensor, part: Part, rule: Kron, handling: Handling) -> State[Tensor]:
     """The state of a distributed parameter before its first step: momentum like itself, and rows of every factor."""
-    kept = {}
-    if not is_zero(rule.momentum):
-        dtype = storage("momentum_buffer", xp.dtype(held), handling)
-        kept["momentum_buffer"] = placed_like(torch.zeros_like(held, dtype=getattr(torch, dtype)), p, ())
     # a whole tensor that takes no memory: factors follow its shape, dtype and device alone
-    ghost = torch.zeros((), dtype=p.dtype, device=held.device).expand(p.shape)
-    made = first_state(xp, replace(rule, momentum=0.0), handling, ghost)
-    return {**kept, **(divided(made, part) if any(part.groups) else made)}
-
-
-def divided(made: State[Tensor], part: Part) -> State[Tensor]:
-    """Whole factors as DTensors, sharded by rows."""
-    mesh, placements = placements_of_factors(part)
-    for key, entry in made.items():
-        if key.startswith("Q_"):
-            rows = block_of_factor(tuple(entry.shape), part).of(entry).clone()
-            made[key] = distributed(rows, mesh, placements, entry.shape)
+    ghost = torch.zeros((), dtype=getattr(torch, arithmetic(xp.dtype(held))), device=held.device).expand(p.shape)
+    made = {}
+    for key, entry in rule.entries(tuple(p.shape)).items():
+        like = held if isinstance(entry, Spread) else ghost
+        value = xp.astype(entry.first(xp, like, rule.stacked_axes), storage(entry, xp.dtype(held), handling))
+        if isinstance(entry, Spread):
+            value = placed_like(value, p, entry.over)
+        elif isinstance(entry, Factor) and any(part.groups):
+            value = divided(value, part)
+        made[key] = value
     return made
+
+
+def divided(factor: Tensor, part: Part) -> Tensor:
+    """A whole factor as a DTensor, of which each rank keeps its rows."""
+    rows = block_of_factor(tuple(factor.shape), part).of(factor).clone()
+    return distributed(rows, *placements_of_factors(part), factor.shape)

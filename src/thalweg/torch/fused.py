@@ -23,18 +23,18 @@ from thalweg.kernels.cpu.plan import (
     Operand,
     Options,
     Plan,
-    entries_of,
     reason_unserved,
 )
 from thalweg.kernels.cpu.plan import sums_of_squares as native_sums
+from thalweg.kernels.shown import entries_of
 from thalweg.kernels.threads import num_threads
 from thalweg.rules import Annealed, Rule
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 from thalweg.torch.bucket import Bucket
 from thalweg.torch.rounds import reduced
+from thalweg.torch.tensors import NAMES
 
-NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -118,7 +118,7 @@ class Fused:
             lr = None if bucket.lr is None else float(bucket.lr)
             setting = bucket.setting
             options.append(Options(setting.rule_at(bucket.t), setting.handling, bucket.t, lr, bucket.lr_scale, scale))
-            keys = entries_of(self.plan.rule_name, bucket.states[0])
+            keys = entries_of(self.plan.rule_name, setting.rule, bucket.shape)
             positions = [position_of(part) for part in bucket.parts] or [0] * len(bucket.names)
             for name, p, g, s, first in zip(
                 bucket.names, bucket.params, bucket.grads, bucket.states, positions, strict=True

@@ -15,9 +15,10 @@ from thalweg.rules import Kron
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 from thalweg.torch.bucket import Bucket
-from thalweg.torch.fused import NAMES, PLAIN, is_dense, option_unknown
+from thalweg.torch.fused import PLAIN, is_dense, option_unknown
 from thalweg.torch.launches import KronLaunch, Launch, gradients_of, on_device_of, passes_for, staged
 from thalweg.torch.rounds import reduced
+from thalweg.torch.tensors import NAMES
 
 RULES = ("LARS", "LAMB", "Adafactor", "Kron")
 SERVED = (torch.float32, torch.bfloat16, torch.float16)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.kernels import triton as kernels
+from thalweg.kernels.shown import entries_of
 from thalweg.spaces.sharded import Part
 from thalweg.torch.bucket import Bucket
 
@@ -32,7 +32,7 @@ def operand_of(name: str, p: Tensor, state: Mapping[str, Tensor], keys: Sequence
 def passes_for(bucket: Bucket, grads: Sequence[Tensor]) -> Any:
     """The passes of a bucket's rule over its tensors."""
     rule_name = type(bucket.setting.rule).__name__
-    keys = kernels.entries_of(rule_name, bucket.states[0])
+    keys = entries_of(rule_name, bucket.setting.rule, bucket.shape)
     parts: Sequence[Part | None] = bucket.parts or [None] * len(bucket.names)
     operands = [
         operand_of(name, p, state, keys, part)

@@ -57,6 +57,7 @@ class Owned:
 
     def __init__(self, rule: Kron, bucket: Bucket, *, by_kernels: bool) -> None:
         self.rule, self.bucket, self.by_kernels = rule, bucket, by_kernels
+        self.entries = rule.entries
 
     def update(
         self,

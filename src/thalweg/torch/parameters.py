@@ -14,6 +14,7 @@ from thalweg.boundary import first_state
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
 from thalweg.rules import Kron, Rule
 from thalweg.rules.checks import require
+from thalweg.rules.entries import Count
 from thalweg.settings import Overrides, Setting, Settings, matches, plain
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
@@ -248,14 +249,12 @@ class Parameters(torch.optim.Optimizer):
             place = self._place_of_counts(p, group)
             state["step"] = torch.zeros((), dtype=torch.float32, device=place)
             state.update(first_entries(p, setting, name))
-            if (
-                "refresh" in state and p.device.type != "meta"
-            ):  # beside the step, so that the host can tell without a wait
-                state["refresh"] = state["refresh"].to(place)
+            if p.device.type != "meta":  # counts are beside the step, so that the host can tell without a wait
+                state.update({key: state[key].to(place) for key in setting.rule.keys(tuple(p.shape), Count)})
         return state
 
     def _place_of_counts(self, p: Tensor, group: Mapping[str, Any]) -> torch.device:
-        """Where step and refresh live: with the host, unless the device alone may know them."""
+        """Where counts live: with the host, unless the device alone may know them."""
         on_device = group["capturable"] or group["on_nonfinite"] == "skip"
         return p.device if on_device else torch.device("cpu")
 
@@ -298,9 +297,9 @@ class Parameters(torch.optim.Optimizer):
         check_sizes(state_dict, self.param_groups)
         pairs = zip(state_dict["param_groups"], self.param_groups, strict=True)
         groups = [loaded_group(self.rule_name, saved, own, self.defaults) for saved, own in pairs]
-        named, expected = list(self._named()), self._expected(groups)
+        named, (expected, counts) = list(self._named()), self._expected(groups)
         check_entries(state_dict, named, expected)
-        state = restored(groups, state_dict, named, expected, self._place_of_counts)
+        state = restored(groups, state_dict, named, expected, counts, self._place_of_counts)
         warn_if_made_otherwise(state_dict, self._made_with())
         state_dict["param_groups"] = groups
         state_dict["state"] = {}  # which torch would cast to the dtypes of parameters
@@ -333,19 +332,23 @@ class Parameters(torch.optim.Optimizer):
         entries = [f"({shown(pattern)}, {shown(dict(options))})" for pattern, options in self._overrides]
         return f"engine={self._wanted_engine!r}, overrides=[{', '.join(entries)}]"
 
-    def _expected(self, groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Tensor]]:
-        """Ghosts of all states under the options of saved groups, which are checked on the way."""
-        entries = {}
+    def _expected(
+        self, groups: Sequence[Mapping[str, Any]]
+    ) -> tuple[dict[str, dict[str, Tensor]], dict[str, list[str]]]:
+        """Ghosts of all states under the options of saved groups, which are checked on the way, and keys of counts."""
+        entries, counts = {}, {}
         try:
             made = [self._group_settings.made(group) for group in groups]
             for settings, group in zip(made, groups, strict=True):
                 check_rate(group["lr"])
                 settings.base.rule.validate_lr(plain(group["lr"]))
             for name, p, index in self._homes():
-                entries[name] = expected_entries(made[index].of(name, p)[0], p, name)
+                setting, _ = made[index].of(name, p)
+                entries[name] = expected_entries(setting, p, name)
+                counts[name] = setting.rule.keys(tuple(p.shape), Count)
         except OptionError as error:
             raise StateError(f"the options of this state are not valid: {error}") from None
-        return entries
+        return entries, counts
 
 
 def first_entries(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape
+from thalweg.dtypes import DTYPES
 from thalweg.errors import ParameterError
 from thalweg.rules import Rule
 from thalweg.torch.shards import is_distributed
 
-SERVED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+#: The names of the dtypes that parameters and gradients may have.
+NAMES = {getattr(torch, name): name for name in DTYPES}
 
 #: What to use where parameters have to keep their shapes.
 WHOLE = "ZeRO stage 0, or torch.distributed.fsdp.fully_shard (FSDP2)"
@@ -41,7 +43,7 @@ def check_parameter(name: str, p: Tensor, against_flat: str = BY_SHAPES) -> None
         raise ParameterError(
             f"parameter {name!r} is complex: pass torch.view_as_real of it instead, which shares its memory"
         )
-    if p.dtype not in SERVED:
+    if p.dtype not in NAMES:
         raise ParameterError(
             f"parameter {name!r} has dtype {p.dtype}: it must be float32, float64, bfloat16 or float16"
         )
@@ -109,7 +111,7 @@ def check_gradient(name: str, p: Tensor, g: Tensor) -> None:
             f"the gradient of {name!r} is sparse ({g.layout}): make it dense (for an embedding: sparse=False), "
             "or leave this parameter to torch.optim.SparseAdam"
         )
-    if g.dtype not in SERVED:
+    if g.dtype not in NAMES:
         raise ParameterError(
             f"the gradient of {name!r} has dtype {g.dtype}: it must be float32, float64, bfloat16 or float16"
         )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from thalweg.arrays import Shape
 from thalweg.boundary import ROUNDING_STREAM
+from thalweg.dtypes import DTYPES
 from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.library import load
 from thalweg.kernels.cpu.options import STATS, TRANSLATED
@@ -17,15 +18,8 @@ from thalweg.rules import LAMB, LARS, Adafactor, Kron, Rule
 from thalweg.rules.noise import stream_key, tensor_id
 from thalweg.settings import Handling
 
-#: Which state entries native code is shown, in its order.
-ENTRIES = {
-    "LARS": ("momentum_buffer",),
-    "LAMB": ("exp_avg", "exp_avg_sq"),
-    "Adafactor": ("row_var", "col_var", "exp_avg"),
-}
 #: How many elements may lie behind a factored column: what native code has room for.
 MOST_BEHIND = 128
-BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 
 MEASURE, REHEARSE, WRITE, END = 0, 1, 2, 3  # stages
 #: How many sums of the first stage decide what follows, where parts of a tensor may be elsewhere.
@@ -60,11 +54,6 @@ class Options(NamedTuple):
     lr: float | None
     lr_scale: float
     grad_scale: float | None = None
-
-
-def entries_of(rule_name: str, state: Any) -> tuple[str, ...]:
-    """The keys of a state that native code is shown; a key that is missing has no address."""
-    return ("variance", "", "exp_avg") if "variance" in state else ENTRIES[rule_name]
 
 
 def reason_unserved(rule: Rule, shape: Shape) -> str | None:
@@ -227,12 +216,12 @@ def rows_of(operand: Operand, options: Options) -> list[structs.Tensor]:
 
     def row(index: int) -> structs.Tensor:
         state = [
-            address + index * length * BYTES[dtype] if address else None
+            address + index * length * DTYPES[dtype].bytes if address else None
             for address, length, dtype in zip(operand.state, lengths, state_dtypes, strict=False)
         ]
         return structs.Tensor(
-            p=operand.p + index * size * BYTES[p_dtype],
-            g=operand.g + index * size * BYTES[g_dtype],
+            p=operand.p + index * size * DTYPES[p_dtype].bytes,
+            g=operand.g + index * size * DTYPES[g_dtype].bytes,
             state=(ctypes.c_void_p * 3)(*state),
             size=size,
             seen_as=(ctypes.c_int64 * 5)(*seen),

@@ -13,17 +13,6 @@ from thalweg.errors import FallbackWarning
 
 #: Devices whose tensors are stepped here. (Triton's interpreter takes those of the CPU: so tests need no GPU.)
 DEVICES = {"cuda"}
-#: State entries that kernels are shown, in their order.
-ENTRIES = {
-    "LARS": ("momentum_buffer",),
-    "LAMB": ("exp_avg", "exp_avg_sq"),
-    "Adafactor": ("row_var", "col_var", "exp_avg"),
-}
-
-
-def entries_of(rule_name: str, state: object) -> tuple[str, ...]:
-    """The keys of a state that kernels are shown; one that is missing has no address."""
-    return ("variance", "", "exp_avg") if "variance" in state else ENTRIES[rule_name]  # type: ignore[operator]
 
 
 @functools.cache

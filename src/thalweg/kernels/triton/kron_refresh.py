@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from thalweg.dtypes import DTYPES as KNOWN
 from thalweg.kernels.triton.kron_begin import strength_kernel
 from thalweg.kernels.triton.kron_dense import DenseStep
 from thalweg.kernels.triton.kron_diagonal import balance_kernel, diagonal_step_kernel, left_kernel
@@ -12,7 +13,6 @@ from thalweg.kernels.triton.kron_layout import MEASURED, MEASURERS, VECTOR, Fact
 from thalweg.kernels.triton.kron_plan import Plan
 from thalweg.kernels.triton.passes import DTYPES
 from thalweg.kernels.triton.products import ceiling
-from thalweg.rules.refresh import ROUNDING
 
 
 class Refresh:
@@ -62,7 +62,7 @@ class Refresh:
             BLOCK=MEASURED,
             num_warps=8,
         )
-        relative = ROUNDING["float32"] if rule.relative_damping is None else rule.relative_damping
+        relative = KNOWN["float32"].rounding if rule.relative_damping is None else rule.relative_damping
         self.plan.add(
             strength_kernel,
             None,

@@ -1,0 +1,91 @@
+"""What a rule keeps for a parameter between steps.
+
+A rule declares its state as entries under their keys. The class of an entry is its role; with it go the extent of the
+entry, its first value, and the options that decide how it is stored. Whoever handles state asks for these, and knows
+no key.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from thalweg.arrays import A, Shape, Space
+
+
+@dataclass(frozen=True)
+class Entry(ABC):
+    """Something that is kept for a parameter."""
+
+    #: The options that decide how it is stored: the first that is set. Without one it is stored as it is computed.
+    stored_by: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def first(self, xp: Space[A], p: A, stacked_axes: int) -> A:
+        """Its value before the first step."""
+
+
+@dataclass(frozen=True)
+class Spread(Entry):
+    """Laid out like the parameter."""
+
+    #: Axes of the parameter that it is averaged over: there it has size 1.
+    over: tuple[int, ...] = ()
+
+    def first(self, xp: Space[A], p: A, stacked_axes: int) -> A:
+        return xp.zeros_reduced(p, self.over) if self.over else xp.zeros_like(p)
+
+
+@dataclass(frozen=True)
+class PerSlice(Entry):
+    """Of a shape of its own, once for every tensor of a stack."""
+
+    #: Its shape for one tensor.
+    sizes: Shape = ()
+
+    def first(self, xp: Space[A], p: A, stacked_axes: int) -> A:
+        return xp.full(self.shape(xp.shape(p), stacked_axes), 0.0, p)
+
+    def shape(self, shape: Shape, stacked_axes: int) -> Shape:
+        """Its shape for a parameter of this shape."""
+        return (*shape[:stacked_axes], *self.sizes)
+
+
+@dataclass(frozen=True)
+class Moment(Spread):
+    """An average or a sum of gradients or of updates, of either sign."""
+
+    stored_by = ("momentum_dtype", "state_dtype")
+
+
+@dataclass(frozen=True)
+class Square(Spread):
+    """An average of squares, never negative."""
+
+    stored_by = ("state_dtype",)
+
+
+@dataclass(frozen=True)
+class Factor(PerSlice):
+    """A matrix, or the diagonal of one, that begins as a multiple of the identity."""
+
+    scale: float = 1.0
+    stored_by = ("precond_dtype", "state_dtype")
+
+    def first(self, xp: Space[A], p: A, stacked_axes: int) -> A:
+        ones = xp.full(self.shape(xp.shape(p), stacked_axes), 1.0, p)
+        return self.scale * (ones if len(self.sizes) == 1 else ones * xp.identity(self.sizes[0], p))
+
+
+@dataclass(frozen=True)
+class Norm(PerSlice):
+    """A number for every tensor of a stack."""
+
+
+@dataclass(frozen=True)
+class Count(Entry):
+    """A number for the parameter as a whole that decides what is done in a step: the host may want to know it."""
+
+    def first(self, xp: Space[A], p: A, stacked_axes: int) -> A:
+        return xp.full((), 0.0, p)

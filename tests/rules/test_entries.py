@@ -1,0 +1,117 @@
+"""What a rule declares of its state is what it makes and what it answers; nobody else knows its keys."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import CASES, SHAPES, Case
+
+import thalweg
+from thalweg.rules import Adafactor
+from thalweg.rules.entries import Count, Factor, Moment, PerSlice, Spread, Square
+from thalweg.settings import STORAGE
+from thalweg.spaces import numpy as xp
+
+SOURCE = Path(thalweg.__file__).parent
+#: Where keys stand beside the rule that has them. A file that no longer needs to be here is to be taken out.
+ELSEWHERE = {
+    # the state of torch.optim.AdamW
+    "bench/bandwidth.py",
+    # kernels of Kron that are written by hand
+    "kernels/triton/kron.py",
+    "kernels/triton/kron_batch.py",
+    "kernels/triton/kron_owners.py",
+    # owners of Kron's whole tensors, and its stacks
+    "torch/engines.py",
+    "torch/gpu.py",
+    "torch/owners.py",
+    "torch/tasks.py",
+    "torch/whitening.py",
+    # costs of rules by their names
+    "plan/costs.py",
+    "plan/gpus.py",
+    "plan/owners.py",
+    "plan/parts.py",
+    "plan/peaks.py",
+}
+
+
+def every_entry() -> list[Any]:
+    """(rule, shape, entries) for every rule, its options and some shapes, stacked and not."""
+    found = []
+    for case in CASES:
+        for options in case.options.values():
+            for shape in SHAPES:
+                rule = case.rule(**options)
+                for stacked in (rule, replace(rule, stacked_axes=1)) if len(shape) > 1 else (rule,):
+                    found.append((stacked, shape, stacked.entries(shape)))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_rule_makes_and_answers_what_it_declares(case: Case) -> None:
+    for rule, shape, entries in every_entry():
+        if type(rule) is not case.rule:
+            continue
+        p = np.linspace(-1, 1, int(np.prod(shape))).reshape(shape)
+        state = rule.init(xp, p)
+        noise = np.zeros_like(p)
+        with np.errstate(all="ignore"):
+            update = rule.update(xp, p, state, p, t=1, lr=0.1, noise=lambda noise=noise: noise)
+        assert list(entries) == list(state)
+        assert set(entries) == set(update.state)
+        for key, entry in entries.items():
+            assert np.shape(update.state[key]) == state[key].shape
+            if isinstance(entry, Spread):
+                assert state[key].shape == tuple(1 if axis in entry.over else n for axis, n in enumerate(shape))
+            if isinstance(entry, PerSlice):
+                assert state[key].shape == entry.shape(shape, rule.stacked_axes)
+            if isinstance(entry, Count):
+                assert state[key].shape == ()
+            if isinstance(entry, Square):
+                assert (np.asarray(update.state[key]) >= 0).all()
+            if not isinstance(entry, Factor):
+                assert not state[key].any()
+
+
+def test_roles_are_asked_for_by_shape() -> None:
+    rule = Adafactor(min_dim_size_to_factor=2, momentum=0.9)
+    assert rule.keys((3,), Square) == ["variance"]
+    assert rule.keys((3, 4), Square) == ["row_var", "col_var"]
+    assert rule.keys((3, 4), Moment) == ["exp_avg"]
+    assert rule.keys((3, 4), Factor) == []
+
+
+def test_what_stores_an_entry_is_an_option() -> None:
+    for _, _, entries in every_entry():
+        assert {option for entry in entries.values() for option in entry.stored_by} <= set(STORAGE)
+
+
+def test_a_key_stands_in_its_rule_and_nowhere_else() -> None:
+    homes: dict[str, set[str]] = {}
+    for rule, _, entries in every_entry():
+        for key in entries:
+            home = Path(inspect.getfile(type(rule))).relative_to(SOURCE).as_posix()
+            homes.setdefault(re.sub(r"_\d+$", "_", key), set()).add(home)
+    assert len(homes) > 8, "this test has not found the keys"
+    found = set()
+    for path in SOURCE.rglob("*.py"):
+        name = path.relative_to(SOURCE).as_posix()
+        for text in literals(path):
+            key = re.sub(r"_\d+$", "_", text)
+            if key in homes and name not in homes[key]:
+                found.add(name)
+    assert found == ELSEWHERE
+
+
+def literals(path: Path) -> list[str]:
+    """Every string in a file, and every part of a formatted one."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
