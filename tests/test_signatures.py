@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import typing
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from thalweg import numpy as front_end
 from thalweg import options
-from thalweg.rules import RULES
+from thalweg.rules import RULES, Annealed
 from thalweg.settings import Handling, option_names
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,6 +41,67 @@ def test_the_front_end_shows_every_option_with_the_default_of_its_rule(name: str
     expected = {**defaults(RULES[name]), **defaults(Handling), **beside}
     assert {key: p.default for key, p in shown.items() if key != "lr"} == expected
     assert all(p.kind is p.KEYWORD_ONLY for key, p in shown.items() if key != "lr")
+
+
+@NAMES
+def test_the_torch_front_end_shows_every_option_with_the_default_of_its_rule(name: str) -> None:
+    torch = pytest.importorskip("thalweg.torch")
+    cls = getattr(torch, name)
+    beside = {"variant": None, "overrides": (), "engine": "auto", "capturable": False}
+    beside |= {"foreach": None, "fused": None, "differentiable": False}
+    expected = {**defaults(RULES[name]), **defaults(Handling), **beside}
+    for shown in (inspect.signature(cls), inspect.signature(cls.__init__)):
+        named = {key: p for key, p in shown.parameters.items() if key not in ("self", "params", "lr")}
+        assert {key: p.default for key, p in named.items()} == expected
+        assert all(p.kind is p.KEYWORD_ONLY for p in named.values())
+    assert list(inspect.signature(cls).parameters)[:2] == ["params", "lr"]
+    assert cls([torch.optimizer.torch.nn.Parameter(torch.optimizer.torch.ones(2))]).defaults.keys() >= {
+        *(key for key in expected if key not in beside and expected[key] is not None)
+    }
+
+
+@pytest.mark.parametrize("module", ["numpy", "torch", "optax"])
+@NAMES
+def test_what_is_shown_has_types_and_no_text_in_their_place(module: str, name: str) -> None:
+    front_end = pytest.importorskip(f"thalweg.{module}")
+    shown = getattr(front_end, name.lower() if module == "optax" else name)
+    annotations = {key: p.annotation for key, p in inspect.signature(shown).parameters.items()}
+    assert not [key for key, hint in annotations.items() if hint is inspect.Parameter.empty or isinstance(hint, str)]
+    assert typing.get_type_hints(shown if module == "optax" else shown.__init__)
+    assert annotations["maximize"] is bool
+    assert float in typing.get_args(annotations["max_grad_norm"])
+
+
+def test_a_schedule_that_is_a_default_comes_before_functions_among_its_types() -> None:
+    """jsonargparse tries them in their order, and writes what it takes for a function as one that cannot be read."""
+    hint = inspect.signature(front_end.Kron).parameters["precond_update_probability"].annotation
+    assert typing.get_args(hint)[0] is Annealed
+
+
+@pytest.mark.parametrize("module", ["numpy", "torch"])
+def test_a_class_that_derives_from_an_optimizer_shows_its_own_arguments(module: str) -> None:
+    base = pytest.importorskip(f"thalweg.{module}").LAMB
+
+    class Mine(base):
+        def __init__(self, depth: int) -> None:
+            super().__init__()
+
+    assert list(inspect.signature(Mine).parameters) == ["depth"]
+    assert "betas" in inspect.signature(base).parameters
+
+
+@NAMES
+def test_a_command_line_that_gives_every_option_leaves_a_variant_what_it_is(name: str) -> None:
+    """Those that are made of a signature hand over every default."""
+    shown = inspect.signature(getattr(front_end, name)).parameters
+    every = {key: p.default for key, p in shown.items() if key not in ("lr", "variant")}
+    for variant in RULES[name].VARIANTS:
+        meant = getattr(front_end, name)(0.1, variant=variant)
+        assert getattr(front_end, name)(0.1, variant=variant, **every).options == meant.options
+        other = getattr(front_end, name)(0.1, variant=variant, **{**every, "weight_decay": 0.3})
+        assert other.options == {**meant.options, "weight_decay": 0.3}
+        # and whoever gives one option, means it
+        assert getattr(front_end, name)(0.1, variant=variant, weight_decay=0.0).options["weight_decay"] == 0.0
 
 
 @NAMES

@@ -1,16 +1,19 @@
-"""The options of each optimizer as types, for editors and type checkers.
+"""The options of each optimizer as types, for editors and type checkers, and as signatures, for whoever asks Python.
 
-The values, defaults and meanings are the fields of ``thalweg.rules`` and of
-``thalweg.settings.Handling``; a test holds the two together.
+The values, defaults and meanings are the fields of ``thalweg.rules`` and of ``thalweg.settings.Handling``. Signatures
+are made of them; types are written here, and a test holds the two together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, get_args, get_type_hints
 
-from thalweg.rules import Annealed
-from thalweg.settings import Overrides
+from thalweg.dtypes import Name as DType
+from thalweg.rules import RULES, Annealed
+from thalweg.settings import Handling, Overrides
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack as Unpack
@@ -32,7 +35,7 @@ else:
 #: A number, or a function of the step (counted from 1).
 Schedulable: TypeAlias = float | Callable[[int], Any]
 Pair: TypeAlias = tuple[float, float] | Callable[[int], Any]
-DType: TypeAlias = Literal["float32", "float64", "bfloat16", "float16"]
+C = TypeVar("C", bound=type[Any])
 
 
 class CommonOptions(TypedDict, total=False):
@@ -106,7 +109,7 @@ class KronOptions(CommonOptions, total=False):
     eps: Schedulable
     clip: Schedulable | None
     clip_mode: Literal["value", "rms"]
-    precond_update_probability: Schedulable | Annealed
+    precond_update_probability: Annealed | Schedulable  # in this order: jsonargparse takes all else for a function
     geometry: Literal["procrustes", "quad", "eq"]
     whiten: Literal["gradient", "momentum"]
     max_size_dense: int | None
@@ -117,3 +120,33 @@ class KronOptions(CommonOptions, total=False):
     relative_damping: Schedulable | None
     damping_mode: Literal["noise", "expected"]
     lipschitz_beta: Schedulable
+
+
+def defaults(rule_name: str) -> dict[str, Any]:
+    """Every option of a rule and around it, with its default."""
+    return {f.name: f.default for kind in (RULES[rule_name], Handling) for f in fields(kind)}
+
+
+def with_signature(cls: C) -> C:
+    """Show every option of an optimizer, with its type and default, where Python is asked for a signature.
+
+    It is that of the constructor and not of the class: classes that derive from it have their own.
+    """
+    base: Any = cls.__mro__[1]
+    arguments = inspect.signature(base.__init__).parameters.values()
+    inherited = {p.name: p.default for p in arguments if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    cls.__init__.__signature__ = shown(cls.__init__, {**defaults(cls.rule_name), **inherited})
+    return cls
+
+
+def shown(function: Callable[..., Any], options: Mapping[str, Any]) -> inspect.Signature:
+    """The signature of a function with each of its ``**options`` by name. options: these, with their defaults."""
+    hints = get_type_hints(function)
+    (typed,) = get_args(hints["options"]) or (hints["options"],)
+    types = {**get_type_hints(typed), **hints}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    named = {name: inspect.Parameter(name, keyword, default=v, annotation=Any) for name, v in options.items()}
+    named |= {p.name: p for p in inspect.signature(function).parameters.values() if p.name != "options"}
+    parameters = [p.replace(annotation=types.get(name, p.annotation)) for name, p in named.items()]
+    returned = None if hints["return"] is type(None) else hints["return"]
+    return inspect.Signature(sorted(parameters, key=lambda p: p.kind), return_annotation=returned)

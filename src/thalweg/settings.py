@@ -119,6 +119,10 @@ class Settings:
         check_known(self.rule_name, given, option_names(known))
         if self.variant is not None:
             check_choice("variant", self.variant, *known.VARIANTS)
+        if self.variant is not None and given.keys() >= set(option_names(known)):
+            # a command line that was made of the signature: what is at its default there, nobody has asked for
+            given = {name: value for name, value in given.items() if differ(value, self.default(name))}
+            object.__setattr__(self, "given", given)
         options = {**known.VARIANTS.get(self.variant or "", {}), **given}
         object.__setattr__(self, "base", combined(Setting(known(), Handling()), options))
         object.__setattr__(self, "overrides", tuple(self.checked_overrides()))

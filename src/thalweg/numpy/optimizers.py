@@ -2,28 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import fields
-from typing import Any, TypeVar
-
 from thalweg.numpy.optimizer import Optimizer, Rate
 from thalweg.numpy.stepping import Engine
-from thalweg.options import AdafactorOptions, KronOptions, LAMBOptions, LARSOptions, Unpack
-from thalweg.rules import RULES
-from thalweg.settings import Handling
-
-C = TypeVar("C", bound=type[Optimizer])
-
-
-def with_signature(cls: C) -> C:
-    """Show every option with its default where Python is asked for the signature."""
-    lr = inspect.signature(cls).parameters["lr"]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    names: dict[str, Any] = {"variant": None, "overrides": (), "global_step": False, "engine": "auto"}
-    names |= {f.name: f.default for kind in (RULES[cls.rule_name], Handling) for f in fields(kind)}
-    shown = [inspect.Parameter(name, keyword, default=default) for name, default in names.items()]
-    cls.__signature__ = inspect.Signature([lr, *shown])  # type: ignore[attr-defined]
-    return cls
+from thalweg.options import AdafactorOptions, KronOptions, LAMBOptions, LARSOptions, Unpack, with_signature
 
 
 @with_signature

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any, TypeVar
 
 from thalweg.errors import OptionError
 from thalweg.optax import options as typed
 from thalweg.optax.transformation import stacks
 from thalweg.optax.values import dtype_name
+from thalweg.options import defaults, shown
 from thalweg.rules import RULES
-from thalweg.settings import Handling, check_known
+from thalweg.settings import check_known
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: What optax calls options of ours.
 OPTAX: dict[str, dict[str, str]] = {
-    "LARS": {},
     "LAMB": {"betas[0]": "b1", "betas[1]": "b2"},
     "Adafactor": {
         "beta2_decay": "decay_rate",
@@ -29,7 +28,6 @@ OPTAX: dict[str, dict[str, str]] = {
         "eps[0]": "eps",
         "eps[1]": "min_scale",
     },
-    "Kron": {},
 }
 #: What psgd-jax calls options of ours.
 PSGD_JAX = {
@@ -56,19 +54,10 @@ def with_signature(rule_name: str) -> Callable[[F], F]:
     """Show every option with its default where Python is asked for the signature."""
 
     def decorated(function: F) -> F:
-        explicit = [
-            p for p in inspect.signature(function).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD
-        ]
-        variant = RULES[rule_name].VARIANTS.get("optax", {})
-        defaults = {f.name: f.default for kind in (RULES[rule_name], Handling) for f in fields(kind)}
-        defaults |= {**variant, "seed": None}
-        shown = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name])
-            for name in extra_names(rule_name)
-            if name not in PSGD_JAX
-        ]
-        SHOWN[rule_name] = [p.name for p in (*explicit, *shown)]
-        function.__signature__ = inspect.Signature([*explicit, *shown])  # type: ignore[attr-defined]
+        values = {**defaults(rule_name), **RULES[rule_name].VARIANTS.get("optax", {}), "seed": None}
+        extras = {name: values[name] for name in extra_names(rule_name) if name not in PSGD_JAX}
+        function.__signature__ = shown(function, extras)  # type: ignore[attr-defined]
+        SHOWN[rule_name] = list(inspect.signature(function).parameters)
         return function
 
     return decorated
@@ -76,9 +65,10 @@ def with_signature(rule_name: str) -> Callable[[F], F]:
 
 def extras(rule_name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options given beside the explicit ones, checked for their names, dtypes as names."""
+    renamed = OPTAX.get(rule_name, {})
     for name in given:
-        if name in OPTAX[rule_name]:
-            raise OptionError(f"{rule_name.lower()} has no option {name!r}: it is {OPTAX[rule_name][name]!r} here")
+        if name in renamed:
+            raise OptionError(f"{rule_name.lower()} has no option {name!r}: it is {renamed[name]!r} here")
     check_known(rule_name.lower(), given, [*SHOWN[rule_name], *(PSGD_JAX if rule_name == "Kron" else ())])
     options = {name: value for name, value in given.items() if not (name == "seed" and value is None)}
     return {name: dtype_name(name, v) if name.endswith("_dtype") else v for name, v in options.items()}

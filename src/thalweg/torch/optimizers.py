@@ -3,100 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from thalweg.errors import OptionError
-from thalweg.options import AdafactorOptions, KronOptions, LAMBOptions, LARSOptions, Unpack
+from thalweg.options import AdafactorOptions, KronOptions, LAMBOptions, LARSOptions, Unpack, with_signature
 from thalweg.torch.engines import Engine
 from thalweg.torch.optimizer import Optimizer
 from thalweg.torch.parameters import Params, Rate
 
 
+class Beside(TypedDict, total=False):
+    """What every optimizer takes beside its options."""
+
+    engine: Engine
+    capturable: bool
+    foreach: bool | None
+    fused: bool | None
+    differentiable: bool
+
+
+class LARSArguments(LARSOptions, Beside, total=False): ...
+
+
+class LAMBArguments(LAMBOptions, Beside, total=False): ...
+
+
+class AdafactorArguments(AdafactorOptions, Beside, total=False): ...
+
+
+class KronArguments(KronOptions, Beside, total=False): ...
+
+
+@with_signature
 class LARS(Optimizer):
     """SGD with momentum whose step size follows each layer's norm. Options: docs/lars.md."""
 
     rule_name = "LARS"
 
-    def __init__(
-        self,
-        params: Params,
-        lr: Rate = 1.0,
-        *,
-        engine: Engine = "auto",
-        capturable: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        differentiable: bool = False,
-        **options: Unpack[LARSOptions],
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            engine=engine,
-            capturable=capturable,
-            foreach=foreach,
-            fused=fused,
-            differentiable=differentiable,
-            **options,
-        )
+    def __init__(self, params: Params, lr: Rate = 1.0, **options: Unpack[LARSArguments]) -> None:
+        super().__init__(params, lr, **options)
 
 
+@with_signature
 class LAMB(Optimizer):
     """Adam whose step size follows each layer's norm. Options: docs/lamb.md."""
 
     rule_name = "LAMB"
 
-    def __init__(
-        self,
-        params: Params,
-        lr: Rate = 1e-3,
-        *,
-        engine: Engine = "auto",
-        capturable: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        differentiable: bool = False,
-        **options: Unpack[LAMBOptions],
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            engine=engine,
-            capturable=capturable,
-            foreach=foreach,
-            fused=fused,
-            differentiable=differentiable,
-            **options,
-        )
+    def __init__(self, params: Params, lr: Rate = 1e-3, **options: Unpack[LAMBArguments]) -> None:
+        super().__init__(params, lr, **options)
 
 
+@with_signature
 class Adafactor(Optimizer):
     """Adaptive step sizes with memory for rows and columns only. Options: docs/adafactor.md."""
 
     rule_name = "Adafactor"
 
-    def __init__(
-        self,
-        params: Params,
-        lr: Rate = None,
-        *,
-        engine: Engine = "auto",
-        capturable: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        differentiable: bool = False,
-        **options: Unpack[AdafactorOptions],
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            engine=engine,
-            capturable=capturable,
-            foreach=foreach,
-            fused=fused,
-            differentiable=differentiable,
-            **options,
-        )
+    def __init__(self, params: Params, lr: Rate = None, **options: Unpack[AdafactorArguments]) -> None:
+        super().__init__(params, lr, **options)
 
     def _get_lr(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> float:
         """The step size of a group's first parameter, which ``AdafactorSchedule`` of transformers shows."""
@@ -109,30 +74,11 @@ class Adafactor(Optimizer):
         return float(self.stats().get(name, {}).get("step_size", group["lr"]))
 
 
+@with_signature
 class Kron(Optimizer):
     """SGD with momentum on gradients whitened by a learned Kronecker product. Options: docs/kron.md."""
 
     rule_name = "Kron"
 
-    def __init__(
-        self,
-        params: Params,
-        lr: Rate = 1e-3,
-        *,
-        engine: Engine = "auto",
-        capturable: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        differentiable: bool = False,
-        **options: Unpack[KronOptions],
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            engine=engine,
-            capturable=capturable,
-            foreach=foreach,
-            fused=fused,
-            differentiable=differentiable,
-            **options,
-        )
+    def __init__(self, params: Params, lr: Rate = 1e-3, **options: Unpack[KronArguments]) -> None:
+        super().__init__(params, lr, **options)
