@@ -1,12 +1,17 @@
-"""What kernels written by hand are shown of a rule's state, by roles."""
+"""What kernels written by hand are shown of a rule: entries of its state, by roles, and options, by names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
+from typing import TypeAlias
 
 from thalweg.arrays import Shape
 from thalweg.rules import Rule
 from thalweg.rules.entries import Entry, Moment, Square
+
+#: For each rule that kernels are written for the options that they read, parted by spaces.
+Reads: TypeAlias = Mapping[type[Rule], str]
 
 #: The roles of the entries that kernels are shown, in their order, for each rule whose kernels write in place.
 ROLES: Mapping[str, tuple[type[Entry], ...]] = {
@@ -20,3 +25,17 @@ def entries_of(rule_name: str, rule: Rule, shape: Shape) -> tuple[str, ...]:
     """The keys of the state that kernels are shown for a parameter of this shape; "" where there is none."""
     keys = {role: iter(rule.keys(shape, role)) for role in ROLES[rule_name]}
     return tuple(next(keys[role], "") for role in ROLES[rule_name])
+
+
+def reason_unread(rule: Rule, reads: Reads) -> str | None:
+    """Why kernels would compute something else than a rule: it is not theirs, or has an option that they do not read.
+
+    None if they compute the same. An option counts whatever its value: its default may be new mathematics too.
+    """
+    name, kind = type(rule).__name__, next((kind for kind in type(rule).__mro__ if kind in reads), None)
+    if kind is None:
+        return f"there is no fused kernel for {name}"
+    unread = [f.name for f in fields(rule) if f.name not in reads[kind].split()]
+    if unread:
+        return f"there is no fused kernel of {name} with the option {unread[0]}"
+    return None if type(rule) is kind else f"there is no fused kernel for {name}, which changes {kind.__name__}"

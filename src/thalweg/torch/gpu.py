@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.arrays import Shape
 from thalweg.kernels import triton as kernels
+from thalweg.kernels.shown import reason_unread
 from thalweg.rules import Kron
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
@@ -20,7 +21,6 @@ from thalweg.torch.launches import KronLaunch, Launch, gradients_of, on_device_o
 from thalweg.torch.rounds import reduced
 from thalweg.torch.tensors import NAMES
 
-RULES = ("LARS", "LAMB", "Adafactor", "Kron")
 SERVED = (torch.float32, torch.bfloat16, torch.float16)
 #: In how many lists each parameter may be kept with its tables. In most trainings it is always in the same.
 MOST_LISTS = 8
@@ -53,8 +53,8 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], par
     and the size of their shards, so a shard with another memory layout is copied.
     """
     rule = setting.rule
-    if type(rule).__name__ not in RULES:
-        return f"there is no fused kernel of {type(rule).__name__} for GPUs"
+    if (unread := reason_unread(rule, kernels.READS)) is not None:
+        return unread
     if (unknown := option_unknown(rule)) is not None:
         return f"{unknown} is a tensor, not a Python number"
     if type(p) not in PLAIN:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from thalweg.kernels.cpu import structs
+from thalweg.kernels.shown import Reads
 from thalweg.rules import LAMB, LARS, Adafactor, Rule
 from thalweg.rules.blocks import one_minus_power
 from thalweg.settings import Handling
@@ -101,6 +102,22 @@ def adafactor(
     )
 
 
+#: The options that native code reads, by itself or through the rule's own methods.
+READS: Reads = {
+    LARS: (
+        "momentum weight_decay trust_coefficient eps nesterov trust always_adapt norm_mode momentum_mode clip "
+        "zero_ratio stacked_axes"
+    ),
+    LAMB: (
+        "betas eps weight_decay bias_correction grad_averaging trust always_adapt trust_clip phi eps_root "
+        "weight_decay_mode stacked_axes"
+    ),
+    Adafactor: (
+        "beta2_decay eps clip_threshold weight_decay relative_step warmup_init scale_parameter momentum momentum_mode "
+        "weight_decay_mode decay_offset beta2_cap eps_mode factored min_dim_size_to_factor factor_dims only_2d "
+        "stacked_axes"
+    ),
+}
 #: The function that translates each rule.
 TRANSLATED: dict[type[Rule], Callable[..., ctypes.Structure]] = {LARS: lars, LAMB: lamb, Adafactor: adafactor}
 

@@ -13,8 +13,9 @@ from thalweg.boundary import ROUNDING_STREAM
 from thalweg.dtypes import DTYPES
 from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.library import load
-from thalweg.kernels.cpu.options import STATS, TRANSLATED
-from thalweg.rules import LAMB, LARS, Adafactor, Kron, Rule
+from thalweg.kernels.cpu.options import READS, STATS, TRANSLATED
+from thalweg.kernels.shown import reason_unread
+from thalweg.rules import Adafactor, Kron, Rule
 from thalweg.rules.noise import stream_key, tensor_id
 from thalweg.settings import Handling
 
@@ -58,8 +59,10 @@ class Options(NamedTuple):
 
 def reason_unserved(rule: Rule, shape: Shape) -> str | None:
     """Why native code cannot step such a tensor, or None if it can."""
-    if not isinstance(rule, (LARS, LAMB, Adafactor, Kron)):
-        return f"there is no fused kernel for {type(rule).__name__}"
+    if isinstance(rule, Kron):  # which is computed by its own formulas, of native noise
+        return None
+    if (reason := reason_unread(rule, READS)) is not None:
+        return reason
     axes = rule.factored_axes(shape) if isinstance(rule, Adafactor) else None
     if axes is None:
         return None
