@@ -13,6 +13,7 @@ from thalweg.arrays import Scalar, Squares
 from thalweg.programs.schedule import schedule
 from thalweg.programs.trace import trace
 from thalweg.rules import Rule, Update
+from thalweg.rules.entries import Moment
 from thalweg.spaces import numpy as xp
 
 pytest.importorskip("hypothesis")
@@ -52,8 +53,8 @@ class Drawn(Rule):
     def validate(self) -> None:
         super().validate()
 
-    def init(self, xp: Any, p: Any) -> Any:
-        return {name: xp.zeros_like(p) for name in NAMES}
+    def entries(self, shape: Any) -> Any:
+        return {name: Moment() for name in NAMES}
 
     def update(
         self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1, noise: Any = None

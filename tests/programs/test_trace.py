@@ -14,6 +14,7 @@ from every_option import TABLE
 from thalweg.errors import RuleError
 from thalweg.programs.trace import Program, trace
 from thalweg.rules import LAMB, LARS, Adafactor, Rule, Update
+from thalweg.rules.entries import Moment
 from thalweg.settings import Settings
 from thalweg.spaces import numpy as xp
 
@@ -93,8 +94,8 @@ class Toy(Rule):
     def validate(self) -> None:
         super().validate()
 
-    def init(self, xp: Any, p: Any) -> Any:
-        return {"average": xp.zeros_like(p)}
+    def entries(self, shape: Any) -> Any:
+        return {"average": Moment()}
 
     def update(
         self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
@@ -204,8 +205,8 @@ def test_the_line_of_the_rule_is_named() -> None:
 
 
 class TooLarge(Toy):
-    def init(self, xp: Any, p: Any) -> Any:
-        return {"average": xp.zeros_reduced(p, (1,))}
+    def entries(self, shape: Any) -> Any:
+        return {"average": Moment(over=(1,))}
 
     def written(self, xp: Any, g: Any, m: Any, p: Any, lr: Any) -> Any:
         return answer(g, m + g)

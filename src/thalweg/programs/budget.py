@@ -10,7 +10,7 @@ from typing import TypeAlias
 from thalweg.arrays import Shape
 from thalweg.boundary import arithmetic, first_state
 from thalweg.programs.schedule import Schedule, schedule
-from thalweg.programs.trace import GRADIENT, PARAMETER, trace
+from thalweg.programs.trace import GRADIENT, PARAMETER, example_of, trace
 from thalweg.settings import Setting
 from thalweg.spaces import shapes
 from thalweg.spaces.shape_arrays import BYTES, Ledger
@@ -39,11 +39,7 @@ def sizes_of(setting: Setting, shape: Shape, dtype: str) -> dict[str, int]:
 
 def passes_of(setting: Setting, shape: Shape, dtype: str) -> Schedule:
     """The passes of a step over parameters of the same kind as one of this shape and dtype."""
-    kind = setting.rule.kind(shape)
-    # where an axis has size 1, or there is none, shapes do not tell along which axes an entry of the state varies
-    probe = tuple(max(size, 2) for size in shape) or (2,)
-    example = Example(probe if setting.rule.kind(probe) == kind else shape)
-    return scheduled(setting, kind, len(example.shape), example, dtype)
+    return scheduled(setting, setting.rule.kind(shape), len(shape), Example(example_of(setting.rule, shape)), dtype)
 
 
 def bytes_moved(setting: Setting, shape: Shape, dtype: str) -> int:

@@ -151,6 +151,13 @@ def trace(rule: Rule, shape: Shape, state: Mapping[str, Shape], *, lr: float | N
     return Program(graph.rule_name, graph, memory, update.delta, update.state, update.finite, update.stats)
 
 
+def example_of(rule: Rule, shape: Shape) -> Shape:
+    """A shape of the same kind that tells along which axes an entry of the state varies: none has size 1."""
+    plain = tuple(max(size, 2) for size in shape) or (2,)
+    small = (2,) * len(plain)
+    return next((each for each in (small, plain) if rule.kind(each) == rule.kind(shape)), shape)
+
+
 def symbolic(rule: Rule, graph: Graph) -> Rule:
     """A rule whose options are inputs of a graph where they are numbers."""
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from thalweg.arrays import Shape
 from thalweg.kernels import triton as kernels
 from thalweg.kernels.shown import reason_unread
-from thalweg.rules import Kron
+from thalweg.programs.served import reason_underived
+from thalweg.rules import Kron, Rule
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 from thalweg.torch.bucket import Bucket
@@ -53,8 +54,10 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], par
     and the size of their shards, so a shard with another memory layout is copied.
     """
     rule = setting.rule
-    if (unread := reason_unread(rule, kernels.READS)) is not None:
-        return unread
+    shape = tuple(p.shape) if part is None else part.shape
+    unserved = reason_unread(rule, kernels.READS) if is_by_hand(rule) else reason_underived(rule, shape)
+    if unserved:
+        return unserved
     if (unknown := option_unknown(rule)) is not None:
         return f"{unknown} is a tensor, not a Python number"
     if type(p) not in PLAIN:
@@ -71,8 +74,12 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], par
         alike = is_dense(p) and all(e.shape == p.shape and e.stride() == p.stride() for e in entries)
         if not alike or rule.stacked_axes or setting.handling.rounding != "nearest" or isinstance(rule, Kron):
             return f"it or its state is not contiguous in memory (its strides are {p.stride()})"
-    shape = tuple(p.shape) if part is None else part.shape
     return reason_against_kron(setting, p, state, shape) if isinstance(rule, Kron) else ""
+
+
+def is_by_hand(rule: Rule) -> bool:
+    """Whether the kernels of a rule are written by hand; those of all others are made from the rule."""
+    return isinstance(rule, tuple(kernels.READS))
 
 
 def reason_against_kron(setting: Setting, p: Tensor, state: Mapping[str, Tensor], shape: Shape) -> str:

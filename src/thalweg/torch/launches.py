@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from thalweg.kernels.shown import entries_of
+from thalweg.rules import Adafactor
 from thalweg.spaces.sharded import Part
 from thalweg.torch.bucket import Bucket
 
@@ -31,16 +32,16 @@ def operand_of(name: str, p: Tensor, state: Mapping[str, Tensor], keys: Sequence
 
 def passes_for(bucket: Bucket, grads: Sequence[Tensor]) -> Any:
     """The passes of a bucket's rule over its tensors."""
-    rule_name = type(bucket.setting.rule).__name__
-    keys = entries_of(rule_name, bucket.setting.rule, bucket.shape)
+    rule: Any = bucket.setting.settled
+    by_hand = isinstance(rule, Adafactor)
+    keys = entries_of("Adafactor", rule, bucket.shape) if by_hand else tuple(rule.entries(bucket.shape))
     parts: Sequence[Part | None] = bucket.parts or [None] * len(bucket.names)
     operands = [
         operand_of(name, p, state, keys, part)
         for name, p, state, part in zip(bucket.names, bucket.params, bucket.states, parts, strict=True)
     ]
-    rule: Any = bucket.setting.settled
     handling = bucket.setting.handling
-    if rule_name != "Adafactor":
+    if not by_hand:
         from thalweg.kernels.triton.derived import DerivedPasses
 
         return DerivedPasses(operands, grads, rule, handling, keys, sharded=bool(bucket.parts))

@@ -11,20 +11,13 @@ import warnings
 
 from thalweg.errors import FallbackWarning
 from thalweg.kernels.shown import Reads
-from thalweg.rules import LAMB, LARS, Adafactor, Kron
+from thalweg.rules import Adafactor, Kron
 
 #: Devices whose tensors are stepped here. (Triton's interpreter takes those of the CPU: so tests need no GPU.)
 DEVICES = {"cuda"}
-#: The options that kernels read, by themselves or through the rule's own methods.
+#: The options that kernels written by hand read, by themselves or through the rule's own methods. Those of all other
+#: rules are made from the rule, and read what it reads.
 READS: Reads = {
-    LARS: (
-        "momentum weight_decay trust_coefficient eps nesterov trust always_adapt norm_mode momentum_mode clip "
-        "zero_ratio stacked_axes"
-    ),
-    LAMB: (
-        "betas eps weight_decay bias_correction grad_averaging trust always_adapt trust_clip phi eps_root "
-        "weight_decay_mode stacked_axes"
-    ),
     Adafactor: (
         "beta2_decay eps clip_threshold weight_decay relative_step warmup_init scale_parameter momentum momentum_mode "
         "weight_decay_mode decay_offset beta2_cap eps_mode factored min_dim_size_to_factor factor_dims only_2d "

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thalweg.arrays import Shape
 from thalweg.kernels.triton import numbers as of_numbers
 from thalweg.kernels.triton import passes as of_passes
 from thalweg.kernels.triton import tables as of_tables
@@ -25,7 +26,7 @@ from thalweg.kernels.triton.launching import kind_of
 from thalweg.kernels.triton.passes import DECIDED, DTYPES, MEASURE, NARROW, REHEARSE, WARPS, WRITE, Passes, Step, Sum
 from thalweg.kernels.triton.tables import Operand, add_up
 from thalweg.programs.schedule import schedule
-from thalweg.programs.trace import GRADIENT, PARAMETER, trace
+from thalweg.programs.trace import GRADIENT, PARAMETER, example_of, trace
 from thalweg.rules import Rule
 from thalweg.settings import Handling
 
@@ -48,11 +49,12 @@ class Kernels:
 
 
 @functools.lru_cache(maxsize=256)
-def kernels_for(rule: Rule, dtypes: tuple[tuple[str, int, bool], ...], guarded: bool, complete: bool) -> Kernels:
+def kernels_for(
+    rule: Rule, shape: Shape, dtypes: tuple[tuple[str, int, bool], ...], guarded: bool, complete: bool
+) -> Kernels:
     """dtypes: of p, g and each entry, how many bytes it has, and whether it is stored as it is computed."""
     size = {key: width for key, width, _ in dtypes}
     entries = [key for key in size if key not in (PARAMETER, GRADIENT)]
-    shape = (2,) * (rule.stacked_axes + 1)
     program = trace(rule, shape, dict.fromkeys(entries, shape))
     exact = [key for key, _, is_exact in dtypes if is_exact]
     found = schedule(program, size, exact=exact, guarded=guarded, complete=complete or guarded)
@@ -108,7 +110,8 @@ class DerivedPasses(Passes):
         tensors = {PARAMETER: operands[0].p, GRADIENT: grads[0], **dict(zip(self.keys, stored, strict=True))}
         dtypes = tuple((key, x.element_size(), x.dtype == torch.float32) for key, x in tensors.items())
         self.stored = [DTYPES[entry.dtype] for entry in stored]
-        self.kernels = kernels_for(rule, dtypes, handling.on_nonfinite != "propagate", sharded)
+        shape = example_of(rule, operands[0].shape or tuple(operands[0].p.shape))
+        self.kernels = kernels_for(rule, shape, dtypes, handling.on_nonfinite != "propagate", sharded)
         self.emitted = self.kernels.emitted
         self.SUMS, self.FIGURES = max(1, sum(self.emitted.sums)), tuple(map(str, range(self.emitted.figures)))  # type: ignore[misc]
         self.last = len(self.emitted.sums) - 1

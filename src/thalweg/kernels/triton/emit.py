@@ -119,7 +119,7 @@ class Emission:
     def __post_init__(self) -> None:
         self.program = self.found.program
         self.large = self.program.memory[PARAMETER]
-        self.entries = list(self.program.state)
+        self.entries = [key for key in self.program.memory if key not in (PARAMETER, GRADIENT)]
         every = [(number, value) for number, each in enumerate(self.found.passes) for value in each.sums]
         #: Of each reduction: its place among all, and the pass that makes it.
         self.sums = {value: (place, number) for place, (number, value) in enumerate(every)}
