@@ -1,6 +1,6 @@
 # make race: six optimizers on handwritten digits, with a table, pictures and a report.
-# make test: everything that must hold. make test-fast: most of it, in about two minutes.
-# make wheels, make sanitize: the released package and the native core, tried apart from the source tree's own tests.
+# make test: what a change can break, in less than ten minutes. make test-fast: most of it, in about two.
+# make test-all: every combination and every environment. make release-checks: that, and all about the released package.
 # Each target installs what it needs into .venv; a second call finds it there.
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 NATIVE := CMakeLists.txt tools/editable/CMakeLists.txt $(wildcard src/thalweg/kernels/cpu/native/*)
 EDITABLE := $(PIP) $(if $(shell command -v $(CXX)),--config-settings wheel.cmake=true) --editable
 
-.PHONY: race test test-fast test-environments wheels sanitize format clean
+.PHONY: race test test-fast test-all test-environments wheel wheels sanitize release-checks format clean
 
 race: .venv/ready-to-race
 	$(BIN)/thalweg race
@@ -23,9 +23,19 @@ test: .venv/ready-to-test
 test-fast: .venv/ready-to-test
 	$(BIN)/python tools/check.py --fast
 
-# The package with nothing but numpy, with torch, jax or the command line alone: "optional" stays true.
-test-environments: .venv/ready-to-test
+# For the night, and before a release.
+test-all: .venv/ready-to-test
+	$(BIN)/python tools/check.py --all
 	$(BIN)/python tools/environments.py
+
+# The package with nothing but numpy, with torch, jax or the command line alone: "optional" stays true.
+# make test-environments ENVIRONMENTS=numpy tries that one.
+test-environments: .venv/ready-to-test
+	$(BIN)/python tools/environments.py $(ENVIRONMENTS)
+
+# The wheel of this tree: what is in it, and that it works.
+wheel: .venv/ready-to-test
+	$(BIN)/python tools/wheels.py --tree
 
 # The sdist and the wheels: what is in them, and that they work, with a compiler and without.
 wheels: .venv/ready-to-test
@@ -34,6 +44,8 @@ wheels: .venv/ready-to-test
 # The tests of the native core under the address and undefined-behaviour sanitizers.
 sanitize: .venv/ready-to-test
 	$(BIN)/python tools/sanitize.py
+
+release-checks: test-all wheels sanitize race
 
 format: .venv/ready-to-test
 	$(BIN)/ruff format

@@ -6,6 +6,9 @@ import importlib.util
 import os
 from pathlib import Path
 
+import pytest
+from lanes import mark_nightly
+
 # tests that compare float64 need jax to have it, before jax is imported anywhere
 os.environ.setdefault("JAX_ENABLE_X64", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -21,6 +24,7 @@ else:
     settings.register_profile(
         "thalweg", deadline=None, print_blob=True, max_examples=40, derandomize=bool(os.environ.get("CI"))
     )
+    settings.register_profile("few", settings.get_profile("thalweg"), max_examples=15)
     settings.load_profile("thalweg")
 
 collect_ignore_glob = []
@@ -28,3 +32,8 @@ if importlib.util.find_spec("optax") is None:
     collect_ignore_glob += ["optax/*.py", "support/*jax*.py", "support/optax_cases.py"]
 if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
     collect_ignore_glob += ["support/compile_launches.py"]
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m is heeded
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_nightly(items)

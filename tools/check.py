@@ -1,7 +1,10 @@
-"""Run every check of the project and close with one summary.
+"""Run the checks of the project and close with one summary.
 
-python tools/check.py          everything
-python tools/check.py --fast   without the tests marked slow
+python tools/check.py          what a change can break
+python tools/check.py --all    with the tests marked nightly too
+python tools/check.py --fast   without the tests marked slow, and without the docs
+
+Tests have every core; what needs one process runs beside them, and is heard of when it ends.
 """
 
 from __future__ import annotations
@@ -10,18 +13,36 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 
 #: One thread each: the tests run side by side, and small matrices gain nothing from more.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+#: By lane: which tests it has, and how many examples a property is tried with.
+LANES = {
+    "--fast": ("not slow and not nightly and not gpu", "few"),
+    "": ("not nightly and not gpu", "few"),
+    "--all": ("not gpu", "thalweg"),
+}
 
 
-def checks(fast: bool) -> dict[str, list[str]]:
+class Result(NamedTuple):
+    name: str
+    passed: bool
+    seconds: float
+
+
+def tests(lane: str) -> list[str]:
+    marked, examples = LANES[lane]
     parallel = ["--numprocesses", str(os.cpu_count() or 1), "--dist", "worksteal"]
-    marked = "not slow and not gpu" if fast else "not gpu"
+    return ["pytest", "--quiet", *parallel, f"--hypothesis-profile={examples}", "-m", marked, "tests"]
+
+
+def beside(lane: str) -> dict[str, list[str]]:
     every = {
         "style": ["ruff", "check"],
         "format": ["ruff", "format", "--check"],
@@ -29,24 +50,48 @@ def checks(fast: bool) -> dict[str, list[str]]:
         "imports": ["lint-imports"],
         # in one process: the examples of a page follow from one another
         "docs": ["pytest", "--quiet", "README.md", "CONTRIBUTING.md", "docs", "src"],
-        "tests": ["pytest", "--quiet", *parallel, "-m", marked, "tests"],
     }
-    return {name: command for name, command in every.items() if not (fast and name == "docs")}
+    return {name: command for name, command in every.items() if not (lane == "--fast" and name == "docs")}
+
+
+def run(name: str, command: list[str], *, shown: bool = False) -> Result:
+    """Run a check; what it says is shown as it comes, or at its end where it failed."""
+    say(f"\n== {name}: {' '.join(command)}\n" if shown else "")
+    start = time.perf_counter()
+    done = subprocess.run(
+        [str(BIN / command[0]), *command[1:]],
+        cwd=ROOT,
+        env={**os.environ, **ONE_THREAD},
+        check=False,
+        stdout=None if shown else subprocess.PIPE,
+        stderr=None if shown else subprocess.STDOUT,
+    )
+    result = Result(name, done.returncode == 0, time.perf_counter() - start)
+    if not result.passed and not shown:
+        say(f"\n== {name}: {' '.join(command)}\n{done.stdout.decode(errors='replace')}\n")
+    return result
+
+
+def say(words: str) -> None:
+    sys.stdout.write(words)
+    sys.stdout.flush()
 
 
 def main(arguments: list[str]) -> int:
-    results = []
-    for name, command in checks("--fast" in arguments).items():
-        sys.stdout.write(f"\n== {name}: {' '.join(command)}\n")
-        sys.stdout.flush()
-        start = time.perf_counter()
-        run = [str(BIN / command[0]), *command[1:]]
-        code = subprocess.run(run, cwd=ROOT, env={**os.environ, **ONE_THREAD}, check=False).returncode
-        results.append((name, code == 0, time.perf_counter() - start))
-    sys.stdout.write("\n== summary\n")
-    for name, passed, seconds in results:
-        sys.stdout.write(f"{'passed' if passed else 'FAILED'}  {name:<8} {seconds:6.1f} s\n")
-    return 0 if all(passed for _, passed, _ in results) else 1
+    lane = arguments[0] if arguments else ""
+    if lane not in LANES or len(arguments) > 1:
+        say(__doc__ or "")
+        return 2
+    start = time.perf_counter()
+    with ThreadPoolExecutor(1) as executor:
+        others = [executor.submit(run, name, command) for name, command in beside(lane).items()]
+        last = run("tests", tests(lane), shown=True)
+        results = [*(other.result() for other in others), last]
+    say("\n== summary\n")
+    for result in results:
+        say(f"{'passed' if result.passed else 'FAILED'}  {result.name:<8} {result.seconds:6.1f} s\n")
+    say(f"all together {time.perf_counter() - start:10.1f} s\n")
+    return 0 if all(result.passed for result in results) else 1
 
 
 if __name__ == "__main__":

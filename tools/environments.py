@@ -1,5 +1,8 @@
 """Test the package in environments that have numpy only, torch only, jax only, and the command line only.
 
+python tools/environments.py          all of them
+python tools/environments.py numpy    those that are named
+
 Each is a virtual environment of its own under .envs, kept between calls.
 """
 
@@ -60,10 +63,14 @@ def prepare(name: str, wheel: Path, extras: list[str]) -> Path:
     return python
 
 
-def main() -> int:
+def main(names: list[str]) -> int:
+    if unknown := [name for name in names if name not in ENVIRONMENTS]:
+        sys.stdout.write(f"there is no environment {unknown[0]!r}; there are {', '.join(ENVIRONMENTS)}\n")
+        return 2
     failed = []
     wheel = build()
-    for name, (extras, absent, tested) in ENVIRONMENTS.items():
+    for name in names or ENVIRONMENTS:
+        extras, absent, tested = ENVIRONMENTS[name]
         sys.stdout.write(f"\n== {name} only\n")
         sys.stdout.flush()
         python = prepare(name, wheel, extras)
@@ -82,4 +89,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

@@ -22,6 +22,7 @@ def check(size: int, run: Run, layout: str) -> None:
     assert world(size).run(differences, run, layout) == [[]] * size
 
 
+@pytest.mark.in_turn
 @cases_for()
 @LAID_OUT
 @pytest.mark.parametrize(("dtype", "engine"), [("float64", "auto"), ("float32", "auto"), ("float64", "foreach")])
