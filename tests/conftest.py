@@ -36,4 +36,7 @@ if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
 
 @pytest.hookimpl(tryfirst=True)  # before -m is heeded
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.nightly)
     mark_nightly(items)

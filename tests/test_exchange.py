@@ -128,6 +128,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.in_turn
 @pytest.mark.slow
 @pytest.mark.parametrize(("here", "there"), PAIRS, ids=[f"{here} to {there}" for here, there in PAIRS])
 @pytest.mark.parametrize("case", CASES)

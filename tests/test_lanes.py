@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lanes import covering, mark_nightly
+from lanes import covering, mark_nightly, one_in
 
 RULES, LAYOUTS, DTYPES = ["LARS", "LAMB", "Kron"], ["rows", "columns", "both", "copies"], ["float32", "float64"]
 
@@ -15,11 +15,9 @@ RULES, LAYOUTS, DTYPES = ["LARS", "LAMB", "Kron"], ["rows", "columns", "both", "
 class Item:
     """As much of a test as lanes look at."""
 
-    def __init__(self, *names: str, number: int = 0, nightly: bool = False, **params: Any) -> None:
-        self.nodeid = f"tests/test_x.py::test_x[{number}]"
-        self.marks = {"in_turn": pytest.mark.in_turn(*names).mark}
-        if nightly:
-            self.add_marker(pytest.mark.nightly)
+    def __init__(self, *names: str, test: str = "test_x", together: bool = False, **params: Any) -> None:
+        self.nodeid = f"tests/test_x.py::{test}[...]"
+        self.marks = {"in_turn": pytest.mark.in_turn(*names, together=together).mark}
         self.callspec = SimpleNamespace(params=params)
 
     def get_closest_marker(self, name: str) -> Any:
@@ -57,9 +55,27 @@ def test_names_say_which_values_are_meant() -> None:
 
 
 def test_what_is_left_to_the_night_by_hand_covers_nothing() -> None:
-    items = [Item(rule="LARS", nightly=True), Item(rule="LARS")]
+    items = [Item(rule="LARS"), Item(rule="LARS")]
+    items[0].add_marker(pytest.mark.nightly)
     mark_nightly(items)  # type: ignore[arg-type]
     assert items[1].get_closest_marker("nightly") is None
+
+
+def test_tests_of_a_module_may_share_their_parameters() -> None:
+    tests = ["test_a", "test_b", "test_c", "test_d"]
+    items = [Item(rule=rule, test=test, together=True) for test in tests for rule in RULES]
+    items.append(Item(test="test_e", together=True))
+    mark_nightly(items)  # type: ignore[arg-type]
+    kept = [item for item in items if item.get_closest_marker("nightly") is None]
+    assert [item.nodeid.partition("::")[2] for item in kept] == [f"{test}[...]" for test in [*tests, "test_e"]]
+    assert [item.callspec.params["rule"] for item in kept[:3]] == RULES
+
+
+def test_some_rows_of_a_table() -> None:
+    rows = one_in(2, ["a", ("b", 1), pytest.param("c", id="third"), pytest.param("d", marks=pytest.mark.slow)])
+    assert [row.values for row in rows] == [("a",), ("b", 1), ("c",), ("d",)]
+    assert [[mark.name for mark in row.marks] for row in rows] == [[], ["nightly"], [], ["slow", "nightly"]]
+    assert rows[2].id == "third"
 
 
 @pytest.mark.parametrize("names", [("rules",), ("rule", "layout")])

@@ -81,6 +81,7 @@ def test_what_kernels_serve_is_what_the_engine_says() -> None:
     assert tuple(str(dtype).removeprefix("torch.") for dtype in gpu.SERVED) == gpus.DTYPES
 
 
+@pytest.mark.in_turn
 @needs_kernels
 @pytest.mark.usefixtures("kernels_serve_the_cpu")
 @pytest.mark.parametrize(("rule", "options"), [*OPTIONS, *((rule, options) for rule, options, _ in UNSERVED)])
@@ -148,6 +149,7 @@ def test_the_native_core_is_not_asked_for_what_gpus_do(monkeypatch: pytest.Monke
 # ---- what they keep
 
 
+@pytest.mark.in_turn
 @needs_kernels
 @pytest.mark.usefixtures("kernels_serve_the_cpu")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -175,6 +177,7 @@ def test_tables_of_larger_tensors(rule: str, options: dict[str, Any], monkeypatc
     assert planned(rule, options, LARGE, engine="fused").peak_bytes == kept
 
 
+@pytest.mark.in_turn
 @needs_kernels
 @pytest.mark.usefixtures("kernels_serve_the_cpu")
 @pytest.mark.parametrize(("rule", "options"), [case for case in OPTIONS if case[0] == "Kron"])

@@ -69,6 +69,7 @@ def planned(
     return peak, found.costs[0].share.engine
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("engine", "dtype"), [("reference", "bfloat16"), ("foreach", "float32")])
 @each_case
 def test_torch(rule: str, options: dict[str, Any], engine: str, dtype: str) -> None:
@@ -79,6 +80,7 @@ def test_torch(rule: str, options: dict[str, Any], engine: str, dtype: str) -> N
     assert planned(rule, options, dtype, "torch", engine)[0] == pytest.approx(measured, rel=CLOSE)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16" if HAS_BFLOAT16 else "float16"])
 @pytest.mark.skipif(not TELLS, reason="this interpreter does not tell what numpy writes over its operands")
 @each_case
@@ -145,6 +147,7 @@ def test_native_code_in_torch_asks_torch_for_next_to_nothing(rule: str, options:
     assert planned(rule, options, "float32", "torch", "fused", FUSED_SHAPES)[0] < MEBIBYTE
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("shapes", [[(5, 7), (5, 7), (0, 4), ()], [(130, 140)]])
 @each_case
 def test_the_engine_is_the_one_that_runs(rule: str, options: dict[str, Any], shapes: list[tuple[int, ...]]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from lanes import one_in
 from measured_peaks import interpreted_measure
 from sharded_costs import LAYOUTS, Case, Measured, Sent, measure
 from world import world
@@ -64,7 +65,7 @@ def cases(world: int) -> list[Case]:
     return found
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.nightly)])
 def runs(request: pytest.FixtureRequest) -> list[tuple[Case, list[Measured]]]:
     """Every case, with what each of so many ranks measured."""
     return [(case, world(request.param).run(measure, case)) for case in cases(request.param)]
@@ -181,6 +182,7 @@ def launched() -> list[tuple[Case, list[Measured]]]:
     return [(case, world(2).run(interpreted_measure, case)) for case in found]
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 def test_kernels_keep_and_send_what_is_planned(launched: Any) -> None:
     def check(case: Case, ranks: list[Measured]) -> None:
@@ -207,7 +209,7 @@ OWNED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 
 
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
-@pytest.mark.parametrize(("options", "dtypes"), OWNED)
+@pytest.mark.parametrize(("options", "dtypes"), one_in(3, OWNED))
 def test_owners_with_kernels_keep_and_send_what_is_planned(options: dict[str, Any], dtypes: tuple[str, ...]) -> None:
     pytest.importorskip("triton")
     case = Case(

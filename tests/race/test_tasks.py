@@ -218,6 +218,7 @@ def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
         resolve("fashion", tmp_path / "nowhere")
 
 
+@pytest.mark.nightly
 def test_text_learns_and_repeats_itself() -> None:
     torch = pytest.importorskip("torch")
     before = torch.get_rng_state()

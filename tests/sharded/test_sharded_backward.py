@@ -14,6 +14,7 @@ from world_steps import LR, TYPICAL, cases_for
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 
 
+@pytest.mark.in_turn
 @cases_for()
 @pytest.mark.parametrize(("wrapper", "pieces"), [("FSDP2", 1), ("FSDP2", 2), ("FSDP2, offloaded", 1)])
 def test_sharded_gradients_are_reduced_before_the_step(rule: str, wrapper: str, pieces: int) -> None:

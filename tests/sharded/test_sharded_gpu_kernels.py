@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from lanes import one_in
 from tolerances import FLIPPED
 from world import world
 from world_layouts import LAYOUTS
@@ -28,18 +29,20 @@ def run_of(rule: str, dtype: str = "float32", rates: tuple[float, ...] = (1.0, 0
 
 
 @pytest.mark.parametrize(
-    ("size", "layout"), [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts]
+    ("size", "layout"), one_in(3, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts])
 )
 def test_every_layout_gives_the_numbers_of_one_process(size: int, layout: str) -> None:
     assert world(size).run(differences, run_of("LAMB"), layout) == [[]] * size
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("rule", ["LARS", "Adafactor"])
 @pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "last axis"), (4, "two axes")])
 def test_other_rules_on_some_layouts(rule: str, size: int, layout: str) -> None:
     assert world(size).run(differences, run_of(rule), layout) == [[]] * size
 
 
+@pytest.mark.in_turn
 @every_rule
 @pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "mixed"), (4, "two axes")])
 def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
@@ -49,6 +52,7 @@ def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
     assert all(own[1:] == [expected] * 2 for own in heard)
 
 
+@pytest.mark.in_turn
 @every_rule
 @pytest.mark.parametrize(
     "options", [dict(on_nonfinite="skip"), dict(on_nonfinite="raise"), dict(max_grad_norm=0.5)], ids=str
@@ -59,6 +63,7 @@ def test_what_is_decided_by_all_ranks(rule: str, options: Mapping[str, Any]) -> 
     assert world(2).run(differences, run, "first axis") == [[]] * 2
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("rule", ["LARS", "LAMB"])
 @pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "last axis"), (4, "first axis twice")])
 def test_random_bits_are_those_of_the_place_in_the_whole(rule: str, size: int, layout: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from lanes import one_in
 from world import world
 from world_kernels import by_owners
 from world_messages import EACH, messages
@@ -37,19 +38,22 @@ def check(run: Run, layout: str = "first axis", size: int = 2, **how: Any) -> No
     assert {engine for _, _, engine in answers} == {"fused"}
 
 
-@pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "last axis"), (4, "two axes")])
+@pytest.mark.parametrize(("size", "layout"), one_in(3, [(2, "first axis"), (2, "last axis"), (4, "two axes")]))
 def test_layouts_give_the_numbers_of_one_process(size: int, layout: str) -> None:
     check(run_of(engine="auto"), layout, size)
 
 
 @pytest.mark.parametrize(
     ("names", "options"),
-    [
-        (("matrix",), dict(momentum_mode="ema", max_size_dense=6)),
-        (("matrix",), dict(momentum_mode="ema", whiten="momentum", clip_mode="rms", seed=3)),
-        (("even",), dict(stacked_axes=1, init_scale=None)),
-        (("even",), dict(geometry="quad", maximize=True, max_grad_norm=0.5, weight_decay_mode="decoupled")),
-    ],
+    one_in(
+        2,
+        [
+            (("matrix",), dict(momentum_mode="ema", max_size_dense=6)),
+            (("matrix",), dict(momentum_mode="ema", whiten="momentum", clip_mode="rms", seed=3)),
+            (("even",), dict(stacked_axes=1, init_scale=None)),
+            (("even",), dict(geometry="quad", maximize=True, max_grad_norm=0.5, weight_decay_mode="decoupled")),
+        ],
+    ),
 )
 def test_options(names: tuple[str, ...], options: Mapping[str, Any]) -> None:
     check(run_of(names, options=options))
@@ -64,6 +68,7 @@ def test_a_number_that_is_not_finite_is_let_through() -> None:
     check(run_of(("matrix",), spoilt=((1, "matrix", math.nan),)))
 
 
+@pytest.mark.nightly
 def test_factors_of_16_bits_take_products_of_16_bits() -> None:
     """So these numbers are not the rule's, but those of the same kernels in one process."""
     run = run_of(("matrix",), "bfloat16", options=dict(precond_dtype="bfloat16"))
@@ -76,7 +81,7 @@ def test_state_that_was_loaded() -> None:
     check(run_of(("matrix",)), event="state is loaded")
 
 
-@pytest.mark.parametrize("engine", ["foreach", "fused"])
+@pytest.mark.parametrize("engine", one_in(2, ["foreach", "fused"]))
 def test_a_step_that_a_scaler_refuses(engine: str) -> None:
     """What was refreshed in it is forgotten, by owners too."""
     run = run_of(("matrix",), engine=engine, overrides=(("matrix", dict(precond_update_probability=1.0)),))

@@ -32,6 +32,7 @@ def test_every_layout_gives_the_numbers_of_one_process(
     check(size, Run(rule, dtype, engine=engine), layout)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("rule", ["LARS", "LAMB"])
 @pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "mixed"), (4, "two axes")])
 def test_native_code_by_name(rule: str, size: int, layout: str) -> None:

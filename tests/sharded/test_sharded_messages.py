@@ -33,6 +33,7 @@ def later_steps(size: int, run: Run, layout: str) -> list[dict[str, int]]:
     return heard[0][1:]  # type: ignore[no-any-return]
 
 
+@pytest.mark.in_turn
 @cases_for()
 @pytest.mark.parametrize(
     ("size", "layout"), [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts]
@@ -42,6 +43,7 @@ def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
     assert later_steps(size, run, layout) == [expected(rule, layout)] * 2
 
 
+@pytest.mark.in_turn
 @cases_for()
 @pytest.mark.parametrize(
     "how",
@@ -71,6 +73,7 @@ def test_kinds_of_parameters_share_them(rule: str) -> None:
     assert later_steps(4, run, "two axes") == [expected(rule, "two axes")] * 2
 
 
+@pytest.mark.in_turn
 @cases_for()
 @pytest.mark.parametrize(("options", "more"), [(dict(max_grad_norm=1.0), 1), (dict(on_nonfinite="raise"), 1)], ids=str)
 def test_what_guards_cost(rule: str, options: Mapping[str, Any], more: int) -> None:

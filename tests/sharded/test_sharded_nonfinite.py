@@ -14,6 +14,7 @@ from world_steps import TYPICAL, Run, cases_for, differences, stepped_errors
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 
 
+@pytest.mark.in_turn
 @cases_for()
 @pytest.mark.parametrize("policy", ["skip", "raise", "propagate"])
 @pytest.mark.parametrize(
@@ -32,6 +33,7 @@ def test_gradients_that_are_not_finite(rule: str, size: int, layout: str, policy
     assert world(size).run(differences, run, layout) == [[]] * size
 
 
+@pytest.mark.in_turn
 @cases_for()
 @pytest.mark.parametrize("policy", ["skip", "raise"])
 def test_squares_that_overflow_in_the_sum_of_all_ranks_alone(rule: str, policy: str) -> None:

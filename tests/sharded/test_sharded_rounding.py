@@ -33,6 +33,7 @@ LAID_OUT = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.in_turn
 @NARROW
 @ROUNDED
 @LAID_OUT
@@ -44,6 +45,7 @@ def test_the_same_bits_where_nothing_is_summed(rule: str, dtype: str, rounding: 
         assert not any(shares.values()), shares
 
 
+@pytest.mark.in_turn
 @cases_for()
 @NARROW
 @ROUNDED

@@ -36,6 +36,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return checkpoint
 
 
+@pytest.mark.in_turn
 @EVERY
 @pytest.mark.parametrize(
     ("before", "ranks", "after", "others"),
@@ -50,6 +51,7 @@ def test_elsewhere(saved: Callable[..., Path], case: str, before: str, ranks: in
     assert world(others).run(resume, saved(case, before, ranks), case, after) == [[]] * others
 
 
+@pytest.mark.in_turn
 @SOME
 @pytest.mark.parametrize(
     ("before", "ranks", "after", "others"),
@@ -70,6 +72,7 @@ def test_further(saved: Callable[..., Path], case: str, before: str, ranks: int,
     assert world(others).run(resume, saved(case, before, ranks), case, after) == [[]] * others
 
 
+@pytest.mark.in_turn
 @SOME
 @pytest.mark.parametrize("way", ["flat", "offloaded", "full", "full, flat", "broadcast"])
 def test_every_form_of_a_state_dict(saved: Callable[..., Path], case: str, way: str) -> None:

@@ -54,6 +54,7 @@ def test_torch(case: Case, description: str, options: dict, dtype: str) -> None:
     agree(case, options, dtype, xp=xp, to=torch.tensor)
 
 
+@pytest.mark.in_turn
 @pytest.mark.slow
 @EVERY
 @DTYPES
@@ -68,6 +69,7 @@ def test_jax_under_jit(case: Case, description: str, options: dict, dtype: str) 
     agree(case, options, dtype, xp=xp, to=jnp.asarray, step=jax.jit, count=jnp.int32, shapes=shapes)
 
 
+@pytest.mark.in_turn
 @pytest.mark.slow
 @EVERY
 @DTYPES

@@ -1,30 +1,33 @@
 """Which tests `make test` leaves to `make test-all`: products of parameters are thinned there.
 
 A test marked `in_turn` keeps as few of its combinations as meet every value of every parameter, and all others are
-marked `nightly`. With names, `in_turn("rule", "dtype")`, it is every value of these arguments alone.
+marked `nightly`. With names, `in_turn("rule", "dtype")`, it is every value of these arguments alone. A module marked
+`in_turn(together=True)` keeps every test, and every value in one test or another: each test has one rule, by turns.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
-#: Names of parameters, and what they stand for.
+#: Names of parameters and what they stand for, or "test" and its name.
 Values: TypeAlias = frozenset[tuple[tuple[str, ...], str]]
 
 
 def mark_nightly(items: Iterable[pytest.Item]) -> None:
     """Mark what the ordinary lane does without."""
-    products: dict[str, list[pytest.Item]] = {}
+    pools: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("in_turn") and not item.get_closest_marker("nightly"):
-            products.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for product in products.values():
-        kept = covering([values_of(item) for item in product])
-        for place, item in enumerate(product):
+        marker = item.get_closest_marker("in_turn")
+        if marker is not None and item.get_closest_marker("nightly") is None:
+            test = item.nodeid.partition("[")[0]
+            pools.setdefault(test.partition("::")[0] if marker.kwargs.get("together") else test, []).append(item)
+    for pool in pools.values():
+        kept = covering([values_of(item) for item in pool])
+        for place, item in enumerate(pool):
             if place not in kept:
                 item.add_marker(pytest.mark.nightly)
 
@@ -32,15 +35,13 @@ def mark_nightly(items: Iterable[pytest.Item]) -> None:
 def values_of(item: pytest.Item) -> Values:
     """What an item is the test of."""
     marker = item.get_closest_marker("in_turn")
-    callspec = getattr(item, "callspec", None)
-    if marker is None or callspec is None:
-        raise pytest.UsageError(f"{item.nodeid}: in_turn is for tests with parameters")
-    if unknown := set(marker.args) - set(callspec.params):
+    assert marker is not None
+    params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    if unknown := set(marker.args) - set(params):
         raise pytest.UsageError(f"{item.nodeid}: in_turn names {', '.join(sorted(unknown))}, which it has not")
-    together = [(name,) for name in marker.args] or [
-        argnames(mark.args[0]) for mark in item.iter_markers("parametrize")
-    ]
-    return frozenset((names, repr([callspec.params[name] for name in names])) for names in together)
+    alike = [(name,) for name in marker.args] or [argnames(mark.args[0]) for mark in item.iter_markers("parametrize")]
+    given = {(names, repr([params[name] for name in names])) for names in alike}
+    return frozenset({(("test",), item.nodeid.partition("[")[0]), *given})
 
 
 def argnames(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -59,3 +60,13 @@ def covering(found: Sequence[Values]) -> set[int]:
         times.update(found[best])
         missing -= found[best]
     return kept
+
+
+def one_in(number: int, table: Iterable[Any]) -> list[Any]:
+    """Parameters of a long table, of which the ordinary lane has the first of every so many."""
+    found = []
+    for place, row in enumerate(table):
+        param = row if hasattr(row, "marks") else pytest.param(*(row if isinstance(row, tuple) else (row,)))
+        marks = param.marks if place % number == 0 else [*param.marks, pytest.mark.nightly]
+        found.append(pytest.param(*param.values, id=param.id, marks=marks))
+    return found

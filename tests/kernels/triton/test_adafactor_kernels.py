@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import one_in
 from on_device import DEVICE
 from tolerances import FUSED
 
@@ -122,6 +123,7 @@ def cuts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(tiles, "STEPPING", request.param)
 
 
+@pytest.mark.in_turn("around", "cuts")
 @pytest.mark.parametrize("around", SHAPES)
 @pytest.mark.usefixtures("cuts")
 def test_however_tensors_are_cut(around: str) -> None:
@@ -135,6 +137,7 @@ def test_however_tensors_are_cut(around: str) -> None:
     assert_equal(model, reference)
 
 
+@pytest.mark.nightly
 def test_many_copies_of_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "MEASURING", Limits(10000, 1, 1, 0.0))
     monkeypatch.setattr(tiles, "WIDTHS", (16,))
@@ -221,7 +224,9 @@ def part_of(whole: torch.Tensor, axis: int, begin: int, end: int) -> torch.Tenso
 
 @pytest.mark.parametrize(
     ("shape", "ends"),
-    [((12, 10), (5,)), ((12, 10), (0, 4)), ((3, 12, 10), (3, 3)), ((12, 3, 10), (0, 4)), ((12, 10, 3), (5,))],
+    one_in(
+        2, [((12, 10), (5,)), ((12, 10), (0, 4)), ((3, 12, 10), (3, 3)), ((12, 3, 10), (0, 4)), ((12, 10, 3), (5,))]
+    ),
     ids=str,
 )
 def test_parts_of_a_tensor(shape: tuple[int, ...], ends: tuple[int, ...]) -> None:

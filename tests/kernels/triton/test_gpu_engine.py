@@ -15,6 +15,8 @@ import thalweg.torch
 from thalweg.errors import NonFiniteError, OptionError, ResumeWarning
 from thalweg.kernels import triton as kernels
 
+pytestmark = pytest.mark.in_turn(together=True)
+
 every_rule = pytest.mark.parametrize("rule", FUSED_RULES)
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 FACTORED: dict[str, Any] = dict(min_dim_size_to_factor=2, momentum=0.9)
@@ -365,6 +367,7 @@ def test_one_parameter_after_the_other(rule: str) -> None:
     agree(*results)
 
 
+@pytest.mark.nightly
 def test_tables_of_old_lists_are_dropped() -> None:
     named, (step,) = parameters(), gradients(1)
     optimizer = make("LARS", named)
@@ -374,6 +377,7 @@ def test_tables_of_old_lists_are_dropped() -> None:
     assert sum(map(len, optimizer._gpu.known)) <= 8 * len(named)
 
 
+@pytest.mark.nightly
 def test_many_tiny_tensors() -> None:
     count = 5_000 if DEVICE == "cuda" else 60
     shapes = {f"t{i}": (1 + i % 3,) for i in range(count)}

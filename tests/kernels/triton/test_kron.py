@@ -150,6 +150,7 @@ def test_every_kind_of_shape(shape: tuple[int, ...], options: dict[str, Any]) ->
     agree_after(shape, count=2, steps=2, **options)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "options",
     [
@@ -175,6 +176,7 @@ def test_every_option(shape: tuple[int, ...], options: dict[str, Any]) -> None:
     agree_after(shape, steps=2, **options)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("counts_on_device", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize("probability", [0.4, 0.0, Annealed(0.8, 0.1, 0.3, 2)], ids=str)
 def test_refreshes_are_counted_as_by_the_rule(probability: Any, counts_on_device: bool) -> None:
@@ -193,6 +195,7 @@ def test_parameters_of_one_batch_may_be_due_at_different_steps() -> None:
         both.go_on_alike()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("shape", [(40, 24), (40,)], ids=str)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
@@ -235,6 +238,7 @@ def test_gradients_of_zero_teach_nothing() -> None:
     both.check()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("options", [{}, dict(**Kron.VARIANTS["psgd"])], ids=["default", "psgd"])
 @pytest.mark.parametrize("shape", [(2, 24, 20), (2, 40)], ids=str)
 def test_a_parameter_that_is_not_finite_is_left_as_it_was(shape: tuple[int, ...], options: dict[str, Any]) -> None:
