@@ -12,10 +12,11 @@ import numpy as np
 import optax
 import pytest
 import tolerances
+from lanes import one_in
 
 from thalweg.optax import adafactor, kron, lamb, lars
 
-pytestmark = pytest.mark.slow  # many small programs are compiled
+pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]  # many small programs are compiled
 
 Tree = Any
 MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
@@ -25,7 +26,7 @@ MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
     "kron": kron,
 }
 each = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "kron" else ()) for name in MADE]
+    "name", [pytest.param(name, marks=pytest.mark.nightly if name == "kron" else ()) for name in MADE]
 )
 PARAMS = {"w": np.cos(np.arange(12.0)).reshape(4, 3), "b": np.zeros(3)}
 X = np.sin(np.arange(20.0)).reshape(5, 4)
@@ -101,7 +102,15 @@ def test_second_derivatives_are_finite_beside_a_bias_of_zero(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "option", "value"),
-    [("lamb", "b1", 0.8), ("lamb", "weight_decay", 0.1), ("lars", "momentum", 0.5), ("adafactor", "decay_rate", 0.7)],
+    one_in(
+        2,
+        [
+            ("lamb", "b1", 0.8),
+            ("lamb", "weight_decay", 0.1),
+            ("lars", "momentum", 0.5),
+            ("adafactor", "decay_rate", 0.7),
+        ],
+    ),
 )
 def test_derivatives_by_options_are_those_of_finite_differences(name: str, option: str, value: float) -> None:
     def at(x: Any) -> jax.Array:

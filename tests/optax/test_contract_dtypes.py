@@ -18,7 +18,7 @@ import tolerances
 
 from thalweg.optax import adafactor, kron, lamb, lars
 
-pytestmark = pytest.mark.slow  # many small programs are compiled
+pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]  # many small programs are compiled
 
 Tree = Any
 MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
@@ -193,6 +193,7 @@ print("served")
 """
 
 
+@pytest.mark.nightly
 def test_everything_works_without_x64_mode() -> None:
     environment = {**os.environ, "JAX_ENABLE_X64": "0", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(

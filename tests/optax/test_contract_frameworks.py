@@ -15,7 +15,7 @@ from optax_cases import MADE, each
 from thalweg import UnusedOverrideWarning
 from thalweg.optax import lamb
 
-pytestmark = pytest.mark.slow  # many small programs are compiled
+pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]  # many small programs are compiled
 
 X = np.cos(np.arange(20, dtype=np.float32)).reshape(5, 4)
 

@@ -13,7 +13,7 @@ from optax_cases import GRADS, MADE, PARAMS, Tree, each
 
 from thalweg.optax import lamb, lars
 
-pytestmark = pytest.mark.slow  # many small programs are compiled
+pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]  # many small programs are compiled
 
 
 def equal(a: Tree, b: Tree) -> bool:

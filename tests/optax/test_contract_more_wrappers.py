@@ -16,7 +16,7 @@ from optax_cases import GRADS, MADE, PARAMS, Tree, each, run
 
 from thalweg.optax import adafactor, kron, lamb, lars
 
-pytestmark = pytest.mark.slow  # many small programs are compiled
+pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]  # many small programs are compiled
 
 
 def loss(params: Tree) -> jax.Array:

@@ -27,7 +27,11 @@ MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
 each = pytest.mark.parametrize("name", MADE)
 #: Where programs of the two take seconds to compile.
 each_slowly = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("kron", "adafactor") else ()) for name in MADE]
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow if name == "adafactor" else ()) for name in MADE if name != "kron"),
+        pytest.param("kron", marks=[pytest.mark.slow, pytest.mark.nightly]),
+    ],
 )
 PARAMS = {"w": jnp.cos(jnp.arange(12, dtype=jnp.float32)).reshape(4, 3), "b": jnp.array([1.0, 2.0, -0.5], jnp.float32)}
 GRADS = jax.tree.map(lambda p: jnp.sin(3 * p + 1), PARAMS)
@@ -109,7 +113,7 @@ MASKS = [
     (lars, "weight_decay_mask", dict(weight_decay=0.5)),
     (lars, "trust_ratio_mask", {}),
     (adafactor, "weight_decay_mask", dict(weight_decay_rate=0.5)),
-    pytest.param(kron, "weight_decay_mask", dict(weight_decay=0.5), marks=pytest.mark.slow),
+    pytest.param(kron, "weight_decay_mask", dict(weight_decay=0.5), marks=[pytest.mark.slow, pytest.mark.nightly]),
 ]
 
 

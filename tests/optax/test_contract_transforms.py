@@ -16,7 +16,7 @@ import tolerances
 
 from thalweg.optax import adafactor, kron, lamb, lars
 
-pytestmark = pytest.mark.slow  # many small programs are compiled
+pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]  # many small programs are compiled
 
 Tree = Any
 MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {

@@ -93,6 +93,7 @@ def trained(tx: optax.GradientTransformation, params: Tree, steps: int = 2) -> t
     return params, state
 
 
+@pytest.mark.in_turn
 @each_slowly
 @pytest.mark.parametrize("container", containers())
 def test_leaves_step_the_same_in_every_container(name: str, container: str) -> None:

@@ -18,6 +18,7 @@ from jax_trees import (
     one_by_one,
     problem,
 )
+from lanes import one_in
 from tolerances import FLOAT32, OPTAX_ADAFACTOR
 
 jax = pytest.importorskip("jax")
@@ -95,8 +96,9 @@ TOGETHER = {
 FULL = {"defaults", "min_dim_size_to_factor 16", "not factored", *TOGETHER}
 
 
+@pytest.mark.in_turn
 @DTYPES
-@pytest.mark.parametrize("row", [*EACH, *TOGETHER])
+@pytest.mark.parametrize("row", one_in(2, [*EACH, *TOGETHER]))
 def test_equals_optax(row: str, dtype: str) -> None:
     params, grads = problem(SHAPES if row in FULL else FEWER, dtype=dtype)
     options = {**EACH, **TOGETHER}[row]

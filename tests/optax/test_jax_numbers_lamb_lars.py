@@ -115,12 +115,14 @@ def agree(mine: Any, theirs: Any, row: str, options: dict, dtype: str) -> None:
     assert error(ours, others, params) < TOLERANCE[dtype]
 
 
+@pytest.mark.in_turn
 @DTYPES
 @pytest.mark.parametrize("row", LAMB)
 def test_lamb_equals_optax(row: str, dtype: str) -> None:
     agree(lamb, optax.lamb, row, {"learning_rate": 0.01, **LAMB[row]}, dtype)
 
 
+@pytest.mark.in_turn
 @DTYPES
 @pytest.mark.parametrize("row", LARS)
 def test_lars_equals_optax(row: str, dtype: str) -> None:

@@ -147,7 +147,6 @@ def test_native_code_in_torch_asks_torch_for_next_to_nothing(rule: str, options:
     assert planned(rule, options, "float32", "torch", "fused", FUSED_SHAPES)[0] < MEBIBYTE
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("shapes", [[(5, 7), (5, 7), (0, 4), ()], [(130, 140)]])
 @each_case
 def test_the_engine_is_the_one_that_runs(rule: str, options: dict[str, Any], shapes: list[tuple[int, ...]]) -> None:

@@ -38,7 +38,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("odd_rank", [0, 1])
 def test_every_rank_says_what_differs(fault: str, odd_rank: int) -> None:

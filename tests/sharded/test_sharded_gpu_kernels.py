@@ -29,7 +29,7 @@ def run_of(rule: str, dtype: str = "float32", rates: tuple[float, ...] = (1.0, 0
 
 
 @pytest.mark.parametrize(
-    ("size", "layout"), one_in(3, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts])
+    ("size", "layout"), one_in(5, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts])
 )
 def test_every_layout_gives_the_numbers_of_one_process(size: int, layout: str) -> None:
     assert world(size).run(differences, run_of("LAMB"), layout) == [[]] * size

@@ -46,7 +46,7 @@ def test_layouts_give_the_numbers_of_one_process(size: int, layout: str) -> None
 @pytest.mark.parametrize(
     ("names", "options"),
     one_in(
-        2,
+        4,
         [
             (("matrix",), dict(momentum_mode="ema", max_size_dense=6)),
             (("matrix",), dict(momentum_mode="ema", whiten="momentum", clip_mode="rms", seed=3)),
@@ -64,6 +64,7 @@ def test_a_step_that_may_not_be_taken() -> None:
     check(run_of(("vector", "matrix"), options=dict(on_nonfinite="skip"), spoilt=((1, "matrix", math.nan),)))
 
 
+@pytest.mark.nightly
 def test_a_number_that_is_not_finite_is_let_through() -> None:
     check(run_of(("matrix",), spoilt=((1, "matrix", math.nan),)))
 
@@ -89,6 +90,7 @@ def test_a_step_that_a_scaler_refuses(engine: str) -> None:
         assert (differences, used) == ([], engine)
 
 
+@pytest.mark.nightly
 def test_tensors_may_be_due_at_different_steps() -> None:
     """One of them has no gradient at first."""
     check(run_of(("vector", "even"), absent={0: ("even",)}))
@@ -117,6 +119,7 @@ def test_who_insists_is_told_why_not() -> None:
     )
 
 
+@pytest.mark.nightly
 def test_messages_of_a_step() -> None:
     heard = world(2).run(messages, run_of(("vector", "even")), "first axis")
     assert all(own[1:] == [EACH["Kron"]] * 2 for own in heard)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cases import OPTION_IDS, OPTIONS, Case
 from drive import gradients, run
+from lanes import one_in
 from tolerances import SPACE
 
 from thalweg.boundary import advance, first_state
@@ -42,6 +43,8 @@ def compare(reference: tuple, result: tuple, dtype: str, shape: tuple) -> None:
 
 
 EVERY = pytest.mark.parametrize(("case", "description", "options"), OPTIONS, ids=OPTION_IDS)
+#: For what is compiled.
+SOME = pytest.mark.parametrize(("case", "description", "options"), one_in(3, OPTIONS), ids=OPTION_IDS)
 DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32"])
 
 
@@ -56,7 +59,7 @@ def test_torch(case: Case, description: str, options: dict, dtype: str) -> None:
 
 @pytest.mark.in_turn
 @pytest.mark.slow
-@EVERY
+@SOME
 @DTYPES
 def test_jax_under_jit(case: Case, description: str, options: dict, dtype: str) -> None:
     jax = pytest.importorskip("jax")
@@ -93,7 +96,7 @@ def test_foreach(case: Case, description: str, options: dict, dtype: str) -> Non
 
 
 @pytest.mark.slow
-@EVERY
+@SOME
 def test_torch_compile_without_a_graph_break(case: Case, description: str, options: dict) -> None:
     """One graph, made once, whatever the step."""
     torch = pytest.importorskip("torch")

@@ -1,18 +1,20 @@
 """Cases for several devices: they run in a child process that has as many, and say what became of each of them.
 
-A case is a function without arguments that raises where something does not hold. The child runs all cases of a module
-and prints its answers as JSON; jax learns the number of devices when it is imported, so that no process can have two.
+A case is a function without arguments that raises where something does not hold. The child is asked for cases of a
+module by name, one a line, and answers in lines of JSON; what cases have in common it makes once. jax learns the number
+of devices when it is imported, so that no process can have two.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
 import re
 import subprocess
 import sys
-import time
+import tempfile
 import traceback
 import warnings
 from collections import Counter
@@ -24,6 +26,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from tolerances import SHARDED
 
@@ -36,6 +39,8 @@ P = PartitionSpec
 #: The numbers of devices on which all cases run, with the dtype of the parameters there.
 DEVICES = {4: "float64", 8: "float32"}
 STEPS = 3
+#: How the child begins the line that answers for a case.
+ANSWER = "answer: "
 #: Parameters by name: shape and how it is divided over a mesh with the axes x and y.
 SMALL: Mapping[str, tuple[tuple[int, ...], PartitionSpec]] = {
     "rows": ((16, 12), P("x")),
@@ -73,33 +78,65 @@ OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
 # ---- in the parent
 
 
-@cache
-def outcomes(module: str, devices: int) -> tuple[dict[str, str], str]:
-    """Of each case of a module what was wrong, nothing where it held; and what the child said besides."""
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": f"{flags} --xla_llvm_disable_expensive_passes=true",
-        "JAX_ENABLE_X64": "1",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(Path(__file__).parent),
-    }
-    result = subprocess.run(
-        [sys.executable, __file__, module], capture_output=True, text=True, check=False, env=environment
-    )
-    found: dict[str, str] = json.loads(result.stdout.splitlines()[-1]) if result.returncode == 0 else {}
-    return found, f"the child for {devices} devices ended early:\n{result.stderr[-3000:]}"
+class Child:
+    """A process with so many devices that answers for the cases of a module."""
+
+    def __init__(self, module: str, devices: int) -> None:
+        flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+        environment = {
+            **os.environ,
+            "XLA_FLAGS": f"{flags} --xla_llvm_disable_expensive_passes=true",
+            "JAX_ENABLE_X64": "1",
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])),
+        }
+        self.devices = devices
+        self.words = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.words,
+            text=True,
+            env=environment,
+        )
+        atexit.register(self.end)
+
+    def fault_of(self, case: str) -> str:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(f"{case}\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass
+        for line in self.process.stdout:
+            if line.startswith(ANSWER):
+                return str(json.loads(line.removeprefix(ANSWER)))
+        self.words.seek(0)
+        return f"the child for {self.devices} devices ended early:\n{self.words.read()[-3000:]}"
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.words.close()
+
+
+child = cache(Child)
 
 
 def fault_of(module: str, devices: int, case: str) -> str:
     """What was wrong with a case; nothing where it held."""
-    found, said = outcomes(module, devices)
-    return found.get(case, said)
+    return child(module, devices).fault_of(case)
 
 
-def pairs(cases: Callable[[int], Cases]) -> list[tuple[int, str]]:
-    """A number of devices and a case for it."""
-    return [(devices, case) for devices in DEVICES for case in cases(devices)]
+def pairs(cases: Callable[[int], Cases]) -> list[Any]:
+    """A number of devices and a case for it; the ordinary lane has the most devices alone."""
+    return [
+        pytest.param(devices, case, marks=() if devices == max(DEVICES) else pytest.mark.nightly)
+        for devices in DEVICES
+        for case in cases(devices)
+    ]
 
 
 # ---- in the child
@@ -211,12 +248,9 @@ def answer(case: Callable[[], None]) -> str:
 def main(module: str) -> None:
     cases: Cases = importlib.import_module(module).cases(jax.device_count())
     warnings.simplefilter("error")
-    found = {}
-    for name, case in cases.items():
-        began = time.monotonic()
-        found[name] = answer(case)
-        sys.stderr.write(f"{time.monotonic() - began:6.1f}s {name}: {found[name][:200] or 'holds'}\n")
-    sys.stdout.write("\n" + json.dumps(found) + "\n")
+    for line in sys.stdin:
+        sys.stdout.write(f"\n{ANSWER}{json.dumps(answer(cases[line.strip()]))}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
