@@ -153,7 +153,9 @@ def trace(rule: Rule, shape: Shape, state: Mapping[str, Shape], *, lr: float | N
 
 def example_of(rule: Rule, shape: Shape) -> Shape:
     """A shape of the same kind that tells along which axes an entry of the state varies: none has size 1."""
-    plain = tuple(max(size, 2) for size in shape) or (2,)
+    if len(shape) <= rule.stacked_axes:  # every number is a tensor, of one axis as well as of none
+        return (2,) * (rule.stacked_axes + 1)
+    plain = tuple(max(size, 2) for size in shape)
     small = (2,) * len(plain)
     return next((each for each in (small, plain) if rule.kind(each) == rule.kind(shape)), shape)
 

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.arrays import Shape
+from thalweg.arrays import Shape, is_number
 from thalweg.kernels.triton import numbers as of_numbers
 from thalweg.kernels.triton import passes as of_passes
 from thalweg.kernels.triton import tables as of_tables
@@ -58,8 +58,18 @@ def kernels_for(
     program = trace(rule, shape, dict.fromkeys(entries, shape))
     exact = [key for key, _, is_exact in dtypes if is_exact]
     found = schedule(program, size, exact=exact, guarded=guarded, complete=complete or guarded)
-    emitted = emit(found, f"{type(rule).__name__}: {rule}")
+    emitted = emit(found, title_of(rule))
     return loaded(emitted, type(rule).__name__)
+
+
+def title_of(rule: Rule) -> str:
+    """A rule with the options that decide what its kernels look like: numbers do not, unless they are 0."""
+
+    def decides(value: Any) -> bool:
+        return not (isinstance(value, tuple) or (is_number(value) and not isinstance(value, bool) and value != 0))
+
+    chosen = {f.name: getattr(rule, f.name) for f in fields(rule) if decides(getattr(rule, f.name))}
+    return f"{type(rule).__name__}({', '.join(f'{name}={value!r}' for name, value in chosen.items())})"
 
 
 @functools.cache

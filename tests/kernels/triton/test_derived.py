@@ -1,0 +1,150 @@
+"""Kernels that are made from rules: of rules that nobody wrote kernels for, and of rules that were changed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from on_device import DEVICE, FEW, agree, gradients, parameters, train
+
+import thalweg.torch
+from thalweg import rules
+from thalweg.arrays import Scalar, Squares
+from thalweg.errors import OptionError
+from thalweg.kernels.triton.derived import kernels_for
+from thalweg.programs.served import reason_underived
+from thalweg.rules import RULES, Rule, Update
+from thalweg.rules.blocks import average
+from thalweg.rules.entries import Entry, Moment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lion(Rule):
+    """The sign of an average of gradients (Chen et al. 2023)."""
+
+    betas: tuple[Scalar, Scalar] = (0.9, 0.99)
+    weight_decay: Scalar = 0.0
+
+    def validate(self) -> None:
+        super().validate()
+
+    def entries(self, shape: Any) -> dict[str, Entry]:
+        return {"exp_avg": Moment()}
+
+    def update(
+        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
+    ) -> Any:
+        lr, (b1, b2) = lr * lr_scale, self.betas
+        m = average(s["exp_avg"], g, 1 - b1)
+        u = xp.where(m > 0, 1.0, xp.where(m < 0, -1.0, 0.0 * m))
+        (g_squares,) = xp.sums(Squares(g, self.own_axes(xp.shape(p))))
+        state = {"exp_avg": average(s["exp_avg"], g, 1 - b2)}
+        return Update(
+            (u + self.weight_decay * p) * -lr, state, xp.isfinite(g_squares), {"grad_norm": xp.sqrt(g_squares)}
+        )
+
+
+class Mirrored(rules.LAMB):
+    """LAMB that goes the other way: a mutant of one sign."""
+
+    def update(self, xp: Any, g: Any, s: Any, p: Any, **given: Any) -> Any:
+        update = super().update(xp, g, s, p, **given)
+        return update._replace(delta=-update.delta)
+
+
+class Halved(rules.LAMB):
+    def ratio(self, xp: Any, p_norm: Any, u_norm: Any) -> Any:
+        return 0.5 * super().ratio(xp, p_norm, u_norm)
+
+
+@pytest.fixture
+def optimizer_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An optimizer of torch for any rule."""
+
+    def made(rule: type[Rule], named: Any, engine: str, **options: Any) -> Any:
+        monkeypatch.setitem(RULES, rule.__name__, rule)  # type: ignore[arg-type]
+        kind = type(rule.__name__, (thalweg.torch.Optimizer,), {"rule_name": rule.__name__})
+        return kind(named, 0.01, engine=engine, **options)
+
+    return made
+
+
+@pytest.mark.parametrize("options", [dict(weight_decay=0.1), dict(on_nonfinite="skip"), dict(stacked_axes=1)], ids=str)
+@pytest.mark.parametrize("rule", [Lion, Mirrored, Halved], ids=lambda rule: rule.__name__)
+def test_kernels_follow_the_rule(rule: type[Rule], options: dict[str, Any], optimizer_of: Any) -> None:
+    ours, theirs = (parameters(shapes=FEW) for _ in range(2))
+    fused, reference = (
+        optimizer_of(rule, named, engine, **options) for named, engine in ((ours, "fused"), (theirs, "reference"))
+    )
+    for step in gradients(3, shapes=FEW):
+        train(fused, ours, [step])
+        train(reference, theirs, [step])
+    assert (fused.engine, reference.engine) == ("fused", "reference")
+    agree(fused, ours, reference, theirs)
+
+
+def test_a_mutant_steps_otherwise(optimizer_of: Any) -> None:
+    results = []
+    for rule in (rules.LAMB, Mirrored, Halved):
+        named = parameters(shapes=FEW)
+        start = [p.detach().clone() for _, p in named]
+        train(optimizer_of(rule, named, "fused"), named, gradients(1, shapes=FEW))
+        results.append([p.detach() - s for (_, p), s in zip(named, start, strict=True)])
+    for plain, mirrored, halved in zip(*results, strict=True):
+        torch.testing.assert_close(mirrored, -plain, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(halved, 0.5 * plain, rtol=1e-3, atol=1e-7)
+
+
+def test_numbers_compile_nothing_anew() -> None:
+    dtypes = (("p", 4, True), ("g", 4, True), ("exp_avg", 4, True), ("exp_avg_sq", 4, True))
+    sources = {
+        kernels_for(rules.LAMB(betas=(b, 0.99), weight_decay=d, eps=e), (2,), dtypes, False, False).passes[0]
+        for b, d, e in ((0.9, 0.1, 1e-6), (0.8, 0.2, 1e-8))
+    }
+    assert len(sources) == 1
+    once = kernels_for(replace(rules.LAMB(), trust=False), (2,), dtypes, False, False)
+    assert len(once.passes) == 1, "nothing waits for a sum"
+
+
+class Branching(Lion):
+    def update(self, xp: Any, g: Any, s: Any, p: Any, **given: Any) -> Any:
+        if s["exp_avg"] > 0:
+            g = -g
+        return super().update(xp, g, s, p, **given)
+
+
+class Crowded(Lion):
+    def entries(self, shape: Any) -> dict[str, Entry]:
+        return {f"average_{i}": Moment() for i in range(4)}
+
+
+class Largest(Lion):
+    def update(self, xp: Any, g: Any, s: Any, p: Any, **given: Any) -> Any:
+        return super().update(xp, g / xp.amax(xp.abs(g), None), s, p, **given)
+
+
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        (Branching(), "branches on a value"),
+        (Crowded(), "keeps 4 entries .* room for 3"),
+        (Largest(), r"needs amax over axes \(0, 1\)"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_no_kernel_can_be_made_of_is_told(rule: Rule, told: str) -> None:
+    assert re.search(told, reason_underived(rule, (3, 4)))
+
+
+def test_an_engine_that_is_asked_for_names_the_reason(optimizer_of: Any) -> None:
+    named = [("w", torch.nn.Parameter(torch.ones(3, 4, device=DEVICE)))]
+    named[0][1].grad = torch.ones(3, 4, device=DEVICE)
+    optimizer = optimizer_of(Largest, named, "fused")
+    with pytest.raises(OptionError, match=r"'w'.*needs amax"):
+        optimizer.step()
+    other = optimizer_of(Largest, named, "auto")
+    other.step()
+    assert "fused" not in other.engine
