@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from on_device import DEVICE, FEW, agree, gradients, parameters, train
+from on_device import DEVICE, agree, gradients, parameters, train
 
 import thalweg.torch
 from thalweg import rules
@@ -19,6 +19,9 @@ from thalweg.programs.served import reason_underived
 from thalweg.rules import RULES, Rule, Update
 from thalweg.rules.blocks import average
 from thalweg.rules.entries import Entry, Moment
+
+#: Few slices: each of a stack is a program, and programs are interpreted.
+SHAPES = {"vector": (6,), "matrix": (5, 7), "cube": (3, 4, 5)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +78,11 @@ def optimizer_of(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("options", [dict(weight_decay=0.1), dict(on_nonfinite="skip"), dict(stacked_axes=1)], ids=str)
 @pytest.mark.parametrize("rule", [Lion, Mirrored, Halved], ids=lambda rule: rule.__name__)
 def test_kernels_follow_the_rule(rule: type[Rule], options: dict[str, Any], optimizer_of: Any) -> None:
-    ours, theirs = (parameters(shapes=FEW) for _ in range(2))
+    ours, theirs = (parameters(shapes=SHAPES) for _ in range(2))
     fused, reference = (
         optimizer_of(rule, named, engine, **options) for named, engine in ((ours, "fused"), (theirs, "reference"))
     )
-    for step in gradients(3, shapes=FEW):
+    for step in gradients(3, shapes=SHAPES):
         train(fused, ours, [step])
         train(reference, theirs, [step])
     assert (fused.engine, reference.engine) == ("fused", "reference")
@@ -89,9 +92,9 @@ def test_kernels_follow_the_rule(rule: type[Rule], options: dict[str, Any], opti
 def test_a_mutant_steps_otherwise(optimizer_of: Any) -> None:
     results = []
     for rule in (rules.LAMB, Mirrored, Halved):
-        named = parameters(shapes=FEW)
+        named = parameters(shapes=SHAPES)
         start = [p.detach().clone() for _, p in named]
-        train(optimizer_of(rule, named, "fused"), named, gradients(1, shapes=FEW))
+        train(optimizer_of(rule, named, "fused"), named, gradients(1, shapes=SHAPES))
         results.append([p.detach() - s for (_, p), s in zip(named, start, strict=True)])
     for plain, mirrored, halved in zip(*results, strict=True):
         torch.testing.assert_close(mirrored, -plain, rtol=1e-4, atol=1e-7)
