@@ -125,7 +125,7 @@ def test_ours_come_in_every_front_end_with_the_same_settings() -> None:
 
 def test_torch_s_adamw_is_the_control_everywhere() -> None:
     controls = [c for c in PEERS if c.name == "torch.optim.AdamW(fused=True)"]
-    assert [c.rule for c in controls] == list(RULES)
+    assert sorted(c.rule for c in controls) == sorted(RULES)
     assert {c.own_rule for c in controls} == {"adamw"}
 
 

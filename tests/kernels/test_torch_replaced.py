@@ -29,7 +29,7 @@ def test_a_gradient_of_another_class_is_left_to_other_engines() -> None:
     optimizer.step()
     assert optimizer.engine == "reference"
     insisting = LARS([p], lr=0.1, engine="fused")
-    with pytest.raises(OptionError, match="a gradient that is a Marked"):
+    with pytest.raises(OptionError, match="a gradient of type Marked"):
         insisting.step()
 
 

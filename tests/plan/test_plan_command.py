@@ -117,12 +117,15 @@ def test_every_parameter_is_listed_as_explain_of_torch_lists_them(capsys: pytest
 
     tensors = builtin("resnet50").tensors
     for name in ("LAMB", "Adafactor", "Kron"):
-        named = [(t.name, torch.empty(t.shape, dtype=torch.bfloat16, device="meta")) for t in tensors]
+        named = [
+            (t.name, torch.empty(t.shape, dtype=torch.bfloat16, device="meta", requires_grad=True)) for t in tensors
+        ]
         optimizer = getattr(thalweg.torch, name)(named, **({} if name == "Adafactor" else {"lr": 1e-3}))
         text = printed(capsys, "resnet50", "--dtype", "bfloat16", "--explain", "--optimizers", name.lower())
         mine = text.split(f"\n{name}\n")[1].strip()
         # what depends on a learning rate is not told where there is none by default
-        theirs = [line for line in str(optimizer.explain()).splitlines() if name != "Kron" or "lost" not in line]
+        theirs = [line for line in str(optimizer.explain()).splitlines() if not line.startswith("group 0: ")]
+        theirs = [line for line in theirs if name != "Kron" or "lost" not in line]
         assert mine.splitlines() == theirs
 
 

@@ -280,7 +280,7 @@ def test_words_that_mean_nothing_are_told(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / name).write_bytes(b"\x80\x02.")
         assert "may be a pickle, which plan does not open" in said(name)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    assert "model.gguf is neither .safetensors nor .json" in said("model.gguf")
+    assert "model.gguf must be a .safetensors or a .json file" in said("model.gguf")
 
 
 def test_names_on_a_hub_are_told_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

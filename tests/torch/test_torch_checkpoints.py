@@ -223,11 +223,11 @@ MISFITS: dict[str, tuple[Callable[[Case], Any], str]] = {
     "other shapes": (lambda case: saved_by(case, [(5, 4), (6, 4), (5,), (3, 4, 2), ()]), "'0' does not fit"),
     "fewer parameters": (
         lambda case: saved_by(case, SHAPES[:3]),
-        r"groups of \[3\] parameters, and this optimizer of \[5\]",
+        r"groups of sizes \[3\], and this optimizer of sizes \[5\]",
     ),
     "more parameters": (
         lambda case: saved_by(case, [*SHAPES, (2,)]),
-        r"groups of \[6\] parameters, and this optimizer of \[5\]",
+        r"groups of sizes \[6\], and this optimizer of sizes \[5\]",
     ),
     "a newer layout": (newer, "layout 999"),
     "no step": (without_an_entry, "'0' does not fit"),

@@ -450,7 +450,7 @@ def test_every_rule_but_for_its_parameters_has_defaults(case: Case) -> None:
 @EVERY
 def test_hints_of_constructors_can_be_asked_for(case: Case) -> None:
     hints = typing.get_type_hints(getattr(thalweg.torch, case.name).__init__)
-    assert {"params", "lr", "engine", "options"} <= set(hints)
+    assert {"params", "lr", "options"} <= set(hints)
 
 
 # ---- mistakes
