@@ -95,7 +95,9 @@ def test_a_command_line_that_gives_every_option_leaves_a_variant_what_it_is(name
     """Those that are made of a signature hand over every default."""
     shown = inspect.signature(getattr(front_end, name)).parameters
     every = {key: p.default for key, p in shown.items() if key not in ("lr", "variant")}
-    for variant in RULES[name].VARIANTS:
+    for variant, changed in RULES[name].VARIANTS.items():
+        if "bfloat16" in changed.values():
+            pytest.importorskip("ml_dtypes")
         meant = getattr(front_end, name)(0.1, variant=variant)
         assert getattr(front_end, name)(0.1, variant=variant, **every).options == meant.options
         other = getattr(front_end, name)(0.1, variant=variant, **{**every, "weight_decay": 0.3})
