@@ -9,7 +9,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 
 # The native core is built with the package. Without a compiler the package installs without it; with one, what does
 # not compile is an error.
-NATIVE := CMakeLists.txt tools/editable/CMakeLists.txt $(wildcard src/thalweg/kernels/cpu/native/*)
+NATIVE := CMakeLists.txt tools/editable/CMakeLists.txt \
+	$(wildcard src/thalweg/kernels/cpu/native/* src/thalweg/kernels/cpu/*.py src/thalweg/programs/*.py src/thalweg/rules/*.py)
 EDITABLE := $(PIP) $(if $(shell command -v $(CXX)),--config-settings wheel.cmake=true) --editable
 
 .PHONY: race test test-fast test-all test-environments wheel wheels sanitize release-checks format clean

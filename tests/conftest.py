@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # without a GPU, its kernels are interpreted; Triton reads this when it is imported, by whomever
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# native code of rules that tests write is not kept among the user's
+os.environ.setdefault("THALWEG_CACHE", tempfile.mkdtemp(prefix="thalweg-tests-"))
 
 try:
     from hypothesis import settings

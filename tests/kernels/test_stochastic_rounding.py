@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +11,10 @@ from raw_arrays import bits
 from side_by_side import NARROW, agree, draw, draw_gradients, every_rule, kind, made, needs_core, widened
 
 from thalweg.boundary import ROUNDING_STREAM, rounded_stochastically
-from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.library import levels, load, reason_missing
-from thalweg.kernels.cpu.options import TRANSLATED
+from thalweg.kernels.cpu.plan import END, MEASURE, Operand, Options, Plan
 from thalweg.rules import LARS
-from thalweg.rules.noise import stream_key, tensor_id, uniform
+from thalweg.rules.noise import tensor_id, uniform
 from thalweg.settings import Handling
 from thalweg.spaces import numpy as reference
 
@@ -110,22 +108,11 @@ def test_positions_beyond_32_bits(dtype: str, position: int) -> None:
     handling = Handling(rounding="stochastic", seed=seed)
     rule = LARS(trust=False, momentum=0.0)
     x, weights = numbers(size, 2), np.zeros(size, kind(dtype))
-    key = stream_key(seed, tensor_id("w"), ROUNDING_STREAM)
-    tensors = (structs.Tensor * 1)(
-        structs.Tensor(
-            p=weights.ctypes.data,
-            g=x.ctypes.data,
-            size=size,
-            position=position,
-            key=key,
-            p_dtype=structs.DTYPES[dtype],
-            g_dtype=structs.DTYPES["float32"],
-        )
-    )
-    options = (structs.LarsOptions * 1)(TRANSLATED[LARS](rule, handling, t, 1.0, 1.0, None))
-    outcomes, code, library = (structs.Outcome * 1)(), structs.RULES["LARS"], load()
-    scratch = ctypes.create_string_buffer(library.thalweg_layout(code, tensors, 1, 1))
-    library.thalweg_run(code, options, tensors, outcomes, 1, scratch, 0, 3, 1)
+    tables = Plan()
+    places = weights.ctypes.data, x.ctypes.data
+    operand = Operand("w", (size,), *places, (), (dtype, "float32"), 0, position)
+    tables.prepare([operand], [Options(rule, handling, t, 1.0, 1.0)], 1)
+    tables.run(MEASURE, END)
 
     index = np.arange(position, position + size, dtype=np.uint64)
     halves = index & np.uint64(0xFFFFFFFF), index >> np.uint64(32)

@@ -18,8 +18,12 @@ from thalweg.spaces import numpy as xp
 
 pytest.importorskip("hypothesis")
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from thalweg.kernels.cpu.library import reason_missing
+from thalweg.kernels.cpu.plan import END, MEASURE, Operand, Options, Plan, reason_unserved
+from thalweg.settings import Handling
 
 SHAPE = (4, 3)
 #: Operations of two values that stay finite, and reductions of one.
@@ -99,6 +103,38 @@ def test_graphs_and_passes_compute_what_the_rule_does(lines: Any, seed: int) -> 
             memory = simulate(passes, inputs)
             for key, value in after.items():
                 np.testing.assert_allclose(memory[key], value, rtol=1e-12, atol=1e-12, err_msg=f"{key}, {passes}")
+
+
+def stepped_natively(rule: Rule, arrays: dict[str, Any]) -> dict[str, Any]:
+    """The parameter and its state after a step by native code."""
+    own = {name: array.copy() for name, array in arrays.items() if isinstance(array, np.ndarray)}
+    p, g, *state = (own[name].ctypes.data for name in ("p", "g", *NAMES))
+    tables = Plan()
+    shape, dtypes = own["p"].shape, (own["p"].dtype.name,) * 4
+    operand = Operand("w", shape, p, g, tuple(state), dtypes, 0)
+    tables.prepare([operand], [Options(rule, Handling(), 3, 0.1, 0.5)], 1)
+    tables.run(MEASURE, END)
+    return own
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(reason_missing() is not None, reason="there is no native core here")
+@given(lines=LINES, seed=st.integers(0, 2**16))
+@settings(max_examples=6)  # each is compiled
+def test_native_code_computes_what_the_rule_does(lines: Any, seed: int) -> None:
+    rule, random = Drawn(lines=lines), np.random.default_rng(seed)
+    if reason := reason_unserved(rule, (70, 41)):
+        assert "rows and columns" in reason or "amax" in reason
+        return
+    for dtype, tolerance in (("float64", 1e-12), ("float32", 1e-3)):
+        arrays = {name: random.standard_normal((70, 41)).astype(dtype) for name in ("p", "g", *NAMES)}
+        exact = {name: array.astype("float64") for name, array in arrays.items()}
+        state = {name: exact[name] for name in NAMES}
+        update = rule.update(xp, exact["g"], state, exact["p"], t=3, lr=0.1, lr_scale=0.5)
+        found = stepped_natively(rule, arrays)
+        for key, value in {"p": exact["p"] + update.delta, **update.state}.items():
+            scale = max(1.0, float(np.abs(value).max()))
+            np.testing.assert_allclose(found[key], value, rtol=tolerance, atol=tolerance * scale, err_msg=key)
 
 
 def test_the_simulation_sees_what_is_missing() -> None:

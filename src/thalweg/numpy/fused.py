@@ -20,7 +20,6 @@ from thalweg.kernels.cpu.plan import (
     reason_unserved,
     sums_of_squares,
 )
-from thalweg.kernels.shown import entries_of
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.numpy.arrays import Arr, address, dtype_name
 from thalweg.numpy.job import Job
@@ -47,14 +46,14 @@ def reason_against(job: Job) -> str | None:
 class Fused:
     """The native engine of one optimizer, with tables that are kept between steps."""
 
-    def __init__(self, rule_name: str) -> None:
-        self.plan = Plan(rule_name)
+    def __init__(self) -> None:
+        self.plan = Plan()
         self.copies: list[Arr] = []
         #: Held by a step from its first table to its last figure.
         self.lock = threading.RLock()
 
-    def __reduce__(self) -> tuple[type[Fused], tuple[str]]:
-        return Fused, (self.plan.rule_name,)  # copies begin empty: addresses belong to this optimizer alone
+    def __reduce__(self) -> tuple[type[Fused], tuple[()]]:
+        return Fused, ()  # copies begin empty: addresses belong to this optimizer alone
 
     def prepare(self, jobs: Sequence[Job], grad_scale: float | None) -> None:
         """Lay out a step of these jobs; nothing is written yet."""
@@ -66,7 +65,8 @@ class Fused:
             key = id(job.rule), id(job.handling), job.t, job.lr, job.lr_scale
             group = groups.setdefault(key, len(options))
             if group == len(options):
-                options.append(Options(job.rule, job.handling, job.t, job.lr, job.lr_scale, grad_scale))
+                declared = job.tracked.setting.rule if job.tracked.setting is not None else None
+                options.append(Options(job.rule, job.handling, job.t, job.lr, job.lr_scale, grad_scale, declared))
             operands.append(self.operand_of(job, group))
         self.plan.prepare(operands, options, num_threads(of_machine))
 
@@ -83,14 +83,13 @@ class Fused:
         if known is not None and (known.p, known.g, known.group) == place and known.dtypes[:2] == dtypes:
             return known
         assert tracked.setting is not None
-        keys = entries_of(self.plan.rule_name, tracked.setting.rule, job.weights.shape)
-        entries = [tracked.state.get(key) for key in keys]
+        entries = [tracked.state[key] for key in tracked.setting.rule.entries(job.weights.shape)]
         tracked.operand = Operand(
             job.name,
             job.weights.shape,
             *place[:2],
-            tuple([0 if entry is None else address(entry) for entry in entries]),
-            (*dtypes, *["" if entry is None else dtype_name(entry) for entry in entries]),
+            tuple([address(entry) for entry in entries]),
+            (*dtypes, *[dtype_name(entry) for entry in entries]),
             group,
         )
         return tracked.operand

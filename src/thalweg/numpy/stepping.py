@@ -13,7 +13,6 @@ import numpy as np
 from thalweg.boundary import Advance, advance, slice_of
 from thalweg.errors import NonFiniteError, OptionError
 from thalweg.kernels.cpu.library import reason_missing, warn_once
-from thalweg.kernels.shown import ROLES
 from thalweg.numpy.arrays import Arr, is_aliased
 from thalweg.numpy.batches import batches, normals, stacked
 from thalweg.numpy.fused import Fused, reason_against, squares_of
@@ -35,7 +34,7 @@ class Stepping(Memory):
         check_engine(engine)
         self._settings, self._wanted_engine = settings, engine
         self._engines_used: set[str] = set()
-        self._fused = Fused(self.rule_name)
+        self._fused = Fused()
 
     @property
     def engine(self) -> str:
@@ -56,7 +55,7 @@ class Stepping(Memory):
         fused, others = self._divided(jobs, aliased)
         self._engines_used = {name for name, used in (("fused", fused), ("reference", others)) if used}
         results: Iterable[tuple[Job, Advance]] = ((job, self._computed(job, scale)) for job in others)
-        if self.rule_name not in ROLES:  # Kron has products that numpy does best, and native code for the rest
+        if self._settings.base.rule.needs_whole:  # Kron has products that numpy does best, and native code for the rest
             results = itertools.chain(results, self._computed_by_shape(fused, scale))
             fused = []
         if fused:

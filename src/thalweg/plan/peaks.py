@@ -17,7 +17,6 @@ from thalweg.boundary import Advance, advance, arithmetic, first_state, slice_of
 from thalweg.kernels.chunks import CHUNK, SMALL, STACK, extent, pieces
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.kernels.cpu.plan import reason_unserved
-from thalweg.kernels.shown import ROLES
 from thalweg.plan import gpus, native
 from thalweg.plan.items import Item, state_entries
 from thalweg.plan.native import LR
@@ -86,7 +85,7 @@ def torch_peak(items: Sequence[Item], *, engine: str, device: str) -> tuple[int,
         scratch = gpus.scratch_bytes([(key[0], [shown(one.item) for one in buckets[key]]) for key in in_place])
         joint = gpus.joint_bytes([[one.item for one in bucket] for bucket in buckets.values()])
     else:
-        in_place = [key for key in fused if native.rule_name(key[0]) in ROLES]
+        in_place = [key for key in fused if native.is_served(key[0])]
         scratch, joint = native.scratch_bytes([one.item for key in in_place for one in buckets[key]]), 0
     ledger.begin()
     engines: dict[str, Engine] = {"reference": by_tensor, "foreach": by_list, "fused": by_shape}
@@ -215,7 +214,7 @@ def numpy_peak(items: Sequence[Item], *, engine: str) -> tuple[int, str]:
     fused = [job for job, native in zip(jobs, by_native, strict=True) if native]
     others = [job for job, native in zip(jobs, by_native, strict=True) if not native]
     used = " + ".join(name for name, some in (("fused", fused), ("reference", others)) if some)
-    in_place = fused if items and native.rule_name(items[0].setting) in ROLES else []
+    in_place = fused if items and native.is_served(items[0].setting) else []
     del jobs
     ledger.begin()
     squares = peak_of_squares(ledger, others) if engine == "reference" or reason_missing() else 0

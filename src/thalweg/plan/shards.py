@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from thalweg.arrays import Shape
-from thalweg.kernels.cpu.plan import SUMS
 from thalweg.plan import costs, gpus
 from thalweg.plan.items import Entry, Item, entry_bytes, state_entries
 from thalweg.plan.models import Tensor
@@ -103,9 +102,8 @@ def reason_against_parts(setting: Setting, device: str) -> str:
     """Why native code (``torch/fused.py``), or a kernel on a GPU, cannot step parts of parameters, "" if it can."""
     if device == "cuda":
         return gpus.reason_against_parts(setting)
-    rule = type(setting.rule).__name__
-    if rule not in SUMS:
-        return f"there is no fused kernel of {rule} for sharded parameters on CPUs"
+    if setting.rule.needs_whole:
+        return f"there is no native code of {type(setting.rule).__name__} for sharded parameters"
     if setting.handling.on_nonfinite != "propagate" or setting.rule.stacked_axes:
         return (
             "parameters are sharded, and native code steps shards only with on_nonfinite='propagate' and stacked_axes=0"

@@ -166,8 +166,10 @@ class Value:
 class Graph:
     """All values of one traced rule, in the order in which they were computed."""
 
-    def __init__(self, rule_name: str, file: str) -> None:
+    def __init__(self, rule_name: str, file: str, *, simplified: bool = True) -> None:
         self.rule_name, self.file = rule_name, file
+        #: Whether x * 1 and the like are x. If not, graphs differ less from one another.
+        self.simplified = simplified
         self.values: list[Value] = []
         self.known: dict[Any, Value] = {}
         #: What the rule calls a value.
@@ -184,7 +186,7 @@ class Graph:
                 raise RuleError(f"{self.place()} computes with a {type(arg).__name__}: use arrays, options and numbers")
         if not any(isinstance(arg, Value) for arg in args):
             return OPERATORS[op](*args)
-        if op in NEUTRAL and len(args) == 2:
+        if self.simplified and op in NEUTRAL and len(args) == 2:
             if is_number(args[1]) and args[1] == NEUTRAL[op]:
                 return args[0]
             if op in ("add", "mul") and is_number(args[0]) and args[0] == NEUTRAL[op]:

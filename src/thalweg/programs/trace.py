@@ -121,13 +121,16 @@ class Tracing:
         return self.graph.apply(name, *operands)
 
 
-def trace(rule: Rule, shape: Shape, state: Mapping[str, Shape], *, lr: float | None = 1.0) -> Program:
+def trace(
+    rule: Rule, shape: Shape, state: Mapping[str, Shape], *, lr: float | None = 1.0, simplified: bool = True
+) -> Program:
     """Run a rule's ``update`` over symbols, for parameters of the same kind as one of this shape.
 
-    state: the shapes of its entries. lr: None where the rule is to choose its step size.
+    state: the shapes of its entries. lr: None where the rule is to choose its step size. simplified: whether what is
+    multiplied by 1 and the like is left as it is.
     """
     file = inspect.getsourcefile(type(rule)) or ""
-    graph = Graph(type(rule).__name__, file)
+    graph = Graph(type(rule).__name__, file, simplified=simplified)
     every = frozenset(range(len(shape)))
     memory: dict[str, Extent] = {PARAMETER: every, GRADIENT: every}
     memory.update({key: extent_of(entry, shape) for key, entry in state.items()})
@@ -160,6 +163,12 @@ def example_of(rule: Rule, shape: Shape) -> Shape:
     return next((each for each in (small, plain) if rule.kind(each) == rule.kind(shape)), shape)
 
 
+@functools.cache
+def number_fields(rule: type[Rule]) -> frozenset[str]:
+    """The options that are numbers of the arithmetic: they become inputs. Others decide how a rule computes."""
+    return frozenset(f.name for f in fields(rule) if "Scalar" in str(f.type))
+
+
 def symbolic(rule: Rule, graph: Graph) -> Rule:
     """A rule whose options are inputs of a graph where they are numbers."""
 
@@ -170,7 +179,7 @@ def symbolic(rule: Rule, graph: Graph) -> Rule:
         return graph.input(name, None) if is_number(value) and not isinstance(value, bool) and value != 0 else value
 
     given = {f.name: getattr(rule, f.name) for f in fields(rule)}
-    numbers = {f.name for f in fields(rule) if "Scalar" in str(f.type)}
+    numbers = number_fields(type(rule))
     return replace(rule, **{name: symbol(name, value) for name, value in given.items() if name in numbers})
 
 

@@ -21,7 +21,6 @@ from thalweg.kernels import triton
 from thalweg.kernels.chunks import SMALL, STACK
 from thalweg.kernels.cpu.library import reason_missing, warn_once
 from thalweg.kernels.cpu.noise import fill_normal
-from thalweg.kernels.shown import ROLES
 from thalweg.kernels.threads import num_threads
 from thalweg.rules.noise import tensor_id
 from thalweg.spaces import foreach
@@ -200,7 +199,7 @@ def is_in_place(engine: str, bucket: Bucket) -> bool:
     """Whether native code or kernels write new values themselves; all else answers with them."""
     if bucket.on_gpu:  # owners of whole tensors send them back
         return engine == "fused" and not (bucket.parts and bucket.setting.rule.needs_whole)
-    return engine == "fused" and type(bucket.setting.rule).__name__ in ROLES
+    return engine == "fused" and not bucket.setting.rule.needs_whole
 
 
 def engine_for(wanted: Engine, bucket: Bucket, *, compiling: bool) -> str:

@@ -18,15 +18,14 @@ from thalweg.kernels.cpu.plan import (
     END,
     MEASURE,
     REHEARSE,
-    SUMS,
     WRITE,
     Operand,
     Options,
     Plan,
+    needs_rows_and_columns,
     reason_unserved,
 )
 from thalweg.kernels.cpu.plan import sums_of_squares as native_sums
-from thalweg.kernels.shown import entries_of
 from thalweg.kernels.threads import num_threads
 from thalweg.rules import Annealed, Rule
 from thalweg.settings import Setting
@@ -61,8 +60,8 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> 
 def reason_against_part(setting: Setting, part: Part) -> str:
     """Why native code cannot step this rank's shard of a parameter, "" if it can."""
     rule, handling = setting.rule, setting.handling
-    if type(rule).__name__ not in SUMS:
-        return f"there is no fused kernel of {type(rule).__name__} for sharded parameters on CPUs"
+    if needs_rows_and_columns(rule, part.shape):
+        return f"there is no native code of {type(rule).__name__} with rows and columns for sharded parameters"
     if handling.on_nonfinite != "propagate" or rule.stacked_axes:
         return "it is sharded, and native code steps shards only with on_nonfinite='propagate' and stacked_axes=0"
     if handling.rounding == "stochastic" and any(part.groups[1:]):
@@ -97,8 +96,8 @@ def is_dense(p: Tensor) -> bool:
 class Fused:
     """The native engine of one optimizer, with tables that are kept between steps."""
 
-    def __init__(self, rule_name: str) -> None:
-        self.plan = Plan(rule_name)
+    def __init__(self) -> None:
+        self.plan = Plan()
         self.buckets: Sequence[Bucket] = ()
         self.copies: list[Tensor] = []
         #: How native code was shown each parameter the last time, by name.
@@ -117,16 +116,19 @@ class Fused:
             scale = None if bucket.grad_scale is None else float(bucket.grad_scale)
             lr = None if bucket.lr is None else float(bucket.lr)
             setting = bucket.setting
-            options.append(Options(setting.rule_at(bucket.t), setting.handling, bucket.t, lr, bucket.lr_scale, scale))
-            keys = entries_of(self.plan.rule_name, setting.rule, bucket.shape)
-            positions = [position_of(part) for part in bucket.parts] or [0] * len(bucket.names)
-            for name, p, g, s, first in zip(
-                bucket.names, bucket.params, bucket.grads, bucket.states, positions, strict=True
+            rule = setting.rule_at(bucket.t)
+            options.append(Options(rule, setting.handling, bucket.t, lr, bucket.lr_scale, scale, setting.rule))
+            keys = list(setting.rule.entries(bucket.shape))
+            shards: list[Any] = [(position_of(part), part.shape) for part in bucket.parts]
+            for name, p, g, s, shard in zip(
+                *(bucket.names, bucket.params, bucket.grads, bucket.states),
+                shards or [(0, None)] * len(bucket.names),
+                strict=True,
             ):
                 if g.stride() != p.stride() or g.is_neg():
                     g = torch.empty_like(p, dtype=g.dtype).copy_(g)
                     self.copies.append(g)
-                entries = [s.get(key) for key in keys]
+                entries = [s.get(key) for key in keys]  # what is missing is told below
                 state = p.shape, p.dtype, [(e.data_ptr(), e.dtype) if e is not None else (0, None) for e in entries]
                 places = p.data_ptr(), g.data_ptr(), g.dtype, group
                 known = self.known.get(name)
@@ -138,9 +140,11 @@ class Fused:
                             "assign contiguous tensors"
                         )
                 if known is None or known[0] != state or known[1] != places:
-                    dtypes = NAMES[p.dtype], NAMES[g.dtype], *["" if e is None else NAMES[e.dtype] for e in entries]
+                    dtypes = NAMES[p.dtype], NAMES[g.dtype], *[NAMES[dtype] for _, dtype in state[2]]
                     addresses = tuple(address for address, _ in state[2])
-                    operand = Operand(name, tuple(p.shape), p.data_ptr(), g.data_ptr(), addresses, dtypes, group, first)
+                    operand = Operand(
+                        name, tuple(p.shape), p.data_ptr(), g.data_ptr(), addresses, dtypes, group, *shard
+                    )
                     known = self.known[name] = state, places, operand
                 operands.append(known[2])
         self.plan.prepare(operands, options, num_threads(torch.get_num_threads))
@@ -153,8 +157,9 @@ class Fused:
     def write(self, finite: Sequence[bool] | None) -> None:
         """Write everything, or after :meth:`measure` those that are finite."""
         if any(bucket.parts for bucket in self.buckets):
-            self.plan.run(MEASURE, REHEARSE)
-            self.sum_over_ranks()
+            for number in range(self.plan.rounds):
+                self.plan.run(number, number + 1)
+                self.sum_over_ranks(number)
             self.plan.run(REHEARSE, END)
         elif finite is None:
             self.plan.run(MEASURE, END)
@@ -165,20 +170,21 @@ class Fused:
         changed = [p for bucket in self.buckets for p in bucket.params]
         torch.autograd.graph.increment_version(changed)
 
-    def sum_over_ranks(self) -> None:
-        """Make local sums those of whole parameters: one message for each group of ranks."""
+    def sum_over_ranks(self, number: int) -> None:
+        """Make the local sums of a pass those of whole parameters: one message for each group of ranks."""
         asked, places, index = [], [], 0
         for bucket in self.buckets:
             if bucket.parts:
                 places.append(range(index, index + len(bucket.params)))
                 wide = torch.float64 if bucket.params[0].dtype == torch.float64 else torch.float32
-                local = torch.tensor([self.plan.sums(i) for i in places[-1]], dtype=wide)
+                local = torch.tensor([self.plan.sums(i, number) for i in places[-1]], dtype=wide)
                 asked.append((local, bucket.parts[0].across(None)))
             index += len(bucket.params)
         whole = [sums.tolist() for sums in reduced("sum", asked)]
-        self.plan.decide(
-            {i: own for members, rows in zip(places, whole, strict=True) for i, own in zip(members, rows, strict=True)}
-        )
+        found: dict[int, list[float]] = {}
+        for members, rows in zip(places, whole, strict=True):
+            found.update(zip(members, rows, strict=True))
+        self.plan.decide(found, number)
 
     def release(self) -> None:
         """Let go of gradients and of copies that were made for a step."""

@@ -66,7 +66,7 @@ class Optimizer(Sorting):
         self._forget_buckets(engine)
         self._engines_used: set[str] = set()
         self._last: dict[str, Callable[[], dict[str, Any]]] = {}
-        self._fused = Fused(self.rule_name)
+        self._fused = Fused()
         self._gpu = Gpu()
         self._owners = Owners()
 

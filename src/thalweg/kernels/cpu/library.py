@@ -7,11 +7,13 @@ import functools
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from ctypes import c_char_p, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 
 from thalweg.errors import FallbackWarning
 from thalweg.kernels.cpu import structs
+from thalweg.kernels.cpu.emit import Function
 
 SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 BESIDE = Path(__file__).with_name(f"_core{SUFFIX}")
@@ -73,18 +75,19 @@ def declare(library: ctypes.CDLL) -> None:
     library.thalweg_level.restype, library.thalweg_level.argtypes = c_char_p, (c_int32,)
     library.thalweg_choose_level.restype, library.thalweg_choose_level.argtypes = c_int32, (c_int32,)
     library.thalweg_borrow_threads.restype, library.thalweg_borrow_threads.argtypes = None, (c_void_p, c_void_p)
+    library.thalweg_find.restype, library.thalweg_find.argtypes = c_int32, (c_char_p,)
     library.thalweg_layout.restype = c_int64
-    library.thalweg_layout.argtypes = (c_int32, c_void_p, c_int64, c_int32)
+    library.thalweg_layout.argtypes = (c_void_p, c_void_p, c_int64, c_int32)
     library.thalweg_run.restype = None
     library.thalweg_run.argtypes = (
-        c_int32,
-        *(c_void_p, c_void_p, c_void_p),
-        c_int64,
-        c_void_p,
+        *(c_void_p, c_void_p, c_void_p, c_int64),
+        *(c_void_p, c_int64, c_void_p),
         *(c_int32, c_int32, c_int32),
     )
     library.thalweg_decide.restype = None
-    library.thalweg_decide.argtypes = (c_int32, c_void_p, c_void_p, c_void_p, c_int64)
+    library.thalweg_decide.argtypes = (c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int32)
+    library.thalweg_squares.restype = None
+    library.thalweg_squares.argtypes = (c_void_p, c_int64, c_void_p, c_int32)
     library.thalweg_normal.restype = None
     library.thalweg_normal.argtypes = (c_void_p, c_int32, c_int64, c_int64, c_uint32, c_uint32, c_uint32, c_int32)
 
@@ -100,6 +103,20 @@ def level_used() -> str | None:
     if isinstance(library, str):
         return None
     return os.environ.get("THALWEG_CPU_LEVEL") or levels(library)[-1]
+
+
+def functions_of(functions: Sequence[Function], title: str) -> dict[str, tuple[int, int | None]]:
+    """Where each emitted function is: its place in the library, or the address of what was compiled for a rule."""
+    library = load()
+    places = {each.name: library.thalweg_find(each.name.encode()) for each in functions}
+    missing = [each for each in functions if places[each.name] < 0]
+    found: dict[str, tuple[int, int | None]] = {name: (place, None) for name, place in places.items()}
+    if missing:
+        from thalweg.kernels.cpu.compiler import compiled_elsewhere
+
+        addresses = compiled_elsewhere(missing, level_used() or "", title)
+        found.update({name: (-1, address) for name, address in addresses.items()})
+    return found
 
 
 @functools.cache

@@ -9,41 +9,51 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from thalweg.arrays import Shape
-from thalweg.boundary import ROUNDING_STREAM
+from thalweg.boundary import ROUNDING_STREAM, arithmetic
 from thalweg.dtypes import DTYPES
 from thalweg.kernels.cpu import structs
+from thalweg.kernels.cpu.compiled import Compiled, compiled, emitted, kind_of, reason_uncompiled, structure_of
 from thalweg.kernels.cpu.library import load
-from thalweg.kernels.cpu.options import READS, STATS, TRANSLATED
-from thalweg.kernels.shown import reason_unread
-from thalweg.rules import Adafactor, Kron, Rule
+from thalweg.rules import Kron, Rule
+from thalweg.rules.entries import Spread
 from thalweg.rules.noise import stream_key, tensor_id
 from thalweg.settings import Handling
 
 #: How many elements may lie behind a factored column: what native code has room for.
 MOST_BEHIND = 128
 
-MEASURE, REHEARSE, WRITE, END = 0, 1, 2, 3  # stages
-#: How many sums of the first stage decide what follows, where parts of a tensor may be elsewhere.
-SUMS = {"LARS": 2, "LAMB": 3}
+#: Stages: passes that measure, from 0 on; a look at what would be written; the last pass; the end.
+MEASURE, REHEARSE, WRITE, END = 0, 8, 9, 10
 
 
 class Operand(NamedTuple):
-    """One parameter: where it, its gradient and its state lie (0: there is none), and how they are stored."""
+    """One parameter: where it, its gradient and its state lie, and how they are stored."""
 
     name: str | int
     shape: Shape
     p: int
     g: int
     state: tuple[int, ...]
+    #: Of p, g and the entries of the state, in the rule's order.
     dtypes: tuple[str, ...]
     #: Which of the options hold.
     group: int
-    #: Of the first element in the whole parameter, where this is a part of it.
+    #: Where this is a shard: the place of its first element in the whole parameter, and the shape of that.
     position: int = 0
+    whole: Shape | None = None
 
     def fits(self, other: Operand) -> bool:
         """Whether it can take the place of another: that it has moved is all that may have changed."""
-        return self is other or (self.name, self.shape, self.dtypes) == (other.name, other.shape, other.dtypes)
+        return self is other or self.described == other.described
+
+    @property
+    def described(self) -> Any:
+        return self.name, self.shape, self.dtypes, self.group, self.position, self.whole
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all of its state is stored as it is computed."""
+        return all(dtype == arithmetic(self.dtypes[0]) for dtype in self.dtypes[2:])
 
 
 class Options(NamedTuple):
@@ -55,15 +65,44 @@ class Options(NamedTuple):
     lr: float | None
     lr_scale: float
     grad_scale: float | None = None
+    #: The rule that says what is kept, if it is not the rule of this step.
+    declared: Rule | None = None
+
+    @property
+    def layout(self) -> Any:
+        """What decides how tensors are laid out and which code steps them."""
+        return structure_of(self.rule), self.handling.seed, self.is_guarded, self.lr is None
+
+    @property
+    def is_guarded(self) -> bool:
+        return self.handling.on_nonfinite != "propagate"
+
+    @property
+    def gradient_scale(self) -> float:
+        scale = 1.0 if self.grad_scale is None else self.grad_scale
+        return -scale if self.handling.maximize else scale
+
+    def code_for(self, operand: Operand) -> Compiled:
+        return compiled(
+            kind_of(
+                self.rule,
+                operand.shape if operand.whole is None else operand.whole,
+                has_lr=self.lr is not None,
+                exact=operand.is_exact,
+                guarded=self.is_guarded,
+                complete=operand.whole is not None,
+                declared=self.declared,
+            )
+        )
 
 
 def reason_unserved(rule: Rule, shape: Shape) -> str | None:
     """Why native code cannot step such a tensor, or None if it can."""
     if isinstance(rule, Kron):  # which is computed by its own formulas, of native noise
         return None
-    if (reason := reason_unread(rule, READS)) is not None:
+    if reason := reason_uncompiled(rule, shape):
         return reason
-    axes = rule.factored_axes(shape) if isinstance(rule, Adafactor) else None
+    axes = emitted(kind_of(rule, shape)).kinds.axes
     if axes is None:
         return None
     if math.prod(shape) == 0:
@@ -74,79 +113,163 @@ def reason_unserved(rule: Rule, shape: Shape) -> str | None:
     return None
 
 
+def needs_rows_and_columns(rule: Rule, shape: Shape) -> bool:
+    return emitted(kind_of(rule, shape)).kinds.is_factored
+
+
 class Plan:
     """Tables for one optimizer."""
 
-    def __init__(self, rule_name: str) -> None:
-        self.rule_name = rule_name
+    def __init__(self) -> None:
         self.operands: list[Operand] = []
-        self.layout: list[Layout] = []
+        self.layout: list[Any] = []
         #: Rows of the table that belong to each operand: one, or one for each stacked slice.
         self.spans: list[range] = []
+        self.stacks: list[Shape | None] = []
+        #: By place in the options that native code sees: the group that they are of, and the code for it.
+        self.used: list[tuple[int, Compiled]] = []
+        self.codes: list[int] = []
         self.tensors: Any = None
+        self.options: Any = None
+        self.registers: Any = None
         self.outcomes: Any = None
         self.scratch: Any = None
         self.threads = 0
 
     def prepare(self, operands: list[Operand], options: Sequence[Options], threads: int) -> None:
         """Lay out a step: rows of the tables are made anew only if something moved, the numbers at every step."""
-        library, code = load(), structs.RULES[self.rule_name]
-        layouts = [layout_of(each) for each in options]
-        layout = [layouts[operand.group] for operand in operands]
+        layout = [each.layout for each in options]
         if layout != self.layout or not self.moved(operands, options):
             self.lay_out(operands, options)
             self.layout, self.threads = layout, 0
         self.operands = operands
+        self.numbers = [
+            code.numbers_of(
+                options[group].rule,
+                options[group].t,
+                options[group].lr,
+                options[group].lr_scale,
+                options[group].gradient_scale,
+            )
+            for group, code in self.used
+        ]
+        for own, numbers, (group, _) in zip(self.options, self.numbers, self.used, strict=True):
+            own.numbers, own.count = ctypes.addressof(numbers), len(numbers)
+            own.t = options[group].t & 0xFFFFFFFF
+            own.stochastic = options[group].handling.rounding == "stochastic"
+            own.guarded = options[group].is_guarded
         if threads != self.threads:
-            bytes_needed = library.thalweg_layout(code, self.tensors, len(self.tensors), threads)
+            bytes_needed = load().thalweg_layout(self.options, self.tensors, len(self.tensors), threads)
             self.scratch, self.threads = ctypes.create_string_buffer(bytes_needed), threads
         self.outcomes = (structs.Outcome * len(self.tensors))()
-        translated = [TRANSLATED[type(each.rule)](*each) for each in options]
-        self.options = (type(translated[0]) * len(translated))(*translated)
+        self.registers = (ctypes.c_double * (len(self.tensors) * self.width))()
 
     def lay_out(self, operands: Sequence[Operand], options: Sequence[Options]) -> None:
-        rows = [rows_of(operand, options[operand.group]) for operand in operands]
+        places: dict[tuple[int, int], int] = {}
+        self.used, self.codes = [], []
+        for operand in operands:
+            code = options[operand.group].code_for(operand)
+            key = operand.group, id(code)
+            if key not in places:
+                places[key] = len(self.used)
+                self.used.append((operand.group, code))
+            self.codes.append(places[key])
+        self.options = (structs.Options * len(self.used))()
+        for own, (_, code) in zip(self.options, self.used, strict=True):
+            own.program = ctypes.addressof(code.native)
+        self.width = max((code.registers for _, code in self.used), default=0)
+        rows = [
+            self.rows_of(operand, options[operand.group], place)
+            for operand, place in zip(operands, self.codes, strict=True)
+        ]
         ends = list(itertools.accumulate(map(len, rows)))
         self.spans = [range(end - len(own), end) for end, own in zip(ends, rows, strict=True)]
+        self.stacks = [
+            operand.shape[: options[operand.group].rule.stacked_axes] if len(span) != 1 else None
+            for operand, span in zip(operands, self.spans, strict=True)
+        ]
         self.tensors = (structs.Tensor * sum(map(len, rows)))(*itertools.chain(*rows))
 
     def moved(self, operands: Sequence[Operand], options: Sequence[Options]) -> bool:
         """Follow what has moved since the last step; whether these are still the same operands."""
         if len(operands) != len(self.operands) or not all(map(Operand.fits, operands, self.operands)):
             return False
-        for new, old, span in zip(operands, self.operands, self.spans, strict=True):
+        for new, old, span, place in zip(operands, self.operands, self.spans, self.codes, strict=True):
             if new is old or new == old:
                 continue
-            for place, row in zip(span, rows_of(new, options[new.group]), strict=True):
-                row.scratch = self.tensors[place].scratch
-                self.tensors[place] = row
+            for row, values in zip(span, self.rows_of(new, options[new.group], place), strict=True):
+                values.scratch = self.tensors[row].scratch
+                self.tensors[row] = values
         return True
 
+    def rows_of(self, operand: Operand, options: Options, place: int) -> list[structs.Tensor]:
+        """The rows of one operand: one for each stacked slice, which are tensors by themselves."""
+        rule, axes = options.rule, self.used[place][1].axes
+        stacked = rule.stacked_axes
+        own = operand.shape[stacked:]
+        size = math.prod(own)
+        seen = (0,) * 5 if axes is None else seen_as(own, *(axis - stacked for axis in axes))
+        lengths = [
+            size,
+            size,
+            *(
+                length_of(entry, operand.shape, stacked)
+                for entry in entries_of(options.declared or rule, operand.shape)
+            ),
+        ]
+        addresses = (operand.p, operand.g, *operand.state)
+        codes = [structs.DTYPES[dtype] for dtype in operand.dtypes]
+        steps = [length * DTYPES[dtype].bytes for length, dtype in zip(lengths, operand.dtypes, strict=True)]
+        key = stream_key(options.handling.seed, tensor_id(operand.name), ROUNDING_STREAM)
+
+        def row(index: int) -> structs.Tensor:
+            made = structs.Tensor(
+                size=size,
+                whole=size if operand.whole is None else math.prod(operand.whole),
+                seen_as=(ctypes.c_int64 * 5)(*seen),
+                position=operand.position + index * size,
+                options=place,
+                key=key,
+                is_slice=stacked > 0,
+            )
+            made.dtype[: len(codes)] = codes
+            made.operand[: len(addresses)] = [
+                address + index * step for address, step in zip(addresses, steps, strict=True)
+            ]
+            return made
+
+        return [row(index) for index in range(math.prod(operand.shape[:stacked]))]
+
     def run(self, first: int, last: int) -> None:
+        count = len(self.tensors)
         load().thalweg_run(
-            structs.RULES[self.rule_name],
-            self.options,
-            self.tensors,
-            self.outcomes,
-            len(self.tensors),
-            self.scratch,
-            first,
-            last,
-            self.threads,
+            *(self.options, self.tensors, self.registers, self.width),
+            *(self.outcomes, count, self.scratch),
+            *(first, last, self.threads),
         )
 
-    def sums(self, operand: int) -> list[float]:
-        """What the first stage has added up of an operand."""
-        (row,) = self.spans[operand]
-        return list(self.outcomes[row].sums[: SUMS[self.rule_name]])
+    @property
+    def rounds(self) -> int:
+        """How many passes have sums that must be complete before the last one."""
+        return max((len(code.sums) - 1 for _, code in self.used), default=0)
 
-    def decide(self, sums: Mapping[int, Sequence[float]]) -> None:
-        """Go on from these sums, by operand, instead of those that were found here."""
+    def sums(self, operand: int, number: int) -> list[float]:
+        """What a pass has added up of an operand."""
+        (row,) = self.spans[operand]
+        return [self.registers[row * self.width + place] for place in self.places_of_sums(operand, number)]
+
+    def places_of_sums(self, operand: int, number: int) -> list[int]:
+        code = self.used[self.codes[operand]][1]
+        return code.sums[number] if number < len(code.sums) - 1 else []
+
+    def decide(self, sums: Mapping[int, Sequence[float]], number: int) -> None:
+        """Go on from these sums of a pass, by operand, instead of those that were found here."""
         for operand, values in sums.items():
             (row,) = self.spans[operand]
-            self.outcomes[row].sums[: len(values)] = values
-        code = structs.RULES[self.rule_name]
-        load().thalweg_decide(code, self.options, self.tensors, self.outcomes, len(self.tensors))
+            for place, value in zip(self.places_of_sums(operand, number), values, strict=True):
+                self.registers[row * self.width + place] = value
+        count = len(self.tensors)
+        load().thalweg_decide(self.options, self.tensors, self.registers, self.width, self.outcomes, count, number)
 
     def finite(self) -> list[bool]:
         """For each operand whether all of its step is finite."""
@@ -159,85 +282,36 @@ class Plan:
                 self.outcomes[row].skip = skipped
 
     def figures(self) -> Figures:
-        stacks = [
-            operand.shape[: layout.stacked_axes] if len(span) != 1 else None
-            for operand, layout, span in zip(self.operands, self.layout, self.spans, strict=True)
-        ]
-        return Figures(self.rule_name, self.spans, stacks, bytes(self.outcomes))
+        stats = [self.used[place][1].stats for place in self.codes]
+        return Figures(stats, self.spans, self.stacks, bytes(self.registers), self.width)
 
 
 class Figures(NamedTuple):
     """What a step computed on its way, read when somebody asks."""
 
-    rule_name: str
+    #: Of each operand: the registers of its figures, by name.
+    stats: list[dict[str, int]]
     spans: list[range]
     #: The shape of each stack of slices, None for tensors that stand alone.
     stacks: list[Shape | None]
-    outcomes: bytes
+    registers: bytes
+    width: int
 
     def of(self, index: int, stacked: Callable[[list[float], Shape], Any]) -> dict[str, Any]:
         """The figures of an operand: numbers, or for stacked slices what ``stacked`` makes of a list and a shape."""
-        stack, size = self.stacks[index], ctypes.sizeof(structs.Outcome)
-        stats = [structs.Outcome.from_buffer_copy(self.outcomes, row * size).stats for row in self.spans[index]]
-        return {
-            key: stats[0][k] if stack is None else stacked([own[k] for own in stats], stack)
-            for k, key in enumerate(STATS[self.rule_name])
-        }
+        stack, rows = self.stacks[index], self.spans[index]
+        registers = memoryview(self.registers).cast("d")
+        found = {key: [registers[row * self.width + place] for row in rows] for key, place in self.stats[index].items()}
+        return {key: values[0] if stack is None else stacked(values, stack) for key, values in found.items()}
 
 
-class Layout(NamedTuple):
-    """The options that decide how tensors are laid out."""
-
-    seed: int
-    stacked_axes: int
-    factoring: Any
+def entries_of(rule: Rule, shape: Shape) -> list[Spread]:
+    return [entry for entry in rule.entries(shape).values() if isinstance(entry, Spread)]
 
 
-def layout_of(options: Options) -> Layout:
-    rule = options.rule
-    factoring = None
-    if isinstance(rule, Adafactor):
-        factoring = rule.factored, rule.min_dim_size_to_factor, rule.factor_dims, rule.only_2d
-    return Layout(options.handling.seed, rule.stacked_axes, factoring)
-
-
-def rows_of(operand: Operand, options: Options) -> list[structs.Tensor]:
-    """The rows of one operand: one for each stacked slice, which are tensors by themselves."""
-    rule, handling = options.rule, options.handling
-    own = operand.shape[rule.stacked_axes :]
-    size = math.prod(own)
-    axes = rule.factored_axes(operand.shape) if isinstance(rule, Adafactor) else None
-    seen = (0,) * 5 if axes is None else seen_as(own, *(axis - rule.stacked_axes for axis in axes))
-    before, rows, between, columns, after = seen
-    lengths = (
-        [size] * 3 if axes is None else [before * rows * between * after, before * between * columns * after, size]
-    )
-    p_dtype, g_dtype, *state_dtypes = operand.dtypes
-    codes = (structs.DTYPES.get(dtype, 0) for dtype in (*state_dtypes, "", "", ""))
-    table = (ctypes.c_uint8 * 3)(*(code for code, _ in zip(codes, range(3), strict=False)))
-    key = stream_key(handling.seed, tensor_id(operand.name), ROUNDING_STREAM)
-
-    def row(index: int) -> structs.Tensor:
-        state = [
-            address + index * length * DTYPES[dtype].bytes if address else None
-            for address, length, dtype in zip(operand.state, lengths, state_dtypes, strict=False)
-        ]
-        return structs.Tensor(
-            p=operand.p + index * size * DTYPES[p_dtype].bytes,
-            g=operand.g + index * size * DTYPES[g_dtype].bytes,
-            state=(ctypes.c_void_p * 3)(*state),
-            size=size,
-            seen_as=(ctypes.c_int64 * 5)(*seen),
-            position=operand.position + index * size,
-            options=operand.group,
-            key=key,
-            p_dtype=structs.DTYPES[p_dtype],
-            g_dtype=structs.DTYPES[g_dtype],
-            state_dtype=table,
-            is_slice=rule.stacked_axes > 0,
-        )
-
-    return [row(index) for index in range(math.prod(operand.shape[: rule.stacked_axes]))]
+def length_of(entry: Spread, shape: Shape, stacked: int) -> int:
+    """How many numbers an entry has for one slice of a stack."""
+    return math.prod(1 if axis in entry.over else size for axis, size in enumerate(shape) if axis >= stacked)
 
 
 def seen_as(shape: Shape, row: int, column: int) -> tuple[int, int, int, int, int]:
@@ -253,12 +327,9 @@ def seen_as(shape: Shape, row: int, column: int) -> tuple[int, int, int, int, in
 
 def sums_of_squares(arrays: Sequence[tuple[int, str, int]], threads: int) -> list[float]:
     """Of each array, given as (address, dtype, size), in double precision."""
-    library = load()
-    tensors = (structs.Tensor * len(arrays))(
-        *(structs.Tensor(g=address, g_dtype=structs.DTYPES[dtype], size=size) for address, dtype, size in arrays)
-    )
-    outcomes = (structs.Outcome * len(arrays))()
-    options = (structs.Handling * 1)()
-    scratch = ctypes.create_string_buffer(library.thalweg_layout(structs.SQUARES, tensors, len(arrays), threads))
-    library.thalweg_run(structs.SQUARES, options, tensors, outcomes, len(arrays), scratch, MEASURE, WRITE, threads)
-    return [outcome.sums[0] for outcome in outcomes]
+    tensors = (structs.Tensor * len(arrays))()
+    for own, (address, dtype, size) in zip(tensors, arrays, strict=True):
+        own.operand[1], own.dtype[1], own.size = address, structs.DTYPES[dtype], size
+    sums = (ctypes.c_double * len(arrays))()
+    load().thalweg_squares(tensors, len(arrays), sums, threads)
+    return list(sums)

@@ -3,70 +3,87 @@
 
 #include <cstdint>
 
-enum Rule : int32_t { SQUARES = 0, LARS = 1, LAMB = 2, ADAFACTOR = 3 };
 enum DType : uint8_t { NOTHING = 0, FLOAT32 = 1, FLOAT64 = 2, BFLOAT16 = 3, FLOAT16 = 4 };
+
+constexpr int ROOM = 4;             // entries of the state that a tensor may have
+constexpr int OPERANDS = 2 + ROOM;  // p, g and the state
+constexpr int MOST_PASSES = 6;
+constexpr int SLOTS = 2;            // rows, and columns, of a factored tensor that a pass may ask for, or sum
+constexpr int OPERAND = 128;
+constexpr int64_t MOST_AFTER = 128;  // elements behind a factored column that are served
 
 // One tensor: where it lies and how it is stored. Stacked parameters have one for each slice.
 struct Tensor {
-    void* p;
-    const void* g;
-    void* state[3];  // LARS: momentum. LAMB: two moments. Adafactor: rows or all squares, columns, momentum
+    void* operand[OPERANDS];
     int64_t size;
-    // Seen as (before, rows, between, columns, after) where Adafactor factors it; else rows is 0.
+    int64_t whole;  // elements of the whole parameter, where this is a shard of it
+    // Seen as (before, rows, between, columns, after) where statistics are factored; else rows is 0.
     int64_t before, rows, between, columns, after;
     int64_t position;  // of the first element in the whole parameter, for random bits
     int64_t scratch;   // where its own scratch begins; set by thalweg_layout
     int32_t options;   // which options hold
     uint32_t key;      // of its random bits
-    uint8_t p_dtype, g_dtype, state_dtype[3];
+    uint8_t dtype[OPERANDS];
     uint8_t is_slice;  // of a stack: its sums must fit the precision of the arithmetic
-    uint8_t unused[2];
+    uint8_t unused;
 };
 
-// What all rules have in common.
-struct Handling {
-    double gradient_scale;  // its sign included: minus to climb
-    double lr;
-    double weight_decay;
+// One emitted pass: what it wants, and where its code is.
+struct Pass {
+    int32_t index;                // among the emitted passes of this library
+    int32_t operands, written;    // how many operands it has; bit k: the k-th is written
+    int32_t numbers, sums, kept;  // how many it has of each
+    int32_t row_sums, column_sums, rows, columns;  // of factored tensors: sums it makes, slots it reads
+    uint8_t operand[8];           // of the tensor
+    uint8_t row[SLOTS], column[SLOTS];  // which slots
+    // of sums of columns: what they are of (something kept, or from OPERAND on an operand; the gradient is to be
+    // multiplied by the first number), and whether that is squared
+    uint8_t column_of[SLOTS], column_squared[SLOTS];
+    const int32_t* registers;     // of its numbers
+    const void* functions;        // of a pass that was compiled elsewhere; null: see index
+};
+
+// What is computed of rows and columns when their sums are complete.
+struct Between {
+    int32_t index, after_pass;    // after_pass: the pass whose sums it waits for, -1 if there is nothing to compute
+    int32_t numbers, rows, columns;  // numbers, and slots of rows and of columns
+    int32_t unused;
+    int8_t row_state[4], column_state[4];  // the operand that is read into a slot and written from it, -1: none
+    const int32_t* registers;
+    const void* functions;
+};
+
+// Arithmetic of single numbers: one operation of registers.
+struct Instruction {
+    int32_t op, to, a, b, c;
+};
+
+constexpr int SCALE = 0, COUNT = 1, LARGEST = 2, NUMBERS = 3;  // registers; then numbers of the options, and the rest
+
+struct Program {
+    const Pass* passes;
+    const Between* between;
+    const Instruction* code;
+    const uint8_t* is_mean;       // by sum
+    int32_t count;                // passes
+    int32_t code_end[MOST_PASSES];  // of the instructions that follow each pass
+    int32_t first_sum[MOST_PASSES];  // the register of a pass's first sum
+    int32_t finite, bounded;      // registers; -1: always, and never
+    int32_t unused;
+};
+
+// What holds for some tensors in one step.
+struct Options {
+    const Program* program;
+    const double* numbers;
+    int32_t count;
     uint32_t t;
     int32_t stochastic;  // rounding of parameters of 16 bits
     int32_t guarded;     // nothing may be written before all of it is known to be finite
-    int32_t adapt;       // whether there is a trust ratio
-};
-
-struct LarsOptions {
-    Handling handling;
-    double momentum, trust_coefficient, eps, zero_ratio;
-    int32_t combined, lr_inside, nesterov, clip;
-};
-
-enum LambDecay : int32_t { IN_UPDATE = 0, DECOUPLED = 1, L2 = 2 };
-
-struct LambOptions {
-    Handling handling;
-    double b1, gain1, b2, gain2;        // old and new values' shares of the moments
-    double correction1, correction2;    // what the moments are divided by
-    double eps, eps_root;
-    double phi_low, phi_high, trust_low, trust_high;
-    int32_t has_phi, has_trust_clip;
-    int32_t decay_mode, unused;
-};
-
-enum AdafactorDecay : int32_t { BY_ALPHA = 0, BY_LR = 1, INDEPENDENT = 2 };
-
-struct AdafactorOptions {
-    Handling handling;
-    double weight;       // of new squares
-    double eps, floor;   // eps[0] and eps[1]
-    double clip_threshold, rho, nominal, lr_scale, momentum;
-    int32_t has_clip, scaled, clamp, after_lr;
-    int32_t decay_mode, unused;
 };
 
 // What came of one tensor.
 struct Outcome {
-    double sums[3];
-    double stats[4];
     int32_t finite;
     int32_t skip;  // set by Python before the last stage
 };

@@ -1,13 +1,17 @@
 // The C ABI: one call steps a whole model, or takes it through some of the stages of a step.
 //
-// Stages: 0 measures, 1 looks at what would be written (Adafactor: at u), 2 writes. Small tensors go
-// through all stages while they are in the cache, each by one thread. Large ones are cut into tasks for all
-// threads, and every other stage goes through them backwards, since their end is what the cache still holds.
+// Stages: all passes but the last, each followed by what its sums decide; then (under a guard) a look at what the last
+// would write; then the last. Small tensors go through all stages while they are in the cache, each by one thread. Large
+// ones are cut into tasks for all threads, and every other stage goes through them backwards, since their end is what
+// the cache still holds.
 
 #include <cmath>
 #include <cstring>
+#include <vector>
 
+#include "emitted_names.h"
 #include "passes.h"
+#include "scalars.h"
 #include "threads.h"
 
 extern const Passes passes_baseline;
@@ -17,16 +21,17 @@ extern const Passes passes_avx2, passes_avx512;
 
 namespace {
 
-constexpr int64_t SMALL = 65536;  // elements of a tensor that one thread steps by itself
+constexpr int REHEARSE = 8, WRITE = 9;  // the stages after those of passes that measure
+constexpr int64_t SMALL = 65536;        // elements of a tensor that one thread steps by itself
 constexpr int64_t MOST_TALL = 64, LEAST_HEIGHT = 64;
 
 int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step; }
 int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-Cut cut_of(int32_t rule, const Tensor& t) {
+Cut cut_of(const Tensor& t) {
     Cut cut{};
-    if (rule != ADAFACTOR || t.rows == 0) {
+    if (!is_factored(t)) {
         cut.tasks = most(1, up(t.size, BLOCK));
         return cut;
     }
@@ -42,112 +47,32 @@ Cut cut_of(int32_t rule, const Tensor& t) {
     return cut;
 }
 
-bool is_wide(int32_t rule, const Tensor& t) { return rule == SQUARES || t.p_dtype == FLOAT64; }
+bool is_wide(const Tensor& t) { return t.dtype[0] == FLOAT64; }
 
-int64_t own_bytes(int32_t rule, const Tensor& t, const Cut& cut) {
-    if (rule != ADAFACTOR || t.rows == 0) return 0;
-    return 2 * cut.slices * t.after * (t.rows + t.columns) * (is_wide(rule, t) ? 8 : 4);
+int64_t own_bytes(const Program& program, const Tensor& t, const Cut& cut) {
+    if (!is_factored(t)) return 0;
+    const Between& between = *program.between;
+    return cut.slices * t.after * (between.rows * t.rows + between.columns * t.columns) * (is_wide(t) ? 8 : 4);
 }
 
-int64_t work_bytes(int32_t rule, const Tensor& t, const Cut& cut) {
+int64_t work_bytes(const Program& program, const Tensor& t, const Cut& cut) {
     int64_t doubles = cut.tasks * SUMS;
-    if (rule == ADAFACTOR && t.rows > 0)
-        doubles += cut.slices * t.after * (cut.tall * t.columns + cut.wide * t.rows);
+    if (is_factored(t)) {
+        const Pass& pass = program.passes[program.between->after_pass];
+        doubles += cut.slices * t.after *
+                   (pass.column_sums * cut.tall * t.columns + pass.row_sums * cut.wide * t.rows);
+    }
     return 8 * doubles;
-}
-
-// ---- what is decided between stages, from the sums
-
-double lars_ratio(const LarsOptions& o, double p_norm, double g_norm) {
-    const double lr = o.handling.lr;
-    double above = o.trust_coefficient * p_norm;
-    double below = g_norm + (o.combined ? 0.0 : o.handling.weight_decay * p_norm) + o.eps;
-    bool undefined = p_norm <= 0 || g_norm <= 0;
-    if (o.clip) {
-        above = above < lr * below || std::isnan(above) ? above : lr * below;
-        below *= lr;
-        undefined |= lr <= 0;
-    }
-    if (std::isnan(p_norm) || std::isnan(g_norm)) undefined = false;
-    return undefined ? o.zero_ratio : above / below;
-}
-
-double clipped(double x, double low, double high) {
-    x = x < low ? low : x;
-    return x > high ? high : x;
-}
-
-double lamb_ratio(const LambOptions& o, double p_norm, double u_norm) {
-    if (o.has_phi) p_norm = clipped(p_norm, o.phi_low, o.phi_high);
-    const bool unknown = std::isnan(p_norm) || std::isnan(u_norm);
-    double ratio = !unknown && (p_norm <= 0 || u_norm <= 0) ? 1.0 : p_norm / u_norm;
-    return o.has_trust_clip ? clipped(ratio, o.trust_low, o.trust_high) : ratio;
-}
-
-
-void decide(const Job& job) {
-    Outcome& out = *job.outcome;
-    const double p_norm = std::sqrt(out.sums[0]), norm = std::sqrt(out.sums[1]);
-    if (job.rule == LARS) {
-        const auto& o = *static_cast<const LarsOptions*>(job.options);
-        out.stats[0] = o.handling.adapt ? lars_ratio(o, p_norm, norm) : 1.0;
-        out.stats[1] = p_norm, out.stats[2] = norm;
-        out.finite = std::isfinite(out.sums[1]);
-    } else if (job.rule == LAMB) {
-        const auto& o = *static_cast<const LambOptions*>(job.options);
-        const double kept =
-            o.decay_mode == DECOUPLED ? std::fabs(1 - o.handling.lr * o.handling.weight_decay) : 1.0;
-        out.stats[0] = o.handling.adapt ? lamb_ratio(o, kept * p_norm, norm) : 1.0;
-        out.stats[1] = p_norm, out.stats[2] = norm, out.stats[3] = std::sqrt(out.sums[2]);
-        out.finite = std::isfinite(out.sums[1] + out.sums[2]);
-    }
-}
-
-void decide_adafactor(const Job& job) {
-    Outcome& out = *job.outcome;
-    const auto& o = *static_cast<const AdafactorOptions*>(job.options);
-    const double count = double(most(1, job.tensor->size));
-    const double p_rms = std::sqrt(out.sums[0] / count), u_rms = std::sqrt(out.sums[1] / count);
-    const double excess = u_rms / o.clip_threshold;
-    const double clip = o.has_clip ? 1 / (excess < 1 ? 1.0 : excess) : 1.0;
-    const double scale = o.scaled ? (p_rms < o.floor ? o.floor : p_rms) : 1.0;
-    const double stats[] = {u_rms, clip, p_rms, o.rho * scale * o.lr_scale};
-    std::memcpy(out.stats, stats, sizeof stats);
-    out.finite = std::isfinite(out.sums[1] + out.sums[2]);
-}
-
-// Whether the new parameter is finite whatever its single elements are, by the norms alone.
-bool is_bounded(const Job& job) {
-    const Tensor& t = *job.tensor;
-    const Outcome& out = *job.outcome;
-    for (int k = 0; k < 3; k++)
-        if (t.state[k] && t.state_dtype[k] == FLOAT16) return false;
-    const double largest = t.p_dtype == FLOAT16 ? 6e4 : t.p_dtype == FLOAT64 ? 1e307 : 1e38;
-    const Handling& h = handling_of(job);
-    // the factors too: each is rounded to the precision of the arithmetic before it multiplies anything
-    if (job.rule == LAMB) {
-        const double rate = std::fabs(out.stats[0] * h.lr), decay = h.lr * h.weight_decay;
-        return rate < largest && decay < largest && out.stats[1] * (1 + decay) + rate * out.stats[2] < largest;
-    }
-    if (job.rule == ADAFACTOR && !t.state[2]) {
-        const auto& o = *static_cast<const AdafactorOptions*>(job.options);
-        const double root = std::sqrt(double(most(1, t.size)));
-        const double rates[] = {out.stats[3], o.nominal, 1.0};
-        const double rate = std::fabs(out.stats[3] * out.stats[1]), decay = rates[o.decay_mode] * h.weight_decay;
-        const double bound = (out.stats[2] * (1 + decay) + rate * out.stats[0]) * root;
-        return rate < largest && decay < largest && bound < largest;
-    }
-    return false;
 }
 
 // ---- a call
 
 struct Call {
     const Passes* passes;
-    int32_t rule;
-    const char* options;
-    int64_t option_bytes;
+    const Options* options;
     const Tensor* tensors;
+    double* registers;
+    int64_t register_count;  // of one tensor
     Outcome* outcomes;
     int64_t count;
     char *scratch, *small_work;  // of the whole call: for large tensors, and for each thread's small ones
@@ -157,91 +82,97 @@ struct Call {
 
     Job job(int64_t index, char* work) const {
         const Tensor& t = tensors[index];
-        return {rule, is_wide(rule, t), &t, options + t.options * option_bytes, &outcomes[index],
+        return {is_wide(t), &t, options + t.options, registers + index * register_count, &outcomes[index],
                 scratch + t.scratch, work};
     }
     bool is_small(int64_t index) const { return tensors[index].size <= SMALL; }
 };
 
-void add_up(const Job& job, const Cut& cut) {
+void begin(const Job& job) {
+    std::memcpy(job.registers, job.options->numbers, size_t(job.options->count) * sizeof(double));
+    const uint8_t dtype = job.tensor->dtype[0];
+    job.registers[COUNT] = double(most(1, job.tensor->whole));
+    job.registers[LARGEST] = dtype == FLOAT16 ? 6e4 : dtype == FLOAT64 ? 1e307 : 1e38;
+    job.outcome->finite = 1;
+}
+
+// The pass of a stage, or null if the stage has nothing to do for this tensor.
+const Pass* pass_of(const Job& job, int stage) {
+    const Program& program = job.program();
+    const Pass* last = program.passes + program.count - 1;
+    if (stage < REHEARSE) return stage < program.count - 1 ? program.passes + stage : nullptr;
+    if (stage == WRITE) return job.outcome->skip ? nullptr : last;
+    // whether the new parameter is finite whatever its single elements are, by the norms alone
+    bool bounded = program.bounded >= 0 && job.registers[program.bounded] != 0;
+    for (int k = 2; k < OPERANDS; k++) bounded &= !job.tensor->operand[k] || job.tensor->dtype[k] != FLOAT16;
+    return job.options->guarded && job.outcome->finite && !bounded ? last : nullptr;
+}
+
+void add_up(const Job& job, const Cut& cut, int pass) {
+    const Program& program = job.program();
     const double* partial = reinterpret_cast<const double*>(job.work);
-    for (int k = 0; k < SUMS; k++)
-        for (int64_t task = 0; task < cut.tasks; task++) job.outcome->sums[k] += partial[task * SUMS + k];
-    if (!job.tensor->is_slice || job.wide) return;
-    const double count = job.rule == ADAFACTOR ? double(most(1, job.tensor->size)) : 1.0;  // it has means
-    for (double& sum : job.outcome->sums) {
-        const float kept = float(sum / count);
-        if (std::isinf(kept) || kept == 0) sum = double(kept);
+    for (int k = 0; k < program.passes[pass].sums; k++) {
+        double sum = 0;
+        for (int64_t task = 0; task < cut.tasks; task++) sum += partial[task * SUMS + k];
+        const int place = program.first_sum[pass] + k;
+        if (job.tensor->is_slice && !job.wide) {
+            const double count = program.is_mean[place - program.first_sum[0]] ? job.registers[COUNT] : 1.0;
+            const float kept = float(sum / count);
+            if (std::isinf(kept) || kept == 0) sum = double(kept);
+        }
+        job.registers[place] = sum;
     }
 }
 
-void do_task(const Call& call, const Job& job, const Cut& cut, int stage, int64_t task, bool dry) {
+void do_task(const Call& call, const Job& job, const Cut& cut, const Pass& pass, int64_t task, bool dry) {
     double* sums = reinterpret_cast<double*>(job.work) + task * SUMS;
-    if (stage < 2)
-        for (int k = 0; k < SUMS; k++) sums[k] = 0;
-    if (stage == 0) call.passes->measure(job, cut, task, sums);
-    if (stage == 1 && !call.passes->rehearse(job, cut, task, sums, dry)) sums[2] = INFINITY;
-    if (stage == 2) call.passes->write(job, cut, task);
+    for (int k = 0; k < SUMS; k++) sums[k] = 0;
+    if (!call.passes->run(job, cut, pass, task, sums, dry)) sums[SUMS - 1] = 1;
 }
 
 // After all tasks of a stage.
-void conclude(const Call& call, const Job& job, const Cut& cut, int stage, bool dry) {
-    if (stage == 0) {
-        std::memset(job.outcome->sums, 0, sizeof job.outcome->sums);
-        add_up(job, cut);
-        if (is_factored(job)) call.passes->factor(job, cut);
-        else if (job.rule == ADAFACTOR) decide_adafactor(job);
-        else decide(job);
-    } else if (stage == 1 && !dry) {
-        add_up(job, cut);
-        decide_adafactor(job);
-    } else if (stage == 1) {
+void conclude(const Call& call, const Job& job, const Cut& cut, int stage) {
+    const Program& program = job.program();
+    const bool between = is_factored(*job.tensor);
+    if (stage == REHEARSE) {
         const double* partial = reinterpret_cast<const double*>(job.work);
         for (int64_t task = 0; task < cut.tasks; task++)
-            if (partial[task * SUMS + 2] != 0) job.outcome->finite = 0;
-    } else {
-        call.passes->finish(job, cut);
+            if (partial[task * SUMS + SUMS - 1] != 0) job.outcome->finite = 0;
+        if (between && !call.passes->keep_between(job, cut, true)) job.outcome->finite = 0;
+        return;
     }
-}
-
-// Adafactor's factored tensors have two rounds in stage 1: u, and under guard what would be written.
-int rounds_of(const Job& job, int stage) { return stage == 1 && is_factored(job) ? 2 : 1; }
-
-bool is_dry(const Job& job, int round) { return !is_factored(job) || round == 1; }
-
-// Whether a round of a stage goes over the tensor at all.
-bool takes_place(const Job& job, int stage, int round) {
-    if (job.rule == SQUARES) return stage == 0;
-    if (stage == 0) return true;
-    if (stage == 2) return !job.outcome->skip && !is_single_pass(job);
-    if (!is_dry(job, round)) return true;
-    return handling_of(job).guarded && job.outcome->finite && !is_bounded(job);
+    const int pass = stage == WRITE ? program.count - 1 : stage;
+    add_up(job, cut, pass);
+    decide(program, pass, job.registers);
+    if (between && program.between->after_pass == pass) call.passes->compute_between(job, cut);
+    if (stage == WRITE && between) call.passes->keep_between(job, cut, false);
+    if (stage != WRITE && pass == program.count - 2 && program.finite >= 0)
+        job.outcome->finite = job.registers[program.finite] != 0;
 }
 
 void step_alone(const Call& call, int64_t index, char* work) {
     const Job job = call.job(index, work);
-    const Cut cut = cut_of(call.rule, *job.tensor);
-    for (int stage = call.first; stage < call.last; stage++)
-        for (int round = 0; round < rounds_of(job, stage); round++) {
-            if (!takes_place(job, stage, round)) continue;
-            for (int64_t task = 0; task < cut.tasks; task++) do_task(call, job, cut, stage, task, is_dry(job, round));
-            conclude(call, job, cut, stage, is_dry(job, round));
-        }
+    const Cut cut = cut_of(*job.tensor);
+    for (int stage = call.first; stage < call.last; stage++) {
+        const Pass* pass = pass_of(job, stage);
+        if (!pass) continue;
+        for (int64_t task = 0; task < cut.tasks; task++) do_task(call, job, cut, *pass, task, stage == REHEARSE);
+        conclude(call, job, cut, stage);
+    }
 }
 
 void step_together(const Call& call, int64_t index, Team& team) {
     const Job job = call.job(index, call.scratch);
-    const Cut cut = cut_of(call.rule, *job.tensor);
+    const Cut cut = cut_of(*job.tensor);
     bool backwards = false;
-    for (int stage = call.first; stage < call.last; stage++)
-        for (int round = 0; round < rounds_of(job, stage); round++) {
-            if (!takes_place(job, stage, round)) continue;
-            const bool dry = is_dry(job, round);
-            for (int64_t k = team.claim(); k < cut.tasks; k = team.claim())
-                do_task(call, job, cut, stage, backwards ? cut.tasks - 1 - k : k, dry);
-            team.barrier([&] { conclude(call, job, cut, stage, dry); });
-            backwards = !backwards;
-        }
+    for (int stage = call.first; stage < call.last; stage++) {
+        const Pass* pass = pass_of(job, stage);
+        if (!pass) continue;
+        for (int64_t k = team.claim(); k < cut.tasks; k = team.claim())
+            do_task(call, job, cut, *pass, backwards ? cut.tasks - 1 - k : k, stage == REHEARSE);
+        team.barrier([&] { conclude(call, job, cut, stage); });
+        backwards = !backwards;
+    }
 }
 
 void body(void* data, Team& team) {
@@ -257,6 +188,28 @@ void body(void* data, Team& team) {
             step_alone(call, index, work);
             turn = team.claim();
         }
+    }
+}
+
+// Sums of squares: one for each block of each tensor, added up in their order.
+struct Squaring {
+    const Passes* passes;
+    const Tensor* tensors;
+    int64_t count;
+    double* partial;
+};
+
+void add_squares(void* data, Team& team) {
+    const auto& call = *static_cast<Squaring*>(data);
+    int64_t turn = team.claim(), first = 0;
+    for (int64_t index = 0; index < call.count; index++) {
+        const Tensor& t = call.tensors[index];
+        const int64_t blocks = up(t.size, BLOCK);
+        for (; turn < first + blocks; turn = team.claim()) {
+            const int64_t begin = (turn - first) * BLOCK;
+            call.passes->squares(t, begin, least(begin + BLOCK, t.size), call.partial + turn);
+        }
+        first += blocks;
     }
 }
 
@@ -305,9 +258,16 @@ const Passes* chosen() {
 
 // The sizes of the structures, so that both sides can see that they mean the same.
 EXPORTED int64_t thalweg_sizeof(int32_t which) {
-    const int64_t sizes[] = {sizeof(Tensor), sizeof(LarsOptions), sizeof(LambOptions), sizeof(AdafactorOptions),
-                             sizeof(Outcome)};
-    return which >= 0 && which < 5 ? sizes[which] : -1;
+    const int64_t sizes[] = {sizeof(Tensor),  sizeof(Pass),    sizeof(Between), sizeof(Instruction),
+                             sizeof(Program), sizeof(Options), sizeof(Outcome)};
+    return which >= 0 && which < 7 ? sizes[which] : -1;
+}
+
+// The place of an emitted pass of this name, -1 if there is none.
+EXPORTED int32_t thalweg_find(const char* name) {
+    for (int32_t i = 0; i < int32_t(sizeof EMITTED_NAMES / sizeof *EMITTED_NAMES); i++)
+        if (!std::strcmp(name, EMITTED_NAMES[i])) return i;
+    return -1;
 }
 
 EXPORTED int32_t thalweg_levels(void) {
@@ -341,10 +301,11 @@ namespace {
 struct Areas {
     int64_t large = 0, small = 0;
 
-    Areas(int32_t rule, const Tensor* tensors, int64_t count) {
+    Areas(const Options* options, const Tensor* tensors, int64_t count) {
         for (int64_t i = 0; i < count; i++) {
-            int64_t& area = tensors[i].size <= SMALL ? small : large;
-            area = most(area, up(work_bytes(rule, tensors[i], cut_of(rule, tensors[i])), 64) * 64);
+            const Tensor& t = tensors[i];
+            int64_t& area = t.size <= SMALL ? small : large;
+            area = most(area, up(work_bytes(*options[t.options].program, t, cut_of(t)), 64) * 64);
         }
     }
 };
@@ -352,40 +313,56 @@ struct Areas {
 }  // namespace
 
 // Place each tensor's scratch. The answer is how many bytes of it a call with so many threads needs.
-EXPORTED int64_t thalweg_layout(int32_t rule, Tensor* tensors, int64_t count, int32_t threads) {
+EXPORTED int64_t thalweg_layout(const Options* options, Tensor* tensors, int64_t count, int32_t threads) {
     threads = threads > 1 ? threads : 1;
-    const Areas areas(rule, tensors, count);
+    const Areas areas(options, tensors, count);
     int64_t total = areas.large + areas.small * threads;
     for (int64_t i = 0; i < count; i++) {
         tensors[i].scratch = total;
-        total += up(own_bytes(rule, tensors[i], cut_of(rule, tensors[i])), 64) * 64;
+        total += up(own_bytes(*options[tensors[i].options].program, tensors[i], cut_of(tensors[i])), 64) * 64;
     }
     return total;
 }
 
 // Take tensors through the stages from `first` up to, not including, `last`.
-EXPORTED void thalweg_run(int32_t rule, const void* options, const Tensor* tensors, Outcome* outcomes, int64_t count,
-                          void* scratch, int32_t first, int32_t last, int32_t threads) {
+EXPORTED void thalweg_run(const Options* options, const Tensor* tensors, double* registers, int64_t register_count,
+                          Outcome* outcomes, int64_t count, void* scratch, int32_t first, int32_t last,
+                          int32_t threads) {
     threads = threads > 1 ? threads : 1;
-    const int64_t bytes[] = {sizeof(Handling), sizeof(LarsOptions), sizeof(LambOptions), sizeof(AdafactorOptions)};
-    const Areas areas(rule, tensors, count);
+    const Areas areas(options, tensors, count);
     int64_t total = 0;
     for (int64_t i = 0; i < count; i++) total += tensors[i].size;
-    Call call{chosen(), rule, static_cast<const char*>(options),
-              bytes[rule], tensors, outcomes, count, static_cast<char*>(scratch),
+    Call call{chosen(), options, tensors, registers, register_count, outcomes, count, static_cast<char*>(scratch),
               static_cast<char*>(scratch) + areas.large, areas.small, first, last, {}};
+    if (first == 0)
+        for (int64_t i = 0; i < count; i++) begin(call.job(i, nullptr));
     // waking a thread takes about as long as stepping a small tensor
     Threads::instance().run(total <= SMALL ? 1 : threads, body, &call);
 }
 
-// Decide anew what follows from the sums of stage 0, which somebody has made those of parts elsewhere too.
-EXPORTED void thalweg_decide(int32_t rule, const void* options, const Tensor* tensors, Outcome* outcomes,
-                             int64_t count) {
-    const int64_t bytes[] = {sizeof(Handling), sizeof(LarsOptions), sizeof(LambOptions), sizeof(AdafactorOptions)};
+// Decide anew what follows from the sums of a pass, which somebody has made those of shards elsewhere too.
+EXPORTED void thalweg_decide(const Options* options, const Tensor* tensors, double* registers, int64_t register_count,
+                             Outcome* outcomes, int64_t count, int32_t pass) {
     for (int64_t i = 0; i < count; i++) {
-        const Tensor& t = tensors[i];
-        const char* own = static_cast<const char*>(options) + t.options * bytes[rule];
-        decide({rule, is_wide(rule, t), &t, own, &outcomes[i], nullptr, nullptr});
+        const Program& program = *options[tensors[i].options].program;
+        if (pass >= program.count) continue;
+        decide(program, pass, registers + i * register_count);
+        if (pass == program.count - 2 && program.finite >= 0)
+            outcomes[i].finite = registers[i * register_count + program.finite] != 0;
+    }
+}
+
+// The sum of squares of each gradient, in double precision.
+EXPORTED void thalweg_squares(const Tensor* tensors, int64_t count, double* sums, int32_t threads) {
+    int64_t blocks = 0, total = 0;
+    for (int64_t i = 0; i < count; i++) blocks += up(tensors[i].size, BLOCK), total += tensors[i].size;
+    std::vector<double> partial(size_t(blocks), 0.0);
+    Squaring call{chosen(), tensors, count, partial.data()};
+    Threads::instance().run(total <= SMALL ? 1 : threads, add_squares, &call);
+    const double* next = partial.data();
+    for (int64_t i = 0; i < count; i++) {
+        sums[i] = 0;
+        for (int64_t k = up(tensors[i].size, BLOCK); k > 0; k--) sums[i] += *next++;
     }
 }
 

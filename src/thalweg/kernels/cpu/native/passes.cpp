@@ -2,65 +2,38 @@
 
 #include "passes.h"
 
-#include "adafactor.h"
-#include "elementwise.h"
+#include "body.h"
+#include "emitted.h"
+#include "matrices.h"
 #include "normal.h"
 
 namespace {
 
-template <class T>
-bool elementwise(const Job& job, int64_t task, Tasks tasks) {
-    const int64_t begin = task * BLOCK, end = least(begin + BLOCK, job.tensor->size);
-    switch (job.rule) {
-        case LARS: return lars<T>(job, begin, end, tasks);
-        case LAMB: return lamb<T>(job, begin, end, tasks);
-        case ADAFACTOR: return all_squares<T>(job, begin, end, tasks);
-        default: squares(job, begin, end, tasks.sums); return true;
-    }
+const Functions& functions_of(const void* own, int32_t index) {
+    return own ? *static_cast<const Functions*>(own) : EMITTED[index];
 }
 
 template <class T>
-void measure_as(const Job& job, const Cut& cut, int64_t task, double* sums) {
-    if (is_factored(job))
-        measure_factored<T>(job, cut, task, sums);
-    else
-        elementwise<T>(job, task, {sums, is_single_pass(job), false});
+bool run_as(const Job& job, const Cut& cut, const Pass& pass, Code code, int64_t task, double* sums, bool dry) {
+    if (is_factored(*job.tensor)) return run_window<T>(job, cut, pass, code, task, sums, dry);
+    return run_block<T>(job, pass, code, task * BLOCK, least((task + 1) * BLOCK, job.tensor->size), sums, dry);
 }
 
-template <class T>
-bool rehearse_as(const Job& job, const Cut& cut, int64_t task, double* sums, bool dry) {
-    if (!is_factored(job)) return elementwise<T>(job, task, {nullptr, true, true});
-    const bool storable = !dry || task > 0 || factors_storable<T>(job, cut);
-    return factored<T>(job, cut, task, dry ? nullptr : sums, dry, dry) && storable;
+bool run(const Job& job, const Cut& cut, const Pass& pass, int64_t task, double* sums, bool dry) {
+    const Functions& code = functions_of(pass.functions, pass.index);
+    return job.wide ? run_as<double>(job, cut, pass, code.wide, task, sums, dry)
+                    : run_as<float>(job, cut, pass, code.narrow, task, sums, dry);
 }
 
-template <class T>
-void write_as(const Job& job, const Cut& cut, int64_t task) {
-    if (is_factored(job))
-        factored<T>(job, cut, task, nullptr, true, false);
-    else
-        elementwise<T>(job, task, {nullptr, true, false});
+void compute_between(const Job& job, const Cut& cut) {
+    const Between& between = *job.program().between;
+    const Functions& code = functions_of(between.functions, between.index);
+    job.wide ? compute_rows_and_columns<double>(job, cut, code.wide)
+             : compute_rows_and_columns<float>(job, cut, code.narrow);
 }
 
-void measure(const Job& job, const Cut& cut, int64_t task, double* sums) {
-    job.wide ? measure_as<double>(job, cut, task, sums) : measure_as<float>(job, cut, task, sums);
-}
-
-void make_factors(const Job& job, const Cut& cut) {
-    job.wide ? factor<double>(job, cut) : factor<float>(job, cut);
-}
-
-bool rehearse(const Job& job, const Cut& cut, int64_t task, double* sums, bool dry) {
-    return job.wide ? rehearse_as<double>(job, cut, task, sums, dry) : rehearse_as<float>(job, cut, task, sums, dry);
-}
-
-void write(const Job& job, const Cut& cut, int64_t task) {
-    job.wide ? write_as<double>(job, cut, task) : write_as<float>(job, cut, task);
-}
-
-void finish(const Job& job, const Cut& cut) {
-    if (!is_factored(job)) return;
-    job.wide ? store_factors<double>(job, cut) : store_factors<float>(job, cut);
+bool keep_between(const Job& job, const Cut& cut, bool dry) {
+    return job.wide ? keep_rows_and_columns<double>(job, cut, dry) : keep_rows_and_columns<float>(job, cut, dry);
 }
 
 void normal(const Noise& noise, int64_t begin, int64_t end) {
@@ -75,4 +48,5 @@ void normal(const Noise& noise, int64_t begin, int64_t end) {
 #define QUOTED(a) TEXT(a)
 
 extern const Passes NAMED(passes_, THALWEG_LEVEL);
-const Passes NAMED(passes_, THALWEG_LEVEL) = {QUOTED(THALWEG_LEVEL), normal, measure, make_factors, rehearse, write, finish};
+const Passes NAMED(passes_, THALWEG_LEVEL) = {QUOTED(THALWEG_LEVEL), normal, run, compute_between, keep_between,
+                                              squares_of};

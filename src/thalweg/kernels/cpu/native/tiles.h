@@ -9,13 +9,15 @@
 
 #if defined(__SSE2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "abi.h"
 
 namespace {
 
-constexpr int64_t TILE = 1024;
+constexpr int64_t TILE = 2048;
 
 
 template <class To, class From>
@@ -165,7 +167,7 @@ inline float stochastic_float16(float x, uint32_t chance) {
 }
 
 inline void round_stochastically(float* x, int64_t n, const Tensor& tensor, uint32_t t, int64_t begin) {
-    const uint8_t dtype = tensor.p_dtype;
+    const uint8_t dtype = tensor.dtype[0];
     if (dtype != BFLOAT16 && dtype != FLOAT16) return;
     const Chances chances(tensor.key, t);
     by_high_half(chances, uint64_t(tensor.position + begin), n, [&](int64_t first, int64_t count, uint32_t low, uint32_t place) {
@@ -198,6 +200,7 @@ const T* input(const void* base, uint8_t dtype, int64_t begin, int64_t n, T* buf
 template <class T>
 class InOut {
   public:
+    InOut() = default;
     InOut(void* base, uint8_t dtype, int64_t begin, int64_t n, bool dry, T* buffer)
         : dtype(dtype), n(n), dry(dry), x(buffer) {
         if (!base) return;
@@ -231,10 +234,10 @@ class InOut {
     }
 
     char* at = nullptr;
-    uint8_t dtype;
-    int64_t n;
-    bool dry, direct = false;
-    T* x;
+    uint8_t dtype = NOTHING;
+    int64_t n = 0;
+    bool dry = false, direct = false;
+    T* x = nullptr;
 };
 
 // ---- loops over vectors of the compiler, which become registers of whatever width there is
@@ -252,7 +255,7 @@ struct Wide {
     typedef T type __attribute__((vector_size(VECTOR_BYTES)));
     static constexpr int WIDTH = VECTOR_BYTES / int(sizeof(T));
     // Sums have as many lanes on every machine, so that they are the same to the bit.
-    static constexpr int LANES = 128 / int(sizeof(T)), COUNT = LANES / WIDTH;
+    static constexpr int LANES = 64 / int(sizeof(T)), COUNT = LANES / WIDTH;
 };
 
 // One formula serves vectors and, at the end of a tile, single numbers: X is either.
@@ -281,19 +284,14 @@ inline V root(V x) {
 #elif defined(__SSE2__)
     if constexpr (single) return (V)_mm_sqrt_ps((__m128)x);
     else return (V)_mm_sqrt_pd((__m128d)x);
+#elif defined(__aarch64__)
+    if constexpr (single) return (V)vsqrtq_f32((float32x4_t)x);
+    else return (V)vsqrtq_f64((float64x2_t)x);
 #else
     for (size_t l = 0; l < sizeof x / sizeof x[0]; l++) x[l] = std::sqrt(x[l]);
     return x;
 #endif
 }
-
-// The larger of a number and a floor; NaN stays.
-template <class X, class T>
-inline X at_least(X x, T floor) { return x < floor ? X{} + floor : x; }
-
-// x**-1/2, and 0 at 0.
-template <class X>
-inline X inverse_root(X x) { return x <= X{} ? X{} : (X{} + 1) / root(x); }
 
 // Calls body(X, i, k) for all i < n: for vectors, which are those of lanes k of a sum, and then for single numbers.
 template <class T, class Body>
@@ -302,6 +300,11 @@ inline void over(int64_t n, Body body) {
     const typename W::type vector = {};
     int64_t i = 0;
     for (; i + W::LANES <= n; i += W::LANES)
+#if defined(__clang__)
+#pragma clang loop unroll(full)
+#else
+#pragma GCC unroll 8
+#endif
         for (int k = 0; k < W::COUNT; k++) body(vector, i + k * W::WIDTH, k);
     for (const int64_t whole = i; i < n; i++) body(T(0), i, int(i - whole));
 }
@@ -328,16 +331,32 @@ class Sum {
     T rest[LANES] = {};
 };
 
+// Whether a sum of TILE numbers, or of their squares, may have overflowed or vanished on the way.
+template <class T, bool SQUARED>
+bool is_doubtful(double total) {
+    if (sizeof(T) == 8) return false;
+    return SQUARED ? !(total > 0x1p-90 && total < 0x1p126) : !(std::fabs(total) < 0x1p126);
+}
+
 // The sum of the squares of at most TILE numbers, given as it came out in their precision. Float32 is enough for so
 // many; where it overflowed or vanished they are summed in float64, as rules do it (and if all squares are 0 even so,
-// squared in it).
-template <class T, class Number>
-double checked_squares(double total, int64_t n, Number number) {
-    if (sizeof(T) == 8 || (total > 0x1p-90 && total < 0x1p126)) return total;
+// squared in it). The numbers are those at x, times a scale.
+template <class T>
+double checked_squares(double total, const T* x, T scale, int64_t n) {
+    if (!is_doubtful<T, true>(total)) return total;
     double careful = 0;
-    for (int64_t i = 0; i < n; i++) careful += double(T(number(i) * number(i)));
+    for (int64_t i = 0; i < n; i++) careful += double(T((x[i] * scale) * (x[i] * scale)));
     if (careful != 0) return careful;
-    for (int64_t i = 0; i < n; i++) careful += double(number(i)) * double(number(i));
+    for (int64_t i = 0; i < n; i++) careful += double(x[i] * scale) * double(x[i] * scale);
+    return careful;
+}
+
+// The same for a sum of the numbers themselves.
+template <class T>
+double checked_sum(double total, const T* x, T scale, int64_t n) {
+    if (!is_doubtful<T, false>(total)) return total;
+    double careful = 0;
+    for (int64_t i = 0; i < n; i++) careful += double(x[i] * scale);
     return careful;
 }
 

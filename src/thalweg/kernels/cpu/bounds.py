@@ -1,0 +1,53 @@
+"""How large a new parameter can become, from the norms that a rule measures: a guard that costs no look at it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.kernels.cpu.kinds import ELEMENT, HOST, SCALAR, Kinds
+from thalweg.programs.graph import Value
+from thalweg.programs.schedule import reductions_of
+from thalweg.programs.trace import PARAMETER, Program
+
+#: Inputs that native code knows: how many elements a tensor has, and what the largest is that it can keep.
+COUNT, LARGEST = "count of elements", "largest number"
+
+
+def bounded(program: Program, kinds: Kinds) -> Any:
+    """Whether every element of p + delta, and all on the way to it, is surely finite; None if norms cannot tell."""
+    graph = program.graph
+    largest, count = graph.input(LARGEST, frozenset()), graph.input(COUNT, frozenset())
+    norms: dict[Value, Any] = {}
+    for value in reductions_of(program):
+        if value.op in ("sum_squares", "mean_squares") and kinds.of(value) == SCALAR:
+            total = value if value.op == "sum_squares" else graph.apply("mul", value, count)
+            norms[value.args[0]] = graph.apply("sqrt", total)
+    limits: list[Any] = []
+
+    def bound(operand: Any) -> Any:
+        """Something that no element exceeds in size, or None."""
+        found = None
+        if kinds.of(operand) in (HOST, SCALAR):
+            found = graph.apply("abs", operand) if isinstance(operand, Value) else abs(operand)
+        elif kinds.of(operand) != ELEMENT:
+            return None
+        elif operand in norms:
+            return norms[operand]
+        elif operand.op in ("add", "sub", "mul"):
+            a, b = map(bound, operand.args)
+            if a is not None and b is not None:
+                found = graph.apply("mul" if operand.op == "mul" else "add", a, b)
+        elif operand.op == "neg":
+            return bound(operand.args[0])
+        if isinstance(found, Value):
+            limits.append(graph.apply("lt", found, largest))
+        return found
+
+    p = next(value for value in graph.values if value.op == "input" and value.name == PARAMETER)
+    known = bound(p), bound(program.delta)
+    if any(each is None for each in known):
+        return None
+    answer = graph.apply("lt", graph.apply("add", *known), largest)
+    for limit in limits:
+        answer = graph.apply("and", answer, limit)
+    return answer

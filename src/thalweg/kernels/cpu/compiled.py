@@ -1,0 +1,311 @@
+"""A rule as native code runs it: traced, scheduled, its passes found among those compiled, its numbers in registers."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from thalweg.arrays import Shape, is_number
+from thalweg.errors import FallbackWarning, RuleError
+from thalweg.kernels.cpu import structs
+from thalweg.kernels.cpu.bounds import COUNT, LARGEST, bounded
+from thalweg.kernels.cpu.compiler import Uncompiled
+from thalweg.kernels.cpu.emit import COUNT as COUNT_REGISTER
+from thalweg.kernels.cpu.emit import FIRST_NUMBER, OPERATIONS, SCALE, Emitted, emit, index_of
+from thalweg.kernels.cpu.emit import LARGEST as LARGEST_REGISTER
+from thalweg.kernels.cpu.kinds import HOST, SCALAR, Kinds
+from thalweg.kernels.cpu.library import functions_of, reason_missing
+from thalweg.programs.graph import Value
+from thalweg.programs.host import function_of
+from thalweg.programs.schedule import Schedule, schedule
+from thalweg.programs.trace import Program, example_of, number_fields, trace
+from thalweg.rules import Rule
+from thalweg.rules.entries import Entry, Spread
+
+#: Registers that Python and native code fill, by the names of the inputs.
+FILLED = {COUNT: COUNT_REGISTER, LARGEST: LARGEST_REGISTER}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What decides which code steps a tensor: no number of the rule does, and no size."""
+
+    rule: Rule
+    #: A shape that stands for all of its kind.
+    shape: Shape
+    #: What is kept for a parameter: an option that is 0 in one step may have made an entry all the same.
+    entries: tuple[tuple[str, Entry], ...]
+    #: Whether the learning rate is given, whether all of the state is stored as it is computed, and whether nothing
+    #: may be written before all is known to be finite.
+    has_lr: bool
+    exact: bool
+    guarded: bool
+    #: Whether all sums are complete before anything of the last pass is written, as shards of a tensor need it.
+    complete: bool = False
+
+    @functools.cached_property
+    def key(self) -> Any:
+        """The same for all whose code is the same."""
+        return structure_of(self.rule), *(getattr(self, f.name) for f in fields(self) if f.name != "rule")
+
+
+def structure_of(rule: Rule) -> tuple[Any, ...]:
+    """A rule without its numbers: those that are not 0 are given to its code at every step."""
+
+    def kept(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(kept, value))
+        return "number" if is_number(value) and not isinstance(value, bool) and value != 0 else value
+
+    numbers = number_fields(type(rule))
+    values = vars(rule)
+    return (type(rule), *(kept(value) if name in numbers else value for name, value in values.items()))
+
+
+_kinds: dict[Any, Compiled] = {}
+
+
+def compiled(kind: Kind) -> Compiled:
+    if kind.key not in _kinds:
+        _kinds[kind.key] = Compiled(emitted(kind))
+    return _kinds[kind.key]
+
+
+def scheduled(kind: Kind) -> Schedule:
+    rule, shape, entries = kind.rule, kind.shape, dict(kind.entries)
+    if not all(isinstance(entry, Spread) for entry in entries.values()):
+        raise RuleError(f"{type(rule).__name__} keeps entries of a shape of their own, of which no native code is made")
+    shapes = {
+        key: tuple(1 if axis in entry.over else size for axis, size in enumerate(shape))
+        for key, entry in entries.items()
+        if isinstance(entry, Spread)
+    }
+    program = trace(rule, shape, shapes, lr=1.0 if kind.has_lr else None, simplified=False)
+    size = dict.fromkeys(program.memory, 4)
+    return schedule(
+        program,
+        size,
+        exact=list(entries) if kind.exact else (),
+        guarded=kind.guarded,
+        complete=kind.guarded or kind.complete,
+    )
+
+
+_emitted: dict[Any, Emitted] = {}
+
+
+def emitted(kind: Kind) -> Emitted:
+    if kind.key not in _emitted:
+        found = scheduled(kind)
+        _emitted[kind.key] = emit(found, Kinds(found.program, kind.rule.stacked_axes))
+    return _emitted[kind.key]
+
+
+def kind_of(
+    rule: Rule,
+    shape: Shape,
+    *,
+    has_lr: bool = True,
+    exact: bool = True,
+    guarded: bool = False,
+    complete: bool = False,
+    declared: Rule | None = None,
+) -> Kind:
+    """declared: the rule that says what is kept, if it is not the rule of this step."""
+    example = example_of(rule, shape)
+    entries = (declared or rule).entries(example)
+    return Kind(rule, example, tuple(entries.items()), has_lr, exact, guarded, complete)
+
+
+@functools.cache
+def warn_slow(reason: str) -> None:
+    warnings.warn(f"{reason}. Until then its steps on the CPU run without it, several times slower", FallbackWarning, 2)
+
+
+_reasons: dict[Any, str] = {}
+
+
+def reason_uncompiled(rule: Rule, shape: Shape) -> str:
+    """Why no native code steps a rule over parameters of this kind, "" if it does. Each kind is asked once."""
+    kind = kind_of(rule, shape)
+    key = structure_of(rule), kind.shape
+    if key not in _reasons:
+        try:
+            # without a library, that is what engines say
+            compiled(kind) if reason_missing() is None else emitted(kind)
+            _reasons[key] = ""
+        except RuleError as error:
+            _reasons[key] = str(error)
+            if isinstance(error, Uncompiled):
+                warn_slow(str(error))
+    return _reasons[key]
+
+
+@dataclass
+class Registers:
+    """The numbers of one program: where each is, and the instructions that compute those that follow from sums."""
+
+    program: Program
+    kinds: Kinds
+    sums: Sequence[Value]
+    #: Of each sum: the pass that makes it.
+    made_by: Mapping[Value, int]
+    passes: int
+    numbers: dict[Any, int] = field(default_factory=dict)
+    results: dict[Value, int] = field(default_factory=dict)
+    code: list[list[tuple[str, Any, list[Any]]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.code = [[] for _ in range(self.passes)]
+
+    def need(self, operand: Any) -> Any:
+        """A handle of the register that will hold it: resolved by ``place`` when all are known."""
+        if isinstance(operand, str):  # the scale of the gradient
+            return "filled", SCALE
+        if not isinstance(operand, Value):
+            return "number", self.numbers.setdefault(("literal", float(operand)), len(self.numbers))
+        if operand.op == "input" and operand.name in FILLED:
+            return "filled", FILLED[operand.name]
+        if operand.is_reduction and operand in self.made_by:
+            if not operand.op.startswith("mean"):
+                return "sum", index_of(self.sums, operand)
+            if operand not in self.results:
+                args = [("sum", index_of(self.sums, operand)), ("filled", COUNT_REGISTER), ("filled", SCALE)]
+                self.compute(operand, "div", args, self.made_by[operand])
+            return "result", self.results[operand]
+        if self.is_host(operand):
+            return "number", self.numbers.setdefault(operand, len(self.numbers))
+        if self.kinds.of(operand) not in (HOST, SCALAR):
+            raise RuleError(
+                f"{self.program.rule_name}: {operand!r} must be one number for each tensor, and is one for each matrix"
+            )
+        if operand not in self.results:
+            args = [self.need(arg) for arg in operand.args]
+            args += [("filled", SCALE)] * (3 - len(args))
+            self.compute(operand, operand.op, args, self.known_after(operand))
+        return "result", self.results[operand]
+
+    def compute(self, value: Value, op: str, args: list[Any], after: int) -> None:
+        self.results[value] = len(self.results)
+        self.code[after].append((op, ("result", self.results[value]), args))
+
+    def is_host(self, value: Value) -> bool:
+        """Whether it follows from options and the step alone."""
+        if value.op == "input":
+            return value.name not in FILLED
+        return (
+            self.kinds.of(value) in (HOST, SCALAR) and not value.is_reduction and all(map(self.is_host, value.values))
+        )
+
+    def known_after(self, value: Value) -> int:
+        """The pass after which it can be computed."""
+        if value.is_reduction:
+            return self.made_by[value]
+        return max((self.known_after(arg) for arg in value.values), default=0)
+
+    def place(self, handle: Any) -> int:
+        what, index = handle
+        first = {
+            "filled": 0,
+            "number": FIRST_NUMBER,
+            "sum": FIRST_NUMBER + len(self.numbers),
+            "result": FIRST_NUMBER + len(self.numbers) + len(self.sums),
+        }
+        return int(first[what] + index)
+
+    @property
+    def count(self) -> int:
+        return FIRST_NUMBER + len(self.numbers) + len(self.sums) + len(self.results)
+
+
+class Compiled:
+    """A program in the form that native code takes, and the function that computes its numbers of a step."""
+
+    def __init__(self, found: Emitted) -> None:
+        program, kinds = found.found.program, found.kinds
+        self.emitted, self.schedule, self.axes = found, found.found, kinds.axes
+        sums = [value for each in found.passes for value in each.sums]
+        made_by = {value: number for number, each in enumerate(found.passes) for value in each.sums}
+        registers = Registers(program, kinds, sums, made_by, len(found.passes))
+        numbers = [[registers.need(number) for number in each.numbers] for each in found.passes]
+        between = [] if found.between is None else [registers.need(number) for number in found.between.numbers]
+        stats = {name: registers.need(value) for name, value in program.stats.items()}
+        finite = None if program.finite is True else registers.need(program.finite)
+        limit = bounded(program, kinds)
+        bound = None if limit is None else registers.need(limit)
+        place = registers.place
+        self.registers = registers.count
+        self.stats = {name: place(handle) for name, handle in stats.items()}
+        literals = [key[1] if isinstance(key, tuple) else key for key in registers.numbers]
+        self.numbers = function_of(literals)
+        self.sums = [[place(("sum", index_of(sums, value))) for value in each.sums] for each in found.passes]
+        code = [
+            structs.Instruction(OPERATIONS.index(op), place(to), *map(place, args))
+            for stage in registers.code
+            for op, to, args in stage
+        ]
+        #: What the structures below point to.
+        self.kept: list[Any] = []
+        library = functions_of(found.functions, program.rule_name)
+        self.passes = (structs.Pass * len(found.passes))()
+        for each, handles, own in zip(found.passes, numbers, self.passes, strict=True):
+            own.index, own.functions = library[each.function.name]
+            own.operands, own.numbers, own.sums, own.kept = len(each.operands), len(handles), len(each.sums), each.kept
+            own.written = sum(1 << k for k, written in enumerate(each.written) if written)
+            own.operand[: len(each.operands)] = each.operands
+            own.rows, own.columns = len(each.rows), len(each.columns)
+            own.row_sums, own.column_sums = len(each.row_sums), len(each.column_sums)
+            own.row[: len(each.rows)] = [index_of(found.rows, value) for value in each.rows]
+            own.column[: len(each.columns)] = [index_of(found.columns, value) for value in each.columns]
+            own.column_of[: len(each.column_of)] = each.column_of
+            own.column_squared[: len(each.column_sums)] = [v.op.endswith("squares") for v in each.column_sums]
+            own.registers = self.address(ctypes.c_int32, list(map(place, handles)))
+        self.between = structs.Between(after_pass=-1)
+        if found.between is not None:
+            middle, own_between = found.between, self.between
+            own_between.index, own_between.functions = library[middle.function.name]
+            own_between.after_pass, own_between.numbers = middle.after_pass, len(between)
+            own_between.rows, own_between.columns = len(middle.row_state), len(middle.column_state)
+            own_between.row_state[: len(middle.row_state)] = middle.row_state
+            own_between.column_state[: len(middle.column_state)] = middle.column_state
+            own_between.registers = self.address(ctypes.c_int32, list(map(place, between)))
+        ends = [sum(map(len, registers.code[: number + 1])) for number in range(len(found.passes))]
+        firsts = [place(("sum", sum(len(each.sums) for each in found.passes[:n]))) for n in range(len(found.passes))]
+        self.code = (structs.Instruction * len(code))(*code)
+        self.native = structs.Program(
+            passes=ctypes.addressof(self.passes),
+            between=ctypes.addressof(self.between),
+            code=ctypes.addressof(self.code),
+            is_mean=self.address(ctypes.c_uint8, [value.op.startswith("mean") for value in sums] or [0]),
+            count=len(found.passes),
+            finite=-1 if finite is None else place(finite),
+            bounded=-1 if bound is None else place(bound),
+        )
+        self.native.code_end[: len(ends)] = ends
+        self.native.first_sum[: len(firsts)] = firsts
+
+    def address(self, kind: Any, values: list[Any]) -> int:
+        array = (kind * max(1, len(values)))(*values)
+        self.kept.append(array)
+        return ctypes.addressof(array)
+
+    def numbers_of(self, rule: Rule, t: int, lr: float | None, lr_scale: float, gradient_scale: float) -> Any:
+        """The registers with which every tensor begins a step."""
+        given = {**options_of(rule), "t": float(t), "lr": lr, "lr_scale": lr_scale}
+        found = self.numbers(given)
+        return (ctypes.c_double * (FIRST_NUMBER + len(found)))(gradient_scale, 1.0, 1.0, *found)
+
+
+def options_of(rule: Rule) -> dict[str, Any]:
+    """The options of a rule under the names of their inputs."""
+    found: dict[str, Any] = {}
+    for f in fields(rule):
+        value = getattr(rule, f.name)
+        found[f.name] = value
+        if isinstance(value, tuple):
+            found.update({f"{f.name}[{i}]": each for i, each in enumerate(value)})
+    return found

@@ -1,0 +1,160 @@
+"""Native code for a rule of one's own: compiled at its first use, if the machine has a compiler, and kept.
+
+What was compiled lies in the user's cache folder, under a name that says what it was made from (the source, the
+compiler, the flags) and what it is (a digest of the file). A file that is not what its name says is not loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from thalweg.errors import RuleError
+from thalweg.kernels.cpu.emit import Function, library_source
+
+
+class Uncompiled(RuleError):
+    """Native code of a rule could be made, and is not, for want of a compiler or of a place to keep it."""
+
+
+HEADERS = Path(__file__).with_name("native")
+#: As the package's own code is compiled: the same bits on every vector width.
+FLAGS = (
+    *("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
+)
+FLAGS_OF_LEVEL = {
+    "avx2": ("-mavx2", "-mf16c"),
+    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"),
+}
+SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
+LIMIT = 300  # seconds
+
+
+def cache_folder() -> Path:
+    """Where compiled code is kept: THALWEG_CACHE, or the folder that the platform has for caches."""
+    if given := os.environ.get("THALWEG_CACHE"):
+        return Path(given)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "thalweg"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "thalweg"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "thalweg"
+
+
+@functools.cache
+def compiler() -> tuple[str, str] | None:
+    """The C++ compiler of this machine, and what it says of its version."""
+    for name in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")):
+        found = shutil.which(name)
+        if found is None:
+            continue
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            said = subprocess.run([found, "--version"], capture_output=True, text=True, check=True, timeout=30)
+            return found, said.stdout.splitlines()[0]
+    return None
+
+
+def source_of(functions: Sequence[Function]) -> str:
+    text = library_source({each.name: each for each in functions})
+    export = (
+        'extern "C" __attribute__((visibility("default"))) const Functions* thalweg_functions() { return EMITTED; }'
+    )
+    return f"{text}\n{export}\n"
+
+
+def compiled_elsewhere(functions: Sequence[Function], level: str, title: str) -> dict[str, int]:
+    """The addresses of functions that the package itself does not have, by name; title: for whom, in errors."""
+    found = compiler()
+    if found is None:
+        raise Uncompiled(
+            f"native code for {title} must be compiled, and no C++ compiler was found: install g++ or clang, or set CXX"
+        )
+    path, version = found
+    source, flags = source_of(functions), (*FLAGS, *FLAGS_OF_LEVEL.get(level, ()))
+    headers = "".join((HEADERS / name).read_text() for name in ("abi.h", "tiles.h", "body.h"))
+    made_from = "\n".join([source, headers, version, " ".join(flags), platform.machine()])
+    key = hashlib.sha256(made_from.encode()).hexdigest()[:24]
+    try:
+        library = loaded(kept(key) or build(key, source, path, flags, title))
+    except OSError as error:
+        raise Uncompiled(f"native code for {title} cannot be kept or loaded: {error}") from error
+    library.thalweg_functions.restype = ctypes.c_void_p
+    first, size = library.thalweg_functions(), 2 * ctypes.sizeof(ctypes.c_void_p)
+    return {each.name: first + index * size for index, each in enumerate(functions)}
+
+
+_loaded: dict[Path, ctypes.CDLL] = {}
+
+
+def loaded(path: Path) -> ctypes.CDLL:
+    if path not in _loaded:  # never let go: tables point into it
+        _loaded[path] = ctypes.CDLL(str(path))
+    return _loaded[path]
+
+
+def kept(key: str) -> Path | None:
+    """What was compiled under this key before, if it is still what it was."""
+    folder = cache_folder()
+    if not is_own(folder):
+        return None
+    for path in sorted(folder.glob(f"{key}-*{SUFFIX}")):
+        if is_own(path) and path.stem == f"{key}-{digest_of(path)}":
+            return path
+    return None
+
+
+def is_own(path: Path) -> bool:
+    """Whether nobody else can have written it."""
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    if not hasattr(os, "getuid"):
+        return True
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
+
+
+def build(key: str, source: str, path: str, flags: Sequence[str], title: str) -> Path:
+    """Compile in a folder of one's own, and move the result into its place: others see all of it or nothing."""
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not is_own(folder):
+        raise Uncompiled(
+            f"native code for {title} is not kept in {folder}, which others may write to: make it your own "
+            "(chmod go-w), or set THALWEG_CACHE to a folder that is"
+        )
+    with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as work:
+        text, result = Path(work) / "rule.cpp", Path(work) / f"rule{SUFFIX}"
+        text.write_text(source)
+        try:
+            done = subprocess.run(
+                [path, *flags, f"-I{HEADERS}", str(text), "-o", str(result)],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=LIMIT,
+            )
+        except subprocess.TimeoutExpired:
+            raise Uncompiled(f"native code for {title}: {path} needed more than {LIMIT} seconds") from None
+        if done.returncode != 0:
+            raise Uncompiled(f"native code for {title} does not compile: {done.stderr.strip()[:500]}")
+        result.chmod(0o700)
+        final = folder / f"{key}-{digest_of(result)}{SUFFIX}"
+        result.replace(final)
+    return final

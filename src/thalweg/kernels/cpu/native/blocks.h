@@ -1,0 +1,79 @@
+// Passes over tensors whose sums all go over the whole of them: block by block, in any order.
+#pragma once
+
+#include "body.h"
+#include "passes.h"
+
+namespace {
+
+// The numbers of a pass in the precision of the arithmetic.
+template <class T>
+void fetch_numbers(T* to, const int32_t* registers, int32_t count, const double* from) {
+    for (int32_t i = 0; i < count; i++) to[i] = T(from[registers[i]]);
+}
+
+constexpr int MOST_NUMBERS = 64;
+
+using Code = void (*)(const void*);
+
+// A pass over `n` elements from `at` on; what only factored tensors have is filled in already.
+template <class T>
+bool run_tile(const Job& job, const Pass& pass, Code code, int64_t at, Tile<T>& tile, bool dry, T* buffers) {
+    const Tensor& tensor = *job.tensor;
+    InOut<T> written[OPERANDS];
+    for (int k = 0; k < pass.operands; k++) {
+        const int which = pass.operand[k];
+        void* base = tensor.operand[which];
+        T* buffer = buffers + k * TILE;
+        if (pass.written >> k & 1) {
+            written[k] = InOut<T>(base, tensor.dtype[which], at, tile.n, dry, buffer);
+            tile.x[k] = written[k].data();
+        } else {
+            tile.x[k] = const_cast<T*>(input<T>(base, tensor.dtype[which], at, tile.n, buffer));
+        }
+    }
+    code(&tile);
+    bool finite = true;
+    for (int k = 0; k < pass.operands; k++) {
+        if (!(pass.written >> k & 1)) continue;
+        if (pass.operand[k] != 0) {
+            finite &= written[k].close_state();
+            continue;
+        }
+        if (job.options->stochastic) round_stochastically(tile.x[k], tile.n, tensor, job.options->t, at);
+        finite &= written[k].close();
+    }
+    return finite;
+}
+
+template <class T>
+bool run_block(const Job& job, const Pass& pass, Code code, int64_t begin, int64_t end, double* sums, bool dry) {
+    T numbers[MOST_NUMBERS], buffers[OPERANDS * TILE], kept[SUMS * TILE];
+    fetch_numbers(numbers, pass.registers, pass.numbers, job.registers);
+    double ignored[SUMS] = {};
+    bool finite = true;
+    for (int64_t at = begin; at < end; at += TILE) {
+        Tile<T> tile;
+        tile.n = least(TILE, end - at);
+        tile.numbers = numbers, tile.kept = kept, tile.sums = dry ? ignored : sums;
+        finite &= run_tile(job, pass, code, at, tile, dry, buffers);
+    }
+    return finite;
+}
+
+// Squares of gradients alone, in float64 whatever they are.
+inline void squares_of(const Tensor& tensor, int64_t begin, int64_t end, double* sum) {
+    double buffer[TILE];
+    for (int64_t at = begin; at < end; at += TILE) {
+        const int64_t n = least(TILE, end - at);
+        const double* g = input(tensor.operand[1], tensor.dtype[1], at, n, buffer);
+        Sum<double> squares;
+        over<double>(n, [&](auto x, int64_t i, int k) {
+            const auto slope = load<decltype(x)>(g + i);
+            squares.add(slope * slope, k);
+        });
+        *sum += squares.total();
+    }
+}
+
+}  // namespace

@@ -1,0 +1,132 @@
+"""The code of the rules that come with the package, for its build: python -m thalweg.kernels.cpu.shipped FOLDER."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from thalweg.arrays import Shape
+from thalweg.kernels.cpu.compiled import emitted, kind_of
+from thalweg.kernels.cpu.emit import Function, library_source
+from thalweg.rules import RULES, Kron, Rule
+
+#: One that is factored, if a rule factors, and one that never is. What has more axes has the same code.
+SHAPES: tuple[Shape, ...] = ((3,), (3, 3))
+NUMBER = 0.5
+
+
+def choices(rule: type[Rule]) -> dict[str, list[Any]]:
+    """Of each option that may decide what a rule computes, the values that do: names, flags, on and off."""
+    hints = get_type_hints(rule)
+    found: dict[str, list[Any]] = {}
+    for f in fields(rule):
+        if f.name in ("stacked_axes", "min_dim_size_to_factor"):
+            continue
+        options = options_of_type(hints[f.name], f.default)
+        if len(options) > 1:
+            found[f.name] = options
+    return found
+
+
+def options_of_type(hint: Any, default: Any) -> list[Any]:
+    parts = list(get_args(hint)) if get_origin(hint) is not Literal else [hint]
+    found: list[Any] = [default]
+    for part in parts or [hint]:
+        if part is bool:
+            found += [False, True]
+        elif part is type(None):
+            found.append(None)
+        elif get_origin(part) is Literal:
+            found += get_args(part)
+        elif get_origin(part) is tuple:
+            found.append((NUMBER / 2, NUMBER))
+        elif isinstance(default, (int, float)) or default is None:
+            found += [0.0, NUMBER]
+    unique: list[Any] = []
+    for each in found:
+        if not any(each is other or (type(each) is type(other) and each == other) for other in unique):
+            unique.append(each)
+    return unique
+
+
+def functions_for(rule: Rule, kinds: Iterable[tuple[bool, ...]]) -> dict[str, Function]:
+    """kinds: whether there is an lr, whether all state is stored as it is computed, whether steps are guarded."""
+    found = {}
+    for shape, (has_lr, exact, guarded) in itertools.product(SHAPES, kinds):
+        if has_lr or rule.lr_optional:
+            kind = kind_of(rule, shape, has_lr=has_lr, exact=exact, guarded=guarded)
+            found.update({each.name: each for each in emitted(kind).functions})
+    return found
+
+
+def made(rule: type[Rule], options: dict[str, Any]) -> Rule | None:
+    """The rule with these options, if they go together."""
+    factoring = {"min_dim_size_to_factor": 1} if "min_dim_size_to_factor" in {f.name for f in fields(rule)} else {}
+    try:
+        found = rule(**factoring, **options)
+        found.validate()
+    except ValueError:
+        return None
+    return found
+
+
+def telling(rule: type[Rule]) -> dict[str, list[Any]]:
+    """The options that change the code of passes, alone or beside one other; the rest changes numbers alone."""
+    every = choices(rule)
+
+    @functools.cache
+    def code(options: frozenset[tuple[str, Any]]) -> frozenset[str]:
+        found = made(rule, dict(options))
+        return frozenset(functions_for(found, [(True, True, False)]) if found else ())
+
+    bases = [frozenset[Any](), *(frozenset({(name, value)}) for name, own in every.items() for value in own[1:])]
+    found = {}
+    for name, values in every.items():
+        others = [base for base in bases if name not in dict(base)]
+        known = {base: code(base) for base in others}
+        differing = values[:1]
+        for value in values[1:]:
+            now = {base: code(base | {(name, value)}) for base in others}
+            if any(now[base] - known[base] for base in others if known[base]):
+                differing.append(value)
+                known = {base: known[base] | now[base] for base in others}
+        if len(differing) > 1:
+            found[name] = differing
+    return found
+
+
+def rules_of(rule: type[Rule]) -> Iterator[Rule]:
+    options = telling(rule)
+    for values in itertools.product(*options.values()):
+        found = made(rule, dict(zip(options, values, strict=True)))
+        if found is not None:
+            yield found
+
+
+def shipped() -> dict[str, Function]:
+    found: dict[str, Function] = {}
+    for rule in RULES.values():
+        if rule is not Kron:
+            for each in rules_of(rule):
+                found.update(functions_for(each, itertools.product((True, False), repeat=3)))
+    return found
+
+
+def write(folder: Path) -> None:
+    functions = shipped()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "emitted.h").write_text(library_source(functions))
+    names = ",\n".join(f'    "{name}"' for name in functions)
+    (folder / "emitted_names.h").write_text(
+        f"// The names of emitted functions, in their order.\n#pragma once\n\n"
+        f"const char* const EMITTED_NAMES[] = {{\n{names},\n}};\n"
+    )
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

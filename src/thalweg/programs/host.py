@@ -1,0 +1,63 @@
+"""Numbers that the host computes from options and the step, in double precision, as a Python function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from thalweg.programs.graph import OPERATORS, Value
+from thalweg.programs.trace import FUNCTIONS
+
+
+def quotient(a: float, b: float) -> float:
+    """a / b as arrays have it: nothing is raised."""
+    if b != 0:
+        return a / b
+    return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1.0, b)
+
+
+def power(a: float, b: float) -> float:
+    try:
+        return float(a**b)
+    except (ZeroDivisionError, OverflowError):
+        return math.inf
+
+
+def chosen(condition: Any, yes: float, no: float) -> float:
+    return yes if condition else no
+
+
+FOUND: Mapping[str, Callable[..., Any]] = {
+    **OPERATORS,
+    **FUNCTIONS,
+    "div": quotient,
+    "pow": power,
+    "where": chosen,
+}
+
+
+def function_of(operands: Iterable[Any]) -> Callable[[Mapping[str, float]], list[float]]:
+    """From inputs, by name, to the numbers of these values, all of which the host can know."""
+    lines: list[str] = []
+    known: dict[Value, str] = {}
+    names: dict[str, Any] = {"inf": math.inf, "nan": math.nan}
+
+    def of(operand: Any) -> str:
+        if not isinstance(operand, Value):
+            return repr(operand)
+        if operand not in known:
+            if operand.op == "input":
+                text = f"given[{operand.name!r}]"
+            else:
+                names[f"_{operand.op}"] = FOUND[operand.op]
+                text = f"_{operand.op}({', '.join(map(of, operand.args))})"
+            known[operand] = f"v{len(known)}"
+            lines.append(f"    {known[operand]} = {text}")
+        return known[operand]
+
+    results = [of(operand) for operand in operands]
+    source = "\n".join(["def numbers(given):", *lines, f"    return [{', '.join(f'float({r})' for r in results)}]"])
+    exec(compile(source, "<numbers of a program>", "exec"), names)
+    made: Callable[[Mapping[str, float]], list[float]] = names["numbers"]
+    return made

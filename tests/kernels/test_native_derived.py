@@ -1,0 +1,310 @@
+"""Native code is made from rules: mutants change it, own rules are compiled and kept, and nothing half-made is used."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from thalweg import rules
+from thalweg.arrays import Scalar
+from thalweg.errors import FallbackWarning, RuleError
+from thalweg.kernels.cpu import compiled as compilation
+from thalweg.kernels.cpu import compiler, shipped
+from thalweg.kernels.cpu.compiled import emitted, kind_of, reason_uncompiled, warn_slow
+from thalweg.kernels.cpu.library import load, reason_missing
+from thalweg.kernels.cpu.plan import END, MEASURE, Operand, Options, Plan, reason_unserved
+from thalweg.rules import Rule, Update
+from thalweg.rules.entries import Moment, Square
+from thalweg.settings import Handling
+from thalweg.spaces import numpy as xp
+
+pytestmark = pytest.mark.skipif(reason_missing() is not None, reason="there is no native core here")
+needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no compiler here")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lion(Rule):
+    """Signs of an average of gradients: one page, and no kernel."""
+
+    betas: tuple[Scalar, Scalar] = (0.9, 0.99)
+    weight_decay: Scalar = 0.0
+
+    def validate(self) -> None:
+        super().validate()
+
+    def entries(self, shape: Any) -> Any:
+        return {"exp_avg": Moment()}
+
+    def update(
+        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
+    ) -> Any:
+        b1, b2 = self.betas
+        u = b1 * s["exp_avg"] + (1 - b1) * g
+        sign = xp.where(u > 0, 1.0, xp.where(u < 0, -1.0, u))
+        m = b2 * s["exp_avg"] + (1 - b2) * g
+        return Update((sign + self.weight_decay * p) * (-lr * lr_scale), {"exp_avg": m}, True, {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Margins(Rule):
+    """Keeps sums of rows and columns in another way than Adafactor: no roots of means, and a momentum beside them."""
+
+    decay: Scalar = 0.9
+
+    def validate(self) -> None:
+        super().validate()
+
+    def entries(self, shape: Any) -> Any:
+        return {"rows": Square(over=(1,)), "columns": Square(over=(0,)), "exp_avg": Moment()}
+
+    def update(
+        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
+    ) -> Any:
+        from thalweg.arrays import Squares
+
+        across, down = xp.sums(Squares(g, (1,)), Squares(g, (0,)))
+        rows, columns = self.decay * s["rows"] + across, self.decay * s["columns"] + down
+        u = g / (1.0 + rows) - g * xp.maximum(columns, 0.5)
+        (size,) = xp.sums(Squares(u, (0, 1)))
+        m = self.decay * s["exp_avg"] + u / (1.0 + xp.sqrt(size))
+        return Update(
+            -lr * lr_scale * m, {"rows": rows, "columns": columns, "exp_avg": m}, xp.isfinite(size), {"s": size}
+        )
+
+
+def both(rule: Rule, shape: Any, dtype: str, steps: int = 3) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameter and its state after some steps, by native code and by the rule itself in float64."""
+    random = np.random.default_rng(0)
+    entries = rule.entries(shape)
+    sizes = {key: tuple(1 if axis in e.over else n for axis, n in enumerate(shape)) for key, e in entries.items()}  # type: ignore[attr-defined]
+    p = random.standard_normal(shape)
+    native = {"p": p.astype(dtype), **{key: np.zeros(size, dtype) for key, size in sizes.items()}}
+    exact = {key: array.astype("float64") for key, array in native.items()}
+    tables = Plan()
+    for t in range(1, steps + 1):
+        g = random.standard_normal(shape).astype(dtype)
+        state = tuple(native[key].ctypes.data for key in entries)
+        operand = Operand("w", shape, native["p"].ctypes.data, g.ctypes.data, state, (dtype,) * (2 + len(entries)), 0)
+        tables.prepare([operand], [Options(rule, Handling(), t, 0.1, 1.0)], 2)
+        tables.run(MEASURE, END)
+        own = {key: exact[key] for key in entries}
+        update = rule.update(xp, g.astype("float64"), own, exact["p"], t=t, lr=0.1)
+        exact = {"p": exact["p"] + update.delta, **update.state}
+    return native, exact
+
+
+def agree(found: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
+    for key, value in expected.items():
+        np.testing.assert_allclose(found[key], value, rtol=tolerance, atol=tolerance, err_msg=key)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 2e-5)])
+@pytest.mark.parametrize("rule", [Lion(weight_decay=0.1), Margins()], ids=lambda rule: type(rule).__name__)
+def test_a_rule_of_ones_own_steps_natively(rule: Rule, dtype: str, tolerance: float) -> None:
+    assert reason_unserved(rule, (300, 70)) is None
+    agree(*both(rule, (300, 70), dtype), tolerance)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backwards(rules.LAMB):
+    """LAMB that goes the other way: a mutant of one sign."""
+
+    def update(self, *args: Any, **given: Any) -> Update:
+        update = super().update(*args, **given)
+        return update._replace(delta=-update.delta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubled(rules.Adafactor):
+    """Adafactor whose squares count twice."""
+
+    def whitened(self, xp: Any, g: Any, row_var: Any, col_var: Any, mean: Any) -> Any:
+        return super().whitened(xp, g, 2 * row_var, col_var, mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pushed(rules.LARS):
+    """LARS with an option more."""
+
+    push: Scalar = 0.5
+
+    def update(self, *args: Any, **given: Any) -> Update:
+        update = super().update(*args, **given)
+        return update._replace(delta=update.delta + self.push)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("mutant", "origin"),
+    [
+        (Backwards(), rules.LAMB()),
+        (Doubled(min_dim_size_to_factor=2), rules.Adafactor(min_dim_size_to_factor=2)),
+        (Pushed(), rules.LARS()),
+    ],
+    ids=lambda rule: type(rule).__name__,
+)
+def test_a_mutant_of_a_rule_changes_its_native_code(mutant: Rule, origin: Rule) -> None:
+    found, expected = both(mutant, (60, 50), "float64")
+    agree(found, expected, 1e-11)
+    unchanged, _ = both(origin, (60, 50), "float64")
+    assert np.abs(found["p"] - unchanged["p"]).max() > 1e-6
+
+
+def test_numbers_of_a_rule_need_no_other_code() -> None:
+    one, other = rules.LAMB(eps=1e-3, betas=(0.5, 0.6), weight_decay=0.1), rules.LAMB(weight_decay=0.7)
+    assert emitted(kind_of(one, (3,))) is emitted(kind_of(other, (3,)))
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in rules.RULES.values() if not rule.needs_whole], ids=lambda r: r.__name__
+)
+def test_the_package_has_the_code_of_every_option_of_its_rules(rule: type[Rule]) -> None:
+    """Whatever options are chosen together, nothing has to be compiled."""
+    every = shipped.choices(rule)
+    random = np.random.default_rng(1)
+    tried = 0
+    for _ in range(60):
+        chosen = shipped.made(rule, {name: values[random.integers(len(values))] for name, values in every.items()})
+        if chosen is None:
+            continue
+        chosen = replace(chosen, stacked_axes=int(random.integers(2)))
+        tried += 1
+        for shape, (has_lr, exact, guarded) in itertools.product(
+            [(4,), (5, 6), (3, 4, 5), (4, 5, 2, 3)], itertools.product((True, False), repeat=3)
+        ):
+            if not has_lr and not chosen.lr_optional:
+                continue
+            kind = kind_of(chosen, (2, *shape), has_lr=has_lr, exact=exact, guarded=guarded)
+            for each in emitted(kind).functions:
+                assert load().thalweg_find(each.name.encode()) >= 0, f"{chosen}, {shape}: {each.source}"
+    assert tried > 20
+
+
+@pytest.fixture
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is compiled yet, and what will be is kept in a folder of this test."""
+    monkeypatch.setenv("THALWEG_CACHE", str(tmp_path / "cache"))
+    for name in ("_kinds", "_reasons"):
+        monkeypatch.setattr(compilation, name, {})
+    monkeypatch.setattr(compiler, "_loaded", {})
+    compiler.compiler.cache_clear()
+    warn_slow.cache_clear()
+
+
+@pytest.mark.usefixtures("_fresh")
+class TestWhatIsKept:
+    def files(self, tmp_path: Path) -> list[Path]:
+        return sorted((tmp_path / "cache").iterdir())
+
+    @needs_compiler
+    def test_a_second_use_finds_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert reason_uncompiled(Lion(), (3,)) == ""
+        (path,) = self.files(tmp_path)
+        assert path.stat().st_mode & 0o077 == 0
+        assert path.parent.stat().st_mode & 0o077 == 0
+        monkeypatch.setattr(compilation, "_kinds", {})
+        monkeypatch.setattr(compilation, "_reasons", {})
+        monkeypatch.setattr(compiler, "build", None)  # nothing may be built any more
+        assert reason_uncompiled(Lion(), (3,)) == ""
+
+    @needs_compiler
+    def test_what_was_changed_is_not_loaded(self, tmp_path: Path) -> None:
+        assert reason_uncompiled(Lion(), (3,)) == ""
+        (path,) = self.files(tmp_path)
+        key = path.stem.split("-")[0]
+        assert compiler.kept(key) == path
+        path.write_bytes(path.read_bytes() + b"x")
+        assert compiler.kept(key) is None
+
+    @needs_compiler
+    def test_what_others_can_write_to_is_not_loaded(self, tmp_path: Path) -> None:
+        assert reason_uncompiled(Lion(), (3,)) == ""
+        (path,) = self.files(tmp_path)
+        path.parent.chmod(0o777)
+        assert compiler.kept(path.stem.split("-")[0]) is None
+        compilation._kinds.clear(), compilation._reasons.clear()
+        with pytest.warns(FallbackWarning, match="others may write to: make it your own"):
+            assert "THALWEG_CACHE" in reason_uncompiled(Lion(), (3,))
+
+    def test_without_a_compiler_it_says_so_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.delenv("CXX", raising=False)
+        with pytest.warns(FallbackWarning, match="code for Lion must be compiled, and no C"):
+            assert "install g++ or clang" in reason_uncompiled(Lion(), (3,))
+        assert reason_uncompiled(Lion(), (3, 4)) != ""
+        assert not (tmp_path / "cache").exists()
+
+    def test_what_does_not_compile_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        broken = tmp_path / "broken"
+        broken.write_text(
+            '#!/bin/sh\n[ "$1" = --version ] && echo broken 1.0 && exit 0\necho "no such type" >&2; exit 1\n'
+        )
+        broken.chmod(0o700)
+        monkeypatch.setenv("CXX", str(broken))
+        with pytest.warns(FallbackWarning, match="code for Lion does not compile: no such type"):
+            assert reason_uncompiled(Lion(), (3,)) != ""
+        assert self.files(tmp_path) == []
+
+    @needs_compiler
+    @pytest.mark.slow
+    def test_many_processes_may_begin_at_once(self, tmp_path: Path) -> None:
+        script = (
+            "import sys; sys.path.insert(0, sys.argv[1])\n"
+            "from test_native_derived import Lion, reason_uncompiled\n"
+            "assert reason_uncompiled(Lion(), (3,)) == '', reason_uncompiled(Lion(), (3,))\n"
+        )
+        here = str(Path(__file__).parent)
+        begun = [
+            subprocess.Popen(
+                [sys.executable, "-c", script, here], env={**os.environ}, stderr=subprocess.PIPE, text=True
+            )
+            for _ in range(3)
+        ]
+        for each in begun:
+            _, said = each.communicate(timeout=300)
+            assert each.returncode == 0, said
+        assert all("building" not in path.name for path in self.files(tmp_path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greedy(Lion):
+    """More state than there is room for."""
+
+    def entries(self, shape: Any) -> Any:
+        return {f"entry_{i}": Moment() for i in range(5)}
+
+    def update(
+        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
+    ) -> Any:
+        return Update(-lr * g, {key: value + g for key, value in s.items()}, True, {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Largest(Lion):
+    def update(
+        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
+    ) -> Any:
+        return Update(-lr * g / xp.amax(xp.abs(g), None), dict(s), True, {})
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        (Greedy(), "Greedy needs 5 state entries, and native code has room for 4"),
+        (Largest(), "Largest needs amax, of which no native code is made"),
+    ],
+)
+def test_what_cannot_be_made_is_said(rule: Rule, reason: str) -> None:
+    assert reason_uncompiled(rule, (3, 4)) == reason
+    with pytest.raises(RuleError, match=reason):
+        emitted(kind_of(rule, (3, 4)))
