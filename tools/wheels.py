@@ -77,7 +77,7 @@ def check_wheel(wheel: Path) -> str:
     assert (python, abi) == ("py3", "none"), wheel.name
     assert platform != "any", wheel.name
     names = set(contents(wheel))
-    package = {name.removeprefix("src/") for name in sources() if name.startswith("src/") and "/native/" not in name}
+    package = {name.removeprefix("src/") for name in sources() if name.startswith("src/") and not name.endswith(".cpp")}
     same({name for name in names if ".dist-info/" not in name}, package | {CORE}, wheel.name)
     return wheel.name
 
