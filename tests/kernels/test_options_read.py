@@ -88,7 +88,7 @@ class TestAnOptionThatARuleAdds:
     def test_kernels_for_gpus(self, toy: float) -> None:
         torch = pytest.importorskip("torch")
         from thalweg.settings import Setting
-        from thalweg.torch import gpu
+        from thalweg.torch.engines import triton as gpu
 
         reason = gpu.reason_against(Setting(Adafactor(toy=toy), Handling()), torch.ones(3, 4), {})
         assert reason == "there is no fused kernel of Adafactor with the option toy"

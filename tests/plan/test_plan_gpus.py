@@ -75,7 +75,7 @@ def planned(
 
 @needs_kernels
 def test_what_kernels_serve_is_what_the_engine_says() -> None:
-    from thalweg.torch import gpu
+    from thalweg.torch.engines import triton as gpu
 
     assert tuple(str(dtype).removeprefix("torch.") for dtype in gpu.SERVED) == gpus.DTYPES
 
@@ -166,7 +166,7 @@ def test_kernels_keep_what_is_planned_to_the_block(rule: str, options: dict[str,
 @pytest.mark.parametrize(("rule", "options"), [case for case in OPTIONS if case[0] != "Kron"])
 def test_tables_of_larger_tensors(rule: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """They are laid out, and not run."""
-    from thalweg.torch.gpu import Gpu
+    from thalweg.torch.engines.triton import Gpu
 
     monkeypatch.setattr(Gpu, "write", lambda self: None)
     monkeypatch.setattr(Gpu, "measure", lambda self: [launch.passes.finite.fill_(True) for launch in self.launches])

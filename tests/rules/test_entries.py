@@ -29,11 +29,11 @@ ELSEWHERE = {
     "kernels/triton/kron_batch.py",
     "kernels/triton/kron_owners.py",
     # owners of Kron's whole tensors, and its stacks
-    "torch/engines.py",
-    "torch/gpu.py",
-    "torch/owners.py",
-    "torch/tasks.py",
-    "torch/whitening.py",
+    "torch/engines/lists.py",
+    "torch/engines/triton.py",
+    "torch/sharding/owner_kernels.py",
+    "torch/sharding/owners.py",
+    "torch/sharding/requests.py",
     # costs of rules by their names
     "plan/costs.py",
     "plan/gpus.py",

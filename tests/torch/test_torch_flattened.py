@@ -18,8 +18,8 @@ from torch._utils import _flatten_dense_tensors  # noqa: E402
 import thalweg.torch  # noqa: E402
 from thalweg.errors import ParameterError  # noqa: E402
 from thalweg.rules import LAMB, LARS, RULES  # noqa: E402
-from thalweg.torch import tensors  # noqa: E402
-from thalweg.torch.tensors import (  # noqa: E402
+from thalweg.torch.params import checks  # noqa: E402
+from thalweg.torch.params.checks import (  # noqa: E402
     BY_SHAPES,
     check_exchanged,
     check_parameter,
@@ -117,16 +117,16 @@ def test_vectors_that_became_one_are_refused(how: str) -> None:
 def test_every_rank_refuses_its_partition(
     shapes: list[tuple[int, ...]], ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensors.torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(tensors.torch.distributed, "get_world_size", lambda: 8)
+    monkeypatch.setattr(checks.torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(checks.torch.distributed, "get_world_size", lambda: 8)
     for rank in range(ranks):
         with pytest.raises(ParameterError, match="DeepSpeed"):
             exchange(shapes, lambda group, rank=rank: zero_1_and_2(group, ranks, rank), BY_SHAPES)  # type: ignore[misc]
 
 
 def test_a_partition_as_long_as_a_bias_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors.torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(tensors.torch.distributed, "get_world_size", lambda: 5)
+    monkeypatch.setattr(checks.torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(checks.torch.distributed, "get_world_size", lambda: 5)
     with pytest.raises(ParameterError, match=r"vectors of 4 elements"):
         exchange([(4, 4), (4,)], lambda group: zero_1_and_2(group, 5, 2), BY_SHAPES)
 
@@ -205,8 +205,8 @@ def test_dtensors_are_served() -> None:
 def test_a_partition_has_all_elements_and_little_padding(
     size: int, ranks: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensors.torch.distributed, "is_initialized", lambda: ranks > 1)
-    monkeypatch.setattr(tensors.torch.distributed, "get_world_size", lambda: ranks)
+    monkeypatch.setattr(checks.torch.distributed, "is_initialized", lambda: ranks > 1)
+    monkeypatch.setattr(checks.torch.distributed, "get_world_size", lambda: ranks)
     assert is_partition(size, VECTORS) == fits
 
 

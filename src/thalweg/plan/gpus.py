@@ -105,7 +105,7 @@ def scratch_bytes(buckets: Sequence[Bucket]) -> int:
         return 0
     if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
         return estimated(buckets)
-    from thalweg.torch import scratch
+    from thalweg.torch.engines import triton_memory as scratch
 
     return scratch.scratch_bytes(
         [

@@ -16,15 +16,15 @@ from thalweg.kernels.cpu.plan import Figures
 from thalweg.rules import RULES
 from thalweg.rules.checks import check_choice, check_flag
 from thalweg.settings import Overrides
-from thalweg.torch import gpu
-from thalweg.torch.bucket import Bucket, Result
-from thalweg.torch.engines import ENGINES, Engine, by_shards, engine_for, is_in_place
-from thalweg.torch.fused import Fused
-from thalweg.torch.gpu import Gpu
-from thalweg.torch.groups import engine_meant
-from thalweg.torch.owners import Owners
-from thalweg.torch.parameters import Params, Rate
-from thalweg.torch.sorting import Sorting
+from thalweg.torch.engines import triton as gpu
+from thalweg.torch.engines.bucket import Bucket, Result
+from thalweg.torch.engines.lists import ENGINES, Engine, by_shards, engine_for, is_in_place
+from thalweg.torch.engines.native import Fused
+from thalweg.torch.engines.triton import Gpu
+from thalweg.torch.params.groups import engine_meant
+from thalweg.torch.params.parameters import Params, Rate
+from thalweg.torch.sharding.owners import Owners
+from thalweg.torch.step.buckets import Sorting
 
 
 class Optimizer(Sorting):

@@ -7,9 +7,9 @@ from typing import Any, TypedDict
 
 from thalweg.errors import OptionError
 from thalweg.options import AdafactorOptions, KronOptions, LAMBOptions, LARSOptions, Unpack, with_signature
-from thalweg.torch.engines import Engine
+from thalweg.torch.engines.lists import Engine
 from thalweg.torch.optimizer import Optimizer
-from thalweg.torch.parameters import Params, Rate
+from thalweg.torch.params.parameters import Params, Rate
 
 
 class Beside(TypedDict, total=False):

@@ -330,7 +330,7 @@ def test_float64_is_stepped_otherwise() -> None:
 
 
 def test_without_triton_lists_serve_and_one_warning_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from thalweg.torch import gpu
+    from thalweg.torch.engines import triton as gpu
 
     monkeypatch.setattr(kernels, "reason_missing", lambda: "Triton is not installed")
     gpu.reason_missing.cache_clear()

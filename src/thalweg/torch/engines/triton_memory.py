@@ -13,8 +13,8 @@ from thalweg.kernels import triton as kernels
 from thalweg.rules import Kron
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
-from thalweg.torch.bucket import Bucket
-from thalweg.torch.launches import passes_for
+from thalweg.torch.engines.bucket import Bucket
+from thalweg.torch.engines.triton_buckets import passes_for
 
 
 def scratch_bytes(

@@ -16,7 +16,7 @@ from thalweg.rules.entries import Factor, Spread
 from thalweg.settings import Handling
 from thalweg.spaces import torch as xp
 from thalweg.spaces.sharded import Part
-from thalweg.torch.shards import distributed, placed_like
+from thalweg.torch.sharding.shards import distributed, placed_like
 
 
 @dataclass(frozen=True)

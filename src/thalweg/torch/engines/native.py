@@ -30,9 +30,9 @@ from thalweg.kernels.threads import num_threads
 from thalweg.rules import Annealed, Rule
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
-from thalweg.torch.bucket import Bucket
-from thalweg.torch.rounds import reduced
-from thalweg.torch.tensors import NAMES
+from thalweg.torch.engines.bucket import Bucket
+from thalweg.torch.params.checks import NAMES
+from thalweg.torch.sharding.lockstep import reduced
 
 PLAIN = (Tensor, torch.nn.Parameter)
 

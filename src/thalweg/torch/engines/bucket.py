@@ -49,7 +49,7 @@ class Bucket:
         """Of the first parameter as a whole: all are of one kind."""
         return self.parts[0].shape if self.parts else tuple(self.params[0].shape)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def chunks(self, limit: int = CHUNK) -> list[Bucket]:
         """Chunks of at most so many elements, or of a single larger tensor."""
         extents = (

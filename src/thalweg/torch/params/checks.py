@@ -13,7 +13,7 @@ from thalweg.arrays import Shape
 from thalweg.dtypes import DTYPES
 from thalweg.errors import ParameterError
 from thalweg.rules import Rule
-from thalweg.torch.shards import is_distributed
+from thalweg.torch.sharding.shards import is_distributed
 
 #: The names of the dtypes that parameters and gradients may have.
 NAMES = {getattr(torch, name): name for name in DTYPES}

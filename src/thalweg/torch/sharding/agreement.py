@@ -19,8 +19,8 @@ from torch import Tensor
 from thalweg.errors import ParameterError
 from thalweg.rules import RULES
 from thalweg.settings import Overrides, option_names
-from thalweg.torch.groups import BESIDE
-from thalweg.torch.shards import MeshGroup, is_distributed, part_of
+from thalweg.torch.params.groups import BESIDE
+from thalweg.torch.sharding.shards import MeshGroup, is_distributed, part_of
 
 #: What is compared of a digest, as whole numbers of 32 bits that no device rounds.
 WORDS = 4

@@ -16,11 +16,11 @@ from thalweg.arrays import State
 from thalweg.rules import Kron, Update
 from thalweg.spaces.foreach import PerTensor, TensorList
 from thalweg.spaces.sharded import ReducedList, Sharded
-from thalweg.torch.bucket import Bucket
-from thalweg.torch.shards import MeshGroup
-from thalweg.torch.tasks import Answer, Task
-from thalweg.torch.team import Team
-from thalweg.torch.whitening import Whitener
+from thalweg.torch.engines.bucket import Bucket
+from thalweg.torch.sharding.owner_kernels import Whitener
+from thalweg.torch.sharding.requests import Answer, Task
+from thalweg.torch.sharding.shards import MeshGroup
+from thalweg.torch.sharding.team import Team
 
 
 class Owners:

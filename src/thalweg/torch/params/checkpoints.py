@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ResumeWarning, StateError
-from thalweg.torch.groups import LAYOUT
-from thalweg.torch.members import names_of
-from thalweg.torch.shards import laid_out
+from thalweg.torch.params.groups import LAYOUT
+from thalweg.torch.params.members import names_of
+from thalweg.torch.sharding.shards import laid_out
 
 #: What wrappers of a model put into the names of its parameters.
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")

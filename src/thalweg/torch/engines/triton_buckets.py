@@ -14,7 +14,7 @@ from torch import Tensor
 from thalweg.kernels.shown import entries_of
 from thalweg.rules import Adafactor
 from thalweg.spaces.sharded import Part
-from thalweg.torch.bucket import Bucket
+from thalweg.torch.engines.bucket import Bucket
 
 
 def operand_of(name: str, p: Tensor, state: Mapping[str, Tensor], keys: Sequence[str], part: Part | None) -> Any:

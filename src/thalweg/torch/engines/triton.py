@@ -16,11 +16,11 @@ from thalweg.programs.served import reason_underived
 from thalweg.rules import Kron, Rule
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
-from thalweg.torch.bucket import Bucket
-from thalweg.torch.fused import PLAIN, is_dense, option_unknown
-from thalweg.torch.launches import KronLaunch, Launch, gradients_of, on_device_of, passes_for, staged
-from thalweg.torch.rounds import reduced
-from thalweg.torch.tensors import NAMES
+from thalweg.torch.engines.bucket import Bucket
+from thalweg.torch.engines.native import PLAIN, is_dense, option_unknown
+from thalweg.torch.engines.triton_buckets import KronLaunch, Launch, gradients_of, on_device_of, passes_for, staged
+from thalweg.torch.params.checks import NAMES
+from thalweg.torch.sharding.lockstep import reduced
 
 SERVED = (torch.float32, torch.bfloat16, torch.float16)
 #: In how many lists each parameter may be kept with its tables. In most trainings it is always in the same.

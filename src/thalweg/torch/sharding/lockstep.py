@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from thalweg.spaces.sharded import Asked
-from thalweg.torch.owners import Owners
-from thalweg.torch.tasks import Task
+from thalweg.torch.sharding.owners import Owners
+from thalweg.torch.sharding.requests import Task
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from thalweg.arrays import Shape
 from thalweg.errors import ParameterError
-from thalweg.torch.tensors import check_exchanged, check_parameter
+from thalweg.torch.params.checks import check_exchanged, check_parameter
 
 Groups = Sequence[Mapping[str, Any]]
 

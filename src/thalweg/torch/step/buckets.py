@@ -12,15 +12,16 @@ from torch import Tensor
 
 from thalweg.settings import Setting, Settings
 from thalweg.spaces.sharded import Part
-from thalweg.torch import fused, gpu
-from thalweg.torch.agreement import Agreement
-from thalweg.torch.bucket import Bucket
-from thalweg.torch.engines import Engine
-from thalweg.torch.joint import check_all_finite, scale_to, squares_of
-from thalweg.torch.parameters import Parameters
-from thalweg.torch.recall import Recall, can_recall
-from thalweg.torch.shards import gradient_like, local, local_state, part_of
-from thalweg.torch.tensors import check_gradient
+from thalweg.torch.engines import native as fused
+from thalweg.torch.engines import triton as gpu
+from thalweg.torch.engines.bucket import Bucket
+from thalweg.torch.engines.lists import Engine
+from thalweg.torch.params.checks import check_gradient
+from thalweg.torch.params.parameters import Parameters
+from thalweg.torch.sharding.agreement import Agreement
+from thalweg.torch.sharding.shards import gradient_like, local, local_state, part_of
+from thalweg.torch.step.gradient_norm import check_all_finite, scale_to, squares_of
+from thalweg.torch.step.repeated import Recall, can_recall
 
 #: Native code depends on the memory layout, which may differ between ranks, and all ranks must send the same messages.
 DIVIDED = "sharded parameters on CPUs are stepped as lists, unless engine='fused' is given"

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.torch.bucket import Bucket
+from thalweg.torch.engines.bucket import Bucket
 
 DTYPE, LAYOUT = operator.attrgetter("dtype"), operator.attrgetter("layout")
 

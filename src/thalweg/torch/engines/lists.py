@@ -27,10 +27,10 @@ from thalweg.spaces import foreach
 from thalweg.spaces import torch as single
 from thalweg.spaces.foreach import PerTensor, TensorList
 from thalweg.spaces.sharded import Sharded
-from thalweg.torch import gpu
-from thalweg.torch.bucket import Bucket, Result
-from thalweg.torch.owners import Owned, Owners
-from thalweg.torch.rounds import together
+from thalweg.torch.engines import triton as gpu
+from thalweg.torch.engines.bucket import Bucket, Result
+from thalweg.torch.sharding.lockstep import together
+from thalweg.torch.sharding.owners import Owned, Owners
 
 Engine: TypeAlias = Literal["auto", "reference", "foreach", "fused"]
 

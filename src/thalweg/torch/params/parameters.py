@@ -19,8 +19,8 @@ from thalweg.settings import Overrides, Setting, Settings, matches, plain
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
-from thalweg.torch.agreement import shown
-from thalweg.torch.checkpoints import (
+from thalweg.torch.engines.lists import Engine
+from thalweg.torch.params.checkpoints import (
     check_entries,
     check_is_state,
     check_sizes,
@@ -29,13 +29,13 @@ from thalweg.torch.checkpoints import (
     shapes_of,
     warn_if_made_otherwise,
 )
-from thalweg.torch.engines import Engine
-from thalweg.torch.explain import Explanation, explained, explained_group
-from thalweg.torch.factors import first_owned
-from thalweg.torch.groups import LAYOUT, GroupSettings, check_group, check_options, loaded_group, to_plain
-from thalweg.torch.members import Members, check_given, named, names_of
-from thalweg.torch.shards import ghost_of, is_distributed, local, part_of, placed_like
-from thalweg.torch.tensors import check_parameter, reason_against_flat
+from thalweg.torch.params.checks import check_parameter, reason_against_flat
+from thalweg.torch.params.explain import Explanation, explained, explained_group
+from thalweg.torch.params.groups import LAYOUT, GroupSettings, check_group, check_options, loaded_group, to_plain
+from thalweg.torch.params.members import Members, check_given, named, names_of
+from thalweg.torch.sharding.agreement import shown
+from thalweg.torch.sharding.factors import first_owned
+from thalweg.torch.sharding.shards import ghost_of, is_distributed, local, part_of, placed_like
 
 Rate: TypeAlias = float | Tensor | None
 Params: TypeAlias = Iterable[Any]

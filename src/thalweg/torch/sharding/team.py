@@ -13,10 +13,10 @@ from torch import Tensor
 from thalweg.arrays import Shape, State
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.spaces import torch as xp
-from thalweg.torch.factors import Block, factor_shapes
-from thalweg.torch.shards import MeshGroup
-from thalweg.torch.tasks import Answer, Task, Work
-from thalweg.torch.whitening import Whitener, room_for_factors
+from thalweg.torch.sharding.factors import Block, factor_shapes
+from thalweg.torch.sharding.owner_kernels import Whitener, room_for_factors
+from thalweg.torch.sharding.requests import Answer, Task, Work
+from thalweg.torch.sharding.shards import MeshGroup
 
 
 class Team:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape, State
-from thalweg.torch.tasks import Answer, Work
+from thalweg.torch.sharding.requests import Answer, Work
 
 
 class Whitener:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from thalweg.exchange import by_known_name, check_exchanged, exchanged
-from thalweg.torch.parameters import Parameters
-from thalweg.torch.shards import whole
+from thalweg.torch.params.parameters import Parameters
+from thalweg.torch.sharding.shards import whole
 
 
 def export_state(optimizer: Parameters) -> dict[str, Any]:

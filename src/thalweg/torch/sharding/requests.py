@@ -13,7 +13,7 @@ from torch import Tensor
 from thalweg.arrays import State
 from thalweg.rules import Kron
 from thalweg.spaces.sharded import Part
-from thalweg.torch.factors import Block, block_of_factor, factor_shapes
+from thalweg.torch.sharding.factors import Block, block_of_factor, factor_shapes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from thalweg.errors import NonFiniteError
 from thalweg.spaces.torch_sums import squares_of_each
-from thalweg.torch.bucket import Bucket
-from thalweg.torch.fused import sums_of_squares
-from thalweg.torch.rounds import reduced
+from thalweg.torch.engines.bucket import Bucket
+from thalweg.torch.engines.native import sums_of_squares
+from thalweg.torch.sharding.lockstep import reduced
 
 
 def squares_of(buckets: Sequence[Bucket], *, native: bool) -> list[Tensor]:

@@ -1,0 +1,1 @@
+"""How a bucket is stepped. Each engine has four verbs: prepare, measure, write, release."""

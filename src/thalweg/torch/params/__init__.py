@@ -1,0 +1,1 @@
+"""Parameters: groups, options, checks, state before the first step, checkpoints, and what explains them."""
