@@ -73,17 +73,30 @@ def advance(
     update = proposed(
         xp, rule, handling, p, g, s, t=t, lr=lr, lr_scale=lr_scale, tensor=tensor, grad_scale=grad_scale, noise=noise
     )
-    new, state = written(xp, handling, p, update.delta, tensor=tensor, t=t), update.state
-    guarded = handling.on_nonfinite != "propagate"
-    if not guarded and allowed is None:
-        return Advance(new, state, None, update.stats)
-    finite = finite_throughout(xp, update, new) if guarded else allowed
-    if guarded and allowed is not None:
-        finite = finite & allowed
+    new = written(xp, handling, p, update.delta, tensor=tensor, t=t)
+    finite = finite_throughout(xp, update, new) if handling.on_nonfinite != "propagate" else None
+    return settled(xp, handling, p, s, update, new, finite, allowed)
+
+
+def settled(
+    xp: Space[A],
+    handling: Handling,
+    p: A,
+    s: State[A],
+    update: Update,
+    new: A,
+    finite: Truth | None,
+    allowed: Truth | None,
+) -> Advance:
+    """The new values, or the old ones where the step is not taken. finite: None if nobody asked."""
+    if finite is None and allowed is None:
+        return Advance(new, update.state, None, update.stats)
+    taken = allowed if finite is None else finite if allowed is None else finite & allowed
+    state = update.state
     if handling.on_nonfinite == "skip" or allowed is not None:
-        new = xp.where(finite, new, p)
-        state = {key: xp.where(finite, entry, s[key]) for key, entry in state.items()}
-    return Advance(new, state, finite, update.stats)
+        new = xp.where(taken, new, p)
+        state = {key: xp.where(taken, entry, s[key]) for key, entry in state.items()}
+    return Advance(new, state, taken, update.stats)
 
 
 def proposed(
@@ -102,31 +115,44 @@ def proposed(
     noise: Noise[A] | None = None,
 ) -> Update:
     """What the rule answers: delta in the precision of the arithmetic, state as it is stored."""
-    dtype = xp.dtype(p)
-    precision = arithmetic(dtype)
+    wide, gradient, old, now = widened(xp, handling, p, g, s, t=t, grad_scale=grad_scale)
+    noise = noise or (lambda: normal(xp, wide, seed=handling.seed, tensor=tensor, t=t))
+    update = rule.update(xp, gradient, old, wide, t=now, lr=lr, lr_scale=lr_scale, noise=noise)
+    del old
+    state = stored(xp, rule, handling, p, s, update)
+    for key in may_overflow(xp, rule, p, state):
+        state[key] = xp.where(all_finite(xp, state[key]), state[key], s[key])
+    return update._replace(state=state)
+
+
+def widened(
+    xp: Space[A], handling: Handling, p: A, g: A, s: State[A], *, t: Scalar, grad_scale: Scalar | None
+) -> tuple[A, A, State[A], Scalar]:
+    """p, g, s and t as a rule is given them, in the precision of the arithmetic."""
+    precision = arithmetic(xp.dtype(p))
     wide, gradient = xp.astype(p, precision), xp.astype(g, precision)
     if grad_scale is not None:
         gradient = gradient * grad_scale
     if handling.maximize:
         gradient = -gradient
-    update = rule.update(
-        xp,
-        gradient,
-        {key: xp.astype(entry, precision) for key, entry in s.items()},
-        wide,
-        t=t if is_number(t) else xp.astype(t, precision),
-        lr=lr,
-        lr_scale=lr_scale,
-        noise=noise or (lambda: normal(xp, wide, seed=handling.seed, tensor=tensor, t=t)),
-    )
-    # in the order of the old state: a program compiled for one step serves the next
-    entries, state = rule.entries(xp.shape(p)), {}
-    for key, old in s.items():
+    state = {key: xp.astype(entry, precision) for key, entry in s.items()}
+    return wide, gradient, state, t if is_number(t) else xp.astype(t, precision)
+
+
+def stored(xp: Space[A], rule: Rule, handling: Handling, p: A, s: State[A], update: Update) -> State[A]:
+    """The new state in the dtypes in which it is kept."""
+    dtype, entries, state = xp.dtype(p), rule.entries(xp.shape(p)), {}
+    for key, old in s.items():  # in the order of the old state: a program compiled for one step serves the next
         entry = entries.get(key)  # None: a schedule has it at 0 in this step, and state is kept for the next
         state[key] = xp.astype(update.state[key], storage(entry, dtype, handling) if entry else xp.dtype(old))
-        if isinstance(entry, Factor) and xp.dtype(state[key]) == "float16":  # which ends at 65504
-            state[key] = xp.where(all_finite(xp, state[key]), state[key], old)
-    return update._replace(state=state)
+    return state
+
+
+def may_overflow(xp: Space[A], rule: Rule, p: A, state: State[A]) -> list[str]:
+    """Factors that are kept as they were if the new ones overflow: float16 ends at 65504."""
+    narrow = [key for key, entry in state.items() if xp.dtype(entry) == "float16"]
+    entries = rule.entries(xp.shape(p)) if narrow else {}
+    return [key for key in narrow if isinstance(entries.get(key), Factor)]
 
 
 def written(xp: Space[A], handling: Handling, p: A, delta: A, *, tensor: Scalar, t: Scalar) -> A:
@@ -143,9 +169,14 @@ def written(xp: Space[A], handling: Handling, p: A, delta: A, *, tensor: Scalar,
 def finite_throughout(xp: Space[A], update: Update, new: A) -> Truth:
     """Whether a step is finite, what it writes included: float16 ends at 65504."""
     finite = every(xp, update.finite)
-    for entry in (new, *(entry for entry in update.state.values() if xp.dtype(entry) == "float16")):
+    for entry in written_entries(xp, update, new):
         finite = finite & all_finite(xp, entry)
     return finite
+
+
+def written_entries(xp: Space[A], update: Update, new: A) -> list[A]:
+    """What may overflow when it is rounded, although the update is finite."""
+    return [new, *(entry for entry in update.state.values() if xp.dtype(entry) == "float16")]
 
 
 def slice_of(result: Advance, index: int) -> Advance:

@@ -87,10 +87,10 @@ SHAPES = {**{f"m{i}": (6, 4) for i in range(5)}, **{f"s{i}": (8, 8) for i in ran
 def test_the_size_of_stacks_changes_nothing(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     import thalweg.torch
-    from thalweg.torch.engines import lists
+    from thalweg.torch.engines import results
 
     monkeypatch.setattr(batches, "STACK", limit)
-    monkeypatch.setattr(lists, "STACK", limit)
+    monkeypatch.setattr(results, "STACK", limit)
     params, grads = draw(SHAPES, "float64"), draw_gradients(SHAPES, "float64", 4)
     expected, found, tensors = copies(params), copies(params), {k: torch.tensor(v) for k, v in params.items()}
     options: dict[str, Any] = dict(lr=KRON.lr, precond_update_probability=0.7)

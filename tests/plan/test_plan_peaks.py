@@ -175,10 +175,10 @@ def test_a_list_is_stepped_in_chunks() -> None:
 def test_sizes_are_those_of_the_engines() -> None:
     pytest.importorskip("torch")
     from thalweg.numpy import batches
-    from thalweg.torch.engines import bucket, lists
+    from thalweg.torch.engines import bucket, results
 
     assert peaks.CHUNK == bucket.CHUNK
-    assert peaks.SMALL == lists.SMALL == batches.SMALL
+    assert peaks.SMALL == results.SMALL == batches.SMALL
 
 
 def test_in_jax_the_compiler_decides() -> None:

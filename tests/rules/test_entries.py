@@ -29,10 +29,10 @@ ELSEWHERE = {
     "kernels/triton/kron_batch.py",
     "kernels/triton/kron_owners.py",
     # owners of Kron's whole tensors, and its stacks
-    "torch/engines/lists.py",
+    "torch/engines/results.py",
+    "torch/engines/shards.py",
     "torch/engines/triton.py",
     "torch/sharding/owner_kernels.py",
-    "torch/sharding/owners.py",
     "torch/sharding/requests.py",
     # costs of rules by their names
     "plan/costs.py",

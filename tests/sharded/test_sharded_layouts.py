@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 from world import world
 from world_layouts import LAYOUTS
-from world_steps import Run, cases_for, differences
+from world_steps import TYPICAL, Run, cases_for, differences, differences_untraced
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 
@@ -37,3 +37,11 @@ def test_every_layout_gives_the_numbers_of_one_process(
 @pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "mixed"), (4, "two axes")])
 def test_native_code_by_name(rule: str, size: int, layout: str) -> None:
     check(size, Run(rule, engine="fused"), layout)
+
+
+@pytest.mark.parametrize("rule", ["LARS", "LAMB", "Adafactor"])
+@pytest.mark.parametrize("options", [{}, dict(on_nonfinite="raise")], ids=str)
+def test_rules_that_cannot_be_traced(rule: str, options: dict[str, str]) -> None:
+    """Each bucket then sends messages of its own."""
+    run = Run(rule, options=dict(TYPICAL[rule], **options))
+    assert world(2).run(differences_untraced, run, "first axis") == [[]] * 2

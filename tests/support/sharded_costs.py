@@ -104,7 +104,9 @@ def measure(case: Case) -> Measured:
     optimizer.step()
     steps = tuple(listened(optimizer.step, mesh) for _ in range(2))
     entries = [entry for state in optimizer.state.values() for entry in state.values()]
-    owned = [factors for team in optimizer._owners.teams.values() for factors in team.whole.values()]
+    owned = [
+        factors for group in optimizer._engines["lists"].owners.groups.values() for factors in group.whole.values()
+    ]
     entries += [factor for factors in owned for factor in factors.values()]
     return Measured(sum(bytes_of(p) for _, p in named), sum(map(bytes_of, entries)), steps)
 

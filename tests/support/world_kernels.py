@@ -21,7 +21,7 @@ from world_steps import Run, in_one_process, misplaced, stepped, unequal  # noqa
 
 def batches_of(optimizer: Any) -> list[tuple[str, ...]]:
     """What this rank's kernels have whitened together."""
-    kernels = optimizer._owners.whitener.kernels
+    kernels = optimizer._engines["lists"].owners.whitening.kernels
     return [] if kernels is None else list(kernels.known)
 
 

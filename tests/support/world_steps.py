@@ -279,3 +279,16 @@ def odd_memory(name: str, x: Any) -> Any:
 def differences_in_odd_memory(run: Run) -> list[str]:
     wanted, got = in_one_process(run), stepped(run, odd_memory)
     return list(unequal(run, wanted, got, WORLD[run.dtype]))
+
+
+def differences_untraced(run: Run, layout: str) -> list[str]:
+    """The same as ``differences`` where no rule can be traced, on this rank."""
+    from thalweg.errors import RuleError
+    from thalweg.torch.engines import shards
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise RuleError("no rule is traced here")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "order_for", refused)
+        return differences(run, layout)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -133,15 +133,15 @@ def rounds(setting: Setting, part: Part) -> tuple[tuple[Figures, ...], ...]:
     rule = setting.rule_at(1)
     own = OnParts(rule, ledger) if rule.needs_whole else rule
     stepped(space, Item(part.held, setting), p, g, state, rule=own)
-    return tuple(map(tuple, space.rounds))
+    told = list(map(tuple, space.rounds))
+    if "variance" in state and len(told) > 1:  # where all squares are kept, those of u need no sum before them
+        told[:2] = [told[0] + told[1]]
+    return tuple(told)
 
 
 def rounds_of_kernels(setting: Setting, part: Part) -> list[tuple[Figures, ...]]:
-    """The same of kernels for GPUs: all of it is sums, and where all squares are kept, those of u are in the first."""
-    told = [tuple(replace(own, kind="sum") for own in figures) for figures in rounds(setting, part.without_name())]
-    if "variance" in part_entries(setting, part) and len(told) > 1:
-        told[:2] = [told[0] + told[1]]
-    return told
+    """The same of kernels for GPUs: all of it is sums."""
+    return [tuple(replace(own, kind="sum") for own in figures) for figures in rounds(setting, part.without_name())]
 
 
 def messages(
@@ -149,18 +149,18 @@ def messages(
 ) -> dict[tuple[int, str, str], int]:
     """Bytes of every message of a step, by round, kind and mesh dimension.
 
-    by_kernels: which parts are stepped by kernels for GPUs; their rounds come after those of lists.
+    by_kernels: which parts are stepped by kernels for GPUs.
     """
     asked: list[tuple[int, Figures]] = []
     if setting.handling.max_grad_norm is not None or setting.handling.on_nonfinite == "skip":
         # squares of all gradients, before anything else
         asked += [(0, Figures("sum", 1, arithmetic(part.held.dtype), part.across(None))) for part in parts]
     chosen = by_kernels or [False] * len(parts)
-    lists = [rounds(setting, part.without_name()) for part, own in zip(parts, chosen, strict=True) if not own]
-    launched = [rounds_of_kernels(setting, part) for part, own in zip(parts, chosen, strict=True) if own]
-    for start, every in ((1, lists), (1 + max(map(len, lists), default=0), launched)):
-        for own in every:
-            asked += [(number, figures) for number, told in enumerate(own, start) for figures in told]
+    for part, own in zip(parts, chosen, strict=True):
+        passed: Counter[str] = Counter()  # sums are asked for together, and so are maxima
+        for told in rounds_of_kernels(setting, part) if own else rounds(setting, part.without_name()):
+            passed[told[0].kind] += 1
+            asked += [(passed[figures.kind], figures) for figures in told]
     gathered: dict[tuple[int, str, str], list[Figures]] = {}
     for number, figures in asked:
         for dimension in figures.mesh:

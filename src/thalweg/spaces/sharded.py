@@ -8,14 +8,14 @@ one call are handed over together, so that they can be one round of communicatio
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from thalweg.arrays import Axes, Scalar, Shape, Term, count
+from thalweg.arrays import Axes, Scalar, Shape, Squares, Term, count
 from thalweg.spaces import foreach
 from thalweg.spaces.foreach import PerTensor, TensorList
 
@@ -67,6 +67,35 @@ class ReducedList(TensorList):
         self.axes = axes
 
 
+@dataclass(frozen=True)
+class Partial:
+    """A reduction of what this rank holds of a list of tensors, to be completed over ranks."""
+
+    kind: Literal["sum", "max"]
+    local: PerTensor | TensorList
+    #: Over which ranks; none: it is complete.
+    groups: tuple[Group, ...]
+    #: What a mean is divided by, for each tensor.
+    counts: Sequence[float] | None = None
+
+    @property
+    def asked(self) -> list[Asked]:
+        entries = (self.local.values,) if isinstance(self.local, PerTensor) else self.local.tensors
+        return [(entry, self.groups) for entry in entries]
+
+    def completed(self, whole: Iterator[Tensor]) -> Any:
+        """The reduction over all ranks, from the next figures of an answer to ``asked``."""
+        if isinstance(self.local, PerTensor):
+            values = next(whole)
+            return PerTensor(values if self.counts is None else torch.stack(self.divided(values.unbind())))
+        tensors = [next(whole) for _ in self.local.tensors]
+        return TensorList(tensors if self.counts is None else self.divided(tensors))
+
+    def divided(self, totals: Sequence[Tensor]) -> Sequence[Tensor]:
+        assert self.counts is not None
+        return torch._foreach_div(totals, self.counts)
+
+
 class Sharded:
     """The space of a list of parts that are divided alike: over the same groups, axis by axis."""
 
@@ -101,33 +130,39 @@ class Sharded:
             high.append(index >> 32)
         return TensorList(low), TensorList(high)
 
+    # ---- reductions: of what this rank holds, then of all ranks
+
+    def partial(self, op: str, x: Any, axes: tuple[int, ...]) -> Partial:
+        """A reduction of a traced rule, begun. Over all axes it gives one number for each tensor."""
+        over = None if len(axes) == len(self.parts[0].shape) else axes
+        if op == "amax":
+            return self.largest(x, over)
+        return self.total(Squares(x, over) if op.endswith("squares") else (x, over), averaged=op.startswith("mean"))
+
+    def total(self, term: Term, *, averaged: bool) -> Partial:
+        x, axes = term
+        groups = () if isinstance(x, PerTensor | ReducedList) else self.parts[0].across(axes)
+        # how many elements the whole tensors have along the axes, wherever they are
+        counts = [float(count(part.shape, axes)) for part in self.parts] if averaged else None
+        return Partial("sum", foreach.sums(term)[0], groups, counts)
+
+    def largest(self, x: Any, axes: Axes) -> Partial:
+        """What is no number counts as infinite: not every library would pass it on."""
+        local = foreach.amax(x, axes)
+        bounded = foreach._apply(lambda x: torch.nan_to_num(x, nan=math.inf, posinf=math.inf), local)
+        return Partial("max", bounded, self.parts[0].across(axes))
+
+    def completed(self, partials: Sequence[Partial]) -> tuple[Scalar, ...]:
+        exchange = self.exchange.summed if partials[0].kind == "sum" else self.exchange.largest
+        whole = iter(exchange([asked for partial in partials for asked in partial.asked]))
+        return tuple(partial.completed(whole) for partial in partials)
+
     def sums(self, *terms: Term) -> tuple[Scalar, ...]:
-        local = foreach.sums(*terms)
-        asked: list[Asked] = []
-        for total, (x, axes) in zip(local, terms, strict=True):
-            groups = () if isinstance(x, PerTensor | ReducedList) else self.parts[0].across(axes)
-            entries = (total.values,) if isinstance(total, PerTensor) else total.tensors
-            asked += [(entry, groups) for entry in entries]
-        whole = iter(self.exchange.summed(asked))
-        return tuple(
-            PerTensor(next(whole)) if isinstance(total, PerTensor) else TensorList([next(whole) for _ in total.tensors])
-            for total in local
-        )
+        return self.completed([self.total(term, averaged=False) for term in terms])
 
     def means(self, *terms: Term) -> tuple[Scalar, ...]:
-        return tuple(self.divided(total, term) for total, term in zip(self.sums(*terms), terms, strict=True))
-
-    def divided(self, total: Any, term: Term) -> Any:
-        """A sum over how many elements the whole tensors have along the axes, wherever they are."""
-        counts = [float(count(part.shape, term[1])) for part in self.parts]
-        if isinstance(total, PerTensor):
-            return PerTensor(torch.stack(torch._foreach_div(total.values.unbind(), counts)))
-        return TensorList(torch._foreach_div(total.tensors, counts))
+        return self.completed([self.total(term, averaged=True) for term in terms])
 
     def amax(self, x: Any, axes: Axes) -> Scalar:
-        """The largest of all ranks. What is no number counts as infinite: not every library would pass it on."""
-        local, groups = foreach.amax(x, axes), self.parts[0].across(axes)
-        entries = (local.values,) if isinstance(local, PerTensor) else local.tensors
-        bounded = [(torch.nan_to_num(entry, nan=math.inf, posinf=math.inf), groups) for entry in entries]
-        whole = self.exchange.largest(bounded)
-        return PerTensor(whole[0]) if isinstance(local, PerTensor) else TensorList(whole)
+        """The largest of all ranks."""
+        return self.completed([self.largest(x, axes)])[0]

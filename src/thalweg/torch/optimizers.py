@@ -7,15 +7,15 @@ from typing import Any, TypedDict
 
 from thalweg.errors import OptionError
 from thalweg.options import AdafactorOptions, KronOptions, LAMBOptions, LARSOptions, Unpack, with_signature
-from thalweg.torch.engines.lists import Engine
 from thalweg.torch.optimizer import Optimizer
+from thalweg.torch.params.groups import EngineName
 from thalweg.torch.params.parameters import Params, Rate
 
 
 class Beside(TypedDict, total=False):
     """What every optimizer takes beside its options."""
 
-    engine: Engine
+    engine: EngineName
     capturable: bool
     foreach: bool | None
     fused: bool | None

@@ -362,7 +362,7 @@ def test_one_parameter_after_the_other(rule: str) -> None:
                 p.grad = step[name]
                 optimizer.step_parameter(p)
         if engine == "fused":
-            assert len(optimizer._gpu.known) == len(named)
+            assert len(optimizer._engines["triton"].known) == len(named)
         results += [optimizer, named]
     agree(*results)
 
@@ -374,7 +374,7 @@ def test_tables_of_old_lists_are_dropped() -> None:
     for count in range(40):
         chosen = [name for i, (name, _) in enumerate(named) if count >> i & 1]
         train(optimizer, named, [{name: step[name] for name in chosen}])
-    assert sum(map(len, optimizer._gpu.known)) <= 8 * len(named)
+    assert sum(map(len, optimizer._engines["triton"].known)) <= 8 * len(named)
 
 
 @pytest.mark.nightly

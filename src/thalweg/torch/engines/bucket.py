@@ -1,10 +1,10 @@
-"""Parameters that are stepped together, and the results of their step."""
+"""What an engine is given: parameters that are stepped together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 
 T = TypeVar("T")
+EngineKind: TypeAlias = Literal["lists", "native", "triton"]
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class Bucket:
     t: int | None
     #: Multiplies the step size that the rule computes from lr.
     lr_scale: float = 1.0
-    #: Why native code or a fused kernel cannot step them; "" if it can.
-    unserved: str = ""
-    #: Whether kernels for GPUs would be the ones to step them.
+    #: The name of the way in which they are stepped, as ``optimizer.engine`` tells it, and the engine that does it.
+    way: str = "reference"
+    engine: EngineKind = "lists"
     on_gpu: bool = False
     #: The place of their parameter group.
     group: int = 0
@@ -49,6 +50,11 @@ class Bucket:
         """Of the first parameter as a whole: all are of one kind."""
         return self.parts[0].shape if self.parts else tuple(self.params[0].shape)
 
+    @property
+    def rate(self) -> dict[str, float | Tensor]:
+        """The step size, as statistics tell it."""
+        return {} if self.lr is None else {"lr": self.lr * self.lr_scale}
+
     @torch.compiler.disable
     def chunks(self, limit: int = CHUNK) -> list[Bucket]:
         """Chunks of at most so many elements, or of a single larger tensor."""
@@ -57,9 +63,6 @@ class Bucket:
             for p, s in zip(self.params, self.states, strict=True)
         )
         return [self.chosen(members) for members in pieces(extents, limit)]
-
-    def part(self, start: int, end: int) -> Bucket:
-        return self.chosen(range(start, end))
 
     def chosen(self, members: Sequence[int]) -> Bucket:
         def some(values: Sequence[T]) -> list[T]:
@@ -73,16 +76,3 @@ class Bucket:
             states=some(self.states),
             parts=some(self.parts) if self.parts else (),
         )
-
-
-@dataclass(frozen=True)
-class Result:
-    """New values for a bucket, or for a part of it."""
-
-    #: The part that is stepped, of the same bucket.
-    part: Bucket
-    params: Sequence[Tensor]
-    states: Sequence[Mapping[str, Tensor]]
-    #: One truth value for each parameter; None under ``on_nonfinite="propagate"``.
-    finite: Sequence[Tensor] | None
-    stats: Mapping[str, Any]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thalweg.arrays import is_number
 from thalweg.errors import StateError
 from thalweg.kernels.cpu.library import borrow_openmp, reason_missing
 from thalweg.kernels.cpu.plan import (
@@ -19,6 +18,7 @@ from thalweg.kernels.cpu.plan import (
     MEASURE,
     REHEARSE,
     WRITE,
+    Figures,
     Operand,
     Options,
     Plan,
@@ -27,14 +27,14 @@ from thalweg.kernels.cpu.plan import (
 )
 from thalweg.kernels.cpu.plan import sums_of_squares as native_sums
 from thalweg.kernels.threads import num_threads
-from thalweg.rules import Annealed, Rule
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 from thalweg.torch.engines.bucket import Bucket
+from thalweg.torch.engines.protocol import CheckState, Statistics
+from thalweg.torch.engines.served import is_dense, reason_against_kind
 from thalweg.torch.params.checks import NAMES
-from thalweg.torch.sharding.lockstep import reduced
-
-PLAIN = (Tensor, torch.nn.Parameter)
+from thalweg.torch.sharding.collectives import summed
+from thalweg.torch.sharding.lockstep import Computation, Question
 
 
 def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> str:
@@ -42,10 +42,8 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> 
     if p.device.type != "cpu":
         return f"there is no fused kernel for tensors on {p.device.type}"
     rule = setting.rule
-    if (unknown := option_unknown(rule)) is not None:
-        return f"{unknown} is a tensor, not a Python number"
-    if type(p) not in PLAIN:
-        return f"there is no fused kernel for a parameter of type {type(p).__name__}"
+    if reason := reason_against_kind(rule, p):
+        return reason
     if p.is_neg():
         return "its lazy negation bit is set (p.resolve_neg() makes a tensor without it)"
     entries = [entry for key, entry in state.items() if key != "step"]
@@ -69,31 +67,12 @@ def reason_against_part(setting: Setting, part: Part) -> str:
     return ""
 
 
-def option_unknown(rule: Rule) -> str | None:
-    """An option whose value is a tensor."""
-    for name, value in vars(rule).items():
-        values = value if isinstance(value, tuple) else (value,)
-        if not all(v is None or isinstance(v, (str, Annealed)) or is_number(v) or callable(v) for v in values):
-            return name
-    return None
-
-
 def position_of(part: Part) -> int:
     """Of the first element of a part in the whole parameter, read row by row."""
     return sum(begin * math.prod(part.shape[axis + 1 :]) for axis, begin in enumerate(part.offset))
 
 
-def is_dense(p: Tensor) -> bool:
-    """Whether the elements lie side by side in memory, each once, in whatever order."""
-    expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(p.stride(), p.shape, strict=True) if size > 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-class Fused:
+class Native:
     """The native engine of one optimizer, with tables that are kept between steps."""
 
     def __init__(self) -> None:
@@ -102,13 +81,14 @@ class Fused:
         self.copies: list[Tensor] = []
         #: How native code was shown each parameter the last time, by name.
         self.known: dict[str, tuple[Any, Any, Operand]] = {}
-        #: Held by a step from its first table to its last figure.
-        self.lock = threading.RLock()
+        #: For each parameter whether all of its step is finite and allowed; None if nobody asked.
+        self.finite: list[bool] | None = None
 
-    def prepare(self, buckets: Sequence[Bucket], check_state: Callable[[str, Tensor, Setting], None]) -> None:
+    @torch.compiler.disable
+    def prepare(self, buckets: Sequence[Bucket], check_state: CheckState) -> None:
         """Lay out a step of these buckets; nothing is written yet. State that is new is checked."""
         borrow_torch_threads()
-        self.buckets, self.copies = buckets, []
+        self.buckets, self.copies, self.finite = buckets, [], None
         operands: list[Operand] = []
         options: list[Options] = []
         for group, bucket in enumerate(buckets):
@@ -149,29 +129,21 @@ class Fused:
                 operands.append(known[2])
         self.plan.prepare(operands, options, num_threads(torch.get_num_threads))
 
-    def measure(self) -> list[bool]:
-        """For each parameter whether all of its step is finite; nothing is written."""
-        self.plan.run(MEASURE, WRITE)
-        return self.plan.finite()
-
-    def write(self, finite: Sequence[bool] | None) -> None:
-        """Write everything, or after :meth:`measure` those that are finite."""
+    def measure(self, on_nonfinite: str) -> Iterator[Computation]:
         if any(bucket.parts for bucket in self.buckets):
-            for number in range(self.plan.rounds):
-                self.plan.run(number, number + 1)
-                self.sum_over_ranks(number)
-            self.plan.run(REHEARSE, END)
-        elif finite is None:
-            self.plan.run(MEASURE, END)
-        else:
-            self.plan.skip([not fine for fine in finite])
-            self.plan.run(WRITE, END)
-        # what was saved for a backward pass is no longer what it was
-        changed = [p for bucket in self.buckets for p in bucket.params]
-        torch.autograd.graph.increment_version(changed)
+            yield self.measured_shards()
+        elif on_nonfinite != "propagate":
+            self.plan.run(MEASURE, WRITE)
+            allowed = [b.allowed is None or bool(b.allowed) for b in self.buckets for _ in b.params]
+            self.finite = [fine and free for fine, free in zip(self.plan.finite(), allowed, strict=True)]
 
-    def sum_over_ranks(self, number: int) -> None:
-        """Make the local sums of a pass those of whole parameters: one message for each group of ranks."""
+    def measured_shards(self) -> Computation:
+        for number in range(self.plan.rounds):
+            self.plan.run(number, number + 1)
+            yield from self.completed(number)
+
+    def completed(self, number: int) -> Computation:
+        """Make the local sums of a pass those of whole parameters."""
         asked, places, index = [], [], 0
         for bucket in self.buckets:
             if bucket.parts:
@@ -180,15 +152,43 @@ class Fused:
                 local = torch.tensor([self.plan.sums(i, number) for i in places[-1]], dtype=wide)
                 asked.append((local, bucket.parts[0].across(None)))
             index += len(bucket.params)
-        whole = [sums.tolist() for sums in reduced("sum", asked)]
+        whole = [sums.tolist() for sums in (yield Question(summed, asked))]
         found: dict[int, list[float]] = {}
         for members, rows in zip(places, whole, strict=True):
             found.update(zip(members, rows, strict=True))
         self.plan.decide(found, number)
 
-    def release(self) -> None:
+    def nonfinite(self) -> list[str]:
+        names = [name for bucket in self.buckets for name in bucket.names]
+        return [name for name, fine in zip(names, self.finite or [True] * len(names), strict=True) if not fine]
+
+    @torch.compiler.disable
+    def write(self) -> Statistics:
+        if any(bucket.parts for bucket in self.buckets):
+            self.plan.run(REHEARSE, END)
+        elif self.finite is None:
+            self.plan.run(MEASURE, END)
+        else:
+            self.plan.skip([not fine for fine in self.finite])
+            self.plan.run(WRITE, END)
+        # what was saved for a backward pass is no longer what it was
+        torch.autograd.graph.increment_version([p for bucket in self.buckets for p in bucket.params])
+        steps = [s["step"] for bucket in self.buckets for s in bucket.states]
+        if self.finite is not None:
+            steps = [step for step, fine in zip(steps, self.finite, strict=True) if fine]
+        if steps:
+            torch._foreach_add_(steps, 1)
+        figures = self.plan.figures()
+        named = [(name, rate) for bucket in self.buckets for rate in (bucket.rate,) for name in bucket.names]
+        return {name: functools.partial(with_figures, rate, figures, i) for i, (name, rate) in enumerate(named)}
+
+    def release(self, *, taken: bool) -> None:
         """Let go of gradients and of copies that were made for a step."""
         self.buckets, self.copies = (), []
+
+
+def with_figures(rate: Mapping[str, Any], figures: Figures, index: int) -> dict[str, Any]:
+    return {**rate, **figures.of(index, lambda values, shape: torch.tensor(values, dtype=torch.float64).reshape(shape))}
 
 
 def borrow_torch_threads() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,11 @@ from thalweg.rules import Kron, Rule
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 from thalweg.torch.engines.bucket import Bucket
-from thalweg.torch.engines.native import PLAIN, is_dense, option_unknown
+from thalweg.torch.engines.protocol import CheckState, Statistics
+from thalweg.torch.engines.served import is_dense, reason_against_kind
 from thalweg.torch.engines.triton_buckets import KronLaunch, Launch, gradients_of, on_device_of, passes_for, staged
 from thalweg.torch.params.checks import NAMES
-from thalweg.torch.sharding.lockstep import reduced
+from thalweg.torch.sharding.lockstep import Computation
 
 SERVED = (torch.float32, torch.bfloat16, torch.float16)
 #: In how many lists each parameter may be kept with its tables. In most trainings it is always in the same.
@@ -58,10 +59,8 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], par
     unserved = reason_unread(rule, kernels.READS) if is_by_hand(rule) else reason_underived(rule, shape)
     if unserved:
         return unserved
-    if (unknown := option_unknown(rule)) is not None:
-        return f"{unknown} is a tensor, not a Python number"
-    if type(p) not in PLAIN:
-        return f"there is no fused kernel for a parameter of type {type(p).__name__}"
+    if reason := reason_against_kind(rule, p):
+        return reason
     if p.dtype not in SERVED:
         return f"there is no fused kernel for {p.dtype} on GPUs"
     if p.is_neg():
@@ -102,7 +101,7 @@ def reason_against_part(setting: Setting, part: Part) -> str:
     return ""
 
 
-class Gpu:
+class Triton:
     """The GPU engine of one optimizer, with tables that are kept between steps."""
 
     def __init__(self) -> None:
@@ -113,13 +112,11 @@ class Gpu:
         self.captured: list[Launch | KronLaunch] = []
         self.kron: Any = None
         self.names: set[str] = set()
-        self.measured = False
-        #: By name, what gives the figures of a parameter's last step.
-        self.figures: dict[str, Callable[[], dict[str, Any]]] = {}
+        self.statistics: Statistics = {}
 
-    def prepare(self, buckets: Sequence[Bucket], check_state: Callable[[str, Tensor, Setting], None]) -> None:
+    @torch.compiler.disable
+    def prepare(self, buckets: Sequence[Bucket], check_state: CheckState) -> None:
         """Lay out a step of these buckets; nothing is written yet. State that is new is checked."""
-        self.measured = False
         self.launches = []
         for bucket in buckets:
             grads = gradients_of(bucket)
@@ -132,13 +129,11 @@ class Gpu:
             self.latest = list(self.launches)
             for launch in self.launches:
                 own = {name: functools.partial(launch.figures, i) for i, name in enumerate(launch.bucket.names)}
-                self.figures.update(own)
+                self.statistics.update(own)
             if self.kron is not None:
                 self.kron.prepare([launch.arguments() for launch in self.launches if isinstance(launch, KronLaunch)])
 
-    def launch(
-        self, bucket: Bucket, grads: Sequence[Tensor], check_state: Callable[[str, Tensor, Setting], None]
-    ) -> Launch | KronLaunch:
+    def launch(self, bucket: Bucket, grads: Sequence[Tensor], check_state: CheckState) -> Launch | KronLaunch:
         """As it was at the last step, if nothing has moved but gradients."""
         names = tuple(bucket.names)
         known = self.known.get(names)
@@ -166,34 +161,27 @@ class Gpu:
             del self.known[next(iter(self.known))]
         return made
 
-    def measure(self) -> list[Tensor]:
-        """For each bucket which of its parameters are finite; nothing is written, under a guard."""
-        running = [(launch, launch.rounds()) for launch in self.launches]
-        while running:
-            asked = []
-            for launch, rounds in running:
-                with on_device_of(launch):
-                    wanted = next(rounds, None)
-                if wanted is not None:
-                    asked.append((launch, rounds, wanted))
-            answers = iter(reduced("sum", [one for *_, wanted in asked for one in wanted]))
-            for *_, wanted in asked:
-                for tensor, _ in wanted:
-                    tensor.copy_(next(answers))
-            running = [(launch, rounds) for launch, rounds, _ in asked]
-        self.measured = True
-        return [launch.finite for launch in self.launches if isinstance(launch, Launch)]
+    def measure(self, on_nonfinite: str) -> list[Computation]:
+        """All passes before writing. Without a guard they may write state."""
+        return [launch.measured() for launch in self.launches]
 
-    def write(self) -> None:
-        if not self.measured:
-            self.measure()
+    @torch.compiler.disable
+    def nonfinite(self) -> list[str]:
+        launches = [launch for launch in self.launches if isinstance(launch, Launch)]
+        names = [name for launch in launches for name in launch.bucket.names]
+        flags = torch.cat([launch.finite for launch in launches]).tolist() if launches else []
+        return [name for name, finite in zip(names, flags, strict=True) if not finite]
+
+    @torch.compiler.disable
+    def write(self) -> Statistics:
         for launch in self.launches:
             with on_device_of(launch):
                 launch.write()
         # what was saved for a backward pass is no longer what it was
         torch.autograd.graph.increment_version([p for launch in self.launches for p in launch.bucket.params])
+        return self.statistics
 
-    def release(self) -> None:
+    def release(self, *, taken: bool) -> None:
         for launch in self.launches:
             launch.release()
         self.launches = []

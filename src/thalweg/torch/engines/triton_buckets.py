@@ -15,6 +15,8 @@ from thalweg.kernels.shown import entries_of
 from thalweg.rules import Adafactor
 from thalweg.spaces.sharded import Part
 from thalweg.torch.engines.bucket import Bucket
+from thalweg.torch.sharding.collectives import summed
+from thalweg.torch.sharding.lockstep import Computation, Question
 
 
 def operand_of(name: str, p: Tensor, state: Mapping[str, Tensor], keys: Sequence[str], part: Part | None) -> Any:
@@ -118,14 +120,20 @@ class Launch:
             self.is_new = False
             with on_device_of(self):
                 self.passes.prepare(self.step)
-        self.lr = shown_rate(bucket)
+        self.rate = bucket.rate
 
-    def rounds(self) -> Iterator[list[tuple[Tensor, tuple[Any, ...]]]]:
-        """Run all passes before writing; return the sums to complete over ranks, if the bucket is sharded."""
-        parts = self.bucket.parts
-        for sums in self.passes.measured(self.step):
+    def measured(self) -> Computation:
+        """Run all passes before writing; yield the sums to complete over ranks, if the bucket is sharded."""
+        parts, rounds = self.bucket.parts, self.passes.measured(self.step)
+        while (sums := self.after(rounds)) is not None:
             if parts:
-                yield [(each.tensor, parts[0].across(each.axes)) for each in sums]
+                whole = yield Question(summed, [(each.tensor, parts[0].across(each.axes)) for each in sums])
+                for each, total in zip(sums, whole, strict=True):
+                    each.tensor.copy_(total)
+
+    def after(self, rounds: Iterator[list[Any]]) -> list[Any] | None:
+        with on_device_of(self):
+            return next(rounds, None)
 
     def write(self) -> None:
         self.passes.write(self.step)
@@ -145,7 +153,7 @@ class Launch:
         stack = self.bucket.params[index].shape[:stacked]
         own = slice(first, first + slices[index])
         stats = self.passes.stats().items()
-        return {**self.lr, **{key: v[own].reshape(stack) if stacked else v[first] for key, v in stats}}
+        return {**self.rate, **{key: v[own].reshape(stack) if stacked else v[first] for key, v in stats}}
 
 
 class KronLaunch:
@@ -155,7 +163,7 @@ class KronLaunch:
 
     def __init__(self, kernels: Any, memory: list[Any]) -> None:
         self.kernels, self.memory = kernels, memory
-        self.outcome: Any = None
+        self.stepped: Any = None
         self.params: Sequence[Tensor] = ()
         #: Whether a step like the last one was recalled, which has been looked at already.
         self.recalled = False
@@ -167,7 +175,7 @@ class KronLaunch:
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
         self.recalled = self.params is bucket.params
         self.bucket, self.grads, self.params = bucket, grads, bucket.params
-        self.lr = shown_rate(bucket)
+        self.rate = bucket.rate
 
     def arguments(self) -> dict[str, Any]:
         bucket = self.bucket
@@ -181,25 +189,21 @@ class KronLaunch:
             t=bucket.t,
         )
 
-    def rounds(self) -> Iterator[Any]:
-        """Return no sums: sharded tensors go to their owners."""
-        return iter(())
+    def measured(self) -> Computation:
+        """Ask for nothing: sharded tensors go to their owners."""
+        yield from ()
 
     def write(self) -> None:
         bucket, given = self.bucket, self.arguments()
         given.update(lr=bucket.lr, lr_scale=bucket.lr_scale, grad_scale=bucket.grad_scale)
-        self.outcome = self.kernels.step(**given, allowed=bucket.allowed, unmoved=self.recalled)
+        self.stepped = self.kernels.step(**given, allowed=bucket.allowed, unmoved=self.recalled)
 
     def release(self) -> None:
         del self.grads
         self.bucket = replace(self.bucket, grads=(), grad_scale=None, allowed=None)
 
     def figures(self, index: int) -> dict[str, Any]:
-        return {**self.lr, **{key: values[index] for key, values in self.outcome.stats.items()}}
-
-
-def shown_rate(bucket: Bucket) -> dict[str, Any]:
-    return {} if bucket.lr is None else {"lr": bucket.lr * bucket.lr_scale}
+        return {**self.rate, **{key: values[index] for key, values in self.stepped.stats.items()}}
 
 
 def on_device_of(launch: Launch | KronLaunch) -> AbstractContextManager[object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
@@ -11,11 +11,15 @@ from thalweg.errors import OptionError
 from thalweg.rules import RULES, Annealed
 from thalweg.rules.checks import check_choice, check_flag, require
 from thalweg.settings import Overrides, Settings, check_known, check_not_misspelt, option_names
+from thalweg.torch.sharding.agreement import BESIDE_OPTIONS
+
+#: The name of a way to step parameters, as users give it.
+EngineName: TypeAlias = Literal["auto", "reference", "foreach", "fused"]
 
 #: The layout of state and groups. Newer layouts are refused by older versions.
 LAYOUT = 1
 #: What a group has beside the options of its rule. lr_is_scale: its lr multiplies the step size that the rule makes.
-BESIDE = ("params", "param_names", "lr", "lr_is_scale", "capturable", "rule", "layout")
+BESIDE = ("params", "param_names", *BESIDE_OPTIONS)
 #: Keys of schedulers and trainers that resemble options. All that resembles none is kept as well.
 FOREIGN = ("max_momentum", "base_momentum", "lr_scale", "wd_scale", "weight_decay_scale")
 #: Left out of groups where it is None: schedulers that cycle momentum write it into every group that shows it.

@@ -19,7 +19,6 @@ from thalweg.settings import Overrides, Setting, Settings, matches, plain
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
-from thalweg.torch.engines.lists import Engine
 from thalweg.torch.params.checkpoints import (
     check_entries,
     check_is_state,
@@ -31,9 +30,17 @@ from thalweg.torch.params.checkpoints import (
 )
 from thalweg.torch.params.checks import check_parameter, reason_against_flat
 from thalweg.torch.params.explain import Explanation, explained, explained_group
-from thalweg.torch.params.groups import LAYOUT, GroupSettings, check_group, check_options, loaded_group, to_plain
+from thalweg.torch.params.groups import (
+    LAYOUT,
+    EngineName,
+    GroupSettings,
+    check_group,
+    check_options,
+    loaded_group,
+    to_plain,
+)
 from thalweg.torch.params.members import Members, check_given, named, names_of
-from thalweg.torch.sharding.agreement import shown
+from thalweg.torch.sharding.agreement import in_words
 from thalweg.torch.sharding.factors import first_owned
 from thalweg.torch.sharding.shards import ghost_of, is_distributed, local, part_of, placed_like
 
@@ -48,7 +55,7 @@ class Parameters(torch.optim.Optimizer):
     """Groups of parameters with options that are checked, and state that is restored as it was saved."""
 
     rule_name: ClassVar[str]
-    _wanted_engine: Engine
+    _wanted_engine: EngineName
 
     def __init__(
         self,
@@ -108,6 +115,17 @@ class Parameters(torch.optim.Optimizer):
             raise
         self._reported = not self._overrides
         self._members.note_shapes(self.param_groups)
+
+    def _places(self) -> dict[Tensor, tuple[str, int]]:
+        """The name and the group of every parameter. What was remembered by address is dropped if they have changed."""
+        if self._members.changed(self.param_groups, self._against_flat):
+            self._check_names()
+            self._forget_memory()
+        return self._members.places
+
+    def _forget_memory(self) -> None:
+        """Drop what is known by the address of a parameter."""
+        self._resolved.clear()
 
     def _against_flat(self, index: int) -> str:
         """Why the parameters of a group cannot be stepped as one vector; "" if they can."""
@@ -329,7 +347,7 @@ class Parameters(torch.optim.Optimizer):
 
     def _made_with(self) -> str:
         """What a checkpoint remembers of the arguments that are not in groups."""
-        entries = [f"({shown(pattern)}, {shown(dict(options))})" for pattern, options in self._overrides]
+        entries = [f"({in_words(pattern)}, {in_words(dict(options))})" for pattern, options in self._overrides]
         return f"engine={self._wanted_engine!r}, overrides=[{', '.join(entries)}]"
 
     def _expected(

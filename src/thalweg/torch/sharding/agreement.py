@@ -19,9 +19,11 @@ from torch import Tensor
 from thalweg.errors import ParameterError
 from thalweg.rules import RULES
 from thalweg.settings import Overrides, option_names
-from thalweg.torch.params.groups import BESIDE
+from thalweg.torch.sharding.collectives import everyones, largest_words
 from thalweg.torch.sharding.shards import MeshGroup, is_distributed, part_of
 
+#: What thalweg reads of a group beside the options of its rule.
+BESIDE_OPTIONS = ("lr", "lr_is_scale", "capturable", "rule", "layout")
 #: What is compared of a digest, as whole numbers of 32 bits that no device rounds.
 WORDS = 4
 
@@ -75,9 +77,7 @@ def check_agreement(description: Sequence[str], groups: Sequence[MeshGroup]) -> 
     words = [int.from_bytes(digest[4 * i : 4 * i + 4], "big") for i in range(WORDS)]
     largest = torch.tensor([*words, *(-word for word in words)])
     for _, group in itertools.product(asked, asked):  # again for each, so that news reach ranks that share no group
-        message = largest.to(group.device)
-        torch.distributed.all_reduce(message, torch.distributed.ReduceOp.MAX, group=group.process_group)
-        largest = message.cpu()
+        largest = largest_words(largest, group)
     if not torch.equal(largest[:WORDS], -largest[WORDS:]):
         raise ParameterError(difference(everyone(description, asked)))
 
@@ -86,8 +86,7 @@ def everyone(description: Sequence[str], groups: Sequence[MeshGroup]) -> dict[in
     """The description of each rank, by its number."""
     known: dict[int, Sequence[str]] = {torch.distributed.get_rank(): description}
     for _, group in itertools.product(groups, groups):
-        theirs: list[Any] = [None] * torch.distributed.get_world_size(group.process_group)
-        torch.distributed.all_gather_object(theirs, known, group=group.process_group)
+        theirs = everyones(known, group.process_group)
         known = {rank: lines for some in theirs for rank, lines in some.items()}
     return dict(sorted(known.items()))
 
@@ -115,11 +114,11 @@ def described(
 ) -> Iterator[str]:
     """A line for each thing that must be the same on every rank. Parameters that are not sharded may differ."""
     yield f"the rule {rule_name}"
-    entries = [f"{shown(pattern)}: {shown(dict(sorted(options.items())))}" for pattern, options in overrides]
+    entries = [f"{in_words(pattern)}: {in_words(dict(sorted(options.items())))}" for pattern, options in overrides]
     yield f"overrides of {', '.join(entries)}" if entries else "no overrides"
     for index in sorted({index for _, _, index, _ in divided}):
         options = own_options(rule_name, groups[index])
-        yield from (f"{key}={shown(value)} in group {index}" for key, value in sorted(options.items()))
+        yield from (f"{key}={in_words(value)} in group {index}" for key, value in sorted(options.items()))
     for name, p, index, _ in divided:
         placements = ", ".join(map(str, p.placements))  # type: ignore[attr-defined]
         mesh = " x ".join(map(str, p.device_mesh.shape))  # type: ignore[attr-defined]
@@ -130,12 +129,12 @@ def described(
         )
 
 
-def shown(value: Any) -> str:
+def in_words(value: Any) -> str:
     """An option in words that are the same on every rank, whatever its address or device."""
     if isinstance(value, Tensor):
         return "a tensor"
     if isinstance(value, dict):
-        return ", ".join(f"{key}={shown(each)}" for key, each in value.items())
+        return ", ".join(f"{key}={in_words(each)}" for key, each in value.items())
     return "a function" if callable(value) else repr(value)
 
 
@@ -147,7 +146,7 @@ def own_options(rule_name: str, group: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def own_names(rule_name: str) -> frozenset[str]:
-    return frozenset({*option_names(RULES[rule_name]), *BESIDE} - {"params", "param_names"})
+    return frozenset({*option_names(RULES[rule_name]), *BESIDE_OPTIONS})
 
 
 def kinds(options: Mapping[str, Any]) -> tuple[Hashable, ...]:

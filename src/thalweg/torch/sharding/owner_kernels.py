@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape, State
-from thalweg.torch.sharding.requests import Answer, Work
+from thalweg.torch.sharding.requests import Assembled, Whitened
 
 
-class Whitener:
+class OwnerWhitening:
     """The kernels of one optimizer for the tensors that this rank owns, loaded when first needed."""
 
     def __init__(self) -> None:
         self.kernels: Any = None
 
-    def whitened(self, works: Sequence[Work]) -> dict[str, Answer]:
+    def whiten(self, works: Sequence[Assembled]) -> dict[str, Whitened]:
         """By name the whitened tensor, the mean of its squares, and the factors."""
         if not works:
             return {}
@@ -27,33 +27,33 @@ class Whitener:
 
         if self.kernels is None:
             self.kernels = OwnerKernels()
-        batches: dict[Hashable, list[Work]] = defaultdict(list)
+        batches: dict[Hashable, list[Assembled]] = defaultdict(list)
         for work in works:
-            task, first = work.task, work.shown[0]
+            request, first = work.request, work.tensors[0]
             dtype = work.factors["Q_0"].dtype
-            kind = first.device, first.shape, task.rule, dtype, len(work.shown), task.seed, task.t
+            kind = first.device, first.shape, request.rule, dtype, len(work.tensors), request.seed, request.t
             batches[kind].append(work)
         jobs = []
         for batch in batches.values():
-            task = batch[0].task
-            learned = [work.shown[-1] for work in batch]
+            request = batch[0].request
+            learned = [work.tensors[-1] for work in batch]
             jobs.append(
                 Job(
-                    names=[work.task.name for work in batch],
+                    names=[work.request.name for work in batch],
                     learned=learned,
-                    shown=learned if len(batch[0].shown) == 1 else [work.shown[0] for work in batch],
+                    shown=learned if len(batch[0].tensors) == 1 else [work.tensors[0] for work in batch],
                     factors=[work.factors for work in batch],
-                    rule=task.rule,
-                    seed=task.seed,
-                    t=task.t,
-                    due=[work.task.due for work in batch],
+                    rule=request.rule,
+                    seed=request.seed,
+                    t=request.t,
+                    due=[work.request.due for work in batch],
                 )
             )
         done = {}
         for batch, (h, squares) in zip(batches.values(), self.kernels.whitened(jobs), strict=True):
-            axes = [1] * len(batch[0].task.rule.sizes(tuple(batch[0].shown[0].shape)))
+            axes = [1] * len(batch[0].request.rule.sizes(tuple(batch[0].tensors[0].shape)))
             for work, own, square in zip(batch, h, squares, strict=True):
-                done[work.task.name] = own, square.reshape(-1, *axes), work.factors
+                done[work.request.name] = Whitened(own, square.reshape(-1, *axes), work.factors)
         return done
 
 

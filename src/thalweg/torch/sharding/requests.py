@@ -1,30 +1,29 @@
-"""Requests to the owners of whole tensors, and their answers."""
+"""What ranks ask of the owners of whole tensors, and what they answer."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from thalweg.arrays import State
-from thalweg.rules import Kron
+from thalweg.rules import Kron, ownership
 from thalweg.spaces.sharded import Part
 from thalweg.torch.sharding.factors import Block, block_of_factor, factor_shapes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class Request:
     """One parameter that has to be whitened as a whole."""
 
     name: str
     rule: Kron
     part: Part
     #: This rank's shard of the tensor to precondition, and of the one that the factors learn from if it differs.
-    shown: Sequence[Tensor]
+    tensors: Sequence[Tensor]
     #: This rank's rows of the factors, and their norms, which every rank has.
     factors: Mapping[str, Tensor]
     #: The dtype in which factors are stored between steps.
@@ -41,7 +40,7 @@ class Task:
     @property
     def dtype(self) -> torch.dtype:
         """The precision of the arithmetic."""
-        return self.shown[0].dtype
+        return self.tensors[0].dtype
 
     @property
     def matrices(self) -> list[str]:
@@ -52,29 +51,31 @@ class Task:
         return [key for key in self.factors if key.startswith("L_")]
 
     @property
-    def cost(self) -> float:
-        """About how many multiplications: products with every dense factor, and of the factors with one another."""
-        sizes = self.rule.sizes(self.part.shape)
-        dense = [n for n, diagonal in zip(sizes, self.rule.diagonals(sizes), strict=True) if not diagonal]
-        return math.prod(self.part.shape) * (1 + sum(dense)) + sum(n**3 for n in dense)
+    def cost(self) -> int:
+        return ownership.cost(self.rule, self.part.shape)
 
     def blocks(self) -> dict[str, Block]:
         """This rank's shards of the parameter and of its factors."""
         shapes = factor_shapes(self.rule, self.part.shape)
         own = {key: block_of_factor(shapes[key], self.part) for key in self.matrices}
-        return {"p": Block(tuple(self.shown[0].shape), self.part.offset), **own}
+        return {"p": Block(tuple(self.tensors[0].shape), self.part.offset), **own}
 
 
-#: This rank's shard of the whitened tensor, the mean of its squares, and the state of the factors.
-Answer: TypeAlias = tuple[Tensor, Tensor, State[Tensor]]
+class Whitened(NamedTuple):
+    """What an owner answers: of the whole tensor on its own rank, of a shard on the rank that asked."""
+
+    h: Tensor
+    #: The mean of its squares before it was clipped, for each slice of a stack.
+    h_square: Tensor
+    factors: State[Tensor]
 
 
 @dataclass(frozen=True)
-class Work:
-    """A task as its owner has it, assembled from all shards."""
+class Assembled:
+    """A request as the owner has it, put together from all shards."""
 
-    task: Task
+    request: Request
     #: The tensor to precondition, and the one that the factors learn from if it differs.
-    shown: Sequence[Tensor]
+    tensors: Sequence[Tensor]
     #: Whole, with their norms, as they are stored between steps.
     factors: State[Tensor]

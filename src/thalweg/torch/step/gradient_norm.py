@@ -1,8 +1,9 @@
-"""What depends on all gradients of a step together: their joint norm, and whether they are finite."""
+"""What depends on all gradients of a step together: by what they are scaled, and whether the step is taken."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +12,65 @@ from thalweg.errors import NonFiniteError
 from thalweg.spaces.torch_sums import squares_of_each
 from thalweg.torch.engines.bucket import Bucket
 from thalweg.torch.engines.native import sums_of_squares
-from thalweg.torch.sharding.lockstep import reduced
+from thalweg.torch.sharding.collectives import summed
+
+
+class JointGradient:
+    """The gradients of an optimizer's steps, seen as one vector."""
+
+    def __init__(self) -> None:
+        #: The parameters of the last step under ``on_nonfinite="skip"``, and which of their gradients were finite.
+        self.last_finite: tuple[Sequence[str], Tensor] | None = None
+        #: How many steps were skipped.
+        self.skips: Tensor | None = None
+
+    def joined(
+        self,
+        buckets: list[Bucket],
+        *,
+        limit: float | None,
+        on_nonfinite: str,
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+        native: bool,
+    ) -> list[Bucket]:
+        """Buckets with what all gradients together decide.
+
+        limit: of the norm. grad_scale, found_inf: what a GradScaler leaves to the step. native: sum by native code.
+        """
+        unscale = None if grad_scale is None else grad_scale.double().reciprocal().reshape(())
+        allowed = None if found_inf is None else (found_inf == 0).reshape(())
+        scale = unscale
+        if buckets and (limit is not None or on_nonfinite == "skip"):
+            squares = squares_of(buckets, native=native)
+            every = torch.cat([each.to(squares[0].device, torch.float64) for each in squares])
+            finite = torch.cat([torch.isfinite(each).to(squares[0].device) for each in squares])
+            names = [name for bucket in buckets for name in bucket.names]
+            if on_nonfinite == "raise":
+                check_all_finite(names, finite)
+            if limit is not None:
+                scale = scale_to(limit, every if unscale is None else every * unscale.square())
+                scale = scale if unscale is None else scale * unscale
+            if on_nonfinite == "skip":
+                self.last_finite = names, finite
+                allowed = finite.all() if allowed is None else finite.all() & allowed
+                skipped = (~allowed).to(torch.int64)
+                self.skips = skipped if self.skips is None else self.skips + skipped
+        if scale is None and allowed is None:
+            return buckets
+
+        def at_home(value: Tensor | None, bucket: Bucket) -> Tensor | None:
+            return None if value is None else value.to(bucket.params[0].device)
+
+        return [
+            replace(bucket, grad_scale=at_home(scale, bucket), allowed=at_home(allowed, bucket)) for bucket in buckets
+        ]
+
+    def nonfinite(self) -> list[str]:
+        if self.last_finite is None:
+            return []
+        names, finite = self.last_finite
+        return [name for name, fine in zip(names, finite.tolist(), strict=True) if not fine]
 
 
 def squares_of(buckets: Sequence[Bucket], *, native: bool) -> list[Tensor]:
@@ -24,7 +83,7 @@ def squares_of(buckets: Sequence[Bucket], *, native: bool) -> list[Tensor]:
     else:
         own = [squares_in(bucket.grads, kind) for bucket, kind in zip(buckets, wide, strict=True)]
     groups = [bucket.parts[0].across(None) if bucket.parts else () for bucket in buckets]
-    return reduced("sum", list(zip(own, groups, strict=True)))
+    return summed(list(zip(own, groups, strict=True)))
 
 
 def squares_in(grads: Sequence[Tensor], kind: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""Steps that are like the one before: the same parameters, state and options, with new gradients alone.
+"""A step that is like the one before: the same parameters, state and options, with new gradients alone.
 
 Sorting parameters into buckets takes the host longer than a GPU needs for a step. So what was found is kept, with all
 that it depends on, and taken again as long as that is unchanged.
@@ -19,7 +19,7 @@ from thalweg.torch.engines.bucket import Bucket
 DTYPE, LAYOUT = operator.attrgetter("dtype"), operator.attrgetter("layout")
 
 
-class Recall:
+class RepeatedStep:
     """The buckets of a step, and what they depend on."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Recall:
         return buckets
 
 
-def can_recall(buckets: Sequence[Bucket]) -> bool:
+def is_repeatable(buckets: Sequence[Bucket]) -> bool:
     return all(bucket.on_gpu and not bucket.parts for bucket in buckets)
 
 

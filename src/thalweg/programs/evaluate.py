@@ -1,0 +1,139 @@
+"""A traced rule, run over arrays round by round: what needs no sum of other ranks first, then what follows from sums.
+
+A rule calls ``xp.sums`` in the middle of its arithmetic and cannot stop there. Its graph can: the values of many lists
+of tensors are computed up to their sums, one message completes the sums of all, and all go on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeAlias
+
+from thalweg.arrays import Shape, is_number
+from thalweg.programs.graph import OPERATORS, Value, needed_by
+from thalweg.programs.schedule import depths
+from thalweg.programs.trace import FUNCTIONS, Program, example_of, trace
+from thalweg.rules import Rule, Update
+from thalweg.spaces import shapes
+from thalweg.spaces.shape_arrays import Ledger
+
+#: Completes reductions over ranks: takes what ``xp.partial`` made of them, yields messages, returns their values.
+Complete: TypeAlias = Callable[[Sequence[Any]], Generator[Any, Any, Sequence[Any]]]
+
+
+@dataclass(frozen=True)
+class Order:
+    """In which order the values of a program are computed, in rounds, and how often each is used."""
+
+    program: Program
+    #: Of each round: what is computed element by element, and the reductions that it ends with.
+    rounds: tuple[tuple[tuple[Value, ...], tuple[Value, ...]], ...]
+    uses: Mapping[Value, int]
+
+
+def order_of(program: Program) -> Order:
+    results = [program.delta, *program.state.values(), program.finite, *program.stats.values()]
+    needed, depth = needed_by(results), depths(program)
+    reductions = [value for value in program.graph.values if value in needed and value.is_reduction]
+    done: set[Value] = set()
+    rounds = []
+    for number in range(max((depth[value] for value in reductions), default=-1) + 2):
+        last = [value for value in reductions if depth[value] == number]
+        targets = needed_by(last) if last else needed
+        own = [v for v in program.graph.values if v in targets and v not in done and not v.is_reduction]
+        rounds.append((tuple(value for value in own if value.op != "input"), tuple(last)))
+        done.update(own, last)
+    uses = Counter(arg for value in needed for arg in value.values)
+    uses.update(value for value in results if isinstance(value, Value))
+    return Order(program, tuple(rounds), uses)
+
+
+def evaluated(
+    order: Order, xp: Any, inputs: dict[str, Any], complete: Complete
+) -> Generator[Any, Any, tuple[Any, dict[str, Any], Any, dict[str, Any]]]:
+    """Delta, state, finite and stats of a rule, as its ``update`` computes them in the space xp.
+
+    inputs: by name; they are taken out of it when they are first needed, so that no value outlives its last use.
+    """
+    program, left = order.program, dict(order.uses)
+    known: dict[Value, Any] = {
+        value: inputs.pop(value.name) for value in program.graph.values if value.op == "input" and value in left
+    }
+    inputs.clear()
+
+    def taken(value: Any) -> Any:
+        if not isinstance(value, Value):
+            return value
+        left[value] -= 1
+        return known[value] if left[value] else known.pop(value)
+
+    for values, reductions in order.rounds:
+        for value in values:
+            known[value] = applied(xp, value.op, [taken(arg) for arg in value.args])
+        if reductions:
+            partials = [xp.partial(value.op, taken(value.args[0]), value.axes) for value in reductions]
+            known.update(zip(reductions, (yield from complete(partials)), strict=True))
+            del partials
+    state = {key: taken(value) for key, value in program.state.items()}
+    stats = {key: taken(value) for key, value in program.stats.items()}
+    return taken(program.delta), state, taken(program.finite), stats
+
+
+def applied(xp: Any, op: str, args: Sequence[Any]) -> Any:
+    return getattr(xp, op)(*args) if op == "where" or op in FUNCTIONS else OPERATORS[op](*args)
+
+
+# ---- programs of rules
+
+
+def updated(
+    rule: Rule,
+    order: Order,
+    xp: Any,
+    given: dict[str, Any],
+    complete: Complete,
+) -> Generator[Any, Any, Update]:
+    """What the rule answers. given: p, g, the entries of the state, t, lr and lr_scale."""
+    given.update(options_of(rule))
+    return Update(*(yield from evaluated(order, xp, given, complete)))
+
+
+def order_for(rule: Rule, kept: Rule, keys: Sequence[str], shape: Shape, *, with_lr: bool) -> Order:
+    """Of a rule, for parameters of the same kind as one of this shape; a RuleError says why there is none.
+
+    kept: the rule whose state is given, with these keys; it may be another at other steps.
+    """
+    example = example_of(rule, shape)
+    kinds = kept.init(shapes, Ledger().array(example, "float32"))
+    state = tuple((key, tuple(kinds[key].shape)) for key in keys)
+    return traced(stand_in(rule), example, state, with_lr)
+
+
+@functools.lru_cache(maxsize=256)
+def traced(rule: Rule, shape: Shape, state: tuple[tuple[str, Shape], ...], with_lr: bool) -> Order:
+    return order_of(trace(rule, shape, dict(state), lr=1.0 if with_lr else None))
+
+
+def stand_in(rule: Rule) -> Rule:
+    """A rule of the same graph that is equal for all values of its numbers, those on a device included."""
+
+    def of(value: Any) -> Hashable:
+        if isinstance(value, tuple):
+            return tuple(map(of, value))
+        is_fixed = value is None or isinstance(value, (bool, str)) or (is_number(value) and value == 0)
+        return value if is_fixed else 0.5
+
+    return replace(rule, **{f.name: of(getattr(rule, f.name)) for f in fields(rule) if "Scalar" in str(f.type)})
+
+
+def options_of(rule: Rule) -> dict[str, Any]:
+    """Options by the names that a trace gives them."""
+    options: dict[str, Any] = {}
+    for f in fields(rule):
+        value = getattr(rule, f.name)
+        options[f.name] = value
+        options.update({f"{f.name}[{i}]": each for i, each in enumerate(value)} if isinstance(value, tuple) else {})
+    return options

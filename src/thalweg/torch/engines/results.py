@@ -1,0 +1,204 @@
+"""New values of a bucket, computed by torch's own operations: tensor by tensor, as one list, or as one stack."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.boundary import Advance, advance, slice_of
+from thalweg.kernels.chunks import SMALL, STACK
+from thalweg.kernels.cpu.noise import fill_normal
+from thalweg.kernels.threads import num_threads
+from thalweg.rules.noise import tensor_id
+from thalweg.spaces import foreach
+from thalweg.spaces import torch as single
+from thalweg.spaces.foreach import PerTensor, TensorList
+from thalweg.torch.engines.bucket import Bucket
+
+
+@dataclass(frozen=True)
+class Result:
+    """New values for a bucket, or for some tensors of one."""
+
+    bucket: Bucket
+    params: Sequence[Tensor]
+    states: Sequence[Mapping[str, Tensor]]
+    #: One truth value for each parameter; None under ``on_nonfinite="propagate"``.
+    finite: Sequence[Tensor] | None
+    stats: Mapping[str, Any]
+
+
+def results_of(bucket: Bucket) -> Iterator[Result]:
+    """The results of a bucket, part by part, so that few new values exist at once."""
+    if bucket.way == "foreach":
+        return by_list(bucket)
+    return by_shape(bucket) if bucket.way == "fused" else by_tensor(bucket)
+
+
+def by_tensor(bucket: Bucket, *, native_noise: bool = False) -> Iterator[Result]:
+    """One tensor after the other."""
+    for index, (name, p, g, s) in enumerate(zip(bucket.names, bucket.params, bucket.grads, bucket.states, strict=True)):
+        t = bucket.t if bucket.t is not None else s["step"] + 1
+        entries = {key: entry for key, entry in s.items() if key != "step"}
+        result = advance(
+            single,
+            bucket.setting.rule_at(t),
+            bucket.setting.handling,
+            p,
+            g,
+            entries,
+            t=t,
+            lr=bucket.lr,
+            lr_scale=bucket.lr_scale,
+            tensor=tensor_id(name),
+            grad_scale=bucket.grad_scale,
+            allowed=bucket.allowed,
+            noise=functools.partial(normals, bucket, [index]) if native_noise else None,
+        )
+        finite = None if result.finite is None else [result.finite]
+        stats = {key: [value] for key, value in result.stats.items()}
+        yield Result(bucket.chosen([index]), [result.p], [result.state], finite, stats)
+
+
+# ---- lists of tensors, with one launch an operation
+
+
+def by_list(bucket: Bucket) -> Iterator[Result]:
+    for chunk in bucket.chunks():
+        yield as_list(foreach, chunk)
+
+
+def as_list(space: Any, bucket: Bucket) -> Result:
+    """A list of tensors, advanced in a space of lists."""
+    operands = Operands.of(bucket)
+    result = advance(
+        space,
+        bucket.setting.rule_at(operands.t),
+        bucket.setting.handling,
+        operands.p,
+        operands.g,
+        operands.s,
+        t=operands.t,
+        lr=bucket.lr,
+        lr_scale=bucket.lr_scale,
+        tensor=operands.ids,
+        grad_scale=bucket.grad_scale,
+        allowed=bucket.allowed,
+    )
+    return unlisted(bucket, result)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A bucket as lists."""
+
+    p: TensorList
+    g: TensorList
+    s: dict[str, TensorList]
+    t: Any
+    #: Numbers of the tensors for random bits.
+    ids: Any
+
+    @classmethod
+    def of(cls, bucket: Bucket) -> Operands:
+        t: Any = bucket.t
+        if t is None:
+            t = PerTensor(torch.stack([s["step"] for s in bucket.states]) + 1)
+        ids: Any = 0
+        if bucket.setting.rule.needs_noise or bucket.setting.handling.rounding == "stochastic":
+            ids = PerTensor(tensor_ids(tuple(bucket.names), bucket.params[0].device))
+        keys = [key for key in bucket.states[0] if key != "step"]
+        state = {key: TensorList([s[key] for s in bucket.states]) for key in keys}
+        return cls(TensorList(bucket.params), TensorList(bucket.grads), state, t, ids)
+
+
+def unlisted(bucket: Bucket, result: Advance) -> Result:
+    count = len(bucket.params)
+    states = [{key: entry.tensors[i] for key, entry in result.state.items()} for i in range(count)]
+    finite = None if result.finite is None else entries_of(result.finite, count)
+    stats = {key: entries_of(value, count) for key, value in result.stats.items()}
+    return Result(bucket, result.p.tensors, states, finite, stats)
+
+
+@torch.compiler.disable
+@functools.lru_cache(maxsize=4096)
+def tensor_ids(names: tuple[str, ...], device: torch.device) -> Tensor:
+    """Numbers for random bits, copied to the device once: not at each step, nor into a CUDA graph."""
+    return torch.tensor([tensor_id(name) for name in names], device=device)
+
+
+def entries_of(value: Any, count: int) -> Sequence[Any]:
+    if isinstance(value, PerTensor):
+        return value.values.unbind()
+    return value.tensors if isinstance(value, TensorList) else [value] * count
+
+
+# ---- Kron on CPUs: noise by native code, products by BLAS
+
+
+def by_shape(bucket: Bucket) -> Iterator[Result]:
+    """Small tensors of equal shape as one batch."""
+    handling, count = bucket.setting.handling, len(bucket.params)
+    apart = handling.on_nonfinite != "propagate" or handling.rounding == "stochastic"
+    if count == 1 or apart or bucket.params[0].numel() > SMALL:
+        yield from by_tensor(bucket, native_noise=True)
+        return
+    batches: dict[float, list[int]] = defaultdict(list)
+    for index, s in enumerate(bucket.states):  # those that are refreshed together
+        batches[float(s["refresh"])].append(index)
+    for members in batches.values():
+        for chunk in bucket.chosen(members).chunks(STACK):
+            yield as_stack(chunk)
+
+
+def as_stack(bucket: Bucket) -> Result:
+    """Tensors of equal shape, advanced as one with a leading axis more."""
+    assert bucket.t is not None
+    states, count = bucket.states, len(bucket.params)
+    rule = bucket.setting.rule_at(bucket.t)
+    result = advance(
+        single,
+        replace(rule, stacked_axes=rule.stacked_axes + 1),
+        bucket.setting.handling,
+        torch.stack(list(bucket.params)),
+        torch.stack(list(bucket.grads)),
+        {
+            key: entry if key == "refresh" else torch.stack([s[key] for s in states])
+            for key, entry in states[0].items()
+            if key != "step"
+        },
+        t=bucket.t,
+        lr=bucket.lr,
+        lr_scale=bucket.lr_scale,
+        tensor=0,
+        grad_scale=bucket.grad_scale,
+        noise=functools.partial(normals, bucket, range(count)),
+    )
+    slices = [slice_of(result, i) for i in range(count)]
+    stats = {key: [s.stats[key] for s in slices] for key in result.stats}
+    return Result(bucket, [s.p for s in slices], [s.state for s in slices], None, stats)
+
+
+def normals(bucket: Bucket, members: Sequence[int]) -> Tensor:
+    """The noise of some parameters of a bucket, stacked if they are several."""
+    assert bucket.t is not None
+    shape = bucket.params[0].shape
+    precision = torch.float64 if bucket.params[0].dtype == torch.float64 else torch.float32
+    noise = torch.empty((len(members), *shape), dtype=precision)
+    for own, index in zip(noise, members, strict=True):
+        fill_normal(
+            own.data_ptr(),
+            "float64" if precision == torch.float64 else "float32",
+            own.numel(),
+            seed=bucket.setting.handling.seed,
+            tensor=tensor_id(bucket.names[index]),
+            t=bucket.t,
+            threads=num_threads(torch.get_num_threads),
+        )
+    return noise[0] if len(members) == 1 else noise

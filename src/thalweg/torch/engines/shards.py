@@ -1,0 +1,147 @@
+"""New values of a bucket of shards, as one list: the rule's own operations, up to the sums that other ranks complete.
+
+A rule is traced and its program is run round by round. One that needs whole tensors goes in three parts, of which the
+owners do the middle one. One that can be neither traced nor parted sends messages of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, TypeAlias, cast
+
+import torch
+
+from thalweg.arrays import State
+from thalweg.boundary import (
+    arithmetic,
+    may_overflow,
+    settled,
+    stored,
+    widened,
+    written,
+    written_entries,
+)
+from thalweg.errors import RuleError
+from thalweg.programs.evaluate import Order, order_for, updated
+from thalweg.rules import Kron, Rule, Update
+from thalweg.rules.ownership import is_remembered
+from thalweg.spaces.foreach import PerTensor, TensorList
+from thalweg.spaces.sharded import Partial, ReducedList, Sharded
+from thalweg.torch.engines.bucket import Bucket
+from thalweg.torch.engines.results import Operands, Result, as_list, unlisted
+from thalweg.torch.sharding import collectives
+from thalweg.torch.sharding.lockstep import Question
+from thalweg.torch.sharding.owners import Owners
+from thalweg.torch.sharding.requests import Request
+
+#: Yields questions to other ranks and is sent their answers.
+Asking: TypeAlias = Generator[Question, Sequence[Any], Any]
+
+
+def result_of_shards(bucket: Bucket, owners: Owners) -> Generator[Question, Sequence[Any], Result]:
+    """The result of a bucket of shards."""
+    space, setting, operands = Sharded(bucket.parts, collectives), bucket.setting, Operands.of(bucket)
+    handling, rule, p, s = setting.handling, setting.rule_at(operands.t), operands.p, operands.s
+    order = None
+    if not rule.needs_whole:
+        try:
+            order = order_for(rule, setting.rule, tuple(s), bucket.shape, with_lr=bucket.lr is not None)
+        except RuleError:
+            return as_list(space, bucket)
+    # taken out of it when they are needed, so that none outlives its last use
+    given = dict(
+        zip("pgst", widened(space, handling, p, operands.g, s, t=operands.t, grad_scale=bucket.grad_scale), strict=True)
+    )
+    update = yield from (
+        updated_by_owners(cast(Kron, rule), bucket, space, given, owners)
+        if order is None
+        else updated_in_rounds(rule, order, bucket, space, given)
+    )
+    state = stored(space, rule, handling, p, s, update)
+    for key in may_overflow(space, rule, p, state):
+        state[key] = space.where((yield from all_finite(space, state[key])), state[key], s[key])
+    update = update._replace(state=state)
+    new = written(space, handling, p, update.delta, tensor=operands.ids, t=operands.t)
+    finite = None
+    if handling.on_nonfinite != "propagate":
+        finite = yield from every(space, update.finite)
+        for entry in written_entries(space, update, new):
+            finite = finite & (yield from all_finite(space, entry))
+    return unlisted(bucket, settled(space, handling, p, s, update, new, finite, bucket.allowed))
+
+
+def updated_in_rounds(rule: Rule, order: Order, bucket: Bucket, space: Sharded, given: dict[str, Any]) -> Asking:
+    given.update(given.pop("s"), lr=bucket.lr, lr_scale=bucket.lr_scale)
+    return updated(rule, order, space, given, completed)
+
+
+# ---- reductions
+
+
+def completed(partials: Sequence[Partial]) -> Asking:
+    """Reductions over all ranks, of each kind in one message."""
+    found: dict[int, Any] = {}
+    for kind, answer in (("sum", collectives.summed), ("max", collectives.largest)):
+        own = {i: partial for i, partial in enumerate(partials) if partial.kind == kind}
+        asked = [each for partial in own.values() for each in partial.asked]
+        whole = iter((yield Question(answer, asked)) if collectives.is_sent(asked) else [x for x, _ in asked])
+        found.update({i: partial.completed(whole) for i, partial in own.items()})
+    return [found[i] for i in range(len(partials))]
+
+
+def all_finite(space: Sharded, x: Any) -> Asking:
+    largest = space.largest(space.abs(space.astype(x, arithmetic(space.dtype(x)))), None)
+    return space.isfinite(space.maximum((yield from completed([largest]))[0], 0.0))
+
+
+def every(space: Sharded, by_slice: Any) -> Asking:
+    """Whether something holds in every slice."""
+    if isinstance(by_slice, bool):
+        return by_slice
+    failures = space.total((space.where(by_slice, 0.0, 1.0), None), averaged=False)
+    return (yield from completed([failures]))[0] == 0
+
+
+# ---- rules that need whole tensors
+
+
+def updated_by_owners(rule: Kron, bucket: Bucket, space: Sharded, given: dict[str, Any], owners: Owners) -> Asking:
+    """Kron's step in three parts: the first and the last element by element on shards, the middle by owners."""
+    p, g, s, t = (given.pop(name) for name in ("p", "g", "s", "t"))
+    x, y, due, state = rule.shown(space, g, s, p, t)
+    answers = yield Question(owners.whiten, requests_of(rule, bucket, x, y, s, t, due))
+    h = TensorList([answer.h for answer in answers])
+    h_square = ReducedList([answer.h_square for answer in answers], tuple(range(len(bucket.parts[0].shape))))
+    keys = answers[0].factors
+    factors = {key: TensorList([answer.factors[key] for answer in answers]) for key in keys}
+    lr: Any = bucket.lr
+    update: Update = rule.taken(space, h, h_square, s, p, {**state, **factors}, due, lr * bucket.lr_scale)
+    return update
+
+
+def requests_of(
+    rule: Kron, bucket: Bucket, x: TensorList, y: TensorList, s: State[TensorList], t: Any, due: Any
+) -> list[Request]:
+    """What is asked of owners for each parameter. x: what is preconditioned, y: what the factors learn from."""
+    by_kernels, handling = bucket.way == "fused", bucket.setting.handling
+    numbers = t.values.unbind() if isinstance(t, PerTensor) else [t] * len(bucket.names)
+    if by_kernels and isinstance(t, PerTensor):  # the host has to know
+        numbers = [round(number) for number in t.values.tolist()]
+    refreshed = torch.stack(list(due.tensors)).tolist()
+    return [
+        Request(
+            name=name,
+            rule=rule,
+            part=bucket.parts[i],
+            tensors=[x.tensors[i]] if x is y else [x.tensors[i], y.tensors[i]],
+            factors={key: entry.tensors[i] for key, entry in s.items() if key.startswith(("Q_", "L_"))},
+            stored=bucket.states[i]["Q_0"].dtype,
+            # a skipped step would leave the owner with factors that differ from the state of the other ranks
+            remembered=is_remembered(handling.on_nonfinite) and bucket.allowed is None,
+            by_kernels=by_kernels,
+            due=refreshed[i],
+            seed=handling.seed,
+            t=numbers[i],
+        )
+        for i, name in enumerate(bucket.names)
+    ]

@@ -1,0 +1,93 @@
+"""Messages between ranks: all that this front end sends goes through these functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.spaces.sharded import Asked
+from thalweg.torch.sharding.shards import MeshGroup
+
+
+def summed(asked: Sequence[Asked]) -> list[Tensor]:
+    """Every figure summed over its groups."""
+    return reduced(torch.distributed.ReduceOp.SUM, asked) if is_sent(asked) else [figure for figure, _ in asked]
+
+
+def largest(asked: Sequence[Asked]) -> list[Tensor]:
+    """Every figure as the rank has it that has the largest."""
+    return reduced(torch.distributed.ReduceOp.MAX, asked) if is_sent(asked) else [figure for figure, _ in asked]
+
+
+def is_sent(asked: Sequence[Asked]) -> bool:
+    return any(groups for _, groups in asked)
+
+
+def reduced(operation: Any, asked: Sequence[Asked]) -> list[Tensor]:
+    """Every figure reduced over its groups: one flat message for each group, whatever the number of figures."""
+    figures = [tensor for tensor, _ in asked]
+    for group in dict.fromkeys(group for _, groups in asked for group in groups):
+        members = [i for i, (_, groups) in enumerate(asked) if group in groups]
+        dtype = widest([figures[i].dtype for i in members])
+        flat = torch.cat([figures[i].reshape(-1).to(dtype) for i in members])
+        message = flat.to(group.device)
+        torch.distributed.all_reduce(message, operation, group=group.process_group)
+        parts = torch.split(message.to(flat.device), [figures[i].numel() for i in members])
+        for i, part in zip(members, parts, strict=True):
+            figures[i] = part.reshape(figures[i].shape).to(figures[i].dtype)
+    return figures
+
+
+def exchanged(
+    outgoing: Sequence[Sequence[Tensor]],
+    incoming: Sequence[int],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: Any,
+    sent_from: str,
+) -> list[Tensor]:
+    """One all-to-all: takes the pieces for each rank of a group, returns the message from each.
+
+    incoming: the sizes of those. sent_from: the device that messages have to be on.
+    """
+    nothing = torch.empty(0, dtype=dtype, device=device)
+    flat = [torch.cat([nothing, *(piece.reshape(-1).to(dtype) for piece in pieces)]) for pieces in outgoing]
+    arrived = torch.empty(sum(incoming), dtype=dtype, device=sent_from)
+    sizes = [piece.numel() for piece in flat]
+    message = torch.cat(flat).to(sent_from)
+    torch.distributed.all_to_all_single(arrived, message, list(incoming), sizes, group=group)
+    return list(torch.split(arrived.to(device), list(incoming)))
+
+
+def everyones(own: Any, group: Any) -> list[Any]:
+    """An object of each rank of a group, in their order."""
+    theirs: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(theirs, own, group=group)
+    return theirs
+
+
+def largest_words(words: Tensor, group: MeshGroup) -> Tensor:
+    """Whole numbers, each as the rank has it that has the largest; on the host."""
+    message = words.to(group.device)
+    torch.distributed.all_reduce(message, torch.distributed.ReduceOp.MAX, group=group.process_group)
+    return message.cpu()
+
+
+def group_over(mesh: Any, dimensions: Sequence[int]) -> Any:
+    """The ranks that differ from this one in these dimensions of a mesh."""
+    if len(dimensions) == 1:
+        return mesh.get_group(dimensions[0])
+    here = mesh.get_coordinate()
+    place = tuple(slice(None) if axis in dimensions else here[axis] for axis in range(mesh.ndim))
+    ranks = mesh.mesh[place].flatten().tolist()
+    if len(ranks) == torch.distributed.get_world_size():
+        return torch.distributed.group.WORLD
+    return torch.distributed.new_group(ranks, use_local_synchronization=True)
+
+
+def widest(dtypes: Sequence[torch.dtype]) -> torch.dtype:
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
