@@ -1,4 +1,4 @@
-"""What fused kernels for GPUs step, and the memory that they need: what is said here follows ``torch/gpu.py``.
+"""What fused kernels for GPUs step, and the memory that they need: what is said here follows ``engines/triton.py``.
 
 They work in place. What they need are tables of where everything is and sums on their way, and for Kron's products room
 for operands and results; all of it is kept from step to step. That there is Triton where steps are taken is assumed.

@@ -1,6 +1,7 @@
 """Kron on sharded parameters: each has an owner, a rank that works on the whole tensor.
 
-Gradients travel to the owners and what they made of them travels back. What is said here follows ``torch/team.py``.
+Gradients travel to the owners and what they made of them travels back. Messages are those of
+``torch/sharding/owners.py``.
 """
 
 from __future__ import annotations
@@ -21,30 +22,18 @@ from thalweg.plan.models import Tensor
 from thalweg.plan.parts import OnParts, Part, nameless
 from thalweg.plan.peaks import Held, torch_peak
 from thalweg.plan.peaks import listed as stepped_as_list
-from thalweg.rules import Kron
-from thalweg.rules.blocks import is_zero
+from thalweg.rules import Kron, ownership
+from thalweg.rules.ownership import cost, tensors_seen
 from thalweg.settings import Setting
 from thalweg.spaces.shape_arrays import BYTES, ORDER, Ledger
 
 
 def owners(setting: Setting, tensors: Sequence[Tensor], world: int) -> tuple[int | None, ...]:
-    """The owner of each tensor: the most work first, to the rank with the least. None: no axes, all ranks do it."""
+    """The owner of each tensor. None: it has no axes, and all ranks do it."""
     assert isinstance(setting.rule, Kron)
-    dear = [cost(setting.rule, tensor.shape) for tensor in tensors]
-    load = [0] * world
-    found: list[int | None] = [None] * len(tensors)
-    for index in sorted(range(len(tensors)), key=lambda i: (-dear[i], tensors[i].name)):
-        if tensors[index].shape:
-            found[index] = owner = min(range(world), key=load.__getitem__)
-            load[owner] += dear[index]
-    return tuple(found)
-
-
-def cost(rule: Kron, shape: Shape) -> int:
-    """In multiplications, about: products with every dense factor, and of the factors with one another."""
-    sizes = rule.sizes(shape)
-    dense = [n for n, diagonal in zip(sizes, rule.diagonals(sizes), strict=True) if not diagonal]
-    return math.prod(shape) * (1 + sum(dense)) + sum(n**3 for n in dense)
+    rule = setting.rule
+    chosen = iter(ownership.owners([(own.name, cost(rule, own.shape)) for own in tensors if own.shape], world))
+    return tuple(next(chosen) if tensor.shape else None for tensor in tensors)
 
 
 def kept_entries(setting: Setting, part: Part, world: int, rank: int) -> dict[str, Entry]:
@@ -73,8 +62,7 @@ def kept_by_owner(setting: Setting, tensor: Tensor, *, by_kernels: bool) -> int:
 
 
 def is_remembered(setting: Setting) -> bool:
-    """Whether owners keep whole factors from step to step: not if a step may turn out not to be taken."""
-    return setting.handling.on_nonfinite == "propagate"
+    return ownership.is_remembered(setting.handling.on_nonfinite)
 
 
 def counts(setting: Setting, tensor: Tensor, prefix: str) -> dict[str, int]:
@@ -85,12 +73,6 @@ def counts(setting: Setting, tensor: Tensor, prefix: str) -> dict[str, int]:
 def word(tensors: Sequence[Tensor]) -> int:
     """Bytes of a number in a message: all of it is in the widest precision of its tensors."""
     return BYTES[max((arithmetic(tensor.dtype) for tensor in tensors), key=ORDER.index, default="float32")]
-
-
-def shown(rule: Kron) -> int:
-    """How many tensors of a parameter's size an owner has to see: an average to precondition, a gradient to learn."""
-    averaged = rule.momentum_mode == "ema" and not is_zero(rule.momentum)
-    return 2 if averaged and rule.whiten == "gradient" else 1
 
 
 def exchanged_bytes(
@@ -104,7 +86,7 @@ def exchanged_bytes(
             continue
         rows = kept_entries(setting, part, world, rank)
         if owner != rank:
-            sent += shown(setting.rule) * part.held.elements
+            sent += tensors_seen(setting.rule) * part.held.elements
             if not is_remembered(setting):
                 sent += sum(math.prod(shape) for key, (shape, _) in rows.items() if key.startswith("Q_"))
             continue
@@ -133,7 +115,7 @@ def owner_peak(
     by_kernels: for which parameters owners have kernels for GPUs.
     """
     assert isinstance(setting.rule, Kron)
-    size, seen = word([part.whole for part in parts]), shown(setting.rule)
+    size, seen = word([part.whole for part in parts]), tensors_seen(setting.rule)
     waiting, after = peaks_on_parts(setting, parts, world, rank)
     mine = [(part.whole, own) for part, owner, own in zip(parts, owned, by_kernels, strict=True) if owner == rank]
     launched, listed = ([tensor for tensor, own in mine if own is chosen] for chosen in (True, False))
@@ -185,7 +167,7 @@ def work_peak(setting: Setting, tensor: Tensor) -> int:
     """What an owner needs for one tensor, which it first puts together."""
     assert isinstance(setting.rule, Kron)
     bare = replace(setting, rule=replace(setting.rule, momentum=0.0))
-    put_together = shown(setting.rule) * word([tensor]) * tensor.elements
+    put_together = tensors_seen(setting.rule) * word([tensor]) * tensor.elements
     if not is_remembered(setting):
         put_together += whole_factors(setting, tensor)
     return put_together + torch_peak([Item(tensor, bare)], engine="reference", device="cpu")[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
@@ -120,7 +120,7 @@ def traced(rule: Rule, shape: Shape, state: tuple[tuple[str, Shape], ...], with_
 def stand_in(rule: Rule) -> Rule:
     """A rule of the same graph that is equal for all values of its numbers, those on a device included."""
 
-    def of(value: Any) -> Hashable:
+    def of(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(of, value))
         is_fixed = value is None or isinstance(value, (bool, str)) or (is_number(value) and value == 0)

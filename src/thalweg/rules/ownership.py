@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from thalweg.arrays import Shape
 from thalweg.rules.blocks import is_zero
@@ -17,12 +17,12 @@ def cost(rule: Kron, shape: Shape) -> int:
     return math.prod(shape) * (1 + sum(dense)) + sum(n**3 for n in dense)
 
 
-def owners(costs: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """The rank that owns each tensor, by name: the most work first, to the rank with the least."""
-    load, found = [0] * ranks, {}
-    for name in sorted(costs, key=lambda name: (-costs[name], name)):
-        found[name] = owner = min(range(ranks), key=load.__getitem__)
-        load[owner] += costs[name]
+def owners(tensors: Sequence[tuple[str, int]], ranks: int) -> list[int]:
+    """The rank that owns each tensor, told by its name and cost: the most work first, to the rank with the least."""
+    load, found = [0] * ranks, [0] * len(tensors)
+    for index in sorted(range(len(tensors)), key=lambda i: (-tensors[i][1], tensors[i][0])):
+        found[index] = owner = min(range(ranks), key=load.__getitem__)
+        load[owner] += tensors[index][1]
     return found
 
 

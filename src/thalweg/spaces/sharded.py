@@ -53,6 +53,11 @@ class Part:
     #: By axis, the groups of ranks over which it is divided.
     groups: tuple[tuple[Group, ...], ...]
 
+    @property
+    def position(self) -> int:
+        """Of its first element in the whole tensor, read row by row."""
+        return sum(begin * math.prod(self.shape[axis + 1 :]) for axis, begin in enumerate(self.offset))
+
     def across(self, axes: Axes) -> tuple[Group, ...]:
         """The groups over which a sum along these axes goes."""
         chosen = range(len(self.shape)) if axes is None else [axis % len(self.shape) for axis in axes]
@@ -87,13 +92,11 @@ class Partial:
         """The reduction over all ranks, from the next figures of an answer to ``asked``."""
         if isinstance(self.local, PerTensor):
             values = next(whole)
-            return PerTensor(values if self.counts is None else torch.stack(self.divided(values.unbind())))
+            return PerTensor(
+                values if self.counts is None else torch.stack(torch._foreach_div(values.unbind(), self.counts))
+            )
         tensors = [next(whole) for _ in self.local.tensors]
-        return TensorList(tensors if self.counts is None else self.divided(tensors))
-
-    def divided(self, totals: Sequence[Tensor]) -> Sequence[Tensor]:
-        assert self.counts is not None
-        return torch._foreach_div(totals, self.counts)
+        return TensorList(tensors if self.counts is None else torch._foreach_div(tensors, self.counts))
 
 
 class Sharded:

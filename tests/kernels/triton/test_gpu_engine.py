@@ -159,11 +159,11 @@ def test_a_step_like_the_last_is_not_sorted_again(rule: str, monkeypatch: pytest
     optimizer = make(rule, named, **options_of(rule))
     train(optimizer, named, steps[:1])
 
-    def forbidden(*_: object) -> None:
+    def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("sorted again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(optimizer, "_sorted", forbidden)
+        patch.setattr(optimizer._sorter, "sorted_anew", forbidden)
         train(optimizer, named, steps[1:3])
         optimizer.param_groups[0]["weight_decay"] = 0.3
         with pytest.raises(AssertionError, match="sorted again"):

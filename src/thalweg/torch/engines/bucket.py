@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -49,6 +49,11 @@ class Bucket:
     def shape(self) -> Shape:
         """Of the first parameter as a whole: all are of one kind."""
         return self.parts[0].shape if self.parts else tuple(self.params[0].shape)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What the boundary is given for every parameter."""
+        return dict(lr=self.lr, lr_scale=self.lr_scale, grad_scale=self.grad_scale, allowed=self.allowed)
 
     @property
     def rate(self) -> dict[str, float | Tensor]:

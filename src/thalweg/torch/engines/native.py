@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 from thalweg.torch.engines.bucket import Bucket
 from thalweg.torch.engines.protocol import CheckState, Statistics
-from thalweg.torch.engines.served import is_dense, reason_against_kind
+from thalweg.torch.engines.served import is_dense, reason_against_kind, reason_against_layout
 from thalweg.torch.params.checks import NAMES
 from thalweg.torch.sharding.collectives import summed
 from thalweg.torch.sharding.lockstep import Computation, Question
@@ -42,17 +41,9 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> 
     if p.device.type != "cpu":
         return f"there is no fused kernel for tensors on {p.device.type}"
     rule = setting.rule
-    if reason := reason_against_kind(rule, p):
-        return reason
-    if p.is_neg():
-        return "its lazy negation bit is set (p.resolve_neg() makes a tensor without it)"
     entries = [entry for key, entry in state.items() if key != "step"]
-    if not p.is_contiguous() or not all(entry.is_contiguous() for entry in entries):
-        # in any order, as long as all that is as large as the parameter has the same
-        alike = is_dense(p) and all(e.shape == p.shape and e.stride() == p.stride() for e in entries)
-        if not alike or rule.stacked_axes or setting.handling.rounding != "nearest":
-            return f"it or its state is not contiguous in memory (its strides are {p.stride()})"
-    return reason_unserved(rule, tuple(p.shape)) or ""
+    reason = reason_against_kind(rule, p) or reason_against_layout(setting, p, entries)
+    return reason or reason_unserved(rule, tuple(p.shape)) or ""
 
 
 def reason_against_part(setting: Setting, part: Part) -> str:
@@ -65,11 +56,6 @@ def reason_against_part(setting: Setting, part: Part) -> str:
     if handling.rounding == "stochastic" and any(part.groups[1:]):
         return "it is sharded along an axis beyond the first, and native code then needs rounding='nearest'"
     return ""
-
-
-def position_of(part: Part) -> int:
-    """Of the first element of a part in the whole parameter, read row by row."""
-    return sum(begin * math.prod(part.shape[axis + 1 :]) for axis, begin in enumerate(part.offset))
 
 
 class Native:
@@ -99,7 +85,7 @@ class Native:
             rule = setting.rule_at(bucket.t)
             options.append(Options(rule, setting.handling, bucket.t, lr, bucket.lr_scale, scale, setting.rule))
             keys = list(setting.rule.entries(bucket.shape))
-            shards: list[Any] = [(position_of(part), part.shape) for part in bucket.parts]
+            shards: list[Any] = [(part.position, part.shape) for part in bucket.parts]
             for name, p, g, s, shard in zip(
                 *(bucket.names, bucket.params, bucket.grads, bucket.states),
                 shards or [(0, None)] * len(bucket.names),

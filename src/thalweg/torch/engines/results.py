@@ -54,12 +54,9 @@ def by_tensor(bucket: Bucket, *, native_noise: bool = False) -> Iterator[Result]
             g,
             entries,
             t=t,
-            lr=bucket.lr,
-            lr_scale=bucket.lr_scale,
             tensor=tensor_id(name),
-            grad_scale=bucket.grad_scale,
-            allowed=bucket.allowed,
             noise=functools.partial(normals, bucket, [index]) if native_noise else None,
+            **bucket.given,
         )
         finite = None if result.finite is None else [result.finite]
         stats = {key: [value] for key, value in result.stats.items()}
@@ -85,11 +82,8 @@ def as_list(space: Any, bucket: Bucket) -> Result:
         operands.g,
         operands.s,
         t=operands.t,
-        lr=bucket.lr,
-        lr_scale=bucket.lr_scale,
         tensor=operands.ids,
-        grad_scale=bucket.grad_scale,
-        allowed=bucket.allowed,
+        **bucket.given,
     )
     return unlisted(bucket, result)
 
@@ -145,7 +139,7 @@ def entries_of(value: Any, count: int) -> Sequence[Any]:
 def by_shape(bucket: Bucket) -> Iterator[Result]:
     """Small tensors of equal shape as one batch."""
     handling, count = bucket.setting.handling, len(bucket.params)
-    apart = handling.on_nonfinite != "propagate" or handling.rounding == "stochastic"
+    apart = handling.on_nonfinite != "propagate" or handling.rounding == "stochastic" or bucket.allowed is not None
     if count == 1 or apart or bucket.params[0].numel() > SMALL:
         yield from by_tensor(bucket, native_noise=True)
         return
@@ -174,11 +168,9 @@ def as_stack(bucket: Bucket) -> Result:
             if key != "step"
         },
         t=bucket.t,
-        lr=bucket.lr,
-        lr_scale=bucket.lr_scale,
         tensor=0,
-        grad_scale=bucket.grad_scale,
         noise=functools.partial(normals, bucket, range(count)),
+        **bucket.given,
     )
     slices = [slice_of(result, i) for i in range(count)]
     stats = {key: [s.stats[key] for s in slices] for key in result.stats}

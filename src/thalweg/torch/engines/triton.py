@@ -18,7 +18,7 @@ from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 from thalweg.torch.engines.bucket import Bucket
 from thalweg.torch.engines.protocol import CheckState, Statistics
-from thalweg.torch.engines.served import is_dense, reason_against_kind
+from thalweg.torch.engines.served import reason_against_kind, reason_against_layout
 from thalweg.torch.engines.triton_buckets import KronLaunch, Launch, gradients_of, on_device_of, passes_for, staged
 from thalweg.torch.params.checks import NAMES
 from thalweg.torch.sharding.lockstep import Computation
@@ -63,16 +63,11 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], par
         return reason
     if p.dtype not in SERVED:
         return f"there is no fused kernel for {p.dtype} on GPUs"
-    if p.is_neg():
-        return "its lazy negation bit is set (p.resolve_neg() makes a tensor without it)"
     entries = [entry for key, entry in state.items() if key not in ("step", "refresh")]
     if any(entry.dtype not in SERVED for entry in entries):
         return "there is no fused kernel for state of float64 on GPUs"
-    if part is None and not (p.is_contiguous() and all(entry.is_contiguous() for entry in entries)):
-        # in any order, as long as all that is as large as the parameter has the same
-        alike = is_dense(p) and all(e.shape == p.shape and e.stride() == p.stride() for e in entries)
-        if not alike or rule.stacked_axes or setting.handling.rounding != "nearest" or isinstance(rule, Kron):
-            return f"it or its state is not contiguous in memory (its strides are {p.stride()})"
+    if part is None and (reason := reason_against_layout(setting, p, entries)):
+        return reason
     return reason_against_kron(setting, p, state, shape) if isinstance(rule, Kron) else ""
 
 

@@ -25,11 +25,10 @@ def operand_of(name: str, p: Tensor, state: Mapping[str, Tensor], keys: Sequence
     entries = tuple(state.get(key) for key in keys)
     if part is None:
         return Operand(name, p, entries, state["step"])
-    position = sum(begin * math.prod(part.shape[axis + 1 :]) for axis, begin in enumerate(part.offset))
     divided = [axis for axis, groups in enumerate(part.groups) if groups and axis > 0]
     width = math.prod(p.shape[divided[0] :]) if divided else 0
     whole_width = math.prod(part.shape[divided[0] :]) if divided else 0
-    return Operand(name, p, entries, state["step"], position, width, whole_width, part.shape)
+    return Operand(name, p, entries, state["step"], part.position, width, whole_width, part.shape)
 
 
 def passes_for(bucket: Bucket, grads: Sequence[Tensor]) -> Any:

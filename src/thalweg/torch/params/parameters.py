@@ -10,15 +10,10 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
-from thalweg.boundary import first_state
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
-from thalweg.rules import Kron, Rule
 from thalweg.rules.checks import require
 from thalweg.rules.entries import Count
 from thalweg.settings import Overrides, Setting, Settings, matches, plain
-from thalweg.spaces import torch as xp
-from thalweg.spaces.foreach import TensorList
-from thalweg.spaces.sharded import Sharded
 from thalweg.torch.params.checkpoints import (
     check_entries,
     check_is_state,
@@ -40,11 +35,10 @@ from thalweg.torch.params.groups import (
     to_plain,
 )
 from thalweg.torch.params.members import Members, check_given, named, names_of
+from thalweg.torch.params.rates import Rate, check_rate, rate_given, rate_shown
+from thalweg.torch.params.states import expected_entries, first_entries
 from thalweg.torch.sharding.agreement import in_words
-from thalweg.torch.sharding.factors import first_owned
-from thalweg.torch.sharding.shards import ghost_of, is_distributed, local, part_of, placed_like
 
-Rate: TypeAlias = float | Tensor | None
 Params: TypeAlias = Iterable[Any]
 
 #: Options that are decided for all groups together.
@@ -203,16 +197,7 @@ class Parameters(torch.optim.Optimizer):
 
     def _rate(self, group: Mapping[str, Any]) -> tuple[Rate, float]:
         """What the rule is given as lr, and what multiplies the step size that it makes of it."""
-        lr = group["lr"]
-        if lr is None:
-            return None, 1.0
-        if not group.get("lr_is_scale"):
-            return lr.reshape(()) if isinstance(lr, Tensor) else lr, 1.0
-        if self._is_shown_only(group):
-            return None, 1.0
-        if isinstance(lr, Tensor) and not lr.is_cpu:
-            raise OptionError("lr multiplies the relative step of this group and must be a number, got a tensor")
-        return None, float(lr)
+        return rate_given(group, shown_only=self._is_shown_only(group))
 
     def _is_shown_only(self, group: Mapping[str, Any]) -> bool:
         """Whether a scheduler writes the step size into a group for people to read, and not for us.
@@ -367,36 +352,3 @@ class Parameters(torch.optim.Optimizer):
         except OptionError as error:
             raise StateError(f"the options of this state are not valid: {error}") from None
         return entries, counts
-
-
-def first_entries(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:
-    """The state of a parameter before its first step, laid out over ranks like the parameter."""
-    rule, handling = setting.rule_at(1), setting.handling
-    if not is_distributed(p):
-        return first_state(xp, rule, handling, p.detach())
-    part, held = part_of(name, p), local(p.detach())
-    if isinstance(rule, Kron):
-        return first_owned(p, held, part, rule, handling)
-    made = first_state(Sharded([part]), rule, handling, TensorList([held]))
-    return {key: placed_like(entry.tensors[0], p, getattr(entry, "axes", ())) for key, entry in made.items()}
-
-
-def expected_entries(setting: Setting, p: Tensor, name: str) -> dict[str, Tensor]:
-    """A parameter's state as it would be, without its memory."""
-    return first_entries(ghost_of(p), setting, name)
-
-
-def rate_shown(rule: Rule, lr: Rate) -> dict[str, Any]:
-    """A learning rate as a group shows it: always a number, or a tensor, that schedulers can multiply."""
-    if not rule.lr_optional:
-        return {"lr": lr if isinstance(lr, Tensor) else plain(lr)}
-    if lr is None:
-        return {"lr": 1.0, "lr_is_scale": True}
-    return {"lr": lr if isinstance(lr, Tensor) else plain(lr), "lr_is_scale": False}
-
-
-def check_rate(lr: Any) -> None:
-    if callable(lr) and not isinstance(lr, Tensor):
-        raise OptionError("lr cannot be a function in torch: use a scheduler of torch.optim.lr_scheduler")
-    if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise OptionError(f"lr must be a number or a tensor of one element, got shape {tuple(lr.shape)}")

@@ -6,13 +6,23 @@ every factor, so that checkpoints can be laid out anew, and the whole factors of
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from thalweg.torch.sharding.owner_group import OwnerGroup
-from thalweg.torch.sharding.owner_kernels import OwnerWhitening
-from thalweg.torch.sharding.requests import Request, Whitened
+import torch
+from torch import Tensor
+
+from thalweg.arrays import Shape, State
+from thalweg.rules import ownership
+from thalweg.rules.noise import normal, tensor_id
+from thalweg.spaces import torch as xp
+from thalweg.torch.sharding.collectives import everyones, exchanged, group_over, widest
+from thalweg.torch.sharding.factors import Block, factor_shapes
+from thalweg.torch.sharding.owner_kernels import OwnerWhitening, room_for_factors
+from thalweg.torch.sharding.requests import Assembled, Request, Whitened
 from thalweg.torch.sharding.shards import MeshGroup
 
 
@@ -43,3 +53,206 @@ class Owners:
             for i, answer in zip(members, found, strict=True):
                 answers[i] = answer
         return answers
+
+
+class OwnerGroup:
+    """The ranks of one group, as one of them sees them."""
+
+    def __init__(self, groups: tuple[MeshGroup, ...], whitening: OwnerWhitening) -> None:
+        self.whitening = whitening
+        self.group = group_over(groups[0].mesh, sorted({group.dimension for group in groups}))
+        self.device = groups[0].device
+        self.size = torch.distributed.get_world_size(self.group)
+        self.rank = torch.distributed.get_rank(self.group)
+        #: By name, then by rank: the block of the parameter, and those of its factors.
+        self.blocks: dict[str, list[dict[str, Block]]] = {}
+        self.owners: dict[str, int] = {}
+        #: The whole factors of what this rank owns; for kernels as they are stored, with their norms.
+        self.whole: dict[str, State[Tensor]] = {}
+        #: Parameters whose owners have their whole factors, and whether for kernels; the same on every rank.
+        self.known: dict[str, bool] = {}
+
+    def learn(self, requests: Sequence[Request]) -> None:
+        """Exchange layouts between ranks once, and choose owners."""
+        everyone = everyones({request.name: request.blocks() for request in requests}, self.group)
+        self.blocks = {request.name: [theirs[request.name] for theirs in everyone] for request in requests}
+        chosen = ownership.owners([(request.name, request.cost) for request in requests], self.size)
+        self.owners = {request.name: owner for request, owner in zip(requests, chosen, strict=True)}
+        self.known.clear()
+        self.whole.clear()
+
+    def whiten(self, requests: Sequence[Request]) -> list[Whitened]:
+        """Send shards to their owners, whiten the tensors that this rank owns, send the results back."""
+        if any(request.name not in self.blocks for request in requests):
+            self.learn(requests)
+        # factors that their owner does not have as a whole travel with the gradients
+        cold = {
+            request.name
+            for request in requests
+            if not request.remembered or self.known.get(request.name) != request.by_kernels
+        }
+        # free received messages before sending results
+        done = self.worked(requests, self.gathered(requests, cold), cold)
+        for request in requests:
+            if request.remembered:
+                self.known[request.name] = request.by_kernels
+            else:
+                self.known.pop(request.name, None)
+        returned = self.exchanged(
+            requests,
+            [
+                [x for request in self.mine(requests) for x in self.answer_for(request, done[request.name], rank)]
+                for rank in range(self.size)
+            ],
+            [
+                sum(
+                    math.prod(shape) for request in self.owned(requests, owner) for shape in self.answer_shapes(request)
+                )
+                for owner in range(self.size)
+            ],
+        )
+        readers = [Reader(message) for message in returned]
+        return [self.answer(request, readers[self.owners[request.name]]) for request in requests]
+
+    def gathered(self, requests: Sequence[Request], cold: set[str]) -> list[Reader]:
+        """Receive from every rank its shards of the tensors that this rank owns."""
+        received = self.exchanged(
+            requests,
+            [[x for request in self.owned(requests, owner) for x in sent(request, cold)] for owner in range(self.size)],
+            [
+                sum(block.size for request in self.mine(requests) for block in self.due_from(request, rank, cold))
+                for rank in range(self.size)
+            ],
+        )
+        return [Reader(message) for message in received]
+
+    def owned(self, requests: Sequence[Request], owner: int) -> Iterator[Request]:
+        return (request for request in requests if self.owners[request.name] == owner)
+
+    def mine(self, requests: Sequence[Request]) -> Iterator[Request]:
+        return self.owned(requests, self.rank)
+
+    def due_from(self, request: Request, rank: int, cold: set[str]) -> Iterator[Block]:
+        """The pieces that a rank sends to an owner, in order."""
+        blocks = self.blocks[request.name][rank]
+        yield from [blocks["p"]] * len(request.tensors)
+        if request.name in cold:
+            yield from (blocks[key] for key in request.matrices)
+
+    def worked(self, requests: Sequence[Request], readers: list[Reader], cold: set[str]) -> dict[str, Whitened]:
+        """Assemble and whiten the tensors that this rank owns. Readers are empty afterwards."""
+
+        def put_together(request: Request, key: str, whole: Tensor) -> Tensor:
+            for reader, blocks in zip(readers, self.blocks[request.name], strict=True):
+                blocks[key].of(whole).copy_(reader.next(blocks[key].shape))
+            return whole
+
+        done: dict[str, Whitened] = {}
+        for_kernels = []
+        for request in self.mine(requests):
+            room = partial(torch.empty, dtype=request.dtype, device=request.tensors[0].device)
+            tensors = [put_together(request, "p", room(request.part.shape)) for _ in request.tensors]
+            shapes = factor_shapes(request.rule, request.part.shape)
+            if request.by_kernels:
+                if request.name in cold:
+                    whole = self.room_for_factors(request, shapes)
+                    for key in request.matrices:
+                        put_together(request, key, whole[key])
+                    for key in request.norms:
+                        whole[key].copy_(request.factors[key])
+                for_kernels.append(Assembled(request, tensors, self.whole[request.name]))
+                continue
+            if request.name in cold:
+                self.whole[request.name] = {
+                    key: put_together(request, key, room(shapes[key])) for key in request.matrices
+                }
+            known = {**self.whole[request.name], **{key: request.factors[key] for key in request.norms}}
+            done[request.name] = Whitened(
+                *request.rule.whitened(
+                    xp, tensors[0], tensors[-1], known, request.due, partial(noise_of, request, tensors[0])
+                )
+            )
+            if not request.remembered:
+                del self.whole[request.name]
+            elif request.due:
+                self.whole[request.name] = {
+                    key: as_stored(request, done[request.name].factors[key], self.whole[request.name][key])
+                    for key in request.matrices
+                }
+        readers.clear()  # kernels have all tensors at once: do not keep a second copy
+        return {**done, **self.whitening.whiten(for_kernels)}
+
+    def room_for_factors(self, request: Request, shapes: Mapping[str, Shape]) -> State[Tensor]:
+        """Buffers for kernels, which write in place: the same at every step, so that their tables stay valid."""
+        if request.name not in self.whole or self.known.get(request.name) is False:
+            norms = {key: request.factors[key] for key in request.norms}
+            self.whole[request.name] = room_for_factors(shapes, norms, request.stored, request.tensors[0].device)
+        return self.whole[request.name]
+
+    def answer_for(self, request: Request, whole: Whitened, rank: int) -> Iterator[Tensor]:
+        """The pieces that an owner sends back to a rank."""
+        h, h_square, factors = whole
+        blocks = self.blocks[request.name][rank]
+        yield blocks["p"].of(h)
+        yield h_square
+        if request.due:
+            yield from (blocks[key].of(factors[key]) for key in request.matrices)
+            yield from (factors[key] for key in request.norms)
+
+    def answer_shapes(self, request: Request) -> list[Shape]:
+        """The shapes of the pieces that this rank receives, in the order in which they are sent."""
+        blocks, rule, shape = self.blocks[request.name][self.rank], request.rule, request.part.shape
+        # one mean of squares for each slice, with as many axes as there are factors
+        shapes = [blocks["p"].shape, (math.prod(shape[: rule.stacked_axes]), *[1] * len(rule.sizes(shape)))]
+        if request.due:
+            shapes += [blocks[key].shape for key in request.matrices]
+            shapes += [tuple(request.factors[key].shape) for key in request.norms]
+        return shapes
+
+    def answer(self, request: Request, reader: Reader) -> Whitened:
+        h, h_square, *rest = (reader.next(shape).to(request.dtype) for shape in self.answer_shapes(request))
+        keys = [*request.matrices, *request.norms]
+        factors = dict(zip(keys, rest, strict=True)) if request.due else {key: request.factors[key] for key in keys}
+        return Whitened(h, h_square, factors)
+
+    def exchanged(
+        self, requests: Sequence[Request], outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[int]
+    ) -> list[Tensor]:
+        """One message to every rank, and one from each."""
+        return exchanged(
+            outgoing,
+            incoming,
+            dtype=widest([request.dtype for request in requests]),
+            device=requests[0].tensors[0].device,
+            group=self.group,
+            sent_from=self.device,
+        )
+
+
+class Reader:
+    """A flat message, read piece by piece."""
+
+    def __init__(self, message: Tensor) -> None:
+        self.message, self.place = message, 0
+
+    def next(self, shape: Shape) -> Tensor:
+        begin, self.place = self.place, self.place + math.prod(shape)
+        return self.message[begin : self.place].reshape(shape)
+
+
+def sent(request: Request, cold: set[str]) -> list[Tensor]:
+    """The pieces that this rank sends to the owner of a parameter."""
+    return [*request.tensors, *([request.factors[key] for key in request.matrices] if request.name in cold else [])]
+
+
+def noise_of(request: Request, x: Tensor) -> Tensor:
+    """The same random numbers as one process would have."""
+    made: Tensor = normal(xp, x, seed=request.seed, tensor=tensor_id(request.name), t=request.t)
+    return made
+
+
+def as_stored(request: Request, factor: Tensor, old: Tensor) -> Tensor:
+    """A factor as it will be found in the state at the next step: rounded, or the old one if that overflows."""
+    rounded = factor.to(request.stored).to(request.dtype)
+    overflows = request.stored == torch.float16 and not bool(torch.isfinite(rounded).all())
+    return old if overflows else rounded

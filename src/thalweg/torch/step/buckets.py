@@ -47,20 +47,20 @@ class Sorter:
         self.agreement.reach(optimizer.rule_name, places, groups, optimizer._overrides, one_by_one=only is not None)
         settings = [optimizer._checked_settings(i, group) for i, group in enumerate(groups)]
         if only is not None:
-            return self.sorted(optimizer, {only: places[only]}, settings, compiling=compiling)
+            return self.sorted_anew(optimizer, {only: places[only]}, settings, compiling=compiling)
         if self.latest is not None:
             rates = [optimizer._rate(groups[bucket.group]) for bucket in self.latest.buckets]
             buckets = self.latest.again(optimizer.state, settings, rates)
             if buckets is not None:
                 return buckets
-        buckets = self.sorted(optimizer, places, settings, compiling=compiling)
+        buckets = self.sorted_anew(optimizer, places, settings, compiling=compiling)
         self.latest = None
         if is_repeatable(buckets) and not compiling:
             idle = [p for p in places if p.grad is None]
             self.latest = RepeatedStep(buckets, idle, optimizer.state, settings)
         return buckets
 
-    def sorted(
+    def sorted_anew(
         self,
         optimizer: Parameters,
         places: Mapping[Tensor, tuple[str, int]],
