@@ -15,6 +15,8 @@ from typing import Any
 
 from thalweg.arrays import Shape
 from thalweg.boundary import arithmetic
+from thalweg.owners import cost, owners_of, tensors_seen
+from thalweg.owners import is_remembered as are_factors_remembered
 from thalweg.plan import gpus
 from thalweg.plan.costs import shard
 from thalweg.plan.items import Entry, Item, entry_bytes, state_entries
@@ -22,8 +24,7 @@ from thalweg.plan.models import Tensor
 from thalweg.plan.parts import OnParts, Part, nameless
 from thalweg.plan.peaks import Held, torch_peak
 from thalweg.plan.peaks import listed as stepped_as_list
-from thalweg.rules import Kron, ownership
-from thalweg.rules.ownership import cost, tensors_seen
+from thalweg.rules import Kron
 from thalweg.settings import Setting
 from thalweg.spaces.shape_arrays import BYTES, ORDER, Ledger
 
@@ -32,7 +33,7 @@ def owners(setting: Setting, tensors: Sequence[Tensor], world: int) -> tuple[int
     """The owner of each tensor. None: it has no axes, and all ranks do it."""
     assert isinstance(setting.rule, Kron)
     rule = setting.rule
-    chosen = iter(ownership.owners([(own.name, cost(rule, own.shape)) for own in tensors if own.shape], world))
+    chosen = iter(owners_of([(own.name, cost(rule, own.shape)) for own in tensors if own.shape], world))
     return tuple(next(chosen) if tensor.shape else None for tensor in tensors)
 
 
@@ -62,7 +63,7 @@ def kept_by_owner(setting: Setting, tensor: Tensor, *, by_kernels: bool) -> int:
 
 
 def is_remembered(setting: Setting) -> bool:
-    return ownership.is_remembered(setting.handling.on_nonfinite)
+    return are_factors_remembered(setting.handling.on_nonfinite)
 
 
 def counts(setting: Setting, tensor: Tensor, prefix: str) -> dict[str, int]:

@@ -22,9 +22,9 @@ from thalweg.boundary import (
     written_entries,
 )
 from thalweg.errors import RuleError
+from thalweg.owners import is_remembered
 from thalweg.programs.evaluate import Order, order_for, updated
 from thalweg.rules import Kron, Rule, Update
-from thalweg.rules.ownership import is_remembered
 from thalweg.spaces.foreach import PerTensor, TensorList
 from thalweg.spaces.sharded import Partial, ReducedList, Sharded
 from thalweg.torch.engines.bucket import Bucket

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape, State
-from thalweg.rules import ownership
+from thalweg.owners import owners_of
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.spaces import torch as xp
 from thalweg.torch.sharding.collectives import everyones, exchanged, group_over, widest
@@ -76,7 +76,7 @@ class OwnerGroup:
         """Exchange layouts between ranks once, and choose owners."""
         everyone = everyones({request.name: request.blocks() for request in requests}, self.group)
         self.blocks = {request.name: [theirs[request.name] for theirs in everyone] for request in requests}
-        chosen = ownership.owners([(request.name, request.cost) for request in requests], self.size)
+        chosen = owners_of([(request.name, request.cost) for request in requests], self.size)
         self.owners = {request.name: owner for request, owner in zip(requests, chosen, strict=True)}
         self.known.clear()
         self.whole.clear()

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import State
-from thalweg.rules import Kron, ownership
+from thalweg.owners import cost
+from thalweg.rules import Kron
 from thalweg.spaces.sharded import Part
 from thalweg.torch.sharding.factors import Block, block_of_factor, factor_shapes
 
@@ -52,7 +53,7 @@ class Request:
 
     @property
     def cost(self) -> int:
-        return ownership.cost(self.rule, self.part.shape)
+        return cost(self.rule, self.part.shape)
 
     def blocks(self) -> dict[str, Block]:
         """This rank's shards of the parameter and of its factors."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from thalweg.arrays import Shape
+from thalweg.rules import Kron
 from thalweg.rules.blocks import is_zero
-from thalweg.rules.kron import Kron
 
 
 def cost(rule: Kron, shape: Shape) -> int:
@@ -17,7 +17,7 @@ def cost(rule: Kron, shape: Shape) -> int:
     return math.prod(shape) * (1 + sum(dense)) + sum(n**3 for n in dense)
 
 
-def owners(tensors: Sequence[tuple[str, int]], ranks: int) -> list[int]:
+def owners_of(tensors: Sequence[tuple[str, int]], ranks: int) -> list[int]:
     """The rank that owns each tensor, told by its name and cost: the most work first, to the rank with the least."""
     load, found = [0] * ranks, [0] * len(tensors)
     for index in sorted(range(len(tensors)), key=lambda i: (-tensors[i][1], tensors[i][0])):
