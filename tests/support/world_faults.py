@@ -132,8 +132,8 @@ def refusal_of_fsdp1(whole_names: bool) -> str:
     return words(lambda: thalweg.torch.LAMB(net.named_parameters()))[0]
 
 
-def ways_to_step(rounding: str) -> list[tuple[list[str], bool]]:
-    """Which parameters are stepped together, and whether by native code, where one is transposed in memory.
+def ways_to_step(rounding: str) -> list[tuple[list[str], str]]:
+    """Which parameters are stepped together, and by which engine, where one is transposed in memory.
 
     One rank has two of its rows and the other one, which is contiguous as it is.
     """
@@ -143,4 +143,5 @@ def ways_to_step(rounding: str) -> list[tuple[list[str], bool]]:
     params[0][1].grad = torch.ones_like(params[0][1])
     optimizer = thalweg.torch.LAMB(params, 0.1, rounding=rounding)
     with torch.no_grad():
-        return [(list(bucket.names), not bucket.unserved) for bucket in optimizer._buckets(None, compiling=False)]
+        buckets = optimizer._sorter.sort(optimizer, None, compiling=False)
+    return [(list(bucket.names), bucket.engine) for bucket in buckets]

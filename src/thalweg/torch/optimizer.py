@@ -19,15 +19,15 @@ from thalweg.torch.engines.lists import Lists
 from thalweg.torch.engines.native import Native
 from thalweg.torch.engines.protocol import Engine, Statistics
 from thalweg.torch.engines.triton import Triton
+from thalweg.torch.params.grouped import GroupedOptimizer, Params
 from thalweg.torch.params.groups import EngineName, engine_meant
-from thalweg.torch.params.parameters import Parameters, Params
 from thalweg.torch.params.rates import Rate
 from thalweg.torch.sharding.lockstep import Computation, in_lockstep
 from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.gradient_norm import JointGradient
 
 
-class Optimizer(Parameters):
+class Optimizer(GroupedOptimizer):
     """A ``torch.optim.Optimizer`` around one of our rules.
 
     The four optimizers derive from it. Gradients are read, never written; parameters and state are

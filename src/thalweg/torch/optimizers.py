@@ -8,8 +8,8 @@ from typing import Any, TypedDict
 from thalweg.errors import OptionError
 from thalweg.options import AdafactorOptions, KronOptions, LAMBOptions, LARSOptions, Unpack, with_signature
 from thalweg.torch.optimizer import Optimizer
+from thalweg.torch.params.grouped import Params
 from thalweg.torch.params.groups import EngineName
-from thalweg.torch.params.parameters import Params
 from thalweg.torch.params.rates import Rate
 
 

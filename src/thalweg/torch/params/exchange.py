@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from thalweg.exchange import by_known_name, check_exchanged, exchanged
-from thalweg.torch.params.parameters import Parameters
+from thalweg.torch.params.grouped import GroupedOptimizer
 from thalweg.torch.sharding.shards import whole
 
 
-def export_state(optimizer: Parameters) -> dict[str, Any]:
+def export_state(optimizer: GroupedOptimizer) -> dict[str, Any]:
     """The state of an optimizer for another front end, or for a file.
 
     ``thalweg.numpy``'s ``load_state_dict`` and ``thalweg.optax.import_state`` take it. What is sharded is
@@ -30,7 +30,7 @@ def export_state(optimizer: Parameters) -> dict[str, Any]:
     return exchanged(optimizer.rule_name, found, iteration=last)
 
 
-def import_state(optimizer: Parameters, exported: Mapping[str, Any]) -> None:
+def import_state(optimizer: GroupedOptimizer, exported: Mapping[str, Any]) -> None:
     """Continue from what another front end exported. On any error nothing is changed."""
     check_exchanged(exported, optimizer.rule_name)
     names = [name for name, _ in optimizer._named()]

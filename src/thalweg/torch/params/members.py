@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.arrays import Shape
-from thalweg.errors import ParameterError
+from thalweg.errors import OptionError, ParameterError
+from thalweg.settings import Overrides, Pattern, matches
 from thalweg.torch.params.checks import check_exchanged, check_parameter
 
 Groups = Sequence[Mapping[str, Any]]
@@ -45,6 +46,27 @@ def named(groups: Groups, first: int = 0) -> Iterator[tuple[str, Tensor]]:
         names = names_of(group) or [str(position + i) for i in range(len(params))]
         position += len(params)
         yield from zip(names, params, strict=True)
+
+
+def check_names(groups: Groups, overrides: Overrides) -> None:
+    """Refuse overrides by name for parameters that have none, and names that two of them have."""
+    by_name = [pattern for pattern, _ in overrides if not callable(pattern)]
+    if by_name and any(group["params"] and names_of(group) is None for group in groups):
+        raise OptionError(
+            f"overrides by name ({by_name[0]!r}) need a name for every parameter: pass model.named_parameters(), "
+            "or use a function of (name, parameter) as the pattern"
+        )
+    names = [name for name, _ in named(groups)]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ParameterError(
+            f"two parameters are named {twice!r}: give names that differ, as model.named_parameters() has them"
+        )
+
+
+def unused_patterns(overrides: Overrides, groups: Groups) -> list[Pattern]:
+    """Those of overrides that match no parameter."""
+    return [pattern for pattern, _ in overrides if not any(matches(pattern, *pair) for pair in named(groups))]
 
 
 class Members:

@@ -15,8 +15,8 @@ from thalweg.torch.engines import triton
 from thalweg.torch.engines.bucket import Bucket
 from thalweg.torch.engines.choice import chosen, reason_against, reason_against_shard
 from thalweg.torch.params.checks import check_gradient
+from thalweg.torch.params.grouped import GroupedOptimizer
 from thalweg.torch.params.groups import EngineName
-from thalweg.torch.params.parameters import Parameters
 from thalweg.torch.sharding.agreement import Agreement
 from thalweg.torch.sharding.shards import gradient_like, local, local_state, part_of
 from thalweg.torch.step.repeated import RepeatedStep, is_repeatable
@@ -37,7 +37,7 @@ class Sorter:
         self.latest: RepeatedStep | None = None
 
     @torch.compiler.disable
-    def sort(self, optimizer: Parameters, only: Tensor | None, *, compiling: bool) -> list[Bucket]:
+    def sort(self, optimizer: GroupedOptimizer, only: Tensor | None, *, compiling: bool) -> list[Bucket]:
         """Parameters that can be stepped together, checked, with their state made where there is none.
 
         only: the one parameter to be stepped; None for all.
@@ -62,7 +62,7 @@ class Sorter:
 
     def sorted_anew(
         self,
-        optimizer: Parameters,
+        optimizer: GroupedOptimizer,
         places: Mapping[Tensor, tuple[str, int]],
         settings: Sequence[Settings],
         *,

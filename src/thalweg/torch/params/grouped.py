@@ -1,4 +1,4 @@
-"""Parameters of a torch optimizer: their names, what holds for each, and their state."""
+"""A torch optimizer as far as it needs no step: groups of parameters, what holds for each, and their state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
 from thalweg.rules.checks import require
 from thalweg.rules.entries import Count
-from thalweg.settings import Overrides, Setting, Settings, matches, plain
+from thalweg.settings import Overrides, Setting, Settings, plain
 from thalweg.torch.params.checkpoints import (
     check_entries,
     check_is_state,
@@ -34,7 +34,7 @@ from thalweg.torch.params.groups import (
     loaded_group,
     to_plain,
 )
-from thalweg.torch.params.members import Members, check_given, named, names_of
+from thalweg.torch.params.members import Members, check_given, check_names, named, unused_patterns
 from thalweg.torch.params.rates import Rate, check_rate, rate_given, rate_shown
 from thalweg.torch.params.states import expected_entries, first_entries
 from thalweg.torch.sharding.agreement import in_words
@@ -45,7 +45,7 @@ Params: TypeAlias = Iterable[Any]
 JOINT = ("max_grad_norm", "on_nonfinite")
 
 
-class Parameters(torch.optim.Optimizer):
+class GroupedOptimizer(torch.optim.Optimizer):
     """Groups of parameters with options that are checked, and state that is restored as it was saved."""
 
     rule_name: ClassVar[str]
@@ -101,7 +101,7 @@ class Parameters(torch.optim.Optimizer):
             group.clear()
             group.update(options)
         try:
-            self._check_names()
+            check_names(self.param_groups, self._overrides)
             for name, p in self._named(before):
                 check_parameter(name, p, self._against_flat(before))
         except (OptionError, ParameterError):
@@ -113,7 +113,7 @@ class Parameters(torch.optim.Optimizer):
     def _places(self) -> dict[Tensor, tuple[str, int]]:
         """The name and the group of every parameter. What was remembered by address is dropped if they have changed."""
         if self._members.changed(self.param_groups, self._against_flat):
-            self._check_names()
+            check_names(self.param_groups, self._overrides)
             self._forget_memory()
         return self._members.places
 
@@ -126,37 +126,14 @@ class Parameters(torch.optim.Optimizer):
         group = self.param_groups[index]
         return reason_against_flat(self._checked_settings(index, group).base.rule, group, self._overrides)
 
-    def _check_names(self) -> None:
-        by_name = [pattern for pattern, _ in self._overrides if not callable(pattern)]
-        if by_name and any(group["params"] and names_of(group) is None for group in self.param_groups):
-            raise OptionError(
-                f"overrides by name ({by_name[0]!r}) need a name for every parameter: pass model.named_parameters(), "
-                "or use a function of (name, parameter) as the pattern"
-            )
-        names = [name for name, _ in self._named()]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ParameterError(
-                f"two parameters are named {twice!r}: give names that differ, as model.named_parameters() has them"
-            )
-
     def _report_unused(self) -> None:
         """Warn, once, of overrides that match no parameter."""
         if not self._reported:
             self._reported = True
-            matched = self._matched()
-            unused = [repr(pattern) for i, (pattern, _) in enumerate(self._overrides) if i not in matched]
+            unused = unused_patterns(self._overrides, self.param_groups)
             if unused:
-                message = f"overrides that match no parameter: {', '.join(unused)}"
+                message = f"overrides that match no parameter: {', '.join(map(repr, unused))}"
                 warnings.warn(message, UnusedOverrideWarning, stacklevel=8)
-
-    def _matched(self) -> set[int]:
-        """Which entries of ``overrides`` match some parameter."""
-        return {
-            i
-            for i, (pattern, _) in enumerate(self._overrides)
-            if any(matches(pattern, *pair) for pair in self._named())
-        }
 
     def _named(self, first_group: int = 0) -> Iterator[tuple[str, Tensor]]:
         """Every parameter with its name."""
@@ -285,8 +262,7 @@ class Parameters(torch.optim.Optimizer):
                 lr, factor = self._rate(group)
                 rows.append(explained(name, p, replace(setting, lr_scale=setting.lr_scale * factor), lr))
         groups = [explained_group(group, shown_only=self._is_shown_only(group)) for group in self.param_groups]
-        matched = self._matched()
-        return Explanation(rows, [p for i, (p, _) in enumerate(self._overrides) if i not in matched], groups)
+        return Explanation(rows, unused_patterns(self._overrides, self.param_groups), groups)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state. State keeps the dtype it was saved in; on any error nothing is changed."""
