@@ -75,7 +75,7 @@ class Sorter:
             check_gradient(name, p, p.grad)
             gradients[p] = gradient_like(name, p, p.grad)
         members: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
-        shared: dict[Any, tuple[Setting, str]] = {}
+        shared: dict[Any, tuple[int, Setting, int | None, str, bool]] = {}
         for name, p, index in named:
             setting = optimizer._setting(settings[index], name, p)
             state = optimizer._state(name, p, setting, optimizer.param_groups[index])
@@ -93,10 +93,10 @@ class Sorter:
                 unserved = reason_against_shard(self.wanted, setting, p, part, unserved)
             key = (index, id(setting), p.device, p.dtype, g.dtype, kind, t, unserved, divided)
             members[key].append((name, p))
-            shared[key] = setting, unserved
+            shared[key] = index, setting, t, unserved, bool(divided)
         buckets = []
         for key, own in members.items():
-            (setting, unserved), index, t, divided = shared[key], key[0], key[6], key[-1]
+            index, setting, t, unserved, sharded = shared[key]
             name, first = own[0]
             way, engine = chosen(
                 self.wanted,
@@ -105,7 +105,7 @@ class Sorter:
                 name,
                 unserved=unserved,
                 counted=t is not None,
-                sharded=bool(divided),
+                sharded=sharded,
                 # a compiler fuses what it can see, and it sees through single tensors
                 alone=compiling or len(own) == 1,
             )
@@ -119,12 +119,12 @@ class Sorter:
                     setting,
                     lr,
                     t,
-                    setting.lr_scale * factor,
-                    way,
-                    engine,
-                    triton.is_on_gpu(first),
-                    index,
-                    [self.part_of(name, p) for name, p in own] if divided else (),
+                    lr_scale=setting.lr_scale * factor,
+                    way=way,
+                    engine=engine,
+                    on_gpu=triton.is_on_gpu(first),
+                    group=index,
+                    parts=[self.part_of(name, p) for name, p in own] if sharded else (),
                 )
             )
         return buckets
