@@ -49,6 +49,10 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> 
 def reason_against_part(setting: Setting, part: Part) -> str:
     """Why native code cannot step this rank's shard of a parameter, "" if it can."""
     rule, handling = setting.rule, setting.handling
+    if rule.needs_whole:
+        return f"there is no native code of {type(rule).__name__} for sharded parameters"
+    if reason := reason_unserved(rule, part.shape):
+        return reason
     if needs_rows_and_columns(rule, part.shape):
         return f"there is no native code of {type(rule).__name__} with rows and columns for sharded parameters"
     if handling.on_nonfinite != "propagate" or rule.stacked_axes:
