@@ -7,18 +7,20 @@ nowhere else.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from thalweg.arrays import A, Scalar, Space, State, Truth, Value, is_number
+from thalweg.arrays import A, Scalar, Shape, Space, State, Truth, Value, is_number
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules import Rule
-from thalweg.rules.entries import Entry, Factor
+from thalweg.rules.entries import Entry, Factor, Spread
 from thalweg.rules.noise import normal, uniform
 from thalweg.rules.rule import Noise, Update
 from thalweg.settings import Handling
 
 #: A stream of random bits apart from the two that normal noise is made of.
 ROUNDING_STREAM = 2
+#: Something that is kept for a parameter: its shape and its dtype.
+Kept: TypeAlias = tuple[Shape, str]
 
 
 class Advance(NamedTuple):
@@ -39,6 +41,18 @@ def arithmetic(dtype: str) -> str:
 def storage(entry: Entry, dtype: str, handling: Handling) -> str:
     """The dtype in which a state entry is kept, for a parameter of this dtype."""
     return handling.stored(entry) or arithmetic(dtype)
+
+
+def kept(rule: Rule, handling: Handling, shape: Shape, dtype: str, held: Shape | None = None) -> dict[str, Kept]:
+    """Shape and dtype of every entry that is kept for a parameter, as its rule declares it.
+
+    held: the shape of a shard, for which less is kept of what is laid out like the parameter.
+    """
+    found = {}
+    for key, entry in rule.entries(shape).items():
+        own = shape if held is None or not isinstance(entry, Spread) else held
+        found[key] = entry.shape(own, rule.stacked_axes), storage(entry, dtype, handling)
+    return found
 
 
 def first_state(xp: Space[A], rule: Rule, handling: Handling, p: A) -> State[A]:

@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thalweg.arrays import Shape, is_number
-from thalweg.boundary import first_state
+from thalweg.boundary import kept
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules.entries import Factor
 from thalweg.settings import Setting
-from thalweg.spaces import shapes
-from thalweg.spaces.shape_arrays import Ledger
 
 #: Bytes of dense factors from which on a warning is due.
 HUGE = 2**28
@@ -102,8 +100,9 @@ def explained(
     counter_bytes: what its count of steps takes.
     """
     rule = setting.rule_at(1)
-    state = first_state(shapes, rule, setting.handling, Ledger().array(shape, dtype))
-    factors = sum(state[key].nbytes for key in rule.keys(shape, Factor))
+    entries = kept(rule, setting.handling, shape, dtype).items()
+    state = {key: math.prod(own) * DTYPES[stored].bytes for key, (own, stored) in entries}
+    factors = sum(state[key] for key in rule.keys(shape, Factor))
     told = []
     if factors > HUGE:
         told.append(f"its factors take {factors / 2**20:,.0f} MiB: lower max_size_dense, or max_skew")
@@ -118,7 +117,7 @@ def explained(
         rule.treatment(shape),
         setting.lr_scale,
         getattr(rule, "weight_decay", 0.0),
-        sum(entry.nbytes for entry in state.values()) + counter_bytes,
+        sum(state.values()) + counter_bytes,
         tuple(told),
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,8 @@ from lanes import one_in
 from thalweg.boundary import advance, first_state
 from thalweg.settings import Settings
 from thalweg.spaces import numpy as with_numbers
-from thalweg.spaces import shape_lists, shapes
-from thalweg.spaces.shape_arrays import TELLS, Ledger
-from thalweg.spaces.shape_lists import ShapeList
+from thalweg.spaces import shapes
+from thalweg.spaces.shape_arrays import Ledger
 
 SHAPES = [(), (1,), (7,), (0,), (3, 0), (5, 4), (130, 140), (3, 4, 5, 2), (2, 130, 140)]
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
@@ -69,24 +67,6 @@ def test_nothing_outlives_a_step(rule: str, options: dict[str, Any]) -> None:
     assert ledger.extra > 0
 
 
-@pytest.mark.parametrize(("rule", "options"), [(rule, options) for rule, options in OPTIONS if rule != "Kron"])
-def test_a_list_needs_what_its_arrays_need_together(rule: str, options: dict[str, Any]) -> None:
-    """At the same moment, and not one after the other."""
-
-    def extra(count: int) -> int:
-        ledger = Ledger("torch")
-        setting = Settings(rule, {**options, "max_grad_norm": None}).base
-        arrays = [[ledger.array((200, 140), "float32") for _ in range(count)] for _ in range(2)]
-        lists = [ShapeList(some) for some in arrays]
-        state = first_state(shape_lists, setting.rule_at(1), setting.handling, lists[0])
-        ledger.begin()
-        advance(shape_lists, setting.rule_at(1), setting.handling, *lists, state, t=1, lr=0.1, lr_scale=1.0, tensor=0)
-        return ledger.extra
-
-    # but for single numbers, of which a list has one vector
-    assert extra(3) == pytest.approx(3 * extra(1), abs=100)
-
-
 def test_views_share_memory_and_copies_do_not() -> None:
     ledger = Ledger("torch")
     x = ledger.array((4, 6), "float32")
@@ -100,28 +80,6 @@ def test_views_share_memory_and_copies_do_not() -> None:
     assert ledger.live == copied.nbytes
 
 
-def test_a_reshape_is_a_view_exactly_where_numpy_has_one() -> None:
-    seen = {True: 0, False: 0}
-    for shape in [(4, 6), (2, 3, 4), (1, 4, 6), (4, 1, 6), (2, 2, 2, 3), (0, 3)]:
-        for first, second in itertools.combinations(range(len(shape)), 2):
-            turned = np.empty(shape, "float32").swapaxes(first, second)
-            size = turned.size
-            targets = [(size,), turned.shape, (2, size // 2), (size // 2, 2), (1, size, 1), (2, 2, size // 4)]
-            for target in targets:
-                if np.prod(target) != size:
-                    continue
-                ledger = Ledger("numpy")
-                x = shapes.swapaxes(ledger.array(shape, "float32"), first, second)
-                before = ledger.live
-                y = shapes.reshape(x, target)
-                is_view = np.shares_memory(turned, turned.reshape(target)) or size == 0
-                assert (ledger.live == before) == is_view, (shape, first, second, target)
-                assert y.shape == target
-                seen[is_view] += 1
-    assert min(seen.values()) > 10
-
-
-@pytest.mark.skipif(not TELLS, reason="this interpreter does not tell operands with names from others")
 def test_what_numpy_writes_over_its_operands_is_not_counted_twice() -> None:
     size = 400_000
 
@@ -136,7 +94,6 @@ def test_what_numpy_writes_over_its_operands_is_not_counted_twice() -> None:
         lambda x, y: (x + y) + y,
         lambda x, y: y * (x * 2),
         lambda x, y: (x + y) - y,
-        lambda x, y: -(x + y),
         lambda x, y: (x * 2) / y,
     ]
     fresh = [lambda x, y: y - (x + y), lambda x, y: (x + y) * 2, lambda x, y: 2 * (x + y), lambda x, y: 1 - (x + y)]
@@ -157,7 +114,5 @@ def test_there_is_no_truth_in_it() -> None:
     x = Ledger().array((2, 2), "float32")
     with pytest.raises(TypeError, match="no truth value"):
         bool(x > 0)
-    with pytest.raises(TypeError, match="no single truth value"):
-        bool(ShapeList([x]) > 0)
     with pytest.raises(ValueError, match="cannot be broadcast"):
         x + Ledger().array((3, 2), "float32")

@@ -9,25 +9,27 @@ messages in ``owners``.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable
 
 from thalweg.arrays import Shape
 from thalweg.boundary import arithmetic
-from thalweg.plan.items import Item, entry_bytes, state_entries
+from thalweg.dtypes import DTYPES
+from thalweg.errors import RuleError
+from thalweg.plan.items import entry_bytes, state_entries
 from thalweg.plan.models import Tensor
 from thalweg.plan.optimizers import setting_of
-from thalweg.plan.products import Products, products
 from thalweg.programs import budget
+from thalweg.programs.liveness import products_of
+from thalweg.rules.entries import Entry as Declared
+from thalweg.rules.entries import Factor, Spread
 from thalweg.settings import Setting
-from thalweg.spaces.shape_arrays import BYTES
 
 # ---- bytes in memory
 
 
 def parameter_bytes(tensor: Tensor) -> int:
-    return tensor.elements * BYTES[tensor.dtype]
+    return tensor.elements * DTYPES[tensor.dtype].bytes
 
 
 def frozen_bytes(tensors: Iterable[Tensor]) -> int:
@@ -53,46 +55,47 @@ def counter_bytes(front_end: str, tensors: int, setting: Setting) -> int:
 # ---- bytes moved
 
 
-def bytes_moved(optimizer: str | Setting, tensor: Tensor, *, refresh: bool = True) -> int:
+def bytes_moved(optimizer: str | Setting, tensor: Tensor, *, refresh: bool = True, whole: Shape | None = None) -> int:
     """What a step of one parameter must move at least.
 
     optimizer: a name such as "LAMB" or "AdamW", with its defaults, or a setting. refresh: whether Kron's factors are
-    refreshed in this step.
+    refreshed in this step. whole: the shape of the whole parameter, if the tensor is a shard of it.
 
     >>> matrix = Tensor("w", (4096, 4096))
     >>> [round(bytes_moved(name, matrix) / matrix.elements) for name in ("SGD", "AdamW", "LARS", "LAMB", "Adafactor")]
     [20, 28, 28, 40, 24]
     """
     setting = setting_of(optimizer) if isinstance(optimizer, str) else optimizer
-    if not setting.rule.needs_whole:
-        return budget.bytes_moved(setting, tensor.shape, tensor.dtype)
+    try:
+        if not setting.rule.needs_whole:
+            return budget.bytes_moved(setting, whole or tensor.shape, tensor.dtype, tensor.shape)
+    except RuleError:  # nor is it known in passes what another rule does that no machine can read
+        pass
     clipping = parameter_bytes(tensor) if setting.handling.max_grad_norm is not None else 0
     return clipping + moved_by_products(setting, tensor, refresh=refresh) + moved_by_applying(setting, tensor)
 
 
 def moved_by_products(setting: Setting, tensor: Tensor, *, refresh: bool) -> int:
     """Operands and results of Kron's matrix products, each read or written once, and factors that are refreshed."""
-    kept = state_entries(setting, tensor)
-    factors = sum(entry_bytes(entry) for key, entry in kept.items() if key.startswith("Q_"))
+    factors = bytes_of_role(setting, tensor, Factor)
     return products_of(setting, tensor.shape, tensor.dtype, refresh).bytes + (factors if refresh else 0)
 
 
 def moved_by_applying(setting: Setting, tensor: Tensor) -> int:
     """What is left for Kron when its products are done: the preconditioned gradient, momentum and the parameter."""
-    p, h = parameter_bytes(tensor), tensor.elements * BYTES[arithmetic(tensor.dtype)]
-    kept = state_entries(setting, tensor)
-    m = entry_bytes(kept["momentum_buffer"]) if "momentum_buffer" in kept else 0
+    p, h = parameter_bytes(tensor), tensor.elements * DTYPES[arithmetic(tensor.dtype)].bytes
+    m = bytes_of_role(setting, tensor, Spread)
     return (h + p + m) + (p + m)
+
+
+def bytes_of_role(setting: Setting, tensor: Tensor, role: type[Declared]) -> int:
+    kept = state_entries(setting, tensor)
+    return sum(entry_bytes(kept[key]) for key in setting.rule_at(1).keys(tensor.shape, role))
 
 
 def flops(setting: Setting, tensor: Tensor, *, refresh: bool = True) -> int:
     """Floating point operations of the matrix products of a step, two for each multiplication."""
     return products_of(setting, tensor.shape, tensor.dtype, refresh).flops if setting.rule.needs_whole else 0
-
-
-@functools.lru_cache(maxsize=4096)
-def products_of(setting: Setting, shape: Shape, dtype: str, refresh: bool) -> Products:
-    return products(Item(Tensor("", shape, dtype), setting), refresh=refresh)
 
 
 # ---- bytes sent

@@ -49,6 +49,10 @@ class Shown(NamedTuple):
         return 4 * (math.prod(self.shape) + factors)
 
 
+def shown(item: Item) -> Shown:
+    return Shown(item.tensor.shape, item.tensor.dtype, state_entries(item.setting, item.tensor))
+
+
 #: Parameters that kernels step together, and what holds for them.
 Bucket = tuple[Setting, Sequence[Shown]]
 

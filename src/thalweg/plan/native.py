@@ -9,12 +9,10 @@ from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.library import load
 from thalweg.kernels.cpu.plan import Operand, Options, Plan
 from thalweg.kernels.threads import num_threads, of_machine
-from thalweg.plan.items import Item, state_entries
+from thalweg.plan.items import Item
+from thalweg.programs.liveness import LR
 from thalweg.rules import Kron
 from thalweg.settings import Setting
-
-#: Any learning rate will do: no number is ever computed.
-LR = 1e-3
 
 
 def is_served(setting: Setting) -> bool:
@@ -30,11 +28,10 @@ def scratch_bytes(items: Sequence[Item]) -> int:
     options = [Options(setting.rule_at(1), setting.handling, 1, LR, 1.0) for setting in settings]
     operands = []
     for item in items:
-        tensor, state = item.tensor, state_entries(item.setting, item.tensor)
-        entries = [state[key] for key in item.setting.rule.entries(tensor.shape)]
-        dtypes = (tensor.dtype, tensor.dtype, *(dtype for _, dtype in entries))
-        places = (1,) * len(entries)
-        operands.append(Operand(tensor.name, tensor.shape, 1, 1, places, dtypes, settings.index(item.setting)))
+        tensor, places = item.tensor, (1,) * len(item.entries)
+        dtypes = (tensor.dtype, tensor.dtype, *(dtype for _, dtype in item.entries.values()))
+        group = settings.index(item.setting)
+        operands.append(Operand(tensor.name, tensor.shape, 1, 1, places, dtypes, group, whole=item.whole))
     tables = Plan()
     tables.lay_out(operands, options)
     rows = len(tables.tensors)

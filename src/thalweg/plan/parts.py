@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from thalweg.arrays import Axes, Scalar, Shape, Term, reduced_shape
-from thalweg.boundary import arithmetic, first_state
+from thalweg.arrays import Axes, Scalar, Term, reduced_shape
+from thalweg.boundary import arithmetic
 from thalweg.plan import gpus
-from thalweg.plan.items import Entry, Item
+from thalweg.plan.items import Entry, Item, state_entries
 from thalweg.plan.models import Tensor
-from thalweg.plan.peaks import held, listed, stepped
+from thalweg.programs.liveness import OfWhole, lifetimes, listed, stepped
 from thalweg.rules import Kron, Rule, Update
 from thalweg.settings import Setting
 from thalweg.spaces import shapes
@@ -55,19 +55,13 @@ class Figures:
     mesh: tuple[str, ...]
 
 
-class PartSpace:
+class PartSpace(OfWhole):
     """The space of shapes for a part of a tensor; it remembers what crosses ranks, round by round."""
 
     def __init__(self, part: Part) -> None:
+        super().__init__(part.whole.shape)
         self.part = part
         self.rounds: list[list[Figures]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(shapes, name)
-
-    def shape(self, x: ShapeOnly) -> Shape:
-        """Of the whole; a rule asks for it of parameters alone."""
-        return self.part.whole.shape
 
     def sums(self, *terms: Term) -> tuple[Scalar, ...]:
         self.ask("sum", terms)
@@ -112,16 +106,8 @@ class OnParts:
 
 
 def part_entries(setting: Setting, part: Part) -> dict[str, Entry]:
-    """Shape and dtype of what a rank keeps for a parameter; of Kron's factors it keeps some rows."""
-    return dict(entries_of(setting, part.without_name()))
-
-
-@functools.lru_cache(maxsize=4096)
-def entries_of(setting: Setting, part: Part) -> Mapping[str, Entry]:
-    space: Any = PartSpace(part)
-    p = Ledger().array(part.held.shape, part.held.dtype)
-    state = first_state(space, setting.rule_at(1), setting.handling, p)
-    return {key: (entry.shape, entry.dtype) for key, entry in state.items()}
+    """Shape and dtype of what a rank keeps for a parameter."""
+    return state_entries(setting, part.held, part.whole.shape)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -131,8 +117,7 @@ def rounds(setting: Setting, part: Part) -> tuple[tuple[Figures, ...], ...]:
     p, g = (ledger.array(part.held.shape, part.held.dtype) for _ in range(2))
     state = {key: ledger.array(*entry) for key, entry in part_entries(setting, part).items()}
     rule = setting.rule_at(1)
-    own = OnParts(rule, ledger) if rule.needs_whole else rule
-    stepped(space, Item(part.held, setting), p, g, state, rule=own)
+    stepped(space, OnParts(rule, ledger) if rule.needs_whole else rule, setting, p, g, state)
     told = list(map(tuple, space.rounds))
     if "variance" in state and len(told) > 1:  # where all squares are kept, those of u need no sum before them
         told[:2] = [told[0] + told[1]]
@@ -186,14 +171,12 @@ def divided_peak(items: Sequence[Item]) -> tuple[int, str]:
     """
     buckets: dict[Any, list[Item]] = defaultdict(list)
     for item in items:
-        buckets[item.setting, item.tensor.dtype, item.setting.rule_at(1).kind(item.tensor.shape)].append(item)
-    total = 0
-    for bucket in buckets.values():
-        ledger = Ledger("torch")
-        jobs = [held(ledger, item) for item in bucket]
-        ledger.begin()
-        listed(ledger, jobs)
-        total += ledger.extra
+        kind = item.setting.rule_at(1).kind(item.whole or item.tensor.shape)
+        buckets[item.setting, item.tensor.dtype, kind].append(item)
+    total = sum(
+        listed(lifetimes(item.setting, item.tensor.shape, item.tensor.dtype, whole=item.whole) for item in bucket).peak
+        for bucket in buckets.values()
+    )
     return total, "foreach"
 
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.arrays import Shape
 from thalweg.plan import costs, gpus
-from thalweg.plan.items import Entry, Item, entry_bytes, state_entries
+from thalweg.plan.items import Item, entry_bytes
 from thalweg.plan.models import Tensor
 from thalweg.plan.owners import exchanged_bytes, kept_by_owner, kept_entries, owner_peak, owners
-from thalweg.plan.parts import Part, divided_peak, kernel_peak, messages, part_entries
+from thalweg.plan.parts import Part, divided_peak, kernel_peak, messages
 from thalweg.plan.peaks import numpy_peak, torch_peak
-from thalweg.rules import Adafactor
 from thalweg.settings import Setting
 
 
@@ -114,15 +113,13 @@ def reason_against_parts(setting: Setting, device: str) -> str:
 def whole_share(setting: Setting, tensors: Sequence[Tensor], place: Place, rank: int) -> Share:
     """Everything, as every rank has it."""
     items = [Item(tensor, setting) for tensor in tensors]
-    entries = [entry for tensor in tensors for entry in state_entries(setting, tensor).values()]
-    return of_items(items, entries, place, rank, peak_of(items, place))
+    return of_items(items, place, rank, peak_of(items, place))
 
 
 def part_share(setting: Setting, tensors: Sequence[Tensor], place: Place, rank: int) -> Share:
     """A part of every parameter."""
     parts = [part_of(tensor, place.world, rank) for tensor in tensors]
-    items = [Item(part.held, decided(setting, part.whole.shape)) for part in parts]
-    entries = [entry for part in parts for entry in part_entries(setting, part).values()]
+    items = [Item(part.held, setting, part.whole.shape) for part in parts]
     by_kernels = [is_launched(setting, part, place) for part in parts]
     sums = messages(setting, parts, by_kernels)
     sent = costs.ring(sum(sums.values()), place.world)
@@ -134,7 +131,7 @@ def part_share(setting: Setting, tensors: Sequence[Tensor], place: Place, rank: 
     else:
         # native code steps parts only where it is asked for
         peak = peak_of(items, place) if place.engine == "fused" else divided_peak(items)
-    bare = of_items(items, entries, place, rank, peak)
+    bare = of_items(items, place, rank, peak)
     return replace(bare, sent_bytes=sent, sent_between=sent, collectives=len(sums))
 
 
@@ -159,18 +156,19 @@ def part_of(tensor: Tensor, world: int, rank: int) -> Part:
     return Part(tensor, costs.local(tensor, world, rank), tuple(divided))
 
 
-def of_items(
-    items: Sequence[Item], entries: Sequence[Entry], place: Place, rank: int, peak: tuple[int | None, str]
-) -> Share:
+def of_items(items: Sequence[Item], place: Place, rank: int, peak: tuple[int | None, str]) -> Share:
     """A share of parameters that are stepped where they are, and nothing sent."""
     counters = costs.counter_bytes(place.front_end, len(items), items[0].setting)
+    entries = [entry for item in items for entry in item.entries.values()]
     return Share(
         rank=rank,
         parameter_bytes=sum(costs.parameter_bytes(item.tensor) for item in items),
         state_bytes=counters + sum(map(entry_bytes, entries)),
         peak_bytes=peak[0],
-        moved_bytes=sum(costs.bytes_moved(item.setting, item.tensor) for item in items),
-        moved_between=sum(costs.bytes_moved(item.setting, item.tensor, refresh=False) for item in items),
+        moved_bytes=sum(costs.bytes_moved(item.setting, item.tensor, whole=item.whole) for item in items),
+        moved_between=sum(
+            costs.bytes_moved(item.setting, item.tensor, whole=item.whole, refresh=False) for item in items
+        ),
         sent_bytes=0,
         sent_between=0,
         collectives=0,
@@ -228,22 +226,3 @@ def peak_of(items: Sequence[Item], place: Place) -> tuple[int | None, str]:
     if place.front_end == "numpy":
         return numpy_peak(items, engine=place.engine)
     return torch_peak(items, engine=place.engine, device=place.device)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecidedAdafactor(Adafactor):
-    """Adafactor that factors a part as it would the whole."""
-
-    axes: tuple[int, int] | None = None
-
-    def factored_axes(self, shape: Shape) -> tuple[int, int] | None:
-        return self.axes
-
-
-def decided(setting: Setting, shape: Shape) -> Setting:
-    """The setting for a part of a tensor whose whole has this shape."""
-    rule = setting.rule
-    if not isinstance(rule, Adafactor) or isinstance(rule, DecidedAdafactor):
-        return setting
-    options = {f.name: getattr(rule, f.name) for f in fields(rule)}
-    return replace(setting, rule=DecidedAdafactor(**options, axes=rule.factored_axes(shape)))

@@ -5,36 +5,31 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Hashable, Mapping
-from typing import TypeAlias
 
 from thalweg.arrays import Shape
-from thalweg.boundary import arithmetic, first_state
+from thalweg.boundary import Kept, arithmetic, kept
+from thalweg.dtypes import DTYPES
 from thalweg.programs.schedule import Schedule, schedule
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of, trace
 from thalweg.settings import Setting
-from thalweg.spaces import shapes
-from thalweg.spaces.shape_arrays import BYTES, Ledger
-
-#: Something that is kept for a parameter: its shape and its dtype.
-Entry: TypeAlias = tuple[Shape, str]
 
 
 @functools.lru_cache(maxsize=4096)
-def state_entries(setting: Setting, shape: Shape, dtype: str) -> Mapping[str, Entry]:
-    """Shape and dtype of everything that is kept for a parameter, as its rule makes it."""
-    state = first_state(shapes, setting.rule_at(1), setting.handling, Ledger().array(shape, dtype))
-    return {key: (entry.shape, entry.dtype) for key, entry in state.items()}
+def state_entries(setting: Setting, shape: Shape, dtype: str, held: Shape | None = None) -> Mapping[str, Kept]:
+    """Shape and dtype of everything that is kept for a parameter, or for a shard that has the shape ``held``."""
+    return kept(setting.rule_at(1), setting.handling, shape, dtype, held)
 
 
-def entry_bytes(entry: Entry) -> int:
+def entry_bytes(entry: Kept) -> int:
     shape, dtype = entry
-    return math.prod(shape) * BYTES[dtype]
+    return math.prod(shape) * DTYPES[dtype].bytes
 
 
-def sizes_of(setting: Setting, shape: Shape, dtype: str) -> dict[str, int]:
-    """Bytes of a parameter, of its gradient in the same dtype, and of its state."""
-    entries = {key: entry_bytes(entry) for key, entry in state_entries(setting, shape, dtype).items()}
-    return {PARAMETER: entry_bytes((shape, dtype)), GRADIENT: entry_bytes((shape, dtype)), **entries}
+def sizes_of(setting: Setting, shape: Shape, dtype: str, held: Shape | None = None) -> dict[str, int]:
+    """Bytes of a parameter or a shard of it, of its gradient in the same dtype, and of its state."""
+    entries = {key: entry_bytes(entry) for key, entry in state_entries(setting, shape, dtype, held).items()}
+    own = entry_bytes((shape if held is None else held, dtype))
+    return {PARAMETER: own, GRADIENT: own, **entries}
 
 
 def passes_of(setting: Setting, shape: Shape, dtype: str) -> Schedule:
@@ -42,9 +37,9 @@ def passes_of(setting: Setting, shape: Shape, dtype: str) -> Schedule:
     return scheduled(setting, setting.rule.kind(shape), len(shape), Example(example_of(setting.rule, shape)), dtype)
 
 
-def bytes_moved(setting: Setting, shape: Shape, dtype: str) -> int:
-    """What a step of one parameter moves to memory and from it, if tensors are larger than caches."""
-    size = sizes_of(setting, shape, dtype)
+def bytes_moved(setting: Setting, shape: Shape, dtype: str, held: Shape | None = None) -> int:
+    """What a step of a parameter, or of a shard, moves to memory and from it, if tensors are larger than caches."""
+    size = sizes_of(setting, shape, dtype, held)
     # all gradients are read once more to be clipped together
     clipping = size[GRADIENT] if setting.handling.max_grad_norm is not None else 0
     return clipping + passes_of(setting, shape, dtype).moved(size)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from thalweg.arrays import A, Shape, Space
+from thalweg.arrays import A, Shape, Space, reduced_shape
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,10 @@ class Entry(ABC):
     def first(self, xp: Space[A], p: A, stacked_axes: int) -> A:
         """Its value before the first step."""
 
+    @abstractmethod
+    def shape(self, shape: Shape, stacked_axes: int) -> Shape:
+        """Its shape for a parameter of this shape."""
+
 
 @dataclass(frozen=True)
 class Spread(Entry):
@@ -35,6 +39,9 @@ class Spread(Entry):
 
     def first(self, xp: Space[A], p: A, stacked_axes: int) -> A:
         return xp.zeros_reduced(p, self.over) if self.over else xp.zeros_like(p)
+
+    def shape(self, shape: Shape, stacked_axes: int) -> Shape:
+        return reduced_shape(shape, self.over)
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,6 @@ class PerSlice(Entry):
         return xp.full(self.shape(xp.shape(p), stacked_axes), 0.0, p)
 
     def shape(self, shape: Shape, stacked_axes: int) -> Shape:
-        """Its shape for a parameter of this shape."""
         return (*shape[:stacked_axes], *self.sizes)
 
 
@@ -89,3 +95,6 @@ class Count(Entry):
 
     def first(self, xp: Space[A], p: A, stacked_axes: int) -> A:
         return xp.full((), 0.0, p)
+
+    def shape(self, shape: Shape, stacked_axes: int) -> Shape:
+        return ()

@@ -1,13 +1,12 @@
 """An array without numbers: its shape, its dtype, and a ledger that knows how long it lives.
 
-Arrays come and go as Python's references to them do, just as those of numpy and torch. Where the two differ in what
-they allocate for an operation, the ledger says whose ways are followed.
+Arrays come and go as Python's references to them do, just as those of numpy and torch.
 """
 
 from __future__ import annotations
 
 import math
-import sys
+from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 from thalweg.arrays import Shape
@@ -17,16 +16,12 @@ Library: TypeAlias = Literal["numpy", "torch"]
 BYTES = {"bool": 1, "int32": 4, "int64": 8, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 #: Of two dtypes in one operation, the later one is the result's.
 ORDER = tuple(BYTES)
-#: From so many bytes on numpy writes a result over an operand that nobody else refers to.
+#: From so many bytes on numpy writes the sum of two arrays over one that is let go.
 REUSED_FROM = 256 * 2**10
 
 
-#: References to an operand that is not asked about.
-MANY = sys.maxsize
-
-
 class Ledger:
-    """What is alive, the most that has been at once, and the matrix products there were."""
+    """What is alive, after each allocation, and the matrix products there were."""
 
     def __init__(self, library: Library = "torch", *, selects: bool = False, branch: bool = True) -> None:
         self.library = library
@@ -34,21 +29,27 @@ class Ledger:
         self.selects = selects
         #: Which side is taken otherwise.
         self.branch = branch
-        self.live = self.peak = self.start = 0
+        #: How many arrays each one stands for: a list of equal shapes is stepped as one of them.
+        self.times = 1
+        self.live = self.start = 0
+        #: Bytes that were alive after each allocation.
+        self.moments: list[int] = []
+        #: Memory that numpy may write the latest result over: if it is the next to be let go, it had no name.
+        self.reusable: tuple[int, ...] = ()
         #: Floating point operations of matrix products, and bytes of their operands and results.
         self.flops = self.product_bytes = 0
 
     def begin(self) -> None:
         """Take what is alive now for what was there before."""
-        self.peak = self.start = self.live
+        self.start, self.moments = self.live, []
 
     @property
     def extra(self) -> int:
         """The most that has been alive at once, beyond what was there at the beginning."""
-        return self.peak - self.start
+        return max(self.moments, default=self.start) - self.start
 
     def array(self, shape: Shape, dtype: str) -> ShapeOnly:
-        return ShapeOnly(shape, dtype, Memory(self, math.prod(shape) * BYTES[dtype]))
+        return ShapeOnly(shape, dtype, Memory(self, math.prod(shape) * BYTES[dtype] * self.times))
 
 
 class Memory:
@@ -59,25 +60,42 @@ class Memory:
     def __init__(self, ledger: Ledger, size: int) -> None:
         self.ledger, self.size = ledger, size
         ledger.live += size
-        ledger.peak = max(ledger.peak, ledger.live)
+        ledger.moments.append(ledger.live)
+        ledger.reusable = ()
 
     def __del__(self) -> None:
         self.ledger.live -= self.size
+        if id(self) in self.ledger.reusable:
+            self.ledger.moments[-1] -= self.size
+        self.ledger.reusable = ()
+
+
+def _operator(*, dtype: str | None = None, over: str = "") -> Callable[[ShapeOnly, Any], Any]:
+    """An operator; ``over``: which operands numpy may write the result over."""
+
+    def method(x: ShapeOnly, y: Any) -> Any:
+        if not isinstance(y, (ShapeOnly, int, float)):
+            return NotImplemented
+        result = applied(x, y, dtype=dtype)
+        if x.ledger.library != "numpy" or x.nbytes < REUSED_FROM or not isinstance(y, ShapeOnly):
+            return result
+        if (x.shape, x.dtype) == (y.shape, y.dtype):
+            owned = [operand for operand, side in ((x, "left"), (y, "right")) if side in over and not operand.is_view]
+            x.ledger.reusable = tuple(id(operand.memory) for operand in owned)
+        return result
+
+    return method
 
 
 class ShapeOnly:
     """An array without numbers."""
 
-    __slots__ = ("dtype", "is_plain", "is_view", "memory", "shape", "strides")
+    __slots__ = ("dtype", "is_turned", "is_view", "memory", "shape")
 
-    def __init__(self, shape: Shape, dtype: str, memory: Memory, strides: Shape | None = None) -> None:
+    def __init__(self, shape: Shape, dtype: str, memory: Memory) -> None:
         self.shape, self.dtype, self.memory = shape, dtype, memory
-        #: In elements; None: in C order, without gaps.
-        self.strides = strides
-        #: Whether the memory is another array's.
-        self.is_view = False
-        #: Whether the library has a number of Python's here, which widens nothing.
-        self.is_plain = False
+        #: Whether the memory is another array's, and whether that has its elements in another order.
+        self.is_view = self.is_turned = False
 
     @property
     def ledger(self) -> Ledger:
@@ -94,144 +112,33 @@ class ShapeOnly:
     def new(self, shape: Shape | None = None, dtype: str | None = None) -> ShapeOnly:
         return self.ledger.array(self.shape if shape is None else shape, dtype or self.dtype)
 
-    def view(self, shape: Shape, strides: Shape | None) -> ShapeOnly:
-        seen = ShapeOnly(shape, self.dtype, self.memory, strides)
-        seen.is_view, seen.is_plain = True, self.is_plain
+    def view(self, shape: Shape, *, is_turned: bool = False) -> ShapeOnly:
+        seen = ShapeOnly(shape, self.dtype, self.memory)
+        seen.is_view, seen.is_turned = True, is_turned
         return seen
 
     def __getitem__(self, index: int) -> ShapeOnly:
-        return self.view(self.shape[1:], self.strides and self.strides[1:])
+        return self.view(self.shape[1:], is_turned=self.is_turned)
 
     def __bool__(self) -> bool:
         raise TypeError("an array without numbers has no truth value")
 
-    # References to operands are counted in the operators themselves, as numpy does it, before anything refers to them.
+    def __neg__(self) -> Any:
+        return _operator(over="left")(self, self)
 
-    def __add__(self, other: Any) -> Any:
-        return combined(sys.getrefcount(self), sys.getrefcount(other), self, other)
-
-    def __mul__(self, other: Any) -> Any:
-        return combined(sys.getrefcount(self), sys.getrefcount(other), self, other)
-
-    def __and__(self, other: Any) -> Any:
-        return combined(sys.getrefcount(self), sys.getrefcount(other), self, other)
-
-    def __xor__(self, other: Any) -> Any:
-        return combined(sys.getrefcount(self), sys.getrefcount(other), self, other)
-
-    def __sub__(self, other: Any) -> Any:
-        return combined(sys.getrefcount(self), MANY, self, other)
-
-    def __truediv__(self, other: Any) -> Any:
-        return combined(sys.getrefcount(self), MANY, self, other)
-
-    def __neg__(self) -> ShapeOnly:
-        return over_itself(self) if is_reused(sys.getrefcount(self) - UNNAMED[2], self, self) else applied(self)
-
-    def __radd__(self, other: Any) -> Any:
-        return combined(MANY, MANY, self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return combined(MANY, MANY, self, other)
-
-    def __rand__(self, other: Any) -> Any:
-        return combined(MANY, MANY, self, other)
-
-    def __rxor__(self, other: Any) -> Any:
-        return combined(MANY, MANY, self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return combined(MANY, MANY, self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        # torch takes the reciprocal, and multiplies
-        return combined(MANY, MANY, self if self.ledger.library == "numpy" else applied(self), other)
-
-    def __pow__(self, other: Any) -> Any:
-        return combined(MANY, MANY, self, other)
-
-    def __rshift__(self, other: Any) -> Any:
-        return combined(MANY, MANY, self, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return compared(self, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return compared(self, other)
-
-    def __lt__(self, other: Any) -> Any:
-        return compared(self, other)
-
-    def __le__(self, other: Any) -> Any:
-        return compared(self, other)
-
-    def __eq__(self, other: object) -> Any:
-        return compared(self, other)
-
-    def __ne__(self, other: object) -> Any:
-        return compared(self, other)
-
+    __add__ = __mul__ = __and__ = __xor__ = _operator(over="left right")
+    __sub__ = __truediv__ = _operator(over="left")
+    __radd__ = __rmul__ = __rand__ = __rxor__ = __rsub__ = __rtruediv__ = __pow__ = __rshift__ = _operator()
+    __gt__ = __ge__ = __lt__ = __le__ = _operator(dtype="bool")
+    __eq__ = __ne__ = _operator(dtype="bool")
     __hash__ = None  # type: ignore[assignment]
-
-
-class _Counted:
-    """Something whose operator tells how many references its operands have."""
-
-    def __add__(self, other: Any) -> tuple[int, int]:
-        return sys.getrefcount(self), sys.getrefcount(other)
-
-    def __neg__(self) -> int:
-        return sys.getrefcount(self)
-
-
-#: References to operands that only the interpreter knows: on the left, on the right, alone.
-UNNAMED = (*(_Counted() + _Counted()), -_Counted())
-_named = _Counted()
-#: Interpreters that lend operands without counting do not tell these from others: then nothing is taken for reused.
-TELLS = (_named + _Counted())[0] > UNNAMED[0] and sys.platform != "win32"
-
-
-def combined(left: int, right: int, x: ShapeOnly, other: Any) -> Any:
-    """The result of an operation on two operands with so many references, one of which may become it."""
-    if isinstance(other, ShapeOnly):
-        if is_reused(left - UNNAMED[0], x, other):
-            return over_itself(x)
-        if x.shape == other.shape and is_reused(right - UNNAMED[1], other, x):
-            return over_itself(other)
-    elif not isinstance(other, (int, float)):
-        return NotImplemented
-    return applied(x, other)
-
-
-def is_reused(references: int, x: ShapeOnly, other: ShapeOnly) -> bool:
-    """Whether numpy would write the result over x, to which there are so many references with names."""
-    return (
-        TELLS
-        and references <= 0
-        and x.ledger.library == "numpy"
-        and not (x.is_view or x.is_plain or other.is_plain)
-        and x.nbytes >= REUSED_FROM
-        and other.shape in ((), x.shape)
-        and ORDER.index(other.dtype) <= ORDER.index(x.dtype)
-    )
-
-
-def over_itself(x: ShapeOnly) -> ShapeOnly:
-    return ShapeOnly(x.shape, x.dtype, x.memory, x.strides)
-
-
-def compared(x: ShapeOnly, other: Any) -> ShapeOnly:
-    return applied(x, other, dtype="bool")
 
 
 def applied(*operands: Any, dtype: str | None = None) -> ShapeOnly:
     """A new array, the result of an elementwise operation; numbers among the operands widen nothing."""
     arrays = [x for x in operands if isinstance(x, ShapeOnly)]
-    typed = [x for x in arrays if not x.is_plain] or arrays
-    widest = dtype or max((x.dtype for x in typed), key=ORDER.index)
-    result = arrays[0].new(broadcast([x.shape for x in arrays]), widest)
-    result.is_plain = all(x.is_plain for x in arrays)
-    return result
+    widest = dtype or max((x.dtype for x in arrays), key=ORDER.index)
+    return arrays[0].new(broadcast([x.shape for x in arrays]), widest)
 
 
 def broadcast(shapes: list[Shape]) -> Shape:

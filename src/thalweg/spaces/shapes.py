@@ -1,7 +1,4 @@
-"""The space of shapes: arrays without numbers, to learn what a rule would keep and allocate, without allocating it.
-
-What each function allocates on its way to a result is what those of ``spaces.numpy`` and ``spaces.torch`` do.
-"""
+"""The space of shapes: arrays without numbers, to learn what a rule would keep and allocate, without allocating it."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from thalweg.arrays import (
     number_minimum,
     reduced_shape,
 )
-from thalweg.spaces.shape_arrays import Ledger, ShapeOnly, applied
+from thalweg.spaces.shape_arrays import ShapeOnly, applied
 
 R = TypeVar("R")
 
@@ -79,13 +76,8 @@ minimum = number_function(number_minimum, applied)
 
 
 def spacing(x: ShapeOnly, digits: int, lowest: int) -> ShapeOnly:
-    ones = x.new() if x.ledger.library == "torch" else x.new(())
-    mantissa, exponent = x.new(), x.new(dtype="int32")
-    del mantissa
-    exponent = maximum(exponent, lowest) - digits
-    if x.ledger.library == "torch":  # which multiplies by powers of 2
-        return applied(ones, x.new())
-    return applied(ones, exponent, dtype=x.dtype)
+    exponent = x.new(dtype="int32")
+    return applied(exponent, x)
 
 
 def where(condition: Truth, x: Value, y: Value) -> Value:
@@ -96,21 +88,18 @@ def where(condition: Truth, x: Value, y: Value) -> Value:
 
 
 def sums(*terms: Term) -> tuple[Scalar, ...]:
-    return tuple(astype(total(term), term[0].dtype) for term in terms)
+    return tuple(total(term) for term in terms)
 
 
 def means(*terms: Term) -> tuple[Scalar, ...]:
-    return tuple(astype(total(term) / count(term[0].shape, term[1]), term[0].dtype) for term in terms)
+    return tuple(total(term) / count(term[0].shape, term[1]) for term in terms)
 
 
 def total(term: Term) -> Any:
-    """numpy stores squares and sums in float64, a sum of everything as a plain number; torch has norms."""
+    """numpy stores squares before it sums them; torch has norms."""
     x, axes = term
-    by_numpy = x.ledger.library == "numpy"
-    values = x * x if isinstance(term, Squares) and (by_numpy or axes == ()) else x
-    result = values.new(() if axes is None else reduced_shape(x.shape, axes), "float64" if by_numpy and axes else None)
-    result.is_plain = by_numpy and axes is None
-    return result
+    values = x * x if isinstance(term, Squares) and (x.ledger.library == "numpy" or axes == ()) else x
+    return values.new(() if axes is None else reduced_shape(x.shape, axes))
 
 
 def amax(x: ShapeOnly, axes: Axes) -> Scalar:
@@ -134,50 +123,22 @@ def select(condition: ShapeOnly, yes: Any, no: Any) -> Any:
 
 
 def reshape(x: ShapeOnly, shape: Shape) -> ShapeOnly:
-    """A view where the order of elements allows one, else a copy."""
-    if x.strides is None:
-        return x.view(shape, None)
-    strides = strides_seen(x.shape, x.strides, shape)
-    return x.new(shape) if strides is None else x.view(shape, strides)
+    """A view, but for elements in another order: then only axes of size 1 may come and go."""
+    if x.is_turned and without_ones(shape) != without_ones(x.shape):
+        return x.new(shape)
+    return x.view(shape, is_turned=x.is_turned)
 
 
-def strides_seen(old: Shape, strides: Shape, new: Shape) -> Shape | None:
-    """The strides of the same elements in another shape, or None if there are none."""
-    if math.prod(old) == 0:
-        return c_order(new)
-    # runs of old axes that lie in one another, as (elements, stride of the last)
-    runs: list[list[int]] = []
-    for size, stride in zip(old, strides, strict=True):
-        if size == 1:
-            continue
-        if runs and runs[-1][1] == size * stride:
-            runs[-1] = [runs[-1][0] * size, stride]
-        else:
-            runs.append([size, stride])
-    found: list[int] = []
-    for size in reversed(new):
-        if size == 1:
-            found.append(1)
-            continue
-        while runs and runs[-1][0] == 1:
-            runs.pop()
-        if not runs or runs[-1][0] % size:
-            return None
-        found.append(runs[-1][1])
-        runs[-1] = [runs[-1][0] // size, runs[-1][1] * size]
-    return tuple(reversed(found))
-
-
-def c_order(shape: Shape) -> Shape:
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+def without_ones(shape: Shape) -> Shape:
+    return tuple(size for size in shape if size != 1)
 
 
 def swapaxes(x: ShapeOnly, first: int, second: int) -> ShapeOnly:
-    sizes, strides = list(x.shape), list(x.strides or c_order(x.shape))
-    for values in (sizes, strides):
-        values[first], values[second] = values[second], values[first]
-    turned = tuple(strides)
-    return x.view(tuple(sizes), None if turned == c_order(tuple(sizes)) else turned)
+    """A view; elements keep their order where all but one axis from the first to the second have size 1."""
+    sizes = list(x.shape)
+    sizes[first], sizes[second] = sizes[second], sizes[first]
+    low, high = sorted((first % x.ndim, second % x.ndim))
+    return x.view(tuple(sizes), is_turned=x.is_turned or sum(size != 1 for size in sizes[low : high + 1]) > 1)
 
 
 def matmul(x: ShapeOnly, y: ShapeOnly) -> ShapeOnly:
@@ -198,22 +159,16 @@ def matmul(x: ShapeOnly, y: ShapeOnly) -> ShapeOnly:
 
 
 def upper(x: ShapeOnly) -> ShapeOnly:
-    mask = x.new(x.shape[-2:], "bool") if x.ledger.library == "numpy" else None
-    result = x.new()
-    del mask
-    return result
+    return x.new()
 
 
 def solve(matrix: ShapeOnly, right: ShapeOnly) -> ShapeOnly:
     rows, columns = right.shape[-2:]
     matrix.ledger.flops += math.prod(right.shape[:-2]) * rows * rows * columns
-    if right.ledger.library == "numpy":  # which solves in float64
-        wide = [astype(x, "float64") for x in (matrix, right)]
-        result = right.new(dtype="float64")
-        del wide
-        result = astype(result, right.dtype)
-    else:
-        result = right.new()
+    wide = [astype(x, "float64") for x in (matrix, right)] if right.ledger.library == "numpy" else [matrix, right]
+    result = wide[1].new()
+    del wide
+    result = astype(result, right.dtype)
     matrix.ledger.product_bytes += matrix.nbytes + right.nbytes + result.nbytes
     return result
 
@@ -224,8 +179,3 @@ def largest_column(x: ShapeOnly) -> ShapeOnly:
     del squares
     index = norms.new((*x.shape[:-2], 1, 1), "int64")
     return applied(index, x.new((*x.shape[:-1], 1)), dtype=x.dtype)
-
-
-def array(ledger: Ledger, shape: Shape, dtype: str) -> ShapeOnly:
-    """An array to begin with."""
-    return ledger.array(shape, dtype)
