@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from measured_peaks import allocator_kept, allocator_peak, torch_optimizer
 
 from thalweg.errors import CommandError
+from thalweg.kernels.triton import served
 from thalweg.plan import gpus, plan
-from thalweg.plan.items import state_entries
 from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import Option, setting_of
 
@@ -77,7 +79,7 @@ def planned(
 def test_what_kernels_serve_is_what_the_engine_says() -> None:
     from thalweg.torch.engines import triton as gpu
 
-    assert tuple(str(dtype).removeprefix("torch.") for dtype in gpu.SERVED) == gpus.DTYPES
+    assert tuple(str(dtype).removeprefix("torch.") for dtype in gpu.SERVED) == served.DTYPES
 
 
 @pytest.mark.in_turn
@@ -91,33 +93,15 @@ def test_the_engine_is_the_one_that_runs(rule: str, options: dict[str, Any], dty
     assert planned(rule, options, TINY, dtype).engine == optimizer.engine
 
 
-@needs_kernels
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"geometry": "quad"},
-        {"merge": None},
-        {"stacked_axes": 1},
-        {"max_size_dense": 2**16},
-        {"state_dtype": "float16"},
-        *(options for rule, options, _ in UNSERVED if rule == "Kron"),
-    ],
-)
-def test_what_kron_is_not_stepped_for_is_what_its_kernels_say(options: dict[str, Any]) -> None:
-    from thalweg.kernels.triton.kron import reason_unserved
-
-    setting = setting_of("Kron", [Option(name, value, "Kron") for name, value in options.items()])
-    shapes = [(1, 40), (7, 0), (3, 4, 5), (3, 4, 5, 2), (46_300, 40), (2, 46_200, 46_500), (2**31 - 65, 1), (2, 2**31)]
-    answers = set()
-    for shape in shapes:
-        tensor = Tensor("p", shape)
-        rule: Any = setting.settled
-        factors = state_entries(setting, tensor)["Q_0"][1]
-        wanted = reason_unserved(rule, setting.handling, shape, "float32", factors)
-        assert gpus.reason_against_kron(setting, tensor, factors) == wanted, shape
-        answers.add(wanted)
-    assert answers - {""}
+def test_kernels_say_what_they_serve_without_torch_or_triton() -> None:
+    """Without them a plan is made all the same."""
+    program = (
+        "import sys; sys.modules['torch'] = sys.modules['triton'] = None\n"
+        "from thalweg.plan import plan\n"
+        "print(*(cost.share.engine for cost in plan('gpt2', optimizers=['LAMB', 'Adafactor', 'Kron']).costs))"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["fused"] * 3
 
 
 @pytest.mark.parametrize(("rule", "options", "reason"), UNSERVED)

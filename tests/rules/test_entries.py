@@ -35,11 +35,7 @@ ELSEWHERE = {
     "torch/sharding/owner_kernels.py",
     "torch/sharding/requests.py",
     # costs of rules by their names
-    "plan/costs.py",
-    "plan/gpus.py",
     "plan/owners.py",
-    "plan/parts.py",
-    "plan/peaks.py",
 }
 
 

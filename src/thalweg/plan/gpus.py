@@ -1,4 +1,4 @@
-"""What fused kernels for GPUs step, and the memory that they need: what is said here follows ``engines/triton.py``.
+"""The memory that fused kernels for GPUs need. Which parameters they step, they say in ``kernels.triton.served``.
 
 They work in place. What they need are tables of where everything is and sums on their way, and for Kron's products room
 for operands and results; all of it is kept from step to step. That there is Triton where steps are taken is assumed.
@@ -15,14 +15,10 @@ from typing import NamedTuple
 
 from thalweg.arrays import Shape
 from thalweg.plan.items import Entry, Item, state_entries
-from thalweg.plan.models import Tensor
 from thalweg.rules import Kron
+from thalweg.rules.entries import Factor
 from thalweg.settings import Setting
 
-#: Rules that have kernels, and the dtypes of parameters, state and Kron's factors that these read and write.
-RULES = ("LARS", "LAMB", "Adafactor", "Kron")
-DTYPES = ("float32", "bfloat16", "float16")
-FACTORS = ("float32", "bfloat16")
 #: CUDA's memory is given out in multiples of this.
 BLOCK = 512
 #: Elements of tensors that are laid out together, about: tables of larger models would fill memory here.
@@ -43,11 +39,6 @@ class Shown(NamedTuple):
     #: Of the whole parameter, if it is sharded.
     whole: Shape | None = None
 
-    def bytes_of_products(self) -> int:
-        """In float32, of the parameter and its factors."""
-        factors = sum(math.prod(shape) for key, (shape, _) in self.state.items() if key.startswith("Q_"))
-        return 4 * (math.prod(self.shape) + factors)
-
 
 def shown(item: Item) -> Shown:
     return Shown(item.tensor.shape, item.tensor.dtype, state_entries(item.setting, item.tensor))
@@ -55,52 +46,6 @@ def shown(item: Item) -> Shown:
 
 #: Parameters that kernels step together, and what holds for them.
 Bucket = tuple[Setting, Sequence[Shown]]
-
-
-def reason_against(setting: Setting, tensor: Tensor) -> str:
-    """Why fused kernels cannot step a parameter on a GPU, "" if they can."""
-    rule = type(setting.rule).__name__
-    if rule not in RULES:
-        return f"there is no fused kernel of {rule} for GPUs"
-    if tensor.dtype not in DTYPES:
-        return f"there is no fused kernel for {tensor.dtype} on GPUs"
-    state = state_entries(setting, tensor)
-    if any(dtype not in DTYPES for key, (_, dtype) in state.items() if key != "refresh"):
-        return "there is no fused kernel for state of float64 on GPUs"
-    return reason_against_kron(setting, tensor, state["Q_0"][1]) if isinstance(setting.rule, Kron) else ""
-
-
-def reason_against_kron(setting: Setting, tensor: Tensor, factors: str) -> str:
-    """The same for Kron alone (``kernels/triton/kron_batch.py``); factors: the dtype in which they are kept."""
-    rule = setting.rule_at(1)
-    assert isinstance(rule, Kron)
-    if rule.geometry == "eq":
-        return "there is no fused kernel for geometry='eq', which solves triangular systems"
-    if rule.damping_mode == "expected":
-        return "there is no fused kernel for damping_mode='expected'"
-    if setting.handling.on_nonfinite == "raise":
-        return "there is no fused kernel of Kron for on_nonfinite='raise'"
-    if factors not in FACTORS:
-        return f"there is no fused kernel for factors stored in {factors}"
-    sizes = rule.sizes(tensor.shape)
-    if len(sizes) > 2:
-        return f"there is no fused kernel for {len(sizes)} factors"
-    if tensor.elements == 0:
-        return "it has no elements"
-    dense = [size for size, diagonal in zip(sizes, rule.diagonals(sizes), strict=True) if not diagonal]
-    if max(math.prod(size + 64 for size in sizes), *((size + 64) ** 2 for size in dense), 0) >= 2**31:
-        return "it has too many elements for 32-bit positions"
-    return ""
-
-
-def reason_against_parts(setting: Setting) -> str:
-    """Why fused kernels cannot step parts of parameters on a GPU, or whole ones for their owners, "" if they can."""
-    if setting.rule.stacked_axes and not setting.rule.needs_whole:
-        return "parameters are sharded, and GPU kernels step shards only with stacked_axes=0"
-    return ""
-
-
-# ---- memory
 
 
 def scratch_bytes(buckets: Sequence[Bucket]) -> int:
@@ -125,11 +70,17 @@ def estimated(buckets: Sequence[Bucket]) -> int:
     total, shared = 0.0, 0.0
     for setting, bucket in buckets:
         if isinstance(setting.rule, Kron):
-            needed = KRON_SHARE * bucket[0].bytes_of_products()
+            needed = KRON_SHARE * bytes_of_products(setting, bucket[0])
             shared = max(shared, needed * min(len(bucket), max(1, KRON_TOGETHER // needed)))
         else:
             total += SHARE * 4 * sum(math.prod(one.shape) for one in bucket)
     return round(total + shared)
+
+
+def bytes_of_products(setting: Setting, one: Shown) -> int:
+    """In float32, of a parameter and its factors."""
+    factors = setting.rule_at(1).keys(one.shape, Factor)
+    return 4 * (math.prod(one.shape) + sum(math.prod(one.state[key][0]) for key in factors))
 
 
 def laid_out_together(setting: Setting, bucket: Sequence[Shown]) -> Iterator[Sequence[Shown]]:

@@ -15,11 +15,13 @@ from typing import Any
 
 from thalweg.arrays import Axes, Scalar, Term, reduced_shape
 from thalweg.boundary import arithmetic
+from thalweg.kernels.triton.served import is_by_hand
 from thalweg.plan import gpus
 from thalweg.plan.items import Entry, Item, state_entries
 from thalweg.plan.models import Tensor
 from thalweg.programs.liveness import OfWhole, lifetimes, listed, stepped
 from thalweg.rules import Kron, Rule, Update
+from thalweg.rules.entries import PerSlice, Square
 from thalweg.settings import Setting
 from thalweg.spaces import shapes
 from thalweg.spaces.shape_arrays import BYTES, ORDER, Ledger, ShapeOnly
@@ -100,8 +102,9 @@ class OnParts:
         x, y, due, state = self.rule.shown(xp, g, s, p, t)
         self.waiting = self.ledger.live - self.ledger.start
         del y
+        learned = self.rule.keys(xp.shape(p), PerSlice)
         h, h_square = xp.zeros_like(x), xp.full((), 0.0, x)
-        factors = {key: xp.zeros_like(entry) for key, entry in s.items() if key.startswith(("Q_", "L_"))}
+        factors = {key: xp.zeros_like(entry) for key, entry in s.items() if key in learned}
         return self.rule.taken(xp, h, h_square, s, p, {**state, **factors}, due, lr * lr_scale)
 
 
@@ -119,7 +122,8 @@ def rounds(setting: Setting, part: Part) -> tuple[tuple[Figures, ...], ...]:
     rule = setting.rule_at(1)
     stepped(space, OnParts(rule, ledger) if rule.needs_whole else rule, setting, p, g, state)
     told = list(map(tuple, space.rounds))
-    if "variance" in state and len(told) > 1:  # where all squares are kept, those of u need no sum before them
+    keeps_all = any(state[key].shape == part.held.shape for key in rule.keys(part.whole.shape, Square))
+    if keeps_all and len(told) > 1:  # where all squares are kept, those of u need no sum before them
         told[:2] = [told[0] + told[1]]
     return tuple(told)
 

@@ -16,6 +16,7 @@ from typing import Any
 from thalweg.kernels.chunks import CHUNK, SMALL, STACK, extent, pieces
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.kernels.cpu.plan import reason_unserved
+from thalweg.kernels.triton.served import reason_against
 from thalweg.plan import gpus, native
 from thalweg.plan.items import Item
 from thalweg.programs import liveness
@@ -56,7 +57,7 @@ def torch_peak(items: Sequence[Item], *, engine: str, device: str) -> tuple[int,
 def torch_unserved(item: Item, device: str) -> str | None:
     """Why native code, or a fused kernel on a GPU, cannot step a parameter; None or "" if it can."""
     if device == "cuda":
-        return gpus.reason_against(item.setting, item.tensor)
+        return reason_against(item.setting, item.whole or item.tensor.shape, item.tensor.dtype, item.entries)
     return reason_unserved(item.setting.rule_at(1), item.tensor.shape) or reason_missing()
 
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.arrays import Shape
-from thalweg.plan import costs, gpus
+from thalweg.kernels.triton.served import reason_against_shards
+from thalweg.plan import costs
 from thalweg.plan.items import Item, entry_bytes
 from thalweg.plan.models import Tensor
 from thalweg.plan.owners import exchanged_bytes, kept_by_owner, kept_entries, owner_peak, owners
 from thalweg.plan.parts import Part, divided_peak, kernel_peak, messages
-from thalweg.plan.peaks import numpy_peak, torch_peak
+from thalweg.plan.peaks import numpy_peak, torch_peak, torch_unserved
 from thalweg.settings import Setting
 
 
@@ -100,7 +101,7 @@ def is_divided(place: Place) -> bool:
 def reason_against_parts(setting: Setting, device: str) -> str:
     """Why native code (``torch/fused.py``), or a kernel on a GPU, cannot step parts of parameters, "" if it can."""
     if device == "cuda":
-        return gpus.reason_against_parts(setting)
+        return reason_against_shards(setting.rule)
     if setting.rule.needs_whole:
         return f"there is no native code of {type(setting.rule).__name__} for sharded parameters"
     if setting.handling.on_nonfinite != "propagate" or setting.rule.stacked_axes:
@@ -139,7 +140,8 @@ def is_launched(setting: Setting, part: Part, place: Place) -> bool:
     """Whether kernels for GPUs step a part, or whiten the whole for its owner."""
     if place.device != "cuda" or place.engine not in ("auto", "fused"):
         return False
-    return not (gpus.reason_against(setting, part.whole) or gpus.reason_against_parts(setting))
+    whole = Item(part.whole, setting)
+    return not (torch_unserved(whole, place.device) or reason_against_shards(setting.rule))
 
 
 def beside_lists(launched: int, lists: Sequence[Item]) -> tuple[int, str]:

@@ -24,12 +24,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thalweg.kernels.triton.kron_batch import Batch, States, memory_of, reason_unserved
+from thalweg.kernels.triton.kron_batch import Batch, States, memory_of
 from thalweg.kernels.triton.kron_begin import begin_kernel
 from thalweg.kernels.triton.kron_launches import Launch, Launches, compile_together
 from thalweg.kernels.triton.kron_layout import DUE, UPDATE_RMS
 from thalweg.kernels.triton.kron_plan import Plan
 from thalweg.kernels.triton.kron_refresh import Refresh
+from thalweg.kernels.triton.kron_served import reason_unserved
 from thalweg.kernels.triton.products import ceiling
 from thalweg.rules import Annealed, Kron
 from thalweg.settings import Handling

@@ -16,7 +16,6 @@ from thalweg.kernels.triton.products import ceiling, device_of
 from thalweg.kernels.triton.tables import ALIGNMENT, Uploads
 from thalweg.rules import Kron
 from thalweg.rules.noise import NORMAL_STREAMS, stream_key, tensor_id
-from thalweg.settings import Handling
 
 #: Scratch memory, at most, unless a single parameter needs more: this part of the device's memory, 256 MiB or more.
 SCRATCH, LEAST_SCRATCH = 1 / 128, 256 * 2**20
@@ -164,32 +163,3 @@ def memory_of(params: Sequence[Tensor], states: States) -> list[tuple[Any, ...]]
         (p.data_ptr(), p.dtype, p.shape, *((key, entry.data_ptr(), entry.dtype) for key, entry in s.items()))
         for p, s in zip(params, states, strict=True)
     ]
-
-
-def reason_unserved(rule: Kron, handling: Handling, shape: tuple[int, ...], p_dtype: str, q_dtype: str) -> str:
-    """Why these kernels cannot step a parameter, "" if they can. The dtypes are of parameter and factors, as stored."""
-    if rule.geometry == "eq":
-        return "there is no fused kernel for geometry='eq', which solves triangular systems"
-    if rule.damping_mode == "expected":
-        return "there is no fused kernel for damping_mode='expected'"
-    if handling.on_nonfinite == "raise":
-        return "there is no fused kernel of Kron for on_nonfinite='raise'"
-    if p_dtype not in ("float32", "bfloat16", "float16"):
-        return f"there is no fused kernel for {p_dtype} on GPUs"
-    if q_dtype not in ("float32", "bfloat16"):
-        return f"there is no fused kernel for factors stored in {q_dtype}"
-    sizes = rule.sizes(shape)
-    if len(sizes) > 2:
-        return f"there is no fused kernel for {len(sizes)} factors"
-    if math.prod(shape) == 0:
-        return "it has no elements"
-    if (
-        max(math.prod(size + 64 for size in sizes), *((size + 64) ** 2 for size in dense_sizes(rule, sizes)), 0)
-        >= 2**31
-    ):
-        return "it has too many elements for 32-bit positions"
-    return ""
-
-
-def dense_sizes(rule: Kron, sizes: tuple[int, ...]) -> list[int]:
-    return [size for size, diagonal in zip(sizes, rule.diagonals(sizes), strict=True) if not diagonal]

@@ -1,0 +1,36 @@
+"""Which parameters Kron's kernels step; told without loading torch or Triton."""
+
+from __future__ import annotations
+
+import math
+
+from thalweg.arrays import Shape
+from thalweg.kernels.triton.served import DTYPES
+from thalweg.rules import Kron
+from thalweg.settings import Handling
+
+#: The dtypes of factors that kernels read and write.
+FACTORS = ("float32", "bfloat16")
+
+
+def reason_unserved(rule: Kron, handling: Handling, shape: Shape, p_dtype: str, q_dtype: str) -> str:
+    """Why these kernels cannot step a parameter, "" if they can. The dtypes are of parameter and factors, as stored."""
+    if rule.geometry == "eq":
+        return "there is no fused kernel for geometry='eq', which solves triangular systems"
+    if rule.damping_mode == "expected":
+        return "there is no fused kernel for damping_mode='expected'"
+    if handling.on_nonfinite == "raise":
+        return "there is no fused kernel of Kron for on_nonfinite='raise'"
+    if p_dtype not in DTYPES:
+        return f"there is no fused kernel for {p_dtype} on GPUs"
+    if q_dtype not in FACTORS:
+        return f"there is no fused kernel for factors stored in {q_dtype}"
+    sizes = rule.sizes(shape)
+    if len(sizes) > 2:
+        return f"there is no fused kernel for {len(sizes)} factors"
+    if math.prod(shape) == 0:
+        return "it has no elements"
+    dense = [size for size, diagonal in zip(sizes, rule.diagonals(sizes), strict=True) if not diagonal]
+    if max(math.prod(size + 64 for size in sizes), *((size + 64) ** 2 for size in dense), 0) >= 2**31:
+        return "it has too many elements for 32-bit positions"
+    return ""

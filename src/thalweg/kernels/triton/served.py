@@ -1,0 +1,48 @@
+"""Which parameters fused kernels for GPUs step; told without loading torch or Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from thalweg.arrays import Shape
+from thalweg.boundary import Kept
+from thalweg.kernels.shown import reason_unread
+from thalweg.kernels.triton import READS
+from thalweg.programs.served import reason_underived
+from thalweg.rules import Kron, Rule
+from thalweg.rules.entries import Count, Factor
+from thalweg.settings import Setting
+
+#: The dtypes of parameters and state that kernels read and write.
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def is_by_hand(rule: Rule) -> bool:
+    """Whether the kernels of a rule are written by hand; those of all others are made from the rule."""
+    return isinstance(rule, tuple(READS))
+
+
+def reason_against(setting: Setting, shape: Shape, dtype: str, state: Mapping[str, Kept]) -> str:
+    """Why fused kernels cannot step a parameter whose state has these shapes and dtypes, "" if they can."""
+    rule = setting.rule_at(1)
+    unserved = reason_unread(rule, READS) if is_by_hand(rule) else reason_underived(rule, shape)
+    if unserved:
+        return unserved
+    if dtype not in DTYPES:
+        return f"there is no fused kernel for {dtype} on GPUs"
+    entries = rule.entries(shape)
+    if any(kept not in DTYPES for key, (_, kept) in state.items() if not isinstance(entries.get(key), Count)):
+        return "there is no fused kernel for state of float64 on GPUs"
+    if isinstance(rule, Kron):
+        from thalweg.kernels.triton.kron_served import reason_unserved
+
+        (factors, *_) = (state[key][1] for key in rule.keys(shape, Factor))
+        return reason_unserved(rule, setting.handling, shape, dtype, factors)
+    return ""
+
+
+def reason_against_shards(rule: Rule) -> str:
+    """Why fused kernels cannot step shards, or whole parameters for their owners, "" if they can."""
+    if rule.stacked_axes and not rule.needs_whole:
+        return "parameters are sharded, and GPU kernels step shards only with stacked_axes=0"
+    return ""
