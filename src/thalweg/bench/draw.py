@@ -9,7 +9,7 @@ from thalweg.bench import words
 from thalweg.bench.record import Bench, Comparison, Row
 from thalweg.bench.rules import RULES
 from thalweg.show.extras import extra
-from thalweg.show.palette import COLOURS
+from thalweg.show.palette import colour_of
 from thalweg.show.pictures import INK, QUIET, entitle, figure, quieten, save
 from thalweg.show.units import human_bytes
 
@@ -76,7 +76,7 @@ def human_count(count: int) -> str:
 def colour(found: Comparison, row: Row) -> str:
     """Ours in the colour of the rule; torch's fused AdamW, the control, darker than other peers."""
     if row.entrant.package == "thalweg":
-        return COLOURS[RULES[found.rule].title]
+        return colour_of(RULES[found.rule].title)
     return CONTROL if (row.entrant.package, row.entrant.rule) == ("torch", "adamw") else PEER
 
 

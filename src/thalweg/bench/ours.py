@@ -14,6 +14,10 @@ from thalweg.bench.contestants import (
     optax_ready,
     torch_ready,
 )
+from thalweg.bench.rules import MATRIX
+from thalweg.rules import RULES
+from thalweg.rules.entries import Spread
+from thalweg.show import registered
 
 if TYPE_CHECKING:
     from thalweg.bench.workload import Workload
@@ -34,22 +38,16 @@ def ours(rule: str, kind: str, copies: int, options: dict[str, Any]) -> Iterable
     shown = f"{kind}(trust=False)" if options.get("trust") is False else kind
 
     def on_torch(workload: Workload, settings: Settings) -> Ready:
-        import thalweg.torch
-
-        make = getattr(thalweg.torch, kind)
+        make = registered.torch_optimizer(kind)
         return torch_ready(lambda params: make(params, engine=settings.engine, **options), workload, settings)
 
     def on_numpy(workload: Workload, settings: Settings) -> Ready:
-        import thalweg.numpy
-
-        make = getattr(thalweg.numpy, kind)
+        make = registered.numpy_optimizer(kind)
         return numpy_ready(make(engine=settings.engine, **options), workload, settings)
 
     def on_optax(workload: Workload, settings: Settings) -> Ready:
-        import thalweg.optax
-
         given = {"learning_rate" if name == "lr" else name: value for name, value in options.items()}
-        return optax_ready(getattr(thalweg.optax, kind.lower())(**given), workload, settings)
+        return optax_ready(registered.optax_function(kind)(**given), workload, settings)
 
     for front_end, make in (("torch", on_torch), ("numpy", on_numpy), ("optax", on_optax)):
         spelt = f"thalweg.{front_end} {shown.replace(kind, kind.lower()) if front_end == 'optax' else shown}"
@@ -60,9 +58,7 @@ def captured(rule: str, kind: str, copies: int, options: dict[str, Any]) -> Cont
     """One rule on a GPU, where a training may capture its steps in a CUDA graph."""
 
     def make(workload: Workload, settings: Settings) -> Ready:
-        import thalweg.torch
-
-        build = getattr(thalweg.torch, kind)
+        build = registered.torch_optimizer(kind)
         return captured_ready(
             lambda params: build(params, engine=settings.engine, capturable=True, **options), workload, settings
         )
@@ -101,3 +97,15 @@ OURS = [
     kron(max_size_dense=2048, precond_dtype="bfloat16"),
     kron(max_size_dense=2048, precond_update_probability=0.0),
 ]
+
+
+def every() -> list[Contestant]:
+    """All of ours: also rules that somebody has added, with their defaults."""
+    known = {contestant.rule for contestant in OURS}
+    added: list[Contestant] = []
+    for kind, made in RULES.items():
+        if (rule := kind.lower()) not in known:
+            given: dict[str, Any] = dict(lr=1e-3)
+            copies = 1 + len(made().keys(MATRIX, Spread))
+            added += [*ours(rule, kind, copies, given), captured(rule, kind, copies, given)]
+    return [*OURS, *added]

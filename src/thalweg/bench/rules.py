@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from thalweg.errors import RuleError
 from thalweg.plan.costs import bytes_moved
 from thalweg.plan.models import Model
-from thalweg.plan.optimizers import OPTIMIZERS, setting_of
+from thalweg.plan.optimizers import BASELINES, setting_of
 from thalweg.programs.budget import passes_of
+from thalweg.show.registered import ByRule
 
 
 @dataclass(frozen=True)
@@ -20,18 +24,26 @@ class Rule:
     @property
     def moves(self) -> bool:
         """Whether memory is what limits it; else arithmetic does."""
-        return not setting_of(self.title).rule.needs_whole
+        return bool(self.passes)
 
     @property
     def why(self) -> str:
         if not self.moves:
             return "matrix products take longer than memory does"
+        matrices, vectors = self.passes
+        return matrices if matrices == vectors else f"matrices: {matrices}; vectors: {vectors}"
+
+    @functools.cached_property
+    def passes(self) -> tuple[str, ...]:
+        """Of matrices and of vectors, in words; nothing where no machine can read the rule."""
         setting = setting_of(self.title)
-        found = [str(passes_of(setting, shape, "float32")) for shape in (MATRIX, VECTOR)]
-        return found[0] if found[0] == found[1] else f"matrices: {found[0]}; vectors: {found[1]}"
+        try:
+            return tuple(str(passes_of(setting, shape, "float32")) for shape in (MATRIX, VECTOR))
+        except RuleError:
+            return ()
 
 
-RULES = {title.lower(): Rule(title) for title in OPTIMIZERS}
+RULES: Mapping[str, Rule] = ByRule({title.lower(): Rule(title) for title in BASELINES}, Rule, str.lower)
 #: Shapes that rules may treat differently.
 MATRIX, VECTOR = (1024, 1024), (1024,)
 #: What is compared where nothing else is said.

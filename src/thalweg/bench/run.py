@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from thalweg.bench.contestants import Contestant, Settings
 from thalweg.bench.devices import Device, device_called
-from thalweg.bench.ours import FRONT_ENDS, OURS
+from thalweg.bench.ours import FRONT_ENDS, every
 from thalweg.bench.peers import PACKAGES, PEERS, how_to_install, installed
 from thalweg.bench.quiet import WAIT
 from thalweg.bench.record import Bench, Comparison
@@ -141,7 +141,7 @@ def contestants(device: Device, against: Sequence[str] | None, front_ends: Seque
     peers = [package for package in (PACKAGES if against is None else against) if installed(package)]
     # in the order of the front ends as they were asked for: the first is the reference
     everyone = [
-        *(c for front_end in own for c in OURS if c.front_end == front_end),
+        *(c for front_end in own for c in every() if c.front_end == front_end),
         *(c for c in PEERS if c.package in peers and installed(c.front_end)),
     ]
     return [c for c in everyone if c.device in ("", device.name)]

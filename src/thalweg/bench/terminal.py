@@ -10,7 +10,7 @@ from thalweg.bench.record import Bench, Comparison
 from thalweg.bench.rounds import Progress
 from thalweg.bench.rules import RULES
 from thalweg.show.extras import extra
-from thalweg.show.palette import COLOURS
+from thalweg.show.palette import colour_of
 
 with extra("cli"):
     from rich import box
@@ -99,7 +99,7 @@ def results_table(found: Comparison, width: int) -> Table:
     for title, room in kept.items():
         table.add_column(title, justify="left" if title in titles[:2] else "right", width=room)
     for row, cells in zip(found.rows, rows, strict=True):
-        style = f"bold {COLOURS[RULES[found.rule].title]}" if row.entrant.package == "thalweg" else ""
+        style = f"bold {colour_of(RULES[found.rule].title)}" if row.entrant.package == "thalweg" else ""
         table.add_row(
             *(Text(cell, no_wrap=True) for t, cell in zip(titles, cells, strict=True) if t in kept), style=style
         )

@@ -6,8 +6,10 @@ its leaf is None.
 
 from __future__ import annotations
 
+import functools
+from collections import namedtuple
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 
@@ -64,7 +66,18 @@ class KronState(NamedTuple):
     skipped: Any = None
 
 
-STATES: dict[str, type[Any]] = {name: globals()[f"{name.capitalize()}State"] for name in RULES}
+STATES: dict[str, type[Any]] = {
+    name: globals()[f"{name.capitalize()}State"] for name in RULES if f"{name.capitalize()}State" in globals()
+}
+
+
+@functools.cache
+def made_kind(rule_name: str, keys: tuple[str, ...]) -> type[Any]:
+    """The class of states of a rule that has none here, with a field for every entry that it keeps."""
+    made: Any = namedtuple(f"{rule_name}State", ["count", *keys, "skipped"], defaults=[None])  # type: ignore[misc]
+    return cast(type[Any], made)
+
+
 #: Fields that are one number for all parameters.
 COUNTS = ("count", "skipped")
 #: Fields with several arrays for each parameter.

@@ -19,7 +19,7 @@ from thalweg.boundary import arithmetic
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
 from thalweg.optax.batches import Job, Leaf, Moment, first_entries, stepped
 from thalweg.optax.shards import check_whole, layout_of
-from thalweg.optax.states import STATES, Entries, packed, unpacked
+from thalweg.optax.states import STATES, Entries, made_kind, packed, unpacked
 from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parameters
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
 from thalweg.rules import RULES
@@ -143,9 +143,11 @@ class Transformation:
     #: Settings by what was decided for a leaf, so that leaves of equal settings are known to be so.
     known: dict[Any, Setting] = field(default_factory=dict)
 
-    @property
-    def kind(self) -> type[Any]:
-        return STATES[self.settings.rule_name]
+    def kind(self, leaves: Sequence[Leaf]) -> type[Any]:
+        """The class of states for these parameters."""
+        name = self.settings.rule_name
+        keys = (key for leaf in leaves for key in leaf.setting.rule.entries(leaf.space.shape(leaf.p)))
+        return STATES.get(name) or made_kind(name, tuple(dict.fromkeys(keys)))
 
     @property
     def guarded(self) -> bool:
@@ -157,14 +159,15 @@ class Transformation:
         states = [first_entries(leaf) for leaf in leaves]
         # beside the parameters from the start: a count that moves there with the first step is compiled for twice
         zero = partial(jnp.zeros, [], jnp.int32, device=replicated_with(found.leaves[0]) if found.leaves else None)
-        return packed(self.kind, found.treedef, states, count=zero(), skipped=zero() if self.guarded else None)
+        return packed(self.kind(leaves), found.treedef, states, count=zero(), skipped=zero() if self.guarded else None)
 
     def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, Any]:
         if params is None:
             raise ParameterError("update() needs the parameters: update(gradients, state, params)")
         found = parameters(params)
-        grads, states = gradients(updates, found), unpacked(self.kind, state, found.treedef)
-        leaves = self.leaves(params, found)
+        grads, leaves = gradients(updates, found), self.leaves(params, found)
+        kind = self.kind(leaves)
+        states = unpacked(kind, state, found.treedef)
         self.check_state(leaves, states, state.skipped)
         jobs = [
             Job(leaf.names, leaf.p, leaf.setting, leaf.layout, g, entries)
@@ -181,7 +184,7 @@ class Transformation:
             news = [{k: jnp.where(fine, new[k], old[k]) for k in new} for new, old in zip(news, states, strict=True)]
             count = jnp.where(fine, count, state.count)
             skipped = jnp.where(fine, skipped, optax.safe_increment(skipped))
-        result = packed(self.kind, found.treedef, news, count=count, skipped=skipped)
+        result = packed(kind, found.treedef, news, count=count, skipped=skipped)
         return found.treedef.unflatten(deltas), result
 
     def check_state(self, leaves: Sequence[Leaf], states: Sequence[Entries], skipped: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from thalweg.plan.planning import Plan
 from thalweg.plan.terminal import human_count
 from thalweg.show.extras import extra
-from thalweg.show.palette import COLOURS
+from thalweg.show.palette import colour_of
 from thalweg.show.pictures import FAINT, INK, QUIET, entitle, figure, quieten, save
 from thalweg.show.units import human_bytes
 
@@ -36,7 +36,7 @@ def draw_bars(axes: Axes, found: Plan) -> None:
     quieten(axes)
     axes.grid(False, axis="y")
     for place, cost in enumerate(found.costs):
-        share, colour = cost.share, COLOURS[cost.optimizer]
+        share, colour = cost.share, colour_of(cost.optimizer)
         start = 0
         for size, face, hatch in (
             (share.frozen_bytes, FROZEN, None),
@@ -64,7 +64,7 @@ def draw_bars(axes: Axes, found: Plan) -> None:
         )
     axes.set_yticks(range(len(found.costs)), [cost.optimizer for cost in found.costs])
     for label, cost in zip(axes.get_yticklabels(), found.costs, strict=True):
-        label.set(color=COLOURS[cost.optimizer], fontweight="bold", fontsize=10.5)
+        label.set(color=colour_of(cost.optimizer), fontweight="bold", fontsize=10.5)
     axes.set_ylim(len(found.costs) - 0.5, -0.5)
     longest = max(cost.share.total_bytes for cost in found.costs)
     axes.set_xlim(0, 1.14 * max(longest, found.memory or 0))

@@ -12,6 +12,7 @@ from thalweg.rules import RULES
 from thalweg.settings import Setting, Settings, check_known, option_names
 from thalweg.show.dtypes import spelt_dtype
 from thalweg.show.lists import suggestion
+from thalweg.show.registered import ByRule
 
 #: Baselines are rules of ours with their trust ratio off.
 BASELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -19,7 +20,7 @@ BASELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "AdamW": ("LAMB", {"trust": False}),
 }
 #: Every optimizer: the rule it follows, and the options that make it what it is.
-OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {**BASELINES, **{name: (name, {}) for name in RULES}}
+OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, Any]]] = ByRule(BASELINES, lambda rule: (rule, {}))
 #: Learning rates that the front ends take by themselves. Nothing that is planned depends on them but warnings.
 DEFAULT_LR: Mapping[str, float | None] = {"LAMB": 1e-3, "AdamW": 1e-3, "Adafactor": None}
 #: How people call it.

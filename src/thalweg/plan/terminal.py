@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from thalweg.plan.models import Tensor
 from thalweg.plan.planning import BANDWIDTHS, Cost, Plan
 from thalweg.show.extras import extra
-from thalweg.show.palette import COLOURS
+from thalweg.show.palette import colour_of
 from thalweg.show.units import human_bytes, human_seconds
 
 with extra("cli"):
@@ -51,7 +51,7 @@ def table_of(found: Plan) -> Table:
     """A row for each optimizer, without columns that would be empty."""
     several = any(cost.refreshes for cost in found.costs)
     columns: dict[str, Callable[[Cost], str | Text]] = {
-        "optimizer": lambda cost: Text(cost.optimizer, style=COLOURS[cost.optimizer]),
+        "optimizer": lambda cost: Text(cost.optimizer, style=colour_of(cost.optimizer)),
         "state": lambda cost: human_bytes(cost.share.state_bytes),
         "peak": peak,
         "all together": total,

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-import thalweg.numpy
 from thalweg.errors import CommandError, OptimError
 from thalweg.race.adapters import Stepper, stepper
 from thalweg.race.contestants import Contestant
 from thalweg.race.rivals import Rival
 from thalweg.race.task import Array, Conditions, Measure, Schedule, Task, Training, measured
+from thalweg.show.registered import numpy_optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class ArrayTask(Task):
     ) -> Stepper:
         if isinstance(contestant, Rival):
             return stepper(contestant, params, schedule, self.name)
-        kind = getattr(thalweg.numpy, contestant.rule)
+        kind = numpy_optimizer(contestant.rule)
         try:
             made: Stepper = kind(lr=schedule, engine=conditions.engine, **contestant.options)
         except OptimError as error:

@@ -12,6 +12,7 @@ from thalweg.race.adapters import blamed, leaves, scheduled, torch_optimizer
 from thalweg.race.contestants import Contestant
 from thalweg.race.rivals import Rival
 from thalweg.race.task import Array, Conditions, Measure, Schedule, Task, Training, measured
+from thalweg.show import registered
 from thalweg.show.extras import extra
 
 if TYPE_CHECKING:
@@ -46,8 +47,6 @@ class ModelTask(Task):
         return ModelTraining(self, model, contestant, optimizer, schedule, conditions)
 
     def optimizer(self, contestant: Contestant, model: Any, lr: float, conditions: Conditions) -> Any:
-        import thalweg.torch
-
         if isinstance(contestant, Rival):
             if contestant.kind != "torch":
                 raise CommandError(
@@ -55,7 +54,7 @@ class ModelTask(Task):
                     "only on tasks in numpy: digits, valley, or an ArrayTask of your own"
                 )
             return torch_optimizer(contestant, list(model.parameters()), lr, self.name)
-        kind = getattr(thalweg.torch, contestant.rule)
+        kind = registered.torch_optimizer(contestant.rule)
         try:
             return kind(model.named_parameters(), lr=lr, engine=conditions.engine, **contestant.options)
         except ValueError as error:  # ours, and that of torch for a model without parameters

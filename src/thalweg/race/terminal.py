@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from thalweg.race.contestants import CONTESTANTS
 from thalweg.race.run import Progress, Run, measuring_times
 from thalweg.race.summary import Summary, in_percent
 from thalweg.show.extras import extra
-from thalweg.show.palette import COLOURS, colour_of
+from thalweg.show.palette import colour_of
 from thalweg.show.units import human_bytes, human_seconds
 
 with extra("cli"):
@@ -43,7 +44,7 @@ def progress_bars(
     with Bars(*columns, console=console) as bars:
         tasks = {}
         names = list(dict.fromkeys(run.contestant for run in wanted))
-        width, rivals = max(9, *map(len, names)), [name for name in names if name not in COLOURS]
+        width, rivals = max(9, *map(len, names)), [name for name in names if name not in CONTESTANTS]
         for name in names:
             total, left = length(wanted, name), length(waiting, name)
             # AdamW's own colour is too dark for dark terminals

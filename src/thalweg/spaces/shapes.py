@@ -84,7 +84,8 @@ def where(condition: Truth, x: Value, y: Value) -> Value:
     if isinstance(condition, bool):
         return x if condition else y
     kinds = [value.dtype for value in (x, y) if isinstance(value, ShapeOnly)]
-    return applied(condition, x, y, dtype=kinds[0] if kinds else "float32")
+    of_numbers = "float64" if condition.ledger.library == "numpy" else "float32"
+    return applied(condition, x, y, dtype=kinds[0] if kinds else of_numbers)
 
 
 def sums(*terms: Term) -> tuple[Scalar, ...]:
