@@ -94,6 +94,7 @@ def test_what_numpy_writes_over_its_operands_is_not_counted_twice() -> None:
         lambda x, y: (x + y) + y,
         lambda x, y: y * (x * 2),
         lambda x, y: (x + y) - y,
+        lambda x, y: -(x + y),
         lambda x, y: (x * 2) / y,
     ]
     fresh = [lambda x, y: y - (x + y), lambda x, y: (x + y) * 2, lambda x, y: 2 * (x + y), lambda x, y: 1 - (x + y)]

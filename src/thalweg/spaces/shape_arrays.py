@@ -6,7 +6,9 @@ Arrays come and go as Python's references to them do, just as those of numpy and
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Literal, TypeAlias
 
 from thalweg.arrays import Shape
@@ -16,8 +18,8 @@ Library: TypeAlias = Literal["numpy", "torch"]
 BYTES = {"bool": 1, "int32": 4, "int64": 8, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 #: Of two dtypes in one operation, the later one is the result's.
 ORDER = tuple(BYTES)
-#: From so many bytes on numpy writes the sum of two arrays over one that is let go.
-REUSED_FROM = 256 * 2**10
+#: From so many bytes on numpy writes the sum of two arrays over one that is let go; on Windows it never does.
+REUSED_FROM = sys.maxsize if sys.platform == "win32" else 256 * 2**10
 
 
 class Ledger:
@@ -34,8 +36,10 @@ class Ledger:
         self.live = self.start = 0
         #: Bytes that were alive after each allocation.
         self.moments: list[int] = []
-        #: Memory that numpy may write the latest result over: if it is the next to be let go, it had no name.
+        #: Memory that numpy may write the latest result over, if the operation itself lets go of it: then nothing else
+        #: has a name for it. And which operation that is.
         self.reusable: tuple[int, ...] = ()
+        self.operation: tuple[int, int] = (0, 0)
         #: Floating point operations of matrix products, and bytes of their operands and results.
         self.flops = self.product_bytes = 0
 
@@ -65,15 +69,21 @@ class Memory:
 
     def __del__(self) -> None:
         self.ledger.live -= self.size
-        if id(self) in self.ledger.reusable:
+        if id(self) in self.ledger.reusable and running(sys._getframe(1)) == self.ledger.operation:
             self.ledger.moments[-1] -= self.size
-        self.ledger.reusable = ()
+            self.ledger.reusable = ()
 
 
-def _operator(*, dtype: str | None = None, over: str = "") -> Callable[[ShapeOnly, Any], Any]:
+def running(frame: FrameType) -> tuple[int, int]:
+    """Which operation of a function is being run."""
+    return id(frame), frame.f_lasti
+
+
+def _operator(*, dtype: str | None = None, over: str = "") -> Callable[..., Any]:
     """An operator; ``over``: which operands numpy may write the result over."""
 
-    def method(x: ShapeOnly, y: Any) -> Any:
+    def method(x: ShapeOnly, *other: Any) -> Any:
+        (y,) = other or (x,)
         if not isinstance(y, (ShapeOnly, int, float)):
             return NotImplemented
         result = applied(x, y, dtype=dtype)
@@ -82,6 +92,7 @@ def _operator(*, dtype: str | None = None, over: str = "") -> Callable[[ShapeOnl
         if (x.shape, x.dtype) == (y.shape, y.dtype):
             owned = [operand for operand, side in ((x, "left"), (y, "right")) if side in over and not operand.is_view]
             x.ledger.reusable = tuple(id(operand.memory) for operand in owned)
+            x.ledger.operation = running(sys._getframe(1))
         return result
 
     return method
@@ -123,11 +134,8 @@ class ShapeOnly:
     def __bool__(self) -> bool:
         raise TypeError("an array without numbers has no truth value")
 
-    def __neg__(self) -> Any:
-        return _operator(over="left")(self, self)
-
     __add__ = __mul__ = __and__ = __xor__ = _operator(over="left right")
-    __sub__ = __truediv__ = _operator(over="left")
+    __sub__ = __truediv__ = __neg__ = _operator(over="left")
     __radd__ = __rmul__ = __rand__ = __rxor__ = __rsub__ = __rtruediv__ = __pow__ = __rshift__ = _operator()
     __gt__ = __ge__ = __lt__ = __le__ = _operator(dtype="bool")
     __eq__ = __ne__ = _operator(dtype="bool")
