@@ -80,6 +80,8 @@ def test_a_result_stays_until_the_next_is_there() -> None:
     assert in_turn(steps, together=True) == 5 + 6
     assert in_turn([*steps, Lifetimes((9,), 1, 0)], together=True) == 5 + 2 + 2 + 9
     assert in_turn([]) == 0
+    stack = Lifetimes((7, 5), 2, 3, inputs=1)
+    assert in_turn([stack, *steps], committed=True) == 2 + 3 + 7
 
 
 def test_a_stack_is_copied() -> None:

@@ -113,8 +113,8 @@ def listed(several: Iterable[Lifetimes]) -> Lifetimes:
 def in_turn(steps: Iterable[Lifetimes], *, committed: bool = False, together: bool = False) -> int:
     """Bytes at the peak of steps one after the other: while one is computed, the result before it is still there.
 
-    committed: its state has taken the place of the old one by then. together: nothing is written before all are
-    computed.
+    committed: its state has taken the place of the old one by then, but for that of a stack, which is copied.
+    together: nothing is written before all are computed.
     """
     peak = before = 0
     for each in steps:
@@ -122,7 +122,7 @@ def in_turn(steps: Iterable[Lifetimes], *, committed: bool = False, together: bo
         if together:
             before += each.result
         else:
-            before = each.parameter if committed else each.result
+            before = each.parameter if committed and not each.inputs else each.result
     return peak
 
 
