@@ -89,18 +89,20 @@ def where(condition: Truth, x: Value, y: Value) -> Value:
 
 
 def sums(*terms: Term) -> tuple[Scalar, ...]:
-    return tuple(total(term) for term in terms)
+    return tuple(astype(total(term), term[0].dtype) for term in terms)
 
 
 def means(*terms: Term) -> tuple[Scalar, ...]:
-    return tuple(total(term) / count(term[0].shape, term[1]) for term in terms)
+    return tuple(astype(total(term) / count(term[0].shape, term[1]), term[0].dtype) for term in terms)
 
 
 def total(term: Term) -> Any:
-    """numpy stores squares before it sums them; torch has norms."""
+    """numpy stores squares before it sums them, in float64; torch has norms."""
     x, axes = term
-    values = x * x if isinstance(term, Squares) and (x.ledger.library == "numpy" or axes == ()) else x
-    return values.new(() if axes is None else reduced_shape(x.shape, axes))
+    by_numpy = x.ledger.library == "numpy"
+    values = x * x if isinstance(term, Squares) and (by_numpy or axes == ()) else x
+    shape = () if axes is None else reduced_shape(x.shape, axes)
+    return values.new(shape, "float64" if by_numpy and axes else None)
 
 
 def amax(x: ShapeOnly, axes: Axes) -> Scalar:
