@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.arrays import Axes, Scalar, Term, reduced_shape
 from thalweg.boundary import arithmetic
-from thalweg.kernels.triton.served import is_by_hand
 from thalweg.plan import gpus
 from thalweg.plan.items import Entry, Item, state_entries
 from thalweg.plan.models import Tensor
