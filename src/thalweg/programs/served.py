@@ -32,6 +32,9 @@ def reason_against_example(rule: Rule, shape: Shape) -> str:
         return str(error)
     own = frozenset(range(rule.stacked_axes))
     for value in program.graph.values:
-        if value.is_reduction and (value.op not in ("sum", "sum_squares") or value.extent != own):
-            return f"{name} needs {value.op} over axes {value.axes}, and kernels are made for sums over whole tensors"
+        if value.is_reduction and (value.op == "amax" or value.extent != own):
+            return (
+                f"{name} needs {value.op} over axes {value.axes}, and kernels are made for sums and means over whole "
+                "tensors"
+            )
     return ""

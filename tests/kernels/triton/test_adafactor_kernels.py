@@ -16,10 +16,10 @@ from tolerances import FUSED
 
 from thalweg.boundary import advance, first_state
 from thalweg.kernels.triton import adafactor_tiles as tiles
-from thalweg.kernels.triton.adafactor import passes_for
 from thalweg.kernels.triton.adafactor_factored import FactoredPasses
 from thalweg.kernels.triton.adafactor_sums import copies_of, lengths_of
 from thalweg.kernels.triton.adafactor_tiles import Limits, cut_to_measure, matrices_of
+from thalweg.kernels.triton.derived import DerivedPasses
 from thalweg.kernels.triton.passes import Step, Sum
 from thalweg.kernels.triton.tables import Operand
 from thalweg.rules import Adafactor
@@ -63,8 +63,14 @@ class Model:
         self.states = self.states or [first_state(xp, self.rule, self.handling, p) for p in self.params]
         self.counts = [torch.zeros((), device=DEVICE) for _ in self.params]
 
+    def made(self, grads: Tensors) -> Any:
+        if "variance" in self.states[0]:
+            keys = list(self.states[0])
+            return DerivedPasses(self.operands(), grads, self.rule, self.handling, keys, sharded=False)
+        return FactoredPasses(self.operands(), grads, self.rule, self.handling)
+
     def operands(self) -> list[Operand]:
-        keys = ("variance", "", "exp_avg") if "variance" in self.states[0] else ("row_var", "col_var", "exp_avg")
+        keys = tuple(self.states[0]) if "variance" in self.states[0] else ("row_var", "col_var", "exp_avg")
         return [
             Operand(str(i), p, tuple(state.get(key) for key in keys), count)
             for i, (p, state, count) in enumerate(zip(self.params, self.states, self.counts, strict=True))
@@ -72,7 +78,7 @@ class Model:
 
     def rounds(self, grads: Tensors, step: Step) -> Iterator[list[Sum]]:
         if self.passes is None:
-            self.passes = passes_for(self.operands(), grads, self.rule, self.handling)
+            self.passes = self.made(grads)
         self.passes.tables.follow(grads)
         yield from self.passes.measured(step)
         self.passes.write(step)

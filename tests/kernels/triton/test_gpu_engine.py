@@ -418,6 +418,20 @@ def test_parameters_exchanged_after_a_step_that_is_remembered(rule: str) -> None
     assert all(torch.equal(p, q) for (_, p), (_, q) in zip(new, alone, strict=True))
 
 
+@pytest.mark.parametrize("options", [FACTORED, dict(factored=False)], ids=["factored", "all squares"])
+def test_adafactor_whose_lr_is_taken_away(options: dict[str, Any]) -> None:
+    """Then the step size follows from the step: other formulas, for tensors that were stepped before."""
+    results = []
+    for engine in ("fused", "reference"):
+        named = parameters(shapes=FEW)
+        optimizer = make("Adafactor", named, engine, lr=0.3, **options)
+        for lr, step in zip((0.3, None, 0.2), gradients(3, shapes=FEW), strict=True):
+            optimizer.param_groups[0]["lr"] = lr
+            train(optimizer, named, [step])
+        results += [optimizer, named]
+    agree(*results)
+
+
 def test_a_schedule_scales_adafactor_without_lr() -> None:
     ours, theirs = (parameters(shapes=FEW) for _ in range(2))
     fused, reference = (

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import itertools
 import linecache
+import math
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -50,12 +51,20 @@ class Kernels:
 
 @functools.lru_cache(maxsize=256)
 def kernels_for(
-    rule: Rule, shape: Shape, dtypes: tuple[tuple[str, int, bool], ...], guarded: bool, complete: bool
+    rule: Rule,
+    shape: Shape,
+    dtypes: tuple[tuple[str, int, bool], ...],
+    guarded: bool,
+    complete: bool,
+    rated: bool = True,
 ) -> Kernels:
-    """dtypes: of p, g and each entry, how many bytes it has, and whether it is stored as it is computed."""
+    """dtypes: of p, g and each entry, how many bytes it has, and whether it is stored as it is computed.
+
+    rated: whether there is an lr; else the rule chooses its step size.
+    """
     size = {key: width for key, width, _ in dtypes}
     entries = [key for key in size if key not in (PARAMETER, GRADIENT)]
-    program = trace(rule, shape, dict.fromkeys(entries, shape))
+    program = trace(rule, shape, dict.fromkeys(entries, shape), lr=1.0 if rated else None)
     exact = [key for key, _, is_exact in dtypes if is_exact]
     found = schedule(program, size, exact=exact, guarded=guarded, complete=complete or guarded)
     emitted = emit(found, title_of(rule))
@@ -102,6 +111,12 @@ def loaded(emitted: Emitted, name: str) -> Kernels:
     return Kernels(emitted, passes, decisions)
 
 
+def elements_of(operand: Operand, stacked_axes: int) -> int:
+    """Of the whole tensor: a mean is that of all its parts. At least 1, so that a mean of nothing is 0."""
+    whole = operand.shape or tuple(operand.p.shape)
+    return max(1, math.prod(whole[stacked_axes:]))
+
+
 class DerivedPasses(Passes):
     """The passes of a rule whose sums all go over whole tensors, as its schedule has them."""
 
@@ -114,18 +129,23 @@ class DerivedPasses(Passes):
         keys: Sequence[str],
         *,
         sharded: bool,
+        rated: bool = True,
     ) -> None:
+        self.rated = rated
         self.keys = [key for key, entry in zip(keys, operands[0].entries, strict=False) if entry is not None]
         stored = [entry for entry in operands[0].entries if entry is not None]
         tensors = {PARAMETER: operands[0].p, GRADIENT: grads[0], **dict(zip(self.keys, stored, strict=True))}
         dtypes = tuple((key, x.element_size(), x.dtype == torch.float32) for key, x in tensors.items())
         self.stored = [DTYPES[entry.dtype] for entry in stored]
         shape = example_of(rule, operands[0].shape or tuple(operands[0].p.shape))
-        self.kernels = kernels_for(rule, shape, dtypes, handling.on_nonfinite != "propagate", sharded)
+        self.kernels = kernels_for(rule, shape, dtypes, handling.on_nonfinite != "propagate", sharded, rated)
         self.emitted = self.kernels.emitted
         self.SUMS, self.FIGURES = max(1, sum(self.emitted.sums)), tuple(map(str, range(self.emitted.figures)))  # type: ignore[misc]
         self.last = len(self.emitted.sums) - 1
         super().__init__(operands, grads, rule, handling)
+        counts = [elements_of(operand, rule.stacked_axes) for operand in operands]
+        by_row = [own for own, slices in zip(counts, self.tables.slices, strict=True) for _ in range(slices)]
+        self.counts = self.uploads.table(torch.tensor(by_row, dtype=torch.float32))
         ends = list(itertools.accumulate(self.emitted.sums, initial=0))
         #: Of each pass: where its chunks leave their sums, and the totals of tensors. Made once: views take time.
         self.places = [(self.partials[begin:end], self.totals[:, begin:end]) for begin, end in itertools.pairwise(ends)]
@@ -217,7 +237,16 @@ class DerivedPasses(Passes):
         self.compiled.run(
             self.kernels.decisions[number],
             (triton.cdiv(self.tables.count, DECIDED),),
-            (self.tables.rows, self.options, self.totals, self.figures, step.lr, step.lr_scale, self.tables.count),
+            (
+                self.tables.rows,
+                self.counts,
+                self.options,
+                self.totals,
+                self.figures,
+                step.lr,
+                step.lr_scale,
+                self.tables.count,
+            ),
             lambda: dict(LR_IS_TENSOR=isinstance(step.lr, Tensor), BLOCK=DECIDED),
             warps=4,
             key=(number, kind_of(step.lr)),

@@ -43,6 +43,8 @@ TEXTS = {
     "minimum": "smaller({0}, {1})",
     "where": "tl.where({0}, {1}, {2})",
 }
+#: Reductions that are divided by how many they combine, and those of squares.
+MEANS, SQUARED = ("mean", "mean_squares"), ("sum_squares", "mean_squares")
 #: Inputs that are one number for each tensor.
 SCALAR_INPUTS = {
     "t": "step_number(rows, row{0})",
@@ -83,7 +85,7 @@ def pass_{number}(
 DECIDE = """\
 @triton.jit
 def decide_{number}(
-    rows, numbers, totals, figures, lr, lr_scale, count, LR_IS_TENSOR: tl.constexpr, BLOCK: tl.constexpr
+    rows, counts, numbers, totals, figures, lr, lr_scale, count, LR_IS_TENSOR: tl.constexpr, BLOCK: tl.constexpr
 ):
     \"\"\"What holds for each tensor, from its sums.\"\"\"
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -189,7 +191,8 @@ class Decision(Lines):
             return SCALAR_INPUTS[value.name].format(", mask")
         if value.is_reduction:
             index, _ = self.emission.sums[value]
-            return f"tl.load(totals + {len(self.emission.sums)} * row + {index}, mask, other=0.0)"
+            total = f"tl.load(totals + {len(self.emission.sums)} * row + {index}, mask, other=0.0)"
+            return f"{total} / tl.load(counts + row, mask, other=1.0)" if value.op in MEANS else total
         return self.operation(value, sqrt="tl.sqrt_rn(nothing + {0})")
 
 
@@ -239,6 +242,7 @@ RESERVED = {
     "row",
     "gradients",
     "chunks",
+    "counts",
     "numbers",
     "figures",
     "partials",
@@ -302,7 +306,7 @@ def emit_pass(emission: Emission, number: int) -> str:
     offset = sum(len(earlier.sums) for earlier in found.passes[:number])
     for index, value in enumerate(each.sums, offset):
         x = lines.of(value.args[0])
-        summed = f"{x} * {x}" if value.op == "sum_squares" else x
+        summed = f"{x} * {x}" if value.op in SQUARED else x
         if not is_zero_where_nothing_is(value.args[0], emission.large):
             summed = f"kept({summed}, mask)"
         sums.append(f"tl.store(partials + {index} * chunk_count + chunk, tl.sum({summed}))")

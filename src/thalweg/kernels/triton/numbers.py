@@ -110,12 +110,12 @@ def power(x, y):
 @triton.jit
 def larger(x, y):
     """The larger of two, NaN if either is."""
-    return tl.where((x > y) | (x != x), x, y)
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def smaller(x, y):
-    return tl.where((x < y) | (x != x), x, y)
+    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

@@ -132,7 +132,8 @@ class Triton:
         """As it was at the last step, if nothing has moved but gradients."""
         names = tuple(bucket.names)
         known = self.known.get(names)
-        if known is not None and known.bucket.params is bucket.params and known.memory[0] is bucket.setting:
+        alike = known is not None and known.memory[0] is bucket.setting and known.memory[-1] == (bucket.lr is None)
+        if known is not None and alike and known.bucket.params is bucket.params:
             return known  # a step that was recalled: it has been looked at already
         memory = memory_of(bucket, grads)
         if known is not None and known.memory[1:] == memory[1:]:
@@ -193,4 +194,5 @@ def memory_of(bucket: Bucket, grads: Sequence[Tensor]) -> list[Any]:
         for p, s in zip(bucket.params, bucket.states, strict=True)
     ]
     parts = [(part.shape, part.offset) for part in bucket.parts]
-    return [bucket.setting, bucket.setting.rule, bucket.setting.handling, grads[0].dtype, parts, tensors]
+    handling, rule = bucket.setting.handling, bucket.setting.rule
+    return [bucket.setting, rule, handling, grads[0].dtype, parts, tensors, bucket.lr is None]

@@ -34,7 +34,7 @@ def operand_of(name: str, p: Tensor, state: Mapping[str, Tensor], keys: Sequence
 def passes_for(bucket: Bucket, grads: Sequence[Tensor]) -> Any:
     """The passes of a bucket's rule over its tensors."""
     rule: Any = bucket.setting.settled
-    by_hand = isinstance(rule, Adafactor)
+    by_hand = isinstance(rule, Adafactor) and rule.factored_axes(bucket.shape) is not None
     keys = entries_of("Adafactor", rule, bucket.shape) if by_hand else tuple(rule.entries(bucket.shape))
     parts: Sequence[Part | None] = bucket.parts or [None] * len(bucket.names)
     operands = [
@@ -45,10 +45,11 @@ def passes_for(bucket: Bucket, grads: Sequence[Tensor]) -> Any:
     if not by_hand:
         from thalweg.kernels.triton.derived import DerivedPasses
 
-        return DerivedPasses(operands, grads, rule, handling, keys, sharded=bool(bucket.parts))
-    from thalweg.kernels.triton.adafactor import passes_for
+        rated = bucket.lr is not None or not rule.lr_optional
+        return DerivedPasses(operands, grads, rule, handling, keys, sharded=bool(bucket.parts), rated=rated)
+    from thalweg.kernels.triton.adafactor_factored import FactoredPasses
 
-    return passes_for(operands, grads, rule, handling)
+    return FactoredPasses(operands, grads, rule, handling)
 
 
 def gradients_of(bucket: Bucket) -> Sequence[Tensor]:
