@@ -55,6 +55,11 @@ class Adafactor(rules.Adafactor):
     toy: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Kron(rules.Kron):
+    toy: float = 0.0
+
+
 @pytest.fixture
 def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule of the name LAMB with an option more, after front ends have made their classes of the one without."""
@@ -90,7 +95,8 @@ class TestAnOptionThatARuleAdds:
         from thalweg.settings import Setting
         from thalweg.torch.engines import triton as gpu
 
-        reason = gpu.reason_against(Setting(Adafactor(toy=toy), Handling()), torch.ones(3, 4), {})
-        assert reason == "there is no fused kernel of Adafactor with the option toy"
+        reason = gpu.reason_against(Setting(Kron(toy=toy), Handling()), torch.ones(3, 4), {})
+        assert reason == "there is no fused kernel of Kron with the option toy"
         # kernels that are made from a rule know every option of it
-        assert gpu.reason_against(Setting(LAMB(toy=toy), Handling()), torch.ones(3, 4), {}) == ""
+        for rule in (LAMB(toy=toy), Adafactor(toy=toy), Adafactor(toy=toy, min_dim_size_to_factor=2)):
+            assert gpu.reason_against(Setting(rule, Handling()), torch.ones(3, 4), {}) == ""

@@ -6,9 +6,9 @@ import functools
 
 from thalweg.arrays import Shape
 from thalweg.errors import RuleError
+from thalweg.programs.extents import is_spread, kinds_of, reason_unseen, spread_shapes
 from thalweg.programs.trace import example_of, trace
 from thalweg.rules import Rule
-from thalweg.rules.entries import Spread
 
 #: State entries that the tables of kernels have room for.
 ROOM = 3
@@ -24,17 +24,15 @@ def reason_against_example(rule: Rule, shape: Shape) -> str:
     name, entries = type(rule).__name__, rule.entries(shape)
     if len(entries) > ROOM:
         return f"{name} keeps {len(entries)} entries for a parameter, and fused kernels have room for {ROOM}"
-    if not all(isinstance(entry, Spread) and not entry.over for entry in entries.values()):
-        return f"{name} keeps entries of another size than the parameter, for which no kernels are made yet"
+    if not all(map(is_spread, entries.values())):
+        return f"{name} keeps entries of a shape of their own, for which no kernels are made"
     try:
-        program = trace(rule, shape, dict.fromkeys(entries, shape))
+        programs = [trace(rule, shape, spread_shapes(entries, shape), lr=lr) for lr in rates_of(rule)]
     except RuleError as error:
         return str(error)
-    own = frozenset(range(rule.stacked_axes))
-    for value in program.graph.values:
-        if value.is_reduction and (value.op == "amax" or value.extent != own):
-            return (
-                f"{name} needs {value.op} over axes {value.axes}, and kernels are made for sums and means over whole "
-                "tensors"
-            )
-    return ""
+    return next(filter(None, (reason_unseen(each, kinds_of(each, rule.stacked_axes)) for each in programs)), "")
+
+
+def rates_of(rule: Rule) -> tuple[float | None, ...]:
+    """An lr for each graph that a rule may have: without one, where it may choose its step size, and with one."""
+    return (1.0, None) if rule.lr_optional else (1.0,)

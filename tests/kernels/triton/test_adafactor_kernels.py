@@ -15,13 +15,12 @@ from on_device import DEVICE
 from tolerances import FUSED
 
 from thalweg.boundary import advance, first_state
-from thalweg.kernels.triton import adafactor_tiles as tiles
-from thalweg.kernels.triton.adafactor_factored import FactoredPasses
-from thalweg.kernels.triton.adafactor_sums import copies_of, lengths_of
-from thalweg.kernels.triton.adafactor_tiles import Limits, cut_to_measure, matrices_of
-from thalweg.kernels.triton.derived import DerivedPasses
+from thalweg.kernels.triton import tiles
+from thalweg.kernels.triton.derived_tiles import TilePasses, passes_for
 from thalweg.kernels.triton.passes import Step, Sum
+from thalweg.kernels.triton.statistics import copies_of, length_of
 from thalweg.kernels.triton.tables import Operand
+from thalweg.kernels.triton.tiles import Limits, cut_to_measure, matrices_of
 from thalweg.rules import Adafactor
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling
@@ -63,16 +62,12 @@ class Model:
         self.states = self.states or [first_state(xp, self.rule, self.handling, p) for p in self.params]
         self.counts = [torch.zeros((), device=DEVICE) for _ in self.params]
 
-    def made(self, grads: Tensors) -> Any:
-        if "variance" in self.states[0]:
-            keys = list(self.states[0])
-            return DerivedPasses(self.operands(), grads, self.rule, self.handling, keys, sharded=False)
-        return FactoredPasses(self.operands(), grads, self.rule, self.handling)
+    def made(self, grads: Tensors, *, sharded: bool = False) -> Any:
+        return passes_for(self.operands(), grads, self.rule, self.handling, tuple(self.states[0]), sharded=sharded)
 
     def operands(self) -> list[Operand]:
-        keys = tuple(self.states[0]) if "variance" in self.states[0] else ("row_var", "col_var", "exp_avg")
         return [
-            Operand(str(i), p, tuple(state.get(key) for key in keys), count)
+            Operand(str(i), p, tuple(state.values()), count)
             for i, (p, state, count) in enumerate(zip(self.params, self.states, self.counts, strict=True))
         ]
 
@@ -139,7 +134,7 @@ def test_however_tensors_are_cut(around: str) -> None:
         grads = [random(shape, seed) for shape in SHAPES[around]]
         model.step(grads)
         reference.step(grads)
-    assert isinstance(model.passes, FactoredPasses)
+    assert isinstance(model.passes, TilePasses)
     assert_equal(model, reference)
 
 
@@ -270,6 +265,9 @@ def complete(by_rank: Sequence[Sequence[Sum]], axis: int, ndim: int) -> None:
 class Part(Model):
     shape: tuple[int, ...] = ()
 
+    def made(self, grads: Tensors, *, sharded: bool = True) -> Any:
+        return super().made(grads, sharded=sharded)
+
     def operands(self) -> list[Operand]:
         return [operand._replace(shape=self.shape) for operand in super().operands()]
 
@@ -287,6 +285,9 @@ class Part(Model):
     ids=["124 M", "335 M", "1.2 G"],
 )
 def test_sums_take_less_than_a_two_hundredth(shapes: list[tuple[int, int]]) -> None:
+    model = Model([torch.empty(shape, device="meta") for shape in shapes[:1]])
+    statistics = model.made(model.params).emitted.statistics
     cuts = cut_to_measure([matrices_of(shape, 0, 1) for shape in shapes])
-    sums = sum(length * copies for own in cuts for length, copies in zip(lengths_of(own), copies_of(own), strict=True))
+    owners = [each for each in statistics if each.is_owner]
+    sums = sum(length_of(own, each) * copies_of(own, each) for own in cuts for each in owners)
     assert sums < sum(map(math.prod, shapes)) / 200

@@ -11,18 +11,13 @@ import warnings
 
 from thalweg.errors import FallbackWarning
 from thalweg.kernels.shown import Reads
-from thalweg.rules import Adafactor, Kron
+from thalweg.rules import Kron
 
 #: Devices whose tensors are stepped here. (Triton's interpreter takes those of the CPU: so tests need no GPU.)
 DEVICES = {"cuda"}
 #: The options that kernels written by hand read, by themselves or through the rule's own methods. Those of all other
 #: rules are made from the rule, and read what it reads.
 READS: Reads = {
-    Adafactor: (
-        "beta2_decay eps clip_threshold weight_decay relative_step warmup_init scale_parameter momentum momentum_mode "
-        "weight_decay_mode decay_offset beta2_cap eps_mode factored min_dim_size_to_factor factor_dims only_2d "
-        "stacked_axes"
-    ),
     Kron: (
         "precond_lr momentum momentum_mode weight_decay weight_decay_mode eps clip clip_mode geometry stacked_axes "
         "whiten precond_update_probability max_size_dense max_skew merge init_scale damping relative_damping "

@@ -21,13 +21,16 @@ from torch import Tensor
 from thalweg.arrays import Shape, is_number
 from thalweg.kernels.triton import numbers as of_numbers
 from thalweg.kernels.triton import passes as of_passes
+from thalweg.kernels.triton import statistics as of_statistics
 from thalweg.kernels.triton import tables as of_tables
+from thalweg.kernels.triton import tiles as of_tiles
 from thalweg.kernels.triton.emit import Emitted, emit, values_of
 from thalweg.kernels.triton.launching import kind_of
 from thalweg.kernels.triton.passes import DECIDED, DTYPES, MEASURE, NARROW, REHEARSE, WARPS, WRITE, Passes, Step, Sum
 from thalweg.kernels.triton.tables import Operand, add_up
+from thalweg.programs.extents import spread_shapes
 from thalweg.programs.schedule import schedule
-from thalweg.programs.trace import GRADIENT, PARAMETER, example_of, trace
+from thalweg.programs.trace import GRADIENT, PARAMETER, Program, example_of, trace
 from thalweg.rules import Rule
 from thalweg.settings import Handling
 
@@ -63,12 +66,20 @@ def kernels_for(
     rated: whether there is an lr; else the rule chooses its step size.
     """
     size = {key: width for key, width, _ in dtypes}
-    entries = [key for key in size if key not in (PARAMETER, GRADIENT)]
-    program = trace(rule, shape, dict.fromkeys(entries, shape), lr=1.0 if rated else None)
+    program = traced(rule, shape, rated)
     exact = [key for key, _, is_exact in dtypes if is_exact]
     found = schedule(program, size, exact=exact, guarded=guarded, complete=complete or guarded)
     emitted = emit(found, title_of(rule))
-    return loaded(emitted, type(rule).__name__)
+    own = loaded(emitted.source, type(rule).__name__)
+    passes, decisions = (
+        [kernel for name, kernel in own.items() if name.startswith(kind)] for kind in ("pass_", "decide_")
+    )
+    return Kernels(emitted, passes, decisions)
+
+
+@functools.lru_cache(maxsize=256)
+def traced(rule: Rule, shape: Shape, rated: bool) -> Program:
+    return trace(rule, shape, spread_shapes(rule.entries(shape), shape), lr=1.0 if rated else None)
 
 
 def title_of(rule: Rule) -> str:
@@ -86,38 +97,86 @@ def home() -> dict[str, Any]:
     """What emitted source may use."""
     named = {
         name: value
-        for module in (of_numbers, of_passes, of_tables)
+        for module in (of_numbers, of_passes, of_tables, of_tiles, of_statistics)
         for name, value in vars(module).items()
         if isinstance(value, (triton.runtime.JITFunction, tl.constexpr)) or type(value).__module__.startswith("triton.")
     }
     return {**named, "kept": kept, "triton": triton, "tl": tl}
 
 
-def loaded(emitted: Emitted, name: str) -> Kernels:
+def loaded(source: str, name: str) -> dict[str, Any]:
     """Run emitted source as a module. Triton reads a kernel's source anew, so it has to be found by name."""
-    digest = hashlib.sha256(emitted.source.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     name = f"thalweg.kernels.triton.derived_{name.lower()}_{digest}"
     if name not in sys.modules:
         module = types.ModuleType(name)
         module.__file__ = f"<{name}>"
-        linecache.cache[module.__file__] = (len(emitted.source), None, emitted.source.splitlines(True), module.__file__)
+        linecache.cache[module.__file__] = (len(source), None, source.splitlines(True), module.__file__)
         vars(module).update(home())
-        exec(compile(emitted.source, module.__file__, "exec"), vars(module))
+        exec(compile(source, module.__file__, "exec"), vars(module))
         sys.modules[name] = module
-    own = vars(sys.modules[name])
-    passes, decisions = (
-        [kernel for name, kernel in own.items() if name.startswith(kind)] for kind in ("pass_", "decide_")
-    )
-    return Kernels(emitted, passes, decisions)
+    return vars(sys.modules[name])
+
+
+def whole_of(operand: Operand) -> Shape:
+    """The shape of the whole parameter, of which this may be a part."""
+    return operand.shape or tuple(operand.p.shape)
 
 
 def elements_of(operand: Operand, stacked_axes: int) -> int:
     """Of the whole tensor: a mean is that of all its parts. At least 1, so that a mean of nothing is 0."""
-    whole = operand.shape or tuple(operand.p.shape)
-    return max(1, math.prod(whole[stacked_axes:]))
+    return max(1, math.prod(whole_of(operand)[stacked_axes:]))
 
 
-class DerivedPasses(Passes):
+def dtypes_of(operand: Operand, g: Tensor, keys: Sequence[str]) -> tuple[tuple[tuple[str, int, bool], ...], list[Any]]:
+    """Of p, g and each entry how many bytes it has, and whether it is stored as it is computed; and entries' dtypes."""
+    entries = {key: entry for key, entry in zip(keys, operand.entries, strict=True) if entry is not None}
+    tensors = {PARAMETER: operand.p, GRADIENT: g, **entries}
+    dtypes = tuple((key, x.element_size(), x.dtype == torch.float32) for key, x in tensors.items())
+    return dtypes, [DTYPES[entry.dtype] for entry in entries.values()]
+
+
+class MadePasses(Passes):
+    """Passes that are made from a rule."""
+
+    emitted: Any
+    #: How each entry of the state is stored.
+    stored: Sequence[Any]
+
+    def numbers(self) -> tuple[float, ...]:
+        options: dict[str, Any] = {}
+        for f in fields(self.rule):
+            value = getattr(self.rule, f.name)
+            pairs = enumerate(value) if isinstance(value, tuple) else ()
+            options.update({f.name: value, **{f"{f.name}[{i}]": each for i, each in pairs}})
+        return tuple(values_of(self.emitted.numbers, options))
+
+    def flags_of(self, step: Step, stage: int) -> dict[str, Any]:
+        """What a pass is compiled for, beside where it goes."""
+        return dict(
+            STAGE=stage,
+            SCALED=step.grad_scale is not None,
+            ALLOWED=step.allowed is not None,
+            GUARDED=self.guarded,
+            STOCHASTIC=self.handling.rounding == "stochastic" and self.p_dtype in NARROW,
+            SPREAD=self.spread,
+            LR_IS_TENSOR=isinstance(step.lr, Tensor),
+            P_DTYPE=DTYPES[self.p_dtype],
+            G_DTYPE=DTYPES[self.g_dtype],
+            **self.dtypes(),
+        )
+
+    def dtypes(self) -> dict[str, Any]:
+        return {f"S{i}_DTYPE": dtype for i, dtype in enumerate(self.stored)}
+
+    def stats(self) -> dict[str, Tensor]:
+        return {
+            name: self.figures[value] if isinstance(value, int) else torch.full_like(self.figures[0], value)
+            for name, value in self.emitted.stats.items()
+        }
+
+
+class DerivedPasses(MadePasses):
     """The passes of a rule whose sums all go over whole tensors, as its schedule has them."""
 
     def __init__(
@@ -131,13 +190,8 @@ class DerivedPasses(Passes):
         sharded: bool,
         rated: bool = True,
     ) -> None:
-        self.rated = rated
-        self.keys = [key for key, entry in zip(keys, operands[0].entries, strict=False) if entry is not None]
-        stored = [entry for entry in operands[0].entries if entry is not None]
-        tensors = {PARAMETER: operands[0].p, GRADIENT: grads[0], **dict(zip(self.keys, stored, strict=True))}
-        dtypes = tuple((key, x.element_size(), x.dtype == torch.float32) for key, x in tensors.items())
-        self.stored = [DTYPES[entry.dtype] for entry in stored]
-        shape = example_of(rule, operands[0].shape or tuple(operands[0].p.shape))
+        dtypes, self.stored = dtypes_of(operands[0], grads[0], keys)
+        shape = example_of(rule, whole_of(operands[0]))
         self.kernels = kernels_for(rule, shape, dtypes, handling.on_nonfinite != "propagate", sharded, rated)
         self.emitted = self.kernels.emitted
         self.SUMS, self.FIGURES = max(1, sum(self.emitted.sums)), tuple(map(str, range(self.emitted.figures)))  # type: ignore[misc]
@@ -150,14 +204,6 @@ class DerivedPasses(Passes):
         #: Of each pass: where its chunks leave their sums, and the totals of tensors. Made once: views take time.
         self.places = [(self.partials[begin:end], self.totals[:, begin:end]) for begin, end in itertools.pairwise(ends)]
         self.sums = [[Sum(totals, None)] for _, totals in self.places]
-
-    def numbers(self) -> tuple[float, ...]:
-        options: dict[str, Any] = {}
-        for f in fields(self.rule):
-            value = getattr(self.rule, f.name)
-            pairs = enumerate(value) if isinstance(value, tuple) else ()
-            options.update({f.name: value, **{f"{f.name}[{i}]": each for i, each in pairs}})
-        return tuple(values_of(self.emitted.numbers, options))
 
     # ---- one step
 
@@ -214,21 +260,7 @@ class DerivedPasses(Passes):
                 tables.count,
                 tables.chunk_count,
             ),
-            lambda: dict(
-                STAGE=stage,
-                BACKWARDS=turns % 2 == 1,
-                SCALED=step.grad_scale is not None,
-                ALLOWED=step.allowed is not None,
-                GUARDED=self.guarded,
-                STOCHASTIC=self.handling.rounding == "stochastic" and self.p_dtype in NARROW,
-                SPREAD=self.spread,
-                ALIGNED=aligned,
-                LR_IS_TENSOR=isinstance(step.lr, Tensor),
-                P_DTYPE=DTYPES[self.p_dtype],
-                G_DTYPE=DTYPES[self.g_dtype],
-                **{f"S{i}_DTYPE": dtype for i, dtype in enumerate(self.stored)},
-                CHUNK=self.CHUNK,
-            ),
+            lambda: dict(**self.flags_of(step, stage), BACKWARDS=turns % 2 == 1, ALIGNED=aligned, CHUNK=self.CHUNK),
             warps=WARPS,
             key=(number, stage, aligned, kind_of(step.grad_scale), kind_of(step.allowed), kind_of(step.lr)),
         )
@@ -251,9 +283,3 @@ class DerivedPasses(Passes):
             warps=4,
             key=(number, kind_of(step.lr)),
         )
-
-    def stats(self) -> dict[str, Tensor]:
-        return {
-            name: self.figures[value] if isinstance(value, int) else torch.full_like(self.figures[0], value)
-            for name, value in self.emitted.stats.items()
-        }

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.kernels.shown import entries_of
-from thalweg.rules import Adafactor
 from thalweg.spaces.sharded import Part
 from thalweg.torch.engines.bucket import Bucket
 from thalweg.torch.sharding.collectives import summed
@@ -34,22 +32,17 @@ def operand_of(name: str, p: Tensor, state: Mapping[str, Tensor], keys: Sequence
 def passes_for(bucket: Bucket, grads: Sequence[Tensor]) -> Any:
     """The passes of a bucket's rule over its tensors."""
     rule: Any = bucket.setting.settled
-    by_hand = isinstance(rule, Adafactor) and rule.factored_axes(bucket.shape) is not None
-    keys = entries_of("Adafactor", rule, bucket.shape) if by_hand else tuple(rule.entries(bucket.shape))
+    keys = tuple(rule.entries(bucket.shape))
     parts: Sequence[Part | None] = bucket.parts or [None] * len(bucket.names)
     operands = [
         operand_of(name, p, state, keys, part)
         for name, p, state, part in zip(bucket.names, bucket.params, bucket.states, parts, strict=True)
     ]
+    from thalweg.kernels.triton import derived_tiles as made
+
+    rated = bucket.lr is not None or not rule.lr_optional
     handling = bucket.setting.handling
-    if not by_hand:
-        from thalweg.kernels.triton.derived import DerivedPasses
-
-        rated = bucket.lr is not None or not rule.lr_optional
-        return DerivedPasses(operands, grads, rule, handling, keys, sharded=bool(bucket.parts), rated=rated)
-    from thalweg.kernels.triton.adafactor_factored import FactoredPasses
-
-    return FactoredPasses(operands, grads, rule, handling)
+    return made.passes_for(operands, grads, rule, handling, keys, sharded=bool(bucket.parts), rated=rated)
 
 
 def gradients_of(bucket: Bucket) -> Sequence[Tensor]:

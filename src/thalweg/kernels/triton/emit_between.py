@@ -1,0 +1,168 @@
+"""Triton of what happens between passes over tiles: for rows, columns and matrices, and for tensors."""
+
+from __future__ import annotations
+
+from thalweg.kernels.triton.emit import SCALAR_INPUTS, Decision, Lines, indented
+from thalweg.kernels.triton.tile_emission import TileEmission, base_of, entry_kind, filled
+from thalweg.programs.extents import SMALL, TENSOR
+from thalweg.programs.graph import Value
+
+BETWEEN_PASSES = """\
+@triton.jit
+def between_{number}(
+    rows, counts, numbers, tensors, blocks, sums, totals, allowed, lr, lr_scale,
+    ALLOWED: tl.constexpr, LR_IS_TENSOR: tl.constexpr,{dtypes} BLOCK: tl.constexpr,
+):
+    \"\"\"What holds for each row, column and matrix, from sums.\"\"\"
+    which, block = tl.load(blocks + 2 * tl.program_id(0)), tl.load(blocks + 2 * tl.program_id(0) + 1)
+    row, kind = (which // KINDS).to(tl.int64), which % KINDS
+    tensor = tensors + row * TENSOR
+    entry = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = entry < tl.load(tensor + ENTRIES + kind)
+    nothing = tl.zeros((BLOCK,), tl.float32)
+    elements_of_whole, rows_of_whole = tl.load(counts + 3 * row), tl.load(counts + 3 * row + 1)
+    columns_of_whole = tl.load(counts + 3 * row + 2)
+{body}
+"""
+DECIDE = """\
+@triton.jit
+def decide_{number}(
+    rows, counts, numbers, tensors, sums, totals, figures, lr, lr_scale, count,
+    LR_IS_TENSOR: tl.constexpr, BLOCK: tl.constexpr
+):
+    \"\"\"What holds for each tensor, from its sums.\"\"\"
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = row < count
+    nothing = tl.zeros((BLOCK,), tl.float32)
+    tensor = tensors + row.to(tl.int64) * TENSOR
+    elements_of_whole = tl.load(counts + 3 * row, mask, other=1.0)
+    rows_of_whole = tl.load(counts + 3 * row + 1, mask, other=1.0)
+    columns_of_whole = tl.load(counts + 3 * row + 2, mask, other=1.0)
+{body}
+"""
+KEEP = """\
+@triton.jit
+def keep(
+    rows, tensors, blocks, sums, figures, failures, allowed, count,
+    STAGE: tl.constexpr, ALLOWED: tl.constexpr, GUARDED: tl.constexpr,{dtypes} BLOCK: tl.constexpr,
+):
+    \"\"\"Write what was computed for rows and columns, or find out whether it can be stored.\"\"\"
+    which, block = tl.load(blocks + 2 * tl.program_id(0)), tl.load(blocks + 2 * tl.program_id(0) + 1)
+    row, kind = (which // KINDS).to(tl.int64), which % KINDS
+    if is_idle(figures, row, allowed, count, STAGE, ALLOWED, GUARDED):
+        return
+    tensor = tensors + row * TENSOR
+    entry = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = entry < tl.load(tensor + ENTRIES + kind)
+{body}
+"""
+
+
+class Between(Lines):
+    """What is computed between passes for all rows, all columns or all matrices."""
+
+    emission: TileEmission
+
+    def __init__(self, emission: TileEmission, kind: str) -> None:
+        super().__init__(emission)
+        self.kind = kind
+
+    def entry_of(self, value: Value) -> str:
+        if self.emission.kinds.of(value) == self.kind:
+            return "entry"
+        if not any(line.startswith("matrix_entry") for line in self.lines):
+            self.lines.append(f"matrix_entry = matrix_of_{self.kind}(tensor, entry)")
+        return "matrix_entry"
+
+    def text(self, value: Value) -> str:
+        emission = self.emission
+        if emission.kinds.of(value) == TENSOR:
+            if value.op == "input":
+                return SCALAR_INPUTS[value.name].format("")
+            if value in emission.totals:
+                total = f"tl.load(totals + {max(1, len(emission.totals))} * row + {emission.totals[value]})"
+                return emission.counted(value, total)
+            if value in emission.gathered:
+                return emission.counted(value, f"tl.load(sums + first_of(tensor, {emission.gathered[value]}))")
+        elif value.op == "input":
+            return f"loaded({base_of(emission, value.name)} + {self.entry_of(value)}, mask)"
+        elif value.is_reduction:
+            place = f"sums + first_of(tensor, {emission.gathered[value]}) + {self.entry_of(value)}"
+            return emission.counted(value, f"loaded({place}, mask)")
+        return self.operation(value, sqrt="tl.sqrt_rn(nothing + {0})")
+
+
+class TileDecision(Decision):
+    """What is computed for all tensors at once."""
+
+    emission: TileEmission
+
+    def text(self, value: Value) -> str:
+        emission = self.emission
+        if value in emission.totals:
+            total = (
+                f"tl.load(totals + {max(1, len(emission.totals))} * row + {emission.totals[value]}, mask, other=0.0)"
+            )
+            return emission.counted(value, total)
+        if value in emission.gathered:
+            first = f"tl.load(statistic_of(tensor, {emission.gathered[value]}) + FIRST, mask, other=0)"
+            return emission.counted(value, f"tl.load(sums + {first}, mask, other=0.0)")
+        return super().text(value)
+
+
+def emit_between(emission: TileEmission, number: int, kind: str) -> list[str]:
+    """What is computed for each row, column or matrix after a pass."""
+    lines, program = Between(emission, kind), emission.program
+    stores = []
+    for value, place in emission.kept.items():
+        if emission.kinds.of(value) == kind and emission.first_use[value] == number + 1:
+            statistic = len(emission.gathered) + place
+            stores.append(f"tl.store(sums + first_of(tensor, {statistic}) + entry, {lines.of(value)}, mask)")
+    if number == emission.settled and not emission.guarded:
+        kept = []
+        for key in emission.found.small:
+            if entry_kind(emission, key) == kind:
+                i = emission.entries.index(key)
+                text = f"as_stored(nothing + {lines.of(program.state[key])}, 0.0, S{i}_DTYPE, False)"
+                kept.append(f"tl.store({base_of(emission, key)} + entry, {text}, mask)")
+        if kept:
+            stores += ["if is_allowed(allowed, ALLOWED):", *indented(kept, 4)]
+    return [*lines.lines, *stores]
+
+
+def emit_decision(emission: TileEmission, number: int) -> list[str]:
+    """What is computed for each tensor after a pass, for those that follow and for people to look at."""
+    lines, last = TileDecision(emission), emission.last
+    stores = []
+    for value in emission.figures:
+        stage = emission.first_use.get(value, last) - 1
+        if emission.rounds_before(value) > last:
+            stage = last
+        if stage == number:
+            stores.append(
+                f"tl.store(figures + {emission.figure(value)} * count + row, nothing + {lines.of(value)}, mask)"
+            )
+    if number == last - 1:
+        finite = emission.program.finite
+        if emission.rounds_before(finite) <= last:
+            text = lines.of(finite) if isinstance(finite, Value) else "nothing == 0" if finite else "nothing != 0"
+            stores.append(f"tl.store(figures + FINITE * count + row, nothing + tl.where({text}, 1.0, 0.0), mask)")
+        stores.append("tl.store(figures + T * count + row, step_number(rows, row, mask), mask)")
+    return [*lines.lines, *stores]
+
+
+def emit_keep(emission: TileEmission) -> str:
+    body = []
+    for key in emission.found.small:
+        i, value = emission.entries.index(key), emission.program.state[key]
+        place = len(emission.gathered) + emission.kept[value]
+        new = f"tl.load(sums + first_of(tensor, {place}) + entry, mask, other=0.0)"
+        body += [
+            f"if kind == {SMALL.index(entry_kind(emission, key))}:  # {key}",
+            f"    new = {new}",
+            "    if STAGE == 1:",
+            f"        tl.atomic_add(failures + row, failures_in(new.to(S{i}_DTYPE), mask))",
+            "    else:",
+            f"        tl.store({base_of(emission, key)} + entry, as_stored(new, 0.0, S{i}_DTYPE, False), mask)",
+        ]
+    return filled(KEEP, emission, body="\n".join(indented(body, 4)))

@@ -1,0 +1,270 @@
+"""Triton of one pass over tiles: what is computed once for a tile, for its rows, and for its elements."""
+
+from __future__ import annotations
+
+from thalweg.kernels.triton.emit import (
+    SCALAR_INPUTS,
+    SQUARED,
+    Lines,
+    indented,
+    is_zero_where_nothing_is,
+    place_of,
+    short,
+)
+from thalweg.kernels.triton.tile_emission import TileEmission, base_of, filled
+from thalweg.programs.extents import COLUMN, ELEMENT, MATRIX, ROW, SMALL, TENSOR
+from thalweg.programs.graph import Value
+from thalweg.programs.schedule import Pass
+from thalweg.programs.trace import GRADIENT, PARAMETER
+
+#: Where the lanes of a tile find what they belong to, and which of them do.
+ENTRIES = {
+    ROW: ("row_entry", "row_mask"),
+    COLUMN: ("column_entry", "inside"),
+    MATRIX: ("matrix_entry", "matrix_mask"),
+}
+PASS = """\
+@triton.jit
+def tile_{number}(
+    tile, row, tensor, rows, gradients, sums, numbers, figures, partials, grad_scale, allowed, lr, lr_scale, count,
+    tile_count, STAGE: tl.constexpr, SCALED: tl.constexpr, ALLOWED: tl.constexpr, STOCHASTIC: tl.constexpr,
+    SPREAD: tl.constexpr, LR_IS_TENSOR: tl.constexpr, P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr,{dtypes}
+    MODE: tl.constexpr, VECTOR: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr,
+    PLACES: tl.constexpr,
+):
+    \"\"\"{words}: one tile.\"\"\"
+    between, after = tl.load(tensor + BETWEEN), tl.load(tensor + AFTER)
+    position, inside, behind, place, is_first = lanes_of(tensor, tile, MODE, VECTOR, STEPS, WIDTH, PLACES)
+    run, matrix = tl.load(tensor + ACROSS) * after, tl.load(tile + MATRIX).to(tl.int64)
+    down, along, piece = tl.load(tile + DOWN), tl.load(tile + ALONG), tl.load(tile + PIECE)
+    origin = (matrix // between) * tl.load(tensor + ROWS) * between + matrix % between  # the line of its first row
+    column_entry, matrix_entry, matrix_mask = matrix * run + position, matrix * after + behind, behind < after
+{once}
+    first, end = tl.load(tile + FIRST_ROW), tl.load(tile + END_ROW)
+    while first < end:
+        i = first + tl.arange(0, LINES)[:, None, None]
+        line = origin + i * between
+        mask, row_mask = (i < end) & inside, (i < end) & matrix_mask
+        offset, row_entry = line * run + position, line * after + behind
+{each}
+        first += LINES
+{finally_}
+
+
+@triton.jit
+def pass_{number}(
+    rows, gradients, tensors, tiles, sums, numbers, figures, partials, grad_scale, allowed, lr, lr_scale, count,
+    tile_count, STAGE: tl.constexpr, BACKWARDS: tl.constexpr, SCALED: tl.constexpr, ALLOWED: tl.constexpr,
+    GUARDED: tl.constexpr, STOCHASTIC: tl.constexpr, SPREAD: tl.constexpr, LR_IS_TENSOR: tl.constexpr,
+    P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr,{dtypes} MODES: tl.constexpr, PLACES: tl.constexpr,
+    PLAIN_LINES: tl.constexpr, PLAIN_STEPS: tl.constexpr, PLAIN_WIDTH: tl.constexpr, PLAIN_VECTOR: tl.constexpr,
+    COMB_LINES: tl.constexpr, COMB_STEPS: tl.constexpr, COMB_WIDTH: tl.constexpr, COMB_VECTOR: tl.constexpr,
+    DEEP_LINES: tl.constexpr, DEEP_STEPS: tl.constexpr, DEEP_WIDTH: tl.constexpr, DEEP_VECTOR: tl.constexpr,
+):
+    \"\"\"{words}.\"\"\"
+    index = tl.program_id(0)
+    if BACKWARDS:  # what the last pass read is still in cache
+        index = tile_count - 1 - index
+    tile = tiles + index * TILE
+    row = tl.load(tile + OWNER).to(tl.int64)
+    if is_idle(figures, row, allowed, count, STAGE, ALLOWED, GUARDED):
+        return
+    tensor, mode = tensors + row * TENSOR, tl.load(tile + FORM)
+{modes}
+"""
+#: What both of these are given.
+SHARED = (
+    "rows, gradients, sums, numbers, figures, partials, grad_scale, allowed, lr, lr_scale, count, tile_count, STAGE, "
+    "SCALED, ALLOWED, STOCHASTIC, SPREAD, LR_IS_TENSOR, P_DTYPE, G_DTYPE,"
+)
+
+
+class Tile(Lines):
+    """What one pass computes: once for a tile, for each block of rows, and for each of its elements."""
+
+    emission: TileEmission
+
+    def __init__(self, emission: TileEmission, number: int) -> None:
+        super().__init__(emission)
+        self.number = number
+        self.once: list[str] = []
+
+    def let(self, value: Value, text: str) -> str:
+        name = super().let(value, text)
+        if self.emission.kinds.of(value) not in (ROW, ELEMENT):
+            self.once.append(self.lines.pop())
+        return name
+
+    def base(self, name: str, text: str) -> str:
+        """An address that is found once."""
+        if f"{name} = {text}" not in self.once:
+            self.once.append(f"{name} = {text}")
+        return name
+
+    def text(self, value: Value) -> str:
+        kind = self.emission.kinds.of(value)
+        if kind == TENSOR:
+            if self.number:
+                return f"tl.load(figures + {self.emission.use(value, self.number)} * count + row)"
+            return SCALAR_INPUTS[value.name].format("") if value.op == "input" else self.operation(value)
+        if kind in SMALL:
+            entry, mask = ENTRIES[kind]
+            if self.number:
+                statistic = self.emission.keep(value, self.number)
+                base = self.base(f"kept_{statistic}", f"sums + first_of(tensor, {statistic})")
+                return f"loaded({base} + {entry}, {mask})"
+            if value.op == "input":
+                name = f"{short(self.emission, value.name)}_base"
+                return f"loaded({self.base(name, base_of(self.emission, value.name))} + {entry}, {mask})"
+        if value.op == "div" and self.emission.kinds.of(value.args[0]) == ELEMENT:
+            below = value.args[1]
+            if self.emission.kinds.of(below) != ELEMENT:
+                # one division for each tensor, row or column instead of one for each element
+                return f"{self.of(value.args[0])} * {self.of(value.graph.apply('div', 1.0, below))}"
+        return self.operation(value)
+
+
+def emit_pass(emission: TileEmission, number: int) -> str:
+    found, program, last = emission.found, emission.program, emission.last
+    each = found.passes[number]
+    lines = Tile(emission, number)
+    written = {key for earlier in found.passes[:number] for key in earlier.writes}
+    inputs = {value.name: value for value in program.graph.values if value.op == "input"}
+    for key in (PARAMETER, GRADIENT, *emission.entries):
+        if key in each.reads or key in each.writes:
+            name = short(emission, key)
+            base = place_of(emission, key).partition(" = ")[2].replace("ALIGNED", "False").partition(" + first")[0]
+            lines.once.append(f"{name}_base = {base}")
+            lines.lines.append(f"{name}_place = widely({name}_base + offset, VECTOR)")
+        if key in each.reads:
+            value = program.state[key] if key in written else inputs[key]
+            if key == GRADIENT:
+                lines.once.append("factor = gradient_factor(numbers, grad_scale, SCALED)")
+            lines.let(value, f"loaded({name}_place, mask){' * factor' if key == GRADIENT else ''}")
+    finally_ = (emit_gathering if emission.gathers(each) else emit_totals)(emission, lines, each, number)
+    results = {key: lines.of(program.state[key]) for key in each.writes if key != PARAMETER}
+    stores = [
+        f"tl.store({short(emission, key)}_place, as_stored({text}, 0.0, S{i}_DTYPE, False), mask)"
+        for key, text in results.items()
+        for i in [emission.entries.index(key)]
+    ]
+    if PARAMETER not in each.writes:
+        if stores:
+            lines.lines += ["if is_allowed(allowed, ALLOWED):", *indented(stores, 4)]
+    else:
+        new = f"{lines.of(inputs[PARAMETER])} + {lines.of(program.delta)}"
+        lines.once.append("t = tl.load(figures + T * count + row)" if last else "t = step_number(rows, row)")
+        lines.once.append("failed = tl.zeros((LINES, STEPS, WIDTH), tl.float32)")
+        lines.lines.append(f"stored = rounded({new}, rows, row, offset, t, P_DTYPE, STOCHASTIC, SPREAD)")
+        lines.lines += ["if STAGE == 1:", "    failed += failures_at(stored, mask)"]
+        for key, text in results.items():
+            i = emission.entries.index(key)
+            lines.lines += [f"    if S{i}_DTYPE == tl.float16:"]
+            lines.lines += [f"        failed += failures_at(({text}).to(S{i}_DTYPE), mask)"]
+        lines.lines += ["else:", *indented(["tl.store(p_place, stored, mask)", *stores], 4)]
+        finally_ = [
+            "if STAGE == 1:",
+            "    tl.store(partials + tl.load(tile + INDEX), tl.sum(failed))",
+            *(["else:", *indented(finally_, 4)] if finally_ else []),
+        ]
+    dtypes = "".join(f" S{i}_DTYPE," for i in range(len(emission.entries)))
+    modes = []
+    for place, mode in enumerate(("PLAIN", "COMB", "DEEP")):
+        block = f"{place}, {mode}_VECTOR, {mode}_LINES, {mode}_STEPS, {mode}_WIDTH, PLACES"
+        call = [f"tile_{number}(", f"    tile, row, tensor, {SHARED}{dtypes}", f"    {block}", ")"]
+        modes += [f"if MODES // {1 << place} % 2 == 1:", f"    if mode == {place}:", *indented(call, 8)]
+    return filled(
+        PASS,
+        emission,
+        modes="\n".join(indented(modes, 4)),
+        number=number,
+        words=str(found).split("; then ")[number].capitalize() or "Sum what is known",
+        once="\n".join(indented(lines.once, 4)),
+        each="\n".join(indented(lines.lines, 8)),
+        finally_="\n".join(indented(finally_, 4)),
+    )
+
+
+def summand(emission: TileEmission, lines: Tile, value: Value) -> str:
+    """What is added up, 0 where nothing is. Each is computed once."""
+    x = lines.of(value.args[0])
+    text = f"{x} * {x}" if value.op in SQUARED else x
+    kind = emission.source(value)
+    if kind == ELEMENT and is_zero_where_nothing_is(value.args[0], emission.large):
+        return text
+    mask = {
+        ELEMENT: "mask",
+        ROW: "row_mask & is_first",
+        COLUMN: "inside & (down == 0)",
+        MATRIX: "matrix_mask & is_first & (down == 0)",
+    }[kind]
+    return f"tl.where({mask}, {text}, 0.0)"
+
+
+def emit_totals(emission: TileEmission, lines: Tile, each: Pass, number: int) -> list[str]:
+    """Sums over whole tensors, of which each tile has a part."""
+    ends = []
+    for value in each.sums:
+        place = emission.totals[value]
+        lines.once.append(
+            f"sum_{place} = tl.zeros((LINES, STEPS, WIDTH), tl.float32)  # across threads at the end alone"
+        )
+        lines.lines.append(f"sum_{place} += {summand(emission, lines, value)}")
+        ends.append(f"tl.store(partials + {place} * tile_count + tl.load(tile + INDEX), tl.sum(sum_{place}))")
+    return ends
+
+
+def emit_gathering(emission: TileEmission, lines: Tile, each: Pass, number: int) -> list[str]:
+    """Sums over columns, rows, matrices and whole tensors."""
+    ends: list[str] = []
+    summed: dict[tuple[Value, bool], list[Value]] = {}
+    for value in each.sums:
+        summed.setdefault((value.args[0], value.op in SQUARED), []).append(value)
+    for targets in summed.values():
+        source = emission.source(targets[0])
+        kinds = {emission.kinds.of(value) for value in targets}
+        x = f"x_{emission.gathered[targets[0]]}"
+        total = f"sum_{emission.gathered[targets[0]]}"
+        home = lines.lines if source in (ROW, ELEMENT) else lines.once
+        text = summand(emission, lines, targets[0])
+        home.append(f"{x} = {text}")
+        if source == ELEMENT and kinds != {ROW}:
+            at_once = bool(kinds & {COLUMN, MATRIX})
+            zeros = "tl.zeros((LINES, STEPS, WIDTH), tl.float32)"
+            lines.once.append(f"{total} = {f'down_columns({zeros}, MODE)' if at_once else zeros}")
+            home.append(f"{total} += {f'down_columns({x}, MODE)' if at_once else x}")
+        elif source == ROW:
+            lines.once.append(f"{total} = tl.zeros((LINES, 1, WIDTH if MODE != 0 else 1), tl.float32)")
+            home.append(f"{total} += {x}")
+        for value in targets:
+            gather(emission, lines, ends, value, x, total)
+    return ends
+
+
+def gather(emission: TileEmission, lines: Tile, ends: list[str], value: Value, x: str, total: str) -> None:
+    """Leave a tile's part of one sum where it belongs."""
+    place, source, kind = emission.gathered[value], emission.source(value), emission.kinds.of(value)
+    home = f"home_{place}"
+    copy = {
+        (ELEMENT, ROW): "along",
+        (ELEMENT, COLUMN): "down",
+        (ELEMENT, MATRIX): "down * tl.load(tensor + ALONGS) + along",
+        (ROW, MATRIX): "down",
+        (COLUMN, MATRIX): "along",
+    }.get((source, kind), "piece")
+    lines.once.append(f"{home} = sums + copy_of(statistic_of(tensor, {place}), {copy})")
+    if kind == TENSOR:
+        ends.append(f"tl.store({home}, tl.sum({x if source in (COLUMN, MATRIX) else total}))")
+    elif (source, kind) == (ELEMENT, ROW):
+        stored = f"by_place({x}, after, MODE, PLACES)"
+        lines.lines.append(f"tl.store({home} + line * after + place, {stored}, (i < end) & (place < after))")
+    elif (source, kind) == (ELEMENT, COLUMN):
+        ends.append(f"tl.store({home} + column_entry, tl.sum({total}, 0)[None, :, :], inside)")
+    elif (source, kind) == (ELEMENT, MATRIX):
+        stored = f"by_place(tl.sum({total}, 0)[None, :, :], after, MODE, PLACES)"
+        ends.append(f"tl.store({home} + matrix * after + place, {stored}, place < after)")
+    elif (source, kind) == (ROW, MATRIX):
+        ends.append(f"tl.store({home} + matrix_entry, tl.sum({total}, 0)[None, :, :], matrix_mask & is_first)")
+    else:
+        stored = f"by_place({x}, after, MODE, PLACES)"
+        ends.append(f"tl.store({home} + matrix * after + place, {stored}, (place < after) & (down == 0))")

@@ -1,0 +1,177 @@
+"""Sums over rows, columns and matrices, gathered from tiles, and what is kept of them from pass to pass.
+
+A *statistic* is an array of one number for each row, column, matrix or tensor, in as many copies as tiles share an
+entry. The first copies of all tensors lie side by side, the others behind them. Once these have been added, the first
+copies are the sums. What is computed of sums between passes and read by later ones is a statistic in one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thalweg.kernels.triton.launching import Compiled
+from thalweg.kernels.triton.tables import Uploads
+from thalweg.kernels.triton.tiles import ACROSS, AFTER, BETWEEN, GEOMETRY, ROWS, Cut, enumerated
+from thalweg.programs.extents import COLUMN, ELEMENT, MATRIX, ROW, SMALL, TENSOR
+
+#: Behind the geometry of a tensor, of each statistic: where its first copy is and where the others begin, how many
+#: entries it has, and in how many copies.
+FIRST, REST, LENGTH, COPIES, FACTS = (tl.constexpr(c) for c in range(5))
+#: Entries that one program adds up, and how many copies at a time: where these are few, and many.
+FEW, ENTRIES_OF_FEW, MANY, ENTRIES_OF_MANY = (tl.constexpr(c) for c in (8, 256, 64, 32))
+#: Entries for which one program computes between passes.
+COMPUTED = 256
+#: Of how many kinds blocks of entries may be.
+KINDS = tl.constexpr(len(SMALL))
+
+
+class Statistic(NamedTuple):
+    """What there is one number for (a row, column, matrix, tensor), of what it is the sum, and by which pass."""
+
+    kind: str
+    #: The kind of what is summed; "": nothing is, it is computed between passes.
+    of: str = ""
+    made_by: int = -1
+    #: The statistic whose memory it takes over; -1: it has memory of its own.
+    inherits: int = -1
+
+    @property
+    def is_owner(self) -> bool:
+        return self.inherits < 0
+
+
+class Statistics:
+    """The statistics of some tensors: their memory, and tables of where all is."""
+
+    def __init__(self, statistics: Sequence[Statistic], cuts: Sequence[Cut], uploads: Uploads) -> None:
+        self.statistics = statistics
+        count = len(statistics)
+        lengths, copies = (
+            numbers([[fact(own, each) for each in statistics] for own in cuts], count)
+            for fact in (length_of, copies_of)
+        )
+        owned = lengths * torch.tensor([each.is_owner for each in statistics])
+        sizes = torch.cat([owned.T.flatten(), (owned * (copies - 1)).T.flatten()])
+        firsts, rests = (torch.cumsum(sizes, 0) - sizes).reshape(2, count, -1)
+        firsts = firsts[[index if each.is_owner else each.inherits for index, each in enumerate(statistics)]]
+        self.sums = torch.empty(int(sizes.sum()), dtype=torch.float32, device=uploads.device)
+        #: By statistic that has memory of its own, the first copies of all tensors.
+        self.totals = self.sums[: int(owned.sum())].split(owned.sum(0).tolist())
+        geometry = numbers(
+            [[*own.matrices[1:], own.stride, own.along, *own.matrices.entries] for own in cuts], GEOMETRY.value
+        )
+        facts = torch.stack([firsts.T, rests.T, lengths, copies], 2).flatten(1)
+        self.tensors = uploads.table(torch.cat([geometry, facts], 1))
+        #: By pass: blocks of entries of statistics with several copies, (tensor and statistic, block).
+        at_once = torch.where(copies <= FEW.value, ENTRIES_OF_FEW.value, ENTRIES_OF_MANY.value)
+        shared = torch.where(copies > 1, -(-lengths // at_once), 0)
+        self.shared = {
+            number: uploads.table(enumerated(torch.where(own, shared, 0).flatten()))
+            for number in {each.made_by for each in statistics if each.made_by >= 0}
+            for own in [torch.tensor([each.made_by == number for each in statistics])]
+        }
+        self.entries = numbers([own.matrices.entries for own in cuts], KINDS.value)
+        self.uploads = uploads
+
+    def blocks(self, kinds: Sequence[str]) -> Tensor:
+        """Blocks of entries of these kinds, of all tensors: (tensor and kind, block)."""
+        chosen = torch.tensor([kind in kinds for kind in SMALL])
+        return self.uploads.table(enumerated(torch.where(chosen, -(-self.entries // COMPUTED), 0).flatten()))
+
+    def add_up(self, compiled: Compiled, number: int) -> None:
+        """Add to the first copies of what a pass has made all others."""
+        blocks = self.shared[number]
+        if len(blocks):
+            count = len(self.statistics)
+            arguments = self.tensors, blocks, self.sums
+            compiled.run(add_kernel, (len(blocks),), arguments, lambda: dict(STATISTICS=count), warps=4)
+
+
+def numbers(rows: Sequence[Sequence[int]], columns: int) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, columns)
+
+
+def length_of(own: Cut, each: Statistic) -> int:
+    return dict(zip(SMALL, own.matrices.entries, strict=True)).get(each.kind, 1)
+
+
+def copies_of(own: Cut, each: Statistic) -> int:
+    """How many tiles have a part of the same sum."""
+    if not each.of:
+        return 1
+    if each.kind == TENSOR:
+        return own.tiles
+    return {
+        (ELEMENT, ROW): own.along,
+        (ELEMENT, COLUMN): own.down,
+        (ELEMENT, MATRIX): own.down * own.along,
+        (ROW, MATRIX): own.down,
+        (COLUMN, MATRIX): own.along,
+    }[each.of, each.kind]
+
+
+# ---- what programs do with them
+
+
+@triton.jit
+def statistic_of(tensor, index):
+    """Where a statistic's facts are in the table of tensors."""
+    return tensor + GEOMETRY + FACTS * index
+
+
+@triton.jit
+def first_of(tensor, index):
+    """Where a statistic's first copy begins."""
+    return tl.load(statistic_of(tensor, index) + FIRST)
+
+
+@triton.jit
+def copy_of(statistic, copy):
+    """Where a copy begins."""
+    others = tl.load(statistic + REST) + (copy - 1) * tl.load(statistic + LENGTH)
+    return tl.where(copy == 0, tl.load(statistic + FIRST), others)
+
+
+@triton.jit
+def add_block(statistic, block, sums, ENTRIES: tl.constexpr, AT_ONCE: tl.constexpr):
+    entry = block.to(tl.int64) * ENTRIES + tl.arange(0, ENTRIES)[None, :]
+    mask = entry < tl.load(statistic + LENGTH)
+    copies = tl.load(statistic + COPIES)
+    found = tl.zeros((AT_ONCE, ENTRIES), tl.float32)
+    first = copies * 0
+    while first < copies:
+        copy = first + tl.arange(0, AT_ONCE)[:, None]
+        found += tl.load(sums + copy_of(statistic, copy) + entry, mask & (copy < copies), other=0.0)
+        first += AT_ONCE
+    tl.store(sums + tl.load(statistic + FIRST) + entry, tl.sum(found, 0)[None, :], mask)
+
+
+@triton.jit
+def add_kernel(tensors, blocks, sums, STATISTICS: tl.constexpr):
+    """Add the copies of some entries of a statistic, in an order that is always the same."""
+    which, block = tl.load(blocks + 2 * tl.program_id(0)), tl.load(blocks + 2 * tl.program_id(0) + 1)
+    tensor = tensors + (which // STATISTICS).to(tl.int64) * (GEOMETRY + FACTS * STATISTICS)
+    statistic = statistic_of(tensor, which % STATISTICS)
+    if tl.load(statistic + COPIES) <= FEW:
+        add_block(statistic, block, sums, ENTRIES_OF_FEW, FEW)
+    else:
+        add_block(statistic, block, sums, ENTRIES_OF_MANY, MANY)
+
+
+@triton.jit
+def matrix_of_row(tensor, entry):
+    """To which matrix an entry for a row belongs."""
+    inner = tl.load(tensor + BETWEEN) * tl.load(tensor + AFTER)
+    return (entry // (tl.load(tensor + ROWS) * inner)) * inner + entry % inner
+
+
+@triton.jit
+def matrix_of_column(tensor, entry):
+    after = tl.load(tensor + AFTER)
+    return (entry // (tl.load(tensor + ACROSS) * after)) * after + entry % after

@@ -1,0 +1,118 @@
+"""What all kernels of one schedule over tiles share while they are written: what is kept where, and for whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from thalweg.kernels.triton.emit import MEANS, Emission
+from thalweg.programs.extents import COLUMN, ELEMENT, MATRIX, ROW, TENSOR, Kinds
+from thalweg.programs.graph import Value
+from thalweg.programs.schedule import Pass
+
+#: How many a mean combines, by what is averaged and what for.
+COUNTS = {
+    (ELEMENT, ROW): "columns_of_whole",
+    (ELEMENT, COLUMN): "rows_of_whole",
+    (ELEMENT, MATRIX): "rows_of_whole * columns_of_whole",
+    (ELEMENT, TENSOR): "elements_of_whole",
+    (ROW, MATRIX): "rows_of_whole",
+    (ROW, TENSOR): "elements_of_whole / columns_of_whole",
+    (COLUMN, MATRIX): "columns_of_whole",
+    (COLUMN, TENSOR): "elements_of_whole / rows_of_whole",
+    (MATRIX, TENSOR): "elements_of_whole / (rows_of_whole * columns_of_whole)",
+}
+
+
+@dataclass
+class TileEmission(Emission):
+    kinds: Kinds = field(kw_only=True)
+    guarded: bool = field(kw_only=True)
+    #: What is kept between passes, by value: its statistic. Of it and of figures: the first pass that reads it.
+    kept: dict[Value, int] = field(default_factory=dict)
+    first_use: dict[Value, int] = field(default_factory=dict)
+    #: After which pass nothing is computed any more of what rows and columns had before the step.
+    settled: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        #: Sums that are statistics, and all others, each with its place.
+        self.gathered: dict[Value, int] = {}
+        self.totals: dict[Value, int] = {}
+        for each in self.found.passes:
+            home = self.gathered if self.gathers(each) else self.totals
+            for value in each.sums:
+                home[value] = len(home)
+
+    @property
+    def last(self) -> int:
+        return len(self.found.passes) - 1
+
+    def gathers(self, each: Pass) -> bool:
+        """Whether a pass makes sums for rows or columns, or of them."""
+        return not all(self.source(value) == ELEMENT and self.kinds.of(value) == TENSOR for value in each.sums)
+
+    def source(self, value: Value) -> str:
+        return self.kinds.of(value.args[0])
+
+    def keep(self, value: Value, number: int) -> int:
+        """The statistic that keeps a value for a pass."""
+        self.first_use[value] = min(number, self.first_use.get(value, number))
+        return len(self.gathered) + self.kept.setdefault(value, len(self.kept))
+
+    def use(self, value: Value, number: int) -> int:
+        """The figure that keeps a value for a pass."""
+        self.first_use[value] = min(number, self.first_use.get(value, number))
+        return self.figure(value)
+
+    def counted(self, value: Value, total: str) -> str:
+        if value.op not in MEANS:
+            return total
+        return f"{total} / ({COUNTS[self.source(value), self.kinds.of(value)]})"
+
+
+def inherited_by(emission: TileEmission) -> dict[Value, int]:
+    """For what is kept between passes the sums whose memory it may have: nothing reads them afterwards."""
+    stages = [(value, emission.first_use[value] - 1) for value in emission.kept]
+    readers = [*stages, *((emission.program.state[key], emission.settled) for key in emission.found.small)]
+    last_read: dict[Value, int] = {}
+    for value, stage in readers:
+        for read in sums_below(value):
+            last_read[read] = max(stage, last_read.get(read, stage))
+    free, found = dict(emission.gathered), {}
+    for value, stage in stages:
+        kind = emission.kinds.of(value)
+        fitting = (each for each in free if emission.kinds.of(each) == kind and last_read.get(each, -1) == stage)
+        # what holds for a matrix is read beside it, for rows and columns
+        if kind in (ROW, COLUMN) and (chosen := next(fitting, None)) is not None:
+            found[value] = free.pop(chosen)
+    return found
+
+
+def sums_below(value: Value) -> set[Value]:
+    """The sums that a value is computed of at once, not by way of another sum."""
+    found: set[Value] = set()
+    waiting, known = [value], {value}
+    while waiting:
+        each = waiting.pop()
+        if each.is_reduction:
+            found.add(each)
+        else:
+            waiting += [arg for arg in each.values if arg not in known]
+            known.update(each.values)
+    return found
+
+
+def entry_kind(emission: TileEmission, key: str) -> str:
+    return emission.kinds.of_extent(emission.program.memory[key])
+
+
+def filled(template: str, emission: Emission, **given: Any) -> str:
+    dtypes = "".join(f" S{i}_DTYPE: tl.constexpr," for i in range(len(emission.entries)))
+    return template.format(dtypes=dtypes, **given)
+
+
+def base_of(emission: Emission, key: str) -> str:
+    """Where what is kept for rows or columns begins."""
+    i = emission.entries.index(key)
+    return f"address(rows, row, STATE + {i}, S{i}_DTYPE, False)"

@@ -1,0 +1,100 @@
+"""Kinds of values by their extent, where a rule keeps rows and columns: which is as large as what.
+
+A tensor is seen as matrices over two axes, the row axis before the column axis, one matrix for each place along its
+other axes. A value may be one for each element, for each row or column of each matrix, for each matrix, or for each
+tensor; or a number of the host. In a tensor of two axes, which is one matrix, what holds for it is a tensor's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from thalweg.arrays import Shape
+from thalweg.programs.graph import Extent, Value, needed_by
+from thalweg.programs.trace import PARAMETER, Program
+from thalweg.rules.entries import Entry, Spread
+
+ELEMENT, ROW, COLUMN, MATRIX, TENSOR, HOST = "element", "row", "column", "matrix", "tensor", "host"
+#: Of what is computed between passes: smaller than a parameter, but not one for each tensor.
+SMALL = (ROW, COLUMN, MATRIX)
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """The kinds of a program's values."""
+
+    every: frozenset[int]
+    #: Stacked axes: each place along them is a tensor.
+    stacked: frozenset[int]
+    #: The row axis and the column axis; None: nothing is kept for rows or columns.
+    axes: tuple[int, int] | None
+
+    def of(self, value: Any) -> str:
+        """The kind of a value or a number; "" if it is of none of them."""
+        return self.of_extent(value.extent) if isinstance(value, Value) else HOST
+
+    def of_extent(self, extent: Extent) -> str:
+        if extent is None:
+            return HOST
+        if extent == self.every:
+            return ELEMENT
+        if extent <= self.stacked:
+            return TENSOR
+        if self.axes is None:
+            return ""
+        row, column = self.axes
+        missing = tuple(sorted(self.every - extent))
+        return {(column,): ROW, (row,): COLUMN, (row, column): MATRIX}.get(missing, "")
+
+
+def spread_shapes(entries: Mapping[str, Entry], shape: Shape) -> dict[str, Shape]:
+    """The shapes of entries that are laid out like a parameter."""
+    over = {key: {axis % len(shape) for axis in entry.over} for key, entry in entries.items() if is_spread(entry)}
+    return {key: tuple(1 if axis in own else size for axis, size in enumerate(shape)) for key, own in over.items()}
+
+
+def is_spread(entry: Entry) -> TypeGuard[Spread]:
+    return isinstance(entry, Spread)
+
+
+def needed(program: Program) -> set[Value]:
+    """All that something is made of."""
+    return needed_by([*program.results.values(), program.finite, *program.stats.values()])
+
+
+def kinds_of(program: Program, stacked_axes: int) -> Kinds:
+    """The kinds of a program's values, seen over those axes along which some do not vary."""
+    every = program.memory[PARAMETER] or frozenset()
+    stacked = frozenset(range(stacked_axes))
+    extents = {value.extent for value in needed(program)} | set(program.memory.values())
+    partial = [extent for extent in extents if extent is not None and extent != every and not extent <= stacked]
+    missing = sorted(frozenset().union(*(every - extent for extent in partial)))
+    if not missing:
+        return Kinds(every, stacked, None)
+    if len(missing) == 1:  # the other one may be any: its neighbour
+        (axis,) = missing
+        other = axis - 1 if axis - 1 >= stacked_axes else axis + 1
+        missing = sorted((axis, other))
+    return Kinds(every, stacked, (missing[0], missing[1]))
+
+
+def reason_unseen(program: Program, kinds: Kinds) -> str:
+    """Why a program cannot be seen as matrices, "" if it can."""
+    name = program.rule_name
+    for value in needed(program):
+        if not kinds.of(value):
+            what = f"{value.op} over axes {value.axes}" if value.is_reduction else f"values along axes {value.extent}"
+            return f"{name} needs {what}, and kernels are made for rows and columns of two axes"
+        if value.op == "amax":
+            return f"{name} needs amax over axes {value.axes}, and kernels are made for sums and means"
+    for key, extent in program.memory.items():
+        kind = kinds.of_extent(extent)
+        if kind not in (ELEMENT, ROW, COLUMN):
+            return f"{name} keeps {key!r}, and kernels are made for state of elements, rows and columns"
+        if kind != ELEMENT and kinds.of(program.state[key]) != kind:
+            return f"{name} makes {key!r} of fewer axes than it has"
+    if kinds.axes is not None and not any(value.is_reduction for value in needed(program)):
+        return f"{name} keeps rows or columns and sums nothing"
+    return ""
