@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from on_device import DEVICE, agree, gradients, parameters, train
+from on_device import DEVICE, agree, copy_into, gradients, parameters, train
 
 import thalweg.torch
 from thalweg import rules
@@ -18,7 +18,7 @@ from thalweg.kernels.triton.derived import kernels_for
 from thalweg.programs.served import reason_underived
 from thalweg.rules import RULES, Rule, Update
 from thalweg.rules.blocks import average
-from thalweg.rules.entries import Entry, Moment
+from thalweg.rules.entries import Entry, Moment, Square
 
 #: Few slices: each of a stack is a program, and programs are interpreted.
 SHAPES = {"vector": (6,), "matrix": (5, 7), "cube": (3, 4, 5)}
@@ -63,6 +63,54 @@ class Halved(rules.LAMB):
         return 0.5 * super().ratio(xp, p_norm, u_norm)
 
 
+class Gentle(rules.Adafactor):
+    """Adafactor without square roots, whose update is twice as large: a mutant of two formulas."""
+
+    def whitened(self, xp: Any, g: Any, row_var: Any, col_var: Any, mean: Any) -> Any:
+        return 2.0 * g / (1.0 + row_var * col_var / mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer(Rule):
+    """Sums of absolute gradients by row and of squares by column, over the last two axes, and a mean of new rows.
+
+    Unlike Adafactor, it averages what it has just computed for rows, divides an element by a row, needs the sum of the
+    columns of a whole tensor, and decays rows by the largest of both.
+    """
+
+    beta: Scalar = 0.9
+    weight_decay: Scalar = 0.0
+
+    def kind(self, shape: Any) -> Any:
+        return len(shape)
+
+    def validate(self) -> None:
+        super().validate()
+
+    def entries(self, shape: Any) -> dict[str, Entry]:
+        last = len(shape) - 1
+        if last - self.stacked_axes < 1:
+            return {"exp_avg": Moment()}
+        return {"by_row": Square(over=(last,)), "by_column": Square(over=(last - 1,)), "exp_avg": Moment()}
+
+    def update(
+        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
+    ) -> Any:
+        last, own = len(xp.shape(p)) - 1, self.own_axes(xp.shape(p))
+        (p_squares,) = xp.sums(Squares(p, own))
+        if "by_row" not in s:
+            m = average(s["exp_avg"], g, 1 - self.beta)
+            return Update(m * (-lr * lr_scale), {"exp_avg": m}, xp.isfinite(p_squares), {})
+        rows, columns = xp.sums((xp.abs(g), (last,)), Squares(g, (last - 1,)))
+        by_row = self.beta * s["by_row"] + rows
+        by_column = xp.maximum(self.beta * s["by_column"], columns)
+        mean, (total,) = xp.means((by_row, (last - 1,)))[0], xp.sums((by_column, own))
+        u = g / (1.0 + by_row) * (mean / (1.0 + by_column)) + self.weight_decay * p / (1.0 + p_squares)
+        m = average(s["exp_avg"], u, 1 - self.beta)
+        state = {"by_row": by_row, "by_column": by_column, "exp_avg": m}
+        return Update(m * (-lr * lr_scale), state, xp.isfinite(total), {"total": total})
+
+
 @pytest.fixture
 def optimizer_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     """An optimizer of torch for any rule."""
@@ -87,6 +135,42 @@ def test_kernels_follow_the_rule(rule: type[Rule], options: dict[str, Any], opti
         train(reference, theirs, [step])
     assert (fused.engine, reference.engine) == ("fused", "reference")
     agree(fused, ours, reference, theirs)
+
+
+#: What lies around rows and columns: nothing, one axis before, one behind, several.
+ROWS_AND_COLUMNS = {"vector": (6,), "matrix": (5, 7), "cube": (3, 4, 5), "conv": (6, 5, 3, 2)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, dict(weight_decay=0.1, on_nonfinite="skip"), dict(stacked_axes=1), dict(state_dtype="float16")],
+    ids=str,
+)
+@pytest.mark.parametrize("rule", [Gentle, Outer], ids=lambda rule: rule.__name__)
+def test_kernels_follow_rows_and_columns(rule: type[Rule], options: dict[str, Any], optimizer_of: Any) -> None:
+    shapes = {name: shape for name, shape in ROWS_AND_COLUMNS.items() if len(shape) > options.get("stacked_axes", 0)}
+    given = {**options, **(dict(min_dim_size_to_factor=2) if rule is Gentle else {})}
+    ours, theirs = (parameters(shapes=shapes) for _ in range(2))
+    fused, reference = (
+        optimizer_of(rule, named, engine, **given) for named, engine in ((ours, "fused"), (theirs, "reference"))
+    )
+    for step in gradients(3, shapes=shapes):
+        train(fused, ours, [step])
+        train(reference, theirs, [step])
+        agree(fused, ours, reference, theirs)
+        copy_into(fused, ours, reference, theirs)
+    assert (fused.engine, reference.engine) == ("fused", "reference")
+
+
+def test_a_mutant_of_adafactor_steps_otherwise(optimizer_of: Any) -> None:
+    shapes = {"matrix": (5, 7)}
+    results = []
+    for rule in (rules.Adafactor, Gentle):
+        named = parameters(shapes=shapes)
+        start = named[0][1].detach().clone()
+        train(optimizer_of(rule, named, "fused", min_dim_size_to_factor=2), named, gradients(1, shapes=shapes))
+        results.append(named[0][1].detach() - start)
+    assert not torch.allclose(*results, rtol=0.1)
 
 
 def test_a_mutant_steps_otherwise(optimizer_of: Any) -> None:
