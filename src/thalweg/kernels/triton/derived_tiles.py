@@ -77,7 +77,12 @@ def kernels_for(
         if len(found.passes) > 1 and all(each == (ELEMENT, TENSOR) for each in over):
             break
     emitted = emit_tiles(found, title_of(rule), kinds, guarded=guarded)
-    return emitted, kinds, loaded(emitted.source, type(rule).__name__)
+    own = loaded(emitted.source, type(rule).__name__)
+    return (
+        emitted,
+        kinds,
+        {name: own[name] for name in own if name.startswith(("pass_", "between_", "decide_")) or name == "keep"},
+    )
 
 
 class TilePasses(MadePasses):

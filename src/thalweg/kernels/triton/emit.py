@@ -177,10 +177,10 @@ class Lines:
         raise NotImplementedError
 
     def operation(self, value: Value, **other: str) -> str:
-        args = list(value.args)
-        if value.op == "where" and isinstance(args[0], Value) and args[0].extent is None:
-            return other.get("where", TEXTS["where"]).format(f"({self.of(args[0])} != 0)", *map(self.of, args[1:]))
-        return other.get(value.op, TEXTS[value.op]).format(*map(self.of, args))
+        args = [self.of(arg) for arg in value.args]
+        if value.op == "where" and isinstance(value.args[0], Value) and value.args[0].extent is None:
+            args[0] = f"({args[0]} != 0)"
+        return other.get(value.op, TEXTS[value.op]).format(*args)
 
 
 class Decision(Lines):

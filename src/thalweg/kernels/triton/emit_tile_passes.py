@@ -30,11 +30,10 @@ def tile_{number}(
     tile_count, STAGE: tl.constexpr, SCALED: tl.constexpr, ALLOWED: tl.constexpr, STOCHASTIC: tl.constexpr,
     SPREAD: tl.constexpr, LR_IS_TENSOR: tl.constexpr, P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr,{dtypes}
     MODE: tl.constexpr, VECTOR: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr,
-    PLACES: tl.constexpr,
 ):
     \"\"\"{words}: one tile.\"\"\"
     between, after = tl.load(tensor + BETWEEN), tl.load(tensor + AFTER)
-    position, inside, behind, place, is_first = lanes_of(tensor, tile, MODE, VECTOR, STEPS, WIDTH, PLACES)
+    position, inside, behind = lanes_of(tensor, tile, MODE, VECTOR, STEPS, WIDTH)
     run, matrix = tl.load(tensor + ACROSS) * after, tl.load(tile + MATRIX).to(tl.int64)
     down, along, piece = tl.load(tile + DOWN), tl.load(tile + ALONG), tl.load(tile + PIECE)
     origin = (matrix // between) * tl.load(tensor + ROWS) * between + matrix % between  # the line of its first row
@@ -56,7 +55,7 @@ def pass_{number}(
     rows, gradients, tensors, tiles, sums, numbers, figures, partials, grad_scale, allowed, lr, lr_scale, count,
     tile_count, STAGE: tl.constexpr, BACKWARDS: tl.constexpr, SCALED: tl.constexpr, ALLOWED: tl.constexpr,
     GUARDED: tl.constexpr, STOCHASTIC: tl.constexpr, SPREAD: tl.constexpr, LR_IS_TENSOR: tl.constexpr,
-    P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr,{dtypes} MODES: tl.constexpr, PLACES: tl.constexpr,
+    P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr,{dtypes} MODES: tl.constexpr,
     PLAIN_LINES: tl.constexpr, PLAIN_STEPS: tl.constexpr, PLAIN_WIDTH: tl.constexpr, PLAIN_VECTOR: tl.constexpr,
     COMB_LINES: tl.constexpr, COMB_STEPS: tl.constexpr, COMB_WIDTH: tl.constexpr, COMB_VECTOR: tl.constexpr,
     DEEP_LINES: tl.constexpr, DEEP_STEPS: tl.constexpr, DEEP_WIDTH: tl.constexpr, DEEP_VECTOR: tl.constexpr,
@@ -88,11 +87,15 @@ class Tile(Lines):
         super().__init__(emission)
         self.number = number
         self.once: list[str] = []
+        #: What is read for rows, before all that is for elements: compilers lay out lanes as the last load wants it.
+        self.rows: list[str] = []
 
     def let(self, value: Value, text: str) -> str:
-        name = super().let(value, text)
-        if self.emission.kinds.of(value) not in (ROW, ELEMENT):
+        name, kind = super().let(value, text), self.emission.kinds.of(value)
+        if kind not in (ROW, ELEMENT):
             self.once.append(self.lines.pop())
+        elif kind == ROW and (self.number or value.op == "input"):
+            self.rows.append(self.lines.pop())
         return name
 
     def base(self, name: str, text: str) -> str:
@@ -135,7 +138,8 @@ def emit_pass(emission: TileEmission, number: int) -> str:
             name = short(emission, key)
             base = place_of(emission, key).partition(" = ")[2].replace("ALIGNED", "False").partition(" + first")[0]
             lines.once.append(f"{name}_base = {base}")
-            lines.lines.append(f"{name}_place = widely({name}_base + offset, VECTOR)")
+            lines.lines.append(f"{name}_place = {name}_base + offset")
+            lines.lines.append(f"if VECTOR > 1:\n            {name}_place = tl.multiple_of({name}_place, (1, 1, 16))")
         if key in each.reads:
             value = program.state[key] if key in written else inputs[key]
             if key == GRADIENT:
@@ -170,7 +174,7 @@ def emit_pass(emission: TileEmission, number: int) -> str:
     dtypes = "".join(f" S{i}_DTYPE," for i in range(len(emission.entries)))
     modes = []
     for place, mode in enumerate(("PLAIN", "COMB", "DEEP")):
-        block = f"{place}, {mode}_VECTOR, {mode}_LINES, {mode}_STEPS, {mode}_WIDTH, PLACES"
+        block = f"{place}, {mode}_VECTOR, {mode}_LINES, {mode}_STEPS, {mode}_WIDTH"
         call = [f"tile_{number}(", f"    tile, row, tensor, {SHARED}{dtypes}", f"    {block}", ")"]
         modes += [f"if MODES // {1 << place} % 2 == 1:", f"    if mode == {place}:", *indented(call, 8)]
     return filled(
@@ -180,7 +184,7 @@ def emit_pass(emission: TileEmission, number: int) -> str:
         number=number,
         words=str(found).split("; then ")[number].capitalize() or "Sum what is known",
         once="\n".join(indented(lines.once, 4)),
-        each="\n".join(indented(lines.lines, 8)),
+        each="\n".join(indented([*lines.rows, *lines.lines], 8)),
         finally_="\n".join(indented(finally_, 4)),
     )
 
@@ -194,9 +198,9 @@ def summand(emission: TileEmission, lines: Tile, value: Value) -> str:
         return text
     mask = {
         ELEMENT: "mask",
-        ROW: "row_mask & is_first",
+        ROW: "row_mask & (along == 0)",
         COLUMN: "inside & (down == 0)",
-        MATRIX: "matrix_mask & is_first & (down == 0)",
+        MATRIX: "matrix_mask & (along == 0) & (down == 0)",
     }[kind]
     return f"tl.where({mask}, {text}, 0.0)"
 
@@ -229,12 +233,10 @@ def emit_gathering(emission: TileEmission, lines: Tile, each: Pass, number: int)
         text = summand(emission, lines, targets[0])
         home.append(f"{x} = {text}")
         if source == ELEMENT and kinds != {ROW}:
-            at_once = bool(kinds & {COLUMN, MATRIX})
-            zeros = "tl.zeros((LINES, STEPS, WIDTH), tl.float32)"
-            lines.once.append(f"{total} = {f'down_columns({zeros}, MODE)' if at_once else zeros}")
-            home.append(f"{total} += {f'down_columns({x}, MODE)' if at_once else x}")
+            lines.once.append(f"{total} = down_columns(tl.zeros((LINES, STEPS, WIDTH), tl.float32), MODE)")
+            home.append(f"{total} += down_columns({x}, MODE)")
         elif source == ROW:
-            lines.once.append(f"{total} = tl.zeros((LINES, 1, WIDTH if MODE != 0 else 1), tl.float32)")
+            lines.once.append(f"{total} = tl.zeros((LINES, 1, behind.shape[2]), tl.float32)")
             home.append(f"{total} += {x}")
         for value in targets:
             gather(emission, lines, ends, value, x, total)
@@ -256,15 +258,15 @@ def gather(emission: TileEmission, lines: Tile, ends: list[str], value: Value, x
     if kind == TENSOR:
         ends.append(f"tl.store({home}, tl.sum({x if source in (COLUMN, MATRIX) else total}))")
     elif (source, kind) == (ELEMENT, ROW):
-        stored = f"by_place({x}, after, MODE, PLACES)"
-        lines.lines.append(f"tl.store({home} + line * after + place, {stored}, (i < end) & (place < after))")
+        stored = f"by_place({x}, MODE)"
+        lines.lines.append(f"tl.store({home} + row_entry, {stored}, row_mask)")
     elif (source, kind) == (ELEMENT, COLUMN):
         ends.append(f"tl.store({home} + column_entry, tl.sum({total}, 0)[None, :, :], inside)")
     elif (source, kind) == (ELEMENT, MATRIX):
-        stored = f"by_place(tl.sum({total}, 0)[None, :, :], after, MODE, PLACES)"
-        ends.append(f"tl.store({home} + matrix * after + place, {stored}, place < after)")
+        stored = f"by_place(tl.sum({total}, 0)[None, :, :], MODE)"
+        ends.append(f"tl.store({home} + matrix_entry, {stored}, matrix_mask)")
     elif (source, kind) == (ROW, MATRIX):
-        ends.append(f"tl.store({home} + matrix_entry, tl.sum({total}, 0)[None, :, :], matrix_mask & is_first)")
+        ends.append(f"tl.store({home} + matrix_entry, tl.sum({total}, 0)[None, :, :], matrix_mask & (along == 0))")
     else:
-        stored = f"by_place({x}, after, MODE, PLACES)"
-        ends.append(f"tl.store({home} + matrix * after + place, {stored}, (place < after) & (down == 0))")
+        stored = f"by_place({x}, MODE)"
+        ends.append(f"tl.store({home} + matrix_entry, {stored}, matrix_mask & (down == 0))")

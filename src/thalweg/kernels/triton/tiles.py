@@ -9,7 +9,7 @@ Blocks are (lines, steps, width). Which elements these are depends on what lies 
 PLAIN   nothing: a block has `width` columns
 COMB    a few places: each of its steps has as many consecutive elements as are a multiple of the places, so that every
         lane stays at one place, and hardly any is idle
-DEEP    many places: a block has `steps` columns, and `width` places behind each
+DEEP    many places, or a few where rows are summed: a block has `steps` columns, and `width` places behind each
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WIDTHS = (1024, 512, 256)
 #: Of combs: lanes of a step, how many steps a line may have, and how many places at most lie behind a column.
 TEETH, STEPS, FEW_PLACES = 256, (8, 4), 32
 #: Of deep blocks: columns, and places behind each at most.
-DEEP_COLUMNS, DEEPEST = 32, 128
+DEEP_COLUMNS, DEEPEST = 64, 128
 # Columns of the table of tiles: whose it is, its place among its owner's and among all, which matrix of its owner,
 # where it lies there, its rows, and the mode of its blocks.
 OWNER, PIECE, INDEX, MATRIX, DOWN, ALONG, BEHIND, FIRST_ROW, END_ROW, FORM, TILE = (tl.constexpr(c) for c in range(11))
@@ -53,7 +53,8 @@ class Form(NamedTuple):
 
     @property
     def lines(self) -> int:
-        return max(1, BLOCK // (self.width * self.steps))
+        block = BLOCK // 2 if self.mode == DEEP.value else BLOCK  # whose elements are read one by one
+        return max(1, block // (self.width * self.steps))
 
     def columns(self, stride: int) -> int:
         """How much of a line a block has: elements, or columns where it is deep."""
@@ -144,41 +145,52 @@ MEASURING, STEPPING = Limits(448, 8, 256, 0.3), Limits(2048, 4, 32, 0.1)
 
 def cut_to_measure(seen: Sequence[Matrices], vector: int = 4) -> list[Cut]:
     """Into tiles for passes that sum rows and columns. vector: elements of one load."""
-    return cut(seen, MEASURING, vector)
+    return cut(seen, MEASURING, vector, few_places=1)
 
 
 def cut_to_step(seen: Sequence[Matrices], vector: int = 4) -> list[Cut]:
     """Into tiles for all other passes."""
-    return cut(seen, STEPPING, vector)
+    return cut(seen, STEPPING, vector, few_places=FEW_PLACES)
 
 
-def cut(seen: Sequence[Matrices], limits: Limits, vector: int) -> list[Cut]:
-    """Into tiles that are about equal, among those of one form."""
+def cut(seen: Sequence[Matrices], limits: Limits, vector: int, few_places: int) -> list[Cut]:
+    """Into tiles that are about equal, among those of one form. few_places: how many combs are made for."""
     width = width_for([own for own in seen if own.after == 1], limits)
-    combs = [own for own in seen if 1 < own.after <= FEW_PLACES]
+    combs = [own for own in seen if 1 < own.after <= few_places]
     steps = min(STEPS, key=lambda steps: sum(comb(own, steps, vector).lanes for own in combs))
-    depth = min(triton.next_power_of_2(max((own.after for own in seen), default=1)), DEEPEST)
-    cuts = [shaped(own, width, steps, depth, vector) for own in seen]
+    deepest = max((own.after for own in seen if own.after > few_places), default=1)
+    depth = min(triton.next_power_of_2(deepest), DEEPEST)
+
+    def shaped(own: Matrices) -> Cut:
+        if own.after == 1:
+            return Cut(own, Form(PLAIN.value, width))
+        if own.after <= few_places:
+            return comb(own, steps, vector)
+        deep = Form(DEEP.value, depth, min(DEEP_COLUMNS, BLOCK // 2 // depth))
+        return Cut(own, deep, stride=stride_of(own, vector))
+
+    cuts = [shaped(own) for own in seen]
     lanes = dict.fromkeys((own.form for own in cuts), 0)
     for own in cuts:
         lanes[own.form] += own.lanes
     fewest, most = limits.fewest_blocks, limits.most_blocks
-    rows = {form: form.lines * min(most, max(fewest, lanes[form] // BLOCK // limits.programs)) for form in lanes}
+    # lines of a tile, as if all blocks were of the usual size
+    lines = {form: max(1, BLOCK // (form.width * form.steps)) for form in lanes}
+    rows = {form: lines[form] * min(most, max(fewest, lanes[form] // BLOCK // limits.programs)) for form in lanes}
     return [own._replace(height=evened(own.matrices.rows, rows[own.form], own.form.lines)) for own in cuts]
 
 
-def shaped(own: Matrices, width: int, steps: int, depth: int, vector: int) -> Cut:
-    """A tensor with the form of its blocks: there is one for each mode, so that one launch serves all."""
-    if own.after == 1:
-        return Cut(own, Form(PLAIN.value, width))
-    if own.after <= FEW_PLACES:
-        return comb(own, steps, vector)
-    return Cut(own, Form(DEEP.value, depth, min(DEEP_COLUMNS, BLOCK // depth)))
-
-
 def comb(own: Matrices, steps: int, vector: int) -> Cut:
+    """A tensor with few places behind its columns, of which each lane has one."""
+    return Cut(own, Form(COMB.value, TEETH, steps), stride=stride_of(own, vector))
+
+
+def stride_of(own: Matrices, vector: int) -> int:
+    """Consecutive elements of each step of a comb: all places behind some columns, and whole loads if lines are."""
+    if own.after > FEW_PLACES:
+        return 1
     unit = math.lcm(own.after, vector) if own.columns * own.after % vector == 0 else own.after
-    return Cut(own, Form(COMB.value, TEETH, steps), 1, TEETH // unit * unit)
+    return TEETH // unit * unit
 
 
 def width_for(seen: Sequence[Matrices], limits: Limits) -> int:
@@ -217,13 +229,10 @@ class Grid:
         self.divisors = {
             mode: math.gcd(*(divisor_of(own) for own in cuts if own.form.mode == mode)) for mode in self.forms
         }
-        self.places = triton.next_power_of_2(
-            max((own.matrices.after for own in cuts if own.form.mode == COMB.value), default=1)
-        )
 
     def constants(self, vector: int) -> dict[str, int]:
         """What kernels are compiled for. vector: elements of one load where addresses allow it."""
-        given = {"MODES": sum(1 << mode for mode in self.forms), "PLACES": self.places}
+        given = {"MODES": sum(1 << mode for mode in self.forms)}
         for mode, name in ((PLAIN.value, "PLAIN"), (COMB.value, "COMB"), (DEEP.value, "DEEP")):
             form = self.forms.get(mode, Form(mode, 1))
             given |= {f"{name}_LINES": form.lines, f"{name}_STEPS": form.steps, f"{name}_WIDTH": form.width}
@@ -276,11 +285,9 @@ def lanes_of(
     VECTOR: tl.constexpr,
     STEPS: tl.constexpr,
     WIDTH: tl.constexpr,
-    PLACES: tl.constexpr,
 ):
-    """Of one line of a block: where its lanes lie in a line, which are inside, at which places behind their columns
-    they are, and the places that sums of columns are made for. And which lanes have to do with rows and matrices: one
-    of those that are at the same place.
+    """Of one line of a block: where its lanes lie in a line, which are inside, and at which places behind their columns
+    they are.
     """
     columns, after, along = tl.load(tensor + ACROSS), tl.load(tensor + AFTER), tl.load(tile + ALONG).to(tl.int64)
     line = columns * after
@@ -291,7 +298,6 @@ def lanes_of(
         position = along * WIDTH + lane
         inside = lane < line - along * WIDTH
         behind = tl.zeros((1, 1, 1), tl.int64)
-        place, is_first = behind, behind == along
     elif MODE == COMB:
         stride = tl.load(tensor + STRIDE)
         if VECTOR > 1:
@@ -300,24 +306,19 @@ def lanes_of(
         position = start + (step * stride + lane)
         inside = (lane < stride) & (step * stride + lane < line - start)
         behind = lane % after
-        place, is_first = tl.arange(0, PLACES)[None, None, :].to(tl.int64), (lane < after) & (along == 0)
     else:
         column, behind = along * STEPS + step, tl.load(tile + BEHIND).to(tl.int64) * WIDTH + lane
         position = column * after + behind
         inside = (column < columns) & (behind < after)
-        place, is_first = behind, (behind < after) & (along == 0)
-    return position, inside, behind, place, is_first
+    return position, inside, behind
 
 
 @triton.jit
-def by_place(x, after, MODE: tl.constexpr, PLACES: tl.constexpr):
+def by_place(x, MODE: tl.constexpr):
     """Sums over the columns of a block, for each line and each place behind columns."""
+    tl.static_assert(MODE != COMB)
     if MODE == PLAIN:
         return tl.sum(tl.sum(x, 2), 1)[:, None, None]
-    elif MODE == COMB:
-        found = tl.sum(x, 1)
-        own = (tl.arange(0, x.shape[2]) % after)[None, :, None] == tl.arange(0, PLACES)[None, None, :]
-        return tl.sum(tl.where(own, found[:, :, None], 0.0), 1)[:, None, :]
     else:
         return tl.sum(x, 1)[:, None, :]
 
@@ -329,14 +330,6 @@ def down_columns(block, MODE: tl.constexpr):
         return tl.sum(block, 0)[None, :, :]
     else:
         return block
-
-
-@triton.jit
-def widely(place, VECTOR: tl.constexpr):
-    """Addresses from which loads take several elements."""
-    if VECTOR > 1:
-        place = tl.multiple_of(place, (1, 1, 16))
-    return place
 
 
 @triton.jit
