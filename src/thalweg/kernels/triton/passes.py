@@ -11,8 +11,8 @@ write       writes parameters and state
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 import triton
@@ -22,7 +22,7 @@ from torch import Tensor
 from thalweg.arrays import Axes
 from thalweg.kernels.triton.launching import Compiled, kind_of
 from thalweg.kernels.triton.numbers import as_stored, is_finite, uniform
-from thalweg.kernels.triton.tables import COLUMNS, STEP, Operand, Tables, add_up, key_of, positions
+from thalweg.kernels.triton.tables import COLUMNS, STEP, Operand, Tables, key_of, positions
 from thalweg.rules import Rule
 from thalweg.settings import Handling
 
@@ -68,14 +68,11 @@ class Passes:
     CHUNK: ClassVar[int] = CHUNK
     #: What is found for each tensor on the way, behind FINITE and T.
     FIGURES: ClassVar[tuple[str, ...]]
-    #: Those among them that users may look at.
-    STATS: ClassVar[tuple[str, ...]]
 
     def __init__(self, operands: Sequence[Operand], grads: Sequence[Tensor], rule: Rule, handling: Handling) -> None:
         self.rule, self.handling = rule, handling
         self.guarded = handling.on_nonfinite != "propagate"
         self.p_dtype, self.g_dtype = operands[0].p.dtype, grads[0].dtype
-        self.entry_dtypes = [torch.float32 if entry is None else entry.dtype for entry in operands[0].entries]
         self.spread = any(operand.width for operand in operands)
         self.tables = Tables(operands, grads, rule.stacked_axes, handling.seed, self.CHUNK)
         self.compiled = Compiled()
@@ -91,22 +88,22 @@ class Passes:
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.device)
 
-    # ---- for each rule to fill in
+    # ---- for passes of a kind to fill in
 
     def numbers(self) -> tuple[float, ...]:
         """The rule's options as its kernels read them, behind SIGN."""
         raise NotImplementedError
 
-    def flags(self) -> dict[str, Any]:
-        """What the rule's kernel over chunks is compiled for."""
+    def measured(self, step: Step) -> Iterator[list[Sum]]:
+        """All that comes before writing. Gives sums that may have to be completed over ranks, and goes on from them."""
         raise NotImplementedError
 
-    def sweep(self, step: Step, stage: int) -> None:
-        """The rule's kernel over all chunks."""
+    def write(self, step: Step) -> None:
+        """Write what was measured; under a guard, nothing of a parameter that would not be finite."""
         raise NotImplementedError
 
-    def decide(self, step: Step) -> None:
-        """From totals to figures."""
+    def stats(self) -> dict[str, Tensor]:
+        """What users may look at, by row; the next step writes over it."""
         raise NotImplementedError
 
     # ---- one step
@@ -117,24 +114,6 @@ class Passes:
             for _ in self.measured(step):
                 pass
             self.write(step)
-
-    def measured(self, step: Step) -> Iterator[list[Sum]]:
-        """All that comes before writing. Gives sums that may have to be completed over ranks, and goes on from them."""
-        self.sweep(step, MEASURE)
-        add_up(self.compiled, self.partials, self.tables.begins, self.totals)
-        yield [Sum(self.totals, None)]
-        self.decide(step)
-        if self.guarded:
-            self.sweep(step, REHEARSE)
-            add_up(self.compiled, self.partials[:1], self.tables.begins, self.failures)
-            yield [Sum(self.failures, None)]
-        self.settle(step, counts=self.handling.on_nonfinite != "raise")  # of which nothing may be seen if it raises
-
-    def write(self, step: Step) -> None:
-        """Write what was measured; under a guard, nothing of a parameter that would not be finite."""
-        if self.handling.on_nonfinite == "raise":
-            self.settle(step, counts=True)
-        self.sweep(step, WRITE)
 
     def settle(self, step: Step, *, counts: bool) -> None:
         self.compiled.run(
@@ -154,70 +133,8 @@ class Passes:
             key=(counts, kind_of(step.allowed)),
         )
 
-    def launch(self, kernel: Any, step: Step, stage: int) -> None:
-        """Run a kernel over all chunks."""
-        tables = self.tables
-        if not tables.chunk_count:
-            return
-        aligned = tables.aligned and tables.grads_aligned
-        self.compiled.run(
-            kernel,
-            (tables.chunk_count,),
-            (
-                tables.rows,
-                tables.gradients,
-                tables.chunks,
-                self.options,
-                self.figures,
-                self.partials,
-                step.grad_scale,
-                step.allowed,
-                tables.count,
-                tables.chunk_count,
-            ),
-            lambda: dict(
-                STAGE=stage,
-                SCALED=step.grad_scale is not None,
-                ALLOWED=step.allowed is not None,
-                GUARDED=self.guarded,
-                STOCHASTIC=self.handling.rounding == "stochastic" and self.p_dtype in NARROW,
-                SPREAD=self.spread,
-                ALIGNED=aligned,
-                P_DTYPE=DTYPES[self.p_dtype],
-                G_DTYPE=DTYPES[self.g_dtype],
-                **self.flags(),
-                CHUNK=self.CHUNK,
-            ),
-            warps=WARPS,
-            key=(stage, aligned, kind_of(step.grad_scale), kind_of(step.allowed)),
-        )
-
-    def decided(self, kernel: Any, step: Step, flags: Callable[[], dict[str, Any]]) -> None:
-        """Run a kernel over all rows, from totals to figures."""
-        self.compiled.run(
-            kernel,
-            (triton.cdiv(self.tables.count, DECIDED),),
-            (self.tables.rows, self.options, self.totals, self.figures, step.lr, step.lr_scale, self.tables.count),
-            lambda: dict(LR_IS_TENSOR=isinstance(step.lr, Tensor), **flags(), BLOCK=DECIDED),
-            warps=4,
-            key=kind_of(step.lr),
-        )
-
     def sign(self) -> float:
         return -1.0 if self.handling.maximize else 1.0
-
-    def stats(self) -> dict[str, Tensor]:
-        """Figures by row; the next step writes over them."""
-        return {name: self.figures[2 + self.FIGURES.index(name)] for name in self.STATS}
-
-
-@triton.jit
-def turn(chunk_count, STAGE: tl.constexpr, GUARDED: tl.constexpr):
-    """The chunk of a program. Every other pass goes backwards: what the last one read is still in cache."""
-    chunk = tl.program_id(0)
-    if STAGE == 1 or (STAGE == 2 and not GUARDED):
-        chunk = chunk_count - 1 - chunk
-    return chunk
 
 
 @triton.jit
@@ -242,23 +159,6 @@ def is_idle(figures, row, allowed, count, STAGE: tl.constexpr, ALLOWED: tl.const
 
 
 @triton.jit
-def as_parameter(
-    new,
-    rows,
-    row,
-    index,
-    figures,
-    count,
-    P_DTYPE: tl.constexpr,
-    STOCHASTIC: tl.constexpr,
-    SPREAD: tl.constexpr,
-):
-    """New values of a parameter's elements, rounded as it is stored."""
-    t = tl.load(figures + T * count + row)
-    return rounded(new, rows, row, index, t, P_DTYPE, STOCHASTIC, SPREAD)
-
-
-@triton.jit
 def rounded(new, rows, row, index, t, P_DTYPE: tl.constexpr, STOCHASTIC: tl.constexpr, SPREAD: tl.constexpr):
     """New values of a parameter's elements at step t, rounded as it is stored."""
     chance = 0.0
@@ -277,25 +177,12 @@ def failures_in(stored, mask):
 
 
 @triton.jit
-def is_undefined(above, below):
-    """Whether a ratio of norms is undefined because one is zero. A norm that is NaN is not: the ratio is NaN too."""
-    return ((above <= 0) | (below <= 0)) & (above == above) & (below == below)
-
-
-@triton.jit
 def gradient_factor(numbers, grad_scale, SCALED: tl.constexpr):
     """What gradients are multiplied by before anything else."""
     factor = tl.load(numbers + SIGN)
     if SCALED:
         factor = factor * tl.load(grad_scale).to(tl.float32)
     return factor
-
-
-@triton.jit
-def bounded(x, low, high):
-    """x within bounds; NaN stays."""
-    x = tl.where(x < low, low, x)
-    return tl.where(x > high, high, x)
 
 
 @triton.jit
