@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.arrays import Shape
 from thalweg.kernels import triton as kernels
-from thalweg.kernels.shown import reason_unread
-from thalweg.programs.served import reason_underived
-from thalweg.rules import Kron, Rule
+from thalweg.kernels.triton import served
+from thalweg.rules import Kron
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 from thalweg.torch.engines.bucket import Bucket
@@ -23,7 +21,6 @@ from thalweg.torch.engines.triton_buckets import KronLaunch, Launch, gradients_o
 from thalweg.torch.params.checks import NAMES
 from thalweg.torch.sharding.lockstep import Computation
 
-SERVED = (torch.float32, torch.bfloat16, torch.float16)
 #: In how many lists each parameter may be kept with its tables. In most trainings it is always in the same.
 MOST_LISTS = 8
 #: What Triton's kernels run on, of NVIDIA's.
@@ -33,6 +30,10 @@ LEAST_CAPABILITY = (8, 0)
 def is_on_gpu(p: Tensor) -> bool:
     """Whether a parameter is one that kernels for GPUs may serve."""
     return p.device.type in kernels.DEVICES
+
+
+def is_served_dtype(p: Tensor) -> bool:
+    return name_of(p) in served.DTYPES
 
 
 @functools.cache
@@ -56,33 +57,17 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], par
     """
     rule = setting.rule
     shape = tuple(p.shape) if part is None else part.shape
-    unserved = reason_unread(rule, kernels.READS) if is_by_hand(rule) else reason_underived(rule, shape)
-    if unserved:
-        return unserved
     if reason := reason_against_kind(rule, p):
         return reason
-    if p.dtype not in SERVED:
-        return f"there is no fused kernel for {p.dtype} on GPUs"
-    entries = [entry for key, entry in state.items() if key not in ("step", "refresh")]
-    if any(entry.dtype not in SERVED for entry in entries):
-        return "there is no fused kernel for state of float64 on GPUs"
-    if part is None and (reason := reason_against_layout(setting, p, entries)):
+    entries = {key: entry for key, entry in state.items() if key != "step"}
+    stored = {key: (tuple(entry.shape), name_of(entry)) for key, entry in entries.items()}
+    if reason := served.reason_against(setting, shape, name_of(p), stored):
         return reason
-    return reason_against_kron(setting, p, state, shape) if isinstance(rule, Kron) else ""
+    return reason_against_layout(setting, p, list(entries.values())) if part is None else ""
 
 
-def is_by_hand(rule: Rule) -> bool:
-    """Whether the kernels of a rule are written by hand; those of all others are made from the rule."""
-    return isinstance(rule, tuple(kernels.READS))
-
-
-def reason_against_kron(setting: Setting, p: Tensor, state: Mapping[str, Tensor], shape: Shape) -> str:
-    if reason_missing(p.device) is not None:  # without kernels the answer is neither known nor needed
-        return ""
-    from thalweg.kernels.triton.kron import reason_unserved
-
-    rule: Any = setting.settled
-    return reason_unserved(rule, setting.handling, shape, NAMES[p.dtype], NAMES[state["Q_0"].dtype])
+def name_of(x: Tensor) -> str:
+    return NAMES.get(x.dtype, str(x.dtype))
 
 
 def reason_against_part(setting: Setting, part: Part) -> str:

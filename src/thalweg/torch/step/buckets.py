@@ -135,7 +135,7 @@ class Sorter:
             self.wanted in ("auto", "fused")
             and rule_name != "Kron"
             and triton.is_on_gpu(p)
-            and p.dtype in triton.SERVED
+            and triton.is_served_dtype(p)
             and triton.reason_missing(p.device) is None
         )
 
