@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,8 @@ class Explanation:
     #: Entries of ``overrides`` that match no parameter.
     unused_overrides: Sequence[Any] = field(default_factory=list)
     groups: Sequence[GroupRow] = ()
+    #: The source of the fused code for each treatment, where it was asked for.
+    code: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def state_bytes(self) -> int:
@@ -88,7 +90,8 @@ class Explanation:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
         ]
         groups = [f"group {index}{group}" for index, group in enumerate(self.groups)]
-        return "\n".join([*lines, *groups, *(f"warning: {warning}" for warning in self.warnings)])
+        code = [f"\n{title}\n\n{source}" for title, source in self.code.items()]
+        return "\n".join([*lines, *groups, *(f"warning: {warning}" for warning in self.warnings), *code])
 
 
 def explained(

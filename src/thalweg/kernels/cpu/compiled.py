@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from thalweg.arrays import Shape, is_number
+from thalweg.boundary import arithmetic, kept
 from thalweg.errors import FallbackWarning, RuleError
 from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.bounds import COUNT, LARGEST, bounded
@@ -25,6 +26,7 @@ from thalweg.programs.schedule import Schedule, schedule
 from thalweg.programs.trace import Program, example_of, number_fields, trace
 from thalweg.rules import Rule
 from thalweg.rules.entries import Entry, Spread
+from thalweg.settings import Setting
 
 #: Registers that Python and native code fill, by the names of the inputs.
 FILLED = {COUNT: COUNT_REGISTER, LARGEST: LARGEST_REGISTER}
@@ -143,6 +145,20 @@ def reason_uncompiled(rule: Rule, shape: Shape) -> str:
             if isinstance(error, Uncompiled):
                 warn_slow(str(error))
     return _reasons[key]
+
+
+def source_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool = True) -> str:
+    """The C++ that steps parameters of this kind, or why there is none."""
+    rule, handling = setting.rule_at(1), setting.handling
+    if rule.needs_whole:
+        return f"// {type(rule).__name__} is computed by its own formulas\n"
+    exact = all(stored == arithmetic(dtype) for _, stored in kept(rule, handling, shape, dtype).values())
+    guarded = handling.on_nonfinite != "propagate"
+    try:
+        found = emitted(kind_of(rule, shape, has_lr=has_lr, exact=exact, guarded=guarded, declared=setting.rule))
+    except RuleError as error:
+        return f"// {error}\n"
+    return "\n".join(each.source for each in found.functions)
 
 
 @dataclass

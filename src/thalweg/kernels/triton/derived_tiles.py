@@ -12,6 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.arrays import Shape
+from thalweg.boundary import kept as kept_for
+from thalweg.dtypes import DTYPES
 from thalweg.kernels.triton.derived import (
     DerivedPasses,
     MadePasses,
@@ -22,17 +24,20 @@ from thalweg.kernels.triton.derived import (
     traced,
     whole_of,
 )
+from thalweg.kernels.triton.derived import kernels_for as whole_kernels
 from thalweg.kernels.triton.emit_tiles import EmittedTiles, emit_tiles
 from thalweg.kernels.triton.launching import kind_of
 from thalweg.kernels.triton.passes import DECIDED, MEASURE, REHEARSE, WRITE, Passes, Step, Sum
+from thalweg.kernels.triton.served import is_by_hand
 from thalweg.kernels.triton.statistics import COMPUTED, Statistics
 from thalweg.kernels.triton.tables import ALIGNMENT, Operand, add_up
 from thalweg.kernels.triton.tiles import WARPS, Grid, cut_to_measure, cut_to_step, matrices_of
 from thalweg.programs.extents import ELEMENT, TENSOR, Kinds, kinds_of
 from thalweg.programs.schedule import schedule
-from thalweg.programs.trace import example_of
+from thalweg.programs.served import reason_underived
+from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
 from thalweg.rules import Rule
-from thalweg.settings import Handling
+from thalweg.settings import Handling, Setting
 
 
 def passes_for(
@@ -49,6 +54,22 @@ def passes_for(
     program = traced(rule, example_for(operands, rule), rated)
     made = DerivedPasses if kinds_of(program, rule.stacked_axes).axes is None else TilePasses
     return made(operands, grads, rule, handling, keys, sharded=sharded, rated=rated)
+
+
+def source_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool = True) -> str:
+    """The Triton that steps parameters of this kind, or why there is none that was made from the rule."""
+    rule, handling = setting.rule_at(1), setting.handling
+    if is_by_hand(rule):
+        return f"# the kernels of {type(rule).__name__} are written by hand\n"
+    if reason := reason_underived(rule, shape):
+        return f"# {reason}\n"
+    stored = {PARAMETER: dtype, GRADIENT: dtype}
+    stored |= {key: own for key, (_, own) in kept_for(rule, handling, shape, dtype).items()}
+    dtypes = tuple((key, DTYPES[own].bytes, own == "float32") for key, own in stored.items())
+    example, guarded = example_of(rule, shape), handling.on_nonfinite != "propagate"
+    if kinds_of(traced(rule, example, has_lr), rule.stacked_axes).axes is None:
+        return whole_kernels(rule, example, dtypes, guarded, False, has_lr).emitted.source
+    return kernels_for(rule, example, dtypes, guarded, False, has_lr)[0].source
 
 
 def example_for(operands: Sequence[Operand], rule: Rule) -> Shape:

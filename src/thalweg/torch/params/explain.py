@@ -9,10 +9,12 @@ from torch import Tensor
 
 from thalweg.explain import Explanation, GroupRow, Row
 from thalweg.explain import explained as explained_by_shape
+from thalweg.kernels import triton
+from thalweg.kernels.cpu.compiled import source_of as native_source
 from thalweg.settings import Setting
 from thalweg.spaces import torch as xp
 
-__all__ = ["Explanation", "GroupRow", "Row", "explained", "explained_group"]
+__all__ = ["Explanation", "GroupRow", "Row", "explained", "explained_group", "source_of"]
 
 #: A count of steps is a tensor of float32 for each parameter.
 COUNTER_BYTES = 4
@@ -43,6 +45,16 @@ def explained_group(group: Mapping[str, Any], *, shown_only: bool) -> GroupRow:
         shown_rate(group["lr"]),
         tuple(notes),
     )
+
+
+def source_of(setting: Setting, p: Tensor, *, has_lr: bool) -> str:
+    """The source of the fused code that steps such a parameter, or why there is none."""
+    shape, dtype = tuple(p.shape), xp.dtype(p)
+    if p.device.type in triton.DEVICES and triton.reason_missing() is None:
+        from thalweg.kernels.triton.derived_tiles import source_of
+
+        return source_of(setting, shape, dtype, has_lr=has_lr)
+    return native_source(setting, shape, dtype, has_lr=has_lr)
 
 
 def shown_rate(lr: Any) -> Any:

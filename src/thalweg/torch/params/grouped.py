@@ -24,7 +24,7 @@ from thalweg.torch.params.checkpoints import (
     warn_if_made_otherwise,
 )
 from thalweg.torch.params.checks import check_parameter, reason_against_flat
-from thalweg.torch.params.explain import Explanation, explained, explained_group
+from thalweg.torch.params.explain import Explanation, explained, explained_group, source_of
 from thalweg.torch.params.groups import (
     LAYOUT,
     EngineName,
@@ -249,20 +249,25 @@ class GroupedOptimizer(torch.optim.Optimizer):
                     settings = self._checked_settings(index, self.param_groups[index])
                     self._state(name, p, self._setting(settings, name, p), self.param_groups[index])
 
-    def explain(self) -> Explanation:
+    def explain(self, *, code: bool = False) -> Explanation:
         """How every parameter will be treated, what its state will cost, and what looks like a mistake.
 
-        Parameters that are frozen (``requires_grad=False``) are counted by group and have no row.
+        Parameters that are frozen (``requires_grad=False``) are counted by group and have no row. code: show the source
+        of the fused code too, once for each treatment.
         """
-        rows = []
+        rows, sources = [], {}
         for name, p, index in self._homes():
             if p.requires_grad:
                 group = self.param_groups[index]
                 setting = self._setting(self._checked_settings(index, group), name, p)
                 lr, factor = self._rate(group)
                 rows.append(explained(name, p, replace(setting, lr_scale=setting.lr_scale * factor), lr))
+                if code:
+                    title = f"{self.rule_name}, {rows[-1].treatment}, {rows[-1].dtype} on {p.device.type}:"
+                    if title not in sources:
+                        sources[title] = source_of(setting, p, has_lr=lr is not None)
         groups = [explained_group(group, shown_only=self._is_shown_only(group)) for group in self.param_groups]
-        return Explanation(rows, unused_patterns(self._overrides, self.param_groups), groups)
+        return Explanation(rows, unused_patterns(self._overrides, self.param_groups), groups, sources)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state. State keeps the dtype it was saved in; on any error nothing is changed."""
