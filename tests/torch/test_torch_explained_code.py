@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from thalweg.kernels import triton
-from thalweg.kernels.cpu.compiled import emitted, kind_of
-from thalweg.rules import RULES
-from thalweg.torch import LAMB, Adafactor, Kron
+from thalweg.kernels import triton  # noqa: E402
+from thalweg.kernels.cpu.compiled import emitted, kind_of  # noqa: E402
+from thalweg.rules import RULES  # noqa: E402
+from thalweg.torch import LAMB, Adafactor, Kron  # noqa: E402
 
 
 def parameters() -> list[torch.nn.Parameter]:
