@@ -8,6 +8,7 @@ from typing import Any
 
 from thalweg.programs.graph import OPERATORS, Value
 from thalweg.programs.trace import FUNCTIONS
+from thalweg.rules import Rule
 
 
 def quotient(a: float, b: float) -> float:
@@ -61,3 +62,13 @@ def function_of(operands: Iterable[Any]) -> Callable[[Mapping[str, float]], list
     exec(compile(source, "<numbers of a program>", "exec"), names)
     made: Callable[[Mapping[str, float]], list[float]] = names["numbers"]
     return made
+
+
+def options_of(rule: Rule) -> dict[str, Any]:
+    """The options of a rule under the names of their inputs."""
+    found: dict[str, Any] = {}
+    for name, value in vars(rule).items():
+        found[name] = value
+        if isinstance(value, tuple):
+            found.update({f"{name}[{i}]": each for i, each in enumerate(value)})
+    return found

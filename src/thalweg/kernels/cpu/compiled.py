@@ -21,7 +21,7 @@ from thalweg.kernels.cpu.emit import LARGEST as LARGEST_REGISTER
 from thalweg.kernels.cpu.kinds import HOST, SCALAR, Kinds
 from thalweg.kernels.cpu.library import functions_of, reason_missing
 from thalweg.programs.graph import Value
-from thalweg.programs.host import function_of
+from thalweg.programs.host import function_of, options_of
 from thalweg.programs.schedule import Schedule, schedule
 from thalweg.programs.trace import Program, example_of, number_fields, trace
 from thalweg.rules import Rule
@@ -314,14 +314,3 @@ class Compiled:
         given = {**options_of(rule), "t": float(t), "lr": lr, "lr_scale": lr_scale}
         found = self.numbers(given)
         return (ctypes.c_double * (FIRST_NUMBER + len(found)))(gradient_scale, 1.0, 1.0, *found)
-
-
-def options_of(rule: Rule) -> dict[str, Any]:
-    """The options of a rule under the names of their inputs."""
-    found: dict[str, Any] = {}
-    for f in fields(rule):
-        value = getattr(rule, f.name)
-        found[f.name] = value
-        if isinstance(value, tuple):
-            found.update({f"{f.name}[{i}]": each for i, each in enumerate(value)})
-    return found

@@ -24,11 +24,12 @@ from thalweg.kernels.triton import passes as of_passes
 from thalweg.kernels.triton import statistics as of_statistics
 from thalweg.kernels.triton import tables as of_tables
 from thalweg.kernels.triton import tiles as of_tiles
-from thalweg.kernels.triton.emit import Emitted, emit, values_of
+from thalweg.kernels.triton.emit import Emitted, emit
 from thalweg.kernels.triton.launching import kind_of
 from thalweg.kernels.triton.passes import DECIDED, DTYPES, MEASURE, NARROW, REHEARSE, WARPS, WRITE, Passes, Step, Sum
 from thalweg.kernels.triton.tables import Operand, add_up
 from thalweg.programs.extents import spread_shapes
+from thalweg.programs.host import function_of, options_of
 from thalweg.programs.schedule import schedule
 from thalweg.programs.trace import GRADIENT, PARAMETER, Program, example_of, trace
 from thalweg.rules import Rule
@@ -144,12 +145,7 @@ class MadePasses(Passes):
     stored: Sequence[Any]
 
     def numbers(self) -> tuple[float, ...]:
-        options: dict[str, Any] = {}
-        for f in fields(self.rule):
-            value = getattr(self.rule, f.name)
-            pairs = enumerate(value) if isinstance(value, tuple) else ()
-            options.update({f.name: value, **{f"{f.name}[{i}]": each for i, each in pairs}})
-        return tuple(values_of(self.emitted.numbers, options))
+        return tuple(function_of(self.emitted.numbers)(options_of(self.rule)))
 
     def flags_of(self, step: Step, stage: int) -> dict[str, Any]:
         """What a pass is compiled for, beside where it goes."""

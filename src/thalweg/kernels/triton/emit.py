@@ -8,7 +8,7 @@ after a pass, from its sums, and kept among the *figures*. Numbers that the opti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -379,26 +379,3 @@ def is_zero_where_nothing_is(value: Any, large: Any) -> bool:
         return operand.op in ("neg", "abs", "sqrt") and is_zero(operand.args[0])
 
     return is_zero(value)
-
-
-def values_of(numbers: Iterable[Value], options: Mapping[str, float]) -> list[float]:
-    """What the host computes of options, in double precision."""
-    from thalweg.programs.graph import OPERATORS
-    from thalweg.programs.trace import FUNCTIONS
-
-    known: dict[Value, Any] = {}
-
-    def of(operand: Any) -> Any:
-        if not isinstance(operand, Value):
-            return operand
-        if operand not in known:
-            if operand.op == "input":
-                known[operand] = options[operand.name]
-            elif operand.op == "where":
-                condition, yes, no = map(of, operand.args)
-                known[operand] = yes if condition else no
-            else:
-                known[operand] = {**OPERATORS, **FUNCTIONS}[operand.op](*map(of, operand.args))
-        return known[operand]
-
-    return [float(of(number)) for number in numbers]
