@@ -37,7 +37,7 @@ def test_a_race_on_a_task_of_your_own(tmp_path: Path) -> None:
     assert all(one["loss"] < one["curve"]["loss"][0] for one in course["results"])
 
 
-@pytest.mark.parametrize("optimizer", ["adafactor", "kron"])
+@pytest.mark.parametrize("optimizer", ["adafactor", pytest.param("kron", marks=pytest.mark.nightly)])
 def test_jax_over_devices(optimizer: str) -> None:
     pytest.importorskip("optax")
     command = [sys.executable, str(ROOT / "examples" / "jax_sharded.py"), "--optimizer", optimizer, "--steps", "3"]
@@ -66,7 +66,7 @@ def test_fsdp2(tmp_path: Path) -> None:
 
 
 @pytest.mark.world
-@pytest.mark.parametrize(("ranks", "optimizer"), [(2, "Adafactor"), (4, "Kron")])
+@pytest.mark.parametrize(("ranks", "optimizer"), [(2, "Adafactor"), pytest.param(4, "Kron", marks=pytest.mark.nightly)])
 def test_tensor_parallel_equals_one_rank(ranks: int, optimizer: str) -> None:
     arguments = ("--optimizer", optimizer, "--steps", "5")
     parallel = over_ranks(ranks, "tensor_parallel.py", *arguments, "--parallel", "2")
@@ -75,6 +75,7 @@ def test_tensor_parallel_equals_one_rank(ranks: int, optimizer: str) -> None:
 
 
 @pytest.mark.world
+@pytest.mark.nightly
 def test_resume_on_another_number_of_ranks(tmp_path: Path) -> None:
     def trained(ranks: int, folder: str, stop: int) -> dict[int, float]:
         arguments = ("--optimizer", "LAMB", "--steps", "4", "--every", "1", "--stop", str(stop))

@@ -9,6 +9,7 @@ import pytest
 from cases import KRON
 from jax_reference import assert_equal
 from jax_trees import compiled, leaves, problem
+from lanes import one_in
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("optax")
@@ -24,7 +25,7 @@ ONE = {"w": (6, 4)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("text", "options"), KRON.options.items(), ids=list(KRON.options))
+@pytest.mark.parametrize(("text", "options"), one_in(3, KRON.options.items()))
 def test_equals_the_numpy_front_end(text: str, options: dict) -> None:
     assert_equal(kron(KRON.lr, **options), Kron(lr=KRON.lr, engine="reference", **options), SHAPES)
 

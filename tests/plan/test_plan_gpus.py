@@ -12,7 +12,6 @@ import pytest
 from measured_peaks import allocator_kept, allocator_peak, torch_optimizer
 
 from thalweg.errors import CommandError
-from thalweg.kernels.triton import served
 from thalweg.plan import gpus, plan
 from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import Option, setting_of
@@ -73,13 +72,6 @@ def planned(
 
 
 # ---- what runs
-
-
-@needs_kernels
-def test_what_kernels_serve_is_what_the_engine_says() -> None:
-    from thalweg.torch.engines import triton as gpu
-
-    assert tuple(str(dtype).removeprefix("torch.") for dtype in gpu.SERVED) == served.DTYPES
 
 
 @pytest.mark.in_turn

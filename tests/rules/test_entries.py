@@ -31,7 +31,6 @@ ELSEWHERE = {
     # owners of Kron's whole tensors, and its stacks
     "torch/engines/results.py",
     "torch/engines/shards.py",
-    "torch/engines/triton.py",
     "torch/sharding/owner_kernels.py",
     "torch/sharding/requests.py",
     # costs of rules by their names

@@ -136,7 +136,7 @@ def test_arrays_that_do_not_lie_row_by_row_in_memory(space: Any) -> None:
         check(made, x, given, exact(x))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own use of torch.jit
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles with a C++ compiler, and there is none here")
 def test_sums_and_means_by_compiled_torch() -> None:
@@ -173,7 +173,9 @@ def test_the_joint_norm_of_gradients(dtype: str) -> None:
         assert squares == pytest.approx(float((g.double() ** 2).sum()), rel=SUMMED)
 
 
-@pytest.mark.parametrize("shape", [(SIZE,), (2048, 2048), (128, 2048, 4, 4)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(SIZE,), (2048, 2048), pytest.param((128, 2048, 4, 4), marks=pytest.mark.nightly)], ids=str
+)
 def test_torch_makes_no_wide_copy(shape: tuple[int, ...]) -> None:
     """A copy in float64 would be twice the size of x."""
     torch = pytest.importorskip("torch")

@@ -131,9 +131,15 @@ def fault_of(module: str, devices: int, case: str) -> str:
 
 
 def pairs(cases: Callable[[int], Cases]) -> list[Any]:
-    """A number of devices and a case for it; the ordinary lane has the most devices alone."""
+    """A number of devices and a case for it; the ordinary lane has the most devices alone, and few cases of Kron,
+    which takes longest to compile.
+    """
+
+    def is_ordinary(devices: int, case: str) -> bool:
+        return devices == max(DEVICES) and (not case.startswith("kron: ") or case == "kron: same numbers")
+
     return [
-        pytest.param(devices, case, marks=() if devices == max(DEVICES) else pytest.mark.nightly)
+        pytest.param(devices, case, marks=() if is_ordinary(devices, case) else pytest.mark.nightly)
         for devices in DEVICES
         for case in cases(devices)
     ]

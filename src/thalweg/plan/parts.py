@@ -121,7 +121,8 @@ def rounds(setting: Setting, part: Part) -> tuple[tuple[Figures, ...], ...]:
     rule = setting.rule_at(1)
     stepped(space, OnParts(rule, ledger) if rule.needs_whole else rule, setting, p, g, state)
     told = list(map(tuple, space.rounds))
-    keeps_all = any(state[key].shape == part.held.shape for key in rule.keys(part.whole.shape, Square))
+    entries = rule.entries(part.whole.shape).values()
+    keeps_all = any(isinstance(entry, Square) and not entry.over for entry in entries)
     if keeps_all and len(told) > 1:  # where all squares are kept, those of u need no sum before them
         told[:2] = [told[0] + told[1]]
     return tuple(told)
