@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -191,12 +192,15 @@ def test_the_package_has_the_code_of_every_option_of_its_rules(rule: type[Rule])
 
 
 @pytest.fixture
-def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing is compiled yet, and what will be is kept in a folder of this test."""
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Nothing is compiled yet, what will be is kept in a folder of this test, and no compiler is remembered."""
     monkeypatch.setenv("THALWEG_CACHE", str(tmp_path / "cache"))
     for name in ("_kinds", "_reasons"):
         monkeypatch.setattr(compilation, name, {})
     monkeypatch.setattr(compiler, "_loaded", {})
+    compiler.compiler.cache_clear()
+    warn_slow.cache_clear()
+    yield
     compiler.compiler.cache_clear()
     warn_slow.cache_clear()
 
