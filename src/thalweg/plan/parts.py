@@ -123,7 +123,9 @@ def rounds(setting: Setting, part: Part) -> tuple[tuple[Figures, ...], ...]:
     told = list(map(tuple, space.rounds))
     entries = rule.entries(part.whole.shape).values()
     keeps_all = any(isinstance(entry, Square) and not entry.over for entry in entries)
-    if keeps_all and len(told) > 1:  # where all squares are kept, those of u need no sum before them
+    if (
+        keeps_all and len(told) > 1 and told[1][0].kind == "sum"
+    ):  # where all squares are kept, those of u need no sum before them
         told[:2] = [told[0] + told[1]]
     return tuple(told)
 
