@@ -102,7 +102,7 @@ def settled(
     finite: Truth | None,
     allowed: Truth | None,
 ) -> Advance:
-    """The new values, or the old ones where the step is not taken. finite: None if nobody asked."""
+    """The new values, or the old ones where the step is not taken. finite: None under on_nonfinite="propagate"."""
     if finite is None and allowed is None:
         return Advance(new, update.state, None, update.stats)
     taken = allowed if finite is None else finite if allowed is None else finite & allowed

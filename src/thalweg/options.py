@@ -1,4 +1,4 @@
-"""The options of each optimizer as types, for editors and type checkers, and as signatures, for whoever asks Python.
+"""The options of each optimizer as types, for editors and type checkers, and as signatures, for ``inspect``.
 
 The values, defaults and meanings are the fields of ``thalweg.rules`` and of ``thalweg.settings.Handling``. Signatures
 are made of them; types are written here, and a test holds the two together.

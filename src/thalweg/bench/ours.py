@@ -100,7 +100,7 @@ OURS = [
 
 
 def every() -> list[Contestant]:
-    """All of ours: also rules that somebody has added, with their defaults."""
+    """Contestants for all registered rules, with their defaults."""
     known = {contestant.rule for contestant in OURS}
     added: list[Contestant] = []
     for kind, made in RULES.items():

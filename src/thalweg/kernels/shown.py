@@ -1,4 +1,4 @@
-"""What kernels written by hand are shown of a rule: entries of its state, by roles, and options, by names."""
+"""Which options of a rule kernels written by hand read, and what they refuse for it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TypeAlias
 
-from thalweg.arrays import Shape
 from thalweg.rules import Rule
-from thalweg.rules.entries import Entry, Moment, Square
 
 #: For each rule that kernels are written for the options that they read, parted by spaces.
 Reads: TypeAlias = Mapping[type[Rule], str]
-
-#: The roles of the entries that kernels are shown, in their order, for each rule whose kernels write in place.
-ROLES: Mapping[str, tuple[type[Entry], ...]] = {
-    "LARS": (Moment,),
-    "LAMB": (Moment, Square),
-    "Adafactor": (Square, Square, Moment),
-}
-
-
-def entries_of(rule_name: str, rule: Rule, shape: Shape) -> tuple[str, ...]:
-    """The keys of the state that kernels are shown for a parameter of this shape; "" where there is none."""
-    keys = {role: iter(rule.keys(shape, role)) for role in ROLES[rule_name]}
-    return tuple(next(keys[role], "") for role in ROLES[rule_name])
 
 
 def reason_unread(rule: Rule, reads: Reads) -> str | None:

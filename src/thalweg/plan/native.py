@@ -11,13 +11,12 @@ from thalweg.kernels.cpu.plan import Operand, Options, Plan
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.plan.items import Item
 from thalweg.programs.liveness import LR
-from thalweg.rules import Kron
 from thalweg.settings import Setting
 
 
 def is_served(setting: Setting) -> bool:
     """Whether native code steps a setting at all; Kron's own products are no native code."""
-    return not isinstance(setting.rule, Kron)
+    return not setting.rule.needs_whole
 
 
 def scratch_bytes(items: Sequence[Item]) -> int:

@@ -1,8 +1,8 @@
 """What a rule keeps for a parameter between steps.
 
 A rule declares its state as entries under their keys. The class of an entry is its role; with it go the extent of the
-entry, its first value, and the options that decide how it is stored. Whoever handles state asks for these, and knows
-no key.
+entry, its first value, and the options that decide how it is stored. Code that handles state asks for these, and
+knows no key.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.kernels.cpu.kinds import ELEMENT, HOST, SCALAR, Kinds
+from thalweg.kernels.cpu.kinds import Kinds
+from thalweg.programs.extents import ELEMENT, HOST, TENSOR
 from thalweg.programs.graph import Value
 from thalweg.programs.schedule import reductions_of
 from thalweg.programs.trace import PARAMETER, Program
@@ -19,7 +20,7 @@ def bounded(program: Program, kinds: Kinds) -> Any:
     largest, count = graph.input(LARGEST, frozenset()), graph.input(COUNT, frozenset())
     norms: dict[Value, Any] = {}
     for value in reductions_of(program):
-        if value.op in ("sum_squares", "mean_squares") and kinds.of(value) == SCALAR:
+        if value.op in ("sum_squares", "mean_squares") and kinds.of(value) == TENSOR:
             total = value if value.op == "sum_squares" else graph.apply("mul", value, count)
             norms[value.args[0]] = graph.apply("sqrt", total)
     limits: list[Any] = []
@@ -27,7 +28,7 @@ def bounded(program: Program, kinds: Kinds) -> Any:
     def bound(operand: Any) -> Any:
         """Something that no element exceeds in size, or None."""
         found = None
-        if kinds.of(operand) in (HOST, SCALAR):
+        if kinds.of(operand) in (HOST, TENSOR):
             found = graph.apply("abs", operand) if isinstance(operand, Value) else abs(operand)
         elif kinds.of(operand) != ELEMENT:
             return None

@@ -16,16 +16,18 @@ from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.bounds import COUNT, LARGEST, bounded
 from thalweg.kernels.cpu.compiler import Uncompiled
 from thalweg.kernels.cpu.emit import COUNT as COUNT_REGISTER
-from thalweg.kernels.cpu.emit import FIRST_NUMBER, OPERATIONS, SCALE, Emitted, emit, index_of
+from thalweg.kernels.cpu.emit import FIRST_NUMBER, OPERATIONS, SCALE, Emitted, emit
 from thalweg.kernels.cpu.emit import LARGEST as LARGEST_REGISTER
-from thalweg.kernels.cpu.kinds import HOST, SCALAR, Kinds
+from thalweg.kernels.cpu.kinds import Kinds
 from thalweg.kernels.cpu.library import functions_of, reason_missing
+from thalweg.kernels.cpu.lines import index_of
+from thalweg.programs.extents import HOST, TENSOR, is_spread, spread_shapes
 from thalweg.programs.graph import Value
 from thalweg.programs.host import function_of, options_of
 from thalweg.programs.schedule import Schedule, schedule
 from thalweg.programs.trace import Program, example_of, number_fields, trace
 from thalweg.rules import Rule
-from thalweg.rules.entries import Entry, Spread
+from thalweg.rules.entries import Entry
 from thalweg.settings import Setting
 
 #: Registers that Python and native code fill, by the names of the inputs.
@@ -79,14 +81,9 @@ def compiled(kind: Kind) -> Compiled:
 
 def scheduled(kind: Kind) -> Schedule:
     rule, shape, entries = kind.rule, kind.shape, dict(kind.entries)
-    if not all(isinstance(entry, Spread) for entry in entries.values()):
+    if not all(is_spread(entry) for entry in entries.values()):
         raise RuleError(f"{type(rule).__name__} keeps entries of a shape of their own, of which no native code is made")
-    shapes = {
-        key: tuple(1 if axis in entry.over else size for axis, size in enumerate(shape))
-        for key, entry in entries.items()
-        if isinstance(entry, Spread)
-    }
-    program = trace(rule, shape, shapes, lr=1.0 if kind.has_lr else None, simplified=False)
+    program = trace(rule, shape, spread_shapes(entries, shape), lr=1.0 if kind.has_lr else None, simplified=False)
     size = dict.fromkeys(program.memory, 4)
     return schedule(
         program,
@@ -195,7 +192,7 @@ class Registers:
             return "result", self.results[operand]
         if self.is_host(operand):
             return "number", self.numbers.setdefault(operand, len(self.numbers))
-        if self.kinds.of(operand) not in (HOST, SCALAR):
+        if self.kinds.of(operand) not in (HOST, TENSOR):
             raise RuleError(
                 f"{self.program.rule_name}: {operand!r} must be one number for each tensor, and is one for each matrix"
             )
@@ -214,7 +211,7 @@ class Registers:
         if value.op == "input":
             return value.name not in FILLED
         return (
-            self.kinds.of(value) in (HOST, SCALAR) and not value.is_reduction and all(map(self.is_host, value.values))
+            self.kinds.of(value) in (HOST, TENSOR) and not value.is_reduction and all(map(self.is_host, value.values))
         )
 
     def known_after(self, value: Value) -> int:

@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from thalweg.errors import RuleError
-from thalweg.kernels.cpu.emit import Function, library_source
+from thalweg.kernels.cpu.emit import library_source
+from thalweg.kernels.cpu.lines import Function
 
 
 class Uncompiled(RuleError):
@@ -116,7 +117,7 @@ def kept(key: str) -> Path | None:
 
 
 def is_own(path: Path) -> bool:
-    """Whether nobody else can have written it."""
+    """Whether this user owns it and no other user may write to it."""
     try:
         found = path.stat()
     except OSError:

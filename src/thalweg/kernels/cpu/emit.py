@@ -8,14 +8,15 @@ named by what they compute, so that rules and options that compute the same shar
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from thalweg.errors import RuleError
-from thalweg.kernels.cpu.kinds import COLUMN, ELEMENT, HOST, MATRIX, ROW, SCALAR, Kinds
+from thalweg.kernels.cpu.kinds import Kinds
+from thalweg.kernels.cpu.lines import Function, Lines, Names, Numbers, cpp, function, indented, index_of
+from thalweg.kernels.cpu.structs import MOST_PASSES, OPERANDS, SLOTS
+from thalweg.programs.extents import COLUMN, ELEMENT, HOST, MATRIX, ROW, TENSOR
 from thalweg.programs.graph import Value
 from thalweg.programs.schedule import Pass, Schedule
 from thalweg.programs.trace import GRADIENT, PARAMETER
@@ -25,48 +26,12 @@ OPERATIONS = (
     *("add", "sub", "mul", "div", "pow", "gt", "ge", "lt", "le", "eq", "ne", "and", "neg", "abs", "sqrt", "exp", "log"),
     *("expm1", "cos", "floor", "isfinite", "maximum", "minimum", "where"),
 )
-#: Operations of elements, as C++ has them.
-TEXTS = {
-    "add": "{0} + {1}",
-    "sub": "{0} - {1}",
-    "mul": "{0} * {1}",
-    "div": "{0} / {1}",
-    "neg": "-{0}",
-    "gt": "is_greater<X>({0}, {1})",
-    "ge": "is_at_least<X>({0}, {1})",
-    "lt": "is_greater<X>({1}, {0})",
-    "le": "is_at_least<X>({1}, {0})",
-    "eq": "is_equal<X>({0}, {1})",
-    "ne": "is_other<X>({0}, {1})",
-    "and": "{0} & {1}",
-    "abs": "magnitude({0})",
-    "sqrt": "root({0})",
-    "exp": "exponential({0})",
-    "log": "logarithm({0})",
-    "expm1": "exponential_less_1({0})",
-    "cos": "cosine({0})",
-    "floor": "rounded_down({0})",
-    "pow": "power<X>({0}, {1})",
-    "isfinite": "is_finite<X>({0})",
-    "maximum": "larger<X>({0}, {1})",
-    "minimum": "smaller<X>({0}, {1})",
-    "where": "chosen_of<X>({0}, {1}, {2})",
-}
-TRUTHS = ("gt", "ge", "lt", "le", "eq", "ne", "and", "isfinite")
-#: What native code has room for: operands, passes, sums of a pass, numbers of a pass, slots of rows or columns.
-OPERANDS, MOST_PASSES, MOST_SUMS, MOST_NUMBERS, SLOTS = 6, 6, 5, 64, 2
+#: What native code has room for, beside what its structures say: sums of a pass, and numbers of a pass.
+MOST_SUMS, MOST_NUMBERS = 5, 64
 #: Marks an operand among what sums of columns are of.
 OPERAND = 128
 #: Registers that every program has: the scale of the gradient, the number of elements, the largest number of p.
 SCALE, COUNT, LARGEST, FIRST_NUMBER = 0, 1, 2, 3
-
-
-@dataclass(frozen=True)
-class Function:
-    """One emitted function: its name says what it computes."""
-
-    name: str
-    source: str
 
 
 @dataclass
@@ -112,131 +77,6 @@ class Emitted:
         return [each.function for each in self.passes] + ([self.between.function] if self.between else [])
 
 
-class Names:
-    """Names of values in one function: tokens while it is written, names that can be read at its end."""
-
-    TOKEN = re.compile(r"«(\d+)»")
-
-    def __init__(self) -> None:
-        self.values: list[tuple[Any, str]] = []
-
-    def new(self, value: Any, hint: str = "") -> str:
-        self.values.append((value, hint))
-        return f"«{len(self.values) - 1}»"
-
-    def named(self, text: str) -> str:
-        """With the names that the rule has for values."""
-        used: set[str] = set()
-        names = []
-        for index, (value, hint) in enumerate(self.values):
-            base = hint or (value.graph.names.get(value, "") if isinstance(value, Value) else "")
-            base = re.sub(r"\W+", "_", base).strip("_") or f"x{index}"
-            name, count = base, 1
-            while name in used or name in RESERVED:
-                name, count = f"{base}_{count}", count + 1
-            used.add(name)
-            names.append(name)
-        return self.TOKEN.sub(lambda found: names[int(found.group(1))], text)
-
-    def bare(self, text: str) -> str:
-        """With numbers for names: the same for all that compute the same."""
-        order: dict[str, int] = {}
-        return self.TOKEN.sub(lambda found: f"v{order.setdefault(found.group(1), len(order))}", text)
-
-
-#: Names that functions have for other things.
-RESERVED = {
-    *(
-        "tile",
-        "matrix",
-        "given",
-        "n",
-        "i",
-        "k",
-        "r",
-        "c",
-        "at",
-        "after",
-        "lane",
-        "X",
-        "T",
-        "kept",
-        "terms",
-        "has_terms",
-    ),
-    *("numbers", "row", "column", "int", "double", "float"),
-}
-
-
-class Lines:
-    """Statements that compute values, each once, and where they find what they do not compute."""
-
-    def __init__(self, kinds: Kinds, names: Names, kind: str, leaf: Callable[[Any], str | None]) -> None:
-        self.kinds, self.names, self.kind, self.leaf = kinds, names, kind, leaf
-        self.known: dict[Any, str] = {}
-        self.lines: list[str] = []
-
-    def of(self, operand: Any) -> str:
-        """A value as something to compute with."""
-        text = self.name(operand)
-        if self.is_truth(operand):
-            return f"chosen_of<X>({text}, T(1), T(0))"
-        return text
-
-    def truth(self, operand: Any) -> str:
-        text = self.name(operand)
-        return text if self.is_truth(operand) else f"is_other<X>({text}, T(0))"
-
-    def is_truth(self, operand: Any) -> bool:
-        """Whether it is a mask here; elsewhere truths are numbers, 1 and 0."""
-        return isinstance(operand, Value) and operand.op in TRUTHS and self.kinds.of(operand) == self.kind
-
-    def name(self, operand: Any) -> str:
-        if self.kinds.of(operand) in (HOST, SCALAR):
-            return self.leaf(operand) or ""
-        if operand not in self.known:
-            found = self.leaf(operand)
-            if found is None:
-                text = self.text(operand)
-                found = self.names.new(operand)
-                self.lines.append(f"[[maybe_unused]] const auto {found} = {text};")
-            self.known[operand] = found
-        return self.known[operand]
-
-    def text(self, value: Value) -> str:
-        if value.op == "div" and self.kind == ELEMENT and self.kinds.of(value.args[1]) in (HOST, SCALAR):
-            # one division for each tensor instead of one for each element
-            return f"{self.of(value.args[0])} * {self.of(value.graph.apply('div', 1.0, value.args[1]))}"
-        if value.op == "where":
-            condition, *others = value.args
-            return TEXTS["where"].format(self.truth(condition), *map(self.of, others))
-        if value.op == "and":
-            return TEXTS["and"].format(*map(self.truth, value.args))
-        return TEXTS[value.op].format(*map(self.of, value.args))
-
-
-class Numbers:
-    """The numbers of one function. Each place that needs one has its own, whether an option, a constant or a result of
-    sums stands there: so functions do not differ by that."""
-
-    def __init__(self, names: Names) -> None:
-        self.names = names
-        self.values: list[Any] = []
-        self.named: list[str] = []
-
-    def of(self, operand: Any) -> str:
-        if isinstance(operand, str) and (known := [i for i, value in enumerate(self.values) if value is operand]):
-            return self.named[known[0]]
-        hint = operand if isinstance(operand, str) else "" if isinstance(operand, Value) else "constant"
-        self.values.append(operand)
-        self.named.append(self.names.new(operand, hint))
-        return self.named[-1]
-
-    def fetched(self, source: str) -> list[str]:
-        """Statements that make them constants of a function."""
-        return [f"const T {name} = {source}.numbers[{index}];" for index, name in enumerate(self.named)]
-
-
 class Emission:
     def __init__(self, found: Schedule, kinds: Kinds) -> None:
         self.found, self.kinds, self.program = found, kinds, found.program
@@ -273,7 +113,7 @@ class Emission:
 
         def leaf(operand: Any) -> str | None:
             kind = self.kinds.of(operand)
-            if kind in (HOST, SCALAR):
+            if kind in (HOST, TENSOR):
                 return numbers.of(operand)
             if kind == COLUMN:
                 return columns.setdefault(operand, names.new(operand))
@@ -309,7 +149,7 @@ class Emission:
                 to.append(f"store(kept + {kept[value]} * TILE + i, widened<X>({lines.of(value)}));")
             return f"kept + {kept[value]} * TILE", "T(1)", kept[value]
 
-        sums = [value for value in summed if self.kinds.of(value) == SCALAR]
+        sums = [value for value in summed if self.kinds.of(value) == TENSOR]
         checks: list[tuple[str, str, bool]] = []
         for index, value in enumerate(sums):
             name, term, squared = self.summed(names, lines, value)
@@ -416,7 +256,7 @@ class Emission:
 
             def leaf(operand: Any) -> str | None:
                 found = self.kinds.of(operand)
-                if found in (HOST, SCALAR):
+                if found in (HOST, TENSOR):
                     return numbers.of(operand)
                 if found == MATRIX:
                     return f"{matrices.setdefault(operand, names.new(operand))}[k]"
@@ -445,7 +285,7 @@ class Emission:
 
         def leaf_of_matrix(operand: Any) -> str | None:
             found = self.kinds.of(operand)
-            if found in (HOST, SCALAR):
+            if found in (HOST, TENSOR):
                 return numbers.of(operand)
             if found == MATRIX and operand.is_reduction:
                 return f"T({totals.setdefault(operand, names.new(operand))}[k]{self.divisor(operand)})"
@@ -534,21 +374,9 @@ def check_room(name: str, passes: list[EmittedPass], emission: Emission) -> None
             raise RuleError(f"{name} needs {max(counts)} {what}, and native code has room for {most}")
 
 
-def index_of(values: Sequence[Any], wanted: Any) -> int:
-    """Where a value is: values have no truth by which a list could compare them."""
-    return next(index for index, value in enumerate(values) if value is wanted)
-
-
 def words(each: Pass) -> str:
     parts = [f"{verb} {', '.join(names)}" for verb, names in (("read", each.reads), ("write", each.writes)) if names]
     return " and ".join(parts)
-
-
-def function(kind: str, text: str, names: Names, comment: str) -> Function:
-    digest = hashlib.sha256(names.bare(text).encode()).hexdigest()[:16]
-    name = f"{kind}_{digest}"
-    source = f"// {comment}\ntemplate <class T>\nvoid {name}(const void* given) {{\n{names.named(text)}\n}}\n"
-    return Function(name, source)
 
 
 def looped(letter: str, array: str, lines: Iterable[str]) -> list[str]:
@@ -559,14 +387,6 @@ def looped(letter: str, array: str, lines: Iterable[str]) -> list[str]:
         *indented(lines, 8),
         "    }",
     ]
-
-
-def cpp(truth: bool) -> str:
-    return "true" if truth else "false"
-
-
-def indented(lines: Iterable[str], by: int) -> list[str]:
-    return [" " * by + line for line in lines]
 
 
 def library_source(functions: Mapping[str, Function]) -> str:

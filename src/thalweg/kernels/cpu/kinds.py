@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.errors import RuleError
+from thalweg.programs.extents import COLUMN, ELEMENT, HOST, MATRIX, ROW, TENSOR
 from thalweg.programs.graph import Value
 from thalweg.programs.trace import PARAMETER, Program
-
-#: A number that the host knows, one for each tensor, and values that vary along some or all axes of a parameter.
-HOST, SCALAR, MATRIX, ROW, COLUMN, ELEMENT = "host", "scalar", "matrix", "row", "column", "element"
 
 
 class Kinds:
@@ -69,7 +67,7 @@ class Kinds:
         if extent <= self.own:
             if value.op == "amax":
                 raise RuleError(f"{self.program.rule_name} needs amax, of which no native code is made")
-            return SCALAR
+            return TENSOR
         raise RuleError(f"{self.program.rule_name} computes values of which no native code is made: {value!r}")
 
     def belongs_to_matrix(self, value: Value) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from thalweg.errors import FallbackWarning
 from thalweg.kernels.cpu import structs
-from thalweg.kernels.cpu.emit import Function
+from thalweg.kernels.cpu.lines import Function
 
 SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 BESIDE = Path(__file__).with_name(f"_core{SUFFIX}")

@@ -14,7 +14,7 @@ from thalweg.dtypes import DTYPES
 from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.compiled import Compiled, compiled, emitted, kind_of, reason_uncompiled, structure_of
 from thalweg.kernels.cpu.library import load
-from thalweg.rules import Kron, Rule
+from thalweg.rules import Rule
 from thalweg.rules.entries import Spread
 from thalweg.rules.noise import stream_key, tensor_id
 from thalweg.settings import Handling
@@ -98,7 +98,7 @@ class Options(NamedTuple):
 
 def reason_unserved(rule: Rule, shape: Shape) -> str | None:
     """Why native code cannot step such a tensor, or None if it can."""
-    if isinstance(rule, Kron):  # which is computed by its own formulas, of native noise
+    if rule.needs_whole:  # it is computed by its own formulas, of native noise
         return None
     if reason := reason_uncompiled(rule, shape):
         return reason
@@ -287,7 +287,7 @@ class Plan:
 
 
 class Figures(NamedTuple):
-    """What a step computed on its way, read when somebody asks."""
+    """What a step computed on its way, read when stats() is called."""
 
     #: Of each operand: the registers of its figures, by name.
     stats: list[dict[str, int]]

@@ -12,8 +12,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from thalweg.arrays import Shape
 from thalweg.kernels.cpu.compiled import emitted, kind_of
-from thalweg.kernels.cpu.emit import Function, library_source
-from thalweg.rules import RULES, Kron, Rule
+from thalweg.kernels.cpu.emit import library_source
+from thalweg.kernels.cpu.lines import Function
+from thalweg.rules import RULES, Rule
 
 #: One that is factored, if a rule factors, and one that never is. What has more axes has the same code.
 SHAPES: tuple[Shape, ...] = ((3,), (3, 3))
@@ -111,7 +112,7 @@ def rules_of(rule: type[Rule]) -> Iterator[Rule]:
 def shipped() -> dict[str, Function]:
     found: dict[str, Function] = {}
     for rule in RULES.values():
-        if rule is not Kron:
+        if not rule.needs_whole:
             for each in rules_of(rule):
                 found.update(functions_for(each, itertools.product((True, False), repeat=3)))
     return found

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.rules import RULES
 from thalweg.settings import Setting, Settings
 from thalweg.spaces.sharded import Part
 from thalweg.torch.engines import triton
@@ -133,7 +134,7 @@ class Sorter:
         """Whether kernels on a GPU are to step a parameter and to count its steps. Kron's schedule is for the host."""
         return (
             self.wanted in ("auto", "fused")
-            and rule_name != "Kron"
+            and not RULES[rule_name].needs_whole
             and triton.is_on_gpu(p)
             and triton.is_served_dtype(p)
             and triton.reason_missing(p.device) is None

@@ -340,7 +340,7 @@ EXPORTED void thalweg_run(const Options* options, const Tensor* tensors, double*
     Threads::instance().run(total <= SMALL ? 1 : threads, body, &call);
 }
 
-// Decide anew what follows from the sums of a pass, which somebody has made those of shards elsewhere too.
+// Decide anew what follows from the sums of a pass, after the caller has replaced them by those of all shards.
 EXPORTED void thalweg_decide(const Options* options, const Tensor* tensors, double* registers, int64_t register_count,
                              Outcome* outcomes, int64_t count, int32_t pass) {
     for (int64_t i = 0; i < count; i++) {

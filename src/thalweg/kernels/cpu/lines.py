@@ -1,0 +1,195 @@
+"""C++ of values: their names, the numbers that they need, and the statements that compute them, each once."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg.kernels.cpu.kinds import Kinds
+from thalweg.programs.extents import ELEMENT, HOST, TENSOR
+from thalweg.programs.graph import Value
+
+#: Operations of elements, as C++ has them.
+TEXTS = {
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "neg": "-{0}",
+    "gt": "is_greater<X>({0}, {1})",
+    "ge": "is_at_least<X>({0}, {1})",
+    "lt": "is_greater<X>({1}, {0})",
+    "le": "is_at_least<X>({1}, {0})",
+    "eq": "is_equal<X>({0}, {1})",
+    "ne": "is_other<X>({0}, {1})",
+    "and": "{0} & {1}",
+    "abs": "magnitude({0})",
+    "sqrt": "root({0})",
+    "exp": "exponential({0})",
+    "log": "logarithm({0})",
+    "expm1": "exponential_less_1({0})",
+    "cos": "cosine({0})",
+    "floor": "rounded_down({0})",
+    "pow": "power<X>({0}, {1})",
+    "isfinite": "is_finite<X>({0})",
+    "maximum": "larger<X>({0}, {1})",
+    "minimum": "smaller<X>({0}, {1})",
+    "where": "chosen_of<X>({0}, {1}, {2})",
+}
+TRUTHS = ("gt", "ge", "lt", "le", "eq", "ne", "and", "isfinite")
+
+
+@dataclass(frozen=True)
+class Function:
+    """One emitted function: its name says what it computes."""
+
+    name: str
+    source: str
+
+
+class Names:
+    """Names of values in one function: tokens while it is written, names that can be read at its end."""
+
+    TOKEN = re.compile(r"«(\d+)»")
+
+    def __init__(self) -> None:
+        self.values: list[tuple[Any, str]] = []
+
+    def new(self, value: Any, hint: str = "") -> str:
+        self.values.append((value, hint))
+        return f"«{len(self.values) - 1}»"
+
+    def named(self, text: str) -> str:
+        """With the names that the rule has for values."""
+        used: set[str] = set()
+        names = []
+        for index, (value, hint) in enumerate(self.values):
+            base = hint or (value.graph.names.get(value, "") if isinstance(value, Value) else "")
+            base = re.sub(r"\W+", "_", base).strip("_") or f"x{index}"
+            name, count = base, 1
+            while name in used or name in RESERVED:
+                name, count = f"{base}_{count}", count + 1
+            used.add(name)
+            names.append(name)
+        return self.TOKEN.sub(lambda found: names[int(found.group(1))], text)
+
+    def bare(self, text: str) -> str:
+        """With numbers for names: the same for all that compute the same."""
+        order: dict[str, int] = {}
+        return self.TOKEN.sub(lambda found: f"v{order.setdefault(found.group(1), len(order))}", text)
+
+
+#: Names that functions have for other things.
+RESERVED = {
+    *(
+        "tile",
+        "matrix",
+        "given",
+        "n",
+        "i",
+        "k",
+        "r",
+        "c",
+        "at",
+        "after",
+        "lane",
+        "X",
+        "T",
+        "kept",
+        "terms",
+        "has_terms",
+    ),
+    *("numbers", "row", "column", "int", "double", "float"),
+}
+
+
+class Lines:
+    """Statements that compute values, each once, and where they find what they do not compute."""
+
+    def __init__(self, kinds: Kinds, names: Names, kind: str, leaf: Callable[[Any], str | None]) -> None:
+        self.kinds, self.names, self.kind, self.leaf = kinds, names, kind, leaf
+        self.known: dict[Any, str] = {}
+        self.lines: list[str] = []
+
+    def of(self, operand: Any) -> str:
+        """A value as something to compute with."""
+        text = self.name(operand)
+        if self.is_truth(operand):
+            return f"chosen_of<X>({text}, T(1), T(0))"
+        return text
+
+    def truth(self, operand: Any) -> str:
+        text = self.name(operand)
+        return text if self.is_truth(operand) else f"is_other<X>({text}, T(0))"
+
+    def is_truth(self, operand: Any) -> bool:
+        """Whether it is a mask here; elsewhere truths are numbers, 1 and 0."""
+        return isinstance(operand, Value) and operand.op in TRUTHS and self.kinds.of(operand) == self.kind
+
+    def name(self, operand: Any) -> str:
+        if self.kinds.of(operand) in (HOST, TENSOR):
+            return self.leaf(operand) or ""
+        if operand not in self.known:
+            found = self.leaf(operand)
+            if found is None:
+                text = self.text(operand)
+                found = self.names.new(operand)
+                self.lines.append(f"[[maybe_unused]] const auto {found} = {text};")
+            self.known[operand] = found
+        return self.known[operand]
+
+    def text(self, value: Value) -> str:
+        if value.op == "div" and self.kind == ELEMENT and self.kinds.of(value.args[1]) in (HOST, TENSOR):
+            # one division for each tensor instead of one for each element
+            return f"{self.of(value.args[0])} * {self.of(value.graph.apply('div', 1.0, value.args[1]))}"
+        if value.op == "where":
+            condition, *others = value.args
+            return TEXTS["where"].format(self.truth(condition), *map(self.of, others))
+        if value.op == "and":
+            return TEXTS["and"].format(*map(self.truth, value.args))
+        return TEXTS[value.op].format(*map(self.of, value.args))
+
+
+class Numbers:
+    """The numbers of one function. Each place that needs one has its own, whether an option, a constant or a result of
+    sums stands there: so functions do not differ by that."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.values: list[Any] = []
+        self.named: list[str] = []
+
+    def of(self, operand: Any) -> str:
+        if isinstance(operand, str) and (known := [i for i, value in enumerate(self.values) if value is operand]):
+            return self.named[known[0]]
+        hint = operand if isinstance(operand, str) else "" if isinstance(operand, Value) else "constant"
+        self.values.append(operand)
+        self.named.append(self.names.new(operand, hint))
+        return self.named[-1]
+
+    def fetched(self, source: str) -> list[str]:
+        """Statements that make them constants of a function."""
+        return [f"const T {name} = {source}.numbers[{index}];" for index, name in enumerate(self.named)]
+
+
+def function(kind: str, text: str, names: Names, comment: str) -> Function:
+    digest = hashlib.sha256(names.bare(text).encode()).hexdigest()[:16]
+    name = f"{kind}_{digest}"
+    source = f"// {comment}\ntemplate <class T>\nvoid {name}(const void* given) {{\n{names.named(text)}\n}}\n"
+    return Function(name, source)
+
+
+def index_of(values: Sequence[Any], wanted: Any) -> int:
+    """Where a value is: values have no truth by which a list could compare them."""
+    return next(index for index, value in enumerate(values) if value is wanted)
+
+
+def cpp(truth: bool) -> str:
+    return "true" if truth else "false"
+
+
+def indented(lines: Iterable[str], by: int) -> list[str]:
+    return [" " * by + line for line in lines]
