@@ -31,7 +31,7 @@ from thalweg.kernels.triton.passes import DECIDED, MEASURE, REHEARSE, WRITE, Pas
 from thalweg.kernels.triton.served import is_by_hand
 from thalweg.kernels.triton.statistics import COMPUTED, Statistics
 from thalweg.kernels.triton.tables import ALIGNMENT, Operand, add_up
-from thalweg.kernels.triton.tiles import WARPS, Grid, cut_to_measure, cut_to_step, matrices_of
+from thalweg.kernels.triton.tiles import MEASURING, STEPPING, Grid, cut_to_measure, cut_to_step, matrices_of
 from thalweg.programs.extents import ELEMENT, TENSOR, Kinds, kinds_of
 from thalweg.programs.schedule import schedule
 from thalweg.programs.served import reason_underived
@@ -147,8 +147,8 @@ class TilePasses(MadePasses):
         ]
         cuts = cut_to_measure(seen, self.vector)
         self.statistics = Statistics(self.emitted.statistics, cuts, self.uploads)
-        self.measuring = Grid(cuts, self.uploads)
-        self.stepping = Grid(cut_to_step(seen, self.vector), self.uploads)
+        self.measuring = Grid(cuts, self.uploads, MEASURING.warps)
+        self.stepping = Grid(cut_to_step(seen, self.vector), self.uploads, STEPPING.warps)
         self.partials = self.empty(self.SUMS, self.stepping.count)
         counts = [
             (elements_of(operand, stacked), *(max(1, whole_of(operand)[axis]) for axis in axes))
@@ -230,7 +230,7 @@ class TilePasses(MadePasses):
                 grid.count,
             ),
             lambda: dict(**self.flags_of(step, stage), BACKWARDS=turns % 2 == 1, **grid.constants(vector)),
-            warps=WARPS,
+            warps=grid.warps,
             key=(number, stage, vector, *map(kind_of, (step.grad_scale, step.allowed, step.lr))),
         )
 

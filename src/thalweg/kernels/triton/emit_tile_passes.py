@@ -233,8 +233,8 @@ def emit_gathering(emission: TileEmission, lines: Tile, each: Pass, number: int)
         text = summand(emission, lines, targets[0])
         home.append(f"{x} = {text}")
         if source == ELEMENT and kinds != {ROW}:
-            lines.once.append(f"{total} = down_columns(tl.zeros((LINES, STEPS, WIDTH), tl.float32), MODE)")
-            home.append(f"{total} += down_columns({x}, MODE)")
+            lines.once.append(f"{total} = tl.zeros((LINES, STEPS, WIDTH), tl.float32)")
+            home.append(f"{total} += {x}")
         elif source == ROW:
             lines.once.append(f"{total} = tl.zeros((LINES, 1, behind.shape[2]), tl.float32)")
             home.append(f"{total} += {x}")

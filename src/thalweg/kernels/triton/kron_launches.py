@@ -1,4 +1,8 @@
-"""Launches that are the same from step to step: compiled together, and repeated without looking at them again."""
+"""Launches that are the same from step to step: compiled together, and repeated without looking at them again.
+
+All that changes from step to step is in tables on the device. So a list of launches that has run before is recorded as
+a CUDA graph, and later steps replay it: a model of many shapes, such as ResNet-50, has over a thousand launches a step.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any
 import torch
 import triton
 
-from thalweg.kernels.triton.launching import compile_side_by_side, direct
+from thalweg.kernels.triton.launching import compile_side_by_side, direct, is_watched
 
 
 class Launch:
@@ -41,6 +45,9 @@ class Launches:
     def __init__(self) -> None:
         self.list: list[Launch] = []
         self.ready = False
+        #: Whether they have been launched once, which loads the kernels: what is loaded late cannot be recorded.
+        self.warm = False
+        self.graph: torch.cuda.CUDAGraph | None = None
         #: Whether products are among them for which the GPU fetches tiles by itself.
         self.described = False
 
@@ -55,6 +62,37 @@ class Launches:
 
     def __call__(self) -> None:
         compile_together([self])
+        if not self.can_be_recorded():
+            self.launch_all()
+        elif not self.warm:
+            self.warm = True
+            self.launch_all()
+        else:
+            if self.graph is None:
+                self.graph = self.recorded()
+            self.graph.replay()
+
+    def can_be_recorded(self) -> bool:
+        """Not while a user records a graph of the whole step, nor while a profiler wants to see every launch."""
+        return (
+            self.device.type == "cuda"
+            and torch.version.hip is None
+            and not torch.cuda.is_current_stream_capturing()
+            and not is_watched()
+        )
+
+    def recorded(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(torch.cuda.Stream(self.device)):
+            # other threads, such as those of data loaders and of NCCL, may go on with what they do
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self.launch_all()
+            finally:
+                graph.capture_end()
+        return graph
+
+    def launch_all(self) -> None:
         if self.described and self.device.type == "cuda":
             contextvars.copy_context().run(self.launch_with_memory)
         else:

@@ -39,8 +39,8 @@ class Direct:
         self.memory: int = self.launcher.global_scratch_size
 
     def __call__(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
-        stream, own, hooks = torch._C._cuda_getCurrentRawStream(self.device), self.compiled, triton.knobs.runtime
-        if any(getattr(hook, "calls", hook) for hook in (hooks.launch_enter_hook, hooks.launch_exit_hook)):
+        stream, own = torch._C._cuda_getCurrentRawStream(self.device), self.compiled
+        if is_watched():
             own[grid](*arguments, stream=stream)
             return
         memory = None
@@ -48,6 +48,15 @@ class Direct:
             memory = torch.empty(math.prod(grid) * self.memory, dtype=torch.int8, device=self.device)
         how = self.launcher.launch_cooperative_grid, self.launcher.launch_pdl, memory, None
         self.launcher.launch(*grid, stream, own.function, *how, own.packed_metadata, None, None, None, *arguments)
+
+
+def is_watched() -> bool:
+    """Whether a profiler wants to be called before or after each launch."""
+    knobs = getattr(triton, "knobs", None)
+    if knobs is None:  # before Triton 3.4
+        return False
+    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return any(getattr(hook, "calls", hook) for hook in hooks)
 
 
 def direct(compiled: Any) -> Callable[[tuple[int, int, int], tuple[Any, ...]], None] | None:

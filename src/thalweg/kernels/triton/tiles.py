@@ -28,10 +28,6 @@ from thalweg.kernels.triton.numbers import is_finite
 from thalweg.kernels.triton.tables import Uploads
 
 PLAIN, COMB, DEEP = (tl.constexpr(c) for c in range(3))
-#: Elements of a block, and warps of the program that has it in hand. Between those that were best on an H200.
-BLOCK, WARPS = 2048, 4
-#: How many columns a plain block may have.
-WIDTHS = (1024, 512, 256)
 #: Of combs: lanes of a step, how many steps a line may have, and how many places at most lie behind a column.
 TEETH, STEPS, FEW_PLACES = 256, (8, 4), 32
 #: Of deep blocks: columns, and places behind each at most.
@@ -50,11 +46,12 @@ class Form(NamedTuple):
     mode: int
     width: int
     steps: int = 1
+    #: Elements of a block.
+    block: int = 1
 
     @property
     def lines(self) -> int:
-        block = BLOCK // 2 if self.mode == DEEP.value else BLOCK  # whose elements are read one by one
-        return max(1, block // (self.width * self.steps))
+        return max(1, self.block // (self.width * self.steps))
 
     def columns(self, stride: int) -> int:
         """How much of a line a block has: elements, or columns where it is deep."""
@@ -129,23 +126,33 @@ class Cut(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """How many programs a launch should have, and how many blocks each may go through."""
+    """How many programs a launch should have, and what each of them does at a time."""
 
     programs: int
     fewest_blocks: int
     most_blocks: int
+    #: Elements of a block, of a deep one, and warps of the program that has it in hand.
+    block: int
+    deep_block: int
+    warps: int
+    #: How many columns a plain block may have.
+    widths: tuple[int, ...]
     #: What share of their lanes may be idle where rows are shorter than blocks.
     idle: float
 
 
-#: Programs that measure keep sums of rows and columns: the fewer there are, the less memory these take. In large models
-#: it is less than 1/200 of what the parameters take. Programs that step keep nothing.
-MEASURING, STEPPING = Limits(448, 8, 256, 0.3), Limits(2048, 4, 32, 0.1)
+# Between those that were best on an H200. Programs that measure sum rows at every block: a single warp does that
+# without waiting for others. They keep sums of rows and columns: the fewer there are, the less memory these take. In
+# large models it is less than 1/100 of what the parameters take. Programs that step keep nothing.
+MEASURING = Limits(1792, 4, 256, block=1024, deep_block=512, warps=1, widths=(256, 128), idle=0.3)
+STEPPING = Limits(4096, 8, 32, block=2048, deep_block=1024, warps=4, widths=(1024, 512, 256), idle=0.1)
 
 
 def cut_to_measure(seen: Sequence[Matrices], vector: int = 4) -> list[Cut]:
     """Into tiles for passes that sum rows and columns. vector: elements of one load."""
-    return cut(seen, MEASURING, vector, few_places=1)
+    # a thread has two loads of a line in hand if they are of four elements, and one if they are of eight
+    limits = MEASURING._replace(block=MEASURING.block * 4 // vector)
+    return cut(seen, limits, vector, few_places=1)
 
 
 def cut_to_step(seen: Sequence[Matrices], vector: int = 4) -> list[Cut]:
@@ -157,16 +164,16 @@ def cut(seen: Sequence[Matrices], limits: Limits, vector: int, few_places: int) 
     """Into tiles that are about equal, among those of one form. few_places: how many combs are made for."""
     width = width_for([own for own in seen if own.after == 1], limits)
     combs = [own for own in seen if 1 < own.after <= few_places]
-    steps = min(STEPS, key=lambda steps: sum(comb(own, steps, vector).lanes for own in combs))
+    steps = min(STEPS, key=lambda steps: sum(comb(own, steps, vector, limits).lanes for own in combs))
     deepest = max((own.after for own in seen if own.after > few_places), default=1)
     depth = min(triton.next_power_of_2(deepest), DEEPEST)
 
     def shaped(own: Matrices) -> Cut:
         if own.after == 1:
-            return Cut(own, Form(PLAIN.value, width))
+            return Cut(own, Form(PLAIN.value, width, block=limits.block))
         if own.after <= few_places:
-            return comb(own, steps, vector)
-        deep = Form(DEEP.value, depth, min(DEEP_COLUMNS, BLOCK // 2 // depth))
+            return comb(own, steps, vector, limits)
+        deep = Form(DEEP.value, depth, min(DEEP_COLUMNS, limits.deep_block // depth), limits.deep_block)
         return Cut(own, deep, stride=stride_of(own, vector))
 
     cuts = [shaped(own) for own in seen]
@@ -175,14 +182,16 @@ def cut(seen: Sequence[Matrices], limits: Limits, vector: int, few_places: int) 
         lanes[own.form] += own.lanes
     fewest, most = limits.fewest_blocks, limits.most_blocks
     # lines of a tile, as if all blocks were of the usual size
-    lines = {form: max(1, BLOCK // (form.width * form.steps)) for form in lanes}
-    rows = {form: lines[form] * min(most, max(fewest, lanes[form] // BLOCK // limits.programs)) for form in lanes}
+    lines = {form: max(1, limits.block // (form.width * form.steps)) for form in lanes}
+    rows = {
+        form: lines[form] * min(most, max(fewest, lanes[form] // limits.block // limits.programs)) for form in lanes
+    }
     return [own._replace(height=evened(own.matrices.rows, rows[own.form], own.form.lines)) for own in cuts]
 
 
-def comb(own: Matrices, steps: int, vector: int) -> Cut:
+def comb(own: Matrices, steps: int, vector: int, limits: Limits) -> Cut:
     """A tensor with few places behind its columns, of which each lane has one."""
-    return Cut(own, Form(COMB.value, TEETH, steps), stride=stride_of(own, vector))
+    return Cut(own, Form(COMB.value, TEETH, steps, limits.block), stride=stride_of(own, vector))
 
 
 def stride_of(own: Matrices, vector: int) -> int:
@@ -200,7 +209,8 @@ def width_for(seen: Sequence[Matrices], limits: Limits) -> int:
     def lanes(width: int) -> int:
         return sum(Cut(own, Form(PLAIN.value, width)).lanes for own in seen)
 
-    return next((width for width in WIDTHS if elements >= (1 - limits.idle) * lanes(width)), WIDTHS[-1])
+    widths = limits.widths
+    return next((width for width in widths if elements >= (1 - limits.idle) * lanes(width)), widths[-1])
 
 
 def evened(rows: int, most: int, lines: int) -> int:
@@ -216,7 +226,8 @@ def pieces(size: int, most: int) -> int:
 class Grid:
     """All tiles of some tensors, in tables on the device."""
 
-    def __init__(self, cuts: Sequence[Cut], uploads: Uploads) -> None:
+    def __init__(self, cuts: Sequence[Cut], uploads: Uploads, warps: int) -> None:
+        self.warps = warps
         table = table_of(cuts)
         self.count = len(table)
         owners = table[:, OWNER.value].contiguous()
@@ -321,15 +332,6 @@ def by_place(x, MODE: tl.constexpr):
         return tl.sum(tl.sum(x, 2), 1)[:, None, None]
     else:
         return tl.sum(x, 1)[:, None, :]
-
-
-@triton.jit
-def down_columns(block, MODE: tl.constexpr):
-    """What sums of columns keep of a block: its lines are summed at once where a thread has all of a column."""
-    if MODE == PLAIN:
-        return tl.sum(block, 0)[None, :, :]
-    else:
-        return block
 
 
 @triton.jit

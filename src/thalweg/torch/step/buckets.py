@@ -57,8 +57,8 @@ class Sorter:
         buckets = self.sorted_anew(optimizer, places, settings, compiling=compiling)
         self.latest = None
         if is_repeatable(buckets) and not compiling:
-            idle = [p for p in places if p.grad is None]
-            self.latest = RepeatedStep(buckets, idle, optimizer.state, settings)
+            named = {name: p for p, (name, _) in places.items()}
+            self.latest = RepeatedStep(buckets, named, optimizer.state, settings)
         return buckets
 
     def sorted_anew(

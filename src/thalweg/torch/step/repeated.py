@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.torch.engines.bucket import Bucket
+from thalweg.torch.sharding.shards import is_distributed, local
 
 DTYPE, LAYOUT = operator.attrgetter("dtype"), operator.attrgetter("layout")
 
@@ -23,15 +24,26 @@ class RepeatedStep:
     """The buckets of a step, and what they depend on."""
 
     def __init__(
-        self, buckets: Sequence[Bucket], idle: Sequence[Tensor], states: Mapping[Tensor, Any], settings: Sequence[Any]
+        self,
+        buckets: Sequence[Bucket],
+        named: Mapping[str, Tensor],
+        states: Mapping[Tensor, Any],
+        settings: Sequence[Any],
     ) -> None:
+        """named: all parameters of the optimizer."""
         # without gradients: they must not be kept alive after the step
         self.buckets = [replace(bucket, grads=()) for bucket in buckets]
-        self.idle, self.settings = idle, settings
-        self.params = [p for bucket in buckets for p in bucket.params]
-        self.kinds = kinds_of([g for bucket in buckets for g in bucket.grads])
+        self.settings = settings
+        self.params = [named[name] for bucket in buckets for name in bucket.names]
+        self.idle = [p for p in named.values() if p.grad is None]
+        self.are_dtensors = any(map(is_distributed, self.params))
+        self.kinds = kinds_of([p.grad for p in self.params])
         self.holders, self.entries = held_by(states)
-        self.memory = memory_of(self.params, self.entries)
+        self.memory = memory_of(self.local(self.params), self.local(self.entries))
+
+    def local(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """This rank's shards of tensors, as they are now: FSDP2 may exchange the shard of a DTensor that stays."""
+        return [getattr(x, "_local_tensor", x) for x in tensors] if self.are_dtensors else tensors
 
     def again(
         self,
@@ -48,9 +60,11 @@ class RepeatedStep:
             or kinds_of(grads) != self.kinds
             or not are_the_same(holders, self.holders)
             or not are_the_same(entries, self.entries)
-            or memory_of(self.params, entries) != self.memory
+            or memory_of(self.local(self.params), self.local(entries)) != self.memory
+            or (self.are_dtensors and not all(map(are_placed_alike, self.params, grads)))
         ):
             return None
+        grads = list(map(local, grads))
         buckets, first = [], 0
         for bucket, (lr, factor) in zip(self.buckets, rates, strict=True):
             own = grads[first : first + len(bucket.params)]
@@ -66,7 +80,15 @@ class RepeatedStep:
 
 
 def is_repeatable(buckets: Sequence[Bucket]) -> bool:
-    return all(bucket.on_gpu and not bucket.parts for bucket in buckets)
+    return all(bucket.on_gpu for bucket in buckets)
+
+
+def are_placed_alike(p: Tensor, g: Tensor) -> bool:
+    """Whether a gradient can be used as it is: on its parameter's mesh, with its placements."""
+    if not is_distributed(p):
+        return True
+    # sharded, then: their types were compared
+    return p.placements == g.placements and p.device_mesh is g.device_mesh  # type: ignore[attr-defined]
 
 
 # Whole lists go through ``map``: these are asked at every step.
