@@ -36,7 +36,7 @@ class ResumeWarning(UserWarning):
 
 
 class FallbackWarning(UserWarning):
-    """The native CPU core is missing, and slower code does its work."""
+    """What a fast engine needs is missing or of an unknown version, and slower code does its work."""
 
 
 class CommandError(OptimError):
