@@ -15,6 +15,7 @@ from tolerances import FLIPPED
 from world import world
 from world_layouts import LAYOUTS
 from world_messages import EACH, GROUPS, messages
+from world_repeated import times_sorted
 from world_steps import TYPICAL, Run, differences, differences_in_odd_memory, flipped
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
@@ -77,3 +78,18 @@ def test_random_bits_are_those_of_the_place_in_the_whole(rule: str, size: int, l
 def test_ranks_may_have_their_memory_in_another_order(rule: str) -> None:
     """All of them take the same engine, or they would wait for messages that never come."""
     assert world(2).run(differences_in_odd_memory, run_of(rule)) == [[]] * 2
+
+
+def test_a_step_like_the_last_is_not_sorted_again() -> None:
+    seen = world(2).run(times_sorted, run_of("LAMB", rates=(1.0,) * 3), "first axis")
+    assert seen == [([0], [])] * 2
+
+
+def test_shards_in_other_memory_are_noticed() -> None:
+    seen = world(2).run(times_sorted, run_of("LAMB", rates=(1.0,) * 3), "first axis", 0)
+    assert seen == [([0, 1], [])] * 2
+
+
+def test_gradients_with_other_placements_are_sorted_every_time() -> None:
+    seen = world(2).run(times_sorted, run_of("LAMB", rates=(1.0,) * 2, gradients="copies"), "first axis")
+    assert seen == [([0, 1], [])] * 2

@@ -23,7 +23,14 @@ def test_the_launcher_takes_what_it_is_given() -> None:
     assert rest in (["args"], ["kernel_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook", "args"])
     runs = inspect.getsource(triton.runtime.jit.JITFunction.run)
     given = runs[runs.rindex("kernel.run(") :]
-    order = ["stream", "kernel.function", "kernel.packed_metadata", "launch_metadata", "launch_enter_hook", "bound_args"]
+    order = [
+        "stream",
+        "kernel.function",
+        "kernel.packed_metadata",
+        "launch_metadata",
+        "launch_enter_hook",
+        "bound_args",
+    ]
     places = [given.index(each) for each in order]
     assert places == sorted(places)
 
