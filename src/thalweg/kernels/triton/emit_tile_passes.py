@@ -23,6 +23,9 @@ ENTRIES = {
     COLUMN: ("column_entry", "inside"),
     MATRIX: ("matrix_entry", "matrix_mask"),
 }
+# Which lanes have a matrix, in the first tile along its rows or down its columns. Spelled without joining a scalar to a
+# mask: of that the interpreter of Triton 3.9 makes a mask of whole numbers, and refuses it.
+FIRST_ALONG, FIRST_DOWN = (f"behind < tl.where({place} == 0, after, 0)" for place in ("along", "down"))
 PASS = """\
 @triton.jit
 def tile_{number}(
@@ -266,7 +269,7 @@ def gather(emission: TileEmission, lines: Tile, ends: list[str], value: Value, x
         stored = f"by_place(tl.sum({total}, 0)[None, :, :], MODE)"
         ends.append(f"tl.store({home} + matrix_entry, {stored}, matrix_mask)")
     elif (source, kind) == (ROW, MATRIX):
-        ends.append(f"tl.store({home} + matrix_entry, tl.sum({total}, 0)[None, :, :], matrix_mask & (along == 0))")
+        ends.append(f"tl.store({home} + matrix_entry, tl.sum({total}, 0)[None, :, :], {FIRST_ALONG})")
     else:
         stored = f"by_place({x}, MODE)"
-        ends.append(f"tl.store({home} + matrix_entry, {stored}, matrix_mask & (down == 0))")
+        ends.append(f"tl.store({home} + matrix_entry, {stored}, {FIRST_DOWN})")
