@@ -60,25 +60,21 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(WIDTH)
         self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
 
 def sharded_model(count: int) -> nn.Module:
+    """A model of so many parameters, with the gradients that FSDP2 left after one backward pass."""
     from torch.distributed.fsdp import fully_shard
 
-    model = nn.Sequential(
-        *(Block() for _ in range(count // 6)), *(nn.Linear(8, 8, bias=False) for _ in range(count % 6))
-    )
-    model.cuda()
+    rest = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(count % 6)]
+    model = nn.Sequential(*(Block() for _ in range(count // 6)), *rest).cuda()
     for block in model:
         fully_shard(block)
     fully_shard(model)
+    model(torch.randn(8, WIDTH, device="cuda")).square().mean().backward()
     return model
-
-
-def with_gradients(model: nn.Module) -> list[tuple[str, Tensor]]:
-    named = list(model.named_parameters())
-    for _, p in named:
-        p.grad = torch.randn_like(p)
-    return named
 
 
 class Contestant:
@@ -86,7 +82,7 @@ class Contestant:
 
     def __init__(self, count: int, build: Callable[[Any], Any]) -> None:
         self.model = sharded_model(count)
-        self.optimizer = build(with_gradients(self.model))
+        self.optimizer = build(list(self.model.named_parameters()))
         self.host: list[float] = []
         self.whole: list[float] = []
         for _ in range(3):

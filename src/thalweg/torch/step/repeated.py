@@ -61,10 +61,11 @@ class RepeatedStep:
             or not are_the_same(holders, self.holders)
             or not are_the_same(entries, self.entries)
             or memory_of(self.local(self.params), self.local(entries)) != self.memory
-            or (self.are_dtensors and not all(map(are_placed_alike, self.params, grads)))
+            or (self.are_dtensors and not are_placed_alike(self.params, grads))
         ):
             return None
-        grads = list(map(local, grads))
+        if self.are_dtensors:
+            grads = local_gradients(self.local(grads), grads)
         buckets, first = [], 0
         for bucket, (lr, factor) in zip(self.buckets, rates, strict=True):
             own = grads[first : first + len(bucket.params)]
@@ -83,12 +84,19 @@ def is_repeatable(buckets: Sequence[Bucket]) -> bool:
     return all(bucket.on_gpu for bucket in buckets)
 
 
-def are_placed_alike(p: Tensor, g: Tensor) -> bool:
-    """Whether a gradient can be used as it is: on its parameter's mesh, with its placements."""
-    if not is_distributed(p):
-        return True
-    # sharded, then: their types were compared
-    return p.placements == g.placements and p.device_mesh is g.device_mesh  # type: ignore[attr-defined]
+def are_placed_alike(params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
+    """Whether gradients can be used as they are: on the meshes of their parameters, with their placements."""
+    # FSDP2 gives a gradient the very specification of its parameter
+    return are_the_same(*([getattr(x, "_spec", None) for x in some] for some in (params, grads))) or all(
+        p.placements == g.placements and p.device_mesh is g.device_mesh  # type: ignore[attr-defined]
+        for p, g in zip(params, grads, strict=True)
+        if is_distributed(p)
+    )
+
+
+def local_gradients(held: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
+    """Shards of gradients; those that are still on their way from other ranks are waited for."""
+    return [x if type(x) is Tensor else local(g) for x, g in zip(held, grads, strict=True)]
 
 
 # Whole lists go through ``map``: these are asked at every step.
