@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -38,11 +39,19 @@ FOUND: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def function_of(operands: Iterable[Any]) -> Callable[[Mapping[str, float]], list[float]]:
-    """From inputs, by name, to the numbers of these values, all of which the host can know."""
+def single(x: float) -> float:
+    """x with the digits of float32."""
+    return ctypes.c_float(x).value
+
+
+def function_of(operands: Iterable[Any], *, as_arrays: bool = False) -> Callable[[Mapping[str, float]], list[float]]:
+    """From inputs, by name, to the numbers of these values, all of which the host can know.
+
+    as_arrays: what is one number for each tensor has the digits of float32, as in an array.
+    """
     lines: list[str] = []
     known: dict[Value, str] = {}
-    names: dict[str, Any] = {"inf": math.inf, "nan": math.nan}
+    names: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "_single": single}
 
     def of(operand: Any) -> str:
         if not isinstance(operand, Value):
@@ -52,7 +61,10 @@ def function_of(operands: Iterable[Any]) -> Callable[[Mapping[str, float]], list
                 text = f"given[{operand.name!r}]"
             else:
                 names[f"_{operand.op}"] = FOUND[operand.op]
-                text = f"_{operand.op}({', '.join(map(of, operand.args))})"
+                args = [of(arg) for arg in operand.args]
+                text = f"_{operand.op}({', '.join(args)})"
+                if as_arrays and operand.extent is not None:
+                    text = f"_single(_{operand.op}({', '.join(f'_single({arg})' for arg in args)}))"
             known[operand] = f"v{len(known)}"
             lines.append(f"    {known[operand]} = {text}")
         return known[operand]

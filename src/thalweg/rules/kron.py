@@ -241,13 +241,15 @@ class Kron(Rule):
 
         h = precondition(xp, factors, xp.reshape(x, seen))
         (h_square,) = xp.means(Squares(h, own))
-        if self.clip is not None:
-            h = (
-                clip(xp, h, (-self.clip, self.clip))
-                if self.clip_mode == "value"
-                else h / xp.maximum(xp.sqrt(h_square) / self.clip, 1.0)
-            )
-        return xp.reshape(h, shape), h_square, state
+        return xp.reshape(self.clipped(xp, h, h_square), shape), h_square, state
+
+    def clipped(self, xp: Space[A], h: A, h_square: Scalar) -> A:
+        """What was preconditioned, within its bounds. h_square: the mean of its squares."""
+        if self.clip is None:
+            return h
+        if self.clip_mode == "value":
+            return clip(xp, h, (-self.clip, self.clip))
+        return h / xp.maximum(xp.sqrt(h_square) / self.clip, 1.0)
 
     def taken(
         self,

@@ -9,7 +9,7 @@ import linecache
 import math
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -105,15 +105,18 @@ def home() -> dict[str, Any]:
     return {**named, "kept": kept, "triton": triton, "tl": tl}
 
 
-def loaded(source: str, name: str) -> dict[str, Any]:
-    """Run emitted source as a module. Triton reads a kernel's source anew, so it has to be found by name."""
+def loaded(source: str, name: str, beside: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Run emitted source as a module. Triton reads a kernel's source anew, so it has to be found by name.
+
+    beside: what the source may use beside what is at home here.
+    """
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     name = f"thalweg.kernels.triton.derived_{name.lower()}_{digest}"
     if name not in sys.modules:
         module = types.ModuleType(name)
         module.__file__ = f"<{name}>"
         linecache.cache[module.__file__] = (len(source), None, source.splitlines(True), module.__file__)
-        vars(module).update(home())
+        vars(module).update({**home(), **(beside or {})})
         exec(compile(source, module.__file__, "exec"), vars(module))
         sys.modules[name] = module
     return vars(sys.modules[name])

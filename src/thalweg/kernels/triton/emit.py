@@ -141,11 +141,11 @@ class Emission:
         return max(map(self.rounds_before, value.args), default=0)
 
 
-class Lines:
-    """The lines of one kernel, and the names of the values that they have computed."""
+class Statements:
+    """Lines of Triton that compute values of a graph, and the names that they have there."""
 
-    def __init__(self, emission: Emission) -> None:
-        self.emission, self.lines = emission, []  # type: tuple[Emission, list[str]]
+    def __init__(self) -> None:
+        self.lines: list[str] = []
         self.known: dict[Value, str] = {}
         self.used: set[str] = set()
 
@@ -167,11 +167,12 @@ class Lines:
         if not isinstance(operand, Value):
             return literal(operand)
         if operand not in self.known:
-            if operand.extent is None:
-                self.let(operand, f"tl.load(numbers + {self.emission.number(operand)})")
-            else:
-                self.let(operand, self.text(operand))
+            self.let(operand, self.number(operand) if operand.extent is None else self.text(operand))
         return self.known[operand]
+
+    def number(self, value: Value) -> str:
+        """Where a number of the host is found."""
+        raise NotImplementedError
 
     def text(self, value: Value) -> str:
         raise NotImplementedError
@@ -181,6 +182,17 @@ class Lines:
         if value.op == "where" and isinstance(value.args[0], Value) and value.args[0].extent is None:
             args[0] = f"({args[0]} != 0)"
         return other.get(value.op, TEXTS[value.op]).format(*args)
+
+
+class Lines(Statements):
+    """The lines of one kernel."""
+
+    def __init__(self, emission: Emission) -> None:
+        super().__init__()
+        self.emission = emission
+
+    def number(self, value: Value) -> str:
+        return f"tl.load(numbers + {self.emission.number(value)})"
 
 
 class Decision(Lines):

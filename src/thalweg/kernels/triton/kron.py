@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,16 +23,16 @@ import torch
 from torch import Tensor
 
 from thalweg.kernels.triton.kron_batch import Batch, States, memory_of
-from thalweg.kernels.triton.kron_begin import begin_kernel
+from thalweg.kernels.triton.kron_formulas import formulas_for
 from thalweg.kernels.triton.kron_launches import Launch, Launches, compile_together
 from thalweg.kernels.triton.kron_layout import DUE, UPDATE_RMS
 from thalweg.kernels.triton.kron_plan import Plan
 from thalweg.kernels.triton.kron_refresh import Refresh
 from thalweg.kernels.triton.kron_served import reason_unserved
 from thalweg.kernels.triton.products import ceiling
-from thalweg.rules import Annealed, Kron
+from thalweg.programs.host import options_of
+from thalweg.rules import Kron
 from thalweg.settings import Handling
-from thalweg.spaces import torch as numbers
 
 __all__ = ["KronKernels", "Outcome", "reason_unserved"]
 
@@ -148,28 +146,22 @@ def layout_facts(rule: Kron, seed: int) -> tuple[Any, ...]:
 
 
 def count_refreshes(rule: Kron, states: States, t: int) -> list[bool]:
-    """Whose factors are due, with the host's counts: those of ``Kron.shown``, in float32."""
-    probability = rule.precond_update_probability
-    share = as_float32(probability.at(numbers, t) if isinstance(probability, Annealed) else probability)
+    """Whose factors are due, with the host's counts."""
+    counted = formulas_for(rule, averages="momentum_buffer" in states[0]).counted
+    given = {**options_of(rule), "t": t}
 
     @functools.cache  # most have the same count
-    def counted(before: float) -> tuple[bool, float]:
-        accumulated = as_float32(before + share)
-        is_due = accumulated >= 1 - 2.0**-12
-        return is_due, as_float32(accumulated - 1.0) if is_due else accumulated
+    def of(before: float) -> list[float]:
+        return counted({**given, "refresh": before})
 
     due = []
     for s in states:
         before = s["refresh"].item()
-        is_due, after = counted(before)
-        due.append(is_due)
+        is_due, after = of(before)
+        due.append(is_due != 0)
         if after != before:
             s["refresh"].fill_(after)
     return due
-
-
-def as_float32(x: float) -> float:
-    return float(struct.unpack("f", struct.pack("f", x))[0])
 
 
 def begin(
@@ -181,29 +173,16 @@ def begin(
     lr_scale: float,
     grad_scale: Tensor | None,
     allowed: Tensor | None,
+    *,
+    bare: bool = False,
 ) -> None:
     """Tell the device what holds for this step. t: its number, where the host knows it and whose factors are due."""
     if isinstance(lr, Tensor) and lr.device != batch.device:
         lr = float(lr)
-    on_device = isinstance(lr, Tensor)
-    chance = rule.precond_update_probability
-    if isinstance(chance, Annealed):
-        annealed = dict(high=chance.high, low=chance.low, decay=chance.decay, flat=float(chance.flat))
-    else:
-        annealed = dict(high=float(chance), low=float(chance), decay=0.0, flat=0.0)
-    momentum = float(rule.momentum) if batch.has_momentum else 0.0
-    given: dict[str, Any] = dict(
-        known_t=float(t or 0),
-        lr=lr if on_device else None,
-        lr_scale=float(lr_scale) if on_device else float(lr) * lr_scale,
-        sign=-1.0 if handling.maximize else 1.0,
-        grad_scale=grad_scale,
-        allowed=allowed,
-        log_momentum=math.log(momentum) if momentum > 0 else -math.inf,
-        **annealed,
-    )
-    tensors: list[Tensor | None] = [given["lr"], grad_scale, allowed]
-    kind = t is not None, *(None if each is None else each.dtype for each in tensors)
+    rate = lr if isinstance(lr, Tensor) else None
+    formulas = formulas_for(rule, averages=batch.has_momentum, knows_t=t is not None, knows_lr=rate is None, bare=bare)
+    tensors: dict[str, Tensor | None] = dict(lr=rate, grad_scale=grad_scale, allowed=allowed)
+    kind = formulas, *(None if each is None else each.dtype for each in tensors.values())
     launch = batch.begins.get(kind)
     if launch is None:
         constant: dict[str, Any] = dict(
@@ -211,29 +190,29 @@ def begin(
             figures=batch.figures,
             due_flags=batch.due_flags,
             count=batch.count,
-            KNOWN=t is not None,
-            LR_IS_TENSOR=on_device,
             SCALED=grad_scale is not None,
             ALLOWED=allowed is not None,
             BLOCK=128,
             num_warps=4,
         )
-        launch = batch.begins[kind] = Launch(begin_kernel, (ceiling(batch.count, 128),), constant)
-    launch(**given)
+        launch = batch.begins[kind] = Launch(formulas.begin, (ceiling(batch.count, 128),), constant)
+    launch(**tensors, **formulas.given(rule, t, lr, lr_scale), sign=-1.0 if handling.maximize else 1.0)
 
 
 #: Lists of launches that a batch keeps: with and without a refresh, and a few for options that change with the step.
 KEPT = 4
 
 
-def launches_of(batch: Batch, rule: Kron, handling: Handling, *, refreshing: bool, counted: bool) -> Launches:
+def launches_of(
+    batch: Batch, rule: Kron, handling: Handling, *, refreshing: bool, counted: bool, bare: bool = False
+) -> Launches:
     """All launches of a step but the first, as they were the last time if nothing has changed that they depend on."""
     key = rule, handling, refreshing, counted, batch.grads_aligned
     known: Launches | None = batch.programs.pop(key, None)
     if known is None:
-        known = Launches()
+        known, formulas = Launches(), formulas_for(rule, averages=batch.has_momentum, bare=bare)
         for first in range(0, batch.count, batch.chunk):
-            plan = Plan(known, batch, rule, handling, first)
+            plan = Plan(known, batch, rule, formulas, handling, first)
             if refreshing:
                 Refresh(plan).run()
             plan.precondition()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.boundary import ROUNDING_STREAM
-from thalweg.kernels.triton.kron_layout import FIGURES, PANELS, G, Layout, Panel, Q
+from thalweg.kernels.triton.kron_layout import FIGURES, OWN_FIGURES, PANELS, G, Layout, Panel, Q
 from thalweg.kernels.triton.passes import DTYPES
 from thalweg.kernels.triton.products import ceiling, device_of
 from thalweg.kernels.triton.tables import ALIGNMENT, Uploads
@@ -74,7 +74,7 @@ class Batch:
             row[column] % ALIGNMENT == 0 for row in addresses for column in (Q.value, Q.value + 1)
         )
         self.places = self.uploads.table(table)
-        self.figures = torch.zeros((FIGURES, self.count), dtype=torch.float32, device=self.device)
+        self.figures = torch.zeros((FIGURES + OWN_FIGURES, self.count), dtype=torch.float32, device=self.device)
         self.due_flags = torch.zeros(self.count, dtype=torch.int64, device=self.device)
         self.finite = torch.ones(len(names), dtype=torch.bool, device=self.device)
         self.due: list[bool] = [False] * len(names)

@@ -7,7 +7,6 @@ import triton.language as tl
 
 from thalweg.kernels.triton.kron_layout import (
     ACCUMULATED,
-    BIAS,
     DUE,
     FACTOR,
     GO,
@@ -16,61 +15,32 @@ from thalweg.kernels.triton.kron_layout import (
     LARGEST,
     NORM,
     OWNER,
-    RATE,
     REFRESH,
     START,
     STEP,
     STRENGTH,
     UPDATE_RMS,
     L,
-    T,
 )
-from thalweg.kernels.triton.kron_reads import VARYING, figure, larger, number, sum_of
-from thalweg.kernels.triton.numbers import is_finite, one_minus_power
+from thalweg.kernels.triton.kron_reads import VARYING, figure, number, sum_of
 from thalweg.kernels.triton.products import place
 
 
-@triton.jit(do_not_specialize=VARYING)
-def begin_kernel(
-    places,
+@triton.jit
+def begin_matrices(
     figures,
-    due_flags,
-    known_t,
-    lr,
-    lr_scale,
     sign,
     grad_scale,
     allowed,
-    log_momentum,
-    high,
-    low,
-    decay,
-    flat,
+    matrix,
     count,
-    KNOWN: tl.constexpr,
-    LR_IS_TENSOR: tl.constexpr,
+    mask,
     SCALED: tl.constexpr,
     ALLOWED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """What holds for a step of each matrix. KNOWN: the host knows the step and whose factors are due."""
-    matrix = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = matrix < count
+    """What holds for a step of each matrix, whatever the rule computes."""
     nothing = tl.zeros((BLOCK,), tl.float32)
-    if KNOWN:
-        t = nothing + known_t
-        due = tl.load(due_flags + matrix, mask, other=0) != 0
-        accumulated = nothing
-    else:
-        t = tl.load(places_of(places, STEP, matrix, count, mask), mask, other=0.0) + 1.0
-        since = t - 1.0 - flat
-        probability = larger(high * tl.exp(-decay * tl.where(since > 0, since, 0.0)), low)
-        accumulated = tl.load(places_of(places, REFRESH, matrix, count, mask), mask, other=0.0) + probability
-        due = accumulated >= 0.999755859375
-        accumulated = tl.where(due, accumulated - 1.0, accumulated)
-    rate = nothing + lr_scale
-    if LR_IS_TENSOR:
-        rate = rate * tl.load(lr).to(tl.float32)
     factor = nothing + sign
     if SCALED:
         factor = factor * tl.load(grad_scale).to(tl.float32)
@@ -78,12 +48,7 @@ def begin_kernel(
     if ALLOWED:
         go = tl.where(tl.load(allowed) != 0, go, 0.0)
     tl.store(figures + GO * count + matrix, go, mask)
-    tl.store(figures + T * count + matrix, t, mask)
-    tl.store(figures + BIAS * count + matrix, one_minus_power(log_momentum, t), mask)
     tl.store(figures + FACTOR * count + matrix, factor, mask)
-    tl.store(figures + RATE * count + matrix, rate, mask)
-    tl.store(figures + DUE * count + matrix, tl.where(due, 1.0, 0.0), mask)
-    tl.store(figures + ACCUMULATED * count + matrix, accumulated, mask)
     tl.store(figures + GOOD * count + matrix, nothing, mask)
 
 
@@ -137,12 +102,14 @@ def strength_kernel(
 
 
 @triton.jit(do_not_specialize=VARYING)
-def squares_kernel(places, figures, partials, count, first, size, tiles, BLOCK: tl.constexpr):
-    """The mean of the squares of h, from sums over its tiles."""
+def squares_kernel(
+    places, figures, partials, count, first, size, tiles, UPDATE_RMS_OF: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The mean of the squares of h, from sums over its tiles, and what is shown of it."""
     matrix = first + tl.program_id(0)
-    total = sum_of(place(places, partials, matrix, count, tl.float32), tiles, BLOCK)
-    tl.store(figures + H_SQUARE * count + matrix, total / size)
-    tl.store(figures + UPDATE_RMS * count + matrix, tl.sqrt_rn(total / size))
+    h_square = sum_of(place(places, partials, matrix, count, tl.float32), tiles, BLOCK) / size
+    tl.store(figures + H_SQUARE * count + matrix, h_square)
+    tl.store(figures + UPDATE_RMS * count + matrix, UPDATE_RMS_OF(h_square, figures, matrix, count))
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -156,6 +123,7 @@ def settle_kernel(
     tiles,
     slices,
     axis,
+    IS_FINE: tl.constexpr,
     GUARDED: tl.constexpr,
     COUNTED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -169,11 +137,12 @@ def settle_kernel(
     if GUARDED:
         if stepped != 0:
             matrix = begin
+            failed, total = 0.0, 0.0
             while matrix < begin + slices:
-                failed = sum_of(place(places, partials, matrix, count, tl.float32), tiles, BLOCK)
-                fine = is_finite(figure(figures, H_SQUARE, matrix, count)) & (failed == 0)
-                stepped = tl.where(fine, stepped, 0.0)
+                failed += sum_of(place(places, partials, matrix, count, tl.float32), tiles, BLOCK)
+                total += figure(figures, H_SQUARE, matrix, count)
                 matrix += 1
+            stepped = tl.where(IS_FINE(total, figures, begin, count) & (failed == 0), stepped, 0.0)
     matrix = begin
     while matrix < begin + slices:
         if GUARDED:

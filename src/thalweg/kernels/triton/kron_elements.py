@@ -10,50 +10,22 @@ import triton
 import triton.language as tl
 
 from thalweg.kernels.triton.kron_layout import (
-    BIAS,
     DUE,
     FACTOR,
     GO,
-    H_SQUARE,
     KEY_ROUNDING,
     KEY_U,
     KEY_V,
     POSITION,
-    RATE,
     STRENGTH,
     G,
     M,
     P,
     T,
 )
-from thalweg.kernels.triton.kron_reads import VARYING, figure, larger, number
+from thalweg.kernels.triton.kron_reads import VARYING, figure, number
 from thalweg.kernels.triton.numbers import as_stored, is_finite, mix, normal, uniform
 from thalweg.kernels.triton.products import place, store_panel, tile_place
-
-
-@triton.jit
-def shown(
-    g,
-    p_places,
-    m_places,
-    mask,
-    factor,
-    bias,
-    weight_decay,
-    momentum,
-    gain,
-    DECAYED: tl.constexpr,
-    AVERAGED: tl.constexpr,
-):
-    """The gradient as it counts, what is to be preconditioned, and the new momentum, of ``Kron.shown``."""
-    g = g * factor
-    if DECAYED:
-        g = g + weight_decay * tl.load(p_places, mask, other=0.0).to(tl.float32)
-    if AVERAGED:
-        m = momentum * tl.load(m_places, mask, other=0.0).to(tl.float32) + gain * g
-        return g, m / bias, m
-    else:
-        return g, g, g
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -61,9 +33,6 @@ def measure_kernel(
     places,
     figures,
     partials,
-    weight_decay,
-    momentum,
-    gain,
     count,
     first,
     size,
@@ -72,9 +41,7 @@ def measure_kernel(
     P_DTYPE: tl.constexpr,
     G_DTYPE: tl.constexpr,
     M_DTYPE: tl.constexpr,
-    DECAYED: tl.constexpr,
-    AVERAGED: tl.constexpr,
-    WHITENS_MOMENTUM: tl.constexpr,
+    LEARNED: tl.constexpr,
     SCALES_FIRST: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -83,7 +50,7 @@ def measure_kernel(
     matrix = first + tl.program_id(1)
     if (figure(figures, DUE, matrix, count) == 0) | (figure(figures, GO, matrix, count) == 0):
         return
-    factor, bias = figure(figures, FACTOR, matrix, count), figure(figures, BIAS, matrix, count)
+    factor = figure(figures, FACTOR, matrix, count)
     p, m = place(places, P, matrix, count, P_DTYPE), place(places, M, matrix, count, M_DTYPE)
     g_base = place(places, G, matrix, count, G_DTYPE)
     largest, total, fourth = 0.0, 0.0, 0.0
@@ -96,11 +63,8 @@ def measure_kernel(
         g_places = g_base + index
         if ALIGNED:
             g_places = tl.multiple_of(g_places, 16)
-        g = tl.load(g_places, mask, other=0.0).to(tl.float32)
-        g, x, _ = shown(g, p + index, m + index, mask, factor, bias, weight_decay, momentum, gain, DECAYED, AVERAGED)
-        if WHITENS_MOMENTUM:
-            g = x
-        size_of = tl.abs(tl.where(mask, g, 0.0))
+        y = LEARNED(g_places, p + index, m + index, mask, factor, figures, matrix, count)
+        size_of = tl.abs(tl.where(mask, y, 0.0))
         here = tl.max(size_of)
         total += tl.sum(size_of)
         if SCALES_FIRST:
@@ -135,9 +99,6 @@ def operand_kernel(
     places,
     figures,
     out,
-    weight_decay,
-    momentum,
-    gain,
     count,
     first,
     rows,
@@ -147,9 +108,7 @@ def operand_kernel(
     G_DTYPE: tl.constexpr,
     M_DTYPE: tl.constexpr,
     OUT_DTYPE: tl.constexpr,
-    DECAYED: tl.constexpr,
-    AVERAGED: tl.constexpr,
-    WHITENS_MOMENTUM: tl.constexpr,
+    SHOWN: tl.constexpr,
     NOISY: tl.constexpr,
     FAR: tl.constexpr,
     ACROSS: tl.constexpr,
@@ -158,7 +117,7 @@ def operand_kernel(
     HIGH: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """What products take: x, or with noise y, from which factors learn.
+    """What products take: x, or with noise y, from which factors learn. SHOWN: which of them.
 
     ACROSS: transposed. FAR: positions may need more than 32 bits.
     """
@@ -176,14 +135,10 @@ def operand_kernel(
     mask = (i[:, None] < rows) & (j[None, :] < columns)
     p_places = tile_place(place(places, P, matrix, count, P_DTYPE), i, j, columns, ALIGNED)
     m_places = tile_place(place(places, M, matrix, count, M_DTYPE), i, j, columns, ALIGNED)
-    g = tl.load(tile_place(place(places, G, matrix, count, G_DTYPE), i, j, columns, ALIGNED), mask, other=0.0)
-    factor, bias = figure(figures, FACTOR, matrix, count), figure(figures, BIAS, matrix, count)
-    g, x, _ = shown(
-        g.to(tl.float32), p_places, m_places, mask, factor, bias, weight_decay, momentum, gain, DECAYED, AVERAGED
-    )
+    g_places = tile_place(place(places, G, matrix, count, G_DTYPE), i, j, columns, ALIGNED)
+    factor = figure(figures, FACTOR, matrix, count)
+    x = SHOWN(g_places, p_places, m_places, mask, factor, figures, matrix, count)
     if NOISY:
-        if not WHITENS_MOMENTUM:
-            x = g
         t = figure(figures, T, matrix, count).to(tl.uint32)
         u, v = number(places, KEY_U, matrix, count).to(tl.uint32), number(places, KEY_V, matrix, count).to(tl.uint32)
         begin = number(places, POSITION, matrix, count)
@@ -206,10 +161,6 @@ def step_kernel(
     figures,
     h_panel,
     partials,
-    weight_decay,
-    momentum,
-    gain,
-    clip,
     count,
     first,
     rows,
@@ -218,16 +169,15 @@ def step_kernel(
     P_DTYPE: tl.constexpr,
     G_DTYPE: tl.constexpr,
     M_DTYPE: tl.constexpr,
-    DECAY_MODE: tl.constexpr,
-    MOMENTUM_MODE: tl.constexpr,
-    CLIP_MODE: tl.constexpr,
+    STEPPED: tl.constexpr,
+    KEEPS_MOMENTUM: tl.constexpr,
     STOCHASTIC: tl.constexpr,
     REHEARSAL: tl.constexpr,
     ALIGNED: tl.constexpr,
     HIGH: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Clip, decay, momentum, parameter: ``Kron.taken``. REHEARSAL: count what would not be finite, write nothing."""
+    """The parameter and its momentum after the step. REHEARSAL: count what would not be finite, write nothing."""
     matrix = first + tl.program_id(1)
     if figure(figures, GO, matrix, count) == 0:
         return
@@ -240,36 +190,9 @@ def step_kernel(
     p_places = tile_place(place(places, P, matrix, count, P_DTYPE), i, j, columns, ALIGNED)
     m_places = tile_place(place(places, M, matrix, count, M_DTYPE), i, j, columns, ALIGNED)
     h = tl.load(tile_place(place(places, h_panel, matrix, count, tl.float32), i, j, pitch, True), mask, other=0.0)
-    p = tl.load(p_places, mask, other=0.0).to(tl.float32)
-    if CLIP_MODE == "value":
-        h = tl.where(h > clip, clip, tl.where(h < -clip, -clip, h))  # and NaN stays NaN
-    elif CLIP_MODE == "rms":
-        h = h / larger(tl.sqrt_rn(figure(figures, H_SQUARE, matrix, count)) / clip, 1.0)
-    if DECAY_MODE == "update":
-        h = h + weight_decay * p
-    m = h
-    if MOMENTUM_MODE == "polyak":
-        m = momentum * tl.load(m_places, mask, other=0.0).to(tl.float32) + h
-        h = m
-    elif MOMENTUM_MODE == "ema":
-        g = tl.load(tile_place(place(places, G, matrix, count, G_DTYPE), i, j, columns, ALIGNED), mask, other=0.0)
-        factor, bias = figure(figures, FACTOR, matrix, count), figure(figures, BIAS, matrix, count)
-        _, _, m = shown(
-            g.to(tl.float32),
-            p_places,
-            m_places,
-            mask,
-            factor,
-            bias,
-            weight_decay,
-            momentum,
-            gain,
-            DECAY_MODE == "gradient",
-            True,
-        )
-    if DECAY_MODE == "decoupled":
-        h = h + weight_decay * p
-    new = p + h * -figure(figures, RATE, matrix, count)
+    g_places = tile_place(place(places, G, matrix, count, G_DTYPE), i, j, columns, ALIGNED)
+    factor = figure(figures, FACTOR, matrix, count)
+    new, m = STEPPED(h, g_places, p_places, m_places, mask, factor, figures, matrix, count)
     chance = 0.0
     if STOCHASTIC:
         position = number(places, POSITION, matrix, count) + i[:, None].to(tl.int64) * columns + j[None, :]
@@ -279,11 +202,11 @@ def step_kernel(
     m = as_stored(m, 0.0, M_DTYPE, False)
     if REHEARSAL:
         fine = is_finite(new.to(tl.float32))
-        if M_DTYPE == tl.float16 and MOMENTUM_MODE != "none":
+        if M_DTYPE == tl.float16 and KEEPS_MOMENTUM:
             fine = fine & is_finite(m.to(tl.float32))
         failed = tl.sum(tl.where(fine | ~mask, 0.0, 1.0))
         tl.store(place(places, partials, matrix, count, tl.float32) + tl.program_id(0), failed)
     else:
         tl.store(p_places, new, mask)
-        if MOMENTUM_MODE != "none":
+        if KEEPS_MOMENTUM:
             tl.store(m_places, m, mask)

@@ -23,13 +23,15 @@ Q, L = tl.constexpr(10), tl.constexpr(12)
 PANELS = 14
 
 # Figures of a matrix. GO: whether it is stepped. FACTOR: of its gradient. DUE: whether its factors are refreshed.
-GO, T, BIAS, FACTOR, RATE, DUE, ACCUMULATED, STRENGTH, LARGEST, START, GOOD, H_SQUARE, UPDATE_RMS = (
-    tl.constexpr(c) for c in range(13)
+GO, T, FACTOR, DUE, ACCUMULATED, STRENGTH, LARGEST, START, GOOD, H_SQUARE, UPDATE_RMS = (
+    tl.constexpr(c) for c in range(11)
 )
 # Figures of the factor of rows; those of columns follow. NORM: smoothed norm. PACE: of its step. SCALE: what balances
 # a new factor. LARGEST_ENTRY: of a matrix whose norm is bounded. TWIST, ANGLE: of its rotation, before it has norm 1.
-NORM, PACE, SCALE, LARGEST_ENTRY, TWIST, ANGLE = (tl.constexpr(c) for c in range(13, 25, 2))
-FIGURES = 25
+NORM, PACE, SCALE, LARGEST_ENTRY, TWIST, ANGLE = (tl.constexpr(c) for c in range(11, 23, 2))
+FIGURES = 23
+#: Behind them: figures that a rule's own formulas leave for each other, at most so many.
+OWN_FIGURES = 12
 
 #: Programs that measure one matrix, at most, and elements of a block of theirs.
 MEASURERS, MEASURED = 128, 4096

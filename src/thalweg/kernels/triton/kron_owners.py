@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -67,7 +67,7 @@ class OwnerKernels(KronKernels):
         laid_out, fresh = [], []
         for job in jobs:
             first = job.shown[0]
-            h = torch.zeros((len(job.names), *first.shape), dtype=torch.float32, device=first.device)
+            h = torch.empty((len(job.names), *first.shape), dtype=torch.float32, device=first.device)
             batch, is_new = self.batch_for(job, h)
             laid_out.append((job, h, batch))
             if is_new:
@@ -77,15 +77,12 @@ class OwnerKernels(KronKernels):
             with torch.cuda.device(batch.device) if batch.device.type == "cuda" else contextlib.nullcontext():
                 batch.follow_scratch(self.scratch_for(batch))
                 batch.follow_due(job.due)
-                bare = replace(job.rule, momentum=0.0)  # what is shown has been averaged and debiased
-                begin(batch, bare, Handling(), job.t, -1.0, 1.0, None, None)
+                begin(batch, job.rule, Handling(), job.t, 0.0, 1.0, None, None, bare=True)
                 self.launches(job, batch, refreshing=any(job.due))()
         return [(h, batch.figures[H_SQUARE.value].reshape(len(job.names), batch.slices)) for job, h, batch in laid_out]
 
     def launches(self, job: Job, batch: Batch, *, refreshing: bool) -> Any:
-        # momentum of 1, and nothing of the gradient: an average that is what it was
-        rule = replace(job.rule, momentum=1.0 if job.averaged else 0.0, weight_decay=0.0)
-        return launches_of(batch, rule, Handling(), refreshing=refreshing, counted=False)
+        return launches_of(batch, job.rule, Handling(), refreshing=refreshing, counted=False, bare=True)
 
     def batch_for(self, job: Job, h: Tensor) -> tuple[Batch, bool]:
         """The tables of a job, and whether they are new."""

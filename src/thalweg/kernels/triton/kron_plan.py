@@ -16,6 +16,7 @@ from thalweg.kernels.triton.kron_batch import Batch
 from thalweg.kernels.triton.kron_begin import settle_kernel, squares_kernel
 from thalweg.kernels.triton.kron_diagonal import diagonal_kernel
 from thalweg.kernels.triton.kron_elements import operand_kernel, step_kernel
+from thalweg.kernels.triton.kron_formulas import Formulas
 from thalweg.kernels.triton.kron_launches import Launches
 from thalweg.kernels.triton.kron_layout import TURNED, VECTOR, Factor
 from thalweg.kernels.triton.kron_products import turn_kernel
@@ -23,27 +24,23 @@ from thalweg.kernels.triton.kron_whitening import Products
 from thalweg.kernels.triton.passes import DTYPES
 from thalweg.kernels.triton.products import ceiling
 from thalweg.rules import Kron
-from thalweg.rules.blocks import is_zero
 from thalweg.settings import Handling
 
 
 class Plan:
     """One step of the matrices of a batch that share scratch memory at a time, from ``first`` on."""
 
-    def __init__(self, launches: Launches, batch: Batch, rule: Kron, handling: Handling, first: int) -> None:
+    def __init__(
+        self, launches: Launches, batch: Batch, rule: Kron, formulas: Formulas, handling: Handling, first: int
+    ) -> None:
         self.launches, self.batch, self.rule, self.handling, self.first = launches, batch, rule, handling, first
+        self.formulas = formulas
         self.layout, self.matrices = batch.layout, batch.matrices(first)
         self.common = batch.common(first)
         self.operand = DTYPES[batch.operand]
         self.guarded = handling.on_nonfinite == "skip"
-        self.decay_mode = "none" if is_zero(rule.weight_decay) else rule.weight_decay_mode
-        self.momentum_mode = rule.momentum_mode if batch.has_momentum else "none"
         self.axes = [factor.axis for factor in self.layout.factors]
         self.dense = [factor for factor in self.layout.factors if factor.dense]
-        momentum = float(rule.momentum) if batch.has_momentum else 0.0
-        #: What the elementwise kernels take.
-        self.pull = dict(weight_decay=float(rule.weight_decay), momentum=momentum, gain=1.0 - momentum)
-        self.shown = dict(DECAYED=self.decay_mode == "gradient", AVERAGED=self.momentum_mode == "ema")
         self.tile = dict(zip(("HIGH", "WIDE"), self.layout.element_tile, strict=True))
         self.aligned = batch.aligned and batch.grads_aligned
         self.products = Products(self)
@@ -51,7 +48,7 @@ class Plan:
         self.in_place = (
             bool(self.dense)
             and not self.layout.across
-            and not any(self.shown.values())
+            and formulas.shows_gradient
             and self.aligned
             and batch.g_dtype == batch.operand == torch.float32
             and self.layout.columns == self.layout.gradient.pitch
@@ -94,6 +91,7 @@ class Plan:
             partials=layout.h_squares.column,
             size=layout.rows * layout.columns,
             tiles=layout.h_tiles,
+            UPDATE_RMS_OF=self.formulas.update_rms,
             BLOCK=1024,
             num_warps=4,
         )
@@ -110,6 +108,7 @@ class Plan:
             finite=batch.finite,
             tiles=self.layout.tiles_of_elements,
             slices=batch.slices,
+            IS_FINE=self.formulas.is_fine,
             GUARDED=self.guarded,
             COUNTED=counted,
             axis=self.axes[0],
@@ -118,23 +117,20 @@ class Plan:
         )
 
     def step(self, *, rehearsal: bool) -> None:
-        layout, rule = self.layout, self.rule
+        layout = self.layout
         low = self.batch.p_dtype in (torch.bfloat16, torch.float16)
         self.add(
             step_kernel,
             layout.tiles_of_elements,
             **self.batch.dtypes(),
-            **self.pull,
             **self.tile,
             h_panel=layout.h.column,
             partials=layout.failures.column,
-            clip=float(rule.clip or 0.0),
             rows=layout.rows,
             columns=layout.columns,
             pitch=layout.h.pitch,
-            DECAY_MODE=self.decay_mode,
-            MOMENTUM_MODE=self.momentum_mode,
-            CLIP_MODE="none" if rule.clip is None else rule.clip_mode,
+            STEPPED=self.formulas.stepped,
+            KEEPS_MOMENTUM=self.formulas.keeps_momentum,
             STOCHASTIC=low and self.handling.rounding == "stochastic",
             REHEARSAL=rehearsal,
             ALIGNED=self.aligned,
@@ -149,15 +145,13 @@ class Plan:
             operand_kernel,
             layout.tiles_of_elements,
             **batch.dtypes(),
-            **self.pull,
-            **self.shown,
             **self.tile,
             out=layout.gradient.column,
             rows=layout.rows,
             columns=layout.columns,
             pitch=layout.gradient.pitch,
             OUT_DTYPE=self.operand,
-            WHITENS_MOMENTUM=self.rule.whiten == "momentum",
+            SHOWN=self.formulas.learned if noisy else self.formulas.shown,
             NOISY=noisy,
             FAR=batch.size >= 2**31,
             ACROSS=layout.across,
