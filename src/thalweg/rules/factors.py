@@ -116,9 +116,14 @@ def rotate_to_symmetric(xp: Space[A], q: A) -> Value:
     rq = xp.matmul(r, q)
     rrq = xp.matmul(r, rq)
     first, second = xp.sums((r * transposed(xp, q), (-2, -1)), (transposed(xp, r) * rq, (-2, -1)))
-    best = first / xp.where(second < 0, -second, 1.0)
-    a = xp.where(second < 0, xp.minimum(best, 0.125), 0.125)
+    a = angle(xp, first, second)
     return q + a * (rq + (a / 2) * rrq)
+
+
+def angle(xp: Space[A], slope: Value, curvature: Value) -> Value:
+    """The step along a direction that maximises what has this slope and curvature along it, up to 1/8."""
+    best = slope / xp.where(curvature < 0, -curvature, 1.0)
+    return xp.where(curvature < 0, xp.minimum(best, 0.125), 0.125)
 
 
 def balance(xp: Space[A], factors: Sequence[A]) -> list[A]:

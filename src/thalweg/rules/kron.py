@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Truth
+from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Truth, Value
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules.blocks import average, clip, is_zero, one_minus_power
 from thalweg.rules.checks import check_choice, check_count, check_fraction, check_number, require
@@ -243,7 +243,7 @@ class Kron(Rule):
         (h_square,) = xp.means(Squares(h, own))
         return xp.reshape(self.clipped(xp, h, h_square), shape), h_square, state
 
-    def clipped(self, xp: Space[A], h: A, h_square: Scalar) -> A:
+    def clipped(self, xp: Space[A], h: A, h_square: Scalar) -> Value:
         """What was preconditioned, within its bounds. h_square: the mean of its squares."""
         if self.clip is None:
             return h

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from thalweg.arrays import A, Scalar, Space, Squares
+from thalweg.arrays import A, Scalar, Space, Squares, Value
 from thalweg.dtypes import DTYPES
 from thalweg.rules.blocks import average
 from thalweg.rules.factors import (
@@ -42,8 +42,7 @@ def refreshed(xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, 
     if rule.init_scale is None:
         started = scaled_to(xp, rule, factors, norms, y, largest)
     (magnitude,) = xp.means((xp.abs(y), own))
-    relative = DTYPES["float32"].rounding if rule.relative_damping is None else rule.relative_damping
-    strength = rule.damping + relative * magnitude
+    strength = strength_of(rule, magnitude)
     probe = None
     if rule.damping_mode == "noise":
         assert noise is not None
@@ -68,15 +67,31 @@ def refreshed(xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, 
     return kept(new_factors, factors), kept(new_norms, norms)
 
 
+def strength_of(rule: Kron, magnitude: Scalar) -> Scalar:
+    """The standard deviation of noise, from the mean magnitude of what it is added to."""
+    relative = DTYPES["float32"].rounding if rule.relative_damping is None else rule.relative_damping
+    return rule.damping + relative * magnitude
+
+
 def scaled_to(xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, largest: Scalar) -> list[A]:
     """Before the first refresh: give Q the scale (mean of y**4)**(-1/8) that whitens y."""
-    batch, unit = xp.shape(y)[0], xp.where(largest > 0, largest, 1.0)
-    small = y / unit
+    small = y / unit_of(xp, largest)
     (fourth,) = xp.means((small * small * small * small, tuple(range(1, len(xp.shape(y))))))
-    scale = (fourth + (rule.damping / unit) ** 4) ** -0.125 * unit**-0.5
-    scale = xp.reshape(scale ** (1 / len(factors)), (batch,))
-    first = xp.reshape(norms[0], (batch,)) <= 0
-    return [xp.where(per_slice(xp, first, q), q * per_slice(xp, scale, q), q) for q in factors]
+    fourth, largest, norm = (xp.reshape(each, (xp.shape(y)[0],)) for each in (fourth, largest, norms[0]))
+    scale = first_scale(xp, rule, len(factors), fourth, largest, norm)
+    return [q * per_slice(xp, scale, q) for q in factors]
+
+
+def unit_of(xp: Space[A], largest: Scalar) -> Scalar:
+    """What y is divided by so that its fourth powers neither overflow nor vanish."""
+    return xp.where(largest > 0, largest, 1.0)
+
+
+def first_scale(xp: Space[A], rule: Kron, count: int, fourth: A, largest: A, norm: A) -> Value:
+    """What each of ``count`` factors is multiplied by: 1 once there is a norm. fourth: in units of the largest."""
+    unit = unit_of(xp, largest)
+    scale = ((fourth + (rule.damping / unit) ** 4) ** -0.125 * unit**-0.5) ** (1 / count)
+    return xp.where(norm <= 0, scale, 1.0)
 
 
 def equilibrium(
@@ -103,11 +118,9 @@ def equilibrium(
 def one_step(xp: Space[A], rule: Kron, q: A, norm: A, left: A, right: Scalar) -> tuple[A, A]:
     """A factor after one step that brings left closer to right, and its smoothed norm."""
     size = norm_bound(xp, left + right) if rule.geometry == "eq" else norm_bound(xp, left) + right
-    norm = xp.maximum(average(norm, size, 1 - rule.lipschitz_beta), size)
-    rate = rule.precond_lr / xp.maximum(norm, rule.eps)
+    norm, rate = paced(xp, rule, norm, size)
     if is_diagonal(xp, q):
-        gain = rate * (left - right)
-        return q * (1 - gain if rule.geometry != "quad" else (1 - gain / 2) * (1 - gain / 2)), norm
+        return moved(rule, q, left, right, rate), norm
     if rule.geometry == "eq":
         return q - rate * xp.matmul(xp.upper(left - right), q), norm
     if rule.geometry == "procrustes":
@@ -116,6 +129,18 @@ def one_step(xp: Space[A], rule: Kron, q: A, norm: A, left: A, right: Scalar) ->
     q = q - half * (xp.matmul(left, q) - right * q)
     q = q - half * (xp.matmul(q, left) - right * q)
     return (q + transposed(xp, q)) / 2, norm
+
+
+def paced(xp: Space[A], rule: Kron, norm: A, size: Scalar) -> tuple[A, Scalar]:
+    """The smoothed norm, from that before and the size now, and how far a step goes."""
+    norm = xp.maximum(average(norm, size, 1 - rule.lipschitz_beta), size)
+    return norm, rule.precond_lr / xp.maximum(norm, rule.eps)
+
+
+def moved(rule: Kron, q: A, left: A, right: Scalar, rate: Scalar) -> Value:
+    """A diagonal factor after one step."""
+    gain = rate * (left - right)
+    return q * (1 - gain if rule.geometry != "quad" else (1 - gain / 2) * (1 - gain / 2))
 
 
 def expected_damping(xp: Space[A], factors: list[A], strength: Scalar) -> list[A]:

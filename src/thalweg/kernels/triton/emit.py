@@ -167,10 +167,10 @@ class Statements:
         if not isinstance(operand, Value):
             return literal(operand)
         if operand not in self.known:
-            self.let(operand, self.number(operand) if operand.extent is None else self.text(operand))
+            self.let(operand, self.number_text(operand) if operand.extent is None else self.text(operand))
         return self.known[operand]
 
-    def number(self, value: Value) -> str:
+    def number_text(self, value: Value) -> str:
         """Where a number of the host is found."""
         raise NotImplementedError
 
@@ -191,7 +191,7 @@ class Lines(Statements):
         super().__init__()
         self.emission = emission
 
-    def number(self, value: Value) -> str:
+    def number_text(self, value: Value) -> str:
         return f"tl.load(numbers + {self.emission.number(value)})"
 
 

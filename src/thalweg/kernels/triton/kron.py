@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from thalweg.kernels.triton.kron_batch import Batch, States, memory_of
-from thalweg.kernels.triton.kron_formulas import formulas_for
+from thalweg.kernels.triton.kron_formulas import Formulas, formulas_for
 from thalweg.kernels.triton.kron_launches import Launch, Launches, compile_together
 from thalweg.kernels.triton.kron_layout import DUE, UPDATE_RMS
 from thalweg.kernels.triton.kron_plan import Plan
@@ -83,7 +83,7 @@ class KronKernels:
             batch.follow_scratch(self.scratch_for(batch))
             if known:
                 assert t is not None
-                due = count_refreshes(rule, states, t)
+                due = count_refreshes(batch, rule, states, t)
                 batch.follow_due(due)
                 refreshing = any(due)
             begin(batch, rule, handling, t if known else None, lr, lr_scale, grad_scale, allowed)
@@ -145,10 +145,13 @@ def layout_facts(rule: Kron, seed: int) -> tuple[Any, ...]:
     return rule.stacked_axes, rule.max_size_dense, rule.max_skew, rule.merge, rule.geometry, seed
 
 
-def count_refreshes(rule: Kron, states: States, t: int) -> list[bool]:
+def formulas_of(batch: Batch, rule: Kron, **known: bool) -> Formulas:
+    return formulas_for(rule, len(batch.sizes), averages=batch.has_momentum, **known)
+
+
+def count_refreshes(batch: Batch, rule: Kron, states: States, t: int) -> list[bool]:
     """Whose factors are due, with the host's counts."""
-    counted = formulas_for(rule, averages="momentum_buffer" in states[0]).counted
-    given = {**options_of(rule), "t": t}
+    counted, given = formulas_of(batch, rule).counted, {**options_of(rule), "t": t}
 
     @functools.cache  # most have the same count
     def of(before: float) -> list[float]:
@@ -180,7 +183,7 @@ def begin(
     if isinstance(lr, Tensor) and lr.device != batch.device:
         lr = float(lr)
     rate = lr if isinstance(lr, Tensor) else None
-    formulas = formulas_for(rule, averages=batch.has_momentum, knows_t=t is not None, knows_lr=rate is None, bare=bare)
+    formulas = formulas_of(batch, rule, knows_t=t is not None, knows_lr=rate is None, bare=bare)
     tensors: dict[str, Tensor | None] = dict(lr=rate, grad_scale=grad_scale, allowed=allowed)
     kind = formulas, *(None if each is None else each.dtype for each in tensors.values())
     launch = batch.begins.get(kind)
@@ -199,7 +202,7 @@ def begin(
     launch(**tensors, **formulas.given(rule, t, lr, lr_scale), sign=-1.0 if handling.maximize else 1.0)
 
 
-#: Lists of launches that a batch keeps: with and without a refresh, and a few for options that change with the step.
+#: Lists of launches that a batch keeps: with and without a refresh, and as many for options of another kind.
 KEPT = 4
 
 
@@ -207,10 +210,11 @@ def launches_of(
     batch: Batch, rule: Kron, handling: Handling, *, refreshing: bool, counted: bool, bare: bool = False
 ) -> Launches:
     """All launches of a step but the first, as they were the last time if nothing has changed that they depend on."""
-    key = rule, handling, refreshing, counted, batch.grads_aligned
+    formulas = formulas_of(batch, rule, bare=bare)
+    key = formulas, handling, refreshing, counted, batch.grads_aligned
     known: Launches | None = batch.programs.pop(key, None)
     if known is None:
-        known, formulas = Launches(), formulas_for(rule, averages=batch.has_momentum, bare=bare)
+        known = Launches()
         for first in range(0, batch.count, batch.chunk):
             plan = Plan(known, batch, rule, formulas, handling, first)
             if refreshing:

@@ -62,22 +62,18 @@ def strength_kernel(
     places,
     figures,
     partials,
-    damping,
-    relative,
-    share,
     count,
     first,
     size,
     programs,
     pitch,
     axis,
+    STRENGTH_OF: tl.constexpr,
+    START_OF: tl.constexpr,
     SCALES_FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The strength of the noise, and what the first factors are scaled by.
-
-    share: of that, for each factor. axis: that of the first one.
-    """
+    """The strength of the noise, and what the first factors are scaled by. axis: that of the first one."""
     matrix = first + tl.program_id(0)
     if (figure(figures, DUE, matrix, count) == 0) | (figure(figures, GO, matrix, count) == 0):
         return
@@ -92,12 +88,10 @@ def strength_kernel(
         unit = tl.where(largest > 0, largest, 1.0)
         ratio = parts / unit
         fourths = tl.load(own + 2 * pitch + index, mask, other=0.0) * (ratio * ratio * ratio * ratio)
-        floor = damping / unit
-        fourth = tl.sum(fourths) / size + floor * floor * floor * floor
-        scale = tl.exp((-0.125 * tl.log(fourth) - 0.5 * tl.log(unit)) * share)
-        start = tl.where(tl.load(place(places, L + axis, matrix, count, tl.float32)) <= 0, scale, 1.0)
+        norm = tl.load(place(places, L + axis, matrix, count, tl.float32))
+        start = START_OF(tl.sum(fourths) / size, largest, norm, figures, matrix, count)
     tl.store(figures + LARGEST * count + matrix, largest)
-    tl.store(figures + STRENGTH * count + matrix, damping + relative * magnitude)
+    tl.store(figures + STRENGTH * count + matrix, STRENGTH_OF(magnitude, figures, matrix, count))
     tl.store(figures + START * count + matrix, start)
 
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from thalweg.kernels.triton.kron_layout import LARGEST_ENTRY, NORM, PACE, TWIST, L
-from thalweg.kernels.triton.kron_reads import VARYING, figure, idle, larger, largest_of, sum_of
+from thalweg.kernels.triton.kron_reads import VARYING, figure, idle, largest_of, sum_of
 from thalweg.kernels.triton.products import load_panel, place
 
 
@@ -152,14 +152,6 @@ def image_kernel(
         tl.store(place(places, image_squares, matrix, count, tl.float32) + tl.program_id(0), tl.sum(image * image))
 
 
-@triton.jit
-def smoothed(places, bound, right, memory, gain, matrix, count, axis):
-    """The smoothed norm of what a factor is to learn."""
-    size = bound + right
-    old = tl.load(place(places, L + axis, matrix, count, tl.float32))
-    return larger(memory * old + gain * size, size)
-
-
 @triton.jit(do_not_specialize=VARYING)
 def norm_kernel(
     places,
@@ -167,14 +159,11 @@ def norm_kernel(
     image_squares,
     image_count,
     right,
-    memory,
-    gain,
-    precond_lr,
-    eps,
     count,
     first,
     axis,
     turns,
+    PACED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """What the bound is for: the pace of a factor's step, or, if it turns, the size of its rotation's direction."""
@@ -186,6 +175,7 @@ def norm_kernel(
     if turns != 0:
         tl.store(figures + (TWIST + axis) * count + matrix, tl.where(bound > 0, bound, 1.0))
     else:
-        norm = smoothed(places, bound, right, memory, gain, matrix, count, axis)
+        old = tl.load(place(places, L + axis, matrix, count, tl.float32))
+        norm, rate = PACED(old, bound + right, figures, matrix, count)
         tl.store(figures + (NORM + axis) * count + matrix, norm)
-        tl.store(figures + (PACE + axis) * count + matrix, precond_lr / larger(norm, eps))
+        tl.store(figures + (PACE + axis) * count + matrix, rate)

@@ -21,10 +21,10 @@ from thalweg.kernels.triton.products import ceiling
 
 
 class DenseStep:
-    """One step of one factor of each matrix. pace: the options that set how far it goes."""
+    """One step of one factor of each matrix."""
 
-    def __init__(self, plan: Plan, factor: Factor, pace: dict[str, float]) -> None:
-        self.plan, self.factor, self.pace = plan, factor, pace
+    def __init__(self, plan: Plan, factor: Factor) -> None:
+        self.plan, self.factor = plan, factor
         self.own = plan.layout.dense[factor.axis]
 
     def run(self) -> None:
@@ -138,12 +138,12 @@ class DenseStep:
         self.plan.add(
             norm_kernel,
             None,
-            **self.pace,
             image_squares=own.image_squares.column,
             image_count=dots,
             right=right,
             axis=factor.axis,
             turns=int(x is own.skew),
+            PACED=self.plan.formulas.paced,
             BLOCK=512,
             num_warps=4,
         )
@@ -211,6 +211,7 @@ class DenseStep:
             second=own.second.column,
             second_count=tiles,
             axis=factor.axis,
+            ANGLE_OF=self.plan.formulas.angle,
             BLOCK=1024,
             num_warps=4,
         )

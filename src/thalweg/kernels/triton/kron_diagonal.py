@@ -5,9 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from thalweg.kernels.triton.kron_bounds import smoothed
-from thalweg.kernels.triton.kron_layout import GOOD, LARGEST, NORM, SCALE, START, Q
-from thalweg.kernels.triton.kron_reads import VARYING, figure, idle, larger, largest_of, sum_of
+from thalweg.kernels.triton.kron_layout import GOOD, LARGEST, NORM, SCALE, START, L, Q
+from thalweg.kernels.triton.kron_reads import VARYING, figure, idle, largest_of, sum_of
 from thalweg.kernels.triton.numbers import as_stored, is_finite
 from thalweg.kernels.triton.products import load_panel, place, store_panel
 
@@ -138,16 +137,13 @@ def diagonal_step_kernel(
     largest,
     sums,
     right,
-    memory,
-    gain,
-    precond_lr,
-    eps,
     count,
     first,
     n,
     axis,
     Q_DTYPE: tl.constexpr,
-    QUAD: tl.constexpr,
+    PACED: tl.constexpr,
+    MOVED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """A factor after one step, not yet balanced; its largest magnitude and its sum."""
@@ -155,18 +151,15 @@ def diagonal_step_kernel(
     if idle(figures, matrix, count, 1):
         return
     bound = largest_of(place(places, left_largest, matrix, count, tl.float32), tl.cdiv(n, BLOCK), 64)
-    norm = smoothed(places, bound, right, memory, gain, matrix, count, axis)
+    old = tl.load(place(places, L + axis, matrix, count, tl.float32))
+    norm, rate = PACED(old, bound + right, figures, matrix, count)
     if tl.program_id(0) == 0:
         tl.store(figures + (NORM + axis) * count + matrix, norm)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     state = place(places, Q + axis, matrix, count, Q_DTYPE) + i
     q = tl.load(state, i < n, other=0.0).to(tl.float32) * figure(figures, START, matrix, count)
     own = tl.load(place(places, left, matrix, count, tl.float32) + i, i < n, other=0.0)
-    change = precond_lr / larger(norm, eps) * (own - right)
-    if QUAD:
-        q = q * ((1.0 - change / 2) * (1.0 - change / 2))
-    else:
-        q = q * (1.0 - change)
+    q = MOVED(q, own, right, rate, figures, matrix, count)
     tl.store(place(places, stepped, matrix, count, tl.float32) + i, q, i < n)
     tl.store(place(places, largest, matrix, count, tl.float32) + tl.program_id(0), tl.max(tl.abs(q)))
     tl.store(place(places, sums, matrix, count, tl.float32) + tl.program_id(0), tl.sum(q))

@@ -1,8 +1,9 @@
 """What Kron's kernels compute of elements, and once for each matrix: made from the rule, and not written here.
 
-``Kron.shown``, ``Kron.clipped`` and ``Kron.taken`` are traced, and functions of Triton are made of their graphs, which
-kernels take as constants. What depends neither on elements nor on products is computed when a step begins, by the host
-or, as far as the host does not know it, by a kernel. It is kept among the figures of each matrix.
+``Kron.shown``, ``Kron.clipped``, ``Kron.taken`` and what a refresh computes beside its products are traced, and
+functions of Triton are made of their graphs, which kernels take as constants. What depends on nothing that kernels
+compute is known when a step begins, to the host or, as far as the host does not know it, to a kernel. It is kept among
+the figures of each matrix.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from thalweg.errors import RuleError
 from thalweg.kernels.triton import kron_begin, kron_layout, kron_reads
@@ -19,17 +20,20 @@ from thalweg.kernels.triton.derived import home, loaded
 from thalweg.kernels.triton.emit import Statements, indented
 from thalweg.kernels.triton.kron_layout import ACCUMULATED, DUE, FIGURES, OWN_FIGURES, T
 from thalweg.programs.evaluate import stand_in
-from thalweg.programs.graph import Graph, Value, needed_by
+from thalweg.programs.graph import Extent, Graph, Value, needed_by
 from thalweg.programs.host import function_of, options_of
 from thalweg.programs.trace import GRADIENT, PARAMETER, Tracing, symbolic
-from thalweg.rules import Annealed, Kron
+from thalweg.rules import Annealed, Kron, factors, refresh
 
 #: A trace has two axes: the slices of a parameter, and the elements of one slice.
 SHAPE = (2, 2)
 ELEMENTS, SLICES, WHOLE = frozenset((0, 1)), frozenset((0,)), frozenset[int]()
 
 MOMENTUM, WHITENED, H_SQUARE = "momentum_buffer", "h", "h_square"
-#: Inputs where functions over elements find them.
+#: Inputs that are as large as what a kernel works on, and those of which there is one for each matrix.
+LARGE = GRADIENT, PARAMETER, MOMENTUM, WHITENED, "q", "left"
+SINGLE = H_SQUARE, "magnitude", "fourth", "largest", "norm", "size", "right", "rate", "slope", "curvature"
+#: Inputs where functions find them that are not given them.
 READ = {
     GRADIENT: "loaded(g_places, mask) * factor",
     PARAMETER: "loaded(p_places, mask)",
@@ -44,11 +48,12 @@ BEGINS_WITH = {
 }
 FUNCTION = """\
 @triton.jit
-def {name}({given}figures, matrix, count):
+def {name}({given}, figures, matrix, count):
 {body}
     return {results}
 """
-TILE = "g_places, p_places, m_places, mask, factor, "
+#: What functions over a tile of a parameter are given.
+TILE = ("g_places", "p_places", "m_places", "mask", "factor")
 BEGIN = """\
 @triton.jit(do_not_specialize=VARYING)
 def begin(
@@ -62,42 +67,60 @@ def begin(
 {body}
 """
 #: Names that emitted source has for other things.
-NAMES = f"{TILE} h h_square total figures matrix count places due_flags lr sign grad_scale allowed nothing tl triton"
+OWN_NAMES = "figures matrix count places due_flags lr sign grad_scale allowed nothing tl triton"
+NAMES = {*TILE, *OWN_NAMES.split()}
+
+
+class Function(NamedTuple):
+    """A function to be made: what it is given, by name, and what it computes."""
+
+    given: tuple[str, ...]
+    results: tuple[Any, ...]
 
 
 class Traced(NamedTuple):
-    """What a rule computes around the products, as values of one graph."""
+    """What a rule computes beside products, as values of one graph."""
 
     inputs: Mapping[str, Value]
-    #: What is to be preconditioned, and what factors learn from.
-    x: Any
-    y: Any
+    functions: Mapping[str, Function]
     due: Any
     refresh: Any
-    #: The parameter and its momentum, if it has one, after the step.
-    p: Any
-    momentum: Any
-    finite: Any
-    update_rms: Any
 
 
-def traced(rule: Kron, *, averages: bool, knows_t: bool, knows_lr: bool, bare: bool) -> Traced:
+def traced(rule: Kron, count: int, *, averages: bool, knows_t: bool, knows_lr: bool, bare: bool) -> Traced:
     """A rule's own methods, run over symbols; see ``formulas_for``."""
     graph = Graph(type(rule).__name__, inspect.getsourcefile(type(rule)) or "")
-    extents = {GRADIENT: ELEMENTS, PARAMETER: ELEMENTS, MOMENTUM: ELEMENTS, WHITENED: ELEMENTS, H_SQUARE: SLICES}
-    extents |= {"refresh": WHOLE, "t": None if knows_t else WHOLE, "lr": None if knows_lr else WHOLE, "lr_scale": None}
+    extents: dict[str, Extent] = {**dict.fromkeys(LARGE, ELEMENTS), **dict.fromkeys(SINGLE, SLICES), "refresh": WHOLE}
+    extents |= {"t": None if knows_t else WHOLE, "lr": None if knows_lr else WHOLE, "lr_scale": None}
     inputs = {name: graph.input(name, extent) for name, extent in extents.items()}
     xp: Any = Tracing(graph, SHAPE)
-    rule, p = symbolic(rule, graph), inputs[PARAMETER]
+    rule, p = cast(Kron, symbolic(rule, graph)), inputs[PARAMETER]
     s: dict[str, Any] = {key: inputs[key] for key in ((MOMENTUM, "refresh") if averages and not bare else ("refresh",))}
     x, y, due, state = rule.shown(xp, inputs[GRADIENT], s, p, inputs["t"])
     h = rule.clipped(xp, inputs[WHITENED], inputs[H_SQUARE])
     lr = inputs["lr"] * inputs["lr_scale"]
     update = rule.taken(xp, h, inputs[H_SQUARE], s, p, dict(state), due, lr)
-    new, momentum = p + update.delta, update.state.get(MOMENTUM)
+    new = p + update.delta, update.state.get(MOMENTUM)
     if bare:
-        x, y, new, momentum = inputs[MOMENTUM if averages else GRADIENT], inputs[GRADIENT], h, None
-    return Traced(inputs, x, y, due, state["refresh"], new, momentum, update.finite, update.stats["update_rms"])
+        x, y, new = inputs[MOMENTUM if averages else GRADIENT], inputs[GRADIENT], (h, None)
+    functions = {
+        "shown": Function(TILE, (x,)),
+        "learned": Function(TILE, (y,)),
+        "stepped": Function((WHITENED, *TILE), new),
+        "update_rms": Function((H_SQUARE,), (update.stats["update_rms"],)),
+        "is_fine": Function(("total",), (update.finite,)),
+    }
+
+    def of_refresh(name: str, compute: Callable[..., Any], *given: str) -> None:
+        results = compute(*(inputs[each] for each in given))
+        functions[name] = Function(given, results if isinstance(results, tuple) else (results,))
+
+    of_refresh("strength", functools.partial(refresh.strength_of, rule), "magnitude")
+    of_refresh("start", functools.partial(refresh.first_scale, xp, rule, count), "fourth", "largest", "norm")
+    of_refresh("paced", functools.partial(refresh.paced, xp, rule), "norm", "size")
+    of_refresh("moved", functools.partial(refresh.moved, rule), "q", "left", "right", "rate")
+    of_refresh("angle", functools.partial(factors.angle, xp), "slope", "curvature")
+    return Traced(inputs, functions, due, state["refresh"])
 
 
 class OfMatrices(Statements):
@@ -108,7 +131,7 @@ class OfMatrices(Statements):
         #: Values that the beginning of a step leaves for this, with their places behind the figures of every rule.
         self.figures = figures
         self.known.update(known)
-        self.used |= {*home(), *beside(), *NAMES.replace(",", " ").split()}
+        self.used |= {*home(), *beside(), *NAMES, *known.values()}
 
     def of(self, operand: Any) -> str:
         if isinstance(operand, Value) and operand not in self.known and is_begun(operand):
@@ -130,7 +153,7 @@ class OfBeginning(Statements):
     def __init__(self) -> None:
         super().__init__()
         self.numbers: list[Value] = []
-        self.used |= {*home(), *beside(), *NAMES.replace(",", " ").split()}
+        self.used |= {*home(), *beside(), *NAMES}
 
     def of(self, operand: Any) -> str:
         if isinstance(operand, Value) and operand.extent is None and operand not in self.known:
@@ -145,9 +168,8 @@ class OfBeginning(Statements):
 
 
 def is_begun(value: Value) -> bool:
-    """Whether a value is known when a step begins: it waits for no element and for no product."""
-    waits_for = (GRADIENT, PARAMETER, MOMENTUM, WHITENED, H_SQUARE)
-    return not any(each.op == "input" and each.name in waits_for for each in needed_by([value]))
+    """Whether a value is known when a step begins: it waits for nothing that kernels read or compute."""
+    return not any(each.op == "input" and each.name in (*LARGE, *SINGLE) for each in needed_by([value]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +183,13 @@ class Formulas:
     #: From the mean of the squares of what was preconditioned, and from their sum over slices.
     update_rms: Any
     is_fine: Any
+    #: Of a refresh: the strength of noise, what first factors are scaled by, norm and pace of a step, a diagonal factor
+    #: after it, and how far a dense one is rotated.
+    strength: Any
+    start: Any
+    paced: Any
+    moved: Any
+    angle: Any
     #: The kernel at the beginning of a step, and the numbers that it takes from options, t and lr.
     begin: Any
     numbers: Callable[[Mapping[str, float]], list[float]]
@@ -172,58 +201,52 @@ class Formulas:
 
     def given(self, rule: Kron, t: int | None, lr: Any, lr_scale: float) -> dict[str, float]:
         """The numbers of one step, by the names of the kernel's arguments."""
-        found = self.numbers({**options_of(rule), "t": t, "lr": lr, "lr_scale": lr_scale})
-        return {f"n{i}": number for i, number in enumerate(found)}
+        known: dict[str, Any] = {**options_of(rule), "t": t, "lr": lr, "lr_scale": lr_scale}
+        return {f"n{i}": number for i, number in enumerate(self.numbers(known))}
 
 
 @functools.lru_cache(maxsize=256)
 def formulas_for(
-    rule: Kron, *, averages: bool, knows_t: bool = True, knows_lr: bool = True, bare: bool = False
+    rule: Kron, count: int, *, averages: bool, knows_t: bool = True, knows_lr: bool = True, bare: bool = False
 ) -> Formulas:
     """The formulas of a rule. Numbers of its options are no part of them.
 
-    averages: whether there is a momentum. knows_t, knows_lr: whether the host does. bare: what is to be preconditioned
-    comes as it is, in the place of the momentum if it ``averages``, and takes the place of the parameter when clipped.
+    count: of factors. averages: whether there is a momentum. knows_t, knows_lr: whether the host does. bare: what is to
+    be preconditioned comes as it is, in the place of the momentum if it ``averages``, and takes the place of the
+    parameter when clipped.
     """
-    kind = stand_in(rule)
+    kind = cast(Kron, stand_in(rule))
     if isinstance(rule.precond_update_probability, Annealed):
         kind = replace(kind, precond_update_probability=rule.precond_update_probability)
-    assert isinstance(kind, Kron)
-    return made(kind, averages, knows_t, knows_lr, bare)
+    return made(kind, count, averages, knows_t, knows_lr, bare)
 
 
 @functools.lru_cache(maxsize=256)
-def made(rule: Kron, averages: bool, knows_t: bool, knows_lr: bool, bare: bool) -> Formulas:
-    found = traced(rule, averages=averages, knows_t=knows_t, knows_lr=knows_lr, bare=bare)
+def made(rule: Kron, count: int, averages: bool, knows_t: bool, knows_lr: bool, bare: bool) -> Formulas:
+    found = traced(rule, count, averages=averages, knows_t=knows_t, knows_lr=knows_lr, bare=bare)
     figures: dict[Value, int] = {}
-    h, h_square = found.inputs[WHITENED], found.inputs[H_SQUARE]
-    total: Any = Tracing(h.graph, SHAPE).sums((h_square, None))[0]
-
-    def function(name: str, given: str, known: Mapping[Value, str], *values: Any) -> str:
-        statements = OfMatrices(figures, known)
-        results = ", ".join([statements.of(value) for value in values])
-        body = "\n".join(indented(statements.lines, 4))
-        return FUNCTION.format(name=name, given=given, body=body, results=results)
-
-    functions = [
-        function("shown", TILE, {}, found.x),
-        function("learned", TILE, {}, found.y),
-        function("stepped", f"h, {TILE}", {h: "h"}, found.p, found.p if found.momentum is None else found.momentum),
-        function("update_rms", "h_square, ", {h_square: "h_square"}, found.update_rms),
-        function("is_fine", "total, ", {total: "total"}, found.finite),
-    ]
+    sources = [emit_function(name, function, found.inputs, figures) for name, function in found.functions.items()]
     if len(figures) > OWN_FIGURES:
         raise RuleError(f"{type(rule).__name__} needs {len(figures)} numbers, and kernels have room for {OWN_FIGURES}")
-    begin = OfBeginning()
-    own = source_of(rule, functions)
+    begin, own = OfBeginning(), source_of(rule, sources)
+    (x,), (_, momentum) = found.functions["shown"].results, found.functions["stepped"].results
     return Formulas(
-        **{name: own[name] for name in ("shown", "learned", "stepped", "update_rms", "is_fine")},
+        **{name: own[name] for name in found.functions},
         begin=source_of(rule, [emit_begin(begin, found, figures, counts=not knows_t)])["begin"],
         numbers=function_of(begin.numbers),
         counted=function_of([found.due, found.refresh], as_arrays=True),
-        shows_gradient=found.x is found.inputs[GRADIENT],
-        keeps_momentum=found.momentum is not None,
+        shows_gradient=x is found.inputs[GRADIENT],
+        keeps_momentum=momentum is not None,
     )
+
+
+def emit_function(name: str, function: Function, inputs: Mapping[str, Value], figures: dict[Value, int]) -> str:
+    total = Tracing(inputs[H_SQUARE].graph, SHAPE).sums((inputs[H_SQUARE], None))[0]
+    named = {**inputs, "total": total}
+    statements = OfMatrices(figures, {named[each]: each for each in function.given if each in named})
+    results = ", ".join([statements.of(function.results[0] if each is None else each) for each in function.results])
+    body = "\n".join(indented(statements.lines, 4))
+    return FUNCTION.format(name=name, given=", ".join(function.given), body=body, results=results)
 
 
 def emit_begin(begin: OfBeginning, found: Traced, figures: Mapping[Value, int], *, counts: bool) -> str:

@@ -31,7 +31,7 @@ GO, T, FACTOR, DUE, ACCUMULATED, STRENGTH, LARGEST, START, GOOD, H_SQUARE, UPDAT
 NORM, PACE, SCALE, LARGEST_ENTRY, TWIST, ANGLE = (tl.constexpr(c) for c in range(11, 23, 2))
 FIGURES = 23
 #: Behind them: figures that a rule's own formulas leave for each other, at most so many.
-OWN_FIGURES = 12
+OWN_FIGURES = 16
 
 #: Programs that measure one matrix, at most, and elements of a block of theirs.
 MEASURERS, MEASURED = 128, 4096

@@ -31,12 +31,6 @@ def number(places, which: tl.constexpr, matrix, count):
 
 
 @triton.jit
-def larger(x, y):
-    """The larger of two, NaN if x is."""
-    return tl.where(x < y, y, x)
-
-
-@triton.jit
 def sum_of(numbers, count, BLOCK: tl.constexpr):
     """The sum of a panel of numbers, in an order that is always the same."""
     total = tl.zeros((BLOCK,), tl.float32)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.dtypes import DTYPES as KNOWN
 from thalweg.kernels.triton.kron_begin import strength_kernel
 from thalweg.kernels.triton.kron_dense import DenseStep
 from thalweg.kernels.triton.kron_diagonal import balance_kernel, diagonal_step_kernel, left_kernel
@@ -20,11 +19,6 @@ class Refresh:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.batch, self.rule, self.layout = plan, plan.batch, plan.rule, plan.layout
-        memory = float(self.rule.lipschitz_beta)
-        #: What sets the pace of a factor's step.
-        self.pace = dict(
-            memory=memory, gain=1.0 - memory, precond_lr=float(self.rule.precond_lr), eps=float(self.rule.eps)
-        )
 
     def run(self) -> None:
         self.measure()
@@ -33,7 +27,7 @@ class Refresh:
         self.whiten()
         for factor in self.layout.factors:
             if factor.dense:
-                DenseStep(self.plan, factor, self.pace).run()
+                DenseStep(self.plan, factor).run()
             else:
                 self.step_diagonal(factor)
         self.balance()
@@ -60,15 +54,13 @@ class Refresh:
             BLOCK=MEASURED,
             num_warps=8,
         )
-        relative = KNOWN["float32"].rounding if rule.relative_damping is None else rule.relative_damping
         self.plan.add(
             strength_kernel,
             None,
             **measured,
-            damping=float(rule.damping),
-            relative=float(relative),
-            share=1.0 / len(layout.factors),
             axis=layout.factors[0].axis,
+            STRENGTH_OF=self.plan.formulas.strength,
+            START_OF=self.plan.formulas.start,
             BLOCK=MEASURERS,
             num_warps=1,
         )
@@ -122,7 +114,6 @@ class Refresh:
         self.plan.add(
             diagonal_step_kernel,
             tiles,
-            **self.pace,
             left=own.left.column,
             left_largest=own.left_largest.column,
             stepped=own.stepped.column,
@@ -132,7 +123,8 @@ class Refresh:
             n=factor.size,
             axis=factor.axis,
             Q_DTYPE=DTYPES[self.batch.q_dtype],
-            QUAD=self.rule.geometry == "quad",
+            PACED=self.plan.formulas.paced,
+            MOVED=self.plan.formulas.moved,
             BLOCK=VECTOR,
             num_warps=4,
         )

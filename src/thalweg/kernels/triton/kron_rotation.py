@@ -152,7 +152,17 @@ def turning_kernel(
 
 @triton.jit(do_not_specialize=VARYING)
 def angle_kernel(
-    places, figures, first_sums, first_count, second, second_count, count, first, axis, BLOCK: tl.constexpr
+    places,
+    figures,
+    first_sums,
+    first_count,
+    second,
+    second_count,
+    count,
+    first,
+    axis,
+    ANGLE_OF: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """How far a factor is to be rotated."""
     matrix = first + tl.program_id(0)
@@ -161,9 +171,7 @@ def angle_kernel(
     slope = sum_of(place(places, first_sums, matrix, count, tl.float32), first_count, BLOCK)
     slope = slope / figure(figures, TWIST + axis, matrix, count)
     curvature = sum_of(place(places, second, matrix, count, tl.float32), second_count, BLOCK)
-    best = slope / tl.where(curvature < 0, -curvature, 1.0)
-    angle = tl.where((curvature < 0) & (best < 0.125), best, 0.125)
-    tl.store(figures + (ANGLE + axis) * count + matrix, angle)
+    tl.store(figures + (ANGLE + axis) * count + matrix, ANGLE_OF(slope, curvature, figures, matrix, count))
 
 
 @triton.jit(do_not_specialize=VARYING)
