@@ -11,7 +11,6 @@ from torch import Tensor
 
 from thalweg.boundary import ROUNDING_STREAM
 from thalweg.kernels.triton.kron_layout import FIGURES, OWN_FIGURES, PANELS, G, Layout, Panel, Q
-from thalweg.kernels.triton.passes import DTYPES
 from thalweg.kernels.triton.products import ceiling, device_of
 from thalweg.kernels.triton.tables import ALIGNMENT, Uploads
 from thalweg.rules import Kron
@@ -139,10 +138,6 @@ class Batch:
             self.uploads.refill(self.due_flags, [int(one) for one in due for _ in range(self.slices)])
 
     # ---- what kernels take
-
-    def dtypes(self) -> dict[str, Any]:
-        """Of what elementwise kernels read and write."""
-        return dict(P_DTYPE=DTYPES[self.p_dtype], G_DTYPE=DTYPES[self.g_dtype], M_DTYPE=DTYPES[self.m_dtype])
 
     def common(self, first: int) -> dict[str, Any]:
         """What every kernel takes."""

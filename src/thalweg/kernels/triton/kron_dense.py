@@ -16,7 +16,6 @@ from thalweg.kernels.triton.kron_rotation import (
     symmetrized_kernel,
     turning_kernel,
 )
-from thalweg.kernels.triton.passes import DTYPES
 from thalweg.kernels.triton.products import ceiling
 
 
@@ -25,202 +24,78 @@ class DenseStep:
 
     def __init__(self, plan: Plan, factor: Factor) -> None:
         self.plan, self.factor = plan, factor
-        self.own = plan.layout.dense[factor.axis]
+        self.own = own = plan.layout.dense[factor.axis]
+        self.tiles = own.blocks.tiles(factor.size, factor.size)
+        self.scope: dict[str, Any] = dict(
+            **plan.of_factor(factor),
+            error=own.error,
+            stepped=own.stepped,
+            skew=own.skew,
+            product=own.product,
+            best=own.best,
+            best_column=own.best_column,
+            vector=own.vector,
+            vector_squares=own.vector_squares,
+            image_squares=own.image_squares,
+            first_sums=own.first,
+            second=own.second,
+            columns_pitch=own.column_squares.pitch,
+        )
+
+    def add(self, kernel: Any, tiles: int | None, /, **given: Any) -> None:
+        self.plan.add(kernel, tiles, **{**self.scope, **given})
 
     def run(self) -> None:
         layout, factor, own = self.plan.layout, self.factor, self.own
         white = layout.white_turned if factor.axis == 1 and len(layout.dense) == 2 else layout.white
         assert white is not None
-        self.gram(white)
-        self.bound(own.error, factor.right, own.gram.rows)
+        #: What is noted of a matrix for a bound of its norm, and of a new factor at the end.
+        noted: dict[str, Any] = dict(largest=own.tile_largest, squares=own.column_squares)
+        final: dict[str, Any] = dict(largest=own.largest, sums=own.sums)
+        self.gram(white, noted)
+        self.bound(own.error, factor.right, own.gram.rows, noted)
+        triangle, blocks = own.tiles_above(TURNED), own.blocks.options()
         if self.plan.rule.geometry == "quad":
-            self.move(own.turned, own.stepped_straight, "left")
-            self.move(own.stepped_straight, own.stepped_straight, "right")
-            self.triangle(symmetrized_kernel, largest=own.largest.column, sums=own.sums.column)
+            out = own.stepped_straight
+            self.add(stepped_kernel, self.tiles, **blocks, turned=own.turned, out=out, HALF="left")
+            self.add(stepped_kernel, self.tiles, **blocks, turned=out, out=out, HALF="right")
+            self.add(symmetrized_kernel, triangle, **final, BM=TURNED)
             return
-        self.move(own.turned, None, "")
-        self.triangle(
-            skew_kernel,
-            turned=own.stepped_turned.column,
-            skew=own.skew.column,
-            largest=own.tile_largest.column,
-            squares=own.column_squares.column,
-            first_sums=own.first.column,
-            columns_pitch=own.column_squares.pitch,
-            DTYPE=self.plan.operand,
-            CUTS=self.plan.batch.cuts,
-        )
-        self.bound(own.skew, 0.0, TURNED)
-        self.rotate()
+        self.add(stepped_kernel, self.tiles, **blocks, turned=own.turned, out=None, HALF="")
+        self.add(skew_kernel, triangle, **noted, turned=own.stepped_turned, BM=TURNED)
+        self.bound(own.skew, 0.0, TURNED, noted)
+        self.add(turning_kernel, self.tiles, **blocks, b=own.stepped_turned, turned=own.product_turned)
+        self.add(angle_kernel, None, first_count=triangle, second_count=self.tiles)
+        self.add(rotated_kernel, self.tiles, **blocks, **final, b=own.product_turned)
 
-    def gram(self, white: Panel) -> None:
+    def gram(self, white: Panel, noted: dict[str, Any]) -> None:
         """The gram matrix of what was whitened, less what it should be."""
-        factor, own = self.factor, self.own
+        own = self.own
         tiles, out = own.tiles_above(own.gram.rows), own.part_sums or own.error
-        noted: dict[str, Any] = dict(
-            largest=own.tile_largest.column,
-            squares=own.column_squares.column,
-            right=factor.right,
-            n=factor.size,
-            parts=own.parts,
-            columns_pitch=own.column_squares.pitch,
-            DTYPE=self.plan.operand,
-            CUTS=self.plan.batch.cuts,
-        )
-        self.plan.add(
+        self.add(
             symmetric_kernel,
             tiles * own.parts,
             **noted,
-            a=white.column,
-            out=out.column,
+            a=white,
+            out=out,
             depth=white.pitch,
             refreshes=1,
+            parts=own.parts,
             length=own.length,
             a_pitch=white.pitch,
-            pitch=out.pitch,
             GRAM=True,
             PARTS=own.part_sums is not None,
             **own.gram.options(),
         )
         if own.part_sums is not None:
-            self.plan.add(
-                gather_kernel,
-                tiles,
-                **noted,
-                sums=out.column,
-                out=own.error.column,
-                sums_pitch=out.pitch,
-                pitch=own.error.pitch,
-                BM=own.gram.rows,
-                num_warps=8,
-            )
+            sums: dict[str, Any] = dict(sums=out, sums_pitch=out.pitch, parts=own.parts)
+            self.add(gather_kernel, tiles, **noted, **sums, out=own.error, BM=own.gram.rows, num_warps=8)
 
-    def bound(self, x: Panel, right: float, block: int) -> None:
+    def bound(self, x: Panel, right: float, block: int, noted: dict[str, Any]) -> None:
         """A bound of the norm of x + right, of which tiles of this size were noted, and what follows from it."""
-        factor, own = self.factor, self.own
-        side, dots = ceiling(factor.size, block), ceiling(factor.size, DOTS)
-        asked: dict[str, Any] = dict(
-            best=own.best.column,
-            best_column=own.best_column.column,
-            n=factor.size,
-            side=side,
-            axis=factor.axis,
-            num_warps=4,
-        )
-        self.plan.add(
-            columns_kernel,
-            side,
-            **asked,
-            largest=own.tile_largest.column,
-            squares=own.column_squares.column,
-            columns_pitch=own.column_squares.pitch,
-            BM=block,
-            SIDE=16,
-        )
+        side, dots = ceiling(self.factor.size, block), ceiling(self.factor.size, DOTS)
+        asked: dict[str, Any] = dict(e=x, right=right, side=side)
+        self.add(columns_kernel, side, **asked, **noted, BM=block, SIDE=16)
         for half in (True, False):
-            self.plan.add(
-                image_kernel,
-                dots,
-                **asked,
-                e=x.column,
-                vector=own.vector.column,
-                vector_squares=own.vector_squares.column,
-                image_squares=own.image_squares.column,
-                right=right,
-                pitch=x.pitch,
-                DTYPE=self.plan.operand,
-                FIRST=half,
-                SIDE=128,
-                SUMS=512,
-                BM=DOTS,
-                BK=256,
-            )
-        self.plan.add(
-            norm_kernel,
-            None,
-            image_squares=own.image_squares.column,
-            image_count=dots,
-            right=right,
-            axis=factor.axis,
-            turns=int(x is own.skew),
-            PACED=self.plan.formulas.paced,
-            BLOCK=512,
-            num_warps=4,
-        )
-
-    def move(self, turned: Panel, out: Panel | None, half: str) -> None:
-        factor, own = self.factor, self.own
-        self.plan.add(
-            stepped_kernel,
-            own.blocks.tiles(factor.size, factor.size),
-            error=own.error.column,
-            turned=turned.column,
-            stepped=own.stepped.column,
-            out=out.column if out else 0,
-            n=factor.size,
-            axis=factor.axis,
-            pitch=own.error.pitch,
-            Q_DTYPE=DTYPES[self.plan.batch.q_dtype],
-            DTYPE=self.plan.operand,
-            HALF=half,
-            ALIGNED=self.plan.state_aligned(factor),
-            CUTS=self.plan.batch.cuts,
-            **own.blocks.options(),
-        )
-
-    def triangle(self, kernel: Any, **given: Any) -> None:
-        """A kernel over the tiles of a stepped factor on and above its diagonal."""
-        own = self.own
-        self.plan.add(
-            kernel,
-            own.tiles_above(TURNED),
-            **given,
-            stepped=own.stepped.column,
-            n=self.factor.size,
-            pitch=own.stepped.pitch,
-            BM=TURNED,
-            num_warps=4,
-        )
-
-    def rotate(self) -> None:
-        factor, own = self.factor, self.own
-        tiles = own.blocks.tiles(factor.size, factor.size)
-        asked: dict[str, Any] = dict(
-            skew=own.skew.column,
-            product=own.product.column,
-            n=factor.size,
-            axis=factor.axis,
-            pitch=own.skew.pitch,
-            DTYPE=self.plan.operand,
-            **own.blocks.options(),
-        )
-        self.plan.add(
-            turning_kernel,
-            tiles,
-            **asked,
-            b=own.stepped_turned.column,
-            turned=own.product_turned.column,
-            second=own.second.column,
-            CUTS=self.plan.batch.cuts,
-        )
-        self.plan.add(
-            angle_kernel,
-            None,
-            first_sums=own.first.column,
-            first_count=own.tiles_above(TURNED),
-            second=own.second.column,
-            second_count=tiles,
-            axis=factor.axis,
-            ANGLE_OF=self.plan.formulas.angle,
-            BLOCK=1024,
-            num_warps=4,
-        )
-        self.plan.add(
-            rotated_kernel,
-            tiles,
-            **asked,
-            b=own.product_turned.column,
-            stepped=own.stepped.column,
-            largest=own.largest.column,
-            sums=own.sums.column,
-        )
+            self.add(image_kernel, dots, **asked, FIRST=half, SIDE=128, SUMS=512, BM=DOTS, BK=256)
+        self.add(norm_kernel, None, **asked, image_count=dots, turns=int(x is self.own.skew), BLOCK=512)

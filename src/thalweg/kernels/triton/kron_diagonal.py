@@ -104,7 +104,7 @@ def left_kernel(
     figures,
     sums,
     left,
-    largest,
+    left_largest,
     count,
     first,
     n,
@@ -124,7 +124,7 @@ def left_kernel(
         total += tl.load(own + part * sums_pitch, i < n, other=0.0)
         part += 1
     tl.store(place(places, left, matrix, count, tl.float32) + i, total, i < n)
-    tl.store(place(places, largest, matrix, count, tl.float32) + tl.program_id(0), tl.max(total))
+    tl.store(place(places, left_largest, matrix, count, tl.float32) + tl.program_id(0), tl.max(total))
 
 
 @triton.jit(do_not_specialize=VARYING)

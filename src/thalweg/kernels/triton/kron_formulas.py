@@ -199,6 +199,21 @@ class Formulas:
     shows_gradient: bool
     keeps_momentum: bool
 
+    def constants(self) -> dict[str, Any]:
+        """The functions by the names that kernels have for them."""
+        return dict(
+            LEARNED=self.learned,
+            STEPPED=self.stepped,
+            UPDATE_RMS_OF=self.update_rms,
+            IS_FINE=self.is_fine,
+            STRENGTH_OF=self.strength,
+            START_OF=self.start,
+            PACED=self.paced,
+            MOVED=self.moved,
+            ANGLE_OF=self.angle,
+            KEEPS_MOMENTUM=self.keeps_momentum,
+        )
+
     def given(self, rule: Kron, t: int | None, lr: Any, lr_scale: float) -> dict[str, float]:
         """The numbers of one step, by the names of the kernel's arguments."""
         known: dict[str, Any] = {**options_of(rule), "t": t, "lr": lr, "lr_scale": lr_scale}

@@ -18,11 +18,11 @@ from thalweg.kernels.triton.kron_diagonal import diagonal_kernel
 from thalweg.kernels.triton.kron_elements import operand_kernel, step_kernel
 from thalweg.kernels.triton.kron_formulas import Formulas
 from thalweg.kernels.triton.kron_launches import Launches
-from thalweg.kernels.triton.kron_layout import TURNED, VECTOR, Factor
+from thalweg.kernels.triton.kron_layout import TURNED, VECTOR, Factor, Panel
 from thalweg.kernels.triton.kron_products import turn_kernel
 from thalweg.kernels.triton.kron_whitening import Products
-from thalweg.kernels.triton.passes import DTYPES
-from thalweg.kernels.triton.products import ceiling
+from thalweg.kernels.triton.passes import DTYPES, NARROW
+from thalweg.kernels.triton.products import ceiling, padded
 from thalweg.rules import Kron
 from thalweg.settings import Handling
 
@@ -33,31 +33,60 @@ class Plan:
     def __init__(
         self, launches: Launches, batch: Batch, rule: Kron, formulas: Formulas, handling: Handling, first: int
     ) -> None:
-        self.launches, self.batch, self.rule, self.handling, self.first = launches, batch, rule, handling, first
-        self.formulas = formulas
+        self.launches, self.batch, self.rule, self.formulas = launches, batch, rule, formulas
         self.layout, self.matrices = batch.layout, batch.matrices(first)
-        self.common = batch.common(first)
-        self.operand = DTYPES[batch.operand]
         self.guarded = handling.on_nonfinite == "skip"
-        self.axes = [factor.axis for factor in self.layout.factors]
         self.dense = [factor for factor in self.layout.factors if factor.dense]
-        self.tile = dict(zip(("HIGH", "WIDE"), self.layout.element_tile, strict=True))
-        self.aligned = batch.aligned and batch.grads_aligned
+        high, wide = self.layout.element_tile
+        aligned = batch.aligned and batch.grads_aligned
+        #: What kernels take by these names, unless they are given something else.
+        self.scope: dict[str, Any] = dict(
+            **batch.common(first),
+            **formulas.constants(),
+            rows=self.layout.rows,
+            columns=self.layout.columns,
+            size=self.layout.rows * self.layout.columns,
+            slices=batch.slices,
+            finite=batch.finite,
+            axis=self.layout.factors[0].axis,
+            P_DTYPE=DTYPES[batch.p_dtype],
+            G_DTYPE=DTYPES[batch.g_dtype],
+            M_DTYPE=DTYPES[batch.m_dtype],
+            Q_DTYPE=DTYPES[batch.q_dtype],
+            DTYPE=DTYPES[batch.operand],
+            OUT_DTYPE=DTYPES[batch.operand],
+            STOCHASTIC=batch.p_dtype in NARROW and handling.rounding == "stochastic",
+            SCALES_FIRST=rule.init_scale is None,
+            GUARDED=self.guarded,
+            ALIGNED=aligned,
+            CUTS=batch.cuts,
+            HIGH=high,
+            WIDE=wide,
+            BLOCK=1024,
+        )
         self.products = Products(self)
         #: Whether products take the gradient from where it lies.
         self.in_place = (
             bool(self.dense)
             and not self.layout.across
             and formulas.shows_gradient
-            and self.aligned
+            and aligned
             and batch.g_dtype == batch.operand == torch.float32
             and self.layout.columns == self.layout.gradient.pitch
         )
 
     def add(self, kernel: Any, tiles: int | None, /, **given: Any) -> None:
-        """A launch over the tiles of each matrix; None: one program a matrix."""
-        grid = (self.matrices,) if tiles is None else (tiles, self.matrices)
-        self.launches.add(kernel, *grid, **self.common, **given)
+        """A launch over the tiles of each matrix; None: one program a matrix, or for each ``of`` several.
+
+        given: what is this launch's own; of it and of the scope a kernel gets what it takes. A panel goes by its
+        column, and one that there is not by 0.
+        """
+        grid = (self.matrices // given.pop("of", 1),) if tiles is None else (tiles, self.matrices)
+        names = {*kernel.arg_names, "num_warps", "num_stages"}
+        known = {name: value for name, value in {**self.scope, **given}.items() if name in names}
+        columns = {name: value.column for name, value in known.items() if isinstance(value, Panel)}
+        nothing = {name: 0 for name, value in known.items() if value is None}
+        self.launches.add(kernel, *grid, **{**known, **columns, **nothing})
 
     def precondition(self) -> None:
         """P x, and the mean of its squares."""
@@ -85,122 +114,58 @@ class Plan:
             )
         else:
             self.products.scale(refreshes=False)
-        self.add(
-            squares_kernel,
-            None,
-            partials=layout.h_squares.column,
-            size=layout.rows * layout.columns,
-            tiles=layout.h_tiles,
-            UPDATE_RMS_OF=self.formulas.update_rms,
-            BLOCK=1024,
-            num_warps=4,
-        )
+        self.add(squares_kernel, None, partials=layout.h_squares, tiles=layout.h_tiles)
 
     def settle(self, *, counted: bool) -> None:
-        batch = self.batch
         if self.guarded:
             self.step(rehearsal=True)
-        self.launches.add(
-            settle_kernel,
-            self.matrices // batch.slices,
-            **self.common,
-            partials=self.layout.failures.column,
-            finite=batch.finite,
-            tiles=self.layout.tiles_of_elements,
-            slices=batch.slices,
-            IS_FINE=self.formulas.is_fine,
-            GUARDED=self.guarded,
-            COUNTED=counted,
-            axis=self.axes[0],
-            BLOCK=1024,
-            num_warps=4,
-        )
+        failures, tiles = self.layout.failures, self.layout.tiles_of_elements
+        self.add(settle_kernel, None, of=self.batch.slices, partials=failures, tiles=tiles, COUNTED=counted)
 
     def step(self, *, rehearsal: bool) -> None:
-        layout = self.layout
-        low = self.batch.p_dtype in (torch.bfloat16, torch.float16)
-        self.add(
-            step_kernel,
-            layout.tiles_of_elements,
-            **self.batch.dtypes(),
-            **self.tile,
-            h_panel=layout.h.column,
-            partials=layout.failures.column,
-            rows=layout.rows,
-            columns=layout.columns,
-            pitch=layout.h.pitch,
-            STEPPED=self.formulas.stepped,
-            KEEPS_MOMENTUM=self.formulas.keeps_momentum,
-            STOCHASTIC=low and self.handling.rounding == "stochastic",
-            REHEARSAL=rehearsal,
-            ALIGNED=self.aligned,
-            num_warps=8,
-        )
+        own: dict[str, Any] = dict(h_panel=self.layout.h, pitch=self.layout.h.pitch, partials=self.layout.failures)
+        self.add(step_kernel, self.layout.tiles_of_elements, **own, REHEARSAL=rehearsal, num_warps=8)
 
     # ---- operands
 
     def show_gradient(self, *, noisy: bool) -> None:
-        batch, layout = self.batch, self.layout
+        layout = self.layout
         self.add(
             operand_kernel,
             layout.tiles_of_elements,
-            **batch.dtypes(),
-            **self.tile,
-            out=layout.gradient.column,
-            rows=layout.rows,
-            columns=layout.columns,
+            out=layout.gradient,
             pitch=layout.gradient.pitch,
-            OUT_DTYPE=self.operand,
             SHOWN=self.formulas.learned if noisy else self.formulas.shown,
             NOISY=noisy,
-            FAR=batch.size >= 2**31,
+            FAR=self.batch.size >= 2**31,
             ACROSS=layout.across,
-            CUTS=batch.cuts,
-            ALIGNED=self.aligned,
             num_warps=8,
         )
 
     def show_factors(self, *, refreshes: bool, operands: bool, state: bool) -> None:
         """Factors as products take them, as a refresh begins with them or as it left them; new ones into the state."""
-        batch, layout = self.batch, self.layout
-        asked: dict[str, Any] = dict(
-            refreshes=int(refreshes),
-            operands=int(operands),
-            state=int(state),
-            Q_DTYPE=DTYPES[batch.q_dtype],
-            num_warps=4,
-        )
-        for factor in layout.factors:
+        asked = dict(refreshes=int(refreshes), operands=int(operands), state=int(state))
+        for factor in self.layout.factors:
+            n = factor.size
             if factor.dense:
-                own = layout.dense[factor.axis]
+                own = self.layout.dense[factor.axis]
                 self.add(
                     turn_kernel,
-                    ceiling(factor.size, TURNED) ** 2,
+                    ceiling(n, TURNED) ** 2,
                     **asked,
-                    source=own.stepped.column,
-                    turned=(own.turned if refreshes else own.final_turned).column,
-                    straight=(own.straight if refreshes else own.final_straight).column,
-                    n=factor.size,
-                    axis=factor.axis,
-                    pitch=own.turned.pitch,
-                    DTYPE=self.operand,
-                    ALIGNED=self.state_aligned(factor),
+                    **self.of_factor(factor),
+                    source=own.stepped,
+                    turned=own.turned if refreshes else own.final_turned,
+                    straight=own.straight if refreshes else own.final_straight,
                     STRAIGHT=factor.direct,
-                    CUTS=batch.cuts,
                     BLOCK=TURNED,
                 )
             else:
-                diagonal = layout.diagonal[factor.axis]
-                self.add(
-                    diagonal_kernel,
-                    ceiling(factor.size, VECTOR),
-                    **asked,
-                    stepped=diagonal.stepped.column,
-                    squares=diagonal.squares.column,
-                    n=factor.size,
-                    axis=factor.axis,
-                    BLOCK=VECTOR,
-                )
+                diagonal = self.layout.diagonal[factor.axis]
+                panels: dict[str, Any] = dict(stepped=diagonal.stepped, squares=diagonal.squares)
+                self.add(diagonal_kernel, ceiling(n, VECTOR), **asked, **self.of_factor(factor), **panels)
 
-    def state_aligned(self, factor: Factor) -> bool:
-        return self.batch.factors_aligned and factor.size % 16 == 0
+    def of_factor(self, factor: Factor) -> dict[str, Any]:
+        """What kernels take of a factor; the pitch is that of its panels if it is dense."""
+        aligned = self.batch.factors_aligned and factor.size % 16 == 0
+        return dict(n=factor.size, axis=factor.axis, right=factor.right, pitch=padded(factor.size), ALIGNED=aligned)

@@ -10,7 +10,6 @@ from thalweg.kernels.triton.kron_diagonal import balance_kernel, diagonal_step_k
 from thalweg.kernels.triton.kron_elements import measure_kernel
 from thalweg.kernels.triton.kron_layout import MEASURED, MEASURERS, VECTOR, Factor
 from thalweg.kernels.triton.kron_plan import Plan
-from thalweg.kernels.triton.passes import DTYPES
 from thalweg.kernels.triton.products import ceiling
 
 
@@ -18,7 +17,7 @@ class Refresh:
     """The part of a plan that is run only where factors may be due."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.batch, self.rule, self.layout = plan, plan.batch, plan.rule, plan.layout
+        self.plan, self.layout = plan, plan.layout
 
     def run(self) -> None:
         self.measure()
@@ -34,36 +33,11 @@ class Refresh:
 
     def measure(self) -> None:
         """What y is like: its largest magnitude, and how strong noise has to be."""
-        layout, rule = self.layout, self.rule
-        size = layout.rows * layout.columns
-        programs = min(MEASURERS, ceiling(size, MEASURED))
-        measured: dict[str, Any] = dict(
-            partials=layout.measured.column,
-            size=size,
-            programs=programs,
-            pitch=layout.measured.pitch,
-            SCALES_FIRST=rule.init_scale is None,
-        )
-        self.plan.add(
-            measure_kernel,
-            programs,
-            **self.batch.dtypes(),
-            **measured,
-            LEARNED=self.plan.formulas.learned,
-            ALIGNED=self.plan.aligned,
-            BLOCK=MEASURED,
-            num_warps=8,
-        )
-        self.plan.add(
-            strength_kernel,
-            None,
-            **measured,
-            axis=layout.factors[0].axis,
-            STRENGTH_OF=self.plan.formulas.strength,
-            START_OF=self.plan.formulas.start,
-            BLOCK=MEASURERS,
-            num_warps=1,
-        )
+        layout = self.layout
+        programs = min(MEASURERS, ceiling(layout.rows * layout.columns, MEASURED))
+        measured: dict[str, Any] = dict(partials=layout.measured, programs=programs, pitch=layout.measured.pitch)
+        self.plan.add(measure_kernel, programs, **measured, BLOCK=MEASURED, num_warps=8)
+        self.plan.add(strength_kernel, None, **measured, BLOCK=MEASURERS, num_warps=1)
 
     def whiten(self) -> None:
         """P y, and the diagonals of gram matrices as far as that gives them."""
@@ -88,43 +62,21 @@ class Refresh:
 
     def balance(self) -> None:
         layout = self.layout
-        found: dict[str, int] = dict.fromkeys(("row_largest", "row_sums", "row_count"), 0)
+        found: dict[str, Any] = dict.fromkeys(("row_largest", "row_sums", "row_count"), 0)
         for axis, panels in (layout.dense | layout.diagonal).items():
             name = "column" if axis else "row"
-            found |= {f"{name}_largest": panels.largest.column, f"{name}_sums": panels.sums.column}
-            found[f"{name}_count"] = panels.sums_count
-        self.plan.add(balance_kernel, None, **found, ROWS=layout.factors[0].axis == 0, BLOCK=1024, num_warps=4)
+            found |= {
+                f"{name}_largest": panels.largest,
+                f"{name}_sums": panels.sums,
+                f"{name}_count": panels.sums_count,
+            }
+        self.plan.add(balance_kernel, None, **found, ROWS=layout.factors[0].axis == 0)
 
     # ---- the step of a factor
 
     def step_diagonal(self, factor: Factor) -> None:
         own, tiles = self.layout.diagonal[factor.axis], ceiling(factor.size, VECTOR)
-        self.plan.add(
-            left_kernel,
-            tiles,
-            sums=own.part_sums.column,
-            left=own.left.column,
-            largest=own.left_largest.column,
-            n=factor.size,
-            parts=own.parts,
-            sums_pitch=own.part_sums.pitch,
-            BLOCK=VECTOR,
-            num_warps=4,
-        )
-        self.plan.add(
-            diagonal_step_kernel,
-            tiles,
-            left=own.left.column,
-            left_largest=own.left_largest.column,
-            stepped=own.stepped.column,
-            largest=own.largest.column,
-            sums=own.sums.column,
-            right=factor.right,
-            n=factor.size,
-            axis=factor.axis,
-            Q_DTYPE=DTYPES[self.batch.q_dtype],
-            PACED=self.plan.formulas.paced,
-            MOVED=self.plan.formulas.moved,
-            BLOCK=VECTOR,
-            num_warps=4,
-        )
+        given: dict[str, Any] = dict(**self.plan.of_factor(factor), left=own.left, left_largest=own.left_largest)
+        parts: dict[str, Any] = dict(parts=own.parts, sums=own.part_sums, sums_pitch=own.part_sums.pitch)
+        self.plan.add(left_kernel, tiles, **given, **parts)
+        self.plan.add(diagonal_step_kernel, tiles, **given, stepped=own.stepped, largest=own.largest, sums=own.sums)

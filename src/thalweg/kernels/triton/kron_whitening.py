@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -59,16 +59,17 @@ class Products:
         """out = a b^T, and what ``multiply_kernel`` does beside it."""
         rows, columns, layout = a.rows, b.rows, self.plan.layout
         blocks = layout.wide if (rows, columns) == (layout.rows, layout.columns) else layout.narrow
-        is_operand = out is not layout.h
+        # what is no operand of a product is kept in full
+        exact = dict(OUT_DTYPE=DTYPES[torch.float32], CUTS=False) if out is layout.h else {}
         self.plan.add(
             multiply_kernel,
             blocks.tiles(rows, columns),
-            a=a.column,
-            b=b.column,
-            out=out.column,
-            turned=turned.column if turned else 0,
-            scales=scales.column if scales else 0,
-            sums=sums.column if sums else 0,
+            a=a,
+            b=b,
+            out=out,
+            turned=turned,
+            scales=scales,
+            sums=sums,
             rows=rows,
             columns=columns,
             depth=a.pitch,
@@ -79,62 +80,50 @@ class Products:
             pitch=out.pitch,
             turned_pitch=turned.pitch if turned else 0,
             sums_pitch=sums.pitch if sums else 0,
-            DTYPE=self.plan.operand,
-            OUT_DTYPE=self.plan.operand if is_operand else DTYPES[torch.float32],
             SCALES=scales_of,
             SUMS=sums_of,
             TURNED=turned is not None,
-            CUTS=self.plan.batch.cuts and is_operand,
+            **exact,
             **blocks.options(),
         )
 
     def square(self, a: Panel, out: Panel, factor: Factor, *, refreshes: bool) -> None:
         """out = a a^T."""
         own = self.plan.layout.dense[factor.axis]
+        unused = dict(largest=0, squares=0, right=0.0, columns_pitch=0, parts=1, length=0)
         self.plan.add(
             symmetric_kernel,
             own.tiles_above(own.triangle.rows),
-            a=a.column,
-            out=out.column,
-            largest=0,
-            squares=0,
-            right=0.0,
+            **unused,
+            a=a,
+            out=out,
             n=a.rows,
             depth=a.pitch,
             refreshes=int(refreshes),
-            parts=1,
-            length=0,
             a_pitch=a.pitch,
             pitch=out.pitch,
-            columns_pitch=0,
-            DTYPE=self.plan.operand,
             GRAM=False,
             PARTS=False,
-            CUTS=self.plan.batch.cuts,
             **own.triangle.options(),
         )
 
     def scale(self, *, refreshes: bool) -> None:
         """P x where no factor is dense."""
         layout = self.plan.layout
-        columns, rows = layout.diagonal[1], layout.diagonal.get(0)
+        given: dict[str, Any] = dict.fromkeys(("row_scales", "row_sums", "row_pitch"), 0)
+        for axis, own in layout.diagonal.items():
+            name = "column" if axis else "row"
+            given |= {f"{name}_scales": own.squares, f"{name}_sums": own.part_sums}
+            given[f"{name}_pitch"] = own.part_sums.pitch
         self.plan.add(
             scaled_kernel,
             layout.tiles_of_elements,
-            **self.plan.tile,
-            a=layout.gradient.column,
-            out=layout.h.column,
-            row_scales=rows.squares.column if rows else 0,
-            column_scales=columns.squares.column,
-            row_sums=rows.part_sums.column if rows else 0,
-            column_sums=columns.part_sums.column,
-            sums=layout.h_squares.column,
-            rows=layout.rows,
-            columns=layout.columns,
+            **given,
+            a=layout.gradient,
+            out=layout.h,
+            sums=layout.h_squares,
             pitch=layout.gradient.pitch,
-            row_pitch=rows.part_sums.pitch if rows else 0,
-            column_pitch=columns.part_sums.pitch,
-            ROWS=rows is not None,
+            ROWS=0 in layout.diagonal,
             REFRESHES=refreshes,
             num_warps=8,
         )
