@@ -12,7 +12,7 @@ from tolerances import SPACE, TENSOR_CORES
 from thalweg.boundary import advance, first_state
 from thalweg.errors import RuleError
 from thalweg.kernels.triton.kron import KronKernels
-from thalweg.kernels.triton.kron_formulas import formulas_for
+from thalweg.kernels.triton.kron_formulas import formulas_for, numbers_of
 from thalweg.rules import Annealed, Kron, factors, refresh
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling
@@ -181,7 +181,7 @@ def test_values_of_options_compile_nothing_anew() -> None:
 
 def test_the_host_computes_what_it_knows_in_double_precision() -> None:
     rule = Kron(momentum=0.999, momentum_mode="ema", precond_update_probability=Annealed(1.0, 0.25, 0.5, 0))
-    given = formulas_for(rule, 2, averages=True).given(rule, 1, 0.1, 0.5)
+    given = numbers_of(formulas_for(rule, 2, averages=True), rule, 1, 0.1, 0.5)
     assert min(abs(number - (1 - 0.999)) for number in given.values()) < 1e-16
 
 

@@ -23,14 +23,13 @@ import torch
 from torch import Tensor
 
 from thalweg.kernels.triton.kron_batch import Batch, States, memory_of
-from thalweg.kernels.triton.kron_formulas import Formulas, formulas_for
+from thalweg.kernels.triton.kron_formulas import Formulas, counted_on, formulas_for, numbers_of
 from thalweg.kernels.triton.kron_launches import Launch, Launches, compile_together
 from thalweg.kernels.triton.kron_layout import DUE, UPDATE_RMS
 from thalweg.kernels.triton.kron_plan import Plan
 from thalweg.kernels.triton.kron_refresh import Refresh
 from thalweg.kernels.triton.kron_served import reason_unserved
 from thalweg.kernels.triton.products import ceiling
-from thalweg.programs.host import options_of
 from thalweg.rules import Kron
 from thalweg.settings import Handling
 
@@ -83,7 +82,7 @@ class KronKernels:
             batch.follow_scratch(self.scratch_for(batch))
             if known:
                 assert t is not None
-                due = count_refreshes(batch, rule, states, t)
+                due = count_refreshes(rule, states, t)
                 batch.follow_due(due)
                 refreshing = any(due)
             begin(batch, rule, handling, t if known else None, lr, lr_scale, grad_scale, allowed)
@@ -149,19 +148,13 @@ def formulas_of(batch: Batch, rule: Kron, **known: bool) -> Formulas:
     return formulas_for(rule, len(batch.sizes), averages=batch.has_momentum, **known)
 
 
-def count_refreshes(batch: Batch, rule: Kron, states: States, t: int) -> list[bool]:
+def count_refreshes(rule: Kron, states: States, t: int) -> list[bool]:
     """Whose factors are due, with the host's counts."""
-    counted, given = formulas_of(batch, rule).counted, {**options_of(rule), "t": t}
-
-    @functools.cache  # most have the same count
-    def of(before: float) -> list[float]:
-        return counted({**given, "refresh": before})
-
-    due = []
+    due, known = [], functools.cache(functools.partial(counted_on, rule, t))  # most have the same count
     for s in states:
         before = s["refresh"].item()
-        is_due, after = of(before)
-        due.append(is_due != 0)
+        is_due, after = known(before)
+        due.append(is_due)
         if after != before:
             s["refresh"].fill_(after)
     return due
@@ -180,9 +173,7 @@ def begin(
     bare: bool = False,
 ) -> None:
     """Tell the device what holds for this step. t: its number, where the host knows it and whose factors are due."""
-    if isinstance(lr, Tensor) and lr.device != batch.device:
-        lr = float(lr)
-    rate = lr if isinstance(lr, Tensor) else None
+    rate = lr if isinstance(lr, Tensor) and lr.device == batch.device else None
     formulas = formulas_of(batch, rule, knows_t=t is not None, knows_lr=rate is None, bare=bare)
     tensors: dict[str, Tensor | None] = dict(lr=rate, grad_scale=grad_scale, allowed=allowed)
     kind = formulas, *(None if each is None else each.dtype for each in tensors.values())
@@ -199,7 +190,8 @@ def begin(
             num_warps=4,
         )
         launch = batch.begins[kind] = Launch(formulas.begin, (ceiling(batch.count, 128),), constant)
-    launch(**tensors, **formulas.given(rule, t, lr, lr_scale), sign=-1.0 if handling.maximize else 1.0)
+    numbers = numbers_of(formulas, rule, t, float(lr) if rate is None else None, lr_scale)
+    launch(**tensors, **numbers, sign=-1.0 if handling.maximize else 1.0)
 
 
 #: Lists of launches that a batch keeps: with and without a refresh, and as many for options of another kind.

@@ -22,7 +22,7 @@ from thalweg.kernels.triton.kron_layout import (
     UPDATE_RMS,
     L,
 )
-from thalweg.kernels.triton.kron_reads import VARYING, figure, number, sum_of
+from thalweg.kernels.triton.kron_reads import figure, kernel, number, sum_of
 from thalweg.kernels.triton.products import place
 
 
@@ -57,7 +57,7 @@ def places_of(places, which: tl.constexpr, matrix, count, mask):
     return tl.load(places + which * count + matrix, mask, other=0).to(tl.pointer_type(tl.float32))
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def strength_kernel(
     places,
     figures,
@@ -95,7 +95,7 @@ def strength_kernel(
     tl.store(figures + START * count + matrix, start)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def squares_kernel(
     places, figures, partials, count, first, size, tiles, UPDATE_RMS_OF: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -106,7 +106,7 @@ def squares_kernel(
     tl.store(figures + UPDATE_RMS * count + matrix, UPDATE_RMS_OF(h_square, figures, matrix, count))
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def settle_kernel(
     places,
     figures,

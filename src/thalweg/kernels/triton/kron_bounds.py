@@ -6,27 +6,21 @@ import triton
 import triton.language as tl
 
 from thalweg.kernels.triton.kron_layout import LARGEST_ENTRY, NORM, PACE, TWIST, L
-from thalweg.kernels.triton.kron_reads import VARYING, figure, idle, largest_of, sum_of
+from thalweg.kernels.triton.kron_reads import figure, idle, kernel, largest_of, sum_of
 from thalweg.kernels.triton.products import load_panel, place
 
 
 @triton.jit
-def note_tile(
-    x,
-    i,
-    j,
-    row,
-    column,
-    n,
-    side,
-    largest,
-    squares,
-    pitch,
-):
+def note_tile(places, largest, squares, matrix, count, x, i, j, row, column, n, pitch, BM: tl.constexpr):
     """For a bound of the norm: the largest magnitude of a tile and of its mirror image, and squares by column.
 
     These are in units of the largest, so that they neither overflow nor vanish.
     """
+    side = tl.cdiv(n, BM)
+    largest, squares = (
+        place(places, largest, matrix, count, tl.float32),
+        place(places, squares, matrix, count, tl.float32),
+    )
     x = tl.where((i[:, None] < n) & (j[None, :] < n), x, 0.0)
     here = tl.max(tl.abs(x))
     x = x / tl.where(here > 0, here, 1.0)
@@ -37,7 +31,7 @@ def note_tile(
         tl.store(squares + column * pitch + i, tl.sum(x * x, 1), i < n)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def columns_kernel(
     places,
     figures,
@@ -84,7 +78,7 @@ def columns_kernel(
         tl.store(figures + (LARGEST_ENTRY + axis) * count + matrix, overall)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def image_kernel(
     places,
     figures,
@@ -152,7 +146,7 @@ def image_kernel(
         tl.store(place(places, image_squares, matrix, count, tl.float32) + tl.program_id(0), tl.sum(image * image))
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def norm_kernel(
     places,
     figures,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from thalweg.kernels.triton.kron_layout import GOOD, LARGEST, NORM, SCALE, START, L, Q
-from thalweg.kernels.triton.kron_reads import VARYING, figure, idle, largest_of, sum_of
+from thalweg.kernels.triton.kron_reads import figure, idle, kernel, largest_of, sum_of
 from thalweg.kernels.triton.numbers import as_stored, is_finite
 from thalweg.kernels.triton.products import load_panel, place, store_panel
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def diagonal_kernel(
     places,
     figures,
@@ -50,7 +49,7 @@ def diagonal_kernel(
         tl.store(old, as_stored(q, 0.0, Q_DTYPE, False), i < n)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def scaled_kernel(
     places,
     figures,
@@ -98,7 +97,7 @@ def scaled_kernel(
         tl.store(place(places, sums, matrix, count, tl.float32) + tl.program_id(0), tl.sum(x * x))
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def left_kernel(
     places,
     figures,
@@ -127,7 +126,7 @@ def left_kernel(
     tl.store(place(places, left_largest, matrix, count, tl.float32) + tl.program_id(0), tl.max(total))
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def diagonal_step_kernel(
     places,
     figures,
@@ -165,7 +164,7 @@ def diagonal_step_kernel(
     tl.store(place(places, sums, matrix, count, tl.float32) + tl.program_id(0), tl.sum(q))
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def balance_kernel(
     places,
     figures,

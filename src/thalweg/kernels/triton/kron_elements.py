@@ -23,12 +23,12 @@ from thalweg.kernels.triton.kron_layout import (
     P,
     T,
 )
-from thalweg.kernels.triton.kron_reads import VARYING, figure, number
+from thalweg.kernels.triton.kron_reads import figure, kernel, number
 from thalweg.kernels.triton.numbers import as_stored, is_finite, mix, normal, uniform
 from thalweg.kernels.triton.products import place, store_panel, tile_place
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def measure_kernel(
     places,
     figures,
@@ -82,6 +82,17 @@ def measure_kernel(
 
 
 @triton.jit
+def element_tile(rows, columns, ALIGNED: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr):
+    """The columns of a matrix, which of its rows and columns are a program's, and a mask of those that there are."""
+    if ALIGNED:
+        columns = columns // 16 * 16  # as it is: so the compiler sees that masks hold for whole vectors
+    across = tl.cdiv(columns, WIDE)
+    i = tl.program_id(0) // across * HIGH + tl.arange(0, HIGH)
+    j = tl.program_id(0) % across * WIDE + tl.arange(0, WIDE)
+    return columns, i, j, (i[:, None] < rows) & (j[None, :] < columns)
+
+
+@triton.jit
 def uniform_nearby(key, t, position):
     """``numbers.uniform`` for positions below 2**32, whose upper half is the same for all."""
     bits = mix(mix(position ^ mix(key ^ tl.full((), 0x27D4EB2F, tl.uint32))) ^ mix(key ^ t))
@@ -94,7 +105,7 @@ def normal_nearby(key_of_u, key_of_v, t, position):
     return tl.sqrt(-2.0 * tl.log(u)) * tl.cos(6.283185307179586 * v)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def operand_kernel(
     places,
     figures,
@@ -127,12 +138,7 @@ def operand_kernel(
     if NOISY:
         if figure(figures, DUE, matrix, count) == 0:
             return
-    if ALIGNED:
-        columns = columns // 16 * 16  # as it is: so the compiler sees that masks hold for whole vectors
-    across = tl.cdiv(columns, WIDE)
-    i = tl.program_id(0) // across * HIGH + tl.arange(0, HIGH)
-    j = tl.program_id(0) % across * WIDE + tl.arange(0, WIDE)
-    mask = (i[:, None] < rows) & (j[None, :] < columns)
+    columns, i, j, mask = element_tile(rows, columns, ALIGNED, HIGH, WIDE)
     p_places = tile_place(place(places, P, matrix, count, P_DTYPE), i, j, columns, ALIGNED)
     m_places = tile_place(place(places, M, matrix, count, M_DTYPE), i, j, columns, ALIGNED)
     g_places = tile_place(place(places, G, matrix, count, G_DTYPE), i, j, columns, ALIGNED)
@@ -155,7 +161,7 @@ def operand_kernel(
         store_panel(panel, i, j, x, rows, columns, pitch, OUT_DTYPE, CUTS)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def step_kernel(
     places,
     figures,
@@ -181,12 +187,7 @@ def step_kernel(
     matrix = first + tl.program_id(1)
     if figure(figures, GO, matrix, count) == 0:
         return
-    if ALIGNED:
-        columns = columns // 16 * 16  # as it is: so the compiler sees that masks hold for whole vectors
-    across = tl.cdiv(columns, WIDE)
-    i = tl.program_id(0) // across * HIGH + tl.arange(0, HIGH)
-    j = tl.program_id(0) % across * WIDE + tl.arange(0, WIDE)
-    mask = (i[:, None] < rows) & (j[None, :] < columns)
+    columns, i, j, mask = element_tile(rows, columns, ALIGNED, HIGH, WIDE)
     p_places = tile_place(place(places, P, matrix, count, P_DTYPE), i, j, columns, ALIGNED)
     m_places = tile_place(place(places, M, matrix, count, M_DTYPE), i, j, columns, ALIGNED)
     h = tl.load(tile_place(place(places, h_panel, matrix, count, tl.float32), i, j, pitch, True), mask, other=0.0)

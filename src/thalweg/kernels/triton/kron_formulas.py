@@ -55,7 +55,7 @@ def {name}({given}, figures, matrix, count):
 #: What functions over a tile of a parameter are given.
 TILE = ("g_places", "p_places", "m_places", "mask", "factor")
 BEGIN = """\
-@triton.jit(do_not_specialize=VARYING)
+@triton.jit(do_not_specialize=["count"])
 def begin(
     places, figures, due_flags, lr, sign, grad_scale, allowed, count, {numbers}
     SCALED: tl.constexpr, ALLOWED: tl.constexpr, BLOCK: tl.constexpr,
@@ -214,10 +214,22 @@ class Formulas:
             KEEPS_MOMENTUM=self.keeps_momentum,
         )
 
-    def given(self, rule: Kron, t: int | None, lr: Any, lr_scale: float) -> dict[str, float]:
-        """The numbers of one step, by the names of the kernel's arguments."""
-        known: dict[str, Any] = {**options_of(rule), "t": t, "lr": lr, "lr_scale": lr_scale}
-        return {f"n{i}": number for i, number in enumerate(self.numbers(known))}
+
+# Of a step, most batches have the same: so the last few answers are kept.
+
+
+@functools.lru_cache(maxsize=64)
+def numbers_of(formulas: Formulas, rule: Kron, t: int | None, lr: float | None, lr_scale: float) -> Mapping[str, float]:
+    """The numbers that a step begins with, by the names of the kernel's arguments."""
+    known: dict[str, Any] = {**options_of(rule), "t": t, "lr": lr, "lr_scale": lr_scale}
+    return {f"n{i}": number for i, number in enumerate(formulas.numbers(known))}
+
+
+@functools.lru_cache(maxsize=64)
+def counted_on(rule: Kron, t: int, before: float) -> tuple[bool, float]:
+    """Whether factors are due at step t, and what is left of their count."""
+    is_due, after = formulas_for(rule, 1, averages=False).counted({**options_of(rule), "t": t, "refresh": before})
+    return is_due != 0, after
 
 
 @functools.lru_cache(maxsize=256)
@@ -287,4 +299,4 @@ def beside() -> dict[str, Any]:
     """What emitted source may use of Kron's own kernels."""
     names = {name: value for name, value in vars(kron_layout).items() if name.isupper()}
     functions = dict(figure=kron_reads.figure, places_of=kron_begin.places_of, begin_matrices=kron_begin.begin_matrices)
-    return {**names, **functions, "VARYING": kron_reads.VARYING}
+    return {**names, **functions}

@@ -12,12 +12,13 @@ import triton.language as tl
 
 from thalweg.kernels.triton.kron_bounds import note_tile
 from thalweg.kernels.triton.kron_layout import FACTOR, GOOD, SCALE, START, Q
-from thalweg.kernels.triton.kron_reads import VARYING, figure, idle
+from thalweg.kernels.triton.kron_reads import figure, idle, kernel
 from thalweg.kernels.triton.numbers import as_stored
 from thalweg.kernels.triton.products import (
     load_panel,
     place,
     rows_times_rows,
+    store_both,
     store_panel,
     tile_of,
     tile_place,
@@ -33,7 +34,7 @@ def load_state(base, i, j, n, ALIGNED: tl.constexpr):
     return tl.load(tile_place(base, i, j, n, ALIGNED), (i[:, None] < n) & (j[None, :] < n), other=0.0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def turn_kernel(
     places,
     figures,
@@ -85,7 +86,7 @@ def turn_kernel(
         tl.store(tile_place(old, i, j, n, ALIGNED), as_stored(q, 0.0, Q_DTYPE, False), mask)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def multiply_kernel(
     places,
     figures,
@@ -156,40 +157,13 @@ def multiply_kernel(
 
 
 @triton.jit
-def store_error(
-    places,
-    error,
-    largest,
-    squares,
-    x,
-    i,
-    j,
-    row,
-    column,
-    matrix,
-    count,
-    n,
-    pitch,
-    columns_pitch,
-    right,
-    DTYPE: tl.constexpr,
-    CUTS: tl.constexpr,
-    BM: tl.constexpr,
-):
+def store_error(panel, x, i, j, row, column, n, pitch, right, DTYPE: tl.constexpr, CUTS: tl.constexpr):
     """A tile of a gram matrix less what it should be, and its mirror image."""
-    numbers, columns = (
-        place(places, largest, matrix, count, tl.float32),
-        place(places, squares, matrix, count, tl.float32),
-    )
-    note_tile(x, i, j, row, column, n, tl.cdiv(n, BM), numbers, columns, columns_pitch)
     x = x - tl.where(i[:, None] == j[None, :], right, 0.0)
-    panel = place(places, error, matrix, count, DTYPE)
-    store_panel(panel, i, j, x, n, n, pitch, DTYPE, CUTS)
-    if row != column:
-        store_panel(panel, j, i, tl.trans(x), n, n, pitch, DTYPE, CUTS)
+    store_both(panel, x, x, i, j, row, column, n, pitch, DTYPE, CUTS)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def symmetric_kernel(
     places,
     figures,
@@ -235,34 +209,14 @@ def symmetric_kernel(
         panel = place(places, out, matrix, count, tl.float32) + (tl.program_id(0) % parts).to(tl.int64) * n * pitch
         store_panel(panel, i, j, x, n, n, pitch, tl.float32, False)
     elif GRAM:
-        store_error(
-            places,
-            out,
-            largest,
-            squares,
-            x,
-            i,
-            j,
-            row,
-            column,
-            matrix,
-            count,
-            n,
-            pitch,
-            columns_pitch,
-            right,
-            DTYPE,
-            CUTS,
-            BM,
-        )
-    else:
+        note_tile(places, largest, squares, matrix, count, x, i, j, row, column, n, columns_pitch, BM)
         panel = place(places, out, matrix, count, DTYPE)
-        store_panel(panel, i, j, x, n, n, pitch, DTYPE, CUTS)
-        if row != column:
-            store_panel(panel, j, i, tl.trans(x), n, n, pitch, DTYPE, CUTS)
+        store_error(panel, x, i, j, row, column, n, pitch, right, DTYPE, CUTS)
+    else:
+        store_both(place(places, out, matrix, count, DTYPE), x, x, i, j, row, column, n, pitch, DTYPE, CUTS)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def gather_kernel(
     places,
     figures,
@@ -295,23 +249,6 @@ def gather_kernel(
         x += load_panel(panel, i, j, n, sums_pitch)
         panel += n.to(tl.int64) * sums_pitch
         part += 1
-    store_error(
-        places,
-        out,
-        largest,
-        squares,
-        x,
-        i,
-        j,
-        row,
-        column,
-        matrix,
-        count,
-        n,
-        pitch,
-        columns_pitch,
-        right,
-        DTYPE,
-        CUTS,
-        BM,
-    )
+    note_tile(places, largest, squares, matrix, count, x, i, j, row, column, n, columns_pitch, BM)
+    panel = place(places, out, matrix, count, DTYPE)
+    store_error(panel, x, i, j, row, column, n, pitch, right, DTYPE, CUTS)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import triton
 import triton.language as tl
 
 from thalweg.kernels.triton.kron_layout import DUE, GO
 
-#: Integers that change from call to call: a kernel compiled for one serves all.
-VARYING = [
-    *("count", "first", "rows", "columns", "size", "programs", "pitch", "tiles", "slices", "n", "depth", "parts"),
-    *("length", "a", "b", "e", "out", "source", "turned", "straight", "scales", "partials", "sums", "squares"),
-    *("largest", "h_panel", "a_pitch", "b_pitch", "turned_pitch", "sums_pitch", "columns_pitch", "side", "best"),
-    *("best_column", "vector", "vector_squares", "image_squares", "image_count", "error", "stepped", "product"),
-    *("skew", "first_sums", "first_count", "second", "second_count", "left", "left_largest", "row_scales"),
-    *("column_scales", "row_sums", "row_largest", "row_count", "row_pitch", "column_sums", "column_largest"),
-    *("column_count", "column_pitch", "axis", "refreshes", "as_it_lies", "operands", "state", "turns"),
-]
+#: What kernels are given in memory; all else that is no constant is a number.
+TABLES = "places", "figures", "finite"
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """A kernel that is compiled for all numbers that it may be given, and not anew for each."""
+    given = inspect.signature(function).parameters.values()
+    numbers = [each.name for each in given if "constexpr" not in str(each.annotation) and each.name not in TABLES]
+    return triton.jit(do_not_specialize=numbers)(function)
 
 
 @triton.jit

@@ -5,11 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.kernels.triton.kron_begin import strength_kernel
-from thalweg.kernels.triton.kron_dense import DenseStep
+from thalweg.kernels.triton.kron_bounds import columns_kernel, image_kernel, norm_kernel
 from thalweg.kernels.triton.kron_diagonal import balance_kernel, diagonal_step_kernel, left_kernel
 from thalweg.kernels.triton.kron_elements import measure_kernel
-from thalweg.kernels.triton.kron_layout import MEASURED, MEASURERS, VECTOR, Factor
+from thalweg.kernels.triton.kron_layout import DOTS, MEASURED, MEASURERS, TURNED, VECTOR, Factor, Panel
 from thalweg.kernels.triton.kron_plan import Plan
+from thalweg.kernels.triton.kron_products import gather_kernel, symmetric_kernel
+from thalweg.kernels.triton.kron_rotation import (
+    angle_kernel,
+    rotated_kernel,
+    skew_kernel,
+    stepped_kernel,
+    symmetrized_kernel,
+    turning_kernel,
+)
 from thalweg.kernels.triton.products import ceiling
 
 
@@ -80,3 +89,85 @@ class Refresh:
         parts: dict[str, Any] = dict(parts=own.parts, sums=own.part_sums, sums_pitch=own.part_sums.pitch)
         self.plan.add(left_kernel, tiles, **given, **parts)
         self.plan.add(diagonal_step_kernel, tiles, **given, stepped=own.stepped, largest=own.largest, sums=own.sums)
+
+
+class DenseStep:
+    """One step of a dense factor of each matrix: its gram matrix, the pace, the step, and the rotation after it."""
+
+    def __init__(self, plan: Plan, factor: Factor) -> None:
+        self.plan, self.factor = plan, factor
+        self.own = own = plan.layout.dense[factor.axis]
+        self.tiles = own.blocks.tiles(factor.size, factor.size)
+        self.scope: dict[str, Any] = dict(
+            **plan.of_factor(factor),
+            error=own.error,
+            stepped=own.stepped,
+            skew=own.skew,
+            product=own.product,
+            best=own.best,
+            best_column=own.best_column,
+            vector=own.vector,
+            vector_squares=own.vector_squares,
+            image_squares=own.image_squares,
+            first_sums=own.first,
+            second=own.second,
+            columns_pitch=own.column_squares.pitch,
+        )
+
+    def add(self, kernel: Any, tiles: int | None, /, **given: Any) -> None:
+        self.plan.add(kernel, tiles, **{**self.scope, **given})
+
+    def run(self) -> None:
+        layout, factor, own = self.plan.layout, self.factor, self.own
+        white = layout.white_turned if factor.axis == 1 and len(layout.dense) == 2 else layout.white
+        assert white is not None
+        #: What is noted of a matrix for a bound of its norm, and of a new factor at the end.
+        noted: dict[str, Any] = dict(largest=own.tile_largest, squares=own.column_squares)
+        final: dict[str, Any] = dict(largest=own.largest, sums=own.sums)
+        self.gram(white, noted)
+        self.bound(own.error, factor.right, own.gram.rows, noted)
+        triangle, blocks = own.tiles_above(TURNED), own.blocks.options()
+        if self.plan.rule.geometry == "quad":
+            out = own.stepped_straight
+            self.add(stepped_kernel, self.tiles, **blocks, turned=own.turned, out=out, HALF="left")
+            self.add(stepped_kernel, self.tiles, **blocks, turned=out, out=out, HALF="right")
+            self.add(symmetrized_kernel, triangle, **final, BM=TURNED)
+            return
+        self.add(stepped_kernel, self.tiles, **blocks, turned=own.turned, out=None, HALF="")
+        self.add(skew_kernel, triangle, **noted, turned=own.stepped_turned, BM=TURNED)
+        self.bound(own.skew, 0.0, TURNED, noted)
+        self.add(turning_kernel, self.tiles, **blocks, b=own.stepped_turned, turned=own.product_turned)
+        self.add(angle_kernel, None, first_count=triangle, second_count=self.tiles)
+        self.add(rotated_kernel, self.tiles, **blocks, **final, b=own.product_turned)
+
+    def gram(self, white: Panel, noted: dict[str, Any]) -> None:
+        """The gram matrix of what was whitened, less what it should be."""
+        own = self.own
+        tiles, out = own.tiles_above(own.gram.rows), own.part_sums or own.error
+        self.add(
+            symmetric_kernel,
+            tiles * own.parts,
+            **noted,
+            a=white,
+            out=out,
+            depth=white.pitch,
+            refreshes=1,
+            parts=own.parts,
+            length=own.length,
+            a_pitch=white.pitch,
+            GRAM=True,
+            PARTS=own.part_sums is not None,
+            **own.gram.options(),
+        )
+        if own.part_sums is not None:
+            sums: dict[str, Any] = dict(sums=out, sums_pitch=out.pitch, parts=own.parts)
+            self.add(gather_kernel, tiles, **noted, **sums, out=own.error, BM=own.gram.rows, num_warps=8)
+
+    def bound(self, x: Panel, right: float, block: int, noted: dict[str, Any]) -> None:
+        """A bound of the norm of x + right, of which tiles of this size were noted, and what follows from it."""
+        side, dots = ceiling(self.factor.size, block), ceiling(self.factor.size, DOTS)
+        asked: dict[str, Any] = dict(e=x, right=right, side=side)
+        self.add(columns_kernel, side, **asked, **noted, BM=block, SIDE=16)
+        for half in (True, False):
+            self.add(image_kernel, dots, **asked, FIRST=half, SIDE=128, SUMS=512, BM=DOTS, BK=256)
+        self.add(norm_kernel, None, **asked, image_count=dots, turns=int(x is self.own.skew), BLOCK=512)

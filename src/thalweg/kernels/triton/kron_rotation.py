@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from thalweg.kernels.triton.kron_bounds import note_tile
 from thalweg.kernels.triton.kron_layout import ANGLE, PACE, START, TWIST, Q
 from thalweg.kernels.triton.kron_products import load_state
-from thalweg.kernels.triton.kron_reads import VARYING, figure, idle, sum_of
-from thalweg.kernels.triton.products import load_panel, place, rows_times_rows, store_panel, tile_of, triangle_tile_of
+from thalweg.kernels.triton.kron_reads import figure, idle, kernel, sum_of
+from thalweg.kernels.triton.products import load_panel, place, square_product, store_both, store_panel, triangle_tile_of
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def stepped_kernel(
     places,
     figures,
@@ -42,18 +41,16 @@ def stepped_kernel(
     matrix = first + tl.program_id(1)
     if idle(figures, matrix, count, 1):
         return
-    row, column = tile_of(tl.program_id(0), tl.cdiv(n, BM), tl.cdiv(n, BN), 8)
-    i, j = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
     rate = figure(figures, PACE + axis, matrix, count)
     if HALF != "":
         rate = rate / 2
     a, b = place(places, error, matrix, count, DTYPE), place(places, turned, matrix, count, DTYPE)
     new = place(places, stepped, matrix, count, tl.float32)
     if HALF == "right":
-        x = rows_times_rows(b, a, row, column, n, n, 0, pitch, pitch, pitch, DESCRIBED, BM, BN, BK)
+        i, j, x = square_product(b, a, n, pitch, DESCRIBED, BM, BN, BK)
         q = load_panel(new, i, j, n, pitch)
     else:
-        x = rows_times_rows(a, b, row, column, n, n, 0, pitch, pitch, pitch, DESCRIBED, BM, BN, BK)
+        i, j, x = square_product(a, b, n, pitch, DESCRIBED, BM, BN, BK)
         q = load_state(place(places, Q + axis, matrix, count, Q_DTYPE), i, j, n, ALIGNED)
         q = q * figure(figures, START, matrix, count)
     q = q - rate * x
@@ -62,7 +59,7 @@ def stepped_kernel(
         store_panel(place(places, out, matrix, count, DTYPE), i, j, q, n, n, pitch, DTYPE, CUTS)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def skew_kernel(
     places,
     figures,
@@ -93,25 +90,16 @@ def skew_kernel(
     q = place(places, stepped, matrix, count, tl.float32)
     straight, mirrored = load_panel(q, i, j, n, pitch), tl.trans(load_panel(q, j, i, n, pitch))
     panel = place(places, turned, matrix, count, DTYPE)
-    store_panel(panel, i, j, mirrored, n, n, pitch, DTYPE, CUTS)
-    if row != column:
-        store_panel(panel, j, i, tl.trans(straight), n, n, pitch, DTYPE, CUTS)
+    store_both(panel, mirrored, straight, i, j, row, column, n, pitch, DTYPE, CUTS)
     r = mirrored - straight
-    numbers, columns = (
-        place(places, largest, matrix, count, tl.float32),
-        place(places, squares, matrix, count, tl.float32),
-    )
-    note_tile(r, i, j, row, column, n, tl.cdiv(n, BM), numbers, columns, columns_pitch)
+    note_tile(places, largest, squares, matrix, count, r, i, j, row, column, n, columns_pitch, BM)
     total = tl.sum(r * r)
     total = tl.where(row == column, total / 2, total)
     tl.store(place(places, first_sums, matrix, count, tl.float32) + tl.program_id(0), total)
-    panel = place(places, skew, matrix, count, DTYPE)
-    store_panel(panel, i, j, r, n, n, pitch, DTYPE, CUTS)
-    if row != column:
-        store_panel(panel, j, i, tl.trans(-r), n, n, pitch, DTYPE, CUTS)
+    store_both(place(places, skew, matrix, count, DTYPE), r, -r, i, j, row, column, n, pitch, DTYPE, CUTS)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def turning_kernel(
     places,
     figures,
@@ -136,13 +124,9 @@ def turning_kernel(
     matrix = first + tl.program_id(1)
     if idle(figures, matrix, count, 1):
         return
-    row, column = tile_of(tl.program_id(0), tl.cdiv(n, BM), tl.cdiv(n, BN), 8)
-    i, j = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
     size = figure(figures, TWIST + axis, matrix, count)
     a = place(places, skew, matrix, count, DTYPE)
-    x = rows_times_rows(
-        a, place(places, b, matrix, count, DTYPE), row, column, n, n, 0, pitch, pitch, pitch, DESCRIBED, BM, BN, BK
-    )
+    i, j, x = square_product(a, place(places, b, matrix, count, DTYPE), n, pitch, DESCRIBED, BM, BN, BK)
     x = x / size
     total = -tl.sum(load_panel(a, i, j, n, pitch) * x) / size
     tl.store(place(places, second, matrix, count, tl.float32) + tl.program_id(0), total)
@@ -150,7 +134,7 @@ def turning_kernel(
     store_panel(place(places, turned, matrix, count, DTYPE), j, i, tl.trans(x), n, n, pitch, DTYPE, CUTS)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def angle_kernel(
     places,
     figures,
@@ -174,7 +158,7 @@ def angle_kernel(
     tl.store(figures + (ANGLE + axis) * count + matrix, ANGLE_OF(slope, curvature, figures, matrix, count))
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def rotated_kernel(
     places,
     figures,
@@ -199,13 +183,9 @@ def rotated_kernel(
     matrix = first + tl.program_id(1)
     if idle(figures, matrix, count, 1):
         return
-    row, column = tile_of(tl.program_id(0), tl.cdiv(n, BM), tl.cdiv(n, BN), 8)
-    i, j = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
     size, angle = figure(figures, TWIST + axis, matrix, count), figure(figures, ANGLE + axis, matrix, count)
     a = place(places, skew, matrix, count, DTYPE)
-    x = rows_times_rows(
-        a, place(places, b, matrix, count, DTYPE), row, column, n, n, 0, pitch, pitch, pitch, DESCRIBED, BM, BN, BK
-    )
+    i, j, x = square_product(a, place(places, b, matrix, count, DTYPE), n, pitch, DESCRIBED, BM, BN, BK)
     x = angle * (load_panel(place(places, product, matrix, count, DTYPE), i, j, n, pitch) + (angle / 2 / size) * x)
     new = place(places, stepped, matrix, count, tl.float32)
     q = load_panel(new, i, j, n, pitch) + x
@@ -215,7 +195,7 @@ def rotated_kernel(
     tl.store(place(places, sums, matrix, count, tl.float32) + tl.program_id(0), tl.sum(q))
 
 
-@triton.jit(do_not_specialize=VARYING)
+@kernel
 def symmetrized_kernel(
     places,
     figures,
@@ -242,6 +222,4 @@ def symmetrized_kernel(
         place(places, sums, matrix, count, tl.float32) + tl.program_id(0), tl.where(row == column, total, 2 * total)
     )
     tl.debug_barrier()  # all of a tile on the diagonal is read before any of it is written
-    store_panel(q, i, j, x, n, n, pitch, tl.float32, False)
-    if row != column:
-        store_panel(q, j, i, tl.trans(x), n, n, pitch, tl.float32, False)
+    store_both(q, x, x, i, j, row, column, n, pitch, tl.float32, False)

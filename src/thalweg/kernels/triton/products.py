@@ -223,6 +223,22 @@ def store_panel(
 
 
 @triton.jit
+def store_both(panel, x, mirrored, i, j, row, column, n, pitch, DTYPE: tl.constexpr, CUTS: tl.constexpr):
+    """Write a tile on or above the diagonal of a square panel, and one on the other side, given as its mirror image."""
+    store_panel(panel, i, j, x, n, n, pitch, DTYPE, CUTS)
+    if row != column:
+        store_panel(panel, j, i, tl.trans(mirrored), n, n, pitch, DTYPE, CUTS)
+
+
+@triton.jit
+def square_product(a, b, n, pitch, DESCRIBED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """Which rows and columns of a b^T are a program's, both n x n, and that tile of it."""
+    row, column = tile_of(tl.program_id(0), tl.cdiv(n, BM), tl.cdiv(n, BN), 8)
+    i, j = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
+    return i, j, rows_times_rows(a, b, row, column, n, n, 0, pitch, pitch, pitch, DESCRIBED, BM, BN, BK)
+
+
+@triton.jit
 def load_panel(base, i, j, rows, pitch):
     """A tile of a panel, in float32."""
     pitch = pitch // 64 * 64
