@@ -160,7 +160,7 @@ def getattr_of(settings: Settings, option: str) -> Any:
 class TestSettings:
     @every_rule
     def test_nothing_given_nothing_changed(self, name: str) -> None:
-        settings = Settings(name, {})
+        settings = Settings(RULES[name], {})
         assert settings.base == Setting(RULES[name](), Handling())
         assert settings.changed() == {}
         assert settings.of("any", None) == (settings.base, [])
@@ -168,41 +168,41 @@ class TestSettings:
     @every_rule
     def test_every_variant_is_valid_and_shown(self, name: str) -> None:
         for variant, chosen in RULES[name].VARIANTS.items():
-            settings = Settings(name, {}, variant)
+            settings = Settings(RULES[name], {}, variant)
             assert all(getattr_of(settings, option) == value for option, value in chosen.items())
             assert settings.changed() == {o: v for o, v in chosen.items() if v != settings.default(o)}
 
     def test_each_source_wins_over_the_one_before(self) -> None:
         """Default, variant, given, overrides in their order."""
         entries = [("a*", dict(eps=0.25)), ("ab", dict(eps=0.5)), ("ab", dict(momentum=0.5))]
-        settings = Settings("LARS", {"eps": 0.125}, "larc", entries)
+        settings = Settings(RULES["LARS"], {"eps": 0.125}, "larc", entries)
         eps = {name: settings.of(name, None)[0].rule.eps for name in ("b", "a", "ab")}
         assert eps == {"b": 0.125, "a": 0.25, "ab": 0.5}
-        assert Settings("LARS", {}, "larc").base.rule.eps == 1e-8
-        assert Settings("LARS", {}).base.rule.eps == 0.0
+        assert Settings(RULES["LARS"], {}, "larc").base.rule.eps == 1e-8
+        assert Settings(RULES["LARS"], {}).base.rule.eps == 0.0
         assert settings.of("ab", None)[0].rule.trust_coefficient == 0.02
         assert settings.of("ab", None)[1] == [0, 1, 2]
         assert settings.of("a", None)[1] == [0]
 
     def test_a_scale_by_name(self) -> None:
-        settings = Settings("LARS", {}, None, [("a", dict(lr_scale=0.5)), ("b", dict(eps=0.5))])
+        settings = Settings(RULES["LARS"], {}, None, [("a", dict(lr_scale=0.5)), ("b", dict(eps=0.5))])
         assert [settings.of(name, None)[0].lr_scale for name in "abc"] == [0.5, 1.0, 1.0]
 
     def test_what_was_given_is_kept_as_plain_numbers(self) -> None:
-        settings = Settings("LAMB", {"betas": [np.float32(0.5), np.float64(0.75)]})
+        settings = Settings(RULES["LAMB"], {"betas": [np.float32(0.5), np.float64(0.75)]})
         assert settings.given == {"betas": (0.5, 0.75)}
         assert [type(b) for b in settings.base.rule.betas] == [float, float]
 
     def test_the_callers_mapping_is_not_kept(self) -> None:
         given = {"momentum": 0.5}
-        settings = Settings("LARS", given)
+        settings = Settings(RULES["LARS"], given)
         given["momentum"] = 0.25
         assert settings.given == {"momentum": 0.5}
 
     @pytest.mark.parametrize("variant", ["nonsense", 1, ""])
     def test_an_unknown_variant(self, variant: Any) -> None:
         with pytest.raises(OptionError, match="variant must be one of"):
-            Settings("LARS", {}, variant)
+            Settings(RULES["LARS"], {}, variant)
 
     def test_combining_leaves_the_first_as_it_was(self) -> None:
         base = Setting(RULES["LARS"](), Handling())
@@ -212,7 +212,7 @@ class TestSettings:
 
     def test_setting_the_learning_rate_is_cheap_beside_many_overrides(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """As often as once a step: no more work than a few looks at each entry."""
-        settings = Settings("LAMB", {}, None, [(f"layer.{i}.*", dict(lr_scale=0.9**i)) for i in range(20)])
+        settings = Settings(RULES["LAMB"], {}, None, [(f"layer.{i}.*", dict(lr_scale=0.9**i)) for i in range(20)])
         calls = []
         monkeypatch.setattr("thalweg.settings.combined", lambda *given: calls.append(given) or combined(*given))
         settings.validate_lr(0.1)
@@ -225,21 +225,21 @@ class TestSettings:
 
 class TestSchedules:
     def test_the_rule_at_a_step(self) -> None:
-        setting = Settings("LARS", {"momentum": lambda t: t / 10, "eps": lambda t: np.float32(t)}).base
+        setting = Settings(RULES["LARS"], {"momentum": lambda t: t / 10, "eps": lambda t: np.float32(t)}).base
         assert (setting.rule_at(3).momentum, setting.rule_at(3).eps) == (0.3, 3.0)
         assert type(setting.rule_at(3).eps) is float
         with pytest.raises(OptionError, match="momentum"):
             setting.rule_at(10)
 
     def test_without_any_it_is_the_rule_itself(self) -> None:
-        setting = Settings("LARS", {}).base
+        setting = Settings(RULES["LARS"], {}).base
         assert setting.rule_at(5) is setting.rule
 
     def test_pairs_as_a_whole(self) -> None:
-        setting = Settings("LAMB", {"betas": lambda t: (0.5, 1 - 1 / (t + 1))}).base
+        setting = Settings(RULES["LAMB"], {"betas": lambda t: (0.5, 1 - 1 / (t + 1))}).base
         assert setting.rule_at(3).betas == (0.5, 0.75)
 
     def test_an_annealed_probability_is_the_rules_own_affair(self) -> None:
-        setting = Settings("Kron", {"precond_update_probability": Annealed(0.5, 0.1)}).base
+        setting = Settings(RULES["Kron"], {"precond_update_probability": Annealed(0.5, 0.1)}).base
         assert setting.scheduled == {}
         assert setting.rule_at(9).precond_update_probability == Annealed(0.5, 0.1)

@@ -25,34 +25,83 @@ from thalweg.kernels.threads import set_num_threads
 __version__ = "0.1.0"
 
 __all__ = [
+    "Count",
     "FallbackWarning",
+    "Moment",
     "NonFiniteError",
+    "Norm",
     "OptimError",
     "OptionError",
     "ParameterError",
     "ResumeWarning",
+    "Rule",
     "RuleError",
+    "Scalar",
+    "Square",
+    "Squares",
     "StateError",
     "UnusedOverrideWarning",
+    "Update",
     "__version__",
+    "average",
+    "check_bounds",
+    "check_choice",
+    "check_count",
+    "check_flag",
+    "check_fraction",
+    "check_number",
+    "check_pair",
+    "clip",
+    "inverse_sqrt",
+    "is_zero",
+    "one_minus_power",
+    "ratio_unless",
+    "require",
     "set_num_threads",
+    "sign",
 ]
 
 #: The front ends, each with the packages it stands on and the extra that installs them.
 _FRONT_ENDS = {"numpy": (("numpy",), ""), "torch": (("torch",), "[torch]"), "optax": (("jax", "optax"), "[jax]")}
-#: What everyone knows, as options of rules.
-_BASELINES = {"adamw": "LAMB", "sgd": "LARS"}
+#: What a rule of one's own is made of, by the module that has it: loaded when it is asked for.
+_BLOCKS = {
+    "arrays": ("Scalar", "Squares"),
+    "rules.rule": ("Rule", "Update"),
+    "rules.entries": ("Count", "Moment", "Norm", "Square"),
+    "rules.blocks": ("average", "clip", "inverse_sqrt", "is_zero", "one_minus_power", "ratio_unless", "sign"),
+    "rules.checks": (
+        *("check_bounds", "check_choice", "check_count", "check_flag", "check_fraction", "check_number", "check_pair"),
+        "require",
+    ),
+}
 
 if TYPE_CHECKING:
     from thalweg import numpy as numpy
     from thalweg import optax as optax
     from thalweg import torch as torch
+    from thalweg.arrays import Scalar, Squares
+    from thalweg.rules.blocks import average, clip, inverse_sqrt, is_zero, one_minus_power, ratio_unless, sign
+    from thalweg.rules.checks import (
+        check_bounds,
+        check_choice,
+        check_count,
+        check_flag,
+        check_fraction,
+        check_number,
+        check_pair,
+        require,
+    )
+    from thalweg.rules.entries import Count, Moment, Norm, Square
+    from thalweg.rules.rule import Rule, Update
 else:  # unseen by type checkers, which would take every name for one that is there
 
     def __getattr__(name: str) -> Any:
-        """A front end, loaded when it is asked for; for a rule's name, where it is."""
+        """A front end or a part of a rule, loaded when it is asked for; for the name of a rule of ours, where it is."""
         if name in _FRONT_ENDS:
             return _front_end(name)
+        for module, names in _BLOCKS.items():
+            if name in names:
+                return getattr(importlib.import_module(f"thalweg.{module}"), name)
         if (told := _whereabouts(name)) is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         # ``from thalweg import LAMB`` asks by ``hasattr`` first, and would drop the message of an AttributeError
@@ -60,7 +109,7 @@ else:  # unseen by type checkers, which would take every name for one that is th
         raise ImportError(told, name=__name__) if importing else AttributeError(told)
 
     def __dir__() -> list[str]:
-        return [*globals(), *_FRONT_ENDS]
+        return [*globals(), *_FRONT_ENDS, *(name for names in _BLOCKS.values() for name in names)]
 
 
 def _front_end(name: str) -> Any:
@@ -78,10 +127,8 @@ def _whereabouts(name: str) -> str | None:
     """For the name of an optimizer, a sentence that says how to import it."""
     from thalweg.rules import RULES
 
-    by_key = {**{rule.lower(): rule for rule in RULES}, **_BASELINES}
-    rule = by_key.get(name.lower())
+    rule = {rule.lower(): rule for rule in RULES}.get(name.lower())
     if rule is None:
         return None
-    meant = f"it is {rule}(..., trust=False), and " if name.lower() in _BASELINES else ""
     ways = f"'from thalweg.torch import {rule}', thalweg.optax.{rule.lower()} or thalweg.numpy.{rule}"
-    return f"thalweg has no {name!r} of its own: {meant}the import names the front end: {ways}"
+    return f"thalweg has no {name!r} of its own: the import names the front end: {ways}"

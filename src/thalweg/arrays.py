@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ A = TypeVar("A", bound=Array)
 R = TypeVar("R")
 
 #: A number, or something of the space that behaves like one: a traced value, a 0-d tensor.
-Scalar: TypeAlias = Any
+Scalar: TypeAlias = Annotated[Any, "Scalar"]
 #: An array or a number: what elementwise functions take and give.
 Value: TypeAlias = Any
 #: A truth value of the space: a bool, or an array of them.

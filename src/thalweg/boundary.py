@@ -7,6 +7,7 @@ nowhere else.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from thalweg.arrays import A, Scalar, Shape, Space, State, Truth, Value, is_number
@@ -14,8 +15,9 @@ from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules import Rule
 from thalweg.rules.entries import Entry, Factor, Spread
 from thalweg.rules.noise import normal, uniform
-from thalweg.rules.rule import Noise, Update
+from thalweg.rules.rule import Noise, Update, guarded
 from thalweg.settings import Handling
+from thalweg.trial import check_update
 
 #: A stream of random bits apart from the two that normal noise is made of.
 ROUNDING_STREAM = 2
@@ -30,7 +32,7 @@ class Advance(NamedTuple):
     state: State[Any]
     #: Whether the step was finite and allowed; None if nobody asked (``on_nonfinite="propagate"``).
     finite: Truth | None
-    stats: dict[str, Scalar]
+    stats: Mapping[str, Scalar]
 
 
 def arithmetic(dtype: str) -> str:
@@ -57,6 +59,7 @@ def kept(rule: Rule, handling: Handling, shape: Shape, dtype: str, held: Shape |
 
 def first_state(xp: Space[A], rule: Rule, handling: Handling, p: A) -> State[A]:
     """The state of a parameter before its first step, as it is stored."""
+    check_update(rule, xp.shape(p))
     dtype, entries = xp.dtype(p), rule.entries(xp.shape(p))
     state = rule.init(xp, xp.astype(p, arithmetic(dtype)))
     return {key: xp.astype(value, storage(entries[key], dtype, handling)) for key, value in state.items()}
@@ -132,6 +135,7 @@ def proposed(
     wide, gradient, old, now = widened(xp, handling, p, g, s, t=t, grad_scale=grad_scale)
     noise = noise or (lambda: normal(xp, wide, seed=handling.seed, tensor=tensor, t=t))
     update = rule.update(xp, gradient, old, wide, t=now, lr=lr, lr_scale=lr_scale, noise=noise)
+    update = guarded(xp, rule, gradient, update)
     del old
     state = stored(xp, rule, handling, p, s, update)
     for key in may_overflow(xp, rule, p, state):
@@ -184,7 +188,7 @@ def finite_throughout(xp: Space[A], update: Update, new: A) -> Truth:
     """Whether a step is finite, what it writes included: float16 ends at 65504."""
     finite = every(xp, update.finite)
     for entry in written_entries(xp, update, new):
-        finite = finite & all_finite(xp, entry)
+        finite = all_finite(xp, entry) & finite  # in this order: a rule may say True
     return finite
 
 

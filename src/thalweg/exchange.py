@@ -10,28 +10,43 @@ from typing import Any
 
 from thalweg.dtypes import DTYPES
 from thalweg.errors import StateError
+from thalweg.rules import Rule
 
 #: The layout that this version writes. Newer layouts are refused by older versions.
 LAYOUT = 1
 KEYS = ("layout", "optimizer", "lr", "iteration", "state")
+#: That of its rule. States of 0.1.0 have none.
+VERSION = "version"
 
 
 def exchanged(
-    rule_name: str, state: Mapping[Any, Any], *, lr: float | None = None, iteration: int = 0
+    rule: type[Rule], state: Mapping[Any, Any], *, lr: float | None = None, iteration: int = 0
 ) -> dict[str, Any]:
     """State by parameter and key, as all front ends read it."""
-    return {"layout": LAYOUT, "optimizer": rule_name, "lr": lr, "iteration": iteration, "state": dict(state)}
+    made_by = {"optimizer": rule.__name__, VERSION: rule.version}
+    return {"layout": LAYOUT, **made_by, "lr": lr, "iteration": iteration, "state": dict(state)}
 
 
-def check_exchanged(saved: Any, rule_name: str) -> None:
-    """Say if something is no state of this form, or one of another optimizer."""
+def check_exchanged(saved: Any, rule: type[Rule]) -> None:
+    """Say if something is no state of this form, or one of another rule or of another version of it."""
     if not isinstance(saved, Mapping) or any(key not in saved for key in KEYS):
         raise StateError(f"this is no exported state or state_dict(): it must have the keys {', '.join(KEYS)}")
     check_layout(saved["layout"])
     if not isinstance(saved["state"], Mapping):
         raise StateError("this state_dict() is damaged: its state must be a mapping by name")
-    if saved["optimizer"] != rule_name:
-        raise StateError(f"this is a state of {saved['optimizer']} and cannot be loaded into {rule_name}")
+    if saved["optimizer"] != rule.__name__:
+        raise StateError(f"this is a state of {saved['optimizer']} and cannot be loaded into {rule.__name__}")
+    check_version(rule, saved.get(VERSION))
+
+
+def check_version(rule: type[Rule], version: Any) -> None:
+    """Refuse a state of another version of a rule. None: it does not say, as those of thalweg 0.1.0; these are of 1."""
+    found = 1 if version is None else version
+    if found != rule.version:
+        raise StateError(
+            f"this is a state of version {found} of {rule.__name__} and cannot be loaded into version {rule.version}: "
+            "load it with the rule that made it, or convert it and set its version"
+        )
 
 
 def check_layout(layout: Any) -> None:

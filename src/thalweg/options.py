@@ -6,13 +6,15 @@ are made of them; types are written here, and a test holds the two together.
 
 from __future__ import annotations
 
+import copyreg
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args, get_type_hints
 
 from thalweg.dtypes import Name as DType
-from thalweg.rules import RULES, Annealed
+from thalweg.rules import RULES, Annealed, Rule
+from thalweg.rules.rule import number_options
 from thalweg.settings import Handling, Overrides
 
 if TYPE_CHECKING:
@@ -35,7 +37,6 @@ else:
 #: A number, or a function of the step (counted from 1).
 Schedulable: TypeAlias = float | Callable[[int], Any]
 Pair: TypeAlias = tuple[float, float] | Callable[[int], Any]
-C = TypeVar("C", bound=type[Any])
 
 
 class CommonOptions(TypedDict, total=False):
@@ -50,6 +51,23 @@ class CommonOptions(TypedDict, total=False):
     momentum_dtype: DType | None
     precond_dtype: DType | None
     seed: int
+
+
+class SGDOptions(CommonOptions, total=False):
+    momentum: Schedulable
+    dampening: Schedulable
+    weight_decay: Schedulable
+    nesterov: bool
+
+
+class AdamWOptions(CommonOptions, total=False):
+    betas: Pair
+    eps: Schedulable
+    weight_decay: Schedulable
+    amsgrad: bool
+    nesterov: bool
+    decoupled: bool
+    eps_root: Schedulable
 
 
 class LARSOptions(CommonOptions, total=False):
@@ -122,21 +140,85 @@ class KronOptions(CommonOptions, total=False):
     lipschitz_beta: Schedulable
 
 
-def defaults(rule_name: str) -> dict[str, Any]:
+def defaults(rule: type[Rule]) -> dict[str, Any]:
     """Every option of a rule and around it, with its default."""
-    return {f.name: f.default for kind in (RULES[rule_name], Handling) for f in fields(kind)}
+    return {f.name: f.default for kind in (rule, Handling) for f in fields(kind)}
 
 
-def with_signature(cls: C) -> C:
-    """Show every option of an optimizer, with its type and default, where Python is asked for a signature.
+def types_of(rule: type[Rule]) -> dict[str, Any]:
+    """The types of all options: as they are written above, or else as the rule's fields have them."""
+    written = globals().get(f"{rule.__name__}Options") if RULES.get(rule.__name__) is rule else None
+    return get_type_hints(written or CommonOptions) if written else {**get_type_hints(CommonOptions), **own_types(rule)}
 
-    It is that of the constructor and not of the class: classes that derive from it have their own.
+
+def own_types(rule: type[Rule]) -> dict[str, Any]:
+    try:
+        hints = get_type_hints(rule, localns={"Scalar": Schedulable})
+    except (NameError, TypeError):  # of names that are known where the rule was written, and not here
+        hints = {}
+    found = {f.name: hints.get(f.name, Any) for f in fields(rule)}
+    pairs = (tuple[Schedulable, Schedulable], tuple[float, float])
+    numbers = number_options(rule)
+    found |= {name: Schedulable for name, hint in found.items() if hint is float and name in numbers}
+    return {name: Pair if hint in pairs else hint for name, hint in found.items()}
+
+
+def made(rule: type[Rule], base: type[Any], maker: Callable[[type[Rule]], Any]) -> Any:
+    """The class of optimizers that derives from a base and steps by a rule, with the rule's options in its signature.
+
+    The signature is that of the constructor and not of the class: classes that derive from it have their own.
+    maker: the function that makes it of the rule.
     """
-    base: Any = cls.__mro__[1]
-    arguments = inspect.signature(base.__init__).parameters.values()
-    inherited = {p.name: p.default for p in arguments if p.kind is inspect.Parameter.KEYWORD_ONLY}
-    cls.__init__.__signature__ = shown(cls.__init__, {**defaults(cls.rule_name), **inherited})
-    return cls
+    shipped = RULES.get(rule.__name__) is rule
+    arguments = list(inspect.signature(base.__init__).parameters.values())
+    lr_given = rule.default_lr is not None or rule.lr_optional
+    keyword, variable = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
+    beside = {p.name: p.default for p in arguments if p.kind is keyword}
+    types = {**types_of(rule), **get_type_hints(base.__init__)}
+    parameters = [
+        p.replace(default=rule.default_lr) if p.name == "lr" and lr_given else p
+        for p in arguments
+        if p.kind not in (keyword, variable)
+    ]
+    parameters += [
+        inspect.Parameter(name, keyword, default=value) for name, value in {**defaults(rule), **beside}.items()
+    ]
+    parameters = [p if p.name == "self" else p.replace(annotation=types.get(p.name, Any)) for p in parameters]
+    first = [p.name for p in parameters if p.kind is not keyword and p.name != "self"]
+
+    def constructor(self: Any, *given: Any, **options: Any) -> None:
+        if len(given) <= first.index("lr"):
+            options.setdefault("lr", rule.default_lr)
+        base.__init__(self, *given, **options)
+
+    constructor.__name__, constructor.__qualname__ = "__init__", f"{rule.__name__}.__init__"
+    constructor.__annotations__ = {p.name: p.annotation for p in parameters if p.name != "self"} | {"return": None}
+    constructor.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
+    page = f" Options: docs/{rule.__name__.lower()}.md." if shipped else ""
+    body = {
+        "rule": rule,
+        "maker": staticmethod(maker),
+        "__init__": constructor,
+        "__doc__": f"{inspect.getdoc(rule) or rule.__name__}{page}",
+        "__module__": maker.__module__ if shipped else rule.__module__,
+        "__qualname__": rule.__name__ if shipped else f"optimizer({rule.__qualname__})",
+    }
+    return Made(rule.__name__, (base,), body)
+
+
+class Made(type):
+    """The type of classes that are made of rules: a pickle names the rule, of which the class is made again."""
+
+    rule: type[Rule]
+    maker: Callable[[type[Rule]], Any]
+
+
+def pickled(cls: Made) -> Any:
+    shipped = RULES.get(cls.rule.__name__) is cls.rule
+    return cls.__qualname__ if shipped or "maker" not in vars(cls) else (cls.maker, (cls.rule,))
+
+
+copyreg.pickle(Made, pickled)
 
 
 def shown(function: Callable[..., Any], options: Mapping[str, Any]) -> inspect.Signature:

@@ -20,9 +20,10 @@ from typing import Any, Literal, TypeAlias
 
 from thalweg.dtypes import DTYPES
 from thalweg.errors import OptionError
-from thalweg.rules import RULES, Annealed, Rule
+from thalweg.rules import Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, check_number, is_known, require
 from thalweg.rules.entries import Entry, Factor
+from thalweg.rules.rule import number_options
 
 #: Chooses parameters: a glob, a compiled regular expression (searched), or a predicate.
 Pattern: TypeAlias = str | re.Pattern[str] | Callable[[str, Any], bool]
@@ -103,7 +104,7 @@ class Setting:
 class Settings:
     """The options of one optimizer (or of one of its groups), checked as a whole."""
 
-    rule_name: str
+    rule: type[Rule]
     #: What the user gave, by name; the variant's name and the overrides not among them.
     given: Mapping[str, Any]
     variant: str | None = None
@@ -113,10 +114,10 @@ class Settings:
     checked_for: set[bool] = field(init=False, default_factory=set, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        known = RULES[self.rule_name]
+        known = self.rule
         given = {name: plain(value) for name, value in self.given.items()}
         object.__setattr__(self, "given", given)
-        check_known(self.rule_name, given, option_names(known))
+        check_known(known, given, option_names(known))
         if self.variant is not None:
             check_choice("variant", self.variant, *known.VARIANTS)
         if self.variant is not None and given.keys() >= set(option_names(known)):
@@ -136,7 +137,7 @@ class Settings:
                 for name in WHOLE_STEP:
                     require(name not in options, f"{name} concerns the whole step and cannot differ between parameters")
                 require("lr" not in options, "lr is given for all: use lr_scale, which multiplies it, in an entry")
-                check_known(self.rule_name, options, (*option_names(RULES[self.rule_name]), "lr_scale"))
+                check_known(self.rule, options, (*option_names(self.rule), "lr_scale"))
                 try:
                     combined(self.base, options)
                 except OptionError:
@@ -181,10 +182,10 @@ class Settings:
 
     def without(self, name: str) -> Any:
         """What an option is when it is not given."""
-        return RULES[self.rule_name].VARIANTS.get(self.variant or "", {}).get(name, self.default(name))
+        return self.rule.VARIANTS.get(self.variant or "", {}).get(name, self.default(name))
 
     def default(self, name: str) -> Any:
-        return next(f.default for kind in (RULES[self.rule_name], Handling) for f in fields(kind) if f.name == name)
+        return next(f.default for kind in (self.rule, Handling) for f in fields(kind) if f.name == name)
 
     def of(self, name: str, parameter: Any, base: Setting | None = None) -> tuple[Setting, list[int]]:
         """What holds for a parameter, and which entries of ``overrides`` matched it.
@@ -238,25 +239,32 @@ def check_schedules(rule: Rule) -> None:
     """Functions of the step may stand only for options that are numbers."""
     for f in fields(rule):
         if callable(getattr(rule, f.name)):
-            require("Scalar" in str(f.type), f"{f.name} cannot be a function of the step: it must be {f.type}")
+            number = f.name in number_options(type(rule))
+            require(number, f"{f.name} cannot be a function of the step: it must be {f.type}")
 
 
-def check_known(owner: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+def check_known(owner: type[Rule] | str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuse options that are not known. owner: whose they are, as a rule or by another name."""
     for name in given:
         if name not in known:
             hint = hint_for(owner, name, known, cutoff=0.6) or f"it has {', '.join(sorted(known))}"
-            raise OptionError(f"{owner} has no option {name!r}: {hint}")
+            raise OptionError(f"{owner_name(owner)} has no option {name!r}: {hint}")
 
 
-def check_not_misspelt(owner: str, name: str, known: Sequence[str]) -> None:
+def check_not_misspelt(owner: type[Rule], name: str, known: Sequence[str]) -> None:
     """Refuse a name that resembles an option: whoever wrote it meant that."""
     if hint := hint_for(owner, name, known, cutoff=0.85):
-        raise OptionError(f"{owner} has no option {name!r}: {hint}")
+        raise OptionError(f"{owner_name(owner)} has no option {name!r}: {hint}")
 
 
-def hint_for(owner: str, name: str, known: Sequence[str], *, cutoff: float) -> str:
+def owner_name(owner: type[Rule] | str) -> str:
+    return owner if isinstance(owner, str) else owner.__name__
+
+
+def hint_for(owner: type[Rule] | str, name: str, known: Sequence[str], *, cutoff: float) -> str:
     """What to write instead of a name that is no option: as other libraries call it, or a likely misspelling."""
-    if name in (elsewhere := RULES[owner].ELSEWHERE if owner in RULES else {}):
+    elsewhere = {} if isinstance(owner, str) else owner.ELSEWHERE
+    if name in elsewhere:
         return f"here it is {elsewhere[name]}"
     close = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"did you mean {close[0]!r}?" if close else ""

@@ -31,7 +31,7 @@ COPIERS: dict[str, Callable[[Optimizer], Optimizer]] = {
 
 
 def restored(optimizer: Optimizer) -> Optimizer:
-    other = made(optimizer.rule_name, "fused")
+    other = made(optimizer.rule.__name__, "fused")
     other.load_state_dict(optimizer.state_dict())
     return other
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import re
 from dataclasses import dataclass, fields
@@ -16,7 +15,7 @@ import thalweg.numpy
 from thalweg import rules
 from thalweg.kernels import triton
 from thalweg.kernels.cpu.library import reason_missing
-from thalweg.rules import RULES, Rule, refresh
+from thalweg.rules import Rule, refresh
 from thalweg.settings import Handling
 
 needs_core = pytest.mark.skipif(reason_missing() is not None, reason="there is no native core here")
@@ -61,21 +60,12 @@ class Kron(rules.Kron):
     toy: float = 0.0
 
 
-@pytest.fixture
-def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rule of the name LAMB with an option more, after front ends have made their classes of the one without."""
-    if importlib.util.find_spec("torch"):
-        importlib.import_module("thalweg.torch")
-    monkeypatch.setitem(RULES, "LAMB", LAMB)  # type: ignore[arg-type]
-
-
 @needs_core
-@pytest.mark.usefixtures("_toy")
 @pytest.mark.parametrize("toy", [0.0, 0.5])
 class TestAnOptionThatARuleAdds:
     def test_numpy(self, toy: float) -> None:
         w, g = np.ones((3, 4)), np.full((3, 4), 0.5)
-        optimizer = thalweg.numpy.LAMB(0.1, toy=toy)
+        optimizer = thalweg.numpy.optimizer(LAMB)(0.1, toy=toy)
         optimizer.step({"w": w}, {"w": g})
         assert optimizer.engine == "fused"
         assert np.allclose(w, 0.9 + toy)
@@ -86,7 +76,7 @@ class TestAnOptionThatARuleAdds:
 
         w = torch.nn.Parameter(torch.ones(3, 4))
         w.grad = torch.full((3, 4), 0.5)
-        optimizer = thalweg.torch.LAMB([w], lr=0.1, toy=toy)
+        optimizer = thalweg.torch.optimizer(LAMB)([w], lr=0.1, toy=toy)
         optimizer.step()
         assert optimizer.engine == "fused"
         assert torch.allclose(w, torch.full((3, 4), 0.9 + toy))

@@ -331,8 +331,8 @@ class TestRefused:
         saved = stepped(CASES[source]).state_dict()
         for make in CASES.values():
             optimizer = make()
-            if optimizer.rule_name != saved["optimizer"]:
-                with refused(StateError, f"{saved['optimizer']}.*{optimizer.rule_name}", optimizer):
+            if optimizer.rule.__name__ != saved["optimizer"]:
+                with refused(StateError, f"{saved['optimizer']}.*{optimizer.rule.__name__}", optimizer):
                     optimizer.load_state_dict(saved)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from thalweg.arrays import Shape
 from thalweg.programs.liveness import Lifetimes, in_turn, lifetimes, listed, products_of
-from thalweg.rules import Rule, Update
+from thalweg.rules import RULES, Rule, Update
 from thalweg.rules.entries import Entry
 from thalweg.settings import Settings
 
@@ -19,7 +19,7 @@ ONE = 4 * 400 * 300
 
 def needed(rule: str, dtype: str = "float32", shape: tuple[int, ...] = SHAPE, **ways: Any) -> Lifetimes:
     options = ways.pop("options", {})
-    return lifetimes(Settings(rule, options).base, shape, dtype, **ways)
+    return lifetimes(Settings(RULES[rule], options).base, shape, dtype, **ways)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Plain(Rule):
 @pytest.mark.parametrize(("library", "arrays"), [("torch", 3), ("numpy", 2)])
 def test_what_has_no_name_is_let_go_at_once(library: Any, arrays: int) -> None:
     """square, square * g and their sum; numpy writes the sum over the product. The new parameter is there later."""
-    setting = replace(Settings("LARS", {}).base, rule=Plain())
+    setting = replace(Settings(RULES["LARS"], {}).base, rule=Plain())
     found = lifetimes(setting, SHAPE, "float32", library=library)
     assert found == Lifetimes((ONE, 2 * ONE, arrays * ONE, 2 * ONE), ONE, 0, 0)
     assert found.peak == arrays * ONE
@@ -100,7 +100,7 @@ def test_a_shard_is_treated_as_its_whole_is() -> None:
 
 
 def test_products_are_those_of_the_rule() -> None:
-    kron = Settings("Kron", {}).base
+    kron = Settings(RULES["Kron"], {}).base
     assert products_of(kron, (30, 30), "float32", False).flops == 4 * 2 * 30**3
     assert products_of(kron, (30, 30), "float32", True).flops > 4 * 2 * 30**3
-    assert products_of(Settings("LAMB", {}).base, (30, 30), "float32", True).flops == 0
+    assert products_of(Settings(RULES["LAMB"], {}).base, (30, 30), "float32", True).flops == 0

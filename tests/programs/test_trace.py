@@ -46,7 +46,7 @@ def both(rule: Rule, shape: tuple[int, ...], lr: float | None, t: int = 3) -> tu
 def test_a_graph_computes_what_its_rule_does(case: Any, options: dict[str, Any], shape: str) -> None:
     given = {key: value for key, value in options.items() if key not in ("variant", "lr")}
     lr = options.get("lr", 0.1)
-    rule = Settings(case.name, given, options.get("variant")).base.rule_at(3)
+    rule = Settings(case.rule, given, options.get("variant")).base.rule_at(3)
     if rule.stacked_axes > len(SHAPES[shape]):
         pytest.skip("fewer axes than are stacked")
     found, wanted = both(rule, SHAPES[shape], lr)

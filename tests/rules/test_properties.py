@@ -208,7 +208,7 @@ def test_bad_options_are_refused(case: Case, options: dict, message: str) -> Non
 
 
 def test_every_rule_has_a_row() -> None:
-    assert [case.rule for case in CASES] == list(RULES.values())
+    assert {case.rule for case in CASES} == set(RULES.values())
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -218,4 +218,4 @@ def test_good_options_and_variants_are_valid(case: Case) -> None:
     for options in case.options.values():
         case.rule(**options).validate()
     for variant in case.rule.VARIANTS:
-        Settings(case.name, {}, variant)
+        Settings(case.rule, {}, variant)

@@ -182,7 +182,7 @@ def test_jax_as_it_comes() -> None:
     script = """
 import jax, jax.numpy as jnp, numpy as np
 from thalweg.boundary import advance, first_state
-from thalweg.rules import Kron
+from thalweg.rules import LAMB, Kron
 from thalweg.rules.noise import bits
 from thalweg.settings import Handling, Settings
 from thalweg.spaces import jax as xj, numpy as xn
@@ -197,7 +197,7 @@ for dtype in ("float32", "bfloat16"):
     step = jax.jit(lambda p, s, t: advance(xj, Kron(), handling, p, p, s, t=t, lr=0.1, lr_scale=1.0, tensor=5)[:2])
     p, s = step(p, first_state(xj, Kron(), handling, p), 1)
     assert p.dtype == dtype and s["Q_1"].dtype == "float32" and (p < 1).all()
-jax.jit(lambda decay: Settings("LAMB", {"weight_decay": decay, "betas": (decay, 0.9)}).validate_lr(decay) or decay)(0.1)
+jax.jit(lambda decay: Settings(LAMB, {"weight_decay": decay, "betas": (decay, 0.9)}).validate_lr(decay) or decay)(0.1)
 """
     environment = {key: value for key, value in os.environ.items() if key != "JAX_ENABLE_X64"}
     result = subprocess.run(

@@ -40,6 +40,43 @@ NUMBERS = [
     (dict(stacked_axes=0.5), "stacked_axes must be a whole number"),
 ]
 
+SGD = Case(
+    rules.SGD,
+    lr=0.1,
+    options={
+        "defaults": {},
+        "momentum": dict(momentum=0.9, weight_decay=0.1),
+        "dampening": dict(momentum=0.9, dampening=0.5),
+        "nesterov": dict(momentum=0.9, nesterov=True),
+    },
+    refused=[
+        *NUMBERS,
+        (dict(momentum=1.0), "momentum must be a finite number >= 0 and < 1, got 1.0"),
+        (dict(momentum=0.9, dampening=1.5), "dampening must be a finite number >= 0 and <= 1, got 1.5"),
+        (dict(momentum=0.9, dampening=0.5, nesterov=True), "nesterov=True needs dampening=0"),
+        (dict(nesterov=1), "nesterov must be True or False, got 1"),
+    ],
+)
+
+ADAMW = Case(
+    rules.AdamW,
+    lr=0.02,
+    options={
+        "defaults": {},
+        "amsgrad": dict(amsgrad=True, betas=(0.5, 0.7)),
+        "nesterov": dict(nesterov=True, weight_decay=0.1),
+        "l2": dict(decoupled=False, weight_decay=0.1),
+        "eps_root": dict(eps_root=1e-3, eps=1e-3),
+    },
+    refused=[
+        *NUMBERS,
+        (dict(betas=(1.0, 0.9)), "betas[0] must be a finite number >= 0 and < 1, got 1.0"),
+        (dict(betas=0.9), "betas must be a pair of numbers, got 0.9"),
+        (dict(eps=-1.0), "eps must be"),
+        (dict(amsgrad="yes"), "amsgrad must be True or False"),
+    ],
+)
+
 LARS = Case(
     rules.LARS,
     lr=5.0,
@@ -171,7 +208,7 @@ KRON = Case(
     ],
 )
 
-CASES = [LARS, LAMB, ADAFACTOR, KRON]
+CASES = [SGD, ADAMW, LARS, LAMB, ADAFACTOR, KRON]
 #: (case, description, options) for every set of options of every rule.
 OPTIONS = [(case, description, options) for case in CASES for description, options in case.options.items()]
 OPTION_IDS = [f"{case.name}-{description}" for case, description, _ in OPTIONS]

@@ -352,7 +352,7 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 
 
 def moves_momentum(optimizer: Any) -> bool:
-    return optimizer.rule_name != "Adafactor"
+    return optimizer.rule.__name__ != "Adafactor"
 
 
 @EVERY

@@ -21,6 +21,7 @@ from thalweg.errors import CommandError
 from thalweg.plan.models import BUILTIN
 from thalweg.show.extras import extra
 from thalweg.show.lists import chosen, words
+from thalweg.show.registered import OWN, named
 from thalweg.show.units import parse_size
 
 with extra("cli"):
@@ -65,7 +66,7 @@ def complete_model(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem
     show_default=True,
     metavar="LIST",
     shell_complete=completing(RULES),
-    help=f"Some of {', '.join(RULES)}.",
+    help=f"Some of {', '.join(RULES)}, or module:MyRule.",
 )
 @click.option("--device", type=click.Choice(NAMES), default="cpu", show_default=True, help="Where steps run.")
 @click.option(
@@ -141,7 +142,7 @@ def command(
     from thalweg.bench.terminal import progress_bar, show, show_surroundings
     from thalweg.show.console import aside, console
 
-    named, asked = words(models, "--model"), chosen(rules, list(RULES), "rule")
+    named, asked = words(models, "--model"), asked_rules(rules)
     count = len(named) * len(asked)
     measure = partial(
         bench,
@@ -183,6 +184,12 @@ def command(
     if not ran:
         why = [f"{name} ({why})" for comparison in found.comparisons for name, why in comparison.left_out.items()]
         raise CommandError(f"nobody could run: {', '.join(why) or 'nobody was asked to'}")
+
+
+def asked_rules(text: str) -> list[str]:
+    """Those named, as they are spelt here; one's own as ``module:MyRule``."""
+    found = [str(named(word)) for word in words(text, "rule")]
+    return chosen(",".join(found), [*RULES, *(name.lower() for name in OWN)], "rule")
 
 
 def packages(text: str | None) -> list[str] | None:

@@ -15,7 +15,7 @@ from thalweg.bench.contestants import (
     torch_ready,
 )
 from thalweg.bench.rules import MATRIX
-from thalweg.rules import RULES
+from thalweg.rules import RULES, Rule
 from thalweg.rules.entries import Spread
 from thalweg.show import registered
 
@@ -29,13 +29,12 @@ LAMB: dict[str, Any] = dict(lr=1e-3, weight_decay=0.01)
 LARS: dict[str, Any] = dict(lr=10.0, weight_decay=1e-4)  # a thousandth of which is seen in bfloat16
 ADAFACTOR: dict[str, Any] = dict(lr=1e-3)
 KRON: dict[str, Any] = dict(lr=1e-3, precond_update_probability=1.0)
-ADAMW: dict[str, Any] = dict(lr=1e-3, trust=False, eps=1e-8, weight_decay=0.01)
-SGD: dict[str, Any] = dict(lr=1e-3, trust=False, momentum_mode="lr_outside")
+ADAMW: dict[str, Any] = dict(lr=1e-3, weight_decay=0.01)
+SGD: dict[str, Any] = dict(lr=1e-3, momentum=0.9)
 
 
 def ours(rule: str, kind: str, copies: int, options: dict[str, Any]) -> Iterable[Contestant]:
     """One rule in the three front ends."""
-    shown = f"{kind}(trust=False)" if options.get("trust") is False else kind
 
     def on_torch(workload: Workload, settings: Settings) -> Ready:
         make = registered.torch_optimizer(kind)
@@ -50,7 +49,7 @@ def ours(rule: str, kind: str, copies: int, options: dict[str, Any]) -> Iterable
         return optax_ready(registered.optax_function(kind)(**given), workload, settings)
 
     for front_end, make in (("torch", on_torch), ("numpy", on_numpy), ("optax", on_optax)):
-        spelt = f"thalweg.{front_end} {shown.replace(kind, kind.lower()) if front_end == 'optax' else shown}"
+        spelt = f"thalweg.{front_end} {kind.lower() if front_end == 'optax' else kind}"
         yield Contestant(spelt, rule, "thalweg", front_end, make, copies)
 
 
@@ -85,12 +84,14 @@ OURS = [
     *ours("lars", "LARS", 2, LARS),
     *ours("adafactor", "Adafactor", 1, ADAFACTOR),
     *ours("kron", "Kron", 4, KRON),
-    *ours("adamw", "LAMB", 3, ADAMW),
-    *ours("sgd", "LARS", 2, SGD),
+    *ours("adamw", "AdamW", 3, ADAMW),
+    *ours("sgd", "SGD", 2, SGD),
     captured("lamb", "LAMB", 3, LAMB),
     captured("lars", "LARS", 2, LARS),
     captured("adafactor", "Adafactor", 1, ADAFACTOR),
     captured("kron", "Kron", 4, KRON),
+    captured("adamw", "AdamW", 3, ADAMW),
+    captured("sgd", "SGD", 2, SGD),
     kron(precond_dtype="bfloat16"),
     kron(precond_update_probability=0.0),
     kron(max_size_dense=2048),
@@ -100,12 +101,13 @@ OURS = [
 
 
 def every() -> list[Contestant]:
-    """Contestants for all registered rules, with their defaults."""
+    """Contestants for all rules, also those of the user's that were asked for; those not above with their defaults."""
     known = {contestant.rule for contestant in OURS}
     added: list[Contestant] = []
-    for kind, made in RULES.items():
+    rules: dict[str, type[Rule]] = {**RULES, **registered.OWN}
+    for kind, made in rules.items():
         if (rule := kind.lower()) not in known:
-            given: dict[str, Any] = dict(lr=1e-3)
+            given: dict[str, Any] = dict(lr=1e-3 if made.default_lr is None else made.default_lr)
             copies = 1 + len(made().keys(MATRIX, Spread))
             added += [*ours(rule, kind, copies, given), captured(rule, kind, copies, given)]
     return [*OURS, *added]

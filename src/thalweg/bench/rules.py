@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from thalweg.errors import RuleError
 from thalweg.plan.costs import bytes_moved
 from thalweg.plan.models import Model
-from thalweg.plan.optimizers import BASELINES, setting_of
+from thalweg.plan.optimizers import setting_of
 from thalweg.programs.budget import passes_of
 from thalweg.show.registered import ByRule
 
@@ -43,7 +43,7 @@ class Rule:
             return ()
 
 
-RULES: Mapping[str, Rule] = ByRule({title.lower(): Rule(title) for title in BASELINES}, Rule, str.lower)
+RULES: Mapping[str, Rule] = ByRule({}, Rule, str.lower)
 #: Shapes that rules may treat differently.
 MATRIX, VECTOR = (1024, 1024), (1024,)
 #: What is compared where nothing else is said.

@@ -18,6 +18,7 @@ from thalweg.kernels.cpu.library import level_used
 from thalweg.plan.models import Model
 from thalweg.plan.sources import resolve
 from thalweg.show.lists import suggestion
+from thalweg.show.registered import OWN, named
 from thalweg.show.surroundings import machine, versions
 
 ENGINES = ("auto", "reference", "foreach", "fused")
@@ -60,6 +61,8 @@ def bench(
     memory to stay below, in bytes. ``memory=False`` saves the time to measure peaks. Ctrl-C raises ``Stopped``, which
     has what was finished.
     """
+    rules = [str(named(rule)) for rule in rules]
+    rules = [rule.lower() if rule in OWN else rule for rule in rules]
     for what, given, known in (
         ("rule", rules, RULES),
         ("package", against or (), PACKAGES),

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from thalweg.numpy.optimizer import Optimizer
-from thalweg.numpy.optimizers import LAMB, LARS, Adafactor, Kron
-from thalweg.rules import Annealed
+from typing import TYPE_CHECKING
 
-__all__ = ["LAMB", "LARS", "Adafactor", "Annealed", "Kron", "Optimizer"]
+from thalweg.numpy.base import Optimizer
+from thalweg.numpy.optimizers import LAMB, LARS, SGD, Adafactor, AdamW, Kron, optimizer
+from thalweg.rules import RULES, Annealed
+
+if not TYPE_CHECKING:  # a rule of the package needs no entry here
+    globals().update({name: optimizer(rule) for name, rule in RULES.items()})
+
+__all__ = ["LAMB", "LARS", "SGD", "Adafactor", "AdamW", "Annealed", "Kron", "Optimizer", "optimizer"]

@@ -16,6 +16,7 @@ from thalweg.exchange import exchanged
 from thalweg.kernels.cpu.plan import Operand
 from thalweg.numpy.arrays import Arr, Name
 from thalweg.numpy.checkpoints import read_file, read_state, write_file
+from thalweg.rules import Rule
 from thalweg.settings import Setting
 
 
@@ -44,7 +45,8 @@ class Tracked:
 class Memory:
     """State by parameter, and the count of iterations."""
 
-    rule_name: ClassVar[str]
+    #: What it steps by.
+    rule: ClassVar[type[Rule]]
     lr: Any
 
     def __init__(self) -> None:
@@ -83,7 +85,7 @@ class Memory:
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs, as plain values and copies of arrays."""
         lr = None if callable(self.lr) else self.lr
-        return exchanged(self.rule_name, copy.deepcopy(self.state), lr=lr, iteration=self.iteration)
+        return exchanged(self.rule, copy.deepcopy(self.state), lr=lr, iteration=self.iteration)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state. On any error nothing is changed.
@@ -92,7 +94,7 @@ class Memory:
         """
         present = {name: known.state for name, known in self._tracked.items()}
         try:
-            lr, iteration, saved = read_state(state_dict, self.rule_name, present)
+            lr, iteration, saved = read_state(state_dict, self.rule, present)
             if lr is not None and not callable(self.lr):
                 self.lr = lr  # checked there, before anything is changed
         except (OptionError, ParameterError) as error:

@@ -1,100 +1,79 @@
-"""The four optimizers for raw arrays, in order of increasing complexity."""
+"""Optimizers for raw arrays, made of rules: those of the package, and one's own."""
 
 from __future__ import annotations
 
-from thalweg.numpy.optimizer import Optimizer, Rate
+import functools
+from typing import TYPE_CHECKING
+
+from thalweg.numpy.base import Optimizer, Rate
 from thalweg.numpy.stepping import Engine
-from thalweg.options import AdafactorOptions, KronOptions, LAMBOptions, LARSOptions, Unpack, with_signature
+from thalweg.options import (
+    AdafactorOptions,
+    AdamWOptions,
+    KronOptions,
+    LAMBOptions,
+    LARSOptions,
+    SGDOptions,
+    Unpack,
+    made,
+)
+from thalweg.rules import RULES, Rule
+from thalweg.trial import check_rule
 
 
-@with_signature
-class LARS(Optimizer):
-    """SGD with momentum whose step size follows each layer's norm: stable at very large batches.
+@functools.cache
+def optimizer(rule: type[Rule]) -> type[Optimizer]:
+    """The class of optimizers for numpy that step by a rule: its options are keyword arguments.
 
-    ``trust=False`` makes it SGD with momentum. Options: docs/lars.md.
-
-    >>> import numpy
-    >>> weights, gradient = numpy.ones((2, 2)), numpy.full((2, 2), 0.5)
-    >>> LARS(lr=1.0, trust_coefficient=0.1).update("layer", weights, gradient)
-    >>> weights
-    array([[0.9, 0.9],
-           [0.9, 0.9]])
+    >>> optimizer(RULES["LAMB"]) is LAMB
+    True
     """
-
-    rule_name = "LARS"
-
-    def __init__(
-        self, lr: Rate = 1.0, *, global_step: bool = False, engine: Engine = "auto", **options: Unpack[LARSOptions]
-    ) -> None:
-        super().__init__(lr, global_step=global_step, engine=engine, **options)
+    check_rule(rule)
+    found: type[Optimizer] = made(rule, Optimizer, optimizer)
+    return found
 
 
-@with_signature
-class LAMB(Optimizer):
-    """Adam whose step size follows each layer's norm: stable at very large batches.
+if TYPE_CHECKING:
 
-    ``trust=False`` makes it AdamW. Options: docs/lamb.md.
+    class SGD(Optimizer):
+        def __init__(
+            self, lr: Rate = 1e-3, *, global_step: bool = False, engine: Engine = "auto", **options: Unpack[SGDOptions]
+        ) -> None: ...
 
-    >>> import numpy
-    >>> weights, gradient = numpy.ones((2, 2)), numpy.full((2, 2), 0.5)
-    >>> LAMB(lr=0.1).update("layer", weights, gradient)
-    >>> weights
-    array([[0.9, 0.9],
-           [0.9, 0.9]])
-    """
+    class AdamW(Optimizer):
+        def __init__(
+            self,
+            lr: Rate = 1e-3,
+            *,
+            global_step: bool = False,
+            engine: Engine = "auto",
+            **options: Unpack[AdamWOptions],
+        ) -> None: ...
 
-    rule_name = "LAMB"
+    class LARS(Optimizer):
+        def __init__(
+            self, lr: Rate = 1.0, *, global_step: bool = False, engine: Engine = "auto", **options: Unpack[LARSOptions]
+        ) -> None: ...
 
-    def __init__(
-        self, lr: Rate = 1e-3, *, global_step: bool = False, engine: Engine = "auto", **options: Unpack[LAMBOptions]
-    ) -> None:
-        super().__init__(lr, global_step=global_step, engine=engine, **options)
+    class LAMB(Optimizer):
+        def __init__(
+            self, lr: Rate = 1e-3, *, global_step: bool = False, engine: Engine = "auto", **options: Unpack[LAMBOptions]
+        ) -> None: ...
 
+    class Adafactor(Optimizer):
+        def __init__(
+            self,
+            lr: Rate = None,
+            *,
+            global_step: bool = False,
+            engine: Engine = "auto",
+            **options: Unpack[AdafactorOptions],
+        ) -> None: ...
 
-@with_signature
-class Adafactor(Optimizer):
-    """Adaptive step sizes with memory for rows and columns only. Works without a learning rate.
+    class Kron(Optimizer):
+        def __init__(
+            self, lr: Rate = 1e-3, *, global_step: bool = False, engine: Engine = "auto", **options: Unpack[KronOptions]
+        ) -> None: ...
 
-    ``lr=None`` takes the paper's relative step. Options: docs/adafactor.md.
-
-    >>> import numpy
-    >>> weights, gradient = numpy.ones((2, 2)), numpy.full((2, 2), 0.5)
-    >>> Adafactor(lr=0.1).update("layer", weights, gradient)
-    >>> weights
-    array([[0.9, 0.9],
-           [0.9, 0.9]])
-    """
-
-    rule_name = "Adafactor"
-
-    def __init__(
-        self,
-        lr: Rate = None,
-        *,
-        global_step: bool = False,
-        engine: Engine = "auto",
-        **options: Unpack[AdafactorOptions],
-    ) -> None:
-        super().__init__(lr, global_step=global_step, engine=engine, **options)
-
-
-@with_signature
-class Kron(Optimizer):
-    """SGD with momentum on gradients whitened by a learned Kronecker product (Kron-PSGD).
-
-    Options: docs/kron.md.
-
-    >>> import numpy
-    >>> weights, gradient = numpy.ones((2, 2)), numpy.eye(2)
-    >>> Kron(lr=0.1).update("layer", weights, gradient)
-    >>> weights.round(6)
-    array([[0.9, 1. ],
-           [1. , 0.9]])
-    """
-
-    rule_name = "Kron"
-
-    def __init__(
-        self, lr: Rate = 1e-3, *, global_step: bool = False, engine: Engine = "auto", **options: Unpack[KronOptions]
-    ) -> None:
-        super().__init__(lr, global_step=global_step, engine=engine, **options)
+else:
+    globals().update({name: optimizer(rule) for name, rule in RULES.items()})

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from thalweg.optax.exchange import export_state, import_state
 from thalweg.optax.layouts import state_specs
+from thalweg.optax.made import function_of, transformation
 from thalweg.optax.optimizers import adafactor, kron, lamb, lars
 from thalweg.optax.states import AdafactorState, KronState, LambState, LarsState
-from thalweg.rules import Annealed
+from thalweg.rules import RULES, Annealed
+
+if TYPE_CHECKING:
+    from thalweg.optax.typed import adamw as adamw
+    from thalweg.optax.typed import sgd as sgd
+else:
+    globals().update({name.lower(): function_of(rule) for name, rule in RULES.items() if name.lower() not in globals()})
 
 __all__ = [
     "AdafactorState",
@@ -15,10 +24,13 @@ __all__ = [
     "LambState",
     "LarsState",
     "adafactor",
+    "adamw",
     "export_state",
     "import_state",
     "kron",
     "lamb",
     "lars",
+    "sgd",
     "state_specs",
+    "transformation",
 ]

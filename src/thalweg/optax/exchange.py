@@ -10,8 +10,9 @@ import jax.numpy as jnp
 
 from thalweg.errors import StateError
 from thalweg.exchange import by_known_name, check_exchanged, exchanged
-from thalweg.optax.states import SEVERAL, STATES, Entries, fields_of
+from thalweg.optax.states import KINDS, SEVERAL, Entries, fields_of
 from thalweg.optax.trees import Tree, dotted, named
+from thalweg.rules import Rule
 
 
 def export_state(state: Tree, params: Tree) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def export_state(state: Tree, params: Tree) -> dict[str, Any]:
     ``thalweg.numpy``'s ``load_state_dict`` and ``thalweg.torch.import_state`` take it. Wrappers of optax around the
     optimizer are passed over: what they keep themselves is not exported.
     """
-    kind, parts = own_parts(state)
+    rule, parts = own_parts(state)
     names = named(params).names
     if len(set(names)) < len(names):
         twice = next(n for n in names if names.count(n) > 1)
@@ -32,7 +33,7 @@ def export_state(state: Tree, params: Tree) -> dict[str, Any]:
                 raise StateError(f"this state has two entries for parameter {name!r}: export the two states one by one")
             found[name] = {"step": jax.device_get(part.count), **jax.device_get(entries)}
     ordered = {name: found[name] for name in names if name in found}
-    return exchanged(kind, ordered, iteration=max(int(part.count) for part in parts))
+    return exchanged(rule, ordered, iteration=max(int(part.count) for part in parts))
 
 
 def import_state(state: Tree, params: Tree, exported: Mapping[str, Any]) -> Tree:
@@ -46,17 +47,17 @@ def import_state(state: Tree, params: Tree, exported: Mapping[str, Any]) -> Tree
 
 
 def is_own(part: Any) -> bool:
-    return isinstance(part, tuple(STATES.values()))
+    return type(part) in KINDS
 
 
-def own_parts(state: Tree) -> tuple[str, list[Any]]:
+def own_parts(state: Tree) -> tuple[type[Rule], list[Any]]:
     """The states of ours within a state, and the rule they are of."""
     parts = [part for part in jax.tree.leaves(state, is_leaf=is_own) if is_own(part)]
-    kinds = [name for name, kind in STATES.items() if any(isinstance(part, kind) for part in parts)]
-    if len(kinds) != 1:
-        found = f"those of {' and '.join(kinds)}" if kinds else "none"
+    rules = list(dict.fromkeys(KINDS[type(part)] for part in parts))
+    if len(rules) != 1:
+        found = f"those of {' and '.join(rule.__name__ for rule in rules)}" if rules else "none"
         raise StateError(f"this must be the state of one optimizer of thalweg.optax, and it has {found}")
-    return kinds[0], parts
+    return rules[0], parts
 
 
 def numbered(part: Any, params: Tree) -> Iterator[tuple[str, str, str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from thalweg.optax.states import SEVERAL, STATES
+from thalweg.optax.states import KINDS, SEVERAL
 from thalweg.optax.trees import Tree, by_spec, named
 
 Spec = jax.sharding.PartitionSpec
@@ -54,7 +54,7 @@ def state_specs(state: Tree, params: Tree, specs: Tree) -> Tree:
             return of_factors(part, several)
         return walk(lambda inner, leaf: of_leaf((*path, *inner), leaf), part)
 
-    kinds, walk = tuple(STATES.values()), jax.tree_util.tree_map_with_path
+    kinds, walk = tuple(KINDS), jax.tree_util.tree_map_with_path
     return walk(of_part, state, is_leaf=lambda part: isinstance(part, kinds))
 
 

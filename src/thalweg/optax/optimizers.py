@@ -13,11 +13,12 @@ from thalweg.optax.signatures import OPTAX, PSGD_JAX, counted, extras, with_sign
 from thalweg.optax.transformation import as_transformation, stacks, without_where_false
 from thalweg.optax.values import dtype_name, pair
 from thalweg.options import Unpack
+from thalweg.rules import LAMB, LARS, Adafactor, Kron
 from thalweg.rules.checks import require
 from thalweg.settings import Overrides
 
 
-@with_signature("LARS")
+@with_signature(LARS)
 def lars(
     learning_rate: Schedulable,
     weight_decay: Schedulable = 0.0,
@@ -52,7 +53,7 @@ def lars(
         "momentum": momentum,
         "nesterov": nesterov,
         **counted(stacked_axes),
-        **extras("LARS", options),
+        **extras(LARS, options),
     }
     choices = [
         *without_where_false("weight_decay_mask", weight_decay_mask, weight_decay=0.0),
@@ -60,11 +61,11 @@ def lars(
         *stacks(stacked_axes),
     ]
     return as_transformation(
-        "LARS", learning_rate, given, variant="optax", overrides=overrides, choices=choices, specs=specs
+        LARS, learning_rate, given, variant="optax", overrides=overrides, choices=choices, specs=specs
     )
 
 
-@with_signature("LAMB")
+@with_signature(LAMB)
 def lamb(
     learning_rate: Schedulable,
     b1: Schedulable = 0.9,
@@ -98,7 +99,7 @@ def lamb(
         "eps_root": eps_root,
         "weight_decay": weight_decay,
         **counted(stacked_axes),
-        **extras("LAMB", options),
+        **extras(LAMB, options),
     }
     choices = [
         *without_where_false("mask", mask, weight_decay=0.0),
@@ -106,7 +107,7 @@ def lamb(
         *stacks(stacked_axes),
     ]
     return as_transformation(
-        "LAMB",
+        LAMB,
         learning_rate,
         given,
         variant="optax",
@@ -117,7 +118,7 @@ def lamb(
     )
 
 
-@with_signature("Adafactor")
+@with_signature(Adafactor)
 def adafactor(
     learning_rate: Schedulable | None = None,
     min_dim_size_to_factor: int = 128,
@@ -167,11 +168,11 @@ def adafactor(
         "factored": factored,
         **({} if momentum is None else {"momentum": momentum, "momentum_dtype": momentum_dtype}),
         **counted(stacked_axes),
-        **extras("Adafactor", options),
+        **extras(Adafactor, options),
     }
     choices = [*without_where_false("weight_decay_mask", weight_decay_mask, weight_decay=0.0), *stacks(stacked_axes)]
     return as_transformation(
-        "Adafactor",
+        Adafactor,
         learning_rate,
         given,
         variant="optax",
@@ -182,7 +183,7 @@ def adafactor(
     )
 
 
-@with_signature("Kron")
+@with_signature(Kron)
 def kron(
     learning_rate: Schedulable,
     *,
@@ -207,7 +208,7 @@ def kron(
     """
     named: dict[str, Any] = {} if stacked_axes is None else {"stacked_axes": stacked_axes}
     called = {PSGD_JAX[name]: name for name in options if name in PSGD_JAX}
-    for name, value in extras("Kron", options).items():
+    for name, value in extras(Kron, options).items():
         own = PSGD_JAX.get(name, name)
         if own in named:
             theirs = next(alias for alias, meant in PSGD_JAX.items() if meant == own)
@@ -216,7 +217,7 @@ def kron(
     stacked = named.pop("stacked_axes", None)
     choices = [*without_where_false("weight_decay_mask", weight_decay_mask, weight_decay=0.0), *stacks(stacked)]
     return as_transformation(
-        "Kron",
+        Kron,
         learning_rate,
         {**named, **counted(stacked)},
         variant=variant,

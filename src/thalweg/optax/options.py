@@ -23,6 +23,16 @@ class CommonExtras(TypedDict, total=False):
     seed: int | None
 
 
+class SgdExtras(CommonExtras, total=False):
+    dampening: Schedulable
+    weight_decay: Schedulable
+
+
+class AdamwExtras(CommonExtras, total=False):
+    amsgrad: bool
+    decoupled: bool
+
+
 class LarsExtras(CommonExtras, total=False):
     trust: bool
     always_adapt: bool

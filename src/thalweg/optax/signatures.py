@@ -11,7 +11,7 @@ from thalweg.optax import options as typed
 from thalweg.optax.transformation import stacks
 from thalweg.optax.values import dtype_name
 from thalweg.options import defaults, shown
-from thalweg.rules import RULES
+from thalweg.rules import Rule
 from thalweg.settings import check_known
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,34 +42,34 @@ PSGD_JAX = {
 
 
 #: The names of all options that an optimizer shows, filled as it is defined.
-SHOWN: dict[str, list[str]] = {}
+SHOWN: dict[type[Rule], list[str]] = {}
 
 
-def extra_names(rule_name: str) -> list[str]:
+def extra_names(rule: type[Rule]) -> list[str]:
     """The options that an optimizer takes beside its explicit ones."""
-    return list(getattr(typed, f"{rule_name.capitalize()}Extras").__annotations__)
+    return list(getattr(typed, f"{rule.__name__.capitalize()}Extras").__annotations__)
 
 
-def with_signature(rule_name: str) -> Callable[[F], F]:
+def with_signature(rule: type[Rule]) -> Callable[[F], F]:
     """Show every option with its default where Python is asked for the signature."""
 
     def decorated(function: F) -> F:
-        values = {**defaults(rule_name), **RULES[rule_name].VARIANTS.get("optax", {}), "seed": None}
-        extras = {name: values[name] for name in extra_names(rule_name) if name not in PSGD_JAX}
+        values = {**defaults(rule), **rule.VARIANTS.get("optax", {}), "seed": None}
+        extras = {name: values[name] for name in extra_names(rule) if name not in PSGD_JAX}
         function.__signature__ = shown(function, extras)  # type: ignore[attr-defined]
-        SHOWN[rule_name] = list(inspect.signature(function).parameters)
+        SHOWN[rule] = list(inspect.signature(function).parameters)
         return function
 
     return decorated
 
 
-def extras(rule_name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def extras(rule: type[Rule], given: Mapping[str, Any]) -> dict[str, Any]:
     """The options given beside the explicit ones, checked for their names, dtypes as names."""
-    renamed = OPTAX.get(rule_name, {})
+    called, renamed = rule.__name__.lower(), OPTAX.get(rule.__name__, {})
     for name in given:
         if name in renamed:
-            raise OptionError(f"{rule_name.lower()} has no option {name!r}: it is {renamed[name]!r} here")
-    check_known(rule_name.lower(), given, [*SHOWN[rule_name], *(PSGD_JAX if rule_name == "Kron" else ())])
+            raise OptionError(f"{called} has no option {name!r}: it is {renamed[name]!r} here")
+    check_known(called, given, [*SHOWN[rule], *(PSGD_JAX if called == "kron" else ())])
     options = {name: value for name, value in given.items() if not (name == "seed" and value is None)}
     return {name: dtype_name(name, v) if name.endswith("_dtype") else v for name, v in options.items()}
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 from collections import namedtuple
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
 from thalweg.errors import StateError
 from thalweg.optax.trees import Tree, TreeDef
-from thalweg.rules import RULES
+from thalweg.rules import LAMB, LARS, Adafactor, Kron, Rule
 
 #: The state of one parameter under its checkpoint keys, as rules have it.
 Entries: TypeAlias = dict[str, Any]
@@ -66,16 +66,34 @@ class KronState(NamedTuple):
     skipped: Any = None
 
 
-STATES: dict[str, type[Any]] = {
-    name: globals()[f"{name.capitalize()}State"] for name in RULES if f"{name.capitalize()}State" in globals()
-}
+#: Rules whose states have a class above.
+WRITTEN: dict[type[Rule], type[Any]] = {LARS: LarsState, LAMB: LambState, Adafactor: AdafactorState, Kron: KronState}
+#: The classes of states, also those that are made, with the rules they are of.
+KINDS: dict[type[Any], type[Rule]] = {kind: rule for rule, kind in WRITTEN.items()}
+
+
+def kind_for(rule: type[Rule], keys: tuple[str, ...]) -> type[Any]:
+    """The class of states of a rule that keeps these entries."""
+    return WRITTEN.get(rule) or made_kind(rule, keys)
 
 
 @functools.cache
-def made_kind(rule_name: str, keys: tuple[str, ...]) -> type[Any]:
+def made_kind(rule: type[Rule], keys: tuple[str, ...]) -> type[Any]:
     """The class of states of a rule that has none here, with a field for every entry that it keeps."""
-    made: Any = namedtuple(f"{rule_name}State", ["count", *keys, "skipped"], defaults=[None])  # type: ignore[misc]
-    return cast(type[Any], made)
+    fields: Any = namedtuple(f"{rule.__name__}State", ["count", *keys, "skipped"], defaults=[None])  # type: ignore[misc]
+
+    def reduced(state: Any) -> Any:
+        return remade, (rule, keys, tuple(state))
+
+    # a class of its own, so that copies and pickles find it again by its rule
+    body = {"__slots__": (), "__reduce__": reduced, "__doc__": f"The state of {rule.__name__}."}
+    made = type(fields.__name__, (fields,), body)
+    KINDS[made] = rule
+    return made
+
+
+def remade(rule: type[Rule], keys: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    return made_kind(rule, keys)(*values)
 
 
 #: Fields that are one number for all parameters.

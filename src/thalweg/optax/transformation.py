@@ -19,11 +19,10 @@ from thalweg.boundary import arithmetic
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
 from thalweg.optax.batches import Job, Leaf, Moment, first_entries, stepped
 from thalweg.optax.shards import check_whole, layout_of
-from thalweg.optax.states import STATES, Entries, made_kind, packed, unpacked
+from thalweg.optax.states import Entries, kind_for, packed, unpacked
 from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parameters
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
-from thalweg.rules import RULES
-from thalweg.rules.checks import check_choice
+from thalweg.rules import Rule
 from thalweg.settings import Overrides, Setting, Settings, check_overrides, combined, plain
 from thalweg.spaces.jax import replicated_with
 
@@ -59,7 +58,7 @@ def stacks(stacked_axes: Any) -> list[Choice]:
 
 
 def as_transformation(
-    rule_name: str,
+    rule: type[Rule],
     learning_rate: Any,
     options: Mapping[str, Any],
     *,
@@ -69,15 +68,14 @@ def as_transformation(
     specs: Any = None,
     called: Mapping[str, str] = MappingProxyType({}),
 ) -> optax.GradientTransformationExtraArgs:
-    """The transformation of a rule of ``thalweg.rules.RULES``, options checked.
+    """The transformation of a rule, options checked.
 
     called: what the caller calls some options, for messages.
     """
-    check_choice("rule_name", rule_name, *RULES)
     rate = plain(learning_rate)
     try:
         check_names(check_overrides(overrides), called)
-        settings = checked_settings(rule_name, rate, options, variant, overrides)
+        settings = checked_settings(rule, rate, options, variant, overrides)
     except OptionError as error:
         raise OptionError(in_words(str(error), {"lr": "learning_rate", **called})) from None
     parts = Transformation(settings, rate, tuple(choices), specs)
@@ -85,18 +83,18 @@ def as_transformation(
 
 
 def checked_settings(
-    rule_name: str, learning_rate: Any, options: Mapping[str, Any], variant: str | None, overrides: Overrides
+    rule: type[Rule], learning_rate: Any, options: Mapping[str, Any], variant: str | None, overrides: Overrides
 ) -> Settings:
     """Options as rules have them. What is known already is checked; what is traced, or will be, cannot be."""
-    check_static(rule_name.lower(), {"learning_rate": learning_rate, **options}, RULES[rule_name])
+    check_static(rule.__name__.lower(), {"learning_rate": learning_rate, **options}, rule)
     if callable(options.get("max_grad_norm")):
         raise OptionError("max_grad_norm cannot be a function of the count: it must be a number, or None")
     given = {name: by_step(value) for name, value in options.items()}
     entries = [(pattern, by_steps(own)) for pattern, own in check_overrides(overrides)]
-    settings = Settings(rule_name, given, variant, entries)
+    settings = Settings(rule, given, variant, entries)
     known = [(pattern, {name: concrete(value) for name, value in own.items()}) for pattern, own in entries]
     rate = concrete(at_count(learning_rate, 0))
-    checked = Settings(rule_name, {name: concrete(value) for name, value in given.items()}, variant, known)
+    checked = Settings(rule, {name: concrete(value) for name, value in given.items()}, variant, known)
     # inject_hyperparams passes every number as an array, also those that the caller did not give
     checked.validate_lr(rate, unasked=[name for name, value in options.items() if has_array(value)])
     if settings.base.handling.on_nonfinite == "raise":
@@ -145,9 +143,8 @@ class Transformation:
 
     def kind(self, leaves: Sequence[Leaf]) -> type[Any]:
         """The class of states for these parameters."""
-        name = self.settings.rule_name
         keys = (key for leaf in leaves for key in leaf.setting.rule.entries(leaf.space.shape(leaf.p)))
-        return STATES.get(name) or made_kind(name, tuple(dict.fromkeys(keys)))
+        return kind_for(self.settings.rule, tuple(dict.fromkeys(keys)))
 
     @property
     def guarded(self) -> bool:

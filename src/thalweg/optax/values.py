@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from thalweg.dtypes import DTYPES
 from thalweg.errors import OptionError
 from thalweg.rules import Rule
+from thalweg.rules.rule import number_options
 
 
 def concrete(value: Any) -> Any:
@@ -77,7 +78,7 @@ def dtype_name(option: str, dtype: Any) -> str | None:
 
 def check_static(owner: str, options: dict[str, Any], rule: type[Rule]) -> None:
     """Say which options decide about shapes and programs, and so must be known when these are made."""
-    numbers = {f.name for f in fields(rule) if "Scalar" in str(f.type)} | {"learning_rate", "max_grad_norm"}
+    numbers = number_options(rule) | {"learning_rate", "max_grad_norm"}
     for name, value in options.items():
         if isinstance(value, jax.Array) and name not in numbers:
             raise OptionError(

@@ -11,11 +11,11 @@ from typing import Any
 from thalweg.plan.models import BUILTIN
 from thalweg.plan.optimizers import OPTIMIZERS, known_optimizer, parsed_option
 from thalweg.plan.planning import DEVICES, ENGINES, FRONT_ENDS, LAYOUTS, Plan, plan
-from thalweg.rules import RULES
 from thalweg.settings import option_names
 from thalweg.show.choices import Dtype
 from thalweg.show.extras import extra
 from thalweg.show.lists import words
+from thalweg.show.registered import rule_of
 from thalweg.show.units import parse_quantity, parse_rate, parse_size
 
 with extra("cli"):
@@ -46,7 +46,7 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
     """Names of options, for all optimizers or behind the name of one."""
     owner, dot, _ = incomplete.partition(".")
     rules = [rule for name, (rule, _) in OPTIMIZERS.items() if not dot or name.lower() == owner.lower()]
-    names = dict.fromkeys(f"{owner}.{name}=" if dot else f"{name}=" for r in rules for name in option_names(RULES[r]))
+    names = dict.fromkeys(f"{owner}.{name}=" if dot else f"{name}=" for r in rules for name in option_names(rule_of(r)))
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
@@ -57,7 +57,7 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
     "--optimizer",
     metavar="LIST",
     shell_complete=complete_optimizers,
-    help=f"Only these, separated by commas: {','.join(OPTIMIZERS).lower()}.",
+    help=f"Only these, separated by commas: {','.join(OPTIMIZERS).lower()}, or module:MyRule.",
 )
 @click.option(
     "--dtype",

@@ -8,19 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from thalweg.errors import CommandError, OptionError
-from thalweg.rules import RULES
 from thalweg.settings import Setting, Settings, check_known, option_names
 from thalweg.show.dtypes import spelt_dtype
 from thalweg.show.lists import suggestion
-from thalweg.show.registered import ByRule
+from thalweg.show.registered import OWN, ByRule, named, rule_of
 
-#: Baselines are rules of ours with their trust ratio off.
-BASELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "SGD": ("LARS", {"trust": False}),
-    "AdamW": ("LAMB", {"trust": False}),
-}
-#: Every optimizer: the rule it follows, and the options that make it what it is.
-OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, Any]]] = ByRule(BASELINES, lambda rule: (rule, {}))
+#: Every optimizer: the rule it follows, and options that are usual and not its defaults.
+OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, Any]]] = ByRule(
+    {"SGD": ("SGD", {"momentum": 0.9})}, lambda rule: (rule, {})
+)
 #: Learning rates that the front ends take by themselves. Nothing that is planned depends on them but warnings.
 DEFAULT_LR: Mapping[str, float | None] = {"LAMB": 1e-3, "AdamW": 1e-3, "Adafactor": None}
 #: How people call it.
@@ -63,7 +59,8 @@ def parsed_option(text: str) -> Option:
 
 def known_optimizer(name: str) -> str:
     """The optimizer of that name as it is spelt here: ``adamw`` is AdamW."""
-    found = next((known for known in OPTIMIZERS if known.lower() == name.strip().lower()), None)
+    name = named(name)
+    found = next((known for known in (*OPTIMIZERS, *OWN) if known.lower() == name.strip().lower()), None)
     if found is None:
         hint, every = suggestion(name, OPTIMIZERS), f"here are {', '.join(OPTIMIZERS)}"
         raise CommandError(f"there is no optimizer {name!r}: {hint if hint.endswith(every) else f'{hint} T{every}'}")
@@ -82,13 +79,12 @@ def setting_of(name: str, options: Iterable[Option] = ()) -> Setting:
             continue
         if option.optimizer is None and not applies(option, name):
             continue
-        if option.name in own:
-            raise CommandError(f"{name} is {rule_name} with {option.name}={own[option.name]}: leave this option out")
         given[option.name] = option.value
     variant = given.pop("variant", None)
     try:
-        check_known(name, given, option_names(RULES[rule_name]))
-        settings = Settings(rule_name, {**own, **given}, variant)
+        rule = rule_of(rule_name)
+        check_known(rule, given, option_names(rule))
+        settings = Settings(rule, {**own, **given}, variant)
         lr = DEFAULT_LR.get(name, 1e-3)
         everywhere = {option.name for option in options if option.optimizer is None}
         settings.validate_lr(lr, unasked={*own, *everywhere})
@@ -99,9 +95,8 @@ def setting_of(name: str, options: Iterable[Option] = ()) -> Setting:
 
 
 def applies(option: Option, name: str) -> bool:
-    """Whether an option for all concerns this optimizer: it is one of its rule's, and not what makes it a baseline."""
-    rule_name, own = OPTIMIZERS[name]
-    return option.name not in own and option.name in (*option_names(RULES[rule_name]), "variant")
+    """Whether an option for all concerns this optimizer: it is one of its rule's."""
+    return option.name in (*option_names(rule_of(OPTIMIZERS[name][0])), "variant")
 
 
 def check_used(options: Iterable[Option], settings: Mapping[str, Setting]) -> None:
@@ -125,6 +120,6 @@ def check_known_options(options: Iterable[Option], names: Sequence[str]) -> None
         if option.name in LEARNING_RATES:
             raise CommandError(f"nothing that is planned depends on the learning rate: leave out --option {option}")
         if option.optimizer is None and not any(applies(option, name) for name in names):
-            known = {own for name in names for own in option_names(RULES[OPTIMIZERS[name][0]])}
+            known = {own for name in names for own in option_names(rule_of(OPTIMIZERS[name][0]))}
             hint = suggestion(option.name, sorted(known))
             raise CommandError(f"no optimizer here has an option {option.name!r}: {hint}")

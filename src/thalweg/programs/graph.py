@@ -5,12 +5,12 @@ from __future__ import annotations
 import linecache
 import operator
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 from thalweg.arrays import is_number
 from thalweg.errors import RuleError
+from thalweg.rules.places import Place, place_in
 
 #: The axes along which a value varies; None: a number that the host knows, the same for every tensor.
 Extent: TypeAlias = frozenset[int] | None
@@ -166,15 +166,16 @@ class Value:
 class Graph:
     """All values of one traced rule, in the order in which they were computed."""
 
-    def __init__(self, rule_name: str, file: str, *, simplified: bool = True) -> None:
-        self.rule_name, self.file = rule_name, file
+    def __init__(self, rule_name: str, files: frozenset[str], *, simplified: bool = True) -> None:
+        #: files: in which the rule is written.
+        self.rule_name, self.files = rule_name, files
         #: Whether x * 1 and the like are x. If not, graphs differ less from one another.
         self.simplified = simplified
         self.values: list[Value] = []
         self.known: dict[Any, Value] = {}
         #: What the rule calls a value.
         self.names: dict[Value, str] = {}
-        self.latest: dict[int, Value] = {}
+        self.latest: dict[Place, Value] = {}
 
     def input(self, name: str, extent: Extent) -> Value:
         return self.value("input", (), extent, name)
@@ -206,19 +207,19 @@ class Graph:
 
     def call(self, made: Value, name: str) -> None:
         """Give a value the name that the rule assigns it to: of all that a line computes, the last has it."""
-        line = line_of_rule(self.file)
-        if not name and line is not None:
-            found = re.match(r"\s*([a-z]\w*)(?::[^=]+)? = ", linecache.getline(self.file, line))
+        place = place_in(self.files)
+        if not name and place is not None:
+            found = re.match(r"\s*([a-z]\w*)(?::[^=]+)? = ", linecache.getline(*place))
             name = found.group(1) if found else ""
-            self.names.pop(self.latest.get(line), None)  # type: ignore[arg-type]
-            self.latest[line] = made
+            self.names.pop(self.latest.get(place), None)  # type: ignore[arg-type]
+            self.latest[place] = made
         if name:
             self.names[made] = name
 
     def place(self) -> str:
         """Which line of the rule is being run."""
-        line = line_of_rule(self.file)
-        return f"{self.rule_name}, line {line} of {self.file}:" if line else f"{self.rule_name}:"
+        place = place_in(self.files)
+        return f"{self.rule_name}, {place}:" if place else f"{self.rule_name}:"
 
 
 def joint_extent(args: Iterable[Operand]) -> Extent:
@@ -226,16 +227,6 @@ def joint_extent(args: Iterable[Operand]) -> Extent:
     extents = [arg.extent for arg in args if isinstance(arg, Value)]
     known = [extent for extent in extents if extent is not None]
     return frozenset().union(*known) if known else None
-
-
-def line_of_rule(file: str) -> int | None:
-    """The line of a file that is being run now, seen from within it."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == file:
-            return frame.f_lineno
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
 
 
 def needed_by(values: Iterable[Any]) -> set[Value]:

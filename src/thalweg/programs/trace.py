@@ -7,7 +7,6 @@ else (flags, names, None, the number of axes) decides what the graph looks like.
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -27,6 +26,8 @@ from thalweg.arrays import (
 from thalweg.errors import RuleError
 from thalweg.programs.graph import Extent, Graph, Value
 from thalweg.rules import Rule, Update
+from thalweg.rules.places import files_of
+from thalweg.rules.rule import guarded, number_options
 
 #: Inputs that are as large as a parameter, beside its state.
 PARAMETER, GRADIENT = "p", "g"
@@ -129,16 +130,16 @@ def trace(
     state: the shapes of its entries. lr: None where the rule is to choose its step size. simplified: whether what is
     multiplied by 1 and the like is left as it is.
     """
-    file = inspect.getsourcefile(type(rule)) or ""
-    graph = Graph(type(rule).__name__, file, simplified=simplified)
+    graph = Graph(type(rule).__name__, files_of(type(rule)), simplified=simplified)
     every = frozenset(range(len(shape)))
     memory: dict[str, Extent] = {PARAMETER: every, GRADIENT: every}
     memory.update({key: extent_of(entry, shape) for key, entry in state.items()})
     inputs = {name: graph.input(name, extent) for name, extent in memory.items()}
     own = frozenset(range(rule.stacked_axes))
     try:
+        xp = Tracing(graph, shape)
         update = symbolic(rule, graph).update(
-            Tracing(graph, shape),
+            xp,
             inputs[GRADIENT],
             {key: inputs[key] for key in state},
             inputs[PARAMETER],
@@ -146,6 +147,7 @@ def trace(
             lr=None if lr is None else graph.input("lr", frozenset()),
             lr_scale=graph.input("lr_scale", frozenset()),
         )
+        update = guarded(xp, rule, inputs[GRADIENT], update)
     except RuleError:
         raise
     except (TypeError, AttributeError) as error:
@@ -163,12 +165,6 @@ def example_of(rule: Rule, shape: Shape) -> Shape:
     return next((each for each in (small, plain) if rule.kind(each) == rule.kind(shape)), shape)
 
 
-@functools.cache
-def number_fields(rule: type[Rule]) -> frozenset[str]:
-    """The options that are numbers of the arithmetic: they become inputs. Others decide how a rule computes."""
-    return frozenset(f.name for f in fields(rule) if "Scalar" in str(f.type))
-
-
 def symbolic(rule: Rule, graph: Graph) -> Rule:
     """A rule whose options are inputs of a graph where they are numbers."""
 
@@ -179,7 +175,7 @@ def symbolic(rule: Rule, graph: Graph) -> Rule:
         return graph.input(name, None) if is_number(value) and not isinstance(value, bool) and value != 0 else value
 
     given = {f.name: getattr(rule, f.name) for f in fields(rule)}
-    numbers = number_fields(type(rule))
+    numbers = number_options(type(rule))
     return replace(rule, **{name: symbol(name, value) for name, value in given.items() if name in numbers})
 
 

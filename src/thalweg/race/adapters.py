@@ -12,7 +12,8 @@ import numpy as np
 from thalweg.errors import CommandError
 from thalweg.numpy.arrays import checked_pair, pairs
 from thalweg.race.rivals import WANTED, Rival
-from thalweg.race.task import Array, Schedule, place_of, said
+from thalweg.race.task import Array, Schedule
+from thalweg.show.modules import place_of, said
 
 
 class Stepper(Protocol):

@@ -8,9 +8,9 @@ from typing import Any
 from thalweg.errors import CommandError, OptionError
 from thalweg.race.contestants import CONTESTANTS, Contestant
 from thalweg.race.rivals import RATE_NAMES, Rival
-from thalweg.rules import RULES
 from thalweg.settings import Settings, check_known, option_names
 from thalweg.show.lists import suggestion
+from thalweg.show.registered import rule_of
 
 #: Options by contestant; under "" those for all that have them.
 Asked = Mapping[str, Mapping[str, Any]]
@@ -63,7 +63,7 @@ def has(contestant: Contestant, name: str, value: Any) -> bool:
     """Whether an option for all concerns this one."""
     if isinstance(contestant, Rival):
         return name in contestant.known
-    rule = RULES[contestant.rule]
+    rule = rule_of(contestant.rule)
     if name == "variant":
         return value in rule.VARIANTS
     return name in option_names(rule) and name not in contestant.fixed
@@ -81,8 +81,8 @@ def checked(contestant: Contestant, for_all: Mapping[str, Any], own: Mapping[str
             if contestant.closed:
                 check_known(contestant.name, given, contestant.known)
             return given
-        known = (*option_names(RULES[contestant.rule]), "variant")
-        check_known(contestant.name, given, known)
+        known = (*option_names(rule_of(contestant.rule)), "variant")
+        check_known(rule_of(contestant.rule), given, known)
         settings = settled(contestant, given)
         idle = settings.base.rule.idle(1.0)
         given = {name: value for name, value in given.items() if name in own or name not in idle}
@@ -96,7 +96,7 @@ def checked(contestant: Contestant, for_all: Mapping[str, Any], own: Mapping[str
 def settled(contestant: Contestant, given: Mapping[str, Any]) -> Settings:
     options = {**contestant.options, **given}
     variant = options.pop("variant", None)
-    return Settings(contestant.rule, options, variant)
+    return Settings(rule_of(contestant.rule), options, variant)
 
 
 def nobody_has(name: str, value: Any, contestants: Sequence[Contestant]) -> str:
@@ -107,4 +107,4 @@ def nobody_has(name: str, value: Any, contestants: Sequence[Contestant]) -> str:
 
 
 def options_of(contestant: Contestant) -> Sequence[str]:
-    return contestant.known if isinstance(contestant, Rival) else option_names(RULES[contestant.rule])
+    return contestant.known if isinstance(contestant, Rival) else option_names(rule_of(contestant.rule))

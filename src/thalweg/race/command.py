@@ -12,12 +12,12 @@ from typing import Any
 
 from thalweg.errors import CommandError
 from thalweg.race.contestants import CONTESTANTS
-from thalweg.rules import RULES
 from thalweg.settings import option_names
 from thalweg.show.console import aside, console
 from thalweg.show.extras import extra, need
 from thalweg.show.lists import chosen, counts, words
 from thalweg.show.options import parsed_option
+from thalweg.show.registered import OWN, named, rule_of
 
 with extra("cli"):
     import click
@@ -49,14 +49,17 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
     """Names of options, for all or behind the name of one."""
     owner, dot, _ = incomplete.partition(".")
     rules = [who.rule for who in CONTESTANTS.values() if not dot or who.name.lower() == owner.lower()]
-    names = dict.fromkeys(f"{owner}.{name}=" if dot else f"{name}=" for r in rules for name in option_names(RULES[r]))
+    names = dict.fromkeys(f"{owner}.{name}=" if dot else f"{name}=" for r in rules for name in option_names(rule_of(r)))
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 @click.command("race")
 @click.argument("task", default="digits", shell_complete=complete_task)
 @click.option(
-    "--optimizers", metavar="LIST", shell_complete=complete_optimizers, help="Only these, separated by commas."
+    "--optimizers",
+    metavar="LIST",
+    shell_complete=complete_optimizers,
+    help="Only these, separated by commas; a rule of your own is mymodule:MyRule.",
 )
 @click.option(
     "--against",
@@ -147,7 +150,7 @@ def command(
             task,
             against=list(rivals.values()),
             options=options_given(options, by_word),
-            optimizers=None if optimizers is None else chosen(optimizers, list(CONTESTANTS), "optimizer"),
+            optimizers=None if optimizers is None else asked_optimizers(optimizers),
             steps=steps,
             seeds=seeds,
             rates=rates_given(rates, by_word),
@@ -175,6 +178,12 @@ def command(
             )
             raise
     show(outcome.summary, folder, as_json=as_json)
+
+
+def asked_optimizers(text: str) -> list[str]:
+    """Those named, as they are spelt here; one's own as ``module:MyRule``."""
+    found = [str(named(word)) for word in words(text, "optimizer")]
+    return chosen(",".join(found), [*CONTESTANTS, *OWN], "optimizer")
 
 
 def show(summary: Any, folder: Path, *, as_json: bool) -> None:

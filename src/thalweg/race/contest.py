@@ -19,6 +19,7 @@ from thalweg.race.run import Progress, Record, Result, Run, begun, execute
 from thalweg.race.summary import Summary, summarized
 from thalweg.race.task import Task, check_names, check_rates
 from thalweg.race.tasks import resolve
+from thalweg.show.registered import named
 from thalweg.show.surroundings import machine, versions
 
 RECORDS, PROGRAMME = "runs.jsonl", "race.json"
@@ -134,8 +135,9 @@ def race(
     steps: of each run at the task's own batch size.
     folder: where runs are recorded and, if they are there already, taken from.
     """
-    check_names(optimizers or ())
-    entrants = [*(CONTESTANTS[name] for name in optimizers or CONTESTANTS), *rivals(against)]
+    names = [named(each) for each in optimizers or CONTESTANTS]
+    check_names(names)
+    entrants = [*(CONTESTANTS[name] for name in names), *rivals(against)]
     known = {**CONTESTANTS, **{entrant.name: entrant for entrant in entrants}}
     options, rates = split_rates(options or {}, rates or {})
     check_names((name for name in rates if name), known=known)

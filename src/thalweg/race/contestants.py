@@ -1,12 +1,15 @@
-"""Who races: every rule of ours beside the two everyone knows."""
+"""Who races: every rule, those of the package and one's own."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from thalweg.show.registered import ByRule
+from thalweg.rules import RULES
+from thalweg.show.modules import source_digest
+from thalweg.show.registered import ByRule, rule_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +50,20 @@ def written(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
 
 
+def made(name: str) -> Contestant:
+    """A rule that has no row below, with its own defaults; one of the user's is another when its source changes."""
+    fingerprint = "" if name in RULES else source_digest(inspect.getmodule(rule_of(name)))
+    return Contestant(name=name, rule=name, fingerprint=fingerprint)
+
+
 #: Everyone: with the options that follow, or with its own where a rule is not listed here.
 CONTESTANTS: Mapping[str, Contestant] = ByRule(
     {
         contestant.name: contestant
         for contestant in (
-            # with the trust ratio off, LARS is SGD with momentum and LAMB is AdamW
-            Contestant(name="SGD", rule="LARS", options=dict(momentum=0.9, trust=False)),
-            Contestant(name="AdamW", rule="LAMB", options=dict(trust=False)),
+            Contestant(name="SGD", rule="SGD", options=dict(momentum=0.9)),
+            # decay is compared where somebody asks for it
+            Contestant(name="AdamW", rule="AdamW", options=dict(weight_decay=0.0)),
             Contestant(name="LARS", rule="LARS", options=dict(momentum=0.9)),
             Contestant(name="LAMB", rule="LAMB"),
             # layers of small models are factored too, which by default are too small to be worth it
@@ -62,7 +71,7 @@ CONTESTANTS: Mapping[str, Contestant] = ByRule(
             Contestant(name="Kron", rule="Kron"),
         )
     },
-    lambda rule: Contestant(name=rule, rule=rule),
+    made,
 )
 
 #: Where a task does not know better: five rates, half a decade apart.

@@ -51,6 +51,8 @@ class Programme:
     courses: Sequence[Course]
     #: Those of other libraries.
     rivals: Sequence[str] = ()
+    #: Rules of the user's own.
+    own: Sequence[str] = ()
     #: By name, the options that somebody asked for, as Python would write them.
     given: Mapping[str, str] = field(default_factory=dict)
 
@@ -64,7 +66,7 @@ class Programme:
     def load(cls, path: Path) -> Programme:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            if not content["contestants"].keys() <= {*CONTESTANTS, *content.get("rivals", ())}:
+            if not content["contestants"].keys() <= {*CONTESTANTS, *content.get("rivals", ()), *content.get("own", ())}:
                 raise ValueError("a contestant is not known")
             courses = [
                 Course(**{**course, "runs": [Run(**run) for run in course["runs"]]}) for course in content["courses"]
@@ -125,6 +127,7 @@ def programme(
         contestants=names,
         courses=courses,
         rivals=[contestant.name for contestant in chosen if isinstance(contestant, Rival)],
+        own=[each.name for each in chosen if not isinstance(each, Rival) and each.name not in list(CONTESTANTS)],
         given={contestant.name: written(contestant.given) for contestant in chosen if contestant.given},
     )
 

@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 from thalweg.errors import CommandError
 from thalweg.race.contestants import CONTESTANTS, Contestant
-from thalweg.race.task import digest
-from thalweg.race.tasks import imported, source_digest
 from thalweg.show.extras import need
+from thalweg.show.modules import digest, imported, source_digest
 
 #: What a learning rate is called, here and in optax.
 RATE_NAMES = frozenset({"lr", "learning_rate"})

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import sysconfig
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy.typing as npt
 
-import thalweg
 from thalweg.errors import CommandError
 from thalweg.race.contestants import CONTESTANTS, RATES, Contestant
 from thalweg.show.lists import suggestion
+from thalweg.show.modules import place_of, said
 
 #: A learning rate as a function of the step, which counts from 1.
 Schedule: TypeAlias = Callable[[int], float]
 Array: TypeAlias = npt.NDArray[Any]
-#: Where Python has its own modules and those that were installed.
-LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
 class Measure(NamedTuple):
@@ -194,29 +189,3 @@ def measured(task: Task, answer: Any) -> Measure:
         raise CommandError(
             f"task {task.name!r}: evaluate must return a loss, or a loss and a score, got {type(answer).__name__}"
         ) from None
-
-
-def digest(*parts: bytes) -> str:
-    """Short, and another one for other bytes."""
-    whole = hashlib.sha256()
-    for part in parts:
-        whole.update(part)
-    return whole.hexdigest()[:12]
-
-
-def place_of(error: BaseException) -> str:
-    """Where an error was raised: the last line of the user's own code, which is neither ours nor a library's."""
-    not_theirs = [str(Path(thalweg.__file__).parent), *(sysconfig.get_path(kind) for kind in LIBRARIES)]
-    trace, place = error.__traceback__, ""
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if not file.startswith("<") and not any(Path(file).is_relative_to(folder) for folder in not_theirs):
-            place = f" ({file}, line {trace.tb_lineno})"
-        trace = trace.tb_next
-    return place
-
-
-def said(error: BaseException) -> str:
-    """An error's kind and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

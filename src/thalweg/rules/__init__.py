@@ -1,20 +1,37 @@
-"""The mathematics: four update rules, in order of increasing complexity.
+"""The mathematics: update rules, in order of increasing complexity.
 
-Each is a frozen dataclass of options with pure methods over an abstract array library.
+Each is a frozen dataclass of options with pure methods over an abstract array library, in a file of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator, Mapping
 
 from thalweg.rules.adafactor import Adafactor
+from thalweg.rules.adamw import AdamW
 from thalweg.rules.kron import Kron
 from thalweg.rules.lamb import LAMB
 from thalweg.rules.lars import LARS
 from thalweg.rules.rule import Noise, Rule, Update
 from thalweg.rules.schedules import Annealed
+from thalweg.rules.sgd import SGD
 
-#: Every rule by its name. A new rule is a row here.
-RULES: Mapping[str, type[Rule]] = {rule.__name__: rule for rule in (LARS, LAMB, Adafactor, Kron)}
 
-__all__ = ["LAMB", "LARS", "RULES", "Adafactor", "Annealed", "Kron", "Noise", "Rule", "Update"]
+def found() -> Iterator[type[Rule]]:
+    """The rules in the files of this folder, in the order of their names."""
+    for file in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{file.name}")
+        for value in vars(module).values():
+            own = inspect.isclass(value) and issubclass(value, Rule) and value.__module__ == module.__name__
+            if own and not inspect.isabstract(value):
+                yield value
+
+
+_ORDERED: list[type[Rule]] = [SGD, AdamW, LARS, LAMB, Adafactor, Kron, *found()]
+#: Every rule that comes with the package, by its name. Of a new one its file is enough.
+RULES: Mapping[str, type[Rule]] = {rule.__name__: rule for rule in dict.fromkeys(_ORDERED)}
+
+__all__ = ["LAMB", "LARS", "RULES", "SGD", "Adafactor", "AdamW", "Annealed", "Kron", "Noise", "Rule", "Update"]

@@ -28,6 +28,11 @@ def clip(xp: Space[A], x: Value, bounds: tuple[Scalar, Scalar]) -> Value:
     return xp.minimum(xp.maximum(x, low), high)
 
 
+def sign(xp: Space[A], x: Value) -> Value:
+    """-1, 0 or 1; what is NaN stays so."""
+    return xp.where(x > 0, 1.0, xp.where(x < 0, -1.0, x))
+
+
 def inverse_sqrt(xp: Space[A], x: Value) -> Value:
     """x**-1/2, and 0 at 0: what has never had a gradient does not move."""
     return 1 / xp.sqrt(xp.where(x <= 0, math.inf, x))

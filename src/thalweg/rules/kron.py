@@ -67,6 +67,8 @@ class Kron(Rule):
     lipschitz_beta: Scalar = 0.9
 
     needs_whole: ClassVar[bool] = True
+    default_lr: ClassVar[float | None] = 1e-3
+
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "psgd": {
             "momentum_mode": "ema",

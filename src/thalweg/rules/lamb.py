@@ -36,6 +36,8 @@ class LAMB(Rule):
     #: Decay as part of u, apart from it ("decoupled"), or as part of the gradient ("l2").
     weight_decay_mode: Literal["in_update", "decoupled", "l2"] = "in_update"
 
+    default_lr: ClassVar[float | None] = 1e-3
+
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "optax": {},
         "apex": {"weight_decay": 0.01, "always_adapt": False, "max_grad_norm": 1.0},

@@ -35,6 +35,8 @@ class LARS(Rule):
     #: The ratio of a tensor that is zero, or whose gradient is; "eta" means trust_coefficient.
     zero_ratio: Scalar | Literal["eta"] = 1.0
 
+    default_lr: ClassVar[float | None] = 1.0
+
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {},
         "optax": {"norm_mode": "combined"},

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from thalweg.arrays import A, Axes, Scalar, Shape, Space, State, Truth
+from thalweg.arrays import A, Axes, Scalar, Shape, Space, Squares, State, Truth
 from thalweg.rules.checks import check_count, check_number, require
 from thalweg.rules.entries import Entry
 
@@ -22,10 +24,10 @@ class Update(NamedTuple):
     delta: Any
     #: The parameter's next state; the old one is left as it was.
     state: State[Any]
-    #: Whether all that entered and left was finite, from sums that were computed anyway.
-    finite: Truth
+    #: Whether all that entered and left was finite, from sums that were computed anyway. None: the gradient tells.
+    finite: Truth | None = None
     #: Figures the step computed anyway, for whoever wants to look: trust ratios, norms, RMS.
-    stats: dict[str, Scalar]
+    stats: Mapping[str, Scalar] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,13 @@ class Rule(ABC):
     needs_whole: ClassVar[bool] = False
     #: Whether the rule has a step size of its own, for an ``lr`` of None.
     lr_optional: ClassVar[bool] = False
+    #: The learning rate that optimizers take without one. None: it must be given, or is optional.
+    default_lr: ClassVar[float | None] = None
+    #: Of its state: checkpoints carry it, and one of another version is refused.
+    version: ClassVar[int] = 1
+    #: The arguments of optax's function, in its order: the option that each is here ("": a mask for decay), and its
+    #: default there. After "*" they are given by keyword.
+    OPTAX: ClassVar[Mapping[str, tuple[str, Any]]] = {}
     #: Options that make the rule equal to a published implementation, by its name.
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
@@ -58,7 +67,6 @@ class Rule(ABC):
         "max_norm": "max_grad_norm",
     }
 
-    @abstractmethod
     def validate(self) -> None:
         """Raise an OptionError for the first option that is out of range or without effect.
 
@@ -66,9 +74,9 @@ class Rule(ABC):
         """
         check_count("stacked_axes", self.stacked_axes)
 
-    @abstractmethod
     def entries(self, shape: Shape) -> dict[str, Entry]:
         """What is kept for a parameter of this shape between steps, under its checkpoint keys."""
+        return {}
 
     def init(self, xp: Space[A], p: A) -> State[A]:
         """The state of a parameter that has not been stepped yet."""
@@ -139,3 +147,18 @@ class Rule(ABC):
     def own_axes(self, shape: Shape) -> Axes:
         """The axes of one tensor: all of them, or those that are not stacked."""
         return tuple(range(self.stacked_axes, len(shape))) if self.stacked_axes else None
+
+
+def guarded(xp: Space[A], rule: Rule, g: A, update: Update) -> Update:
+    """An update that says whether it is finite: where its rule does not, the squares of the gradient tell."""
+    if not isinstance(update, Update) or update.finite is not None:
+        return update
+    (squares,) = xp.sums(Squares(g, rule.own_axes(xp.shape(g))))
+    return update._replace(finite=xp.isfinite(squares))
+
+
+@functools.cache
+def number_options(rule: type[Rule]) -> frozenset[str]:
+    """The options that are numbers of the arithmetic: they may be traced. Others decide how a rule computes."""
+    plain = ("float", "<class 'float'>", "tuple[float, float]")
+    return frozenset(f.name for f in fields(rule) if "Scalar" in str(f.type) or str(f.type) in plain)

@@ -1,17 +1,72 @@
-"""Every rule that is registered, also one that somebody has added: rows of tables, and its optimizers."""
+"""Every rule by its name, also one's own as ``module:MyRule``: rows of tables, and its optimizers."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from thalweg.rules import RULES
+from thalweg.errors import CommandError, RuleError
+from thalweg.rules import RULES, Rule
+from thalweg.show.modules import imported
+from thalweg.trial import check_rule
 
 R = TypeVar("R")
 
+#: Rules of the user's that were asked for, by their names.
+OWN: dict[str, type[Rule]] = {}
+
+
+def rule_of(name: str) -> type[Rule]:
+    """The rule of that name: one of the package, or one that was asked for."""
+    return RULES[name] if name in RULES else OWN[name]
+
+
+def named(reference: Any) -> Any:
+    """The name of a rule that is given as ``module:MyRule`` or as a class, which is known by it from then on.
+
+    It is that of the class, or all of the reference where another rule is called so. What is neither is returned as
+    it is.
+    """
+    rule: Any = reference
+    if isinstance(reference, str):
+        if ":" not in reference:
+            return reference
+        rule = found(reference.strip())
+    elif not inspect.isclass(reference):
+        return reference
+    try:
+        check_rule(rule)
+    except RuleError as error:
+        raise CommandError(f"{reference}: {error}") from None
+    if rule in RULES.values():
+        return rule.__name__
+    taken = {name.lower(): known for name, known in {**OWN, **RULES}.items() if place(known) != place(rule)}
+    name = ":".join(place(rule)) if rule.__name__.lower() in taken else rule.__name__
+    OWN[name] = rule
+    return name
+
+
+def place(rule: type[Rule]) -> tuple[str, str]:
+    return rule.__module__, rule.__qualname__
+
+
+def found(reference: str) -> Any:
+    module_name, _, attribute = reference.partition(":")
+    if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
+        raise CommandError(f"{reference!r} is not a rule: write module:Class, such as mymodule:MyRule")
+    value = module = imported(module_name)
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            own = [name for name, each in vars(module).items() if inspect.isclass(each) and issubclass(each, Rule)]
+            known = f"its rules are {', '.join(own)}" if own else "it has no rule"
+            raise CommandError(f"module {module_name!r} has no {attribute!r}: {known}")
+        value = getattr(value, part)
+    return value
+
 
 class ByRule(Mapping[str, R]):
-    """A table with the rows that are given, and one that is made for every other rule."""
+    """A table with the rows that are given, and one that is made for every other rule. Own rules are not listed."""
 
     def __init__(self, given: Mapping[str, R], make: Callable[[str], R], key: Callable[[str], str] = str) -> None:
         self.given, self.make, self.key = given, make, key
@@ -21,7 +76,8 @@ class ByRule(Mapping[str, R]):
         return {**self.given, **{key: self.make(rule) for key, rule in others.items()}}
 
     def __getitem__(self, key: str) -> R:
-        return self.rows()[key]
+        own = next((name for name in OWN if self.key(name) == key), None)
+        return self.rows()[key] if own is None else self.make(own)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.rows())
@@ -34,24 +90,22 @@ def numpy_optimizer(rule: str) -> Any:
     """The class of ``thalweg.numpy`` that follows a rule."""
     import thalweg.numpy
 
-    own: Any = getattr(thalweg.numpy, rule, None)
-    return own or type(rule, (thalweg.numpy.Optimizer,), {"rule_name": rule})
+    return thalweg.numpy.optimizer(rule_of(rule))
 
 
 def torch_optimizer(rule: str) -> Any:
     """The class of ``thalweg.torch`` that follows a rule."""
     import thalweg.torch
 
-    own: Any = getattr(thalweg.torch, rule, None)
-    return own or type(rule, (thalweg.torch.Optimizer,), {"rule_name": rule})
+    return thalweg.torch.optimizer(rule_of(rule))
 
 
 def optax_function(rule: str) -> Any:
     """The function of ``thalweg.optax`` that makes a transformation of a rule."""
+    import functools
+
     import thalweg.optax
-    from thalweg.optax.transformation import as_transformation
 
-    def made(learning_rate: Any, **options: Any) -> Any:
-        return as_transformation(rule, learning_rate, options)
-
-    return getattr(thalweg.optax, rule.lower(), made)
+    if rule in RULES:
+        return getattr(thalweg.optax, rule.lower())
+    return functools.partial(thalweg.optax.transformation, rule_of(rule))

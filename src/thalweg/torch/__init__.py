@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from thalweg.rules import Annealed
+from typing import TYPE_CHECKING
+
+from thalweg.rules import RULES, Annealed
 from thalweg.torch.backward import InBackward, step_in_backward
-from thalweg.torch.optimizer import Optimizer
-from thalweg.torch.optimizers import LAMB, LARS, Adafactor, Kron
+from thalweg.torch.base import Optimizer
+from thalweg.torch.optimizers import LAMB, LARS, SGD, Adafactor, AdamW, Kron, optimizer
 from thalweg.torch.params.exchange import export_state, import_state
 from thalweg.torch.params.explain import Explanation
+
+if not TYPE_CHECKING:  # a rule of the package needs no entry here
+    globals().update({name: optimizer(rule) for name, rule in RULES.items()})
 
 __all__ = [
     "LAMB",
     "LARS",
+    "SGD",
     "Adafactor",
+    "AdamW",
     "Annealed",
     "Explanation",
     "InBackward",
@@ -20,5 +27,6 @@ __all__ = [
     "Optimizer",
     "export_state",
     "import_state",
+    "optimizer",
     "step_in_backward",
 ]

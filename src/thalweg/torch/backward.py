@@ -11,7 +11,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.errors import OptionError, ParameterError
-from thalweg.torch.optimizer import Optimizer
+from thalweg.torch.base import Optimizer
 
 
 class InBackward:

@@ -1,85 +1,80 @@
-"""The four optimizers for torch, in order of increasing complexity."""
+"""Optimizers for torch, made of rules: those of the package, and one's own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypedDict
+import functools
+from typing import TYPE_CHECKING, TypedDict
 
-from thalweg.errors import OptionError
-from thalweg.options import AdafactorOptions, KronOptions, LAMBOptions, LARSOptions, Unpack, with_signature
-from thalweg.torch.optimizer import Optimizer
+from thalweg.options import (
+    AdafactorOptions,
+    AdamWOptions,
+    KronOptions,
+    LAMBOptions,
+    LARSOptions,
+    SGDOptions,
+    Unpack,
+    made,
+)
+from thalweg.rules import RULES, Rule
+from thalweg.torch.base import Optimizer
 from thalweg.torch.params.grouped import Params
 from thalweg.torch.params.groups import EngineName
 from thalweg.torch.params.rates import Rate
+from thalweg.trial import check_rule
 
 
-class Beside(TypedDict, total=False):
-    """What every optimizer takes beside its options."""
+@functools.cache
+def optimizer(rule: type[Rule]) -> type[Optimizer]:
+    """The class of optimizers for torch that step by a rule: its options are keyword arguments.
 
-    engine: EngineName
-    capturable: bool
-    foreach: bool | None
-    fused: bool | None
-    differentiable: bool
-
-
-class LARSArguments(LARSOptions, Beside, total=False): ...
-
-
-class LAMBArguments(LAMBOptions, Beside, total=False): ...
+    >>> optimizer(RULES["LAMB"]) is LAMB
+    True
+    """
+    check_rule(rule)
+    found: type[Optimizer] = made(rule, Optimizer, optimizer)
+    return found
 
 
-class AdafactorArguments(AdafactorOptions, Beside, total=False): ...
+if TYPE_CHECKING:
 
+    class Beside(TypedDict, total=False):
+        """What every optimizer takes beside its options."""
 
-class KronArguments(KronOptions, Beside, total=False): ...
+        engine: EngineName
+        capturable: bool
+        foreach: bool | None
+        fused: bool | None
+        differentiable: bool
 
+    class SGDArguments(SGDOptions, Beside, total=False): ...
 
-@with_signature
-class LARS(Optimizer):
-    """SGD with momentum whose step size follows each layer's norm. Options: docs/lars.md."""
+    class AdamWArguments(AdamWOptions, Beside, total=False): ...
 
-    rule_name = "LARS"
+    class LARSArguments(LARSOptions, Beside, total=False): ...
 
-    def __init__(self, params: Params, lr: Rate = 1.0, **options: Unpack[LARSArguments]) -> None:
-        super().__init__(params, lr, **options)
+    class LAMBArguments(LAMBOptions, Beside, total=False): ...
 
+    class AdafactorArguments(AdafactorOptions, Beside, total=False): ...
 
-@with_signature
-class LAMB(Optimizer):
-    """Adam whose step size follows each layer's norm. Options: docs/lamb.md."""
+    class KronArguments(KronOptions, Beside, total=False): ...
 
-    rule_name = "LAMB"
+    class SGD(Optimizer):
+        def __init__(self, params: Params, lr: Rate = 1e-3, **options: Unpack[SGDArguments]) -> None: ...
 
-    def __init__(self, params: Params, lr: Rate = 1e-3, **options: Unpack[LAMBArguments]) -> None:
-        super().__init__(params, lr, **options)
+    class AdamW(Optimizer):
+        def __init__(self, params: Params, lr: Rate = 1e-3, **options: Unpack[AdamWArguments]) -> None: ...
 
+    class LARS(Optimizer):
+        def __init__(self, params: Params, lr: Rate = 1.0, **options: Unpack[LARSArguments]) -> None: ...
 
-@with_signature
-class Adafactor(Optimizer):
-    """Adaptive step sizes with memory for rows and columns only. Options: docs/adafactor.md."""
+    class LAMB(Optimizer):
+        def __init__(self, params: Params, lr: Rate = 1e-3, **options: Unpack[LAMBArguments]) -> None: ...
 
-    rule_name = "Adafactor"
+    class Adafactor(Optimizer):
+        def __init__(self, params: Params, lr: Rate = None, **options: Unpack[AdafactorArguments]) -> None: ...
 
-    def __init__(self, params: Params, lr: Rate = None, **options: Unpack[AdafactorArguments]) -> None:
-        super().__init__(params, lr, **options)
+    class Kron(Optimizer):
+        def __init__(self, params: Params, lr: Rate = 1e-3, **options: Unpack[KronArguments]) -> None: ...
 
-    def _get_lr(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> float:
-        """The step size of a group's first parameter, which ``AdafactorSchedule`` of transformers shows."""
-        if not group.get("lr_is_scale"):
-            raise OptionError(
-                "AdafactorSchedule shows the steps of Adafactor without lr: this one has an lr, which it "
-                "would overwrite; use a scheduler of torch.optim.lr_scheduler"
-            )
-        name = next(name for name, p in self._named() if p is group["params"][0])
-        return float(self.stats().get(name, {}).get("step_size", group["lr"]))
-
-
-@with_signature
-class Kron(Optimizer):
-    """SGD with momentum on gradients whitened by a learned Kronecker product. Options: docs/kron.md."""
-
-    rule_name = "Kron"
-
-    def __init__(self, params: Params, lr: Rate = 1e-3, **options: Unpack[KronArguments]) -> None:
-        super().__init__(params, lr, **options)
+else:
+    globals().update({name: optimizer(rule) for name, rule in RULES.items()})

@@ -16,7 +16,7 @@ from thalweg.arrays import Scalar, Squares
 from thalweg.errors import OptionError
 from thalweg.kernels.triton.derived import kernels_for
 from thalweg.programs.served import reason_underived
-from thalweg.rules import RULES, Rule, Update
+from thalweg.rules import Rule, Update
 from thalweg.rules.blocks import average
 from thalweg.rules.entries import Entry, Moment, Square
 
@@ -112,13 +112,11 @@ class Outer(Rule):
 
 
 @pytest.fixture
-def optimizer_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+def optimizer_of() -> Any:
     """An optimizer of torch for any rule."""
 
     def made(rule: type[Rule], named: Any, engine: str, **options: Any) -> Any:
-        monkeypatch.setitem(RULES, rule.__name__, rule)  # type: ignore[arg-type]
-        kind = type(rule.__name__, (thalweg.torch.Optimizer,), {"rule_name": rule.__name__})
-        return kind(named, 0.01, engine=engine, **options)
+        return thalweg.torch.optimizer(rule)(named, 0.01, engine=engine, **options)
 
     return made
 

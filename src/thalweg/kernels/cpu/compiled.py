@@ -25,9 +25,10 @@ from thalweg.programs.extents import HOST, TENSOR, is_spread, spread_shapes
 from thalweg.programs.graph import Value
 from thalweg.programs.host import function_of, options_of
 from thalweg.programs.schedule import Schedule, schedule
-from thalweg.programs.trace import Program, example_of, number_fields, trace
+from thalweg.programs.trace import Program, example_of, trace
 from thalweg.rules import Rule
 from thalweg.rules.entries import Entry
+from thalweg.rules.rule import number_options
 from thalweg.settings import Setting
 
 #: Registers that Python and native code fill, by the names of the inputs.
@@ -65,7 +66,7 @@ def structure_of(rule: Rule) -> tuple[Any, ...]:
             return tuple(map(kept, value))
         return "number" if is_number(value) and not isinstance(value, bool) and value != 0 else value
 
-    numbers = number_fields(type(rule))
+    numbers = number_options(type(rule))
     values = vars(rule)
     return (type(rule), *(kept(value) if name in numbers else value for name, value in values.items()))
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from thalweg.errors import CommandError
-from thalweg.race.task import Task, digest, place_of, said
+from thalweg.race.task import Task
 from thalweg.show.lists import suggestion
+from thalweg.show.modules import imported, place_of, said, source_digest
 
 #: Built-in tasks, and what each needs beside numpy.
 TASKS = {"digits": "", "valley": "", "text": "torch", "fashion": "torch and --data FOLDER"}
@@ -67,27 +65,3 @@ def own(reference: str) -> Task:
         wanted = "an ArrayTask or a ModelTask of thalweg.race, or a function that returns one"
         raise CommandError(f"{reference} is a {type(found).__name__} and must be {wanted}")
     return replace(found, fingerprint=found.fingerprint + source_digest(module))
-
-
-def imported(name: str) -> Any:
-    """A module of the user's, from the current folder too, as ``python -m`` would find it."""
-    here = os.getcwd()
-    sys.path.insert(0, here)
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise CommandError(f"there is no module {name!r} in {here} or among the installed ones") from None
-        raise CommandError(f"module {name!r} cannot be imported{place_of(error)}: {said(error)}") from error
-    except Exception as error:
-        raise CommandError(f"module {name!r} cannot be imported{place_of(error)}: {said(error)}") from error
-    finally:
-        sys.path.remove(here)
-
-
-def source_digest(module: Any) -> str:
-    """Of a module's source: when it changes, its runs are done again."""
-    try:
-        return digest(inspect.getsource(module).encode())
-    except (OSError, TypeError):
-        return ""

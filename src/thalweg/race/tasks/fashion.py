@@ -13,8 +13,9 @@ import numpy as np
 from thalweg.errors import CommandError
 from thalweg.race.array_task import shuffled
 from thalweg.race.model_task import ModelTask
-from thalweg.race.task import Array, digest
+from thalweg.race.task import Array
 from thalweg.show.extras import extra
+from thalweg.show.modules import digest
 
 with extra("torch"):
     import torch

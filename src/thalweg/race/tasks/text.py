@@ -8,8 +8,8 @@ from pathlib import Path
 
 from thalweg.race.array_task import shuffled
 from thalweg.race.model_task import ModelTask
-from thalweg.race.task import digest
 from thalweg.show.extras import extra
+from thalweg.show.modules import digest
 
 with extra("torch"):
     import torch

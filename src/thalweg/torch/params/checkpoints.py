@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ResumeWarning, StateError
+from thalweg.exchange import check_version
+from thalweg.rules import Rule
 from thalweg.torch.params.groups import LAYOUT
 from thalweg.torch.params.members import names_of
 from thalweg.torch.sharding.shards import laid_out
@@ -18,8 +20,8 @@ from thalweg.torch.sharding.shards import laid_out
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 
-def check_is_state(rule_name: str, saved: Any) -> None:
-    """Refuse what is not a state dict, or is one of another optimizer or of a newer layout."""
+def check_is_state(rule: type[Rule], saved: Any) -> None:
+    """Refuse what is not a state dict, or is one of another rule, of another version of it, or of a newer layout."""
     if not isinstance(saved, Mapping) or "state" not in saved or "param_groups" not in saved:
         given = f"a {type(saved).__name__}" + (
             f" with {', '.join(map(repr, saved))}" if isinstance(saved, Mapping) else ""
@@ -28,9 +30,10 @@ def check_is_state(rule_name: str, saved: Any) -> None:
             f"this is not a state_dict() of an optimizer: it must have 'state' and 'param_groups', and is {given}"
         )
     for group in saved["param_groups"]:
-        if group.get("rule") != rule_name:
+        if group.get("rule") != rule.__name__:
             other = f"a state of {group['rule']}" if "rule" in group else "not a state of thalweg.torch"
-            raise StateError(f"this is {other} and cannot be loaded into {rule_name}")
+            raise StateError(f"this is {other} and cannot be loaded into {rule.__name__}")
+        check_version(rule, group.get("rule_version"))
         if group.get("layout", LAYOUT) > LAYOUT:
             raise StateError(
                 f"this state has layout {group['layout']}, and this version reads up to {LAYOUT}: update thalweg"

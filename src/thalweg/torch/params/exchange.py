@@ -27,12 +27,12 @@ def export_state(optimizer: GroupedOptimizer) -> dict[str, Any]:
     for entries in found.values():
         entries["step"] = entries["step"].astype("int64")
     last = max((int(entries["step"]) for entries in found.values()), default=0)
-    return exchanged(optimizer.rule_name, found, iteration=last)
+    return exchanged(optimizer.rule, found, iteration=last)
 
 
 def import_state(optimizer: GroupedOptimizer, exported: Mapping[str, Any]) -> None:
     """Continue from what another front end exported. On any error nothing is changed."""
-    check_exchanged(exported, optimizer.rule_name)
+    check_exchanged(exported, optimizer.rule)
     names = [name for name, _ in optimizer._named()]
     given = by_known_name(exported, names)
     places = {name: place for place, name in enumerate(names)}

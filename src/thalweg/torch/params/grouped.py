@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
+from thalweg.rules import Rule
 from thalweg.rules.checks import require
 from thalweg.rules.entries import Count
 from thalweg.settings import Overrides, Setting, Settings, plain
@@ -32,6 +33,7 @@ from thalweg.torch.params.groups import (
     check_group,
     check_options,
     loaded_group,
+    made_by,
     to_plain,
 )
 from thalweg.torch.params.members import Members, check_given, check_names, named, unused_patterns
@@ -48,7 +50,8 @@ JOINT = ("max_grad_norm", "on_nonfinite")
 class GroupedOptimizer(torch.optim.Optimizer):
     """Groups of parameters with options that are checked, and state that is restored as it was saved."""
 
-    rule_name: ClassVar[str]
+    #: What it steps by.
+    rule: ClassVar[type[Rule]]
     _wanted_engine: EngineName
 
     def __init__(
@@ -62,18 +65,18 @@ class GroupedOptimizer(torch.optim.Optimizer):
         options: Mapping[str, Any],
     ) -> None:
         check_given(params)
-        check_options(self.rule_name, options)
-        settings = Settings(self.rule_name, options, variant, overrides)
+        check_options(self.rule, options)
+        settings = Settings(self.rule, options, variant, overrides)
         check_rate(lr)
         settings.validate_lr(lr)
         self._remember(settings.overrides)
         rate = rate_shown(settings.base.rule, lr)
-        beside = {"capturable": capturable, "rule": self.rule_name, "layout": LAYOUT}
+        beside = {"capturable": capturable, **made_by(self.rule), "layout": LAYOUT}
         super().__init__(params, {**rate, **to_plain(settings.options), **beside})
 
     def _remember(self, overrides: Overrides) -> None:
         self._overrides = overrides
-        self._group_settings = GroupSettings(self.rule_name, overrides)
+        self._group_settings = GroupSettings(self.rule, overrides)
         self._resolved: dict[int, tuple[Settings, Setting]] = {}
         self._members = Members()
         self._reported = not overrides
@@ -82,7 +85,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
         """Add a group, with options of its own; everything is checked before anything is added."""
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
-        check_group(self.rule_name, param_group)
+        check_group(self.rule, param_group)
         given = {name: plain(param_group[name]) for name in self._group_settings.names if name in param_group}
         for name in JOINT:
             if given.get(name, self.defaults[name]) != self.defaults[name]:
@@ -263,7 +266,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
                 lr, factor = self._rate(group)
                 rows.append(explained(name, p, replace(setting, lr_scale=setting.lr_scale * factor), lr))
                 if code:
-                    title = f"{self.rule_name}, {rows[-1].treatment}, {rows[-1].dtype} on {p.device.type}:"
+                    title = f"{self.rule.__name__}, {rows[-1].treatment}, {rows[-1].dtype} on {p.device.type}:"
                     if title not in sources:
                         sources[title] = source_of(setting, p, has_lr=lr is not None)
         groups = [explained_group(group, shown_only=self._is_shown_only(group)) for group in self.param_groups]
@@ -271,16 +274,16 @@ class GroupedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state. State keeps the dtype it was saved in; on any error nothing is changed."""
-        check_is_state(self.rule_name, state_dict)
+        check_is_state(self.rule, state_dict)
         state_dict = state_dict.copy()
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
-        check_is_state(self.rule_name, state_dict)
+        check_is_state(self.rule, state_dict)
         state_dict["param_groups"] = in_own_order(state_dict["param_groups"], self.param_groups)
         check_sizes(state_dict, self.param_groups)
         pairs = zip(state_dict["param_groups"], self.param_groups, strict=True)
-        groups = [loaded_group(self.rule_name, saved, own, self.defaults) for saved, own in pairs]
+        groups = [loaded_group(self.rule, saved, own, self.defaults) for saved, own in pairs]
         named, (expected, counts) = list(self._named()), self._expected(groups)
         check_entries(state_dict, named, expected)
         state = restored(groups, state_dict, named, expected, counts, self._place_of_counts)

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor
 
 from thalweg.errors import OptionError
-from thalweg.rules import RULES, Annealed
+from thalweg.rules import Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, require
 from thalweg.settings import Overrides, Settings, check_known, check_not_misspelt, option_names
 from thalweg.torch.sharding.agreement import BESIDE_OPTIONS
@@ -44,6 +44,11 @@ def engine_meant(engine: Any, foreach: Any, fused: Any, differentiable: Any) -> 
     return meant if engine == "auto" else engine
 
 
+def made_by(rule: type[Rule]) -> dict[str, Any]:
+    """What a group, and so a checkpoint, says of the rule that made its state."""
+    return {"rule": rule.__name__, "rule_version": rule.version}
+
+
 def to_plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as a group shows them and a checkpoint can hold them."""
     return {
@@ -62,18 +67,18 @@ def from_plain(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_options(rule_name: str, options: Mapping[str, Any]) -> None:
+def check_options(rule: type[Rule], options: Mapping[str, Any]) -> None:
     """Refuse arguments that are no options, and functions, which no checkpoint could hold."""
-    check_known(rule_name, options, option_names(RULES[rule_name]))
+    check_known(rule, options, option_names(rule))
     check_no_functions(options)
 
 
-def check_group(rule_name: str, group: Mapping[str, Any]) -> None:
+def check_group(rule: type[Rule], group: Mapping[str, Any]) -> None:
     """Refuse a misspelt option; keys of other tools, which resemble none, are theirs to keep here."""
-    options = option_names(RULES[rule_name])
+    options = option_names(rule)
     for name in group:
         if name not in options and name not in BESIDE and name not in FOREIGN:
-            check_not_misspelt(rule_name, name, options)
+            check_not_misspelt(rule, name, options)
     check_no_functions({name: group[name] for name in (*options, "lr") if name in group})
 
 
@@ -84,10 +89,10 @@ def check_no_functions(options: Mapping[str, Any]) -> None:
 
 
 def loaded_group(
-    rule_name: str, saved: Mapping[str, Any], own: Mapping[str, Any], defaults: Mapping[str, Any]
+    rule: type[Rule], saved: Mapping[str, Any], own: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
     """A group of a saved state, for a group of this optimizer: its options, with what other tools keep in either."""
-    ours = {*BESIDE, *option_names(RULES[rule_name])}
+    ours = {*BESIDE, *option_names(rule)}
     foreign = {key: value for key, value in own.items() if key not in ours}
     filled = {key: value for key, value in defaults.items() if key not in (*SHOWN_IF_SET, "lr_is_scale")}
     group = {**filled, **foreign, **{key: value for key, value in saved.items() if key != "made_with"}}
@@ -107,9 +112,9 @@ def loaded_group(
 class GroupSettings:
     """The settings of a group, made anew only when one of its options has changed."""
 
-    def __init__(self, rule_name: str, overrides: Overrides) -> None:
-        self.rule_name, self.overrides = rule_name, overrides
-        self.names = option_names(RULES[rule_name])
+    def __init__(self, rule: type[Rule], overrides: Overrides) -> None:
+        self.rule, self.overrides = rule, overrides
+        self.names = option_names(rule)
         self.known: dict[int, tuple[list[Any], Settings]] = {}
 
     def of(self, index: int, group: Mapping[str, Any]) -> Settings:
@@ -123,7 +128,7 @@ class GroupSettings:
 
     def made(self, group: Mapping[str, Any]) -> Settings:
         given = from_plain({name: group[name] for name in self.names if name in group})
-        return Settings(self.rule_name, given, None, self.overrides)
+        return Settings(self.rule, given, None, self.overrides)
 
 
 def same(first: Sequence[Any], second: Sequence[Any]) -> bool:

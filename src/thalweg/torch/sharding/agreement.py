@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ParameterError
-from thalweg.rules import RULES
+from thalweg.rules import Rule
 from thalweg.settings import Overrides, option_names
 from thalweg.torch.sharding.collectives import everyones, largest_words
 from thalweg.torch.sharding.shards import MeshGroup, is_distributed, part_of
 
 #: What thalweg reads of a group beside the options of its rule.
-BESIDE_OPTIONS = ("lr", "lr_is_scale", "capturable", "rule", "layout")
+BESIDE_OPTIONS = ("lr", "lr_is_scale", "capturable", "rule", "rule_version", "layout")
 #: What is compared of a digest, as whole numbers of 32 bits that no device rounds.
 WORDS = 4
 
@@ -42,7 +42,7 @@ class Agreement:
 
     def reach(
         self,
-        rule_name: str,
+        rule: type[Rule],
         places: Mapping[Tensor, tuple[str, int]],
         groups: Sequence[Mapping[str, Any]],
         overrides: Overrides,
@@ -57,11 +57,11 @@ class Agreement:
             return
         # one by one, ranks are at the same parameter at different times, and have gradients for others or not
         idle = None if one_by_one else tuple(i for i, (_, p, _) in enumerate(self.distributed) if p.grad is None)
-        news = idle, tuple(kinds(own_options(rule_name, group)) for group in groups)
+        news = idle, tuple(kinds(own_options(rule, group)) for group in groups)
         if news not in self.reached:
             divided = [(name, p, index, part_of(name, p).across(None)) for name, p, index in self.distributed]
             divided = [each for each in divided if each[-1]]
-            lines = list(described(rule_name, divided, groups, overrides, gradients=not one_by_one))
+            lines = list(described(rule, divided, groups, overrides, gradients=not one_by_one))
             check_agreement(lines, [group for *_, across in divided for group in across])
             self.reached.add(news)
 
@@ -105,7 +105,7 @@ def difference(known: Mapping[int, Sequence[str]]) -> str:
 
 
 def described(
-    rule_name: str,
+    rule: type[Rule],
     divided: Sequence[tuple[str, Tensor, int, Any]],
     groups: Sequence[Mapping[str, Any]],
     overrides: Overrides,
@@ -113,11 +113,11 @@ def described(
     gradients: bool,
 ) -> Iterator[str]:
     """A line for each thing that must be the same on every rank. Parameters that are not sharded may differ."""
-    yield f"the rule {rule_name}"
+    yield f"the rule {rule.__name__}"
     entries = [f"{in_words(pattern)}: {in_words(dict(sorted(options.items())))}" for pattern, options in overrides]
     yield f"overrides of {', '.join(entries)}" if entries else "no overrides"
     for index in sorted({index for _, _, index, _ in divided}):
-        options = own_options(rule_name, groups[index])
+        options = own_options(rule, groups[index])
         yield from (f"{key}={in_words(value)} in group {index}" for key, value in sorted(options.items()))
     for name, p, index, _ in divided:
         placements = ", ".join(map(str, p.placements))  # type: ignore[attr-defined]
@@ -138,15 +138,15 @@ def in_words(value: Any) -> str:
     return "a function" if callable(value) else repr(value)
 
 
-def own_options(rule_name: str, group: Mapping[str, Any]) -> dict[str, Any]:
+def own_options(rule: type[Rule], group: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a group that thalweg reads; keys of other tools may differ between ranks."""
-    names = own_names(rule_name)
+    names = own_names(rule)
     return {key: value for key, value in group.items() if key in names}
 
 
 @functools.cache
-def own_names(rule_name: str) -> frozenset[str]:
-    return frozenset({*option_names(RULES[rule_name]), *BESIDE_OPTIONS})
+def own_names(rule: type[Rule]) -> frozenset[str]:
+    return frozenset({*option_names(rule), *BESIDE_OPTIONS})
 
 
 def kinds(options: Mapping[str, Any]) -> tuple[Hashable, ...]:

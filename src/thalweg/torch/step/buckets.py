@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.rules import RULES
+from thalweg.rules import Rule
 from thalweg.settings import Setting, Settings
 from thalweg.spaces.sharded import Part
 from thalweg.torch.engines import triton
@@ -45,7 +45,7 @@ class Sorter:
         """
         groups, places = optimizer.param_groups, optimizer._places()
         optimizer._report_unused()
-        self.agreement.reach(optimizer.rule_name, places, groups, optimizer._overrides, one_by_one=only is not None)
+        self.agreement.reach(optimizer.rule, places, groups, optimizer._overrides, one_by_one=only is not None)
         settings = [optimizer._checked_settings(i, group) for i, group in enumerate(groups)]
         if only is not None:
             return self.sorted_anew(optimizer, {only: places[only]}, settings, compiling=compiling)
@@ -80,7 +80,7 @@ class Sorter:
         for name, p, index in named:
             setting = optimizer._setting(settings[index], name, p)
             state = optimizer._state(name, p, setting, optimizer.param_groups[index])
-            launched = self.is_launched(optimizer.rule_name, p)
+            launched = self.is_launched(optimizer.rule, p)
             if launched and state["step"].device != p.device:
                 state["step"] = state["step"].to(p.device)
             step = state["step"]
@@ -130,11 +130,11 @@ class Sorter:
             )
         return buckets
 
-    def is_launched(self, rule_name: str, p: Tensor) -> bool:
+    def is_launched(self, rule: type[Rule], p: Tensor) -> bool:
         """Whether kernels on a GPU are to step a parameter and to count its steps. Kron's schedule is for the host."""
         return (
             self.wanted in ("auto", "fused")
-            and not RULES[rule_name].needs_whole
+            and not rule.needs_whole
             and triton.is_on_gpu(p)
             and triton.is_served_dtype(p)
             and triton.reason_missing(p.device) is None

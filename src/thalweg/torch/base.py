@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import NonFiniteError, OptionError, ParameterError
-from thalweg.rules import RULES
 from thalweg.rules.checks import check_choice, check_flag
 from thalweg.settings import Overrides
 from thalweg.torch.engines.bucket import Bucket, EngineKind
@@ -88,7 +87,7 @@ class Optimizer(GroupedOptimizer):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            if torch.compiler.is_compiling() and RULES[self.rule_name].needs_whole:
+            if torch.compiler.is_compiling() and self.rule.needs_whole:
                 self._step_uncompiled()
             else:
                 self._step(None, compiling=torch.compiler.is_compiling())
@@ -160,7 +159,7 @@ class Optimizer(GroupedOptimizer):
         self._sorter.forget()
 
     def _place_of_counts(self, p: Tensor, group: Mapping[str, Any]) -> torch.device:
-        launched = self._sorter.is_launched(self.rule_name, p)
+        launched = self._sorter.is_launched(self.rule, p)
         return p.device if launched else super()._place_of_counts(p, group)
 
     @property
@@ -177,6 +176,16 @@ class Optimizer(GroupedOptimizer):
     def nonfinite(self) -> list[str]:
         """The parameters whose gradients were not finite in the last step, under ``on_nonfinite="skip"``."""
         return self._joint.nonfinite()
+
+    def _get_lr(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> float:
+        """The step size of a group's first parameter, which ``AdafactorSchedule`` of transformers shows."""
+        if not group.get("lr_is_scale"):
+            raise OptionError(
+                "AdafactorSchedule shows the steps of Adafactor without lr: this one has an lr, which it "
+                "would overwrite; use a scheduler of torch.optim.lr_scheduler"
+            )
+        name = next(name for name, p in self._named() if p is group["params"][0])
+        return float(self.stats().get(name, {}).get("step_size", group["lr"]))
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """What the last step of each parameter computed on its way, by name. Reading it waits for the device."""

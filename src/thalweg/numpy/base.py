@@ -28,7 +28,6 @@ from thalweg.numpy.arrays import (
 from thalweg.numpy.job import Job
 from thalweg.numpy.memory import Tracked
 from thalweg.numpy.stepping import Engine, Stepping
-from thalweg.rules import RULES
 from thalweg.rules.checks import check_flag, check_number, is_known
 from thalweg.settings import STORAGE, Overrides, Setting, Settings, option_names, plain
 from thalweg.spaces import numpy as xp
@@ -56,7 +55,7 @@ class Optimizer(Stepping):
         **options: Any,
     ) -> None:
         super().__init__()
-        self._configure(lr, global_step, engine, Settings(self.rule_name, options, variant, overrides))
+        self._configure(lr, global_step, engine, Settings(self.rule, options, variant, overrides))
 
     def _configure(self, lr: Rate, global_step: bool, engine: Engine, settings: Settings) -> None:
         check_flag("global_step", global_step)
@@ -96,7 +95,7 @@ class Optimizer(Stepping):
         overrides = options.pop("overrides", self._settings.overrides)
         global_step = options.pop("global_step", self._global_step)
         engine = options.pop("engine", self._wanted_engine)
-        settings = Settings(self.rule_name, {**self._settings.given, **options}, variant, overrides)
+        settings = Settings(self.rule, {**self._settings.given, **options}, variant, overrides)
         changed._configure(lr, global_step, engine, settings)
         for tracked in changed._tracked.values():
             tracked.setting = tracked.unserved = None
@@ -112,7 +111,7 @@ class Optimizer(Stepping):
         return [*super().__dir__(), *(f"with_{name}" for name in self._chainable())]
 
     def _chainable(self) -> tuple[str, ...]:
-        return ("lr", "variant", "overrides", "global_step", "engine", *option_names(RULES[self.rule_name]))
+        return ("lr", "variant", "overrides", "global_step", "engine", *option_names(self.rule))
 
     def lr_scale(self, name: Name) -> float:
         """What multiplies the learning rate of a parameter. Made to be overridden."""

@@ -1,0 +1,51 @@
+"""Which line of a rule is being run, for messages."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from typing import Any, NamedTuple
+
+
+class Place(NamedTuple):
+    """A line of a file in which a rule is written."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"line {self.line} of {self.file}"
+
+
+@functools.cache
+def files_of(rule: type[Any]) -> frozenset[str]:
+    """The files in which ``update`` of a rule, and of the rules that it derives from, are written."""
+    found = (inspect.unwrap(vars(base)["update"]) for base in rule.__mro__ if "update" in vars(base))
+    return frozenset(function.__code__.co_filename for function in found if hasattr(function, "__code__"))
+
+
+def place_in(files: frozenset[str]) -> Place | None:
+    """The line of one of these files that is being run now, seen from within it."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename in files:
+            return Place(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def place_of_error(files: frozenset[str], error: BaseException) -> Place | None:
+    """The last line of one of these files that an error has come through."""
+    found, traceback = None, error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename in files:
+            found = Place(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return found
+
+
+def beginning_of(rule: type[Any]) -> str:
+    """Where ``update`` of a rule begins, in words; "" if Python cannot tell."""
+    code = getattr(inspect.unwrap(rule.update), "__code__", None)
+    return f" ({Place(code.co_filename, code.co_firstlineno)})" if code else ""
