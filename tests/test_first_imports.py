@@ -34,14 +34,6 @@ def test_an_optimizer_asked_of_the_package_is_told_where_it_is(name: str) -> Non
     assert getattr(thalweg, name, None) is None
 
 
-@pytest.mark.parametrize(("name", "ours"), [("AdamW", "LAMB(..., trust=False)"), ("SGD", "LARS(..., trust=False)")])
-def test_baselines_are_options_of_rules(name: str, ours: str) -> None:
-    with pytest.raises(ImportError, match="of its own") as caught:
-        exec(f"from thalweg import {name}")
-    assert ours in str(caught.value)
-    assert f"from thalweg.torch import {ours.partition('(')[0]}" in str(caught.value)
-
-
 def test_other_names_are_missed_as_ever() -> None:
     with pytest.raises(AttributeError, match="module 'thalweg' has no attribute 'nonsense'"):
         thalweg.nonsense  # type: ignore[attr-defined]  # noqa: B018

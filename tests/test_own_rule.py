@@ -1,177 +1,221 @@
-"""A rule that somebody has added: every verb of the command line takes it, in every front end."""
+"""A rule of one's own: a frozen dataclass anywhere, of which every front end makes an optimizer."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-from collections.abc import Iterator
+import copy
+import inspect
+import pickle
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from own_rules import Signed, Turned, every
+from tolerances import FLOAT64
 
-from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
-from thalweg.bench import bench
-from thalweg.plan import plan
-from thalweg.plan.models import Model, Tensor
-from thalweg.race import ArrayTask, ModelTask, race
-from thalweg.rules import RULES
-from thalweg.rules.blocks import average
-from thalweg.rules.entries import Entry, Moment
-from thalweg.rules.rule import Noise, Rule, Update
-from thalweg.show.palette import COLOURS, RIVALS, colour_of
+import thalweg.numpy
+from thalweg import Rule
+from thalweg.errors import OptionError, StateError
 
-MODEL = Model("small", "", (Tensor("w", (60, 40)), Tensor("b", (40,))))
-ELEMENTS = MODEL.parameters
+# ---- classes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lion(Rule):
-    """As in CONTRIBUTING."""
-
-    betas: tuple[Scalar, Scalar] = (0.9, 0.99)
-    weight_decay: Scalar = 0.0
-
-    def validate(self) -> None:
-        super().validate()
-
-    def entries(self, shape: Shape) -> dict[str, Entry]:
-        return {"exp_avg": Moment()}
-
-    def update(
-        self,
-        xp: Space[A],
-        g: A,
-        s: State[A],
-        p: A,
-        *,
-        t: Scalar,
-        lr: Scalar | None,
-        lr_scale: Scalar = 1.0,
-        noise: Noise[A] | None = None,
-    ) -> Update:
-        assert lr is not None
-        b1, b2 = self.betas
-        mixed = average(s["exp_avg"], g, 1 - b1)
-        sign = xp.where(mixed > 0, 1.0, xp.where(mixed < 0, -1.0, 0.0))
-        (g_squares,) = xp.sums(Squares(g, self.own_axes(xp.shape(p))))
-        delta = (sign + self.weight_decay * p) * (-lr * lr_scale)
-        return Update(delta, {"exp_avg": average(s["exp_avg"], g, 1 - b2)}, xp.isfinite(g_squares), {})
+@pytest.mark.parametrize("front_end", ["numpy", "torch"])
+def test_a_class_shows_the_options_of_its_rule(front_end: str) -> None:
+    module = pytest.importorskip(f"thalweg.{front_end}")
+    made = module.optimizer(Signed)
+    assert made is module.optimizer(Signed)
+    assert (made.__name__, made.__doc__) == ("Signed", "The sign of an average of gradients.")
+    shown = inspect.signature(made).parameters
+    assert {"beta": 0.9, "signed": True, "maximize": False}.items() <= {k: p.default for k, p in shown.items()}.items()
+    assert shown["signed"].annotation is bool
+    assert shown["lr"].default is inspect.Parameter.empty
+    assert inspect.signature(module.optimizer(Turned)).parameters["lr"].default == 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
-class Turned(Lion):
-    """One of which no fused code can be made, because it turns matrices."""
+def test_classes_of_ours_are_made_by_the_same_call() -> None:
+    from thalweg.rules import RULES
 
-    def update(self, xp: Any, g: Any, s: Any, p: Any, **rest: Any) -> Update:
-        return super().update(xp, xp.swapaxes(xp.swapaxes(g, 0, -1), 0, -1), s, p, **rest)
-
-
-@pytest.fixture(autouse=True, params=[Lion, Turned])
-def rule(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setitem(RULES, request.param.__name__, request.param)  # type: ignore[arg-type]
-    return str(request.param.__name__)
+    for name, rule in RULES.items():
+        assert thalweg.numpy.optimizer(rule) is getattr(thalweg.numpy, name)
 
 
-@pytest.mark.parametrize(
-    "where", [{"device": "cpu"}, {"front_end": "numpy"}, {"front_end": "optax"}, {"device": "cuda"}]
-)
-def test_plan(rule: str, where: dict[str, str]) -> None:
-    (cost,) = plan(MODEL, optimizers=[rule.lower()], **where).costs
-    counts = {"numpy": 8 * 2, "optax": 4}.get(where.get("front_end", ""), 4 * 2)
-    assert cost.share.state_bytes == 4 * ELEMENTS + counts
-    assert cost.share.moved_bytes >= 20 * ELEMENTS  # reads p, g and m, and writes p and m
-    assert rule in [each.optimizer for each in plan(MODEL, **where).costs]
+def test_a_learning_rate_is_needed_where_the_rule_has_none() -> None:
+    with pytest.raises(OptionError, match="Signed needs a learning rate: give lr a number"):
+        thalweg.numpy.optimizer(Signed)()
+    assert thalweg.numpy.optimizer(Turned)().lr == 0.5
 
 
-def test_plans_of_shards(rule: str) -> None:
-    (cost,) = plan(MODEL, optimizers=[rule], device="cpu", world=2, layout="fsdp2").costs
-    assert cost.share.state_bytes == 4 * (30 * 40 + 20) + 4 * 2
+def test_options_are_checked_as_ours_are() -> None:
+    with pytest.raises(OptionError, match="Signed has no option 'betta': did you mean 'beta'"):
+        thalweg.numpy.optimizer(Signed)(0.1, betta=0.5)
+    with pytest.raises(OptionError, match="signed cannot be a function of the step"):
+        thalweg.numpy.optimizer(Signed)(0.1, signed=lambda t: True)
 
 
-@pytest.mark.in_turn
-@pytest.mark.parametrize("front_end", ["torch", "numpy"])
-def test_its_peak_is_measured(rule: str, front_end: str) -> None:
-    from measured_peaks import allocator_peak, traced_peak
+# ---- the same numbers everywhere
 
-    shapes = [(600, 700), (300, 500), (90,)]
-    model = Model("larger", "", tuple(Tensor(f"p{i}", shape) for i, shape in enumerate(shapes)))
-    engine = "foreach" if front_end == "torch" else "reference"
-    planned = plan(model, optimizers=[rule], front_end=front_end, device="cpu", engine=engine).costs[0].share.peak_bytes
+
+def gradients(steps: int = 4) -> list[dict[str, Any]]:
     random = np.random.default_rng(0)
-    arrays = [random.standard_normal(shape).astype("float32") for shape in shapes]
-    if front_end == "torch":
-        torch = pytest.importorskip("torch")
-        from thalweg.show.registered import torch_optimizer
-
-        params = [torch.nn.Parameter(torch.from_numpy(array)) for array in arrays]
-        for p in params:
-            p.grad = torch.ones_like(p)
-        optimizer = torch_optimizer(rule)(params, lr=1e-3, engine="foreach")
-        measured = allocator_peak(optimizer.step, warm_up=1)
-    else:
-        from thalweg.show.registered import numpy_optimizer
-
-        grads = [np.ones_like(array) for array in arrays]
-        stepper = numpy_optimizer(rule)(lr=1e-3, engine="reference")
-        measured = traced_peak(lambda: stepper.step(arrays, grads), warm_up=1)
-    assert measured > 2**20
-    assert planned == pytest.approx(measured, rel=0.05, abs=2**20)
+    return [{"w": random.normal(size=(3, 4)), "b": random.normal(size=5)} for _ in range(steps)]
 
 
-def parabola() -> ArrayTask:
-    return ArrayTask(
-        name="parabola",
-        init=lambda seed: {"x": np.random.default_rng(seed).normal(size=(3, 4))},
-        gradients=lambda params, batch: {"x": 2 * params["x"]},
-        evaluate=lambda params: np.square(params["x"]).sum(),
-        steps=5,
-    )
+OPTIONS: dict[str, Any] = dict(weight_decay=0.1, signed=False)
+OVERRIDES = [("b", dict(beta=0.5, lr_scale=0.25))]
 
 
-def test_a_race_in_numpy(rule: str) -> None:
-    summary = race(parabola(), optimizers=[rule, "LAMB"], seeds=1).run().summary
-    looks = {who["name"]: who for who in summary["contestants"]}
-    assert looks[rule]["colour"] == colour_of(rule)
-    assert looks[rule]["colour"] not in (*COLOURS.values(), *RIVALS)
-    (course,) = summary["courses"]
-    losses = [result["loss"] for result in course["results"] if result["contestant"] == rule]
-    assert losses
-    assert json.dumps(summary)
+def by_numpy(rule: type[Rule], engine: str) -> tuple[dict[str, Any], str]:
+    params = {"w": np.ones((3, 4)), "b": np.ones(5)}
+    optimizer = thalweg.numpy.optimizer(rule)(0.1, engine=engine, overrides=OVERRIDES, **OPTIONS)
+    for step in gradients():
+        optimizer.step(params, step)
+    return params, optimizer.engine
 
 
-def test_a_race_in_torch(rule: str) -> None:
+@every
+@pytest.mark.parametrize("engine", ["reference", "foreach", "auto"])
+def test_torch(rule: type[Rule], engine: str) -> None:
     torch = pytest.importorskip("torch")
+    import thalweg.torch
 
-    def batches(seed: int, batch_size: Any) -> Iterator[Any]:
-        while True:
-            yield torch.ones(2, 3)
-
-    task = ModelTask(
-        name="line",
-        model=lambda seed: torch.nn.Linear(3, 1),
-        batches=batches,
-        loss=lambda model, batch: model(batch).square().mean(),
-        evaluate=lambda model: model(torch.ones(1, 3)).square().item(),
-        steps=3,
-    )
-    summary = race(task, optimizers=[rule], seeds=1, rates={"": [0.01]}).run().summary
-    assert summary["missing"] == 0
+    shapes = {"w": (3, 4), "b": (5,)}
+    params = {name: torch.nn.Parameter(torch.ones(shape, dtype=torch.float64)) for name, shape in shapes.items()}
+    optimizer = thalweg.torch.optimizer(rule)(params.items(), 0.1, engine=engine, overrides=OVERRIDES, **OPTIONS)
+    for step in gradients():
+        for name, p in params.items():
+            p.grad = torch.tensor(step[name])
+        optimizer.step()
+    expected, _ = by_numpy(rule, "reference")
+    for name, p in params.items():
+        assert np.allclose(p.detach().numpy(), expected[name], rtol=FLOAT64, atol=FLOAT64), name
+    assert [row.treatment for row in optimizer.explain().rows] == ["elementwise"] * 2
 
 
-@pytest.mark.parametrize("front_end", ["torch", "numpy", "optax"])
-def test_bench(rule: str, front_end: str, capsys: pytest.CaptureFixture[str]) -> None:
-    needed = {"torch": ["torch"], "numpy": [], "optax": ["jax", "optax"]}[front_end]
-    for package in needed:
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
-    found = bench(MODEL, rules=[rule.lower()], against=[], front_ends=[front_end], repeats=1, memory=False, wait=0.0)
-    (comparison,) = found.comparisons
-    assert [row.entrant.front_end for row in comparison.rows] == [front_end]
+def test_native_code() -> None:
+    from side_by_side import reason_missing
+
+    if reason_missing() is not None:
+        pytest.skip("no native core")
+    expected, _ = by_numpy(Signed, "reference")
+    found, engine = by_numpy(Signed, "auto")
+    assert engine == "fused"
+    for name, p in found.items():
+        assert np.allclose(p, expected[name], rtol=FLOAT64, atol=FLOAT64), name
 
 
-def test_explain(rule: str) -> None:
-    rows = plan(MODEL, optimizers=[rule], front_end="numpy").explain(rule).rows
-    assert [row.state_bytes for row in rows] == [4 * 2400 + 8, 4 * 40 + 8]
-    assert "exp_avg" not in str(rows[0].warnings)
+@every
+def test_optax(rule: type[Rule]) -> None:
+    optax = pytest.importorskip("thalweg.optax")
+    import jax
+    import jax.numpy as jnp
+    from optax import apply_updates
+
+    solver = optax.transformation(rule, learning_rate=0.1, overrides=OVERRIDES, **OPTIONS)
+    params = {"w": jnp.ones((3, 4)), "b": jnp.ones(5)}
+    state = solver.init(params)
+    for step in gradients():
+        updates, state = jax.jit(solver.update)(jax.tree.map(jnp.asarray, step), state, params)
+        params = apply_updates(params, updates)
+    expected, _ = by_numpy(rule, "reference")
+    for name, p in params.items():
+        assert np.allclose(p, expected[name], rtol=FLOAT64, atol=FLOAT64), name
+    again = pickle.loads(pickle.dumps(state))
+    assert type(again) is type(state)
+    assert (again.exp_avg["w"] == state.exp_avg["w"]).all()
+    exported = optax.export_state(state, params)
+    assert (exported["optimizer"], exported["version"]) == (rule.__name__, 1)
+    other = thalweg.numpy.optimizer(rule)(0.1, **OPTIONS)
+    other.load_state_dict(exported)
+    assert (other.state["w"]["exp_avg"] == np.asarray(state.exp_avg["w"])).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("engine", ["reference", "auto"])
+def test_what_is_not_finite_is_found_in_the_gradient(bad: float, engine: str) -> None:
+    optimizer = thalweg.numpy.optimizer(Signed)(0.1, on_nonfinite="skip", engine=engine)
+    p, g = np.ones(3), np.array([1.0, bad, 1.0])
+    optimizer.step({"p": p}, {"p": g})
+    assert optimizer.skipped == {"p": 1}
+    assert (p == 1).all()
+
+
+# ---- copies and checkpoints
+
+
+@pytest.mark.parametrize("front_end", ["numpy", "torch"])
+def test_copies_and_pickles_find_the_class_again(front_end: str) -> None:
+    module = pytest.importorskip(f"thalweg.{front_end}")
+    made = module.optimizer(Signed)
+    assert pickle.loads(pickle.dumps(made)) is made
+    if front_end == "numpy":
+        optimizer = made(0.1, beta=0.5)
+        optimizer.step({"p": np.ones(2)}, {"p": np.ones(2)})
+    else:
+        torch = pytest.importorskip("torch")
+        p = torch.nn.Parameter(torch.ones(2))
+        p.grad = torch.ones(2)
+        optimizer = made([p], 0.1, beta=0.5)
+        optimizer.step()
+    for other in (pickle.loads(pickle.dumps(optimizer)), copy.deepcopy(optimizer)):
+        assert type(other) is made
+        assert other.stats().keys() == optimizer.stats().keys() or front_end == "torch"
+
+    class Derived(made):  # type: ignore[misc, valid-type]
+        pass
+
+    with pytest.raises((pickle.PicklingError, AttributeError), match="Derived"):  # not one that is local to a function
+        pickle.dumps(Derived)
+
+
+def of_version(version: int) -> type[Rule]:
+    """As if the author had set it in the source."""
+    kind: Any = dataclass(frozen=True, kw_only=True)(type("Signed", (Signed,), {"version": version}))
+    return kind
+
+
+class TestVersions:
+    def test_numpy(self, tmp_path: Any) -> None:
+        first, second = (thalweg.numpy.optimizer(of_version(n))(0.1) for n in (1, 2))
+        p = np.ones(2)
+        second.step({"p": p}, {"p": p})
+        for name in ("state.npz",):
+            second.save(tmp_path / name)
+            with pytest.raises(StateError, match="a state of version 2 of Signed and cannot be loaded into version 1"):
+                first.load(tmp_path / name)
+        assert first.num_parameters == 0
+        again = thalweg.numpy.optimizer(of_version(2))(0.1)
+        again.load(tmp_path / "state.npz")
+        assert again.num_parameters == 1
+
+    def test_states_without_one_are_of_the_first(self) -> None:
+        optimizer = thalweg.numpy.LAMB(0.1)
+        optimizer.step({"p": np.ones(2)}, {"p": np.ones(2)})
+        saved = optimizer.state_dict()
+        assert saved.pop("version") == 1
+        thalweg.numpy.LAMB(0.1).load_state_dict(saved)
+        with pytest.raises(StateError, match="a state of LAMB and cannot be loaded into Signed"):
+            thalweg.numpy.optimizer(Signed)(0.1).load_state_dict(saved)
+
+    def test_torch(self) -> None:
+        torch = pytest.importorskip("torch")
+        import thalweg.torch
+
+        def stepped(kind: Any) -> Any:
+            p = torch.nn.Parameter(torch.ones(2))
+            p.grad = torch.ones(2)
+            optimizer = kind([p], 0.1)
+            optimizer.step()
+            return optimizer
+
+        first, second = (stepped(thalweg.torch.optimizer(of_version(n))) for n in (1, 2))
+        before = first.state_dict()
+        with pytest.raises(StateError, match="version 2 of Signed and cannot be loaded into version 1"):
+            first.load_state_dict(second.state_dict())
+        assert str(first.state_dict()) == str(before)
+        saved = stepped(thalweg.torch.LAMB).state_dict()
+        for group in saved["param_groups"]:  # as 0.1.0 wrote it
+            del group["rule_version"]
+        stepped(thalweg.torch.LAMB).load_state_dict(saved)
+        with pytest.raises(StateError, match="a state of LAMB and cannot be loaded into Signed"):
+            first.load_state_dict(saved)

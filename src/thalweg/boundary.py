@@ -17,7 +17,6 @@ from thalweg.rules.entries import Entry, Factor, Spread
 from thalweg.rules.noise import normal, uniform
 from thalweg.rules.rule import Noise, Update, guarded
 from thalweg.settings import Handling
-from thalweg.trial import check_update
 
 #: A stream of random bits apart from the two that normal noise is made of.
 ROUNDING_STREAM = 2
@@ -59,7 +58,6 @@ def kept(rule: Rule, handling: Handling, shape: Shape, dtype: str, held: Shape |
 
 def first_state(xp: Space[A], rule: Rule, handling: Handling, p: A) -> State[A]:
     """The state of a parameter before its first step, as it is stored."""
-    check_update(rule, xp.shape(p))
     dtype, entries = xp.dtype(p), rule.entries(xp.shape(p))
     state = rule.init(xp, xp.astype(p, arithmetic(dtype)))
     return {key: xp.astype(value, storage(entries[key], dtype, handling)) for key, value in state.items()}

@@ -18,9 +18,9 @@ from thalweg.arrays import Shape, is_number
 from thalweg.errors import OptimError, RuleError
 from thalweg.rules import RULES, Rule, Update
 from thalweg.rules.entries import Entry
-from thalweg.rules.places import beginning_of, files_of, place_in, place_of_error
+from thalweg.rules.places import beginning_of, called_from, files_of, place_in, place_of_error
 from thalweg.rules.rule import number_options
-from thalweg.settings import Handling
+from thalweg.settings import Handling, Setting
 from thalweg.spaces import shapes
 from thalweg.spaces.shape_arrays import Ledger, Memory, ShapeOnly, applied, broadcast
 
@@ -32,6 +32,9 @@ RESERVED_OPTIONS = (
     *("capturable", "foreach", "fused", "differentiable", "global_step", "specs", "rule", "rule_version", "layout"),
     *(f.name for f in fields(Handling)),
 )
+#: Of arrays, whose functions a rule does not call.
+LIBRARIES = ("jax", "numpy", "torch", "scipy")
+FUNCTIONS = "use the functions of xp, such as xp.sqrt, xp.where and xp.sums"
 DECORATED = "write @dataclass(frozen=True, kw_only=True) above its class"
 
 
@@ -87,6 +90,7 @@ def check_update(rule: Rule, shape: Shape) -> None:
     if is_shipped(type(rule)):
         return
     numbers = number_options(type(rule))
+    rule = Setting(rule, Handling()).rule_at(1)
     options = {f.name: getattr(rule, f.name) for f in fields(rule)}
     structure = tuple((name, kinds(value) if name in numbers else value) for name, value in options.items())
     seen = type(rule), structure, shape
@@ -104,7 +108,12 @@ def kinds(value: Any) -> Hashable:
     """A number by what a rule may ask of it: whether it is there, and whether it is 0."""
     if isinstance(value, tuple):
         return tuple(map(kinds, value))
-    return value if value is None or isinstance(value, str) else is_number(value) and value == 0
+    return value if is_structure(value) else "a number"
+
+
+def is_structure(value: Any) -> bool:
+    """Whether a value says how to compute, and not how much."""
+    return value is None or isinstance(value, (bool, str)) or (is_number(value) and value == 0)
 
 
 class Trial:
@@ -121,8 +130,8 @@ class Trial:
     def symbol(self, value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(self.symbol, value))
-        # numbers that are off stay so: a rule may ask whether they are
-        return self.array() if is_number(value) and not isinstance(value, bool) and value != 0 else value
+        # what is off stays so: a rule may ask whether it is
+        return value if is_structure(value) else self.array()
 
     def refused(self, what: str) -> NoReturn:
         place = place_in(self.files)
@@ -141,8 +150,10 @@ class Trial:
         except OptimError:
             raise
         except Exception as error:
-            place = place_of_error(self.files, error)
+            place, called = place_of_error(self.files, error)
             said = f"{type(error).__name__}: {error}"
+            if called in LIBRARIES:
+                said = f"update calls a function of {called}: {FUNCTIONS}"
             hint = f"; the state has {', '.join(state) or 'no keys'}" if isinstance(error, KeyError) else ""
             raise RuleError(f"{self.name}, {place or 'update'}: {said}{hint}") from error
         self.check(update, state)
@@ -196,9 +207,13 @@ class Tracked(Ledger):
         return Tried(shape, dtype, Memory(self, 0))
 
 
-def refusing(what: str) -> Any:
+def refusing(what: str, library: str = "") -> Any:
+    """A method that says what a rule does. library: of arrays, that it says; another may have called it."""
+
     def method(self: Any, *_: Any, **__: Any) -> Any:
-        trial_of(self).refused(what)
+        trial = trial_of(self)
+        called = called_from(trial.files)
+        trial.refused(what.replace(library, called) if library and called in LIBRARIES else what)
 
     return method
 
@@ -207,9 +222,6 @@ def trial_of(x: Any) -> Trial:
     ledger: Any = object.__getattribute__(x, "memory").ledger
     found: Trial = ledger.trial
     return found
-
-
-FUNCTIONS = "use the functions of xp, such as xp.sqrt, xp.where and xp.sums"
 
 
 class Tried(ShapeOnly):
@@ -240,8 +252,7 @@ class Tried(ShapeOnly):
     __float__ = __int__ = __index__ = __complex__ = refusing(
         f"turns a value into a Python number, which is known only when it runs: {FUNCTIONS}, not those of math"
     )
-    __array__ = __array_ufunc__ = __array_function__ = refusing(f"calls a function of numpy: {FUNCTIONS}")
-    __jax_array__ = refusing(f"calls a function of jax: {FUNCTIONS}")
+    __array__ = __array_ufunc__ = __array_function__ = refusing(f"calls a function of numpy: {FUNCTIONS}", "numpy")
     __iadd__ = __isub__ = __imul__ = __itruediv__ = __ipow__ = refusing(
         "changes a value in place, which may be the gradient or the parameter itself: write x = x + y, not x += y"
     )

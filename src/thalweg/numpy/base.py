@@ -31,6 +31,7 @@ from thalweg.numpy.stepping import Engine, Stepping
 from thalweg.rules.checks import check_flag, check_number, is_known
 from thalweg.settings import STORAGE, Overrides, Setting, Settings, option_names, plain
 from thalweg.spaces import numpy as xp
+from thalweg.trial import check_update
 
 #: A number, a function of the step (counted from 1), or None where the rule has its own.
 Rate: TypeAlias = float | Callable[[int], float] | None
@@ -203,6 +204,7 @@ class Optimizer(Stepping):
                 f"stacked_axes={setting.rule.stacked_axes}, but parameter {name!r} has shape {weights.shape}: "
                 f"it must be at most {weights.ndim}"
             )
+        check_update(setting.rule, weights.shape)
         with np.errstate(all="ignore"):
             state = first_state(xp, setting.rule, setting.handling, weights)
         if tracked.step == 0 and not tracked.state:

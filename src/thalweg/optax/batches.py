@@ -26,6 +26,7 @@ from thalweg.rules.noise import normal, tensor_id
 from thalweg.rules.rule import Rule, Update
 from thalweg.settings import Setting
 from thalweg.spaces import jax as whole
+from thalweg.trial import check_update
 
 #: Parameters of at most so many elements are stacked with others of their shape.
 SMALL = 2**16
@@ -78,6 +79,7 @@ class Outcome:
 def first_entries(leaf: Leaf) -> Entries:
     """The state of a parameter before its first step."""
     rule, handling = leaf.setting.settled, leaf.setting.handling
+    check_update(rule, leaf.space.shape(leaf.p))
     inner = within(rule, leaf.layout)
     if not rule.needs_whole:
         return first_state(leaf.space, rule, handling, leaf.p)

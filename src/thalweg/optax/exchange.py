@@ -53,7 +53,8 @@ def is_own(part: Any) -> bool:
 def own_parts(state: Tree) -> tuple[type[Rule], list[Any]]:
     """The states of ours within a state, and the rule they are of."""
     parts = [part for part in jax.tree.leaves(state, is_leaf=is_own) if is_own(part)]
-    rules = list(dict.fromkeys(KINDS[type(part)] for part in parts))
+    kinds = {type(part) for part in parts}
+    rules = list(dict.fromkeys(rule for kind, rule in KINDS.items() if kind in kinds))
     if len(rules) != 1:
         found = f"those of {' and '.join(rule.__name__ for rule in rules)}" if rules else "none"
         raise StateError(f"this must be the state of one optimizer of thalweg.optax, and it has {found}")

@@ -35,14 +35,26 @@ def place_in(files: frozenset[str]) -> Place | None:
     return None
 
 
-def place_of_error(files: frozenset[str], error: BaseException) -> Place | None:
-    """The last line of one of these files that an error has come through."""
-    found, traceback = None, error.__traceback__
+def called_from(files: frozenset[str]) -> str:
+    """The package of what a line of these files has called, which is being run now."""
+    frame, called = sys._getframe(1), ""
+    while frame is not None and frame.f_code.co_filename not in files:
+        called = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        frame = frame.f_back  # type: ignore[assignment]
+    return called
+
+
+def place_of_error(files: frozenset[str], error: BaseException) -> tuple[Place | None, str]:
+    """The last line of one of these files that an error has come through, and the package that was called there."""
+    found, called, traceback = None, "", error.__traceback__
     while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename in files:
-            found = Place(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
+        frame = traceback.tb_frame
+        if frame.f_code.co_filename in files:
+            found, called = Place(frame.f_code.co_filename, traceback.tb_lineno), ""
+        elif not called:
+            called = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         traceback = traceback.tb_next
-    return found
+    return found, called
 
 
 def beginning_of(rule: type[Any]) -> str:

@@ -12,11 +12,13 @@ from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
 from thalweg.torch.sharding.factors import first_owned
 from thalweg.torch.sharding.shards import ghost_of, is_distributed, local, part_of, placed_like
+from thalweg.trial import check_update
 
 
 def first_entries(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:
     """The state of a parameter before its first step, laid out over ranks like the parameter."""
     rule, handling = setting.rule_at(1), setting.handling
+    check_update(rule, tuple(p.shape))
     if not is_distributed(p):
         return first_state(xp, rule, handling, p.detach())
     part, held = part_of(name, p), local(p.detach())

@@ -1,0 +1,173 @@
+"""A rule of one's own on the command line: every verb takes it, as a class or as ``module:MyRule``."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from own_rules import Signed, every
+
+from thalweg import Rule
+from thalweg.bench import bench
+from thalweg.errors import CommandError
+from thalweg.plan import plan
+from thalweg.plan.models import Model, Tensor
+from thalweg.race import ArrayTask, ModelTask, race
+from thalweg.show.palette import COLOURS, RIVALS, colour_of
+
+MODEL = Model("small", "", (Tensor("w", (60, 40)), Tensor("b", (40,))))
+ELEMENTS = MODEL.parameters
+
+
+@pytest.mark.parametrize(
+    "where", [{"device": "cpu"}, {"front_end": "numpy"}, {"front_end": "optax"}, {"device": "cuda"}]
+)
+@every
+def test_plan(rule: type[Rule], where: dict[str, str]) -> None:
+    (cost,) = plan(MODEL, optimizers=[rule], **where).costs
+    counts = {"numpy": 8 * 2, "optax": 4}.get(where.get("front_end", ""), 4 * 2)
+    assert cost.share.state_bytes == 4 * ELEMENTS + counts
+    assert cost.share.moved_bytes >= 20 * ELEMENTS  # reads p, g and m, and writes p and m
+    assert rule.__name__ not in [each.optimizer for each in plan(MODEL, **where).costs]  # nobody else asked for it
+
+
+@every
+def test_plans_of_shards(rule: type[Rule]) -> None:
+    (cost,) = plan(MODEL, optimizers=[rule], device="cpu", world=2, layout="fsdp2").costs
+    assert cost.share.state_bytes == 4 * (30 * 40 + 20) + 4 * 2
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("front_end", ["torch", "numpy"])
+@every
+def test_its_peak_is_measured(rule: type[Rule], front_end: str) -> None:
+    from measured_peaks import allocator_peak, traced_peak
+
+    shapes = [(600, 700), (300, 500), (90,)]
+    model = Model("larger", "", tuple(Tensor(f"p{i}", shape) for i, shape in enumerate(shapes)))
+    engine = "foreach" if front_end == "torch" else "reference"
+    planned = plan(model, optimizers=[rule], front_end=front_end, device="cpu", engine=engine).costs[0].share.peak_bytes
+    random = np.random.default_rng(0)
+    arrays = [random.standard_normal(shape).astype("float32") for shape in shapes]
+    if front_end == "torch":
+        torch = pytest.importorskip("torch")
+        import thalweg.torch
+
+        params = [torch.nn.Parameter(torch.from_numpy(array)) for array in arrays]
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer = thalweg.torch.optimizer(rule)(params, lr=1e-3, engine="foreach")
+        measured = allocator_peak(optimizer.step, warm_up=1)
+    else:
+        grads = [np.ones_like(array) for array in arrays]
+        stepper = thalweg.numpy.optimizer(rule)(lr=1e-3, engine="reference")
+        measured = traced_peak(lambda: stepper.step(arrays, grads), warm_up=1)
+    assert measured > 2**20
+    assert planned == pytest.approx(measured, rel=0.05, abs=2**20)
+
+
+def parabola() -> ArrayTask:
+    return ArrayTask(
+        name="parabola",
+        init=lambda seed: {"x": np.random.default_rng(seed).normal(size=(3, 4))},
+        gradients=lambda params, batch: {"x": 2 * params["x"]},
+        evaluate=lambda params: np.square(params["x"]).sum(),
+        steps=5,
+    )
+
+
+@every
+def test_a_race_in_numpy(rule: type[Rule]) -> None:
+    summary = race(parabola(), optimizers=[rule, "LAMB"], seeds=1).run().summary
+    looks = {who["name"]: who for who in summary["contestants"]}
+    name = rule.__name__
+    assert looks[name]["colour"] == colour_of(name)
+    assert looks[name]["colour"] not in (*COLOURS.values(), *RIVALS)
+    (course,) = summary["courses"]
+    losses = [result["loss"] for result in course["results"] if result["contestant"] == name]
+    assert losses
+    assert json.dumps(summary)
+
+
+def test_a_race_in_torch() -> None:
+    torch = pytest.importorskip("torch")
+
+    def batches(seed: int, batch_size: Any) -> Iterator[Any]:
+        while True:
+            yield torch.ones(2, 3)
+
+    task = ModelTask(
+        name="line",
+        model=lambda seed: torch.nn.Linear(3, 1),
+        batches=batches,
+        loss=lambda model, batch: model(batch).square().mean(),
+        evaluate=lambda model: model(torch.ones(1, 3)).square().item(),
+        steps=3,
+    )
+    summary = race(task, optimizers=[Signed], seeds=1, rates={"": [0.01]}).run().summary
+    assert summary["missing"] == 0
+
+
+@pytest.mark.parametrize("front_end", ["torch", "numpy", "optax"])
+def test_bench(front_end: str) -> None:
+    needed = {"torch": ["torch"], "numpy": [], "optax": ["jax", "optax"]}[front_end]
+    for package in needed:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    found = bench(MODEL, rules=[Signed], against=[], front_ends=[front_end], repeats=1, memory=False, wait=0.0)
+    (comparison,) = found.comparisons
+    assert [row.entrant.front_end for row in comparison.rows] == [front_end]
+
+
+def test_explain() -> None:
+    rows = plan(MODEL, optimizers=[Signed], front_end="numpy").explain("Signed").rows
+    assert [row.state_bytes for row in rows] == [4 * 2400 + 8, 4 * 40 + 8]
+    assert "exp_avg" not in str(rows[0].warnings)
+
+
+class TestByReference:
+    """``module:MyRule``, as the command line has it, in the current folder too."""
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        source = inspect.getsource(Signed).replace("class Signed", "class Spelt")
+        (tmp_path / "spelt_rules.py").write_text(
+            "from dataclasses import dataclass\nfrom typing import Any\n"
+            f"from thalweg import Moment, Rule, Update, average, sign\n\n\n{source}"
+        )
+        monkeypatch.chdir(tmp_path)
+
+    def test_every_verb_takes_it(self, capsys: pytest.CaptureFixture[str]) -> None:
+        pytest.importorskip("click")
+        from thalweg.cli import main
+
+        for line in (
+            "plan gpt2 --optimizers spelt_rules:Spelt,lamb --option spelt.beta=0.5 --json",
+            "race valley --optimizers spelt_rules:Spelt --steps 2 --seeds 1 --lr 0.1 --json",
+            "race valley --redraw --out report/valley --json",
+            "bench --model resnet50 --rules spelt_rules:Spelt --against none --front-ends numpy --repeats 1 "
+            "--no-memory --wait 0 --json",
+        ):
+            with pytest.raises(SystemExit) as ended:
+                main(line.split())
+            shown = capsys.readouterr()
+            assert ended.value.code in (0, None), shown.err
+            assert "Spelt" in shown.out or "spelt" in shown.out, line
+
+    @pytest.mark.parametrize(
+        ("reference", "message"),
+        [
+            ("spelt_rules:Spelled", "module 'spelt_rules' has no 'Spelled': its rules are Rule, Spelt"),
+            ("spelt_rules:average", "a rule is a class derived from thalweg.Rule"),
+            ("no_such_module:Rule", "there is no module 'no_such_module'"),
+            ("spelt rules:Rule", "write module:Class"),
+        ],
+    )
+    def test_what_is_no_rule_is_said_so(self, reference: str, message: str) -> None:
+        with pytest.raises(CommandError, match=message):
+            plan(MODEL, optimizers=[reference])
