@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import cases
 import pytest
 from cases import ADAFACTOR, LAMB, LARS
 from jax_reference import assert_equal, translated
@@ -49,6 +50,15 @@ def test_equals_the_numpy_front_end(name: str, text: str, options: dict) -> None
     theirs = getattr(reference, name)(lr=rate(name, options), engine="reference", **options)
     mine = getattr(ours, name.lower())(rate(name, options), **translated(name, options))
     assert_equal(mine, theirs, SHAPES)
+
+
+MADE = [(case, text, options) for case in cases.CASES if case.rule.OPTAX for text, options in case.options.items()]
+
+
+@pytest.mark.parametrize(("case", "text", "options"), MADE, ids=[f"{case.name}-{text}" for case, text, _ in MADE])
+def test_what_is_made_of_a_rule_equals_the_numpy_front_end(case: cases.Case, text: str, options: dict) -> None:
+    theirs = getattr(reference, case.name)(lr=case.lr, engine="reference", **options)
+    assert_equal(ours.transformation(case.rule, case.lr, **options), theirs, SHAPES)
 
 
 SCHEDULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

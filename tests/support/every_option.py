@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from side_by_side import FUSED_RULES
+from side_by_side import FUSED_CASES
 
 #: Besides those of the table: what it lacks, and what might interfere.
 MORE: dict[str, dict[str, dict[str, Any]]] = {
@@ -70,6 +70,6 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
 
 TABLE = [
     pytest.param(case, options, id=f"{case.name}-{description}")
-    for case in FUSED_RULES.values()
-    for description, options in {**case.options, **MORE[case.name]}.items()
+    for case in FUSED_CASES.values()
+    for description, options in {**case.options, **MORE.get(case.name, {})}.items()
 ]

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from thalweg.errors import OptimError
-from thalweg.numpy import LAMB, LARS, Adafactor, Kron, Optimizer
+from thalweg.numpy import LAMB, LARS, Adafactor, Kron, Optimizer, optimizer
 from thalweg.rules import RULES
 from thalweg.settings import Handling
 
 Make = Callable[..., Optimizer]
 Arrays = dict[str, Any]
 
-FRONT_END = {"LARS": LARS, "LAMB": LAMB, "Adafactor": Adafactor, "Kron": Kron}
+FRONT_END: dict[str, Any] = {name: optimizer(rule) for name, rule in RULES.items()}
 
 #: One row for each kind of state and arithmetic. Kron draws noise that matters, and refreshes now and then.
 CASES: dict[str, Make] = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from side_by_side import FUSED_RULES, assert_close, assert_figures, draw, draw_gradients, kind
+from side_by_side import FUSED_CASES, assert_close, assert_figures, draw, draw_gradients, kind
 
 torch = pytest.importorskip("torch")
 
@@ -17,7 +17,7 @@ FULL: dict[str, dict[str, Any]] = {"LARS": {}, "LAMB": {}, "Adafactor": dict(min
 
 
 def make(rule: str, params: Any, engine: str = "fused", **options: Any) -> Any:
-    return getattr(thalweg.torch, rule)(params, **{"lr": FUSED_RULES[rule].lr, **options}, engine=engine)
+    return getattr(thalweg.torch, rule)(params, **{"lr": FUSED_CASES[rule].lr, **options}, engine=engine)
 
 
 def tensor_of(x: Any) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from cases import CASES
 from tolerances import WORLD
 from world_layouts import SHAPES, DTensor, Place, divided, drawn, gradient, home, placed, plain, torch
 from world_layouts import layout as laid_out
@@ -17,10 +18,10 @@ import thalweg.torch
 from thalweg.errors import OptimError
 from thalweg.rules import RULES as ALL_RULES
 
-#: The rules that step parameters of which ranks hold parts.
+#: Rules that differ in what ranks have to tell one another.
 RULES = ("LARS", "LAMB", "Adafactor", "Kron")
 #: Steps of moderate size, with all that a rule sums up: Adafactor's rows and columns of small tensors too.
-LR = {"LARS": 5.0, "LAMB": 0.05, "Adafactor": 0.05, "Kron": 0.02}
+LR = {**{case.name: case.lr for case in CASES}, "LAMB": 0.05}
 TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "LARS": dict(weight_decay=0.01),
     "LAMB": dict(weight_decay=0.01),
