@@ -21,6 +21,8 @@ class Case:
     options: dict[str, dict[str, Any]]
     #: Options that are refused, each with a part of what is said about it.
     refused: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+    #: Published optimizers, by import name, that it equals: (name, our options, theirs) under a description.
+    published: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
