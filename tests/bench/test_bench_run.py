@@ -129,7 +129,7 @@ def test_who_is_asked_for_and_not_installed_is_an_error(monkeypatch: pytest.Monk
     with pytest.raises(CommandError, match=r"apex is not installed, .* built from its source"):
         bench(TINY, against=["apex"])
     found = bench(TINY, rules=["sgd"], repeats=1, memory=False, wait=0.0)  # and who is not asked for is left out
-    assert list(found.comparisons[0].entrants) == ["thalweg.numpy LARS(trust=False)"]
+    assert list(found.comparisons[0].entrants) == ["thalweg.numpy SGD"]
     assert found.absent == list(PACKAGES)
 
 

@@ -53,7 +53,7 @@ def test_step_cpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     script("step_cpu").main(["--rules", "sgd", "--repeats", "1", "--json", str(record)])
     said = capsys.readouterr().out
     assert "## SGD, tiny" in said
-    assert "| thalweg.torch LARS(trust=False) |" in said
+    assert "| thalweg.torch SGD |" in said
     assert json.loads(record.read_text())["command"].startswith("python benchmarks/step_cpu.py --rules sgd")
 
 

@@ -95,7 +95,8 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert lamb["seconds"] == lamb["moved_bytes"] / 2e12
     assert kron["seconds"] == kron["moved_bytes"] / 2e12 + kron["product_flops"] / 5e13
     assert kron["options"] == {"momentum_dtype": "bfloat16", "max_size_dense": 256}
-    assert found["AdamW"]["options"] == {"trust": False, "momentum_dtype": "bfloat16"}
+    assert found["AdamW"]["options"] == {"momentum_dtype": "bfloat16"}
+    assert found["SGD"]["options"] == {"momentum": 0.9, "momentum_dtype": "bfloat16"}
     assert "tensors" not in lamb
     explained = json.loads(printed(capsys, "resnet50", "--json", "--explain", "--optimizers", "lamb"))
     rows = explained["optimizers"][0]["tensors"]
@@ -238,7 +239,7 @@ def test_planning_loads_no_framework_but_for_what_kernels_keep_on_gpus() -> None
             ["gpt2", "--option", "adafactor.momentum_dtype=bfloat16"],
             "Adafactor: momentum_dtype='bfloat16' has no effect here",
         ),
-        (["gpt2", "--option", "adamw.trust=True"], "AdamW is LAMB with trust=False: leave this option out"),
+        (["gpt2", "--option", "adamw.trust=True"], "AdamW has no option 'trust'"),
         (
             ["gpt2", "--optimizers", "lamb", "--option", "kron.eps=1"],
             "the option kron.eps is for Kron, which is not among",

@@ -11,6 +11,7 @@ import pytest
 from thalweg.plan import plan
 from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import OPTIMIZERS, Option
+from thalweg.rules import RULES
 
 SHAPES = [(), (1,), (7,), (1000,), (0,), (3, 0), (5, 4), (130, 140), (3, 4, 5, 2), (16, 8, 3, 3), (2, 130, 140)]
 STACKED = [(3, 7), (2, 130, 140), (4, 5, 6)]
@@ -90,9 +91,9 @@ def test_optax(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]]
     import thalweg.optax
 
     rule, own = OPTIMIZERS[name]
-    called = (
-        {"dtype_momentum": options["momentum_dtype"]} if rule == "Adafactor" and "momentum_dtype" in options else {}
-    )
+    theirs = {ours: argument for argument, (ours, _) in RULES[rule].OPTAX.items()} | {"Adafactor": "dtype_momentum"}
+    name_there = theirs.get(rule, theirs.get("momentum_dtype", "momentum_dtype"))
+    called = {name_there: options["momentum_dtype"]} if "momentum_dtype" in options else {}
     given = {key: value for key, value in options.items() if not (called and key == "momentum_dtype")}
     learning_rate = {} if rule == "Adafactor" else {"learning_rate": 1e-3}
     solver = getattr(thalweg.optax, rule.lower())(**learning_rate, **own, **given, **called)

@@ -17,7 +17,7 @@ from torch._utils import _flatten_dense_tensors  # noqa: E402
 
 import thalweg.torch  # noqa: E402
 from thalweg.errors import ParameterError  # noqa: E402
-from thalweg.rules import LAMB, LARS, RULES  # noqa: E402
+from thalweg.rules import LAMB, LARS, RULES, SGD, AdamW  # noqa: E402
 from thalweg.torch.params import checks  # noqa: E402
 from thalweg.torch.params.checks import (  # noqa: E402
     BY_SHAPES,
@@ -225,12 +225,15 @@ def test_the_marks_of_stage_3_are_refused() -> None:
     check_parameter("weight", p, "")
 
 
-@pytest.mark.parametrize("rule", [LAMB(trust=False), LARS(trust=False)], ids=["LAMB", "LARS"])
+@pytest.mark.parametrize("rule", [LAMB(trust=False), LARS(trust=False), SGD(), AdamW()], ids=lambda r: type(r).__name__)
 def test_rules_without_ratios_may_be_flat(rule: Any) -> None:
     assert reason_against_flat(rule, PLAIN, ()) == ""
 
 
-@pytest.mark.parametrize("name", RULES)
+BY_SHAPE = pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule().looks_at_shapes])
+
+
+@BY_SHAPE
 def test_rules_that_look_at_shapes_may_not(name: str) -> None:
     assert reason_against_flat(RULES[name](), PLAIN, ()) == BY_SHAPES
 
@@ -253,7 +256,7 @@ def test_what_looks_at_all_parameters_may_not(change: dict[str, Any], overrides:
 
 @pytest.mark.parametrize("named", [False, True], ids=["by position", "by name"])
 @pytest.mark.parametrize("stepped_before", [False, True], ids=["at once", "later"])
-@pytest.mark.parametrize("name", RULES)
+@BY_SHAPE
 def test_an_optimizer_refuses_to_step_a_partition(name: str, stepped_before: bool, named: bool) -> None:
     params = made(MODEL)
     given = [(f"layer.{i}", p) for i, p in enumerate(params)] if named else params

@@ -66,15 +66,11 @@ def has(contestant: Contestant, name: str, value: Any) -> bool:
     rule = rule_of(contestant.rule)
     if name == "variant":
         return value in rule.VARIANTS
-    return name in option_names(rule) and name not in contestant.fixed
+    return name in option_names(rule)
 
 
 def checked(contestant: Contestant, for_all: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """What is asked of one: an option of its own must have an effect, one for all is left out where it has none."""
-    for name in own:
-        if name in contestant.fixed:
-            fixed = f"{name}={contestant.fixed[name]}"
-            raise CommandError(f"{contestant.name} is {contestant.rule} with {fixed}: leave this option out")
     given = {**for_all, **own}
     try:
         if isinstance(contestant, Rival):

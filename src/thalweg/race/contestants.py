@@ -26,11 +26,6 @@ class Contestant:
     fingerprint: str = field(default="", repr=False)
 
     @property
-    def fixed(self) -> Mapping[str, Any]:
-        """What makes a rule one of the two that everyone knows, and cannot be otherwise."""
-        return {name: value for name, value in self.options.items() if name == "trust"}
-
-    @property
     def tuned_like(self) -> str:
         """Whose learning rates are tried."""
         return self.name

@@ -21,7 +21,7 @@ NAMES = {getattr(torch, name): name for name in DTYPES}
 #: What to use where parameters have to keep their shapes.
 WHOLE = "ZeRO stage 0, or torch.distributed.fsdp.fully_shard (FSDP2)"
 #: The reason against flat parameters that holds unless a rule and its options are known to look at no shapes.
-BY_SHAPES = f"use {WHOLE}, or a rule that needs neither, such as LAMB or LARS with trust=False"
+BY_SHAPES = f"use {WHOLE}, or a rule that needs neither, such as AdamW, SGD, or LAMB and LARS with trust=False"
 
 
 def reason_against_flat(rule: Rule, group: Mapping[str, Any], overrides: Sequence[Any]) -> str:
