@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import inspect
 import pickle
@@ -161,8 +162,8 @@ def test_copies_and_pickles_find_the_class_again(front_end: str) -> None:
         assert type(other) is made
         assert other.stats().keys() == optimizer.stats().keys() or front_end == "torch"
 
-    class Derived(made):  # type: ignore[misc, valid-type]
-        pass
+    class Derived(made, abc.ABC):  # type: ignore[misc, valid-type]
+        """Which may be abstract."""
 
     with pytest.raises((pickle.PicklingError, AttributeError), match="Derived"):  # not one that is local to a function
         pickle.dumps(Derived)

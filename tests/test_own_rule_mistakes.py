@@ -235,6 +235,10 @@ UNMADE = [
         make_dataclass("Mine", [("maximize", bool, field(default=False))], bases=(Fine,), frozen=True, kw_only=True),
         "option 'maximize' of Mine is one that every optimizer has: give it another name",
     ),
+    (
+        make_dataclass("Mine", [("version", float, field(default=0.5))], bases=(Fine,), frozen=True, kw_only=True),
+        "option 'version' of Mine hides what every rule has",
+    ),
     (doing(Fine.update, version=0), "version of Mine must be a whole number from 1 on, got 0"),
     (Fine(), r"a rule is a class derived from thalweg.Rule, got Fine\("),
     (dict, "a rule is a class derived from thalweg.Rule"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copyreg
 import inspect
+from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args, get_type_hints
@@ -203,19 +204,21 @@ def made(rule: type[Rule], base: type[Any], maker: Callable[[type[Rule]], Any]) 
         "__module__": maker.__module__ if shipped else rule.__module__,
         "__qualname__": rule.__name__ if shipped else f"optimizer({rule.__qualname__})",
     }
-    return Made(rule.__name__, (base,), body)
+    return (type if shipped else Made)(rule.__name__, (base,), body)
 
 
-class Made(type):
-    """The type of classes that are made of rules: a pickle names the rule, of which the class is made again."""
+class Made(ABCMeta):
+    """The type of classes made of rules that no module of ours has: a pickle names the rule, and makes them again.
+
+    It is one of abstract classes, so that they can be mixed with such.
+    """
 
     rule: type[Rule]
     maker: Callable[[type[Rule]], Any]
 
 
 def pickled(cls: Made) -> Any:
-    shipped = RULES.get(cls.rule.__name__) is cls.rule
-    return cls.__qualname__ if shipped or "maker" not in vars(cls) else (cls.maker, (cls.rule,))
+    return (cls.maker, (cls.rule,)) if "maker" in vars(cls) else cls.__qualname__
 
 
 copyreg.pickle(Made, pickled)

@@ -58,8 +58,12 @@ def check_rule(rule: type[Rule]) -> None:
         if f.default is MISSING:
             wanted = "a number, a text, True or False, None or a tuple of these"
             raise RuleError(f"option {f.name!r} of {name} has no default: give it one, {wanted}")
-        if f.name in RESERVED_OPTIONS and f.name not in {own.name for own in fields(Rule)}:
+        if f.name in {own.name for own in fields(Rule)}:
+            continue
+        if f.name in RESERVED_OPTIONS:
             raise RuleError(f"option {f.name!r} of {name} is one that every optimizer has: give it another name")
+        if hasattr(Rule, f.name):
+            raise RuleError(f"option {f.name!r} of {name} hides what every rule has: give it another name")
     if not isinstance(rule.version, int) or isinstance(rule.version, bool) or rule.version < 1:
         raise RuleError(f"version of {name} must be a whole number from 1 on, got {rule.version!r}")
 

@@ -1,4 +1,4 @@
-"""The optimizer for raw arrays: what all four have in common."""
+"""The optimizer for raw arrays: what all of them have in common."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Self = TypeVar("Self", bound="Optimizer")
 class Optimizer(Stepping):
     """Steps numpy arrays in place, name by name or a whole model at once.
 
-    The four optimizers derive from it; its methods are theirs. Override :meth:`lr_scale` for
+    Every optimizer derives from it; its methods are theirs. Override :meth:`lr_scale` for
     learning rates by name that a list of patterns cannot express.
     """
 

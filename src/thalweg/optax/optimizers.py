@@ -1,4 +1,4 @@
-"""The four optimizers, with the names, defaults and numbers of optax where optax has them."""
+"""Optimizers that are written by hand, with the names, defaults and numbers of optax where optax has them."""
 
 from __future__ import annotations
 

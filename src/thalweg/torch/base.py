@@ -1,4 +1,4 @@
-"""The optimizer for torch: what all four have in common."""
+"""The optimizer for torch: what all of them have in common."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from thalweg.torch.step.gradient_norm import JointGradient
 class Optimizer(GroupedOptimizer):
     """A ``torch.optim.Optimizer`` around one of our rules.
 
-    The four optimizers derive from it. Gradients are read, never written; parameters and state are
+    Every optimizer derives from it. Gradients are read, never written; parameters and state are
     written in place when the new values are known.
     """
 

@@ -66,7 +66,7 @@ def result_of_shards(bucket: Bucket, owners: Owners) -> Generator[Question, Sequ
     if handling.on_nonfinite != "propagate":
         finite = yield from every(space, update.finite)
         for entry in written_entries(space, update, new):
-            finite = finite & (yield from all_finite(space, entry))
+            finite = (yield from all_finite(space, entry)) & finite  # in this order: a rule may say True
     return unlisted(bucket, settled(space, handling, p, s, update, new, finite, bucket.allowed))
 
 
