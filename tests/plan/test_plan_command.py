@@ -227,7 +227,7 @@ def test_planning_loads_no_framework_but_for_what_kernels_keep_on_gpus() -> None
             "--frozen *.wpee.* matches no parameter; the first ones are transformer.w",
         ),
         (["gpt2", "--frozen", "*"], "all parameters of gpt2 are frozen: nothing is left to train"),
-        (["gpt2", "--option", "lion.beta=1"], "there is no optimizer 'lion'"),
+        (["gpt2", "--option", "tiger.beta=1"], "there is no optimizer 'tiger'"),
         (["gpt2", "--option", "momentun=0.5"], "no optimizer here has an option 'momentun': did you mean 'momentum'?"),
         (
             ["gpt2", "--option", "kron.max_size_dens=2"],

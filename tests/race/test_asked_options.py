@@ -107,8 +107,8 @@ def test_options_for_whoever_does_not_take_part_are_told() -> None:
 
 
 def test_an_option_without_effect_on_anyone_is_told() -> None:
-    with pytest.raises(CommandError, match=re.escape("trust_coefficient=0.1 has no effect on any optimizer here")):
-        race(TASK, optimizers=["SGD"], options={"": {"trust_coefficient": 0.1}})
+    with pytest.raises(CommandError, match=re.escape("precond_dtype='float16' has no effect on any optimizer here")):
+        race(TASK, optimizers=["SGD"], options={"": {"precond_dtype": "float16"}})
 
 
 def test_a_rate_that_is_given_twice_is_told() -> None:
