@@ -169,6 +169,9 @@ def test_the_optax_front_end_has_an_option_for_every_option_of_its_rule(name: st
     }
     if name == "Adafactor":
         renamed |= {"weight_decay": "weight_decay_rate", "momentum_dtype": "dtype_momentum"}
+    if name == "Muon":
+        renamed |= {"ns_coefficients": "ns_coeffs", "momentum": "beta"}
+        renamed |= {"momentum_dtype": "mu_dtype", "rms": "consistent_rms"}
     factors = {"precond_dtype"} if name != "Kron" else set()
     assert {renamed.get(option, option) for option in option_names(RULES[name]) if option not in factors} <= set(shown)
 

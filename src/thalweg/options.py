@@ -119,6 +119,24 @@ class AdafactorOptions(CommonOptions, total=False):
     only_2d: bool
 
 
+class MuonOptions(CommonOptions, total=False):
+    momentum: Schedulable
+    nesterov: bool
+    momentum_mode: Literal["ema", "sum"]
+    bias_correction: bool
+    weight_decay: Schedulable
+    scaling: Literal["original", "match_rms_adamw", "optax"] | None
+    rms: Schedulable
+    split: int
+    split_axis: Literal[0, 1]
+    ns_steps: int
+    ns_coefficients: tuple[float, float, float] | tuple[tuple[float, float, float], ...]
+    ns_dtype: Literal["bfloat16", "float32"] | None
+    eps: Schedulable
+    eps_mode: Literal["floor", "add"]
+    vectors: Literal["refuse", "row"]
+
+
 class KronOptions(CommonOptions, total=False):
     precond_lr: Schedulable
     momentum: Schedulable

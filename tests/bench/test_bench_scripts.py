@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import types
+import warnings
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,20 @@ def test_step_cpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "## SGD, tiny" in said
     assert "| thalweg.torch SGD |" in said
     assert json.loads(record.read_text())["command"].startswith("python benchmarks/step_cpu.py --rules sgd")
+
+
+def test_muon(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    record, size = tmp_path / "muon.json", ["--layers", "1", "--width", "16", "--repeats", "1", "--calls", "1"]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "mkldnn_matmul failed")
+        script("muon").main(["--device", "cpu", *size, "--json", str(record)])
+    assert set(json.loads(record.read_text())["eager"]) == {
+        "products alone",
+        "thalweg.torch.Muon",
+        "torch.optim.Muon",
+    }
+    assert "| thalweg.torch.Muon |" in capsys.readouterr().out
 
 
 def test_step_cpu_says_what_it_does_not_know() -> None:

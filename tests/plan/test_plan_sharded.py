@@ -52,6 +52,7 @@ def cases(world: int) -> list[Case]:
     found += [
         Case("Kron", {**options, "precond_update_probability": 0.5}) for options in (KRON if world == 2 else KRON[:2])
     ]
+    found += [Case("Muon", {"vectors": "row"})]
     found += [Case(name, {"stacked_axes": 1}, shapes=STACKED) for name in ("LARS", "LAMB", "Adafactor", "Kron")]
     if world == 2:
         found += [Case(name, options) for name, options in OPTIONS]

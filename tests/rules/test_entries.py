@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import CASES, SHAPES, Case
+from cases import EVERY, SHAPES, Case
 
 import thalweg
 from thalweg.rules import Adafactor
@@ -41,7 +41,7 @@ ELSEWHERE = {
 def every_entry() -> list[Any]:
     """(rule, shape, entries) for every rule, its options and some shapes, stacked and not."""
     found = []
-    for case in CASES:
+    for case in EVERY:
         for options in case.options.values():
             for shape in SHAPES:
                 rule = case.rule(**options)
@@ -50,7 +50,7 @@ def every_entry() -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
 def test_a_rule_makes_and_answers_what_it_declares(case: Case) -> None:
     for rule, shape, entries in every_entry():
         if type(rule) is not case.rule:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import CASES, OPTION_IDS, OPTIONS, SHAPES, Case
+from cases import EVERY, OPTION_IDS, OPTIONS, SHAPES, Case
 from drive import gradients, run
 from tolerances import FLOAT32, FLOAT64
 
@@ -108,7 +108,7 @@ def test_zero_ratio_decides_about_zero_tensors(pair: Any) -> None:
 # ---- laws of all rules
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
 @given(data=st.data())
 def test_inputs_are_left_alone_and_steps_are_finite(case: Case, data: Any) -> None:
     options = data.draw(st.sampled_from(list(case.options.values())))
@@ -157,7 +157,7 @@ def test_descends(case: Case, description: str, options: dict) -> None:
     assert np.square(p).sum() < np.square(start).sum()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 3)])
 def test_empty_tensors_are_stepped_without_a_fuss(case: Case, shape: tuple) -> None:
     for options in case.options.values():
@@ -166,7 +166,7 @@ def test_empty_tensors_are_stepped_without_a_fuss(case: Case, shape: tuple) -> N
         assert all(np.isfinite(entry).all() for entry in state.values())
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
 def test_a_zero_lr_moves_nothing(case: Case) -> None:
     for shape in SHAPES:
         p, grads = gradients(shape, 3)
@@ -177,7 +177,7 @@ def test_a_zero_lr_moves_nothing(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
 def test_stacked_slices_are_stepped_as_if_alone(case: Case) -> None:
     for description, options in case.options.items():
         if case.name == "Kron":
@@ -198,7 +198,7 @@ def test_stacked_slices_are_stepped_as_if_alone(case: Case) -> None:
 
 @pytest.mark.parametrize(
     ("case", "options", "message"),
-    [(case, options, message) for case in CASES for options, message in case.refused],
+    [(case, options, message) for case in EVERY for options, message in case.refused],
     ids=lambda value: value.name if isinstance(value, Case) else str(value)[:40],
 )
 def test_bad_options_are_refused(case: Case, options: dict, message: str) -> None:
@@ -208,10 +208,10 @@ def test_bad_options_are_refused(case: Case, options: dict, message: str) -> Non
 
 
 def test_every_rule_has_a_row() -> None:
-    assert {case.rule for case in CASES} == set(RULES.values())
+    assert {case.rule for case in EVERY} == set(RULES.values())
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
 def test_good_options_and_variants_are_valid(case: Case) -> None:
     from thalweg.settings import Settings
 

@@ -22,7 +22,7 @@ TEAMS = {name: 1 for name, groups in GROUPS.items() if groups == 2} | {"meshes":
 
 def expected(rule: str, layout: str) -> dict[str, int]:
     groups = GROUPS.get(layout, 1)
-    times = TEAMS.get(layout, groups) if rule == "Kron" else groups
+    times = TEAMS.get(layout, groups) if rule in ("Muon", "Kron") else groups
     return {kind: count * times for kind, count in EACH[rule].items() if times}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from cases import OPTION_IDS, OPTIONS, Case
+from cases import EXACT, OPTION_IDS, OPTIONS, Case
 from lanes import one_in
 
 pytest.importorskip("torch")
@@ -64,7 +64,7 @@ def test_engines(rule: str, engine: str, dtype: str) -> None:
 )
 @pytest.mark.parametrize(("size", "layout"), [(2, "mixed"), (4, "two axes"), (4, "meshes")])
 def test_options_of_steps(rule: str, options: Mapping[str, Any], size: int, layout: str) -> None:
-    typical = {"Adafactor": dict(min_dim_size_to_factor=2)}.get(rule, {})
+    typical = {"Adafactor": dict(min_dim_size_to_factor=2), "Muon": EXACT}.get(rule, {})
     check(Run(rule, options={**typical, **options}, rates=(1.0, 0.5)), layout, size)
 
 
@@ -73,7 +73,7 @@ def test_options_of_steps(rule: str, options: Mapping[str, Any], size: int, layo
 @pytest.mark.parametrize("kind", ["momentum_dtype", "state_dtype"])
 def test_state_of_16_bits(rule: str, kind: str) -> None:
     # one step from values that are the same to the bit: later ones would round to neighbours now and then
-    momentum: dict[str, Any] = {"Adafactor": dict(momentum=0.9, min_dim_size_to_factor=2)}.get(rule, {})
+    momentum: dict[str, Any] = {"Adafactor": dict(momentum=0.9, min_dim_size_to_factor=2), "Muon": EXACT}.get(rule, {})
     check(Run(rule, options={**momentum, kind: "bfloat16"}, rates=(1.0,)), "mixed")
 
 
@@ -106,7 +106,7 @@ STACKED = tuple(name for name in ("row", "column", "matrix", "even", "cube", "ke
 def test_stacked_axes_that_are_divided(rule: str, stacked_axes: int, size: int, layout: str) -> None:
     """Some of these divide the stacked axis, so that each rank has slices of its own, or none."""
     names = STACKED if stacked_axes == 1 else STACKED[-2:]
-    options = {"Adafactor": dict(min_dim_size_to_factor=2)}.get(rule, {})
+    options = {"Adafactor": dict(min_dim_size_to_factor=2), "Muon": EXACT}.get(rule, {})
     check(Run(rule, options=dict(options, stacked_axes=stacked_axes), names=names), layout, size)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import CASES
+from cases import EVERY
 from lanes import one_in
 
 from thalweg.boundary import advance, first_state
@@ -18,7 +18,7 @@ from thalweg.spaces.shape_arrays import Ledger
 
 SHAPES = [(), (1,), (7,), (0,), (3, 0), (5, 4), (130, 140), (3, 4, 5, 2), (2, 130, 140)]
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    *((case.name, options) for case in CASES for options in case.options.values()),
+    *((case.name, options) for case in EVERY for options in case.options.values()),
     ("LAMB", {"momentum_dtype": "float16", "weight_decay": 0.1, "phi": (0.0, 10.0)}),
     ("LAMB", {"state_dtype": "float64", "on_nonfinite": "skip", "max_grad_norm": 1.0}),
     ("Adafactor", {}),

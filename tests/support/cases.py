@@ -210,7 +210,51 @@ KRON = Case(
     ],
 )
 
+#: Products in full precision, because one rounding to bfloat16 more or less is seen in every later one.
+EXACT: dict[str, Any] = dict(ns_dtype=None, vectors="row")
+
+MUON = Case(
+    rules.Muon,
+    lr=0.02,
+    options={
+        "defaults": EXACT,
+        "weight decay": dict(EXACT, weight_decay=0.1),
+        "without nesterov": dict(EXACT, nesterov=False),
+        "no momentum": dict(EXACT, momentum=0.0),
+        "sum": dict(EXACT, momentum_mode="sum"),
+        "bias correction": dict(EXACT, bias_correction=True),
+        "match-RMS-AdamW": dict(EXACT, scaling="match_rms_adamw", rms=0.3),
+        "optax": dict(rules.Muon.VARIANTS["optax"], vectors="row"),
+        "unscaled": dict(EXACT, scaling=None, eps_mode="add", eps=0.1),
+        "coefficients by step": dict(EXACT, ns_coefficients=((3.0, -4.0, 2.0), (2.0, -1.5, 0.5)), ns_steps=3),
+    },
+    refused=[
+        *NUMBERS,
+        (dict(momentum=1.0), "momentum must be a finite number >= 0 and < 1, got 1.0"),
+        (dict(eps=-1.0), "eps must be"),
+        (dict(rms=0.0), "rms must be a finite number > 0, got 0.0"),
+        (dict(nesterov=1), "nesterov must be True or False, got 1"),
+        (dict(momentum_mode="polyak"), "momentum_mode must be one of 'ema', 'sum', got 'polyak'"),
+        (dict(scaling="spectral"), "scaling must be one of 'original', 'match_rms_adamw', 'optax', None"),
+        (dict(split=0), "split must be a whole number >= 1, got 0"),
+        (dict(split_axis=2), "split_axis must be one of 0, 1, got 2"),
+        (dict(ns_steps=0), "ns_steps must be a whole number >= 1, got 0"),
+        (dict(ns_steps=100), "ns_steps must be less than 100, got 100"),
+        (dict(ns_coefficients=(3.0, -4.0)), "ns_coefficients must be three numbers, or three for each step"),
+        (dict(ns_coefficients=()), "ns_coefficients must be three numbers"),
+        (dict(ns_coefficients=((3.0, -4.0, 2.0), (1.0,))), "ns_coefficients must be three numbers"),
+        (dict(ns_coefficients=(3.0, "b", 2.0)), "each of ns_coefficients must be a finite number"),
+        (dict(ns_dtype="float16"), "ns_dtype must be one of 'bfloat16', 'float32', None, got 'float16'"),
+        (dict(eps_mode="max"), "eps_mode must be one of 'floor', 'add'"),
+        (dict(vectors="adamw"), "vectors must be one of 'refuse', 'row'"),
+        (dict(bias_correction=True, momentum_mode="sum"), "bias_correction=True needs momentum_mode='ema'"),
+    ],
+)
+
+#: Rules that step parameters of any shape as they come.
 CASES = [SGD, ADAMW, LARS, LAMB, ADAFACTOR, KRON]
+#: All rules.
+EVERY = [SGD, ADAMW, LARS, LAMB, ADAFACTOR, MUON, KRON]
 #: (case, description, options) for every set of options of every rule.
-OPTIONS = [(case, description, options) for case in CASES for description, options in case.options.items()]
+OPTIONS = [(case, description, options) for case in EVERY for description, options in case.options.items()]
 OPTION_IDS = [f"{case.name}-{description}" for case, description, _ in OPTIONS]

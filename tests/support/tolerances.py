@@ -34,6 +34,9 @@ NATIVE_NORMALS = {"float64": 1e-13, "float32": 5e-6}
 #: Kron's kernels on a GPU against its rule after a few steps, by dtype of factors, relative to the size of each array:
 #: tensor cores keep 11 binary digits of float32; of bfloat16 there are 8, on CPUs too.
 TENSOR_CORES = {"float32": 5e-3, "bfloat16": 2e-2}
+#: Muon with products in bfloat16 beside another Muon, after ten steps: where one of two sums in another order rounds to
+#: the other neighbour, all later products see it.
+BFLOAT16_PRODUCTS = 2e-2
 #: A derivative against central differences in float64, relative: their steps of 1e-5 leave errors of that square and of
 #: rounding over them.
 FINITE_DIFFERENCES = 1e-6

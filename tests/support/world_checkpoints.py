@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cases import EXACT
 from tolerances import WORLD
 from world_layouts import gradient, mesh, ranks, torch, whole
 from world_steps import LR, RULES, further_than
@@ -41,6 +42,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "Adafactor",
         dict(min_dim_size_to_factor=2, overrides=[("wide.*", dict(min_dim_size_to_factor=128, momentum=0.5))]),
     ),
+    "Muon": ("Muon", dict(EXACT, momentum_dtype="bfloat16")),
     "Kron": ("Kron", dict(weight_decay=0.01)),
     "Kron, bfloat16 factors": ("Kron", dict(precond_dtype="bfloat16", max_size_dense=5)),
 }

@@ -32,6 +32,7 @@ EACH = {
     "LARS": {"allreduce": 1},
     "LAMB": {"allreduce": 1},
     "Adafactor": {"allreduce": 2},
+    "Muon": {"alltoall_base": 2},
     "Kron": {"alltoall_base": 2},
 }
 #: How many groups of ranks share a parameter; one unless told. Those of "meshes" are a line, rows and columns.

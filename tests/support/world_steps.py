@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from cases import CASES
+from cases import EVERY, EXACT
 from tolerances import WORLD
 from world_layouts import SHAPES, DTensor, Place, divided, drawn, gradient, home, placed, plain, torch
 from world_layouts import layout as laid_out
@@ -19,13 +19,14 @@ from thalweg.errors import OptimError
 from thalweg.rules import RULES as ALL_RULES
 
 #: Rules that differ in what ranks have to tell one another.
-RULES = ("LARS", "LAMB", "Adafactor", "Kron")
+RULES = ("LARS", "LAMB", "Adafactor", "Muon", "Kron")
 #: Steps of moderate size, with all that a rule sums up: Adafactor's rows and columns of small tensors too.
-LR = {**{case.name: case.lr for case in CASES}, "LAMB": 0.05}
+LR = {**{case.name: case.lr for case in EVERY}, "LAMB": 0.05}
 TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "LARS": dict(weight_decay=0.01),
     "LAMB": dict(weight_decay=0.01),
     "Adafactor": dict(min_dim_size_to_factor=2, momentum=0.9, weight_decay=0.01),
+    "Muon": dict(EXACT, weight_decay=0.01),
     "Kron": dict(weight_decay=0.01),
 }
 

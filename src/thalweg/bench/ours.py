@@ -28,6 +28,7 @@ FRONT_ENDS = ("torch", "numpy", "optax")
 LAMB: dict[str, Any] = dict(lr=1e-3, weight_decay=0.01)
 LARS: dict[str, Any] = dict(lr=10.0, weight_decay=1e-4)  # a thousandth of which is seen in bfloat16
 ADAFACTOR: dict[str, Any] = dict(lr=1e-3)
+MUON: dict[str, Any] = dict(lr=1e-3, vectors="row")  # which each model has
 KRON: dict[str, Any] = dict(lr=1e-3, precond_update_probability=1.0)
 ADAMW: dict[str, Any] = dict(lr=1e-3, weight_decay=0.01)
 SGD: dict[str, Any] = dict(lr=1e-3, momentum=0.9)
@@ -83,12 +84,14 @@ OURS = [
     *ours("lamb", "LAMB", 3, LAMB),
     *ours("lars", "LARS", 2, LARS),
     *ours("adafactor", "Adafactor", 1, ADAFACTOR),
+    *ours("muon", "Muon", 2, MUON),
     *ours("kron", "Kron", 4, KRON),
     *ours("adamw", "AdamW", 3, ADAMW),
     *ours("sgd", "SGD", 2, SGD),
     captured("lamb", "LAMB", 3, LAMB),
     captured("lars", "LARS", 2, LARS),
     captured("adafactor", "Adafactor", 1, ADAFACTOR),
+    captured("muon", "Muon", 2, MUON),
     captured("kron", "Kron", 4, KRON),
     captured("adamw", "AdamW", 3, ADAMW),
     captured("sgd", "SGD", 2, SGD),

@@ -199,11 +199,7 @@ class Optimizer(Stepping):
     def _resolve(self, name: Name, weights: Arr, tracked: Tracked) -> Setting:
         """Find what holds for a parameter that is new, or whose options have changed."""
         setting, matched = self._settings.of(str(name), weights)
-        if setting.rule.stacked_axes > weights.ndim:
-            raise OptionError(
-                f"stacked_axes={setting.rule.stacked_axes}, but parameter {name!r} has shape {weights.shape}: "
-                f"it must be at most {weights.ndim}"
-            )
+        setting.rule.check_shape(name, weights.shape)
         check_update(setting.rule, weights.shape)
         with np.errstate(all="ignore"):
             state = first_state(xp, setting.rule, setting.handling, weights)

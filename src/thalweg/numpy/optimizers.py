@@ -13,6 +13,7 @@ from thalweg.options import (
     KronOptions,
     LAMBOptions,
     LARSOptions,
+    MuonOptions,
     SGDOptions,
     Unpack,
     made,
@@ -68,6 +69,11 @@ if TYPE_CHECKING:
             global_step: bool = False,
             engine: Engine = "auto",
             **options: Unpack[AdafactorOptions],
+        ) -> None: ...
+
+    class Muon(Optimizer):
+        def __init__(
+            self, lr: Rate = 0.02, *, global_step: bool = False, engine: Engine = "auto", **options: Unpack[MuonOptions]
         ) -> None: ...
 
     class Kron(Optimizer):

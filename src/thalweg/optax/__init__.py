@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from thalweg.optax.exchange import export_state, import_state
 from thalweg.optax.layouts import state_specs
 from thalweg.optax.made import function_of, transformation
-from thalweg.optax.optimizers import adafactor, kron, lamb, lars
-from thalweg.optax.states import AdafactorState, KronState, LambState, LarsState
+from thalweg.optax.optimizers import adafactor, kron, lamb, lars, muon
+from thalweg.optax.states import AdafactorState, KronState, LambState, LarsState, MuonState
 from thalweg.rules import RULES, Annealed
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ __all__ = [
     "KronState",
     "LambState",
     "LarsState",
+    "MuonState",
     "adafactor",
     "adamw",
     "export_state",
@@ -30,6 +31,7 @@ __all__ = [
     "kron",
     "lamb",
     "lars",
+    "muon",
     "sgd",
     "state_specs",
     "transformation",

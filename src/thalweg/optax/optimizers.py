@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import optax
 
 from thalweg.errors import OptionError
-from thalweg.optax.options import AdafactorExtras, KronExtras, LambExtras, LarsExtras, Mask, Schedulable
+from thalweg.optax.options import AdafactorExtras, KronExtras, LambExtras, LarsExtras, Mask, MuonExtras, Schedulable
 from thalweg.optax.signatures import OPTAX, PSGD_JAX, counted, extras, with_signature
 from thalweg.optax.transformation import as_transformation, stacks, without_where_false
 from thalweg.optax.values import dtype_name, pair
 from thalweg.options import Unpack
-from thalweg.rules import LAMB, LARS, Adafactor, Kron
+from thalweg.rules import LAMB, LARS, Adafactor, Kron, Muon
 from thalweg.rules.checks import require
+from thalweg.rules.muon import PUBLISHED
 from thalweg.settings import Overrides
 
 
@@ -180,6 +181,61 @@ def adafactor(
         choices=choices,
         specs=specs,
         called=OPTAX["Adafactor"],
+    )
+
+
+@with_signature(Muon)
+def muon(
+    learning_rate: Schedulable,
+    ns_coeffs: Any = PUBLISHED,
+    ns_steps: int = 5,
+    beta: Schedulable = 0.95,
+    eps: Schedulable = 1e-8,
+    weight_decay: Schedulable = 0.0,
+    weight_decay_mask: Mask = None,
+    mu_dtype: Any = None,
+    *,
+    nesterov: bool = True,
+    consistent_rms: Schedulable | None = None,
+    overrides: Overrides = (),
+    stacked_axes: Any = None,
+    specs: Any = None,
+    **options: Unpack[MuonExtras],
+) -> optax.GradientTransformationExtraArgs:
+    """Steps along momentum whose singular values are all made about 1, as ``optax.contrib.muon`` takes matrices.
+
+    Vectors are refused: give them to another optimizer with ``optax.partition``. Options: docs/jax.md.
+
+    >>> import jax.numpy as jnp
+    >>> solver = muon(learning_rate=0.1)
+    >>> params = jnp.ones((2, 2))
+    >>> updates, state = solver.update(jnp.diag(jnp.array([4.0, 3.0])), solver.init(params), params)
+    >>> print((params + updates).round(2))
+    [[0.89 1.  ]
+     [1.   0.93]]
+    """
+    given = {
+        "ns_coefficients": ns_coeffs,
+        "ns_steps": ns_steps,
+        "momentum": beta,
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "nesterov": nesterov,
+        **({} if mu_dtype is None else {"momentum_dtype": dtype_name("mu_dtype", mu_dtype)}),
+        **({} if consistent_rms is None else {"scaling": "match_rms_adamw", "rms": consistent_rms}),
+        **counted(stacked_axes),
+        **extras(Muon, options),
+    }
+    choices = [*without_where_false("weight_decay_mask", weight_decay_mask, weight_decay=0.0), *stacks(stacked_axes)]
+    return as_transformation(
+        Muon,
+        learning_rate,
+        given,
+        variant="optax",
+        overrides=overrides,
+        choices=choices,
+        specs=specs,
+        called=OPTAX["Muon"],
     )
 
 

@@ -65,6 +65,17 @@ class AdafactorExtras(CommonExtras, total=False):
     only_2d: bool
 
 
+class MuonExtras(CommonExtras, total=False):
+    momentum_mode: Literal["ema", "sum"]
+    bias_correction: bool
+    scaling: Literal["original", "match_rms_adamw", "optax"] | None
+    split: int
+    split_axis: Literal[0, 1]
+    ns_dtype: DType | None
+    eps_mode: Literal["floor", "add"]
+    vectors: Literal["refuse", "row"]
+
+
 class KronExtras(CommonExtras, total=False):
     precond_lr: Schedulable
     momentum: Schedulable

@@ -28,6 +28,12 @@ OPTAX: dict[str, dict[str, str]] = {
         "eps[0]": "eps",
         "eps[1]": "min_scale",
     },
+    "Muon": {
+        "ns_coefficients": "ns_coeffs",
+        "momentum": "beta",
+        "momentum_dtype": "mu_dtype",
+        "rms": "consistent_rms",
+    },
 }
 #: What psgd-jax calls options of ours.
 PSGD_JAX = {

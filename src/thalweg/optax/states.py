@@ -15,7 +15,7 @@ import jax
 
 from thalweg.errors import StateError
 from thalweg.optax.trees import Tree, TreeDef
-from thalweg.rules import LAMB, LARS, Adafactor, Kron, Rule
+from thalweg.rules import LAMB, LARS, Adafactor, Kron, Muon, Rule
 
 #: The state of one parameter under its checkpoint keys, as rules have it.
 Entries: TypeAlias = dict[str, Any]
@@ -53,6 +53,14 @@ class AdafactorState(NamedTuple):
     skipped: Any = None
 
 
+class MuonState(NamedTuple):
+    #: Steps taken.
+    count: Any
+    momentum_buffer: Tree
+    #: Steps left out under ``on_nonfinite="skip"``, else None.
+    skipped: Any = None
+
+
 class KronState(NamedTuple):
     #: Steps taken.
     count: Any
@@ -67,7 +75,13 @@ class KronState(NamedTuple):
 
 
 #: Rules whose states have a class above.
-WRITTEN: dict[type[Rule], type[Any]] = {LARS: LarsState, LAMB: LambState, Adafactor: AdafactorState, Kron: KronState}
+WRITTEN: dict[type[Rule], type[Any]] = {
+    LARS: LarsState,
+    LAMB: LambState,
+    Adafactor: AdafactorState,
+    Muon: MuonState,
+    Kron: KronState,
+}
 #: The classes of states, also those that are made, with the rules they are of.
 KINDS: dict[type[Any], type[Rule]] = {kind: rule for rule, kind in WRITTEN.items()}
 

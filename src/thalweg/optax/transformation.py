@@ -227,11 +227,7 @@ class Transformation:
             if specs is None:
                 check_whole(name, p)
             layout = ((),) * p.ndim if specs is None else layout_of(specs[index], p.ndim, name)
-            if setting.rule.stacked_axes > p.ndim:
-                raise OptionError(
-                    f"stacked_axes={setting.rule.stacked_axes}, but parameter {name!r} has shape {p.shape}: "
-                    f"it must be at most {p.ndim}"
-                )
+            setting.rule.check_shape(name, p.shape)
             result.append(Leaf((name,), p, setting, layout))
         unused = [repr(pattern) for i, (pattern, _) in enumerate(self.settings.overrides) if i not in matched]
         if report and unused and result:

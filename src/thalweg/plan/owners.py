@@ -1,6 +1,6 @@
-"""Kron on sharded parameters: each has an owner, a rank that works on the whole tensor.
+"""Rules that need whole tensors on sharded parameters: each has an owner, a rank that works on the whole tensor.
 
-Gradients travel to the owners and what they made of them travels back. Messages are those of
+What a rule shows travels to the owners and what they made of them travels back. Messages are those of
 ``torch/sharding/owners.py``.
 """
 
@@ -15,8 +15,9 @@ from typing import Any
 
 from thalweg.arrays import Shape
 from thalweg.boundary import arithmetic
-from thalweg.owners import cost, owners_of, tensors_seen
+from thalweg.kernels.chunks import CHUNK
 from thalweg.owners import is_remembered as are_factors_remembered
+from thalweg.owners import owners_of
 from thalweg.plan import gpus
 from thalweg.plan.costs import shard
 from thalweg.plan.items import Entry, Item, entry_bytes, state_entries
@@ -24,34 +25,42 @@ from thalweg.plan.models import Tensor
 from thalweg.plan.parts import OnParts, Part, nameless
 from thalweg.plan.peaks import Held, torch_peak
 from thalweg.plan.peaks import listed as stepped_as_list
-from thalweg.rules import Kron
+from thalweg.programs.liveness import made_peak
+from thalweg.rules import Kron, WholeRule
+from thalweg.rules.entries import Entry as Declared
+from thalweg.rules.entries import Factor, PerSlice, Spread
 from thalweg.settings import Setting
 from thalweg.spaces.shape_arrays import BYTES, ORDER, Ledger
 
 
 def owners(setting: Setting, tensors: Sequence[Tensor], world: int) -> tuple[int | None, ...]:
     """The owner of each tensor. None: it has no axes, and all ranks do it."""
-    assert isinstance(setting.rule, Kron)
-    rule = setting.rule
-    chosen = iter(owners_of([(own.name, cost(rule, own.shape)) for own in tensors if own.shape], world))
+    rule = rule_of(setting)
+    chosen = iter(owners_of([(own.name, rule.cost(own.shape)) for own in tensors if own.shape], world))
     return tuple(next(chosen) if tensor.shape else None for tensor in tensors)
+
+
+def rule_of(setting: Setting) -> WholeRule:
+    rule = setting.rule_at(1)
+    assert isinstance(rule, WholeRule)
+    return rule
 
 
 def kept_entries(setting: Setting, part: Part, world: int, rank: int) -> dict[str, Entry]:
     """What a rank keeps of a parameter's state: momentum like the parameter, and rows of every factor."""
     if not part.whole.shape:
         return state_entries(setting, part.whole)
-    kept = {}
+    kept, declared = {}, rule_of(setting).entries(part.whole.shape)
     for key, (shape, dtype) in state_entries(setting, part.whole).items():
-        if key.startswith("Q_"):
+        if isinstance(declared[key], Factor):
             shape = (shard(shape[0], world, rank), *shape[1:])
-        kept[key] = part.held.shape if key == "momentum_buffer" else shape, dtype
+        kept[key] = part.held.shape if isinstance(declared[key], Spread) else shape, dtype
     return kept
 
 
 def whole_factors(setting: Setting, tensor: Tensor) -> int:
     """Bytes of the factors that an owner puts together, in the precision of the arithmetic."""
-    return word([tensor]) * sum(counts(setting, tensor, "Q_").values())
+    return BYTES[arithmetic(tensor.dtype)] * sum(counts(setting, tensor, Factor).values())
 
 
 def kept_by_owner(setting: Setting, tensor: Tensor, *, by_kernels: bool) -> int:
@@ -59,45 +68,48 @@ def kept_by_owner(setting: Setting, tensor: Tensor, *, by_kernels: bool) -> int:
     if not by_kernels:
         return whole_factors(setting, tensor) if is_remembered(setting) else 0
     entries = state_entries(setting, tensor)
-    return sum(entry_bytes(entry) for key, entry in entries.items() if key.startswith(("Q_", "L_")))
+    return sum(entry_bytes(entries[key]) for key in rule_of(setting).keys(tensor.shape, PerSlice))
 
 
 def is_remembered(setting: Setting) -> bool:
     return are_factors_remembered(setting.handling.on_nonfinite)
 
 
-def counts(setting: Setting, tensor: Tensor, prefix: str) -> dict[str, int]:
+def counts(setting: Setting, tensor: Tensor, role: type[Declared]) -> dict[str, int]:
+    """The elements of each entry of a role."""
     entries = state_entries(setting, tensor)
-    return {key: math.prod(shape) for key, (shape, _) in entries.items() if key.startswith(prefix)}
+    return {key: math.prod(entries[key][0]) for key in rule_of(setting).keys(tensor.shape, role)}
 
 
-def word(tensors: Sequence[Tensor]) -> int:
-    """Bytes of a number in a message: all of it is in the widest precision of its tensors."""
-    return BYTES[max((arithmetic(tensor.dtype) for tensor in tensors), key=ORDER.index, default="float32")]
+def word(setting: Setting, tensors: Sequence[Tensor]) -> int:
+    """Bytes of a number in a message: all of it is in the widest dtype of what is shown of its tensors."""
+    shown = (rule_of(setting).dtype_shown(arithmetic(tensor.dtype)) for tensor in tensors)
+    return BYTES[max(shown, key=ORDER.index, default="float32")]
 
 
 def exchanged_bytes(
     setting: Setting, parts: Sequence[Part], owned: Sequence[int | None], world: int, rank: int, *, refresh: bool
 ) -> int:
     """What a rank sends in the two messages of a step; a refresh sends every rank its rows of the factors."""
-    assert isinstance(setting.rule, Kron)
-    sent = 0
+    rule, sent = rule_of(setting), 0
+    size = word(setting, [part.whole for part, owner in zip(parts, owned, strict=True) if owner is not None])
     for part, owner in zip(parts, owned, strict=True):
         if owner is None:
             continue
         rows = kept_entries(setting, part, world, rank)
         if owner != rank:
-            sent += tensors_seen(setting.rule) * part.held.elements
+            sent += rule.tensors_shown() * part.held.elements
             if not is_remembered(setting):
-                sent += sum(math.prod(shape) for key, (shape, _) in rows.items() if key.startswith("Q_"))
+                sent += sum(math.prod(rows[key][0]) for key in rule.keys(part.whole.shape, Factor))
             continue
-        stack = math.prod(part.whole.shape[: setting.rule.stacked_axes])
-        sent += part.whole.elements - part.held.elements + (world - 1) * stack  # and the mean of squares, by slice
+        figures = len(rule.FIGURES) * math.prod(rule.figure_shape(part.whole.shape)) * (2 if size == 2 else 1)
+        sent += part.whole.elements - part.held.elements + (world - 1) * figures
         if refresh:
-            factors = counts(setting, part.whole, "Q_")
+            factors = counts(setting, part.whole, Factor)
             sent += sum(count - math.prod(rows[key][0]) for key, count in factors.items())
-            sent += (world - 1) * sum(counts(setting, part.whole, "L_").values())
-    return sent * word([part.whole for part, owner in zip(parts, owned, strict=True) if owner is not None])
+            others = {key: count for key, count in counts(setting, part.whole, PerSlice).items() if key not in factors}
+            sent += (world - 1) * sum(others.values())
+    return sent * size
 
 
 # ---- memory during a step
@@ -115,8 +127,8 @@ def owner_peak(
 
     by_kernels: for which parameters owners have kernels for GPUs.
     """
-    assert isinstance(setting.rule, Kron)
-    size, seen = word([part.whole for part in parts]), tensors_seen(setting.rule)
+    rule = rule_of(setting)
+    size, seen = word(setting, [part.whole for part in parts]), rule.tensors_shown()
     waiting, after = peaks_on_parts(setting, parts, world, rank)
     mine = [(part.whole, own) for part, owner, own in zip(parts, owned, by_kernels, strict=True) if owner == rank]
     launched, listed = ([tensor for tensor, own in mine if own is chosen] for chosen in (True, False))
@@ -127,18 +139,22 @@ def owner_peak(
     )
     factors = sum(whole_factors(setting, tensor) for tensor, _ in mine)
     rows = size * sum(
-        math.prod(shape)
+        math.prod(kept_entries(setting, part, world, rank)[key][0])
         for part in parts
-        for key, (shape, _) in kept_entries(setting, part, world, rank).items()
-        if key.startswith("Q_")
+        for key in rule.keys(part.whole.shape, Factor)
     )
     going, came = seen * given, seen * whole
     if not is_remembered(setting):
         going, came = going + rows, came + factors
     fresh = sum(whole_factors(setting, tensor) for tensor in listed if is_made_anew(setting, tensor))
     # what there are kernels for is put together first; the rest one after the other, from what came to what goes back
+    stacked, listed = (
+        [tensor for tensor in listed if rule.is_stackable(tensor.shape) is chosen] for chosen in (True, False)
+    )
     working = came + seen * for_kernels + fresh + (whole - for_kernels)
     working += max((work_peak(setting, nameless(tensor)) for tensor in listed), default=0)
+    # stacks are made when all is put together
+    working = max(working, seen * whole + whole + stack_peak(setting, stacked))
     whitening = seen * for_kernels + whole + fresh
     returning = whole + fresh + 2 * (whole + factors) + given + rows
     most = max(waiting + max(2 * going + came, working, whitening, returning), after)
@@ -150,28 +166,43 @@ def owner_peak(
 
 def is_made_anew(setting: Setting, tensor: Tensor) -> bool:
     """Whether refreshed factors on their way are beside those that their owner keeps: if it keeps none, or rounded."""
-    return not is_remembered(setting) or state_entries(setting, tensor)["Q_0"][1] != arithmetic(tensor.dtype)
+    entries, factors = state_entries(setting, tensor), rule_of(setting).keys(tensor.shape, Factor)
+    return not is_remembered(setting) or any(entries[key][1] != arithmetic(tensor.dtype) for key in factors)
 
 
 def buckets_of(setting: Setting, tensors: Sequence[Tensor]) -> list[gpus.Bucket]:
     """Whole tensors as kernels whiten them: those of one shape together, without momentum, in float32."""
+    if not tensors:
+        return []
     assert isinstance(setting.rule, Kron)
     bare = replace(setting, rule=replace(setting.rule, momentum=0.0))
-    shapes: dict[Shape, list[gpus.Shown]] = defaultdict(list)
+    by_shape: dict[Shape, list[gpus.Shown]] = defaultdict(list)
     for tensor in tensors:
-        shapes[tensor.shape].append(gpus.Shown(tensor.shape, "float32", state_entries(bare, tensor)))
-    return [(bare, some) for some in shapes.values()]
+        by_shape[tensor.shape].append(gpus.Shown(tensor.shape, "float32", state_entries(bare, tensor)))
+    return [(bare, some) for some in by_shape.values()]
 
 
 @functools.lru_cache(maxsize=4096)
 def work_peak(setting: Setting, tensor: Tensor) -> int:
     """What an owner needs for one tensor, which it first puts together."""
-    assert isinstance(setting.rule, Kron)
-    bare = replace(setting, rule=replace(setting.rule, momentum=0.0))
-    put_together = tensors_seen(setting.rule) * word([tensor]) * tensor.elements
+    rule = rule_of(setting)
+    put_together = rule.tensors_shown() * word(setting, [tensor]) * tensor.elements
     if not is_remembered(setting):
         put_together += whole_factors(setting, tensor)
+    if not isinstance(rule, Kron):
+        return put_together + made_peak(rule, tensor.shape, arithmetic(tensor.dtype))
+    bare = replace(setting, rule=replace(rule, momentum=0.0))
     return put_together + torch_peak([Item(tensor, bare)], engine="reference", device="cpu")[0]
+
+
+def stack_peak(setting: Setting, tensors: Sequence[Tensor]) -> int:
+    """What an owner needs for tensors that it has put together, those of one shape as one stack."""
+    alike: dict[Tensor, int] = defaultdict(int)
+    for tensor in tensors:
+        alike[nameless(tensor)] += 1
+    together = {tensor: min(count, max(1, CHUNK // max(1, tensor.elements))) for tensor, count in alike.items()}
+    rule = rule_of(setting)
+    return max((made_peak(rule, own.shape, arithmetic(own.dtype), count) for own, count in together.items()), default=0)
 
 
 def peaks_on_parts(setting: Setting, parts: Sequence[Part], world: int, rank: int) -> tuple[int, int]:

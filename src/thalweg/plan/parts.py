@@ -19,7 +19,7 @@ from thalweg.plan import gpus
 from thalweg.plan.items import Entry, Item, state_entries
 from thalweg.plan.models import Tensor
 from thalweg.programs.liveness import OfWhole, lifetimes, listed, stepped
-from thalweg.rules import Kron, Rule, Update
+from thalweg.rules import Made, Rule, Update, WholeRule
 from thalweg.rules.entries import PerSlice, Square
 from thalweg.settings import Setting
 from thalweg.spaces import shapes
@@ -89,22 +89,26 @@ class PartSpace(OfWhole):
 
 
 class OnParts:
-    """Kron's rule on parts of tensors; what owners do in between comes back as arrays of the right shapes."""
+    """A rule that needs whole tensors on parts of them; what owners make comes back as arrays of the right shapes."""
 
     def __init__(self, rule: Rule, ledger: Ledger) -> None:
-        assert isinstance(rule, Kron)
+        assert isinstance(rule, WholeRule)
         self.rule, self.ledger, self.entries = rule, ledger, rule.entries
         #: Bytes that are alive while owners work.
         self.waiting = 0
 
     def update(self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any, noise: Any) -> Update:
-        x, y, due, state = self.rule.shown(xp, g, s, p, t)
+        tensors, state, due = self.rule.shown(xp, g, s, p, t)
         self.waiting = self.ledger.live - self.ledger.start
-        del y
+        x = tensors[0]
+        del tensors
         learned = self.rule.keys(xp.shape(p), PerSlice)
-        h, h_square = xp.zeros_like(x), xp.full((), 0.0, x)
-        factors = {key: xp.zeros_like(entry) for key, entry in s.items() if key in learned}
-        return self.rule.taken(xp, h, h_square, s, p, {**state, **factors}, due, lr * lr_scale)
+        made = Made(
+            xp.zeros_like(x),
+            {key: xp.full((), 0.0, x) for key in self.rule.FIGURES},
+            {key: xp.zeros_like(entry) for key, entry in s.items() if key in learned},
+        )
+        return self.rule.taken(xp, made, s, p, {**state, **made.state}, due=due, lr=lr * lr_scale)
 
 
 def part_entries(setting: Setting, part: Part) -> dict[str, Entry]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thalweg.kernels.chunks import CHUNK, SMALL, STACK, extent, pieces
+from thalweg.kernels.chunks import CHUNK, SMALL, STACK, WHOLE_CHUNK, extent, pieces
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.kernels.cpu.plan import reason_unserved
 from thalweg.kernels.triton.served import reason_against
@@ -21,6 +21,8 @@ from thalweg.plan import gpus, native
 from thalweg.plan.items import Item
 from thalweg.programs import liveness
 from thalweg.programs.liveness import Lifetimes
+from thalweg.rules import WholeRule
+from thalweg.settings import Setting
 from thalweg.spaces import shapes
 from thalweg.spaces.shape_arrays import Ledger, ShapeOnly
 
@@ -48,7 +50,7 @@ def torch_peak(items: Sequence[Item], *, engine: str, device: str) -> tuple[int,
         step
         for key, bucket in buckets.items()
         if key not in in_place
-        for step in STEPS[chosen[key]](bucket, selects=selects)
+        for step in STEPS[chosen[key]](bucket, selects=selects, **limits(key[0], chosen[key], bucket[0], device))
     )
     most = liveness.in_turn(steps, together=policy == "raise")
     return scratch + max(most, joint), " + ".join(sorted(set(chosen.values())))
@@ -77,9 +79,16 @@ def by_tensor(bucket: Sequence[Item], **ways: Any) -> Iterator[Lifetimes]:
     return (of(item, **ways) for item in bucket)
 
 
-def by_list(bucket: Sequence[Item], **ways: Any) -> Iterator[Lifetimes]:
-    for chunk in chunks(bucket, CHUNK):
+def by_list(bucket: Sequence[Item], limit: int = CHUNK, **ways: Any) -> Iterator[Lifetimes]:
+    for chunk in chunks(bucket, limit):
         yield liveness.listed(of(item, **ways) for item in chunk)
+
+
+def limits(setting: Setting, engine: str, item: Item, device: str) -> dict[str, int]:
+    """How many elements of a list on a GPU go together if a rule sees them whole, as one stack."""
+    rule = setting.rule_at(1)
+    whole = isinstance(rule, WholeRule) and rule.is_stackable(item.whole or item.tensor.shape)
+    return {"limit": WHOLE_CHUNK} if whole and engine == "foreach" and device == "cuda" else {}
 
 
 def by_shape(bucket: Sequence[Item], **ways: Any) -> Iterator[Lifetimes]:

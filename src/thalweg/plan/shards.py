@@ -101,7 +101,7 @@ def is_divided(place: Place) -> bool:
 def reason_against_parts(setting: Setting, device: str) -> str:
     """Why native code (``torch/fused.py``), or a kernel on a GPU, cannot step parts of parameters, "" if it can."""
     if device == "cuda":
-        return reason_against_shards(setting.rule)
+        return reason_against_shards(setting.rule, ())
     if setting.rule.needs_whole:
         return f"there is no native code of {type(setting.rule).__name__} for sharded parameters"
     if setting.handling.on_nonfinite != "propagate" or setting.rule.stacked_axes:
@@ -141,7 +141,7 @@ def is_launched(setting: Setting, part: Part, place: Place) -> bool:
     if place.device != "cuda" or place.engine not in ("auto", "fused"):
         return False
     whole = Item(part.whole, setting)
-    return not (torch_unserved(whole, place.device) or reason_against_shards(setting.rule))
+    return not (torch_unserved(whole, place.device) or reason_against_shards(setting.rule, part.whole.shape))
 
 
 def beside_lists(launched: int, lists: Sequence[Item]) -> tuple[int, str]:

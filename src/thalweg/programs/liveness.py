@@ -13,7 +13,8 @@ from typing import Any
 
 from thalweg.arrays import Shape
 from thalweg.boundary import Advance, advance, arithmetic, kept
-from thalweg.rules.entries import Count
+from thalweg.rules.entries import Count, PerSlice
+from thalweg.rules.whole import WholeRule
 from thalweg.settings import Setting
 from thalweg.spaces import shapes
 from thalweg.spaces.shape_arrays import Ledger, Library, ShapeOnly
@@ -83,7 +84,7 @@ def lifetimes(
     because the host does not know which is asked for. given_noise: noise is made by native code, and not by the rule.
     stack: so many parameters of this shape are copied into one with a leading axis more.
     """
-    rule, ledger = setting.rule_at(1), Ledger(library, selects=selects)
+    rule, ledger = setting.rule_at(1), Ledger(library, selects=selects, widens=library == "torch")
     if stack:
         shape, rule = (stack, *shape), replace(rule, stacked_axes=rule.stacked_axes + 1)
     p, g = ledger.array(shape, dtype), ledger.array(shape, dtype)
@@ -134,6 +135,24 @@ def products_of(setting: Setting, shape: Shape, dtype: str, refresh: bool) -> Pr
     state = {key: ledger.array(*entry) for key, entry in kept(rule, setting.handling, shape, dtype).items()}
     stepped(shapes, rule, setting, p, g, state, noise=lambda: ledger.array(shape, arithmetic(dtype)))
     return Products(ledger.flops, ledger.product_bytes)
+
+
+@functools.lru_cache(maxsize=4096)
+def made_peak(rule: WholeRule, shape: Shape, precision: str, stack: int = 0, *, widens: bool = True) -> int:
+    """The temporaries of the middle part of a rule, what is shown included, for one tensor, or for a stack of so many.
+
+    precision: that of the arithmetic. widens: whether products of 16 bits are made in float32.
+    """
+    ledger = Ledger("torch", widens=widens)
+    declared = rule.entries(shape)
+    if stack:
+        shape, rule = (stack, *shape), replace(rule, stacked_axes=rule.stacked_axes + 1)
+    own = {key: entry for key, entry in declared.items() if isinstance(entry, PerSlice)}
+    state = {key: ledger.array(entry.shape(shape, rule.stacked_axes), precision) for key, entry in own.items()}
+    ledger.begin()
+    shown = tuple(ledger.array(shape, rule.dtype_shown(precision)) for _ in range(rule.tensors_shown()))
+    rule.made(shapes, shown, state, noise=lambda: ledger.array(shape, precision))
+    return ledger.extra
 
 
 def stepped(space: Any, rule: Any, setting: Setting, p: Any, g: Any, state: Any, *, noise: Any = None) -> Advance:

@@ -63,6 +63,8 @@ CONTESTANTS: Mapping[str, Contestant] = ByRule(
             Contestant(name="LAMB", rule="LAMB"),
             # layers of small models are factored too, which by default are too small to be worth it
             Contestant(name="Adafactor", rule="Adafactor", options=dict(min_dim_size_to_factor=0)),
+            # biases go along as matrices of one row, and models are too small for bfloat16 to save time
+            Contestant(name="Muon", rule="Muon", options=dict(vectors="row", ns_dtype=None)),
             Contestant(name="Kron", rule="Kron"),
         )
     },
@@ -77,6 +79,7 @@ RATES: Mapping[str, Sequence[float]] = ByRule(
         "LARS": (0.3, 1.0, 3.0, 10.0, 30.0),
         "LAMB": (0.001, 0.003, 0.01, 0.03, 0.1),
         "Adafactor": (0.003, 0.01, 0.03, 0.1, 0.3),
+        "Muon": (0.003, 0.01, 0.03, 0.1, 0.3),
         "Kron": (3e-4, 0.001, 0.003, 0.01, 0.03),
     },
     lambda rule: (3e-4, 0.001, 0.003, 0.01, 0.03),

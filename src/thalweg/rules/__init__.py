@@ -15,9 +15,11 @@ from thalweg.rules.adamw import AdamW
 from thalweg.rules.kron import Kron
 from thalweg.rules.lamb import LAMB
 from thalweg.rules.lars import LARS
+from thalweg.rules.muon import Muon
 from thalweg.rules.rule import Noise, Rule, Update
 from thalweg.rules.schedules import Annealed
 from thalweg.rules.sgd import SGD
+from thalweg.rules.whole import Made, Shown, WholeRule
 
 
 def found() -> Iterator[type[Rule]]:
@@ -30,8 +32,24 @@ def found() -> Iterator[type[Rule]]:
                 yield value
 
 
-_ORDERED: list[type[Rule]] = [SGD, AdamW, LARS, LAMB, Adafactor, Kron, *found()]
+_ORDERED: list[type[Rule]] = [SGD, AdamW, LARS, LAMB, Adafactor, Muon, Kron, *found()]
 #: Every rule that comes with the package, by its name. Of a new one its file is enough.
 RULES: Mapping[str, type[Rule]] = {rule.__name__: rule for rule in dict.fromkeys(_ORDERED)}
 
-__all__ = ["LAMB", "LARS", "RULES", "SGD", "Adafactor", "AdamW", "Annealed", "Kron", "Noise", "Rule", "Update"]
+__all__ = [
+    "LAMB",
+    "LARS",
+    "RULES",
+    "SGD",
+    "Adafactor",
+    "AdamW",
+    "Annealed",
+    "Kron",
+    "Made",
+    "Muon",
+    "Noise",
+    "Rule",
+    "Shown",
+    "Update",
+    "WholeRule",
+]

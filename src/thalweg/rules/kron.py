@@ -21,12 +21,13 @@ from thalweg.rules.factors import precondition
 from thalweg.rules.refresh import Factors, refreshed
 from thalweg.rules.rule import Noise, Rule, Update
 from thalweg.rules.schedules import Annealed
+from thalweg.rules.whole import Made, Shown, WholeRule
 
 ANNEALED = Annealed()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kron(Rule):
+class Kron(WholeRule):
     """step = P g with P whitening g; P is a Kronecker product with one factor for each axis."""
 
     #: Step size of the factors, relative to the norm of their gradient.
@@ -66,9 +67,10 @@ class Kron(Rule):
     #: Memory of the smoothed norms; 0 takes each norm as it comes.
     lipschitz_beta: Scalar = 0.9
 
-    needs_whole: ClassVar[bool] = True
     default_lr: ClassVar[float | None] = 1e-3
 
+    #: The mean of squares of what is preconditioned, before it is clipped.
+    FIGURES: ClassVar[tuple[str, ...]] = ("square",)
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "psgd": {
             "momentum_mode": "ema",
@@ -190,27 +192,10 @@ class Kron(Rule):
             kept[f"L_{i}"] = Norm()  # of the factor's gradient, smoothed
         return {**kept, "refresh": Count()}  # how much of the next refresh has come together
 
-    def update(
-        self,
-        xp: Space[A],
-        g: A,
-        s: State[A],
-        p: A,
-        *,
-        t: Scalar,
-        lr: Scalar | None,
-        lr_scale: Scalar = 1.0,
-        noise: Noise[A] | None = None,
-    ) -> Update:
-        assert lr is not None
-        x, y, due, state = self.shown(xp, g, s, p, t)
-        h, h_square, factors = self.whitened(xp, x, y, s, due, noise)
-        return self.taken(xp, h, h_square, s, p, {**state, **factors}, due, lr * lr_scale)
-
     # ---- a step in three parts: the first and the last go element by element, the middle needs the whole tensor
 
-    def shown(self, xp: Space[A], g: A, s: State[A], p: A, t: Scalar) -> tuple[A, A, Truth, State[A]]:
-        """What is to be preconditioned, what the factors learn from, whether they do now, and the state so far."""
+    def shown(self, xp: Space[A], g: A, s: State[A], p: A, t: Scalar) -> Shown:
+        """What is to be preconditioned, and what the factors learn from if it differs."""
         state: State[A] = {}
         if self.weight_decay_mode == "gradient" and not is_zero(self.weight_decay):
             g = g + self.weight_decay * p
@@ -224,12 +209,13 @@ class Kron(Rule):
         accumulated = s["refresh"] + (probability.at(xp, t) if isinstance(probability, Annealed) else probability)
         due = accumulated >= 1 - 2.0**-12
         state["refresh"] = xp.where(due, accumulated - 1.0, accumulated)
-        return x, x if self.whiten == "momentum" else g, due, state
+        return Shown((x,) if x is g or self.whiten == "momentum" else (x, g), state, due)
 
-    def whitened(
-        self, xp: Space[A], x: A, y: A, s: State[A], due: Truth, noise: Noise[A] | None
-    ) -> tuple[A, Scalar, State[A]]:
-        """x preconditioned and clipped, the mean of its squares before that, and the factors, refreshed if due."""
+    def made(
+        self, xp: Space[A], tensors: tuple[A, ...], s: State[A], *, due: Truth = True, noise: Noise[A] | None = None
+    ) -> Made:
+        """The first tensor preconditioned and clipped, and the factors, refreshed from the last one if due."""
+        x, y = tensors[0], tensors[-1]
         shape = xp.shape(x)
         seen = (math.prod(shape[: self.stacked_axes]), *self.sizes(shape))
         own = tuple(range(1, len(seen)))
@@ -243,7 +229,7 @@ class Kron(Rule):
 
         h = precondition(xp, factors, xp.reshape(x, seen))
         (h_square,) = xp.means(Squares(h, own))
-        return xp.reshape(self.clipped(xp, h, h_square), shape), h_square, state
+        return Made(xp.reshape(self.clipped(xp, h, h_square), shape), {"square": h_square}, state)
 
     def clipped(self, xp: Space[A], h: A, h_square: Scalar) -> Value:
         """What was preconditioned, within its bounds. h_square: the mean of its squares."""
@@ -253,18 +239,9 @@ class Kron(Rule):
             return clip(xp, h, (-self.clip, self.clip))
         return h / xp.maximum(xp.sqrt(h_square) / self.clip, 1.0)
 
-    def taken(
-        self,
-        xp: Space[A],
-        h: A,
-        h_square: Scalar,
-        s: State[A],
-        p: A,
-        state: State[A],
-        due: Truth,
-        lr: Scalar,
-    ) -> Update:
+    def taken(self, xp: Space[A], made: Made, s: State[A], p: A, state: State[A], *, due: Truth, lr: Scalar) -> Update:
         """The step, from what was whitened: decay and momentum."""
+        h, h_square = made.tensor, made.figures["square"]
         if self.weight_decay_mode == "update" and not is_zero(self.weight_decay):
             h = h + self.weight_decay * p
         if self.momentum_mode == "polyak" and "momentum_buffer" in s:
@@ -273,6 +250,23 @@ class Kron(Rule):
             h = h + self.weight_decay * p
         finite = xp.isfinite(xp.sums((h_square, None))[0])
         return Update(h * -lr, state, finite, {"update_rms": xp.sqrt(h_square), "refreshed": due})
+
+    # ---- what it costs to be whole
+
+    def figure_shape(self, shape: Shape) -> Shape:
+        """One mean of squares for each slice, with as many axes as there are factors."""
+        return (math.prod(shape[: self.stacked_axes]), *[1] * len(self.sizes(shape)))
+
+    def cost(self, shape: Shape) -> int:
+        """Products with every dense factor, and of the factors with one another."""
+        sizes = self.sizes(shape)
+        dense = [n for n, diagonal in zip(sizes, self.diagonals(sizes), strict=True) if not diagonal]
+        return math.prod(shape) * (1 + sum(dense)) + sum(n**3 for n in dense)
+
+    def tensors_shown(self) -> int:
+        """An average to precondition, a gradient to learn from."""
+        averaged = self.momentum_mode == "ema" and not is_zero(self.momentum)
+        return 2 if averaged and self.whiten == "gradient" else 1
 
     def unpack(self, xp: Space[A], s: State[A], seen: Shape) -> Factors[A]:
         """Factors with a leading batch axis, norms so that they multiply them."""

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from thalweg.arrays import A, Axes, Scalar, Shape, Space, Squares, State, Truth
+from thalweg.errors import OptionError
 from thalweg.rules.checks import check_count, check_number, require
 from thalweg.rules.entries import Entry
 
@@ -114,6 +115,14 @@ class Rule(ABC):
             return
         require(lr is not None, f"{type(self).__name__} needs a learning rate: give lr a number, such as 1e-3")
         check_number("lr", lr, low=0.0)
+
+    def check_shape(self, name: object, shape: Shape) -> None:
+        """Raise an OptionError, or a ParameterError, for a parameter whose shape the rule cannot serve."""
+        if self.stacked_axes > len(shape):
+            raise OptionError(
+                f"stacked_axes={self.stacked_axes}, but parameter {name!r} has shape {shape}: "
+                f"it must be at most {len(shape)}"
+            )
 
     def idle(self, lr: Scalar | None) -> dict[str, str]:
         """Options that have no effect beside the others, each with what would give it one."""

@@ -167,6 +167,8 @@ maximum = _lifted(single.maximum)
 minimum = _lifted(single.minimum)
 upper = _lifted(single.upper)
 matmul = _lifted(single.matmul)
+matmul_add = _lifted(single.matmul_add)
+matrix_norm = _lifted(single.matrix_norm)
 solve = _lifted(single.solve)
 largest_column = _lifted(single.largest_column)
 zeros_like = _lifted(single.zeros_like)
@@ -189,6 +191,9 @@ def dtype(x: Any) -> str:
 
 def astype(x: Any, dtype: str) -> Any:
     return _apply(lambda tensor: single.astype(tensor, dtype), x)
+
+
+rounded = astype
 
 
 def full(shape: Shape, value: float, like: TensorList) -> TensorList:

@@ -173,8 +173,28 @@ def swapaxes(x: Arr, first: int, second: int) -> Arr:
 
 def matmul(x: Arr, y: Arr) -> Arr:
     """In full precision, unless ``jax.default_matmul_precision`` asks for another."""
+    return wide_product(x, y).astype(x.dtype)
+
+
+def wide_product(x: Arr, y: Arr) -> Arr:
+    """In float32 at least: sums of products of 16 bits keep their digits."""
     asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST if asked is None else None)
+    precision = jax.lax.Precision.HIGHEST if asked is None else None
+    return jnp.matmul(x, y, precision=precision, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32))
+
+
+def matmul_add(x: Arr, y: Arr, z: Arr, product: float, plus: float) -> Arr:
+    made = wide_product(x, y)
+    return (product * made + plus * z.astype(made.dtype)).astype(x.dtype)
+
+
+def rounded(x: Arr, dtype: str) -> Arr:
+    return x.astype(dtype)
+
+
+def matrix_norm(x: Arr) -> Arr:
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return _sqrt(jnp.sum(wide * wide, axis=(-2, -1), keepdims=True))
 
 
 def upper(x: Arr) -> Arr:

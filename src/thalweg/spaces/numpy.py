@@ -26,6 +26,7 @@ from thalweg.arrays import (
     number_minimum,
     reduced_shape,
 )
+from thalweg.dtypes import DTYPES
 
 Arr: TypeAlias = npt.NDArray[Any]
 R = TypeVar("R")
@@ -144,6 +145,25 @@ def swapaxes(x: Arr, first: int, second: int) -> Arr:
 def matmul(x: Arr, y: Arr) -> Arr:
     product: Arr = x @ y
     return product
+
+
+def matmul_add(x: Arr, y: Arr, z: Arr, product: float, plus: float) -> Arr:
+    added: Arr = product * (x @ y) + plus * z
+    return added
+
+
+def rounded(x: Arr, dtype: str) -> Arr:
+    """In the dtype of x: numpy's products of narrow numbers are slow, and bfloat16 is a package of its own."""
+    if dtype == "float32":
+        return x.astype(np.float32).astype(x.dtype) if x.dtype == np.float64 else x
+    distance = spacing(x, DTYPES[dtype].digits, DTYPES[dtype].least)
+    nearest: Arr = np.rint(x / distance) * distance
+    return nearest
+
+
+def matrix_norm(x: Arr) -> Arr:
+    norms: Arr = np.sqrt(sums(Squares(x, (-2, -1)))[0])
+    return norms
 
 
 def upper(x: Arr) -> Arr:

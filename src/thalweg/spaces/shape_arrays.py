@@ -25,8 +25,12 @@ REUSED_FROM = sys.maxsize if sys.platform == "win32" else 256 * 2**10
 class Ledger:
     """What is alive, after each allocation, and the matrix products there were."""
 
-    def __init__(self, library: Library = "torch", *, selects: bool = False, branch: bool = True) -> None:
+    def __init__(
+        self, library: Library = "torch", *, selects: bool = False, branch: bool = True, widens: bool = False
+    ) -> None:
         self.library = library
+        #: Whether products of 16 bits are made in float32, as on CPUs.
+        self.widens = widens
         #: Whether both sides of a branch are computed, because the host does not know which is asked for.
         self.selects = selects
         #: Which side is taken otherwise.

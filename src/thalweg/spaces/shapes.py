@@ -21,6 +21,7 @@ from thalweg.arrays import (
     number_minimum,
     reduced_shape,
 )
+from thalweg.dtypes import NARROW
 from thalweg.spaces.shape_arrays import ShapeOnly, applied
 
 R = TypeVar("R")
@@ -145,6 +146,8 @@ def swapaxes(x: ShapeOnly, first: int, second: int) -> ShapeOnly:
 
 
 def matmul(x: ShapeOnly, y: ShapeOnly) -> ShapeOnly:
+    if x.dtype in NARROW and x.ledger.widens:
+        return astype(matmul(astype(x, "float32"), astype(y, "float32")), x.dtype)
     batch = max(x.shape[:-2], y.shape[:-2], key=math.prod)
     rows, inner, columns = *x.shape[-2:], y.shape[-1]
     ledger, several = x.ledger, math.prod(batch)
@@ -159,6 +162,27 @@ def matmul(x: ShapeOnly, y: ShapeOnly) -> ShapeOnly:
     ledger.flops += 2 * several * rows * inner * columns
     ledger.product_bytes += x.nbytes + y.nbytes + result.nbytes
     return result
+
+
+def matmul_add(x: ShapeOnly, y: ShapeOnly, z: ShapeOnly, product: float, plus: float) -> ShapeOnly:
+    """In one call by torch; numpy has the product, its multiple and that of z beside one another."""
+    made = matmul(x, y)
+    return applied(product * made, plus * z) if made.ledger.library == "numpy" else made
+
+
+def rounded(x: ShapeOnly, dtype: str) -> ShapeOnly:
+    """numpy keeps the dtype: it makes distances between neighbours, and rounds multiples of them."""
+    if x.ledger.library == "torch":
+        return astype(x, dtype)
+    if dtype == "float32":
+        return astype(astype(x, "float32"), x.dtype)
+    distance = spacing(x, 8, 0)
+    return applied(applied(x / distance), distance)
+
+
+def matrix_norm(x: ShapeOnly) -> ShapeOnly:
+    (squares,) = sums(Squares(x, (-2, -1)))
+    return applied(astype(squares, "float32") if x.dtype in NARROW else squares)
 
 
 def upper(x: ShapeOnly) -> ShapeOnly:

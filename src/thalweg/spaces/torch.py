@@ -146,7 +146,34 @@ def swapaxes(x: Arr, first: int, second: int) -> Arr:
 
 
 def matmul(x: Arr, y: Arr) -> Arr:
+    if is_slow(x):
+        return (x.float() @ y.float()).to(x.dtype)
     return x @ y
+
+
+def matmul_add(x: Arr, y: Arr, z: Arr, product: float, plus: float) -> Arr:
+    if is_slow(x):
+        return matmul_add(x.float(), y.float(), z.float(), product, plus).to(x.dtype)
+    if x.ndim == 3:
+        return torch.baddbmm(z, x, y, beta=plus, alpha=product)
+    return product * (x @ y) + plus * z
+
+
+def is_slow(x: Arr) -> bool:
+    """Whether products of such tensors are to be made in float32, and then rounded, which gives the same numbers.
+
+    Most CPUs multiply no numbers of 16 bits. There torch takes hundreds of times as long for them.
+    """
+    return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16)
+
+
+def rounded(x: Arr, dtype: str) -> Arr:
+    return astype(x, dtype)
+
+
+def matrix_norm(x: Arr) -> Arr:
+    wide = torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
+    return squares(x, (-2, -1), wide).sqrt()
 
 
 def upper(x: Arr) -> Arr:

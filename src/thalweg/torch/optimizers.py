@@ -11,6 +11,7 @@ from thalweg.options import (
     KronOptions,
     LAMBOptions,
     LARSOptions,
+    MuonOptions,
     SGDOptions,
     Unpack,
     made,
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 
     class AdafactorArguments(AdafactorOptions, Beside, total=False): ...
 
+    class MuonArguments(MuonOptions, Beside, total=False): ...
+
     class KronArguments(KronOptions, Beside, total=False): ...
 
     class SGD(Optimizer):
@@ -72,6 +75,9 @@ if TYPE_CHECKING:
 
     class Adafactor(Optimizer):
         def __init__(self, params: Params, lr: Rate = None, **options: Unpack[AdafactorArguments]) -> None: ...
+
+    class Muon(Optimizer):
+        def __init__(self, params: Params, lr: Rate = 0.02, **options: Unpack[MuonArguments]) -> None: ...
 
     class Kron(Optimizer):
         def __init__(self, params: Params, lr: Rate = 1e-3, **options: Unpack[KronArguments]) -> None: ...

@@ -14,7 +14,7 @@ from thalweg.dtypes import DTYPES
 from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.compiled import Compiled, compiled, emitted, kind_of, reason_uncompiled, structure_of
 from thalweg.kernels.cpu.library import load
-from thalweg.rules import Rule
+from thalweg.rules import Rule, WholeRule
 from thalweg.rules.entries import Spread
 from thalweg.rules.noise import stream_key, tensor_id
 from thalweg.settings import Handling
@@ -98,6 +98,8 @@ class Options(NamedTuple):
 
 def reason_unserved(rule: Rule, shape: Shape) -> str | None:
     """Why native code cannot step such a tensor, or None if it can."""
+    if isinstance(rule, WholeRule) and rule.is_stackable(shape):
+        return f"{type(rule).__name__} is made of matrix products alone, which array libraries do best"
     if rule.needs_whole:  # it is computed by its own formulas, of native noise
         return None
     if reason := reason_uncompiled(rule, shape):

@@ -28,15 +28,16 @@ from thalweg.kernels.triton.derived import kernels_for as whole_kernels
 from thalweg.kernels.triton.emit_tiles import EmittedTiles, emit_tiles
 from thalweg.kernels.triton.launching import kind_of
 from thalweg.kernels.triton.passes import DECIDED, MEASURE, REHEARSE, WRITE, Passes, Step, Sum
-from thalweg.kernels.triton.served import is_by_hand
+from thalweg.kernels.triton.served import is_by_hand, reason_against_guards
 from thalweg.kernels.triton.statistics import COMPUTED, Statistics
 from thalweg.kernels.triton.tables import ALIGNMENT, Operand, add_up
 from thalweg.kernels.triton.tiles import MEASURING, STEPPING, Grid, cut_to_measure, cut_to_step, matrices_of
 from thalweg.programs.extents import ELEMENT, TENSOR, Kinds, kinds_of
+from thalweg.programs.parted import SHOWN, first_part, last_part, reason_unparted
 from thalweg.programs.schedule import schedule
 from thalweg.programs.served import reason_underived
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
-from thalweg.rules import Rule
+from thalweg.rules import Rule, WholeRule
 from thalweg.settings import Handling, Setting
 
 
@@ -61,6 +62,8 @@ def source_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool = True
     rule, handling = setting.rule_at(1), setting.handling
     if is_by_hand(rule):
         return f"# the kernels of {type(rule).__name__} are written by hand\n"
+    if isinstance(rule, WholeRule):
+        return source_of_parts(setting, rule, shape, dtype)
     if reason := reason_underived(rule, shape):
         return f"# {reason}\n"
     stored = {PARAMETER: dtype, GRADIENT: dtype}
@@ -70,6 +73,24 @@ def source_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool = True
     if kinds_of(traced(rule, example, has_lr), rule.stacked_axes).axes is None:
         return whole_kernels(rule, example, dtypes, guarded, False, has_lr).emitted.source
     return kernels_for(rule, example, dtypes, guarded, False, has_lr)[0].source
+
+
+def source_of_parts(setting: Setting, rule: WholeRule, shape: Shape, dtype: str) -> str:
+    """The Triton of the first and the last part of a rule that needs whole tensors, or why there is none."""
+    if reason := reason_unparted(rule, shape) or reason_against_guards(setting):
+        return f"# {reason}\n"
+    ((_, kept),) = kept_for(rule, setting.handling, shape, dtype).values()
+    shown = rule.dtype_shown("float32")
+    parts: list[tuple[Rule, dict[str, str]]] = [
+        (first_part(rule), {PARAMETER: kept, GRADIENT: dtype, SHOWN: shown}),
+        (last_part(rule), {PARAMETER: dtype, GRADIENT: shown}),
+    ]
+    found = []
+    for part, stored in parts:
+        dtypes = tuple((key, DTYPES[own].bytes, own == "float32") for key, own in stored.items())
+        found.append(whole_kernels(part, example_of(part, shape), dtypes, False, False, True).emitted.source)
+    between = "# between them: matrix products by library calls\n"
+    return between.join(found)
 
 
 def example_for(operands: Sequence[Operand], rule: Rule) -> Shape:

@@ -9,7 +9,6 @@ the figures of each matrix.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
@@ -23,7 +22,8 @@ from thalweg.programs.evaluate import stand_in
 from thalweg.programs.graph import Extent, Graph, Value, needed_by
 from thalweg.programs.host import function_of, options_of
 from thalweg.programs.trace import GRADIENT, PARAMETER, Tracing, symbolic
-from thalweg.rules import Annealed, Kron, factors, refresh
+from thalweg.rules import Annealed, Kron, Made, factors, refresh
+from thalweg.rules.places import files_of
 
 #: A trace has two axes: the slices of a parameter, and the elements of one slice.
 SHAPE = (2, 2)
@@ -89,17 +89,19 @@ class Traced(NamedTuple):
 
 def traced(rule: Kron, count: int, *, averages: bool, knows_t: bool, knows_lr: bool, bare: bool) -> Traced:
     """A rule's own methods, run over symbols; see ``formulas_for``."""
-    graph = Graph(type(rule).__name__, inspect.getsourcefile(type(rule)) or "")
+    graph = Graph(type(rule).__name__, files_of(type(rule)))
     extents: dict[str, Extent] = {**dict.fromkeys(LARGE, ELEMENTS), **dict.fromkeys(SINGLE, SLICES), "refresh": WHOLE}
     extents |= {"t": None if knows_t else WHOLE, "lr": None if knows_lr else WHOLE, "lr_scale": None}
     inputs = {name: graph.input(name, extent) for name, extent in extents.items()}
     xp: Any = Tracing(graph, SHAPE)
     rule, p = cast(Kron, symbolic(rule, graph)), inputs[PARAMETER]
     s: dict[str, Any] = {key: inputs[key] for key in ((MOMENTUM, "refresh") if averages and not bare else ("refresh",))}
-    x, y, due, state = rule.shown(xp, inputs[GRADIENT], s, p, inputs["t"])
+    (x, *others), state, due = rule.shown(xp, inputs[GRADIENT], s, p, inputs["t"])
+    y = others[-1] if others else x
     h = rule.clipped(xp, inputs[WHITENED], inputs[H_SQUARE])
     lr = inputs["lr"] * inputs["lr_scale"]
-    update = rule.taken(xp, h, inputs[H_SQUARE], s, p, dict(state), due, lr)
+    made_of_it = Made(h, {"square": inputs[H_SQUARE]}, {})
+    update = rule.taken(xp, made_of_it, s, p, dict(state), due=due, lr=lr)
     new = p + update.delta, update.state.get(MOMENTUM)
     if bare:
         x, y, new = inputs[MOMENTUM if averages else GRADIENT], inputs[GRADIENT], (h, None)

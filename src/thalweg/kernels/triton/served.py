@@ -8,8 +8,9 @@ from thalweg.arrays import Shape
 from thalweg.boundary import Kept
 from thalweg.kernels.shown import reason_unread
 from thalweg.kernels.triton import READS
+from thalweg.programs.parted import reason_unparted
 from thalweg.programs.served import reason_underived
-from thalweg.rules import Kron, Rule
+from thalweg.rules import Kron, Rule, WholeRule
 from thalweg.rules.entries import Count, Factor
 from thalweg.settings import Setting
 
@@ -25,7 +26,12 @@ def is_by_hand(rule: Rule) -> bool:
 def reason_against(setting: Setting, shape: Shape, dtype: str, state: Mapping[str, Kept]) -> str:
     """Why fused kernels cannot step a parameter whose state has these shapes and dtypes, "" if they can."""
     rule = setting.rule_at(1)
-    unserved = reason_unread(rule, READS) if is_by_hand(rule) else reason_underived(rule, shape)
+    if is_by_hand(rule):
+        unserved = reason_unread(rule, READS)
+    elif isinstance(rule, WholeRule):
+        unserved = reason_unparted(rule, shape) or reason_against_guards(setting)
+    else:
+        unserved = reason_underived(rule, shape)
     if unserved:
         return unserved
     if dtype not in DTYPES:
@@ -41,8 +47,18 @@ def reason_against(setting: Setting, shape: Shape, dtype: str, state: Mapping[st
     return ""
 
 
-def reason_against_shards(rule: Rule) -> str:
+def reason_against_guards(setting: Setting) -> str:
+    """Why fused kernels of the parts of a rule cannot step a parameter, "" if they can."""
+    policy = setting.handling.on_nonfinite
+    if policy != "propagate":
+        return f"there is no fused kernel of {type(setting.rule).__name__} for on_nonfinite={policy!r}"
+    return ""
+
+
+def reason_against_shards(rule: Rule, shape: Shape) -> str:
     """Why fused kernels cannot step shards, or whole parameters for their owners, "" if they can."""
+    if isinstance(rule, WholeRule) and rule.is_stackable(shape):
+        return f"parameters are sharded, and owners have library products for {type(rule).__name__}"
     if rule.stacked_axes and not rule.needs_whole:
         return "parameters are sharded, and GPU kernels step shards only with stacked_axes=0"
     return ""

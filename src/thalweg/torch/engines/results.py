@@ -15,11 +15,14 @@ from thalweg.boundary import Advance, advance, slice_of
 from thalweg.kernels.chunks import SMALL, STACK
 from thalweg.kernels.cpu.noise import fill_normal
 from thalweg.kernels.threads import num_threads
+from thalweg.rules.entries import Count
 from thalweg.rules.noise import tensor_id
+from thalweg.rules.whole import WholeRule
 from thalweg.spaces import foreach
 from thalweg.spaces import torch as single
 from thalweg.spaces.foreach import PerTensor, TensorList
 from thalweg.torch.engines.bucket import Bucket
+from thalweg.torch.wholes import InStacks, most_whole
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,9 @@ class Result:
 
 def results_of(bucket: Bucket) -> Iterator[Result]:
     """The results of a bucket, part by part, so that few new values exist at once."""
+    rule = bucket.setting.rule_at(1)
+    if bucket.way == "foreach" and isinstance(rule, WholeRule) and rule.is_stackable(bucket.shape):
+        return by_stack(bucket)
     if bucket.way == "foreach":
         return by_list(bucket)
     return by_shape(bucket) if bucket.way == "fused" else by_tensor(bucket)
@@ -74,9 +80,12 @@ def by_list(bucket: Bucket) -> Iterator[Result]:
 def as_list(space: Any, bucket: Bucket) -> Result:
     """A list of tensors, advanced in a space of lists."""
     operands = Operands.of(bucket)
+    rule: Any = bucket.setting.rule_at(operands.t)
+    if isinstance(rule, WholeRule) and rule.is_stackable(bucket.shape):
+        rule = InStacks(rule)
     result = advance(
         space,
-        bucket.setting.rule_at(operands.t),
+        rule,
         bucket.setting.handling,
         operands.p,
         operands.g,
@@ -112,6 +121,15 @@ class Operands:
         return cls(TensorList(bucket.params), TensorList(bucket.grads), state, t, ids)
 
 
+# ---- rules that need whole tensors, and nothing but what they are shown
+
+
+def by_stack(bucket: Bucket) -> Iterator[Result]:
+    """Lists of tensors of equal shape, which a rule sees whole as one stack."""
+    for chunk in bucket.chunks(most_whole(bucket.params[0].device)):
+        yield as_list(foreach, chunk)
+
+
 def unlisted(bucket: Bucket, result: Advance) -> Result:
     count = len(bucket.params)
     states = [{key: entry.tensors[i] for key, entry in result.state.items()} for i in range(count)]
@@ -143,9 +161,10 @@ def by_shape(bucket: Bucket) -> Iterator[Result]:
     if count == 1 or apart or bucket.params[0].numel() > SMALL:
         yield from by_tensor(bucket, native_noise=True)
         return
-    batches: dict[float, list[int]] = defaultdict(list)
+    batches: dict[Any, list[int]] = defaultdict(list)
+    counts = bucket.setting.rule.keys(bucket.shape, Count)
     for index, s in enumerate(bucket.states):  # those that are refreshed together
-        batches[float(s["refresh"])].append(index)
+        batches[tuple(float(s[key]) for key in counts)].append(index)
     for members in batches.values():
         for chunk in bucket.chosen(members).chunks(STACK):
             yield as_stack(chunk)
@@ -156,6 +175,7 @@ def as_stack(bucket: Bucket) -> Result:
     assert bucket.t is not None
     states, count = bucket.states, len(bucket.params)
     rule = bucket.setting.rule_at(bucket.t)
+    counts = rule.keys(bucket.shape, Count)
     result = advance(
         single,
         replace(rule, stacked_axes=rule.stacked_axes + 1),
@@ -163,7 +183,7 @@ def as_stack(bucket: Bucket) -> Result:
         torch.stack(list(bucket.params)),
         torch.stack(list(bucket.grads)),
         {
-            key: entry if key == "refresh" else torch.stack([s[key] for s in states])
+            key: entry if key in counts else torch.stack([s[key] for s in states])
             for key, entry in states[0].items()
             if key != "step"
         },

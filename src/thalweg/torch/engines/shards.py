@@ -24,7 +24,8 @@ from thalweg.boundary import (
 from thalweg.errors import RuleError
 from thalweg.owners import is_remembered
 from thalweg.programs.evaluate import Order, order_for, updated
-from thalweg.rules import Kron, Rule, Update
+from thalweg.rules import Made, Rule, Update, WholeRule
+from thalweg.rules.entries import Factor, PerSlice
 from thalweg.spaces.foreach import PerTensor, TensorList
 from thalweg.spaces.sharded import Partial, ReducedList, Sharded
 from thalweg.torch.engines.bucket import Bucket
@@ -43,7 +44,12 @@ def result_of_shards(bucket: Bucket, owners: Owners) -> Generator[Question, Sequ
     space, setting, operands = Sharded(bucket.parts, collectives), bucket.setting, Operands.of(bucket)
     handling, rule, p, s = setting.handling, setting.rule_at(operands.t), operands.p, operands.s
     order = None
-    if not rule.needs_whole:
+    if rule.needs_whole and not isinstance(rule, WholeRule):
+        raise RuleError(
+            f"{type(rule).__name__} needs whole tensors, and parameter {bucket.names[0]!r} is sharded: derive the rule "
+            "from thalweg.rules.WholeRule, whose step is in three parts, so that one rank can see the whole tensor"
+        )
+    if not isinstance(rule, WholeRule):
         try:
             order = order_for(rule, setting.rule, tuple(s), bucket.shape, with_lr=bucket.lr is not None)
         except RuleError:
@@ -53,9 +59,9 @@ def result_of_shards(bucket: Bucket, owners: Owners) -> Generator[Question, Sequ
         zip("pgst", widened(space, handling, p, operands.g, s, t=operands.t, grad_scale=bucket.grad_scale), strict=True)
     )
     update = yield from (
-        updated_by_owners(cast(Kron, rule), bucket, space, given, owners)
-        if order is None
-        else updated_in_rounds(rule, order, bucket, space, given)
+        updated_in_rounds(rule, order, bucket, space, given)
+        if order is not None
+        else updated_by_owners(cast(WholeRule, rule), bucket, space, given, owners)
     )
     state = stored(space, rule, handling, p, s, update)
     for key in may_overflow(space, rule, p, state):
@@ -105,41 +111,48 @@ def every(space: Sharded, by_slice: Any) -> Asking:
 # ---- rules that need whole tensors
 
 
-def updated_by_owners(rule: Kron, bucket: Bucket, space: Sharded, given: dict[str, Any], owners: Owners) -> Asking:
-    """Kron's step in three parts: the first and the last element by element on shards, the middle by owners."""
+def updated_by_owners(rule: WholeRule, bucket: Bucket, space: Sharded, given: dict[str, Any], owners: Owners) -> Asking:
+    """A step in three parts: the first and the last element by element on shards, the middle by owners."""
     p, g, s, t = (given.pop(name) for name in ("p", "g", "s", "t"))
-    x, y, due, state = rule.shown(space, g, s, p, t)
-    answers = yield Question(owners.whiten, requests_of(rule, bucket, x, y, s, t, due))
-    h = TensorList([answer.h for answer in answers])
-    h_square = ReducedList([answer.h_square for answer in answers], tuple(range(len(bucket.parts[0].shape))))
-    keys = answers[0].factors
-    factors = {key: TensorList([answer.factors[key] for answer in answers]) for key in keys}
+    shown = rule.shown(space, g, s, p, t)
+    del g
+    tensors, state, due = shown
+    requests = requests_of(rule, bucket, tensors, s, t, due)
+    del shown, tensors
+    answers = yield Question(owners.make, requests)
+    everywhere = tuple(range(len(bucket.parts[0].shape)))
+    made = Made(
+        TensorList([answer.tensor for answer in answers]),
+        {key: ReducedList([answer.figures[key] for answer in answers], everywhere) for key in rule.FIGURES},
+        {key: TensorList([answer.state[key] for answer in answers]) for key in answers[0].state},
+    )
     lr: Any = bucket.lr
-    update: Update = rule.taken(space, h, h_square, s, p, {**state, **factors}, due, lr * bucket.lr_scale)
+    update: Update = rule.taken(space, made, s, p, {**state, **made.state}, due=due, lr=lr * bucket.lr_scale)
     return update
 
 
 def requests_of(
-    rule: Kron, bucket: Bucket, x: TensorList, y: TensorList, s: State[TensorList], t: Any, due: Any
+    rule: WholeRule, bucket: Bucket, shown: Sequence[TensorList], s: State[TensorList], t: Any, due: Any
 ) -> list[Request]:
-    """What is asked of owners for each parameter. x: what is preconditioned, y: what the factors learn from."""
+    """What is asked of owners for each parameter. shown: what they have to see whole."""
     by_kernels, handling = bucket.way == "fused", bucket.setting.handling
     numbers = t.values.unbind() if isinstance(t, PerTensor) else [t] * len(bucket.names)
     if by_kernels and isinstance(t, PerTensor):  # the host has to know
         numbers = [round(number) for number in t.values.tolist()]
-    refreshed = torch.stack(list(due.tensors)).tolist()
+    changes = [due] * len(bucket.names) if isinstance(due, bool) else torch.stack(list(due.tensors)).tolist()
+    own, factors = (rule.keys(bucket.shape, role) for role in (PerSlice, Factor))
     return [
         Request(
             name=name,
             rule=rule,
             part=bucket.parts[i],
-            tensors=[x.tensors[i]] if x is y else [x.tensors[i], y.tensors[i]],
-            factors={key: entry.tensors[i] for key, entry in s.items() if key.startswith(("Q_", "L_"))},
-            stored=bucket.states[i]["Q_0"].dtype,
+            tensors=[x.tensors[i] for x in shown],
+            factors={key: s[key].tensors[i] for key in own},
+            stored=bucket.states[i][factors[0]].dtype if factors else None,
             # a skipped step would leave the owner with factors that differ from the state of the other ranks
             remembered=is_remembered(handling.on_nonfinite) and bucket.allowed is None,
             by_kernels=by_kernels,
-            due=refreshed[i],
+            due=changes[i],
             seed=handling.seed,
             t=numbers[i],
         )

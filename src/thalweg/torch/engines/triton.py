@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from thalweg.kernels import triton as kernels
 from thalweg.kernels.triton import served
-from thalweg.rules import Kron
+from thalweg.kernels.triton.served import reason_against_shards
+from thalweg.rules import Kron, WholeRule
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 from thalweg.torch.engines.bucket import Bucket
 from thalweg.torch.engines.protocol import CheckState, Statistics
 from thalweg.torch.engines.served import reason_against_kind, reason_against_layout
 from thalweg.torch.engines.triton_buckets import KronLaunch, Launch, gradients_of, on_device_of, passes_for, staged
+from thalweg.torch.engines.triton_whole import Room, WholeLaunch
 from thalweg.torch.params.checks import NAMES
 from thalweg.torch.sharding.lockstep import Computation
 
+AnyLaunch: TypeAlias = Launch | KronLaunch | WholeLaunch
 #: In how many lists each parameter may be kept with its tables. In most trainings it is always in the same.
 MOST_LISTS = 8
 #: What Triton's kernels run on, of NVIDIA's.
@@ -72,8 +75,8 @@ def name_of(x: Tensor) -> str:
 
 def reason_against_part(setting: Setting, part: Part) -> str:
     """Why fused kernels cannot step this rank's shard of a parameter, "" if they can."""
-    if setting.rule.needs_whole:  # the owner whitens the whole tensor, and each rank then steps its shard
-        return ""
+    if setting.rule.needs_whole:  # the owner works on the whole tensor, and each rank then steps its shard
+        return reason_against_shards(setting.rule, part.shape)
     if setting.rule.stacked_axes:
         return "it is sharded, and GPU kernels step shards only with stacked_axes=0"
     if setting.handling.rounding == "stochastic" and sum(map(bool, part.groups[1:])) > 1:
@@ -85,12 +88,13 @@ class Triton:
     """The GPU engine of one optimizer, with tables that are kept between steps."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[str, ...], Launch | KronLaunch] = {}
-        self.launches: list[Launch | KronLaunch] = []
-        self.latest: list[Launch | KronLaunch] = []
+        self.known: dict[tuple[str, ...], AnyLaunch] = {}
+        self.launches: list[AnyLaunch] = []
+        self.latest: list[AnyLaunch] = []
         #: Those that a CUDA graph goes on using.
-        self.captured: list[Launch | KronLaunch] = []
+        self.captured: list[AnyLaunch] = []
         self.kron: Any = None
+        self.room = Room()
         self.names: set[str] = set()
         self.statistics: Statistics = {}
 
@@ -113,7 +117,7 @@ class Triton:
             if self.kron is not None:
                 self.kron.prepare([launch.arguments() for launch in self.launches if isinstance(launch, KronLaunch)])
 
-    def launch(self, bucket: Bucket, grads: Sequence[Tensor], check_state: CheckState) -> Launch | KronLaunch:
+    def launch(self, bucket: Bucket, grads: Sequence[Tensor], check_state: CheckState) -> AnyLaunch:
         """As it was at the last step, if nothing has moved but gradients."""
         names = tuple(bucket.names)
         known = self.known.get(names)
@@ -126,13 +130,15 @@ class Triton:
             return known
         for name, p in zip(bucket.names, bucket.params, strict=True):
             check_state(name, p, bucket.setting)
-        made: Launch | KronLaunch
+        made: AnyLaunch
         if isinstance(bucket.setting.rule, Kron):
             if self.kron is None:
                 from thalweg.kernels.triton.kron import KronKernels
 
                 self.kron = KronKernels()
             made = KronLaunch(self.kron, memory)
+        elif isinstance(bucket.setting.rule, WholeRule):
+            made = WholeLaunch(bucket, grads, memory, self.room)
         else:
             stepped, pairs = staged(bucket) if bucket.parts else (bucket, [])
             made = Launch(passes_for(stepped, grads), memory, pairs)

@@ -199,6 +199,6 @@ class KronLaunch:
         return {**self.rate, **{key: values[index] for key, values in self.stepped.stats.items()}}
 
 
-def on_device_of(launch: Launch | KronLaunch) -> AbstractContextManager[object]:
+def on_device_of(launch: Any) -> AbstractContextManager[object]:
     """Triton launches on the device that is current, which may be another than the parameters'."""
     return torch.cuda.device(launch.device) if launch.device.type == "cuda" else nullcontext()

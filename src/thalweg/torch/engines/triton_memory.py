@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -10,7 +11,9 @@ from torch import Tensor
 
 from thalweg.arrays import Shape
 from thalweg.kernels import triton as kernels
-from thalweg.rules import Kron
+from thalweg.kernels.chunks import WHOLE_CHUNK
+from thalweg.programs.liveness import made_peak
+from thalweg.rules import Kron, WholeRule
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 from thalweg.torch.engines.bucket import Bucket
@@ -45,7 +48,7 @@ def scratch_bytes(
             found.pop(id(tensor), None)
         return sum(-(-tensor.nbytes // 512) * 512 for tensor in found.values())
 
-    total, kron = 0, None
+    total, stacks, kron = 0, 0, None
     for number, (setting, told) in enumerate(buckets):
         names = [f"{number}.{i}" for i in range(len(told))]
         params = [ghost(shape, dtype) for shape, dtype, _, _ in told]
@@ -56,7 +59,13 @@ def scratch_bytes(
             kron, rule = kron or KronKernels(), cast(Kron, setting.settled)
             kron.scratch_for(kron.batch(names, params, params, states, rule, setting.handling))
             continue
+        if isinstance(setting.rule, WholeRule):
+            rule_of_stacks = cast(WholeRule, setting.settled)
+            shape = told[0][0]
+            count = min(len(told), max(1, WHOLE_CHUNK // max(1, math.prod(shape))))
+            stacks = max(stacks, made_peak(rule_of_stacks, shape, "float32", count, widens=False))
+            continue
         parts = [Part(whole, (0,) * len(whole), ((),) * len(whole)) for *_, whole in told if whole is not None]
         passes = passes_for(Bucket(names, params, params, states, setting, None, None, parts=parts), params)
         total += size_of(passes, [*params, *(entry for state in states for entry in state.values())])
-    return total + size_of(kron, [])  # memory that all of Kron's batches share is counted once
+    return total + stacks + size_of(kron, [])  # memory that all of Kron's batches share is counted once

@@ -107,6 +107,8 @@ class GroupedOptimizer(torch.optim.Optimizer):
             check_names(self.param_groups, self._overrides)
             for name, p in self._named(before):
                 check_parameter(name, p, self._against_flat(before))
+                if p.requires_grad:
+                    settings.of(name, p)[0].rule.check_shape(name, tuple(p.shape))
         except (OptionError, ParameterError):
             del self.param_groups[before:]
             raise
@@ -207,11 +209,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
             setting, _ = settings.of(name, p)
             # equal settings are one object, so that their parameters share a bucket
             setting = next((s for other, s in self._resolved.values() if other is settings and s == setting), setting)
-            if setting.rule.stacked_axes > p.ndim:
-                raise OptionError(
-                    f"stacked_axes={setting.rule.stacked_axes}, but parameter {name!r} has shape {tuple(p.shape)}: "
-                    f"it must be at most {p.ndim}"
-                )
+            setting.rule.check_shape(name, tuple(p.shape))
             self._check_state(name, p, setting)
             self._resolved[id(p)] = found = settings, setting
         return found[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from thalweg.boundary import first_state
-from thalweg.rules import Kron
 from thalweg.settings import Setting
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
@@ -22,7 +21,7 @@ def first_entries(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:
     if not is_distributed(p):
         return first_state(xp, rule, handling, p.detach())
     part, held = part_of(name, p), local(p.detach())
-    if isinstance(rule, Kron):
+    if rule.needs_whole:
         return first_owned(p, held, part, rule, handling)
     made = first_state(Sharded([part]), rule, handling, TensorList([held]))
     return {key: placed_like(entry.tensors[0], p, getattr(entry, "axes", ())) for key, entry in made.items()}

@@ -1,4 +1,4 @@
-"""Kron's factors of sharded parameters: which rank keeps which rows."""
+"""Factors of sharded parameters: which rank keeps which rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.arrays import Shape, State
 from thalweg.boundary import arithmetic, storage
-from thalweg.rules import Kron
+from thalweg.rules import Rule
 from thalweg.rules.entries import Factor, Spread
 from thalweg.settings import Handling
 from thalweg.spaces import torch as xp
@@ -52,13 +52,13 @@ def block_of_factor(shape: Shape, part: Part) -> Block:
     return Block(tuple(held), tuple(offset))
 
 
-def factor_shapes(rule: Kron, shape: Shape) -> dict[str, Shape]:
+def factor_shapes(rule: Rule, shape: Shape) -> dict[str, Shape]:
     """Of the whole factors of a parameter."""
     kept = rule.entries(shape).items()
     return {key: entry.shape(shape, rule.stacked_axes) for key, entry in kept if isinstance(entry, Factor)}
 
 
-def first_owned(p: Tensor, held: Tensor, part: Part, rule: Kron, handling: Handling) -> State[Tensor]:
+def first_owned(p: Tensor, held: Tensor, part: Part, rule: Rule, handling: Handling) -> State[Tensor]:
     """The state of a distributed parameter before its first step: momentum like itself, and rows of every factor."""
     # a whole tensor that takes no memory: factors follow its shape, dtype and device alone
     ghost = torch.zeros((), dtype=getattr(torch, arithmetic(xp.dtype(held))), device=held.device).expand(p.shape)

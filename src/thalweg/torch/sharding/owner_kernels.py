@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape, State
-from thalweg.torch.sharding.requests import Assembled, Whitened
+from thalweg.rules import Kron, Made
+from thalweg.torch.sharding.requests import Assembled
 
 
 class OwnerWhitening:
@@ -19,7 +20,7 @@ class OwnerWhitening:
     def __init__(self) -> None:
         self.kernels: Any = None
 
-    def whiten(self, works: Sequence[Assembled]) -> dict[str, Whitened]:
+    def whiten(self, works: Sequence[Assembled]) -> dict[str, Made]:
         """By name the whitened tensor, the mean of its squares, and the factors."""
         if not works:
             return {}
@@ -43,7 +44,7 @@ class OwnerWhitening:
                     learned=learned,
                     shown=learned if len(batch[0].tensors) == 1 else [work.tensors[0] for work in batch],
                     factors=[work.factors for work in batch],
-                    rule=request.rule,
+                    rule=cast(Kron, request.rule),
                     seed=request.seed,
                     t=request.t,
                     due=[work.request.due for work in batch],
@@ -51,9 +52,9 @@ class OwnerWhitening:
             )
         done = {}
         for batch, (h, squares) in zip(batches.values(), self.kernels.whitened(jobs), strict=True):
-            axes = [1] * len(batch[0].request.rule.sizes(tuple(batch[0].tensors[0].shape)))
+            shape = batch[0].request.rule.figure_shape(tuple(batch[0].tensors[0].shape))
             for work, own, square in zip(batch, h, squares, strict=True):
-                done[work.request.name] = Whitened(own, square.reshape(-1, *axes), work.factors)
+                done[work.request.name] = Made(own, {"square": square.reshape(shape)}, work.factors)
         return done
 
 

@@ -1,7 +1,7 @@
 """Rules that need whole tensors, on sharded parameters: each tensor has an owner rank, which does the work.
 
-Gradients travel to the owners in one message, what they made of them travels back in another. A rank keeps its part of
-every factor, so that checkpoints can be laid out anew, and the whole factors of the tensors it owns.
+What the rule shows travels to the owners in one message, what they made of it travels back in another. A rank keeps its
+part of every factor, so that checkpoints can be laid out anew, and the whole factors of the tensors it owns.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from torch import Tensor
 
 from thalweg.arrays import Shape, State
 from thalweg.owners import owners_of
+from thalweg.rules import Made
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.spaces import torch as xp
 from thalweg.torch.sharding.collectives import everyones, exchanged, group_over, widest
 from thalweg.torch.sharding.factors import Block, factor_shapes
 from thalweg.torch.sharding.owner_kernels import OwnerWhitening, room_for_factors
-from thalweg.torch.sharding.requests import Assembled, Request, Whitened
+from thalweg.torch.sharding.requests import Assembled, Request
 from thalweg.torch.sharding.shards import MeshGroup
+from thalweg.torch.wholes import made_of_lists
 
 
 class Owners:
@@ -39,8 +41,8 @@ class Owners:
             group.known.clear()
             group.whole.clear()
 
-    def whiten(self, requests: Sequence[Request]) -> list[Whitened]:
-        """For each request this rank's shard of the whitened tensor, and this rank's rows of its factors."""
+    def make(self, requests: Sequence[Request]) -> list[Made]:
+        """For each request this rank's shard of the tensor that was made, and this rank's rows of its factors."""
         together: dict[tuple[MeshGroup, ...], list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
             # the same ranks, whichever axis of a parameter they shard
@@ -49,7 +51,7 @@ class Owners:
         for ranks, members in together.items():
             if ranks not in self.groups:
                 self.groups[ranks] = OwnerGroup(ranks, self.whitening)
-            found = self.groups[ranks].whiten([requests[i] for i in members])
+            found = self.groups[ranks].make([requests[i] for i in members])
             for i, answer in zip(members, found, strict=True):
                 answers[i] = answer
         return answers
@@ -81,8 +83,8 @@ class OwnerGroup:
         self.known.clear()
         self.whole.clear()
 
-    def whiten(self, requests: Sequence[Request]) -> list[Whitened]:
-        """Send shards to their owners, whiten the tensors that this rank owns, send the results back."""
+    def make(self, requests: Sequence[Request]) -> list[Made]:
+        """Send shards to their owners, do the work on the tensors that this rank owns, send the results back."""
         if any(request.name not in self.blocks for request in requests):
             self.learn(requests)
         # factors that their owner does not have as a whole travel with the gradients
@@ -91,6 +93,7 @@ class OwnerGroup:
             for request in requests
             if not request.remembered or self.known.get(request.name) != request.by_kernels
         }
+        dtype = message_dtype(requests)
         # free received messages before sending results
         done = self.worked(requests, self.gathered(requests, cold), cold)
         for request in requests:
@@ -101,18 +104,24 @@ class OwnerGroup:
         returned = self.exchanged(
             requests,
             [
-                [x for request in self.mine(requests) for x in self.answer_for(request, done[request.name], rank)]
+                [
+                    x
+                    for request in self.mine(requests)
+                    for x in self.answer_for(request, done[request.name], rank, dtype)
+                ]
                 for rank in range(self.size)
             ],
             [
                 sum(
-                    math.prod(shape) for request in self.owned(requests, owner) for shape in self.answer_shapes(request)
+                    math.prod(shape)
+                    for request in self.owned(requests, owner)
+                    for shape in self.answer_shapes(request, dtype)
                 )
                 for owner in range(self.size)
             ],
         )
         readers = [Reader(message) for message in returned]
-        return [self.answer(request, readers[self.owners[request.name]]) for request in requests]
+        return [self.answer(request, readers[self.owners[request.name]], dtype) for request in requests]
 
     def gathered(self, requests: Sequence[Request], cold: set[str]) -> list[Reader]:
         """Receive from every rank its shards of the tensors that this rank owns."""
@@ -139,19 +148,23 @@ class OwnerGroup:
         if request.name in cold:
             yield from (blocks[key] for key in request.matrices)
 
-    def worked(self, requests: Sequence[Request], readers: list[Reader], cold: set[str]) -> dict[str, Whitened]:
-        """Assemble and whiten the tensors that this rank owns. Readers are empty afterwards."""
+    def worked(self, requests: Sequence[Request], readers: list[Reader], cold: set[str]) -> dict[str, Made]:
+        """Assemble the tensors that this rank owns, and do the work on them. Readers are empty afterwards."""
 
         def put_together(request: Request, key: str, whole: Tensor) -> Tensor:
             for reader, blocks in zip(readers, self.blocks[request.name], strict=True):
                 blocks[key].of(whole).copy_(reader.next(blocks[key].shape))
             return whole
 
-        done: dict[str, Whitened] = {}
+        done: dict[str, Made] = {}
         for_kernels = []
+        stacks: dict[Any, list[tuple[str, list[Tensor]]]] = defaultdict(list)
         for request in self.mine(requests):
             room = partial(torch.empty, dtype=request.dtype, device=request.tensors[0].device)
             tensors = [put_together(request, "p", room(request.part.shape)) for _ in request.tensors]
+            if request.is_stackable:
+                stacks[request.rule, request.part.shape, request.dtype].append((request.name, tensors))
+                continue
             shapes = factor_shapes(request.rule, request.part.shape)
             if request.by_kernels:
                 if request.name in cold:
@@ -167,53 +180,57 @@ class OwnerGroup:
                     key: put_together(request, key, room(shapes[key])) for key in request.matrices
                 }
             known = {**self.whole[request.name], **{key: request.factors[key] for key in request.norms}}
-            done[request.name] = Whitened(
-                *request.rule.whitened(
-                    xp, tensors[0], tensors[-1], known, request.due, partial(noise_of, request, tensors[0])
-                )
+            done[request.name] = request.rule.made(
+                xp, tuple(tensors), known, due=request.due, noise=partial(noise_of, request, tensors[0])
             )
             if not request.remembered:
                 del self.whole[request.name]
             elif request.due:
                 self.whole[request.name] = {
-                    key: as_stored(request, done[request.name].factors[key], self.whole[request.name][key])
+                    key: as_stored(request, done[request.name].state[key], self.whole[request.name][key])
                     for key in request.matrices
                 }
-        readers.clear()  # kernels have all tensors at once: do not keep a second copy
+        readers.clear()  # kernels and stacks have all tensors at once: do not keep a second copy
+        for (rule, *_), members in stacks.items():
+            names, lists = zip(*members, strict=True)
+            members.clear()
+            done.update(zip(names, made_of_lists(rule, list(zip(*lists, strict=True))), strict=True))
         return {**done, **self.whitening.whiten(for_kernels)}
 
     def room_for_factors(self, request: Request, shapes: Mapping[str, Shape]) -> State[Tensor]:
         """Buffers for kernels, which write in place: the same at every step, so that their tables stay valid."""
         if request.name not in self.whole or self.known.get(request.name) is False:
             norms = {key: request.factors[key] for key in request.norms}
+            assert request.stored is not None
             self.whole[request.name] = room_for_factors(shapes, norms, request.stored, request.tensors[0].device)
         return self.whole[request.name]
 
-    def answer_for(self, request: Request, whole: Whitened, rank: int) -> Iterator[Tensor]:
-        """The pieces that an owner sends back to a rank."""
-        h, h_square, factors = whole
+    def answer_for(self, request: Request, whole: Made, rank: int, dtype: torch.dtype) -> Iterator[Tensor]:
+        """The pieces that an owner sends back to a rank, in a message of this dtype."""
         blocks = self.blocks[request.name][rank]
-        yield blocks["p"].of(h)
-        yield h_square
+        yield blocks["p"].of(whole.tensor)
+        yield from (in_words(whole.figures[key], dtype) for key in request.rule.FIGURES)
         if request.due:
-            yield from (blocks[key].of(factors[key]) for key in request.matrices)
-            yield from (factors[key] for key in request.norms)
+            yield from (blocks[key].of(whole.state[key]) for key in request.matrices)
+            yield from (whole.state[key] for key in request.norms)
 
-    def answer_shapes(self, request: Request) -> list[Shape]:
+    def answer_shapes(self, request: Request, dtype: torch.dtype) -> list[Shape]:
         """The shapes of the pieces that this rank receives, in the order in which they are sent."""
-        blocks, rule, shape = self.blocks[request.name][self.rank], request.rule, request.part.shape
-        # one mean of squares for each slice, with as many axes as there are factors
-        shapes = [blocks["p"].shape, (math.prod(shape[: rule.stacked_axes]), *[1] * len(rule.sizes(shape)))]
+        blocks, rule = self.blocks[request.name][self.rank], request.rule
+        figures = words(dtype) * math.prod(rule.figure_shape(request.part.shape))
+        shapes = [blocks["p"].shape, *[(figures,)] * len(rule.FIGURES)]
         if request.due:
             shapes += [blocks[key].shape for key in request.matrices]
             shapes += [tuple(request.factors[key].shape) for key in request.norms]
         return shapes
 
-    def answer(self, request: Request, reader: Reader) -> Whitened:
-        h, h_square, *rest = (reader.next(shape).to(request.dtype) for shape in self.answer_shapes(request))
-        keys = [*request.matrices, *request.norms]
-        factors = dict(zip(keys, rest, strict=True)) if request.due else {key: request.factors[key] for key in keys}
-        return Whitened(h, h_square, factors)
+    def answer(self, request: Request, reader: Reader, dtype: torch.dtype) -> Made:
+        rule, keys = request.rule, [*request.matrices, *request.norms]
+        tensor, *rest = (reader.next(shape) for shape in self.answer_shapes(request, dtype))
+        shape = rule.figure_shape(request.part.shape)
+        figures = {key: from_words(rest.pop(0), request.dtype).reshape(shape) for key in rule.FIGURES}
+        factors = {key: own.to(request.dtype) for key, own in zip(keys, rest, strict=bool(request.due))}
+        return Made(tensor.to(request.dtype), figures, factors if request.due else dict(request.factors))
 
     def exchanged(
         self, requests: Sequence[Request], outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[int]
@@ -222,7 +239,7 @@ class OwnerGroup:
         return exchanged(
             outgoing,
             incoming,
-            dtype=widest([request.dtype for request in requests]),
+            dtype=message_dtype(requests),
             device=requests[0].tensors[0].device,
             group=self.group,
             sent_from=self.device,
@@ -240,6 +257,27 @@ class Reader:
         return self.message[begin : self.place].reshape(shape)
 
 
+def message_dtype(requests: Sequence[Request]) -> torch.dtype:
+    """All that is sent between the ranks of a group in one message is in the widest dtype of its tensors."""
+    return widest([request.dtype for request in requests])
+
+
+def words(dtype: torch.dtype) -> int:
+    """How many elements of a message each figure takes: figures keep at least the digits of float32."""
+    return 2 if torch.finfo(dtype).bits == 16 else 1
+
+
+def in_words(figure: Tensor, dtype: torch.dtype) -> Tensor:
+    return figure.float().reshape(-1).contiguous().view(dtype) if words(dtype) == 2 else figure.reshape(-1)
+
+
+def from_words(sent: Tensor, dtype: torch.dtype) -> Tensor:
+    """A figure from a message, in the precision of the arithmetic. dtype: of the tensor it belongs to."""
+    if words(sent.dtype) == 2:
+        return sent.clone().view(torch.float32)
+    return sent.to(torch.float32 if words(dtype) == 2 else dtype)
+
+
 def sent(request: Request, cold: set[str]) -> list[Tensor]:
     """The pieces that this rank sends to the owner of a parameter."""
     return [*request.tensors, *([request.factors[key] for key in request.matrices] if request.name in cold else [])]
@@ -253,6 +291,7 @@ def noise_of(request: Request, x: Tensor) -> Tensor:
 
 def as_stored(request: Request, factor: Tensor, old: Tensor) -> Tensor:
     """A factor as it will be found in the state at the next step: rounded, or the old one if that overflows."""
+    assert request.stored is not None
     rounded = factor.to(request.stored).to(request.dtype)
     overflows = request.stored == torch.float16 and not bool(torch.isfinite(rounded).all())
     return old if overflows else rounded

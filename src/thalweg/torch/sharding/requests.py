@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from thalweg.arrays import State
-from thalweg.owners import cost
-from thalweg.rules import Kron
+from thalweg.rules.entries import Factor
+from thalweg.rules.whole import WholeRule
 from thalweg.spaces.sharded import Part
 from thalweg.torch.sharding.factors import Block, block_of_factor, factor_shapes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One parameter that has to be whitened as a whole."""
+    """One parameter that has to be seen as a whole."""
 
     name: str
-    rule: Kron
+    rule: WholeRule
     part: Part
-    #: This rank's shard of the tensor to precondition, and of the one that the factors learn from if it differs.
+    #: This rank's shard of each tensor that the rule shows.
     tensors: Sequence[Tensor]
-    #: This rank's rows of the factors, and their norms, which every rank has.
+    #: State with a shape of its own: this rank's rows of the factors, and what every rank has, such as their norms.
     factors: Mapping[str, Tensor]
-    #: The dtype in which factors are stored between steps.
-    stored: torch.dtype
+    #: The dtype in which factors are stored between steps, if there are any.
+    stored: torch.dtype | None
     #: Whether the owner may keep the whole factors until the next step.
     remembered: bool
     #: Whether the owner takes kernels for GPUs; the same on every rank.
@@ -40,20 +40,27 @@ class Request:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of the arithmetic."""
+        """That of what is shown and made: the precision of the arithmetic, or a narrower one."""
         return self.tensors[0].dtype
 
     @property
     def matrices(self) -> list[str]:
-        return [key for key in self.factors if key.startswith("Q_")]
+        """The factors."""
+        return self.rule.keys(self.part.shape, Factor)
 
     @property
     def norms(self) -> list[str]:
-        return [key for key in self.factors if key.startswith("L_")]
+        """What every rank has."""
+        matrices = self.matrices
+        return [key for key in self.factors if key not in matrices]
 
     @property
     def cost(self) -> int:
-        return cost(self.rule, self.part.shape)
+        return self.rule.cost(self.part.shape)
+
+    @property
+    def is_stackable(self) -> bool:
+        return self.rule.is_stackable(self.part.shape)
 
     def blocks(self) -> dict[str, Block]:
         """This rank's shards of the parameter and of its factors."""
@@ -62,21 +69,12 @@ class Request:
         return {"p": Block(tuple(self.tensors[0].shape), self.part.offset), **own}
 
 
-class Whitened(NamedTuple):
-    """What an owner answers: of the whole tensor on its own rank, of a shard on the rank that asked."""
-
-    h: Tensor
-    #: The mean of its squares before it was clipped, for each slice of a stack.
-    h_square: Tensor
-    factors: State[Tensor]
-
-
 @dataclass(frozen=True)
 class Assembled:
     """A request as the owner has it, put together from all shards."""
 
     request: Request
-    #: The tensor to precondition, and the one that the factors learn from if it differs.
+    #: Each tensor that the rule shows.
     tensors: Sequence[Tensor]
     #: Whole, with their norms, as they are stored between steps.
     factors: State[Tensor]

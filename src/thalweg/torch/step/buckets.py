@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.rules import Rule
+from thalweg.rules import Rule, WholeRule
 from thalweg.settings import Setting, Settings
 from thalweg.spaces.sharded import Part
 from thalweg.torch.engines import triton
@@ -134,7 +134,7 @@ class Sorter:
         """Whether kernels on a GPU are to step a parameter and to count its steps. Kron's schedule is for the host."""
         return (
             self.wanted in ("auto", "fused")
-            and not rule.needs_whole
+            and not is_for_host(rule)
             and triton.is_on_gpu(p)
             and triton.is_served_dtype(p)
             and triton.reason_missing(p.device) is None
@@ -157,3 +157,8 @@ class Sorter:
         if known is None or known[0] != layout:
             self.parts[id(p)] = known = layout, part_of(name, p)
         return known[1]
+
+
+def is_for_host(rule: type[Rule]) -> bool:
+    """Whether the host has to know the step count of a rule, because it launches products by it."""
+    return rule.needs_whole and not (issubclass(rule, WholeRule) and rule.IN_PARTS)

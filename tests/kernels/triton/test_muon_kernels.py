@@ -1,0 +1,100 @@
+"""Muon on GPUs: fused kernels before and after its products have the numbers of the rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from on_device import agree, gradients, parameters, train
+from tolerances import BFLOAT16_PRODUCTS
+
+torch = pytest.importorskip("torch")
+
+import thalweg.torch  # noqa: E402
+from thalweg.errors import OptionError  # noqa: E402
+from thalweg.kernels import chunks  # noqa: E402
+from thalweg.torch.engines import triton_whole  # noqa: E402
+
+#: Three of one shape, turned ones, and one of more axes.
+SHAPES = {"a": (34, 20), "b": (34, 20), "c": (34, 20), "wide": (20, 34), "conv": (5, 4, 3, 2)}
+OPTIONS: dict[str, Any] = dict(weight_decay=0.1, ns_dtype=None)
+
+
+def make(named: Any, engine: str, **options: Any) -> Any:
+    return thalweg.torch.Muon(named, engine=engine, **options)
+
+
+def both(steps: int, dtype: str = "float32", **options: Any) -> tuple[Any, Any, Any, Any]:
+    ours, theirs = (parameters(dtype, SHAPES) for _ in range(2))
+    fused, lists = make(ours, "fused", **options), make(theirs, "reference", **options)
+    train(fused, ours, gradients(steps, dtype, SHAPES))
+    train(lists, theirs, gradients(steps, dtype, SHAPES))
+    assert fused.engine == "fused"
+    return fused, ours, lists, theirs
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(bias_correction=True, maximize=True),
+        dict(momentum_mode="sum", scaling="match_rms_adamw", max_grad_norm=0.5),
+        dict(split=2, weight_decay=0.0, nesterov=False),
+        dict(stacked_axes=1, vectors="row"),
+    ],
+    ids=str,
+)
+def test_numbers_are_those_of_the_rule(options: dict[str, Any]) -> None:
+    given = {**OPTIONS, **options}
+    if "split" in options:
+        given["overrides"] = [("conv", dict(split=1))]
+    agree(*both(3, **given))
+
+
+def test_products_in_bfloat16() -> None:
+    _, ours, _, theirs = both(3)
+    for (_, p), (_, q) in zip(ours, theirs, strict=True):
+        assert (p - q).abs().max() < BFLOAT16_PRODUCTS * 3 * 0.02
+
+
+def test_lists_that_are_larger_than_one_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_whole, "WHOLE_CHUNK", 2 * 34 * 20)
+    assert chunks.WHOLE_CHUNK > 2 * 34 * 20
+    agree(*both(3, **OPTIONS))
+
+
+def test_parameters_of_sixteen_bits_are_rounded_by_chance() -> None:
+    fused, ours, _, theirs = both(2, "bfloat16", **OPTIONS, rounding="stochastic", seed=3)
+    for (name, p), (_, q) in zip(ours, theirs, strict=True):
+        assert (p != q).float().mean() < 0.05, name
+    assert all(fused.state[p]["momentum_buffer"].dtype == torch.float32 for _, p in ours)
+
+
+def test_what_is_not_served_goes_as_lists() -> None:
+    named = parameters("float32", SHAPES)
+    with pytest.raises(OptionError, match="there is no fused kernel of Muon for on_nonfinite='skip'"):
+        train(make(named, "fused", on_nonfinite="skip"), named, gradients(1, "float32", SHAPES))
+    optimizer = make(named, "auto", on_nonfinite="skip")
+    train(optimizer, named, gradients(1, "float32", SHAPES))
+    assert optimizer.engine == "foreach + reference"
+
+
+def test_the_code_that_is_made_is_shown() -> None:
+    shown = str(make(parameters("float32", SHAPES), "auto").explain(code=True))
+    assert "read p, g and write p, shown" in shown
+    assert "between them: matrix products by library calls" in shown
+
+
+def test_gradients_elsewhere_and_parameters_that_come_later() -> None:
+    """A larger stack that comes later moves the memory that all share."""
+    first, second = (parameters("float32", SHAPES) for _ in range(2))
+    steps = gradients(4, "float32", SHAPES)
+    found = []
+    for named, engine in ((first, "fused"), (second, "reference")):
+        optimizer = make(named, engine, **OPTIONS)
+        for t, step in enumerate(steps):
+            for name, p in named:
+                p.grad = None if t < 2 and name in ("a", "b", "c") else step[name].clone()
+            optimizer.step()
+        found.append(optimizer)
+    agree(found[0], first, found[1], second)

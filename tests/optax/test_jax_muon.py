@@ -1,0 +1,71 @@
+"""Muon for JAX: the numbers of optax.contrib.muon, and of the numpy front end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tolerances import FLOAT32
+
+jax = pytest.importorskip("jax")
+optax = pytest.importorskip("optax")
+
+from thalweg.errors import ParameterError  # noqa: E402
+from thalweg.numpy import Muon  # noqa: E402
+from thalweg.optax import muon  # noqa: E402
+
+SHAPES = {"tall": (12, 5), "wide": (5, 12), "small": (3, 3)}
+
+
+def trained(solver: Any, grads: list[Any], params: Any) -> Any:
+    state, step = solver.init(params), jax.jit(solver.update)
+    for g in grads:
+        updates, state = step(g, state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def problem() -> tuple[Any, list[Any]]:
+    rng = np.random.default_rng(0)
+    drawn = [{k: rng.standard_normal(s).astype(np.float32) for k, s in SHAPES.items()} for _ in range(6)]
+    return drawn[0], drawn[1:]
+
+
+def error(x: Any, wanted: Any, start: Any) -> float:
+    return max(float(np.abs(x[k] - wanted[k]).max() / np.abs(wanted[k] - start[k]).max()) for k in wanted)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, dict(consistent_rms=0.2, weight_decay=0.1), dict(nesterov=False, beta=0.8)], ids=str
+)
+def test_equals_optax(options: dict[str, Any]) -> None:
+    params, grads = problem()
+    theirs, _ = trained(optax.contrib.muon(0.02, **options), grads, params)
+    ours, state = trained(muon(0.02, **options), grads, params)
+    assert error(ours, theirs, params) < FLOAT32
+    assert state._fields == ("count", "momentum_buffer", "skipped")
+
+
+def test_equals_numpy_with_blocks() -> None:
+    params, grads = problem()
+    overrides = [("wide", dict(split=1))]
+    ours, _ = trained(muon(0.02, split=3, overrides=overrides), grads, params)
+    arrays = {name: p.copy() for name, p in params.items()}
+    optimizer = Muon(lr=0.02, variant="optax", split=3, overrides=overrides)
+    for g in grads:
+        optimizer.step(arrays, g)
+    assert error(ours, arrays, params) < FLOAT32
+
+
+def test_products_in_bfloat16_are_about_those_in_full_precision() -> None:
+    """XLA may leave a rounding out that another library makes."""
+    params, grads = problem()
+    narrow, _ = trained(muon(0.02, ns_dtype="bfloat16"), grads, params)
+    wide, _ = trained(muon(0.02), grads, params)
+    assert 1e-4 < error(narrow, wide, params) < 0.05
+
+
+def test_a_leaf_that_is_no_matrix_is_refused() -> None:
+    with pytest.raises(ParameterError, match=r"parameter 'b' has shape \(3,\): it is no matrix"):
+        muon(0.02).init({"w": np.ones((2, 2)), "b": np.ones(3)})

@@ -1,0 +1,190 @@
+"""Muon: its formulas in other words, and how parameters are taken for matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from drive import gradients, run
+from tolerances import FLOAT64
+
+from thalweg.errors import OptionError, ParameterError
+from thalweg.numpy import Muon as Optimizer
+from thalweg.rules import Muon
+
+EXACT: dict[str, Any] = dict(ns_dtype=None)
+
+
+def orthogonalized(x: Any, steps: int = 5, triple: tuple[float, float, float] = (3.4445, -4.7750, 2.0315)) -> Any:
+    """By the singular values, which the iteration moves one by one: no product of it is here."""
+    left, values, right = np.linalg.svd(x / max(np.linalg.norm(x), 1e-7), full_matrices=False)
+    a, b, c = triple
+    for _ in range(steps):
+        values = a * values + b * values**3 + c * values**5
+    return left @ np.diag(values) @ right
+
+
+def by_hand(p: Any, grads: list[Any], *, lr: float = 0.1, decay: float = 0.0, scale: float = 1.0) -> Any:
+    buffer = np.zeros_like(p)
+    for g in grads:
+        buffer = 0.95 * buffer + 0.05 * g
+        p = p * (1 - lr * decay) - lr * scale * orthogonalized(0.95 * buffer + 0.05 * g)
+    return p
+
+
+def error(x: Any, wanted: Any, start: Any) -> float:
+    return float(np.abs(x - wanted).max() / np.abs(wanted - start).max())
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5), (1, 7), (7, 1)])
+def test_orthogonalizes_by_the_published_polynomial(shape: tuple[int, int]) -> None:
+    p, grads = gradients(shape, 6)
+    got, state = run(Muon(**EXACT, weight_decay=0.3), p, grads, lr=0.1)
+    scale = max(1.0, shape[0] / shape[1]) ** 0.5
+    assert error(got, by_hand(p, grads, decay=0.3, scale=scale), p) < FLOAT64
+    assert list(state) == ["momentum_buffer"]
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "scale"),
+    [
+        (dict(scaling="original"), (8, 2), 2.0),
+        (dict(scaling="original"), (2, 8), 1.0),
+        (dict(scaling="match_rms_adamw"), (2, 25), 1.0),
+        (dict(scaling="match_rms_adamw", rms=0.5), (16, 3), 2.0),
+        (dict(scaling="optax"), (2, 8), 2.0),
+        (dict(scaling="optax"), (8, 2), 1.0),
+        (dict(scaling=None), (8, 2), 1.0),
+    ],
+)
+def test_scalings(options: dict[str, Any], shape: tuple[int, int], scale: float) -> None:
+    p, grads = gradients(shape, 2)
+    got, _ = run(Muon(**EXACT, **options), p, grads, lr=0.1)
+    assert error(got, by_hand(p, grads, scale=scale), p) < FLOAT64
+
+
+def test_a_sum_of_gradients_goes_where_their_average_goes() -> None:
+    """They differ by a factor, which orthogonalization takes away."""
+    p, grads = gradients((5, 3), 4)
+    for nesterov in (True, False):
+        total, state = run(Muon(**EXACT, momentum_mode="sum", nesterov=nesterov), p, grads, lr=0.1)
+        average, other = run(Muon(**EXACT, nesterov=nesterov), p, grads, lr=0.1)
+        assert error(total, average, p) < FLOAT64
+        assert error(0.05 * state["momentum_buffer"], other["momentum_buffer"], 0) < FLOAT64
+
+
+def test_without_momentum_nothing_is_kept() -> None:
+    p, grads = gradients((5, 3), 1)
+    got, state = run(Muon(**EXACT, momentum=0.0, scaling=None), p, grads, lr=0.1)
+    assert state == {}
+    assert error(got, p - 0.1 * orthogonalized(grads[0]), p) < FLOAT64
+
+
+def test_coefficients_by_step() -> None:
+    cubic, quintic = (1.5, -0.5, 0.0), (3.0, -4.0, 2.0)
+    p, grads = gradients((4, 6), 1)
+    rule = Muon(**EXACT, ns_coefficients=(quintic, cubic), ns_steps=4, momentum=0.0)
+    got, _ = run(rule, p, grads, lr=1.0)
+    first = orthogonalized(grads[0], 1, quintic)
+    left, values, right = np.linalg.svd(first, full_matrices=False)
+    for _ in range(3):  # the last triple serves all steps that are left
+        values = 1.5 * values - 0.5 * values**3
+    assert error(got, p - left @ np.diag(values) @ right, p) < FLOAT64
+
+
+# ---- how parameters are taken for matrices
+
+
+def parts_stepped(p: Any, grads: list[Any], cut: Any, join: Any, **options: Any) -> Any:
+    """Each part of a parameter as a parameter of its own."""
+    parts = zip(*map(cut, [p, *grads]), strict=True)
+    return join([run(Muon(**EXACT, **options), part, list(own), lr=0.1)[0] for part, *own in parts])
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((6, 4), 0), ((4, 6), 1), ((3, 9), 0), ((2, 3, 2), 1)])
+def test_split_steps_blocks_by_themselves(shape: tuple[int, ...], axis: int) -> None:
+    p, grads = gradients(shape, 3)
+    rows = shape[0]
+    wanted = parts_stepped(
+        p,
+        grads,
+        lambda x: np.split(x.reshape(rows, -1), 3, axis),
+        lambda parts: np.concatenate(parts, axis).reshape(shape),
+    )
+    got, state = run(Muon(**EXACT, split=3, split_axis=axis), p, grads, lr=0.1)
+    assert error(got, wanted, p) < FLOAT64
+    assert state["momentum_buffer"].shape == shape
+
+
+@pytest.mark.parametrize("split", [1, 2])
+def test_stacked_matrices_are_stepped_by_themselves(split: int) -> None:
+    p, grads = gradients((3, 4, 5), 3)
+    wanted = parts_stepped(p, grads, list, np.stack, split=split)
+    got, _ = run(Muon(**EXACT, stacked_axes=1, split=split), p, grads, lr=0.1)
+    assert error(got, wanted, p) < FLOAT64
+
+
+def test_kernels_of_convolutions_are_matrices_of_their_first_axis() -> None:
+    p, grads = gradients((6, 2, 3, 3), 3)
+    wanted, _ = run(Muon(**EXACT), p.reshape(6, 18), [g.reshape(6, 18) for g in grads], lr=0.1)
+    got, _ = run(Muon(**EXACT), p, grads, lr=0.1)
+    assert error(got.reshape(6, 18), wanted, p.reshape(6, 18)) < FLOAT64
+
+
+def test_a_vector_may_be_taken_for_a_row() -> None:
+    p, grads = gradients((7,), 3)
+    weights = p.copy()
+    optimizer = Optimizer(lr=0.1, vectors="row", **EXACT)
+    for g in grads:
+        optimizer.update("b", weights, g)
+    wanted, _ = run(Muon(**EXACT), p.reshape(1, 7), [g.reshape(1, 7) for g in grads], lr=0.1)
+    assert error(weights, wanted[0], p) < FLOAT64
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "said"),
+    [
+        ((), {}, r"parameter 'w' has shape \(\): it is no matrix, .* such as AdamW, or set vectors='row'"),
+        ((7,), {}, r"parameter 'w' has shape \(7,\): it is no matrix"),
+        ((3, 7), dict(stacked_axes=1), r"shape \(3, 7\): each of its tensors is no matrix"),
+        ((4, 6), dict(split=3), r"shape \(4, 6\): as a matrix it has 4 rows, which split=3 does not divide"),
+        ((3, 5), dict(split=3, split_axis=1), r"it has 5 columns, which split=3 does not divide"),
+    ],
+)
+def test_shapes_that_are_refused(shape: tuple[int, ...], options: dict[str, Any], said: str) -> None:
+    optimizer = Optimizer(**options)
+    with pytest.raises(ParameterError, match=said):
+        optimizer.update("w", np.ones(shape), np.ones(shape))
+    assert not optimizer.state
+
+
+def test_more_stacked_axes_than_there_are() -> None:
+    with pytest.raises(OptionError, match=r"stacked_axes=3, but parameter 'w' has shape \(2, 2\)"):
+        Optimizer(stacked_axes=3).update("w", np.ones((2, 2)), np.ones((2, 2)))
+
+
+def test_what_it_costs_follows_the_smaller_side() -> None:
+    assert Muon().cost((10, 1000)) == Muon().cost((1000, 10)) == 5 * 100 * (2 * 1000 + 10)
+    assert Muon(split=2).cost((20, 1000)) == Muon(stacked_axes=1).cost((2, 10, 1000)) == 2 * Muon().cost((10, 1000))
+
+
+# ---- bfloat16
+
+
+def test_products_in_bfloat16_are_about_those_in_full_precision() -> None:
+    p, grads = gradients((8, 12), 3)
+    narrow, wide = (run(Muon(ns_dtype=dtype), p, grads, lr=0.1)[0] for dtype in ("bfloat16", None))
+    assert 1e-4 < error(narrow, wide, p) < 0.05
+
+
+def test_numpy_rounds_as_bfloat16_does() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    from thalweg.spaces import numpy as xp
+
+    x = np.random.default_rng(0).standard_normal(1000).astype(np.float32) * np.logspace(-40, 38, 1000, dtype=np.float32)
+    ties = np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8, -1 - 2.0**-8, 0.0, np.inf, np.nan], np.float32)
+    for values in (x, ties, ties.astype(np.float64)):
+        rounded = xp.rounded(values, "bfloat16")
+        assert rounded.dtype == values.dtype
+        np.testing.assert_array_equal(rounded, values.astype(ml_dtypes.bfloat16).astype(values.dtype))

@@ -1,0 +1,67 @@
+"""Muon over ranks with products in bfloat16: the numbers of one process, in messages of half the size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from world import world
+from world_layouts import layout as laid_out
+from world_layouts import torch
+from world_steps import Run, differences, stepped
+
+import thalweg.torch
+from thalweg.torch.sharding import collectives
+
+pytestmark = pytest.mark.world
+
+#: Of the model, those that are matrices.
+MATRICES = ("row", "column", "matrix", "even", "cube", "kernel")
+OPTIONS: dict[str, Any] = dict(weight_decay=0.01)
+
+
+@pytest.mark.parametrize(("size", "layout"), [(2, "mixed"), pytest.param(4, "two axes", marks=pytest.mark.slow)])
+def test_products_in_bfloat16(size: int, layout: str) -> None:
+    run = Run("Muon", "float32", OPTIONS, names=MATRICES, rates=(1.0, 0.5))
+    assert world(size).run(differences, run, layout) == [[]] * size
+
+
+def dtypes_sent(run: Run, layout: str) -> list[str]:
+    """Of all messages to owners and from them, on this rank."""
+    sent, send = [], collectives.exchanged
+    from thalweg.torch.sharding import owners
+
+    def watched(*pieces: Any, dtype: Any, **rest: Any) -> Any:
+        sent.append(str(dtype))
+        return send(*pieces, dtype=dtype, **rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owners, "exchanged", watched)
+        stepped(run, laid_out(layout))
+    return sent
+
+
+def test_messages_are_as_narrow_as_the_products() -> None:
+    run = Run("Muon", "float32", OPTIONS, names=MATRICES, rates=(1.0,))
+    assert world(2).run(dtypes_sent, run, "first axis") == [["torch.bfloat16"] * 2] * 2
+
+
+def norms(run: Run, layout: str) -> dict[str, list[float]]:
+    found = stepped(run, laid_out(layout)).optimizer.stats()
+    return {name: own["norm"].reshape(-1).tolist() for name, own in found.items()}
+
+
+def test_statistics_keep_their_digits() -> None:
+    run = Run("Muon", "float32", dict(stacked_axes=1), names=("cube", "kernel"), rates=(1.0,))
+    first, second = world(2).run(norms, run, "first axis")
+    assert first == second
+    params = {name: torch.nn.Parameter(run.numbers(name, 0)) for name in run.names}
+    alone = thalweg.torch.Muon(params.items(), stacked_axes=1)
+    for name, p in params.items():
+        p.grad = run.numbers(name, 1)
+    alone.step()
+    for name, own in alone.stats().items():
+        assert first[name] == pytest.approx(own["norm"].reshape(-1).tolist(), rel=1e-6)

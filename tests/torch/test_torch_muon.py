@@ -1,0 +1,235 @@
+"""Muon in torch: which parameters it takes, stacks of equal shape, and a rule of one's own that needs whole tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import thalweg.torch  # noqa: E402
+from thalweg.errors import ParameterError, RuleError  # noqa: E402
+from thalweg.rules import RULES, Made, Rule, Shown, Update, WholeRule  # noqa: E402
+from thalweg.rules.entries import Moment  # noqa: E402
+from thalweg.torch import Muon, wholes  # noqa: E402
+
+SHAPES = [(6, 4), (6, 4), (4, 6), (6, 4), (3, 2, 2)]
+
+
+def parameters(dtype: Any = torch.float32, shapes: Any = SHAPES) -> list[Any]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(s, generator=generator, dtype=torch.float64).to(dtype)) for s in shapes]
+
+
+def stepped(optimizer: Any, params: list[Any], steps: int = 3) -> list[Any]:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype)
+        optimizer.step()
+    return [p.detach().double().numpy() for p in params]
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_vectors_are_refused_when_they_are_given(shape: tuple[int, ...]) -> None:
+    matrix, vector = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(shape))
+    with pytest.raises(ParameterError, match=r"parameter 'b' has shape .*: it is no matrix.*such as AdamW"):
+        Muon([("w", matrix), ("b", vector)])
+    optimizer = Muon([("w", matrix)])
+    with pytest.raises(ParameterError, match=r"parameter 'b' has shape"):
+        optimizer.add_param_group({"params": [("b", vector)]})
+    assert len(optimizer.param_groups) == 1
+    assert len(Muon([("w", matrix), ("b", vector)], overrides=[("b", dict(vectors="row"))]).param_groups) == 1
+
+
+def test_a_frozen_vector_is_no_matter_until_it_is_stepped() -> None:
+    vector = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    optimizer = Muon([("b", vector)])
+    vector.requires_grad_()
+    vector.grad = torch.ones(3)
+    with pytest.raises(ParameterError, match=r"parameter 'b' has shape"):
+        optimizer.step()
+
+
+def test_blocks_that_do_not_divide_are_refused_when_they_are_given() -> None:
+    with pytest.raises(ParameterError, match=r"parameter 'w' has shape .* 4 rows, which split=3 does not divide"):
+        Muon([("w", torch.nn.Parameter(torch.ones(4, 6)))], split=3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_stacks_have_the_bits_of_single_tensors(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    whole = wholes.made_of_lists
+    monkeypatch.setattr(wholes, "made_of_lists", lambda rule, lists: asked.append(len(lists[0])) or whole(rule, lists))
+    found = []
+    for engine in ("foreach", "reference"):
+        params = parameters(dtype)
+        found.append(stepped(Muon(params, engine=engine, weight_decay=0.1), params))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert sorted(asked) == [1] * 6 + [3] * 3
+
+
+def test_stacks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    params, others = parameters(), parameters()
+    wanted = stepped(Muon(others), others)
+    monkeypatch.setattr(wholes, "CHUNK", 48)
+    for one, other in zip(stepped(Muon(params), params), wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_statistics_are_norms_of_what_is_orthogonalized() -> None:
+    p = torch.nn.Parameter(torch.zeros(4, 2))
+    optimizer = Muon([("w", p)], split=2, ns_dtype=None, momentum=0.0)
+    p.grad = torch.tensor([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0], [6.0, 8.0]])
+    optimizer.step()
+    assert optimizer.stats()["w"]["norm"].reshape(-1).tolist() == [5.0, 10.0]
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_steps_that_are_not_finite(policy: Any) -> None:
+    params = parameters(shapes=[(3, 2), (3, 2)])
+    before = [p.detach().clone() for p in params]
+    optimizer = Muon([("a", params[0]), ("b", params[1])], on_nonfinite=policy)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    params[1].grad[0, 0] = float("inf")
+    if policy == "raise":
+        with pytest.raises(thalweg.errors.NonFiniteError, match="'b'"):
+            optimizer.step()
+    else:
+        optimizer.step()
+    assert torch.equal(params[1], before[1])
+
+
+def test_state_resumes_to_the_bit() -> None:
+    params, others = parameters(), parameters()
+    optimizer, resumed = Muon(params), Muon(others)
+    stepped(optimizer, params)
+    for p, q in zip(params, others, strict=True):
+        q.data.copy_(p.data)
+    resumed.load_state_dict(optimizer.state_dict())
+    for one, other in zip(stepped(optimizer, params), stepped(resumed, others), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+# ---- a rule of one's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Centred(WholeRule):
+    """Momentum less the mean of each of its columns, which is a mean over the whole tensor's rows."""
+
+    momentum: Any = 0.5
+    FIGURES: ClassVar[tuple[str, ...]] = ("mean",)
+
+    def validate(self) -> None:
+        super().validate()
+
+    def entries(self, shape: Any) -> dict[str, Any]:
+        return {"momentum_buffer": Moment()}
+
+    def kind(self, shape: Any) -> Any:
+        return shape
+
+    def shown(self, xp: Any, g: Any, s: Any, p: Any, t: Any) -> Shown:
+        m = self.momentum * s["momentum_buffer"] + g
+        return Shown((m,), {"momentum_buffer": m})
+
+    def made(self, xp: Any, tensors: Any, s: Any, *, due: Any = True, noise: Any = None) -> Made:
+        (x,) = tensors
+        axis = self.stacked_axes
+        (means,) = xp.means((x, (axis,)))
+        (mean,) = xp.means((x, tuple(range(axis, len(xp.shape(x))))))
+        return Made(x - means, {"mean": mean}, {})
+
+    def taken(self, xp: Any, made: Made, s: Any, p: Any, state: Any, *, due: Any, lr: Any) -> Update:
+        mean = made.figures["mean"]
+        return Update(made.tensor * -lr, state, xp.isfinite(xp.sums((mean, None))[0]), {"mean": mean})
+
+    def figure_shape(self, shape: Any) -> Any:
+        return (*shape[: self.stacked_axes], *[1] * (len(shape) - self.stacked_axes))
+
+
+@pytest.fixture
+def centred(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setitem(RULES, "Centred", Centred)  # type: ignore[arg-type]
+    return type("Centred", (thalweg.torch.Optimizer,), {"rule_name": "Centred"})
+
+
+def test_a_rule_that_needs_whole_tensors(centred: Any) -> None:
+    for engine in ("auto", "foreach", "reference"):
+        params = parameters(torch.float64)
+        start = [p.detach().clone() for p in params]
+        stepped(centred(params, lr=0.1, engine=engine), params, 1)
+        for p, first in zip(params, start, strict=True):
+            wanted = first - 0.1 * (p.grad - p.grad.mean(0, keepdim=True))
+            torch.testing.assert_close(p.detach(), wanted, rtol=1e-12, atol=1e-12)
+
+
+def sharded_errors(rule: Any) -> list[str]:
+    """How a rule of one's own, which is registered on this rank, differs from one process over two ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    RULES["Own"] = rule  # type: ignore[index]
+    try:
+        kind: Any = type("Own", (thalweg.torch.Optimizer,), {"rule_name": "Own"})
+        mesh = init_device_mesh("cpu", (2,))
+        whole, params = parameters(torch.float64), []
+        for index, p in enumerate(parameters(torch.float64)):
+            params.append(torch.nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(index % 2)])))
+        stepped(kind(whole, lr=0.1), whole, 2)
+        optimizer = kind(params, lr=0.1)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(2):
+            for p in params:
+                g = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+                p.grad = distribute_tensor(g, mesh, p.placements)
+            try:
+                optimizer.step()
+            except RuleError as error:
+                return [str(error)]
+        gathered = [p.full_tensor() if isinstance(p, DTensor) else p for p in params]
+        pairs = zip(gathered, whole, strict=True)
+        return [str(i) for i, (p, q) in enumerate(pairs) if not torch.allclose(p, q, rtol=1e-12, atol=1e-12)]
+    finally:
+        del RULES["Own"]  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InOnePart(Rule):
+    """It needs whole tensors, and does not say which part of its step does."""
+
+    needs_whole: ClassVar[bool] = True
+
+    def validate(self) -> None:
+        super().validate()
+
+    def entries(self, shape: Any) -> dict[str, Any]:
+        return {"momentum_buffer": Moment()}
+
+    def kind(self, shape: Any) -> Any:
+        return shape
+
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, **rest: Any) -> Update:
+        (square,) = xp.sums((g * g, None))
+        return Update(g * -lr, {"momentum_buffer": g}, xp.isfinite(square), {})
+
+
+@pytest.mark.world
+def test_a_rule_that_needs_whole_tensors_over_ranks() -> None:
+    from world import world
+
+    assert world(2).run(sharded_errors, Centred) == [[], []]
+
+
+@pytest.mark.world
+def test_a_rule_that_does_not_tell_its_parts_is_refused_over_ranks() -> None:
+    from world import world
+
+    for (said,) in world(2).run(sharded_errors, InOnePart):
+        assert "InOnePart needs whole tensors, and parameter '0' is sharded: derive the rule from" in said
