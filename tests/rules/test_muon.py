@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,65 @@ def test_coefficients_by_step() -> None:
     for _ in range(3):  # the last triple serves all steps that are left
         values = 1.5 * values - 0.5 * values**3
     assert error(got, p - left @ np.diag(values) @ right, p) < FLOAT64
+
+
+OTHERWISE: dict[str, Any] = dict(
+    momentum=0.5,
+    nesterov=False,
+    momentum_mode="sum",
+    bias_correction=True,
+    weight_decay=0.3,
+    scaling="match_rms_adamw",
+    rms=0.5,
+    split=2,
+    split_axis=1,
+    ns_steps=3,
+    ns_coefficients=(2.0, -1.5, 0.5),
+    ns_dtype="bfloat16",
+    eps=3.0,
+    eps_mode="add",
+    stacked_axes=1,
+)
+#: What an option needs beside it to have an effect.
+BESIDE: dict[str, dict[str, Any]] = {
+    "rms": dict(scaling="match_rms_adamw"),
+    "split_axis": dict(split=2),
+    "momentum_mode": dict(eps=3.0),
+    "bias_correction": dict(eps=3.0),
+    "eps_mode": dict(eps=3.0),
+}
+
+
+def test_every_option_has_an_effect() -> None:
+    assert {f.name for f in fields(Muon)} == {*OTHERWISE, "vectors"}
+    p, grads = gradients((4, 6, 2), 3)
+    for name, value in OTHERWISE.items():
+        options = {**EXACT, **BESIDE.get(name, {})}
+        before, _ = run(Muon(**options), p, grads, lr=0.1)
+        after, _ = run(Muon(**{**options, name: value}), p, grads, lr=0.1)
+        assert error(after, before, p) > 1e-6, name
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (dict(rms=0.3), "rms=0.3 has no effect here: it needs scaling='match_rms_adamw'"),
+        (dict(split_axis=1), "split_axis=1 has no effect here: it needs a split above 1"),
+        (dict(momentum=0.0, nesterov=False), "nesterov=False has no effect here: it needs a momentum above 0"),
+        (dict(precond_dtype="bfloat16"), "precond_dtype='bfloat16' has no effect here: it needs Kron"),
+    ],
+)
+def test_options_without_an_effect_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        Optimizer(**options)
+
+
+@pytest.mark.parametrize("variant", Muon.VARIANTS)
+def test_every_variant_steps(variant: str) -> None:
+    optimizer, weights = Optimizer(variant=variant), np.ones((3, 4), np.float32)
+    optimizer.update("w", weights, np.eye(3, 4, dtype=np.float32))
+    assert np.isfinite(weights).all()
+    assert optimizer.options == {**Optimizer().options, **Muon.VARIANTS[variant]}
 
 
 # ---- how parameters are taken for matrices
