@@ -27,14 +27,10 @@ ELSEWHERE = {
     # kernels of Kron that are written by hand
     "kernels/triton/kron.py",
     "kernels/triton/kron_batch.py",
+    "kernels/triton/kron_formulas.py",
     "kernels/triton/kron_owners.py",
-    # owners of Kron's whole tensors, and its stacks
-    "torch/engines/results.py",
-    "torch/engines/shards.py",
+    # what owners give these kernels
     "torch/sharding/owner_kernels.py",
-    "torch/sharding/requests.py",
-    # costs of rules by their names
-    "plan/owners.py",
 }
 
 
