@@ -55,7 +55,7 @@ def test_the_torch_front_end_shows_every_option_with_the_default_of_its_rule(nam
         assert {key: p.default for key, p in named.items()} == expected
         assert all(p.kind is p.KEYWORD_ONLY for p in named.values())
     assert list(inspect.signature(cls).parameters)[:2] == ["params", "lr"]
-    parameters = pytest.importorskip("torch.nn").Linear(2, 2).parameters()
+    parameters = pytest.importorskip("torch.nn").Linear(2, 2, bias=False).parameters()
     assert cls(parameters).defaults.keys() >= {
         *(key for key in expected if key not in beside and expected[key] is not None)
     }
@@ -145,7 +145,7 @@ def test_groups_of_the_torch_front_end_hold_every_option_with_its_default(name: 
     torch = pytest.importorskip("torch.nn")
     import thalweg.torch
 
-    optimizer = getattr(thalweg.torch, name)(torch.Linear(2, 2).parameters(), lr=0.1)
+    optimizer = getattr(thalweg.torch, name)(torch.Linear(2, 2, bias=False).parameters(), lr=0.1)
     group = {key: value for key, value in optimizer.param_groups[0].items() if key != "precond_update_probability"}
     expected = {**defaults(RULES[name]), **defaults(Handling)}
     assert {key: group[key] for key in expected if key in group} == {

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
 from thalweg.errors import ParameterError, RuleError  # noqa: E402
-from thalweg.rules import RULES, Made, Rule, Shown, Update, WholeRule  # noqa: E402
+from thalweg.rules import Made, Rule, Shown, Update, WholeRule  # noqa: E402
 from thalweg.rules.entries import Moment  # noqa: E402
 from thalweg.torch import Muon, wholes  # noqa: E402
 
@@ -154,13 +154,8 @@ class Centred(WholeRule):
         return (*shape[: self.stacked_axes], *[1] * (len(shape) - self.stacked_axes))
 
 
-@pytest.fixture
-def centred(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setitem(RULES, "Centred", Centred)  # type: ignore[arg-type]
-    return type("Centred", (thalweg.torch.Optimizer,), {"rule_name": "Centred"})
-
-
-def test_a_rule_that_needs_whole_tensors(centred: Any) -> None:
+def test_a_rule_that_needs_whole_tensors() -> None:
+    centred = thalweg.torch.optimizer(Centred)
     for engine in ("auto", "foreach", "reference"):
         params = parameters(torch.float64)
         start = [p.detach().clone() for p in params]
@@ -171,33 +166,29 @@ def test_a_rule_that_needs_whole_tensors(centred: Any) -> None:
 
 
 def sharded_errors(rule: Any) -> list[str]:
-    """How a rule of one's own, which is registered on this rank, differs from one process over two ranks."""
+    """How a rule of one's own differs from one process over two ranks."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-    RULES["Own"] = rule  # type: ignore[index]
-    try:
-        kind: Any = type("Own", (thalweg.torch.Optimizer,), {"rule_name": "Own"})
-        mesh = init_device_mesh("cpu", (2,))
-        whole, params = parameters(torch.float64), []
-        for index, p in enumerate(parameters(torch.float64)):
-            params.append(torch.nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(index % 2)])))
-        stepped(kind(whole, lr=0.1), whole, 2)
-        optimizer = kind(params, lr=0.1)
-        generator = torch.Generator().manual_seed(1)
-        for _ in range(2):
-            for p in params:
-                g = torch.randn(p.shape, generator=generator, dtype=torch.float64)
-                p.grad = distribute_tensor(g, mesh, p.placements)
-            try:
-                optimizer.step()
-            except RuleError as error:
-                return [str(error)]
-        gathered = [p.full_tensor() if isinstance(p, DTensor) else p for p in params]
-        pairs = zip(gathered, whole, strict=True)
-        return [str(i) for i, (p, q) in enumerate(pairs) if not torch.allclose(p, q, rtol=1e-12, atol=1e-12)]
-    finally:
-        del RULES["Own"]  # type: ignore[attr-defined]
+    kind = thalweg.torch.optimizer(rule)
+    mesh = init_device_mesh("cpu", (2,))
+    whole, params = parameters(torch.float64), []
+    for index, p in enumerate(parameters(torch.float64)):
+        params.append(torch.nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(index % 2)])))
+    stepped(kind(whole, lr=0.1), whole, 2)
+    optimizer = kind(params, lr=0.1)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(2):
+        for p in params:
+            g = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+            p.grad = distribute_tensor(g, mesh, p.placements)
+        try:
+            optimizer.step()
+        except RuleError as error:
+            return [str(error)]
+    gathered = [p.full_tensor() if isinstance(p, DTensor) else p for p in params]
+    pairs = zip(gathered, whole, strict=True)
+    return [str(i) for i, (p, q) in enumerate(pairs) if not torch.allclose(p, q, rtol=1e-12, atol=1e-12)]
 
 
 @dataclass(frozen=True, kw_only=True)
