@@ -12,7 +12,7 @@ from tolerances import SPACE, TENSOR_CORES
 from thalweg.boundary import advance, first_state
 from thalweg.errors import RuleError
 from thalweg.kernels.triton.kron import KronKernels
-from thalweg.kernels.triton.kron_formulas import formulas_for, numbers_of
+from thalweg.kernels.triton.kron_formulas import counted_on, formulas_for, numbers_of
 from thalweg.rules import Annealed, Kron, factors, refresh
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling
@@ -183,6 +183,18 @@ def test_the_host_computes_what_it_knows_in_double_precision() -> None:
     rule = Kron(momentum=0.999, momentum_mode="ema", precond_update_probability=Annealed(1.0, 0.25, 0.5, 0))
     given = numbers_of(formulas_for(rule, 2, averages=True), rule, 1, 0.1, 0.5)
     assert min(abs(number - (1 - 0.999)) for number in given.values()) < 1e-16
+
+
+@pytest.mark.parametrize("probability", [0.3, 1.0, 0.0, Annealed(0.9, 0.07, 0.01, 20)], ids=str)
+def test_counts_of_the_host_have_the_bits_of_the_rule(probability: Any) -> None:
+    rule, p = Kron(precond_update_probability=probability, momentum=0.0), torch.zeros(2)
+    state = expected = torch.zeros(())
+    for t in range(1, 200):
+        _, _, due, after = rule.shown(space, p, {"refresh": expected}, p, t)
+        is_due, left = counted_on(rule, t, state.item())
+        state, expected = torch.tensor(left), after["refresh"]
+        assert is_due == bool(due)
+        assert torch.equal(state, expected)
 
 
 class Summing(Kron):

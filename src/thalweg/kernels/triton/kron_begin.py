@@ -1,4 +1,4 @@
-"""How a step of Kron begins and ends for each matrix: counts, schedules, the strength of noise, the guard."""
+"""What holds for each matrix when a step of Kron begins, before a refresh, and when it ends: guard and counts."""
 
 from __future__ import annotations
 

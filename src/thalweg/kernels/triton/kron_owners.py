@@ -1,8 +1,8 @@
 """Kron's kernels without parameters, for who owns tensors that are divided over ranks: gradients in, whitened ones out.
 
-Parameters and momentum lie with the ranks that hold them, which take the step themselves. Here one is taken too, from
-zero and at a rate of -1, so that what it comes to is what would be subtracted from a parameter. Tables are made anew
-only when factors have moved: all else may lie elsewhere at every step.
+Parameters and momentum lie with the ranks that hold them, which take the step themselves. Here what was whitened and
+clipped takes the place of a parameter. Tables are made anew only when factors have moved: all else may lie elsewhere at
+every step.
 """
 
 from __future__ import annotations

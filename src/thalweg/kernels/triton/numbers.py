@@ -83,16 +83,6 @@ def power_of_2(exponent):
 
 
 @triton.jit
-def one_minus_power(log_of_b, t):
-    """1 - b**t, by a series where it is small: there exp(...) - 1 would cancel."""
-    x = log_of_b * t
-    series = x / 8
-    for n in tl.static_range(7, 1, -1):
-        series = (1 + series) * x / n
-    return tl.where(x > -0.5, -(1 + series) * x, 1 - tl.exp(x))
-
-
-@triton.jit
 def expm1(x):
     """exp(x) - 1, by a series where it is small: there it would cancel."""
     series = x / 8
