@@ -1,6 +1,6 @@
-"""What every kernel does with single numbers: random bits by their place, rounding, powers of step counts.
+"""What every kernel does with single numbers: random bits by their place, rounding, powers.
 
-The formulas are those of ``rules.noise``, ``boundary.rounded_stochastically`` and ``rules.blocks``.
+The formulas are those of ``rules.noise`` and ``boundary.rounded_stochastically``.
 """
 
 from __future__ import annotations
