@@ -219,7 +219,10 @@ class Unfinished(Rule):
 
 
 UNMADE = [
-    (Undecorated, r"Undecorated is no dataclass.*write @dataclass\(frozen=True, kw_only=True\) above its class"),
+    (
+        Undecorated,
+        r"Undecorated is no dataclass, and does not know its option 'more': write @dataclass\(frozen=True",
+    ),
     (Unfinished, "Unfinished has no update: a rule has to define it"),
     (
         make_dataclass("Mine", [("rate", float)], bases=(Fine,), frozen=True, kw_only=True),

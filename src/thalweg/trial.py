@@ -7,11 +7,12 @@ given, is refused there, with the line that does it.
 from __future__ import annotations
 
 import functools
+import inspect
 import keyword
 import math
 import sys
 from collections.abc import Hashable, Mapping
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import MISSING, fields, replace
 from typing import Any, NoReturn
 
 from thalweg.arrays import Shape, is_number
@@ -22,7 +23,7 @@ from thalweg.rules.places import beginning_of, called_from, files_of, place_in, 
 from thalweg.rules.rule import number_options
 from thalweg.settings import Handling, Setting
 from thalweg.spaces import shapes
-from thalweg.spaces.shape_arrays import Ledger, Memory, ShapeOnly, applied, broadcast
+from thalweg.spaces.shape_arrays import Ledger, Memory, ShapeOnly, broadcast
 
 #: Keys of state that stand for something else: in checkpoints, in programs, or in the states of optax.
 RESERVED_KEYS = ("step", "p", "g", "t", "lr", "lr_scale", "count", "skipped", "Q", "L")
@@ -50,8 +51,10 @@ def check_rule(rule: type[Rule]) -> None:
     if is_shipped(rule):
         return
     name = rule.__name__
-    if "__dataclass_fields__" not in vars(rule) or not is_dataclass(rule):
-        raise RuleError(f"{name} is no dataclass, and its options are not known: {DECORATED}")
+    known = {f.name for f in fields(rule)}
+    for option, hint in inspect.get_annotations(rule).items():
+        if option not in known and "ClassVar" not in str(hint):
+            raise RuleError(f"{name} is no dataclass, and does not know its option {option!r}: {DECORATED}")
     if rule.__abstractmethods__:
         raise RuleError(f"{name} has no {' and no '.join(sorted(rule.__abstractmethods__))}: a rule has to define it")
     for f in fields(rule):
@@ -246,9 +249,6 @@ class Tried(ShapeOnly):
                 trial.refused(f"asks an array for .{name}, which not every array has: use {instead}")
         return object.__getattribute__(self, name)
 
-    def __rpow__(self, other: Any) -> Any:
-        return applied(self)
-
     __bool__ = refusing(
         "branches on a value that is known only when it runs: use xp.where, not if, and, or, not, min or max; an "
         "option that decides how to compute is a bool, a text or an int"
@@ -263,7 +263,6 @@ class Tried(ShapeOnly):
     __setitem__ = __delitem__ = refusing("changes a part of a value in place: use xp.where")
     __getitem__ = __iter__ = __len__ = refusing("takes a part of a value: a rule works on whole arrays, by xp")
     __matmul__ = __rmatmul__ = refusing("uses @: use xp.matmul")
-    __abs__ = refusing("uses abs(): use xp.abs")
     __floordiv__ = __mod__ = __divmod__ = __round__ = refusing("uses //, % or round(): use xp.floor")
 
     @classmethod

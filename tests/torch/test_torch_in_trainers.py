@@ -17,6 +17,7 @@ from torch.optim import lr_scheduler as schedulers  # noqa: E402
 import thalweg  # noqa: E402
 import thalweg.torch  # noqa: E402
 from thalweg.errors import OptionError, ParameterError, ResumeWarning, StateError  # noqa: E402
+from thalweg.settings import option_names  # noqa: E402
 from thalweg.torch import LAMB, LARS, Adafactor, Kron  # noqa: E402
 
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -450,7 +451,7 @@ def test_every_rule_but_for_its_parameters_has_defaults(case: Case) -> None:
 @EVERY
 def test_hints_of_constructors_can_be_asked_for(case: Case) -> None:
     hints = typing.get_type_hints(getattr(thalweg.torch, case.name).__init__)
-    assert {"params", "lr", "options"} <= set(hints)
+    assert {"params", "lr", *option_names(case.rule)} <= set(hints)
 
 
 # ---- mistakes

@@ -55,6 +55,12 @@ class _Arithmetic:
     def __pow__(self, other: Any) -> Any:
         return _apply(operator.pow, self, other)
 
+    def __rpow__(self, other: Any) -> Any:
+        return _apply(lambda x, y: y**x, self, other)
+
+    def __abs__(self) -> Any:
+        return _apply(single.abs, self)
+
     def __gt__(self, other: Any) -> Any:
         return _apply(operator.gt, self, other)
 

@@ -140,7 +140,9 @@ class ShapeOnly:
 
     __add__ = __mul__ = __and__ = __xor__ = _operator(over="left right")
     __sub__ = __truediv__ = __neg__ = _operator(over="left")
-    __radd__ = __rmul__ = __rand__ = __rxor__ = __rsub__ = __rtruediv__ = __pow__ = __rshift__ = _operator()
+    __radd__ = __rmul__ = __rand__ = __rxor__ = __rsub__ = __rtruediv__ = __pow__ = __rpow__ = __abs__ = __rshift__ = (
+        _operator()
+    )
     __gt__ = __ge__ = __lt__ = __le__ = _operator(dtype="bool")
     __eq__ = __ne__ = _operator(dtype="bool")
     __hash__ = None  # type: ignore[assignment]
