@@ -10,6 +10,7 @@ from typing import Any
 
 from thalweg import rules
 from thalweg.rules import Annealed, Rule
+from thalweg.rules.lion import Lion
 
 
 @dataclass(frozen=True)
@@ -251,10 +252,27 @@ MUON = Case(
     ],
 )
 
+LION = Case(
+    Lion,
+    lr=0.01,
+    options={"defaults": {}, "weight decay": dict(weight_decay=0.1, betas=(0.5, 0.7))},
+    refused=[*NUMBERS, (dict(betas=(0.9, 1.0)), "betas[1] must be a finite number >= 0 and < 1, got 1.0")],
+    published={
+        "optax": ("optax.lion", dict(variant="optax"), {}),
+        "optax numbers": (
+            "optax.lion",
+            dict(betas=(0.8, 0.95), weight_decay=0.1),
+            dict(b1=0.8, b2=0.95, weight_decay=0.1),
+        ),
+        "timm": ("timm.optim.lion.Lion", dict(variant="timm"), {}),
+        "timm decay": ("timm.optim.lion.Lion", dict(weight_decay=0.1), dict(weight_decay=0.1)),
+    },
+)
+
 #: Rules that step parameters of any shape as they come.
-CASES = [SGD, ADAMW, LARS, LAMB, ADAFACTOR, KRON]
+CASES = [SGD, ADAMW, LARS, LAMB, ADAFACTOR, KRON, LION]
 #: All rules.
-EVERY = [SGD, ADAMW, LARS, LAMB, ADAFACTOR, MUON, KRON]
+EVERY = [*CASES, MUON]
 #: (case, description, options) for every set of options of every rule.
 OPTIONS = [(case, description, options) for case in EVERY for description, options in case.options.items()]
 OPTION_IDS = [f"{case.name}-{description}" for case, description, _ in OPTIONS]
