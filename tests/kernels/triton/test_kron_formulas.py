@@ -24,8 +24,8 @@ TOLERANCE = SPACE["float32"] if DEVICE == "cpu" else TENSOR_CORES["float32"]
 class Mirrored(Kron):
     """Goes the other way: a sign in ``taken``."""
 
-    def taken(self, *args: Any) -> Any:
-        update = super().taken(*args)
+    def taken(self, *args: Any, **named: Any) -> Any:
+        update = super().taken(*args, **named)
         return update._replace(delta=-update.delta)
 
 
@@ -33,16 +33,16 @@ class Louder(Kron):
     """A factor in ``shown`` of what is preconditioned."""
 
     def shown(self, *args: Any) -> Any:
-        x, y, due, state = super().shown(*args)
-        return 0.5 * x, y, due, state
+        shown = super().shown(*args)
+        return shown._replace(tensors=(0.5 * shown.tensors[0], shown.tensors[-1]))
 
 
 class Learning(Kron):
     """Factors learn from something else."""
 
     def shown(self, xp: Any, g: Any, s: Any, p: Any, t: Any) -> Any:
-        x, y, due, state = super().shown(xp, g, s, p, t)
-        return x, y + 3.0 * p, due, state
+        shown = super().shown(xp, g, s, p, t)
+        return shown._replace(tensors=(shown.tensors[0], shown.tensors[-1] + 3.0 * p))
 
 
 class Unclipped(Kron):
@@ -54,25 +54,27 @@ class Sooner(Kron):
     """Factors are due at half the count."""
 
     def shown(self, xp: Any, g: Any, s: Any, p: Any, t: Any) -> Any:
-        x, y, _, state = super().shown(xp, g, s, p, t)
+        shown = super().shown(xp, g, s, p, t)
         accumulated = s["refresh"] + self.precond_update_probability
         due = accumulated >= 0.5
-        return x, y, due, {**state, "refresh": xp.where(due, accumulated - 0.5, accumulated)}
+        left = xp.where(due, accumulated - 0.5, accumulated)
+        return shown._replace(state={**shown.state, "refresh": left}, due=due)
 
 
 class Forgetful(Kron):
     """A momentum that also depends on the step."""
 
-    def taken(self, xp: Any, h: Any, h_square: Any, s: Any, p: Any, state: Any, due: Any, lr: Any) -> Any:
-        update = super().taken(xp, h, h_square, s, p, state, due, lr)
-        return update._replace(state={**update.state, "momentum_buffer": 0.25 * update.state["momentum_buffer"]})
+    def taken(self, *args: Any, **named: Any) -> Any:
+        update = super().taken(*args, **named)
+        kept = {key: 0.25 * entry for key, entry in update.state.items() if key == "momentum_buffer"}
+        return update._replace(state={**update.state, **kept})
 
 
 class Strict(Kron):
     """Holds for not finite whatever is above a size, and shows another figure."""
 
-    def taken(self, xp: Any, h: Any, h_square: Any, *args: Any) -> Any:
-        update = super().taken(xp, h, h_square, *args)
+    def taken(self, xp: Any, made: Any, *args: Any, **named: Any) -> Any:
+        update, h_square = super().taken(xp, made, *args, **named), made.figures["square"]
         (total,) = xp.sums((h_square, None))
         return update._replace(finite=total < 1e-6, stats={**update.stats, "update_rms": 3.0 * h_square})
 

@@ -88,10 +88,10 @@ def scaled_kernel(
         x = x * tl.load(place(places, row_scales, matrix, count, tl.float32) + i, i < rows, other=0.0)[:, None]
     if REFRESHES:
         own = place(places, column_sums, matrix, count, tl.float32) + row * column_pitch + j
-        tl.store(own, tl.sum(x * x, 0), (j < columns) & (row * HIGH < rows))
+        tl.store(own, tl.sum(x * x, 0), j < tl.where(row * HIGH < rows, columns, 0))
         if ROWS:
             own = place(places, row_sums, matrix, count, tl.float32) + column * row_pitch + i
-            tl.store(own, tl.sum(x * x, 1), (i < rows) & (column * WIDE < columns))
+            tl.store(own, tl.sum(x * x, 1), i < tl.where(column * WIDE < columns, rows, 0))
     else:
         store_panel(place(places, out, matrix, count, tl.float32), i, j, x, rows, columns, pitch, tl.float32, False)
         tl.store(place(places, sums, matrix, count, tl.float32) + tl.program_id(0), tl.sum(x * x))
