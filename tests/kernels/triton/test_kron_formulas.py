@@ -193,7 +193,7 @@ def test_counts_of_the_host_have_the_bits_of_the_rule(probability: Any) -> None:
     state = expected = torch.zeros(())
     for t in range(1, 200):
         _, _, due, after = rule.shown(space, p, {"refresh": expected}, p, t)
-        is_due, left = counted_on(rule, t, state.item())
+        is_due, left = counted_on(formulas_for(rule, 1, averages=False), rule, t, state.item())
         state, expected = torch.tensor(left), after["refresh"]
         assert is_due == bool(due)
         assert torch.equal(state, expected)

@@ -82,7 +82,7 @@ class KronKernels:
             batch.follow_scratch(self.scratch_for(batch))
             if known:
                 assert t is not None
-                due = count_refreshes(rule, states, t)
+                due = count_refreshes(formulas_of(batch, rule), rule, states, t)
                 batch.follow_due(due)
                 refreshing = any(due)
             begin(batch, rule, handling, t if known else None, lr, lr_scale, grad_scale, allowed)
@@ -148,9 +148,9 @@ def formulas_of(batch: Batch, rule: Kron, **known: bool) -> Formulas:
     return formulas_for(rule, len(batch.sizes), averages=batch.has_momentum, **known)
 
 
-def count_refreshes(rule: Kron, states: States, t: int) -> list[bool]:
+def count_refreshes(formulas: Formulas, rule: Kron, states: States, t: int) -> list[bool]:
     """Whose factors are due, with the host's counts."""
-    due, known = [], functools.cache(functools.partial(counted_on, rule, t))  # most have the same count
+    due, known = [], functools.cache(functools.partial(counted_on, formulas, rule, t))  # most have the same count
     for s in states:
         before = s["refresh"].item()
         is_due, after = known(before)

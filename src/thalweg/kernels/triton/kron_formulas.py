@@ -228,9 +228,9 @@ def numbers_of(formulas: Formulas, rule: Kron, t: int | None, lr: float | None, 
 
 
 @functools.lru_cache(maxsize=64)
-def counted_on(rule: Kron, t: int, before: float) -> tuple[bool, float]:
+def counted_on(formulas: Formulas, rule: Kron, t: int, before: float) -> tuple[bool, float]:
     """Whether factors are due at step t, and what is left of their count."""
-    is_due, after = formulas_for(rule, 1, averages=False).counted({**options_of(rule), "t": t, "refresh": before})
+    is_due, after = formulas.counted({**options_of(rule), "t": t, "refresh": before})
     return is_due != 0, after
 
 
