@@ -33,8 +33,8 @@ needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="there i
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lion(Rule):
-    """Signs of an average of gradients: one page, and no kernel."""
+class Softened(Rule):
+    """Softened signs of an average of gradients: one page, and no kernel."""
 
     betas: tuple[Scalar, Scalar] = (0.9, 0.99)
     weight_decay: Scalar = 0.0
@@ -50,7 +50,7 @@ class Lion(Rule):
     ) -> Any:
         b1, b2 = self.betas
         u = b1 * s["exp_avg"] + (1 - b1) * g
-        sign = xp.where(u > 0, 1.0, xp.where(u < 0, -1.0, u))
+        sign = u / (1.0 + xp.abs(u))
         m = b2 * s["exp_avg"] + (1 - b2) * g
         return Update((sign + self.weight_decay * p) * (-lr * lr_scale), {"exp_avg": m}, True, {})
 
@@ -110,7 +110,7 @@ def agree(found: dict[str, Any], expected: dict[str, Any], tolerance: float) -> 
 
 @needs_compiler
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 2e-5)])
-@pytest.mark.parametrize("rule", [Lion(weight_decay=0.1), Margins()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("rule", [Softened(weight_decay=0.1), Margins()], ids=lambda rule: type(rule).__name__)
 def test_a_rule_of_ones_own_steps_natively(rule: Rule, dtype: str, tolerance: float) -> None:
     assert reason_unserved(rule, (300, 70)) is None
     agree(*both(rule, (300, 70), dtype), tolerance)
@@ -212,18 +212,18 @@ class TestWhatIsKept:
 
     @needs_compiler
     def test_a_second_use_finds_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert reason_uncompiled(Lion(), (3,)) == ""
+        assert reason_uncompiled(Softened(), (3,)) == ""
         (path,) = self.files(tmp_path)
         assert path.stat().st_mode & 0o077 == 0
         assert path.parent.stat().st_mode & 0o077 == 0
         monkeypatch.setattr(compilation, "_kinds", {})
         monkeypatch.setattr(compilation, "_reasons", {})
         monkeypatch.setattr(compiler, "build", None)  # nothing may be built any more
-        assert reason_uncompiled(Lion(), (3,)) == ""
+        assert reason_uncompiled(Softened(), (3,)) == ""
 
     @needs_compiler
     def test_what_was_changed_is_not_loaded(self, tmp_path: Path) -> None:
-        assert reason_uncompiled(Lion(), (3,)) == ""
+        assert reason_uncompiled(Softened(), (3,)) == ""
         (path,) = self.files(tmp_path)
         key = path.stem.split("-")[0]
         assert compiler.kept(key) == path
@@ -232,20 +232,20 @@ class TestWhatIsKept:
 
     @needs_compiler
     def test_what_others_can_write_to_is_not_loaded(self, tmp_path: Path) -> None:
-        assert reason_uncompiled(Lion(), (3,)) == ""
+        assert reason_uncompiled(Softened(), (3,)) == ""
         (path,) = self.files(tmp_path)
         path.parent.chmod(0o777)
         assert compiler.kept(path.stem.split("-")[0]) is None
         compilation._kinds.clear(), compilation._reasons.clear()
         with pytest.warns(FallbackWarning, match="others may write to: make it your own"):
-            assert "THALWEG_CACHE" in reason_uncompiled(Lion(), (3,))
+            assert "THALWEG_CACHE" in reason_uncompiled(Softened(), (3,))
 
     def test_without_a_compiler_it_says_so_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.delenv("CXX", raising=False)
-        with pytest.warns(FallbackWarning, match="code for Lion must be compiled, and no C"):
-            assert "install g++ or clang" in reason_uncompiled(Lion(), (3,))
-        assert reason_uncompiled(Lion(), (3, 4)) != ""
+        with pytest.warns(FallbackWarning, match="code for Softened must be compiled, and no C"):
+            assert "install g++ or clang" in reason_uncompiled(Softened(), (3,))
+        assert reason_uncompiled(Softened(), (3, 4)) != ""
         assert not (tmp_path / "cache").exists()
 
     def test_what_does_not_compile_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,8 +255,8 @@ class TestWhatIsKept:
         )
         broken.chmod(0o700)
         monkeypatch.setenv("CXX", str(broken))
-        with pytest.warns(FallbackWarning, match="code for Lion does not compile: no such type"):
-            assert reason_uncompiled(Lion(), (3,)) != ""
+        with pytest.warns(FallbackWarning, match="code for Softened does not compile: no such type"):
+            assert reason_uncompiled(Softened(), (3,)) != ""
         assert self.files(tmp_path) == []
 
     @needs_compiler
@@ -264,8 +264,8 @@ class TestWhatIsKept:
     def test_many_processes_may_begin_at_once(self, tmp_path: Path) -> None:
         script = (
             "import sys; sys.path.insert(0, sys.argv[1])\n"
-            "from test_native_derived import Lion, reason_uncompiled\n"
-            "assert reason_uncompiled(Lion(), (3,)) == '', reason_uncompiled(Lion(), (3,))\n"
+            "from test_native_derived import Softened, reason_uncompiled\n"
+            "assert reason_uncompiled(Softened(), (3,)) == '', reason_uncompiled(Softened(), (3,))\n"
         )
         here = str(Path(__file__).parent)
         begun = [
@@ -281,7 +281,7 @@ class TestWhatIsKept:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Greedy(Lion):
+class Greedy(Softened):
     """More state than there is room for."""
 
     def entries(self, shape: Any) -> Any:
@@ -294,7 +294,7 @@ class Greedy(Lion):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Largest(Lion):
+class Largest(Softened):
     def update(
         self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
     ) -> Any:
