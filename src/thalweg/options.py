@@ -71,6 +71,11 @@ class AdamWOptions(CommonOptions, total=False):
     eps_root: Schedulable
 
 
+class LionOptions(CommonOptions, total=False):
+    betas: Pair
+    weight_decay: Schedulable
+
+
 class LARSOptions(CommonOptions, total=False):
     momentum: Schedulable
     weight_decay: Schedulable

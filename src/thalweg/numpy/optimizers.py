@@ -13,6 +13,7 @@ from thalweg.options import (
     KronOptions,
     LAMBOptions,
     LARSOptions,
+    LionOptions,
     MuonOptions,
     SGDOptions,
     Unpack,
@@ -49,6 +50,11 @@ if TYPE_CHECKING:
             global_step: bool = False,
             engine: Engine = "auto",
             **options: Unpack[AdamWOptions],
+        ) -> None: ...
+
+    class Lion(Optimizer):
+        def __init__(
+            self, lr: Rate = 1e-4, *, global_step: bool = False, engine: Engine = "auto", **options: Unpack[LionOptions]
         ) -> None: ...
 
     class LARS(Optimizer):

@@ -13,6 +13,7 @@ from thalweg.rules import RULES, Annealed
 
 if TYPE_CHECKING:
     from thalweg.optax.typed import adamw as adamw
+    from thalweg.optax.typed import lion as lion
     from thalweg.optax.typed import sgd as sgd
 else:
     globals().update({name.lower(): function_of(rule) for name, rule in RULES.items() if name.lower() not in globals()})
@@ -31,6 +32,7 @@ __all__ = [
     "kron",
     "lamb",
     "lars",
+    "lion",
     "muon",
     "sgd",
     "state_specs",

@@ -6,7 +6,7 @@ from typing import Any
 
 import optax
 
-from thalweg.optax.options import AdamwExtras, DType, Mask, Schedulable, SgdExtras
+from thalweg.optax.options import AdamwExtras, CommonExtras, DType, Mask, Schedulable, SgdExtras
 from thalweg.options import Unpack
 from thalweg.settings import Overrides
 
@@ -21,6 +21,21 @@ def sgd(
     stacked_axes: Any = None,
     specs: Any = None,
     **options: Unpack[SgdExtras],
+) -> optax.GradientTransformationExtraArgs: ...
+
+
+def lion(
+    learning_rate: Schedulable,
+    b1: Schedulable = 0.9,
+    b2: Schedulable = 0.99,
+    mu_dtype: DType | None = None,
+    weight_decay: Schedulable = 1e-3,
+    mask: Mask = None,
+    *,
+    overrides: Overrides = (),
+    stacked_axes: Any = None,
+    specs: Any = None,
+    **options: Unpack[CommonExtras],
 ) -> optax.GradientTransformationExtraArgs: ...
 
 

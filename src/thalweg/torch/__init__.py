@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from thalweg.rules import RULES, Annealed
 from thalweg.torch.backward import InBackward, step_in_backward
 from thalweg.torch.base import Optimizer
-from thalweg.torch.optimizers import LAMB, LARS, SGD, Adafactor, AdamW, Kron, Muon, optimizer
+from thalweg.torch.optimizers import LAMB, LARS, SGD, Adafactor, AdamW, Kron, Lion, Muon, optimizer
 from thalweg.torch.params.exchange import export_state, import_state
 from thalweg.torch.params.explain import Explanation
 
@@ -24,6 +24,7 @@ __all__ = [
     "Explanation",
     "InBackward",
     "Kron",
+    "Lion",
     "Muon",
     "Optimizer",
     "export_state",

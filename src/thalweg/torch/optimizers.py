@@ -11,6 +11,7 @@ from thalweg.options import (
     KronOptions,
     LAMBOptions,
     LARSOptions,
+    LionOptions,
     MuonOptions,
     SGDOptions,
     Unpack,
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
     class AdamWArguments(AdamWOptions, Beside, total=False): ...
 
+    class LionArguments(LionOptions, Beside, total=False): ...
+
     class LARSArguments(LARSOptions, Beside, total=False): ...
 
     class LAMBArguments(LAMBOptions, Beside, total=False): ...
@@ -66,6 +69,9 @@ if TYPE_CHECKING:
 
     class AdamW(Optimizer):
         def __init__(self, params: Params, lr: Rate = 1e-3, **options: Unpack[AdamWArguments]) -> None: ...
+
+    class Lion(Optimizer):
+        def __init__(self, params: Params, lr: Rate = 1e-4, **options: Unpack[LionArguments]) -> None: ...
 
     class LARS(Optimizer):
         def __init__(self, params: Params, lr: Rate = 1.0, **options: Unpack[LARSArguments]) -> None: ...
