@@ -79,6 +79,21 @@ def test_what_is_not_served_goes_as_lists() -> None:
     assert optimizer.engine == "foreach + reference"
 
 
+def test_parameters_that_lie_by_columns_go_as_lists() -> None:
+    """Kernels would take them in the order of memory, which is that of another matrix."""
+    found = []
+    for engine in ("auto", "reference"):
+        named = [(name, torch.nn.Parameter(p.detach().t())) for name, p in parameters("float32", {"a": (34, 20)})]
+        optimizer = make(named, engine, **OPTIONS)
+        named[0][1].grad = torch.arange(680.0).reshape(20, 34).sin().to(named[0][1].device)
+        optimizer.step()
+        assert optimizer.engine == "reference"
+        found.append(named[0][1].detach())
+    assert torch.equal(*found)
+    with pytest.raises(OptionError, match="is not contiguous in memory"):
+        train(make(named, "fused"), named, [{"a": torch.ones_like(named[0][1])}])
+
+
 def test_the_code_that_is_made_is_shown() -> None:
     shown = str(make(parameters("float32", SHAPES), "auto").explain(code=True))
     assert "read p, g and write p, shown" in shown

@@ -66,7 +66,12 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], par
     stored = {key: (tuple(entry.shape), name_of(entry)) for key, entry in entries.items()}
     if reason := served.reason_against(setting, shape, name_of(p), stored):
         return reason
-    return reason_against_layout(setting, p, list(entries.values())) if part is None else ""
+    if part is not None:
+        return ""
+    turned = isinstance(rule, WholeRule) and rule.is_stackable(shape) and not p.is_contiguous()
+    if turned:  # in the order of memory it would be another matrix
+        return f"it is not contiguous in memory (its strides are {p.stride()}), and {type(rule).__name__} sees it whole"
+    return reason_against_layout(setting, p, list(entries.values()))
 
 
 def name_of(x: Tensor) -> str:
