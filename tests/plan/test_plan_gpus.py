@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,8 +19,6 @@ from thalweg.plan.optimizers import Option, setting_of
 
 HAS_KERNELS = all(importlib.util.find_spec(name) is not None for name in ("torch", "triton"))
 needs_kernels = pytest.mark.skipif(not HAS_KERNELS, reason="there are no kernels here")
-#: The interpreter computes with numpy, which warns of what is meant.
-pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 
 SMALL = [(130, 140), (70, 40), (130,), (7,), (), (0, 4), (3, 6, 5)]
 TINY = [(5, 7), (5, 7), (0, 4), (), (2, 3, 4)]
@@ -49,10 +48,11 @@ UNSERVED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.fixture
-def kernels_serve_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from thalweg.kernels import triton
+def kernels_serve_the_cpu() -> Iterator[None]:
+    from interpreter import serving
 
-    monkeypatch.setattr(triton, "DEVICES", {"cpu"})
+    with serving():
+        yield
 
 
 def model_of(shapes: list[tuple[int, ...]], dtype: str = "float32") -> Model:

@@ -111,8 +111,8 @@ def allocator_kept(optimizer: Any, step: Callable[[], None]) -> int:
 
 def interpreted_measure(case: Any) -> Any:
     """What ranks keep and send where kernels for GPUs are interpreted on CPUs. Every rank has to call it."""
+    from interpreter import serving
     from sharded_costs import measure
-    from world_steps import interpreted
 
-    with interpreted(True):
+    with serving():
         return measure(case)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -88,30 +87,16 @@ class Outcome:
     errors: list[str]
 
 
-@contextmanager
-def interpreted(wanted: bool) -> Iterator[None]:
-    """Within: kernels for GPUs serve tensors of the CPU."""
-    from thalweg.kernels import triton
-
-    before = set(triton.DEVICES)
-    if wanted:
-        triton.DEVICES.add("cpu")
-    try:
-        with warnings.catch_warnings():
-            # the interpreter computes with numpy, which warns of what is meant
-            warnings.filterwarnings("ignore", ".* encountered in", RuntimeWarning)
-            yield
-    finally:
-        triton.DEVICES.clear()
-        triton.DEVICES.update(before)
-
-
 def stepped(run: Run, place: Place, watch: Callable[[int], AbstractContextManager[Any]] | None = None) -> Outcome:
     """All steps of a run; ``watch`` gives a context for each."""
     home[0] = run.device
     if run.device == "cuda":
         torch.cuda.set_device(0)  # which all ranks share
-    with interpreted(run.interpreted):
+    if not run.interpreted:
+        return stepped_here(run, place, watch)
+    from interpreter import serving
+
+    with serving():
         return stepped_here(run, place, watch)
 
 

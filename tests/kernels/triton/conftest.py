@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,23 +14,22 @@ if MISSING:
 
 
 @pytest.fixture(autouse=True)
-def kernels_serve_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def kernels_serve_the_device() -> Iterator[None]:
     """For the time of a test, kernels for GPUs step the tensors that it has."""
+    from interpreter import serving
     from on_device import DEVICE
 
-    from thalweg.kernels import triton
-
-    monkeypatch.setattr(triton, "DEVICES", {DEVICE})
+    with serving(DEVICE):
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """On a GPU, all of these are tests of it. The interpreter computes with numpy, which warns of what is meant."""
+    """On a GPU, all of these are tests of it."""
     own = [item for item in items if "kernels/triton" in item.path.as_posix()]
     if MISSING or not own:
         return
     from on_device import DEVICE
 
     for item in own:
-        item.add_marker(pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"))
         if DEVICE == "cuda":
             item.add_marker(pytest.mark.gpu)
