@@ -33,7 +33,7 @@ else:
 
 collect_ignore_glob = []
 if importlib.util.find_spec("optax") is None:
-    collect_ignore_glob += ["optax/*.py", "support/*jax*.py", "support/optax_cases.py"]
+    collect_ignore_glob += ["optax/*.py", "support/*jax*.py", "support/optax_runs.py"]
 if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
     collect_ignore_glob += ["support/compile_launches.py"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 import tolerances
-from optax_cases import MADE, each
+from optax_runs import MADE, each
 
 from thalweg import UnusedOverrideWarning
 from thalweg.optax import lamb

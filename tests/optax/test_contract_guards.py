@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 import tolerances
-from optax_cases import GRADS, MADE, PARAMS, Tree, each
+from optax_runs import GRADS, MADE, PARAMS, Tree, each
 
 from thalweg.optax import lamb, lars
 

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 import tolerances
-from optax_cases import GRADS, MADE, PARAMS, Tree, each, run
+from optax_runs import GRADS, MADE, PARAMS, Tree, each, run
 
 from thalweg.optax import adafactor, kron, lamb, lars
 

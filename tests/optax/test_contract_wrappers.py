@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 import tolerances
-from optax_cases import GRADS, MADE, PARAMS, Tree, each, run
+from optax_runs import GRADS, MADE, PARAMS, Tree, each, run
 
 from thalweg.optax import adafactor, kron, lamb, lars
 
@@ -139,7 +139,7 @@ KRON_STATIC = ("max_size_dense", "max_skew", "init_scale")
 
 
 @pytest.mark.parametrize(("factory", "needed"), [(adafactor, ADAFACTOR_STATIC), (kron, KRON_STATIC)])
-def test_the_static_args_that_injection_needs_are_told_one_by_one(factory: Any, needed: tuple[str, ...]) -> None:
+def test_the_static_args_that_injection_needs_are_told_compiled(factory: Any, needed: tuple[str, ...]) -> None:
     told: list[str] = []
     for _ in range(len(needed)):
         with pytest.raises(ValueError, match="static_args") as caught:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from jax_trees import (
+from lanes import one_in
+from optax_runs import (
     FEWER,
     PREFIX,
     SHAPES,
@@ -15,10 +16,8 @@ from jax_trees import (
     falling,
     fitting,
     matrices,
-    one_by_one,
     problem,
 )
-from lanes import one_in
 from tolerances import FLOAT32, OPTAX_ADAFACTOR
 
 jax = pytest.importorskip("jax")
@@ -107,7 +106,7 @@ def test_equals_optax(row: str, dtype: str) -> None:
     if options.get("momentum") is not None:
         options["dtype_momentum"] = dtype
     mine, _ = compiled(adafactor(**options), params, grads)
-    theirs, _ = one_by_one(optax.adafactor(**options), params, grads)
+    theirs, _ = compiled(optax.adafactor(**options), params, grads)
     assert error(mine, theirs, params) < TOLERANCE[dtype]
 
 
@@ -115,7 +114,7 @@ def test_momentum_of_float64_is_kept_in_float32_by_default_as_optax_does() -> No
     params, grads = problem(FEWER)
     options = dict(learning_rate=0.01, momentum=0.9)
     mine, state = compiled(adafactor(**options), params, grads)
-    theirs, _ = one_by_one(optax.adafactor(**options), params, grads)
+    theirs, _ = compiled(optax.adafactor(**options), params, grads)
     assert {leaf.dtype for leaf in jax.tree.leaves(state.exp_avg)} == {jnp.dtype("float32")}
     assert error(mine, theirs, params) < FLOAT32
 
@@ -141,7 +140,7 @@ def test_a_decay_offset_that_has_been_passed_equals_optax(dtype: str) -> None:
         return state._replace(count=jnp.asarray(12, jnp.int32))
 
     options = dict(learning_rate=0.01, decay_offset=10)
-    theirs, _ = one_by_one(optax.adafactor(**options), params, grads, start=theirs_past)
+    theirs, _ = compiled(optax.adafactor(**options), params, grads, start=theirs_past)
     mine, _ = compiled(adafactor(**options), params, grads, start=ours_past)
     assert error(mine, theirs, params) < TOLERANCE[dtype]
     without, _ = compiled(adafactor(learning_rate=0.01), params, grads, start=ours_past)

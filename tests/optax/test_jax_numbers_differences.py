@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jax_trees import compiled, error, one_by_one, problem
+from optax_runs import compiled, error, problem
 from tolerances import FLOAT32, FLOAT64, ROUNDED_STEP
 
 jax = pytest.importorskip("jax")
@@ -123,7 +123,7 @@ def test_optax_decays_a_bfloat16_momentum_in_bfloat16() -> None:
 
 def test_optax_adafactor_is_nan_with_a_decay_offset_on_fresh_state() -> None:
     params, grads = problem(SMALL, steps=6)
-    theirs, _ = one_by_one(optax.adafactor(0.01, decay_offset=10), params, grads)
+    theirs, _ = compiled(optax.adafactor(0.01, decay_offset=10), params, grads)
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(theirs))
     mine, _ = compiled(ours.adafactor(0.01, decay_offset=10), params, grads)
     # until the offset is passed, every step replaces the squares, as the first one does
@@ -139,7 +139,7 @@ def test_optax_adafactor_is_nan_for_a_zero_gradient_without_eps() -> None:
 
 def test_optax_adafactor_is_lost_with_a_negative_decay_rate_and_ours_takes_either_sign() -> None:
     params, grads = problem(SMALL, steps=10)
-    theirs, _ = one_by_one(optax.adafactor(0.01, decay_rate=-0.8), params, grads)
+    theirs, _ = compiled(optax.adafactor(0.01, decay_rate=-0.8), params, grads)
     assert np.isnan(theirs["layers"][0]["w"]).any()
     mine, right = (compiled(ours.adafactor(0.01, decay_rate=rate), params, grads)[0] for rate in (-0.8, 0.8))
     assert error(mine, right, params) < FLOAT64

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import KRON
-from jax_reference import assert_equal
-from jax_trees import compiled, leaves, problem
 from lanes import one_in
+from optax_runs import assert_equal, compiled, leaves, problem
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("optax")

@@ -8,7 +8,7 @@ from typing import Any
 import cases
 import pytest
 from cases import ADAFACTOR, LAMB, LARS
-from jax_reference import assert_equal, translated
+from optax_runs import assert_equal, translated
 
 pytest.importorskip("jax")
 pytest.importorskip("optax")
