@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -22,11 +23,27 @@ BIN = Path(sys.executable).parent
 
 #: One thread each: the tests run side by side, and small matrices gain nothing from more.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-#: By lane: which tests it has, and how many examples a property is tried with.
+#: jax compiles what is run once without optimization, by a code generator that takes a seventh of the time; and
+#: Triton's interpreter does not look for overflows of integers. Every night, both are as users have them.
+SOON = {
+    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
+    "THALWEG_TESTS_SOON": "1",
+}
+
+
+class Lane(NamedTuple):
+    #: Which tests it has.
+    marked: str
+    #: How many examples a property is tried with: the name of a profile.
+    examples: str
+    #: What its tests find in the environment.
+    surroundings: dict[str, str]
+
+
 LANES = {
-    "--fast": ("not slow and not nightly and not gpu", "few"),
-    "": ("not nightly and not gpu", "few"),
-    "--all": ("not gpu", "thalweg"),
+    "--fast": Lane("not slow and not nightly and not gpu", "few", SOON),
+    "": Lane("not nightly and not gpu", "few", SOON),
+    "--all": Lane("not gpu", "thalweg", {}),
 }
 
 
@@ -37,8 +54,8 @@ class Result(NamedTuple):
 
 
 def tests(lane: str) -> list[str]:
-    marked, examples = LANES[lane]
     parallel = ["--numprocesses", str(os.cpu_count() or 1), "--dist", "worksteal"]
+    marked, examples, _ = LANES[lane]
     return ["pytest", "--quiet", *parallel, f"--hypothesis-profile={examples}", "-m", marked, "tests"]
 
 
@@ -54,14 +71,14 @@ def beside(lane: str) -> dict[str, list[str]]:
     return {name: command for name, command in every.items() if not (lane == "--fast" and name == "docs")}
 
 
-def run(name: str, command: list[str], *, shown: bool = False) -> Result:
+def run(name: str, command: list[str], surroundings: Mapping[str, str] = ONE_THREAD, *, shown: bool = False) -> Result:
     """Run a check; what it says is shown as it comes, or at its end where it failed."""
     say(f"\n== {name}: {' '.join(command)}\n" if shown else "")
     start = time.perf_counter()
     done = subprocess.run(
         [str(BIN / command[0]), *command[1:]],
         cwd=ROOT,
-        env={**os.environ, **ONE_THREAD},
+        env={**os.environ, **surroundings},
         check=False,
         stdout=None if shown else subprocess.PIPE,
         stderr=None if shown else subprocess.STDOUT,
@@ -85,7 +102,7 @@ def main(arguments: list[str]) -> int:
     start = time.perf_counter()
     with ThreadPoolExecutor(1) as executor:
         others = [executor.submit(run, name, command) for name, command in beside(lane).items()]
-        last = run("tests", tests(lane), shown=True)
+        last = run("tests", tests(lane), ONE_THREAD | LANES[lane].surroundings, shown=True)
         results = [*(other.result() for other in others), last]
     say("\n== summary\n")
     for result in results:

@@ -7,7 +7,7 @@ from cases import Case
 from every_option import TABLE
 from side_by_side import NARROW, agree, draw, draw_gradients, every_dtype, every_rule, needs_core
 
-pytestmark = needs_core
+pytestmark = [needs_core, pytest.mark.in_turn]
 
 STEPS = 4
 #: Smaller and larger than a tile, a few with axes before, between and behind those that may be factored.

@@ -11,7 +11,7 @@ from thalweg.errors import OptionError
 from thalweg.kernels.threads import set_num_threads
 from thalweg.numpy import Adafactor
 
-pytestmark = needs_core
+pytestmark = [needs_core, pytest.mark.in_turn]
 
 #: Around vector widths, lanes, pieces, tiles, tasks and what one thread does alone.
 SIZES = [0, 1, 2, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 255, 256, 257, 1023, 1024, 1025, 2047, 2049]

@@ -12,7 +12,7 @@ from side_by_side import Both, assert_close, draw, draw_gradients, every_rule, k
 from thalweg.errors import NonFiniteError
 from thalweg.kernels.threads import set_num_threads
 
-pytestmark = needs_core
+pytestmark = [needs_core, pytest.mark.in_turn]
 
 #: Unfactored and factored, and one that stays as it is.
 SHAPES = {"vector": (1500,), "matrix": (40, 30), "bystander": (33,)}

@@ -19,7 +19,7 @@ from thalweg.numpy import Kron
 from thalweg.rules.noise import NORMAL_STREAMS, normal, stream_key
 from thalweg.spaces import numpy as reference
 
-pytestmark = needs_core
+pytestmark = [needs_core, pytest.mark.in_turn]
 
 LEVELS = [] if reason_missing() is not None else levels(load())
 #: Several of each shape, some too large to be stacked with others.

@@ -110,7 +110,7 @@ for make in (LARS, LAMB, Adafactor):
         assert all("engine='fused' cannot run: it was not built: there is no libcore.so" in line for line in lines)
 
     @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
-    def test_torch_goes_on_without_it_and_says_so_once(self) -> None:
+    def test_torch_says_so_once_and_refuses_whoever_insists(self) -> None:
         script = """
 import torch
 from thalweg.torch import LARS, LAMB, Adafactor
@@ -125,27 +125,19 @@ def steps():
         assert optimizer.engine in ("reference", "foreach"), optimizer.engine
         assert (p < 1).all()
 
-caught(steps)
-caught(steps)
-"""
-        first, *rest = run(COMMON + script, **self.NOWHERE).splitlines()
-        assert first.startswith("FallbackWarning thalweg's native CPU core is not available (it was not built: ")
-        assert rest == ["1", "0"]
-
-    @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
-    def test_who_insists_in_torch_is_refused_at_once(self) -> None:
-        script = """
-import torch
-from thalweg.torch import LARS, LAMB, Adafactor
 for make in (LARS, LAMB, Adafactor):
     try:
         make([torch.nn.Parameter(torch.ones(3))], lr=0.1, engine="fused")
     except OptionError as error:
         print(error)
+caught(steps)
+caught(steps)
 """
-        lines = run(COMMON + script, **self.NOWHERE).splitlines()
-        assert len(lines) == 3
-        assert all("engine='fused' cannot run: it was not built: there is no libcore.so" in line for line in lines)
+        *refused, first, once, never = run(COMMON + script, **self.NOWHERE).splitlines()
+        assert len(refused) == 3
+        assert all("engine='fused' cannot run: it was not built: there is no libcore.so" in line for line in refused)
+        assert first.startswith("FallbackWarning thalweg's native CPU core is not available (it was not built: ")
+        assert [once, never] == ["1", "0"]
 
     def test_a_file_that_is_no_library(self, tmp_path: Path) -> None:
         broken = tmp_path / "broken.so"

@@ -14,7 +14,7 @@ from side_by_side import DTYPES, draw, draw_gradients, every_dtype, every_rule, 
 from thalweg.kernels.cpu.library import levels, load, reason_missing
 from thalweg.kernels.threads import set_num_threads
 
-pytestmark = needs_core
+pytestmark = [needs_core, pytest.mark.in_turn]
 
 #: Below and above what one thread steps alone, cut into one task and several, factored and not.
 SHAPES = {

@@ -21,7 +21,7 @@ from side_by_side import (
     needs_core,
 )
 
-pytestmark = needs_core
+pytestmark = [needs_core, pytest.mark.in_turn]
 
 SHAPES = {"number": (), "vector": (1030,), "matrix": (70, 40), "conv": (9, 7, 3, 2)}
 FACTORED = dict(min_dim_size_to_factor=2, momentum=0.9)

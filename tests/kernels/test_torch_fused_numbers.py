@@ -15,7 +15,7 @@ from side_by_side_torch import FULL, SHAPES, agree, gradients, make, parameters,
 import thalweg.torch  # noqa: E402
 from thalweg.kernels.threads import set_num_threads  # noqa: E402
 
-pytestmark = needs_core
+pytestmark = [needs_core, pytest.mark.in_turn]
 
 TABLE = [
     pytest.param(case, options, id=f"{case.name}-{description}")

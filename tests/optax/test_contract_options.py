@@ -13,11 +13,11 @@ import numpy as np
 import optax
 import pytest
 import tolerances
+from optax_runs import GRADS, PARAMS, Tree
 
 from thalweg import OptionError, UnusedOverrideWarning
 from thalweg.optax import adafactor, kron, lamb, lars
 
-Tree = Any
 MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
     "adafactor": partial(adafactor, min_dim_size_to_factor=3),
     "lamb": lamb,
@@ -25,18 +25,11 @@ MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
     "kron": partial(kron, damping_mode="expected"),
 }
 each = pytest.mark.parametrize("name", MADE)
-#: Where programs of the two take seconds to compile.
-each_slowly = pytest.mark.parametrize(
-    "name",
-    [
-        *(pytest.param(name, marks=pytest.mark.slow if name == "adafactor" else ()) for name in MADE if name != "kron"),
-        pytest.param("kron", marks=[pytest.mark.slow, pytest.mark.nightly]),
-    ],
-)
-PARAMS = {"w": jnp.cos(jnp.arange(12, dtype=jnp.float32)).reshape(4, 3), "b": jnp.array([1.0, 2.0, -0.5], jnp.float32)}
-GRADS = jax.tree.map(lambda p: jnp.sin(3 * p + 1), PARAMS)
 NESTED = {"layers": [{"w": PARAMS["w"], "bias": PARAMS["b"]}, {"w": PARAMS["w"] + 1, "bias": PARAMS["b"] + 1}]}
 SLOPES = jax.tree.map(lambda p: jnp.sin(3 * p + 1), NESTED)
+
+
+pytestmark = pytest.mark.in_turn(together=True)  # many small programs are compiled
 
 
 def after(tx: Any, params: Tree = PARAMS, grads: Tree = GRADS, steps: int = 1) -> Tree:
@@ -57,7 +50,7 @@ def same(a: Tree, b: Tree) -> bool:
     )
 
 
-@each_slowly
+@each
 def test_stacked_layers_step_as_separate_ones_however_they_are_named(name: str) -> None:
     layers = [jnp.cos(k + jnp.arange(12, dtype=jnp.float32)).reshape(4, 3) * (k + 1) for k in range(2)]
     apart = {"x": layers, "head": jnp.ones((3, 4), jnp.float32)}
@@ -163,7 +156,7 @@ def test_overrides_choose_leaves_by_path(pattern: Any) -> None:
         assert same(own["w"], full["w"])
 
 
-@each_slowly
+@each
 def test_overrides_scale_the_learning_rate(name: str) -> None:
     params, grads = {"w": PARAMS["w"]}, {"w": GRADS["w"]}
     half = after(MADE[name](0.1, overrides=[("w", dict(lr_scale=0.5))]), params, grads)
@@ -209,7 +202,7 @@ def test_overrides_that_match_nothing_are_told_once_at_init(name: str) -> None:
 # ---- values of every kind
 
 
-@each_slowly
+@each
 def test_learning_rates_of_every_kind_mean_the_same(name: str) -> None:
     params, grads = {"w": PARAMS["w"]}, {"w": GRADS["w"]}
     expected = after(MADE[name](0.125), params, grads)

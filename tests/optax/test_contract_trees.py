@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -14,21 +13,9 @@ import numpy as np
 import optax
 import pytest
 import tolerances
+from optax_runs import MADE, Tree, each
 
-from thalweg.optax import adafactor, kron, lamb, lars
-
-Tree = Any
-MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
-    "adafactor": partial(adafactor, min_dim_size_to_factor=3, momentum=0.9),
-    "lamb": partial(lamb, weight_decay=0.1),
-    "lars": partial(lars, trust_coefficient=0.1),
-    "kron": partial(kron, damping_mode="expected", max_size_dense=0),  # noise is drawn by name
-}
-each = pytest.mark.parametrize("name", MADE)
-#: Where Kron's programs take seconds to compile.
-each_slowly = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "kron" else ()) for name in MADE]
-)
+pytestmark = pytest.mark.in_turn(together=True)  # many small programs are compiled
 
 
 class Pair(NamedTuple):
@@ -94,7 +81,7 @@ def trained(tx: optax.GradientTransformation, params: Tree, steps: int = 2) -> t
 
 
 @pytest.mark.in_turn
-@each_slowly
+@each
 @pytest.mark.parametrize("container", containers())
 def test_leaves_step_the_same_in_every_container(name: str, container: str) -> None:
     tree = containers()[container]
@@ -107,7 +94,7 @@ def test_leaves_step_the_same_in_every_container(name: str, container: str) -> N
     assert state.count == 2
 
 
-@each_slowly
+@each
 def test_leaves_of_one_shape_step_as_each_does_alone(name: str) -> None:
     tree = [array(4, 3, start=1), array(4, 3, start=2), array(3, start=1), array(3, start=2)]
     together, _ = trained(MADE[name](0.1), tree)
@@ -125,7 +112,7 @@ def test_single_numbers_are_parameters(name: str) -> None:
     assert params["shift"] != -1.0
 
 
-@each_slowly
+@each
 @pytest.mark.parametrize("shape", [(0,), (4, 0)])
 def test_arrays_without_elements_pass_and_leave_others_alone(name: str, shape: tuple[int, ...]) -> None:
     params, state = trained(MADE[name](0.1), {"empty": jnp.zeros(shape), "w": array(4, 3)})

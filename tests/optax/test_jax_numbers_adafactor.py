@@ -27,7 +27,7 @@ import jax.numpy as jnp  # noqa: E402
 
 from thalweg.optax import adafactor  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.in_turn]
 
 TOLERANCE = {"float64": OPTAX_ADAFACTOR, "float32": FLOAT32}
 DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -95,7 +95,6 @@ TOGETHER = {
 FULL = {"defaults", "min_dim_size_to_factor 16", "not factored", *TOGETHER}
 
 
-@pytest.mark.in_turn
 @DTYPES
 @pytest.mark.parametrize("row", one_in(2, [*EACH, *TOGETHER]))
 def test_equals_optax(row: str, dtype: str) -> None:

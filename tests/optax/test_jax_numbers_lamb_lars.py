@@ -27,7 +27,7 @@ import jax.numpy as jnp  # noqa: E402
 
 from thalweg.optax import lamb, lars  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.in_turn]
 
 TOLERANCE = {"float64": FLOAT64, "float32": FLOAT32}
 DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -114,14 +114,12 @@ def agree(mine: Any, theirs: Any, row: str, options: dict, dtype: str) -> None:
     assert error(ours, others, params) < TOLERANCE[dtype]
 
 
-@pytest.mark.in_turn
 @DTYPES
 @pytest.mark.parametrize("row", LAMB)
 def test_lamb_equals_optax(row: str, dtype: str) -> None:
     agree(lamb, optax.lamb, row, {"learning_rate": 0.01, **LAMB[row]}, dtype)
 
 
-@pytest.mark.in_turn
 @DTYPES
 @pytest.mark.parametrize("row", LARS)
 def test_lars_equals_optax(row: str, dtype: str) -> None:

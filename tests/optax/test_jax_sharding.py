@@ -1,4 +1,4 @@
-"""Parameters divided over devices by the compiler: the numbers of one device, and state where its parameters are."""
+"""What holds on one device holds for several: under jit, inside shard_map, and where types tell the sharding."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import pytest
 
 pytest.importorskip("optax")
 
+import sharded_jax_explicit
 import sharded_jax_jit
-from sharded_jax import fault_of, pairs
+import sharded_jax_map
+from sharded_jax import check_all
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("devices", "case"), pairs(sharded_jax_jit.cases))
-def test_what_holds_on_one_device_holds_for_parameters_divided_over_several(devices: int, case: str) -> None:
-    fault = fault_of("sharded_jax_jit", devices, case)
-    assert not fault, fault
+test_parameters_that_the_compiler_shards = check_all(sharded_jax_jit.cases)
+test_shards_inside_shard_map = check_all(sharded_jax_map.cases)
+test_shardings_in_types = check_all(sharded_jax_explicit.cases)

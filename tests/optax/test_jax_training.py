@@ -20,7 +20,12 @@ pytestmark = pytest.mark.slow
 STEPS = 300
 #: How much of the first loss may be left.
 LEFT = 0.1
-TRAINED = pytest.mark.parametrize("name", ["adafactor", "lamb", "lars", "kron"])
+NAMES = ["adafactor", "lamb", "lars", "kron"]
+TRAINED = pytest.mark.parametrize("name", NAMES)
+#: Where this takes more than seconds, one of them.
+ONE_TRAINED = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "lamb" else pytest.mark.nightly) for name in NAMES]
+)
 
 
 def optimizer(name: str) -> Any:
@@ -148,6 +153,7 @@ def repeated_by_sgd() -> float:
     return of_sgd(*repetition())
 
 
+@pytest.mark.nightly
 @TRAINED
 def test_a_causal_transformer_learns_to_repeat(name: str, repeated_by_sgd: float) -> None:
     check(name, *repetition(), repeated_by_sgd)
@@ -156,7 +162,7 @@ def test_a_causal_transformer_learns_to_repeat(name: str, repeated_by_sgd: float
 # ---- a model of flax
 
 
-@TRAINED
+@ONE_TRAINED
 def test_a_model_of_flax_learns_to_imitate_a_network(name: str, imitated_by_sgd: float) -> None:
     linen = pytest.importorskip("flax.linen")
 

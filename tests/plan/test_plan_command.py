@@ -175,7 +175,7 @@ print(time.perf_counter() - start, (resource.getrusage(resource.RUSAGE_SELF).ru_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", ["", "world=8, layout='fsdp2'"])
+@pytest.mark.parametrize("arguments", ["", pytest.param("world=8, layout='fsdp2'", marks=pytest.mark.nightly)])
 def test_the_largest_model_with_every_optimizer_takes_seconds(arguments: str) -> None:
     """Tables of kernels are laid out in pieces: those of the whole model would take more than a gigabyte."""
     pytest.importorskip("resource")

@@ -124,7 +124,7 @@ def test_the_native_core_is_not_asked_for_what_gpus_do(monkeypatch: pytest.Monke
 # ---- what they keep
 
 
-@pytest.mark.in_turn
+@pytest.mark.in_turn("rule", "dtype")
 @needs_kernels
 @pytest.mark.usefixtures("kernels_serve_the_cpu")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,12 +43,20 @@ def test_the_command_prints_a_table_and_writes_pictures_and_a_page(
     assert "<svg" in (tmp_path / "report" / "race.svg").read_text()
 
 
+@pytest.fixture(scope="module")
+def raced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a race that is over: to be copied."""
+    folder = tmp_path_factory.mktemp("raced")
+    assert run(["race", *QUICK, "--out", str(folder)]) == 0
+    return folder
+
+
 @drawn
 def test_the_same_command_runs_nothing_twice_and_redraw_runs_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, raced: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = ["--out", str(tmp_path)]
-    assert run(["race", *QUICK, *out]) == 0
+    shutil.copytree(raced, tmp_path, dirs_exist_ok=True)
     records = (tmp_path / "runs.jsonl").read_bytes()
     picture = (tmp_path / "race.svg").read_bytes()
     capsys.readouterr()
@@ -60,9 +69,11 @@ def test_the_same_command_runs_nothing_twice_and_redraw_runs_nothing(
 
 
 @drawn
-def test_a_damaged_record_is_reported_and_redone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_record_is_reported_and_redone(
+    tmp_path: Path, raced: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = ["--out", str(tmp_path)]
-    run(["race", *QUICK, *out])
+    shutil.copytree(raced, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "runs.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole[:-30])
@@ -79,12 +90,12 @@ def test_a_damaged_record_is_reported_and_redone(tmp_path: Path, capsys: pytest.
 
 @drawn
 def test_remarks_are_not_broken_into_lines_where_nobody_watches(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, raced: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = ["--out", str(tmp_path / ("long" * 30))]
-    run(["race", *QUICK, *out])
+    folder = tmp_path / ("long" * 30)
+    shutil.copytree(raced, folder)
     capsys.readouterr()
-    run(["race", *QUICK, *out])
+    run(["race", *QUICK, "--out", str(folder)])
     assert capsys.readouterr().err.count("\n") == 1
 
 

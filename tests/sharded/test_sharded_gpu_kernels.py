@@ -45,7 +45,9 @@ def test_other_rules_on_some_layouts(rule: str, size: int, layout: str) -> None:
 
 @pytest.mark.in_turn
 @every_rule
-@pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "mixed"), (4, "two axes")])
+@pytest.mark.parametrize(
+    ("size", "layout"), [(2, "first axis"), (2, "mixed"), pytest.param(4, "two axes", marks=pytest.mark.nightly)]
+)
 def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
     heard = world(size).run(messages, run_of(rule, rates=(1.0,) * 3), layout)
     groups = GROUPS.get(layout, 1)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from lanes import one_in
 
 pytest.importorskip("torch")
 
@@ -36,7 +37,7 @@ def later_steps(size: int, run: Run, layout: str) -> list[dict[str, int]]:
 @pytest.mark.in_turn
 @cases_for()
 @pytest.mark.parametrize(
-    ("size", "layout"), [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts]
+    ("size", "layout"), one_in(2, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts])
 )
 def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
     run = Run(rule, rates=(1.0,) * 3)

@@ -14,7 +14,7 @@ from world import world
 from world_steps import LR, TYPICAL, cases_for
 from world_training import furthest, furthest_with_zero
 
-pytestmark = [pytest.mark.world, pytest.mark.slow]
+pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.in_turn(together=True)]
 
 WRAPPED = pytest.mark.parametrize(
     ("size", "wrapper"),
@@ -37,21 +37,18 @@ def check(found: list[tuple[float, float]]) -> None:
         assert parameters < WORLD_TRAINED
 
 
-@pytest.mark.in_turn
 @cases_for()
 @WRAPPED
 def test_wrappers(rule: str, size: int, wrapper: str) -> None:
     check(world(size).run(furthest, wrapper, rule, LR[rule], 1, TYPICAL[rule]))
 
 
-@pytest.mark.in_turn
 @cases_for()
 @pytest.mark.parametrize("wrapper", ["DDP", "FSDP2"])
 def test_gradients_that_add_up_over_pieces_of_a_batch(rule: str, wrapper: str) -> None:
     check(world(2).run(furthest, wrapper, rule, LR[rule], 2, TYPICAL[rule]))
 
 
-@pytest.mark.in_turn
 @cases_for()
 @pytest.mark.parametrize(("size", "wrapper"), [(2, "FSDP2"), (2, "tensor parallel"), (4, "FSDP2 over tensor parallel")])
 @pytest.mark.parametrize("options", [dict(max_grad_norm=0.1), dict(on_nonfinite="skip")], ids=str)

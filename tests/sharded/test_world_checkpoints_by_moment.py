@@ -12,14 +12,13 @@ import world_checkpoint_faults as faults  # noqa: E402
 from world import World, world  # noqa: E402
 from world_checkpoints import NAMES, RULES, resume, save  # noqa: E402
 
-pytestmark = [pytest.mark.world, pytest.mark.slow]
+pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.in_turn(together=True)]
 
 EVERY = pytest.mark.parametrize("case", NAMES)
 RULE = pytest.mark.parametrize("case", [name for name in NAMES if name in (*RULES, "Adafactor, factored")])
 FINE = [[], []]
 
 
-@pytest.mark.in_turn
 @EVERY
 @pytest.mark.parametrize("layout", ["FSDP2", "TP"])
 def test_the_step_that_loaders_make_moves_nothing(case: str, layout: str) -> None:
@@ -48,7 +47,6 @@ def test_chances_of_rounding_come_back(tmp_path: Path, case: str) -> None:
     assert found == FINE
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("way", ["nested", "flat"])
 @RULE
 def test_a_parameter_without_a_gradient_so_far(tmp_path: Path, case: str, way: str) -> None:
@@ -87,7 +85,6 @@ def test_no_checkpoint_is_written_over(tmp_path: Path) -> None:
     assert world(2).run(resume, tmp_path, "LAMB", "FSDP2") == FINE
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize(("before", "after"), [("plain", "FSDP2"), ("FSDP2", "plain"), ("TP", "FSDP2")])
 @EVERY
 def test_load_state_dict_by_itself(case: str, before: str, after: str) -> None:

@@ -45,9 +45,11 @@ def compare(reference: tuple, result: tuple, dtype: str, shape: tuple) -> None:
 EVERY = pytest.mark.parametrize(("case", "description", "options"), OPTIONS, ids=OPTION_IDS)
 #: For what is compiled.
 SOME = pytest.mark.parametrize(("case", "description", "options"), one_in(3, OPTIONS), ids=OPTION_IDS)
+FEW = pytest.mark.parametrize(("case", "description", "options"), one_in(6, OPTIONS), ids=OPTION_IDS)
 DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32"])
 
 
+@pytest.mark.in_turn
 @EVERY
 @DTYPES
 def test_torch(case: Case, description: str, options: dict, dtype: str) -> None:
@@ -96,7 +98,7 @@ def test_foreach(case: Case, description: str, options: dict, dtype: str) -> Non
 
 
 @pytest.mark.slow
-@SOME
+@FEW
 def test_torch_compile_without_a_graph_break(case: Case, description: str, options: dict) -> None:
     """One graph, made once, whatever the step."""
     torch = pytest.importorskip("torch")

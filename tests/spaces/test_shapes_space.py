@@ -41,6 +41,7 @@ def outcome(space: Any, rule: str, options: dict[str, Any], p: Any, g: Any) -> d
     return {key: (space.shape(x), space.dtype(x)) for key, x in {**state, **news}.items()}
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("rule", "options"), OPTIONS)

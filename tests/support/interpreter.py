@@ -6,8 +6,10 @@ has to replace. The launch has replaced them already, so that a third of all tim
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,11 @@ def replace_once(fn: Any) -> Any:
 
 if hasattr(interpreter, "_LangPatchScope"):  # as of Triton 3.6
     interpreter._patch_lang = replace_once
+if (
+    "THALWEG_TESTS_SOON" in os.environ
+):  # make test-all looks for overflows of integers, which takes a quarter of the time
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
 
 
 @contextmanager

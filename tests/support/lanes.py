@@ -40,6 +40,8 @@ def values_of(item: pytest.Item) -> Values:
     if unknown := set(marker.args) - set(params):
         raise pytest.UsageError(f"{item.nodeid}: in_turn names {', '.join(sorted(unknown))}, which it has not")
     alike = [(name,) for name in marker.args] or [argnames(mark.args[0]) for mark in item.iter_markers("parametrize")]
+    if not marker.args:  # those of fixtures too
+        alike += [(name,) for name in params if not any(name in names for names in alike)]
     given = {(names, repr([params[name] for name in names])) for names in alike}
     return frozenset({(("test",), item.nodeid.partition("[")[0]), *given})
 

@@ -85,18 +85,21 @@ def pulled(noise: Any, params: Any) -> Any:
 SOON = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 
 
-def compiled(transformation: Any, params: Any, grads: Any, *, start: Callable[[Any], Any] = lambda s: s) -> Any:
-    """Parameters and state after all gradients, as one program; ``start`` changes the first state."""
+def scanned(transformation: Any, params: Any, grads: Any, start: Callable[[Any], Any] = lambda s: s) -> Any:
+    """Parameters and state after all gradients; ``start`` changes the first state."""
 
     def step(carry: Any, noise: Any) -> Any:
         p, state = carry
         updates, state = transformation.update(pulled(noise, p), state, p)
         return (optax.apply_updates(p, updates), state), None
 
-    def every(p: Any, grads: Any) -> Any:
-        return jax.lax.scan(step, (p, start(transformation.init(p))), grads)[0]
+    return jax.lax.scan(step, (params, start(transformation.init(params))), grads)[0]
 
-    return jax.jit(every, compiler_options=SOON)(params, grads)
+
+def compiled(transformation: Any, params: Any, grads: Any, *, start: Callable[[Any], Any] = lambda s: s) -> Any:
+    """The same as one program."""
+    every = jax.jit(lambda p, g: scanned(transformation, p, g, start), compiler_options=SOON)
+    return every(params, grads)
 
 
 def leaves(tree: Any) -> list[Any]:

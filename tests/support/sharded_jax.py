@@ -1,8 +1,8 @@
 """Cases for several devices: they run in a child process that has as many, and say what became of each of them.
 
-A case is a function without arguments that raises where something does not hold. The child is asked for cases of a
-module by name, one a line, and answers in lines of JSON; what cases have in common it makes once. jax learns the number
-of devices when it is imported, so that no process can have two.
+A case is a function without arguments that raises where something does not hold. The child is asked for cases of
+modules by name, some a line, and answers in lines of JSON; what cases have in common it makes once. jax learns the
+number of devices when it is imported, so that no process can have two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -79,13 +79,13 @@ OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
 
 
 class Child:
-    """A process with so many devices that answers for the cases of a module."""
+    """A process with so many devices that answers for cases."""
 
-    def __init__(self, module: str, devices: int) -> None:
+    def __init__(self, devices: int) -> None:
         flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
         environment = {
             **os.environ,
-            "XLA_FLAGS": f"{flags} --xla_llvm_disable_expensive_passes=true",
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags} --xla_llvm_disable_expensive_passes=true",
             "JAX_ENABLE_X64": "1",
             "JAX_PLATFORMS": "cpu",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])),
@@ -93,7 +93,7 @@ class Child:
         self.devices = devices
         self.words = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         self.process = subprocess.Popen(
-            [sys.executable, __file__, module],
+            [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.words,
@@ -102,19 +102,20 @@ class Child:
         )
         atexit.register(self.end)
 
-    def fault_of(self, case: str) -> str:
+    def faults_of(self, module: str, cases: Sequence[str]) -> dict[str, str]:
+        """What was wrong with cases, by name; nothing where all held."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
-            self.process.stdin.write(f"{case}\n")
+            self.process.stdin.write(f"{json.dumps([module, *cases])}\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             pass
         for line in self.process.stdout:
             if line.startswith(ANSWER):
-                return str(json.loads(line.removeprefix(ANSWER)))
+                return dict(json.loads(line.removeprefix(ANSWER)))
         self.words.seek(0)
-        return f"the child for {self.devices} devices ended early:\n{self.words.read()[-3000:]}"
+        return {"": f"the child for {self.devices} devices ended early:\n{self.words.read()[-3000:]}"}
 
     def end(self) -> None:
         self.process.kill()
@@ -125,24 +126,31 @@ class Child:
 child = cache(Child)
 
 
-def fault_of(module: str, devices: int, case: str) -> str:
-    """What was wrong with a case; nothing where it held."""
-    return child(module, devices).fault_of(case)
+def check_all(cases: Callable[[int], Cases]) -> Any:
+    """Test all cases of a number of devices and of an optimizer together, which share what takes long to compile.
 
-
-def pairs(cases: Callable[[int], Cases]) -> list[Any]:
-    """A number of devices and a case for it; the ordinary lane has the most devices alone, and few cases of Kron,
-    which takes longest to compile.
+    The ordinary lane has the most devices alone, and few cases of Kron, which takes longest.
     """
 
     def is_ordinary(devices: int, case: str) -> bool:
         return devices == max(DEVICES) and (not case.startswith("kron: ") or case == "kron: same numbers")
 
-    return [
-        pytest.param(devices, case, marks=() if is_ordinary(devices, case) else pytest.mark.nightly)
-        for devices in DEVICES
-        for case in cases(devices)
+    found: dict[tuple[int, str, bool], list[str]] = {}
+    for devices in DEVICES:
+        for case in cases(devices):
+            about = case.partition(": ")[0] if ": " in case else "others"
+            found.setdefault((devices, about, is_ordinary(devices, case)), []).append(case)
+    rows = [
+        pytest.param(devices, some, id=f"{devices}-{about}", marks=() if ordinary else pytest.mark.nightly)
+        for (devices, about, ordinary), some in found.items()
     ]
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("devices", "some"), rows)
+    def test(devices: int, some: list[str]) -> None:
+        assert child(devices).faults_of(cases.__module__, some) == {}
+
+    return test
 
 
 # ---- in the child
@@ -251,13 +259,15 @@ def answer(case: Callable[[], None]) -> str:
     return ""
 
 
-def main(module: str) -> None:
-    cases: Cases = importlib.import_module(module).cases(jax.device_count())
+def main() -> None:
     warnings.simplefilter("error")
     for line in sys.stdin:
-        sys.stdout.write(f"\n{ANSWER}{json.dumps(answer(cases[line.strip()]))}\n")
+        module, *some = json.loads(line)
+        cases: Cases = importlib.import_module(module).cases(jax.device_count())
+        faults = {case: fault for case in some if (fault := answer(cases[case]))}
+        sys.stdout.write(f"\n{ANSWER}{json.dumps(faults)}\n")
         sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

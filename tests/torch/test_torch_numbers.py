@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 import thalweg.numpy  # noqa: E402
 import thalweg.torch  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.in_turn]
 
 SHAPES = [(), (7,), (6, 4), (4, 9), (6, 4), (3, 4, 5), (6, 1)]
 STEPS = 10

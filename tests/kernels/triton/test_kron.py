@@ -203,7 +203,9 @@ def test_parameters_of_16_bits(shape: tuple[int, ...], dtype: str, rounding: Any
     agree_after(shape, dtype=dtype, handling=Handling(rounding=rounding, momentum_dtype=dtype, seed=5))
 
 
-@pytest.mark.parametrize("options", [{}, dict(max_skew=None), dict(geometry="quad")], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, *(pytest.param(o, marks=pytest.mark.nightly) for o in (dict(max_skew=None), dict(geometry="quad")))]
+)
 def test_factors_of_16_bits(options: dict[str, Any]) -> None:
     agree_after((70, 40), handling=Handling(precond_dtype="bfloat16"), **options)
 
@@ -314,7 +316,9 @@ def test_long_rows_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     both.check()
 
 
-@pytest.mark.parametrize("options", [{}, dict(max_skew=None, geometry="quad")], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param(dict(max_skew=None, geometry="quad"), marks=pytest.mark.nightly)], ids=str
+)
 def test_how_tiles_are_fetched_does_not_matter(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for describes in (False, True):
