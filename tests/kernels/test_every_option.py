@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cases import Case
-from every_option import TABLE
+from cases import FUSED_OPTIONS, Case
 from side_by_side import NARROW, agree, draw, draw_gradients, every_dtype, every_rule, needs_core
 
 pytestmark = [needs_core, pytest.mark.in_turn]
@@ -26,14 +25,14 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize(("case", "options"), TABLE)
+@pytest.mark.parametrize(("case", "options"), FUSED_OPTIONS)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_it_equals_its_rule(case: Case, options: dict, dtype: str) -> None:
     grads = draw_gradients(SHAPES, dtype, STEPS)
     agree(case.name, draw(SHAPES, dtype), grads, **options, moves=options.get("lr") != 0.0)
 
 
-@pytest.mark.parametrize(("case", "options"), TABLE)
+@pytest.mark.parametrize(("case", "options"), FUSED_OPTIONS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_it_equals_its_rule_in_sixteen_bits(case: Case, options: dict, dtype: str) -> None:
     small = options.get("lr") == 0.0 or bool(options.get("warmup_init"))

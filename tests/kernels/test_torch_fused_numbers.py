@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cases import Case
-from side_by_side import FUSED_RULES, every_dtype, every_rule, needs_core
+from cases import FUSED_RULES, Case
+from side_by_side import every_dtype, every_rule, needs_core
 
 torch = pytest.importorskip("torch")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from published.compare import error
+from published_runs import error
 from raw_arrays import CASES, Make, bfloat16, bits, copies, every_case, gradients, model, train
 from tolerances import FLOAT32, FLOAT64
 

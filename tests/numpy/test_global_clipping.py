@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from published.compare import error
+from published_runs import error
 from raw_arrays import Make, bfloat16, bits, every_case, gradients, model, refused, train
 from tolerances import FLOAT64, ONE_STEP_FLOAT64
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from published.compare import error
+from published_runs import error
 from raw_arrays import Make, bits
 from tolerances import FLOAT64
 

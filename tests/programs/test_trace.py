@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import FUSED_OPTIONS
 from evaluate import evaluate, numbers_of
-from every_option import TABLE
 
 from thalweg.errors import RuleError
 from thalweg.programs.trace import Program, trace
@@ -42,7 +42,7 @@ def both(rule: Rule, shape: tuple[int, ...], lr: float | None, t: int = 3) -> tu
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("case", "options"), TABLE)
+@pytest.mark.parametrize(("case", "options"), FUSED_OPTIONS)
 def test_a_graph_computes_what_its_rule_does(case: Any, options: dict[str, Any], shape: str) -> None:
     given = {key: value for key, value in options.items() if key not in ("variant", "lr")}
     lr = options.get("lr", 0.1)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from published.compare import error, ours, torch_peer
-from published.kron_torch_run import kron_torch_run
-from published.peers import peer
+from published_runs import error, kron_torch_run, ours, peer, torch_peer
 from tolerances import FLOAT64
 
 from thalweg import rules

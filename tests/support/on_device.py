@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import side_by_side_torch as beside
-from side_by_side import assert_close, assert_figures
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -31,21 +30,7 @@ def gradients(steps: int, dtype: str = "float32", shapes: Mapping[str, Any] = SH
     return [{name: g.to(DEVICE) for name, g in step.items()} for step in beside.gradients(steps, dtype, shapes)]
 
 
-make, train = beside.make, beside.train
-
-
-def agree(fused: Any, ours: Named, reference: Any, theirs: Named) -> None:
-    """Parameters, all of the state and all figures are equal, to rounding."""
-    figures, expected = fused.stats(), reference.stats()  # of all parameters at once: each waits for the device
-    for (name, p), (_, q) in zip(ours, theirs, strict=True):
-        assert p.stride() == q.stride(), name
-        assert_close(name, beside.array_of(p.cpu()), beside.array_of(q.cpu()), "float32")
-        assert list(fused.state[p]) == list(reference.state[q])
-        for key, entry in reference.state[q].items():
-            found = fused.state[p][key]
-            assert_close(f"{name}, {key}", beside.array_of(found.cpu()), beside.array_of(entry.cpu()), "float32")
-        if name in expected:
-            assert_figures(name, figures[name], expected[name], "float32")
+make, train, agree = beside.make, beside.train, beside.agree
 
 
 def side_by_side(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from cases import ADAFACTOR, CASES, LAMB, LARS
+from cases import FUSED_CASES, FUSED_RULES
 from raw_arrays import FRONT_END, Arrays, bfloat16, copies
 from tolerances import FUSED, FUSED_FLIPPED
 
@@ -16,10 +16,6 @@ from thalweg.numpy import Optimizer
 
 needs_core = pytest.mark.skipif(reason_missing() is not None, reason=f"no native core: {reason_missing()}")
 
-#: Every rule of which fused code is made, under its name: what it computes with each option.
-FUSED_CASES = {case.name: case for case in CASES if not case.rule.needs_whole}
-#: Those that differ in passes and in state, for all else that engines do.
-FUSED_RULES = {case.name: case for case in (LARS, LAMB, ADAFACTOR)}
 every_rule = pytest.mark.parametrize("rule", FUSED_RULES)
 DTYPES = ["float64", "float32", "bfloat16", "float16"]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)

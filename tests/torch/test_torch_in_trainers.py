@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cases import CASES, Case
-from published.peers import peer
+from published_runs import peer
 
 torch = pytest.importorskip("torch")
 

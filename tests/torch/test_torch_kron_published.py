@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("torch.nn")
-from published.compare import error, torch_peer
-from published.kron_torch_run import kron_torch_run
+from published_runs import error, kron_torch_run, torch_peer
 from tolerances import FLOAT64
 
 pytestmark = pytest.mark.slow

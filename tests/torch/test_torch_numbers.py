@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import CASES, OPTION_IDS, OPTIONS, Case
-from published.compare import error, problem, torch_peer
-from published.peers import peer
+from published_runs import error, peer, problem, torch_peer
 from tolerances import FLIPPED, FLOAT32, FLOAT64, ROUNDED_WALK
 
 torch = pytest.importorskip("torch")

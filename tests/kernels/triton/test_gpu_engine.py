@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from cases import FUSED_RULES
 from on_device import DEVICE, FEW, agree, gradients, make, parameters, side_by_side, train
-from side_by_side import FUSED_RULES, NARROW
+from side_by_side import NARROW
 
 import thalweg.torch
 from thalweg.errors import NonFiniteError, OptionError, ResumeWarning
