@@ -54,6 +54,16 @@ def test_names_say_which_values_are_meant() -> None:
     ]
 
 
+def test_values_of_fixtures_are_met_too() -> None:
+    items = [Item(rule=rule, layout=layout) for rule in RULES for layout in LAYOUTS]
+    for item in items:  # of which only the rule is a mark of the test
+        item.iter_markers = lambda name: [pytest.mark.parametrize("rule", RULES).mark]  # type: ignore[method-assign]
+    mark_nightly(items)  # type: ignore[arg-type]
+    kept = [item.callspec.params for item in items if item.get_closest_marker("nightly") is None]
+    assert sorted(one["layout"] for one in kept) == sorted(LAYOUTS)
+    assert {one["rule"] for one in kept} == set(RULES)
+
+
 def test_what_is_left_to_the_night_by_hand_covers_nothing() -> None:
     items = [Item(rule="LARS"), Item(rule="LARS")]
     items[0].add_marker(pytest.mark.nightly)

@@ -8,8 +8,8 @@ from tolerances import WORLD_TRAINED
 pytest.importorskip("torch")
 
 from world import world
-from world_backward import beside_other_wrappers, furthest_in_backward, refusal
 from world_steps import LR, TYPICAL, cases_for
+from world_training import beside_other_wrappers, furthest_in_backward, refusal
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 

@@ -18,7 +18,7 @@ from world_messages import EACH, GROUPS, messages
 from world_repeated import times_sorted
 from world_steps import TYPICAL, Run, differences, differences_in_odd_memory, flipped
 
-pytestmark = [pytest.mark.world, pytest.mark.slow]
+pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.in_turn(together=True)]
 
 #: Smaller than those of other engines' tests, and fewer: every program is interpreted.
 NAMES = ("scalar", "short", "vector", "matrix", "even", "kernel")
@@ -36,14 +36,12 @@ def test_every_layout_gives_the_numbers_of_one_process(size: int, layout: str) -
     assert world(size).run(differences, run_of("LAMB"), layout) == [[]] * size
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("rule", ["LARS", "Adafactor"])
 @pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "last axis"), (4, "two axes")])
 def test_other_rules_on_some_layouts(rule: str, size: int, layout: str) -> None:
     assert world(size).run(differences, run_of(rule), layout) == [[]] * size
 
 
-@pytest.mark.in_turn
 @every_rule
 @pytest.mark.parametrize(
     ("size", "layout"), [(2, "first axis"), (2, "mixed"), pytest.param(4, "two axes", marks=pytest.mark.nightly)]
@@ -55,7 +53,6 @@ def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
     assert all(own[1:] == [expected] * 2 for own in heard)
 
 
-@pytest.mark.in_turn
 @every_rule
 @pytest.mark.parametrize(
     "options", [dict(on_nonfinite="skip"), dict(on_nonfinite="raise"), dict(max_grad_norm=0.5)], ids=str
@@ -66,7 +63,6 @@ def test_what_is_decided_by_all_ranks(rule: str, options: Mapping[str, Any]) -> 
     assert world(2).run(differences, run, "first axis") == [[]] * 2
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("rule", ["LARS", "LAMB"])
 @pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "last axis"), (4, "first axis twice")])
 def test_random_bits_are_those_of_the_place_in_the_whole(rule: str, size: int, layout: str) -> None:

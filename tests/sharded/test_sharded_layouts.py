@@ -39,6 +39,7 @@ def test_native_code_by_name(rule: str, size: int, layout: str) -> None:
     check(size, Run(rule, engine="fused"), layout)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("rule", ["LARS", "LAMB", "Adafactor"])
 @pytest.mark.parametrize("options", [{}, dict(on_nonfinite="raise")], ids=str)
 def test_rules_that_cannot_be_traced(rule: str, options: dict[str, str]) -> None:

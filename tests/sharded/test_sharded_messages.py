@@ -15,7 +15,7 @@ from world_layouts import LAYOUTS, SHAPES
 from world_messages import EACH, GROUPS, messages
 from world_steps import TYPICAL, Run, cases_for
 
-pytestmark = [pytest.mark.world, pytest.mark.slow]
+pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.in_turn(together=True)]
 
 #: And how many teams; as many as there are groups but for these.
 TEAMS = {name: 1 for name, groups in GROUPS.items() if groups == 2} | {"meshes": 4}
@@ -34,7 +34,6 @@ def later_steps(size: int, run: Run, layout: str) -> list[dict[str, int]]:
     return heard[0][1:]  # type: ignore[no-any-return]
 
 
-@pytest.mark.in_turn
 @cases_for()
 @pytest.mark.parametrize(
     ("size", "layout"), one_in(2, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts])
@@ -44,7 +43,6 @@ def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
     assert later_steps(size, run, layout) == [expected(rule, layout)] * 2
 
 
-@pytest.mark.in_turn
 @cases_for()
 @pytest.mark.parametrize(
     "how",
@@ -74,7 +72,6 @@ def test_kinds_of_parameters_share_them(rule: str) -> None:
     assert later_steps(4, run, "two axes") == [expected(rule, "two axes")] * 2
 
 
-@pytest.mark.in_turn
 @cases_for()
 @pytest.mark.parametrize(("options", "more"), [(dict(max_grad_norm=1.0), 1), (dict(on_nonfinite="raise"), 1)], ids=str)
 def test_what_guards_cost(rule: str, options: Mapping[str, Any], more: int) -> None:

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from world import world  # noqa: E402
 from world_checkpoints import CASES, NAMES, RULES, resume, save  # noqa: E402
 
-pytestmark = [pytest.mark.world, pytest.mark.slow]
+pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.in_turn(together=True)]
 
 EVERY = pytest.mark.parametrize("case", NAMES)
 #: One of each kind of state.
@@ -36,7 +36,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return checkpoint
 
 
-@pytest.mark.in_turn
 @EVERY
 @pytest.mark.parametrize(
     ("before", "ranks", "after", "others"),
@@ -51,7 +50,6 @@ def test_elsewhere(saved: Callable[..., Path], case: str, before: str, ranks: in
     assert world(others).run(resume, saved(case, before, ranks), case, after) == [[]] * others
 
 
-@pytest.mark.in_turn
 @SOME
 @pytest.mark.parametrize(
     ("before", "ranks", "after", "others"),
@@ -72,7 +70,6 @@ def test_further(saved: Callable[..., Path], case: str, before: str, ranks: int,
     assert world(others).run(resume, saved(case, before, ranks), case, after) == [[]] * others
 
 
-@pytest.mark.in_turn
 @SOME
 @pytest.mark.parametrize("way", ["flat", "offloaded", "full", "full, flat", "broadcast"])
 def test_every_form_of_a_state_dict(saved: Callable[..., Path], case: str, way: str) -> None:

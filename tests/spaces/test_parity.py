@@ -43,7 +43,7 @@ def compare(reference: tuple, result: tuple, dtype: str, shape: tuple) -> None:
 
 
 EVERY = pytest.mark.parametrize(("case", "description", "options"), OPTIONS, ids=OPTION_IDS)
-#: For what is compiled.
+#: For what is compiled, or is tested through front ends too.
 SOME = pytest.mark.parametrize(("case", "description", "options"), one_in(3, OPTIONS), ids=OPTION_IDS)
 FEW = pytest.mark.parametrize(("case", "description", "options"), one_in(6, OPTIONS), ids=OPTION_IDS)
 DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -76,7 +76,7 @@ def test_jax_under_jit(case: Case, description: str, options: dict, dtype: str) 
 
 @pytest.mark.in_turn
 @pytest.mark.slow
-@EVERY
+@SOME
 @DTYPES
 def test_foreach(case: Case, description: str, options: dict, dtype: str) -> None:
     """Lists of tensors of one kind but of different shapes, stepped together."""
