@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -28,11 +29,10 @@ def replace_once(fn: Any) -> Any:
     return replace_builtins(fn) if not seen or any(map(tl.core.is_builtin, samples)) else interpreter._LangPatchScope()
 
 
-if hasattr(interpreter, "_LangPatchScope"):  # as of Triton 3.6
+if triton.__version__.startswith("3.6."):  # whose interpreter this was written for
     interpreter._patch_lang = replace_once
-if (
-    "THALWEG_TESTS_SOON" in os.environ
-):  # make test-all looks for overflows of integers, which takes a quarter of the time
+if "THALWEG_TESTS_SOON" in os.environ:
+    # looking for overflows of integers takes a quarter of the time, and is left to make test-all
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
 
