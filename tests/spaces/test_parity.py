@@ -45,7 +45,6 @@ def compare(reference: tuple, result: tuple, dtype: str, shape: tuple) -> None:
 EVERY = pytest.mark.parametrize(("case", "description", "options"), OPTIONS, ids=OPTION_IDS)
 #: For what is compiled, or is tested through front ends too.
 SOME = pytest.mark.parametrize(("case", "description", "options"), one_in(3, OPTIONS), ids=OPTION_IDS)
-FEW = pytest.mark.parametrize(("case", "description", "options"), one_in(6, OPTIONS), ids=OPTION_IDS)
 DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32"])
 
 
@@ -59,7 +58,7 @@ def test_torch(case: Case, description: str, options: dict, dtype: str) -> None:
     agree(case, options, dtype, xp=xp, to=torch.tensor)
 
 
-@pytest.mark.in_turn
+@pytest.mark.in_turn("case", "dtype")
 @pytest.mark.slow
 @SOME
 @DTYPES
@@ -97,8 +96,9 @@ def test_foreach(case: Case, description: str, options: dict, dtype: str) -> Non
             compare(reference, own, dtype, shape)
 
 
+@pytest.mark.in_turn("case")
 @pytest.mark.slow
-@FEW
+@EVERY
 def test_torch_compile_without_a_graph_break(case: Case, description: str, options: dict) -> None:
     """One graph, made once, whatever the step."""
     torch = pytest.importorskip("torch")
