@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from published.compare import error, optax_peer, ours, problem, torch_peer
-from published.peers import peer
+from published_runs import error, optax_peer, ours, peer, problem, torch_peer
 from tolerances import FLOAT64
 
 from thalweg.numpy import AdamW

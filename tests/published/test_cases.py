@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from cases import CASES, Case
-from published.compare import error, optax_peer, ours, problem, torch_peer
-from published.peers import peer
+from published_runs import error, optax_peer, ours, peer, problem, torch_peer
 from tolerances import FLOAT64
 
 import thalweg.numpy
