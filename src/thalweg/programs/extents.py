@@ -2,16 +2,18 @@
 
 A tensor is seen as matrices over two axes, the row axis before the column axis, one matrix for each place along its
 other axes. A value may be one for each element, for each row or column of each matrix, for each matrix, or for each
-tensor; or a number of the host. In a tensor of two axes, which is one matrix, what holds for it is a tensor's.
+tensor; or a number of the host. In a tensor of two axes, which is one matrix, what holds for it is a tensor's, unless
+the same code is to serve tensors of more axes (``MatrixKinds``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from thalweg.arrays import Shape
+from thalweg.errors import RuleError
 from thalweg.programs.graph import Extent, Value, needed_by
 from thalweg.programs.trace import PARAMETER, Program
 from thalweg.rules.entries import Entry, Spread
@@ -49,6 +51,36 @@ class Kinds:
         return {(column,): ROW, (row,): COLUMN, (row, column): MATRIX}.get(missing, "")
 
 
+@dataclass(frozen=True)
+class MatrixKinds(Kinds):
+    """What follows from rows and columns holds for their matrix, also where a tensor is one matrix."""
+
+    known: dict[Value, bool] = field(default_factory=dict, compare=False)
+
+    def of(self, value: Any) -> str:
+        kind = super().of(value)
+        return MATRIX if kind == TENSOR and self.is_of_matrix(value) else kind
+
+    def is_of_matrix(self, value: Value) -> bool:
+        if value not in self.known:
+            self.known[value] = value.extent == self.every - set(self.axes or ()) and (
+                self.of(value.args[0]) in (ROW, COLUMN) or any(self.is_part(each, value) for each in value.graph.values)
+                if value.is_reduction
+                else any(self.of(arg) == MATRIX for arg in value.values)
+            )
+        return self.known[value]
+
+    def is_part(self, rows: Value, value: Value) -> bool:
+        """Whether sums of rows, added up, are another sum."""
+        return (
+            rows.is_reduction
+            and rows.is_squared == value.is_squared
+            and rows.args[0] is value.args[0]
+            and self.of_extent(rows.extent) == ROW
+            and value.axes == self.axes
+        )
+
+
 def spread_shapes(entries: Mapping[str, Entry], shape: Shape) -> dict[str, Shape]:
     """The shapes of entries that are laid out like a parameter."""
     over = {key: {axis % len(shape) for axis in entry.over} for key, entry in entries.items() if is_spread(entry)}
@@ -62,6 +94,14 @@ def is_spread(entry: Entry) -> TypeGuard[Spread]:
 def needed(program: Program) -> set[Value]:
     """All that something is made of."""
     return needed_by([*program.results.values(), program.finite, *program.stats.values()])
+
+
+def matrix_kinds_of(program: Program, stacked_axes: int) -> MatrixKinds:
+    """The kinds of a program that can be seen as matrices; a RuleError says why it cannot."""
+    found = kinds_of(program, stacked_axes)
+    if reason := reason_unseen(program, found):
+        raise RuleError(reason)
+    return MatrixKinds(found.every, found.stacked, found.axes)
 
 
 def kinds_of(program: Program, stacked_axes: int) -> Kinds:

@@ -63,6 +63,16 @@ class Value:
     def is_reduction(self) -> bool:
         return self.op in REDUCTIONS
 
+    @property
+    def is_mean(self) -> bool:
+        """Whether a reduction is divided by how many it combines."""
+        return self.op in ("mean", "mean_squares")
+
+    @property
+    def is_squared(self) -> bool:
+        """Whether a reduction is one of squares."""
+        return self.op in ("sum_squares", "mean_squares")
+
     def __repr__(self) -> str:
         shown = [self.name] if self.name else []
         shown += [f"v{arg.index}" if isinstance(arg, Value) else repr(arg) for arg in self.args]

@@ -24,6 +24,10 @@ class Pass:
     sums: tuple[Value, ...]
     writes: tuple[str, ...]
 
+    def __str__(self) -> str:
+        parts = [f"{verb} {', '.join(own)}" for verb, own in (("read", self.reads), ("write", self.writes)) if own]
+        return " and ".join(parts)
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -42,16 +46,15 @@ class Schedule:
         large = sum(size[name] for each in self.passes for name in (*each.reads, *each.writes))
         return large + sum(2 * size[name] for name in self.small)
 
+    def loads(self, number: int) -> dict[str, Value]:
+        """What a pass reads, by name: as it was before the step, or as an earlier pass has written it."""
+        program, written = self.program, {key for each in self.passes[:number] for key in each.writes}
+        reads = self.passes[number].reads
+        return {key: program.state[key] if key in written else program.inputs[key] for key in reads}
+
     def __str__(self) -> str:
         """In words: what each pass reads and writes."""
-
-        def words(each: Pass) -> str:
-            parts = [
-                f"{verb} {', '.join(names)}" for verb, names in (("read", each.reads), ("write", each.writes)) if names
-            ]
-            return " and ".join(parts)
-
-        return "; then ".join(map(words, self.passes))
+        return "; then ".join(map(str, self.passes))
 
 
 def schedule(

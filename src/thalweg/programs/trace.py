@@ -60,6 +60,15 @@ class Program:
     stats: Mapping[str, Any]
 
     @property
+    def entries(self) -> list[str]:
+        """The keys of the state."""
+        return [key for key in self.memory if key not in (PARAMETER, GRADIENT)]
+
+    @functools.cached_property
+    def inputs(self) -> dict[str, Value]:
+        return {value.name: value for value in self.graph.values if value.op == "input"}
+
+    @property
     def results(self) -> dict[str, Any]:
         """What is written: the parameter and its state."""
         return {PARAMETER: self.delta, **self.state}

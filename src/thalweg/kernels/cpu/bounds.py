@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.kernels.cpu.kinds import Kinds
-from thalweg.programs.extents import ELEMENT, HOST, TENSOR
+from thalweg.programs.extents import ELEMENT, HOST, TENSOR, Kinds
 from thalweg.programs.graph import Value
 from thalweg.programs.schedule import reductions_of
 from thalweg.programs.trace import PARAMETER, Program
@@ -20,8 +19,8 @@ def bounded(program: Program, kinds: Kinds) -> Any:
     largest, count = graph.input(LARGEST, frozenset()), graph.input(COUNT, frozenset())
     norms: dict[Value, Any] = {}
     for value in reductions_of(program):
-        if value.op in ("sum_squares", "mean_squares") and kinds.of(value) == TENSOR:
-            total = value if value.op == "sum_squares" else graph.apply("mul", value, count)
+        if value.is_squared and kinds.of(value) == TENSOR:
+            total = graph.apply("mul", value, count) if value.is_mean else value
             norms[value.args[0]] = graph.apply("sqrt", total)
     limits: list[Any] = []
 
@@ -44,8 +43,7 @@ def bounded(program: Program, kinds: Kinds) -> Any:
             limits.append(graph.apply("lt", found, largest))
         return found
 
-    p = next(value for value in graph.values if value.op == "input" and value.name == PARAMETER)
-    known = bound(p), bound(program.delta)
+    known = bound(program.inputs[PARAMETER]), bound(program.delta)
     if any(each is None for each in known):
         return None
     answer = graph.apply("lt", graph.apply("add", *known), largest)

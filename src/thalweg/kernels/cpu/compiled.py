@@ -18,10 +18,9 @@ from thalweg.kernels.cpu.compiler import Uncompiled
 from thalweg.kernels.cpu.emit import COUNT as COUNT_REGISTER
 from thalweg.kernels.cpu.emit import FIRST_NUMBER, OPERATIONS, SCALE, Emitted, emit
 from thalweg.kernels.cpu.emit import LARGEST as LARGEST_REGISTER
-from thalweg.kernels.cpu.kinds import Kinds
 from thalweg.kernels.cpu.library import functions_of, reason_missing
 from thalweg.kernels.cpu.lines import index_of
-from thalweg.programs.extents import HOST, TENSOR, is_spread, spread_shapes
+from thalweg.programs.extents import HOST, TENSOR, MatrixKinds, is_spread, matrix_kinds_of, spread_shapes
 from thalweg.programs.graph import Value
 from thalweg.programs.host import function_of, options_of
 from thalweg.programs.schedule import Schedule, schedule
@@ -101,7 +100,7 @@ _emitted: dict[Any, Emitted] = {}
 def emitted(kind: Kind) -> Emitted:
     if kind.key not in _emitted:
         found = scheduled(kind)
-        _emitted[kind.key] = emit(found, Kinds(found.program, kind.rule.stacked_axes))
+        _emitted[kind.key] = emit(found, matrix_kinds_of(found.program, kind.rule.stacked_axes))
     return _emitted[kind.key]
 
 
@@ -164,7 +163,7 @@ class Registers:
     """The numbers of one program: where each is, and the instructions that compute those that follow from sums."""
 
     program: Program
-    kinds: Kinds
+    kinds: MatrixKinds
     sums: Sequence[Value]
     #: Of each sum: the pass that makes it.
     made_by: Mapping[Value, int]
@@ -185,7 +184,7 @@ class Registers:
         if operand.op == "input" and operand.name in FILLED:
             return "filled", FILLED[operand.name]
         if operand.is_reduction and operand in self.made_by:
-            if not operand.op.startswith("mean"):
+            if not operand.is_mean:
                 return "sum", index_of(self.sums, operand)
             if operand not in self.results:
                 args = [("sum", index_of(self.sums, operand)), ("filled", COUNT_REGISTER), ("filled", SCALE)]
@@ -276,7 +275,7 @@ class Compiled:
             own.row[: len(each.rows)] = [index_of(found.rows, value) for value in each.rows]
             own.column[: len(each.columns)] = [index_of(found.columns, value) for value in each.columns]
             own.column_of[: len(each.column_of)] = each.column_of
-            own.column_squared[: len(each.column_sums)] = [v.op.endswith("squares") for v in each.column_sums]
+            own.column_squared[: len(each.column_sums)] = [v.is_squared for v in each.column_sums]
             own.registers = self.address(ctypes.c_int32, list(map(place, handles)))
         self.between = structs.Between(after_pass=-1)
         if found.between is not None:
@@ -294,7 +293,7 @@ class Compiled:
             passes=ctypes.addressof(self.passes),
             between=ctypes.addressof(self.between),
             code=ctypes.addressof(self.code),
-            is_mean=self.address(ctypes.c_uint8, [value.op.startswith("mean") for value in sums] or [0]),
+            is_mean=self.address(ctypes.c_uint8, [value.is_mean for value in sums] or [0]),
             count=len(found.passes),
             finite=-1 if finite is None else place(finite),
             bounded=-1 if bound is None else place(bound),

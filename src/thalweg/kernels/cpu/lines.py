@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thalweg.kernels.cpu.kinds import Kinds
-from thalweg.programs.extents import ELEMENT, HOST, TENSOR
+from thalweg.programs.extents import ELEMENT, HOST, TENSOR, Kinds
 from thalweg.programs.graph import Value
 
 #: Operations of elements, as C++ has them.
@@ -83,27 +82,8 @@ class Names:
 
 
 #: Names that functions have for other things.
-RESERVED = {
-    *(
-        "tile",
-        "matrix",
-        "given",
-        "n",
-        "i",
-        "k",
-        "r",
-        "c",
-        "at",
-        "after",
-        "lane",
-        "X",
-        "T",
-        "kept",
-        "terms",
-        "has_terms",
-    ),
-    *("numbers", "row", "column", "int", "double", "float"),
-}
+OTHERS = "tile matrix given n i k r c at after lane X T kept terms has_terms numbers row column int double float"
+RESERVED = frozenset(OTHERS.split())
 
 
 class Lines:

@@ -116,7 +116,7 @@ def reason_unserved(rule: Rule, shape: Shape) -> str | None:
 
 
 def needs_rows_and_columns(rule: Rule, shape: Shape) -> bool:
-    return emitted(kind_of(rule, shape)).kinds.is_factored
+    return emitted(kind_of(rule, shape)).kinds.axes is not None
 
 
 class Plan:
