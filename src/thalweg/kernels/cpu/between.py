@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from thalweg.errors import RuleError
-from thalweg.kernels.cpu.lines import Function, Lines, Names, Numbers, function, indented, index_of
+from thalweg.kernels.cpu.lines import Function, Lines, Names, Numbers, function, index_of
+from thalweg.kernels.text import indented
 from thalweg.programs.extents import COLUMN, ELEMENT, HOST, MATRIX, ROW, TENSOR, MatrixKinds
 from thalweg.programs.graph import Value
 

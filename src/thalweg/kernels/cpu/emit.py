@@ -14,8 +14,9 @@ from typing import Any
 
 from thalweg.errors import RuleError
 from thalweg.kernels.cpu.between import Between, EmittedBetween
-from thalweg.kernels.cpu.lines import Function, Lines, Names, Numbers, cpp, function, indented
+from thalweg.kernels.cpu.lines import Function, Lines, Names, Numbers, cpp, function
 from thalweg.kernels.cpu.structs import MOST_PASSES, OPERANDS, SLOTS
+from thalweg.kernels.text import indented, summand
 from thalweg.programs.extents import COLUMN, ELEMENT, HOST, MATRIX, ROW, TENSOR, MatrixKinds
 from thalweg.programs.graph import Value
 from thalweg.programs.schedule import Schedule, reductions_of
@@ -216,7 +217,7 @@ class Emission:
 def summed_as(names: Names, lines: Lines, value: Value) -> tuple[str, str, bool]:
     """The name of a sum, what is added to it, and whether that is a square."""
     x = lines.of(value.args[0])
-    return names.new(value), f"{x} * {x}" if value.is_squared else x, value.is_squared
+    return names.new(value), summand(value, x), value.is_squared
 
 
 def emit(found: Schedule, kinds: MatrixKinds) -> Emitted:

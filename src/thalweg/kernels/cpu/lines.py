@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from thalweg.kernels.text import ARITHMETIC
 from thalweg.programs.extents import ELEMENT, HOST, TENSOR, Kinds
 from thalweg.programs.graph import Value
 
 #: Operations of elements, as C++ has them.
 TEXTS = {
-    "add": "{0} + {1}",
-    "sub": "{0} - {1}",
-    "mul": "{0} * {1}",
-    "div": "{0} / {1}",
-    "neg": "-{0}",
+    **ARITHMETIC,
     "gt": "is_greater<X>({0}, {1})",
     "ge": "is_at_least<X>({0}, {1})",
     "lt": "is_greater<X>({1}, {0})",
@@ -169,7 +166,3 @@ def index_of(values: Sequence[Any], wanted: Any) -> int:
 
 def cpp(truth: bool) -> str:
     return "true" if truth else "false"
-
-
-def indented(lines: Iterable[str], by: int) -> list[str]:
-    return [" " * by + line for line in lines]

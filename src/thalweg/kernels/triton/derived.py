@@ -143,7 +143,7 @@ def dtypes_of(operand: Operand, g: Tensor, keys: Sequence[str]) -> tuple[tuple[t
 class MadePasses(Passes):
     """Passes that are made from a rule."""
 
-    emitted: Any
+    emitted: Emitted
     #: How each entry of the state is stored.
     stored: Sequence[Any]
 
@@ -193,13 +193,13 @@ class DerivedPasses(MadePasses):
         shape = example_of(rule, whole_of(operands[0]))
         self.kernels = kernels_for(rule, shape, dtypes, handling.on_nonfinite != "propagate", sharded, rated)
         self.emitted = self.kernels.emitted
-        self.SUMS, self.FIGURES = max(1, sum(self.emitted.sums)), tuple(map(str, range(self.emitted.figures)))  # type: ignore[misc]
+        ends = list(itertools.accumulate(map(len, self.emitted.sums), initial=0))
+        self.SUMS, self.FIGURES = max(1, ends[-1]), tuple(map(str, range(self.emitted.figures)))  # type: ignore[misc]
         self.last = len(self.emitted.sums) - 1
         super().__init__(operands, grads, rule, handling)
         counts = [elements_of(operand, rule.stacked_axes) for operand in operands]
         by_row = [own for own, slices in zip(counts, self.tables.slices, strict=True) for _ in range(slices)]
         self.counts = self.uploads.table(torch.tensor(by_row, dtype=torch.float32))
-        ends = list(itertools.accumulate(self.emitted.sums, initial=0))
         #: Of each pass: where its chunks leave their sums, and the totals of tensors. Made once: views take time.
         self.places = [(self.partials[begin:end], self.totals[:, begin:end]) for begin, end in itertools.pairwise(ends)]
         self.sums = [[Sum(totals, None)] for _, totals in self.places]

@@ -130,6 +130,7 @@ def kernels_for(
 class TilePasses(MadePasses):
     """The passes of a rule over tiles, as its schedule has them."""
 
+    emitted: EmittedTiles
     CHUNK = 2**40  # one for each tensor: these passes go through tiles
 
     def __init__(

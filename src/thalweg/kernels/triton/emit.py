@@ -8,21 +8,18 @@ after a pass, from its sums, and kept among the *figures*. Numbers that the opti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from thalweg.kernels.text import ARITHMETIC, block, indented, summand
 from thalweg.programs.graph import Value
 from thalweg.programs.schedule import Schedule
 from thalweg.programs.trace import GRADIENT, PARAMETER
 
 #: Operations as Triton has them.
 TEXTS = {
-    "add": "{0} + {1}",
-    "sub": "{0} - {1}",
-    "mul": "{0} * {1}",
-    "div": "{0} / {1}",
-    "neg": "-{0}",
+    **ARITHMETIC,
     "gt": "{0} > {1}",
     "ge": "{0} >= {1}",
     "lt": "{0} < {1}",
@@ -43,8 +40,6 @@ TEXTS = {
     "minimum": "smaller({0}, {1})",
     "where": "tl.where({0}, {1}, {2})",
 }
-#: Reductions that are divided by how many they combine, and those of squares.
-MEANS, SQUARED = ("mean", "mean_squares"), ("sum_squares", "mean_squares")
 #: Inputs that are one number for each tensor.
 SCALAR_INPUTS = {
     "t": "step_number(rows, row{0})",
@@ -102,8 +97,8 @@ class Emitted:
     source: str
     #: Numbers of the options, in the order in which kernels read them behind the sign of the gradient.
     numbers: list[Value]
-    #: Of each pass: how many sums it makes.
-    sums: list[int]
+    #: Of each pass: the sums that it makes.
+    sums: list[tuple[Value, ...]]
     figures: int
     #: By name: the figure that shows it, or the number that it always is.
     stats: dict[str, int | float]
@@ -121,7 +116,7 @@ class Emission:
     def __post_init__(self) -> None:
         self.program = self.found.program
         self.large = self.program.memory[PARAMETER]
-        self.entries = [key for key in self.program.memory if key not in (PARAMETER, GRADIENT)]
+        self.entries = self.program.entries
         every = [(number, value) for number, each in enumerate(self.found.passes) for value in each.sums]
         #: Of each reduction: its place among all, and the pass that makes it.
         self.sums = {value: (place, number) for place, (number, value) in enumerate(every)}
@@ -131,6 +126,19 @@ class Emission:
 
     def figure(self, value: Value) -> int:
         return OWN_FIGURES + self.figures.setdefault(value, len(self.figures))
+
+    def stats(self) -> dict[str, int | float]:
+        """What people may look at: the figures that show it, or the numbers that it always is."""
+        shown = self.program.stats.items()
+        return {name: self.figure(value) if isinstance(value, Value) else float(value) for name, value in shown}
+
+    def stores(self, results: Mapping[str, str]) -> list[str]:
+        """Lines that write new state."""
+        places = {key: self.entries.index(key) for key in results}
+        return [
+            f"tl.store(s{i}_place, as_stored({results[key]}, 0.0, S{i}_DTYPE, False), mask)"
+            for key, i in places.items()
+        ]
 
     def rounds_before(self, value: Any) -> int:
         """In how many rounds the sums are made that a value is computed from."""
@@ -204,8 +212,16 @@ class Decision(Lines):
         if value.is_reduction:
             index, _ = self.emission.sums[value]
             total = f"tl.load(totals + {len(self.emission.sums)} * row + {index}, mask, other=0.0)"
-            return f"{total} / tl.load(counts + row, mask, other=1.0)" if value.op in MEANS else total
+            return f"{total} / tl.load(counts + row, mask, other=1.0)" if value.is_mean else total
         return self.operation(value, sqrt="tl.sqrt_rn(nothing + {0})")
+
+    def finite_by(self, rounds: int) -> list[str]:
+        """What tells whether steps are finite, if so many rounds of sums can tell."""
+        finite = self.emission.program.finite
+        if self.emission.rounds_before(finite) > rounds:
+            return []
+        text = self.of(finite) if isinstance(finite, Value) else "nothing == 0" if finite else "nothing != 0"
+        return [f"tl.store(figures + FINITE * count + row, nothing + tl.where({text}, 1.0, 0.0), mask)"]
 
 
 class Scalars(Lines):
@@ -264,55 +280,35 @@ def emit(found: Schedule, title: str) -> Emitted:
     emission = Emission(found)
     last = len(found.passes) - 1
     passes = [emit_pass(emission, number) for number in range(last + 1)]
-    program = found.program
-    for value in program.stats.values():
-        if isinstance(value, Value):
-            emission.figure(value)
+    stats = emission.stats()
     decided = range(last + 1 if found.passes[last].sums else last)
     decisions = [emit_decision(emission, number, last) for number in decided]
-    stats: dict[str, int | float] = {
-        name: emission.figure(value) if isinstance(value, Value) else float(value)
-        for name, value in program.stats.items()
-    }
     source = "\n\n".join([f'"""{title}\n\n{found}\n"""', *passes, *decisions])
-    return Emitted(
-        source, list(emission.numbers), [len(each.sums) for each in found.passes], len(emission.figures), stats
-    )
+    return Emitted(source, list(emission.numbers), [each.sums for each in found.passes], len(emission.figures), stats)
 
 
 def emit_pass(emission: Emission, number: int) -> str:
     found, program = emission.found, emission.program
     each, last = found.passes[number], len(found.passes) - 1
     lines = Elements(emission, number)
-    written = {key for earlier in found.passes[:number] for key in earlier.writes}
-    inputs = {value.name: value for value in program.graph.values if value.op == "input"}
-    places = []
-    for key in (PARAMETER, GRADIENT, *emission.entries):
-        if key in each.reads or key in each.writes:
-            places.append(place_of(emission, key))
-        if key in each.reads:
-            value = program.state[key] if key in written else inputs[key]
-            factor = " * gradient_factor(numbers, grad_scale, SCALED)" if key == GRADIENT else ""
-            lines.let(value, f"loaded({short(emission, key)}_place, mask){factor}")
+    places = [place_of(emission, key) for key in program.memory if key in (*each.reads, *each.writes)]
+    for key, value in found.loads(number).items():
+        factor = " * gradient_factor(numbers, grad_scale, SCALED)" if key == GRADIENT else ""
+        lines.let(value, f"loaded({short(emission, key)}_place, mask){factor}")
     sums = []
-    offset = sum(len(earlier.sums) for earlier in found.passes[:number])
-    for index, value in enumerate(each.sums, offset):
-        x = lines.of(value.args[0])
-        summed = f"{x} * {x}" if value.op in SQUARED else x
+    for value in each.sums:
+        summed = summand(value, lines.of(value.args[0]))
         if not is_zero_where_nothing_is(value.args[0], emission.large):
             summed = f"kept({summed}, mask)"
-        sums.append(f"tl.store(partials + {index} * chunk_count + chunk, tl.sum({summed}))")
+        sums.append(f"tl.store(partials + {emission.sums[value][0]} * chunk_count + chunk, tl.sum({summed}))")
     results = {key: lines.of(program.state[key]) for key in each.writes if key != PARAMETER}
-    stores = []
-    for key, text in results.items():
-        i = emission.entries.index(key)
-        stores.append(f"tl.store(s{i}_place, as_stored({text}, 0.0, S{i}_DTYPE, False), mask)")
+    stores = emission.stores(results)
     if PARAMETER not in each.writes:
         body = [*places, *lines.lines, *sums]
         if stores:
             body += ["if is_allowed(allowed, ALLOWED):", *indented(stores, 4)]
     else:
-        new = f"{lines.of(inputs[PARAMETER])} + {lines.of(program.delta)}"
+        new = f"{lines.of(program.inputs[PARAMETER])} + {lines.of(program.delta)}"
         t = "step_number(rows, row)" if last == 0 else "tl.load(figures + T * count + row)"
         body = [*places, *lines.lines]
         body += [f"stored = rounded({new}, rows, row, first + index, {t}, P_DTYPE, STOCHASTIC, SPREAD)"]
@@ -327,9 +323,9 @@ def emit_pass(emission: Emission, number: int) -> str:
     return HEAD.format(
         number=number,
         arguments=ARGUMENTS.format(dtypes=dtypes),
-        words=str(found).split("; then ")[number].capitalize(),
-        scalars="\n".join(indented(lines.scalars.lines, 4)),
-        body="\n".join(indented(body, 12)),
+        words=str(each).capitalize(),
+        scalars=block(lines.scalars.lines, 4),
+        body=block(body, 12),
     )
 
 
@@ -343,14 +339,11 @@ def emit_decision(emission: Emission, number: int, last: int) -> str:
         if max(rounds, 1) == number + 1 or (final and rounds > number):
             stores.append((emission.figure(value), lines.of(value)))
     if number == max(last - 1, 0):
-        finite = emission.program.finite
-        if emission.rounds_before(finite) <= number + 1:
-            text = lines.of(finite) if isinstance(finite, Value) else "nothing == 0" if finite else "nothing != 0"
-            lines.lines.append(f"tl.store(figures + FINITE * count + row, nothing + tl.where({text}, 1.0, 0.0), mask)")
+        lines.lines += lines.finite_by(number + 1)
         if last:
             lines.lines.append("tl.store(figures + T * count + row, step_number(rows, row, mask), mask)")
     body = [*lines.lines, *(f"tl.store(figures + {i} * count + row, nothing + {text}, mask)" for i, text in stores)]
-    return DECIDE.format(number=number, body="\n".join(indented(body, 4)))
+    return DECIDE.format(number=number, body=block(body, 4))
 
 
 def place_of(emission: Emission, key: str) -> str:
@@ -364,10 +357,6 @@ def place_of(emission: Emission, key: str) -> str:
 
 def short(emission: Emission, key: str) -> str:
     return key if key in (PARAMETER, GRADIENT) else f"s{emission.entries.index(key)}"
-
-
-def indented(lines: Iterable[str], by: int) -> list[str]:
-    return [" " * by + line for line in lines]
 
 
 def literal(number: Any) -> str:

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from thalweg.kernels.triton.emit import (
-    SCALAR_INPUTS,
-    SQUARED,
-    Lines,
-    indented,
-    is_zero_where_nothing_is,
-    place_of,
-    short,
-)
+from thalweg.kernels.text import block, indented, summand
+from thalweg.kernels.triton.emit import SCALAR_INPUTS, Lines, is_zero_where_nothing_is, place_of, short
 from thalweg.kernels.triton.tile_emission import TileEmission, base_of, filled
 from thalweg.programs.extents import COLUMN, ELEMENT, MATRIX, ROW, SMALL, TENSOR
 from thalweg.programs.graph import Value
@@ -134,32 +127,26 @@ def emit_pass(emission: TileEmission, number: int) -> str:
     found, program, last = emission.found, emission.program, emission.last
     each = found.passes[number]
     lines = Tile(emission, number)
-    written = {key for earlier in found.passes[:number] for key in earlier.writes}
-    inputs = {value.name: value for value in program.graph.values if value.op == "input"}
-    for key in (PARAMETER, GRADIENT, *emission.entries):
-        if key in each.reads or key in each.writes:
+    loads = found.loads(number)
+    for key in program.memory:
+        if key in loads or key in each.writes:
             name = short(emission, key)
             base = place_of(emission, key).partition(" = ")[2].replace("ALIGNED", "False").partition(" + first")[0]
             lines.once.append(f"{name}_base = {base}")
             lines.lines.append(f"{name}_place = {name}_base + offset")
             lines.lines.append(f"if VECTOR > 1:\n            {name}_place = tl.multiple_of({name}_place, (1, 1, 16))")
-        if key in each.reads:
-            value = program.state[key] if key in written else inputs[key]
+        if key in loads:
             if key == GRADIENT:
                 lines.once.append("factor = gradient_factor(numbers, grad_scale, SCALED)")
-            lines.let(value, f"loaded({name}_place, mask){' * factor' if key == GRADIENT else ''}")
+            lines.let(loads[key], f"loaded({name}_place, mask){' * factor' if key == GRADIENT else ''}")
     finally_ = (emit_gathering if emission.gathers(each) else emit_totals)(emission, lines, each, number)
     results = {key: lines.of(program.state[key]) for key in each.writes if key != PARAMETER}
-    stores = [
-        f"tl.store({short(emission, key)}_place, as_stored({text}, 0.0, S{i}_DTYPE, False), mask)"
-        for key, text in results.items()
-        for i in [emission.entries.index(key)]
-    ]
+    stores = emission.stores(results)
     if PARAMETER not in each.writes:
         if stores:
             lines.lines += ["if is_allowed(allowed, ALLOWED):", *indented(stores, 4)]
     else:
-        new = f"{lines.of(inputs[PARAMETER])} + {lines.of(program.delta)}"
+        new = f"{lines.of(program.inputs[PARAMETER])} + {lines.of(program.delta)}"
         lines.once.append("t = tl.load(figures + T * count + row)" if last else "t = step_number(rows, row)")
         lines.once.append("failed = tl.zeros((LINES, STEPS, WIDTH), tl.float32)")
         lines.lines.append(f"stored = rounded({new}, rows, row, offset, t, P_DTYPE, STOCHASTIC, SPREAD)")
@@ -177,25 +164,24 @@ def emit_pass(emission: TileEmission, number: int) -> str:
     dtypes = "".join(f" S{i}_DTYPE," for i in range(len(emission.entries)))
     modes = []
     for place, mode in enumerate(("PLAIN", "COMB", "DEEP")):
-        block = f"{place}, {mode}_VECTOR, {mode}_LINES, {mode}_STEPS, {mode}_WIDTH"
-        call = [f"tile_{number}(", f"    tile, row, tensor, {SHARED}{dtypes}", f"    {block}", ")"]
+        sizes = f"{place}, {mode}_VECTOR, {mode}_LINES, {mode}_STEPS, {mode}_WIDTH"
+        call = [f"tile_{number}(", f"    tile, row, tensor, {SHARED}{dtypes}", f"    {sizes}", ")"]
         modes += [f"if MODES // {1 << place} % 2 == 1:", f"    if mode == {place}:", *indented(call, 8)]
     return filled(
         PASS,
         emission,
-        modes="\n".join(indented(modes, 4)),
+        modes=block(modes, 4),
         number=number,
-        words=str(found).split("; then ")[number].capitalize() or "Sum what is known",
-        once="\n".join(indented(lines.once, 4)),
-        each="\n".join(indented([*lines.rows, *lines.lines], 8)),
-        finally_="\n".join(indented(finally_, 4)),
+        words=str(each).capitalize() or "Sum what is known",
+        once=block(lines.once, 4),
+        each=block([*lines.rows, *lines.lines], 8),
+        finally_=block(finally_, 4),
     )
 
 
-def summand(emission: TileEmission, lines: Tile, value: Value) -> str:
+def masked(emission: TileEmission, lines: Tile, value: Value) -> str:
     """What is added up, 0 where nothing is. Each is computed once."""
-    x = lines.of(value.args[0])
-    text = f"{x} * {x}" if value.op in SQUARED else x
+    text = summand(value, lines.of(value.args[0]))
     kind = emission.source(value)
     if kind == ELEMENT and is_zero_where_nothing_is(value.args[0], emission.large):
         return text
@@ -216,7 +202,7 @@ def emit_totals(emission: TileEmission, lines: Tile, each: Pass, number: int) ->
         lines.once.append(
             f"sum_{place} = tl.zeros((LINES, STEPS, WIDTH), tl.float32)  # across threads at the end alone"
         )
-        lines.lines.append(f"sum_{place} += {summand(emission, lines, value)}")
+        lines.lines.append(f"sum_{place} += {masked(emission, lines, value)}")
         ends.append(f"tl.store(partials + {place} * tile_count + tl.load(tile + INDEX), tl.sum(sum_{place}))")
     return ends
 
@@ -226,14 +212,14 @@ def emit_gathering(emission: TileEmission, lines: Tile, each: Pass, number: int)
     ends: list[str] = []
     summed: dict[tuple[Value, bool], list[Value]] = {}
     for value in each.sums:
-        summed.setdefault((value.args[0], value.op in SQUARED), []).append(value)
+        summed.setdefault((value.args[0], value.is_squared), []).append(value)
     for targets in summed.values():
         source = emission.source(targets[0])
         kinds = {emission.kinds.of(value) for value in targets}
         x = f"x_{emission.gathered[targets[0]]}"
         total = f"sum_{emission.gathered[targets[0]]}"
         home = lines.lines if source in (ROW, ELEMENT) else lines.once
-        text = summand(emission, lines, targets[0])
+        text = masked(emission, lines, targets[0])
         home.append(f"{x} = {text}")
         if source == ELEMENT and kinds != {ROW}:
             lines.once.append(f"{total} = tl.zeros((LINES, STEPS, WIDTH), tl.float32)")

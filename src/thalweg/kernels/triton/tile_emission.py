@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from thalweg.kernels.triton.emit import MEANS, Emission
+from thalweg.kernels.triton.emit import Emission
 from thalweg.programs.extents import COLUMN, ELEMENT, MATRIX, ROW, TENSOR, Kinds
 from thalweg.programs.graph import Value
 from thalweg.programs.schedule import Pass
@@ -66,7 +66,7 @@ class TileEmission(Emission):
         return self.figure(value)
 
     def counted(self, value: Value, total: str) -> str:
-        if value.op not in MEANS:
+        if not value.is_mean:
             return total
         return f"{total} / ({COUNTS[self.source(value), self.kinds.of(value)]})"
 
