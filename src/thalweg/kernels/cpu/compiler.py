@@ -22,6 +22,7 @@ from pathlib import Path
 
 from thalweg.errors import RuleError
 from thalweg.kernels.cpu.emit import library_source
+from thalweg.kernels.cpu.library import SUFFIX
 from thalweg.kernels.cpu.lines import Function
 
 
@@ -30,16 +31,7 @@ class Uncompiled(RuleError):
 
 
 HEADERS = Path(__file__).with_name("native")
-#: As the package's own code is compiled: the same bits on every vector width.
-FLAGS = (
-    *("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"),
-    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
-)
-FLAGS_OF_LEVEL = {
-    "avx2": ("-mavx2", "-mf16c"),
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"),
-}
-SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden")
 LIMIT = 300  # seconds
 
 
@@ -67,6 +59,12 @@ def compiler() -> tuple[str, str] | None:
     return None
 
 
+def flags_for(level: str) -> list[str]:
+    """The flags of a vector level with which the package's own code is compiled too: the same bits on every one."""
+    known = dict(line.split(": ", 1) for line in (HEADERS / "flags.txt").read_text().splitlines())
+    return [flag for key in ("always", level) for flag in known.get(key, "").split()]
+
+
 def source_of(functions: Sequence[Function]) -> str:
     text = library_source({each.name: each for each in functions})
     export = (
@@ -83,7 +81,7 @@ def compiled_elsewhere(functions: Sequence[Function], level: str, title: str) ->
             f"native code for {title} must be compiled, and no C++ compiler was found: install g++ or clang, or set CXX"
         )
     path, version = found
-    source, flags = source_of(functions), (*FLAGS, *FLAGS_OF_LEVEL.get(level, ()))
+    source, flags = source_of(functions), (*FLAGS, *flags_for(level))
     headers = "".join((HEADERS / name).read_text() for name in ("abi.h", "tiles.h", "body.h"))
     made_from = "\n".join([source, headers, version, " ".join(flags), platform.machine()])
     key = hashlib.sha256(made_from.encode()).hexdigest()[:24]
