@@ -15,7 +15,7 @@ import pytest
 from bench_cases import TINY
 from tolerances import FLOAT32
 
-from thalweg.bench.contestants import Contestant, Ready, Settings
+from thalweg.bench.contestants import Contestant, Ready, Stepping
 from thalweg.bench.devices import Cpu
 from thalweg.bench.ours import FRONT_ENDS, OURS
 from thalweg.bench.peers import PACKAGES, PEERS, installed
@@ -41,11 +41,11 @@ def uncompiled(contestant: Contestant) -> Iterator[None]:
             yield
 
 
-def ready(contestant: Contestant, workload: Workload, settings: Settings | None = None) -> Ready:
+def ready(contestant: Contestant, workload: Workload, stepping: Stepping | None = None) -> Ready:
     for package in {contestant.package, contestant.front_end} - {"thalweg"}:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    return contestant.make(workload, settings or Settings())
+    return contestant.make(workload, stepping or Stepping())
 
 
 @pytest.mark.parametrize("contestant", EVERYONE, ids=lambda c: f"{c.rule}: {c.name}")
@@ -69,7 +69,7 @@ def test_everyone_moves_its_parameters_and_nobody_elses(contestant: Contestant) 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_inner_steps_are_as_many_steps(front_end: str) -> None:
     contestant = next(c for c in OURS if (c.rule, c.front_end) == ("lamb", front_end))
-    one, three = (ready(contestant, Workload(TINY, Cpu()), Settings(inner=inner)) for inner in (1, 3))
+    one, three = (ready(contestant, Workload(TINY, Cpu()), Stepping(inner=inner)) for inner in (1, 3))
     for _ in range(3):
         one.step()
     three.step()
@@ -79,7 +79,7 @@ def test_inner_steps_are_as_many_steps(front_end: str) -> None:
 @pytest.mark.parametrize("front_end", ["torch", "numpy"])
 def test_the_engine_asked_for_is_the_one_that_steps(front_end: str) -> None:
     contestant = next(c for c in OURS if (c.rule, c.front_end) == ("lamb", front_end))
-    own = ready(contestant, Workload(TINY, Cpu()), Settings(engine="reference"))
+    own = ready(contestant, Workload(TINY, Cpu()), Stepping(engine="reference"))
     own.step()
     assert own.engine() == "reference"
 

@@ -9,7 +9,7 @@ import pytest
 from bench_cases import made_up
 
 from thalweg.bench import devices, memory, process
-from thalweg.bench.contestants import Contestant, Ready, Settings
+from thalweg.bench.contestants import Contestant, Ready, Stepping
 from thalweg.bench.devices import Cpu, Cuda, device_called
 from thalweg.errors import CommandError
 
@@ -90,7 +90,7 @@ def test_the_peak_on_a_gpu_is_counted_from_what_was_there(cuda: FakeCuda) -> Non
 
 
 def test_of_jax_on_a_gpu_the_compiler_tells() -> None:
-    def make(workload: Any, settings: Settings) -> Ready:
+    def make(workload: Any, stepping: Stepping) -> Ready:
         raise NotImplementedError
 
     contestant = Contestant("optax.lamb", "lamb", "optax", "optax", make, 3)

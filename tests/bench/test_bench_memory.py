@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from bench_cases import TINY, made_up
 
-from thalweg.bench.contestants import Settings
+from thalweg.bench.contestants import Stepping
 from thalweg.bench.devices import Cpu
 from thalweg.bench.memory import in_own_process
 from thalweg.bench.ours import OURS
@@ -30,7 +30,7 @@ needs_proc = pytest.mark.skipif(
 @needs_proc
 def test_what_a_step_allocates_is_seen() -> None:
     workload = Workload(ONE, Cpu())
-    written_out = in_own_process(workload, NUMPY_LAMB, Settings(engine="reference"))
+    written_out = in_own_process(workload, NUMPY_LAMB, Stepping(engine="reference"))
     assert written_out.extra is not None, written_out.how
     # moments, their roots and the update: at least two arrays of the size of the parameter at a time
     assert 2 * workload.nbytes < written_out.extra < 12 * workload.nbytes
@@ -41,7 +41,7 @@ def test_what_a_step_does_not_allocate_is_not() -> None:
     if reason_missing() is not None:
         pytest.skip("needs the native core")
     workload = Workload(ONE, Cpu())
-    fused = in_own_process(workload, NUMPY_LAMB, Settings(engine="fused"))
+    fused = in_own_process(workload, NUMPY_LAMB, Stepping(engine="fused"))
     assert fused.extra is not None, fused.how
     assert fused.extra < 0.1 * workload.nbytes
 
@@ -52,20 +52,20 @@ def test_a_step_that_is_only_begun_is_waited_for() -> None:
     pytest.importorskip("optax")
     workload = Workload(ONE, Cpu())
     lars = next(c for c in PEERS if (c.rule, c.package) == ("lars", "optax"))
-    set_aside = lars.make(workload, Settings()).compiled["temporary_bytes"]
+    set_aside = lars.make(workload, Stepping()).compiled["temporary_bytes"]
     assert set_aside >= workload.nbytes
-    measured = in_own_process(workload, lars, Settings())
+    measured = in_own_process(workload, lars, Stepping())
     assert measured.extra is not None, measured.how
     assert measured.extra > 0.9 * set_aside
 
 
 def test_what_fails_there_is_a_reason_here() -> None:
-    found = in_own_process(Workload(TINY, Cpu()), made_up("nobody", []), Settings())
+    found = in_own_process(Workload(TINY, Cpu()), made_up("nobody", []), Stepping())
     assert found.extra is None
     assert "StopIteration" in found.how
 
 
 def test_an_engine_that_is_not_there_is_a_reason_too() -> None:
-    found = in_own_process(Workload(TINY, Cpu()), replace(NUMPY_LAMB), Settings(engine="foreach"))
+    found = in_own_process(Workload(TINY, Cpu()), replace(NUMPY_LAMB), Stepping(engine="foreach"))
     assert found.extra is None
     assert "engine" in found.how

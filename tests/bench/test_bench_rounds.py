@@ -8,10 +8,10 @@ import warnings
 from dataclasses import replace
 
 import pytest
-from bench_cases import RATE, TINY, failing, made_up, plan, yardstick
+from bench_cases import RATE, TINY, failing, made_up, method, yardstick
 
 from thalweg.bench import quiet, rounds
-from thalweg.bench.contestants import Contestant, Ready, Settings
+from thalweg.bench.contestants import Contestant, Ready, Stepping
 from thalweg.bench.devices import Cpu
 from thalweg.bench.rounds import WARM_UP, Progress, compare, next_heat
 from thalweg.bench.workload import Workload
@@ -33,7 +33,7 @@ def workload() -> Workload:
 def test_contestants_take_turns(workload: Workload) -> None:
     log: list[str] = []
     everyone = [made_up(name, log) for name in ("one", "two", "three")]
-    found = compare(workload, "sgd", everyone, yardstick(log), plan(repeats=3))
+    found = compare(workload, "sgd", everyone, yardstick(log), method(repeats=3))
     warming = [name for name in ("one", "two", "three") for _ in range(WARM_UP)]
     one_round = ["bandwidth", "one", "bandwidth", "two", "bandwidth", "three"]
     assert log == warming + one_round * (WARM_UP + 3)
@@ -51,17 +51,17 @@ def test_a_device_that_runs_behind_is_called_several_times_in_a_row(
     monkeypatch.setattr(Cpu, "timed", lambda self, action: (action(), 6.0)[1])
     own = made_up("one", log)
 
-    def waiting(workload: Workload, settings: Settings) -> Ready:
-        return replace(own.make(workload, settings), wait=lambda: log.append("wait"))
+    def waiting(workload: Workload, stepping: Stepping) -> Ready:
+        return replace(own.make(workload, stepping), wait=lambda: log.append("wait"))
 
-    found = compare(workload, "sgd", [replace(own, make=waiting)], yardstick(log), plan(repeats=2))
+    found = compare(workload, "sgd", [replace(own, make=waiting)], yardstick(log), method(repeats=2))
     assert log[WARM_UP:] == ["bandwidth", "one", "one", "one", "wait"] * (WARM_UP + 2)
     assert found.rows[0].seconds == [2.0, 2.0], "6 seconds for three calls"
 
 
 def test_only_the_rule_that_is_asked_for(workload: Workload) -> None:
     everyone = [made_up("one", []), made_up("two", [], rule="lamb")]
-    assert list(compare(workload, "sgd", everyone, yardstick(), plan()).entrants) == ["one"]
+    assert list(compare(workload, "sgd", everyone, yardstick(), method()).entrants) == ["one"]
 
 
 def test_who_cannot_run_is_left_out_with_the_reason(workload: Workload) -> None:
@@ -71,7 +71,7 @@ def test_who_cannot_run_is_left_out_with_the_reason(workload: Workload) -> None:
         made_up("one", []),
         made_up("idle", [], moves=False),
     ]
-    found = compare(workload, "sgd", everyone, yardstick(), plan())
+    found = compare(workload, "sgd", everyone, yardstick(), method())
     assert list(found.entrants) == ["one"]
     assert found.left_out == {
         "broken": "ImportError: no module",
@@ -81,14 +81,14 @@ def test_who_cannot_run_is_left_out_with_the_reason(workload: Workload) -> None:
 
 
 def test_nobody_can_run(workload: Workload) -> None:
-    found = compare(workload, "sgd", [failing("broken", OSError("no"))], yardstick(), plan(memory=True))
+    found = compare(workload, "sgd", [failing("broken", OSError("no"))], yardstick(), method(memory=True))
     assert (found.heats, found.rows, found.reference) == ([], [], "")
 
 
 def test_heats_when_memory_is_short_share_the_reference(workload: Workload) -> None:
     log: list[str] = []
     everyone = [made_up(name, log) for name in ("one", "two", "three", "four")]
-    found = compare(workload, "sgd", everyone, yardstick(), plan(budget=1.0))
+    found = compare(workload, "sgd", everyone, yardstick(), method(budget=1.0))
     assert [list(heat.rounds[0].result.seconds) for heat in found.heats] == [
         ["one", "two"],
         ["one", "three"],
@@ -101,14 +101,14 @@ def test_heats_when_memory_is_short_share_the_reference(workload: Workload) -> N
 def test_whoever_has_no_reference_beside_it_is_left_out(workload: Workload) -> None:
     made = iter(range(10))
 
-    def once(workload: object, settings: Settings) -> Ready:
+    def once(workload: object, stepping: Stepping) -> Ready:
         if next(made):
             raise MemoryError("no second time")
-        return made_up("first", []).make(workload, settings)  # type: ignore[arg-type]
+        return made_up("first", []).make(workload, stepping)  # type: ignore[arg-type]
 
     first = Contestant("first", "sgd", "thalweg", "numpy", once, 2)
     everyone = [first, made_up("second", []), made_up("third", [])]
-    found = compare(workload, "sgd", everyone, yardstick(), plan(budget=1.0))
+    found = compare(workload, "sgd", everyone, yardstick(), method(budget=1.0))
     assert [row.contestant for row in found.rows] == ["first", "second"]
     assert found.left_out == {"first": "MemoryError: no second time", "third": "first could not run beside it"}
 
@@ -124,17 +124,17 @@ def test_heats_count_what_everyone_keeps(workload: Workload) -> None:
 
 def test_times_are_of_one_step(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cpu, "timed", lambda self, action: 10.0 if action() is None else 0.0)
-    found = compare(workload, "sgd", [made_up("one", [])], yardstick(), plan(settings=Settings(inner=5)))
+    found = compare(workload, "sgd", [made_up("one", [])], yardstick(), method(stepping=Stepping(inner=5)))
     assert found.rows[0].seconds == [2.0, 2.0]
 
 
 def test_a_contestant_that_goes_astray_is_left_out(workload: Workload) -> None:
-    def make(workload: object, settings: Settings) -> Ready:
+    def make(workload: object, stepping: Stepping) -> Ready:
         weights = [1.0]
         return Ready(lambda: weights.__setitem__(0, weights[0] * 1e9), probe=lambda: list(weights))
 
     astray = Contestant("astray", "sgd", "other", "numpy", make, 1)
-    found = compare(workload, "sgd", [astray, made_up("steady", [])], yardstick(), plan())
+    found = compare(workload, "sgd", [astray, made_up("steady", [])], yardstick(), method())
     assert [row.contestant for row in found.rows] == ["steady"]
     assert found.reference == "steady"
     assert "no longer finite" in found.left_out["astray"]
@@ -147,7 +147,7 @@ def test_whoever_keeps_more_than_is_free_does_not_even_begin(
     monkeypatch.setattr(Cpu, "free_bytes", lambda self: 3 * workload.nbytes)
     begun: list[str] = []
     everyone = [made_up("large", begun, copies=4), made_up("small", begun, copies=3)]
-    found = compare(workload, "sgd", everyone, yardstick(), plan())
+    found = compare(workload, "sgd", everyone, yardstick(), method())
     assert list(found.entrants) == ["small"]
     assert found.left_out["large"].startswith("MemoryError: it keeps 928 B, and 696 B are free")
     assert "large" not in begun
@@ -155,15 +155,15 @@ def test_whoever_keeps_more_than_is_free_does_not_even_begin(
 
 def test_peers_are_not_heard_and_ours_is(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     def noisy(package: str) -> Contestant:
-        def make(workload: object, settings: Settings) -> Ready:
+        def make(workload: object, stepping: Stepping) -> Ready:
             sys.stdout.write(f"{package} speaks\n")
             warnings.warn(f"{package} warns", stacklevel=2)
-            return made_up("quiet", []).make(workload, settings)  # type: ignore[arg-type]
+            return made_up("quiet", []).make(workload, stepping)  # type: ignore[arg-type]
 
         return Contestant(package, "sgd", package, "numpy", make, 1)
 
     with pytest.warns(UserWarning, match="thalweg warns") as warned:
-        found = compare(workload, "sgd", [noisy("thalweg"), noisy("peer")], yardstick(), plan())
+        found = compare(workload, "sgd", [noisy("thalweg"), noisy("peer")], yardstick(), method())
     assert list(found.entrants) == ["thalweg", "peer"]
     assert len(warned) == 1
     assert capsys.readouterr().out == "thalweg speaks\n"
@@ -172,7 +172,7 @@ def test_peers_are_not_heard_and_ours_is(workload: Workload, capsys: pytest.Capt
 def test_progress_goes_forward(workload: Workload) -> None:
     seen: list[Progress] = []
     everyone = [made_up(name, []) for name in ("one", "two", "three")]
-    compare(workload, "sgd", everyone, yardstick(), plan(on_progress=seen.append, budget=1.0))
+    compare(workload, "sgd", everyone, yardstick(), method(on_progress=seen.append, budget=1.0))
     parts = [progress.done for progress in seen]
     assert parts == sorted(parts)
     assert (parts[0], parts[-1]) == (0.0, 1.0)
@@ -184,7 +184,7 @@ def test_a_disturbed_round_is_told(workload: Workload, monkeypatch: pytest.Monke
     clock = iter(range(10_000))
     monkeypatch.setattr(quiet, "busy_elsewhere", lambda: 1e3 * next(clock))
     seen: list[Progress] = []
-    found = compare(workload, "sgd", [made_up("one", [])], yardstick(), plan(on_progress=seen.append))
+    found = compare(workload, "sgd", [made_up("one", [])], yardstick(), method(on_progress=seen.append))
     assert found.disturbed
     assert "disturbed: other processes took" in seen[-1].doing
     assert len(found.heats[0].left_out) == 2 * (quiet.PATIENCE - 1)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from thalweg.bench.bandwidth import Yardstick
-from thalweg.bench.contestants import Contestant, Ready, Settings
-from thalweg.bench.rounds import Plan
+from thalweg.bench.contestants import Contestant, Ready, Stepping
+from thalweg.bench.rounds import Method
 from thalweg.plan.models import Model, Tensor
 
 TINY = Model("tiny", "Made up", (Tensor("first", (6, 5)), Tensor("second", (4,)), Tensor("third", (2, 3, 2, 2))))
@@ -17,7 +17,7 @@ def made_up(
 ) -> Contestant:
     """A contestant whose steps do nothing but move a number and write themselves into a log."""
 
-    def make(workload: object, settings: Settings) -> Ready:
+    def make(workload: object, stepping: Stepping) -> Ready:
         weights = [0.0]
 
         def step() -> None:
@@ -30,7 +30,7 @@ def made_up(
 
 
 def failing(name: str, error: Exception, *, rule: str = "sgd") -> Contestant:
-    def make(workload: object, settings: Settings) -> Ready:
+    def make(workload: object, stepping: Stepping) -> Ready:
         raise error
 
     return Contestant(name, rule, "other", "numpy", make, 2)
@@ -45,7 +45,7 @@ def yardstick(log: list[str] | None = None) -> Yardstick:
     return Yardstick("made up", update)
 
 
-def plan(**options: object) -> Plan:
+def method(**options: object) -> Method:
     """One quick measurement, without waiting for anyone."""
-    quick: dict[str, object] = dict(settings=Settings(), repeats=2, budget=1e12, memory=False, wait=0.0)
-    return Plan(**{**quick, **options})  # type: ignore[arg-type]
+    quick: dict[str, object] = dict(stepping=Stepping(), repeats=2, budget=1e12, memory=False, wait=0.0)
+    return Method(**{**quick, **options})  # type: ignore[arg-type]

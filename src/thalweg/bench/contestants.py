@@ -18,7 +18,7 @@ CAPTURED_AFTER = 2
 
 
 @dataclass(frozen=True)
-class Settings:
+class Stepping:
     """How ours are to be stepped, and everyone's steps to be taken."""
 
     engine: str = "auto"
@@ -56,7 +56,7 @@ class Contestant:
     #: What its arrays are: torch, numpy or optax.
     front_end: str
     #: Raises if it cannot run here.
-    make: Callable[[Workload, Settings], Ready]
+    make: Callable[[Workload, Stepping], Ready]
     #: Copies of the parameters in memory, the parameters themselves included.
     copies: int
     #: The rule that it follows itself, where that is another: its floor is that one's.
@@ -70,7 +70,7 @@ class Contestant:
 
 
 def torch_ready(
-    build: Callable[[list[Any]], Any], workload: Workload, settings: Settings, *, writes_grads: bool = False
+    build: Callable[[list[Any]], Any], workload: Workload, stepping: Stepping, *, writes_grads: bool = False
 ) -> Ready:
     """Whoever writes into gradients gets its own, made good again before each measurement."""
     import torch
@@ -81,7 +81,7 @@ def torch_ready(
         p.grad = g
     optimizer = build(params)
     ready = Ready(
-        several(optimizer.step, settings.inner),
+        several(optimizer.step, stepping.inner),
         probe=lambda: [float(x) for x in params[workload.largest].detach().flatten()[:PROBE].tolist()],
         engine=lambda: str(getattr(optimizer, "engine", "")),
     )
@@ -90,7 +90,7 @@ def torch_ready(
     return ready
 
 
-def captured_ready(build: Callable[[list[Any]], Any], workload: Workload, settings: Settings) -> Ready:
+def captured_ready(build: Callable[[list[Any]], Any], workload: Workload, stepping: Stepping) -> Ready:
     """Steps that are captured in a CUDA graph once, and replayed."""
     import torch
 
@@ -107,23 +107,23 @@ def captured_ready(build: Callable[[list[Any]], Any], workload: Workload, settin
     with torch.cuda.graph(graph):
         optimizer.step()
     return Ready(
-        several(graph.replay, settings.inner),
+        several(graph.replay, stepping.inner),
         probe=lambda: [float(x) for x in params[workload.largest].detach().flatten()[:PROBE].tolist()],
         engine=lambda: str(optimizer.engine),
     )
 
 
-def numpy_ready(optimizer: Any, workload: Workload, settings: Settings) -> Ready:
+def numpy_ready(optimizer: Any, workload: Workload, stepping: Stepping) -> Ready:
     params, grads = workload.numpy_params(), workload.numpy_grads
     largest = params[workload.names[workload.largest]]
     return Ready(
-        several(lambda: optimizer.step(params, grads), settings.inner),
+        several(lambda: optimizer.step(params, grads), stepping.inner),
         probe=lambda: [float(x) for x in largest.flat[:PROBE]],
         engine=lambda: str(optimizer.engine),
     )
 
 
-def optax_ready(transformation: Any, workload: Workload, settings: Settings) -> Ready:
+def optax_ready(transformation: Any, workload: Workload, stepping: Stepping) -> Ready:
     """One compiled program for update and apply_updates, which may overwrite parameters and state."""
     import jax
     import numpy as np
@@ -138,10 +138,10 @@ def optax_ready(transformation: Any, workload: Workload, settings: Settings) -> 
         return optax.apply_updates(params, updates), state
 
     def program(params: Any, state: Any, grads: Any) -> Any:
-        if settings.inner == 1:
+        if stepping.inner == 1:
             return advance(params, state, grads)
         return jax.lax.fori_loop(
-            0, settings.inner, lambda _, carry: advance(carry[0], carry[1], grads), (params, state)
+            0, stepping.inner, lambda _, carry: advance(carry[0], carry[1], grads), (params, state)
         )
 
     begin = time.perf_counter()
@@ -193,5 +193,5 @@ def torch_contestant(
     return Contestant(name, rule, package, "torch", make, copies + writes_grads, follows)
 
 
-def peer_ready(build: Callable[[list[Any]], Any], writes_grads: bool, workload: Workload, settings: Settings) -> Ready:
-    return torch_ready(build, workload, settings, writes_grads=writes_grads)
+def peer_ready(build: Callable[[list[Any]], Any], writes_grads: bool, workload: Workload, stepping: Stepping) -> Ready:
+    return torch_ready(build, workload, stepping, writes_grads=writes_grads)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thalweg.bench.contestants import Contestant, Ready, Settings
+from thalweg.bench.contestants import Contestant, Ready, Stepping
 from thalweg.bench.devices import Cpu
 from thalweg.plan.models import Model, Tensor
 
@@ -30,13 +30,13 @@ class Memory:
     how: str
 
 
-def in_own_process(workload: Workload, contestant: Contestant, settings: Settings) -> Memory:
+def in_own_process(workload: Workload, contestant: Contestant, stepping: Stepping) -> Memory:
     """On a CPU, where memory can only be told apart from that of others in a process of its own."""
     asked = {
         "tensors": [(tensor.name, tensor.shape) for tensor in workload.model.tensors],
         "dtype": workload.dtype,
         "contestant": (contestant.rule, contestant.name),
-        "settings": asdict(settings),
+        "stepping": asdict(stepping),
     }
     run = subprocess.run(
         [sys.executable, "-m", "thalweg.bench.memory"],
@@ -81,7 +81,7 @@ def measured(asked: dict[str, Any]) -> int:
     model = Model("", "", tuple(Tensor(name, tuple(shape)) for name, shape in asked["tensors"]))
     contestant = next(c for c in (*every(), *PEERS) if [c.rule, c.name] == asked["contestant"])
     device = Cpu()
-    ready = contestant.make(Workload(model, device, asked["dtype"]), Settings(**asked["settings"]))
+    ready = contestant.make(Workload(model, device, asked["dtype"]), Stepping(**asked["stepping"]))
     for _ in range(WARM_UP):  # state is made, functions are compiled
         ready.prepare()
         ready.step()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from thalweg.bench.contestants import (
     Contestant,
     Ready,
-    Settings,
+    Stepping,
     captured_ready,
     numpy_ready,
     optax_ready,
@@ -37,17 +37,17 @@ SGD: dict[str, Any] = dict(lr=1e-3, momentum=0.9)
 def ours(rule: str, kind: str, copies: int, options: dict[str, Any]) -> Iterable[Contestant]:
     """One rule in the three front ends."""
 
-    def on_torch(workload: Workload, settings: Settings) -> Ready:
+    def on_torch(workload: Workload, stepping: Stepping) -> Ready:
         make = registered.torch_optimizer(kind)
-        return torch_ready(lambda params: make(params, engine=settings.engine, **options), workload, settings)
+        return torch_ready(lambda params: make(params, engine=stepping.engine, **options), workload, stepping)
 
-    def on_numpy(workload: Workload, settings: Settings) -> Ready:
+    def on_numpy(workload: Workload, stepping: Stepping) -> Ready:
         make = registered.numpy_optimizer(kind)
-        return numpy_ready(make(engine=settings.engine, **options), workload, settings)
+        return numpy_ready(make(engine=stepping.engine, **options), workload, stepping)
 
-    def on_optax(workload: Workload, settings: Settings) -> Ready:
+    def on_optax(workload: Workload, stepping: Stepping) -> Ready:
         given = {"learning_rate" if name == "lr" else name: value for name, value in options.items()}
-        return optax_ready(registered.optax_function(kind)(**given), workload, settings)
+        return optax_ready(registered.optax_function(kind)(**given), workload, stepping)
 
     for front_end, make in (("torch", on_torch), ("numpy", on_numpy), ("optax", on_optax)):
         spelt = f"thalweg.{front_end} {kind.lower() if front_end == 'optax' else kind}"
@@ -57,10 +57,10 @@ def ours(rule: str, kind: str, copies: int, options: dict[str, Any]) -> Iterable
 def captured(rule: str, kind: str, copies: int, options: dict[str, Any]) -> Contestant:
     """One rule on a GPU, where a training may capture its steps in a CUDA graph."""
 
-    def make(workload: Workload, settings: Settings) -> Ready:
+    def make(workload: Workload, stepping: Stepping) -> Ready:
         build = registered.torch_optimizer(kind)
         return captured_ready(
-            lambda params: build(params, engine=settings.engine, capturable=True, **options), workload, settings
+            lambda params: build(params, engine=stepping.engine, capturable=True, **options), workload, stepping
         )
 
     return Contestant(f"thalweg.torch {kind}, CUDA graph", rule, "thalweg", "torch", make, copies, device="cuda")
@@ -70,11 +70,11 @@ def kron(**options: Any) -> Contestant:
     """Another Kron on a GPU: with other factors, or between two refreshes of them."""
     given = {**KRON, **options}
 
-    def make(workload: Workload, settings: Settings) -> Ready:
+    def make(workload: Workload, stepping: Stepping) -> Ready:
         import thalweg.torch
 
         build: Any = thalweg.torch.Kron
-        return torch_ready(lambda params: build(params, engine=settings.engine, **given), workload, settings)
+        return torch_ready(lambda params: build(params, engine=stepping.engine, **given), workload, stepping)
 
     shown = ", ".join(f"{name}={value}" for name, value in options.items())
     return Contestant(f"thalweg.torch Kron({shown})", "kron", "thalweg", "torch", make, 4, device="cuda")

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thalweg.bench.contestants import Contestant, Ready, Settings, optax_ready, torch_contestant
+from thalweg.bench.contestants import Contestant, Ready, Stepping, optax_ready, torch_contestant
 from thalweg.bench.ours import ADAFACTOR, LAMB, LARS
 
 if TYPE_CHECKING:
@@ -89,10 +89,10 @@ def hollow_timm() -> None:
 
 
 def of_optax(rule: str, copies: int, **options: Any) -> Contestant:
-    def make(workload: Workload, settings: Settings) -> Ready:
+    def make(workload: Workload, stepping: Stepping) -> Ready:
         import optax
 
-        return optax_ready(getattr(optax, rule)(**options), workload, settings)
+        return optax_ready(getattr(optax, rule)(**options), workload, stepping)
 
     return Contestant(f"optax.{rule}, jax.jit", rule, "optax", "optax", make, copies)
 

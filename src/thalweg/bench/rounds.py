@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from thalweg.bench import memory
 from thalweg.bench.bandwidth import SIZE, Yardstick
-from thalweg.bench.contestants import Contestant, Ready, Settings
+from thalweg.bench.contestants import Contestant, Ready, Stepping
 from thalweg.bench.devices import Device
 from thalweg.bench.quiet import QUIET, WAIT, undisturbed
 from thalweg.bench.record import Comparison, Entrant, Heat, Times
@@ -41,10 +41,10 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Method:
     """How a comparison is to be measured."""
 
-    settings: Settings
+    stepping: Stepping
     repeats: int
     #: Bytes of memory to stay below.
     budget: float
@@ -55,7 +55,7 @@ class Plan:
 
 
 def compare(
-    workload: Workload, rule: str, contestants: Sequence[Contestant], yardstick: Yardstick, plan: Plan
+    workload: Workload, rule: str, contestants: Sequence[Contestant], yardstick: Yardstick, method: Method
 ) -> Comparison:
     """All contestants of a rule, in as many heats as memory asks for, with the reference in each."""
     model = workload.model
@@ -72,24 +72,24 @@ def compare(
     everyone = waiting = [contestant for contestant in contestants if contestant.rule == rule]
     while waiting:
         finished = 1 - len(waiting) / len(everyone)
-        heat, rest = next_heat([*(c for c in everyone if c.name == found.reference), *waiting], workload, plan.budget)
+        heat, rest = next_heat([*(c for c in everyone if c.name == found.reference), *waiting], workload, method.budget)
         part = (len(waiting) - len(rest)) / len(everyone)
         waiting = rest
 
         def say(doing: str, share: float, finished: float = finished, part: float = part) -> None:
             done = finished + share * part
-            plan.on_progress(Progress(model=model.name, rule=rule, doing=doing, done=done))
+            method.on_progress(Progress(model=model.name, rule=rule, doing=doing, done=done))
 
-        ready = dict(started(heat, workload, plan.settings, found.left_out, say))
+        ready = dict(started(heat, workload, method.stepping, found.left_out, say))
         if found.reference and found.reference not in ready:
             found.left_out |= dict.fromkeys(ready, f"{found.reference} could not run beside it")
             ready.clear()
         if ready:
-            run_heat(found, ready, heat, workload, yardstick, plan, say)
+            run_heat(found, ready, heat, workload, yardstick, method, say)
         ready.clear()
         workload.device.give_back()
-    if plan.memory and workload.device.name == "cpu":
-        measure_memory(found, workload, contestants, plan)
+    if method.memory and workload.device.name == "cpu":
+        measure_memory(found, workload, contestants, method)
     return found
 
 
@@ -121,7 +121,7 @@ def check_room(contestant: Contestant, workload: Workload) -> None:
 def started(
     heat: Sequence[Contestant],
     workload: Workload,
-    settings: Settings,
+    stepping: Stepping,
     left_out: dict[str, str],
     say: Callable[[str, float], object],
 ) -> Iterator[tuple[str, Ready]]:
@@ -131,7 +131,7 @@ def started(
         try:
             check_room(contestant, workload)
             with silence(contestant):
-                ready = contestant.make(workload, settings)
+                ready = contestant.make(workload, stepping)
                 first = ready.probe()
                 for _ in range(WARM_UP):
                     ready.prepare()
@@ -166,19 +166,19 @@ def run_heat(
     heat: Sequence[Contestant],
     workload: Workload,
     yardstick: Yardstick,
-    plan: Plan,
+    method: Method,
     say: Callable[[str, float], object],
 ) -> None:
     """Take turns, and enter everything into the comparison."""
 
     def one_round() -> Times:
-        return run_round(ready, workload.device, yardstick, plan.settings.inner)
+        return run_round(ready, workload.device, yardstick, method.stepping.inner)
 
     def on_round(quiet: int, others: float) -> None:
         disturbed = f", disturbed: other processes took {others:.0%} of the cores" if others > QUIET else ""
-        say(f"{quiet} of {plan.repeats} rounds{disturbed}", 0.5 + 0.5 * quiet / plan.repeats)
+        say(f"{quiet} of {method.repeats} rounds{disturbed}", 0.5 + 0.5 * quiet / method.repeats)
 
-    say(f"0 of {plan.repeats} rounds", 0.5)
+    say(f"0 of {method.repeats} rounds", 0.5)
     gc.collect()
     gc.disable()
     try:
@@ -186,7 +186,7 @@ def run_heat(
             warnings.simplefilter("ignore")
             for _ in range(WARM_UP):
                 one_round()
-            measured = Heat(*undisturbed(one_round, plan.repeats, wait=plan.wait, on_round=on_round))
+            measured = Heat(*undisturbed(one_round, method.repeats, wait=method.wait, on_round=on_round))
     finally:
         gc.enable()
     found.heats.append(measured)
@@ -197,11 +197,11 @@ def run_heat(
         if not all(abs(value) < ASTRAY for value in own.probe()):
             found.left_out[contestant.name] = "its parameters are no longer finite, and its time means nothing"
         else:
-            found.entrants[contestant.name] = entrant(contestant, own, workload, plan)
+            found.entrants[contestant.name] = entrant(contestant, own, workload, method)
 
 
-def entrant(contestant: Contestant, ready: Ready, workload: Workload, plan: Plan) -> Entrant:
-    measured = memory.on_gpu(contestant, ready) if plan.memory and workload.device.name != "cpu" else None
+def entrant(contestant: Contestant, ready: Ready, workload: Workload, method: Method) -> Entrant:
+    measured = memory.on_gpu(contestant, ready) if method.memory and workload.device.name != "cpu" else None
     return Entrant(
         package=contestant.package,
         front_end=contestant.front_end,
@@ -231,9 +231,9 @@ def measurement(contestant: Ready, calls: int) -> None:
     contestant.wait()
 
 
-def measure_memory(found: Comparison, workload: Workload, contestants: Sequence[Contestant], plan: Plan) -> None:
+def measure_memory(found: Comparison, workload: Workload, contestants: Sequence[Contestant], method: Method) -> None:
     by_name = {c.name: c for c in contestants if c.rule == found.rule}
     for name, known in found.entrants.items():
-        plan.on_progress(Progress(model=found.model, rule=found.rule, doing=f"memory of {name}", done=1.0))
-        measured = memory.in_own_process(workload, by_name[name], plan.settings)
+        method.on_progress(Progress(model=found.model, rule=found.rule, doing=f"memory of {name}", done=1.0))
+        measured = memory.in_own_process(workload, by_name[name], method.stepping)
         found.entrants[name] = replace(known, memory=measured)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from thalweg.bench.contestants import Contestant, Settings
+from thalweg.bench.contestants import Contestant, Stepping
 from thalweg.bench.devices import Device, device_called
 from thalweg.bench.ours import FRONT_ENDS, every
 from thalweg.bench.peers import PACKAGES, PEERS, how_to_install, installed
 from thalweg.bench.quiet import WAIT
 from thalweg.bench.record import Bench, Comparison
-from thalweg.bench.rounds import Plan, Progress, compare
+from thalweg.bench.rounds import Method, Progress, compare
 from thalweg.bench.rules import RULES, USUAL
 from thalweg.errors import CommandError
 from thalweg.kernels.cpu.library import level_used
@@ -92,8 +92,8 @@ def bench(
         repeats=repeats,
         absent=[package for package in PACKAGES if not installed(package)],
     )
-    plan = Plan(
-        settings=Settings(engine=engine, inner=inner),
+    method = Method(
+        stepping=Stepping(engine=engine, inner=inner),
         repeats=repeats,
         budget=SHARE_OF_MEMORY * where.free_bytes() if budget is None else budget,
         memory=memory,
@@ -101,7 +101,7 @@ def bench(
         on_progress=on_progress,
     )
     try:
-        for comparison in measured(models, rules, taking_part, where, dtype, plan):
+        for comparison in measured(models, rules, taking_part, where, dtype, method):
             found.comparisons.append(comparison)
             on_comparison(comparison)
     except KeyboardInterrupt as interrupt:
@@ -116,7 +116,7 @@ def measured(
     taking_part: Sequence[Contestant],
     device: Device,
     dtype: str,
-    plan: Plan,
+    method: Method,
 ) -> Iterator[Comparison]:
     """Every rule on every model."""
     from thalweg.bench.bandwidth import yardstick
@@ -126,7 +126,7 @@ def measured(
     for model in models:
         workload = Workload(model, device, dtype)
         for rule in rules:
-            yield compare(workload, rule, taking_part, stick, plan)
+            yield compare(workload, rule, taking_part, stick, method)
 
 
 def contestants(device: Device, against: Sequence[str] | None, front_ends: Sequence[str] | None) -> list[Contestant]:
