@@ -26,10 +26,9 @@ from thalweg.kernels.triton import tables as of_tables
 from thalweg.kernels.triton import tiles as of_tiles
 from thalweg.kernels.triton.emit import Emitted, emit
 from thalweg.kernels.triton.launching import kind_of
-from thalweg.kernels.triton.passes import DECIDED, DTYPES, MEASURE, NARROW, REHEARSE, WARPS, WRITE, Passes, Step, Sum
+from thalweg.kernels.triton.passes import DECIDED, DTYPES, MEASURE, REHEARSE, WARPS, WRITE, Passes, Step, Sum
 from thalweg.kernels.triton.tables import Operand, add_up
 from thalweg.programs.extents import spread_shapes
-from thalweg.programs.host import function_of, options_of
 from thalweg.programs.schedule import schedule
 from thalweg.programs.trace import GRADIENT, PARAMETER, Program, example_of, trace
 from thalweg.rules import Rule
@@ -140,42 +139,7 @@ def dtypes_of(operand: Operand, g: Tensor, keys: Sequence[str]) -> tuple[tuple[t
     return dtypes, [DTYPES[entry.dtype] for entry in entries.values()]
 
 
-class MadePasses(Passes):
-    """Passes that are made from a rule."""
-
-    emitted: Emitted
-    #: How each entry of the state is stored.
-    stored: Sequence[Any]
-
-    def numbers(self) -> tuple[float, ...]:
-        return tuple(function_of(self.emitted.numbers)(options_of(self.rule)))
-
-    def flags_of(self, step: Step, stage: int) -> dict[str, Any]:
-        """What a pass is compiled for, beside where it goes."""
-        return dict(
-            STAGE=stage,
-            SCALED=step.grad_scale is not None,
-            ALLOWED=step.allowed is not None,
-            GUARDED=self.guarded,
-            STOCHASTIC=self.handling.rounding == "stochastic" and self.p_dtype in NARROW,
-            SPREAD=self.spread,
-            LR_IS_TENSOR=isinstance(step.lr, Tensor),
-            P_DTYPE=DTYPES[self.p_dtype],
-            G_DTYPE=DTYPES[self.g_dtype],
-            **self.dtypes(),
-        )
-
-    def dtypes(self) -> dict[str, Any]:
-        return {f"S{i}_DTYPE": dtype for i, dtype in enumerate(self.stored)}
-
-    def stats(self) -> dict[str, Tensor]:
-        return {
-            name: self.figures[value] if isinstance(value, int) else torch.full_like(self.figures[0], value)
-            for name, value in self.emitted.stats.items()
-        }
-
-
-class DerivedPasses(MadePasses):
+class DerivedPasses(Passes):
     """The passes of a rule whose sums all go over whole tensors, as its schedule has them."""
 
     def __init__(
@@ -189,14 +153,11 @@ class DerivedPasses(MadePasses):
         sharded: bool,
         rated: bool = True,
     ) -> None:
-        dtypes, self.stored = dtypes_of(operands[0], grads[0], keys)
+        dtypes, stored = dtypes_of(operands[0], grads[0], keys)
         shape = example_of(rule, whole_of(operands[0]))
         self.kernels = kernels_for(rule, shape, dtypes, handling.on_nonfinite != "propagate", sharded, rated)
-        self.emitted = self.kernels.emitted
-        ends = list(itertools.accumulate(map(len, self.emitted.sums), initial=0))
-        self.SUMS, self.FIGURES = max(1, ends[-1]), tuple(map(str, range(self.emitted.figures)))  # type: ignore[misc]
-        self.last = len(self.emitted.sums) - 1
-        super().__init__(operands, grads, rule, handling)
+        ends = list(itertools.accumulate(map(len, self.kernels.emitted.sums), initial=0))
+        super().__init__(operands, grads, rule, handling, self.kernels.emitted, ends[-1], stored)
         counts = [elements_of(operand, rule.stacked_axes) for operand in operands]
         by_row = [own for own, slices in zip(counts, self.tables.slices, strict=True) for _ in range(slices)]
         self.counts = self.uploads.table(torch.tensor(by_row, dtype=torch.float32))

@@ -16,7 +16,6 @@ from thalweg.boundary import kept as kept_for
 from thalweg.dtypes import DTYPES
 from thalweg.kernels.triton.derived import (
     DerivedPasses,
-    MadePasses,
     dtypes_of,
     elements_of,
     loaded,
@@ -127,7 +126,7 @@ def kernels_for(
     )
 
 
-class TilePasses(MadePasses):
+class TilePasses(Passes):
     """The passes of a rule over tiles, as its schedule has them."""
 
     emitted: EmittedTiles
@@ -144,13 +143,11 @@ class TilePasses(MadePasses):
         sharded: bool,
         rated: bool = True,
     ) -> None:
-        dtypes, self.stored = dtypes_of(operands[0], grads[0], keys)
+        dtypes, stored = dtypes_of(operands[0], grads[0], keys)
         guarded = handling.on_nonfinite != "propagate"
         made = kernels_for(rule, example_for(operands, rule), dtypes, guarded, sharded, rated)
-        self.emitted, kinds, self.kernels = made
-        self.last = len(self.emitted.sums) - 1
-        self.SUMS, self.FIGURES = max(1, self.emitted.begins[-1]), tuple(map(str, range(self.emitted.figures)))  # type: ignore[misc]
-        super().__init__(operands, grads, rule, handling)
+        emitted, kinds, self.kernels = made
+        super().__init__(operands, grads, rule, handling, emitted, emitted.begins[-1], stored)
         assert kinds.axes is not None
         stacked, axes = rule.stacked_axes, kinds.axes
         #: Of everything that is as large as a parameter: elements that one load takes, where lines begin at addresses
@@ -171,7 +168,7 @@ class TilePasses(MadePasses):
         self.statistics = Statistics(self.emitted.statistics, cuts, self.uploads)
         self.measuring = Grid(cuts, self.uploads, MEASURING.warps)
         self.stepping = Grid(cut_to_step(seen, self.vector), self.uploads, STEPPING.warps)
-        self.partials = self.empty(self.SUMS, self.stepping.count)
+        self.partials = self.empty(self.totals.shape[1], self.stepping.count)
         counts = [
             (elements_of(operand, stacked), *(max(1, whole_of(operand)[axis]) for axis in axes))
             for operand, slices in zip(operands, self.tables.slices, strict=True)

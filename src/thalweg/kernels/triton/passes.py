@@ -1,7 +1,7 @@
 """The passes of a rule over many tensors, and what happens between them: sums, decisions, the guard.
 
 measure     reads everything once, one partial sum a chunk
-add up      partial sums to one row of totals a tensor; where tensors are divided over ranks, totals are summed
+add up      partial sums to one row of totals a tensor; where tensors are sharded over ranks, totals are summed
 decide      from totals to what each tensor is scaled by, all tensors at once
 rehearse    under a guard alone: would anything that is to be written not be finite?
 settle      whether each parameter is stepped; its count goes on
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import triton
@@ -20,9 +20,11 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.arrays import Axes
+from thalweg.kernels.triton.emit import OWN_FIGURES, Emitted
 from thalweg.kernels.triton.launching import Compiled, kind_of
 from thalweg.kernels.triton.numbers import as_stored, is_finite, uniform
 from thalweg.kernels.triton.tables import COLUMNS, STEP, Operand, Tables, key_of, positions
+from thalweg.programs.host import function_of, options_of
 from thalweg.rules import Rule
 from thalweg.settings import Handling
 
@@ -63,24 +65,33 @@ class Sum(NamedTuple):
 class Passes:
     """A rule's passes over one list of operands, with tables and scratch memory that are kept between steps."""
 
-    SUMS: ClassVar[int]
     #: Into how large chunks tensors are cut.
     CHUNK: ClassVar[int] = CHUNK
-    #: What is found for each tensor on the way, behind FINITE and T.
-    FIGURES: ClassVar[tuple[str, ...]]
 
-    def __init__(self, operands: Sequence[Operand], grads: Sequence[Tensor], rule: Rule, handling: Handling) -> None:
-        self.rule, self.handling = rule, handling
+    def __init__(
+        self,
+        operands: Sequence[Operand],
+        grads: Sequence[Tensor],
+        rule: Rule,
+        handling: Handling,
+        emitted: Emitted,
+        sums: int,
+        stored: Sequence[Any],
+    ) -> None:
+        """sums: how many are made for each tensor. stored: the dtypes of the entries of the state."""
+        self.rule, self.handling, self.emitted, self.stored = rule, handling, emitted, stored
+        self.last, sums = len(emitted.sums) - 1, max(1, sums)
         self.guarded = handling.on_nonfinite != "propagate"
         self.p_dtype, self.g_dtype = operands[0].p.dtype, grads[0].dtype
         self.spread = any(operand.width for operand in operands)
         self.tables = Tables(operands, grads, rule.stacked_axes, handling.seed, self.CHUNK)
         self.compiled = Compiled()
         self.uploads, self.device, rows = self.tables.uploads, self.tables.device, self.tables.count
-        self.options = self.uploads.table(torch.tensor([self.sign(), *self.numbers()], dtype=torch.float32))
-        self.partials = self.empty(self.SUMS, self.tables.chunk_count)
-        self.totals, self.failures = self.empty(rows, self.SUMS), self.empty(rows, 1)
-        self.figures = self.empty(2 + len(self.FIGURES), rows)
+        numbers = function_of(emitted.numbers)(options_of(rule))
+        self.options = self.uploads.table(torch.tensor([self.sign(), *numbers], dtype=torch.float32))
+        self.partials = self.empty(sums, self.tables.chunk_count)
+        self.totals, self.failures = self.empty(rows, sums), self.empty(rows, 1)
+        self.figures = self.empty(OWN_FIGURES + emitted.figures, rows)
         self.finite = torch.empty(len(operands), dtype=torch.bool, device=self.device)
         begins = list(itertools.accumulate(self.tables.slices, initial=0))
         self.operand_begins = self.uploads.table(torch.tensor(begins, dtype=torch.int32))
@@ -90,20 +101,12 @@ class Passes:
 
     # ---- for passes of a kind to fill in
 
-    def numbers(self) -> tuple[float, ...]:
-        """The rule's options as its kernels read them, behind SIGN."""
-        raise NotImplementedError
-
     def measured(self, step: Step) -> Iterator[list[Sum]]:
         """All that comes before writing. Gives sums that may have to be completed over ranks, and goes on from them."""
         raise NotImplementedError
 
     def write(self, step: Step) -> None:
         """Write what was measured; under a guard, nothing of a parameter that would not be finite."""
-        raise NotImplementedError
-
-    def stats(self) -> dict[str, Tensor]:
-        """What users may look at, by row; the next step writes over it."""
         raise NotImplementedError
 
     # ---- one step
@@ -135,6 +138,31 @@ class Passes:
 
     def sign(self) -> float:
         return -1.0 if self.handling.maximize else 1.0
+
+    def flags_of(self, step: Step, stage: int) -> dict[str, Any]:
+        """What a pass is compiled for, beside where it goes."""
+        return dict(
+            STAGE=stage,
+            SCALED=step.grad_scale is not None,
+            ALLOWED=step.allowed is not None,
+            GUARDED=self.guarded,
+            STOCHASTIC=self.handling.rounding == "stochastic" and self.p_dtype in NARROW,
+            SPREAD=self.spread,
+            LR_IS_TENSOR=isinstance(step.lr, Tensor),
+            P_DTYPE=DTYPES[self.p_dtype],
+            G_DTYPE=DTYPES[self.g_dtype],
+            **self.dtypes(),
+        )
+
+    def dtypes(self) -> dict[str, Any]:
+        return {f"S{i}_DTYPE": dtype for i, dtype in enumerate(self.stored)}
+
+    def stats(self) -> dict[str, Tensor]:
+        """What users may look at, by row; the next step writes over it."""
+        return {
+            name: self.figures[value] if isinstance(value, int) else torch.full_like(self.figures[0], value)
+            for name, value in self.emitted.stats.items()
+        }
 
 
 @triton.jit
