@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 from thalweg.errors import RuleError
+from thalweg.kernels.text import indented
 from thalweg.kernels.triton import kron_begin, kron_layout, kron_reads
 from thalweg.kernels.triton.derived import home, loaded
-from thalweg.kernels.triton.emit import Statements, indented
+from thalweg.kernels.triton.emit import Statements
 from thalweg.kernels.triton.kron_layout import ACCUMULATED, DUE, FIGURES, OWN_FIGURES, T
 from thalweg.programs.evaluate import stand_in
 from thalweg.programs.graph import Extent, Graph, Value, needed_by
