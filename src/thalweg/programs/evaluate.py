@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from thalweg.arrays import Shape, is_number
 from thalweg.programs.graph import OPERATORS, Value, needed_by
+from thalweg.programs.host import options_of
 from thalweg.programs.schedule import depths
 from thalweg.programs.trace import FUNCTIONS, Program, example_of, trace
 from thalweg.rules import Rule, Update
@@ -127,13 +128,3 @@ def stand_in(rule: Rule) -> Rule:
         return value if is_fixed else 0.5
 
     return replace(rule, **{f.name: of(getattr(rule, f.name)) for f in fields(rule) if "Scalar" in str(f.type)})
-
-
-def options_of(rule: Rule) -> dict[str, Any]:
-    """Options by the names that a trace gives them."""
-    options: dict[str, Any] = {}
-    for f in fields(rule):
-        value = getattr(rule, f.name)
-        options[f.name] = value
-        options.update({f"{f.name}[{i}]": each for i, each in enumerate(value)} if isinstance(value, tuple) else {})
-    return options

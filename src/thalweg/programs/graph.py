@@ -40,6 +40,14 @@ REDUCTIONS = ("sum", "sum_squares", "mean", "mean_squares", "amax")
 NEUTRAL = {"mul": 1.0, "div": 1.0, "add": 0.0, "sub": 0.0, "pow": 1.0}
 
 
+def _operator(op: str) -> Callable[..., Any]:
+    return lambda value, *others: value.graph.apply(op, value, *others)
+
+
+def _reflected(op: str) -> Callable[..., Any]:
+    return lambda value, other: value.graph.apply(op, other, value)
+
+
 class Value:
     """One value of a graph. Equal operations on equal operands are one value."""
 
@@ -80,65 +88,16 @@ class Value:
 
     # ---- arithmetic
 
-    def __add__(self, other: Operand) -> Any:
-        return self.graph.apply("add", self, other)
-
-    def __radd__(self, other: Operand) -> Any:
-        return self.graph.apply("add", other, self)
-
-    def __sub__(self, other: Operand) -> Any:
-        return self.graph.apply("sub", self, other)
-
-    def __rsub__(self, other: Operand) -> Any:
-        return self.graph.apply("sub", other, self)
-
-    def __mul__(self, other: Operand) -> Any:
-        return self.graph.apply("mul", self, other)
-
-    def __rmul__(self, other: Operand) -> Any:
-        return self.graph.apply("mul", other, self)
-
-    def __truediv__(self, other: Operand) -> Any:
-        return self.graph.apply("div", self, other)
-
-    def __rtruediv__(self, other: Operand) -> Any:
-        return self.graph.apply("div", other, self)
-
-    def __pow__(self, other: Operand) -> Any:
-        return self.graph.apply("pow", self, other)
-
-    def __rpow__(self, other: Operand) -> Any:
-        return self.graph.apply("pow", other, self)
-
-    def __neg__(self) -> Any:
-        return self.graph.apply("neg", self)
-
-    def __abs__(self) -> Any:
-        return self.graph.apply("abs", self)
-
-    def __gt__(self, other: Operand) -> Any:
-        return self.graph.apply("gt", self, other)
-
-    def __ge__(self, other: Operand) -> Any:
-        return self.graph.apply("ge", self, other)
-
-    def __lt__(self, other: Operand) -> Any:
-        return self.graph.apply("lt", self, other)
-
-    def __le__(self, other: Operand) -> Any:
-        return self.graph.apply("le", self, other)
-
-    def __eq__(self, other: object) -> Any:
-        return self.graph.apply("eq", self, other)
-
-    def __ne__(self, other: object) -> Any:
-        return self.graph.apply("ne", self, other)
-
-    def __and__(self, other: Operand) -> Any:
-        return self.graph.apply("and", self, other)
-
-    def __rand__(self, other: Operand) -> Any:
-        return self.graph.apply("and", other, self)
+    __add__, __radd__ = _operator("add"), _reflected("add")
+    __sub__, __rsub__ = _operator("sub"), _reflected("sub")
+    __mul__, __rmul__ = _operator("mul"), _reflected("mul")
+    __truediv__, __rtruediv__ = _operator("div"), _reflected("div")
+    __pow__, __rpow__ = _operator("pow"), _reflected("pow")
+    __and__, __rand__ = _operator("and"), _reflected("and")
+    __neg__, __abs__ = _operator("neg"), _operator("abs")
+    __gt__, __ge__ = _operator("gt"), _operator("ge")
+    __lt__, __le__ = _operator("lt"), _operator("le")
+    __eq__, __ne__ = _operator("eq"), _operator("ne")
 
     __hash__ = object.__hash__
 
@@ -158,7 +117,7 @@ class Value:
     def __array__(self, *_: Any) -> Any:
         raise self.refused("hands a value to numpy: use the functions of xp")
 
-    def __iadd__(self, other: Any) -> Any:
+    def __iadd__(self, other: Any) -> Any:  # type: ignore[misc]
         raise self.refused("changes a value in place: write x = x + y instead of x += y")
 
     __isub__ = __imul__ = __itruediv__ = __ipow__ = __iadd__
