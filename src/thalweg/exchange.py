@@ -5,11 +5,12 @@ The form is that of ``state_dict()`` of ``thalweg.numpy``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from thalweg.dtypes import DTYPES
 from thalweg.errors import StateError
+from thalweg.mixtures import in_words
 from thalweg.rules import Rule
 
 #: The layout that this version writes. Newer layouts are refused by older versions.
@@ -17,26 +18,69 @@ LAYOUT = 1
 KEYS = ("layout", "optimizer", "lr", "iteration", "state")
 #: That of its rule. States of 0.1.0 have none.
 VERSION = "version"
+#: What the states of several rules are called, and the key under which they tell the rule of each parameter.
+MIXTURE, MIXED = "Mixture", "rules"
 
 
 def exchanged(
-    rule: type[Rule], state: Mapping[Any, Any], *, lr: float | None = None, iteration: int = 0
+    rule: type[Rule] | Mapping[Any, type[Rule]], state: Mapping[Any, Any], *, lr: Any = None, iteration: int = 0
 ) -> dict[str, Any]:
-    """State by parameter and key, as all front ends read it."""
-    made_by = {"optimizer": rule.__name__, VERSION: rule.version}
+    """State by parameter and key, as all front ends read it. rule: one for all, or one by parameter."""
+    made_by: dict[str, Any]
+    if isinstance(rule, Mapping):
+        rules = {str(name): [own.__name__, own.version] for name, own in rule.items() if name in state}
+        made_by = {"optimizer": MIXTURE, MIXED: rules}
+    else:
+        made_by = {"optimizer": rule.__name__, VERSION: rule.version}
     return {"layout": LAYOUT, **made_by, "lr": lr, "iteration": iteration, "state": dict(state)}
 
 
 def check_exchanged(saved: Any, rule: type[Rule]) -> None:
     """Say if something is no state of this form, or one of another rule or of another version of it."""
+    check_form(saved)
+    if saved["optimizer"] != rule.__name__:
+        raise StateError(f"this is a state of {maker_of(saved)} and cannot be loaded into {rule.__name__}")
+    check_version(rule, saved.get(VERSION))
+
+
+def check_mixture(
+    saved: Any, rules: Iterable[type[Rule]], rule_of: Callable[[str], type[Rule] | None]
+) -> Mapping[str, type[Rule]]:
+    """The rules of a state's parameters, by name; raise if it is not one of a mixture of these rules.
+
+    rule_of: what steps a parameter of this name; None if that cannot be told yet.
+    """
+    check_form(saved)
+    known = {rule.__name__: rule for rule in rules}
+    mixed = saved.get(MIXED)
+    if saved["optimizer"] != MIXTURE or not isinstance(mixed, Mapping):
+        raise StateError(f"this is a state of {maker_of(saved)} and cannot be loaded into {in_words(known)}")
+    found = {}
+    for name in map(str, saved["state"]):
+        maker, version = mixed.get(name, (None, None))
+        own = rule_of(name)
+        if maker not in known or own not in (None, known[maker]):
+            here = in_words(known) if own is None else own.__name__
+            raise StateError(f"the state of {name!r} is one of {maker} and cannot be loaded into {here}")
+        check_version(known[maker], version)
+        found[name] = known[maker]
+    return found
+
+
+def maker_of(saved: Mapping[str, Any]) -> str:
+    """What has made a state, in words."""
+    mixed = saved.get(MIXED)
+    several = saved["optimizer"] == MIXTURE and isinstance(mixed, Mapping) and mixed
+    return in_words(maker for maker, _ in mixed.values()) if several and mixed else str(saved["optimizer"])
+
+
+def check_form(saved: Any) -> None:
+    """Say if something is no state of this form."""
     if not isinstance(saved, Mapping) or any(key not in saved for key in KEYS):
         raise StateError(f"this is no exported state or state_dict(): it must have the keys {', '.join(KEYS)}")
     check_layout(saved["layout"])
     if not isinstance(saved["state"], Mapping):
         raise StateError("this state_dict() is damaged: its state must be a mapping by name")
-    if saved["optimizer"] != rule.__name__:
-        raise StateError(f"this is a state of {saved['optimizer']} and cannot be loaded into {rule.__name__}")
-    check_version(rule, saved.get(VERSION))
 
 
 def check_version(rule: type[Rule], version: Any) -> None:

@@ -29,6 +29,8 @@ class Row:
     weight_decay: Any
     state_bytes: int
     warnings: tuple[str, ...] = ()
+    #: The name of the rule that steps it.
+    rule: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,14 @@ class GroupRow:
     lr: Any
     #: What lr multiplies, or is multiplied by, where that is not evident.
     notes: tuple[str, ...] = ()
+    #: The name of its rule, where there are several.
+    rule: str = ""
 
     def __str__(self) -> str:
         frozen = f" and {self.frozen} frozen" if self.frozen else ""
         name = "" if self.name is None else f" {self.name!r}"
-        return "; ".join([f"{name}: {self.stepped} stepped{frozen}, lr {self.lr}", *self.notes])
+        rule = f"{self.rule}, " if self.rule else ""
+        return "; ".join([f"{name}: {rule}{self.stepped} stepped{frozen}, lr {self.lr}", *self.notes])
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ class Explanation:
     groups: Sequence[GroupRow] = ()
     #: The source of the fused code for each treatment, where it was asked for.
     code: Mapping[str, str] = field(default_factory=dict)
+    #: Patterns of a mixture that are the first to match no parameter.
+    unused_entries: Sequence[Any] = ()
 
     @property
     def state_bytes(self) -> int:
@@ -68,11 +75,13 @@ class Explanation:
     @property
     def warnings(self) -> list[str]:
         told = [f"{row.name}: {warning}" for row in self.rows for warning in row.warnings]
-        return [*told, *(f"overrides: {pattern!r} matches no parameter" for pattern in self.unused_overrides)]
+        unused = {"overrides": self.unused_overrides, "entries": self.unused_entries}
+        idle = [f"{what}: {pattern!r} matches no parameter" for what, own in unused.items() for pattern in own]
+        return [*told, *idle]
 
     def __str__(self) -> str:
         head = ("name", "shape", "dtype", "treatment", "lr scale", "decay", "state bytes")
-        cells = [
+        cells: list[tuple[str, ...]] = [
             (
                 r.name,
                 "x".join(map(str, r.shape)) or "()",
@@ -85,7 +94,10 @@ class Explanation:
             for r in self.rows
         ]
         cells = [head, *cells, ("total", "", "", "", "", "", f"{self.state_bytes:,}")]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+        if len({row.rule for row in self.rows}) > 1:
+            rules = ("rule", *(row.rule for row in self.rows), "")
+            cells = [(*row[:3], rule, *row[3:]) for row, rule in zip(cells, rules, strict=True)]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
         ]
@@ -122,6 +134,7 @@ def explained(
         getattr(rule, "weight_decay", 0.0),
         sum(state.values()) + counter_bytes,
         tuple(told),
+        type(rule).__name__,
     )
 
 

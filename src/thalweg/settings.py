@@ -276,16 +276,20 @@ def check_overrides(overrides: Any) -> Overrides:
     for entry in overrides:
         pair = is_list(entry) and len(entry) == 2 and isinstance(entry[1], Mapping)
         require(pair, f"{wanted}, got the entry {entry!r}")
-        chooses = isinstance(entry[0], (str, re.Pattern)) or callable(entry[0])
-        require(chooses, f"a pattern must be a glob, a compiled regular expression or a function, got {entry[0]!r}")
-        if not isinstance(entry[0], (str, re.Pattern)):
-            check_predicate(entry[0])
+        check_pattern(entry[0])
     return tuple(overrides)
 
 
 def is_list(value: Any) -> bool:
     """Whether a value is a list of any kind: Python's, or that of a configuration library."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def check_pattern(pattern: Any) -> None:
+    chooses = isinstance(pattern, (str, re.Pattern)) or callable(pattern)
+    require(chooses, f"a pattern must be a glob, a compiled regular expression or a function, got {pattern!r}")
+    if not isinstance(pattern, (str, re.Pattern)):
+        check_predicate(pattern)
 
 
 def check_predicate(function: Callable[..., Any]) -> None:

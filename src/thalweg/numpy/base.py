@@ -6,13 +6,15 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from types import MethodType
+from typing import Any, TypeAlias, TypeVar, overload
 
 import numpy as np
 
 from thalweg.arrays import Shape
 from thalweg.boundary import first_state
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
+from thalweg.mixtures import RuleOptions, check_own
 from thalweg.numpy.arrays import (
     Arr,
     Name,
@@ -36,6 +38,30 @@ from thalweg.trial import check_update
 #: A number, a function of the step (counted from 1), or None where the rule has its own.
 Rate: TypeAlias = float | Callable[[int], float] | None
 Self = TypeVar("Self", bound="Optimizer")
+
+
+class OptionsOf:
+    """Options: those that an optimizer has, and those that its class makes for a mixture."""
+
+    @overload
+    def __get__(self, optimizer: None, owner: type[Optimizer]) -> Callable[..., RuleOptions]: ...
+    @overload
+    def __get__(self, optimizer: Optimizer, owner: type[Optimizer]) -> dict[str, Any]: ...
+    def __get__(self, optimizer: Optimizer | None, owner: type[Optimizer]) -> Any:
+        return MethodType(rule_options, owner) if optimizer is None else optimizer._every_option()
+
+
+def rule_options(cls: type[Optimizer], **options: Any) -> RuleOptions:
+    """A rule with a learning rate and options, checked, for an entry of a mixture.
+
+    Without ``lr`` it is the rule's default. ``variant`` and ``overrides`` are as in the constructor.
+    """
+    rule = check_own(getattr(cls, "rule", None), options)
+    lr = options.pop("lr", rule.default_lr)
+    variant, overrides = options.pop("variant", None), options.pop("overrides", ())
+    settings = Settings(rule, options, variant, overrides)
+    check_served(settings)
+    return RuleOptions(settings, checked_rate(lr, settings))
 
 
 class Optimizer(Stepping):
@@ -64,7 +90,8 @@ class Optimizer(Stepping):
         self._choose(engine, settings)
         self._global_step = global_step
         self._rates_checked: Any = None
-        self._matched: set[int] = set()
+        #: The places of rules and of the overrides of each that have matched a parameter.
+        self._matched: set[tuple[int, int]] = set()
         self.lr = lr
 
     # ---- options
@@ -76,17 +103,22 @@ class Optimizer(Stepping):
 
     @lr.setter
     def lr(self, value: Rate) -> None:
-        check_rate(value)
-        value = plain(value)
-        first = plain(value(1)) if callable(value) else value
-        check_plain("lr", first)
-        self._settings.validate_lr(first)
-        self._lr = value
+        self._lr = checked_rate(value, self._settings)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Every option of the rule and around it, as it holds where no override applies."""
+    #: Of an optimizer: every option of the rule and around it, as it holds where no override applies. Of a class:
+    #: ``options(lr=..., ...)`` makes options for an entry of a mixture.
+    options = OptionsOf()
+
+    def _every_option(self) -> dict[str, Any]:
         return self._settings.options
+
+    def _parts(self) -> Sequence[tuple[Settings, Rate]]:
+        """The rules with their options and learning rates: of a mixture several."""
+        return [(self._settings, self._lr)]
+
+    def _place_of(self, name: Name, weights: Arr) -> int:
+        """The place of a parameter's rule among them."""
+        return 0
 
     def with_options(self: Self, **options: Any) -> Self:
         """A copy, state included, with some options changed; ``with_lr(x)`` and the like do the same for one."""
@@ -172,7 +204,8 @@ class Optimizer(Stepping):
             )
         setting = tracked.setting or self._resolve(name, weights, tracked)
         t = self.iteration + 1 if self._global_step else tracked.step + 1
-        lr = plain(self._lr(t)) if callable(self._lr) else self._lr
+        given = self._parts()[tracked.place][1]
+        lr = plain(given(t)) if callable(given) else given
         scales = (lr_scale, self.lr_scale(name))
         try:
             self._check_rates(setting, lr, scales)
@@ -198,7 +231,13 @@ class Optimizer(Stepping):
 
     def _resolve(self, name: Name, weights: Arr, tracked: Tracked) -> Setting:
         """Find what holds for a parameter that is new, or whose options have changed."""
-        setting, matched = self._settings.of(str(name), weights)
+        place = self._place_of(name, weights)
+        setting, matched = self._parts()[place][0].of(str(name), weights)
+        if tracked.made_by not in (None, type(setting.rule)):
+            raise StateError(
+                f"the state of {name!r} is one of {tracked.made_by.__name__}, and {type(setting.rule).__name__} steps "
+                "it here: construct the mixture with the saved entries"
+            )
         setting.rule.check_shape(name, weights.shape)
         check_update(setting.rule, weights.shape)
         with np.errstate(all="ignore"):
@@ -216,16 +255,20 @@ class Optimizer(Stepping):
         with np.errstate(invalid="ignore"):
             tracked.state = {key: xp.astype(tracked.state[key], xp.dtype(entry)) for key, entry in state.items()}
         tracked.operand = None
-        self._matched.update(matched)
+        self._matched.update((place, index) for index in matched)
         tracked.setting, tracked.shape = setting, weights.shape
+        tracked.place, tracked.made_by = place, type(setting.rule)
         return setting
 
     def _report_unused(self, complete: bool) -> None:
         """Warn, once, of overrides that matched no parameter of a whole model."""
-        unused = [pattern for i, (pattern, _) in enumerate(self._settings.overrides) if i not in self._matched]
+        every = [(place, settings) for place, (settings, _) in enumerate(self._parts())]
+        overrides = {(place, i): o for place, settings in every for i, (o, _) in enumerate(settings.overrides)}
+        used = {id(overrides[key]) for key in self._matched}
+        unused = {id(pattern): pattern for key, pattern in overrides.items() if id(pattern) not in used}
         if unused and complete:
-            self._matched.update(range(len(self._settings.overrides)))
-            shown = ", ".join(map(repr, unused))
+            self._matched.update(overrides)
+            shown = ", ".join(map(repr, unused.values()))
             warnings.warn(f"overrides that match no parameter: {shown}", UnusedOverrideWarning, stacklevel=3)
 
     # ---- copies
@@ -270,6 +313,16 @@ def check_rate(lr: Any) -> None:
             f"lr must be a finite number >= 0 or a function of the step, got {kind_of(lr)}; pass parameters to "
             f"step(params, grads), not to the constructor{advice(shown)}"
         )
+
+
+def checked_rate(lr: Any, settings: Settings) -> Rate:
+    """A learning rate in Python's own numbers."""
+    check_rate(lr)
+    value: Rate = plain(lr)
+    first = plain(value(1)) if callable(value) else value
+    check_plain("lr", first)
+    settings.validate_lr(first)
+    return value
 
 
 def check_plain(name: str, value: Any) -> None:

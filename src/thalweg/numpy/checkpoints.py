@@ -13,21 +13,16 @@ import numpy as np
 from thalweg.arrays import State
 from thalweg.dtypes import DTYPES
 from thalweg.errors import OptimError, StateError
-from thalweg.exchange import KEYS, VERSION, check_exchanged, check_layout, check_step, is_count
+from thalweg.exchange import KEYS, MIXED, VERSION, check_layout, check_step, is_count
 from thalweg.numpy.arrays import Arr, Name, checked_name, kind_of
-from thalweg.rules import Rule
 from thalweg.spaces.numpy import named_dtype
 
 #: Said of what comes from the other front end.
 FROM_TORCH = "thalweg.torch.export_state(optimizer) returns a state that all front ends load"
 
 
-def read_state(
-    saved: Any, rule: type[Rule], present: Mapping[Name, State[Arr]]
-) -> tuple[float | None, int, dict[Name, tuple[int, State[Arr]]]]:
+def read_state(saved: Any, present: Mapping[Name, State[Arr]]) -> tuple[Any, int, dict[Name, tuple[int, State[Arr]]]]:
     """Learning rate, iteration, and (step, entries) by name; checked, and copied."""
-    check_whole(saved)
-    check_exchanged(saved, rule)
     if not is_count(saved["iteration"]):
         raise StateError("this state_dict() is damaged: its iteration must be a count")
     found: dict[Name, tuple[int, State[Arr]]] = {}
@@ -99,7 +94,7 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any]) -> N
             # bfloat16 is not a dtype that every reader of such files knows
             entry = np.ascontiguousarray(entry).reshape(entry.shape)
             arrays[f"{index}.{key}"] = entry.view(np.uint16) if entry.dtype.name == "bfloat16" else entry
-    told = [key for key in (*KEYS, VERSION) if key != "state" and key in state_dict]
+    told = [key for key in (*KEYS, VERSION, MIXED) if key != "state" and key in state_dict]
     about = {**{key: state_dict[key] for key in told}, "parameters": parameters}
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

@@ -12,10 +12,10 @@ import numpy as np
 
 from thalweg.arrays import Shape, State
 from thalweg.errors import OptionError, ParameterError, StateError
-from thalweg.exchange import exchanged
+from thalweg.exchange import check_exchanged, exchanged
 from thalweg.kernels.cpu.plan import Operand
 from thalweg.numpy.arrays import Arr, Name
-from thalweg.numpy.checkpoints import read_file, read_state, write_file
+from thalweg.numpy.checkpoints import check_whole, read_file, read_state, write_file
 from thalweg.rules import Rule
 from thalweg.settings import Setting
 
@@ -28,6 +28,10 @@ class Tracked:
     step: int = 0
     #: None until the parameter is seen (again): after its state was loaded, or options changed.
     setting: Setting | None = None
+    #: The place of its rule among those of a mixture.
+    place: int = 0
+    #: What has made the state; None if a file did not say.
+    made_by: type[Rule] | None = None
     shape: Shape | None = None
     #: Tells the figures of the last step.
     stats: Callable[[], Mapping[str, Any]] = dict
@@ -84,8 +88,21 @@ class Memory:
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs, as plain values and copies of arrays."""
-        lr = None if callable(self.lr) else self.lr
-        return exchanged(self.rule, copy.deepcopy(self.state), lr=lr, iteration=self.iteration)
+        made_by, lr = self._told()
+        return exchanged(made_by, copy.deepcopy(self.state), lr=lr, iteration=self.iteration)
+
+    def _told(self) -> tuple[Any, Any]:
+        """What a checkpoint says of the rule, or of those of a mixture by name, and of learning rates."""
+        return self.rule, None if callable(self.lr) else self.lr
+
+    def _check_maker(self, state_dict: Any) -> Mapping[Name, type[Rule]]:
+        """Refuse a state of other rules; by name, which rules have made it where there are several."""
+        check_exchanged(state_dict, self.rule)
+        return {}
+
+    def _restore_rate(self, lr: Any) -> None:
+        if lr is not None and not callable(self.lr):
+            self.lr = lr
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state. On any error nothing is changed.
@@ -94,12 +111,15 @@ class Memory:
         """
         present = {name: known.state for name, known in self._tracked.items()}
         try:
-            lr, iteration, saved = read_state(state_dict, self.rule, present)
-            if lr is not None and not callable(self.lr):
-                self.lr = lr  # checked there, before anything is changed
+            check_whole(state_dict)
+            makers = self._check_maker(state_dict)
+            lr, iteration, saved = read_state(state_dict, present)
+            self._restore_rate(lr)  # checked there, before anything is changed
         except (OptionError, ParameterError) as error:
             raise StateError(f"this state_dict() is damaged: {error}") from None
-        self._tracked = {name: Tracked(entries, step) for name, (step, entries) in saved.items()}
+        self._tracked = {
+            name: Tracked(entries, step, made_by=makers.get(name)) for name, (step, entries) in saved.items()
+        }
         self.iteration = iteration
 
     def save(self, path: str | os.PathLike[str]) -> None:

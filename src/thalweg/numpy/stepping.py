@@ -55,9 +55,11 @@ class Stepping(Memory):
         fused, others = self._divided(jobs, aliased)
         self._engines_used = {name for name, used in (("fused", fused), ("reference", others)) if used}
         results: Iterable[tuple[Job, Advance]] = ((job, self._computed(job, scale)) for job in others)
-        if self._settings.base.rule.needs_whole:  # Kron has products that numpy does best, and native code for the rest
-            results = itertools.chain(results, self._computed_by_shape(fused, scale))
-            fused = []
+        # Kron has products that numpy does best, and native code for the rest
+        by_shape = [job for job in fused if job.rule.needs_whole]
+        if by_shape:
+            results = itertools.chain(results, self._computed_by_shape(by_shape, scale))
+            fused = [job for job in fused if not job.rule.needs_whole]
         if fused:
             self._fused.prepare(fused, scale)
         finite = self._fused.measure() if fused and policy != "propagate" else None

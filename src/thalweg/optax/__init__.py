@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from thalweg.optax.exchange import export_state, import_state
 from thalweg.optax.layouts import state_specs
 from thalweg.optax.made import function_of, transformation
+from thalweg.optax.mixture import mixture
 from thalweg.optax.optimizers import adafactor, kron, lamb, lars, muon
-from thalweg.optax.states import AdafactorState, KronState, LambState, LarsState, MuonState
+from thalweg.optax.states import AdafactorState, KronState, LambState, LarsState, MixtureState, MuonState
 from thalweg.rules import RULES, Annealed
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = [
     "KronState",
     "LambState",
     "LarsState",
+    "MixtureState",
     "MuonState",
     "adafactor",
     "adamw",
@@ -33,6 +35,7 @@ __all__ = [
     "lamb",
     "lars",
     "lion",
+    "mixture",
     "muon",
     "sgd",
     "state_specs",

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from thalweg.errors import StateError
-from thalweg.exchange import by_known_name, check_exchanged, exchanged
-from thalweg.optax.states import KINDS, SEVERAL, Entries, fields_of
+from thalweg.exchange import by_known_name, check_exchanged, check_mixture, exchanged
+from thalweg.optax.states import KINDS, SEVERAL, Entries, MixtureState, fields_of
 from thalweg.optax.trees import Tree, dotted, named
 from thalweg.rules import Rule
 
@@ -21,19 +21,22 @@ def export_state(state: Tree, params: Tree) -> dict[str, Any]:
     ``thalweg.numpy``'s ``load_state_dict`` and ``thalweg.torch.import_state`` take it. Wrappers of optax around the
     optimizer are passed over: what they keep themselves is not exported.
     """
-    rule, parts = own_parts(state)
+    parts = own_parts(state)
     names = named(params).names
     if len(set(names)) < len(names):
         twice = next(n for n in names if names.count(n) > 1)
         raise StateError(f"two parameters have the path {twice!r}: paths must differ")
     found: dict[str, Entries] = {}
-    for part in parts:
+    rules: dict[str, type[Rule]] = {}
+    for rule, part in parts:
         for name, entries in entries_by_name(part, params).items():
             if name in found:
                 raise StateError(f"this state has two entries for parameter {name!r}: export the two states one by one")
             found[name] = {"step": jax.device_get(part.count), **jax.device_get(entries)}
+            rules[name] = rule
     ordered = {name: found[name] for name in names if name in found}
-    return exchanged(rule, ordered, iteration=max(int(part.count) for part in parts))
+    made_by = rules if is_mixed(state) else parts[0][0]
+    return exchanged(made_by, ordered, iteration=max(int(part.count) for _, part in parts))
 
 
 def import_state(state: Tree, params: Tree, exported: Mapping[str, Any]) -> Tree:
@@ -41,7 +44,12 @@ def import_state(state: Tree, params: Tree, exported: Mapping[str, Any]) -> Tree
 
     state: of this optimizer, such as ``solver.init(params)``. Arrays keep its dtypes and its layout over devices.
     """
-    check_exchanged(exported, own_parts(state)[0])
+    parts = own_parts(state)
+    if is_mixed(state):
+        rules = {name: rule for rule, part in parts for name in entries_by_name(part, params)}
+        check_mixture(exported, [rule for rule, _ in parts], rules.get)
+    else:
+        check_exchanged(exported, parts[0][0])
     given = by_known_name(exported, named(params).names)
     return jax.tree.map(lambda part: imported(part, params, given) if is_own(part) else part, state, is_leaf=is_own)
 
@@ -50,15 +58,19 @@ def is_own(part: Any) -> bool:
     return type(part) in KINDS
 
 
-def own_parts(state: Tree) -> tuple[type[Rule], list[Any]]:
-    """The states of ours within a state, and the rule they are of."""
+def own_parts(state: Tree) -> list[tuple[type[Rule], Any]]:
+    """The states of ours within a state, with the rules they are of."""
     parts = [part for part in jax.tree.leaves(state, is_leaf=is_own) if is_own(part)]
-    kinds = {type(part) for part in parts}
-    rules = list(dict.fromkeys(rule for kind, rule in KINDS.items() if kind in kinds))
-    if len(rules) != 1:
-        found = f"those of {' and '.join(rule.__name__ for rule in rules)}" if rules else "none"
-        raise StateError(f"this must be the state of one optimizer of thalweg.optax, and it has {found}")
-    return rules[0], parts
+    if not parts:
+        raise StateError("this must be the state of an optimizer of thalweg.optax, and it has none")
+    return [(KINDS[type(part)], part) for part in parts]
+
+
+def is_mixed(state: Tree) -> bool:
+    """Whether a state is one of a mixture, or of several rules that optax has put together."""
+    parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, MixtureState))
+    mixed = any(isinstance(part, MixtureState) for part in parts)
+    return mixed or len({rule for rule, _ in own_parts(state)}) > 1
 
 
 def numbered(part: Any, params: Tree) -> Iterator[tuple[str, str, str, Any]]:

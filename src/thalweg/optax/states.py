@@ -74,6 +74,13 @@ class KronState(NamedTuple):
     skipped: Any = None
 
 
+class MixtureState(NamedTuple):
+    #: The state of each entry's transformation, in their order.
+    inner_states: tuple[Any, ...]
+    #: Steps left out under ``on_nonfinite="skip"``, else None.
+    skipped: Any = None
+
+
 #: Rules whose states have a class above.
 WRITTEN: dict[type[Rule], type[Any]] = {
     LARS: LarsState,

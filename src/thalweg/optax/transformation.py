@@ -130,6 +130,16 @@ def in_words(message: str, called: Mapping[str, str]) -> str:
     return re.sub(rf"^({names})(?= must|=| under)|(?<=give )({names})\b", lambda found: called[found[0]], message)
 
 
+def scale_to(limit: Any, gradients: Sequence[tuple[Any, Any]]) -> Any:
+    """What brings the joint norm of gradients, each with its space, down to a limit; None: nothing has to."""
+    if limit is None or not gradients:
+        return None
+    squares = [space.sums(Squares(g.astype(arithmetic(g.dtype.name)), None)) for space, g in gradients]
+    widest = "float64" if any(square.dtype == "float64" for (square,) in squares) else "float32"
+    norm = jnp.sqrt(sum(square.astype(widest) for (square,) in squares))
+    return jnp.where(jnp.isfinite(norm), 1 / jnp.maximum(norm / limit, 1.0), jnp.nan)
+
+
 @dataclass(frozen=True, eq=False)
 class Transformation:
     """The two functions of a gradient transformation."""
@@ -206,13 +216,7 @@ class Transformation:
 
     def grad_scale(self, jobs: Sequence[Job]) -> Any:
         """What brings the joint norm of all gradients down to max_grad_norm."""
-        limit = self.settings.base.handling.max_grad_norm
-        if limit is None or not jobs:
-            return None
-        squares = [job.space.sums(Squares(job.g.astype(arithmetic(job.g.dtype.name)), None)) for job in jobs]
-        widest = "float64" if any(square.dtype == "float64" for (square,) in squares) else "float32"
-        norm = jnp.sqrt(sum(square.astype(widest) for (square,) in squares))
-        return jnp.where(jnp.isfinite(norm), 1 / jnp.maximum(norm / limit, 1.0), jnp.nan)
+        return scale_to(self.settings.base.handling.max_grad_norm, [(job.space, job.g) for job in jobs])
 
     def leaves(self, params: Tree, found: Named, *, report: bool = False) -> list[Leaf]:
         """The parameters, with what holds for each."""

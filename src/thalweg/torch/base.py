@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import NonFiniteError, OptionError, ParameterError
-from thalweg.rules.checks import check_choice, check_flag
-from thalweg.settings import Overrides
+from thalweg.mixtures import Entry, RuleOptions, check_own
+from thalweg.rules import Rule
+from thalweg.rules.checks import check_flag
+from thalweg.settings import Overrides, Settings
 from thalweg.torch.engines.bucket import Bucket, EngineKind
 from thalweg.torch.engines.choice import reason_missing_for
 from thalweg.torch.engines.lists import Lists
@@ -19,15 +21,16 @@ from thalweg.torch.engines.native import Native
 from thalweg.torch.engines.protocol import Engine, Statistics
 from thalweg.torch.engines.triton import Triton
 from thalweg.torch.params.grouped import GroupedOptimizer, Params
-from thalweg.torch.params.groups import EngineName, engine_meant
-from thalweg.torch.params.rates import Rate
+from thalweg.torch.params.groups import LAYOUT, EngineName, check_options, defaults_of, engine_meant
+from thalweg.torch.params.members import check_given
+from thalweg.torch.params.rates import Rate, check_rate
 from thalweg.torch.sharding.lockstep import Computation, in_lockstep
 from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.gradient_norm import JointGradient
 
 
 class Optimizer(GroupedOptimizer):
-    """A ``torch.optim.Optimizer`` around one of our rules.
+    """A ``torch.optim.Optimizer`` around a rule, or around several.
 
     Every optimizer derives from it. Gradients are read, never written; parameters and state are
     written in place when the new values are known.
@@ -47,11 +50,24 @@ class Optimizer(GroupedOptimizer):
         differentiable: bool = False,
         **options: Any,
     ) -> None:
-        check_choice("engine", engine, "auto", "reference", "foreach", "fused")
+        check_given(params)
+        entry = checked_options(self.rule, lr, options, variant, overrides)
         engine = engine_meant(engine, foreach, fused, differentiable)
+        self._begin(params, [(None, entry)], defaults_of(entry), engine=engine, capturable=capturable)
+
+    def _begin(
+        self,
+        params: Params,
+        entries: list[Entry],
+        defaults: Mapping[str, Any],
+        *,
+        engine: EngineName,
+        capturable: bool,
+    ) -> None:
+        """Take parameters that are to be stepped by the rules of these entries."""
         check_flag("capturable", capturable)
         self._forget(engine)
-        super().__init__(params, lr, variant=variant, overrides=overrides, capturable=capturable, options=options)
+        super().__init__(params, entries, {**defaults, "capturable": capturable, "layout": LAYOUT})
         for p in self.parameters() if engine == "fused" else ():
             missing = reason_missing_for(p)
             if missing is not None:
@@ -59,6 +75,21 @@ class Optimizer(GroupedOptimizer):
                     f"engine='fused' cannot run: {missing}; "
                     "use engine='auto', which takes the fastest engine that can run"
                 )
+
+    @classmethod
+    def options(cls, **options: Any) -> RuleOptions:
+        """This rule with a learning rate and options, checked, for an entry of a :class:`Mixture`.
+
+        Without ``lr`` it is the rule's default. ``variant`` and ``overrides`` are as in the constructor.
+
+        >>> import thalweg.torch
+        >>> thalweg.torch.AdamW.options(lr=3e-4, weight_decay=0.1)
+        AdamW.options(lr=0.0003, weight_decay=0.1)
+        """
+        rule = check_own(getattr(cls, "rule", None), options)
+        lr = options.pop("lr", rule.default_lr)
+        variant, overrides = options.pop("variant", None), options.pop("overrides", ())
+        return checked_options(rule, lr, options, variant, overrides)
 
     def _forget(self, engine: EngineName) -> None:
         """Have seen no step yet."""
@@ -87,10 +118,11 @@ class Optimizer(GroupedOptimizer):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            if torch.compiler.is_compiling() and self.rule.needs_whole:
+            compiling = torch.compiler.is_compiling()
+            if compiling and any(self._rule_of(group).needs_whole for group in self.param_groups):
                 self._step_uncompiled()
             else:
-                self._step(None, compiling=torch.compiler.is_compiling())
+                self._step(None, compiling=compiling)
         return loss
 
     # A compiler that saw which parameter this is would take it for the one it was compiled for.
@@ -159,7 +191,7 @@ class Optimizer(GroupedOptimizer):
         self._sorter.forget()
 
     def _place_of_counts(self, p: Tensor, group: Mapping[str, Any]) -> torch.device:
-        launched = self._sorter.is_launched(self.rule, p)
+        launched = self._sorter.is_launched(self._rule_of(group), p)
         return p.device if launched else super()._place_of_counts(p, group)
 
     @property
@@ -211,16 +243,27 @@ class Optimizer(GroupedOptimizer):
         self._forget(self._wanted_engine)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_overrides": self._overrides, "_wanted_engine": self._wanted_engine, "_skips": self._joint.skips}
+        own = {"_entries": self._entries, "_wanted_engine": self._wanted_engine, "_skips": self._joint.skips}
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        own = {key: state.pop(key) for key in ("_overrides", "_wanted_engine", "_skips") if key in state}
+        own = {key: state.pop(key) for key in ("_entries", "_wanted_engine", "_skips") if key in state}
         super().__setstate__(state)
         if own:  # a copy or a pickle, and not load_state_dict, which comes here too
-            self._remember(own["_overrides"])
+            self._remember(own["_entries"])
             self._forget(own["_wanted_engine"])
             self._joint.skips = own["_skips"]
+
+
+def checked_options(
+    rule: type[Rule], lr: Any, options: Mapping[str, Any], variant: str | None, overrides: Overrides
+) -> RuleOptions:
+    """Options and a learning rate as torch has them, checked."""
+    check_options(rule, options)
+    settings = Settings(rule, options, variant, overrides)
+    check_rate(lr)
+    settings.validate_lr(lr)
+    return RuleOptions(settings, lr)
 
 
 def raise_if_nonfinite(names: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.errors import ResumeWarning, StateError
 from thalweg.exchange import check_version
+from thalweg.mixtures import in_words as rules_in_words
 from thalweg.rules import Rule
 from thalweg.torch.params.groups import LAYOUT
 from thalweg.torch.params.members import names_of
@@ -20,8 +21,11 @@ from thalweg.torch.sharding.shards import laid_out
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 
-def check_is_state(rule: type[Rule], saved: Any) -> None:
-    """Refuse what is not a state dict, or is one of another rule, of another version of it, or of a newer layout."""
+def check_is_state(rules: Sequence[type[Rule]], saved: Any) -> None:
+    """Refuse what is not a state dict, or is one of other rules, of another version of one, or of a newer layout.
+
+    rules: those of the groups of this optimizer.
+    """
     if not isinstance(saved, Mapping) or "state" not in saved or "param_groups" not in saved:
         given = f"a {type(saved).__name__}" + (
             f" with {', '.join(map(repr, saved))}" if isinstance(saved, Mapping) else ""
@@ -29,14 +33,26 @@ def check_is_state(rule: type[Rule], saved: Any) -> None:
         raise StateError(
             f"this is not a state_dict() of an optimizer: it must have 'state' and 'param_groups', and is {given}"
         )
-    for group in saved["param_groups"]:
-        if group.get("rule") != rule.__name__:
-            other = f"a state of {group['rule']}" if "rule" in group else "not a state of thalweg.torch"
-            raise StateError(f"this is {other} and cannot be loaded into {rule.__name__}")
-        check_version(rule, group.get("rule_version"))
+    known = {rule.__name__: rule for rule in rules}
+    found = [group.get("rule") for group in saved["param_groups"]]
+    if found and known and set(found) != set(known):
+        other = "not a state of thalweg.torch" if None in found else f"a state of {rules_in_words(found)}"
+        raise StateError(f"this is {other} and cannot be loaded into {rules_in_words(known)}")
+    for group in saved["param_groups"] if known else ():
+        check_version(known[group["rule"]], group.get("rule_version"))
         if group.get("layout", LAYOUT) > LAYOUT:
             raise StateError(
                 f"this state has layout {group['layout']}, and this version reads up to {LAYOUT}: update thalweg"
+            )
+
+
+def check_same_rules(saved: Mapping[str, Any], rules: Sequence[type[Rule]]) -> None:
+    """Refuse groups that were stepped by another rule than those here, group by group."""
+    for index, (group, rule) in enumerate(zip(saved["param_groups"], rules, strict=True)):
+        if group["rule"] != rule.__name__:
+            raise StateError(
+                f"parameter group {index} of this state was stepped by {group['rule']}, and here it is stepped by "
+                f"{rule.__name__}: construct the mixture with the saved entries"
             )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.exchange import by_known_name, check_exchanged, exchanged
+from thalweg.exchange import by_known_name, check_exchanged, check_mixture, exchanged
+from thalweg.rules import Rule
 from thalweg.torch.params.grouped import GroupedOptimizer
 from thalweg.torch.sharding.shards import whole
 
@@ -27,17 +28,26 @@ def export_state(optimizer: GroupedOptimizer) -> dict[str, Any]:
     for entries in found.values():
         entries["step"] = entries["step"].astype("int64")
     last = max((int(entries["step"]) for entries in found.values()), default=0)
-    return exchanged(optimizer.rule, found, iteration=last)
+    rule = getattr(optimizer, "rule", None) or rules_by_name(optimizer)
+    return exchanged(rule, found, iteration=last)
 
 
 def import_state(optimizer: GroupedOptimizer, exported: Mapping[str, Any]) -> None:
     """Continue from what another front end exported. On any error nothing is changed."""
-    check_exchanged(exported, optimizer.rule)
-    names = [name for name, _ in optimizer._named()]
+    rule, by_name = getattr(optimizer, "rule", None), rules_by_name(optimizer)
+    if rule is None:
+        check_mixture(exported, by_name.values(), by_name.get)
+    else:
+        check_exchanged(exported, rule)
+    names = list(by_name)
     given = by_known_name(exported, names)
     places = {name: place for place, name in enumerate(names)}
     state = {places[name]: {key: to_tensor(entry) for key, entry in entries.items()} for name, entries in given.items()}
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def rules_by_name(optimizer: GroupedOptimizer) -> dict[str, type[Rule]]:
+    return {name: optimizer._rule_of(optimizer.param_groups[index]) for name, _, index in optimizer._homes()}
 
 
 def to_numpy(x: Tensor) -> Any:

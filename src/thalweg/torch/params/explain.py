@@ -27,8 +27,11 @@ def explained(name: str, p: Tensor, setting: Setting, lr: Any) -> Row:
     )
 
 
-def explained_group(group: Mapping[str, Any], *, shown_only: bool) -> GroupRow:
-    """A parameter group. shown_only: its lr is written by a scheduler for people to read, and not read by a step."""
+def explained_group(group: Mapping[str, Any], *, shown_only: bool, rule: str = "") -> GroupRow:
+    """A parameter group. shown_only: its lr is written by a scheduler for people to read, and not read by a step.
+
+    rule: its name, where there are several.
+    """
     frozen = sum(not p.requires_grad for p in group["params"])
     notes = []
     if shown_only:
@@ -44,6 +47,7 @@ def explained_group(group: Mapping[str, Any], *, shown_only: bool) -> GroupRow:
         frozen,
         shown_rate(group["lr"]),
         tuple(notes),
+        rule,
     )
 
 

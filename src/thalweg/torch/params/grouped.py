@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
+from thalweg.mixtures import Entry
 from thalweg.rules import Rule
 from thalweg.rules.checks import require
 from thalweg.rules.entries import Count
-from thalweg.settings import Overrides, Setting, Settings, plain
+from thalweg.settings import Overrides, Pattern, Setting, Settings, option_names, plain
 from thalweg.torch.params.checkpoints import (
     check_entries,
     check_is_state,
+    check_same_rules,
     check_sizes,
     in_own_order,
     restored,
@@ -27,16 +29,14 @@ from thalweg.torch.params.checkpoints import (
 from thalweg.torch.params.checks import check_parameter, reason_against_flat
 from thalweg.torch.params.explain import Explanation, explained, explained_group, source_of
 from thalweg.torch.params.groups import (
-    LAYOUT,
     EngineName,
     GroupSettings,
     check_group,
-    check_options,
+    defaults_of,
     loaded_group,
-    made_by,
     to_plain,
 )
-from thalweg.torch.params.members import Members, check_given, check_names, named, unused_patterns
+from thalweg.torch.params.members import Members, check_names, named, unused_patterns
 from thalweg.torch.params.rates import Rate, check_rate, rate_given, rate_shown
 from thalweg.torch.params.states import expected_entries, first_entries
 from thalweg.torch.sharding.agreement import in_words
@@ -50,47 +50,47 @@ JOINT = ("max_grad_norm", "on_nonfinite")
 class GroupedOptimizer(torch.optim.Optimizer):
     """Groups of parameters with options that are checked, and state that is restored as it was saved."""
 
-    #: What it steps by.
+    #: What it steps by; a mixture has several rules, and none here.
     rule: ClassVar[type[Rule]]
     _wanted_engine: EngineName
 
     def __init__(
         self,
         params: Params,
-        lr: Rate,
-        *,
-        variant: str | None,
-        overrides: Overrides,
-        capturable: bool,
-        options: Mapping[str, Any],
+        entries: list[Entry],
+        defaults: dict[str, Any],
     ) -> None:
-        check_given(params)
-        check_options(self.rule, options)
-        settings = Settings(self.rule, options, variant, overrides)
-        check_rate(lr)
-        settings.validate_lr(lr)
-        self._remember(settings.overrides)
-        rate = rate_shown(settings.base.rule, lr)
-        beside = {"capturable": capturable, **made_by(self.rule), "layout": LAYOUT}
-        super().__init__(params, {**rate, **to_plain(settings.options), **beside})
+        self._remember(entries)
+        super().__init__(params, defaults)
 
-    def _remember(self, overrides: Overrides) -> None:
-        self._overrides = overrides
-        self._group_settings = GroupSettings(self.rule, overrides)
+    def _remember(self, entries: list[Entry]) -> None:
+        self._entries = entries
+        self._group_settings = GroupSettings(entries)
         self._resolved: dict[int, tuple[Settings, Setting]] = {}
         self._members = Members()
-        self._reported = not overrides
+        self._reported = False
+
+    def _rule_of(self, group: Mapping[str, Any]) -> type[Rule]:
+        """What a group is stepped by."""
+        return self._group_settings.entry_of(group).rule
+
+    @property
+    def _overrides(self) -> Overrides:
+        """Those of all rules."""
+        return tuple(each for _, entry in self._entries for each in entry.settings.overrides)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, with options of its own; everything is checked before anything is added."""
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
-        check_group(self.rule, param_group)
-        given = {name: plain(param_group[name]) for name in self._group_settings.names if name in param_group}
+        entry = self._group_settings.entry_of(param_group)
+        check_group(entry.rule, param_group)
+        given = {name: plain(param_group[name]) for name in option_names(entry.rule) if name in param_group}
         for name in JOINT:
             if given.get(name, self.defaults[name]) != self.defaults[name]:
                 raise OptionError(f"{name} concerns the whole step and cannot differ between groups")
-        settings = self._group_settings.made({**self.defaults, **given})
+        own = {**defaults_of(entry), **self.defaults}
+        settings = self._group_settings.made({**own, **param_group, **given})
         rate = {}
         if "lr" in param_group:
             check_rate(param_group["lr"])
@@ -98,7 +98,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
             rate = rate_shown(settings.base.rule, param_group["lr"])
             rate.update({key: param_group[key] for key in rate if key == "lr_is_scale" and key in param_group})
         before = len(self.param_groups)
-        super().add_param_group({**param_group, **given, **rate})
+        super().add_param_group({**own, **param_group, **given, **rate})
         for group in self.param_groups[before:]:
             options = to_plain(group)
             group.clear()
@@ -112,7 +112,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
         except (OptionError, ParameterError):
             del self.param_groups[before:]
             raise
-        self._reported = not self._overrides
+        self._reported = False
         self._members.note_shapes(self.param_groups)
 
     def _places(self) -> dict[Tensor, tuple[str, int]]:
@@ -129,16 +129,31 @@ class GroupedOptimizer(torch.optim.Optimizer):
     def _against_flat(self, index: int) -> str:
         """Why the parameters of a group cannot be stepped as one vector; "" if they can."""
         group = self.param_groups[index]
-        return reason_against_flat(self._checked_settings(index, group).base.rule, group, self._overrides)
+        settings = self._checked_settings(index, group)
+        return reason_against_flat(settings.base.rule, group, settings.overrides)
 
     def _report_unused(self) -> None:
-        """Warn, once, of overrides that match no parameter."""
+        """Warn, once, of overrides and of entries that match no parameter."""
         if not self._reported:
             self._reported = True
-            unused = unused_patterns(self._overrides, self.param_groups)
-            if unused:
-                message = f"overrides that match no parameter: {', '.join(map(repr, unused))}"
-                warnings.warn(message, UnusedOverrideWarning, stacklevel=8)
+            for what, unused in zip(("overrides", "entries of the mixture"), self._unused(), strict=True):
+                if unused:
+                    message = f"{what} that match no parameter: {', '.join(map(repr, unused))}"
+                    warnings.warn(message, UnusedOverrideWarning, stacklevel=8)
+
+    def _unused(self) -> tuple[list[Pattern], list[Pattern]]:
+        """The patterns of overrides that match no parameter, and those of entries."""
+        overrides: dict[int, Pattern] = {}
+        used, idle = set[int](), []
+        homes = [(self.param_groups[index].get("entry", 0), name, p) for name, p, index in self._homes()]
+        for place, (pattern, entry) in enumerate(self._entries):
+            pairs = [(name, p) for home, name, p in homes if home == place]
+            if pattern is not None and not pairs:
+                idle.append(pattern)
+            unused = {id(each): each for each in unused_patterns(entry.settings.overrides, pairs)}
+            used |= {id(each) for each, _ in entry.settings.overrides} - unused.keys()
+            overrides |= unused
+        return [pattern for key, pattern in overrides.items() if key not in used], idle
 
     def _named(self, first_group: int = 0) -> Iterator[tuple[str, Tensor]]:
         """Every parameter with its name."""
@@ -264,24 +279,33 @@ class GroupedOptimizer(torch.optim.Optimizer):
                 lr, factor = self._rate(group)
                 rows.append(explained(name, p, replace(setting, lr_scale=setting.lr_scale * factor), lr))
                 if code:
-                    title = f"{self.rule.__name__}, {rows[-1].treatment}, {rows[-1].dtype} on {p.device.type}:"
+                    title = f"{rows[-1].rule}, {rows[-1].treatment}, {rows[-1].dtype} on {p.device.type}:"
                     if title not in sources:
                         sources[title] = source_of(setting, p, has_lr=lr is not None)
-        groups = [explained_group(group, shown_only=self._is_shown_only(group)) for group in self.param_groups]
-        return Explanation(rows, unused_patterns(self._overrides, self.param_groups), groups, sources)
+        several = len({row.rule for row in rows}) > 1
+        groups = [
+            explained_group(group, shown_only=self._is_shown_only(group), rule=group["rule"] if several else "")
+            for group in self.param_groups
+        ]
+        unused, idle = self._unused()
+        return Explanation(rows, unused, groups, sources, idle)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state. State keeps the dtype it was saved in; on any error nothing is changed."""
-        check_is_state(self.rule, state_dict)
+        rules = [self._rule_of(group) for group in self.param_groups]
+        check_is_state(rules, state_dict)
         state_dict = state_dict.copy()
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
-        check_is_state(self.rule, state_dict)
+        check_is_state(rules, state_dict)
         state_dict["param_groups"] = in_own_order(state_dict["param_groups"], self.param_groups)
         check_sizes(state_dict, self.param_groups)
-        pairs = zip(state_dict["param_groups"], self.param_groups, strict=True)
-        groups = [loaded_group(self.rule, saved, own, self.defaults) for saved, own in pairs]
+        check_same_rules(state_dict, rules)
+        groups = [
+            loaded_group(rule, saved, own, {**defaults_of(self._group_settings.entry_of(own)), **self.defaults})
+            for rule, saved, own in zip(rules, state_dict["param_groups"], self.param_groups, strict=True)
+        ]
         named, (expected, counts) = list(self._named()), self._expected(groups)
         check_entries(state_dict, named, expected)
         state = restored(groups, state_dict, named, expected, counts, self._place_of_counts)

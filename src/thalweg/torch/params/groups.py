@@ -8,9 +8,11 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor
 
 from thalweg.errors import OptionError
+from thalweg.mixtures import Entry, RuleOptions
 from thalweg.rules import Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, require
-from thalweg.settings import Overrides, Settings, check_known, check_not_misspelt, option_names
+from thalweg.settings import Settings, check_known, check_not_misspelt, option_names
+from thalweg.torch.params.rates import rate_shown
 from thalweg.torch.sharding.agreement import BESIDE_OPTIONS
 
 #: The name of a way to step parameters, as users give it.
@@ -27,7 +29,8 @@ SHOWN_IF_SET = ("momentum",)
 
 
 def engine_meant(engine: Any, foreach: Any, fused: Any, differentiable: Any) -> Any:
-    """The engine that arguments of torch's own optimizers ask for, if they ask for one."""
+    """The engine that arguments of torch's own optimizers ask for, if they ask for one; checked."""
+    check_choice("engine", engine, "auto", "reference", "foreach", "fused")
     for name, value in (("foreach", foreach), ("fused", fused)):
         check_choice(name, value, None, True, False)
     check_flag("differentiable", differentiable)
@@ -47,6 +50,12 @@ def engine_meant(engine: Any, foreach: Any, fused: Any, differentiable: Any) -> 
 def made_by(rule: type[Rule]) -> dict[str, Any]:
     """What a group, and so a checkpoint, says of the rule that made its state."""
     return {"rule": rule.__name__, "rule_version": rule.version}
+
+
+def defaults_of(entry: RuleOptions) -> dict[str, Any]:
+    """What a group of an entry holds, unless it says otherwise."""
+    rate = rate_shown(entry.settings.base.rule, entry.lr)
+    return {**rate, **to_plain(entry.settings.options), **made_by(entry.rule)}
 
 
 def to_plain(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +110,7 @@ def loaded_group(
     group["params"] = list(saved["params"])
     # names stay: a loader that goes by name may bring those of another order
     group.pop("param_names", None)
-    group.update({key: own[key] for key in ("param_names",) if key in own})
+    group.update({key: own[key] for key in ("param_names", "entry") if key in own})
     if "lr_is_scale" in own:
         group.setdefault("lr_is_scale", group["lr"] is None)
         if group["lr"] is None:  # as versions before wrote it
@@ -110,25 +119,33 @@ def loaded_group(
 
 
 class GroupSettings:
-    """The settings of a group, made anew only when one of its options has changed."""
+    """The settings of a group, made anew only when one of its options has changed.
 
-    def __init__(self, rule: type[Rule], overrides: Overrides) -> None:
-        self.rule, self.overrides = rule, overrides
-        self.names = option_names(rule)
-        self.known: dict[int, tuple[list[Any], Settings]] = {}
+    entries: the rules of an optimizer. A group's "entry" is the place of its own among them.
+    """
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries = entries
+        self.known: dict[int, tuple[RuleOptions, list[Any], Settings]] = {}
+
+    def entry_of(self, group: Mapping[str, Any]) -> RuleOptions:
+        place: int = group.get("entry", 0)
+        return self.entries[place][1]
 
     def of(self, index: int, group: Mapping[str, Any]) -> Settings:
-        values = [group.get(name) for name in self.names]
+        entry = self.entry_of(group)
+        values = [group.get(name) for name in option_names(entry.rule)]
         cached = self.known.get(index)
-        if cached is not None and same(cached[0], values):
-            return cached[1]
+        if cached is not None and cached[0] is entry and same(cached[1], values):
+            return cached[2]
         settings = self.made(group)
-        self.known[index] = values, settings
+        self.known[index] = entry, values, settings
         return settings
 
     def made(self, group: Mapping[str, Any]) -> Settings:
-        given = from_plain({name: group[name] for name in self.names if name in group})
-        return Settings(self.rule, given, None, self.overrides)
+        entry = self.entry_of(group)
+        given = from_plain({name: group[name] for name in option_names(entry.rule) if name in group})
+        return Settings(entry.rule, given, None, entry.settings.overrides)
 
 
 def same(first: Sequence[Any], second: Sequence[Any]) -> bool:

@@ -7,7 +7,7 @@ replace one together with its state (densification in Gaussian splatting), witho
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -64,9 +64,9 @@ def check_names(groups: Groups, overrides: Overrides) -> None:
         )
 
 
-def unused_patterns(overrides: Overrides, groups: Groups) -> list[Pattern]:
-    """Those of overrides that match no parameter."""
-    return [pattern for pattern, _ in overrides if not any(matches(pattern, *pair) for pair in named(groups))]
+def unused_patterns(overrides: Overrides, pairs: Collection[tuple[str, Tensor]]) -> list[Pattern]:
+    """Those of overrides that match none of these names and parameters."""
+    return [pattern for pattern, _ in overrides if not any(matches(pattern, *pair) for pair in pairs)]
 
 
 class Members:

@@ -23,7 +23,7 @@ from thalweg.torch.sharding.collectives import everyones, largest_words
 from thalweg.torch.sharding.shards import MeshGroup, is_distributed, part_of
 
 #: What thalweg reads of a group beside the options of its rule.
-BESIDE_OPTIONS = ("lr", "lr_is_scale", "capturable", "rule", "rule_version", "layout")
+BESIDE_OPTIONS = ("lr", "lr_is_scale", "capturable", "rule", "rule_version", "entry", "layout")
 #: What is compared of a digest, as whole numbers of 32 bits that no device rounds.
 WORDS = 4
 
@@ -42,14 +42,17 @@ class Agreement:
 
     def reach(
         self,
-        rule: type[Rule],
+        rules: Sequence[type[Rule]],
         places: Mapping[Tensor, tuple[str, int]],
         groups: Sequence[Mapping[str, Any]],
         overrides: Overrides,
         *,
         one_by_one: bool,
     ) -> None:
-        """Ask, if something is new; raise on every rank if they differ. Unsharded models send nothing."""
+        """Ask, if something is new; raise on every rank if they differ. Unsharded models send nothing.
+
+        rules: those of the groups.
+        """
         if places is not self.places:
             self.places, self.reached = places, set()
             self.distributed = [(name, p, index) for p, (name, index) in places.items() if is_distributed(p)]
@@ -57,11 +60,11 @@ class Agreement:
             return
         # one by one, ranks are at the same parameter at different times, and have gradients for others or not
         idle = None if one_by_one else tuple(i for i, (_, p, _) in enumerate(self.distributed) if p.grad is None)
-        news = idle, tuple(kinds(own_options(rule, group)) for group in groups)
+        news = idle, tuple(kinds(own_options(*both)) for both in zip(rules, groups, strict=True))
         if news not in self.reached:
             divided = [(name, p, index, part_of(name, p).across(None)) for name, p, index in self.distributed]
             divided = [each for each in divided if each[-1]]
-            lines = list(described(rule, divided, groups, overrides, gradients=not one_by_one))
+            lines = list(described(rules, divided, groups, overrides, gradients=not one_by_one))
             check_agreement(lines, [group for *_, across in divided for group in across])
             self.reached.add(news)
 
@@ -105,7 +108,7 @@ def difference(known: Mapping[int, Sequence[str]]) -> str:
 
 
 def described(
-    rule: type[Rule],
+    rules: Sequence[type[Rule]],
     divided: Sequence[tuple[str, Tensor, int, Any]],
     groups: Sequence[Mapping[str, Any]],
     overrides: Overrides,
@@ -113,11 +116,12 @@ def described(
     gradients: bool,
 ) -> Iterator[str]:
     """A line for each thing that must be the same on every rank. Parameters that are not sharded may differ."""
-    yield f"the rule {rule.__name__}"
+    names = dict.fromkeys(rule.__name__ for rule in rules)
+    yield f"the rule{'s' if len(names) > 1 else ''} {', '.join(names)}"
     entries = [f"{in_words(pattern)}: {in_words(dict(sorted(options.items())))}" for pattern, options in overrides]
     yield f"overrides of {', '.join(entries)}" if entries else "no overrides"
     for index in sorted({index for _, _, index, _ in divided}):
-        options = own_options(rule, groups[index])
+        options = own_options(rules[index], groups[index])
         yield from (f"{key}={in_words(value)} in group {index}" for key, value in sorted(options.items()))
     for name, p, index, _ in divided:
         placements = ", ".join(map(str, p.placements))  # type: ignore[attr-defined]

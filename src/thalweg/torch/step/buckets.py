@@ -45,7 +45,8 @@ class Sorter:
         """
         groups, places = optimizer.param_groups, optimizer._places()
         optimizer._report_unused()
-        self.agreement.reach(optimizer.rule, places, groups, optimizer._overrides, one_by_one=only is not None)
+        rules = [optimizer._rule_of(group) for group in groups]
+        self.agreement.reach(rules, places, groups, optimizer._overrides, one_by_one=only is not None)
         settings = [optimizer._checked_settings(i, group) for i, group in enumerate(groups)]
         if only is not None:
             return self.sorted_anew(optimizer, {only: places[only]}, settings, compiling=compiling)
@@ -80,7 +81,7 @@ class Sorter:
         for name, p, index in named:
             setting = optimizer._setting(settings[index], name, p)
             state = optimizer._state(name, p, setting, optimizer.param_groups[index])
-            launched = self.is_launched(optimizer.rule, p)
+            launched = self.is_launched(type(setting.rule), p)
             if launched and state["step"].device != p.device:
                 state["step"] = state["step"].to(p.device)
             step = state["step"]

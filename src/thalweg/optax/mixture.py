@@ -1,0 +1,157 @@
+"""Several transformations as one, each for the parameters that a pattern of their paths chooses."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from thalweg.arrays import Squares
+from thalweg.boundary import arithmetic
+from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
+from thalweg.mixtures import check_all_matched
+from thalweg.optax.shards import Shards, layout_of
+from thalweg.optax.states import MixtureState
+from thalweg.optax.transformation import Transformation, scale_to
+from thalweg.optax.trees import Named, Tree, by_spec, gradients, parameters
+from thalweg.rules.checks import check_choice, check_number, require
+from thalweg.settings import Pattern, check_pattern, is_list, matches
+from thalweg.spaces import jax as whole
+from thalweg.spaces.jax import replicated_with
+
+Entries: TypeAlias = Sequence[tuple[Pattern, optax.GradientTransformation]]
+
+
+def mixture(
+    entries: Entries,
+    *,
+    max_grad_norm: float | None = None,
+    on_nonfinite: Literal["propagate", "skip"] = "propagate",
+    specs: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Several gradient transformations as one: the first entry whose pattern matches a parameter transforms it.
+
+    entries: a list of (pattern, transformation). A pattern is a glob, a compiled regular expression or a function of a
+    path and a parameter; paths are written as in ``overrides``, such as ``layers.0.w``. Transformations may be any,
+    also optax's. max_grad_norm, on_nonfinite: decided by all gradients together. specs: as of the transformations.
+
+    >>> import jax.numpy as jnp
+    >>> from thalweg.optax import adamw, sgd
+    >>> solver = mixture([("*.w", adamw(0.1, weight_decay=0.0)), ("*", sgd(0.5))])
+    >>> params = {"dense": {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}}
+    >>> updates, state = solver.update(params, solver.init(params), params)
+    >>> print(updates["dense"]["w"][0].round(3), updates["dense"]["b"])
+    [-0.1 -0.1] [-0.5 -0.5]
+    """
+    if max_grad_norm is not None:
+        check_number("max_grad_norm", max_grad_norm, low=0.0, open_low=True)
+    check_choice("on_nonfinite", on_nonfinite, "propagate", "skip")
+    made = Mixture(tuple(checked(entries)), max_grad_norm, on_nonfinite == "skip", specs)
+    return optax.GradientTransformationExtraArgs(made.init, made.update)
+
+
+def checked(entries: Any) -> list[tuple[Pattern, Any]]:
+    wanted = "a mixture is a list of (pattern, transformation), such as [('*.w', kron(3e-4)), ('*', adamw(3e-4))]"
+    require(is_list(entries) and len(entries) > 0, f"{wanted}, got {entries!r}")
+    result = []
+    for entry in entries:
+        pair = is_list(entry) and len(entry) == 2 and isinstance(entry[1], optax.GradientTransformation)
+        require(pair, f"{wanted}, got the entry {entry!r}")
+        check_pattern(entry[0])
+        check_own(*entry)
+        result.append((entry[0], optax.with_extra_args_support(entry[1])))
+    return result
+
+
+def check_own(pattern: Pattern, transformation: Any) -> None:
+    """Refuse options of the whole step, which cannot belong to one of several transformations."""
+    owner = getattr(transformation.update, "__self__", None)
+    if isinstance(owner, Transformation):
+        handling = owner.settings.base.handling
+        for name, usual in (("max_grad_norm", None), ("on_nonfinite", "propagate")):
+            if getattr(handling, name) != usual:
+                raise OptionError(f"entry {pattern!r}: {name} concerns the whole step: give it to mixture()")
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """The two functions of the transformation."""
+
+    entries: tuple[tuple[Pattern, Any], ...]
+    max_grad_norm: Any
+    guarded: bool
+    specs: Any
+
+    def init(self, params: Tree) -> MixtureState:
+        found = parameters(params)
+        places = self.places(found)
+        idle = [repr(pattern) for place, (pattern, _) in enumerate(self.entries) if place not in places]
+        if idle and found.leaves:
+            message = f"entries of the mixture that match no parameter: {', '.join(idle)}"
+            warnings.warn(message, UnusedOverrideWarning, stacklevel=2)
+        states = tuple(each.init(params) for each in self.masked(found, places))
+        zero = partial(jnp.zeros, [], jnp.int32, device=replicated_with(found.leaves[0]) if found.leaves else None)
+        return MixtureState(states, zero() if self.guarded else None)
+
+    def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, MixtureState]:
+        if params is None:
+            raise ParameterError("update() needs the parameters: update(gradients, state, params)")
+        found = parameters(params)
+        grads, spaces = gradients(updates, found), self.spaces(params, found)
+        scale = scale_to(self.max_grad_norm, list(zip(spaces, grads, strict=True)))
+        given = grads if scale is None else [scaled(g, scale) for g in grads]
+        new, news = found.treedef.unflatten(given), []
+        for each, own in zip(self.masked(found, self.places(found)), state.inner_states, strict=True):
+            new, inner = each.update(new, own, params, **extra_args)
+            news.append(inner)
+        result = MixtureState(tuple(news), state.skipped)
+        if not self.guarded:
+            return new, result
+        changes = found.treedef.flatten_up_to(new)
+        fine = jnp.asarray(True)
+        for space, x in zip([*spaces, *spaces], [*grads, *changes], strict=True):
+            fine &= is_finite(space, x)
+        skipped = jnp.where(fine, state.skipped, optax.safe_increment(state.skipped))
+        kept = jax.tree.map(lambda new, old: jnp.where(fine, new, old), result.inner_states, state.inner_states)
+        return jax.tree.map(lambda delta: jnp.where(fine, delta, 0), new), MixtureState(kept, skipped)
+
+    def masked(self, found: Named, places: Sequence[int]) -> list[Any]:
+        """The transformations, each for its parameters alone."""
+        masks = [found.treedef.unflatten([place == own for own in places]) for place in range(len(self.entries))]
+        return [optax.masked(each, mask) for (_, each), mask in zip(self.entries, masks, strict=True)]
+
+    def places(self, found: Named) -> list[int]:
+        """For each parameter the place of the first entry that matches it."""
+        pairs = list(zip(found.names, found.leaves, strict=True))
+        places = [
+            next((i for i, (pattern, _) in enumerate(self.entries) if matches(pattern, name, p)), None)
+            for name, p in pairs
+        ]
+        check_all_matched([name for (name, _), place in zip(pairs, places, strict=True) if place is None])
+        return [place for place in places if place is not None]
+
+    def spaces(self, params: Tree, found: Named) -> list[Any]:
+        """Of each parameter the space that sums over its shards."""
+        if self.specs is None:
+            return [whole] * len(found.leaves)
+        specs = by_spec(self.specs, params)
+        triples = zip(specs, found.leaves, found.names, strict=True)
+        layouts = [layout_of(spec, p.ndim, name) for spec, p, name in triples]
+        return [Shards(layout) if any(layout) else whole for layout in layouts]
+
+
+def scaled(g: Any, scale: Any) -> Any:
+    precision = arithmetic(g.dtype.name)
+    return (g.astype(precision) * scale.astype(precision)).astype(g.dtype)
+
+
+def is_finite(space: Any, x: Any) -> Any:
+    """Whether all elements are finite, on all devices that have some of them."""
+    (failures,) = space.sums(Squares(jnp.where(jnp.isfinite(x), 0.0, 1.0), None))
+    return failures == 0

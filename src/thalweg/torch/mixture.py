@@ -1,0 +1,137 @@
+"""One optimizer that steps by several rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, TypeAlias
+
+from torch import Tensor
+
+from thalweg.errors import OptionError, ParameterError
+from thalweg.mixtures import Entry, RuleOptions, check_one_rule, checked_entries, divided, merged
+from thalweg.settings import WHOLE_STEP, Handling, Overrides, Pattern, check_overrides
+from thalweg.torch.base import Optimizer
+from thalweg.torch.params.grouped import Params
+from thalweg.torch.params.groups import EngineName, engine_meant
+from thalweg.torch.params.members import check_given
+
+Entries: TypeAlias = Sequence[tuple[Pattern, RuleOptions]]
+
+
+class Mixture(Optimizer):
+    """One ``torch.optim.Optimizer`` that steps some parameters by one rule and others by another.
+
+    entries: a list of (pattern, options). A pattern is a glob, a compiled regular expression or a function of a name
+    and a parameter; the first that matches a parameter decides. ``options()`` of an optimizer's class makes options.
+
+    Each entry has a parameter group, or one for each group that params has. A group's ``"rule"`` is the rule's name.
+    overrides: for the parameters of all entries. The other arguments hold for the whole step.
+
+    >>> import torch
+    >>> from thalweg.torch import AdamW, Kron
+    >>> model = torch.nn.Linear(3, 2)
+    >>> entries = [("weight", Kron.options(lr=3e-4)), ("*", AdamW.options(lr=1e-3))]
+    >>> optimizer = Mixture(model.named_parameters(), entries, max_grad_norm=1.0)
+    >>> [(group["rule"], group["lr"], group["param_names"]) for group in optimizer.param_groups]
+    [('Kron', 0.0003, ['weight']), ('AdamW', 0.001, ['bias'])]
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        entries: Entries,
+        *,
+        overrides: Overrides = (),
+        maximize: bool = False,
+        max_grad_norm: float | None = None,
+        on_nonfinite: Literal["propagate", "skip", "raise"] = "propagate",
+        seed: int = 0,
+        engine: EngineName = "auto",
+        capturable: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        differentiable: bool = False,
+    ) -> None:
+        check_given(params)
+        Handling(maximize=maximize, max_grad_norm=max_grad_norm, on_nonfinite=on_nonfinite, seed=seed).validate()
+        whole = dict(maximize=maximize, max_grad_norm=max_grad_norm, on_nonfinite=on_nonfinite, seed=seed)
+        self._for_all = check_overrides(overrides)
+        checked = checked_entries(entries, whole, self._for_all)
+        engine = engine_meant(engine, foreach, fused, differentiable)
+        self._begin(params, checked, whole, engine=engine, capturable=capturable)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, which the patterns divide, or which go to one rule; on any error nothing is added.
+
+        ``"rule"`` in the group says to which: options that ``options()`` of a class has made, or the name of a rule of
+        this mixture. Other keys are options for all rules that get parameters.
+        """
+        if not isinstance(param_group, dict):
+            raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
+        groups, entries = len(self.param_groups), len(self._entries)
+        try:
+            for own in self._divided(dict(param_group)):
+                super().add_param_group(own)
+        except Exception:
+            del self.param_groups[groups:], self._entries[entries:]
+            raise
+
+    def _divided(self, group: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """A group for each entry that gets some of the parameters."""
+        rule = group.get("rule")
+        if isinstance(rule, RuleOptions):
+            check_one_rule({own.rule.__name__: own.rule for _, own in self._entries}, rule.rule)
+            whole = {name: self.defaults[name] for name in WHOLE_STEP}
+            self._entries.append((None, merged(rule, whole, self._for_all, "rule of a parameter group")))
+            del group["rule"]
+            yield {**group, "entry": len(self._entries) - 1}
+        elif rule is not None:
+            yield {**group, "entry": self._place_of(rule, group.get("entry"))}
+        else:
+            names = group.pop("param_names", None)
+            position = sum(len(own["params"]) for own in self.param_groups)
+            pairs, are_named = with_names(group["params"], names, position)
+            if not are_named:
+                check_names_unneeded(self._entries)
+            for place, own in divided(self._entries, pairs).items():
+                yield {**group, "params": own if are_named else [p for _, p in own], "entry": place}
+
+    def _place_of(self, rule: Any, wanted: Any) -> int:
+        """The place of a rule's entry: the wanted one, as of a group that was taken from this mixture, or its first."""
+        places = [place for place, (_, own) in enumerate(self._entries) if own.rule.__name__ == rule]
+        if not places:
+            known = ", ".join(dict.fromkeys(own.rule.__name__ for _, own in self._entries))
+            raise OptionError(
+                f"rule={rule!r} is not a rule of this mixture, which has {known}: give options, such as "
+                "AdamW.options(lr=1e-3)"
+            )
+        return wanted if wanted in places else places[0]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_for_all": self._for_all}
+
+
+def with_names(params: Any, names: Sequence[str] | None, position: int) -> tuple[list[tuple[str, Tensor]], bool]:
+    """Parameters with their names, or else with their positions, and whether they have names."""
+    if isinstance(params, set):
+        raise TypeError("parameters need an order, which sets do not have: use a list")
+    found = [params] if isinstance(params, Tensor) else list(params)
+    named = [each for each in found if isinstance(each, tuple)]
+    if named and len(named) < len(found):
+        raise ParameterError("some parameters have names and others do not: pass model.named_parameters()")
+    if names is not None and not named and len(names) == len(found):
+        named = list(zip(names, found, strict=True))
+    pairs = named or [(str(position + i), p) for i, p in enumerate(found)]
+    for name, p in pairs:
+        if not isinstance(p, Tensor):
+            raise ParameterError(f"parameter {name!r} must be a tensor, got {type(p).__name__}")
+    return pairs, bool(named)
+
+
+def check_names_unneeded(entries: Sequence[Entry]) -> None:
+    by_name = [pattern for pattern, _ in entries if pattern not in (None, "*") and not callable(pattern)]
+    if by_name:
+        raise OptionError(
+            f"entries by name ({by_name[0]!r}) need a name for every parameter: pass model.named_parameters(), "
+            "or use a function of (name, parameter) as the pattern"
+        )
