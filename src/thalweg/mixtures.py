@@ -38,7 +38,7 @@ class RuleOptions:
         """As it holds in a mixture. whole: options of the whole step. overrides: of all rules; its own come later."""
         own = self.settings
         settings = Settings(own.rule, {**own.given, **whole}, own.variant, (*overrides, *own.overrides))
-        settings.validate_lr(self.lr)
+        settings.validate_lr(self.lr(1) if callable(self.lr) else self.lr)
         return RuleOptions(settings, self.lr)
 
     def __repr__(self) -> str:

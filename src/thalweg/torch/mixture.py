@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thalweg.errors import OptionError, ParameterError
 from thalweg.mixtures import Entry, RuleOptions, check_one_rule, checked_entries, divided, merged
-from thalweg.settings import WHOLE_STEP, Handling, Overrides, Pattern, check_overrides
+from thalweg.settings import WHOLE_STEP, Handling, Overrides, Pattern, check_overrides, option_names
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.grouped import Params
 from thalweg.torch.params.groups import EngineName, engine_meant
@@ -71,6 +71,7 @@ class Mixture(Optimizer):
         groups, entries = len(self.param_groups), len(self._entries)
         try:
             for own in self._divided(dict(param_group)):
+                self._check_options_of(own)
                 super().add_param_group(own)
         except Exception:
             del self.param_groups[groups:], self._entries[entries:]
@@ -95,6 +96,17 @@ class Mixture(Optimizer):
                 check_names_unneeded(self._entries)
             for place, own in divided(self._entries, pairs).items():
                 yield {**group, "params": own if are_named else [p for _, p in own], "entry": place}
+
+    def _check_options_of(self, group: dict[str, Any]) -> None:
+        """Refuse options that belong to another rule, which would have no effect in this group."""
+        rule = self._rule_of(group)
+        owners = {name: own.rule for _, own in self._entries for name in option_names(own.rule)}
+        for name in group:
+            if name in owners and name not in option_names(rule):
+                raise OptionError(
+                    f"{rule.__name__} has no option {name!r}, which {owners[name].__name__} has: give parameters of "
+                    "different rules in groups of their own"
+                )
 
     def _place_of(self, rule: Any, wanted: Any) -> int:
         """The place of a rule's entry: the wanted one, as of a group that was taken from this mixture, or its first."""

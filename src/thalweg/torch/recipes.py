@@ -36,11 +36,12 @@ def kron_adamw(
 ) -> Mixture:
     """Hidden matrices by Kron; embeddings, output layers, norms, biases and vectors by AdamW.
 
-    lr, kron: of Kron. adamw_lr, adamw: of AdamW. weight_decay: of all matrices; None leaves it to each rule. Norms,
-    biases and vectors do not decay. first, other: patterns of parameters that go to Kron, or to AdamW, whatever they
+    lr, kron: of Kron. adamw_lr, adamw: of AdamW. weight_decay: of all matrices, decoupled; None leaves it to each
+    rule. Norms, biases and vectors do not decay. first, other: patterns of parameters that go to Kron, or to AdamW, whatever they
     are found to be; first wins. arguments: of :class:`Mixture`. docs/mixtures.md says how parameters are told apart.
     """
-    return by_matrices(model, Kron, lr, kron, adamw_lr, adamw, weight_decay, first, other, arguments)
+    decay = {} if weight_decay is None else {"weight_decay_mode": "decoupled"}
+    return by_matrices(model, Kron, lr, {**decay, **kron}, adamw_lr, adamw, weight_decay, first, other, arguments)
 
 
 def muon_adamw(
@@ -145,17 +146,17 @@ def embeddings(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def output_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """Layers that are named as output layers are, the one that a model tells of, or else its last linear one.
+    """The layer that a model tells of, those that are named as output layers are, or else its last linear one.
 
-    The last one counts only outside of lists of layers: in these it belongs to a hidden block, and the model has an
-    output layer that is tied to its embedding, or none.
+    Names and the last one count only outside of lists of layers, whose modules belong to hidden blocks.
     """
     told = getattr(model, "get_output_embeddings", lambda: None)()
+    lists = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, nn.ModuleList))
     found = [told] if isinstance(told, nn.Module) else []
-    found += [module for name, module in model.named_modules() if name.rpartition(".")[2] in HEADS]
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in HEADS and not name.startswith(lists):
+            found.append(module)
     if not found:
-        blocks = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
         linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-        if linear and not any(linear[-1][0].startswith(f"{block}.") for block in blocks):
-            found = [linear[-1][1]]
+        found = [module for name, module in linear[-1:] if not name.startswith(lists)]
     yield from found

@@ -1,0 +1,130 @@
+"""Mixtures: several transformations as one, by the paths of parameters."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tolerances import FLOAT64
+
+import thalweg.numpy
+from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
+from thalweg.optax import adamw, export_state, import_state, kron, mixture, sgd, state_specs, transformation
+from thalweg.rules import LAMB
+
+
+def drawn(seed: int) -> Any:
+    random = np.random.default_rng(seed)
+    layers = [{"w": random.normal(size=(4, 3)), "b": random.normal(size=3)} for _ in range(2)]
+    return jax.tree.map(jnp.asarray, {"layers": layers, "scale": random.normal(size=())})
+
+
+ENTRIES = [("*.w", kron(0.01)), (re.compile("b$"), adamw(0.1)), (lambda name, p: p.ndim == 0, optax.sgd(0.5))]
+
+
+def stepped(solver: Any, steps: int = 4, params: Any = None, state: Any = None) -> tuple[Any, Any]:
+    params = drawn(0) if params is None else params
+    state = solver.init(params) if state is None else state
+    update = jax.jit(solver.update)
+    for seed in range(1, steps + 1):
+        updates, state = update(drawn(seed), state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def test_steps_are_those_of_optax_partition() -> None:
+    parts = {"w": kron(0.01), "b": adamw(0.1), "scale": optax.sgd(0.5)}
+    labels = {"layers": [{"w": "w", "b": "b"}] * 2, "scale": "scale"}
+    found, _ = stepped(mixture(ENTRIES))
+    expected, _ = stepped(optax.partition(parts, labels))
+    assert jax.tree.all(jax.tree.map(lambda p, q: (p == q).all(), found, expected))
+
+
+@pytest.mark.parametrize("limit", [None, 0.5])
+def test_steps_are_those_of_numpy(limit: Any) -> None:
+    entries = [("*.w", kron(0.01)), ("*", transformation(LAMB, 0.1))]
+    found, state = stepped(mixture(entries, max_grad_norm=limit))
+    own = [("*.w", thalweg.numpy.Kron.options(lr=0.01)), ("*", thalweg.numpy.LAMB.options(lr=0.1))]
+    optimizer = thalweg.numpy.Mixture(own, max_grad_norm=limit)
+
+    def flat(tree: Any) -> dict[str, Any]:
+        layers = {f"layers.{i}.{key}": np.array(p) for i, each in enumerate(tree["layers"]) for key, p in each.items()}
+        return {**layers, "scale": np.array(tree["scale"])}
+
+    params = flat(drawn(0))
+    for seed in range(1, 5):
+        optimizer.step(params, flat(drawn(seed)))
+    for name, p in flat(found).items():
+        went = np.abs(p - flat(drawn(0))[name]).max()
+        assert np.abs(p - params[name]).max() <= FLOAT64 * went, name
+    exported, saved = export_state(state, found), optimizer.state_dict()
+    assert exported["rules"] == {name: saved["rules"][name] for name in exported["rules"]}
+    assert len(exported["rules"]) == 5
+    optimizer.load_state_dict(exported)
+
+
+def test_state_comes_back() -> None:
+    solver = mixture([("*.w", kron(0.01)), ("*", adamw(0.1))])
+    params, state = stepped(solver)
+    again = import_state(solver.init(params), params, export_state(state, params))
+    assert jax.tree.structure(again) == jax.tree.structure(state)
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), again, state))
+
+
+def test_a_state_of_other_rules_is_refused() -> None:
+    params, state = stepped(mixture([("*.w", kron(0.01)), ("*", adamw(0.1))]), 1)
+    exported = export_state(state, params)
+    with pytest.raises(StateError, match="a mixture of Kron and AdamW and cannot be loaded into AdamW"):
+        import_state(adamw(0.1).init(params), params, exported)
+    with pytest.raises(StateError, match=r"the state of 'layers\.0\.b' is one of AdamW and cannot be loaded into Kron"):
+        import_state(mixture([("*.b", kron(0.1)), ("*", adamw(0.1))]).init(params), params, exported)
+    plain, own = stepped(adamw(0.1), 1)
+    with pytest.raises(StateError, match="this is a state of AdamW and cannot be loaded into a mixture"):
+        import_state(state, params, export_state(own, plain))
+
+
+def test_one_decision_about_what_is_not_finite() -> None:
+    solver = mixture([("*.w", kron(0.01)), ("*", adamw(0.1))], on_nonfinite="skip")
+    params, state = stepped(solver, 2)
+    grads = drawn(3)
+    grads["scale"] = jnp.asarray(jnp.nan)
+    updates, after = jax.jit(solver.update)(grads, state, params)
+    assert all((delta == 0).all() for delta in jax.tree.leaves(updates))
+    assert (int(state.skipped), int(after.skipped)) == (0, 1)
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), after.inner_states, state.inner_states))
+    updates, after = jax.jit(solver.update)(drawn(3), after, params)
+    assert any((delta != 0).any() for delta in jax.tree.leaves(updates))
+    assert int(after.skipped) == 1
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"a mixture is a list of \(pattern, transformation\)"):
+        mixture([("*", thalweg.numpy.AdamW.options())])  # type: ignore[list-item]
+    with pytest.raises(OptionError, match="a pattern must be a glob"):
+        mixture([(3, sgd(0.1))])  # type: ignore[list-item]
+    with pytest.raises(OptionError, match=r"entry '\*': max_grad_norm concerns the whole step: give it to mixture"):
+        mixture([("*", sgd(0.1, max_grad_norm=1.0))])
+    with pytest.raises(OptionError, match="on_nonfinite must be"):
+        mixture([("*", sgd(0.1))], on_nonfinite="raise")  # type: ignore[arg-type]
+    with pytest.raises(
+        ParameterError, match=r"no entry of this mixture matches 'layers\.0\.b', 'layers\.1\.b', 'scale'"
+    ):
+        mixture([("*.w", sgd(0.1))]).init(drawn(0))
+    with pytest.warns(UnusedOverrideWarning, match="entries of the mixture that match no parameter: 'nothing'"):
+        mixture([("nothing", sgd(0.1)), ("*", sgd(0.1))]).init(drawn(0))
+
+
+def test_inside_the_wrappers_of_optax() -> None:
+    solver = optax.chain(optax.identity(), optax.MultiSteps(mixture(ENTRIES), 1).gradient_transformation())
+    found, state = stepped(solver)
+    expected, _ = stepped(mixture(ENTRIES))
+    assert jax.tree.all(jax.tree.map(lambda p, q: (p == q).all(), found, expected))
+    specs = state_specs(state, found, jax.tree.map(lambda p: jax.sharding.PartitionSpec(), found))
+    assert jax.tree.structure(specs, is_leaf=lambda x: isinstance(x, jax.sharding.PartitionSpec)) == (
+        jax.tree.structure(state)
+    )

@@ -1,0 +1,468 @@
+"""Mixtures: one optimizer for torch that steps by several rules is each of them for its own parameters."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import re
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from own_rules import Signed
+
+torch = pytest.importorskip("torch")
+
+import thalweg.torch  # noqa: E402
+from thalweg.errors import (  # noqa: E402
+    NonFiniteError,
+    OptionError,
+    ParameterError,
+    ResumeWarning,
+    StateError,
+    UnusedOverrideWarning,
+)
+from thalweg.torch import LAMB, Adafactor, AdamW, Kron, Mixture, step_in_backward  # noqa: E402
+
+nn = torch.nn
+ENGINES = pytest.mark.parametrize("engine", ["auto", "reference", "foreach"])
+
+
+def model(dtype: Any = torch.float32) -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(7, 6), nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 3)).to(dtype)
+
+
+def loss_of(net: Any, step: int) -> Any:
+    words = torch.randint(7, (4,), generator=torch.Generator().manual_seed(step))
+    return net(words).square().sum()
+
+
+def is_matrix(name: str, p: Any) -> bool:
+    return p.ndim == 2
+
+
+OPTIONS: dict[str, Any] = dict(weight_decay=0.1, overrides=[("*.bias", dict(weight_decay=0.0))])
+
+
+def entries(**changed: Any) -> list[Any]:
+    """The embedding by Adafactor, matrices by Kron, all else by AdamW."""
+    return [
+        ("0.*", Adafactor.options(min_dim_size_to_factor=2)),
+        (re.compile("[13].weight"), Kron.options(lr=0.01, precond_update_probability=0.5)),
+        (lambda name, p: p.ndim < 2, AdamW.options(**{"lr": 0.05, **OPTIONS, **changed})),
+    ]
+
+
+def apart(net: Any, **arguments: Any) -> list[Any]:
+    """The same as separate optimizers."""
+    named = dict(net.named_parameters())
+    matrices = {name: named.pop(name) for name in ("1.weight", "3.weight")}
+    embedding = {"0.weight": named.pop("0.weight")}
+    return [
+        Adafactor(embedding.items(), min_dim_size_to_factor=2, **arguments),
+        Kron(matrices.items(), lr=0.01, precond_update_probability=0.5, **arguments),
+        AdamW(named.items(), lr=0.05, **OPTIONS, **arguments),
+    ]
+
+
+def train(net: Any, optimizers: Any, steps: Any = range(5)) -> None:
+    for step in steps:
+        for each in optimizers:
+            each.zero_grad()
+        loss_of(net, step).backward()
+        for each in optimizers:
+            each.step()
+
+
+def assert_same(one: Any, other: Any) -> None:
+    for (name, p), (_, q) in zip(one.named_parameters(), other.named_parameters(), strict=True):
+        assert torch.equal(p, q), name
+
+
+# ---- steps
+
+
+@ENGINES
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_steps_are_those_of_separate_optimizers(engine: str, dtype: Any) -> None:
+    ours, theirs = model(dtype), model(dtype)
+    optimizer, separate = Mixture(ours.named_parameters(), entries(), engine=engine), apart(theirs, engine=engine)
+    for step in range(5):
+        train(ours, [optimizer], [step])
+        train(theirs, separate, [step])
+        assert_same(ours, theirs)
+    assert optimizer.engine == " + ".join(sorted({each for own in separate for each in own.engine.split(" + ")}))
+    states = {name: state for own in separate for name, state in thalweg.torch.export_state(own)["state"].items()}
+    found = thalweg.torch.export_state(optimizer)["state"]
+    for name, state in states.items():
+        assert all((found[name][key] == entry).all() for key, entry in state.items()), name
+    assert optimizer.stats() == {name: figures for own in separate for name, figures in own.stats().items()}
+
+
+def test_a_rule_of_ones_own() -> None:
+    own = thalweg.torch.optimizer(Signed)
+    ours, theirs = model(), model()
+    optimizer = Mixture(ours.named_parameters(), [("*.weight", own.options(lr=0.1, beta=0.5)), ("*", LAMB.options())])
+    named = list(theirs.named_parameters())
+    separate = [
+        own([pair for pair in named if pair[0].endswith("weight")], lr=0.1, beta=0.5),
+        LAMB([pair for pair in named if pair[0].endswith("bias")]),
+    ]
+    train(ours, [optimizer])
+    train(theirs, separate)
+    assert_same(ours, theirs)
+    assert [group["rule"] for group in optimizer.param_groups] == ["Signed", "LAMB"]
+
+
+@ENGINES
+def test_one_norm_for_all_rules(engine: str) -> None:
+    ours, theirs = model(), model()
+    train(ours, [Mixture(ours.named_parameters(), entries(), engine=engine, max_grad_norm=0.1)], [0])
+    loss_of(theirs, 0).backward()
+    nn.utils.clip_grad_norm_(theirs.parameters(), 0.1)
+    for each in apart(theirs, engine=engine):
+        each.step()
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+@ENGINES
+def test_one_decision_about_what_is_not_finite(engine: str) -> None:
+    net = model()
+    optimizer = Mixture(net.named_parameters(), entries(), engine=engine, on_nonfinite="skip")
+    train(net, [optimizer], [0])
+    before = copy.deepcopy(net)
+    loss_of(net, 1).backward()
+    net[3].bias.grad[0] = float("nan")  # AdamW's, and Kron stands still as well
+    optimizer.step()
+    assert_same(net, before)
+    assert (optimizer.skipped, optimizer.nonfinite()) == (1, ["3.bias"])
+
+
+@ENGINES
+def test_an_error_leaves_all_rules_as_they_were(engine: str) -> None:
+    net = model()
+    optimizer = Mixture(net.named_parameters(), entries(), engine=engine, on_nonfinite="raise")
+    train(net, [optimizer], [0])
+    before, saved = copy.deepcopy(net), copy.deepcopy(optimizer.state_dict())
+    loss_of(net, 1).backward()
+    net[1].weight.grad[0] = float("inf")
+    with pytest.raises(NonFiniteError, match=r"'1\.weight'"):
+        optimizer.step()
+    assert_same(net, before)
+    assert all(
+        torch.equal(own["step"], saved["state"][i]["step"]) for i, own in optimizer.state_dict()["state"].items()
+    )
+
+
+def test_in_the_backward_pass() -> None:
+    ours, theirs = model(), model()
+    optimizer = Mixture(ours.named_parameters(), entries())
+    with step_in_backward(ours, optimizer):
+        for step in range(3):
+            loss_of(ours, step).backward()
+    train(theirs, apart(theirs), range(3))
+    assert_same(ours, theirs)
+
+
+def test_a_scaler() -> None:
+    ours, theirs = model(), model()
+    optimizer, scaler = Mixture(ours.named_parameters(), entries()), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(ours, step)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    train(theirs, apart(theirs), range(3))
+    assert_same(ours, theirs)
+
+
+@pytest.mark.slow
+def test_compiled_steps_run_as_they_are_beside_kron() -> None:
+    ours, theirs = model(), model()
+    optimizer = Mixture(ours.named_parameters(), entries())
+    torch._dynamo.reset()
+    step = torch.compile(optimizer.step, backend="eager")
+    for number in range(2):
+        optimizer.zero_grad()
+        loss_of(ours, number).backward()
+        step()
+    train(theirs, apart(theirs), range(2))
+    assert_same(ours, theirs)
+
+
+# ---- groups
+
+
+def test_each_entry_has_a_group_with_its_rule_and_options() -> None:
+    optimizer = Mixture(model().named_parameters(), entries())
+    told = [(group["rule"], group["lr"], group["param_names"]) for group in optimizer.param_groups]
+    assert told == [
+        ("Adafactor", 1.0, ["0.weight"]),
+        ("Kron", 0.01, ["1.weight", "3.weight"]),
+        ("AdamW", 0.05, ["1.bias", "2.weight", "2.bias", "3.bias"]),
+    ]
+    assert "betas" in optimizer.param_groups[2]
+    assert "betas" not in optimizer.param_groups[1]
+    assert isinstance(optimizer, torch.optim.Optimizer)
+
+
+def test_schedulers_multiply_each_rate() -> None:
+    net = model()
+    optimizer = Mixture(net.named_parameters(), entries())
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda t: 0.5**t, lambda t: 0.1**t, lambda t: 1.0])
+    train(net, [optimizer], [0])
+    scheduler.step()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.001, 0.05]
+    assert [group["initial_lr"] for group in optimizer.param_groups] == [1.0, 0.01, 0.05]
+    with pytest.raises(OptionError, match="groups have different learning rates"):
+        _ = optimizer.lr
+
+
+def test_groups_of_a_trainer_are_divided_and_their_options_win() -> None:
+    named = list(model().named_parameters())
+    groups = [
+        {"params": [pair for pair in named if pair[1].ndim == 2], "weight_decay": 0.2, "name": "decayed"},
+        {"params": [pair for pair in named if pair[1].ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = Mixture(groups, [("*.weight", Kron.options(lr=0.01)), ("*", AdamW.options())])
+    told = [(g["rule"], g["weight_decay"], g["param_names"], g.get("name")) for g in optimizer.param_groups]
+    assert told == [
+        ("Kron", 0.2, ["0.weight", "1.weight", "3.weight"], "decayed"),
+        ("Kron", 0.0, ["2.weight"], None),
+        ("AdamW", 0.0, ["1.bias", "2.bias", "3.bias"], None),
+    ]
+
+
+def test_parameters_without_names() -> None:
+    net = model()
+    optimizer = Mixture(net.parameters(), [(is_matrix, Kron.options(lr=0.01)), ("*", AdamW.options())])
+    assert [len(group["params"]) for group in optimizer.param_groups] == [3, 4]
+    with pytest.raises(OptionError, match=r"entries by name \('\*.weight'\) need a name for every parameter"):
+        Mixture(net.parameters(), [("*.weight", Kron.options(lr=0.01)), ("*", AdamW.options())])
+
+
+def test_groups_are_added_by_their_rule_or_by_the_patterns() -> None:
+    net, more = model(), nn.Linear(2, 2)
+    optimizer = Mixture(net.named_parameters(), [("*.weight", Kron.options(lr=0.01)), ("*", AdamW.options(lr=0.5))])
+    optimizer.add_param_group({"params": more.named_parameters(prefix="more"), "weight_decay": 0.3})
+    vector, scalar = (nn.Parameter(torch.ones(size)) for size in ((3,), ()))
+    optimizer.add_param_group({"params": [("x", vector)], "rule": LAMB.options(lr=0.2), "weight_decay": 0.25})
+    optimizer.add_param_group({"params": [("y", scalar)], "rule": "AdamW", "lr": 0.75})
+    told = [(g["rule"], g["lr"], g["weight_decay"], g["param_names"]) for g in optimizer.param_groups[2:]]
+    assert told == [
+        ("Kron", 0.01, 0.3, ["more.weight"]),
+        ("AdamW", 0.5, 0.3, ["more.bias"]),
+        ("LAMB", 0.2, 0.25, ["x"]),
+        ("AdamW", 0.75, 0.01, ["y"]),
+    ]
+    vector.grad = torch.ones(3)
+    optimizer.step()
+    other = LAMB([("x", reference := nn.Parameter(torch.ones(3)))], lr=0.2, weight_decay=0.25)
+    reference.grad = torch.ones(3)
+    other.step()
+    assert torch.equal(vector, reference)
+
+
+@pytest.mark.parametrize(
+    ("group", "kind", "message"),
+    [
+        (dict(weight_decay=-1), OptionError, "weight_decay must be"),
+        (dict(betas=(0.5, 0.5)), OptionError, "Kron has no option 'betas', which AdamW has"),
+        (dict(rule="LARS"), OptionError, "rule='LARS' is not a rule of this mixture, which has Kron, AdamW"),
+        (dict(rule=LAMB.options(), lr=-1.0), OptionError, "lr must be"),
+        (dict(max_grad_norm=1.0), OptionError, "max_grad_norm concerns the whole step"),
+        (dict(params=[("z", "no tensor")]), ParameterError, "parameter 'z' must be a tensor, got str"),
+        (dict(params=[torch.ones(2)]), OptionError, "entries by name"),
+    ],
+)
+def test_a_group_that_is_refused_changes_nothing(group: Any, kind: Any, message: str) -> None:
+    optimizer = Mixture(model().named_parameters(), [("*.weight", Kron.options(lr=0.1)), ("*", AdamW.options())])
+    more = nn.Linear(2, 2)
+    with pytest.raises(kind, match=message):
+        optimizer.add_param_group({"params": more.named_parameters(prefix="more"), **group})
+    assert len(optimizer.param_groups) == 2
+    optimizer.add_param_group({"params": [("x", nn.Parameter(torch.ones(3)))], "rule": LAMB.options()})
+    assert [group["rule"] for group in optimizer.param_groups] == ["Kron", "AdamW", "LAMB"]
+
+
+# ---- options and patterns
+
+
+def test_options_are_checked_at_once() -> None:
+    with pytest.raises(OptionError, match="AdamW has no option 'betta': did you mean 'betas'"):
+        AdamW.options(lr=0.1, betta=1)
+    with pytest.raises(OptionError, match="weight_decay must be"):
+        AdamW.options(lr=0.1, weight_decay=-1)
+    with pytest.raises(OptionError, match="max_grad_norm concerns the whole step: give it to the mixture"):
+        AdamW.options(lr=0.1, max_grad_norm=1.0)
+    with pytest.raises(OptionError, match=r"options\(\) is for the class of one rule"):
+        Mixture.options(lr=0.1)
+    with pytest.raises(OptionError, match="Signed needs a learning rate"):
+        thalweg.torch.optimizer(Signed).options(beta=0.5)
+    made = AdamW.options(weight_decay=0.5)
+    assert (made.rule.__name__, made.lr, made.options) == ("AdamW", 1e-3, {"weight_decay": 0.5})
+    assert repr(made) == "AdamW.options(lr=0.001, weight_decay=0.5)"
+    with pytest.raises(AttributeError):
+        made.lr = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "a mixture is a list of"),
+        (AdamW.options(), "a mixture is a list of"),
+        ([("*", AdamW)], "got the entry"),
+        ([("*", dict(lr=0.1))], "got the entry"),
+        ([(3, AdamW.options())], "a pattern must be a glob"),
+        ([(lambda p: True, AdamW.options())], "takes .name, parameter."),
+    ],
+)
+def test_what_is_no_list_of_entries(given: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Mixture(model().named_parameters(), given)
+
+
+def test_parameters_without_an_entry_are_listed() -> None:
+    with pytest.raises(ParameterError, match=r"mixture matches '1\.bias', '2\.bias', '3\.bias': add a"):
+        Mixture(model().named_parameters(), [("*.weight", AdamW.options())])
+
+
+def test_two_rules_of_one_name() -> None:
+    twin = thalweg.torch.optimizer(dataclass(frozen=True, kw_only=True)(type("AdamW", (Signed,), {})))
+    with pytest.raises(OptionError, match="two rules are named AdamW"):
+        Mixture(model().named_parameters(), [("*.weight", AdamW.options()), ("*", twin.options(lr=0.1))])
+
+
+def test_an_entry_without_parameters_is_reported_once() -> None:
+    net = model()
+    optimizer = Mixture(net.named_parameters(), [("*", AdamW.options()), ("*.weight", Kron.options())])
+    assert "entries: '*.weight' matches no parameter" in str(optimizer.explain())
+    with pytest.warns(UnusedOverrideWarning, match="entries of the mixture that match no parameter: '\\*.weight'"):
+        train(net, [optimizer], [0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(net, [optimizer], [1])
+
+
+def test_overrides_of_one_rule_and_of_all() -> None:
+    net = model()
+    own = AdamW.options(overrides=[("1.*", dict(betas=(0.5, 0.5)))])
+    for_all = [("*.bias", dict(weight_decay=0.0)), ("1.*", dict(lr_scale=0.5)), ("nothing", dict(lr_scale=2.0))]
+    optimizer = Mixture(
+        net.named_parameters(), [("*.weight", Kron.options(weight_decay=0.3)), ("*", own)], overrides=for_all
+    )
+    rows = {row.name: row for row in optimizer.explain().rows}
+    decayed = {name: row.weight_decay for name, row in rows.items() if row.weight_decay}
+    assert decayed == dict.fromkeys(("0.weight", "1.weight", "2.weight", "3.weight"), 0.3)
+    assert {name for name, row in rows.items() if row.lr_scale == 0.5} == {"1.weight", "1.bias"}
+    assert optimizer.explain().unused_overrides == ["nothing"]
+    with pytest.warns(UnusedOverrideWarning, match="overrides that match no parameter: 'nothing'"):
+        train(net, [optimizer], [0])
+    with pytest.raises(OptionError, match=r"entry '\*.weight': overrides, entry '1.\*': Kron has no option 'betas'"):
+        Mixture(
+            net.named_parameters(), [("*.weight", Kron.options()), ("*", own)], overrides=[("1.*", dict(betas=(0, 0)))]
+        )
+
+
+def test_explained_with_the_rule_of_each_parameter() -> None:
+    told = str(Mixture(model().named_parameters(), entries()).explain())
+    head, first = (line.split() for line in told.splitlines()[:2])
+    assert head[3] == "rule"
+    assert first[:4] == ["0.weight", "7x6", "float32", "Adafactor"]
+    assert "group 1: Kron, 2 stepped, lr 0.01" in told
+    assert "rule" not in str(AdamW(model().named_parameters()).explain()).splitlines()[0].split()
+
+
+# ---- copies and checkpoints
+
+
+def picklable() -> list[Any]:
+    return [
+        (is_matrix, Kron.options(lr=0.01)),
+        ("*", AdamW.options(lr=0.05, overrides=[("*.bias", dict(lr_scale=0.5))])),
+    ]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_copies_and_pickles_go_on(copied: Any) -> None:
+    net = model()
+    optimizer = Mixture(net.named_parameters(), picklable(), overrides=[("3.*", dict(lr_scale=0.5))], max_grad_norm=1.0)
+    train(net, [optimizer], range(3))
+    twin, twins = copied((net, optimizer))
+    train(net, [optimizer], range(3, 6))
+    train(twin, [twins], range(3, 6))
+    assert_same(net, twin)
+    twins.add_param_group({"params": [("3.more", nn.Parameter(torch.ones(2)))], "rule": LAMB.options()})
+    assert twins.explain().rows[-1].lr_scale == 0.5
+    assert len(optimizer.param_groups) == 2
+
+
+def test_a_saved_state_goes_on_bit_by_bit() -> None:
+    net = model(torch.bfloat16)
+    optimizer = Mixture(net.named_parameters(), picklable())
+    train(net, [optimizer], range(3))
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    twin = copy.deepcopy(net)
+    resumed = Mixture(reversed(list(twin.named_parameters())), picklable())  # state goes by name
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    train(net, [optimizer], range(3, 6))
+    train(twin, [resumed], range(3, 6))
+    assert_same(net, twin)
+
+
+def test_a_state_of_other_rules_is_refused_whole() -> None:
+    net = model()
+    optimizer = Mixture(net.named_parameters(), [("*.weight", Kron.options(lr=0.1)), ("*", AdamW.options())])
+    train(net, [optimizer], [0])
+    saved = optimizer.state_dict()
+    named = list(net.named_parameters())
+    plain = AdamW(named)
+    train(net, [plain], [0])
+    both = "a mixture of Kron and AdamW"
+    for target, state, message in (
+        (optimizer, plain.state_dict(), f"this is a state of AdamW and cannot be loaded into {both}"),
+        (plain, saved, f"this is a state of {both} and cannot be loaded into AdamW"),
+        (
+            Mixture(named, [("*.weight", Kron.options(lr=0.1)), ("*", LAMB.options())]),
+            saved,
+            f"this is a state of {both} and cannot be loaded into a mixture of Kron and LAMB",
+        ),
+        (
+            Mixture(named, [("*.bias", Kron.options(lr=0.1)), ("*", AdamW.options())]),
+            saved,
+            "parameter group 0 of this state was stepped by AdamW, and here it is stepped by Kron",
+        ),
+    ):
+        before = copy.deepcopy(target.state_dict())
+        with pytest.raises(StateError, match=message):
+            target.load_state_dict(state)
+        after = target.state_dict()
+        assert str(before) == str(after)
+
+
+def test_arguments_that_a_checkpoint_does_not_restore_are_compared() -> None:
+    net = model()
+    saved = Mixture(net.named_parameters(), picklable()).state_dict()
+    with pytest.warns(ResumeWarning, match="this state was saved with engine='auto'"):
+        Mixture(net.named_parameters(), picklable(), engine="foreach").load_state_dict(saved)
+
+
+def test_distributed_checkpoints_by_name() -> None:
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    net = model()
+    optimizer = Mixture(net.named_parameters(), picklable())
+    train(net, [optimizer], range(3))
+    saved = copy.deepcopy(get_optimizer_state_dict(net, optimizer))
+    twin = copy.deepcopy(net)
+    resumed = Mixture(twin.named_parameters(), picklable())
+    set_optimizer_state_dict(twin, resumed, saved)
+    train(net, [optimizer], range(3, 6))
+    train(twin, [resumed], range(3, 6))
+    assert_same(net, twin)
