@@ -37,8 +37,9 @@ def kron_adamw(
     """Hidden matrices by Kron; embeddings, output layers, norms, biases and vectors by AdamW.
 
     lr, kron: of Kron. adamw_lr, adamw: of AdamW. weight_decay: of all matrices, decoupled; None leaves it to each
-    rule. Norms, biases and vectors do not decay. first, other: patterns of parameters that go to Kron, or to AdamW, whatever they
-    are found to be; first wins. arguments: of :class:`Mixture`. docs/mixtures.md says how parameters are told apart.
+    rule. Norms, biases and vectors do not decay. first, other: patterns of parameters that go to Kron, or to AdamW,
+    whatever they are found to be; first wins. arguments: of :class:`Mixture`. docs/mixtures.md says how parameters are
+    told apart.
     """
     decay = {} if weight_decay is None else {"weight_decay_mode": "decoupled"}
     return by_matrices(model, Kron, lr, {**decay, **kron}, adamw_lr, adamw, weight_decay, first, other, arguments)
