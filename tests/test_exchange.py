@@ -259,8 +259,12 @@ def test_jax_exports_parameters_of_which_nothing_is_kept_and_refuses_what_it_doe
     with pytest.raises(StateError, match="two entries for parameter 'a'"):
         export_state(twice, params)
     both = optax.chain(lamb(0.1), lars(0.1)).init(params)
-    with pytest.raises(StateError, match="those of LARS and LAMB"):
+    with pytest.raises(StateError, match="two entries for parameter 'a'"):
         export_state(both, params)
+    mixed = optax.partition({"a": lars(0.1), "b": lamb(0.1)}, {"a": "a", "b": "b", "none": "a"}).init(params)
+    assert export_state(mixed, params)["rules"] == {"a": ["LARS", 1], "b": ["LAMB", 1]}
+    with pytest.raises(StateError, match=r"must be the state of an optimizer of thalweg\.optax, and it has none"):
+        export_state(optax.adam(0.1).init(params), params)
 
 
 @pytest.mark.parametrize("front_end", [name for name in FRONT_ENDS if importlib.util.find_spec(name)])

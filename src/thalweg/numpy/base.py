@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -19,24 +19,21 @@ from thalweg.numpy.arrays import (
     Arr,
     Name,
     address,
-    advice,
     check_apart,
     checked_name,
     checked_pair,
-    kind_of,
     pairs,
     span,
 )
+from thalweg.numpy.checks import Rate, check_plain, check_served, checked_rate
 from thalweg.numpy.job import Job
 from thalweg.numpy.memory import Tracked
 from thalweg.numpy.stepping import Engine, Stepping
-from thalweg.rules.checks import check_flag, check_number, is_known
-from thalweg.settings import STORAGE, Overrides, Setting, Settings, option_names, plain
+from thalweg.rules.checks import check_flag, check_number
+from thalweg.settings import Overrides, Setting, Settings, option_names, plain
 from thalweg.spaces import numpy as xp
 from thalweg.trial import check_update
 
-#: A number, a function of the step (counted from 1), or None where the rule has its own.
-Rate: TypeAlias = float | Callable[[int], float] | None
 Self = TypeVar("Self", bound="Optimizer")
 
 
@@ -302,43 +299,3 @@ def readable(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {readable(v)}" for key, v in value.items()) + "}"
     return f"float('{value}')" if isinstance(value, float) and math.isinf(value) else repr(value)
-
-
-def check_rate(lr: Any) -> None:
-    """Tell parameters from a learning rate: constructors of other libraries begin with them."""
-    shown = [next(lr, None)] if isinstance(lr, Iterator) else lr
-    several = isinstance(shown, (Mapping, list, tuple)) or getattr(shown, "shape", ()) != ()
-    if several or hasattr(lr, "parameters"):
-        raise OptionError(
-            f"lr must be a finite number >= 0 or a function of the step, got {kind_of(lr)}; pass parameters to "
-            f"step(params, grads), not to the constructor{advice(shown)}"
-        )
-
-
-def checked_rate(lr: Any, settings: Settings) -> Rate:
-    """A learning rate in Python's own numbers."""
-    check_rate(lr)
-    value: Rate = plain(lr)
-    first = plain(value(1)) if callable(value) else value
-    check_plain("lr", first)
-    settings.validate_lr(first)
-    return value
-
-
-def check_plain(name: str, value: Any) -> None:
-    if not is_known(value):
-        raise OptionError(f"{name} must be a Python number here, got {type(value).__name__}")
-
-
-def check_served(settings: Settings) -> None:
-    """Say now, and not at the first step, what numpy cannot serve: tensors, or bfloat16 without its package."""
-    for options in (settings.options, *(options for _, options in settings.overrides)):
-        for name, value in options.items():
-            check_plain(name, plain(value(1)) if callable(value) else value)
-        for name in STORAGE:
-            try:
-                xp.named_dtype(options.get(name) or "float32")
-            except ImportError:
-                raise OptionError(
-                    f"{name}={options[name]!r} needs a package that is not installed: pip install ml_dtypes"
-                ) from None

@@ -11,7 +11,8 @@ from thalweg.errors import OptionError, UnusedOverrideWarning
 from thalweg.exchange import check_mixture
 from thalweg.mixtures import Entry, RuleOptions, check_all_matched, checked_entries, first_match
 from thalweg.numpy.arrays import Arr, Name, pairs
-from thalweg.numpy.base import Optimizer, Rate, checked_rate, readable
+from thalweg.numpy.base import Optimizer, readable
+from thalweg.numpy.checks import Rate, checked_rate
 from thalweg.numpy.stepping import Engine
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
@@ -90,7 +91,8 @@ class Mixture(Optimizer):
         return [(pattern, replace(own, lr=lr)) for (pattern, own), lr in zip(self._shown, self._rates, strict=True)]
 
     def _every_option(self) -> dict[str, Any]:
-        raise OptionError("each entry of a mixture has options of its own: read them from entries")
+        """By the pattern of each entry."""
+        return {repr(pattern): own.settings.options for pattern, own in self._entries}
 
     @property
     def rates(self) -> list[Any]:
@@ -154,9 +156,8 @@ class Mixture(Optimizer):
     # ---- checkpoints
 
     def _told(self) -> tuple[Any, Any]:
-        return {name: known.made_by for name, known in self._tracked.items()}, [
-            None if callable(rate) else rate for rate in self._rates
-        ]
+        made_by = {name: known.made_by for name, known in self._tracked.items()}
+        return made_by, [None if callable(rate) else rate for rate in self._rates]
 
     def _check_maker(self, state_dict: Any) -> Mapping[Name, type[Rule]]:
         rules = check_mixture(state_dict, [own.rule for _, own in self._entries], self._rule_by_name)

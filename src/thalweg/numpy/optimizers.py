@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from thalweg.numpy.base import Optimizer, Rate
+from thalweg.numpy.base import Optimizer
+from thalweg.numpy.checks import Rate
 from thalweg.numpy.stepping import Engine
 from thalweg.options import (
     AdafactorOptions,

@@ -143,17 +143,8 @@ class GroupedOptimizer(torch.optim.Optimizer):
 
     def _unused(self) -> tuple[list[Pattern], list[Pattern]]:
         """The patterns of overrides that match no parameter, and those of entries."""
-        overrides: dict[int, Pattern] = {}
-        used, idle = set[int](), []
-        homes = [(self.param_groups[index].get("entry", 0), name, p) for name, p, index in self._homes()]
-        for place, (pattern, entry) in enumerate(self._entries):
-            pairs = [(name, p) for home, name, p in homes if home == place]
-            if pattern is not None and not pairs:
-                idle.append(pattern)
-            unused = {id(each): each for each in unused_patterns(entry.settings.overrides, pairs)}
-            used |= {id(each) for each, _ in entry.settings.overrides} - unused.keys()
-            overrides |= unused
-        return [pattern for key, pattern in overrides.items() if key not in used], idle
+        homes = [(name, p, self.param_groups[index].get("entry", 0)) for name, p, index in self._homes()]
+        return unused_patterns(self._entries, homes)
 
     def _named(self, first_group: int = 0) -> Iterator[tuple[str, Tensor]]:
         """Every parameter with its name."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from thalweg.arrays import Shape
 from thalweg.errors import OptionError, ParameterError
+from thalweg.mixtures import Entry
 from thalweg.settings import Overrides, Pattern, matches
 from thalweg.torch.params.checks import check_exchanged, check_parameter
 
@@ -64,9 +65,24 @@ def check_names(groups: Groups, overrides: Overrides) -> None:
         )
 
 
-def unused_patterns(overrides: Overrides, pairs: Collection[tuple[str, Tensor]]) -> list[Pattern]:
-    """Those of overrides that match none of these names and parameters."""
-    return [pattern for pattern, _ in overrides if not any(matches(pattern, *pair) for pair in pairs)]
+def unused_patterns(
+    entries: Sequence[Entry], homes: Collection[tuple[str, Tensor, int]]
+) -> tuple[list[Pattern], list[Pattern]]:
+    """The patterns of overrides that match no parameter of their entries, and those of entries without parameters.
+
+    homes: every parameter with its name and the place of its entry.
+    """
+    used, unused, idle = set[int](), dict[int, Pattern](), []
+    for place, (pattern, entry) in enumerate(entries):
+        pairs = [(name, p) for name, p, home in homes if home == place]
+        if pattern is not None and not pairs:
+            idle.append(pattern)
+        for own, _ in entry.settings.overrides:  # those of all entries are one object in each
+            if any(matches(own, *pair) for pair in pairs):
+                used.add(id(own))
+            else:
+                unused[id(own)] = own
+    return [pattern for key, pattern in unused.items() if key not in used], idle
 
 
 class Members:
