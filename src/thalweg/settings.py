@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import difflib
 import fnmatch
+import functools
 import inspect
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
 
@@ -83,11 +83,11 @@ class Setting:
     handling: Handling
     lr_scale: float = 1.0
 
-    @cached_property
+    @functools.cached_property
     def scheduled(self) -> dict[str, Callable[[Any], Any]]:
         return {f.name: getattr(self.rule, f.name) for f in fields(self.rule) if callable(getattr(self.rule, f.name))}
 
-    @cached_property
+    @functools.cached_property
     def settled(self) -> Rule:
         return self.rule.for_storage(self.handling.stored(Factor))
 
@@ -217,6 +217,7 @@ class Settings:
         }
 
 
+@functools.cache
 def option_names(rule: type[Rule]) -> tuple[str, ...]:
     return tuple(f.name for kind in (rule, Handling) for f in fields(kind))
 

@@ -32,7 +32,7 @@ from sharded_jax import (
 )
 
 from thalweg.errors import ParameterError
-from thalweg.optax import lars
+from thalweg.optax import lars, mixture
 
 #: Independent layers along the first axis, divided like stages of a pipeline; and within the layers besides.
 STAGES = {"stages": ((8, 6, 4), P("x")), "parted": ((8, 4, 6), P("x", "y")), "within": ((3, 8, 4), P(None, "x"))}
@@ -177,6 +177,24 @@ def skipped_by_all(name: str, check_vma: bool) -> None:
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(found.parted))
 
 
+def mixed() -> None:
+    """One norm and one decision for parameters of two rules, which the devices agree on."""
+    shapes = {key: SMALL[key] for key in ("rows", "both", "whole")}
+
+    def make(stacked_axes: int = 0, specs: Any = None, **options: Any) -> Any:
+        entries = [("rows", OPTIMIZERS["lamb"](specs=specs)), ("*", OPTIMIZERS["adafactor"](specs=specs))]
+        return mixture(entries, specs=specs, **{"max_grad_norm": 0.5, "on_nonfinite": "skip", **options})
+
+    def grads(seed: int) -> Any:
+        draw = numbers(shapes, seed, dtype())
+        return {**draw, "both": draw["both"].at[-1, -1].set(jnp.nan)} if seed == 2 else draw
+
+    found = run(make, shapes, grads=grads)
+    check_numbers(found)
+    assert int(found.parted[1].skipped) == 1
+    assert differ(make(), make(max_grad_norm=None), shapes)
+
+
 def skipped_by_all_layers(name: str) -> None:
     """One number in a layer of one device keeps all of them from stepping."""
 
@@ -256,4 +274,5 @@ def cases(devices: int) -> Cases:
     found["lamb: layers divided over devices, unchecked"] = partial(stages, "lamb", False)
     found["stochastic rounding is the same on parts"] = partial(rounded_alike, True)
     found["kron: noise counts"] = noise_counts
+    found["two rules: one norm and one decision"] = mixed
     return found
