@@ -289,6 +289,22 @@ def test_a_group_that_is_refused_changes_nothing(group: Any, kind: Any, message:
     assert [group["rule"] for group in optimizer.param_groups] == ["Kron", "AdamW", "LAMB"]
 
 
+def test_groups_of_another_mixture() -> None:
+    other = Mixture(model().named_parameters(), entries())
+    groups = [
+        {**group, "params": list(zip(group["param_names"], group["params"], strict=True))}
+        for group in other.param_groups
+    ]
+    again = Mixture(groups, entries())
+    assert [(group["rule"], group["entry"]) for group in again.param_groups] == [
+        ("Adafactor", 0),
+        ("Kron", 1),
+        ("AdamW", 2),
+    ]
+    with pytest.raises(OptionError, match="entry=2 in a parameter group is no entry of this optimizer, which has 1"):
+        AdamW(groups[2:])
+
+
 # ---- options and patterns
 
 

@@ -129,8 +129,14 @@ class GroupSettings:
         self.known: dict[int, tuple[RuleOptions, list[Any], Settings]] = {}
 
     def entry_of(self, group: Mapping[str, Any]) -> RuleOptions:
-        place: int = group.get("entry", 0)
-        return self.entries[place][1]
+        place: Any = group.get("entry", 0)
+        if place not in range(len(self.entries)):
+            raise OptionError(
+                f"entry={place!r} in a parameter group is no entry of this optimizer, which has {len(self.entries)}: "
+                "leave it out of groups that come from another mixture"
+            )
+        entry: RuleOptions = self.entries[place][1]
+        return entry
 
     def of(self, index: int, group: Mapping[str, Any]) -> Settings:
         entry = self.entry_of(group)
