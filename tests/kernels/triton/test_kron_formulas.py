@@ -152,7 +152,7 @@ class Other(Kron):
         (refresh, "paced", lambda right: lambda *given: (right(*given)[0], 0.5 * right(*given)[1]), {}),
         (refresh, "paced", lambda right: lambda *given: (2.0 * right(*given)[0], right(*given)[1]), {}),
         (refresh, "moved", lambda right: lambda *given: 0.5 * right(*given), {}),
-        (factors, "angle", lambda right: lambda *given: 1.0 + right(*given), dict(max_skew=None)),
+        (factors, "angle", lambda right: lambda *given: 0.1 + right(*given), dict(max_skew=None)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -192,7 +192,7 @@ def test_counts_of_the_host_have_the_bits_of_the_rule(probability: Any) -> None:
     rule, p = Kron(precond_update_probability=probability, momentum=0.0), torch.zeros(2)
     state = expected = torch.zeros(())
     for t in range(1, 200):
-        _, _, due, after = rule.shown(space, p, {"refresh": expected}, p, t)
+        _, after, due = rule.shown(space, p, {"refresh": expected}, p, t)
         is_due, left = counted_on(formulas_for(rule, 1, averages=False), rule, t, state.item())
         state, expected = torch.tensor(left), after["refresh"]
         assert is_due == bool(due)
@@ -200,8 +200,8 @@ def test_counts_of_the_host_have_the_bits_of_the_rule(probability: Any) -> None:
 
 
 class Summing(Kron):
-    def taken(self, xp: Any, h: Any, h_square: Any, *args: Any) -> Any:
-        update = super().taken(xp, h, h_square, *args)
+    def taken(self, xp: Any, made: Any, *args: Any, **named: Any) -> Any:
+        update, h_square = super().taken(xp, made, *args, **named), made.figures["square"]
         return update._replace(finite=xp.isfinite(xp.sums((h_square * h_square, None))[0]))
 
 
