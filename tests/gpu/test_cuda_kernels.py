@@ -103,7 +103,7 @@ def test_little_extra_memory(rule: str) -> None:
     optimizer.step()
     torch.cuda.synchronize()
     extra = torch.cuda.memory_stats()["requested_bytes.all.peak"] - kept
-    assert extra < 0.005 * sum(p.numel() * 4 for p in params), f"{extra / 2**20:.1f} MiB"
+    assert extra < 0.01 * sum(p.numel() * 4 for p in params), f"{extra / 2**20:.1f} MiB"
 
 
 @every_rule

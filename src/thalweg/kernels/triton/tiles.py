@@ -144,7 +144,7 @@ class Limits(NamedTuple):
 # Between those that were best on an H200. Programs that measure sum rows at every block: a single warp does that
 # without waiting for others. They keep sums of rows and columns: the fewer there are, the less memory these take. In
 # large models it is less than 1/100 of what the parameters take. Programs that step keep nothing.
-MEASURING = Limits(1792, 4, 256, block=1024, deep_block=512, warps=1, widths=(256, 128), idle=0.3)
+MEASURING = Limits(1792, 4, 128, block=1024, deep_block=512, warps=1, widths=(256, 128), idle=0.3)
 STEPPING = Limits(4096, 8, 32, block=2048, deep_block=1024, warps=4, widths=(1024, 512, 256), idle=0.1)
 
 
