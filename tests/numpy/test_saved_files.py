@@ -176,6 +176,7 @@ class TestStateDict:
         assert {key: value for key, value in saved.items() if key != "state"} == {
             "layout": 1,
             "optimizer": "LAMB",
+            "version": 1,
             "lr": 0.05,
             "iteration": 3,
         }

@@ -16,7 +16,7 @@ from thalweg.rules import RULES
 SHAPES = [(), (1,), (7,), (1000,), (0,), (3, 0), (5, 4), (130, 140), (3, 4, 5, 2), (16, 8, 3, 3), (2, 130, 140)]
 STACKED = [(3, 7), (2, 130, 140), (4, 5, 6)]
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in OPTIMIZERS),
+    *((name, {"vectors": "row"} if name == "Muon" else {}) for name in OPTIMIZERS),
     ("LARS", {"momentum": 0.0}),
     ("SGD", {"momentum_dtype": "bfloat16"}),
     ("LAMB", {"momentum_dtype": "float16"}),

@@ -18,6 +18,7 @@ pytest.importorskip("click")
 pytest.importorskip("rich")
 
 from thalweg.cli import run
+from thalweg.rules import RULES
 
 QUICK = ["--optimizers", "sgd,lamb", "--lr", "0.02", "--lr", "sgd=0.1,0.2", "--steps", "3", "--seeds", "2"]
 
@@ -233,7 +234,7 @@ def test_ctrl_c_keeps_what_was_finished_and_the_same_command_goes_on(tmp_path: P
     kept = records.read_bytes()
     assert process.returncode == 130
     count = len(kept.splitlines())
-    assert f"{count} of 30 runs are kept" in told.replace("\n", " ")
+    assert f"{count} of {5 * len(RULES)} runs are kept" in told.replace("\n", " ")
     assert "Traceback" not in told
     few = [*arguments, "--optimizers", "sgd", "--lr", "sgd=0.15"]
     again = subprocess.run(few, capture_output=True, text=True, check=True)

@@ -90,8 +90,7 @@ def test_the_same_rule_has_the_same_curve_whoever_steps(
     package: str, theirs: str, ours: str, options: Any, task: Any, tolerance: float
 ) -> None:
     pytest.importorskip(package)
-    asked = {**options, **({"SGD": {"momentum_mode": "lr_outside"}} if ours == "SGD" else {})}
-    found = curves(task, optimizers=[ours], against=[theirs], options=asked)
+    found = curves(task, optimizers=[ours], against=[theirs], options=options)
     np.testing.assert_allclose(found[theirs], found[ours], rtol=tolerance)
     assert found[ours][-1] < 0.5 * found[ours][0]
 

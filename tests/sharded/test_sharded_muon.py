@@ -9,12 +9,11 @@ import pytest
 pytest.importorskip("torch")
 
 from world import world
-from world_layouts import layout as laid_out
 from world_layouts import torch
-from world_steps import Run, differences, stepped
+from world_steps import Run, differences
+from world_whole import dtypes_sent, norms
 
 import thalweg.torch
-from thalweg.torch.sharding import collectives
 
 pytestmark = pytest.mark.world
 
@@ -29,29 +28,9 @@ def test_products_in_bfloat16(size: int, layout: str) -> None:
     assert world(size).run(differences, run, layout) == [[]] * size
 
 
-def dtypes_sent(run: Run, layout: str) -> list[str]:
-    """Of all messages to owners and from them, on this rank."""
-    sent, send = [], collectives.exchanged
-    from thalweg.torch.sharding import owners
-
-    def watched(*pieces: Any, dtype: Any, **rest: Any) -> Any:
-        sent.append(str(dtype))
-        return send(*pieces, dtype=dtype, **rest)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owners, "exchanged", watched)
-        stepped(run, laid_out(layout))
-    return sent
-
-
 def test_messages_are_as_narrow_as_the_products() -> None:
     run = Run("Muon", "float32", OPTIONS, names=MATRICES, rates=(1.0,))
     assert world(2).run(dtypes_sent, run, "first axis") == [["torch.bfloat16"] * 2] * 2
-
-
-def norms(run: Run, layout: str) -> dict[str, list[float]]:
-    found = stepped(run, laid_out(layout)).optimizer.stats()
-    return {name: own["norm"].reshape(-1).tolist() for name, own in found.items()}
 
 
 def test_statistics_keep_their_digits() -> None:

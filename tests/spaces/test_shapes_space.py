@@ -11,6 +11,7 @@ from cases import EVERY
 from lanes import one_in
 
 from thalweg.boundary import advance, first_state
+from thalweg.rules import RULES
 from thalweg.settings import Settings
 from thalweg.spaces import numpy as with_numbers
 from thalweg.spaces import shapes
@@ -32,7 +33,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 
 
 def outcome(space: Any, rule: str, options: dict[str, Any], p: Any, g: Any) -> dict[str, tuple[Any, str]]:
-    setting = Settings(rule, options).base
+    setting = Settings(RULES[rule], options).base
     state = first_state(space, setting.rule_at(1), setting.handling, p)
     result = advance(
         space, setting.rule_at(1), setting.handling, p, g, state, t=1, lr=0.1, lr_scale=1.0, tensor=7, grad_scale=0.5

@@ -91,8 +91,8 @@ def test_resumes_in_every_dtype(case: Case, engine: str, dtype: Any) -> None:
     again = resumed(case, engine, dtype, **options)
     kept = torch.float64 if dtype == torch.float64 else torch.float32
     entries = [entry for state in again.state.values() for key, entry in state.items() if key != "step"]
-    assert entries
-    assert {entry.dtype for entry in entries} == {kept}
+    assert entries or case.name == "SGD"  # which keeps nothing without momentum
+    assert {entry.dtype for entry in entries} <= {kept}
 
 
 @ENGINES

@@ -152,4 +152,5 @@ PEERS = [
     of_torch("sgd", "SGD", 2, lr=1e-3, momentum=0.9, fused=True),
     of_optax("sgd", 2, learning_rate=1e-3, momentum=0.9),
     control("sgd"),
+    control("muon"),
 ]

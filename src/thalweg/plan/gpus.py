@@ -27,7 +27,7 @@ MOST_AT_ONCE = 2**29
 NORMED = 2**16
 #: Where kernels cannot be asked, what they keep is taken to be one in so many bytes of the parameters in float32. For
 #: Kron: so many times a parameter and its factors, of one shape as many together as this memory holds.
-SHARE, KRON_SHARE, KRON_TOGETHER = 1 / 150, 2.5, 256 * 2**20
+SHARE, KRON_SHARE, KRON_TOGETHER = 1 / 200, 2.5, 256 * 2**20
 
 
 class Shown(NamedTuple):

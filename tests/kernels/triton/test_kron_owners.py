@@ -50,11 +50,12 @@ class Both:
         self.seen += [learned, shown, h]
         for i, name in enumerate(self.names):
             noise = normal(space, learned[i], seed=5, tensor=tensor_id(name), t=self.t)
-            expected, square, self.expected[i] = self.rule.whitened(
-                space, before[i], learned[i], self.expected[i], due[i], lambda noise=noise: noise
+            made = self.rule.made(
+                space, (before[i], learned[i]), self.expected[i], due=due[i], noise=lambda noise=noise: noise
             )
-            close(h[i], expected)
-            close(squares[i], square.flatten())
+            self.expected[i] = made.state
+            close(h[i], made.tensor)
+            close(squares[i], made.figures["square"].flatten())
             for key, entry in self.expected[i].items():
                 close(self.factors[i][key], entry)
 
