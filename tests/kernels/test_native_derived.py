@@ -23,7 +23,8 @@ from thalweg.kernels.cpu import compiled as compilation
 from thalweg.kernels.cpu import compiler, shipped
 from thalweg.kernels.cpu.compiled import emitted, kind_of, reason_uncompiled, warn_slow
 from thalweg.kernels.cpu.library import load, reason_missing
-from thalweg.kernels.cpu.plan import END, MEASURE, Operand, Options, Plan, reason_unserved
+from thalweg.kernels.cpu.served import reason_unserved
+from thalweg.kernels.cpu.tables import END, MEASURE, Operand, Options, Tables
 from thalweg.rules import Rule, Update
 from thalweg.rules.entries import Moment, Square
 from thalweg.settings import Handling
@@ -89,7 +90,7 @@ def both(rule: Rule, shape: Any, dtype: str, steps: int = 3) -> tuple[dict[str, 
     p = random.standard_normal(shape)
     native = {"p": p.astype(dtype), **{key: np.zeros(size, dtype) for key, size in sizes.items()}}
     exact = {key: array.astype("float64") for key, array in native.items()}
-    tables = Plan()
+    tables = Tables()
     for t in range(1, steps + 1):
         g = random.standard_normal(shape).astype(dtype)
         state = tuple(native[key].ctypes.data for key in entries)

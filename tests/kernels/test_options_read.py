@@ -15,8 +15,9 @@ import thalweg.numpy
 from thalweg import rules
 from thalweg.kernels import triton
 from thalweg.kernels.cpu.library import reason_missing
+from thalweg.kernels.triton.served import reason_against
 from thalweg.rules import Rule, refresh
-from thalweg.settings import Handling
+from thalweg.settings import Handling, Setting
 
 needs_core = pytest.mark.skipif(reason_missing() is not None, reason="there is no native core here")
 
@@ -82,12 +83,8 @@ class TestAnOptionThatARuleAdds:
         assert torch.allclose(w, torch.full((3, 4), 0.9 + toy))
 
     def test_kernels_for_gpus(self, toy: float) -> None:
-        torch = pytest.importorskip("torch")
-        from thalweg.settings import Setting
-        from thalweg.torch.engines import triton as gpu
-
-        reason = gpu.reason_against(Setting(Kron(toy=toy), Handling()), torch.ones(3, 4), {})
+        reason = reason_against(Setting(Kron(toy=toy), Handling()), (3, 4), "float32", {})
         assert reason == "there is no fused kernel of Kron with the option toy"
         # kernels that are made from a rule know every option of it
         for rule in (LAMB(toy=toy), Adafactor(toy=toy), Adafactor(toy=toy, min_dim_size_to_factor=2)):
-            assert gpu.reason_against(Setting(rule, Handling()), torch.ones(3, 4), {}) == ""
+            assert reason_against(Setting(rule, Handling()), (3, 4), "float32", {}) == ""

@@ -12,7 +12,7 @@ from side_by_side import NARROW, agree, draw, draw_gradients, every_rule, kind, 
 
 from thalweg.boundary import ROUNDING_STREAM, rounded_stochastically
 from thalweg.kernels.cpu.library import levels, load, reason_missing
-from thalweg.kernels.cpu.plan import END, MEASURE, Operand, Options, Plan
+from thalweg.kernels.cpu.tables import END, MEASURE, Operand, Options, Tables
 from thalweg.rules import LARS
 from thalweg.rules.noise import tensor_id, uniform
 from thalweg.settings import Handling
@@ -108,7 +108,7 @@ def test_positions_beyond_32_bits(dtype: str, position: int) -> None:
     handling = Handling(rounding="stochastic", seed=seed)
     rule = LARS(trust=False, momentum=0.0)
     x, weights = numbers(size, 2), np.zeros(size, kind(dtype))
-    tables = Plan()
+    tables = Tables()
     places = weights.ctypes.data, x.ctypes.data
     operand = Operand("w", (size,), *places, (), (dtype, "float32"), 0, position)
     tables.prepare([operand], [Options(rule, handling, t, 1.0, 1.0)], 1)

@@ -207,8 +207,12 @@ def test_native_code_steps_parts_in_place() -> None:
 
 @pytest.mark.skipif(reason_missing() is not None, reason="there is no native core here")
 def test_parts_that_native_code_does_not_step() -> None:
-    with pytest.raises(CommandError, match="cannot run Kron: there is no native code of Kron for sharded parameters"):
-        plan(SMALL, optimizers=["Kron"], world=2, layout="fsdp2", device="cpu", engine="fused")
+    where = dict(world=2, layout="fsdp2", device="cpu", engine="fused")
+    with pytest.raises(CommandError, match="there is no native code of Kron for sharded parameters"):
+        plan(SMALL, optimizers=["Kron"], **where)
+    factored = Model("one", "", (Tensor("w", (256, 256)),))
+    with pytest.raises(CommandError, match="for 'w': there is no native code of Adafactor with rows and columns"):
+        plan(factored, optimizers=["Adafactor"], **where)
 
 
 @pytest.mark.parametrize("engine", ["auto", "fused"])
@@ -238,8 +242,10 @@ def test_parts_that_kernels_for_gpus_do_not_step() -> None:
     found = plan(stacks, optimizers=["LAMB"], options=stacked, **where).costs[0].share
     assert found.engine == "foreach"
     assert (found.peak_bytes or 0) > found.parameter_bytes
-    with pytest.raises(CommandError, match=r"cannot run LAMB: .* step shards only with stacked_axes=0"):
+    with pytest.raises(CommandError, match=r"cannot run LAMB for 'w': it is sharded, .* with stacked_axes=0"):
         plan(stacks, optimizers=["LAMB"], options=stacked, engine="fused", **where)
+    with pytest.raises(CommandError, match="cannot run Muon for 'w': it is sharded, and owners have library products"):
+        plan(stacks, optimizers=["Muon"], engine="fused", **where)
     # whoever owns a tensor has its slices whole
     assert plan(stacks, optimizers=["Kron"], options=stacked, engine="fused", **where).costs[0].share.engine == "fused"
 

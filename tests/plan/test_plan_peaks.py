@@ -182,9 +182,9 @@ def test_a_list_is_stepped_in_chunks() -> None:
 def test_sizes_are_those_of_the_engines() -> None:
     pytest.importorskip("torch")
     from thalweg.numpy import batches
-    from thalweg.torch.engines import bucket, results
+    from thalweg.torch.engines import protocol, results
 
-    assert peaks.CHUNK == bucket.CHUNK
+    assert peaks.CHUNK == protocol.CHUNK
     assert peaks.SMALL == results.SMALL == batches.SMALL
 
 

@@ -22,7 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thalweg.kernels.cpu.library import reason_missing
-from thalweg.kernels.cpu.plan import END, MEASURE, Operand, Options, Plan, reason_unserved
+from thalweg.kernels.cpu.served import reason_unserved
+from thalweg.kernels.cpu.tables import END, MEASURE, Operand, Options, Tables
 from thalweg.settings import Handling
 
 SHAPE = (4, 3)
@@ -109,7 +110,7 @@ def stepped_natively(rule: Rule, arrays: dict[str, Any]) -> dict[str, Any]:
     """The parameter and its state after a step by native code."""
     own = {name: array.copy() for name, array in arrays.items() if isinstance(array, np.ndarray)}
     p, g, *state = (own[name].ctypes.data for name in ("p", "g", *NAMES))
-    tables = Plan()
+    tables = Tables()
     shape, dtypes = own["p"].shape, (own["p"].dtype.name,) * 4
     operand = Operand("w", shape, p, g, tuple(state), dtypes, 0)
     tables.prepare([operand], [Options(rule, Handling(), 3, 0.1, 0.5)], 1)

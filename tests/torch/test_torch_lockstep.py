@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from thalweg.torch.sharding.collectives import largest
-from thalweg.torch.sharding.lockstep import Computation, Question, in_lockstep
+from thalweg.torch.sharding.collectives import Computation, Question, in_lockstep, largest
 
 
 class Ranks:

@@ -10,16 +10,8 @@ from typing import Any
 import numpy as np
 
 from thalweg.arrays import Shape
-from thalweg.kernels.cpu.plan import (
-    END,
-    MEASURE,
-    WRITE,
-    Operand,
-    Options,
-    Plan,
-    reason_unserved,
-    sums_of_squares,
-)
+from thalweg.kernels.cpu.served import reason_unserved
+from thalweg.kernels.cpu.tables import END, MEASURE, WRITE, Operand, Options, Tables, sums_of_squares
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.numpy.arrays import Arr, address, dtype_name
 from thalweg.numpy.job import Job
@@ -47,7 +39,7 @@ class Fused:
     """The native engine of one optimizer, with tables that are kept between steps."""
 
     def __init__(self) -> None:
-        self.plan = Plan()
+        self.tables = Tables()
         self.copies: list[Arr] = []
         #: Held by a step from its first table to its last figure.
         self.lock = threading.RLock()
@@ -68,7 +60,7 @@ class Fused:
                 declared = job.tracked.setting.rule if job.tracked.setting is not None else None
                 options.append(Options(job.rule, job.handling, job.t, job.lr, job.lr_scale, grad_scale, declared))
             operands.append(self.operand_of(job, group))
-        self.plan.prepare(operands, options, num_threads(of_machine))
+        self.tables.prepare(operands, options, num_threads(of_machine))
 
     def operand_of(self, job: Job, group: int) -> Operand:
         """How native code is shown a job: as the last time, if nothing has moved."""
@@ -95,20 +87,20 @@ class Fused:
         return tracked.operand
 
     def step(self) -> None:
-        self.plan.run(MEASURE, END)
+        self.tables.run(MEASURE, END)
 
     def measure(self) -> list[bool]:
         """For each job whether all of its step is finite; nothing is written."""
-        self.plan.run(MEASURE, WRITE)
-        return self.plan.finite()
+        self.tables.run(MEASURE, WRITE)
+        return self.tables.finite()
 
     def write(self, skipped: Sequence[bool]) -> None:
-        self.plan.skip(skipped)
-        self.plan.run(WRITE, END)
+        self.tables.skip(skipped)
+        self.tables.run(WRITE, END)
 
     def stats(self) -> list[Any]:
         """For each job a function that tells its figures."""
-        figures = self.plan.figures()
+        figures = self.tables.figures()
         return [partial(figures.of, index, reshaped) for index in range(len(figures.spans))]
 
     def release(self) -> None:

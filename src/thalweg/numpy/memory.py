@@ -13,7 +13,7 @@ import numpy as np
 from thalweg.arrays import Shape, State
 from thalweg.errors import OptionError, ParameterError, StateError
 from thalweg.exchange import check_exchanged, exchanged
-from thalweg.kernels.cpu.plan import Operand
+from thalweg.kernels.cpu.tables import Operand
 from thalweg.numpy.arrays import Arr, Name
 from thalweg.numpy.checkpoints import check_whole, read_file, read_state, write_file
 from thalweg.rules import Rule

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.library import load
-from thalweg.kernels.cpu.plan import Operand, Options, Plan
+from thalweg.kernels.cpu.tables import Operand, Options, Tables
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.plan.items import Item
 from thalweg.programs.liveness import LR
@@ -31,7 +31,7 @@ def scratch_bytes(items: Sequence[Item]) -> int:
         dtypes = (tensor.dtype, tensor.dtype, *(dtype for _, dtype in item.entries.values()))
         group = settings.index(item.setting)
         operands.append(Operand(tensor.name, tensor.shape, 1, 1, places, dtypes, group, whole=item.whole))
-    tables = Plan()
+    tables = Tables()
     tables.lay_out(operands, options)
     rows = len(tables.tensors)
     scratch: int = load().thalweg_layout(tables.options, tables.tensors, rows, num_threads(of_machine))

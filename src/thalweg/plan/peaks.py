@@ -15,7 +15,7 @@ from typing import Any
 
 from thalweg.kernels.chunks import CHUNK, SMALL, STACK, WHOLE_CHUNK, extent, pieces
 from thalweg.kernels.cpu.library import reason_missing
-from thalweg.kernels.cpu.plan import reason_unserved
+from thalweg.kernels.cpu.served import reason_unserved
 from thalweg.kernels.triton.served import reason_against
 from thalweg.plan import gpus, native
 from thalweg.plan.items import Item

@@ -22,7 +22,7 @@ from thalweg.plan.optimizers import (
     setting_of,
 )
 from thalweg.plan.peaks import torch_unserved
-from thalweg.plan.shards import Place, Share, is_divided, largest_share, reason_against_parts
+from thalweg.plan.shards import Place, Share, is_divided, largest_share, reason_against_part
 from thalweg.plan.sources import prepared, resolve
 from thalweg.settings import Setting
 
@@ -193,17 +193,16 @@ def check_word(what: str, word: str, known: Sequence[str]) -> None:
 
 def check_served(name: str, setting: Setting, model: Model, place: Place) -> None:
     """Say what cannot be stepped so: slices that are not there, what native code or kernels do not take."""
-    if place.engine == "fused" and is_divided(place) and (obstacle := reason_against_parts(setting, place.device)):
-        raise CommandError(f"engine 'fused' cannot run {name}: {obstacle}; use 'auto'")
     for tensor in model.tensors:
         if setting.rule.stacked_axes > len(tensor.shape):
             raise CommandError(
                 f"{name}: stacked_axes={setting.rule.stacked_axes}, but {tensor.name!r} has shape {tensor.shape}: "
                 f"it must be at most {len(tensor.shape)}"
             )
-        if place.engine == "fused" and (reason := torch_unserved(Item(tensor, setting), place.device)):
-            if place.front_end == "numpy" and "not a number" in reason:
-                continue
+        if place.engine != "fused":
+            continue
+        divided = reason_against_part(setting, tensor, place.device) if is_divided(place) else ""
+        if reason := divided or torch_unserved(Item(tensor, setting), place.device):
             raise CommandError(
                 f"engine 'fused' cannot run {name} for {tensor.name!r}: {reason}; "
                 "use 'auto', which takes the fastest that can run"

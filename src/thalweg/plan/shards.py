@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.arrays import Shape
-from thalweg.kernels.triton.served import reason_against_shards
+from thalweg.kernels.cpu import served as native
+from thalweg.kernels.triton import served as kernels
 from thalweg.plan import costs
 from thalweg.plan.items import Item, entry_bytes
 from thalweg.plan.models import Tensor
@@ -20,6 +21,9 @@ from thalweg.plan.owners import exchanged_bytes, kept_by_owner, kept_entries, ow
 from thalweg.plan.parts import Part, divided_peak, kernel_peak, messages
 from thalweg.plan.peaks import numpy_peak, torch_peak, torch_unserved
 from thalweg.settings import Setting
+
+#: The axes along which FSDP2 shards parameters.
+DIVIDED = (0,)
 
 
 @dataclass(frozen=True)
@@ -98,17 +102,11 @@ def is_divided(place: Place) -> bool:
     return place.world > 1 and place.layout == "fsdp2"
 
 
-def reason_against_parts(setting: Setting, device: str) -> str:
-    """Why native code (``torch/fused.py``), or a kernel on a GPU, cannot step parts of parameters, "" if it can."""
+def reason_against_part(setting: Setting, whole: Tensor, device: str) -> str:
+    """Why native code, or a kernel on a GPU, cannot step a part of a parameter, "" if it can."""
     if device == "cuda":
-        return reason_against_shards(setting.rule, ())
-    if setting.rule.needs_whole:
-        return f"there is no native code of {type(setting.rule).__name__} for sharded parameters"
-    if setting.handling.on_nonfinite != "propagate" or setting.rule.stacked_axes:
-        return (
-            "parameters are sharded, and native code steps shards only with on_nonfinite='propagate' and stacked_axes=0"
-        )
-    return ""
+        return kernels.reason_against_shard(setting, whole.shape, DIVIDED)
+    return native.reason_against_shard(setting, whole.shape, DIVIDED)
 
 
 def whole_share(setting: Setting, tensors: Sequence[Tensor], place: Place, rank: int) -> Share:
@@ -141,7 +139,7 @@ def is_launched(setting: Setting, part: Part, place: Place) -> bool:
     if place.device != "cuda" or place.engine not in ("auto", "fused"):
         return False
     whole = Item(part.whole, setting)
-    return not (torch_unserved(whole, place.device) or reason_against_shards(setting.rule, part.whole.shape))
+    return not (torch_unserved(whole, place.device) or reason_against_part(setting, part.whole, place.device))
 
 
 def beside_lists(launched: int, lists: Sequence[Item]) -> tuple[int, str]:

@@ -14,19 +14,18 @@ from thalweg.mixtures import Entry, RuleOptions, check_own
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
 from thalweg.settings import Overrides, Settings
-from thalweg.torch.engines.bucket import Bucket, EngineKind
 from thalweg.torch.engines.choice import reason_missing_for
 from thalweg.torch.engines.lists import Lists
 from thalweg.torch.engines.native import Native
-from thalweg.torch.engines.protocol import Engine, Statistics
+from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Statistics
 from thalweg.torch.engines.triton import Triton
 from thalweg.torch.params.grouped import GroupedOptimizer, Params
 from thalweg.torch.params.groups import LAYOUT, EngineName, check_options, defaults_of, engine_meant
 from thalweg.torch.params.members import check_given
 from thalweg.torch.params.rates import Rate, check_rate
-from thalweg.torch.sharding.lockstep import Computation, in_lockstep
+from thalweg.torch.sharding.collectives import Computation, in_lockstep
 from thalweg.torch.step.buckets import Sorter
-from thalweg.torch.step.gradient_norm import JointGradient
+from thalweg.torch.step.gradients import JointGradient
 
 
 class Optimizer(GroupedOptimizer):

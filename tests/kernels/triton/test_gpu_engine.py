@@ -331,10 +331,10 @@ def test_float64_is_stepped_otherwise() -> None:
 
 
 def test_without_triton_lists_serve_and_one_warning_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from thalweg.torch.engines import triton as gpu
+    from thalweg.torch.engines import choice
 
     monkeypatch.setattr(kernels, "reason_missing", lambda: "Triton is not installed")
-    gpu.reason_missing.cache_clear()
+    choice.reason_missing.cache_clear()
     kernels.warn_once.cache_clear()
     named = parameters()
     try:
@@ -347,7 +347,7 @@ def test_without_triton_lists_serve_and_one_warning_says_so(monkeypatch: pytest.
             train(optimizer, named, gradients(1))
         assert optimizer.engine == "foreach"
     finally:
-        gpu.reason_missing.cache_clear()
+        choice.reason_missing.cache_clear()
         kernels.warn_once.cache_clear()
 
 

@@ -15,11 +15,10 @@ from thalweg.errors import FallbackWarning, RuleError
 from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.bounds import COUNT, LARGEST, bounded
 from thalweg.kernels.cpu.compiler import Uncompiled
-from thalweg.kernels.cpu.emit import COUNT as COUNT_REGISTER
-from thalweg.kernels.cpu.emit import FIRST_NUMBER, OPERATIONS, SCALE, Emitted, emit
-from thalweg.kernels.cpu.emit import LARGEST as LARGEST_REGISTER
+from thalweg.kernels.cpu.emit import OPERATIONS, Emitted, emit
 from thalweg.kernels.cpu.library import functions_of, reason_missing
 from thalweg.kernels.cpu.lines import index_of
+from thalweg.kernels.cpu.structs import FIRST_NUMBER, SCALE
 from thalweg.programs.extents import HOST, TENSOR, MatrixKinds, is_spread, matrix_kinds_of, spread_shapes
 from thalweg.programs.graph import Value
 from thalweg.programs.host import function_of, options_of
@@ -31,7 +30,7 @@ from thalweg.rules.rule import number_options
 from thalweg.settings import Setting
 
 #: Registers that Python and native code fill, by the names of the inputs.
-FILLED = {COUNT: COUNT_REGISTER, LARGEST: LARGEST_REGISTER}
+FILLED = {COUNT: structs.COUNT, LARGEST: structs.LARGEST}
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,7 @@ class Registers:
             if not operand.is_mean:
                 return "sum", index_of(self.sums, operand)
             if operand not in self.results:
-                args = [("sum", index_of(self.sums, operand)), ("filled", COUNT_REGISTER), ("filled", SCALE)]
+                args = [("sum", index_of(self.sums, operand)), ("filled", structs.COUNT), ("filled", SCALE)]
                 self.compute(operand, "div", args, self.made_by[operand])
             return "result", self.results[operand]
         if self.is_host(operand):

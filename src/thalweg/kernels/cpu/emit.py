@@ -15,7 +15,7 @@ from typing import Any
 from thalweg.errors import RuleError
 from thalweg.kernels.cpu.between import Between, EmittedBetween
 from thalweg.kernels.cpu.lines import Function, Lines, Names, Numbers, cpp, function
-from thalweg.kernels.cpu.structs import MOST_PASSES, OPERANDS, SLOTS
+from thalweg.kernels.cpu.structs import MOST_PASSES, OPERAND, OPERANDS, SLOTS
 from thalweg.kernels.text import indented, summand
 from thalweg.programs.extents import COLUMN, ELEMENT, HOST, MATRIX, ROW, TENSOR, MatrixKinds
 from thalweg.programs.graph import Value
@@ -29,10 +29,6 @@ OPERATIONS = (
 )
 #: What native code has room for, beside what its structures say: sums of a pass, and numbers of a pass.
 MOST_SUMS, MOST_NUMBERS = 5, 64
-#: Marks an operand among what sums of columns are of.
-OPERAND = 128
-#: Registers that every program has: the scale of the gradient, the number of elements, the largest number of p.
-SCALE, COUNT, LARGEST, FIRST_NUMBER = 0, 1, 2, 3
 
 
 @dataclass

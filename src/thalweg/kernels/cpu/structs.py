@@ -6,7 +6,11 @@ import ctypes
 from ctypes import c_int8, c_int32, c_int64, c_uint8, c_uint32, c_void_p
 
 DTYPES = {"float32": 1, "float64": 2, "bfloat16": 3, "float16": 4}
-OPERANDS, MOST_PASSES, SLOTS = 6, 6, 2
+#: As abi.h has them: what a tensor, a program and a pass have room for, elements that may lie behind a factored column,
+#: what marks an operand among those that sums of columns are of, and the registers that every program has (the scale
+#: of the gradient, the number of elements, the largest number of p), before its own.
+OPERANDS, MOST_PASSES, SLOTS, MOST_AFTER, OPERAND = 6, 6, 2, 128, 128
+SCALE, COUNT, LARGEST, FIRST_NUMBER = 0, 1, 2, 3
 
 
 class Tensor(ctypes.Structure):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from thalweg.arrays import Shape
 from thalweg.boundary import Kept
@@ -55,10 +55,18 @@ def reason_against_guards(setting: Setting) -> str:
     return ""
 
 
-def reason_against_shards(rule: Rule, shape: Shape) -> str:
-    """Why fused kernels cannot step shards, or whole parameters for their owners, "" if they can."""
+def reason_against_shard(setting: Setting, shape: Shape, sharded: Collection[int]) -> str:
+    """Why fused kernels cannot step a shard of a parameter of this shape, or the whole for its owner; "" if they can.
+
+    sharded: along which axes.
+    """
+    rule = setting.rule
     if isinstance(rule, WholeRule) and rule.is_stackable(shape):
-        return f"parameters are sharded, and owners have library products for {type(rule).__name__}"
-    if rule.stacked_axes and not rule.needs_whole:
-        return "parameters are sharded, and GPU kernels step shards only with stacked_axes=0"
+        return f"it is sharded, and owners have library products for {type(rule).__name__}"
+    if rule.needs_whole:  # the owner works on the whole tensor, and each rank then steps its shard
+        return ""
+    if rule.stacked_axes:
+        return "it is sharded, and GPU kernels step shards only with stacked_axes=0"
+    if setting.handling.rounding == "stochastic" and sum(axis > 0 for axis in sharded) > 1:
+        return "it is sharded along several axes beyond the first, and GPU kernels then need rounding='nearest'"
     return ""

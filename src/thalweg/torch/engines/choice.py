@@ -1,42 +1,32 @@
-"""Which engine steps a bucket: the fastest that can serve it, or the one that was asked for."""
+"""Which engine steps a bucket: the fastest that can serve it, or the one that was asked for; and why others cannot."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
+from thalweg.arrays import is_number
 from thalweg.errors import OptionError
 from thalweg.kernels import triton as kernels
-from thalweg.kernels.cpu.library import reason_missing, warn_once
-from thalweg.rules import Rule
+from thalweg.kernels.cpu import library
+from thalweg.kernels.cpu import served as by_native
+from thalweg.kernels.triton import served as by_kernels
+from thalweg.rules import Annealed, Rule, WholeRule
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
-from thalweg.torch.engines import native, triton
-from thalweg.torch.engines.bucket import EngineKind
+from thalweg.torch.engines.protocol import EngineKind
+from thalweg.torch.params.checks import NAMES
 from thalweg.torch.params.groups import EngineName
 
+PLAIN = (Tensor, torch.nn.Parameter)
+#: What Triton's kernels run on, of NVIDIA's.
+LEAST_CAPABILITY = (8, 0)
 #: Native code depends on the memory layout, which may differ between ranks, and all ranks must send the same messages.
 AS_LISTS = "sharded parameters on CPUs are stepped as lists, unless engine='fused' is given"
-
-
-def reason_missing_for(p: torch.Tensor) -> str | None:
-    """Why there is no fused code for the device of a parameter, or None if there is."""
-    return triton.reason_missing(p.device) if triton.is_on_gpu(p) else reason_missing()
-
-
-def reason_against(setting: Setting, p: torch.Tensor, state: Any, part: Part) -> str:
-    """Why fused code cannot step a parameter, "" if it can. The answer holds as long as its memory does."""
-    if triton.is_on_gpu(p):
-        return triton.reason_against(setting, p, state, part if any(part.groups) else None)
-    return native.reason_against(setting, p, state)
-
-
-def reason_against_shard(wanted: EngineName, setting: Setting, p: torch.Tensor, part: Part, reason: str) -> str:
-    """Why fused code cannot step this rank's shard of a parameter. reason: what speaks against its memory."""
-    if triton.is_on_gpu(p):
-        return triton.reason_against_part(setting, part) or reason
-    return native.reason_against_part(setting, part) or (reason if wanted == "fused" else AS_LISTS)
 
 
 class Choice(NamedTuple):
@@ -48,7 +38,7 @@ class Choice(NamedTuple):
 def chosen(
     wanted: EngineName,
     rule: Rule,
-    p: torch.Tensor,
+    p: Tensor,
     name: str,
     *,
     unserved: str,
@@ -63,7 +53,7 @@ def chosen(
     """
     if wanted in ("reference", "foreach"):
         return Choice(wanted, "lists")
-    on_gpu, missing = triton.is_on_gpu(p), reason_missing_for(p)
+    on_gpu, missing = is_on_gpu(p), reason_missing_for(p)
     reason = "the host does not know the step count" if not counted and not on_gpu else unserved or missing
     if not reason:
         return Choice("fused", fused_engine(rule, on_gpu=on_gpu, sharded=sharded))
@@ -73,7 +63,7 @@ def chosen(
             "use engine='auto', which takes the fastest engine that can run"
         )
     if not unserved and missing is not None:
-        (kernels.warn_once if on_gpu else warn_once)(missing)
+        (kernels if on_gpu else library).warn_once(missing)
     return Choice("reference" if alone and not sharded else "foreach", "lists")
 
 
@@ -82,3 +72,117 @@ def fused_engine(rule: Rule, *, on_gpu: bool, sharded: bool) -> EngineKind:
     if on_gpu:
         return "lists" if sharded and rule.needs_whole else "triton"
     return "lists" if rule.needs_whole else "native"
+
+
+# ---- devices
+
+
+def is_on_gpu(p: Tensor) -> bool:
+    """Whether a parameter is one that kernels for GPUs may serve."""
+    return p.device.type in kernels.DEVICES
+
+
+def is_served_dtype(p: Tensor) -> bool:
+    """Whether kernels for GPUs read and write such numbers."""
+    return name_of(p) in by_kernels.DTYPES
+
+
+def name_of(x: Tensor) -> str:
+    return NAMES.get(x.dtype, str(x.dtype))
+
+
+def reason_missing_for(p: Tensor) -> str | None:
+    """Why there is no fused code for the device of a parameter, or None if there is."""
+    return reason_missing(p.device) if is_on_gpu(p) else library.reason_missing()
+
+
+@functools.cache
+def reason_missing(device: torch.device) -> str | None:
+    """Why there are no kernels for a GPU, or None if there are."""
+    if (missing := kernels.reason_missing()) is not None:
+        return missing
+    if device.type == "cuda" and torch.version.hip is None:
+        found = torch.cuda.get_device_capability(device)
+        if found < LEAST_CAPABILITY:
+            name = torch.cuda.get_device_name(device)
+            return f"{name} has compute capability {found[0]}.{found[1]}, and the kernels need 8.0 or newer"
+    return None
+
+
+# ---- parameters
+
+
+def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], part: Part | None = None) -> str:
+    """Why fused code cannot step a parameter, "" if it can. The answer holds as long as its memory does.
+
+    part: which shard p is, if the parameter is sharded. On GPUs all ranks must find the same answer, whatever the
+    memory layout and the size of their shards, so a shard with another memory layout is copied.
+    """
+    on_gpu, rule = is_on_gpu(p), setting.rule
+    if not on_gpu and p.device.type != "cpu":
+        return f"there is no fused kernel for tensors on {p.device.type}"
+    if reason := reason_against_kind(rule, p):
+        return reason
+    entries = {key: entry for key, entry in state.items() if key != "step"}
+    if not on_gpu:
+        layout = reason_against_layout(setting, p, list(entries.values()))
+        return layout or by_native.reason_unserved(rule, tuple(p.shape)) or ""
+    shape = tuple(p.shape) if part is None else part.shape
+    stored = {key: (tuple(entry.shape), name_of(entry)) for key, entry in entries.items()}
+    if reason := by_kernels.reason_against(setting, shape, name_of(p), stored):
+        return reason
+    if part is not None:
+        return ""
+    turned = isinstance(rule, WholeRule) and rule.is_stackable(shape) and not p.is_contiguous()
+    if turned:  # in the order of memory it would be another matrix
+        return f"it is not contiguous in memory (its strides are {p.stride()}), and {type(rule).__name__} sees it whole"
+    return reason_against_layout(setting, p, list(entries.values()))
+
+
+def reason_against_shard(wanted: EngineName, setting: Setting, p: Tensor, part: Part, reason: str) -> str:
+    """Why fused code cannot step this rank's shard of a parameter. reason: what speaks against its memory."""
+    sharded = [axis for axis, groups in enumerate(part.groups) if groups]
+    if is_on_gpu(p):
+        return by_kernels.reason_against_shard(setting, part.shape, sharded) or reason
+    return by_native.reason_against_shard(setting, part.shape, sharded) or (reason if wanted == "fused" else AS_LISTS)
+
+
+def reason_against_kind(rule: Rule, p: Tensor) -> str:
+    """Why no code but torch's own can step a parameter, whatever its memory layout; "" if it can."""
+    if (unknown := option_unknown(rule)) is not None:
+        return f"{unknown} is a tensor, not a Python number"
+    if type(p) not in PLAIN:
+        return f"there is no fused kernel for a parameter of type {type(p).__name__}"
+    return "its lazy negation bit is set (p.resolve_neg() makes a tensor without it)" if p.is_neg() else ""
+
+
+def reason_against_layout(setting: Setting, p: Tensor, entries: Sequence[Tensor]) -> str:
+    """Why a parameter and its state cannot be stepped as they lie in memory; "" if they can.
+
+    In any order, as long as all that is as large as the parameter has the same.
+    """
+    if p.is_contiguous() and all(entry.is_contiguous() for entry in entries):
+        return ""
+    alike = is_dense(p) and all(e.shape == p.shape and e.stride() == p.stride() for e in entries)
+    if alike and not setting.rule.stacked_axes and setting.handling.rounding == "nearest":
+        return ""
+    return f"it or its state is not contiguous in memory (its strides are {p.stride()})"
+
+
+def option_unknown(rule: Rule) -> str | None:
+    """An option whose value is a tensor."""
+    for name, value in vars(rule).items():
+        values = value if isinstance(value, tuple) else (value,)
+        if not all(v is None or isinstance(v, (str, Annealed)) or is_number(v) or callable(v) for v in values):
+            return name
+    return None
+
+
+def is_dense(p: Tensor) -> bool:
+    """Whether the elements lie side by side in memory, each once, in whatever order."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(p.stride(), p.shape, strict=True) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

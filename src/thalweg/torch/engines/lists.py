@@ -8,11 +8,10 @@ from itertools import chain
 
 import torch
 
-from thalweg.torch.engines.bucket import Bucket
-from thalweg.torch.engines.protocol import CheckState, Statistics
+from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
 from thalweg.torch.engines.results import Result, results_of
 from thalweg.torch.engines.shards import result_of_shards
-from thalweg.torch.sharding.lockstep import Computation
+from thalweg.torch.sharding.collectives import Computation
 from thalweg.torch.sharding.owners import Owners
 
 

@@ -1,4 +1,4 @@
-"""Stepping CPU tensors by native code: which can be, and how."""
+"""Stepping CPU tensors by native code."""
 
 from __future__ import annotations
 
@@ -12,61 +12,20 @@ from torch import Tensor
 
 from thalweg.errors import StateError
 from thalweg.kernels.cpu.library import borrow_openmp, reason_missing
-from thalweg.kernels.cpu.plan import (
-    END,
-    MEASURE,
-    REHEARSE,
-    WRITE,
-    Figures,
-    Operand,
-    Options,
-    Plan,
-    needs_rows_and_columns,
-    reason_unserved,
-)
-from thalweg.kernels.cpu.plan import sums_of_squares as native_sums
+from thalweg.kernels.cpu.tables import END, MEASURE, REHEARSE, WRITE, Figures, Operand, Options, Tables
+from thalweg.kernels.cpu.tables import sums_of_squares as native_sums
 from thalweg.kernels.threads import num_threads
-from thalweg.settings import Setting
-from thalweg.spaces.sharded import Part
-from thalweg.torch.engines.bucket import Bucket
-from thalweg.torch.engines.protocol import CheckState, Statistics
-from thalweg.torch.engines.served import is_dense, reason_against_kind, reason_against_layout
+from thalweg.torch.engines.choice import is_dense, reason_against
+from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
 from thalweg.torch.params.checks import NAMES
-from thalweg.torch.sharding.collectives import summed
-from thalweg.torch.sharding.lockstep import Computation, Question
-
-
-def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> str:
-    """Why native code cannot step this parameter, "" if it can. The answer holds as long as its memory does."""
-    if p.device.type != "cpu":
-        return f"there is no fused kernel for tensors on {p.device.type}"
-    rule = setting.rule
-    entries = [entry for key, entry in state.items() if key != "step"]
-    reason = reason_against_kind(rule, p) or reason_against_layout(setting, p, entries)
-    return reason or reason_unserved(rule, tuple(p.shape)) or ""
-
-
-def reason_against_part(setting: Setting, part: Part) -> str:
-    """Why native code cannot step this rank's shard of a parameter, "" if it can."""
-    rule, handling = setting.rule, setting.handling
-    if rule.needs_whole:
-        return f"there is no native code of {type(rule).__name__} for sharded parameters"
-    if reason := reason_unserved(rule, part.shape):
-        return reason
-    if needs_rows_and_columns(rule, part.shape):
-        return f"there is no native code of {type(rule).__name__} with rows and columns for sharded parameters"
-    if handling.on_nonfinite != "propagate" or rule.stacked_axes:
-        return "it is sharded, and native code steps shards only with on_nonfinite='propagate' and stacked_axes=0"
-    if handling.rounding == "stochastic" and any(part.groups[1:]):
-        return "it is sharded along an axis beyond the first, and native code then needs rounding='nearest'"
-    return ""
+from thalweg.torch.sharding.collectives import Computation, Question, summed
 
 
 class Native:
     """The native engine of one optimizer, with tables that are kept between steps."""
 
     def __init__(self) -> None:
-        self.plan = Plan()
+        self.tables = Tables()
         self.buckets: Sequence[Bucket] = ()
         self.copies: list[Tensor] = []
         #: How native code was shown each parameter the last time, by name.
@@ -117,19 +76,19 @@ class Native:
                     )
                     known = self.known[name] = state, places, operand
                 operands.append(known[2])
-        self.plan.prepare(operands, options, num_threads(torch.get_num_threads))
+        self.tables.prepare(operands, options, num_threads(torch.get_num_threads))
 
     def measure(self, on_nonfinite: str) -> Iterator[Computation]:
         if any(bucket.parts for bucket in self.buckets):
             yield self.measured_shards()
         elif on_nonfinite != "propagate":
-            self.plan.run(MEASURE, WRITE)
+            self.tables.run(MEASURE, WRITE)
             allowed = [b.allowed is None or bool(b.allowed) for b in self.buckets for _ in b.params]
-            self.finite = [fine and free for fine, free in zip(self.plan.finite(), allowed, strict=True)]
+            self.finite = [fine and free for fine, free in zip(self.tables.finite(), allowed, strict=True)]
 
     def measured_shards(self) -> Computation:
-        for number in range(self.plan.rounds):
-            self.plan.run(number, number + 1)
+        for number in range(self.tables.rounds):
+            self.tables.run(number, number + 1)
             yield from self.completed(number)
 
     def completed(self, number: int) -> Computation:
@@ -139,14 +98,14 @@ class Native:
             if bucket.parts:
                 places.append(range(index, index + len(bucket.params)))
                 wide = torch.float64 if bucket.params[0].dtype == torch.float64 else torch.float32
-                local = torch.tensor([self.plan.sums(i, number) for i in places[-1]], dtype=wide)
+                local = torch.tensor([self.tables.sums(i, number) for i in places[-1]], dtype=wide)
                 asked.append((local, bucket.parts[0].across(None)))
             index += len(bucket.params)
         whole = [sums.tolist() for sums in (yield Question(summed, asked))]
         found: dict[int, list[float]] = {}
         for members, rows in zip(places, whole, strict=True):
             found.update(zip(members, rows, strict=True))
-        self.plan.decide(found, number)
+        self.tables.decide(found, number)
 
     def nonfinite(self) -> list[str]:
         names = [name for bucket in self.buckets for name in bucket.names]
@@ -155,12 +114,12 @@ class Native:
     @torch.compiler.disable
     def write(self) -> Statistics:
         if any(bucket.parts for bucket in self.buckets):
-            self.plan.run(REHEARSE, END)
+            self.tables.run(REHEARSE, END)
         elif self.finite is None:
-            self.plan.run(MEASURE, END)
+            self.tables.run(MEASURE, END)
         else:
-            self.plan.skip([not fine for fine in self.finite])
-            self.plan.run(WRITE, END)
+            self.tables.skip([not fine for fine in self.finite])
+            self.tables.run(WRITE, END)
         # what was saved for a backward pass is no longer what it was
         torch.autograd.graph.increment_version([p for bucket in self.buckets for p in bucket.params])
         steps = [s["step"] for bucket in self.buckets for s in bucket.states]
@@ -168,7 +127,7 @@ class Native:
             steps = [step for step, fine in zip(steps, self.finite, strict=True) if fine]
         if steps:
             torch._foreach_add_(steps, 1)
-        figures = self.plan.figures()
+        figures = self.tables.figures()
         named = [(name, rate) for bucket in self.buckets for rate in (bucket.rate,) for name in bucket.names]
         return {name: functools.partial(with_figures, rate, figures, i) for i, (name, rate) in enumerate(named)}
 

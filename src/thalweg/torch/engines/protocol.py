@@ -1,15 +1,88 @@
-"""What every engine does in a step, whether its code is written by hand, derived from a rule, or torch's own."""
+"""What every engine is given, parameters that are stepped together, and what it does with them in a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
 
+from thalweg.arrays import Shape
+from thalweg.kernels.chunks import CHUNK, extent, pieces
 from thalweg.settings import Setting
-from thalweg.torch.engines.bucket import Bucket
-from thalweg.torch.sharding.lockstep import Computation
+from thalweg.spaces.sharded import Part
+from thalweg.torch.sharding.collectives import Computation
+
+T = TypeVar("T")
+EngineKind: TypeAlias = Literal["lists", "native", "triton"]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters that are stepped together: of one group, setting, kind, place, dtype, lr and step."""
+
+    names: Sequence[str]
+    params: Sequence[Tensor]
+    grads: Sequence[Tensor]
+    states: Sequence[Mapping[str, Tensor]]
+    setting: Setting
+    lr: float | Tensor | None
+    #: The number of this step where the host knows it; None: it is in the states, on the device.
+    t: int | None
+    #: Multiplies the step size that the rule computes from lr.
+    lr_scale: float = 1.0
+    #: The name of the way in which they are stepped, as ``optimizer.engine`` tells it, and the engine that does it.
+    way: str = "reference"
+    engine: EngineKind = "lists"
+    on_gpu: bool = False
+    #: The place of their parameter group.
+    group: int = 0
+    #: The shard that this rank has of each parameter, if they are sharded; empty if they are whole.
+    parts: Sequence[Part] = ()
+    #: Multiplies all gradients.
+    grad_scale: Tensor | None = None
+    #: Whether the whole step may be taken, where that is decided by all gradients together.
+    allowed: Tensor | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """Of the first parameter as a whole: all are of one kind."""
+        return self.parts[0].shape if self.parts else tuple(self.params[0].shape)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What the boundary is given for every parameter."""
+        return dict(lr=self.lr, lr_scale=self.lr_scale, grad_scale=self.grad_scale, allowed=self.allowed)
+
+    @property
+    def rate(self) -> dict[str, float | Tensor]:
+        """The step size, as statistics tell it."""
+        return {} if self.lr is None else {"lr": self.lr * self.lr_scale}
+
+    @torch.compiler.disable
+    def chunks(self, limit: int = CHUNK) -> list[Bucket]:
+        """Chunks of at most so many elements, or of a single larger tensor."""
+        extents = (
+            extent(p.numel(), (entry.numel() for entry in s.values()))
+            for p, s in zip(self.params, self.states, strict=True)
+        )
+        return [self.chosen(members) for members in pieces(extents, limit)]
+
+    def chosen(self, members: Sequence[int]) -> Bucket:
+        def some(values: Sequence[T]) -> list[T]:
+            return [values[i] for i in members]
+
+        return replace(
+            self,
+            names=some(self.names),
+            params=some(self.params),
+            grads=some(self.grads),
+            states=some(self.states),
+            parts=some(self.parts) if self.parts else (),
+        )
+
 
 #: Refuses a parameter whose state does not fit its setting.
 CheckState: TypeAlias = Callable[[str, Tensor, Setting], None]

@@ -21,7 +21,7 @@ from thalweg.rules.whole import WholeRule
 from thalweg.spaces import foreach
 from thalweg.spaces import torch as single
 from thalweg.spaces.foreach import PerTensor, TensorList
-from thalweg.torch.engines.bucket import Bucket
+from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.wholes import InStacks, most_whole
 
 

@@ -28,10 +28,10 @@ from thalweg.rules import Made, Rule, Update, WholeRule
 from thalweg.rules.entries import Factor, PerSlice
 from thalweg.spaces.foreach import PerTensor, TensorList
 from thalweg.spaces.sharded import Partial, ReducedList, Sharded
-from thalweg.torch.engines.bucket import Bucket
+from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.engines.results import Operands, Result, as_list, unlisted
 from thalweg.torch.sharding import collectives
-from thalweg.torch.sharding.lockstep import Question
+from thalweg.torch.sharding.collectives import Question
 from thalweg.torch.sharding.owners import Owners
 from thalweg.torch.sharding.requests import Request
 

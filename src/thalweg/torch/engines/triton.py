@@ -1,92 +1,26 @@
-"""Stepping tensors on GPUs by fused kernels: which can be, and how."""
+"""Stepping tensors on GPUs by fused kernels: buckets, their passes and gradients, and what stays from step to step."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from thalweg.kernels import triton as kernels
-from thalweg.kernels.triton import served
-from thalweg.kernels.triton.served import reason_against_shards
 from thalweg.rules import Kron, WholeRule
-from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
-from thalweg.torch.engines.bucket import Bucket
-from thalweg.torch.engines.protocol import CheckState, Statistics
-from thalweg.torch.engines.served import reason_against_kind, reason_against_layout
-from thalweg.torch.engines.triton_buckets import KronLaunch, Launch, gradients_of, on_device_of, passes_for, staged
-from thalweg.torch.engines.triton_whole import Room, WholeLaunch
-from thalweg.torch.params.checks import NAMES
-from thalweg.torch.sharding.lockstep import Computation
+from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
+from thalweg.torch.engines.triton_whole import KronLaunch, Room, WholeLaunch
+from thalweg.torch.sharding.collectives import Computation, Question, summed
 
-AnyLaunch: TypeAlias = Launch | KronLaunch | WholeLaunch
+AnyLaunch: TypeAlias = "Launch | KronLaunch | WholeLaunch"
 #: In how many lists each parameter may be kept with its tables. In most trainings it is always in the same.
 MOST_LISTS = 8
-#: What Triton's kernels run on, of NVIDIA's.
-LEAST_CAPABILITY = (8, 0)
-
-
-def is_on_gpu(p: Tensor) -> bool:
-    """Whether a parameter is one that kernels for GPUs may serve."""
-    return p.device.type in kernels.DEVICES
-
-
-def is_served_dtype(p: Tensor) -> bool:
-    return name_of(p) in served.DTYPES
-
-
-@functools.cache
-def reason_missing(device: torch.device) -> str | None:
-    """Why there are no kernels for a device, or None if there are."""
-    if (missing := kernels.reason_missing()) is not None:
-        return missing
-    if device.type == "cuda" and torch.version.hip is None:
-        found = torch.cuda.get_device_capability(device)
-        if found < LEAST_CAPABILITY:
-            name = torch.cuda.get_device_name(device)
-            return f"{name} has compute capability {found[0]}.{found[1]}, and the kernels need 8.0 or newer"
-    return None
-
-
-def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], part: Part | None = None) -> str:
-    """Why fused kernels cannot step this parameter, "" if they can. The answer holds as long as its memory does.
-
-    part: which shard p is, if the parameter is sharded. All ranks must find the same answer, whatever the memory layout
-    and the size of their shards, so a shard with another memory layout is copied.
-    """
-    rule = setting.rule
-    shape = tuple(p.shape) if part is None else part.shape
-    if reason := reason_against_kind(rule, p):
-        return reason
-    entries = {key: entry for key, entry in state.items() if key != "step"}
-    stored = {key: (tuple(entry.shape), name_of(entry)) for key, entry in entries.items()}
-    if reason := served.reason_against(setting, shape, name_of(p), stored):
-        return reason
-    if part is not None:
-        return ""
-    turned = isinstance(rule, WholeRule) and rule.is_stackable(shape) and not p.is_contiguous()
-    if turned:  # in the order of memory it would be another matrix
-        return f"it is not contiguous in memory (its strides are {p.stride()}), and {type(rule).__name__} sees it whole"
-    return reason_against_layout(setting, p, list(entries.values()))
-
-
-def name_of(x: Tensor) -> str:
-    return NAMES.get(x.dtype, str(x.dtype))
-
-
-def reason_against_part(setting: Setting, part: Part) -> str:
-    """Why fused kernels cannot step this rank's shard of a parameter, "" if they can."""
-    if setting.rule.needs_whole:  # the owner works on the whole tensor, and each rank then steps its shard
-        return reason_against_shards(setting.rule, part.shape)
-    if setting.rule.stacked_axes:
-        return "it is sharded, and GPU kernels step shards only with stacked_axes=0"
-    if setting.handling.rounding == "stochastic" and sum(map(bool, part.groups[1:])) > 1:
-        return "it is sharded along several axes beyond the first, and GPU kernels then need rounding='nearest'"
-    return ""
 
 
 class Triton:
@@ -143,7 +77,7 @@ class Triton:
                 self.kron = KronKernels()
             made = KronLaunch(self.kron, memory)
         elif isinstance(bucket.setting.rule, WholeRule):
-            made = WholeLaunch(bucket, grads, memory, self.room)
+            made = WholeLaunch(bucket, grads, memory, self.room, plain_launch)
         else:
             stepped, pairs = staged(bucket) if bucket.parts else (bucket, [])
             made = Launch(passes_for(stepped, grads), memory, pairs)
@@ -192,3 +126,148 @@ def memory_of(bucket: Bucket, grads: Sequence[Tensor]) -> list[Any]:
     parts = [(part.shape, part.offset) for part in bucket.parts]
     handling, rule = bucket.setting.handling, bucket.setting.rule
     return [bucket.setting, rule, handling, grads[0].dtype, parts, tensors, bucket.lr is None]
+
+
+# ---- buckets
+
+
+def operand_of(name: str, p: Tensor, state: Mapping[str, Tensor], keys: Sequence[str], part: Part | None) -> Any:
+    from thalweg.kernels.triton.tables import Operand
+
+    entries = tuple(state.get(key) for key in keys)
+    if part is None:
+        return Operand(name, p, entries, state["step"])
+    divided = [axis for axis, groups in enumerate(part.groups) if groups and axis > 0]
+    width = math.prod(p.shape[divided[0] :]) if divided else 0
+    whole_width = math.prod(part.shape[divided[0] :]) if divided else 0
+    return Operand(name, p, entries, state["step"], part.position, width, whole_width, part.shape)
+
+
+def passes_for(bucket: Bucket, grads: Sequence[Tensor]) -> Any:
+    """The passes of a bucket's rule over its tensors."""
+    rule: Any = bucket.setting.settled
+    keys = tuple(rule.entries(bucket.shape))
+    parts: Sequence[Part | None] = bucket.parts or [None] * len(bucket.names)
+    operands = [
+        operand_of(name, p, state, keys, part)
+        for name, p, state, part in zip(bucket.names, bucket.params, bucket.states, parts, strict=True)
+    ]
+    from thalweg.kernels.triton import derived_tiles as made
+
+    rated = bucket.lr is not None or not rule.lr_optional
+    handling = bucket.setting.handling
+    return made.passes_for(operands, grads, rule, handling, keys, sharded=bool(bucket.parts), rated=rated)
+
+
+def gradients_of(bucket: Bucket) -> Sequence[Tensor]:
+    """Gradients with the memory layout of their parameters, contiguous for shards; copies where they differ."""
+    params, grads = bucket.params, bucket.grads
+    if not all(map(Tensor.is_contiguous, (*params, *grads))) or any(map(Tensor.is_neg, grads)):
+        pairs = zip(params, grads, strict=True)
+        return [g.resolve_neg().contiguous() if bucket.parts else alike(p, g) for p, g in pairs]
+    return grads
+
+
+def alike(p: Tensor, g: Tensor) -> Tensor:
+    if g.stride() != p.stride() or g.is_neg():
+        return torch.empty_like(p, dtype=g.dtype).copy_(g)
+    return g
+
+
+def staged(bucket: Bucket) -> tuple[Bucket, list[tuple[Tensor, Tensor]]]:
+    """A bucket of shards with copies in place of those that are not contiguous, and which those are."""
+    pairs = []
+
+    def contiguous(x: Tensor) -> Tensor:
+        if x.is_contiguous():
+            return x
+        pairs.append((x, x.contiguous()))
+        return pairs[-1][1]
+
+    params = [contiguous(p) for p in bucket.params]
+    states = [{key: contiguous(entry) for key, entry in state.items()} for state in bucket.states]
+    return replace(bucket, params=params, states=states), pairs
+
+
+def plain_launch(bucket: Bucket, grads: Sequence[Tensor]) -> Launch:
+    """A part of another launch, which has looked at what lies where."""
+    return Launch(passes_for(bucket, grads), [], [])
+
+
+class Launch:
+    """One bucket, with its passes, in one step."""
+
+    bucket: Bucket
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.passes.device
+        return device
+
+    @property
+    def finite(self) -> Tensor:
+        """For each parameter whether its step is finite, under a guard."""
+        finite: Tensor = self.passes.finite
+        return finite
+
+    def __init__(self, passes: Any, memory: list[Any], staged: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self.passes, self.memory = passes, memory
+        #: Tensors that are not contiguous, with the copies that are stepped in their place.
+        self.staged = staged
+        self.is_new = True
+
+    def prepare(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
+        from thalweg.kernels.triton.passes import Step
+
+        for tensor, copy in self.staged:
+            copy.copy_(tensor)
+        #: Gradients are kept until all has been launched: some are copies, whose memory must not be given to others.
+        self.bucket, self.grads = bucket, grads
+        self.passes.tables.follow(grads)
+        lr = bucket.lr
+        if isinstance(lr, Tensor) and lr.device != self.passes.device:
+            lr = float(lr)
+        self.step = Step(lr, bucket.lr_scale, bucket.grad_scale, bucket.allowed)
+        if self.is_new:
+            self.is_new = False
+            with on_device_of(self):
+                self.passes.prepare(self.step)
+        self.rate = bucket.rate
+
+    def measured(self) -> Computation:
+        """Run all passes before writing; yield the sums to complete over ranks, if the bucket is sharded."""
+        parts, rounds = self.bucket.parts, self.passes.measured(self.step)
+        while (sums := self.after(rounds)) is not None:
+            if parts:
+                whole = yield Question(summed, [(each.tensor, parts[0].across(each.axes)) for each in sums])
+                for each, total in zip(sums, whole, strict=True):
+                    each.tensor.copy_(total)
+
+    def after(self, rounds: Iterator[list[Any]]) -> list[Any] | None:
+        with on_device_of(self):
+            return next(rounds, None)
+
+    def write(self) -> None:
+        self.passes.write(self.step)
+        for tensor, copy in self.staged:
+            tensor.copy_(copy)
+
+    def release(self) -> None:
+        """Let go of gradients, and of what one step alone has."""
+        del self.grads, self.step
+        self.bucket = replace(self.bucket, grads=(), grad_scale=None, allowed=None)
+
+    def figures(self, index: int) -> dict[str, Any]:
+        """The statistics of a parameter's last step, read from the device when requested."""
+        slices = self.passes.tables.slices
+        first = sum(slices[:index])
+        stacked = self.passes.rule.stacked_axes
+        stack = self.bucket.params[index].shape[:stacked]
+        own = slice(first, first + slices[index])
+        stats = self.passes.stats().items()
+        return {**self.rate, **{key: v[own].reshape(stack) if stacked else v[first] for key, v in stats}}
+
+
+def on_device_of(launch: AnyLaunch) -> AbstractContextManager[object]:
+    """Triton launches on the device that is current, which may be another than the parameters'."""
+    return torch.cuda.device(launch.device) if launch.device.type == "cuda" else nullcontext()

@@ -16,8 +16,8 @@ from thalweg.programs.liveness import made_peak
 from thalweg.rules import Kron, WholeRule
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
-from thalweg.torch.engines.bucket import Bucket
-from thalweg.torch.engines.triton_buckets import passes_for
+from thalweg.torch.engines.protocol import Bucket
+from thalweg.torch.engines.triton import passes_for
 
 
 def scratch_bytes(

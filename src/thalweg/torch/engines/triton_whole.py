@@ -1,13 +1,14 @@
 """Rules that need whole tensors on GPUs: fused kernels for what goes element by element, library products between them.
 
-Tensors of one shape are one stack. What is shown of them is written into memory that all buckets share.
+Tensors of one shape are one stack. What is shown of them is written into memory that all buckets share. Kron has
+kernels of its own for all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -17,9 +18,11 @@ from thalweg.programs.parted import SHOWN, first_part, last_part
 from thalweg.rules import WholeRule
 from thalweg.settings import Handling
 from thalweg.spaces import torch as xp
-from thalweg.torch.engines.bucket import Bucket
-from thalweg.torch.engines.triton_buckets import Launch, passes_for
-from thalweg.torch.sharding.lockstep import Computation
+from thalweg.torch.engines.protocol import Bucket
+from thalweg.torch.sharding.collectives import Computation
+
+#: Lays out the kernels of a rule that is stepped element by element, for a bucket and its gradients.
+LayOut: TypeAlias = Callable[[Bucket, Sequence[Tensor]], Any]
 
 
 class Room:
@@ -38,7 +41,7 @@ class Room:
 class Stack:
     """Some tensors of one shape, with the kernels of both parts."""
 
-    def __init__(self, bucket: Bucket, grads: Sequence[Tensor], room: Room) -> None:
+    def __init__(self, bucket: Bucket, grads: Sequence[Tensor], room: Room, by_elements: LayOut) -> None:
         setting, rule = bucket.setting, cast(WholeRule, bucket.setting.settled)
         count, shape, device = len(bucket.params), tuple(bucket.params[0].shape), bucket.params[0].device
         (self.key,) = rule.entries(shape)
@@ -52,8 +55,8 @@ class Stack:
         self.first_setting = replace(setting, rule=first_part(rule), handling=handling)
         handling = Handling(rounding=setting.handling.rounding, seed=setting.handling.seed)
         self.last_setting = replace(setting, rule=last_part(rule), handling=handling)
-        self.first = Launch(passes_for(self.for_first(bucket), grads), [], [])
-        self.last = Launch(passes_for(self.for_last(bucket, self.shown.unbind()), self.shown.unbind()), [], [])
+        self.first = by_elements(self.for_first(bucket), grads)
+        self.last = by_elements(self.for_last(bucket, self.shown.unbind()), self.shown.unbind())
 
     def for_first(self, bucket: Bucket) -> Bucket:
         states = [{SHOWN: x, "step": s["step"]} for x, s in zip(self.shown.unbind(), bucket.states, strict=True)]
@@ -90,13 +93,15 @@ class WholeLaunch:
 
     bucket: Bucket
 
-    def __init__(self, bucket: Bucket, grads: Sequence[Tensor], memory: list[Any], room: Room) -> None:
-        self.memory, self.room = memory, room
+    def __init__(
+        self, bucket: Bucket, grads: Sequence[Tensor], memory: list[Any], room: Room, by_elements: LayOut
+    ) -> None:
+        self.memory, self.room, self.by_elements = memory, room, by_elements
         self.stacks: list[Stack] = []
         self.lay_out(bucket, grads)
 
     def lay_out(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
-        self.stacks = [Stack(chunk, chunk.grads, self.room) for chunk in chunks_of(bucket, grads)]
+        self.stacks = [Stack(chunk, chunk.grads, self.room, self.by_elements) for chunk in chunks_of(bucket, grads)]
 
     @property
     def device(self) -> torch.device:
@@ -137,3 +142,53 @@ class WholeLaunch:
 def chunks_of(bucket: Bucket, grads: Sequence[Tensor]) -> list[Bucket]:
     chunks: list[Bucket] = replace(bucket, grads=grads).chunks(WHOLE_CHUNK)
     return chunks
+
+
+class KronLaunch:
+    """One bucket of Kron's in one step: whole matrices of one shape, with all that happens to them."""
+
+    bucket: Bucket
+
+    def __init__(self, kernels: Any, memory: list[Any]) -> None:
+        self.kernels, self.memory = kernels, memory
+        self.stepped: Any = None
+        self.params: Sequence[Tensor] = ()
+        #: Whether a step like the last one was recalled, which has been looked at already.
+        self.recalled = False
+
+    @property
+    def device(self) -> torch.device:
+        return self.bucket.params[0].device
+
+    def prepare(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
+        self.recalled = self.params is bucket.params
+        self.bucket, self.grads, self.params = bucket, grads, bucket.params
+        self.rate = bucket.rate
+
+    def arguments(self) -> dict[str, Any]:
+        bucket = self.bucket
+        return dict(
+            names=bucket.names,
+            params=bucket.params,
+            grads=self.grads,
+            states=bucket.states,
+            rule=bucket.setting.settled,
+            handling=bucket.setting.handling,
+            t=bucket.t,
+        )
+
+    def measured(self) -> Computation:
+        """Ask for nothing: sharded tensors go to their owners."""
+        yield from ()
+
+    def write(self) -> None:
+        bucket, given = self.bucket, self.arguments()
+        given.update(lr=bucket.lr, lr_scale=bucket.lr_scale, grad_scale=bucket.grad_scale)
+        self.stepped = self.kernels.step(**given, allowed=bucket.allowed, unmoved=self.recalled)
+
+    def release(self) -> None:
+        del self.grads
+        self.bucket = replace(self.bucket, grads=(), grad_scale=None, allowed=None)
+
+    def figures(self, index: int) -> dict[str, Any]:
+        return {**self.rate, **{key: values[index] for key, values in self.stepped.stats.items()}}

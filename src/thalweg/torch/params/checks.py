@@ -103,25 +103,3 @@ def is_partition(size: int, shapes: Sequence[Shape]) -> bool:
     ranks = torch.distributed.get_world_size() if together else 1
     # each tensor begins at a multiple of 16 bytes, and each rank's part is a multiple of 2 elements
     return any(0 <= size * parts - total < 8 * len(shapes) + 2 * parts for parts in range(1, ranks + 1))
-
-
-def check_gradient(name: str, p: Tensor, g: Tensor) -> None:
-    if g.layout is not torch.strided:
-        raise ParameterError(
-            f"the gradient of {name!r} is sparse ({g.layout}): make it dense (for an embedding: sparse=False), "
-            "or leave this parameter to torch.optim.SparseAdam"
-        )
-    if g.dtype not in NAMES:
-        raise ParameterError(
-            f"the gradient of {name!r} has dtype {g.dtype}: it must be float32, float64, bfloat16 or float16"
-        )
-    if g.shape != p.shape:
-        raise ParameterError(
-            f"the gradient of {name!r} has shape {tuple(g.shape)}, and its parameter {tuple(p.shape)}: "
-            "they must be equal"
-        )
-    if g.device != p.device:
-        raise ParameterError(
-            f"the gradient of {name!r} is on {g.device}, and its parameter on {p.device}: "
-            "they must be on the same device"
-        )

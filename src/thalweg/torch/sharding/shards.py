@@ -23,27 +23,6 @@ def local(p: Tensor) -> Tensor:
     return p.to_local() if is_distributed(p) else p  # type: ignore[attr-defined]
 
 
-def gradient_like(name: str, p: Tensor, g: Tensor) -> Tensor:
-    """A gradient with the placements of its parameter: partial sums are reduced, and other placements redistributed."""
-    if not is_distributed(p):
-        if is_distributed(g):
-            raise ParameterError(
-                f"the gradient of {name!r} is a DTensor and its parameter is not: both must be DTensors, or neither"
-            )
-        return g
-    if not is_distributed(g):
-        raise ParameterError(
-            f"the parameter {name!r} is a DTensor and its gradient is not: both must be DTensors, or neither"
-        )
-    if g.device_mesh != p.device_mesh:  # type: ignore[attr-defined]
-        raise ParameterError(
-            f"the gradient of {name!r} is on another device mesh than its parameter: both must be on the same mesh"
-        )
-    if g.placements != p.placements:  # type: ignore[attr-defined]
-        g = g.redistribute(p.device_mesh, p.placements)  # type: ignore[attr-defined]
-    return g.to_local()  # type: ignore[attr-defined, no-any-return]
-
-
 class MeshGroup:
     """The ranks that differ from this one in one dimension of a mesh alone."""
 

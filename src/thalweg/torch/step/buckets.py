@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,15 +15,22 @@ from torch import Tensor
 from thalweg.rules import Rule, WholeRule
 from thalweg.settings import Setting, Settings
 from thalweg.spaces.sharded import Part
-from thalweg.torch.engines import triton
-from thalweg.torch.engines.bucket import Bucket
-from thalweg.torch.engines.choice import chosen, reason_against, reason_against_shard
-from thalweg.torch.params.checks import check_gradient
+from thalweg.torch.engines.choice import (
+    chosen,
+    is_on_gpu,
+    is_served_dtype,
+    reason_against,
+    reason_against_shard,
+    reason_missing,
+)
+from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.params.grouped import GroupedOptimizer
 from thalweg.torch.params.groups import EngineName
 from thalweg.torch.sharding.agreement import Agreement
-from thalweg.torch.sharding.shards import gradient_like, local, local_state, part_of
-from thalweg.torch.step.repeated import RepeatedStep, is_repeatable
+from thalweg.torch.sharding.shards import is_distributed, local, local_state, part_of
+from thalweg.torch.step.gradients import gradient_of
+
+DTYPE, LAYOUT = operator.attrgetter("dtype"), operator.attrgetter("layout")
 
 
 class Sorter:
@@ -71,11 +81,7 @@ class Sorter:
         compiling: bool,
     ) -> list[Bucket]:
         named = [(name, p, index) for p, (name, index) in places.items() if p.grad is not None]
-        gradients = {}
-        for name, p, _ in named:
-            assert p.grad is not None
-            check_gradient(name, p, p.grad)
-            gradients[p] = gradient_like(name, p, p.grad)
+        gradients = {p: gradient_of(name, p) for name, p, _ in named}
         members: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
         shared: dict[Any, tuple[int, Setting, int | None, str, bool]] = {}
         for name, p, index in named:
@@ -124,7 +130,7 @@ class Sorter:
                     lr_scale=setting.lr_scale * factor,
                     way=way,
                     engine=engine,
-                    on_gpu=triton.is_on_gpu(first),
+                    on_gpu=is_on_gpu(first),
                     group=index,
                     parts=[self.part_of(name, p) for name, p in own] if sharded else (),
                 )
@@ -136,9 +142,9 @@ class Sorter:
         return (
             self.wanted in ("auto", "fused")
             and not is_for_host(rule)
-            and triton.is_on_gpu(p)
-            and triton.is_served_dtype(p)
-            and triton.reason_missing(p.device) is None
+            and is_on_gpu(p)
+            and is_served_dtype(p)
+            and reason_missing(p.device) is None
         )
 
     def treatment(self, p: Tensor, setting: Setting, state: Mapping[str, Tensor], part: Part) -> tuple[Hashable, str]:
@@ -147,7 +153,7 @@ class Sorter:
         memory = held.data_ptr(), held.shape, held.stride()
         known = self.treatments.get(id(p))
         if known is None or known[0] is not setting or known[1] != memory:
-            reason = reason_against(setting, held, local_state(state), part)
+            reason = reason_against(setting, held, local_state(state), part if any(part.groups) else None)
             self.treatments[id(p)] = known = setting, memory, setting.rule.kind(tuple(p.shape)), reason
         return known[2:]
 
@@ -163,3 +169,114 @@ class Sorter:
 def is_for_host(rule: type[Rule]) -> bool:
     """Whether the host has to know the step count of a rule, because it launches products by it."""
     return rule.needs_whole and not (issubclass(rule, WholeRule) and rule.IN_PARTS)
+
+
+# ---- repeated steps
+
+
+class RepeatedStep:
+    """A step that is like the one before: the same parameters, state and options, with new gradients alone.
+
+    Sorting parameters into buckets takes the host longer than a GPU needs for a step. So what was found is kept, with
+    all that it depends on, and taken again as long as that is unchanged.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        named: Mapping[str, Tensor],
+        states: Mapping[Tensor, Any],
+        settings: Sequence[Any],
+    ) -> None:
+        """named: all parameters of the optimizer."""
+        # without gradients: they must not be kept alive after the step
+        self.buckets = [replace(bucket, grads=()) for bucket in buckets]
+        self.settings = settings
+        self.params = [named[name] for bucket in buckets for name in bucket.names]
+        self.idle = [p for p in named.values() if p.grad is None]
+        self.are_dtensors = any(map(is_distributed, self.params))
+        self.kinds = kinds_of([p.grad for p in self.params])
+        self.holders, self.entries = held_by(states)
+        self.memory = memory_of(self.local(self.params), self.local(self.entries))
+
+    def local(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """This rank's shards of tensors, as they are now: FSDP2 may exchange the shard of a DTensor that stays."""
+        return [getattr(x, "_local_tensor", x) for x in tensors] if self.are_dtensors else tensors
+
+    def again(
+        self,
+        states: Mapping[Tensor, Any],
+        settings: Sequence[Any],
+        rates: Sequence[tuple[float | Tensor | None, float]],
+    ) -> list[Bucket] | None:
+        """The same buckets with the current gradients and rates; None if anything else has changed."""
+        grads: list[Any] = [p.grad for p in self.params]
+        holders, entries = held_by(states)
+        if (
+            settings != self.settings
+            or any(p.grad is not None for p in self.idle)
+            or kinds_of(grads) != self.kinds
+            or not are_the_same(holders, self.holders)
+            or not are_the_same(entries, self.entries)
+            or memory_of(self.local(self.params), self.local(entries)) != self.memory
+            or (self.are_dtensors and not are_placed_alike(self.params, grads))
+        ):
+            return None
+        if self.are_dtensors:
+            grads = local_gradients(self.local(grads), grads)
+        buckets, first = [], 0
+        for bucket, (lr, factor) in zip(self.buckets, rates, strict=True):
+            own = grads[first : first + len(bucket.params)]
+            first += len(own)
+            t = None
+            if bucket.t is not None:  # the host counts, and buckets are of one step
+                steps = {s["step"].item() for s in bucket.states}
+                if len(steps) > 1:
+                    return None
+                t = int(steps.pop()) + 1
+            buckets.append(replace(bucket, grads=own, lr=lr, lr_scale=bucket.setting.lr_scale * factor, t=t))
+        return buckets
+
+
+def is_repeatable(buckets: Sequence[Bucket]) -> bool:
+    return all(bucket.on_gpu for bucket in buckets)
+
+
+def are_placed_alike(params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
+    """Whether gradients can be used as they are: on the meshes of their parameters, with their placements."""
+    # FSDP2 gives a gradient the very specification of its parameter
+    return are_the_same(*([getattr(x, "_spec", None) for x in some] for some in (params, grads))) or all(
+        p.placements == g.placements and p.device_mesh is g.device_mesh  # type: ignore[attr-defined]
+        for p, g in zip(params, grads, strict=True)
+        if is_distributed(p)
+    )
+
+
+def local_gradients(held: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
+    """Shards of gradients; those that are still on their way from other ranks are waited for."""
+    return [x if type(x) is Tensor else local(g) for x, g in zip(held, grads, strict=True)]
+
+
+# Whole lists go through ``map``: these are asked at every step.
+
+
+def held_by(states: Mapping[Tensor, Any]) -> tuple[list[Any], list[Tensor]]:
+    """The states of parameters, and all entries of them."""
+    holders = list(states.values())
+    return holders, list(chain.from_iterable(map(dict.values, holders)))
+
+
+def are_the_same(objects: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether none of them was replaced."""
+    return len(objects) == len(others) and all(map(operator.is_, objects, others))
+
+
+def memory_of(params: Sequence[Tensor], entries: Sequence[Tensor]) -> list[Any]:
+    """Where parameters and state are."""
+    return [*map(Tensor.data_ptr, params), *map(Tensor.data_ptr, entries), *map(DTYPE, params)]
+
+
+def kinds_of(grads: Sequence[Tensor | None]) -> list[Any]:
+    """What may be new in a gradient: torch itself sees to it that shape and device are the parameter's."""
+    types = list(map(type, grads))
+    return types if type(None) in types else [*types, *map(DTYPE, grads), *map(LAYOUT, grads)]

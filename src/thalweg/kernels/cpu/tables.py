@@ -12,15 +12,12 @@ from thalweg.arrays import Shape
 from thalweg.boundary import ROUNDING_STREAM, arithmetic
 from thalweg.dtypes import DTYPES
 from thalweg.kernels.cpu import structs
-from thalweg.kernels.cpu.compiled import Compiled, compiled, emitted, kind_of, reason_uncompiled, structure_of
+from thalweg.kernels.cpu.compiled import Compiled, compiled, kind_of, structure_of
 from thalweg.kernels.cpu.library import load
-from thalweg.rules import Rule, WholeRule
+from thalweg.rules import Rule
 from thalweg.rules.entries import Spread
 from thalweg.rules.noise import stream_key, tensor_id
 from thalweg.settings import Handling
-
-#: How many elements may lie behind a factored column: what native code has room for.
-MOST_BEHIND = 128
 
 #: Stages: passes that measure, from 0 on; a look at what would be written; the last pass; the end.
 MEASURE, REHEARSE, WRITE, END = 0, 8, 9, 10
@@ -96,31 +93,8 @@ class Options(NamedTuple):
         )
 
 
-def reason_unserved(rule: Rule, shape: Shape) -> str | None:
-    """Why native code cannot step such a tensor, or None if it can."""
-    if isinstance(rule, WholeRule) and rule.is_stackable(shape):
-        return f"{type(rule).__name__} is made of matrix products alone, which array libraries do best"
-    if rule.needs_whole:  # it is computed by its own formulas, of native noise
-        return None
-    if reason := reason_uncompiled(rule, shape):
-        return reason
-    axes = emitted(kind_of(rule, shape)).kinds.axes
-    if axes is None:
-        return None
-    if math.prod(shape) == 0:
-        return f"shape {shape} is empty"
-    behind = math.prod(shape[axes[1] + 1 :])
-    if behind > MOST_BEHIND:
-        return f"shape {shape} has {behind} elements behind axis {axes[1]}, and {MOST_BEHIND} can be served"
-    return None
-
-
-def needs_rows_and_columns(rule: Rule, shape: Shape) -> bool:
-    return emitted(kind_of(rule, shape)).kinds.axes is not None
-
-
-class Plan:
-    """Tables for one optimizer."""
+class Tables:
+    """The tables of one optimizer."""
 
     def __init__(self) -> None:
         self.operands: list[Operand] = []
