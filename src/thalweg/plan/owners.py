@@ -81,6 +81,12 @@ def counts(setting: Setting, tensor: Tensor, role: type[Declared]) -> dict[str, 
     return {key: math.prod(entries[key][0]) for key in rule_of(setting).keys(tensor.shape, role)}
 
 
+def rows_of_factors(setting: Setting, part: Part, world: int, rank: int) -> int:
+    """The elements of a parameter's factors that a rank keeps."""
+    kept = kept_entries(setting, part, world, rank)
+    return sum(math.prod(kept[key][0]) for key in rule_of(setting).keys(part.whole.shape, Factor))
+
+
 def word(setting: Setting, tensors: Sequence[Tensor]) -> int:
     """Bytes of a number in a message: all of it is in the widest dtype of what is shown of its tensors."""
     shown = (rule_of(setting).dtype_shown(arithmetic(tensor.dtype)) for tensor in tensors)
@@ -96,17 +102,17 @@ def exchanged_bytes(
     for part, owner in zip(parts, owned, strict=True):
         if owner is None:
             continue
-        rows = kept_entries(setting, part, world, rank)
+        rows = rows_of_factors(setting, part, world, rank)
         if owner != rank:
             sent += rule.tensors_shown() * part.held.elements
             if not is_remembered(setting):
-                sent += sum(math.prod(rows[key][0]) for key in rule.keys(part.whole.shape, Factor))
+                sent += rows
             continue
         figures = len(rule.FIGURES) * math.prod(rule.figure_shape(part.whole.shape)) * (2 if size == 2 else 1)
         sent += part.whole.elements - part.held.elements + (world - 1) * figures
         if refresh:
             factors = counts(setting, part.whole, Factor)
-            sent += sum(count - math.prod(rows[key][0]) for key, count in factors.items())
+            sent += sum(factors.values()) - rows
             others = {key: count for key, count in counts(setting, part.whole, PerSlice).items() if key not in factors}
             sent += (world - 1) * sum(others.values())
     return sent * size
@@ -138,11 +144,7 @@ def owner_peak(
         for some in ([part.held for part in parts], [tensor for tensor, _ in mine], launched)
     )
     factors = sum(whole_factors(setting, tensor) for tensor, _ in mine)
-    rows = size * sum(
-        math.prod(kept_entries(setting, part, world, rank)[key][0])
-        for part in parts
-        for key in rule.keys(part.whole.shape, Factor)
-    )
+    rows = size * sum(rows_of_factors(setting, part, world, rank) for part in parts)
     going, came = seen * given, seen * whole
     if not is_remembered(setting):
         going, came = going + rows, came + factors
