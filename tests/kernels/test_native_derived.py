@@ -20,7 +20,8 @@ from thalweg import rules
 from thalweg.arrays import Scalar, Squares
 from thalweg.errors import FallbackWarning, RuleError
 from thalweg.kernels.cpu import compiled as compilation
-from thalweg.kernels.cpu import compiler, shipped
+from thalweg.kernels.cpu import compiler, shipped, structs
+from thalweg.kernels.cpu import emit as emission
 from thalweg.kernels.cpu.compiled import emitted, kind_of, reason_uncompiled, warn_slow
 from thalweg.kernels.cpu.library import load, reason_missing
 from thalweg.kernels.cpu.served import reason_unserved
@@ -359,3 +360,17 @@ def test_what_cannot_be_made_is_said(rule: Rule, reason: str) -> None:
     assert reason_uncompiled(rule, (3, 4)) == reason
     with pytest.raises(RuleError, match=re.escape(reason)):
         emitted(kind_of(rule, (3, 4)))
+
+
+def test_what_the_native_code_says_of_itself_is_what_python_takes_it_for() -> None:
+    """Sizes of structures are compared when the library is loaded; these numbers are in no structure."""
+    native = Path(compiler.HEADERS)
+    constants = re.findall(r"(\w+) = (\d+)", (native / "abi.h").read_text())
+    told = {name: int(number) for name, number in constants}
+    told["FIRST_NUMBER"] = told.pop("NUMBERS")
+    shared = {name: number for name, number in vars(structs).items() if name in told}
+    assert {"SCALE", "COUNT", "LARGEST", "FIRST_NUMBER", "MOST_AFTER", "OPERAND", "SLOTS"} <= set(shared)
+    assert shared.items() <= (told | {"OPERANDS": 2 + told["ROOM"]}).items()
+    assert {name: told[name.upper()] for name in structs.DTYPES} == structs.DTYPES
+    (operations,) = re.findall(r"enum Operation[^{]*{([^}]*)}", (native / "scalars.h").read_text())
+    assert tuple(re.findall(r"\w+", operations.lower())) == emission.OPERATIONS
