@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.arrays import (
@@ -27,7 +27,7 @@ from thalweg.errors import RuleError
 from thalweg.programs.graph import Extent, Graph, Value
 from thalweg.rules import Rule, Update
 from thalweg.rules.places import files_of
-from thalweg.rules.rule import guarded, number_options
+from thalweg.rules.rule import guarded, replaced_numbers
 
 #: Inputs that are as large as a parameter, beside its state.
 PARAMETER, GRADIENT = "p", "g"
@@ -176,16 +176,7 @@ def example_of(rule: Rule, shape: Shape) -> Shape:
 
 def symbolic(rule: Rule, graph: Graph) -> Rule:
     """A rule whose options are inputs of a graph where they are numbers."""
-
-    def symbol(name: str, value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(symbol(f"{name}[{i}]", each) for i, each in enumerate(value))
-        # numbers that are off stay so: a rule may ask whether they are
-        return graph.input(name, None) if is_number(value) and not isinstance(value, bool) and value != 0 else value
-
-    given = {f.name: getattr(rule, f.name) for f in fields(rule)}
-    numbers = number_options(type(rule))
-    return replace(rule, **{name: symbol(name, value) for name, value in given.items() if name in numbers})
+    return replace(rule, **replaced_numbers(rule, lambda name: graph.input(name, None)))
 
 
 def extent_of(entry: Shape, shape: Shape) -> Extent:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from thalweg.arrays import A, Axes, Scalar, Shape, Space, Squares, State, Truth
+from thalweg.arrays import A, Axes, Scalar, Shape, Space, Squares, State, Truth, is_number
 from thalweg.errors import OptionError
 from thalweg.rules.checks import check_count, check_number, require
 from thalweg.rules.entries import Entry
@@ -171,3 +171,18 @@ def number_options(rule: type[Rule]) -> frozenset[str]:
     """The options that are numbers of the arithmetic: they may be traced. Others decide how a rule computes."""
     plain = ("float", "<class 'float'>", "tuple[float, float]")
     return frozenset(f.name for f in fields(rule) if "Scalar" in str(f.type) or str(f.type) in plain)
+
+
+def replaced_numbers(rule: Rule, stand_in: Callable[[str], Any]) -> dict[str, Any]:
+    """The options that are numbers, with something else for each, by the name of its input.
+
+    Numbers that are 0 stay so: a rule may ask whether they are off.
+    """
+
+    def of(name: str, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(of(f"{name}[{i}]", each) for i, each in enumerate(value))
+        return stand_in(name) if is_number(value) and not isinstance(value, bool) and value != 0 else value
+
+    numbers = number_options(type(rule))
+    return {name: of(name, value) for name, value in vars(rule).items() if name in numbers}

@@ -22,77 +22,38 @@ from thalweg.spaces.torch_sums import plain, squares_of_each
 R = TypeVar("R")
 
 
+def _lifted(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *operands: _apply(function, *operands)
+
+
 class _Arithmetic:
     """Python's operators, each handed to ``_apply``."""
 
-    def __add__(self, other: Any) -> Any:
-        return _apply(operator.add, self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return _apply(operator.add, self, other)
-
-    def __mul__(self, other: Any) -> Any:
-        return _apply(operator.mul, self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return _apply(operator.mul, self, other)
-
-    def __sub__(self, other: Any) -> Any:
-        return _apply(operator.sub, self, other)
+    __add__ = __radd__ = _lifted(operator.add)
+    __mul__ = __rmul__ = _lifted(operator.mul)
+    __sub__ = _lifted(operator.sub)
+    __truediv__ = _lifted(operator.truediv)
+    __neg__, __abs__ = _lifted(operator.neg), _lifted(single.abs)
+    __pow__ = _lifted(operator.pow)
+    __gt__, __ge__ = _lifted(operator.gt), _lifted(operator.ge)
+    __lt__, __le__ = _lifted(operator.lt), _lifted(operator.le)
+    __eq__, __ne__ = _lifted(operator.eq), _lifted(operator.ne)
+    __and__ = _lifted(operator.and_)
+    __xor__ = __rxor__ = _lifted(operator.xor)
+    __rshift__ = _lifted(operator.rshift)
+    __hash__ = None  # type: ignore[assignment]
 
     def __rsub__(self, other: Any) -> Any:
         return _apply(operator.add, -self, other)
 
-    def __truediv__(self, other: Any) -> Any:
-        return _apply(operator.truediv, self, other)
-
     def __rtruediv__(self, other: Any) -> Any:
         return _apply(operator.mul, _apply(torch.reciprocal, self), other)
-
-    def __neg__(self) -> Any:
-        return _apply(operator.neg, self)
-
-    def __pow__(self, other: Any) -> Any:
-        return _apply(operator.pow, self, other)
 
     def __rpow__(self, other: Any) -> Any:
         return _apply(lambda x, y: y**x, self, other)
 
-    def __abs__(self) -> Any:
-        return _apply(single.abs, self)
-
-    def __gt__(self, other: Any) -> Any:
-        return _apply(operator.gt, self, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return _apply(operator.ge, self, other)
-
-    def __lt__(self, other: Any) -> Any:
-        return _apply(operator.lt, self, other)
-
-    def __le__(self, other: Any) -> Any:
-        return _apply(operator.le, self, other)
-
-    def __eq__(self, other: object) -> Any:
-        return _apply(operator.eq, self, other)
-
-    def __ne__(self, other: object) -> Any:
-        return _apply(operator.ne, self, other)
-
     def __bool__(self) -> bool:
         raise TypeError("a list of tensors has no single truth value")
-
-    def __rxor__(self, other: Any) -> Any:
-        return _apply(operator.xor, self, other)
-
-    def __and__(self, other: Any) -> Any:
-        return _apply(operator.and_, self, other)
-
-    def __xor__(self, other: Any) -> Any:
-        return _apply(operator.xor, self, other)
-
-    def __rshift__(self, other: Any) -> Any:
-        return _apply(operator.rshift, self, other)
 
 
 class PerTensor(_Arithmetic):
@@ -155,10 +116,6 @@ def _apply(function: Callable[..., Any], x: Any, *others: Any) -> Any:
         rest = [operand if is_number(operand) else list(entries(operand)) for operand in others]
         return TensorList(_FOREACH[function](x.tensors, *rest))
     return TensorList([function(*column) for column in zip(*map(entries, operands), strict=True)])
-
-
-def _lifted(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *operands: _apply(function, *operands)
 
 
 sqrt = _lifted(single.sqrt)

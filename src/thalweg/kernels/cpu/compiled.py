@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from thalweg.arrays import Shape, is_number
+from thalweg.arrays import Shape
 from thalweg.boundary import arithmetic, kept
 from thalweg.errors import FallbackWarning, RuleError
 from thalweg.kernels.cpu import structs
@@ -26,7 +26,7 @@ from thalweg.programs.schedule import Schedule, schedule
 from thalweg.programs.trace import Program, example_of, trace
 from thalweg.rules import Rule
 from thalweg.rules.entries import Entry
-from thalweg.rules.rule import number_options
+from thalweg.rules.rule import replaced_numbers
 from thalweg.settings import Setting
 
 #: Registers that Python and native code fill, by the names of the inputs.
@@ -58,15 +58,7 @@ class Kind:
 
 def structure_of(rule: Rule) -> tuple[Any, ...]:
     """A rule without its numbers: those that are not 0 are given to its code at every step."""
-
-    def kept(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(kept, value))
-        return "number" if is_number(value) and not isinstance(value, bool) and value != 0 else value
-
-    numbers = number_options(type(rule))
-    values = vars(rule)
-    return (type(rule), *(kept(value) if name in numbers else value for name, value in values.items()))
+    return (type(rule), *(vars(rule) | replaced_numbers(rule, lambda name: "number")).values())
 
 
 _kinds: dict[Any, Compiled] = {}
