@@ -116,9 +116,11 @@ class Optimizer(GroupedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        compiling = torch.compiler.is_compiling()
+        # asked before gradients are turned off: a compiler that stops in between has a graph of nothing but that
+        is_whole = compiling and any(self._rule_of(group).needs_whole for group in self.param_groups)
         with torch.no_grad():
-            compiling = torch.compiler.is_compiling()
-            if compiling and any(self._rule_of(group).needs_whole for group in self.param_groups):
+            if is_whole:
                 self._step_uncompiled()
             else:
                 self._step(None, compiling=compiling)
