@@ -1,4 +1,4 @@
-# make race: six optimizers on handwritten digits, with a table, pictures and a report.
+# make race: all optimizers on handwritten digits, with a table, pictures and a report.
 # make test: what a change can break, in about 18 minutes of CPU time: half of that on two cores. make test-fast: most
 # of it, in about two minutes.
 # make test-all: every combination and every environment. make release-checks: that, and all about the released package.

@@ -51,7 +51,7 @@ def command() -> None:
     """Optimizers for training large neural networks: choose one by looking.
 
     \b
-    thalweg race                      six optimizers on handwritten digits, in a minute or two
+    thalweg race                      all optimizers on handwritten digits, in a minute or two
     thalweg plan gpt2                 what each would keep in memory and move in a step
     thalweg bench --model gpt2        how long a step takes on this machine, beside others
     thalweg VERB --help               options and examples
