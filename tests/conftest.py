@@ -36,7 +36,7 @@ collect_ignore_glob = []
 if importlib.util.find_spec("optax") is None:
     collect_ignore_glob += ["optax/*.py", "support/*jax*.py", "support/optax_runs.py"]
 if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
-    collect_ignore_glob += ["support/compile_launches.py"]
+    collect_ignore_glob += ["support/compile_launches.py", "support/interpreter.py"]
 
 
 def pytest_collection_finish() -> None:
