@@ -1,4 +1,4 @@
-"""Step the four optimizers of the installed package, away from the source tree.
+"""Step four optimizers of the installed package, away from the source tree.
 
 python -I tools/smoke.py native   the native core must be there
 python -I tools/smoke.py pure     it must be missing, and nothing else may be

@@ -11,11 +11,10 @@ from typing import Any
 from thalweg.plan.models import BUILTIN
 from thalweg.plan.optimizers import OPTIMIZERS, known_optimizer, parsed_option
 from thalweg.plan.planning import DEVICES, ENGINES, FRONT_ENDS, LAYOUTS, Plan, plan
-from thalweg.settings import option_names
 from thalweg.show.choices import Dtype
+from thalweg.show.completion import lists_of, options_of
 from thalweg.show.extras import extra
 from thalweg.show.lists import words
-from thalweg.show.registered import rule_of
 from thalweg.show.units import parse_quantity, parse_rate, parse_size
 
 with extra("cli"):
@@ -33,21 +32,13 @@ def complete_model(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem
 
 
 def complete_optimizers(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    """The last name of a list between commas."""
-    before, comma, last = incomplete.rpartition(",")
-    return [
-        CompletionItem(f"{before}{comma}{name.lower()}")
-        for name in OPTIMIZERS
-        if name.lower().startswith(last.lower()) and name.lower() not in before.lower().split(",")
-    ]
+    return [CompletionItem(text) for text in lists_of(OPTIMIZERS, incomplete)]
 
 
 def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    """Names of options, for all optimizers or behind the name of one."""
-    owner, dot, _ = incomplete.partition(".")
-    rules = [rule for name, (rule, _) in OPTIMIZERS.items() if not dot or name.lower() == owner.lower()]
-    names = dict.fromkeys(f"{owner}.{name}=" if dot else f"{name}=" for r in rules for name in option_names(rule_of(r)))
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return [
+        CompletionItem(text) for text in options_of({name: rule for name, (rule, _) in OPTIMIZERS.items()}, incomplete)
+    ]
 
 
 @click.command("plan")

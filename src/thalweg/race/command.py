@@ -12,12 +12,12 @@ from typing import Any
 
 from thalweg.errors import CommandError
 from thalweg.race.contestants import CONTESTANTS
-from thalweg.settings import option_names
+from thalweg.show.completion import lists_of, options_of
 from thalweg.show.console import aside, console
 from thalweg.show.extras import extra, need
 from thalweg.show.lists import chosen, counts, words
 from thalweg.show.options import parsed_option
-from thalweg.show.registered import OWN, named, rule_of
+from thalweg.show.registered import OWN, named
 
 with extra("cli"):
     import click
@@ -36,21 +36,13 @@ def complete_task(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]
 
 
 def complete_optimizers(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    """The last name of a list between commas."""
-    before, comma, last = incomplete.rpartition(",")
-    return [
-        CompletionItem(f"{before}{comma}{name.lower()}")
-        for name in CONTESTANTS
-        if name.lower().startswith(last.lower()) and name.lower() not in before.lower().split(",")
-    ]
+    return [CompletionItem(text) for text in lists_of(CONTESTANTS, incomplete)]
 
 
 def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    """Names of options, for all or behind the name of one."""
-    owner, dot, _ = incomplete.partition(".")
-    rules = [who.rule for who in CONTESTANTS.values() if not dot or who.name.lower() == owner.lower()]
-    names = dict.fromkeys(f"{owner}.{name}=" if dot else f"{name}=" for r in rules for name in option_names(rule_of(r)))
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return [
+        CompletionItem(text) for text in options_of({who.name: who.rule for who in CONTESTANTS.values()}, incomplete)
+    ]
 
 
 @click.command("race")

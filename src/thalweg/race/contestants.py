@@ -57,7 +57,7 @@ CONTESTANTS: Mapping[str, Contestant] = ByRule(
         contestant.name: contestant
         for contestant in (
             Contestant(name="SGD", rule="SGD", options=dict(momentum=0.9)),
-            # decay is compared where somebody asks for it
+            # users who want weight decay compared pass --option weight_decay=0.01
             Contestant(name="AdamW", rule="AdamW", options=dict(weight_decay=0.0)),
             Contestant(name="LARS", rule="LARS", options=dict(momentum=0.9)),
             Contestant(name="LAMB", rule="LAMB"),

@@ -17,8 +17,8 @@ from thalweg.errors import RuleError
 from thalweg.kernels.text import indented
 from thalweg.kernels.triton import kron_begin, kron_layout, kron_reads
 from thalweg.kernels.triton.derived import home, loaded
-from thalweg.kernels.triton.emit import Statements
 from thalweg.kernels.triton.kron_layout import ACCUMULATED, DUE, FIGURES, OWN_FIGURES, T
+from thalweg.kernels.triton.lines import Statements
 from thalweg.programs.evaluate import stand_in
 from thalweg.programs.graph import Extent, Graph, Value, needed_by
 from thalweg.programs.host import function_of, options_of
