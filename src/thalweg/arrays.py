@@ -143,6 +143,10 @@ class Space(Protocol[A]):
         """The Frobenius norm of each matrix, as (..., 1, 1), in float32 if x is in a narrower dtype."""
         ...
 
+    def divided(self, x: A, by: A) -> A:
+        """x / by, with one number for each matrix: (..., 1, 1)."""
+        ...
+
     def upper(self, x: A) -> A: ...
     def solve(self, matrix: A, right: A) -> A:
         """X with ``matrix @ X = right`` for a lower triangular matrix; NaN where singular."""

@@ -223,7 +223,7 @@ class Muon(WholeRule):
         """Matrices divided by their norms, so that no singular value is above 1, and these norms."""
         norm = xp.matrix_norm(x)
         below = xp.maximum(norm, self.eps) if self.eps_mode == "floor" else norm + self.eps
-        return self.rounded(xp, x / self.rounded(xp, below)), norm
+        return self.rounded(xp, xp.divided(x, self.rounded(xp, below))), norm
 
     def orthogonalized(self, xp: Space[A], x: A) -> A:
         """Matrices (k, m, n) with singular values between 0 and 1, after the Newton-Schulz iteration.

@@ -197,6 +197,10 @@ def matrix_norm(x: Arr) -> Arr:
     return _sqrt(jnp.sum(wide * wide, axis=(-2, -1), keepdims=True))
 
 
+def divided(x: Arr, by: Arr) -> Arr:
+    return x / by
+
+
 def upper(x: Arr) -> Arr:
     return jnp.triu(x)
 

@@ -166,6 +166,10 @@ def matrix_norm(x: Arr) -> Arr:
     return norms
 
 
+def divided(x: Arr, by: Arr) -> Arr:
+    return x / by
+
+
 def upper(x: Arr) -> Arr:
     return np.triu(x)
 

@@ -185,6 +185,10 @@ def matrix_norm(x: ShapeOnly) -> ShapeOnly:
     return applied(astype(squares, "float32") if x.dtype in NARROW else squares)
 
 
+def divided(x: ShapeOnly, by: ShapeOnly) -> ShapeOnly:
+    return x / by
+
+
 def upper(x: ShapeOnly) -> ShapeOnly:
     return x.new()
 

@@ -176,6 +176,10 @@ def matrix_norm(x: Arr) -> Arr:
     return squares(x, (-2, -1), wide).sqrt()
 
 
+def divided(x: Arr, by: Arr) -> Arr:
+    return x / by
+
+
 def upper(x: Arr) -> Arr:
     return torch.triu(x)
 

@@ -6,8 +6,10 @@ kernels of its own for all of it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -76,7 +78,7 @@ class Stack:
 
         passes = self.first.passes
         passes.go(self.first.step, passes.last, WRITE)
-        made = self.whole.made(xp, (self.shown,), {})
+        made = self.whole.made(space_of_kernels(), (self.shown,), {})
         self.figures = made.figures
         tensors = made.tensor.contiguous().unbind()
         self.last.grads = tensors  # kept until all has been launched
@@ -86,6 +88,14 @@ class Stack:
     def release(self) -> None:
         self.first.release()
         self.last.release()
+
+
+@functools.cache
+def space_of_kernels() -> Any:
+    """torch's functions, but for those that have kernels of ours."""
+    from thalweg.kernels.triton.matrices import divided
+
+    return SimpleNamespace(**{**vars(xp), "divided": divided})
 
 
 class WholeLaunch:
