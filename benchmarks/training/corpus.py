@@ -1,7 +1,7 @@
-"""Python sources of the machine itself as tokens: the standard library and all installed packages, by a vocabulary of byte pairs.
+"""Python sources of the machine itself as tokens, which pairs of bytes make.
 
-Files are taken in the order of their digests, which mixes packages evenly, and each belongs wholly to training,
-validation or test.
+The standard library and all installed packages are read. Files are taken in the order of their digests, which mixes
+packages evenly, and each belongs wholly to training, validation or test.
 """
 
 from __future__ import annotations

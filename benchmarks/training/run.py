@@ -18,7 +18,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -179,6 +179,19 @@ class Contest:
         self.trainer, self.records, self.given, self.until = trainer, records, given, until
         self.longest: dict[str, float] = {}
 
+    def hold(self, chosen: Iterable[str]) -> None:
+        failed = set()
+        for trials, name in itertools.product(self.given.trials, chosen):
+            seeds = self.given.seeds if trials == self.given.trials[-1] else 1
+            try:
+                if name not in failed:
+                    self.enter(name, CONTESTANTS[name], trials, seeds)
+            except TimeoutError:
+                raise TimeoutError(name) from None
+            except Exception as error:  # the others go on
+                failed.add(name)
+                say(f"{self.trainer.task.name}: {name} failed: {type(error).__name__}: {error}")
+
     def enter(self, name: str, contestant: Contestant, trials: int, seeds: int) -> None:
         own = self.trainer.task
         higher = own.higher_is_better
@@ -253,8 +266,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parsed(arguments)
     until += given.budget_seconds
     chosen = dict.fromkeys(n for glob in given.contestants.split(";") for n in fnmatch.filter(CONTESTANTS, glob))
-    if given.device != "cpu":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     for name in given.tasks:
         began = time.monotonic()
         own = task(name, given.device, given.data, tiny=given.tiny)
@@ -276,18 +287,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         records.load((given.resume or given.records) / f"{name}.json")
         contest = Contest(trainer, records, given, until)
         say(f"{name}: {identity['parameters']:,} parameters, ready after {time.monotonic() - began:.0f} s")
-        failed = set()
-        for trials, contestant in itertools.product(given.trials, chosen):
-            if contestant in failed:
-                continue
-            try:
-                last = trials == given.trials[-1]
-                contest.enter(contestant, CONTESTANTS[contestant], trials, given.seeds if last else 1)
-            except TimeoutError:
-                return say(f"{name}: the time is over, {contestant} is not finished")
-            except Exception as error:  # the others go on
-                failed.add(contestant)
-                say(f"{name}: {contestant} failed: {type(error).__name__}: {error}")
+        try:
+            contest.hold(chosen)
+        except TimeoutError as error:
+            say(f"{name}: the time is over, {error} is not finished")
+            break
         del trainer, contest
 
 
