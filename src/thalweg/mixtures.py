@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 from thalweg.errors import OptionError, ParameterError
 from thalweg.rules import Rule
 from thalweg.rules.checks import require
-from thalweg.settings import WHOLE_STEP, Overrides, Pattern, Settings, check_pattern, is_list, matches
+from thalweg.settings import WHOLE_STEP, OverrideList, Pattern, Settings, as_written, check_pattern, is_list, matches
 
 P = TypeVar("P")
 
@@ -34,7 +34,7 @@ class RuleOptions:
         """What was given; all else is at its default."""
         return self.settings.given
 
-    def within(self, whole: Mapping[str, Any], overrides: Overrides) -> RuleOptions:
+    def within(self, whole: Mapping[str, Any], overrides: OverrideList) -> RuleOptions:
         """As it holds in a mixture. whole: options of the whole step. overrides: of all rules; its own come later."""
         own = self.settings
         settings = Settings(own.rule, {**own.given, **whole}, own.variant, (*overrides, *own.overrides))
@@ -45,7 +45,7 @@ class RuleOptions:
         own = self.settings
         given: dict[str, Any] = {"lr": self.lr, **({"variant": own.variant} if own.variant else {}), **own.given}
         if own.overrides:
-            given["overrides"] = [(pattern, dict(options)) for pattern, options in own.overrides]
+            given["overrides"] = as_written(own.overrides)
         return f"{own.rule.__name__}.options({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
@@ -63,7 +63,7 @@ def check_own(rule: type[Rule] | None, options: Mapping[str, Any]) -> type[Rule]
 
 
 def checked_entries(
-    entries: Any, whole: Mapping[str, Any], overrides: Overrides
+    entries: Any, whole: Mapping[str, Any], overrides: OverrideList
 ) -> list[tuple[Pattern | None, RuleOptions]]:
     """The entries of a mixture, each with the options of the whole step and the overrides of all rules."""
     wanted = (
@@ -83,7 +83,7 @@ def checked_entries(
     return result
 
 
-def merged(own: RuleOptions, whole: Mapping[str, Any], overrides: Overrides, where: str) -> RuleOptions:
+def merged(own: RuleOptions, whole: Mapping[str, Any], overrides: OverrideList, where: str) -> RuleOptions:
     try:
         return own.within(whole, overrides)
     except OptionError as error:

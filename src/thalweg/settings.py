@@ -24,11 +24,14 @@ from thalweg.rules import Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, check_number, is_known, require
 from thalweg.rules.entries import Entry, Factor
 from thalweg.rules.rule import number_options
+from thalweg.standard import EXEMPT, STANDARD, Standard
 
 #: Chooses parameters: a glob, a compiled regular expression (searched), or a predicate.
 Pattern: TypeAlias = str | re.Pattern[str] | Callable[[str, Any], bool]
 #: Ordered: where several entries match, all apply and later ones win.
-Overrides: TypeAlias = Sequence[tuple[Pattern, Mapping[str, Any]]]
+OverrideList: TypeAlias = Sequence[tuple[Pattern, Mapping[str, Any]]]
+#: The same as users write it: "standard" stands for an entry, or for a list of this entry alone.
+Overrides: TypeAlias = Literal["standard"] | Sequence[Literal["standard"] | tuple[Pattern, Mapping[str, Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +111,7 @@ class Settings:
     #: What the user gave, by name; the variant's name and the overrides not among them.
     given: Mapping[str, Any]
     variant: str | None = None
-    overrides: Overrides = ()
+    overrides: OverrideList = ()
     base: Setting = field(init=False)
     #: For which answers to "is lr None?" options are known to have an effect.
     checked_for: set[bool] = field(init=False, default_factory=set, repr=False, compare=False)
@@ -133,6 +136,8 @@ class Settings:
         before = self.base
         for pattern, given in check_overrides(self.overrides):
             options = {name: plain(value) for name, value in given.items()}
+            if isinstance(pattern, Standard):
+                options = {name: value for name, value in options.items() if name in option_names(self.rule)}
             try:
                 for name in WHOLE_STEP:
                     require(name not in options, f"{name} concerns the whole step and cannot differ between parameters")
@@ -271,14 +276,22 @@ def hint_for(owner: type[Rule] | str, name: str, known: Sequence[str], *, cutoff
     return f"did you mean {close[0]!r}?" if close else ""
 
 
-def check_overrides(overrides: Any) -> Overrides:
-    wanted = "overrides must be a list of (pattern, options), such as [('*.bias', dict(weight_decay=0))]"
+def check_overrides(overrides: Any) -> OverrideList:
+    """The entries of overrides, that of "standard" written out."""
+    wanted = "overrides must be a list of (pattern, options), such as [('*.bias', dict(weight_decay=0))], or 'standard'"
+    overrides = ["standard"] if overrides == "standard" else overrides
     require(is_list(overrides), f"{wanted}, got {overrides!r}")
-    for entry in overrides:
+    entries = tuple((STANDARD, EXEMPT) if entry == "standard" else entry for entry in overrides)
+    for entry in entries:
         pair = is_list(entry) and len(entry) == 2 and isinstance(entry[1], Mapping)
         require(pair, f"{wanted}, got the entry {entry!r}")
         check_pattern(entry[0])
-    return tuple(overrides)
+    return entries
+
+
+def as_written(overrides: OverrideList) -> list[Any]:
+    """Entries as a user would write them."""
+    return ["standard" if isinstance(p, Standard) else (p, dict(options)) for p, options in overrides]
 
 
 def is_list(value: Any) -> bool:

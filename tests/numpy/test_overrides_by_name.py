@@ -11,7 +11,7 @@ import pytest
 from raw_arrays import FRONT_END, Make, bits, gradients, model, option_fields, refused, train, two_cases
 
 from thalweg.errors import OptionError, UnusedOverrideWarning
-from thalweg.numpy import LAMB, LARS, Adafactor, Kron
+from thalweg.numpy import LAMB, LARS, Adafactor, Kron, Mixture
 from thalweg.settings import WHOLE_STEP
 
 PATTERNS = [
@@ -146,6 +146,34 @@ def test_bad_ones_are_refused_at_once_and_named(overrides: Any, said: str) -> No
     optimizer = LARS(0.1)
     with refused(OptionError, said, optimizer):
         optimizer.with_overrides(overrides)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "exempt"),
+    [
+        ("encoder.0.weight", (3, 2), False),
+        ("gain", (3,), True),
+        ("temperature", (), True),
+        ("layers.norm1.weight", (3, 2), True),
+        ("ln_f.scale", (3, 2), True),
+        ("LayerNorm_0.scale", (3, 2), True),
+        ("norm1.linear.weight", (3, 2), False),
+        ("attention.relative_position_bias_table", (3, 2), True),
+        ("bnet.weight", (3, 2), False),
+    ],
+)
+def test_one_word_exempts_tensors_of_one_axis_norms_and_biases(name: str, shape: tuple[int, ...], exempt: bool) -> None:
+    start, slope = {name: np.full(shape, 0.5)}, [{name: np.full(shape, 0.25)}]
+    found = train(LAMB(0.1, weight_decay=0.5, overrides="standard"), start.copy(), slope)
+    plain = LAMB(0.1, trust=False) if exempt else LAMB(0.1, weight_decay=0.5)
+    assert bits(found) == bits(train(plain, {name: np.full(shape, 0.5)}, slope))
+
+
+def test_the_word_may_be_one_entry_of_several_and_is_read_back() -> None:
+    optimizer = LARS(0.1, weight_decay=0.1, overrides=["standard", ("gain", dict(weight_decay=0.2))])
+    assert repr(optimizer) == "LARS(lr=0.1, weight_decay=0.1, overrides=['standard', ('gain', {'weight_decay': 0.2})])"
+    mixture = Mixture([("w", Kron.options(lr=0.1)), ("*", LAMB.options(lr=0.1))], overrides="standard")
+    mixture.step({"w": np.ones((2, 2)), "m": np.ones((2, 2))}, {"w": np.ones((2, 2)), "m": np.ones((2, 2))})
 
 
 @pytest.mark.parametrize("option", WHOLE_STEP)

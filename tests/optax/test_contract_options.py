@@ -156,6 +156,12 @@ def test_overrides_choose_leaves_by_path(pattern: Any) -> None:
         assert same(own["w"], full["w"])
 
 
+def test_one_word_exempts_leaves_of_one_axis() -> None:
+    found = after(lamb(0.1, weight_decay=0.5, overrides="standard"), NESTED, SLOPES)["layers"][0]
+    by_hand = [("*.bias", dict(weight_decay=0.0, trust=False))]
+    assert same(found, after(lamb(0.1, weight_decay=0.5, overrides=by_hand), NESTED, SLOPES)["layers"][0])
+
+
 @each
 def test_overrides_scale_the_learning_rate(name: str) -> None:
     params, grads = {"w": PARAMS["w"]}, {"w": GRADS["w"]}

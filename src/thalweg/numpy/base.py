@@ -30,8 +30,9 @@ from thalweg.numpy.job import Job
 from thalweg.numpy.memory import Tracked
 from thalweg.numpy.stepping import Engine, Stepping
 from thalweg.rules.checks import check_flag, check_number
-from thalweg.settings import Overrides, Setting, Settings, option_names, plain
+from thalweg.settings import Overrides, Setting, Settings, as_written, check_overrides, option_names, plain
 from thalweg.spaces import numpy as xp
+from thalweg.standard import Standard
 from thalweg.trial import check_update
 
 Self = TypeVar("Self", bound="Optimizer")
@@ -79,7 +80,7 @@ class Optimizer(Stepping):
         **options: Any,
     ) -> None:
         super().__init__()
-        self._configure(lr, global_step, engine, Settings(self.rule, options, variant, overrides))
+        self._configure(lr, global_step, engine, Settings(self.rule, options, variant, check_overrides(overrides)))
 
     def _configure(self, lr: Rate, global_step: bool, engine: Engine, settings: Settings) -> None:
         check_flag("global_step", global_step)
@@ -262,7 +263,7 @@ class Optimizer(Stepping):
         every = [(place, settings) for place, (settings, _) in enumerate(self._parts())]
         overrides = {(place, i): o for place, settings in every for i, (o, _) in enumerate(settings.overrides)}
         used = {id(overrides[key]) for key in self._matched}
-        unused = {id(pattern): pattern for key, pattern in overrides.items() if id(pattern) not in used}
+        unused = {id(o): o for o in overrides.values() if id(o) not in used and not isinstance(o, Standard)}
         if unused and complete:
             self._matched.update(overrides)
             shown = ", ".join(map(repr, unused.values()))
@@ -283,7 +284,7 @@ class Optimizer(Stepping):
             given["variant"] = self._settings.variant
         given |= self._settings.changed()
         if self._settings.overrides:
-            given["overrides"] = [(pattern, dict(options)) for pattern, options in self._settings.overrides]
+            given["overrides"] = as_written(self._settings.overrides)
         if self._global_step:
             given["global_step"] = True
         if self._wanted_engine != "auto":

@@ -16,7 +16,7 @@ from thalweg.numpy.checks import Rate, checked_rate
 from thalweg.numpy.stepping import Engine
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
-from thalweg.settings import Overrides, Pattern, Settings, matches
+from thalweg.settings import Overrides, Pattern, Settings, check_overrides, matches
 
 Entries: TypeAlias = Sequence[tuple[Pattern, RuleOptions]]
 
@@ -61,7 +61,7 @@ class Mixture(Optimizer):
         whole = {name: self._given[name] for name in ("maximize", "max_grad_norm", "on_nonfinite", "seed")}
         check_flag("global_step", global_step)
         super(Optimizer, self).__init__()
-        self._entries: list[Entry] = checked_entries(entries, whole, overrides)
+        self._entries: list[Entry] = checked_entries(entries, whole, check_overrides(overrides))
         self._rates: list[Rate] = [own.lr for _, own in self._entries]
         self._shown = [(pattern, own) for pattern, own in entries]
         self._choose(engine, self._entries[0][1].settings)

@@ -23,8 +23,9 @@ from thalweg.optax.states import Entries, kind_for, packed, unpacked
 from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parameters
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
 from thalweg.rules import Rule
-from thalweg.settings import Overrides, Setting, Settings, check_overrides, combined, plain
+from thalweg.settings import OverrideList, Overrides, Setting, Settings, check_overrides, combined, plain
 from thalweg.spaces.jax import replicated_with
+from thalweg.standard import Standard
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def checked_settings(
     return settings
 
 
-def check_names(overrides: Overrides, called: Mapping[str, str]) -> None:
+def check_names(overrides: OverrideList, called: Mapping[str, str]) -> None:
     """Say so if an entry has the caller's name of an option, where it needs the rule's."""
     ours = {theirs: name.partition("[")[0] for name, theirs in called.items()}
     for pattern, options in overrides:
@@ -233,7 +234,11 @@ class Transformation:
             layout = ((),) * p.ndim if specs is None else layout_of(specs[index], p.ndim, name)
             setting.rule.check_shape(name, p.shape)
             result.append(Leaf((name,), p, setting, layout))
-        unused = [repr(pattern) for i, (pattern, _) in enumerate(self.settings.overrides) if i not in matched]
+        unused = [
+            repr(pattern)
+            for i, (pattern, _) in enumerate(self.settings.overrides)
+            if i not in matched and not isinstance(pattern, Standard)
+        ]
         if report and unused and result:
             message = f"overrides that match no parameter: {', '.join(unused)}"
             warnings.warn(message, UnusedOverrideWarning, stacklevel=3)

@@ -13,7 +13,7 @@ from thalweg.errors import NonFiniteError, OptionError, ParameterError
 from thalweg.mixtures import Entry, RuleOptions, check_own
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
-from thalweg.settings import Overrides, Settings
+from thalweg.settings import Overrides, Settings, check_overrides
 from thalweg.torch.engines.choice import reason_missing_for
 from thalweg.torch.engines.lists import Lists
 from thalweg.torch.engines.native import Native
@@ -261,7 +261,7 @@ def checked_options(
 ) -> RuleOptions:
     """Options and a learning rate as torch has them, checked."""
     check_options(rule, options)
-    settings = Settings(rule, options, variant, overrides)
+    settings = Settings(rule, options, variant, check_overrides(overrides))
     check_rate(lr)
     settings.validate_lr(lr)
     return RuleOptions(settings, lr)

@@ -15,7 +15,7 @@ from thalweg.mixtures import Entry
 from thalweg.rules import Rule
 from thalweg.rules.checks import require
 from thalweg.rules.entries import Count
-from thalweg.settings import Overrides, Pattern, Setting, Settings, option_names, plain
+from thalweg.settings import OverrideList, Pattern, Setting, Settings, option_names, plain
 from thalweg.torch.params.checkpoints import (
     check_entries,
     check_is_state,
@@ -75,7 +75,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
         return self._group_settings.entry_of(group).rule
 
     @property
-    def _overrides(self) -> Overrides:
+    def _overrides(self) -> OverrideList:
         """Those of all rules."""
         return tuple(each for _, entry in self._entries for each in entry.settings.overrides)
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from thalweg.arrays import Shape
 from thalweg.errors import OptionError, ParameterError
 from thalweg.mixtures import Entry
-from thalweg.settings import Overrides, Pattern, matches
+from thalweg.settings import OverrideList, Pattern, matches
+from thalweg.standard import Standard
 from thalweg.torch.params.checks import check_exchanged, check_parameter
 
 Groups = Sequence[Mapping[str, Any]]
@@ -49,7 +50,7 @@ def named(groups: Groups, first: int = 0) -> Iterator[tuple[str, Tensor]]:
         yield from zip(names, params, strict=True)
 
 
-def check_names(groups: Groups, overrides: Overrides) -> None:
+def check_names(groups: Groups, overrides: OverrideList) -> None:
     """Refuse overrides by name for parameters that have none, and names that two of them have."""
     by_name = [pattern for pattern, _ in overrides if not callable(pattern)]
     if by_name and any(group["params"] and names_of(group) is None for group in groups):
@@ -78,7 +79,7 @@ def unused_patterns(
         if pattern is not None and not pairs:
             idle.append(pattern)
         for own, _ in entry.settings.overrides:  # those of all entries are one object in each
-            if any(matches(own, *pair) for pair in pairs):
+            if isinstance(own, Standard) or any(matches(own, *pair) for pair in pairs):
                 used.add(id(own))
             else:
                 unused[id(own)] = own

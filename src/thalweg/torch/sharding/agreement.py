@@ -18,7 +18,7 @@ from torch import Tensor
 
 from thalweg.errors import ParameterError
 from thalweg.rules import Rule
-from thalweg.settings import Overrides, option_names
+from thalweg.settings import OverrideList, option_names
 from thalweg.torch.sharding.collectives import everyones, largest_words
 from thalweg.torch.sharding.shards import MeshGroup, is_distributed, part_of
 
@@ -45,7 +45,7 @@ class Agreement:
         rules: Sequence[type[Rule]],
         places: Mapping[Tensor, tuple[str, int]],
         groups: Sequence[Mapping[str, Any]],
-        overrides: Overrides,
+        overrides: OverrideList,
         *,
         one_by_one: bool,
     ) -> None:
@@ -111,7 +111,7 @@ def described(
     rules: Sequence[type[Rule]],
     divided: Sequence[tuple[str, Tensor, int, Any]],
     groups: Sequence[Mapping[str, Any]],
-    overrides: Overrides,
+    overrides: OverrideList,
     *,
     gradients: bool,
 ) -> Iterator[str]:
