@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 import thalweg.torch as ours
@@ -33,10 +33,6 @@ class Contestant:
     images: float
 
 
-def of_one_axis(name: str, p: Tensor) -> bool:
-    return p.ndim < 2
-
-
 def groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
     """Matrices with decay, tensors of one axis without."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
@@ -46,13 +42,16 @@ def groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
     ]
 
 
-def own(kind: str, *, decay: float = 1.0, standard: bool = True, adapts: bool = False, **options: Any) -> Make:
-    """An optimizer of ours. decay: times the task's. standard: no decay, and no trust ratio, on tensors of one axis."""
+def own(kind: str, *, decay: float = 1.0, standard: bool = True, **options: Any) -> Make:
+    """An optimizer of ours. decay: times the task's."""
 
     def make(model: nn.Module, lr: float, task_decay: float) -> list[Optimizer]:
-        exempt = {"weight_decay": 0.0, "trust": False} if adapts else {"weight_decay": 0.0}
-        overrides = [(of_one_axis, exempt)] if standard else []
-        settings = {"lr": lr, "weight_decay": decay * task_decay, "overrides": overrides, **options}
+        settings = {
+            "lr": lr,
+            "weight_decay": decay * task_decay,
+            "overrides": "standard" if standard else (),
+            **options,
+        }
         return [getattr(ours, kind)(model.named_parameters(), **settings)]
 
     return make
@@ -100,7 +99,6 @@ def mixture(recipe: Callable[..., Optimizer], **options: Any) -> Make:
     return make
 
 
-AVERAGED = {"momentum_mode": "ema", "clip": 1.1, "clip_mode": "rms", "weight_decay_mode": "decoupled"}
 #: Polyak momentum adds up ten steps, so that rates are a tenth, and decay is ten times as much.
 POLYAK = {"weight_decay_mode": "decoupled"}
 NO_SCALE = {"scale_parameter": False, "relative_step": False, "weight_decay_mode": "lr", "beta2_cap": 0.999}
@@ -108,11 +106,11 @@ NO_SCALE = {"scale_parameter": False, "relative_step": False, "weight_decay_mode
 kron = partial(own, "Kron")
 psgd = partial(own, "Kron", variant="psgd")
 adafactor = partial(own, "Adafactor")
-lamb = partial(own, "LAMB", adapts=True)
-lars = partial(own, "LARS", adapts=True, decay=0.01)
+lamb = partial(own, "LAMB")
+lars = partial(own, "LARS", decay=0.01)
 
 CONTESTANTS = {
-    "torch AdamW": Contestant("torch", peer("torch.optim.AdamW", betas=(0.9, 0.95)), 2e-3, 2e-3),
+    "torch AdamW": Contestant("torch", peer("torch.optim.AdamW", betas=(0.9, 0.95), fused=True), 2e-3, 2e-3),
     # Kron: the default, "psgd", and what lies between
     "Kron default": Contestant("thalweg", kron(standard=False, decay=0.0), 1e-4, 3e-4),
     "Kron psgd": Contestant("thalweg", psgd(), 1e-3, 3e-3),
