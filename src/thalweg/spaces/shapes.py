@@ -186,7 +186,8 @@ def matrix_norm(x: ShapeOnly) -> ShapeOnly:
 
 
 def divided(x: ShapeOnly, by: ShapeOnly) -> ShapeOnly:
-    return x / by
+    quotient: ShapeOnly = x / by
+    return quotient
 
 
 def upper(x: ShapeOnly) -> ShapeOnly:
