@@ -1,0 +1,87 @@
+"""Runs that other libraries have started: what every front end says and asks when it continues one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeAlias
+
+from thalweg.errors import StateError
+from thalweg.rules import Rule
+from thalweg.settings import differ
+
+#: From the name that a parameter has at the source to the one it has here. Names that a mapping lacks stay.
+Rename: TypeAlias = Callable[[str], str] | Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was taken from another optimizer's state, and what had to be made. ``print`` shows it."""
+
+    #: The optimizer whose run is continued, such as "torch.AdamW", and the rule that continues it.
+    source: str
+    rule: str
+    #: How many parameters have state now, and the most steps that one of them has taken.
+    parameters: int
+    steps: int
+    #: Their keys of state, each with its key here.
+    taken: Mapping[str, str] = field(default_factory=dict)
+    #: Keys that the source does not save, each with how it begins here.
+    made: Mapping[str, str] = field(default_factory=dict)
+    #: Options that the source does not save and that could not be compared, as they are here.
+    untold: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        some = "1 parameter" if self.parameters == 1 else f"{self.parameters} parameters"
+        lines = [f"{self.rule} continues a run of {self.source}: {some}, {self.steps} steps"]
+        if self.taken:
+            pairs = (ours if theirs == ours else f"{theirs} as {ours}" for theirs, ours in self.taken.items())
+            lines.append(f"taken: {', '.join(pairs)}")
+        lines += [f"made: {key}, {how}" for key, how in self.made.items()]
+        if self.untold:
+            given = ", ".join(f"{name}={value!r}" for name, value in self.untold.items())
+            lines.append(f"not saved by {self.source}, so taken as constructed here: {given}")
+        return "\n".join(lines)
+
+
+def renamed(name: str, rename: Rename | None) -> str:
+    """The name that a parameter of the source has here."""
+    if rename is None:
+        return name
+    return rename.get(name, name) if isinstance(rename, Mapping) else rename(name)
+
+
+def check_same_names(theirs: Sequence[str], ours: Sequence[str]) -> None:
+    """Refuse names of the source, after renaming, that are not those of the optimizer; say which do not match."""
+    twice = sorted({name for name in theirs if theirs.count(name) > 1})
+    if twice:
+        raise StateError(f"two parameters of the source would be named {listed(twice)} here: correct rename=")
+    lacking, unknown = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
+    if lacking or unknown:
+        raise StateError(
+            f"the parameters do not match by name: the source lacks {listed(lacking)}, and this optimizer lacks "
+            f"{listed(unknown)}; rename= takes a function or a mapping from their names to those here"
+        )
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    shown = ", ".join(map(repr, names[:most])) or "nothing"
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def unlike(wanted: Rule, found: Rule, lr: Any, apart: AbstractSet[str]) -> Iterator[tuple[str, Any, Any]]:
+    """Options in which two rules of one kind differ, with both values: all that have an effect, but for those apart."""
+    idle = wanted.idle(lr)
+    for option in fields(wanted):
+        theirs, ours = getattr(wanted, option.name), getattr(found, option.name)
+        if option.name not in apart and option.name not in idle and differ(theirs, ours):
+            yield option.name, theirs, ours
+
+
+def refused_option(source: str, name: str, option: str, theirs: Any, ours: Any, construct: str) -> StateError:
+    """What to say of an option that differs between a source and the optimizer that is to continue its run."""
+    return StateError(
+        f"{source} stepped {name!r} with what is {option}={theirs!r} here, and this optimizer has {option}={ours!r}: "
+        f"to continue the run, construct {construct}; to change an option on purpose, change it after the import"
+    )
