@@ -53,3 +53,6 @@ WORLD_TRAINED = 1e-9
 PRINTED = 2e-3
 #: A sum or mean of millions of numbers of float32 that do not cancel, relative: the result is rounded once or twice.
 SUMMED = 3e-7
+#: A run continued from another optimizer's state against that optimizer itself, five steps later: parameters relative
+#: to their size (of float64: to how far they went).
+CONTINUED = {"float64": 1e-11, "float32": 1e-6}

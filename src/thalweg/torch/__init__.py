@@ -11,6 +11,8 @@ from thalweg.torch.mixture import Mixture
 from thalweg.torch.optimizers import LAMB, LARS, SGD, Adafactor, AdamW, Kron, Lion, Muon, optimizer
 from thalweg.torch.params.exchange import export_state, import_state
 from thalweg.torch.params.explain import Explanation
+from thalweg.torch.peers.exports import export_peer
+from thalweg.torch.peers.imports import import_peer
 from thalweg.torch.recipes import kron_adamw, muon_adamw
 
 if not TYPE_CHECKING:  # a rule of the package needs no entry here
@@ -30,7 +32,9 @@ __all__ = [
     "Mixture",
     "Muon",
     "Optimizer",
+    "export_peer",
     "export_state",
+    "import_peer",
     "import_state",
     "kron_adamw",
     "muon_adamw",

@@ -1,0 +1,223 @@
+"""What is to be known of another optimizer to continue its runs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from torch import Tensor
+
+from thalweg.arrays import Shape
+from thalweg.errors import OptionError, StateError
+from thalweg.peers import listed, unlike
+from thalweg.rules import RULES, Adafactor, Kron, Muon, Rule
+from thalweg.settings import Handling, Setting, Settings, differ
+
+Group: TypeAlias = Mapping[str, Any]
+#: Our options that make a rule equal to what a group of theirs and a parameter tell; "variant" among them.
+Equal: TypeAlias = Callable[[Group, Tensor], dict[str, Any]]
+
+#: Stands for an option that the source does not save.
+UNTOLD: Any = type("Untold", (), {"__repr__": lambda self: "untold"})()
+#: Options that are decided otherwise than by their values: by the shapes of state, or by nothing at the source.
+APART: Mapping[type[Rule], frozenset[str]] = {
+    Adafactor: frozenset({"factored", "min_dim_size_to_factor", "factor_dims", "only_2d"}),
+    Kron: frozenset({"max_size_dense", "max_skew", "merge", "eps"}),
+    Muon: frozenset({"ns_dtype"}),
+}
+
+
+class Stepped(NamedTuple):
+    """A parameter as the source saved it, and the rule that is to continue it."""
+
+    name: str
+    p: Tensor
+    state: Mapping[str, Any]
+    group: Group
+    rule: Rule
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(self.p.shape)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The format of one optimizer's state dict."""
+
+    #: Its library and class, as in "torch.AdamW".
+    name: str
+    _: KW_ONLY
+    #: Keys that all of its groups have, enough to know it by.
+    tells: str
+    #: Others that only newer versions of it have, with their values.
+    where: Mapping[str, Any] = field(default_factory=dict)
+    #: The rules that have its mathematics, each with the options that make it equal.
+    equal: Mapping[str, Equal]
+    #: Its keys of state, each with ours, and what makes our entries of a parameter's state.
+    state: tuple[Mapping[str, str], Callable[[Peer, Stepped], dict[str, Tensor]]]
+    #: Where it counts steps: with each parameter, in the group, or nowhere.
+    counts: Literal["state", "group", "nowhere"] = "state"
+    #: The axes that it factors, for Adafactor: that of rows, that of columns.
+    axes: Callable[[Group, Shape], tuple[int, int] | None] = lambda group, shape: None
+
+    @property
+    def known_by(self) -> frozenset[str]:
+        return frozenset(self.tells.split())
+
+    @property
+    def keys(self) -> Mapping[str, str]:
+        return self.state[0]
+
+    def entries(self, stepped: Stepped) -> dict[str, Tensor]:
+        """Our entries of a parameter that it has stepped."""
+        return self.state[1](self, stepped)
+
+    def saves(self, key: str) -> bool:
+        """Whether it has what is kept here under this key."""
+        return key in self.keys.values() or (key.startswith("Q_") and "Q" in self.keys)
+
+    def is_like(self, group: Group) -> bool:
+        """Whether a group may be one of its own."""
+        return self.known_by <= group.keys() and all(group.get(key, v) == v for key, v in self.where.items())
+
+
+class Wanted(NamedTuple):
+    """What has to hold here for a parameter to be stepped as the source stepped it."""
+
+    settings: Settings
+    untold: frozenset[str]
+
+    def differences(self, found: Setting, lr: Any) -> Iterator[tuple[str, Any, Any]]:
+        """Options that are not as they have to be, with the values wanted and found."""
+        apart = self.untold | APART.get(self.settings.rule, frozenset())
+        yield from unlike(normal(self.settings.base.rule, lr), normal(found.rule, lr), lr, apart)
+        for name in (name for name in self.settings.given if hasattr(Handling, name)):
+            theirs, ours = getattr(self.settings.base.handling, name), getattr(found.handling, name)
+            if differ(theirs, ours):
+                yield name, theirs, ours
+        if found.lr_scale != 1.0:
+            yield "lr_scale", 1.0, found.lr_scale
+
+    def construct(self, lr: Any) -> str:
+        """A call that makes such an optimizer."""
+        settings = self.settings
+        variant = {"variant": settings.variant} if settings.variant else {}
+        given = {name: v for name, v in settings.given.items() if differ(v, settings.without(name))}
+        words = [f"{name}={value!r}" for name, value in {"lr": lr, **variant, **given}.items()]
+        return f"{settings.rule.__name__}(..., {', '.join(words)})"
+
+
+def wanted(peer: Peer, rule: type[Rule], group: Group, p: Tensor) -> Wanted:
+    """What a group of the source asks for a parameter."""
+    options = peer.equal[rule.__name__](group, p)
+    variant = options.pop("variant", None)
+    untold = frozenset(name for name, value in options.items() if value is UNTOLD)
+    told = {name: value for name, value in options.items() if name not in untold}
+    try:
+        return Wanted(Settings(rule, told, variant), untold)
+    except OptionError as error:
+        raise StateError(f"{rule.__name__} cannot continue this run of {peer.name}: {error}") from None
+
+
+def normal(rule: Rule, lr: Any) -> Rule:
+    """A rule with one form for options that mean the same beside the others."""
+    if getattr(rule, "weight_decay", None) == 0:  # then nothing tells where decay would go
+        default = type(rule)()
+        names = ("decoupled", "weight_decay_mode")
+        rule = replace(rule, **{name: getattr(default, name) for name in names if hasattr(rule, name)})
+    if isinstance(rule, Adafactor):
+        sign = -abs(rule.beta2_decay)
+        rule = replace(rule, relative_step=rule.is_relative(lr), scale_parameter=rule.is_scaled(lr), beta2_decay=sign)
+    return rule
+
+
+def without(group: Group, **off: Any) -> None:
+    """Refuse options of the source that nothing here corresponds to, unless they are off."""
+    for name, value in off.items():
+        if group.get(name, value) != value:
+            raise StateError(
+                f"the source was run with {name}={group[name]!r}, which has no counterpart here: "
+                f"only runs with {name}={value!r} can be continued"
+            )
+
+
+def recognized(peers: Mapping[str, Peer], groups: Sequence[Group], source: str | None, rule: type[Rule]) -> Peer:
+    """The format of a state dict, as its groups tell it or as it is named; raise unless the rule can continue it."""
+    if source is not None and source not in peers:
+        close = difflib.get_close_matches(source, peers, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}?" if close else f"it must be one of {', '.join(peers)}"
+        raise StateError(f"source={source!r} is not known: {hint}")
+    if source is not None:
+        peer = peers[source]
+        lacking = sorted(key for key in peer.known_by if any(key not in group for group in groups))
+        if lacking:
+            raise StateError(f"this is no state of {source}: its groups lack {listed(lacking)}")
+    else:
+        alike = [peer for peer in peers.values() if groups and all(map(peer.is_like, groups))]
+        best = [peer for peer in alike if not any(peer.known_by < other.known_by for other in alike)]
+        if len(best) > 1:
+            names = " or ".join(f"source={peer.name!r}" for peer in best)
+            raise StateError(f"the groups of this state do not tell which optimizer made it: pass {names}")
+        if not best:
+            raise StateError(
+                f"the groups of this state are not those of an optimizer that is known: {', '.join(peers)}; "
+                "pass source= if it is one of another version"
+            )
+        (peer,) = best
+    if RULES.get(rule.__name__) is not rule or rule.__name__ not in peer.equal:
+        raise StateError(
+            f"{rule.__name__} does not have the mathematics of {peer.name}: import its state into "
+            f"{' or '.join(peer.equal)}"
+        )
+    return peer
+
+
+# ---- entries of state
+
+
+def plain(peer: Peer, stepped: Stepped) -> dict[str, Tensor]:
+    """State that is kept alike here, under our keys."""
+    return {ours: stepped.state[key] for key, ours in peer.keys.items() if stepped.state.get(key) is not None}
+
+
+def statistics(peer: Peer, stepped: Stepped) -> dict[str, Tensor]:
+    """Adafactor's averages of squares: ours keep axes that were averaged over, with size 1, where others drop them."""
+    axes = check_axes(peer, stepped.group, stepped.name, stepped.shape, stepped.rule)
+    found = plain(peer, stepped)
+    if axes is None or not {"row_var", "col_var"} <= found.keys():
+        return found
+    if axes[0] > axes[1]:  # its rows are our columns
+        found["row_var"], found["col_var"] = found["col_var"], found["row_var"]
+    for key, axis in (("row_var", max(axes)), ("col_var", min(axes))):
+        found[key] = found[key] if found[key].ndim == len(stepped.shape) else found[key].unsqueeze(axis)
+    return found
+
+
+def check_axes(peer: Peer, group: Group, name: str, shape: Shape, rule: Rule) -> tuple[int, int] | None:
+    """The axes over which a source factors a parameter; refuse others here."""
+    theirs, ours = peer.axes(group, shape), rule.factored_axes(shape) if isinstance(rule, Adafactor) else None
+    if (theirs and tuple(sorted(theirs))) != ours:
+        raise StateError(
+            f"{peer.name} has {name!r} of shape {shape} {in_words(theirs)}, and here it is {in_words(ours)}: set "
+            "min_dim_size_to_factor, factor_dims or factored, in overrides if need be"
+        )
+    return theirs
+
+
+def in_words(axes: tuple[int, int] | None) -> str:
+    return "unfactored" if axes is None else f"factored over axes {min(axes)} and {max(axes)}"
+
+
+def factors(peer: Peer, stepped: Stepped) -> dict[str, Tensor]:
+    """Kron's factors, which others keep in a list, and momentum, which they keep as they see the parameter."""
+    found = plain(peer, stepped)
+    kept = found.pop("Q", None)
+    for i, q in enumerate(kept if kept is not None else ()):
+        found[f"Q_{i}"] = q if q.ndim else q.reshape(1)
+    momentum = found.get("momentum_buffer")
+    if momentum is not None and ("merged_shape" in stepped.state or stepped.group.get("flatten")):
+        found["momentum_buffer"] = momentum.reshape(stepped.shape)
+    return found

@@ -1,0 +1,170 @@
+"""Runs of other optimizers, continued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import StateError
+from thalweg.peers import Rename, Report, check_same_names, refused_option, renamed
+from thalweg.rules import Rule
+from thalweg.torch.params.checkpoints import bare, check_sizes
+from thalweg.torch.params.grouped import GroupedOptimizer
+from thalweg.torch.params.members import names_of
+from thalweg.torch.peers.files import found_state
+from thalweg.torch.peers.formats import Group, Peer, Stepped, recognized, wanted
+from thalweg.torch.peers.sources import PEERS
+
+#: What schedulers leave in groups and read there again.
+SCHEDULED = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
+#: Options that a scheduler of learning rates may change too, if it has left its bounds for them in a group.
+CYCLED, CYCLES = ("momentum", "betas"), "base_momentum"
+
+
+class Member(NamedTuple):
+    """A parameter here, with what the source saved of it."""
+
+    name: str
+    p: Tensor
+    #: The index of its group here, and its group there.
+    home: int
+    group: Group
+    state: Mapping[str, Any]
+
+
+def import_peer(
+    optimizer: GroupedOptimizer, state_dict: Any, source: str | None = None, *, rename: Rename | None = None
+) -> Report:
+    """Continue a run that another optimizer has started. On any error nothing is changed.
+
+    state_dict: what its ``state_dict()`` returned; or a checkpoint that holds it, such as one of Lightning; or the path
+    of a file of either, such as ``optimizer.pt`` of a Trainer. source: the name of that optimizer, as in "torch.AdamW",
+    if its state does not tell. rename: from their names of parameters to those here, where the state has names.
+
+    Learning rates are taken over. All other options must be those that make the rule equal to the source.
+    """
+    rule = rule_of(optimizer)
+    saved = found_state(state_dict)
+    peer = recognized(PEERS, saved["param_groups"], source, rule)
+    members = matched(optimizer, saved, rename)
+    groups = with_rates(optimizer, peer, members)
+    ghosts, _ = optimizer._expected(groups)
+    state: dict[int, dict[str, Any]] = {}
+    taken: dict[str, str] = {}
+    made: dict[str, str] = {}
+    untold: dict[str, Any] = {}
+    for place, member in enumerate(members):
+        setting, _ = optimizer._group_settings.made(groups[member.home]).of(member.name, member.p)
+        lr, _ = optimizer._rate(groups[member.home])
+        asked = wanted(peer, rule, member.group, member.p)
+        for option, theirs, ours in asked.differences(setting, lr):
+            raise refused_option(peer.name, member.name, option, theirs, ours, asked.construct(rate_of(member.group)))
+        options = {**vars(setting.handling), **vars(setting.rule)}
+        untold |= {name: options[name] for name in sorted(asked.untold)}
+        if member.state:
+            stepped = Stepped(member.name, member.p, member.state, member.group, setting.rule)
+            found = peer.entries(stepped)
+            lacking = {key for key in ghosts[member.name] if not peer.saves(key)}
+            state[place] = {"step": steps_of(peer, stepped), **stored(found, lacking, ghosts[member.name])}
+            taken |= {theirs: ours for theirs, ours in peer.keys.items() if theirs in member.state}
+            made |= dict.fromkeys(sorted(lacking), "which begins at 0")
+    if state and peer.counts == "nowhere":
+        made["step"] = f"which {peer.name} does not count: it begins at 1"
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    steps = max((int(entries["step"]) for entries in state.values()), default=0)
+    return Report(peer.name, rule.__name__, len(state), steps, taken, made, untold)
+
+
+def rule_of(optimizer: Any) -> type[Rule]:
+    """The rule of an optimizer that has one."""
+    if not isinstance(optimizer, GroupedOptimizer):
+        raise StateError(f"import_peer loads into an optimizer of thalweg.torch, got a {type(optimizer).__name__}")
+    if getattr(optimizer, "rule", None) is None:
+        raise StateError(
+            "a Mixture steps by several rules, and states of other optimizers are of one: use an optimizer for each, "
+            "or begin anew"
+        )
+    return optimizer.rule
+
+
+def matched(optimizer: GroupedOptimizer, saved: Mapping[str, Any], rename: Rename | None) -> list[Member]:
+    """The parameters here, each with what was saved of it: by name where both have names, or else by position."""
+    keys = [(key, group) for group in saved["param_groups"] for key in group["params"]]
+    names = [name for group in saved["param_groups"] for name in names_in(group)]
+    homes = list(optimizer._homes())
+    unknown = [key for key in saved["state"] if key not in dict(keys)]
+    if unknown:
+        raise StateError(f"this state is damaged: it has entries for {unknown[0]!r}, which is in none of its groups")
+    if len(names) < len(keys) and rename is not None:
+        raise StateError("rename= needs names: the groups of this state have no 'param_names', and go by position")
+    if len(names) == len(keys) and all(map(names_of, optimizer.param_groups)):
+        names, ours = [bare(renamed(name, rename)) for name in names], [bare(name) for name, _, _ in homes]
+        check_same_names(names, ours)
+        by_name = dict(zip(names, keys, strict=True))
+        keys = [by_name[name] for name in ours]
+    else:
+        check_sizes(saved, optimizer.param_groups)
+    return [
+        Member(name, p, index, group, saved["state"].get(key) or {})
+        for (name, p, index), (key, group) in zip(homes, keys, strict=True)
+    ]
+
+
+def names_in(group: Group) -> list[str]:
+    """The names of a saved group's parameters; none if it has none."""
+    by_name = all(isinstance(key, str) for key in group["params"])  # as torch.distributed.checkpoint writes them
+    return list(group["params"]) if by_name else names_of(group) or []
+
+
+def rate_of(group: Group) -> Any:
+    """The learning rate of a group there; None: it makes its own steps."""
+    lr = None if group.get("relative_step") else group["lr"]
+    return float(lr) if isinstance(lr, Tensor) else lr
+
+
+def with_rates(optimizer: GroupedOptimizer, peer: Peer, members: Sequence[Member]) -> list[dict[str, Any]]:
+    """The groups here, as they are saved, with what schedulers have set in the groups there."""
+    groups: list[dict[str, Any]] = optimizer.state_dict()["param_groups"]
+    for index, group in enumerate(groups):
+        sources = {id(member.group): member.group for member in members if member.home == index}
+        found = list(map(scheduled, sources.values()))
+        if any(own != found[0] for own in found):
+            raise StateError(
+                f"parameter group {index} has parameters of several groups of {peer.name}, whose learning rates are "
+                f"{', '.join(repr(own['lr']) for own in found)}: construct the optimizer with the groups of the source"
+            )
+        for own in found[:1]:
+            lr = own["lr"]
+            if (lr is None) != bool(group.get("lr_is_scale")):
+                raise StateError(
+                    f"{peer.name} was run {'without an lr' if lr is None else f'with lr={lr!r}'}, and parameter group "
+                    f"{index} {'has one' if lr is None else 'has none'}: construct the optimizer with lr={lr!r}"
+                )
+            if lr is not None:
+                group |= {**own, "lr": torch.full_like(group["lr"], lr) if isinstance(group["lr"], Tensor) else lr}
+    return groups
+
+
+def scheduled(group: Group) -> dict[str, Any]:
+    """What schedulers have set in a group there."""
+    keys = (*SCHEDULED, *CYCLED) if CYCLES in group else SCHEDULED
+    return {"lr": rate_of(group), **{key: group[key] for key in keys if key in group}}
+
+
+def steps_of(peer: Peer, stepped: Stepped) -> int:
+    """How many steps the source has taken with a parameter: 1 if it does not count them."""
+    if peer.counts == "nowhere":
+        return 1
+    count = (stepped.state if peer.counts == "state" else stepped.group).get("step")
+    if not isinstance(count, (int, float, Tensor)) or int(count) < 1:
+        raise StateError(f"the state of {stepped.name!r} has no count of steps where {peer.name} keeps it: {count!r}")
+    return int(count)
+
+
+def stored(found: Mapping[str, Any], lacking: Iterable[str], ghost: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Entries as they are stored here, and zeros for those that the source lacks. ghost: what is expected."""
+    made = {key: torch.zeros(ghost[key].shape, dtype=ghost[key].dtype) for key in lacking}
+    return made | {key: x.detach().to(ghost[key].dtype) if key in ghost else x for key, x in found.items()}
