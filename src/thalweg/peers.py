@@ -33,8 +33,8 @@ class Report:
     untold: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        some = "1 parameter" if self.parameters == 1 else f"{self.parameters} parameters"
-        lines = [f"{self.rule} continues a run of {self.source}: {some}, {self.steps} steps"]
+        size = f"{counted(self.parameters, 'parameter')}, {counted(self.steps, 'step')}"
+        lines = [f"{self.rule} continues a run of {self.source}: {size}"]
         if self.taken:
             pairs = (ours if theirs == ours else f"{theirs} as {ours}" for theirs, ours in self.taken.items())
             lines.append(f"taken: {', '.join(pairs)}")
@@ -43,6 +43,10 @@ class Report:
             given = ", ".join(f"{name}={value!r}" for name, value in self.untold.items())
             lines.append(f"not saved by {self.source}, so taken as constructed here: {given}")
         return "\n".join(lines)
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def renamed(name: str, rename: Rename | None) -> str:

@@ -227,13 +227,16 @@ def scheduler_of(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch))
 
 
-def run(params: Mapping[str, Any], optimizer: Any, scheduler: Any, first: int, last: int, clock: list[int]) -> None:
-    """Steps from the first to before the last, with gradients that depend on the step alone."""
+def run(
+    params: Mapping[str, Any], optimizer: Any, scheduler: Any, first: int, last: int, clock: list[int], given: str = ""
+) -> None:
+    """Steps from the first to before the last, with gradients that depend on the step alone. given: their dtype."""
     for t in range(first, last):
         clock[0] = t + 1
         generator = torch.Generator().manual_seed(t)
         for p in params.values():
-            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype) * (1 + t % 3)
+            g = torch.randn(p.shape, generator=generator) * (1 + t % 3)
+            p.grad = g.to(getattr(torch, given) if given else p.dtype).to(p.dtype)
         optimizer.step()
         if scheduler is not None:
             scheduler.step()

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from lanes import one_in  # noqa: E402
 from peer_cases import (  # noqa: E402
     BEFORE,
     IN_ALL,
@@ -21,20 +22,25 @@ from peer_cases import (  # noqa: E402
     scheduler_of,
     two_groups,
 )
-from tolerances import CONTINUED  # noqa: E402
+from tolerances import CONTINUED, FLIPPED  # noqa: E402
 
 import thalweg.torch  # noqa: E402
 
-EVERY = pytest.mark.parametrize("source", SOURCES, ids=lambda source: f"{source.name} as {source.rule}")
+pytestmark = pytest.mark.slow
+
+#: torch warns where a CPU has no products of bfloat16, and timm where it would be slow.
+QUIET = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed", "ignore:It is highly recommended to have 'opt_ein")
+ROWS = [pytest.param(source, id=f"{source.name} as {source.rule}") for source in SOURCES]
 
 
 def ours(source: Source, params: Any) -> Any:
     return getattr(thalweg.torch, source.rule)(params, **{"lr": source.lr, **source.ours})
 
 
-@EVERY
+@QUIET
+@pytest.mark.in_turn
+@pytest.mark.parametrize("source", ROWS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed", "ignore:It is highly recommended to have 'opt_einsum'")
 def test_a_run_is_continued(
     source: Source, dtype: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -60,3 +66,31 @@ def test_a_run_is_continued(
         wrong = (p - parted[name]).abs().max()
         size = (p - start[name]).abs().max() if dtype == "float64" else p.abs().max()
         assert wrong <= CONTINUED[dtype] * size, name
+
+
+@QUIET
+@pytest.mark.parametrize("source", one_in(3, ROWS))
+def test_bfloat16_is_continued_as_the_source_would_in_float32(
+    source: Source, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Most sources round every product and sum to bfloat16; ours rounds parameters, once a step."""
+    parted = parameters(source, "bfloat16")
+    with nothing_random(source, "bfloat16", monkeypatch) as clock:
+        theirs = constructed(source, two_groups(source, parted), "bfloat16")
+        run(parted, theirs, None, 0, BEFORE, clock)
+        saved = copy.deepcopy(theirs.state_dict())
+        wide = {name: torch.nn.Parameter(p.detach().float()) for name, p in parted.items()}
+        exact = constructed(source, two_groups(source, wide), "float32")
+        exact.load_state_dict(copy.deepcopy(saved))
+        for p, before in zip(wide.values(), saved["state"].values(), strict=True):
+            if "exprs" in before:  # which torch's loader spoils
+                exact.state[p]["exprs"] = before["exprs"]
+        exact.register_step_post_hook(lambda *_: [p.data.copy_(p.data.bfloat16()) for p in wide.values()])
+        run(wide, exact, None, BEFORE, IN_ALL, clock, given="bfloat16")
+    mine = ours(source, two_groups(source, parted))
+    thalweg.torch.import_peer(mine, saved)
+    for p in parted.values():
+        assert all(entry.dtype == torch.float32 for entry in mine.state[p].values())
+    run(parted, mine, None, BEFORE, IN_ALL, [0])
+    flipped = torch.cat([(p != parted[name].float()).flatten() for name, p in wide.items()])
+    assert flipped.double().mean() <= FLIPPED

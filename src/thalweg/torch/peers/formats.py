@@ -147,8 +147,9 @@ def without(group: Group, **off: Any) -> None:
 def recognized(peers: Mapping[str, Peer], groups: Sequence[Group], source: str | None, rule: type[Rule]) -> Peer:
     """The format of a state dict, as its groups tell it or as it is named; raise unless the rule can continue it."""
     if source is not None and source not in peers:
-        close = difflib.get_close_matches(source, peers, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}?" if close else f"it must be one of {', '.join(peers)}"
+        lowered = {name.lower(): name for name in peers}
+        close = difflib.get_close_matches(str(source).lower(), lowered, n=1, cutoff=0.5)
+        hint = f"did you mean {lowered[close[0]]!r}?" if close else f"it must be one of {', '.join(peers)}"
         raise StateError(f"source={source!r} is not known: {hint}")
     if source is not None:
         peer = peers[source]
