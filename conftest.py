@@ -11,5 +11,5 @@ if importlib.util.find_spec("sybil") is not None:
 
     pytest_collect_file = Sybil(
         parsers=[PythonCodeBlockParser(doctest_optionflags=ELLIPSIS | NORMALIZE_WHITESPACE)],
-        patterns=["README.md", "CONTRIBUTING.md", "docs/*.md"],
+        patterns=["README.md", "CONTRIBUTING.md", "docs/*.md", "docs/recipes/*.md"],
     ).pytest()

@@ -22,7 +22,7 @@ class Report:
     #: The optimizer whose run is continued, such as "torch.AdamW", and the rule that continues it.
     source: str
     rule: str
-    #: How many parameters have state now, and the most steps that one of them has taken.
+    #: How many parameters have state now, and the most steps that one of them has taken; 0 if the source counts none.
     parameters: int
     steps: int
     #: Their keys of state, each with its key here.
@@ -33,12 +33,14 @@ class Report:
     untold: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        size = f"{counted(self.parameters, 'parameter')}, {counted(self.steps, 'step')}"
-        lines = [f"{self.rule} continues a run of {self.source}: {size}"]
+        after = f" after {counted(self.steps, 'step')}" if self.steps else ""
+        lines = [f"{self.rule} continues a run of {self.source}: {counted(self.parameters, 'parameter')}{after}"]
         if self.taken:
             pairs = (ours if theirs == ours else f"{theirs} as {ours}" for theirs, ours in self.taken.items())
             lines.append(f"taken: {', '.join(pairs)}")
-        lines += [f"made: {key}, {how}" for key, how in self.made.items()]
+        for how in dict.fromkeys(self.made.values()):
+            keys = ", ".join(key for key, own in self.made.items() if own == how)
+            lines.append(f"made: {keys} ({how})")
         if self.untold:
             given = ", ".join(f"{name}={value!r}" for name, value in self.untold.items())
             lines.append(f"not saved by {self.source}, so taken as constructed here: {given}")

@@ -78,6 +78,14 @@ UNDAMPED = dict(KRON, relative_damping=0.0, merge=None)
 KOZISTR = "pytorch_optimizer.optimizer"
 SOURCES = [
     Source("torch.optim", "SGD", SGD, "SGD", SGD, "torch.SGD"),
+    Source(
+        "torch.optim",
+        "SGD",
+        dict(momentum=0.9, weight_decay=0.1),
+        "LARS",
+        dict(weight_decay=0.1, trust=False, momentum_mode="lr_outside"),
+        "torch.SGD",
+    ),
     Source("torch.optim", "Adam", ADAM, "AdamW", dict(ADAM, decoupled=False), "torch.Adam"),
     Source("torch.optim", "AdamW", ADAM, "AdamW", ADAM, "torch.AdamW"),
     Source(

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import re
+import warnings
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +30,7 @@ from peer_cases import (  # noqa: E402
 from tolerances import CONTINUED, FLIPPED  # noqa: E402
 
 import thalweg.torch  # noqa: E402
+from thalweg.torch.peers.sources import PEERS  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -94,3 +100,32 @@ def test_bfloat16_is_continued_as_the_source_would_in_float32(
     run(parted, mine, None, BEFORE, IN_ALL, [0])
     flipped = torch.cat([(p != parted[name].float()).flatten() for name, p in wide.items()])
     assert flipped.double().mean() <= FLIPPED
+
+
+def documented() -> dict[str, str]:
+    """The calls that the docs name, by source."""
+    page = Path(__file__).parents[2] / "docs" / "recipes" / "continue.md"
+    table = page.read_text().split("\n## Sources\n")[1].split("\n*For matrices alone*")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")][1:]
+    return {name: re.findall("`([^`]+)`", call)[0] for names, call in rows for name in re.findall("`([^`]+)`", names)}
+
+
+def test_the_documented_calls_continue_runs_of_every_source(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Of matrices, with options as the source has them when none is given."""
+    calls = documented()
+    assert calls.keys() == PEERS.keys()
+    for source in {source.name: source for source in SOURCES}.values():
+        with contextlib.suppress(pytest.skip.Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            params = {name: p for name, p in parameters(source, "float32").items() if p.ndim == 2}
+            lr = None if "lr" not in calls[source.name].partition(")")[0] else 0.01
+            more = {"adam_debias": True} if source.name == "pytorch_optimizer.Lamb" else {}
+            more |= {"relative_step": False} if source.name == "transformers.Adafactor" else {}
+            bare = replace(source, theirs=more, lr=lr or 0.01)
+            with nothing_random(bare, "float32", monkeypatch) as clock:
+                theirs = constructed(bare, params.items(), "float32")
+                run(params, theirs, None, 0, 2, clock)
+            mine = eval(calls[source.name], vars(thalweg.torch), {"ps": params.items(), "lr": lr})
+            assert thalweg.torch.import_peer(mine, theirs.state_dict()).source == source.name

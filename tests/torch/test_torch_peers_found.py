@@ -151,9 +151,9 @@ def test_the_report_tells_what_was_made() -> None:
     train(params, theirs, 0, 3)
     mine = thalweg.torch.SGD(params.items(), momentum=0.9)
     assert str(import_peer(mine, theirs.state_dict())) == (
-        "SGD continues a run of torch.SGD: 3 parameters, 1 step\n"
+        "SGD continues a run of torch.SGD: 3 parameters\n"
         "taken: momentum_buffer\n"
-        "made: step, which torch.SGD does not count: it begins at 1"
+        "made: step (not saved by torch.SGD: from 1 on)"
     )
 
 

@@ -60,14 +60,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any], s
         lambda: AdamW(tensors().items()),
         lambda: adamw(lr=0.5, weight_decay=0.1),
         {},
-        r"torch\.AdamW stepped 'a' with .*weight_decay=0\.1 here, and this optimizer has weight_decay=0\.01: "
+        r"torch\.AdamW stepped 'a' with what is weight_decay=0\.1 here, and this optimizer has weight_decay=0\.01: "
         r"to continue the run, construct AdamW\(\.\.\., lr=0\.5, weight_decay=0\.1\)",
     ),
     "an option for one parameter": (
         lambda: AdamW(tensors().items(), overrides=[("b", dict(weight_decay=0.0))]),
         adamw,
         {},
-        r"stepped 'b' with .*weight_decay=0\.01 here, and this optimizer has weight_decay=0\.0",
+        r"stepped 'b' with what is weight_decay=0\.01 here, and this optimizer has weight_decay=0\.0",
     ),
     "a scaled rate": (
         lambda: AdamW(tensors().items(), overrides=[("b", dict(lr_scale=0.5))]),

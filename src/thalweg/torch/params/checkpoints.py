@@ -37,7 +37,8 @@ def check_is_state(rules: Sequence[type[Rule]], saved: Any) -> None:
     found = [group.get("rule") for group in saved["param_groups"]]
     if found and known and set(found) != set(known):
         other = "not a state of thalweg.torch" if None in found else f"a state of {rules_in_words(found)}"
-        raise StateError(f"this is {other} and cannot be loaded into {rules_in_words(known)}")
+        hint = ": import_peer continues runs of other optimizers" if None in found else ""
+        raise StateError(f"this is {other} and cannot be loaded into {rules_in_words(known)}{hint}")
     for group in saved["param_groups"] if known else ():
         check_version(known[group["rule"]], group.get("rule_version"))
         if group.get("layout", LAYOUT) > LAYOUT:

@@ -52,16 +52,18 @@ def import_peer(
     members = matched(optimizer, saved, rename)
     groups = with_rates(optimizer, peer, members)
     ghosts, _ = optimizer._expected(groups)
+    settings = list(map(optimizer._group_settings.made, groups))
     state: dict[int, dict[str, Any]] = {}
     taken: dict[str, str] = {}
     made: dict[str, str] = {}
     untold: dict[str, Any] = {}
     for place, member in enumerate(members):
-        setting, _ = optimizer._group_settings.made(groups[member.home]).of(member.name, member.p)
+        setting, _ = settings[member.home].of(member.name, member.p)
         lr, _ = optimizer._rate(groups[member.home])
         asked = wanted(peer, rule, member.group, member.p)
         for option, theirs, ours in asked.differences(setting, lr):
-            raise refused_option(peer.name, member.name, option, theirs, ours, asked.construct(rate_of(member.group)))
+            construct = asked.construct(member.group.get("initial_lr", rate_of(member.group)))
+            raise refused_option(peer.name, member.name, option, theirs, ours, construct)
         options = {**vars(setting.handling), **vars(setting.rule)}
         untold |= {name: options[name] for name in sorted(asked.untold)}
         if member.state:
@@ -70,11 +72,11 @@ def import_peer(
             lacking = {key for key in ghosts[member.name] if not peer.saves(key)}
             state[place] = {"step": steps_of(peer, stepped), **stored(found, lacking, ghosts[member.name])}
             taken |= {theirs: ours for theirs, ours in peer.keys.items() if theirs in member.state}
-            made |= dict.fromkeys(sorted(lacking), "which begins at 0")
+            made |= dict.fromkeys(sorted(lacking), f"not saved by {peer.name}: from 0 on")
+    steps = max((entries["step"] for entries in state.values()), default=0)
     if state and peer.counts == "nowhere":
-        made["step"] = f"which {peer.name} does not count: it begins at 1"
+        made["step"], steps = f"not saved by {peer.name}: from 1 on", 0
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    steps = max((int(entries["step"]) for entries in state.values()), default=0)
     return Report(peer.name, rule.__name__, len(state), steps, taken, made, untold)
 
 
