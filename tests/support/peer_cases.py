@@ -75,7 +75,7 @@ ADAM = dict(betas=(0.8, 0.9), weight_decay=0.1, amsgrad=True)
 HF = dict(weight_decay=0.1, relative_step=False, beta1=0.9)
 KRON = dict(variant="kron_torch", precond_update_probability=1.0, weight_decay=0.1)
 UNDAMPED = dict(KRON, relative_damping=0.0, merge=None)
-KOZISTR = "pytorch_optimizer.optimizer"
+PYTORCH_OPTIMIZER = "pytorch_optimizer.optimizer"
 SOURCES = [
     Source("torch.optim", "SGD", SGD, "SGD", SGD, "torch.SGD"),
     Source(
@@ -177,7 +177,7 @@ SOURCES = [
         SMALL,
     ),
     Source(
-        KOZISTR,
+        PYTORCH_OPTIMIZER,
         "AdaFactor",
         dict(weight_decay=0.1, relative_step=False),
         "Adafactor",
@@ -185,7 +185,7 @@ SOURCES = [
         "pytorch_optimizer.AdaFactor",
     ),
     Source(
-        KOZISTR,
+        PYTORCH_OPTIMIZER,
         "Lamb",
         dict(weight_decay=0.1, adam_debias=True, eps=1e-20),
         "LAMB",
@@ -193,7 +193,7 @@ SOURCES = [
         "pytorch_optimizer.Lamb",
     ),
     Source(
-        KOZISTR,
+        PYTORCH_OPTIMIZER,
         "LARS",
         dict(weight_decay=0.1),
         "LARS",
@@ -205,7 +205,7 @@ SOURCES = [
         "pytorch_optimizer.LARS",
     ),
     Source(
-        KOZISTR,
+        PYTORCH_OPTIMIZER,
         "Kron",
         dict(weight_decay=0.1, pre_conditioner_update_probability=1.0, balance_prob=0.0),
         "Kron",
@@ -274,10 +274,10 @@ def nothing_random(source: Source, dtype: str, monkeypatch: pytest.MonkeyPatch) 
     def solve(x: Any, a: Any) -> Any:
         return torch.linalg.solve_triangular(a, x.reshape(-1, x.size(-1)), upper=True, left=False).reshape_as(x)
 
-    module = peer({KOZISTR: f"{KOZISTR}.psgd"}.get(source.module, source.module))
+    module = peer({PYTORCH_OPTIMIZER: f"{PYTORCH_OPTIMIZER}.psgd"}.get(source.module, source.module))
     monkeypatch.setattr(torch, "randn_like", noise_like)
     monkeypatch.setattr(torch, "randn", noise)
-    own_solve = "solve_triangular_right" if source.module == KOZISTR else "_solve_triangular_right"
+    own_solve = "solve_triangular_right" if source.module == PYTORCH_OPTIMIZER else "_solve_triangular_right"
     monkeypatch.setattr(module, own_solve, solve)
     if source.name == "kron_torch.Kron":
         calculate = module._calc_A_and_conjB

@@ -20,7 +20,7 @@ Group: TypeAlias = Mapping[str, Any]
 Equal: TypeAlias = Callable[[Group, Tensor], dict[str, Any]]
 
 #: Stands for an option that the source does not save.
-UNTOLD: Any = type("Untold", (), {"__repr__": lambda self: "untold"})()
+UNTOLD: Any = object()
 #: Options that are decided otherwise than by their values: by the shapes of state, or by nothing at the source.
 APART: Mapping[type[Rule], frozenset[str]] = {
     Adafactor: frozenset({"factored", "min_dim_size_to_factor", "factor_dims", "only_2d"}),
@@ -29,14 +29,15 @@ APART: Mapping[type[Rule], frozenset[str]] = {
 }
 
 
-class Stepped(NamedTuple):
-    """A parameter as the source saved it, and the rule that is to continue it."""
+class Member(NamedTuple):
+    """A parameter, with what the source saved of it."""
 
     name: str
     p: Tensor
-    state: Mapping[str, Any]
+    #: The index of its group here, and its group there.
+    home: int
     group: Group
-    rule: Rule
+    state: Mapping[str, Any]
 
     @property
     def shape(self) -> Shape:
@@ -57,7 +58,7 @@ class Peer:
     #: The rules that have its mathematics, each with the options that make it equal.
     equal: Mapping[str, Equal]
     #: Its keys of state, each with ours, and what makes our entries of a parameter's state.
-    state: tuple[Mapping[str, str], Callable[[Peer, Stepped], dict[str, Tensor]]]
+    state: tuple[Mapping[str, str], Callable[[Peer, Member, Rule], dict[str, Tensor]]]
     #: Where it counts steps: with each parameter, in the group, or nowhere.
     counts: Literal["state", "group", "nowhere"] = "state"
     #: The axes that it factors, for Adafactor: that of rows, that of columns.
@@ -71,9 +72,9 @@ class Peer:
     def keys(self) -> Mapping[str, str]:
         return self.state[0]
 
-    def entries(self, stepped: Stepped) -> dict[str, Tensor]:
-        """Our entries of a parameter that it has stepped."""
-        return self.state[1](self, stepped)
+    def entries(self, member: Member, rule: Rule) -> dict[str, Tensor]:
+        """The entries of a parameter that it has stepped, as this rule keeps them."""
+        return self.state[1](self, member, rule)
 
     def saves(self, key: str) -> bool:
         """Whether it has what is kept here under this key."""
@@ -153,9 +154,13 @@ def recognized(peers: Mapping[str, Peer], groups: Sequence[Group], source: str |
         raise StateError(f"source={source!r} is not known: {hint}")
     if source is not None:
         peer = peers[source]
-        lacking = sorted(key for key in peer.known_by if any(key not in group for group in groups))
-        if lacking:
-            raise StateError(f"this is no state of {source}: its groups lack {listed(lacking)}")
+        for group in groups:
+            lacking = sorted(peer.known_by - group.keys())
+            if lacking:
+                raise StateError(f"this is no state of {source}: its groups lack {listed(lacking)}")
+            if not peer.is_like(group):
+                others = ", ".join(f"{key}={group[key]!r}" for key in peer.where)
+                raise StateError(f"this is no state of {source}: its groups have {others}")
     else:
         alike = [peer for peer in peers.values() if groups and all(map(peer.is_like, groups))]
         best = [peer for peer in alike if not any(peer.known_by < other.known_by for other in alike)]
@@ -163,10 +168,8 @@ def recognized(peers: Mapping[str, Peer], groups: Sequence[Group], source: str |
             names = " or ".join(f"source={peer.name!r}" for peer in best)
             raise StateError(f"the groups of this state do not tell which optimizer made it: pass {names}")
         if not best:
-            raise StateError(
-                f"the groups of this state are not those of an optimizer that is known: {', '.join(peers)}; "
-                "pass source= if it is one of another version"
-            )
+            known = ", ".join(peers)
+            raise StateError(f"the groups of this state are not those of an optimizer that is known: {known}")
         (peer,) = best
     if RULES.get(rule.__name__) is not rule or rule.__name__ not in peer.equal:
         raise StateError(
@@ -179,21 +182,21 @@ def recognized(peers: Mapping[str, Peer], groups: Sequence[Group], source: str |
 # ---- entries of state
 
 
-def plain(peer: Peer, stepped: Stepped) -> dict[str, Tensor]:
+def plain(peer: Peer, member: Member, rule: Rule) -> dict[str, Tensor]:
     """State that is kept alike here, under our keys."""
-    return {ours: stepped.state[key] for key, ours in peer.keys.items() if stepped.state.get(key) is not None}
+    return {ours: member.state[key] for key, ours in peer.keys.items() if member.state.get(key) is not None}
 
 
-def statistics(peer: Peer, stepped: Stepped) -> dict[str, Tensor]:
+def statistics(peer: Peer, member: Member, rule: Rule) -> dict[str, Tensor]:
     """Adafactor's averages of squares: ours keep axes that were averaged over, with size 1, where others drop them."""
-    axes = check_axes(peer, stepped.group, stepped.name, stepped.shape, stepped.rule)
-    found = plain(peer, stepped)
+    axes = check_axes(peer, member.group, member.name, member.shape, rule)
+    found = plain(peer, member, rule)
     if axes is None or not {"row_var", "col_var"} <= found.keys():
         return found
     if axes[0] > axes[1]:  # its rows are our columns
         found["row_var"], found["col_var"] = found["col_var"], found["row_var"]
     for key, axis in (("row_var", max(axes)), ("col_var", min(axes))):
-        found[key] = found[key] if found[key].ndim == len(stepped.shape) else found[key].unsqueeze(axis)
+        found[key] = found[key] if found[key].ndim == len(member.shape) else found[key].unsqueeze(axis)
     return found
 
 
@@ -212,13 +215,13 @@ def in_words(axes: tuple[int, int] | None) -> str:
     return "unfactored" if axes is None else f"factored over axes {min(axes)} and {max(axes)}"
 
 
-def factors(peer: Peer, stepped: Stepped) -> dict[str, Tensor]:
+def factors(peer: Peer, member: Member, rule: Rule) -> dict[str, Tensor]:
     """Kron's factors, which others keep in a list, and momentum, which they keep as they see the parameter."""
-    found = plain(peer, stepped)
+    found = plain(peer, member, rule)
     kept = found.pop("Q", None)
     for i, q in enumerate(kept if kept is not None else ()):
         found[f"Q_{i}"] = q if q.ndim else q.reshape(1)
-    momentum = found.get("momentum_buffer")
-    if momentum is not None and ("merged_shape" in stepped.state or stepped.group.get("flatten")):
-        found["momentum_buffer"] = momentum.reshape(stepped.shape)
+    momentum, merged = found.get("momentum_buffer"), "merged_shape" in member.state or member.group.get("flatten")
+    if momentum is not None and merged and momentum.numel() == member.p.numel():
+        found["momentum_buffer"] = momentum.reshape(member.shape)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,24 +15,13 @@ from thalweg.torch.params.checkpoints import bare, check_sizes
 from thalweg.torch.params.grouped import GroupedOptimizer
 from thalweg.torch.params.members import names_of
 from thalweg.torch.peers.files import found_state
-from thalweg.torch.peers.formats import Group, Peer, Stepped, recognized, wanted
+from thalweg.torch.peers.formats import Group, Member, Peer, recognized, wanted
 from thalweg.torch.peers.sources import PEERS
 
 #: What schedulers leave in groups and read there again.
 SCHEDULED = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
 #: Options that a scheduler of learning rates may change too, if it has left its bounds for them in a group.
 CYCLED, CYCLES = ("momentum", "betas"), "base_momentum"
-
-
-class Member(NamedTuple):
-    """A parameter here, with what the source saved of it."""
-
-    name: str
-    p: Tensor
-    #: The index of its group here, and its group there.
-    home: int
-    group: Group
-    state: Mapping[str, Any]
 
 
 def import_peer(
@@ -67,10 +56,9 @@ def import_peer(
         options = {**vars(setting.handling), **vars(setting.rule)}
         untold |= {name: options[name] for name in sorted(asked.untold)}
         if member.state:
-            stepped = Stepped(member.name, member.p, member.state, member.group, setting.rule)
-            found = peer.entries(stepped)
+            found = peer.entries(member, setting.rule)
             lacking = {key for key in ghosts[member.name] if not peer.saves(key)}
-            state[place] = {"step": steps_of(peer, stepped), **stored(found, lacking, ghosts[member.name])}
+            state[place] = {"step": steps_of(peer, member), **stored(found, lacking, ghosts[member.name])}
             taken |= {theirs: ours for theirs, ours in peer.keys.items() if theirs in member.state}
             made |= dict.fromkeys(sorted(lacking), f"not saved by {peer.name}: from 0 on")
     steps = max((entries["step"] for entries in state.values()), default=0)
@@ -156,13 +144,13 @@ def scheduled(group: Group) -> dict[str, Any]:
     return {"lr": rate_of(group), **{key: group[key] for key in keys if key in group}}
 
 
-def steps_of(peer: Peer, stepped: Stepped) -> int:
+def steps_of(peer: Peer, member: Member) -> int:
     """How many steps the source has taken with a parameter: 1 if it does not count them."""
     if peer.counts == "nowhere":
         return 1
-    count = (stepped.state if peer.counts == "state" else stepped.group).get("step")
+    count = (member.state if peer.counts == "state" else member.group).get("step")
     if not isinstance(count, (int, float, Tensor)) or int(count) < 1:
-        raise StateError(f"the state of {stepped.name!r} has no count of steps where {peer.name} keeps it: {count!r}")
+        raise StateError(f"the state of {member.name!r} has no count of steps where {peer.name} keeps it: {count!r}")
     return int(count)
 
 

@@ -81,7 +81,7 @@ def big_vision(g: Group, p: Tensor) -> Options:
     return {"variant": "big_vision", **own, "eps": (eps, 1e-3), "weight_decay_mode": mode}
 
 
-def kozistr_adafactor(g: Group, p: Tensor) -> Options:
+def pytorch_optimizer_adafactor(g: Group, p: Tensor) -> Options:
     without(g, ams_bound=False, cautious=False)
     if g["weight_decay"]:
         without(g, weight_decouple=True)
@@ -125,7 +125,7 @@ def timm_lamb(g: Group, p: Tensor) -> Options:
     return {**apex_lamb(g, p), "weight_decay_mode": mode, "always_adapt": bool(g["always_adapt"]), "trust_clip": clip}
 
 
-def kozistr_lamb(g: Group, p: Tensor) -> Options:
+def pytorch_optimizer_lamb(g: Group, p: Tensor) -> Options:
     without(g, rectify=False, adanorm=False)
     if g["weight_decay"]:
         without(g, fixed_decay=False)
@@ -150,7 +150,7 @@ def timm_lars(g: Group, p: Tensor) -> Options:
     return {"variant": "timm", **own, "clip": bool(g["trust_clip"])}
 
 
-def kozistr_lars(g: Group, p: Tensor) -> Options:
+def pytorch_optimizer_lars(g: Group, p: Tensor) -> Options:
     without(g, dampening=0)
     own = picked(g, "momentum", "nesterov", "weight_decay", "trust_coefficient")
     own |= {"momentum_mode": "lr_outside", "maximize": UNTOLD}
@@ -170,7 +170,7 @@ def timm_kron(g: Group, p: Tensor) -> Options:
     return {**own, "weight_decay_mode": "decoupled" if g["decoupled_decay"] else "update", "relative_damping": 0.0}
 
 
-def kozistr_kron(g: Group, p: Tensor) -> Options:
+def pytorch_optimizer_kron(g: Group, p: Tensor) -> Options:
     alike = {key.replace("pre_conditioner", "preconditioner").replace("precondition_", "precond_"): g[key] for key in g}
     own = kron(alike, p, "momentum", decay=g["weight_decay"] if p.ndim > 1 else 0.0)
     mode = "update" if g["weight_decouple"] else "gradient"

@@ -112,7 +112,7 @@ TABLE = (
         "pytorch_optimizer.AdaFactor",
         tells="betas weight_decay weight_decouple fixed_decay ams_bound scale_parameter relative_step warmup_init "
         "eps1 eps2",
-        equal={"Adafactor": options.kozistr_adafactor},
+        equal={"Adafactor": options.pytorch_optimizer_adafactor},
         state=(ROWS, statistics),
         counts="group",
         axes=options.last_axes,
@@ -120,14 +120,14 @@ TABLE = (
     Peer(
         "pytorch_optimizer.Lamb",
         tells="betas eps weight_decay weight_decouple fixed_decay rectify grad_averaging adam",
-        equal={"LAMB": options.kozistr_lamb},
+        equal={"LAMB": options.pytorch_optimizer_lamb},
         state=(MOMENTS, plain),
         counts="group",
     ),
     Peer(
         "pytorch_optimizer.LARS",
         tells="momentum dampening weight_decay nesterov trust_coefficient",
-        equal={"LARS": options.kozistr_lars},
+        equal={"LARS": options.pytorch_optimizer_lars},
         state=(MOMENTUM, plain),
         counts="group",
     ),
@@ -135,7 +135,7 @@ TABLE = (
         "pytorch_optimizer.Kron",
         tells="momentum weight_decay weight_decouple pre_conditioner_update_probability precondition_lr "
         "precondition_init_scale momentum_into_precondition_update",
-        equal={"Kron": options.kozistr_kron},
+        equal={"Kron": options.pytorch_optimizer_kron},
         state=(FACTORS, factors),
         counts="group",
     ),
