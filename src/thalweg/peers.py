@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
@@ -60,7 +61,7 @@ def renamed(name: str, rename: Rename | None) -> str:
 
 def check_same_names(theirs: Sequence[str], ours: Sequence[str]) -> None:
     """Refuse names of the source, after renaming, that are not those of the optimizer; say which do not match."""
-    twice = sorted({name for name in theirs if theirs.count(name) > 1})
+    twice = sorted(name for name, times in Counter(theirs).items() if times > 1)
     if twice:
         raise StateError(f"two parameters of the source would be named {listed(twice)} here: correct rename=")
     lacking, unknown = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))

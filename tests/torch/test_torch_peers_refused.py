@@ -240,5 +240,5 @@ def test_refused_whole(optimizer: Callable[[], Any], saved: Callable[[], Any], h
 
 
 def test_an_optimizer_of_another_library_is_refused() -> None:
-    with pytest.raises(StateError, match=r"an optimizer of thalweg\.torch, got a AdamW"):
+    with pytest.raises(StateError, match=r"an optimizer of thalweg\.torch, got torch\.optim\.adamw\.AdamW"):
         import_peer(stepped(torch.optim.AdamW), adamw())

@@ -71,7 +71,9 @@ def import_peer(
 def rule_of(optimizer: Any) -> type[Rule]:
     """The rule of an optimizer that has one."""
     if not isinstance(optimizer, GroupedOptimizer):
-        raise StateError(f"import_peer loads into an optimizer of thalweg.torch, got a {type(optimizer).__name__}")
+        raise StateError(
+            f"this needs an optimizer of thalweg.torch, got {type(optimizer).__module__}.{type(optimizer).__name__}"
+        )
     if getattr(optimizer, "rule", None) is None:
         raise StateError(
             "a Mixture steps by several rules, and states of other optimizers are of one: use an optimizer for each, "
@@ -84,13 +86,13 @@ def matched(optimizer: GroupedOptimizer, saved: Mapping[str, Any], rename: Renam
     """The parameters here, each with what was saved of it: by name where both have names, or else by position."""
     keys = [(key, group) for group in saved["param_groups"] for key in group["params"]]
     names = [name for group in saved["param_groups"] for name in names_in(group)]
-    homes = list(optimizer._homes())
-    unknown = [key for key in saved["state"] if key not in dict(keys)]
+    homes, known = list(optimizer._homes()), dict(keys)
+    unknown = [key for key in saved["state"] if key not in known]
     if unknown:
         raise StateError(f"this state is damaged: it has entries for {unknown[0]!r}, which is in none of its groups")
     if len(names) < len(keys) and rename is not None:
         raise StateError("rename= needs names: the groups of this state have no 'param_names', and go by position")
-    if len(names) == len(keys) and all(map(names_of, optimizer.param_groups)):
+    if len(names) == len(keys) and all(names_of(group) for group in optimizer.param_groups if group["params"]):
         names, ours = [bare(renamed(name, rename)) for name in names], [bare(name) for name, _, _ in homes]
         check_same_names(names, ours)
         by_name = dict(zip(names, keys, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from thalweg.errors import StateError
 from thalweg.rules import Annealed
 from thalweg.torch.peers.formats import UNTOLD, Equal, Group, without
 
-Options = dict[str, Any]
+Options: TypeAlias = dict[str, Any]
 
 
 def picked(group: Group, *names: str, **renamed: str) -> Options:
@@ -129,7 +129,7 @@ def pytorch_optimizer_lamb(g: Group, p: Tensor) -> Options:
     without(g, rectify=False, adanorm=False)
     if g["weight_decay"]:
         without(g, fixed_decay=False)
-    # without adam_debias its lr is divided by this after the ratio, which tells apart runs that have just begun
+    # without adam_debias lr is divided by 1 - betas[0]**step after the ratio: by 1, in the end
     if not g.get("adam_debias") and g["betas"][0] ** int(g.get("step", 0)) > 2.0**-24:
         raise StateError(
             "the source divides lr by 1 - betas[0]**step after its trust ratio, which has no counterpart here: only "
@@ -161,23 +161,23 @@ def pytorch_optimizer_lars(g: Group, p: Tensor) -> Options:
 
 
 def kron_torch(g: Group, p: Tensor) -> Options:
-    return kron(g, p, "b1", decay=g["weight_decay"] if p.ndim > 1 else 0.0)
+    return kron(g, "b1", decay=g["weight_decay"] if p.ndim > 1 else 0.0)
 
 
 def timm_kron(g: Group, p: Tensor) -> Options:
     without(g, corrected_weight_decay=False, stochastic_weight_decay=False)
-    own = kron(g, p, "momentum", decay=g["weight_decay"])
+    own = kron(g, "momentum", decay=g["weight_decay"])
     return {**own, "weight_decay_mode": "decoupled" if g["decoupled_decay"] else "update", "relative_damping": 0.0}
 
 
 def pytorch_optimizer_kron(g: Group, p: Tensor) -> Options:
     alike = {key.replace("pre_conditioner", "preconditioner").replace("precondition_", "precond_"): g[key] for key in g}
-    own = kron(alike, p, "momentum", decay=g["weight_decay"] if p.ndim > 1 else 0.0)
+    own = kron(alike, "momentum", decay=g["weight_decay"] if p.ndim > 1 else 0.0)
     mode = "update" if g["weight_decouple"] else "gradient"
     return {**own, "weight_decay_mode": mode, "relative_damping": 0.0, "maximize": UNTOLD}
 
 
-def kron(g: Group, p: Tensor, momentum: str, decay: float) -> Options:
+def kron(g: Group, momentum: str, decay: float) -> Options:
     own = picked(g, "precond_lr", momentum=momentum, init_scale="precond_init_scale")
     own["whiten"] = "momentum" if g["momentum_into_precond_update"] else "gradient"
     share = refreshes(g["preconditioner_update_probability"])
