@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from thalweg import Moment, Rule, Update, average, sign
+from thalweg import Moment, Rule, Squares, Update, average, ratio_unless, sign
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,20 @@ class Turned(Signed):
 
     def update(self, xp: Any, g: Any, s: Any, p: Any, **rest: Any) -> Update:
         return super().update(xp, xp.swapaxes(xp.swapaxes(g, 0, -1), 0, -1), s, p, **rest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layerwise(Signed):
+    """One that asks for sums, which ranks have to complete."""
+
+    def update(
+        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
+    ) -> Update:
+        m = average(s["exp_avg"], g, 1 - self.beta)
+        own = self.own_axes(xp.shape(p))
+        p_squares, m_squares = xp.sums(Squares(p, own), Squares(m, own))
+        ratio = ratio_unless(xp, m_squares <= 0, xp.sqrt(p_squares), xp.sqrt(m_squares), 1.0)
+        return Update(m * (ratio * -lr * lr_scale), {"exp_avg": m}, xp.isfinite(m_squares), {"trust_ratio": ratio})
 
 
 every = pytest.mark.parametrize("rule", [Signed, Turned], ids=lambda rule: rule.__name__)
