@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from thalweg.errors import OptionError, ParameterError
-from thalweg.rules import RULES, AdamW, Kron, Rule
+from thalweg.rules import AdamW, Kron, Muon, Rule
 from thalweg.settings import Pattern, check_pattern, is_list, matches
 from thalweg.torch.mixture import Mixture
 from thalweg.torch.optimizers import optimizer
@@ -63,9 +63,7 @@ def muon_adamw(
     biases and vectors do not decay. first, other: patterns of parameters that go to Muon, or to AdamW, whatever they
     are found to be; first wins. arguments: of :class:`Mixture`. docs/mixtures.md says how parameters are told apart.
     """
-    if "Muon" not in RULES:
-        raise OptionError("this version of thalweg has no Muon: use kron_adamw")
-    return by_matrices(model, RULES["Muon"], lr, muon, adamw_lr, adamw, weight_decay, first, other, arguments)
+    return by_matrices(model, Muon, lr, muon, adamw_lr, adamw, weight_decay, first, other, arguments)
 
 
 def by_matrices(
