@@ -10,7 +10,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from thalweg.errors import OptionError, ParameterError  # noqa: E402
-from thalweg.rules import RULES  # noqa: E402
 from thalweg.torch import kron_adamw, muon_adamw  # noqa: E402
 
 nn = torch.nn
@@ -121,7 +120,6 @@ def test_what_is_refused() -> None:
         kron_adamw(Decoder(), kron=dict(betas=(0.5, 0.5)))
 
 
-@pytest.mark.skipif("Muon" not in RULES, reason="this tree has no Muon")
 def test_muon() -> None:
     found = roles(muon_adamw(Decoder(), weight_decay=0.1))
     assert (found["Muon"], found["AdamW without decay"]) == (HIDDEN, VECTORS)
