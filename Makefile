@@ -13,7 +13,7 @@ NATIVE := CMakeLists.txt tools/editable/CMakeLists.txt \
 	$(wildcard src/thalweg/kernels/cpu/native/* src/thalweg/kernels/cpu/*.py src/thalweg/programs/*.py src/thalweg/rules/*.py)
 EDITABLE := $(PIP) $(if $(shell command -v $(CXX)),--config-settings wheel.cmake=true) --editable
 
-.PHONY: race test test-fast test-all test-environments wheel wheels sanitize release-checks format clean
+.PHONY: race test test-fast test-all test-environments test-integrations wheel wheels sanitize release-checks format clean
 
 race: .venv/ready-to-race
 	$(BIN)/thalweg race
@@ -33,6 +33,10 @@ test-all: .venv/ready-to-test
 # make test-environments ENVIRONMENTS=numpy tries that one.
 test-environments: .venv/ready-to-test
 	$(BIN)/python tools/environments.py $(ENVIRONMENTS)
+
+# Adapters and recipes beside the real packages of trainers: transformers, accelerate, lightning, timm, ...
+test-integrations: .venv/ready-to-test
+	$(BIN)/python tools/integrations.py
 
 # The wheel of this tree: what is in it, and that it works.
 wheel: .venv/ready-to-test

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE
+from pathlib import Path
+
+from missing import is_left_out
 
 if importlib.util.find_spec("sybil") is not None:
     from sybil import Sybil
@@ -13,3 +16,8 @@ if importlib.util.find_spec("sybil") is not None:
         parsers=[PythonCodeBlockParser(doctest_optionflags=ELLIPSIS | NORMALIZE_WHITESPACE)],
         patterns=["README.md", "CONTRIBUTING.md", "docs/*.md", "docs/recipes/*.md"],
     ).pytest()
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out what needs packages that are not installed: ``make test-integrations`` has them all."""
+    return is_left_out(collection_path, Path(__file__).parent) or None
