@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE
 from pathlib import Path
 
-from missing import is_left_out
+from missing import declare_operators, is_left_out
 
 if importlib.util.find_spec("sybil") is not None:
     from sybil import Sybil
@@ -16,6 +17,9 @@ if importlib.util.find_spec("sybil") is not None:
         parsers=[PythonCodeBlockParser(doctest_optionflags=ELLIPSIS | NORMALIZE_WHITESPACE)],
         patterns=["README.md", "CONTRIBUTING.md", "docs/*.md", "docs/recipes/*.md"],
     ).pytest()
+
+if os.environ.get("THALWEG_INTEGRATIONS") == "required":
+    declare_operators()
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

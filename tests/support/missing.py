@@ -6,16 +6,23 @@ import importlib.util
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 #: An import that is not inside a function, in Python or in an example of a page.
 IMPORT = re.compile(r"^(?:>>> )?(?:import (\w+)|from (\w+)[\w.]* import )", re.MULTILINE)
+#: What a package needs to be imported, though it can be installed without.
+NEEDED = {"timm": "torchvision"}
 #: Where packages are imported that the package itself does not need.
 FOLDERS = ("src/thalweg/integrations", "tests/integrations", "docs/recipes")
+
+#: Declarations of operators, which end with the object that made them.
+KEPT: list[Any] = []
 
 
 def missing_packages(source: str) -> list[str]:
     """The packages that a source imports and that are not installed."""
     found = {name for pair in IMPORT.findall(source) for name in pair if name}
+    found |= {NEEDED[name] for name in found & NEEDED.keys()}
     return sorted(name for name in found - {"__future__"} if importlib.util.find_spec(name) is None)
 
 
@@ -27,3 +34,17 @@ def is_left_out(path: Path, root: Path) -> bool:
     if missing and os.environ.get("THALWEG_INTEGRATIONS") == "required":
         raise ModuleNotFoundError(f"{path} imports {', '.join(missing)}, which is not installed")
     return bool(missing)
+
+
+def declare_operators() -> None:
+    """Let torchvision be imported beside a torch for CPUs alone, for which PyPI has none.
+
+    Its compiled operators are for a torch with CUDA. timm and transformers import it and call none of them.
+    """
+    import torch
+
+    if importlib.util.find_spec("torchvision") is not None and not torch.version.cuda:
+        operators = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        KEPT.append(operators)

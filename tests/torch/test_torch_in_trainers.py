@@ -91,7 +91,7 @@ FOREIGN = {
     "fused": True,
     "foreach": False,
     "moe": False,
-    "use_fallback": True,
+    "use_fallback": False,
     "group_names": ["a"],
     "initial_lr": 0.1,
     "lr_mult": 2.0,
@@ -119,6 +119,12 @@ def test_keys_of_other_tools_are_kept_and_ignored(case: Case) -> None:
     assert {key: optimizer.param_groups[0][key] for key in FOREIGN} == FOREIGN
     optimizer.load_state_dict(other.state_dict())
     assert optimizer.param_groups[0]["group_names"] == ["a"], "what the saved state does not have stays"
+
+
+@EVERY
+def test_groups_that_ask_for_another_rule_are_refused(case: Case) -> None:
+    with pytest.raises(OptionError, match=f"use_fallback=True asks for AdamW in place of {case.name}"):
+        make(case, [{"params": network().parameters(), "use_fallback": True}])
 
 
 @EVERY
@@ -390,6 +396,20 @@ def test_frozen_parameters_are_counted_and_have_no_row() -> None:
     assert [row.name for row in explanation.rows] == ["2.weight", "2.bias"]
     assert explanation.state_bytes == 2 * 4 * (18 + 3) + 2 * 4
     assert str(explanation).splitlines()[-1] == "group 0: 2 stepped and 2 frozen, lr 0.1"
+
+
+@EVERY
+def test_quantized_weights_that_are_frozen_are_let_be(case: Case) -> None:
+    net = network()
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        net[0].weight = torch.nn.Parameter(torch.ones(6, 5).to(dtype), requires_grad=False)
+        trainable = [p for p in net.parameters() if p.requires_grad]
+        optimizer = make(case, net.named_parameters())
+        for p in trainable:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert set(optimizer.state) == set(trainable)
 
 
 def test_groups_are_explained_by_the_names_that_trainers_give() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from thalweg.arrays import Shape
 from thalweg.dtypes import DTYPES
@@ -38,7 +38,12 @@ def reason_against_flat(rule: Rule, group: Mapping[str, Any], overrides: Sequenc
 
 
 def check_parameter(name: str, p: Tensor, against_flat: str = BY_SHAPES) -> None:
-    """Refuse a tensor that cannot be stepped. against_flat: what :func:`reason_against_flat` says of its group."""
+    """Refuse a tensor that cannot be stepped. against_flat: what :func:`reason_against_flat` says of its group.
+
+    Weights that are quantized and frozen, as beneath adapters of low rank, may be there: no step looks at them.
+    """
+    if isinstance(p, nn.Parameter) and p.dtype not in NAMES and not p.requires_grad:
+        return
     if p.is_complex():
         raise ParameterError(
             f"parameter {name!r} is complex: pass torch.view_as_real of it instead, which shares its memory"

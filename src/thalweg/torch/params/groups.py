@@ -85,6 +85,11 @@ def check_options(rule: type[Rule], options: Mapping[str, Any]) -> None:
 def check_group(rule: type[Rule], group: Mapping[str, Any]) -> None:
     """Refuse a misspelt option; keys of other tools, which resemble none, are theirs to keep here."""
     options = option_names(rule)
+    require(
+        not group.get("use_fallback"),
+        f"use_fallback=True asks for AdamW in place of {rule.__name__}, which is the only rule of this optimizer: "
+        "give these parameters to a mixture, such as thalweg.torch.kron_adamw(model)",
+    )
     for name in group:
         if name not in options and name not in BESIDE and name not in FOREIGN:
             check_not_misspelt(rule, name, options)

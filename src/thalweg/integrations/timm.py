@@ -1,0 +1,101 @@
+"""Optimizers by name in timm: ``--opt thalweglamb`` of its scripts, ``create_optimizer_v2(model, "thalweglamb")``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from inspect import getdoc
+from typing import Any
+
+from timm.optim import list_optimizers
+from timm.optim._optim_factory import OptimInfo, default_registry
+from torch import Tensor
+
+from thalweg.integrations.recipes import RECIPES, rates
+from thalweg.options import defaults
+from thalweg.rules import RULES, Rule
+from thalweg.torch import AdamW, Mixture, optimizer
+from thalweg.torch.mixture import Entries
+from thalweg.torch.recipes import is_matrix
+
+
+def register(*rules: type[Rule]) -> list[str]:
+    """Make the rules of the package, and some of one's own, known to timm; return the names that it knows them by.
+
+    A name is "thalweg" and that of the rule in small letters without underscores, at which timm splits names; the
+    mixtures are "thalwegkronadamw" and "thalwegmuonadamw". timm gives every optimizer a weight_decay, so a rule of
+    one's own needs that option.
+    """
+    infos = [*map(info_of, (*RULES.values(), *rules)), *map(info_of_mixture, RECIPES)]
+    known = list_optimizers("thalweg*")
+    for info in infos:
+        if info.name not in known:
+            default_registry.register(info)
+    return [info.name for info in infos]
+
+
+def info_of(rule: type[Rule]) -> OptimInfo:
+    options = defaults(rule)
+    return OptimInfo(
+        name=name_of(rule.__name__),
+        opt_class=optimizer(rule),
+        description=described(rule),
+        # timm has one number for each of these, and 0.9 for the momentum of all that have one
+        has_eps=isinstance(options.get("eps"), float),
+        has_momentum=isinstance(options.get("momentum"), float),
+        has_betas="betas" in options,
+    )
+
+
+def info_of_mixture(recipe: str) -> OptimInfo:
+    return OptimInfo(
+        name=name_of(recipe),
+        opt_class=partial(mixture, recipe),
+        description=described(RECIPES[recipe]),
+        has_eps=False,
+    )
+
+
+def name_of(own: str) -> str:
+    return f"thalweg{own.lower().replace('_', '')}"
+
+
+def described(own: Any) -> str:
+    return (getdoc(own) or "").partition("\n")[0]
+
+
+def mixture(
+    recipe: str,
+    params: Any,
+    lr: float | None = None,
+    adamw_lr: float | None = None,
+    *,
+    weight_decay: float = 0.0,
+    adamw: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Mixture:
+    """Matrices by one rule, and all other parameters, and groups that timm marks for it, by AdamW.
+
+    adamw: options of AdamW. options: of the other rule. Without adamw_lr it is to lr as the recipe has it.
+    """
+    rule = next(own for name, own in RULES.items() if recipe.startswith(name.lower()))
+    decay = {"weight_decay_mode": "decoupled"} if recipe == "kron_adamw" else {}  # as the recipe has it
+    both = {**rates(RECIPES[recipe], lr), **({} if adamw_lr is None else {"adamw_lr": adamw_lr})}
+    entries: Entries = [
+        (only_matrices, optimizer(rule).options(lr=both["lr"], weight_decay=weight_decay, **{**decay, **options})),
+        ("*", AdamW.options(lr=both["adamw_lr"], weight_decay=weight_decay, **(adamw or {}))),
+    ]
+    return Mixture(list(routed(params)), entries)
+
+
+def only_matrices(name: str, p: Tensor) -> bool:
+    return is_matrix(p)
+
+
+def routed(params: Any) -> Iterator[Any]:
+    """Groups with those that timm marks given to AdamW; parameters without groups as they are."""
+    for group in params:
+        if isinstance(group, dict) and group.get("use_fallback"):
+            yield {**{key: value for key, value in group.items() if key != "use_fallback"}, "rule": "AdamW"}
+        else:
+            yield group

@@ -1,0 +1,46 @@
+"""Optimizers in torchtitan: ``--override.imports thalweg.integrations.torchtitan.optimizers``.
+
+Then a ``ParamGroupConfig`` may name ``thalweg.LAMB``, or ``module:MyRule`` for a rule of one's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torchtitan.components.optimizer import OptimizersContainer
+from torchtitan.config import derive, override
+
+from thalweg.errors import OptionError
+from thalweg.rules import RULES
+from thalweg.torch import optimizer
+
+PREFIX = "thalweg."
+
+
+class ThalwegOptimizers(OptimizersContainer):
+    """torchtitan's optimizers, with those of thalweg among them."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(OptimizersContainer.Config):
+        """Names of optimizers may be those of thalweg."""
+
+    @staticmethod
+    def _resolve_optimizer_factory(name: str) -> Callable[..., Any]:
+        module, colon, own = name.partition(":")
+        if colon:
+            return optimizer(getattr(importlib.import_module(module), own))
+        if not name.startswith(PREFIX):
+            factory: Callable[..., Any] = OptimizersContainer._resolve_optimizer_factory(name)
+            return factory
+        if name.removeprefix(PREFIX) not in RULES:
+            raise OptionError(f"there is no optimizer {name!r}; there are {', '.join(PREFIX + rule for rule in RULES)}")
+        return optimizer(RULES[name.removeprefix(PREFIX)])
+
+
+@override(target=OptimizersContainer.Config, description="optimizers of thalweg by name")
+def optimizers(config: OptimizersContainer.Config) -> OptimizersContainer.Config:
+    """A configuration of optimizers in which names of thalweg are known."""
+    return derive(config, ThalwegOptimizers.Config)

@@ -1,0 +1,114 @@
+"""Optimizers for the ``Trainer`` of transformers, and for trainers made of it (TRL, axolotl)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import Trainer, TrainingArguments
+
+from thalweg import torch as front_end
+from thalweg.errors import OptionError
+from thalweg.integrations.recipes import RECIPES, Recipe, rates
+from thalweg.options import defaults
+from thalweg.rules import RULES, Rule
+
+
+def optimizer_cls_and_kwargs(
+    args: TrainingArguments, rule: str | type[Rule] | type[front_end.Optimizer] | Recipe, **options: Any
+) -> tuple[Callable[[], Recipe], dict[str, Any]]:
+    """The argument ``optimizer_cls_and_kwargs`` of a ``Trainer`` that steps by a rule, or by a mixture of two.
+
+    rule: the name of a rule ("LAMB"), a rule of one's own, a class of ``thalweg.torch``, or a mixture: "kron_adamw",
+    "muon_adamw", or a function that takes what they take.
+    options: of the rule or the mixture, overrides by name among them. They win over those in ``args.optim_args``, which
+    win over the learning rate, the betas and the epsilon in ``args``. ``args.weight_decay`` holds for the parameters
+    that a Trainer decays: not for biases and norms.
+
+    What is returned first makes a function of the model, not a class: classes are not given the names of parameters.
+    """
+    given = {"weight_decay": args.weight_decay, **parsed(args.optim_args), **options}
+    recipe = RECIPES.get(rule.lower()) if isinstance(rule, str) else None if isinstance(rule, type) else rule
+    if recipe is None:
+        kind = class_of(rule)
+        return partial(partial, by_rule, kind), {"lr": args.learning_rate, **adam_options(args, kind.rule), **given}
+    adamw = {**adam_options(args, RULES["AdamW"]), **given.pop("adamw", {})}
+    return partial(partial, by_recipe, recipe), {
+        **rates(recipe, args.learning_rate),
+        **given,
+        **({"adamw": adamw} if adamw else {}),
+    }
+
+
+# axolotl gives its arguments beside the model
+
+
+def by_rule(
+    kind: type[front_end.Optimizer], model: nn.Module, _: Any = None, *, weight_decay: float, **options: Any
+) -> front_end.Optimizer:
+    return kind(groups_of(model, kind.rule, weight_decay), **options)
+
+
+def by_recipe(recipe: Recipe, model: nn.Module, _: Any = None, **options: Any) -> front_end.Optimizer:
+    return recipe(model, **options)
+
+
+def groups_of(model: nn.Module, rule: type[Rule], weight_decay: float) -> list[dict[str, Any]]:
+    """The trainable parameters of a model with their names, in a group that decays and one that does not."""
+    if "weight_decay" not in defaults(rule):
+        if weight_decay:
+            raise OptionError(f"{rule.__name__} has no weight_decay: train with TrainingArguments(weight_decay=0)")
+        return [{"params": trainable(model)}]
+    decaying = set(Trainer.get_decay_parameter_names(None, model))
+    named = trainable(model)
+    groups = [
+        {"params": [(n, p) for n, p in named if n in decaying], "weight_decay": weight_decay},
+        {"params": [(n, p) for n, p in named if n not in decaying], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def trainable(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def class_of(rule: Any) -> type[front_end.Optimizer]:
+    if isinstance(rule, type) and issubclass(rule, front_end.Optimizer):
+        return rule
+    found = {name.lower(): own for name, own in RULES.items()}.get(rule.lower()) if isinstance(rule, str) else rule
+    if not (isinstance(found, type) and issubclass(found, Rule)):
+        known = ", ".join([*RULES, *RECIPES])
+        raise OptionError(f"rule must be one of {known}, a rule or a class of thalweg.torch, got {rule!r}")
+    return front_end.optimizer(found)
+
+
+def adam_options(args: TrainingArguments, rule: type[Rule]) -> dict[str, Any]:
+    """The betas and the epsilon of TrainingArguments for a rule that has such; their defaults there ask for nothing."""
+    usual, known = {f.name: f.default for f in fields(TrainingArguments)}, defaults(rule)
+    asked = {name: getattr(args, name) for name in usual if name.startswith("adam_")}
+    asked_for = {name for name, value in asked.items() if value != usual[name]}
+    options: dict[str, Any] = {}
+    if "betas" in known and asked_for & {"adam_beta1", "adam_beta2"}:
+        options["betas"] = (asked["adam_beta1"], asked["adam_beta2"])
+    if isinstance(known.get("eps"), float) and "adam_epsilon" in asked_for:
+        options["eps"] = asked["adam_epsilon"]
+    return options
+
+
+def parsed(optim_args: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Options as a command line has them: "trust=False,rounding=stochastic"."""
+    if optim_args is None or isinstance(optim_args, Mapping):
+        return dict(optim_args or {})
+    pairs = (pair.split("=", 1) for pair in optim_args.replace(" ", "").split(","))
+    return {name: literal(value) for name, value in pairs}
+
+
+def literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

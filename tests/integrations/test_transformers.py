@@ -1,0 +1,107 @@
+"""The Trainer of transformers with rules by name: what it is given, and that it trains and resumes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import accelerate  # noqa: F401  which a Trainer needs
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+from thalweg import OptionError, Rule, Update
+from thalweg.integrations.transformers import optimizer_cls_and_kwargs
+from thalweg.torch import LAMB, muon_adamw
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(Rule):
+    """A rule without options."""
+
+    def update(
+        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
+    ) -> Any:
+        return Update(g * (-lr * lr_scale), {})
+
+
+def arguments(folder: Path, **given: Any) -> TrainingArguments:
+    return TrainingArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        per_device_train_batch_size=2,
+        **{"max_steps": 2, "learning_rate": 0.01, "weight_decay": 0.1, "save_strategy": "no", **given},
+    )
+
+
+def trained(args: TrainingArguments, rule: Any, resume: str | None = None, **options: Any) -> Trainer:
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16, n_positions=8, bos_token_id=0, eos_token_id=0)
+    data = [{"input_ids": torch.arange(8) % (i + 2), "labels": torch.arange(8) % (i + 2)} for i in range(8)]
+    asked = optimizer_cls_and_kwargs(args, rule, **options)
+    trainer = Trainer(GPT2LMHeadModel(config), args, train_dataset=data, optimizer_cls_and_kwargs=asked)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def inner(trainer: Trainer) -> Any:
+    """The optimizer inside of accelerate's."""
+    return getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+
+
+@pytest.mark.parametrize("rule", ["lamb", LAMB, LAMB.rule])
+def test_a_trainer_steps_by_a_rule_with_decay_where_transformers_decays(tmp_path: Path, rule: Any) -> None:
+    overrides = [("*.ln_*", dict(trust=False))]
+    args = arguments(tmp_path, adam_beta2=0.95, optim_args="eps_root=1e-9, rounding=stochastic")
+    optimizer = inner(trained(args, rule, overrides=overrides))
+    decays, others = optimizer.param_groups
+    assert type(optimizer) is LAMB
+    assert (decays["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
+    assert all("bias" in name or "ln_" in name for name in others["param_names"])
+    assert "transformer.h.0.attn.c_attn.weight" in decays["param_names"]
+    assert (decays["betas"], decays["eps"]) == ((0.9, 0.95), 1e-6)  # eps is not asked for: LAMB's own
+    assert (decays["eps_root"], decays["rounding"]) == (1e-9, "stochastic")
+    assert decays["initial_lr"] == 0.01
+    assert not optimizer.explain().unused_overrides
+
+
+def test_a_mixture_takes_its_rates_and_the_options_of_adam_from_the_arguments(tmp_path: Path) -> None:
+    args = arguments(tmp_path, adam_epsilon=1e-7)
+    muon, embeddings, vectors = inner(trained(args, "muon_adamw", adamw=dict(nesterov=True))).param_groups
+    assert [group["rule"] for group in (muon, embeddings, vectors)] == ["Muon", "AdamW", "AdamW"]
+    assert (muon["initial_lr"], embeddings["initial_lr"]) == pytest.approx((0.01, 0.01 * 3e-4 / 0.02))
+    assert (embeddings["eps"], embeddings["nesterov"]) == (1e-7, True)
+    assert [group["weight_decay"] for group in (muon, embeddings, vectors)] == [0.1, 0.1, 0.0]
+    _, given = optimizer_cls_and_kwargs(args, muon_adamw, adamw_lr=1.0, weight_decay=0.0)
+    assert (given["adamw_lr"], given["weight_decay"]) == (1.0, 0.0)
+
+
+def test_axolotl_gives_one_argument_more(tmp_path: Path) -> None:
+    factory, given = optimizer_cls_and_kwargs(arguments(tmp_path), "Lion")
+    model = torch.nn.Linear(2, 2)
+    assert type(factory()(model, object(), **given)).__name__ == "Lion"
+
+
+def test_a_rule_without_weight_decay_needs_arguments_without(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    factory, given = optimizer_cls_and_kwargs(arguments(tmp_path), Plain)
+    with pytest.raises(OptionError, match=r"Plain has no weight_decay: train with TrainingArguments\(weight_decay=0\)"):
+        factory()(model, **given)
+    factory, given = optimizer_cls_and_kwargs(arguments(tmp_path, weight_decay=0.0), Plain)
+    assert factory()(model, **given).param_groups[0]["param_names"] == ["weight", "bias"]
+
+
+def test_an_unknown_rule_is_told_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"rule must be one of SGD, .*muon_adamw, a rule or a class"):
+        optimizer_cls_and_kwargs(arguments(tmp_path), "lambda")
+
+
+def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+    whole = trained(arguments(tmp_path / "whole", max_steps=4), "kron_adamw")
+    trained(arguments(tmp_path / "part", max_steps=4, save_strategy="steps", save_steps=2), "kron_adamw")
+    again = trained(arguments(tmp_path / "rest", max_steps=4), "kron_adamw", str(tmp_path / "part" / "checkpoint-2"))
+    for one, other in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, other)
