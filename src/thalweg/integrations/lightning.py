@@ -1,0 +1,45 @@
+"""Optimizers for Lightning where a class in its configuration is not enough.
+
+Classes of ``thalweg.torch`` need nothing of this: ``class_path: thalweg.torch.LAMB`` works as for those of torch. It is
+for mixtures, which are made of a whole module, and for names of groups.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from torch import nn
+
+from thalweg.errors import OptionError
+from thalweg.integrations.recipes import RECIPES
+from thalweg.torch import Optimizer
+
+
+class MixtureOf:
+    """A mixture to be made of a module: what a configuration gives for ``Callable[[nn.Module], Optimizer]``.
+
+    recipe: "kron_adamw" or "muon_adamw". options: its arguments beside the model.
+
+    >>> optimizer = MixtureOf("kron_adamw", {"lr": 0.01})(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
+    >>> [(group["name"], group["param_names"]) for group in optimizer.param_groups]
+    [('Kron', ['0.weight']), ('AdamW', ['1.weight']), ('AdamW 2', ['0.bias', '1.bias'])]
+    """
+
+    def __init__(self, recipe: str, options: dict[str, Any] | None = None) -> None:
+        if recipe not in RECIPES:
+            raise OptionError(f"recipe must be one of {', '.join(RECIPES)}, got {recipe!r}")
+        self.recipe, self.options = recipe, dict(options or {})
+
+    def __call__(self, module: nn.Module) -> Optimizer:
+        return name_groups(RECIPES[self.recipe](module, **self.options))
+
+
+def name_groups(optimizer: Optimizer) -> Optimizer:
+    """Give every group that has no name the name of its rule, by which ``LearningRateMonitor`` shows it."""
+    seen: Counter[str] = Counter()
+    for group in optimizer.param_groups:
+        rule = group["rule"]
+        seen[rule] += 1
+        group.setdefault("name", rule if seen[rule] == 1 else f"{rule} {seen[rule]}")
+    return optimizer
