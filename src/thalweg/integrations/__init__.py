@@ -1,4 +1,4 @@
-"""Adapters for trainers: each module needs the package it is named after, and is imported by name.
+"""Adapters for trainers, each imported by name: ``thalweg.integrations.timm`` needs timm.
 
-``import thalweg.integrations.timm`` loads timm. This module loads nothing.
+This module loads nothing.
 """
