@@ -88,7 +88,7 @@ def test_names_reach_overrides_by_a_callable_and_their_want_is_told_without(tmp_
     optimizer = fitted(ByParameters, tmp_path, model={"optimizer": given})
     assert not optimizer.explain().unused_overrides
     assert optimizer.param_groups[0]["param_names"][1] == "net.0.bias"
-    with pytest.raises(OptionError, match="overrides by name .* need a name for every parameter"):
+    with pytest.raises(OptionError, match=r"overrides by name .* need a name for every parameter"):
         fitted(Plain, tmp_path, optimizer=given)
 
 

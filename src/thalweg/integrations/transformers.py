@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -35,21 +35,17 @@ def optimizer_cls_and_kwargs(
     recipe = RECIPES.get(rule.lower()) if isinstance(rule, str) else None if isinstance(rule, type) else rule
     if recipe is None:
         kind = class_of(rule)
-        return partial(partial, by_rule, kind), {"lr": args.learning_rate, **adam_options(args, kind.rule), **given}
+        given = {"lr": args.learning_rate, **adam_options(args, kind.rule), **given}
+        return partial(partial, by_rule, kind), given  # a Trainer calls the first without arguments
     adamw = {**adam_options(args, RULES["AdamW"]), **given.pop("adamw", {})}
-    return partial(partial, by_recipe, recipe), {
-        **rates(recipe, args.learning_rate),
-        **given,
-        **({"adamw": adamw} if adamw else {}),
-    }
-
-
-# axolotl gives its arguments beside the model
+    given = {**rates(recipe, args.learning_rate), **given, **({"adamw": adamw} if adamw else {})}
+    return partial(partial, by_recipe, recipe), given
 
 
 def by_rule(
     kind: type[front_end.Optimizer], model: nn.Module, _: Any = None, *, weight_decay: float, **options: Any
 ) -> front_end.Optimizer:
+    """An optimizer for a model. axolotl gives its arguments beside the model."""
     return kind(groups_of(model, kind.rule, weight_decay), **options)
 
 
@@ -63,7 +59,7 @@ def groups_of(model: nn.Module, rule: type[Rule], weight_decay: float) -> list[d
         if weight_decay:
             raise OptionError(f"{rule.__name__} has no weight_decay: train with TrainingArguments(weight_decay=0)")
         return [{"params": trainable(model)}]
-    decaying = set(Trainer.get_decay_parameter_names(None, model))
+    decaying = set(Trainer.get_decay_parameter_names(None, model))  # which asks nothing of a Trainer
     named = trainable(model)
     groups = [
         {"params": [(n, p) for n, p in named if n in decaying], "weight_decay": weight_decay},
@@ -87,23 +83,22 @@ def class_of(rule: Any) -> type[front_end.Optimizer]:
 
 
 def adam_options(args: TrainingArguments, rule: type[Rule]) -> dict[str, Any]:
-    """The betas and the epsilon of TrainingArguments for a rule that has such; their defaults there ask for nothing."""
+    """The betas and the epsilon of TrainingArguments for a rule like Adam; their defaults there ask for nothing."""
     usual, known = {f.name: f.default for f in fields(TrainingArguments)}, defaults(rule)
-    asked = {name: getattr(args, name) for name in usual if name.startswith("adam_")}
-    asked_for = {name for name, value in asked.items() if value != usual[name]}
+    asked = {
+        name: value for name in usual if name.startswith("adam_") and (value := getattr(args, name)) != usual[name]
+    }
     options: dict[str, Any] = {}
-    if "betas" in known and asked_for & {"adam_beta1", "adam_beta2"}:
-        options["betas"] = (asked["adam_beta1"], asked["adam_beta2"])
-    if isinstance(known.get("eps"), float) and "adam_epsilon" in asked_for:
-        options["eps"] = asked["adam_epsilon"]
+    if "betas" in known and asked.keys() & {"adam_beta1", "adam_beta2"}:
+        options["betas"] = (args.adam_beta1, args.adam_beta2)
+    if "betas" in known and "eps" in known and "adam_epsilon" in asked:
+        options["eps"] = args.adam_epsilon
     return options
 
 
-def parsed(optim_args: str | Mapping[str, Any] | None) -> dict[str, Any]:
+def parsed(optim_args: str | None) -> dict[str, Any]:
     """Options as a command line has them: "trust=False,rounding=stochastic"."""
-    if optim_args is None or isinstance(optim_args, Mapping):
-        return dict(optim_args or {})
-    pairs = (pair.split("=", 1) for pair in optim_args.replace(" ", "").split(","))
+    pairs = (pair.split("=", 1) for pair in (optim_args or "").replace(" ", "").split(",") if pair)
     return {name: literal(value) for name, value in pairs}
 
 
