@@ -6,7 +6,6 @@ Their environment is .envs/integrations, kept between calls; tests/integrations 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 
@@ -14,10 +13,7 @@ from environments import ROOT, build, prepare
 
 #: The packages warn of one another; what thalweg warns of is an error here too.
 WARNINGS = ["-W", "default", "-W", "error::thalweg.UnusedOverrideWarning", "-W", "error::thalweg.ResumeWarning"]
-#: What DeepSpeed compiles; a run that was stopped leaves a lock there, for which the next would wait.
-COMPILED = ROOT / ".envs" / "integrations" / "extensions"
 SURROUNDINGS = {
-    "TORCH_EXTENSIONS_DIR": str(COMPILED),
     "THALWEG_INTEGRATIONS": "required",  # nothing is left out
     "HF_HUB_OFFLINE": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -31,7 +27,6 @@ def main() -> int:
     lists = ROOT / "tests" / "integrations"
     subprocess.run([*pip, "hypothesis", "sybil", "--requirement", lists / "packages.txt"], cwd=ROOT, check=True)
     subprocess.run([*pip, "--no-deps", "--requirement", lists / "packages-alone.txt"], cwd=ROOT, check=True)
-    shutil.rmtree(COMPILED, ignore_errors=True)
     # the examples of a page follow from one another
     pytest = [python, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile", *WARNINGS]
     environment = {**os.environ, **SURROUNDINGS}
