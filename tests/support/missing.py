@@ -37,14 +37,17 @@ def is_left_out(path: Path, root: Path) -> bool:
 
 
 def declare_operators() -> None:
-    """Let torchvision be imported beside a torch for CPUs alone, for which PyPI has none.
+    """Let torchvision be imported beside a torch for CPUs alone.
 
-    Its compiled operators are for a torch with CUDA. timm and transformers import it and call none of them.
+    On PyPI its compiled operators are for a torch with CUDA. Other packages import it and call none of them.
     """
-    import torch
+    try:
+        import torchvision  # noqa: F401
+    except ImportError:  # those who need it will say so
+        pass
+    except RuntimeError:
+        import torch
 
-    if importlib.util.find_spec("torchvision") is not None and not torch.version.cuda:
-        operators = torch.library.Library("torchvision", "FRAGMENT")
+        KEPT.append(torch.library.Library("torchvision", "FRAGMENT"))
         for name in ("nms", "qnms"):
-            operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        KEPT.append(operators)
+            KEPT[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -17,7 +17,7 @@ from thalweg.torch import Optimizer
 
 
 class MixtureOf:
-    """A mixture to be made of a module: what a configuration gives for ``Callable[[nn.Module], Optimizer]``.
+    """A mixture to be made of a module: what a file gives for an argument ``Callable[[nn.Module], Any]``.
 
     recipe: "kron_adamw" or "muon_adamw". options: its arguments beside the model.
 

@@ -84,12 +84,10 @@ def class_of(rule: Any) -> type[front_end.Optimizer]:
 
 def adam_options(args: TrainingArguments, rule: type[Rule]) -> dict[str, Any]:
     """The betas and the epsilon of TrainingArguments for a rule like Adam; their defaults there ask for nothing."""
-    usual, known = {f.name: f.default for f in fields(TrainingArguments)}, defaults(rule)
-    asked = {
-        name: value for name in usual if name.startswith("adam_") and (value := getattr(args, name)) != usual[name]
-    }
+    known = defaults(rule)
+    asked = {f.name for f in fields(TrainingArguments) if getattr(args, f.name) != f.default}
     options: dict[str, Any] = {}
-    if "betas" in known and asked.keys() & {"adam_beta1", "adam_beta2"}:
+    if "betas" in known and asked & {"adam_beta1", "adam_beta2"}:
         options["betas"] = (args.adam_beta1, args.adam_beta2)
     if "betas" in known and "eps" in known and "adam_epsilon" in asked:
         options["eps"] = args.adam_epsilon
