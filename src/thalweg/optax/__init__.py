@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from thalweg.optax.exchange import export_state, import_state
+from thalweg.optax.explain import explain
 from thalweg.optax.layouts import state_specs
 from thalweg.optax.made import function_of, transformation
 from thalweg.optax.mixture import mixture
 from thalweg.optax.optimizers import adafactor, kron, lamb, lars, muon
+from thalweg.optax.peers import import_peer
 from thalweg.optax.states import AdafactorState, KronState, LambState, LarsState, MixtureState, MuonState
+from thalweg.optax.stats import StatsState, stats, with_stats
 from thalweg.rules import RULES, Annealed
 
 if TYPE_CHECKING:
@@ -27,9 +30,12 @@ __all__ = [
     "LarsState",
     "MixtureState",
     "MuonState",
+    "StatsState",
     "adafactor",
     "adamw",
+    "explain",
     "export_state",
+    "import_peer",
     "import_state",
     "kron",
     "lamb",
@@ -39,5 +45,7 @@ __all__ = [
     "muon",
     "sgd",
     "state_specs",
+    "stats",
     "transformation",
+    "with_stats",
 ]

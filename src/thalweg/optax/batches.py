@@ -8,7 +8,7 @@ nothing in them changes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,6 +74,8 @@ class Outcome:
     delta: Any
     state: Entries
     finite: Any
+    #: Figures that the rule computed on its way.
+    stats: Mapping[str, Any]
 
 
 def first_entries(leaf: Leaf) -> Entries:
@@ -152,7 +154,8 @@ def stacked(jobs: Sequence[Job]) -> Job:
 def unstacked(result: Outcome, place: int, counts: Sequence[str]) -> Outcome:
     """One of several. counts: the entries that are the same for all of them."""
     state = {key: entry if key in counts else entry[place] for key, entry in result.state.items()}
-    return Outcome(result.delta[place], state, result.finite)
+    stats = {key: value[place] if getattr(value, "ndim", 0) else value for key, value in result.stats.items()}
+    return Outcome(result.delta[place], state, result.finite, stats)
 
 
 def outcome(job: Job, moment: Moment) -> Outcome:
@@ -169,7 +172,7 @@ def outcome(job: Job, moment: Moment) -> Outcome:
         new = written(job.space, handling, job.p, delta, tensor=tensor, t=moment.t)
         finite = finite_throughout(job.space, update, new) if moment.guarded else None
         delta = new.astype(delta.dtype) - job.p.astype(delta.dtype) if rounded else delta
-    return Outcome(delta.astype(jnp.promote_types(job.p.dtype, job.g.dtype)), update.state, finite)
+    return Outcome(delta.astype(jnp.promote_types(job.p.dtype, job.g.dtype)), update.state, finite, update.stats)
 
 
 def proposed_by(rule: Rule, job: Job, moment: Moment, tensor: int) -> Update:

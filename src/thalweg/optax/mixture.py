@@ -18,7 +18,7 @@ from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
 from thalweg.mixtures import check_all_matched
 from thalweg.optax.shards import Shards, layout_of
 from thalweg.optax.states import MixtureState
-from thalweg.optax.transformation import Transformation, scale_to
+from thalweg.optax.transformation import HEARD, Transformation, scale_to
 from thalweg.optax.trees import Named, Tree, by_spec, gradients, parameters
 from thalweg.rules.checks import check_choice, check_number, require
 from thalweg.settings import Pattern, check_pattern, is_list, matches
@@ -91,9 +91,12 @@ class Mixture:
     def init(self, params: Tree) -> MixtureState:
         found = parameters(params)
         places = self.places(found)
-        idle = [repr(pattern) for place, (pattern, _) in enumerate(self.entries) if place not in places]
+        idle = [pattern for place, (pattern, _) in enumerate(self.entries) if place not in places]
         if idle and found.leaves:
-            message = f"entries of the mixture that match no parameter: {', '.join(idle)}"
+            heard = HEARD.get()
+            if heard is not None:
+                heard.unused_entries.extend(idle)
+            message = f"entries of the mixture that match no parameter: {', '.join(map(repr, idle))}"
             warnings.warn(message, UnusedOverrideWarning, stacklevel=2)
         states = tuple(each.init(params) for each in self.masked(found, places))
         zero = partial(jnp.zeros, [], jnp.int32, device=replicated_with(found.leaves[0]) if found.leaves else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -37,6 +38,19 @@ class Choice:
     #: What a leaf with this value gets; other values are refused.
     options: Mapping[Any, Mapping[str, Any]]
 
+
+@dataclass(frozen=True)
+class Heard:
+    """What is within a solver, whatever wrappers are around it."""
+
+    #: Transformations with their parameters.
+    parts: list[tuple[Transformation, list[Leaf]]] = field(default_factory=list)
+    #: Patterns of mixtures that choose no parameter.
+    unused_entries: list[Any] = field(default_factory=list)
+
+
+#: Filled by ``init`` while somebody asks.
+HEARD: ContextVar[Heard | None] = ContextVar("HEARD", default=None)
 
 #: Arrays of numpy have at most so many.
 MOST_AXES = 64
@@ -164,12 +178,20 @@ class Transformation:
     def init(self, params: Tree) -> Any:
         found = parameters(params)
         leaves = self.leaves(params, found, report=True)
+        heard = HEARD.get()
+        if heard is not None:
+            heard.parts.append((self, leaves))
         states = [first_entries(leaf) for leaf in leaves]
         # beside the parameters from the start: a count that moves there with the first step is compiled for twice
         zero = partial(jnp.zeros, [], jnp.int32, device=replicated_with(found.leaves[0]) if found.leaves else None)
         return packed(self.kind(leaves), found.treedef, states, count=zero(), skipped=zero() if self.guarded else None)
 
     def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, Any]:
+        deltas, result, _ = self.step(updates, state, params)
+        return deltas, result
+
+    def step(self, updates: Tree, state: Any, params: Tree) -> tuple[Tree, Any, dict[str, Mapping[str, Any]]]:
+        """What ``update`` answers, and the figures that it computed on its way, by parameter."""
         if params is None:
             raise ParameterError("update() needs the parameters: update(gradients, state, params)")
         found = parameters(params)
@@ -193,7 +215,11 @@ class Transformation:
             count = jnp.where(fine, count, state.count)
             skipped = jnp.where(fine, skipped, optax.safe_increment(skipped))
         result = packed(kind, found.treedef, news, count=count, skipped=skipped)
-        return found.treedef.unflatten(deltas), result
+        stats = {
+            job.names[0]: o.stats if lr is None else {"lr": lr * job.setting.lr_scale, **o.stats}
+            for job, o in zip(jobs, outcomes, strict=True)
+        }
+        return found.treedef.unflatten(deltas), result, stats
 
     def check_state(self, leaves: Sequence[Leaf], states: Sequence[Entries], skipped: Any) -> None:
         """Refuse state that these options do not make."""

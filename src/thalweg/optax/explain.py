@@ -1,0 +1,88 @@
+"""What a solver will do with each parameter, told before it does anything."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from thalweg.arrays import is_number
+from thalweg.errors import ParameterError, UnusedOverrideWarning
+from thalweg.explain import Explanation, GroupRow, explained
+from thalweg.optax.batches import Leaf
+from thalweg.optax.transformation import HEARD, Heard, Transformation
+from thalweg.optax.trees import Tree, named
+from thalweg.optax.values import at_count, concrete
+from thalweg.settings import matches
+
+
+def explain(solver: optax.GradientTransformation, params: Tree) -> Explanation:
+    """How each parameter will be treated, how many bytes of state it takes, and what looks like a mistake.
+
+    solver: one of ours, a mixture, or either of them within wrappers of optax; parameters that are stepped by other
+    transformations have no row. params: arrays, or their shapes. A group is a transformation. No state is made.
+
+    >>> import jax.numpy as jnp
+    >>> from thalweg.optax import lamb
+    >>> print(explain(lamb(0.1), {"w": jnp.ones((2, 3))}))
+    name   shape  dtype    treatment    lr scale  decay  state bytes
+    w      2x3    float32  trust ratio  1         0.0    48
+    total                                                48
+    group 0: 1 stepped, lr 0.1
+    """
+    found, heard = named(params), transformations(solver, params)
+    parts = [(owner, leaves) for owner, leaves in heard.parts if leaves]
+    if not parts:
+        raise ParameterError("explain() needs a transformation of thalweg.optax in the solver, and found none")
+    sizes = dict(zip(found.names, map(rms_of, found.leaves), strict=True))
+    several = len({owner.settings.rule for owner, _ in parts}) > 1
+    rows, groups, unused = {}, [], []
+    for owner, leaves in parts:
+        rate = concrete(at_count(owner.learning_rate, 0))
+        for leaf in leaves:
+            name = leaf.names[0]
+            shape, dtype = leaf.p.shape, leaf.p.dtype.name
+            # one count serves all
+            row = explained(name, shape, dtype, leaf.setting, lr=rate, rms=sizes[name], counter_bytes=0)
+            rows[name] = replace(row, weight_decay=shown(row.weight_decay))
+        groups.append(group_of(owner, leaves, rate, several))
+        patterns = [pattern for pattern, _ in owner.settings.overrides]
+        unused += [pattern for pattern in patterns if not any(matches(pattern, x.names[0], x.p) for x in leaves)]
+    ordered = [rows[name] for name in found.names if name in rows]
+    return Explanation(ordered, unused, groups, unused_entries=heard.unused_entries)
+
+
+def transformations(solver: optax.GradientTransformation, params: Tree) -> Heard:
+    """The transformations of ours within a solver. Values of their parameters are not known."""
+    heard = Heard()
+    token = HEARD.set(heard)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnusedOverrideWarning)
+            jax.eval_shape(solver.init, params)
+    finally:
+        HEARD.reset(token)
+    return heard
+
+
+def group_of(owner: Transformation, leaves: Sequence[Leaf], rate: Any, several: bool) -> GroupRow:
+    notes = ("a schedule gives lr, shown here as at the first step",) if callable(owner.learning_rate) else ()
+    return GroupRow(None, len(leaves), 0, shown(rate), notes, owner.settings.rule.__name__ if several else "")
+
+
+def shown(value: Any) -> Any:
+    """A number as it is; what is injected as a hyperparameter is known to the state alone."""
+    return f"{value:g}" if is_number(value) else value if value is None else "in the state"
+
+
+def rms_of(p: Any) -> float | None:
+    """The root mean square of 16-bit numbers, which rounding depends on; 1 where there are none yet."""
+    if isinstance(p, jax.ShapeDtypeStruct):
+        return 1.0 if p.dtype.itemsize <= 2 else None
+    array = jnp.asarray(p)
+    return float(jnp.sqrt(jnp.mean(jnp.square(jnp.float32(array))))) if array.size and array.itemsize <= 2 else None

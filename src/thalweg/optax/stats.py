@@ -1,0 +1,85 @@
+"""Figures that a step computes on its way, kept in the state."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from thalweg.errors import OptionError, StateError
+from thalweg.optax.transformation import Transformation
+from thalweg.optax.trees import Tree
+
+
+class StatsState(NamedTuple):
+    #: The state of the transformation itself.
+    inner_state: Any
+    #: Figures of the last step, by parameter and name; zeros before the first.
+    stats: dict[str, dict[str, Any]]
+
+
+class Observed(Transformation):
+    """A transformation whose state has the figures too."""
+
+    def init(self, params: Tree) -> StatsState:
+        inner = super().init(params)
+        _, _, stats = jax.eval_shape(self.shown_step, params, inner, params)
+        return StatsState(inner, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), stats))
+
+    def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, Any]:
+        if not isinstance(state, StatsState):
+            raise StateError(f"with_stats() needs a state of its own init(), got one of {type(state).__name__}")
+        deltas, inner, stats = self.shown_step(updates, state.inner_state, params)
+        return deltas, StatsState(inner, stats)
+
+    def shown_step(self, updates: Tree, state: Any, params: Tree) -> tuple[Tree, Any, dict[str, Any]]:
+        deltas, inner, stats = self.step(updates, state, params)
+        return deltas, inner, jax.tree.map(as_figure, stats)
+
+
+def as_figure(x: Any) -> Any:
+    """One number, or one for each tensor of a stack, with a dtype that no compiled step changes."""
+    return jnp.squeeze(jnp.asarray(x, jnp.result_type(x)))
+
+
+def with_stats(solver: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """A transformation of ours whose state also has the figures that its steps compute anyway, such as trust ratios.
+
+    Wrappers of optax go around it: ``optax.chain(optax.clip(1.0), with_stats(lamb(1e-3)))``. ``stats(state)`` reads.
+    """
+    owner = getattr(solver.update, "__self__", None)
+    if type(owner) is not Transformation:
+        raise OptionError(
+            "with_stats() takes a transformation of thalweg.optax itself: put wrappers of optax around with_stats(), "
+            "and give mixture() entries that have it"
+        )
+    made = Observed(owner.settings, owner.learning_rate, owner.choices, owner.specs)
+    return optax.GradientTransformationExtraArgs(made.init, made.update)
+
+
+def stats(state: Tree) -> dict[str, dict[str, Any]]:
+    """The figures in the state of ``with_stats``, by parameter and name; reading them waits for the device.
+
+    state: whatever wrappers of optax are around it.
+
+    >>> import jax.numpy as jnp
+    >>> from thalweg.optax import lamb
+    >>> solver, params = with_stats(lamb(0.1)), {"w": jnp.ones((2, 2))}
+    >>> updates, state = solver.update(params, solver.init(params), params)
+    >>> round(stats(state)["w"]["trust_ratio"], 3)
+    1.0
+    """
+    kept = [part for part in jax.tree.leaves(state, is_leaf=is_observed) if is_observed(part)]
+    if not kept:
+        raise StateError("this state has no figures: make it with init() of with_stats(solver)")
+    found = jax.device_get({name: figures for part in kept for name, figures in part.stats.items()})
+    return {
+        name: {key: value.item() if value.size == 1 else value for key, value in figures.items()}
+        for name, figures in found.items()
+    }
+
+
+def is_observed(part: Any) -> bool:
+    return isinstance(part, StatsState)
