@@ -29,9 +29,9 @@ def explain(solver: optax.GradientTransformation, params: Tree) -> Explanation:
 
     >>> import jax.numpy as jnp
     >>> from thalweg.optax import lamb
-    >>> print(explain(lamb(0.1), {"w": jnp.ones((2, 3))}))
+    >>> print(explain(lamb(0.1), {"w": jnp.ones((2, 3), jnp.float32)}))
     name   shape  dtype    treatment    lr scale  decay  state bytes
-    w      2x3    float32  trust ratio  1         0.0    48
+    w      2x3    float32  trust ratio  1         0      48
     total                                                48
     group 0: 1 stepped, lr 0.1
     """
