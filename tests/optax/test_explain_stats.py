@@ -50,6 +50,7 @@ def test_rows_tell_treatment_bytes_and_what_looks_like_a_mistake() -> None:
     assert [row.treatment for row in found.rows] == ["no trust ratio", *["trust ratio"] * 3]
     fresh = lamb(1e-5, weight_decay=0.1, overrides=overrides[:1]).init(PARAMS)
     assert found.state_bytes == bytes_in(fresh)
+    assert explain(solver, PARAMS) == found  # also when asked again
     bias, idle, unused = found.warnings
     assert bias.startswith("net.b: steps of about 1.0e-05 are below half the spacing of bfloat16")
     assert idle == "out.1: its learning rate is 0"

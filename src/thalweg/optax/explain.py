@@ -64,7 +64,7 @@ def transformations(solver: optax.GradientTransformation, params: Tree) -> Heard
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnusedOverrideWarning)
-            jax.eval_shape(solver.init, params)
+            jax.eval_shape(lambda params: solver.init(params), params)  # a new function: jax remembers what it traced
     finally:
         HEARD.reset(token)
     return heard
