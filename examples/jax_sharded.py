@@ -27,7 +27,9 @@ def parsed() -> argparse.Namespace:
 
 
 given = parsed()
-os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count={given.devices}")  # before jax is loaded
+# before jax is loaded; the last of two equal flags counts
+devices = f"--xla_force_host_platform_device_count={given.devices}"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {devices}".strip()
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402

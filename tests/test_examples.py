@@ -45,9 +45,8 @@ def test_a_race_on_a_task_of_your_own(tmp_path: Path) -> None:
 def test_jax_over_devices(optimizer: str) -> None:
     pytest.importorskip("optax")
     command = [sys.executable, str(ROOT / "examples" / "jax_sharded.py"), "--optimizer", optimizer, "--steps", "3"]
-    surroundings = dict(os.environ)
-    if "XLA_FLAGS" in surroundings:  # else the example sets it
-        surroundings["XLA_FLAGS"] += " --xla_force_host_platform_device_count=2"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=3"  # the example's own counts
+    surroundings = {**os.environ, "XLA_FLAGS": flags}
     result = subprocess.run([*command, "--devices", "2"], capture_output=True, text=True, check=False, env=surroundings)
     assert result.returncode == 0, result.stderr
     first, last = (float(line.rpartition(" ")[2]) for line in result.stdout.splitlines())

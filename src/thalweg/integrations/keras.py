@@ -19,7 +19,18 @@ from thalweg.explain import Explanation, explained
 from thalweg.options import defaults
 from thalweg.rules import RULES, Rule
 from thalweg.rules.noise import tensor_id
-from thalweg.settings import Overrides, Setting, Settings, check_known, combined, matches, option_names
+from thalweg.settings import (
+    Overrides,
+    Setting,
+    Settings,
+    as_written,
+    check_known,
+    check_overrides,
+    combined,
+    matches,
+    option_names,
+)
+from thalweg.standard import Standard
 from thalweg.trial import check_rule
 
 if TYPE_CHECKING:
@@ -84,7 +95,7 @@ class Optimizer(keras.optimizers.Optimizer):
             if callable(value):
                 raise OptionError(f"{name} cannot be a function in Keras, because no file could hold it")
         rate = self.rule.default_lr if learning_rate is None else learning_rate
-        settings = Settings(self.rule, options, variant, overrides)
+        settings = Settings(self.rule, options, variant, check_overrides(overrides))
         settings.validate_lr(1.0 if callable(rate) else rate)
         super().__init__(learning_rate=1.0 if rate is None else rate if callable(rate) else float(rate), **theirs)
         self._settings = settings
@@ -164,20 +175,19 @@ class Optimizer(keras.optimizers.Optimizer):
             explained(own.name, tuple(v.shape), v.dtype, own.setting, lr=lr, rms=None, counter_bytes=0)
             for own, v in pairs
         ]
-        unused = [
-            pattern for pattern, _ in self._settings.overrides if not any(matches(pattern, o.name, v) for o, v in pairs)
-        ]
+        patterns = [pattern for pattern, _ in self._settings.overrides if not isinstance(pattern, Standard)]
+        unused = [pattern for pattern in patterns if not any(matches(pattern, o.name, v) for o, v in pairs)]
         return Explanation(rows, unused)
 
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()
         del config["weight_decay"]
-        if any(not isinstance(pattern, str) for pattern, _ in self._settings.overrides):
+        if any(not isinstance(pattern, (str, Standard)) for pattern, _ in self._settings.overrides):
             raise OptionError("overrides that are no globs cannot be saved: write their patterns as strings")
         # Keras does not save exclude_from_weight_decay()
         pairs = zip(self._stepped, self._trainable_variables, strict=True) if self.built else ()
         apart = [[own.name, {"weight_decay": 0.0}] for own, v in pairs if not self._use_weight_decay(v)]
-        overrides = apart + [[pattern, dict(own)] for pattern, own in self._settings.overrides]
+        overrides = apart + as_written(self._settings.overrides)
         rate = {} if self._has_rate else {"learning_rate": None}
         paths = [own.name for own in self._stepped] or list(self._paths)
         ours = {"variant": self._settings.variant, "overrides": overrides, "paths": paths}

@@ -19,6 +19,7 @@ from thalweg.optax.transformation import HEARD, Heard, Transformation
 from thalweg.optax.trees import Tree, named
 from thalweg.optax.values import at_count, concrete
 from thalweg.settings import matches
+from thalweg.standard import Standard
 
 
 def explain(solver: optax.GradientTransformation, params: Tree) -> Explanation:
@@ -51,7 +52,7 @@ def explain(solver: optax.GradientTransformation, params: Tree) -> Explanation:
             row = explained(name, shape, dtype, leaf.setting, lr=rate, rms=sizes[name], counter_bytes=0)
             rows[name] = replace(row, weight_decay=shown(row.weight_decay))
         groups.append(group_of(owner, leaves, rate, several))
-        patterns = [pattern for pattern, _ in owner.settings.overrides]
+        patterns = [pattern for pattern, _ in owner.settings.overrides if not isinstance(pattern, Standard)]
         unused += [pattern for pattern in patterns if not any(matches(pattern, x.names[0], x.p) for x in leaves)]
     ordered = [rows[name] for name in found.names if name in rows]
     return Explanation(ordered, unused, groups, unused_entries=heard.unused_entries)
