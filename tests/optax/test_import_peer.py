@@ -192,6 +192,13 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "all squares there": (optax.adafactor(0.1), ours.adafactor(0.1, **FACTORED), r"v_col of .* has shape \(1,\)"),
     "all squares here": (optax.adafactor(0.1, **FACTORED), ours.adafactor(0.1), r"v of .* has shape \(1,\)"),
     "no momentum there": (optax.adafactor(0.1), ours.adafactor(0.1, momentum=0.9), "keeps 'exp_avg' of 'b'"),
+    "no momentum here": (optax.sgd(RATE, 0.9), ours.sgd(0.1), "TraceState of 'b' would be lost"),
+    "no average here": (optax.adafactor(0.1, momentum=0.9), ours.adafactor(0.1), "EmaState of 'b' would be lost"),
+    "a solver that is not all ours": (
+        optax.partition({"w": optax.adam(0.1), "b": optax.adam(0.1)}, {"w": "w", "b": "b"}),
+        optax.partition({"w": ours.adamw(0.1), "b": optax.adam(0.1)}, {"w": "w", "b": "b"}),
+        "steps 'b' in this solver: import its parts apart",
+    ),
     "another largest square": (optax.adam(0.1), ours.adamw(0.1, amsgrad=True), "keeps 'max_exp_avg_sq' of 'b'"),
 }
 

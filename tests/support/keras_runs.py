@@ -74,16 +74,17 @@ def check_every_rule_steps_as_the_reference() -> None:
 
 def check_files_have_state_options_and_schedule() -> None:
     schedule = keras.optimizers.schedules.CosineDecay(0.1, 24)
-    overrides = [("*.bias", {"trust": False}), ("net.out.*", {"lr_scale": 0.5})]
+    overrides = ["standard", ("net.out.*", {"lr_scale": 0.5})]
     mine = LAMB(schedule, weight_decay=0.1, overrides=overrides, global_clipnorm=1.0, state_dtype="bfloat16")
-    mine.exclude_from_weight_decay(var_names=["bias"])
     model = model_of()
+    mine.exclude_from_weight_decay([model.layers[1].kernel])
     model.compile(optimizer=mine, loss="mse")
     trained(model, 2)
     rows = {row.name: row for row in mine.explain().rows}
     assert rows["net.hidden.bias"].weight_decay == 0.0
     assert rows["net.hidden.bias"].treatment == "no trust ratio"
-    assert (rows["net.out.kernel"].weight_decay, rows["net.out.kernel"].lr_scale) == (0.1, 0.5)
+    assert (rows["net.hidden.kernel"].weight_decay, rows["net.hidden.kernel"].lr_scale) == (0.1, 1.0)
+    assert (rows["net.out.kernel"].weight_decay, rows["net.out.kernel"].lr_scale) == (0.0, 0.5)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"
         model.save(path)
@@ -130,6 +131,11 @@ def check_adafactor_has_its_own_rate() -> None:
     assert losses[-1] < losses[0]
     assert model.optimizer.get_config()["learning_rate"] is None
     assert Adafactor.from_config(model.optimizer.get_config()).get_config() == model.optimizer.get_config()
+
+
+def check_the_limit_of_a_variant_is_that_of_keras() -> None:
+    assert LAMB(0.1, variant="apex").global_clipnorm == 1.0
+    assert LAMB(0.1, variant="apex", clipvalue=0.5).global_clipnorm is None
 
 
 def check_mistakes_are_told() -> None:

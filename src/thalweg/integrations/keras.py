@@ -97,6 +97,9 @@ class Optimizer(keras.optimizers.Optimizer):
         rate = self.rule.default_lr if learning_rate is None else learning_rate
         settings = Settings(self.rule, options, variant, check_overrides(overrides))
         settings.validate_lr(1.0 if callable(rate) else rate)
+        limit = settings.base.handling.max_grad_norm  # that of a variant
+        if limit is not None and all(theirs.get(name) is None for name in ("clipnorm", "clipvalue", "global_clipnorm")):
+            theirs["global_clipnorm"] = limit
         super().__init__(learning_rate=1.0 if rate is None else rate if callable(rate) else float(rate), **theirs)
         self._settings = settings
         #: Without a rate the rule has its own, which learning_rate multiplies.

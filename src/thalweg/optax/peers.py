@@ -84,9 +84,12 @@ def import_peer(
     check_same_names([*peer.parameters], [name for name in shapes if name in entries or name in peer.parameters])
     given: dict[str, dict[str, Any]] = {}
     pairs: dict[str, str] = {}
-    for name, own in entries.items():
-        kept = peer.parameters[name]
-        found_here = taken(name, shapes[name], settings[name], own, kept, pairs)
+    for name, kept in peer.parameters.items():
+        if name not in settings:
+            raise StateError(
+                f"no transformation of thalweg.optax steps {name!r} in this solver: import its parts apart"
+            )
+        found_here = taken(name, shapes[name], settings[name], entries.get(name, {}), kept, pairs)
         given[name] = {"step": steps_of(kept.count, step), **found_here}
     steps = max((entry["step"] for entry in given.values()), default=None)
     steps = steps_of(peer.count, step) if steps is None else steps
@@ -119,6 +122,7 @@ def taken(
         parts = in_words(sorted(kind.__name__ for kind in has))
         raise StateError(f"the state of {name!r} has {parts}, which {type(rule).__name__} cannot continue")
     check_meaning(name, rule, source, kept)
+    left = {pair for pair, value in kept.entries.items() if value.size > 1 or pair[0] is not optax.FactoredState}
     for key, like in own.items():
         kind, attribute = keys.get(key, (None, ""))
         if isinstance(rule, Adafactor) and (axes := rule.factored_axes(shape)) and shape[axes[0]] > shape[axes[1]]:
@@ -136,6 +140,10 @@ def taken(
             )
         result[key] = -value if isinstance(rule, LARS) and kept.of_steps else value
         pairs[f"{kind.__name__}.{attribute}"] = key
+        left.discard((kind, attribute))
+    if left:
+        parts = in_words(sorted(kind.__name__ for kind, _ in left))
+        raise StateError(f"{parts} of {name!r} would be lost: give this solver the options of the run")
     return result
 
 
