@@ -16,8 +16,8 @@ os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras looks for tensorflow else
 
 import keras
 
-SUPPORT = Path(__file__).parents[1] / "support"
-CHECKS = re.findall(r"^def (check_\w+)", (SUPPORT / "keras_runs.py").read_text(), re.MULTILINE)
+RUNS = Path(__file__).with_name("keras_runs.py")
+CHECKS = re.findall(r"^def (check_\w+)", RUNS.read_text(), re.MULTILINE)
 
 
 def child(*arguments: str, backend: str) -> subprocess.CompletedProcess[str]:
@@ -27,7 +27,7 @@ def child(*arguments: str, backend: str) -> subprocess.CompletedProcess[str]:
 
 @functools.cache
 def failures(backend: str) -> dict[str, str]:
-    result = child(str(SUPPORT / "keras_runs.py"), backend, backend=backend)
+    result = child(str(RUNS), backend, backend=backend)
     assert result.returncode == 0, result.stderr
     found: dict[str, str] = json.loads(result.stdout.splitlines()[-1])
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,8 @@ import optax
 
 from thalweg.errors import OptionError, StateError
 from thalweg.optax.transformation import Transformation
-from thalweg.optax.trees import Tree
+from thalweg.optax.trees import Tree, parameters
+from thalweg.spaces.jax import replicated_with
 
 
 class StatsState(NamedTuple):
@@ -26,7 +28,9 @@ class Observed(Transformation):
     def init(self, params: Tree) -> StatsState:
         inner = super().init(params)
         _, _, stats = jax.eval_shape(self.shown_step, params, inner, params)
-        return StatsState(inner, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), stats))
+        # beside the parameters from the start, like the count of steps
+        zeros = partial(jnp.zeros, device=replicated_with(parameters(params).leaves[0])) if stats else jnp.zeros
+        return StatsState(inner, jax.tree.map(lambda x: zeros(x.shape, x.dtype), stats))
 
     def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, Any]:
         if not isinstance(state, StatsState):

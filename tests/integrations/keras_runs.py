@@ -10,8 +10,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
-    os.environ["KERAS_BACKEND"] = sys.argv[1]
+# before Keras is imported, which looks for tensorflow else
+os.environ["KERAS_BACKEND"] = sys.argv[1] if __name__ == "__main__" else "jax"
 
 import keras
 import numpy as np
