@@ -143,6 +143,7 @@ def check_mistakes_are_told() -> None:
         "LAMB has no option 'wieght_decay': did you mean 'weight_decay'?": lambda: LAMB(0.1, wieght_decay=0.1),
         "use global_clipnorm": lambda: LAMB(0.1, max_grad_norm=1.0),
         "weight_decay cannot be a function in Keras": lambda: LAMB(0.1, weight_decay=lambda t: 0.1),
+        "eps cannot be a function in Keras": lambda: LAMB(0.1, overrides=[("*.bias", {"eps": lambda t: 0.1})]),
         "lr must be": lambda: LARS(-1.0),
         "write their patterns as strings": lambda: LAMB(
             0.1, overrides=[(lambda name, v: True, {"trust": False})]

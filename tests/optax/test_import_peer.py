@@ -180,7 +180,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         ours.adamw(0.1),
         "two ScaleByAdamState for parameter 'b'",
     ),
-    "Adam and a trace": (optax.chain(optax.adam(0.1), optax.trace(0.9)), ours.lamb(0.1), "ScaleByAdamState and Trace"),
+    "Adam and a trace": (optax.chain(optax.adam(0.1), optax.trace(0.9)), ours.lamb(0.1), "ScaleByAdamState, Trace"),
     "a trace of steps": (optax.lars(RATE), ours.sgd(0.1, 0.9), "is one of steps, as that of optax.lars"),
     "a trace of gradients": (optax.sgd(RATE, 0.9), ours.lars(0.1), "momentum_mode='lr_outside' here"),
     "another meaning": (optax.lamb(0.1), ours.lamb(0.1, grad_averaging=False), "construct the solver with grad_av"),

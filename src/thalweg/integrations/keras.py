@@ -91,11 +91,12 @@ class Optimizer(keras.optimizers.Optimizer):
             if name in options:
                 raise OptionError(f"{name} is not available in Keras: {instead}")
         check_known(self.rule, options, [*option_names(self.rule), *OF_KERAS])
-        for name, value in options.items():
+        entries = check_overrides(overrides)
+        for name, value in (pair for own in (options, *(own for _, own in entries)) for pair in own.items()):
             if callable(value):
                 raise OptionError(f"{name} cannot be a function in Keras, because no file could hold it")
         rate = self.rule.default_lr if learning_rate is None else learning_rate
-        settings = Settings(self.rule, options, variant, check_overrides(overrides))
+        settings = Settings(self.rule, options, variant, entries)
         settings.validate_lr(1.0 if callable(rate) else rate)
         limit = settings.base.handling.max_grad_norm  # that of a variant
         if limit is not None and all(theirs.get(name) is None for name in ("clipnorm", "clipvalue", "global_clipnorm")):

@@ -119,7 +119,7 @@ def taken(
     source, keys = TAKEN.get(type(rule), ("", {}))
     has = {kind for kind, _ in kept.entries}
     if has - {kind for kind, _ in keys.values()}:
-        parts = in_words(sorted(kind.__name__ for kind in has))
+        parts = ", ".join(sorted(kind.__name__ for kind in has))
         raise StateError(f"the state of {name!r} has {parts}, which {type(rule).__name__} cannot continue")
     check_meaning(name, rule, source, kept)
     left = {pair for pair, value in kept.entries.items() if value.size > 1 or pair[0] is not optax.FactoredState}
@@ -142,7 +142,7 @@ def taken(
         pairs[f"{kind.__name__}.{attribute}"] = key
         left.discard((kind, attribute))
     if left:
-        parts = in_words(sorted(kind.__name__ for kind, _ in left))
+        parts = ", ".join(sorted(kind.__name__ for kind, _ in left))
         raise StateError(f"{parts} of {name!r} would be lost: give this solver the options of the run")
     return result
 
