@@ -1,10 +1,13 @@
-"""README and docs are tests: their Python runs, and what they show is what it prints."""
+"""README and docs are tests: their Python runs, and what they show is what it prints. No test leaves files behind."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
+import tempfile
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 from missing import declare_operators, is_left_out
@@ -17,6 +20,15 @@ if importlib.util.find_spec("sybil") is not None:
         parsers=[PythonCodeBlockParser(doctest_optionflags=ELLIPSIS | NORMALIZE_WHITESPACE)],
         patterns=["README.md", "CONTRIBUTING.md", "docs/*.md", "docs/recipes/*.md"],
     ).pytest()
+
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # pytest keeps the folders of the last few runs where it always does
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    # all other temporary files, those of processes that tests start too, are gone after the run
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="thalweg-tests-")
+    Finalize(None, shutil.rmtree, [tempfile.tempdir], {"ignore_errors": True}, exitpriority=-200)  # after all others
+    # native code of rules that tests write is not kept among the user's
+    os.environ.setdefault("THALWEG_CACHE", str(Path(tempfile.tempdir, "cache")))
 
 if os.environ.get("THALWEG_INTEGRATIONS") == "required":
     declare_operators()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
-from lanes import mark_nightly
+from lanes import mark_again, mark_nightly
 
 # tests that compare float64 need jax to have it, before jax is imported anywhere
 os.environ.setdefault("JAX_ENABLE_X64", "1")
@@ -17,9 +16,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # without a GPU, its kernels are interpreted; Triton reads this when it is imported, by whomever
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
-
-# native code of rules that tests write is not kept among the user's
-os.environ.setdefault("THALWEG_CACHE", tempfile.mkdtemp(prefix="thalweg-tests-"))
 
 try:
     from hypothesis import settings
@@ -46,8 +42,10 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is heeded
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.nightly)
     mark_nightly(items)
+    if "again" in config.getoption("-m"):
+        mark_again(items)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lanes import covering, mark_nightly, one_in
+from lanes import covering, mark_again, mark_nightly, one_in
 
 RULES, LAYOUTS, DTYPES = ["LARS", "LAMB", "Kron"], ["rows", "columns", "both", "copies"], ["float32", "float64"]
 
@@ -79,6 +79,17 @@ def test_tests_of_a_module_may_share_their_parameters() -> None:
     kept = [item for item in items if item.get_closest_marker("nightly") is None]
     assert [item.nodeid.partition("::")[2] for item in kept] == [f"{test}[...]" for test in [*tests, "test_e"]]
     assert [item.callspec.params["rule"] for item in kept[:3]] == RULES
+
+
+def test_the_fast_lane_has_every_test_and_every_value_of_a_module() -> None:
+    items = [Item(rule=rule, test=test) for test in ("test_a", "test_b") for rule in RULES]
+    for item in items[:2]:
+        item.add_marker(pytest.mark.slow)
+    for mark in (mark_nightly, mark_again):
+        mark(items)  # type: ignore[arg-type]
+    kept = [item for item in items if not {"slow", "again", "nightly"} & set(item.marks)]
+    assert {item.nodeid for item in kept} == {item.nodeid for item in items}
+    assert [item.callspec.params["rule"] for item in kept] == ["Kron", "LARS", "LAMB"]
 
 
 def test_some_rows_of_a_table() -> None:

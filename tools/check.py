@@ -2,7 +2,7 @@
 
 python tools/check.py          what a change can break
 python tools/check.py --all    with the tests marked nightly too
-python tools/check.py --fast   without the tests marked slow, and without the docs
+python tools/check.py --fast   without the tests marked slow, with every parameter but once, and without the docs
 
 Tests have every core; what needs one process runs beside them, and is heard of when it ends.
 """
@@ -21,8 +21,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 
-#: One thread each: the tests run side by side, and small matrices gain nothing from more.
-ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+#: One thread each: the tests run side by side, and small matrices gain nothing from more. And compiled Python is kept,
+#: whatever the machine is used to: dozens of processes import the package, and two collect the same tests.
+ALWAYS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 #: jax compiles what is run once without optimization, by a code generator that takes a seventh of the time; and
 #: Triton's interpreter does not look for overflows of integers. Every night, both are as users have them.
 SOON = {
@@ -41,7 +42,7 @@ class Lane(NamedTuple):
 
 
 LANES = {
-    "--fast": Lane("not slow and not nightly and not gpu", "few", SOON),
+    "--fast": Lane("not slow and not again and not nightly and not gpu", "few", SOON),
     "": Lane("not nightly and not gpu", "few", SOON),
     "--all": Lane("not gpu", "thalweg", {}),
 }
@@ -71,7 +72,7 @@ def beside(lane: str) -> dict[str, list[str]]:
     return {name: command for name, command in every.items() if not (lane == "--fast" and name == "docs")}
 
 
-def run(name: str, command: list[str], surroundings: Mapping[str, str] = ONE_THREAD, *, shown: bool = False) -> Result:
+def run(name: str, command: list[str], surroundings: Mapping[str, str] = ALWAYS, *, shown: bool = False) -> Result:
     """Run a check; what it says is shown as it comes, or at its end where it failed."""
     say(f"\n== {name}: {' '.join(command)}\n" if shown else "")
     start = time.perf_counter()
@@ -102,7 +103,7 @@ def main(arguments: list[str]) -> int:
     start = time.perf_counter()
     with ThreadPoolExecutor(1) as executor:
         others = [executor.submit(run, name, command) for name, command in beside(lane).items()]
-        last = run("tests", tests(lane), ONE_THREAD | LANES[lane].surroundings, shown=True)
+        last = run("tests", tests(lane), ALWAYS | LANES[lane].surroundings, shown=True)
         results = [*(other.result() for other in others), last]
     say("\n== summary\n")
     for result in results:

@@ -1,8 +1,10 @@
-"""Which tests `make test` leaves to `make test-all`: products of parameters are thinned there.
+"""Which tests `make test` leaves to `make test-all`, and `make test-fast` to `make test`: products of parameters.
 
 A test marked `in_turn` keeps as few of its combinations as meet every value of every parameter, and all others are
 marked `nightly`. With names, `in_turn("rule", "dtype")`, it is every value of these arguments alone. A module marked
 `in_turn(together=True)` keeps every test, and every value in one test or another: each test has one rule, by turns.
+
+`make test-fast` takes every module in this way: what it does without is marked `again`.
 """
 
 from __future__ import annotations
@@ -19,28 +21,41 @@ Values: TypeAlias = frozenset[tuple[tuple[str, ...], str]]
 
 def mark_nightly(items: Iterable[pytest.Item]) -> None:
     """Mark what the ordinary lane does without."""
-    pools: dict[str, list[pytest.Item]] = {}
+    pools: dict[str, dict[pytest.Item, Values]] = {}
     for item in items:
         marker = item.get_closest_marker("in_turn")
         if marker is not None and item.get_closest_marker("nightly") is None:
             test = item.nodeid.partition("[")[0]
-            pools.setdefault(test.partition("::")[0] if marker.kwargs.get("together") else test, []).append(item)
-    for pool in pools.values():
-        kept = covering([values_of(item) for item in pool])
+            pool = test.partition("::")[0] if marker.kwargs.get("together") else test
+            pools.setdefault(pool, {})[item] = values_of(item, marker.args)
+    mark_others(pools.values(), "nightly")
+
+
+def mark_again(items: Iterable[pytest.Item]) -> None:
+    """Mark what the fast lane does without, of what the ordinary lane has."""
+    pools: dict[str, dict[pytest.Item, Values]] = {}
+    for item in items:
+        if not any(map(item.get_closest_marker, ("slow", "nightly", "gpu"))):
+            pools.setdefault(item.nodeid.partition("::")[0], {})[item] = values_of(item)
+    mark_others(pools.values(), "again")
+
+
+def mark_others(pools: Iterable[dict[pytest.Item, Values]], name: str) -> None:
+    """Mark all items of a pool but a few that have every value among them."""
+    for pool in pools:
+        kept = covering(list(pool.values()))
         for place, item in enumerate(pool):
             if place not in kept:
-                item.add_marker(pytest.mark.nightly)
+                item.add_marker(getattr(pytest.mark, name))
 
 
-def values_of(item: pytest.Item) -> Values:
-    """What an item is the test of."""
-    marker = item.get_closest_marker("in_turn")
-    assert marker is not None
+def values_of(item: pytest.Item, names: Sequence[str] = ()) -> Values:
+    """What an item is the test of: the values of these parameters, or of all."""
     params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-    if unknown := set(marker.args) - set(params):
+    if unknown := set(names) - set(params):
         raise pytest.UsageError(f"{item.nodeid}: in_turn names {', '.join(sorted(unknown))}, which it has not")
-    alike = [(name,) for name in marker.args] or [argnames(mark.args[0]) for mark in item.iter_markers("parametrize")]
-    if not marker.args:  # those of fixtures too
+    alike = [(name,) for name in names] or [argnames(mark.args[0]) for mark in item.iter_markers("parametrize")]
+    if not names:  # those of fixtures too
         alike += [(name,) for name in params if not any(name in names for names in alike)]
     given = {(names, repr([params[name] for name in names])) for names in alike}
     return frozenset({(("test",), item.nodeid.partition("[")[0]), *given})
@@ -56,8 +71,10 @@ def covering(found: Sequence[Values]) -> set[int]:
     missing: Values = frozenset().union(*found)
     times: Counter[tuple[tuple[str, ...], str]] = Counter()
     kept: set[int] = set()
+    places = list(range(len(found)))
     while missing:
-        best = max(range(len(found)), key=lambda i: (len(found[i] & missing), -sum(times[v] for v in found[i]), -i))
+        places = [i for i in places if not missing.isdisjoint(found[i])]
+        best = max(places, key=lambda i: (len(found[i] & missing), -sum(times[v] for v in found[i]), -i))
         kept.add(best)
         times.update(found[best])
         missing -= found[best]
