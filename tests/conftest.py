@@ -25,7 +25,7 @@ else:
     settings.register_profile(
         "thalweg", deadline=None, print_blob=True, max_examples=40, derandomize=bool(os.environ.get("CI"))
     )
-    settings.register_profile("few", settings.get_profile("thalweg"), max_examples=15)
+    settings.register_profile("few", settings.get_profile("thalweg"), max_examples=8)
     settings.load_profile("thalweg")
 
 collect_ignore_glob = []

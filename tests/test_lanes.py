@@ -97,6 +97,7 @@ def test_some_rows_of_a_table() -> None:
     assert [row.values for row in rows] == [("a",), ("b", 1), ("c",), ("d",)]
     assert [[mark.name for mark in row.marks] for row in rows] == [[], ["nightly"], [], ["slow", "nightly"]]
     assert rows[2].id == "third"
+    assert [[mark.name for mark in row.marks] for row in one_in(3, "abc", first=1)] == [["nightly"], [], ["nightly"]]
 
 
 @pytest.mark.parametrize("names", [("rules",), ("rule", "layout")])

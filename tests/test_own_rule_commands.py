@@ -114,6 +114,7 @@ def test_a_race_in_torch() -> None:
     assert summary["missing"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("front_end", ["torch", "numpy", "optax"])
 def test_bench(front_end: str) -> None:
     needed = {"torch": ["torch"], "numpy": [], "optax": ["jax", "optax"]}[front_end]
@@ -143,6 +144,7 @@ class TestByReference:
         )
         monkeypatch.chdir(tmp_path)
 
+    @pytest.mark.slow
     def test_every_verb_takes_it(self, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.importorskip("click")
         from thalweg.cli import run

@@ -16,6 +16,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+ORDINARY = "not nightly and not gpu"
 #: What is installed beside numpy and pytest, which packages must not be importable, and what is tested there.
 ENVIRONMENTS = {
     "numpy": ([], ["torch", "jax", "ml_dtypes", "click", "matplotlib", "safetensors"], ["tests"]),
@@ -77,8 +78,8 @@ def main(names: list[str]) -> int:
         missing = f"import importlib.util as u; assert not any(map(u.find_spec, {absent!r}))"
         steps = [
             [str(python), "-c", missing],
-            # what takes long has been run where everything is installed; here it is about what is not
-            [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "-m", "not slow", *tested],
+            # combinations have been run where everything is installed; here it is about what is not
+            [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "-m", ORDINARY, *tested],
         ]
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         for step in steps:

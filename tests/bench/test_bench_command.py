@@ -37,6 +37,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_tables_and_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["bench", "--rules", "lamb,kron", *QUICK, "--out", "here"]) == 0
     said = capsys.readouterr()

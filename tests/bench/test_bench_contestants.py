@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from bench_cases import TINY
+from lanes import one_in
 from tolerances import FLOAT32
 
 from thalweg.bench.contestants import Contestant, Ready, Stepping
@@ -50,7 +51,8 @@ def ready(contestant: Contestant, workload: Workload, stepping: Stepping | None 
     return contestant.make(workload, stepping or Stepping())
 
 
-@pytest.mark.parametrize("contestant", EVERYONE, ids=lambda c: f"{c.rule}: {c.name}")
+@pytest.mark.slow
+@pytest.mark.parametrize("contestant", one_in(2, EVERYONE), ids=lambda c: f"{c.rule}: {c.name}")
 def test_everyone_moves_its_parameters_and_nobody_elses(contestant: Contestant) -> None:
     workload = Workload(TINY, Cpu())
     with uncompiled(contestant):
@@ -152,6 +154,7 @@ def test_numbers_repeat_but_rows_do_not() -> None:
     assert 0.019 < wide.std() < 0.021
 
 
+@pytest.mark.slow
 def test_timm_is_loaded_without_what_it_would_import() -> None:
     """By its own files where torchvision is missing; this process must not be the one that finds out."""
     pytest.importorskip("torch")

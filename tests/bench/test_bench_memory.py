@@ -46,6 +46,7 @@ def test_what_a_step_does_not_allocate_is_not() -> None:
     assert fused.extra < 0.1 * workload.nbytes
 
 
+@pytest.mark.slow
 @needs_proc
 def test_a_step_that_is_only_begun_is_waited_for() -> None:
     """JAX returns before its step is done; what its compiler set aside must be in the peak."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cases import FUSED_OPTIONS, Case
+from lanes import one_in
 from side_by_side import NARROW, agree, draw, draw_gradients, every_dtype, every_rule, needs_core
 
 pytestmark = [needs_core, pytest.mark.in_turn]
@@ -25,14 +26,14 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize(("case", "options"), FUSED_OPTIONS)
+@pytest.mark.parametrize(("case", "options"), one_in(2, FUSED_OPTIONS))
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_it_equals_its_rule(case: Case, options: dict, dtype: str) -> None:
     grads = draw_gradients(SHAPES, dtype, STEPS)
     agree(case.name, draw(SHAPES, dtype), grads, **options, moves=options.get("lr") != 0.0)
 
 
-@pytest.mark.parametrize(("case", "options"), FUSED_OPTIONS)
+@pytest.mark.parametrize(("case", "options"), one_in(2, FUSED_OPTIONS, first=1))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_it_equals_its_rule_in_sixteen_bits(case: Case, options: dict, dtype: str) -> None:
     small = options.get("lr") == 0.0 or bool(options.get("warmup_init"))

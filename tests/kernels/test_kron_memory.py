@@ -18,6 +18,8 @@ from thalweg.plan import plan
 from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import Option
 
+pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]
+
 #: Eighteen numbers of float32 for each element of a stack, as docs/kron.md says, and Python's own.
 BOUND = 18.1 * 4 * STACK
 #: Models of many small tensors: their stacks hold 64 of the first, four of the second, whose dense factors count.

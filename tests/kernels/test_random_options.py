@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from thalweg.errors import OptionError
 from thalweg.kernels.threads import set_num_threads
 
-pytestmark = needs_core
+pytestmark = [needs_core, pytest.mark.slow]
+EXAMPLES = settings.default.max_examples
 
 flags = st.booleans()
 fractions = st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.99])
@@ -98,7 +99,7 @@ def options_of(draw_one: Any, rule: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("rule", RULE_OPTIONS)
-@settings(max_examples=100, derandomize=True)
+@settings(max_examples=5 * EXAMPLES // 2, derandomize=True)
 @given(data=st.data())
 def test_whatever_the_options_it_equals_its_rule(rule: str, data: Any) -> None:
     pytest.importorskip("ml_dtypes")
@@ -122,7 +123,7 @@ def test_whatever_the_options_it_equals_its_rule(rule: str, data: Any) -> None:
         set_num_threads(None)
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=3 * EXAMPLES // 2, derandomize=True)
 @given(rows=st.integers(1, 200), columns=st.integers(1, 200), data=st.data())
 def test_whatever_the_matrix_its_factors_are_equal(rows: int, columns: int, data: Any) -> None:
     before, between, behind = (data.draw(st.integers(1, 4)) for _ in range(3))
@@ -134,7 +135,7 @@ def test_whatever_the_matrix_its_factors_are_equal(rows: int, columns: int, data
 
 
 @pytest.mark.parametrize("rule", RULE_OPTIONS)
-@settings(max_examples=40, derandomize=True)
+@settings(max_examples=EXAMPLES, derandomize=True)
 @given(data=st.data())
 def test_whatever_the_numbers_it_equals_its_rule(rule: str, data: Any) -> None:
     """Elements of very different size in one tensor, zeros and the smallest numbers among them."""

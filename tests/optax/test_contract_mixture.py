@@ -17,6 +17,8 @@ from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverri
 from thalweg.optax import adamw, export_state, import_state, kron, mixture, sgd, state_specs, transformation
 from thalweg.rules import LAMB
 
+pytestmark = pytest.mark.slow  # many small programs are compiled
+
 
 def drawn(seed: int) -> Any:
     random = np.random.default_rng(seed)

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 import tolerances
+from lanes import one_in
 from optax_runs import GRADS, PARAMS, Tree
 
 from thalweg import OptionError, UnusedOverrideWarning
@@ -29,7 +30,7 @@ NESTED = {"layers": [{"w": PARAMS["w"], "bias": PARAMS["b"]}, {"w": PARAMS["w"] 
 SLOPES = jax.tree.map(lambda p: jnp.sin(3 * p + 1), NESTED)
 
 
-pytestmark = pytest.mark.in_turn(together=True)  # many small programs are compiled
+pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]  # many small programs are compiled
 
 
 def after(tx: Any, params: Tree = PARAMS, grads: Tree = GRADS, steps: int = 1) -> Tree:
@@ -241,18 +242,22 @@ def test_a_schedule_may_use_what_only_arrays_have(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("factory", "option", "value"),
-    [
-        (lamb, "b1", 0.5),
-        (lamb, "b2", 0.9),
-        (lamb, "eps", 0.1),
-        (lamb, "weight_decay", 0.5),
-        (lars, "momentum", 0.5),
-        (lars, "trust_coefficient", 0.5),
-        (adafactor, "decay_rate", 0.5),
-        (adafactor, "clipping_threshold", 0.5),
-        (adafactor, "momentum", 0.5),
-        (adafactor, "min_scale", 2.0),
-    ],
+    one_in(
+        3,
+        [
+            (lamb, "b1", 0.5),
+            (lamb, "b2", 0.9),
+            (lamb, "eps", 0.1),
+            (lamb, "weight_decay", 0.5),
+            (lars, "momentum", 0.5),
+            (lars, "trust_coefficient", 0.5),
+            (adafactor, "decay_rate", 0.5),
+            (adafactor, "clipping_threshold", 0.5),
+            (adafactor, "momentum", 0.5),
+            (adafactor, "min_scale", 2.0),
+        ],
+        first=1,
+    ),
 )
 def test_options_may_be_numbers_arrays_or_schedules(factory: Any, option: str, value: float) -> None:
     expected = after(factory(0.1, **{option: value}), steps=3)

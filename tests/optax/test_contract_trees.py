@@ -15,7 +15,7 @@ import pytest
 import tolerances
 from optax_runs import MADE, Tree, each
 
-pytestmark = pytest.mark.in_turn(together=True)  # many small programs are compiled
+pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]  # many small programs are compiled
 
 
 class Pair(NamedTuple):

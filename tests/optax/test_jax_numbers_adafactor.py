@@ -27,7 +27,7 @@ import jax.numpy as jnp  # noqa: E402
 
 from thalweg.optax import adafactor  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn]
+pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]
 
 TOLERANCE = {"float64": OPTAX_ADAFACTOR, "float32": FLOAT32}
 DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -96,7 +96,7 @@ FULL = {"defaults", "min_dim_size_to_factor 16", "not factored", *TOGETHER}
 
 
 @DTYPES
-@pytest.mark.parametrize("row", one_in(3, [*EACH, *TOGETHER]))
+@pytest.mark.parametrize("row", one_in(6, [*EACH, *TOGETHER]))
 def test_equals_optax(row: str, dtype: str) -> None:
     params, grads = problem(SHAPES if row in FULL else FEWER, dtype=dtype)
     options = {**EACH, **TOGETHER}[row]

@@ -21,8 +21,7 @@ STEPS = 300
 #: How much of the first loss may be left.
 LEFT = 0.1
 NAMES = ["adafactor", "lamb", "lars", "kron"]
-TRAINED = pytest.mark.parametrize("name", NAMES)
-#: Where this takes more than seconds, one of them.
+#: In the ordinary lane, one of them.
 ONE_TRAINED = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "lamb" else pytest.mark.nightly) for name in NAMES]
 )
@@ -95,7 +94,7 @@ def imitated_by_sgd() -> float:
     return of_sgd(*imitation())
 
 
-@TRAINED
+@ONE_TRAINED
 def test_a_network_learns_to_imitate_another(name: str, imitated_by_sgd: float) -> None:
     check(name, *imitation(), imitated_by_sgd)
 
@@ -154,7 +153,7 @@ def repeated_by_sgd() -> float:
 
 
 @pytest.mark.nightly
-@TRAINED
+@pytest.mark.parametrize("name", NAMES)
 def test_a_causal_transformer_learns_to_repeat(name: str, repeated_by_sgd: float) -> None:
     check(name, *repetition(), repeated_by_sgd)
 

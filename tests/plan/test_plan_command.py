@@ -130,6 +130,7 @@ def test_every_parameter_is_listed_as_explain_of_torch_lists_them(capsys: pytest
         assert mine.splitlines() == theirs
 
 
+@pytest.mark.slow
 def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     for folder in ("one", "two"):
@@ -186,6 +187,7 @@ def test_the_largest_model_with_every_optimizer_takes_seconds(arguments: str) ->
     assert grown < 200
 
 
+@pytest.mark.slow
 def test_planning_loads_no_framework_but_for_what_kernels_keep_on_gpus() -> None:
     program = (
         "import sys; from thalweg.plan import plan; plan('gpt2', device='cpu'); plan('gpt2', engine='foreach'); "

@@ -84,6 +84,7 @@ def built_by_transformers(kind: str, options: dict[str, Any]) -> tuple[str, list
     return type(model).__name__, found, config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "options"), CASES)
 def test_parameters_are_those_that_transformers_builds(kind: str, options: dict[str, Any]) -> None:
     built, wanted, config = built_by_transformers(kind, options)

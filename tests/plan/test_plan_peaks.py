@@ -51,7 +51,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 ]
 each_case = pytest.mark.parametrize(("rule", "options"), OPTIONS)
 #: Where all that is allocated is recorded, which takes long.
-some_cases = pytest.mark.parametrize(("rule", "options"), one_in(2, OPTIONS))
+some_cases = pytest.mark.parametrize(("rule", "options"), one_in(4, OPTIONS))
 needs_core = pytest.mark.skipif(reason_missing() is not None, reason="there is no native core here")
 HAS_BFLOAT16 = importlib.util.find_spec("ml_dtypes") is not None
 
@@ -100,7 +100,7 @@ FUSED_SHAPES = [shape for shape in SHAPES if 0 not in shape]
 
 @needs_core
 @pytest.mark.skipif(sys.platform == "win32", reason="numpy writes over no operand here")
-@pytest.mark.parametrize(("rule", "options"), [case for case in OPTIONS if case[0] == "Kron"])
+@pytest.mark.parametrize(("rule", "options"), one_in(2, [case for case in OPTIONS if case[0] == "Kron"]))
 def test_kron_with_native_noise(rule: str, options: dict[str, Any]) -> None:
     _, step = numpy_optimizer(rule, FUSED_SHAPES, "float32", "fused", options)
     measured = traced_peak(step, warm_up=1)
@@ -109,7 +109,7 @@ def test_kron_with_native_noise(rule: str, options: dict[str, Any]) -> None:
 
 
 @needs_core
-@pytest.mark.parametrize("options", [{}, {"damping_mode": "expected"}, {"on_nonfinite": "skip"}])
+@pytest.mark.parametrize("options", one_in(3, [{}, {"damping_mode": "expected"}, {"on_nonfinite": "skip"}]))
 def test_kron_with_native_noise_in_torch(options: dict[str, Any]) -> None:
     pytest.importorskip("torch")
     options = {"precond_update_probability": 1.0, **options}

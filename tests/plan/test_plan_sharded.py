@@ -66,10 +66,12 @@ def cases(world: int) -> list[Case]:
     return found
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.nightly)])
+@pytest.fixture(scope="module", params=one_in(3, ["2, some", "2, others", "4, all"]))
 def runs(request: pytest.FixtureRequest) -> list[tuple[Case, list[Measured]]]:
-    """Every case, with what each of so many ranks measured."""
-    return [(case, world(request.param).run(measure, case)) for case in cases(request.param)]
+    """Cases, with what each of so many ranks measured."""
+    ranks, which = request.param.split(", ")
+    some = {"some": slice(0, None, 2), "others": slice(1, None, 2), "all": slice(None)}[which]
+    return [(case, world(int(ranks)).run(measure, case)) for case in cases(int(ranks))[some]]
 
 
 def tensors_of(case: Case) -> list[Tensor]:

@@ -50,6 +50,7 @@ def rate(name: str) -> dict[str, float]:
     return {} if name == "Adafactor" else {"lr": 1e-3}
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize(("name", "options", "shapes"), EVERY)
 def test_torch(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]], dtype: str) -> None:

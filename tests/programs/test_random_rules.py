@@ -121,11 +121,11 @@ def stepped_natively(rule: Rule, arrays: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.skipif(reason_missing() is not None, reason="there is no native core here")
 @given(lines=LINES, seed=st.integers(0, 2**16))
-@settings(max_examples=6)  # each is compiled
+@settings(max_examples=settings.default.max_examples // 6 + 1)  # each is compiled
 def test_native_code_computes_what_the_rule_does(lines: Any, seed: int) -> None:
     rule, random = Drawn(lines=lines), np.random.default_rng(seed)
     if reason := reason_unserved(rule, (70, 41)):
-        assert "rows and columns" in reason or "amax" in reason
+        assert "rows and columns" in reason or "rows or columns" in reason or "amax" in reason
         return
     for dtype, tolerance in (("float64", 1e-12), ("float32", 1e-3)):
         arrays = {name: random.standard_normal((70, 41)).astype(dtype) for name in ("p", "g", *NAMES)}

@@ -52,6 +52,7 @@ def raced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @drawn
 def test_the_same_command_runs_nothing_twice_and_redraw_runs_nothing(
     tmp_path: Path, raced: Path, capsys: pytest.CaptureFixture[str]
@@ -69,6 +70,7 @@ def test_the_same_command_runs_nothing_twice_and_redraw_runs_nothing(
     assert (tmp_path / "race.svg").read_bytes() == picture
 
 
+@pytest.mark.slow
 @drawn
 def test_a_damaged_record_is_reported_and_redone(
     tmp_path: Path, raced: Path, capsys: pytest.CaptureFixture[str]
@@ -144,6 +146,7 @@ def test_json_is_all_there_is_on_stdout(tmp_path: Path, capsys: pytest.CaptureFi
     assert summary["missing"] == 0
 
 
+@pytest.mark.slow
 @drawn
 def test_batch_sizes_are_courses_with_a_picture_of_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -156,6 +159,7 @@ def test_batch_sizes_are_courses_with_a_picture_of_their_own(
     assert (tmp_path / "batches.svg").exists()
 
 
+@pytest.mark.slow
 @drawn
 def test_the_valley_is_drawn_as_maps(tmp_path: Path) -> None:
     arguments = ["valley", "--optimizers", "kron,sgd", "--lr", "0.01", "--lr", "sgd=1e-3,1e9", "--steps", "5"]

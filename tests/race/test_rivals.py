@@ -76,6 +76,7 @@ def curves(task: Any, **asked: Any) -> dict[str, Any]:
     return {result["contestant"]: result["curve"]["loss"] for result in course["results"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "tolerance"), [(TASK, FLOAT64), (SINGLE, FLOAT32)], ids=["float64", "float32"])
 @pytest.mark.parametrize(
     ("package", "theirs", "ours", "options"),
@@ -95,6 +96,7 @@ def test_the_same_rule_has_the_same_curve_whoever_steps(
     assert found[ours][-1] < 0.5 * found[ours][0]
 
 
+@pytest.mark.slow
 def test_optax_steps_in_the_precision_of_the_arrays_and_leaves_that_of_others_alone() -> None:
     pytest.importorskip("optax")
     code = (
@@ -390,6 +392,7 @@ def drawing() -> None:
 QUICK = ["--optimizers", "sgd", "--lr", "0.02", "--steps", "2", "--seeds", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawing")
 def test_the_command_shows_rivals_in_table_pictures_and_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -417,6 +420,7 @@ def test_the_command_shows_rivals_in_table_pictures_and_page(
     assert (tmp_path / "race.svg").read_text(encoding="utf-8") == picture
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawing")
 def test_a_redraw_needs_no_rival(tmp_path: Path) -> None:
     from thalweg.cli import run

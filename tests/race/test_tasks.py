@@ -181,6 +181,7 @@ def clothes(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_fashion_learns_from_files(clothes: Path) -> None:
     pytest.importorskip("torch.nn")
     ready = race("fashion", data=clothes, optimizers=["LAMB", "Kron"], rates={"": [0.03]}, batch_sizes=[8], steps=4)
@@ -255,6 +256,7 @@ def model_task(**changes: Any) -> Any:
     return replace(task, **changes)
 
 
+@pytest.mark.slow
 def test_a_task_in_torch_of_a_few_lines_is_raced_with_everyone() -> None:
     summary = race(model_task()).run().summary
     (course,) = summary["courses"]

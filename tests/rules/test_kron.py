@@ -72,7 +72,8 @@ def whiteness_error(state: dict, left: Any, right: Any) -> float:
 @pytest.mark.slow
 class TestWhitening:
     # what published measurements of these geometries found, at condition 1e4 a side
-    @pytest.mark.parametrize(("geometry", "bound"), one_in(3, [("procrustes", 0.23), ("quad", 0.28), ("eq", 0.29)]))
+    @pytest.mark.nightly
+    @pytest.mark.parametrize(("geometry", "bound"), [("procrustes", 0.23), ("quad", 0.28), ("eq", 0.29)])
     def test_annealed_in_float32(self, geometry: str, bound: float) -> None:
         left, right = covariance_roots(1e4)
         rule = Kron(geometry=geometry, precond_lr=lambda t: 0.5 * 0.02 ** (t / 3000), **BARE)
@@ -120,7 +121,7 @@ class TestTracking:
     def grads(self, steps: int, scale: float = 1.0, seed: int = 0) -> list:
         return [scale * g for g in coloured(steps, np.eye(M), np.eye(N), seed)]
 
-    @pytest.mark.parametrize("geometry", GEOMETRIES)
+    @pytest.mark.parametrize("geometry", one_in(2, GEOMETRIES))
     def test_recovers_from_a_drop_of_scale(self, geometry: str) -> None:
         # smoothed norms slow the triangular group down: 0.04 instead of 0.97 after 100 steps
         rule = Kron(geometry=geometry, **BARE, **(dict(lipschitz_beta=0.0) if geometry == "eq" else {}))
@@ -129,7 +130,7 @@ class TestTracking:
         assert rms[0] < 1e-3
         assert 0.5 < rms[-1] < 1.5
 
-    @pytest.mark.parametrize("geometry", GEOMETRIES)
+    @pytest.mark.parametrize("geometry", one_in(2, GEOMETRIES, first=1))
     def test_recovers_from_a_jump_of_scale(self, geometry: str) -> None:
         rule = Kron(geometry=geometry, **BARE)
         state, _ = learn(rule, self.grads(300))
@@ -161,9 +162,9 @@ class TestGuards:
     def test_zero_gradients_teach_nothing(self, geometry: str) -> None:
         rule = Kron(geometry=geometry, **BARE)
         state, _ = learn(rule, coloured(50, *covariance_roots(1e2)))
-        after, rms = learn(rule, [np.zeros((M, N))] * 4000, state=state, start=50)
+        after, rms = learn(rule, [np.zeros((M, N))] * 1000, state=state, start=50)
         assert all((after[key] == state[key]).all() for key in ("Q_0", "Q_1", "L_0", "L_1"))
-        _, rms = learn(rule, coloured(5, *covariance_roots(1e2)), state=after, start=4050)
+        _, rms = learn(rule, coloured(5, *covariance_roots(1e2)), state=after, start=1050)
         assert max(rms) < 5
 
     @pytest.mark.parametrize("geometry", GEOMETRIES)
@@ -177,6 +178,7 @@ class TestGuards:
             after, _ = learn(rule, [poisoned], state=state, start=50)
         assert all((after[key] == state[key]).all() for key in ("Q_0", "Q_1", "L_0", "L_1"))
 
+    @pytest.mark.nightly
     def test_low_rank_gradients_stay_bounded(self) -> None:
         rng = np.random.default_rng(0)
         a, b = rng.standard_normal((M, 2)), rng.standard_normal((2, N))

@@ -86,6 +86,7 @@ def test_names_and_numbers_are_different_tensors() -> None:
     assert len({tensor_id(name) for name in ("1", 1, "01", "layer.0", "layer.1", 0)}) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_space_draws_the_same(dtype: str) -> None:
     like = np.zeros((7, 11), dtype)

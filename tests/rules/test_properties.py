@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cases import EVERY, OPTION_IDS, OPTIONS, SHAPES, Case
 from drive import gradients, run
+from lanes import one_in
 from tolerances import FLOAT32, FLOAT64
 
 from thalweg.errors import OptionError
@@ -128,7 +129,8 @@ def test_inputs_are_left_alone_and_steps_are_finite(case: Case, data: Any) -> No
     assert all(np.shape(update.state[key]) == entry.shape for key, entry in s.items())
 
 
-@pytest.mark.parametrize(("case", "description", "options"), OPTIONS, ids=OPTION_IDS)
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "description", "options"), one_in(2, OPTIONS), ids=OPTION_IDS)
 def test_float32_follows_float64(case: Case, description: str, options: dict) -> None:
     for shape in SHAPES:
         p, grads = gradients(shape, 20)

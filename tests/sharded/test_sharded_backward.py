@@ -14,7 +14,7 @@ from world_training import beside_other_wrappers, furthest_in_backward, refusal
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 
 
-@pytest.mark.in_turn
+@pytest.mark.in_turn("wrapper", "pieces")
 @cases_for()
 @pytest.mark.parametrize(("wrapper", "pieces"), [("FSDP2", 1), ("FSDP2", 2), ("FSDP2, offloaded", 1)])
 def test_sharded_gradients_are_reduced_before_the_step(rule: str, wrapper: str, pieces: int) -> None:

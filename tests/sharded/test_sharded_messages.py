@@ -36,7 +36,7 @@ def later_steps(size: int, run: Run, layout: str) -> list[dict[str, int]]:
 
 @cases_for()
 @pytest.mark.parametrize(
-    ("size", "layout"), one_in(2, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts])
+    ("size", "layout"), one_in(4, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts])
 )
 def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
     run = Run(rule, rates=(1.0,) * 3)

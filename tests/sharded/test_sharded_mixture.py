@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from world import world
 from world_mixtures import RULES, differences, messages, resumed_elsewhere, told_apart
 
-pytestmark = [pytest.mark.world, pytest.mark.slow]
+pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.in_turn(together=True)]
 
 
 @pytest.mark.parametrize("layout", ["first axis", "last axis", "mixed"])

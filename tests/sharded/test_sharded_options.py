@@ -26,13 +26,12 @@ def check(run: Run, layout: str, size: int = 2) -> None:
     assert world(size).run(differences, run, layout) == [[]] * size
 
 
-@pytest.mark.parametrize(("case", "options"), one_in(5, SHARDED_OPTIONS))
+@pytest.mark.parametrize(("case", "options"), one_in(10, SHARDED_OPTIONS))
 def test_options_of_rules(case: Case, options: Mapping[str, Any]) -> None:
     check(Run(case.name, options=options), "last axis")
 
 
-@pytest.mark.in_turn("case")
-@pytest.mark.parametrize(("case", "options"), SHARDED_OPTIONS)
+@pytest.mark.parametrize(("case", "options"), one_in(15, SHARDED_OPTIONS, first=9))
 def test_options_of_rules_over_two_axes(case: Case, options: Mapping[str, Any]) -> None:
     check(Run(case.name, options=options, rates=(1.0, 0.5)), "two axes", 4)
 

@@ -75,6 +75,7 @@ def first(found: Any) -> Any:
     return np.asarray(found.values[0] if isinstance(found, PerTensor) else found.tensors[0])
 
 
+pytestmark = pytest.mark.slow  # sums are of millions
 SPACES = [by_numpy, by_torch, by_foreach, by_sharded, by_jax]
 every_space = pytest.mark.parametrize("space", SPACES, ids=lambda made: made.__name__.removeprefix("by_"))
 #: Those whose arrays have strides.

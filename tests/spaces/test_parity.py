@@ -42,14 +42,13 @@ def compare(reference: tuple, result: tuple, dtype: str, shape: tuple) -> None:
         assert np.abs(a - b).max(initial=0) <= SPACE[dtype] * max(1.0, np.abs(a).max(initial=0)), (key, shape)
 
 
-EVERY = pytest.mark.parametrize(("case", "description", "options"), OPTIONS, ids=OPTION_IDS)
-#: For what is compiled, or is tested through front ends too.
+#: Every test has other rows.
 SOME = pytest.mark.parametrize(("case", "description", "options"), one_in(3, OPTIONS), ids=OPTION_IDS)
 DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32"])
 
 
 @pytest.mark.in_turn
-@EVERY
+@pytest.mark.parametrize(("case", "description", "options"), one_in(3, OPTIONS, first=2), ids=OPTION_IDS)
 @DTYPES
 def test_torch(case: Case, description: str, options: dict, dtype: str) -> None:
     torch = pytest.importorskip("torch")
@@ -96,9 +95,8 @@ def test_foreach(case: Case, description: str, options: dict, dtype: str) -> Non
             compare(reference, own, dtype, shape)
 
 
-@pytest.mark.in_turn("case")
 @pytest.mark.slow
-@EVERY
+@pytest.mark.parametrize(("case", "description", "options"), one_in(20, OPTIONS, first=13), ids=OPTION_IDS)
 def test_torch_compile_without_a_graph_break(case: Case, description: str, options: dict) -> None:
     """One graph, made once, whatever the step."""
     torch = pytest.importorskip("torch")
@@ -178,6 +176,7 @@ def test_foreach_selects_tensor_by_tensor_where_schedules_differ() -> None:
     assert torch.equal(waiting, torch.eye(3, dtype=torch.float64))
 
 
+@pytest.mark.slow
 def test_jax_as_it_comes() -> None:
     """Without the 64-bit mode of these tests: float32 and 32-bit integers, traced steps, noise and rounding."""
     pytest.importorskip("jax")

@@ -81,11 +81,14 @@ def covering(found: Sequence[Values]) -> set[int]:
     return kept
 
 
-def one_in(number: int, table: Iterable[Any]) -> list[Any]:
-    """Parameters of a long table, of which the ordinary lane has the first of every so many."""
+def one_in(number: int, table: Iterable[Any], first: int = 0) -> list[Any]:
+    """Parameters of a long table, of which the ordinary lane has one of every so many.
+
+    first: where it begins. Tests of the same table begin at different rows, so that most rows are met by one of them.
+    """
     found = []
     for place, row in enumerate(table):
         param = row if hasattr(row, "marks") else pytest.param(*(row if isinstance(row, tuple) else (row,)))
-        marks = param.marks if place % number == 0 else [*param.marks, pytest.mark.nightly]
+        marks = param.marks if place % number == first % number else [*param.marks, pytest.mark.nightly]
         found.append(pytest.param(*param.values, id=param.id, marks=marks))
     return found

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from cases import CASES, OPTION_IDS, OPTIONS, Case
+from lanes import one_in
 
 torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
 from thalweg.errors import OptimError, StateError  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn]
+pytestmark = pytest.mark.in_turn
 
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach"])
@@ -78,7 +79,7 @@ def resumed(case: Case, engine: str, dtype: Any = None, **options: Any) -> Any:
 
 
 @ENGINES
-@pytest.mark.parametrize(("case", "description", "options"), OPTIONS, ids=OPTION_IDS)
+@pytest.mark.parametrize(("case", "description", "options"), one_in(3, OPTIONS, first=2), ids=OPTION_IDS)
 def test_resumes_to_the_last_bit(case: Case, description: str, options: dict, engine: str) -> None:
     resumed(case, engine, **options)
 

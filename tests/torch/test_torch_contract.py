@@ -18,7 +18,7 @@ from torch.optim import lr_scheduler as schedulers  # noqa: E402
 import thalweg.torch  # noqa: E402
 from thalweg.errors import OptimError, OptionError, ParameterError  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn]
+pytestmark = pytest.mark.in_turn
 
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach"])

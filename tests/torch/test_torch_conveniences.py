@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from cases import CASES, OPTION_IDS, OPTIONS, Case
+from lanes import one_in
 from tolerances import ROUNDED_STEP
 
 torch = pytest.importorskip("torch")
@@ -18,7 +19,7 @@ import thalweg.torch  # noqa: E402
 from thalweg.errors import NonFiniteError, OptionError, ParameterError, UnusedOverrideWarning  # noqa: E402
 from thalweg.torch import step_in_backward  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn]
+pytestmark = pytest.mark.in_turn
 
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach"])
@@ -327,7 +328,7 @@ def test_step_in_backward_raises_what_is_not_finite(case: Case) -> None:
 # ---- looking inside
 
 
-@pytest.mark.parametrize(("case", "description", "options"), OPTIONS, ids=OPTION_IDS)
+@pytest.mark.parametrize(("case", "description", "options"), one_in(3, OPTIONS), ids=OPTION_IDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_explained_bytes_are_those_allocated(case: Case, description: str, options: dict, dtype: Any) -> None:
     net = model().to(dtype)

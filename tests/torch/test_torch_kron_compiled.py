@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 SHAPES = [(64, 32), (32,), (16, 64), (8, 3, 3, 3), (10,), (12, 12), (12, 12)]
 #: Some of the eight steps refresh the factors, and some do not.
 OPTIONS: dict[str, Any] = dict(lr=1e-2, precond_update_probability=0.4)
@@ -58,6 +60,7 @@ def assert_equal(first: Any, second: Any) -> None:
     assert first.engine == second.engine
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("geometry", ["procrustes", "eq"])
 @pytest.mark.parametrize("engine", ["auto", "reference", "foreach"])
 def test_a_compiled_step_is_the_eager_step(engine: str, geometry: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import CASES, OPTION_IDS, OPTIONS, Case
+from lanes import one_in
 from published_runs import error, peer, problem, torch_peer
 from tolerances import FLIPPED, FLOAT32, FLOAT64, ROUNDED_WALK
 
@@ -16,7 +17,7 @@ torch = pytest.importorskip("torch")
 import thalweg.numpy  # noqa: E402
 import thalweg.torch  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn]
+pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]
 
 SHAPES = [(), (7,), (6, 4), (4, 9), (6, 4), (3, 4, 5), (6, 1)]
 STEPS = 10
@@ -51,7 +52,7 @@ def small_problem(dtype: str = "float64", shapes: Sequence[Any] = SHAPES, steps:
 
 
 @ENGINES
-@pytest.mark.parametrize(("case", "description", "options"), OPTIONS, ids=OPTION_IDS)
+@pytest.mark.parametrize(("case", "description", "options"), one_in(3, OPTIONS, first=1), ids=OPTION_IDS)
 def test_engines_equal_numpy(case: Case, description: str, options: dict, engine: str) -> None:
     params, grads = small_problem()
     reference = getattr(thalweg.numpy, case.name)(lr=case.lr, **options)
@@ -254,7 +255,7 @@ def test_parameters_without_gradient_are_left_alone(case: Case, engine: str) -> 
 
 
 @ENGINES
-@EVERY
+@pytest.mark.parametrize("case", one_in(3, CASES, first=2), ids=lambda case: case.name)
 def test_stochastic_rounding_moves_as_far_as_float32(case: Case, engine: str) -> None:
     steps, size = 200, 32
     options: dict[str, dict] = {
@@ -369,9 +370,9 @@ def test_without_trust_equals(ours: Any, theirs: Any, engine: str) -> None:
 # ---- torch.compile
 
 
-@pytest.mark.slow
+@pytest.mark.in_turn
 @ENGINES
-@EVERY
+@pytest.mark.parametrize("case", one_in(3, CASES), ids=lambda case: case.name)
 def test_compiled_step(case: Case, engine: str) -> None:
     from torch._dynamo.testing import CompileCounter
 

@@ -61,12 +61,14 @@ def test_gradients_of_another_dtype(rule: str, grad_dtype: str) -> None:
     side_by_side(rule, gradients(3, grad_dtype), dtype, **options_of(rule), prepare=lenient, lockstep=True)
 
 
+@pytest.mark.slow
 @every_rule
 @pytest.mark.parametrize("stored", [dict(state_dtype="bfloat16"), dict(state_dtype="float16")], ids=str)
 def test_state_of_sixteen_bits(rule: str, stored: dict) -> None:
     side_by_side(rule, gradients(3), **options_of(rule), **stored, lockstep=True)
 
 
+@pytest.mark.slow
 @every_rule
 def test_momentum_has_a_dtype_of_its_own(rule: str) -> None:
     side_by_side(rule, gradients(3), **options_of(rule), momentum_dtype="bfloat16", lockstep=True)
@@ -82,6 +84,7 @@ def test_the_joint_norm_of_gradients_is_bounded(rule: str) -> None:
     side_by_side(rule, gradients(3), **options_of(rule), max_grad_norm=0.5)
 
 
+@pytest.mark.slow
 @every_rule
 def test_overrides(rule: str) -> None:
     overrides = [("vector", dict(weight_decay=0.0, lr_scale=0.5)), ("c*", dict(weight_decay=0.3))]
@@ -136,6 +139,7 @@ def test_parameters_without_gradients_rest(rule: str) -> None:
     }
 
 
+@pytest.mark.slow
 @every_rule
 def test_tables_follow_what_moves(rule: str) -> None:
     """Parameters that get other memory, and state that is replaced, are found where they are."""
@@ -178,6 +182,7 @@ def test_a_step_like_the_last_is_not_sorted_again(rule: str, monkeypatch: pytest
     agree(optimizer, named, reference, theirs)
 
 
+@pytest.mark.slow
 @every_rule
 @pytest.mark.parametrize("kind", ["a tensor", "a tensor of the host", "a schedule", "by group"])
 def test_learning_rates_that_change(rule: str, kind: str) -> None:
@@ -230,6 +235,7 @@ def test_what_overflows_when_it_is_stored_is_left_alone(rule: str) -> None:
     agree(*results)
 
 
+@pytest.mark.slow
 @every_rule
 def test_a_step_that_is_not_finite_raises_before_anything_is_written(rule: str) -> None:
     named, steps = parameters(), gradients(2)
@@ -300,6 +306,7 @@ def test_the_same_bits_twice(rule: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
+@pytest.mark.slow
 @every_rule
 def test_state_goes_from_engine_to_engine(rule: str) -> None:
     steps = gradients(4, shapes=FEW)
@@ -406,6 +413,7 @@ def test_gradients_are_free_after_a_step(rule: str) -> None:
         assert [ref() for ref in known] == [None] * len(known), "memory that the next forward pass could use"
 
 
+@pytest.mark.slow
 @every_rule
 def test_parameters_exchanged_after_a_step_that_is_remembered(rule: str) -> None:
     old, new, alone = (parameters(shapes=FEW) for _ in range(3))
@@ -419,6 +427,7 @@ def test_parameters_exchanged_after_a_step_that_is_remembered(rule: str) -> None
     assert all(torch.equal(p, q) for (_, p), (_, q) in zip(new, alone, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [FACTORED, dict(factored=False)], ids=["factored", "all squares"])
 def test_adafactor_whose_lr_is_taken_away(options: dict[str, Any]) -> None:
     """Then the step size follows from the step: other formulas, for tensors that were stepped before."""

@@ -12,6 +12,8 @@ from tolerances import SPACE, TENSOR_CORES
 import thalweg.torch
 from thalweg.errors import OptionError
 
+pytestmark = pytest.mark.slow  # programs are interpreted
+
 SHAPES = {"bias": (5,), "a": (12, 9), "b": (12, 9), "conv": (4, 3, 2, 2)}
 #: Where it does not matter which.
 FEW = {name: SHAPES[name] for name in ("bias", "a")}

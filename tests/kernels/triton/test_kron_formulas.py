@@ -18,6 +18,8 @@ from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling
 from thalweg.spaces import torch as space
 
+pytestmark = pytest.mark.slow  # programs are interpreted
+
 TOLERANCE = SPACE["float32"] if DEVICE == "cpu" else TENSOR_CORES["float32"]
 
 
@@ -125,6 +127,7 @@ MUTANTS: list[tuple[type[Kron], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize(("mutant", "options"), MUTANTS, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_a_mutant_of_the_rule_steps_otherwise_and_as_it_says(

@@ -17,6 +17,8 @@ from thalweg.rules.noise import normal, tensor_id
 from thalweg.settings import Handling
 from thalweg.spaces import torch as space
 
+pytestmark = pytest.mark.slow  # programs are interpreted
+
 TOLERANCE = SPACE["float32"] if DEVICE == "cpu" else TENSOR_CORES["float32"]
 
 

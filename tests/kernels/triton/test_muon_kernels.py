@@ -15,6 +15,8 @@ from thalweg.errors import OptionError  # noqa: E402
 from thalweg.kernels import chunks  # noqa: E402
 from thalweg.torch.engines import triton_whole  # noqa: E402
 
+pytestmark = pytest.mark.slow  # programs are interpreted
+
 #: Three of one shape, turned ones, and one of more axes.
 SHAPES = {"a": (34, 20), "b": (34, 20), "c": (34, 20), "wide": (20, 34), "conv": (5, 4, 3, 2)}
 OPTIONS: dict[str, Any] = dict(weight_decay=0.1, ns_dtype=None)
