@@ -19,16 +19,17 @@ from thalweg.torch.engines.lists import Lists
 from thalweg.torch.engines.native import Native
 from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Statistics
 from thalweg.torch.engines.triton import Triton
-from thalweg.torch.params.grouped import GroupedOptimizer, Params
+from thalweg.torch.params.grouped import Params
 from thalweg.torch.params.groups import LAYOUT, EngineName, check_options, defaults_of, engine_meant
 from thalweg.torch.params.members import check_given
 from thalweg.torch.params.rates import Rate, check_rate
+from thalweg.torch.params.stateful import StatefulOptimizer
 from thalweg.torch.sharding.collectives import Computation, in_lockstep
 from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.gradients import JointGradient
 
 
-class Optimizer(GroupedOptimizer):
+class Optimizer(StatefulOptimizer):
     """A ``torch.optim.Optimizer`` around a rule, or around several.
 
     Every optimizer derives from it. Gradients are read, never written; parameters and state are

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from thalweg.exchange import by_known_name, check_exchanged, check_mixture, exchanged
 from thalweg.rules import Rule
-from thalweg.torch.params.grouped import GroupedOptimizer
+from thalweg.torch.params.stateful import StatefulOptimizer
 from thalweg.torch.sharding.shards import whole
 
 
-def export_state(optimizer: GroupedOptimizer) -> dict[str, Any]:
+def export_state(optimizer: StatefulOptimizer) -> dict[str, Any]:
     """The state of an optimizer for another front end, or for a file.
 
     ``thalweg.numpy``'s ``load_state_dict`` and ``thalweg.optax.import_state`` take it. What is sharded is
@@ -32,7 +32,7 @@ def export_state(optimizer: GroupedOptimizer) -> dict[str, Any]:
     return exchanged(rule, found, iteration=last)
 
 
-def import_state(optimizer: GroupedOptimizer, exported: Mapping[str, Any]) -> None:
+def import_state(optimizer: StatefulOptimizer, exported: Mapping[str, Any]) -> None:
     """Continue from what another front end exported. On any error nothing is changed."""
     rule, by_name = getattr(optimizer, "rule", None), rules_by_name(optimizer)
     if rule is None:
@@ -46,7 +46,7 @@ def import_state(optimizer: GroupedOptimizer, exported: Mapping[str, Any]) -> No
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def rules_by_name(optimizer: GroupedOptimizer) -> dict[str, type[Rule]]:
+def rules_by_name(optimizer: StatefulOptimizer) -> dict[str, type[Rule]]:
     return {name: optimizer._rule_of(optimizer.param_groups[index]) for name, _, index in optimizer._homes()}
 
 

@@ -24,8 +24,8 @@ from thalweg.torch.engines.choice import (
     reason_missing,
 )
 from thalweg.torch.engines.protocol import Bucket
-from thalweg.torch.params.grouped import GroupedOptimizer
 from thalweg.torch.params.groups import EngineName
+from thalweg.torch.params.stateful import StatefulOptimizer
 from thalweg.torch.sharding.agreement import Agreement
 from thalweg.torch.sharding.shards import is_distributed, local, local_state, part_of
 from thalweg.torch.step.gradients import gradient_of
@@ -48,7 +48,7 @@ class Sorter:
         self.latest: RepeatedStep | None = None
 
     @torch.compiler.disable
-    def sort(self, optimizer: GroupedOptimizer, only: Tensor | None, *, compiling: bool) -> list[Bucket]:
+    def sort(self, optimizer: StatefulOptimizer, only: Tensor | None, *, compiling: bool) -> list[Bucket]:
         """Parameters that can be stepped together, checked, with their state made where there is none.
 
         only: the one parameter to be stepped; None for all.
@@ -74,7 +74,7 @@ class Sorter:
 
     def sorted_anew(
         self,
-        optimizer: GroupedOptimizer,
+        optimizer: StatefulOptimizer,
         places: Mapping[Tensor, tuple[str, int]],
         settings: Sequence[Settings],
         *,
