@@ -72,7 +72,7 @@ def beside(lane: str) -> dict[str, list[str]]:
     return {name: command for name, command in every.items() if not (lane == "--fast" and name == "docs")}
 
 
-def run(name: str, command: list[str], surroundings: Mapping[str, str] = ALWAYS, *, shown: bool = False) -> Result:
+def run(name: str, command: list[str], surroundings: Mapping[str, str], *, shown: bool = False) -> Result:
     """Run a check; what it says is shown as it comes, or at its end where it failed."""
     say(f"\n== {name}: {' '.join(command)}\n" if shown else "")
     start = time.perf_counter()
@@ -100,10 +100,10 @@ def main(arguments: list[str]) -> int:
     if lane not in LANES or len(arguments) > 1:
         say(__doc__ or "")
         return 2
-    start = time.perf_counter()
+    start, surroundings = time.perf_counter(), ALWAYS | LANES[lane].surroundings
     with ThreadPoolExecutor(1) as executor:
-        others = [executor.submit(run, name, command) for name, command in beside(lane).items()]
-        last = run("tests", tests(lane), ALWAYS | LANES[lane].surroundings, shown=True)
+        others = [executor.submit(run, name, command, surroundings) for name, command in beside(lane).items()]
+        last = run("tests", tests(lane), surroundings, shown=True)
         results = [*(other.result() for other in others), last]
     say("\n== summary\n")
     for result in results:
