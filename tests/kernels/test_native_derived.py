@@ -271,14 +271,15 @@ class TestWhatIsKept:
     @pytest.mark.slow
     def test_many_processes_may_begin_at_once(self, tmp_path: Path) -> None:
         script = (
-            "import sys; sys.path.insert(0, sys.argv[1])\n"
+            "import sys; sys.path[:0] = sys.argv[1:]\n"
             "from test_native_derived import Softened, reason_uncompiled\n"
             "assert reason_uncompiled(Softened(), (3,)) == '', reason_uncompiled(Softened(), (3,))\n"
         )
-        here = str(Path(__file__).parent)
+        here = Path(__file__).parent
+        paths = [str(here), str(here.parent / "support")]
         begun = [
             subprocess.Popen(
-                [sys.executable, "-c", script, here], env={**os.environ}, stderr=subprocess.PIPE, text=True
+                [sys.executable, "-c", script, *paths], env={**os.environ}, stderr=subprocess.PIPE, text=True
             )
             for _ in range(3)
         ]

@@ -8,7 +8,7 @@ from typing import Any
 from thalweg.errors import StateError
 from thalweg.rules import Rule
 from thalweg.settings import Handling, differ
-from thalweg.torch.params.grouped import GroupedOptimizer
+from thalweg.torch.params.stateful import StatefulOptimizer
 from thalweg.torch.peers.formats import Group, check_axes, wanted
 from thalweg.torch.peers.imports import SCHEDULED, rule_of
 from thalweg.torch.peers.options import picked
@@ -18,7 +18,7 @@ from thalweg.torch.peers.sources import PEERS
 OURS_ALONE = ("max_grad_norm", "on_nonfinite", "rounding")
 
 
-def export_peer(optimizer: GroupedOptimizer, target: str) -> dict[str, Any]:
+def export_peer(optimizer: StatefulOptimizer, target: str) -> dict[str, Any]:
     """The state of an optimizer for ``load_state_dict`` of one of ``torch.optim`` with the same parameters and groups.
 
     target: "torch". AdamW (or LAMB without trust ratios) goes to torch's AdamW, or to Adam if its decay is not
@@ -85,7 +85,7 @@ def exported(rule: type[Rule], group: Group) -> dict[str, Any]:
     return {**beside, **TARGETS[rule.__name__][1](group)}
 
 
-def check_served(optimizer: GroupedOptimizer, rule: type[Rule], group: Group, name: str, p: Any, home: int) -> None:
+def check_served(optimizer: StatefulOptimizer, rule: type[Rule], group: Group, name: str, p: Any, home: int) -> None:
     """Refuse options of a parameter that an optimizer of torch with this group would not have."""
     peer, own = PEERS[name_of(rule, group)], optimizer.param_groups[home]
     setting, _ = optimizer._group_settings.made(own).of(name, p)

@@ -12,8 +12,8 @@ from thalweg.errors import StateError
 from thalweg.peers import Rename, Report, check_same_names, refused_option, renamed
 from thalweg.rules import Rule
 from thalweg.torch.params.checkpoints import bare, check_sizes
-from thalweg.torch.params.grouped import GroupedOptimizer
 from thalweg.torch.params.members import names_of
+from thalweg.torch.params.stateful import StatefulOptimizer
 from thalweg.torch.peers.files import found_state
 from thalweg.torch.peers.formats import Group, Member, Peer, recognized, wanted
 from thalweg.torch.peers.sources import PEERS
@@ -25,7 +25,7 @@ CYCLED, CYCLES = ("momentum", "betas"), "base_momentum"
 
 
 def import_peer(
-    optimizer: GroupedOptimizer, state_dict: Any, source: str | None = None, *, rename: Rename | None = None
+    optimizer: StatefulOptimizer, state_dict: Any, source: str | None = None, *, rename: Rename | None = None
 ) -> Report:
     """Continue a run that another optimizer has started. On any error nothing is changed.
 
@@ -70,7 +70,7 @@ def import_peer(
 
 def rule_of(optimizer: Any) -> type[Rule]:
     """The rule of an optimizer that has one."""
-    if not isinstance(optimizer, GroupedOptimizer):
+    if not isinstance(optimizer, StatefulOptimizer):
         raise StateError(
             f"this needs an optimizer of thalweg.torch, got {type(optimizer).__module__}.{type(optimizer).__name__}"
         )
@@ -82,7 +82,7 @@ def rule_of(optimizer: Any) -> type[Rule]:
     return optimizer.rule
 
 
-def matched(optimizer: GroupedOptimizer, saved: Mapping[str, Any], rename: Rename | None) -> list[Member]:
+def matched(optimizer: StatefulOptimizer, saved: Mapping[str, Any], rename: Rename | None) -> list[Member]:
     """The parameters here, each with what was saved of it: by name where both have names, or else by position."""
     keys = [(key, group) for group in saved["param_groups"] for key in group["params"]]
     names = [name for group in saved["param_groups"] for name in names_in(group)]
@@ -117,7 +117,7 @@ def rate_of(group: Group) -> Any:
     return float(lr) if isinstance(lr, Tensor) else lr
 
 
-def with_rates(optimizer: GroupedOptimizer, peer: Peer, members: Sequence[Member]) -> list[dict[str, Any]]:
+def with_rates(optimizer: StatefulOptimizer, peer: Peer, members: Sequence[Member]) -> list[dict[str, Any]]:
     """The groups here, as they are saved, with what schedulers have set in the groups there."""
     groups: list[dict[str, Any]] = optimizer.state_dict()["param_groups"]
     for index, group in enumerate(groups):
