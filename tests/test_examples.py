@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.nightly
 def test_a_race_on_a_task_of_your_own(tmp_path: Path) -> None:
     for needed in ("torch.nn", "click", "matplotlib", "plotly"):
         pytest.importorskip(needed)
@@ -90,6 +91,7 @@ def on_two_ranks(example: str, *arguments: str) -> dict[int, float]:
 
 
 @pytest.mark.world
+@pytest.mark.nightly
 def test_fsdp2_and_tensor_parallelism_are_one_training(tmp_path: Path) -> None:
     arguments = ("--optimizer", "Adafactor", "--steps", "5")
     sharded = on_two_ranks("fsdp2.py", *arguments, "--out", str(tmp_path / "saved"))

@@ -66,12 +66,15 @@ def cases(world: int) -> list[Case]:
     return found
 
 
-@pytest.fixture(scope="module", params=one_in(3, ["2, some", "2, others", "4, all"]))
+#: Cases of two ranks by thirds, and all of four.
+RUNS = [*((2, slice(first, None, 3)) for first in range(3)), (4, slice(None))]
+
+
+@pytest.fixture(scope="module", params=one_in(4, map(pytest.param, RUNS)), ids=str)
 def runs(request: pytest.FixtureRequest) -> list[tuple[Case, list[Measured]]]:
     """Cases, with what each of so many ranks measured."""
-    ranks, which = request.param.split(", ")
-    some = {"some": slice(0, None, 2), "others": slice(1, None, 2), "all": slice(None)}[which]
-    return [(case, world(int(ranks)).run(measure, case)) for case in cases(int(ranks))[some]]
+    ranks, which = request.param
+    return [(case, world(ranks).run(measure, case)) for case in cases(ranks)[which]]
 
 
 def tensors_of(case: Case) -> list[Tensor]:

@@ -77,6 +77,7 @@ def curves(task: Any, **asked: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("task", "tolerance"), [(TASK, FLOAT64), (SINGLE, FLOAT32)], ids=["float64", "float32"])
 @pytest.mark.parametrize(
     ("package", "theirs", "ours", "options"),

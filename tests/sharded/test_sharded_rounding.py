@@ -33,7 +33,7 @@ LAID_OUT = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.in_turn
+@pytest.mark.in_turn("rule", "dtype", "rounding", "size")
 @NARROW
 @ROUNDED
 @LAID_OUT
@@ -45,7 +45,7 @@ def test_the_same_bits_where_nothing_is_summed(rule: str, dtype: str, rounding: 
         assert not any(shares.values()), shares
 
 
-@pytest.mark.in_turn
+@pytest.mark.in_turn("dtype", "rounding", "size", "layout")
 @cases_for()
 @NARROW
 @ROUNDED

@@ -10,6 +10,7 @@ from tolerances import WORLD_TRAINED
 
 pytest.importorskip("torch")
 
+from lanes import one_in
 from world import world
 from world_steps import LR, TYPICAL, cases_for
 from world_training import furthest, furthest_with_zero
@@ -50,7 +51,9 @@ def test_gradients_that_add_up_over_pieces_of_a_batch(rule: str, wrapper: str) -
 
 
 @cases_for()
-@pytest.mark.parametrize(("size", "wrapper"), [(2, "FSDP2"), (2, "tensor parallel"), (4, "FSDP2 over tensor parallel")])
+@pytest.mark.parametrize(
+    ("size", "wrapper"), one_in(2, [(2, "FSDP2"), (4, "FSDP2 over tensor parallel"), (2, "tensor parallel")])
+)
 @pytest.mark.parametrize("options", [dict(max_grad_norm=0.1), dict(on_nonfinite="skip")], ids=str)
 def test_guards(rule: str, size: int, wrapper: str, options: Mapping[str, Any]) -> None:
     check(world(size).run(furthest, wrapper, rule, LR[rule], 1, {**TYPICAL[rule], **options}))

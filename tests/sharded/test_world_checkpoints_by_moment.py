@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import world_checkpoint_faults as faults  # noqa: E402
+from lanes import one_in  # noqa: E402
 from world import World, world  # noqa: E402
 from world_checkpoints import NAMES, RULES, resume, save  # noqa: E402
 
@@ -64,7 +65,7 @@ def test_saved_while_training_goes_on(tmp_path: Path, case: str) -> None:
     assert world(2).run(faults.saved_while_training, tmp_path / "checkpoint", case, "FSDP2") == FINE
 
 
-@pytest.mark.parametrize("moment", ["data", "metadata"])
+@pytest.mark.parametrize("moment", one_in(2, ["data", "metadata"]))
 def test_killed_while_saving(tmp_path: Path, moment: str) -> None:
     """The checkpoint before it is whole, and what was begun is no checkpoint and can be told from one."""
     case, first, second = "LAMB", tmp_path / "checkpoint", tmp_path / "second"

@@ -10,7 +10,7 @@ from on_device import FEW, gradients, side_by_side
 pytestmark = pytest.mark.slow  # programs are interpreted
 
 
-@pytest.mark.parametrize(("case", "options"), one_in(14, FUSED_OPTIONS))
+@pytest.mark.parametrize(("case", "options"), one_in(22, FUSED_OPTIONS))
 def test_it_equals_its_rule(case: Case, options: dict) -> None:
     moves = options.get("lr") != 0.0
     side_by_side(case.name, gradients(3, shapes=FEW), shapes=FEW, **options, moves=moves)

@@ -42,7 +42,7 @@ def both(steps: int, dtype: str = "float32", **options: Any) -> tuple[Any, Any, 
         dict(bias_correction=True, maximize=True),
         dict(momentum_mode="sum", scaling="match_rms_adamw", max_grad_norm=0.5),
         dict(split=2, weight_decay=0.0, nesterov=False),
-        dict(stacked_axes=1, vectors="row"),
+        pytest.param(dict(stacked_axes=1, vectors="row"), marks=pytest.mark.nightly),
     ],
     ids=str,
 )
