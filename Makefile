@@ -5,7 +5,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
+# What pip would compile by one process, by as many as there are cores; not everything there is Python of this version.
+COMPILED := $(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 
 # The native core is built with the package. Without a compiler the package installs without it; with one, what does
 # not compile is an error.
@@ -66,10 +68,12 @@ clean:
 
 .venv/ready-to-race: .venv/bin/python pyproject.toml constraints.txt $(NATIVE)
 	$(EDITABLE) ".[cli]"
+	$(COMPILED)
 	touch $@
 
 .venv/ready-to-test: .venv/bin/python pyproject.toml constraints.txt tests/peers.txt tests/peers-need.txt $(NATIVE)
 	$(PIP) torch
 	$(EDITABLE) ".[dev]" --requirement tests/peers-need.txt
 	$(PIP) --no-deps --requirement tests/peers.txt
+	$(COMPILED)
 	touch $@

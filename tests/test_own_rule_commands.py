@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lanes import one_in
 from own_rules import Signed, every
 
 import thalweg.numpy
@@ -115,7 +116,7 @@ def test_a_race_in_torch() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("front_end", ["torch", "numpy", "optax"])
+@pytest.mark.parametrize("front_end", one_in(3, ["torch", "numpy", "optax"]))
 def test_bench(front_end: str) -> None:
     needed = {"torch": ["torch"], "numpy": [], "optax": ["jax", "optax"]}[front_end]
     for package in needed:

@@ -52,7 +52,7 @@ def ready(contestant: Contestant, workload: Workload, stepping: Stepping | None 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("contestant", one_in(2, EVERYONE), ids=lambda c: f"{c.rule}: {c.name}")
+@pytest.mark.parametrize("contestant", one_in(4, EVERYONE), ids=lambda c: f"{c.rule}: {c.name}")
 def test_everyone_moves_its_parameters_and_nobody_elses(contestant: Contestant) -> None:
     workload = Workload(TINY, Cpu())
     with uncompiled(contestant):

@@ -96,7 +96,7 @@ FULL = {"defaults", "min_dim_size_to_factor 16", "not factored", *TOGETHER}
 
 
 @DTYPES
-@pytest.mark.parametrize("row", one_in(6, [*EACH, *TOGETHER]))
+@pytest.mark.parametrize("row", one_in(12, [*EACH, *TOGETHER]))
 def test_equals_optax(row: str, dtype: str) -> None:
     params, grads = problem(SHAPES if row in FULL else FEWER, dtype=dtype)
     options = {**EACH, **TOGETHER}[row]

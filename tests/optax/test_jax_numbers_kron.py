@@ -24,7 +24,7 @@ ONE = {"w": (6, 4)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("text", "options"), one_in(6, KRON.options.items()))
+@pytest.mark.parametrize(("text", "options"), one_in(12, KRON.options.items()))
 def test_equals_the_numpy_front_end(text: str, options: dict) -> None:
     assert_equal(kron(KRON.lr, **options), Kron(lr=KRON.lr, engine="reference", **options), SHAPES)
 

@@ -116,13 +116,13 @@ def agree(mine: Any, theirs: Any, row: str, options: dict, dtype: str) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("row", one_in(4, LAMB, first=2))
+@pytest.mark.parametrize("row", one_in(8, LAMB, first=2))
 def test_lamb_equals_optax(row: str, dtype: str) -> None:
     agree(lamb, optax.lamb, row, {"learning_rate": 0.01, **LAMB[row]}, dtype)
 
 
 @DTYPES
-@pytest.mark.parametrize("row", one_in(4, LARS))
+@pytest.mark.parametrize("row", one_in(8, LARS))
 def test_lars_equals_optax(row: str, dtype: str) -> None:
     agree(lars, optax.lars, row, {"learning_rate": 5.0, **LARS[row]}, dtype)
 

@@ -70,7 +70,7 @@ def test_the_same_command_runs_nothing_twice_and_redraw_runs_nothing(
     assert (tmp_path / "race.svg").read_bytes() == picture
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @drawn
 def test_a_damaged_record_is_reported_and_redone(
     tmp_path: Path, raced: Path, capsys: pytest.CaptureFixture[str]

@@ -421,7 +421,7 @@ def test_the_command_shows_rivals_in_table_pictures_and_page(
     assert (tmp_path / "race.svg").read_text(encoding="utf-8") == picture
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("drawing")
 def test_a_redraw_needs_no_rival(tmp_path: Path) -> None:
     from thalweg.cli import run

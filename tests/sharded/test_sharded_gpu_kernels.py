@@ -55,7 +55,7 @@ def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
 
 @every_rule
 @pytest.mark.parametrize(
-    "options", one_in(2, [dict(on_nonfinite="skip"), dict(on_nonfinite="raise"), dict(max_grad_norm=0.5)]), ids=str
+    "options", one_in(3, [dict(on_nonfinite="skip"), dict(on_nonfinite="raise"), dict(max_grad_norm=0.5)]), ids=str
 )
 def test_what_is_decided_by_all_ranks(rule: str, options: Mapping[str, Any]) -> None:
     spoilt = ((0, "matrix", float("nan")),) if "on_nonfinite" in options else ()

@@ -14,7 +14,7 @@ from world_steps import TYPICAL, Run, cases_for, differences, differences_untrac
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 
 LAID_OUT = pytest.mark.parametrize(
-    ("size", "layout"), one_in(2, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts])
+    ("size", "layout"), one_in(4, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts])
 )
 
 

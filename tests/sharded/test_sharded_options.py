@@ -31,7 +31,7 @@ def test_options_of_rules(case: Case, options: Mapping[str, Any]) -> None:
     check(Run(case.name, options=options), "last axis")
 
 
-@pytest.mark.parametrize(("case", "options"), one_in(15, SHARDED_OPTIONS, first=9))
+@pytest.mark.parametrize(("case", "options"), one_in(30, SHARDED_OPTIONS, first=9))
 def test_options_of_rules_over_two_axes(case: Case, options: Mapping[str, Any]) -> None:
     check(Run(case.name, options=options, rates=(1.0, 0.5)), "two axes", 4)
 

@@ -15,7 +15,7 @@ from world_checkpoints import CASES, NAMES, RULES, resume, save  # noqa: E402
 
 pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.in_turn(together=True)]
 
-EVERY = pytest.mark.parametrize("case", one_in(2, NAMES))
+EVERY = pytest.mark.parametrize("case", one_in(3, NAMES))
 #: One of each kind of state.
 KINDS = ["LARS, bfloat16 momentum", "LAMB, overrides", "Adafactor, some factored", "Kron"]
 SOME = pytest.mark.parametrize("case", [name for name in KINDS if CASES[name][0] in RULES])
@@ -75,7 +75,7 @@ def test_further(saved: Callable[..., Path], case: str, before: str, ranks: int,
 
 
 @SOME
-@pytest.mark.parametrize("way", ["flat", "offloaded", "full", "full, flat", "broadcast"])
+@pytest.mark.parametrize("way", one_in(2, ["flat", "offloaded", "full", "full, flat", "broadcast"]))
 def test_every_form_of_a_state_dict(saved: Callable[..., Path], case: str, way: str) -> None:
     folder = saved(case, "FSDP2", 2, "full" if way == "broadcast" else way)
     assert world(2).run(resume, folder, case, "TP", way) == [[]] * 2

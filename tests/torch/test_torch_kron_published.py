@@ -8,7 +8,7 @@ pytest.importorskip("torch.nn")
 from published_runs import error, kron_torch_run, torch_peer
 from tolerances import FLOAT64
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn]
+pytestmark = pytest.mark.nightly  # through the numpy front end, make test has it
 
 
 @pytest.mark.parametrize("engine", ["reference", "foreach"])
