@@ -2,7 +2,7 @@
 
 python tools/check.py          what a change can break
 python tools/check.py --all    with the tests marked nightly too
-python tools/check.py --fast   without the tests marked slow, with every parameter but once, and without the docs
+python tools/check.py --fast   every parameter of a module once, without what takes long, and without the docs
 
 Tests have every core; what needs one process runs beside them, and is heard of when it ends.
 """

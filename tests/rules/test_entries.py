@@ -31,6 +31,9 @@ ELSEWHERE = {
     "kernels/triton/kron_owners.py",
     # what owners give these kernels
     "torch/sharding/owner_kernels.py",
+    # the states of other libraries' optimizers
+    "torch/peers/formats.py",
+    "torch/peers/sources.py",
 }
 
 
