@@ -32,6 +32,7 @@ ELSEWHERE = {
     # what owners give these kernels
     "torch/sharding/owner_kernels.py",
     # the states of other libraries' optimizers
+    "optax/peers.py",
     "torch/peers/formats.py",
     "torch/peers/sources.py",
 }

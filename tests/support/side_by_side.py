@@ -46,7 +46,7 @@ def draw_gradients(
     Those of a few numbers are positive: averages of so few might cancel, and errors are measured by their size.
     """
     drawn = [draw(shapes, dtype, seed + t, scale * (3 - t % 3)) for t in range(steps)]
-    return [{name: np.abs(g) if g.size <= 3 else g for name, g in step.items()} for step in drawn]
+    return [{name: np.asarray(np.abs(g)) if g.size <= 3 else g for name, g in step.items()} for step in drawn]
 
 
 def made(rule: str, engine: str, **options: Any) -> Optimizer:
