@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thalweg.bench.peers import hollow_timm, installed
+from thalweg.show.published import hollow_timm, installed
 
 WIDTH = 512
 IN_A_ROW = 10

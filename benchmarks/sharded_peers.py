@@ -28,7 +28,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
-from thalweg.bench.peers import hollow_timm, installed
+from thalweg.show.published import hollow_timm, installed
 
 MODELS = {
     "even": [(64, 32), (64,), (32, 64), (32,), (16, 8, 3, 3), (16,), (130, 140), (140, 2)],

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 import thalweg.torch as ours
-from thalweg.bench.peers import hollow_timm
+from thalweg.show.published import hollow_timm
 from thalweg.torch.recipes import kron_adamw, muon_adamw, roles_of
 
 Make = Callable[[nn.Module, float, float], list[Optimizer]]

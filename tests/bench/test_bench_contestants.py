@@ -19,11 +19,12 @@ from tolerances import FLOAT32
 from thalweg.bench.contestants import Contestant, Ready, Stepping
 from thalweg.bench.devices import Cpu
 from thalweg.bench.ours import FRONT_ENDS, OURS
-from thalweg.bench.peers import PACKAGES, PEERS, installed
+from thalweg.bench.peers import PEERS
 from thalweg.bench.rounds import silence
 from thalweg.bench.rules import RULES
 from thalweg.bench.workload import PERIOD, Workload, repeated
 from thalweg.plan.models import Model, Tensor
+from thalweg.show.published import PACKAGES, installed
 
 EVERYONE = [contestant for contestant in (*OURS, *PEERS) if not contestant.device]
 #: Rules that are compared with settings of their own; all others with their defaults, and without peers.

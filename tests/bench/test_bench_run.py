@@ -13,9 +13,9 @@ from bench_cases import TINY
 
 from thalweg.bench import Bench, Comparison, Progress, Stopped, bandwidth, bench, run
 from thalweg.bench.devices import Cpu
-from thalweg.bench.peers import PACKAGES, installed
 from thalweg.errors import CommandError
 from thalweg.kernels.cpu.library import levels, load, reason_missing
+from thalweg.show.published import PACKAGES, installed
 from thalweg.show.surroundings import architecture
 
 #: What needs numpy alone.

@@ -210,7 +210,7 @@ def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     for word in (
         "thalweg race valley",
-        "--batch-size 32,128,512",
+        "--batch 32,128,512",
         "mymodule:task",
         "--redraw",
         "--against",
@@ -240,7 +240,7 @@ def test_ctrl_c_keeps_what_was_finished_and_the_same_command_goes_on(tmp_path: P
     count = len(kept.splitlines())
     assert f"{count} of {5 * len(RULES)} runs are kept" in told.replace("\n", " ")
     assert "Traceback" not in told
-    few = [*arguments, "--optimizers", "sgd", "--lr", "sgd=0.15"]
+    few = [*arguments, "--optimizers", "sgd", "--lr", "sgd=0.3"]  # the first that is tried
     again = subprocess.run(few, capture_output=True, text=True, check=True)
     assert "1 of 1 runs are recorded" in again.stderr
     assert records.read_bytes() == kept

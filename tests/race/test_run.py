@@ -25,7 +25,7 @@ LAYER_NAMES = ("hidden.0", "hidden.1", "output")
 def result_of(contestant: str, *, lr: float | None = None, seed: int = 0, steps: int = 4) -> Result:
     rates = {} if lr is None else {"": [lr]}
     ready = race(DIGITS, optimizers=[contestant], steps=steps, seeds=seed + 1, rates=rates)
-    run = next(run for run in ready.wanted if run.seed == seed)
+    run = next(run for run in ready.programme.courses[0].runs if run.seed == seed)
     return execute(DIGITS, CONTESTANTS[contestant], run)
 
 
@@ -222,7 +222,7 @@ def test_an_error_is_placed_even_in_a_folder_called_thalweg(tmp_path: Path) -> N
 
 def test_rates_may_be_an_array(tmp_path: Path) -> None:
     rates = np.array([0.1, 0.2], np.float32)
-    found = race(parabola(rates={"SGD": rates}), optimizers=["SGD"], folder=str(tmp_path)).run()
+    found = race(parabola(rates={"SGD": rates}, widen=0), optimizers=["SGD"], folder=str(tmp_path)).run()
     assert [run.lr for run in found.records] == rates.tolist()
 
 

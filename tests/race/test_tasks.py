@@ -301,13 +301,13 @@ def test_an_error_within_torch_is_told_with_the_line_that_called_it() -> None:
 
 def test_batches_may_be_named_tuples() -> None:
     torch = pytest.importorskip("torch")
-    from thalweg.race.model_task import moved
+    from thalweg.race.device import Device
 
     class Pair(NamedTuple):
         x: Any
         y: Any
 
-    pair = moved(Pair(torch.ones(2), [torch.zeros(1)]), "cpu")
+    pair = Device("cpu").moved(Pair(torch.ones(2), [torch.zeros(1)]))
     assert (type(pair), pair.x.tolist(), pair.y[0].tolist()) == (Pair, [1, 1], [0])
 
 

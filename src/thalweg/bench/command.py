@@ -11,7 +11,6 @@ from typing import Any
 from thalweg.bench import process
 from thalweg.bench.devices import NAMES
 from thalweg.bench.ours import FRONT_ENDS
-from thalweg.bench.peers import PACKAGES, installed
 from thalweg.bench.quiet import WAIT
 from thalweg.bench.record import Comparison
 from thalweg.bench.rounds import Progress
@@ -21,6 +20,7 @@ from thalweg.errors import CommandError
 from thalweg.plan.models import BUILTIN
 from thalweg.show.extras import extra
 from thalweg.show.lists import chosen, words
+from thalweg.show.published import PACKAGES, installed
 from thalweg.show.registered import OWN, named
 from thalweg.show.units import parse_size
 

@@ -20,29 +20,15 @@ AdamW, SGD  The same arithmetic as torch's.
 from __future__ import annotations
 
 import importlib
-import importlib.machinery
-import importlib.util
-import sys
-import types
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thalweg.bench.contestants import Contestant, Ready, Stepping, optax_ready, torch_contestant
 from thalweg.bench.ours import ADAFACTOR, LAMB, LARS
+from thalweg.show.published import ready_timm
 
 if TYPE_CHECKING:
     from thalweg.bench.workload import Workload
-
-#: Packages whose optimizers take part, by the name they are imported by.
-PACKAGES = ("torch", "timm", "pytorch_optimizer", "transformers", "optax", "apex", "kron_torch")
-
-#: How to get those that are not installed by the name they are imported by.
-FROM = {
-    "kron_torch": "pip install kron-torch",
-    "optax": 'pip install "thalweg[jax]"',
-    "apex": "it is built from its source, github.com/NVIDIA/apex",
-}
 
 #: What each of them calls a Kron that refreshes its factors in every step.
 KRON: dict[str, dict[str, Any]] = {
@@ -54,38 +40,17 @@ KRON: dict[str, dict[str, Any]] = {
 Build = Callable[[list[Any]], Any]
 
 
-def installed(package: str) -> bool:
-    return package in sys.modules or importlib.util.find_spec(package) is not None
-
-
-def how_to_install(package: str) -> str:
-    return FROM.get(package, f"pip install {package}")
-
-
 def built(module: str, name: str, **options: Any) -> Build:
     """What makes an optimizer of a module that is imported only then."""
     return lambda params: getattr(importlib.import_module(module), name)(params, **options)
 
 
 def built_by_timm(name: str, **options: Any) -> Build:
-    """From its own file where there is no torchvision, which timm as a whole needs."""
-
     def build(params: list[Any]) -> Any:
-        if not installed("torchvision"):
-            hollow_timm()
-        return getattr(importlib.import_module(f"timm.optim.{name.lower()}"), name)(params, **options)
+        ready_timm()
+        return built(f"timm.optim.{name.lower()}", name, **options)(params)
 
     return build
-
-
-def hollow_timm() -> None:
-    """Packages that import nothing of their own, but know where their files are."""
-    folders = list(getattr(importlib.util.find_spec("timm"), "submodule_search_locations", None) or ())
-    for package, inside in (("timm", ""), ("timm.optim", "optim")):
-        if package not in sys.modules:
-            sys.modules[package] = module = types.ModuleType(package)
-            module.__path__ = [str(Path(folder) / inside) for folder in folders]
-            module.__spec__ = importlib.machinery.ModuleSpec(package, None, is_package=True)
 
 
 def of_optax(rule: str, copies: int, **options: Any) -> Contestant:

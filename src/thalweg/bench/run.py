@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from thalweg.bench.contestants import Contestant, Stepping
 from thalweg.bench.devices import Device, device_called
 from thalweg.bench.ours import FRONT_ENDS, every
-from thalweg.bench.peers import PACKAGES, PEERS, how_to_install, installed
+from thalweg.bench.peers import PEERS
 from thalweg.bench.quiet import WAIT
 from thalweg.bench.record import Bench, Comparison
 from thalweg.bench.rounds import Method, Progress, compare
@@ -18,6 +18,7 @@ from thalweg.kernels.cpu.library import level_used
 from thalweg.plan.models import Model
 from thalweg.plan.sources import resolve
 from thalweg.show.lists import suggestion
+from thalweg.show.published import PACKAGES, how_to_install, installed
 from thalweg.show.registered import OWN, named
 from thalweg.show.surroundings import machine, versions
 

@@ -12,7 +12,7 @@ from thalweg.errors import CommandError, OptimError
 from thalweg.race.adapters import Stepper, stepper
 from thalweg.race.contestants import Contestant
 from thalweg.race.rivals import Rival
-from thalweg.race.task import Array, Conditions, Measure, Schedule, Task, Training, measured
+from thalweg.race.task import Array, Conditions, Measure, Schedule, Task, Training, measured, relative
 from thalweg.show.registered import numpy_optimizer
 
 
@@ -97,6 +97,10 @@ class ArrayTraining(Training):
     def parameters(self) -> dict[str, Array]:
         return {name: p.copy() for name, p in self.params.items()}
 
+    def changes(self, before: Mapping[str, Array]) -> dict[str, float]:
+        with np.errstate(all="ignore"):
+            return {name: relative(rms(p - before[name]), rms(before[name])) for name, p in self.params.items()}
+
     def figures(self) -> Mapping[str, Mapping[str, Any]]:
         return {str(name): figures for name, figures in self.optimizer.stats().items()}
 
@@ -105,6 +109,10 @@ class ArrayTraining(Training):
 
     def engine(self) -> str:
         return self.optimizer.engine
+
+
+def rms(x: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))) if x.size else 0.0
 
 
 def shuffled(count: int, seed: int, batch_size: int) -> Iterator[Array]:

@@ -57,7 +57,7 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
     "--against",
     multiple=True,
     metavar="LIST",
-    help="Also these, by import name: torch.optim.Adam,mymodule:Class; may be repeated.",
+    help="Also these, by import name or package: torch.optim.Adam,timm,mymodule:Class; may be repeated.",
 )
 @click.option(
     "--option",
@@ -70,7 +70,10 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
 @click.option("--steps", type=click.IntRange(1), help="Steps of each run, at the task's own batch size.")
 @click.option("--seeds", type=click.IntRange(1), help="Repetitions of each run, from seeds 0, 1, ...")
 @click.option("--lr", "rates", multiple=True, metavar="RATES", help="Rates to try: 0.01,0.1 or lamb,kron=0.003,0.01.")
+@click.option("--more-lr", "more_rates", multiple=True, metavar="RATES", help="Rates to try beside the task's own.")
+@click.option("--full", is_flag=True, help="Finish every run with every seed, also those that were stopped early.")
 @click.option(
+    "--batch",
     "--batch-size",
     "batch_sizes",
     metavar="SIZES",
@@ -96,6 +99,8 @@ def command(
     steps: int | None,
     seeds: int | None,
     rates: Sequence[str],
+    more_rates: Sequence[str],
+    full: bool,
     batch_sizes: str | None,
     engine: str,
     device: str,
@@ -112,9 +117,10 @@ def command(
     thalweg race                                     handwritten digits, numpy alone, a minute or two
     thalweg race valley                              paths down test functions of two variables
     thalweg race text --optimizers lamb,adamw        a small transformer (needs torch)
-    thalweg race fashion --data FOLDER --device cuda
-    thalweg race --batch-size 32,128,512             how they compare as batches grow
+    thalweg race fashion --data FOLDER --device cuda --batch 512,2048,8192 --against torch,timm
+    thalweg race --batch 32,128,512                  how they compare as batches grow
     thalweg race --lr kron=0.001,0.01 --seeds 5      rates of your own
+    thalweg race --more-lr kron=0.02 --full          go on with the race of that folder
     thalweg race --option weight_decay=0.01 --option kron.momentum=0.8
     thalweg race --against torch.optim.Adam,mymodule:Sharp
     thalweg race mymodule:task                       your own problem
@@ -129,23 +135,26 @@ def command(
             os.environ.setdefault(library, "1")
     need("cli", "matplotlib", "plotly", "rich")
     from thalweg.race.contest import race, recorded
-    from thalweg.race.rivals import known_as, named
+    from thalweg.race.rivals import entries, known_as
     from thalweg.race.terminal import progress_bars
 
     if redraw:
         outcome, damaged = recorded(folder)
         tell_damage(damaged, "left out")
     else:
-        rivals = named([word for text in against for word in words(text, "--against")])
-        by_word = known_as(rivals)
+        ours = None if optimizers is None else asked_optimizers(optimizers)
+        theirs = [word for text in against for word in words(text, "--against")]
+        by_word = known_as(entries(theirs, ours or list(CONTESTANTS)))
         ready = race(
             task,
-            against=list(rivals.values()),
+            against=theirs,
             options=options_given(options, by_word),
-            optimizers=None if optimizers is None else asked_optimizers(optimizers),
+            optimizers=ours,
             steps=steps,
             seeds=seeds,
             rates=rates_given(rates, by_word),
+            more_rates=rates_given(more_rates, by_word),
+            full=full,
             batch_sizes=None if batch_sizes is None else counts(batch_sizes, "batch sizes"),
             engine=engine,
             device=device,
@@ -154,16 +163,16 @@ def command(
             command=shlex.join(["thalweg", *sys.argv[1:]]),
         )
         tell_damage(ready.damaged, "done again")
-        done = len(ready.wanted) - len(ready.waiting)
+        done, total = ready.progress
         if done:
-            aside().print(f"{done} of {len(ready.wanted)} runs are recorded in {folder} already.")
+            aside().print(f"{done} of {total} runs are recorded in {folder} already.")
         try:
-            with progress_bars(aside(), ready.wanted, ready.waiting) as on_measure:
-                outcome = ready.run(on_measure)
+            with progress_bars(aside(), ready) as (on_measure, on_run):
+                outcome = ready.run(on_measure, on_run)
         except KeyboardInterrupt:
-            kept = len(ready.wanted) - len(ready.waiting)
+            kept, total = ready.progress
             aside().print(
-                f"Stopped. {kept} of {len(ready.wanted)} runs are kept in {folder}: the same command continues from "
+                f"Stopped. {kept} of {total} runs are kept in {folder}: the same command continues from "
                 "there, and with --redraw it draws the finished runs."
                 if kept
                 else "Stopped before the first run was finished: nothing is kept."

@@ -12,11 +12,13 @@ from typing import Any
 from thalweg.errors import CommandError
 from thalweg.race.asked import split_rates, with_asked
 from thalweg.race.contestants import CONTESTANTS, Contestant
+from thalweg.race.device import Device
 from thalweg.race.programme import Programme, programme, taking_part
 from thalweg.race.records import Book, Damage
-from thalweg.race.rivals import Rival, rivals
-from thalweg.race.run import Progress, Record, Result, Run, begun, execute
+from thalweg.race.rivals import Rival, entries, rival
+from thalweg.race.run import Progress, Record, Run, begun, execute
 from thalweg.race.summary import Summary, summarized
+from thalweg.race.sweep import plan
 from thalweg.race.task import Task, check_names, check_rates
 from thalweg.race.tasks import resolve
 from thalweg.show.registered import named
@@ -49,12 +51,20 @@ class Race:
 
     @property
     def wanted(self) -> list[Run]:
-        return [run for course in self.programme.courses for run in course.runs]
+        """The runs of the race as far as they are decided: which rates go on depends on what came of others."""
+        return [run for course in self.programme.courses for run in plan(course, self.records).runs]
 
     @property
     def waiting(self) -> list[Run]:
-        """The runs that are not recorded yet."""
-        return [run for run in self.wanted if run not in self.records]
+        """Those that are not recorded yet."""
+        return [run for course in self.programme.courses for run in plan(course, self.records).waiting]
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How many runs are done, and how many there will be, if no grid has to be widened."""
+        plans = [plan(course, self.records) for course in self.programme.courses]
+        total = sum(len(each.runs) + each.later for each in plans)
+        return total - sum(len(each.waiting) + each.later for each in plans), total
 
     @property
     def damaged(self) -> list[Damage]:
@@ -74,27 +84,33 @@ class Race:
     def _run(self, on_measure: Callable[[Progress], None], on_run: Callable[[Run], None]) -> None:
         if self.book is not None:
             self.book.mend()
-        waiting = self.waiting
-        if len(waiting) < len(self.wanted):
+        saved = len(self.waiting) < len(self.wanted)
+        if saved:
             self.save_programme()
-        for run in waiting:
-            self.add(Record(run, self.result_of(run, on_measure), where(self.contestants[run.contestant])))
-            if run is waiting[0]:  # not before: a race that cannot even begin leaves the one before it to be drawn
-                self.save_programme()
-            on_run(run)
+        for course in self.programme.courses:
+            while (now := plan(course, self.records)).waiting:
+                run = now.waiting[0]
+                task, contestant = self.tasks[run.task], self.contestants[run.contestant]
+                hopeless = now.sweeps[run.contestant].hopeless
+                result = execute(task, taking_part(task, contestant), run, on_measure, hopeless)
+                self.add(Record(run, result, where(contestant, run.device)))
+                if not saved:  # not before: a race that cannot even begin leaves the one before it to be drawn
+                    self.save_programme()
+                    saved = True
+                on_run(run)
 
     def rehearse(self) -> None:
-        """Take one step with everyone of whom something is asked or who is not ours: what fails, fails now."""
+        """Take one step with everyone of whom something is asked or who is not ours: what fails, fails now.
+
+        On a GPU with everyone, at every batch size: kernels are compiled before times are taken.
+        """
         seen = set()
         for run in self.waiting:
             contestant = self.contestants[run.contestant]
-            if (contestant.given or isinstance(contestant, Rival)) and (run.task, run.contestant) not in seen:
-                seen.add((run.task, run.contestant))
+            doubtful = contestant.given or isinstance(contestant, Rival) or run.device != "cpu"
+            if doubtful and (run.task, run.batch_size, run.contestant) not in seen:
+                seen.add((run.task, run.batch_size, run.contestant))
                 begun(self.tasks[run.task], taking_part(self.tasks[run.task], contestant), run).step()
-
-    def result_of(self, run: Run, on_measure: Callable[[Progress], None]) -> Result:
-        task = self.tasks[run.task]
-        return execute(task, taking_part(task, self.contestants[run.contestant]), run, on_measure)
 
     def add(self, record: Record) -> None:
         if self.book is not None:
@@ -106,10 +122,11 @@ class Race:
             self.programme.save(self.folder / PROGRAMME)
 
 
-def where(contestant: Contestant) -> dict[str, object]:
+def where(contestant: Contestant, device: str) -> dict[str, object]:
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     packages = [*PACKAGES, *([contestant.package] if isinstance(contestant, Rival) else [])]
-    return {"date": date, "versions": versions(packages), "machine": machine()}
+    gpu = {} if device == "cpu" else Device(device).about()
+    return {"date": date, "versions": versions(packages), "machine": {**machine(), **gpu}}
 
 
 def race(
@@ -121,6 +138,8 @@ def race(
     steps: int | None = None,
     seeds: int | None = None,
     rates: Mapping[str, Sequence[float]] | None = None,
+    more_rates: Mapping[str, Sequence[float]] | None = None,
+    full: bool = False,
     batch_sizes: Sequence[int] | None = None,
     engine: str = "auto",
     device: str = "cpu",
@@ -130,23 +149,26 @@ def race(
 ) -> Race:
     """A race on a task by name or of your own, ready to :meth:`Race.run`.
 
-    against: optimizers of other libraries by their import names, such as "torch.optim.Adam".
-    options: by contestant, or under "" for all that have them. rates: likewise.
+    against: optimizers of other libraries by import name, such as "torch.optim.Adam", or by package, such as "timm".
+    options: by contestant, or under "" for all that have them. rates: likewise, instead of the task's own, and tried as
+    they are; more_rates: likewise, beside the task's own.
+    full: finish every run, with every seed, also those that an earlier race stopped.
     steps: of each run at the task's own batch size.
     folder: where runs are recorded and, if they are there already, taken from.
     """
     names = [named(each) for each in optimizers or CONTESTANTS]
     check_names(names)
-    entrants = [*(CONTESTANTS[name] for name in names), *rivals(against)]
+    entrants = [*(CONTESTANTS[name] for name in names), *map(rival, entries(against, names))]
     known = {**CONTESTANTS, **{entrant.name: entrant for entrant in entrants}}
     options, rates = split_rates(options or {}, rates or {})
-    check_names((name for name in rates if name), known=known)
-    check_rates(rates)
+    for given in (rates, more_rates or {}):
+        check_names((name for name in given if name), known=known)
+        check_rates(given)
     contestants = with_asked(entrants, options)
     for what, count in (("steps", steps), ("seeds", seeds), *(("batch_sizes", size) for size in batch_sizes or ())):
         if count is not None and count < 1:
             raise CommandError(f"{what} must be whole numbers from 1 on, got {count}")
-    tasks = [task] if isinstance(task, Task) else resolve(task, None if data is None else Path(data))
+    tasks = [task] if isinstance(task, Task) else resolve(task, None if data is None else Path(data), device)
     for each in tasks:
         each.check()
     chosen = programme(
@@ -156,6 +178,8 @@ def race(
         steps=steps,
         seeds=seeds,
         rates=rates,
+        more_rates=more_rates,
+        full=full,
         batch_sizes=batch_sizes,
         engine=engine,
         device=device,

@@ -84,3 +84,18 @@ RATES: Mapping[str, Sequence[float]] = ByRule(
     },
     lambda rule: (3e-4, 0.001, 0.003, 0.01, 0.03),
 )
+
+#: For models of millions of parameters: five rates, a factor of 3 apart.
+LARGE_RATES: Mapping[str, Sequence[float]] = {
+    rule: tuple(float(f"{middle * 3.0**power:.2g}") for power in range(-2, 3))
+    for rule, middle in {
+        "SGD": 0.1,
+        "AdamW": 0.002,
+        "LARS": 3.0,
+        "LAMB": 0.02,
+        "Adafactor": 0.03,
+        "Muon": 0.01,
+        "Lion": 3e-4,
+        "Kron": 3e-4,
+    }.items()
+}

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from thalweg.errors import CommandError, OptimError
 from thalweg.race.adapters import blamed, leaves, scheduled, torch_optimizer
 from thalweg.race.contestants import Contestant
+from thalweg.race.device import Device
 from thalweg.race.rivals import Rival
-from thalweg.race.task import Array, Conditions, Measure, Schedule, Task, Training, measured
+from thalweg.race.task import Conditions, Measure, Schedule, Task, Training, measured, relative
 from thalweg.show import registered
-from thalweg.show.extras import extra
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +30,16 @@ class ModelTask(Task):
     functions: ClassVar[tuple[str, ...]] = ("model", "batches", "loss", "evaluate")
 
     def start(self, contestant: Contestant, schedule: Schedule, conditions: Conditions) -> Training:
-        with extra("torch"):
-            import torch
+        device = Device(conditions.device)
+        import torch
 
-        device = checked_device(conditions.device)
-        with seeded(conditions.seed, 0):
+        with device.seeded(conditions.seed, 0):
             model = self.call("model", self.model, conditions.seed)
         if not isinstance(model, torch.nn.Module):
             raise CommandError(f"task {self.name!r}: model must return a torch.nn.Module, got {type(model).__name__}")
-        model.to(device)
+        model.to(device.name)
         optimizer = self.optimizer(contestant, model, schedule(1), conditions)
-        return ModelTraining(self, model, contestant, optimizer, schedule, conditions)
+        return ModelTraining(self, model, contestant, optimizer, schedule, conditions, device)
 
     def optimizer(self, contestant: Contestant, model: Any, lr: float, conditions: Conditions) -> Any:
         if isinstance(contestant, Rival):
@@ -70,10 +65,11 @@ class ModelTraining(Training):
         optimizer: Any,
         schedule: Schedule,
         conditions: Conditions,
+        device: Device,
     ) -> None:
         self.task, self.model, self.contestant, self.optimizer = task, model, contestant, optimizer
         self.set_rate = scheduled(optimizer, schedule)
-        self.device, self.seed, self.steps = conditions.device, conditions.seed, 0
+        self.device, self.seed, self.steps = device, conditions.seed, 0
         self.batches = task.begun(task.batches, conditions)
 
     @property
@@ -85,9 +81,9 @@ class ModelTraining(Training):
 
         self.steps += 1
         self.set_rate(self.steps)
-        batch = moved(self.task.next_batch(self.batches), self.device)
+        batch = self.device.moved(self.task.next_batch(self.batches))
         self.optimizer.zero_grad()
-        with seeded(self.seed, self.steps):  # for dropout and the like
+        with self.device.seeded(self.seed, self.steps):  # for dropout and the like
             loss = self.task.call("loss", self.task.loss, self.model, batch)
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
                 got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
@@ -112,8 +108,21 @@ class ModelTraining(Training):
         self.model.train(training)
         return found
 
-    def parameters(self) -> dict[str, Array]:
-        return {name: p.detach().cpu().double().numpy().copy() for name, p in self.model.named_parameters()}
+    def parameters(self) -> dict[str, Any]:
+        return {name: p.detach().clone() for name, p in self.model.named_parameters()}
+
+    def changes(self, before: Mapping[str, Any]) -> dict[str, float]:
+        """Measured where the parameters are: their sizes come over together."""
+        import torch
+
+        def rms(x: Any) -> Any:
+            return x.double().square().mean().sqrt()
+
+        found = [
+            (rms(p.detach().double() - before[name]), rms(before[name])) for name, p in self.model.named_parameters()
+        ]
+        sizes = torch.stack([size for pair in found for size in pair]).view(-1, 2).tolist()
+        return {name: relative(*pair) for name, pair in zip(before, sizes, strict=True)}
 
     def figures(self) -> Mapping[str, Mapping[str, Any]]:
         found: Mapping[str, Mapping[str, Any]] = {} if self.foreign else self.optimizer.stats()
@@ -125,40 +134,11 @@ class ModelTraining(Training):
     def engine(self) -> str:
         return "torch" if self.foreign else str(self.optimizer.engine)
 
+    def begin_measuring(self) -> None:
+        self.device.forget_peak()
+
     def wait(self) -> None:
-        import torch
+        self.device.wait()
 
-        if torch.device(self.device).type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-
-@contextmanager
-def seeded(seed: int, step: int) -> Iterator[None]:
-    """Random numbers of torch that depend on seed and step; afterwards those of the caller go on as before."""
-    import torch
-
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed * 1_000_003 + step)
-        yield
-
-
-def checked_device(name: str) -> torch.device:
-    import torch
-
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise CommandError(f"there is no device {name!r}: try cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise CommandError(f"there is no device {name!r}: torch finds no CUDA device here; try cpu")
-    return device
-
-
-def moved(batch: Any, device: str) -> Any:
-    """A batch on the device: a tensor, or tuples, lists and dicts of them."""
-    if isinstance(batch, (tuple, list)):
-        parts = [moved(part, device) for part in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)  # named tuples want them singly
-    if isinstance(batch, dict):
-        return {key: moved(part, device) for key, part in batch.items()}
-    return batch.to(device) if hasattr(batch, "to") else batch
+    def peak_bytes(self) -> int | None:
+        return self.device.peak_bytes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,14 @@ class Course:
     target: float | None
     #: The map of a function of two variables: x, y, value by y and x, and its minima.
     contours: Mapping[str, Any] | None
+    #: Everyone at every rate of their grid, from every seed; a sweep chooses among them, and may add rates.
     runs: Sequence[Run]
+    #: Whether every run goes to its end, with every seed.
+    full: bool = False
+    #: How many rates may be added to everyone's grid.
+    widen: int = 0
+    #: Whose rates were given, and stay as they are.
+    fixed: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +95,8 @@ def programme(
     steps: int | None = None,
     seeds: int | None = None,
     rates: Mapping[str, Sequence[float]] | None = None,
+    more_rates: Mapping[str, Sequence[float]] | None = None,
+    full: bool = False,
     batch_sizes: Sequence[int] | None = None,
     engine: str = "auto",
     device: str = "cpu",
@@ -115,10 +124,13 @@ def programme(
                     thalweg=thalweg.__version__,
                 )
                 for contestant in chosen
-                for lr in rates_for(task, contestant, rates or {}, batch_size)
+                for lr in sorted(
+                    {*rates_for(task, contestant, rates or {}, batch_size), *of(contestant, more_rates or {})}
+                )
                 for seed in range(task.seeds if seeds is None else seeds)
             ]
-            courses.append(course(task, batch_size, runs))
+            fixed = [contestant.name for contestant in chosen if of(contestant, rates or {})]
+            courses.append(course(task, batch_size, runs, full, fixed))
     names = {contestant.name: str(taking_part(tasks[0], contestant)) for contestant in chosen}
     title = tasks[0].title or tasks[0].name if len(tasks) == 1 else "Down the valley"
     return Programme(
@@ -132,7 +144,7 @@ def programme(
     )
 
 
-def course(task: Task, batch_size: int | None, runs: Sequence[Run]) -> Course:
+def course(task: Task, batch_size: int | None, runs: Sequence[Run], full: bool, fixed: Sequence[str]) -> Course:
     return Course(
         name=task.name if batch_size is None else f"{task.name}@{batch_size}",
         task=task.name,
@@ -145,6 +157,9 @@ def course(task: Task, batch_size: int | None, runs: Sequence[Run]) -> Course:
         target=task.target,
         contours=None if task.landscape is None else contours(task.landscape),
         runs=runs,
+        full=full or not task.halving,
+        widen=task.widen,
+        fixed=fixed,
     )
 
 
@@ -163,20 +178,24 @@ def steps_at(task: Task, batch_size: int | None, steps: int | None) -> int:
 
 def rates_for(
     task: Task, contestant: Contestant, given: Mapping[str, Sequence[float]], batch_size: int | None
-) -> Iterable[float]:
+) -> list[float]:
     """The user's rates as they are, or the task's own; of a rival those of its namesake, or of AdamW.
 
     Those are tuned at the task's own batch size. At another the best is expected to grow with the square root of the
     batch, and looked for around there, in steps of 2.
     """
-    for name in (contestant.name, ""):
-        if name in given:
-            return map(float, given[name])
+    if found := of(contestant, given):
+        return found
     own = [float(lr) for lr in task.rates.get(contestant.tuned_like, RATES[contestant.tuned_like])]
     if batch_size == task.batch_size or batch_size is None or task.batch_size is None:
         return own
     middle = own[len(own) // 2] * math.sqrt(batch_size / task.batch_size)
     return [float(f"{middle * 2.0**power:.3g}") for power in ELSEWHERE]
+
+
+def of(contestant: Contestant, rates: Mapping[str, Sequence[float]]) -> list[float]:
+    """A contestant's own rates among those given, or those for all."""
+    return [float(lr) for lr in rates.get(contestant.name, rates.get("", ()))]
 
 
 def contours(landscape: Landscape) -> dict[str, Any]:

@@ -7,12 +7,13 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from thalweg.errors import CommandError
 from thalweg.race.contestants import CONTESTANTS, Contestant
 from thalweg.show.extras import need
 from thalweg.show.modules import digest, imported, source_digest
+from thalweg.show.published import PUBLISHED, how_to_install, installed, ready_timm
 
 #: What a learning rate is called, here and in optax.
 RATE_NAMES = frozenset({"lr", "learning_rate"})
@@ -24,6 +25,29 @@ WANTED = (
 )
 
 
+#: Options that make those of a package comparable with ours: momentum, no decay, no clipping of gradients.
+COMPARABLE: Mapping[str, Mapping[str, Any]] = {
+    "torch.optim.SGD": dict(momentum=0.9),
+    "torch.optim.AdamW": dict(weight_decay=0.0),
+    "timm.optim.lars.Lars": dict(momentum=0.9),
+    "timm.optim.lamb.Lamb": dict(max_grad_norm=None),
+    "transformers.optimization.Adafactor": dict(relative_step=False),
+    "optax.sgd": dict(momentum=0.9),
+    "optax.adamw": dict(weight_decay=0.0),
+    "apex.optimizers.FusedLAMB": dict(weight_decay=0.0, max_grad_norm=float("inf")),
+}
+
+
+class Entry(NamedTuple):
+    """Somebody who was asked to race: the name, where to import it from, and what is known of it."""
+
+    name: str
+    reference: str
+    #: One of ours of its kind, whose rates it gets; and its options.
+    like: str = ""
+    options: Mapping[str, Any] = {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rival(Contestant):
     """An optimizer that is not ours. Its ``rule`` is the name it is imported by."""
@@ -33,6 +57,8 @@ class Rival(Contestant):
     #: Options that it names, and whether it takes no others.
     known: Sequence[str] = ()
     closed: bool = False
+    #: One of ours of its kind, where that is known.
+    like: str = ""
 
     @property
     def package(self) -> str:
@@ -40,9 +66,38 @@ class Rival(Contestant):
 
     @property
     def tuned_like(self) -> str:
-        """One of ours with the same name, or AdamW."""
+        """One of ours of its kind or with the same name, or AdamW."""
         last = self.rule.rpartition(".")[2].lower()
-        return next((name for name in CONTESTANTS if name.lower() == last), "AdamW")
+        return self.like or next((name for name in CONTESTANTS if name.lower() == last), "AdamW")
+
+
+def entries(words: Sequence[str], optimizers: Sequence[str]) -> list[Entry]:
+    """Everyone who is asked for: by import name, or by package, all of it that is like one of these optimizers."""
+    packages = {word: word.strip().replace("-", "_") for word in words}
+    singly = [Entry(*each) for each in named([word for word in words if packages[word] not in PUBLISHED]).items()]
+    together = [
+        each for package in packages.values() if package in PUBLISHED for each in of_package(package, optimizers)
+    ]
+    return [*singly, *together]
+
+
+def of_package(package: str, optimizers: Sequence[str]) -> list[Entry]:
+    """Optimizers of a package by short names.
+
+    >>> [(each.name, each.like) for each in of_package("torch", ["AdamW", "LAMB"])]
+    [('torch.AdamW', 'AdamW')]
+    """
+    if not installed(package):
+        raise CommandError(f"{package} is not installed, and --against asks for it: {how_to_install(package)}")
+    found = [
+        Entry(f"{package}.{reference.rpartition('.')[2]}", reference, rule, COMPARABLE.get(reference, {}))
+        for rule, reference in PUBLISHED[package].items()
+        if rule in optimizers
+    ]
+    if not found:
+        rules = ", ".join(PUBLISHED[package])
+        raise CommandError(f"{package} has {rules}, of which none takes part: name an optimizer, as in module.Class")
+    return found
 
 
 def named(references: Sequence[str]) -> dict[str, str]:
@@ -60,10 +115,10 @@ def named(references: Sequence[str]) -> dict[str, str]:
     }
 
 
-def known_as(by_name: Mapping[str, str]) -> dict[str, str]:
+def known_as(asked: Sequence[Entry]) -> dict[str, str]:
     """Names of contestants by what they may be called: their names, and those of other libraries by import name too."""
-    words = {dotted(reference): name for name, reference in by_name.items()}
-    return {**words, **{name: name for name in (*CONTESTANTS, *by_name)}}
+    words = {dotted(entry.reference): entry.name for entry in asked}
+    return {**words, **{name: name for name in (*CONTESTANTS, *(entry.name for entry in asked))}}
 
 
 def dotted(reference: str) -> str:
@@ -77,12 +132,9 @@ def dotted(reference: str) -> str:
     return full
 
 
-def rivals(references: Sequence[str]) -> list[Rival]:
-    """The optimizers of these names, imported and looked at."""
-    return [rival(name, reference.strip()) for name, reference in named(references).items()]
-
-
-def rival(name: str, reference: str) -> Rival:
+def rival(entry: Entry) -> Rival:
+    """An optimizer that was asked for, imported and looked at."""
+    reference = entry.reference.strip()
     module, make = found(reference)
     kind = kind_of(reference, make)
     signature = parameters_of(make)
@@ -93,8 +145,10 @@ def rival(name: str, reference: str) -> Rival:
     if closed and rate not in names:
         raise CommandError(f"{reference} takes no {rate}: {WANTED}")
     return Rival(
-        name=name,
+        name=entry.name,
         rule=dotted(reference),
+        options=entry.options,
+        like=entry.like,
         kind=kind,
         make=make,
         known=[option for option in names if option not in (*RATE_NAMES, "params")],
@@ -109,6 +163,8 @@ def found(reference: str) -> tuple[Any, Any]:
     package = name.partition(".")[0]
     if package in EXTRAS:
         need(EXTRAS[package], package)
+    if package == "timm" and installed("timm"):
+        ready_timm()
     try:
         module = imported(name)
     except CommandError as error:

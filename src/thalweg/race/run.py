@@ -12,7 +12,7 @@ import numpy as np
 
 from thalweg.errors import CommandError
 from thalweg.race.contestants import Contestant
-from thalweg.race.task import Array, Conditions, Measure, Schedule, Task, Training
+from thalweg.race.task import Conditions, Measure, Schedule, Task, Training
 
 #: A loss that is so many times the first one is as good as infinite.
 DIVERGED = 1e6
@@ -63,6 +63,8 @@ class Result:
     path: tuple[tuple[float, float], ...] | None
     parameters: int
     state_bytes: int
+    #: The most memory that training took on a GPU: parameters, gradients, state and all between; None on others.
+    peak_bytes: int | None = field(default=None, compare=False)
     engine: str
 
 
@@ -72,6 +74,11 @@ class Record:
     result: Result
     #: Versions, machine and date.
     where: Mapping[str, Any] = field(compare=False)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was stopped before its last step."""
+        return self.result.step[-1] < self.run.steps
 
 
 @dataclass(frozen=True)
@@ -84,57 +91,69 @@ class Progress:
 
 
 def execute(
-    task: Task, contestant: Contestant, run: Run, on_measure: Callable[[Progress], None] = lambda progress: None
+    task: Task,
+    contestant: Contestant,
+    run: Run,
+    on_measure: Callable[[Progress], None] = lambda progress: None,
+    hopeless: Callable[[Run, int, float | None], bool] = lambda run, step, loss: False,
 ) -> Result:
-    """Train once. A run that diverges stops there, yet its record has its full length."""
+    """Train once. A run that diverges has a record of full length; one that is hopeless ends there."""
     training = begun(task, contestant, run)
     times = measuring_times(run.steps)
-    measures, seconds, spent = [training.measure()], [0.0], 0.0
+    measures, seconds, done, peak = [training.measure()], [0.0], 0, None
     if not math.isfinite(measures[0].loss):
         raise CommandError(
             f"task {task.name!r}: the loss before the first step is {measures[0].loss}: it must be finite"
         )
     watched: list[dict[str, tuple[float, float | None]]] = []
     path = [] if task.landscape is None else [place(training.parameters())]
-    done = 0
-    for until in times[1:]:
-        if going(measures):
-            start = time.perf_counter()
-            while done < until - 1:
-                training.step()
-                done += 1
-                if task.landscape is not None:
-                    path.append(place(training.parameters()))
-            training.wait()
-            spent += time.perf_counter() - start
-            before = training.parameters()
-            start = time.perf_counter()
+
+    def stepped(until: int) -> float:
+        """Seconds that the steps took."""
+        nonlocal done
+        training.begin_measuring()
+        start = time.perf_counter()
+        while done < until:
             training.step()
-            training.wait()
-            spent += time.perf_counter() - start
-            done = until
-            after = training.parameters()
+            done += 1
             if task.landscape is not None:
-                path.append(place(after))
+                path.append(place(training.parameters()))
+        training.wait()
+        return time.perf_counter() - start
+
+    for until in times[1:]:
+        spent = seconds[-1]
+        if going(measures):
+            several = done < until - 1
+            spent += stepped(until - 1)
+            used = training.peak_bytes()
+            before = training.parameters()  # which takes memory of its own
+            spent += stepped(until)
+            used = used if several else training.peak_bytes()
+            peak = used if peak is None or used is None else max(peak, used)
             # without a trust ratio a rule still tells one, of 1
             figures = {} if contestant.options.get("trust") is False else training.figures()
-            watched.append(watch(before, after, figures))
+            watched.append(watch(training.changes(before), figures))
             measures.append(training.measure())
         else:
             measures.append(measures[-1])
         seconds.append(spent)
-        on_measure(Progress(run, until, known(measures[-1].loss) if going(measures) else None))
+        loss = known(measures[-1].loss) if going(measures) else None
+        on_measure(Progress(run, until, loss))
+        if hopeless(run, until, loss):
+            break
     alive = [going(measures[: i + 1]) for i in range(len(measures))]
     scores = [known(m.score) if fine else None for m, fine in zip(measures, alive, strict=True)]
     return Result(
-        step=tuple(times),
+        step=tuple(times[: len(measures)]),
         seconds=tuple(seconds),
         loss=tuple(known(m.loss) if fine else None for m, fine in zip(measures, alive, strict=True)),
         score=None if measures[0].score is None else tuple(scores),
         layers=layers_of(watched, times[1:]),
         path=None if task.landscape is None else tuple(path),
-        parameters=sum(p.size for p in training.parameters().values()),
+        parameters=sum(math.prod(p.shape) for p in training.parameters().values()),
         state_bytes=training.state_bytes(),
+        peak_bytes=peak,
         engine=training.engine(),
     )
 
@@ -161,29 +180,21 @@ def measuring_times(steps: int) -> list[int]:
     return [round(i * steps / points) for i in range(points + 1)]
 
 
-def place(params: Mapping[str, Array]) -> tuple[float, float]:
+def place(params: Mapping[str, Any]) -> tuple[float, float]:
     """Where a task in the plane stands: its two numbers."""
-    x, y = np.concatenate([p.ravel() for p in params.values()]).tolist()
+    x, y = (float(value) for p in params.values() for value in p.reshape(-1))
     return x, y
 
 
 def watch(
-    before: Mapping[str, Array], after: Mapping[str, Array], figures: Mapping[str, Mapping[str, Any]]
+    changes: Mapping[str, float], figures: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, tuple[float, float | None]]:
     """For each parameter the size of its step, relative to its own, and its trust ratio if there is one."""
     found = {}
-    for name, p in before.items():
-        size = root_mean_square(p)
-        step = root_mean_square(after[name] - p)
+    for name, change in changes.items():
         ratio = figures.get(name, {}).get("trust_ratio")
-        trust = None if ratio is None else float(np.mean(np.asarray(ratio, np.float64)))
-        found[name] = (step / size if size > 0 else math.nan, trust)
+        found[name] = (change, None if ratio is None else float(np.mean(np.asarray(ratio, np.float64))))
     return found
-
-
-def root_mean_square(x: Array) -> float:
-    with np.errstate(all="ignore"):
-        return float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))) if x.size else 0.0
 
 
 def layers_of(watched: Sequence[Mapping[str, tuple[float, float | None]]], times: Sequence[int]) -> Layers | None:
@@ -202,3 +213,13 @@ def layers_of(watched: Sequence[Mapping[str, tuple[float, float | None]]], times
 def known(x: float | None) -> float | None:
     """A number that can be written down; None for what is infinite or no number."""
     return x if x is not None and math.isfinite(x) else None
+
+
+def or_infinite(loss: float | None) -> float:
+    """A loss to compare: what diverged comes last."""
+    return math.inf if loss is None else loss
+
+
+def loss_at(result: Result, step: int) -> float | None:
+    """The loss at a step, if the run was measured there."""
+    return dict(zip(result.step, result.loss, strict=True)).get(step)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thalweg.race.programme import Course, Programme
-from thalweg.race.run import Record, Result, Run
+from thalweg.race.run import Record, Result, Run, or_infinite
+from thalweg.race.sweep import plan
+from thalweg.race.verdict import verdict
 from thalweg.show.palette import BASELINES, colour_of
 
 Summary = dict[str, Any]
+#: A rate is near the best if it loses no more than this share of what the best one has won.
+NEAR = 0.05
 
 
 def summarized(programme: Programme, records: Mapping[Run, Record]) -> Summary:
     """Every course with everyone at the best of their learning rates, the best of them first."""
-    wanted = [run for course in programme.courses for run in course.runs]
-    there = [records[run] for run in wanted if run in records]
+    plans = [plan(course, records) for course in programme.courses]
+    there = [records[run] for each in plans for run in each.runs if run in records]
     return {
-        "version": 1,
+        "version": 2,
         "title": programme.title,
         "command": programme.command,
         "made": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -38,19 +42,25 @@ def summarized(programme: Programme, records: Mapping[Run, Record]) -> Summary:
             }
             for name, options in programme.contestants.items()
         ],
-        "missing": len(wanted) - len(there),
-        "courses": [course_summary(course, records) for course in programme.courses],
+        "missing": sum(len(each.waiting) + each.later for each in plans),
+        "courses": [
+            course_summary(course, [records[run] for run in each.runs if run in records])
+            for course, each in zip(programme.courses, plans, strict=True)
+        ],
     }
 
 
-def course_summary(course: Course, records: Mapping[Run, Record]) -> Summary:
-    by_rate: dict[str, dict[float, list[Result]]] = defaultdict(lambda: defaultdict(list))
-    for run in course.runs:
-        if run in records:
-            by_rate[run.contestant][run.lr].append(records[run].result)
-    results = [result_summary(name, rates, course) for name, rates in by_rate.items()]
+def course_summary(course: Course, records: Sequence[Record]) -> Summary:
+    by_rate: dict[str, dict[float, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        by_rate[record.run.contestant][record.run.lr].append(record)
+    results = [
+        result_summary(name, rates, course)
+        for name, rates in by_rate.items()
+        if not all(record.stopped for tried in rates.values() for record in tried)
+    ]
     scored = any(result["curve"]["score"] is not None for result in results)
-    return {
+    found = {
         "name": course.name,
         "task": course.task,
         "title": course.title,
@@ -61,25 +71,49 @@ def course_summary(course: Course, records: Mapping[Run, Record]) -> Summary:
         "loss_name": course.loss_name,
         "score_name": (course.score_name or "score") if scored else None,
         "target": course.target,
-        "results": sorted(results, key=lambda result: unless_none(result["loss"])),
+        "results": sorted(results, key=lambda result: or_infinite(result["loss"])),
+        "search": search_words(course, records),
         "contours": course.contours,
     }
+    return {**found, "verdict": verdict(found)}
 
 
-def result_summary(name: str, rates: Mapping[float, Sequence[Result]], course: Course) -> Summary:
+def search_words(course: Course, records: Sequence[Record]) -> str:
+    """How many rates everyone tried, and what came of a search that was not just a grid."""
+    trials = {(record.run.contestant, record.run.lr) for record in records}
+    each = Counter(name for name, _ in trials)
+    added = Counter(name for name, _ in trials - {(run.contestant, run.lr) for run in course.runs})
+    stopped = sum(record.stopped for record in records)
+    counts = " to ".join(str(count) for count in sorted({min(each.values()), max(each.values())})) if each else "0"
+    said = f"Everyone tried {counts} learning rate{'' if counts == '1' else 's'}."
+    if added:
+        said += f" {max(added.values())} of them were added because somebody's best was at an edge."
+    if stopped:
+        said += f" {stopped} of {len(records)} runs were hopeless and stopped early: --full finishes them."
+    return said
+
+
+def result_summary(name: str, rates: Mapping[float, Sequence[Record]], course: Course) -> Summary:
     """One contestant on one course. The best rate has the least final loss, averaged over seeds: no score has a say."""
-    seeds = max(map(len, rates.values()))
-    finals = {lr: mean(result.loss[-1] for result in results) for lr, results in rates.items()}
-    # where a race was stopped, a rate that not all seeds have tried yet is not compared with those they have
-    eligible = [lr for lr, results in rates.items() if len(results) == seeds]
-    best = min(eligible, key=lambda lr: unless_none(finals[lr]))
-    results = rates[best]
+    ends = {lr: [record.result for record in records if not record.stopped] for lr, records in rates.items()}
+    seeds = max(map(len, ends.values()))
+    finals = {lr: mean(result.loss[-1] for result in ends[lr] or [rates[lr][0].result]) for lr in sorted(rates)}
+    # a rate that was stopped, or that fewer seeds have tried, is not compared with those that all have
+    eligible = [lr for lr, results in ends.items() if len(results) == seeds]
+    best = min(eligible, key=lambda lr: or_infinite(finals[lr]))
+    results = ends[best]
     curve = averaged(results)
     reached = [i for i, loss in enumerate(curve["loss"]) if loss is not None and within(loss, course.target)]
     finally_scored = [result.score[-1] for result in results if result.score is not None]
+    sweep = {
+        "lr": list(finals),
+        "loss": list(finals.values()),
+        "stopped": [None if ends[lr] else rates[lr][0].result.step[-1] for lr in finals],
+    }
     return {
         "contestant": name,
         "lr": best,
+        "seeds": len(results),
         "loss": curve["loss"][-1],
         "loss_low": curve["low"][-1],
         "loss_high": curve["high"][-1],
@@ -90,13 +124,37 @@ def result_summary(name: str, rates: Mapping[float, Sequence[Result]], course: C
         "seconds_to_target": curve["seconds"][reached[0]] if reached else None,
         "seconds": curve["seconds"][-1],
         "state_bytes": results[0].state_bytes,
+        "peak_bytes": largest(result.peak_bytes for result in results),
         "parameters": results[0].parameters,
         "engine": results[0].engine,
         "curve": curve,
-        "sweep": {"lr": sorted(rates), "loss": [finals[lr] for lr in sorted(rates)]},
+        "sweep": sweep,
+        "near": near(sweep, best, curve["loss"]),
         "layers": layers_summary(results[0]),
         "path": None if results[0].path is None else [list(point) for point in results[0].path],
     }
+
+
+def near(sweep: Summary, best: float, losses: Sequence[float | None]) -> Summary | None:
+    """The rates around the best that lose little: at most ``NEAR`` of the way from the first loss to the best one.
+
+    open: at an end of them stands no rate that was finished and did worse, so that they may reach further.
+    """
+    if losses[0] is None or losses[-1] is None:
+        return None
+    bound = losses[-1] + NEAR * abs(losses[0] - losses[-1])
+    rates, place = sweep["lr"], sweep["lr"].index(best)
+    fine = [
+        loss is not None and loss <= bound and stopped is None
+        for loss, stopped in zip(sweep["loss"], sweep["stopped"], strict=True)
+    ]
+    low = high = place
+    while low > 0 and fine[low - 1]:
+        low -= 1
+    while high < len(rates) - 1 and fine[high + 1]:
+        high += 1
+    unknown = [not 0 <= i < len(rates) or sweep["stopped"][i] is not None for i in (low - 1, high + 1)]
+    return {"low": rates[low], "high": rates[high], "open": any(unknown)}
 
 
 def averaged(results: Sequence[Result]) -> Summary:
@@ -145,11 +203,6 @@ def mean(values: Any) -> float | None:
     """None if any of them is: a run that diverged spoils the mean, and must."""
     found = list(values)
     return None if any(value is None for value in found) else math.fsum(found) / len(found)
-
-
-def unless_none(loss: float | None) -> float:
-    """What diverged comes last."""
-    return math.inf if loss is None else loss
 
 
 def least(values: Any) -> float | None:

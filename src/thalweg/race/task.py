@@ -39,8 +39,12 @@ class Training(ABC):
     def measure(self) -> Measure: ...
 
     @abstractmethod
-    def parameters(self) -> Mapping[str, Array]:
+    def parameters(self) -> Mapping[str, Any]:
         """The parameters as they are now; copies, so that they can be compared with later ones."""
+
+    @abstractmethod
+    def changes(self, before: Mapping[str, Any]) -> Mapping[str, float]:
+        """The RMS of what was added to each parameter since, divided by the RMS it had."""
 
     @abstractmethod
     def figures(self) -> Mapping[str, Mapping[str, Any]]:
@@ -52,8 +56,15 @@ class Training(ABC):
     @abstractmethod
     def engine(self) -> str: ...
 
-    def wait(self) -> None:  # noqa: B027 (most have nothing to wait for)
+    def begin_measuring(self) -> None:  # noqa: B027 (most have no memory to measure, and nothing to wait for)
+        """Forget the memory that was used so far."""
+
+    def wait(self) -> None:  # noqa: B027
         """Return when all that was begun is done."""
+
+    def peak_bytes(self) -> int | None:
+        """The most memory in use since ``begin_measuring``, without what was there before the training."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -97,6 +108,10 @@ class Task(ABC):
     #: Further options, by contestant.
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     landscape: Landscape | None = None
+    #: Whether a learning rate that does badly may be stopped before its last step.
+    halving: bool = True
+    #: How many rates everyone may try beyond their own, while somebody's best is at an edge.
+    widen: int = 3
     #: Changes when the task does, so that runs of another version are not taken for runs of this one.
     fingerprint: str = ""
     #: Fields that must be functions.
@@ -175,6 +190,10 @@ def check_rates(rates: Mapping[str, Any], where: str = "") -> None:
             raise CommandError(
                 f"{where}rates of {contestant or 'all optimizers'} must be positive numbers, got {given!r}"
             )
+
+
+def relative(change: float, size: float) -> float:
+    return change / size if size > 0 else math.nan
 
 
 def measured(task: Task, answer: Any) -> Measure:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thalweg.race.contestants import CONTESTANTS
 from thalweg.race.run import Progress, Run, measuring_times
-from thalweg.race.summary import Summary, in_percent
+from thalweg.race.summary import NEAR, Summary, in_percent
 from thalweg.show.extras import extra
 from thalweg.show.palette import colour_of
 from thalweg.show.units import human_bytes, human_seconds
+
+if TYPE_CHECKING:
+    from thalweg.race.contest import Race
 
 with extra("cli"):
     from rich import box
@@ -23,12 +26,10 @@ with extra("cli"):
 
 
 @contextmanager
-def progress_bars(
-    console: Console, wanted: Sequence[Run], waiting: Sequence[Run]
-) -> Iterator[Callable[[Progress], None]]:
+def progress_bars(console: Console, race: Race) -> Iterator[tuple[Callable[[Progress], None], Callable[[Run], None]]]:
     """One bar for each contestant; gives what moves them. Where nobody watches there are none."""
-    if not console.is_terminal or not waiting:
-        yield lambda progress: None
+    if not console.is_terminal or not race.waiting:
+        yield lambda progress: None, lambda run: None
         return
     columns = (
         TextColumn("{task.description}"),
@@ -37,28 +38,32 @@ def progress_bars(
         TimeElapsedColumn(),
         TextColumn("{task.fields[now]}"),
     )
-
-    def length(runs: Sequence[Run], name: str) -> int:
-        return sum(len(measuring_times(run.steps)) - 1 for run in runs if run.contestant == name)
-
     with Bars(*columns, console=console) as bars:
-        tasks = {}
-        names = list(dict.fromkeys(run.contestant for run in wanted))
+        names = list(race.contestants)
         width, rivals = max(9, *map(len, names)), [name for name in names if name not in CONTESTANTS]
+        tasks = {}
         for name in names:
-            total, left = length(wanted, name), length(waiting, name)
             # AdamW's own colour is too dark for dark terminals
             shown = f"{name:>{width}}"
             described = shown if name == "AdamW" else f"[{colour_of(name, rivals)}]{shown}[/]"
-            tasks[name] = bars.add_task(described, total=total, completed=total - left, start=False, now="")
+            tasks[name] = bars.add_task(described, start=False, now="")
+
+        def settle(run: Run | None = None) -> None:
+            """Set the bars by the runs that are decided now: there may be more after each."""
+            wanted, waiting = race.wanted, race.waiting
+            for name, task in tasks.items():
+                total, left = (sum(run.contestant == name for run in runs) for runs in (wanted, waiting))
+                bars.update(task, total=total, completed=total - left)
 
         def advance(progress: Progress) -> None:
             run, task = progress.run, tasks[progress.run.contestant]
             bars.start_task(task)
             loss = "diverged" if progress.loss is None else f"loss {progress.loss:.2e}"
-            bars.update(task, advance=1, now=f"lr {run.lr:g}  seed {run.seed}  {loss}")
+            share = 1 / (len(measuring_times(run.steps)) - 1)
+            bars.update(task, advance=share, now=f"lr {run.lr:g}  seed {run.seed}  {loss}")
 
-        yield advance
+        settle()
+        yield advance, settle
 
 
 def results_tables(summary: Summary) -> list[Table]:
@@ -75,7 +80,10 @@ def asked_notes(contestants: Sequence[Summary]) -> str:
 
 
 def results_table(course: Summary, notes: str = "") -> Table:
-    caption = f"lr: the best of its sweep, by final loss. Seconds: training alone.{edges(course)}{notes}"
+    caption = (
+        f"lr: the best of its sweep, by final loss; rates: the factor within which it loses at most "
+        f"{NEAR:.0%} of what it won. Seconds: training alone. {course['search']}{edges(course)}{notes}"
+    )
     batches = "" if course["batch_size"] is None else f", batches of {course['batch_size']:,}"
     seeds = len(course["seeds"])
     table = Table(
@@ -92,7 +100,8 @@ def results_table(course: Summary, notes: str = "") -> Table:
     titles = ["optimizer", "lr", course["loss_name"]]
     titles += [course["score_name"]] if course["score_name"] else []
     titles += [f"steps{target}", f"seconds{target}"] if target else []
-    for title in (*titles, "seconds", "state"):
+    memory = any(result["peak_bytes"] is not None for result in course["results"])
+    for title in (*titles, "rates", "seconds", "state", *(["memory"] if memory else [])):
         first = title == "optimizer"
         table.add_column(Text(title), justify="left" if first else "right", no_wrap=first)
     for result in course["results"]:
@@ -110,7 +119,17 @@ def row(result: Summary, course: Summary) -> list[Any]:
         cells.append(number(result["score"], "{:.1%}".format if in_percent(course) else "{:.4g}".format))
     if course["target"] is not None:
         cells += [number(result["steps_to_target"], "{:,}".format), number(result["seconds_to_target"], human_seconds)]
-    return [*cells, human_seconds(result["seconds"]), human_bytes(result["state_bytes"])]
+    cells += [near_words(result["near"]), human_seconds(result["seconds"]), human_bytes(result["state_bytes"])]
+    if any(other["peak_bytes"] is not None for other in course["results"]):
+        cells.append(number(result["peak_bytes"], human_bytes))
+    return cells
+
+
+def near_words(near: Summary | None) -> str:
+    """How far a learning rate may be off, as a factor."""
+    if near is None:
+        return "–"
+    return f"{'≥ ' if near['open'] else ''}{near['high'] / near['low']:.2g}×"
 
 
 def counted(count: int, thing: str) -> str:

@@ -18,8 +18,8 @@ from thalweg.show.modules import imported, place_of, said, source_digest
 TASKS = {"digits": "", "valley": "", "text": "torch", "fashion": "torch and --data FOLDER"}
 
 
-def resolve(name: str, data: Path | None = None) -> list[Task]:
-    """The task of that name; ``valley`` has several."""
+def resolve(name: str, data: Path | None = None, device: str = "cpu") -> list[Task]:
+    """The task of that name; ``valley`` has several. Tasks in torch are larger on a GPU."""
     if ":" in name:
         tasks: Sequence[Task] = [own(name)]
     elif name not in TASKS:
@@ -29,10 +29,11 @@ def resolve(name: str, data: Path | None = None) -> list[Task]:
             raise CommandError("task 'fashion' needs --data FOLDER, with the four files of Fashion-MNIST in it")
         from thalweg.race.tasks import fashion
 
-        tasks = [fashion.task(data)]
+        tasks = [fashion.task(data, device)]
     else:
         module: Any = importlib.import_module(f"thalweg.race.tasks.{name}")
-        tasks = module.tasks() if hasattr(module, "tasks") else [module.task()]
+        given = [device] if name == "text" else []
+        tasks = module.tasks() if hasattr(module, "tasks") else [module.task(*given)]
     if data is not None and name != "fashion":
         raise CommandError(f"--data is for the task 'fashion': {name!r} has its own")
     return list(tasks)

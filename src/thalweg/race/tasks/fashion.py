@@ -12,6 +12,8 @@ import numpy as np
 
 from thalweg.errors import CommandError
 from thalweg.race.array_task import shuffled
+from thalweg.race.contestants import LARGE_RATES, RATES
+from thalweg.race.device import Device
 from thalweg.race.model_task import ModelTask
 from thalweg.race.task import Array
 from thalweg.show.extras import extra
@@ -29,8 +31,11 @@ FILES = {
     "test_images": ("t10k-images-idx3-ubyte", 3),
     "test_labels": ("t10k-labels-idx1-ubyte", 1),
 }
-#: Images whose training loss is measured, and images that are tested: enough, and quick.
+#: Images whose training loss is measured, and images that are tested, on a CPU: enough, and quick.
 SAMPLE = 2000
+#: On a GPU, the share of the training images that choose the learning rate and are not trained on.
+UNSEEN = 1 / 12
+EPOCHS = 8
 
 
 def load(folder: Path) -> dict[str, Array]:
@@ -87,40 +92,73 @@ def network(side: tuple[int, int]) -> nn.Module:
     )
 
 
-def task(folder: Path) -> ModelTask:
-    data = load(folder)
+def large_network(side: tuple[int, int]) -> nn.Module:
+    def convolution(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
 
-    def images(part: str, chosen: Any = slice(None)) -> Tensor:
-        return torch.from_numpy(data[f"{part}_images"][chosen].astype(np.float32) / 255)[:, None]
+    height, width = (n // 4 for n in side)
+    return nn.Sequential(
+        *convolution(1, 32),
+        nn.MaxPool2d(2),
+        *convolution(32, 64),
+        *convolution(64, 128),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128 * height * width, 256),
+        nn.ReLU(),
+        nn.Linear(256, 10),
+    )
 
-    def labels(part: str, chosen: Any = slice(None)) -> Tensor:
-        return torch.from_numpy(data[f"{part}_labels"][chosen].astype(np.int64))
+
+def task(folder: Path, device: str = "cpu", *, large: bool | None = None) -> ModelTask:
+    """The task in the size for a device."""
+    place = Device(device)
+    large = place.kind == "cuda" if large is None else large
+    read = load(folder)
+    data = {key: torch.from_numpy(array.copy()).to(device) for key, array in read.items()}
+    everything = len(read["train_labels"])
+    count = everything - int(UNSEEN * everything) if large else everything
+    sample = slice(count, None) if large else slice(SAMPLE)
+    tested = slice(None) if large else slice(SAMPLE)
+
+    def images(part: str, chosen: Any) -> Tensor:
+        return data[f"{part}_images"][chosen].float()[:, None] / 255
+
+    def labels(part: str, chosen: Any) -> Tensor:
+        return data[f"{part}_labels"][chosen].long()
 
     def batches(seed: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for chosen in shuffled(len(data["train_labels"]), seed, batch_size):
+        for numbers in shuffled(count, seed, batch_size):
+            chosen = torch.from_numpy(numbers).to(device)
             yield images("train", chosen), labels("train", chosen)
 
+    def logits(model: nn.Module, some: Tensor) -> Tensor:
+        with place.mixed_precision():
+            found: Tensor = model(some)
+        return found.float()
+
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return F.cross_entropy(model(batch[0]), batch[1])
+        return F.cross_entropy(logits(model, batch[0]), batch[1])
 
     def evaluate(model: nn.Module) -> tuple[float, float]:
-        device, some = next(model.parameters()).device, slice(SAMPLE)
-        training = F.cross_entropy(model(images("train", some).to(device)), labels("train", some).to(device))
-        guesses = model(images("test", some).to(device)).argmax(1).cpu()
-        return training.item(), (guesses == labels("test", some)).float().mean().item()
+        right = logits(model, images("test", tested)).argmax(1) == labels("test", tested)
+        return loss(model, (images("train", sample), labels("train", sample))).item(), right.float().mean().item()
 
+    side = read["train_images"].shape[1:]
     return ModelTask(
         name="fashion",
         title="Fashion-MNIST",
-        about=f"A small convolutional network learns {len(data['train_labels']):,} pictures of clothes.",
-        model=lambda seed: network(data["train_images"].shape[1:]),
+        about=f"A {'' if large else 'small '}convolutional network learns {count:,} pictures of clothes.",
+        model=lambda seed: large_network(side) if large else network(side),
         batches=batches,
         loss=loss,
         evaluate=evaluate,
-        steps=300,
-        batch_size=128,
+        steps=max(EPOCHS * count // 512, 1) if large else 300,
+        batch_size=512 if large else 128,
         seeds=1,
-        target=0.5,
+        target=0.25 if large else 0.5,
+        loss_name="validation loss" if large else "training loss",
         score_name="test accuracy",
-        fingerprint=digest(*(array.tobytes() for array in data.values())),
+        rates=LARGE_RATES if large else RATES,
+        fingerprint=digest(*(array.tobytes() for array in read.values()), b"large" if large else b""),
     )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from thalweg.race.array_task import shuffled
+from thalweg.race.contestants import LARGE_RATES
+from thalweg.race.device import Device
 from thalweg.race.model_task import ModelTask
 from thalweg.show.extras import extra
 from thalweg.show.modules import digest
@@ -16,53 +20,103 @@ with extra("torch"):
     from torch import Tensor, nn
     from torch.nn import functional as F
 
-SYMBOLS, WIDTH, HEADS, LAYERS, CONTEXT = 256, 64, 4, 2, 64
-TRAIN_BYTES, TEST_BYTES = 400_000, 16_384
+SYMBOLS = 256
 
-RATES = {
-    "SGD": (0.01, 0.02, 0.05, 0.1, 0.2),
-    "AdamW": (0.002, 0.005, 0.01, 0.02, 0.05),
-    "LARS": (0.5, 1.0, 2.0, 5.0, 10.0),
-    "LAMB": (0.005, 0.01, 0.02, 0.05, 0.1),
-    "Adafactor": (0.02, 0.05, 0.1, 0.2, 0.5),
-    "Kron": (0.001, 0.002, 0.005, 0.01, 0.02),
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    width: int
+    heads: int
+    layers: int
+    context: int
+    train_bytes: int
+    test_bytes: int
+    steps: int
+    batch_size: int
+    target: float
+    #: Whether the loss is that of text which is not trained on, as it must be where there is time to learn by heart.
+    unseen: bool
+    rates: Mapping[str, Sequence[float]]
+
+    @property
+    def window(self) -> int:
+        return self.context + 1
+
+
+SIZES = {
+    "cpu": Size(
+        width=64,
+        heads=4,
+        layers=2,
+        context=64,
+        train_bytes=400_000,
+        test_bytes=16_384,
+        steps=200,
+        batch_size=16,
+        target=2.7,
+        unseen=False,
+        rates={
+            "SGD": (0.01, 0.02, 0.05, 0.1, 0.2),
+            "AdamW": (0.002, 0.005, 0.01, 0.02, 0.05),
+            "LARS": (0.5, 1.0, 2.0, 5.0, 10.0),
+            "LAMB": (0.005, 0.01, 0.02, 0.05, 0.1),
+            "Adafactor": (0.02, 0.05, 0.1, 0.2, 0.5),
+            "Kron": (0.001, 0.002, 0.005, 0.01, 0.02),
+        },
+    ),
+    "cuda": Size(
+        width=512,
+        heads=8,
+        layers=6,
+        context=256,
+        train_bytes=16_000_000,
+        test_bytes=131_072,
+        steps=800,
+        batch_size=64,
+        target=1.5,
+        unseen=True,
+        rates=LARGE_RATES,
+    ),
 }
 
 
 def standard_library(size: int) -> Tensor:
-    """The first bytes of its modules, in alphabetical order."""
+    """The first bytes of its modules in alphabetical order, and of those in packages where that is not enough."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    inner = (path for path in folder.glob("*/**/*.py") if "packages" not in path.relative_to(folder).parts[0])
     text = bytearray()
-    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+    for path in itertools.chain(sorted(folder.glob("*.py")), sorted(inner)):
         text += path.read_bytes()
         if len(text) >= size:
             break
-    return torch.frombuffer(text[:size], dtype=torch.uint8).long()
+    return torch.frombuffer(text[:size], dtype=torch.uint8)
 
 
 class Block(nn.Module):
     """Attention, then two linear layers, each on normalised inputs and added to what came in."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.project = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, length, _ = x.shape
-        heads = self.qkv(self.norm1(x)).view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        batch, length, width = x.shape
+        heads = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
-        x = x + self.project(attended.transpose(1, 2).reshape(batch, length, WIDTH))
+        x = x + self.project(attended.transpose(1, 2).reshape(batch, length, width))
         out: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
         return out
 
 
 class Transformer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.symbols, self.places = nn.Embedding(SYMBOLS, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, SYMBOLS)
+        self.symbols, self.places = nn.Embedding(SYMBOLS, size.width), nn.Embedding(size.context, size.width)
+        self.blocks = nn.Sequential(*(Block(size.width, size.heads) for _ in range(size.layers)))
+        self.norm, self.head = nn.LayerNorm(size.width), nn.Linear(size.width, SYMBOLS)
         for embedding in (self.symbols, self.places):
             nn.init.normal_(embedding.weight, std=0.1)
 
@@ -72,40 +126,53 @@ class Transformer(nn.Module):
         return logits
 
 
-def task() -> ModelTask:
-    text = standard_library(TRAIN_BYTES + TEST_BYTES)
+def task(device: str = "cpu", size: Size | None = None) -> ModelTask:
+    """The task in the size for a device."""
+    place = Device(device)
+    size = size or SIZES["cuda" if place.kind == "cuda" else "cpu"]
+    text = standard_library(size.train_bytes + size.test_bytes * (1 + size.unseen))
+    data = text.to(device)
     # the last bytes are never trained on
-    train, test = text[:-TEST_BYTES], text[-TEST_BYTES:].view(-1, CONTEXT)
-    sample = train[:TEST_BYTES].view(-1, CONTEXT)
+    test, data = data[-size.test_bytes :], data[: -size.test_bytes]
+    sample = data[-size.test_bytes :] if size.unseen else data[: size.test_bytes]
+    train = data[: -size.test_bytes] if size.unseen else data
+
+    def windows(part: Tensor) -> Tensor:
+        return part.view(-1, size.context).long()
 
     def batches(seed: int, batch_size: int) -> Iterator[Tensor]:
-        places = torch.arange(CONTEXT + 1)
-        for starts in shuffled(len(train) - CONTEXT, seed, batch_size):
-            yield train[torch.from_numpy(starts)[:, None] + places]
+        places = torch.arange(size.window, device=device)
+        for starts in shuffled(len(train) - size.context, seed, batch_size):
+            yield train[torch.from_numpy(starts).to(device)[:, None] + places].long()
+
+    def logits(model: nn.Module, windows: Tensor) -> Tensor:
+        with place.mixed_precision():
+            found: Tensor = model(windows[:, :-1])
+        return found.float()
 
     def loss(model: nn.Module, windows: Tensor) -> Tensor:
         """In nats a byte."""
-        return F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+        return F.cross_entropy(logits(model, windows).flatten(0, 1), windows[:, 1:].flatten())
 
     def evaluate(model: nn.Module) -> tuple[float, float]:
-        device = next(model.parameters()).device
-        foretold = model(test[:, :-1].to(device)).argmax(-1).cpu() == test[:, 1:]
-        return loss(model, sample.to(device)).item(), foretold.float().mean().item()
+        unseen = windows(test)
+        foretold = logits(model, unseen).argmax(-1) == unseen[:, 1:]
+        return loss(model, windows(sample)).item(), foretold.float().mean().item()
 
     return ModelTask(
         name="text",
         title="Python source, byte by byte",
-        about="A transformer of two layers learns to continue the source of Python's standard library.",
-        model=lambda seed: Transformer(),
+        about=f"A transformer of {size.layers} layers learns to continue the source of Python's standard library.",
+        model=lambda seed: Transformer(size),
         batches=batches,
         loss=loss,
         evaluate=evaluate,
-        steps=200,
-        batch_size=16,
+        steps=size.steps,
+        batch_size=size.batch_size,
         seeds=1,
-        target=2.7,
-        loss_name="training loss, nats a byte",
+        target=size.target,
+        loss_name=f"{'validation' if size.unseen else 'training'} loss, nats a byte",
         score_name="bytes foretold",
-        rates=RATES,
-        fingerprint=digest(text.byte().numpy().tobytes()),  # other versions of Python have other sources
+        rates=size.rates,
+        fingerprint=digest(text.numpy().tobytes(), repr(size).encode()),  # other versions of Python have other sources
     )

@@ -125,6 +125,7 @@ def task(function: Function) -> ArrayTask:
         target=1e-3,
         loss_name="height above the minimum",
         rates=RATES,
+        halving=False,  # a path that is high up halfway may well be the one that arrives
         options={"Kron": {"max_skew": None}},
         landscape=Landscape(
             value=lambda x, y: np.asarray(function.value(x, y)), x=function.x, y=function.y, minima=function.minima

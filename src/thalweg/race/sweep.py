@@ -1,0 +1,155 @@
+"""The search for learning rates: a grid, halved on the way, widened where the best lies at its edge.
+
+All of it follows from a course and the records, so that a race can be stopped, continued and repeated. Seed 0 searches:
+each optimizer tries its grid from the middle outwards, and a run that is hopeless at a rung stops there. As long as the
+best rate of anyone lies at an edge, everyone gets one more trial, up to ``Course.widen`` times: beyond the edge, or
+between the best rate and its better neighbour. The best rates then run with the other seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from thalweg.race.run import Record, Run, loss_at, measuring_times, or_infinite
+
+if TYPE_CHECKING:
+    from thalweg.race.programme import Course
+
+#: At this share of its steps a run stops, if this share of the grid has already done better there.
+RUNGS = ((1 / 4, 3 / 4), (1 / 2, 1 / 2))
+#: The share of the grid that runs with the other seeds.
+REPEATED = 1 / 4
+#: So many rates are never too many to go on with.
+FEWEST = 2
+#: Runs of fewer steps are not stopped.
+LEAST_STEPS = 8
+#: A rate beyond the edge is at least so many times the one there.
+BEYOND = 2.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of a course as far as they are decided, in order."""
+
+    runs: Sequence[Run]
+    #: Those that are not recorded yet, or have to be finished.
+    waiting: Sequence[Run]
+    #: How many more there will be, if no grid has to be widened.
+    later: int
+    #: By contestant.
+    sweeps: Mapping[str, Sweep]
+
+
+@dataclass
+class Sweep:
+    """The trials of one contestant on one course."""
+
+    first: Run
+    grid: Sequence[float]
+    seeds: Sequence[int]
+    #: Nothing is stopped, and every rate runs with every seed.
+    full: bool
+    #: The grid is the user's own, and is not widened.
+    fixed: bool
+    records: Mapping[Run, Record]
+
+    def __post_init__(self) -> None:
+        self.tried = sorted(self.grid, key=lambda lr: abs(2 * self.grid.index(lr) + 1 - len(self.grid)))
+
+    def run(self, lr: float, seed: int | None = None) -> Run:
+        return replace(self.first, lr=lr, seed=self.seeds[0] if seed is None else seed)
+
+    def kept(self, share: float) -> int:
+        return len(self.tried) if self.full else max(FEWEST, math.ceil(share * len(self.grid)))
+
+    def done(self, run: Run) -> bool:
+        record = self.records.get(run)
+        return record is not None and not (self.full and record.stopped)
+
+    @property
+    def over(self) -> bool:
+        return all(self.done(self.run(lr)) for lr in self.tried)
+
+    def standing(self, lr: float) -> tuple[int, float]:
+        """Less is better: how far a rate got, and its loss there."""
+        result = self.records[self.run(lr)].result
+        return -result.step[-1], or_infinite(result.loss[-1])
+
+    @property
+    def best(self) -> float:
+        return min(self.tried, key=self.standing)
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether the best rate may lie outside of those tried."""
+        edges = (min(self.tried), max(self.tried))
+        return len(self.tried) > 1 and (self.best in edges or math.isinf(self.standing(self.best)[1]))
+
+    def next_rate(self) -> float:
+        """Beyond the edge, downwards if everything diverged; or between the best and its better neighbour."""
+        rates, best = sorted(self.tried), self.best
+        place = rates.index(best)
+        if self.at_edge and place < len(rates) - 1:
+            return rounded(rates[0] / max(rates[1] / rates[0], BEYOND))
+        if self.at_edge:
+            return rounded(best * max(best / rates[-2], BEYOND))
+        neighbours = sorted((rates[place - 1], rates[place + 1]), key=self.standing)
+        between = [math.sqrt(best * other) for other in neighbours]
+        return next((rounded(lr) for lr in between if rounded(lr) not in rates), between[0])
+
+    def repeats(self, rates: Sequence[float]) -> list[Run]:
+        return [self.run(lr, seed) for lr in rates for seed in self.seeds[1:]]
+
+    def hopeless(self, run: Run, step: int, loss: float | None) -> bool:
+        """Whether a run with this loss at this step stops there: enough others have been better."""
+        share = rungs(run.steps).get(step)
+        if share is None or self.full or run.seed != self.seeds[0]:
+            return False
+        others = [self.records[self.run(lr)].result for lr in self.tried if lr != run.lr and self.done(self.run(lr))]
+        better = sum(or_infinite(loss_at(other, step)) < or_infinite(loss) for other in others)
+        return better >= self.kept(share)
+
+
+def rounded(lr: float) -> float:
+    return float(f"{lr:.3g}")
+
+
+def rungs(steps: int) -> dict[int, float]:
+    """The steps at which a run may stop, and the share of the grid that goes on there."""
+    times = measuring_times(steps)
+    return {times[round(at * (len(times) - 1))]: share for at, share in RUNGS} if steps >= LEAST_STEPS else {}
+
+
+def sweeps_of(course: Course, records: Mapping[Run, Record]) -> dict[str, Sweep]:
+    """By contestant, with the trials that the records ask for so far."""
+    found = {}
+    for name in dict.fromkeys(run.contestant for run in course.runs):
+        own = [run for run in course.runs if run.contestant == name]
+        rates, seeds = sorted({run.lr for run in own}), sorted({run.seed for run in own})
+        found[name] = Sweep(own[0], rates, seeds, course.full, name in course.fixed, records)
+    searching = [sweep for sweep in found.values() if not sweep.fixed]
+    for _ in range(course.widen):
+        if not all(sweep.over for sweep in found.values()) or not any(sweep.at_edge for sweep in searching):
+            break
+        for sweep in searching:
+            sweep.tried.append(sweep.next_rate())
+    return found
+
+
+def plan(course: Course, records: Mapping[Run, Record]) -> Plan:
+    """The search of everyone, then the repetitions of those rates that are known to be repeated."""
+    sweeps = sweeps_of(course, records)
+    over = all(sweep.over for sweep in sweeps.values())
+    runs, later = [sweep.run(lr) for sweep in sweeps.values() for lr in sweep.tried], 0
+    for sweep in sweeps.values():
+        kept = sweep.kept(REPEATED)
+        if over:
+            runs += sweep.repeats(sorted(sweep.tried, key=sweep.standing)[:kept])
+        elif len(sweep.tried) <= kept:
+            runs += sweep.repeats(sweep.tried)
+        else:
+            later += kept * (len(sweep.seeds) - 1)
+    return Plan(runs, [run for run in runs if not sweeps[run.contestant].done(run)], later, sweeps)

@@ -1,0 +1,72 @@
+"""Who won a course, by how much, and how surely: in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Results = Sequence[Mapping[str, Any]]
+
+
+def verdict(course: Mapping[str, Any]) -> str:
+    """The first sentence says who won; others tell of the target, of time and of who diverged."""
+    results: Results = course["results"]
+    finished = [result for result in results if result["loss"] is not None]
+    if not results:
+        return "No run of this course is recorded yet."
+    if not finished:
+        return "Every run of this course diverged."
+    failed = [result["contestant"] for result in results if result["loss"] is None]
+    sentences = [winner(finished, course["loss_name"]), *on_the_way(finished, course)]
+    sentences += [f"{listed(failed)} diverged."] if failed else []
+    return " ".join(sentences)
+
+
+def winner(finished: Results, loss_name: str) -> str:
+    best, *others = sorted(finished, key=lambda result: result["loss"])
+    named = f"{loss_name} of {loss_of(best)}"
+    if not others:
+        return f"{best['contestant']} ended with a {named}."
+    second = others[0]
+    less = second["loss"] - best["loss"]
+    if less == 0:
+        tied = [result["contestant"] for result in finished if result["loss"] == best["loss"]]
+        return f"{listed(tied)} ended level, with a {named}."
+    much = f"{less / second['loss']:.0%}" if min(best["loss"], second["loss"]) > 0 else f"{less:.3g}"
+    clear = best["loss_high"] < second["loss_low"] if best["seeds"] > 1 else True
+    how = "won" if clear else "leads, but not clearly, for the seeds of both overlap"
+    behind = f"{much} below {second['contestant']} with {loss_of(second)}"
+    return f"{best['contestant']} {how}: it ended with a {named}, {behind}."
+
+
+def loss_of(result: Mapping[str, Any]) -> str:
+    if result["seeds"] == 1:
+        return f"{result['loss']:.3g} (one seed)"
+    return f"{result['loss']:.3g} ({result['loss_low']:.3g} to {result['loss_high']:.3g} over {result['seeds']} seeds)"
+
+
+def on_the_way(finished: Results, course: Mapping[str, Any]) -> list[str]:
+    """Who reached the target first, in steps and by the clock."""
+    if course["target"] is None:
+        return []
+    goal = f"a {course['loss_name']} of {course['target']:.3g}"
+    arrived = [result for result in finished if result["steps_to_target"] is not None]
+    if not arrived:
+        return [f"Nobody reached {goal}."]
+    steps = min(result["steps_to_target"] for result in arrived)
+    first = [result["contestant"] for result in arrived if result["steps_to_target"] == steps]
+    said = [f"{listed(first)} reached {goal} first, in {steps:,} step{'' if steps == 1 else 's'}."]
+    quickest = min(arrived, key=lambda result: result["seconds_to_target"])
+    if first != [quickest["contestant"]]:  # fewer steps are not less time
+        said.append(f"By the clock {quickest['contestant']} was first, after {quickest['seconds_to_target']:.3g} s.")
+    return said
+
+
+def listed(names: Sequence[str]) -> str:
+    """
+    >>> listed(["A"]), listed(["A", "B"]), listed(["A", "B", "C"])
+    ('A', 'A and B', 'A, B, and C')
+    """
+    if len(names) < 3:
+        return " and ".join(names)
+    return f"{', '.join(names[:-1])}, and {names[-1]}"
