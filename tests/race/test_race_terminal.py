@@ -34,8 +34,9 @@ def test_names_of_bars_end_in_one_column() -> None:
     screen = io.StringIO()
     ready = race("digits", optimizers=["AdamW", "SGD", "Adafactor"], steps=1, seeds=1, rates={"": [0.1]})
     console = Console(file=screen, force_terminal=True, width=100, color_system=None)
-    with progress_bars(console, ready.wanted, ready.waiting) as advance:
+    with progress_bars(console, ready) as (advance, settle):
         advance(Progress(ready.wanted[0], 1, 2.5))
+        settle(ready.wanted[0])
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).replace("\r", "\n").splitlines()
     ends = {line.index(name) + len(name) for line in lines for name in ("AdamW", "SGD", "Adafactor") if name in line}
     assert len(ends) == 1

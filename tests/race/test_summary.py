@@ -78,7 +78,8 @@ def test_the_best_rate_has_the_least_mean_final_loss_and_the_score_has_no_say() 
     assert (best["loss_low"], best["loss_high"]) == (0.3, 0.4)
     assert best["score"] == pytest.approx(0.6)
     assert (best["score_low"], best["score_high"]) == (0.5, 0.7)
-    assert best["sweep"] == {"lr": [0.1, 1.0], "loss": [pytest.approx(0.35), pytest.approx(0.5)]}
+    losses = [pytest.approx(0.35), pytest.approx(0.5)]
+    assert best["sweep"] == {"lr": [0.1, 1.0], "loss": losses, "stopped": [None, None]}
 
 
 def test_one_seed_that_diverged_spoils_its_rate_and_the_diverged_come_last() -> None:

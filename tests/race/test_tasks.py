@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from race_files import idx, write_clothes
 from tolerances import FINITE_DIFFERENCES
 
 from thalweg.errors import CommandError
@@ -163,22 +163,9 @@ def test_every_name_of_a_task_is_offered_for_completion() -> None:
 # ---- with torch
 
 
-def idx(array: np.ndarray[Any, Any]) -> bytes:
-    return (
-        bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.astype(np.uint8).tobytes()
-    )
-
-
 @pytest.fixture
 def clothes(tmp_path: Path) -> Path:
-    """Four files as Fashion-MNIST has them, of few and small pictures; one is not gzipped."""
-    rng = np.random.default_rng(0)
-    for part, count in (("train", 40), ("t10k", 20)):
-        labels = rng.integers(0, 10, count)
-        images = rng.integers(0, 50, (count, 12, 12)) + 20 * labels[:, None, None]
-        (tmp_path / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images)))
-        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(idx(labels))
-    return tmp_path
+    return write_clothes(tmp_path)
 
 
 @pytest.mark.slow

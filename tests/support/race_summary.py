@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from thalweg.race.verdict import verdict
+
 CONTESTANTS = [
     {"name": "SGD", "colour": "#858585", "baseline": True, "options": "LARS(momentum=0.9, trust=False)"},
     {"name": "AdamW", "colour": "#2b2b2b", "baseline": True, "options": "LAMB(trust=False)"},
@@ -39,7 +41,10 @@ def race_summary() -> dict[str, Any]:
         "versions": {"python": "3.11.7", "thalweg": "0.1.0", "numpy": "2.4.6"},
         "contestants": [dict(contestant) for contestant in CONTESTANTS],
         "missing": 3,
-        "courses": [digits(64), digits(256), digits(1024), valley()],
+        "near": 0.02,
+        "courses": [
+            {**course, "verdict": verdict(course)} for course in (digits(64), digits(256), digits(1024), valley())
+        ],
     }
 
 
@@ -60,6 +65,7 @@ def digits(batch_size: int) -> dict[str, Any]:
         "score_name": "test accuracy",
         "target": TARGET,
         "results": best_first(results),
+        "search": "Everyone tried 5 learning rates. 6 of 60 runs were hopeless and stopped early.",
         "contours": None,
     }
 
@@ -88,6 +94,7 @@ def digits_result(name: str, batch_size: int, random: np.random.Generator) -> di
     return {
         "contestant": name,
         "lr": float(rate),
+        "seeds": len(SEEDS),
         "loss": number(mean[-1]),
         "loss_low": number(losses[:, -1].min()),
         "loss_high": number(losses[:, -1].max()),
@@ -98,6 +105,7 @@ def digits_result(name: str, batch_size: int, random: np.random.Generator) -> di
         "seconds_to_target": number(seconds[reached[0]]) if len(reached) else None,
         "seconds": number(seconds[-1]),
         "state_bytes": round(state * 26122),
+        "peak_bytes": None,
         "parameters": 26122,
         "engine": "reference" if name == "Kron" else "fused",
         "curve": {
@@ -108,7 +116,12 @@ def digits_result(name: str, batch_size: int, random: np.random.Generator) -> di
             "high": numbers(losses.max(0)),
             "score": numbers(np.where(np.isfinite(mean), scores, np.nan)),
         },
-        "sweep": {"lr": numbers(rates), "loss": [None] * 5 if diverges else numbers(sweep)},
+        "sweep": {
+            "lr": numbers(rates),
+            "loss": [None] * 5 if diverges else numbers(sweep),
+            "stopped": [55, None, None, None, None],
+        },
+        "near": None if diverges else {"low": float(rate), "high": float(2 * rate), "open": name == "LAMB"},
         "layers": layers(name, random),
         "path": None,
     }
@@ -150,6 +163,7 @@ def valley() -> dict[str, Any]:
         "score_name": None,
         "target": None,
         "results": best_first([valley_result(name, rate) for name, rate in rates.items()]),
+        "search": "Everyone tried 3 learning rates.",
         "contours": {
             "x": numbers(x),
             "y": numbers(y),
@@ -180,6 +194,7 @@ def valley_result(name: str, rate: float) -> dict[str, Any]:
     return {
         "contestant": name,
         "lr": rate,
+        "seeds": 1,
         "loss": number(losses[-1]),
         "loss_low": number(losses[-1]),
         "loss_high": number(losses[-1]),
@@ -190,6 +205,7 @@ def valley_result(name: str, rate: float) -> dict[str, Any]:
         "seconds_to_target": None,
         "seconds": 0.02,
         "state_bytes": 16,
+        "peak_bytes": None,
         "parameters": 2,
         "engine": "reference",
         "curve": {
@@ -200,7 +216,12 @@ def valley_result(name: str, rate: float) -> dict[str, Any]:
             "high": values,
             "score": None,
         },
-        "sweep": {"lr": [rate / 2, rate, rate * 2], "loss": [number(losses[-1] * k) for k in (3, 1, np.nan)]},
+        "sweep": {
+            "lr": [rate / 2, rate, rate * 2],
+            "loss": [number(losses[-1] * k) for k in (3, 1, np.nan)],
+            "stopped": [None] * 3,
+        },
+        "near": {"low": rate, "high": rate, "open": False},
         "layers": None,
         "path": walk.tolist(),
     }

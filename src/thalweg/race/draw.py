@@ -138,10 +138,13 @@ def draw_sweeps(courses: Sequence[Summary], looks: Looks) -> Any:
         for result in course["results"]:
             look, sweep = looks[result["contestant"]], result["sweep"]
             style = line_style(look)
-            losses = shown(sweep["loss"], axes)
-            axes.plot(sweep["lr"], losses, f"o{style}", color=look["colour"], markersize=4, label=result["contestant"])
+            losses, rates = shown(sweep["loss"], axes), np.array(sweep["lr"])
+            early = np.array([step is not None for step in sweep["stopped"]])
+            own = {"color": look["colour"], "markersize": 4}
+            axes.plot(rates[~early], losses[~early], f"o{style}", label=result["contestant"], **own)
+            axes.plot(rates[early], losses[early], "o", markerfacecolor="none", **own)
             axes.plot(result["lr"], shown([result["loss"]], axes), "o", color=look["colour"], markersize=9, alpha=0.5)
-        entitle(axes, name_of(course, courses), "final loss by learning rate; large: chosen")
+        entitle(axes, name_of(course, courses), "final loss by learning rate; large: chosen; hollow: stopped early")
     beside = legend_columns(list(looks), picture.get_figwidth())
     picture.legend(
         *axes.get_legend_handles_labels(), loc="outside lower center", ncols=beside, frameon=False, fontsize=10

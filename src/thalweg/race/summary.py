@@ -16,7 +16,7 @@ from thalweg.show.palette import BASELINES, colour_of
 
 Summary = dict[str, Any]
 #: A rate is near the best if it loses no more than this share of what the best one has won.
-NEAR = 0.05
+NEAR = 0.02
 
 
 def summarized(programme: Programme, records: Mapping[Run, Record]) -> Summary:
@@ -42,6 +42,7 @@ def summarized(programme: Programme, records: Mapping[Run, Record]) -> Summary:
             }
             for name, options in programme.contestants.items()
         ],
+        "near": NEAR,
         "missing": sum(len(each.waiting) + each.later for each in plans),
         "courses": [
             course_summary(course, [records[run] for run in each.runs if run in records])

@@ -66,10 +66,15 @@ def progress_bars(console: Console, race: Race) -> Iterator[tuple[Callable[[Prog
         yield advance, settle
 
 
-def results_tables(summary: Summary) -> list[Table]:
-    """One table for each course: everyone at their best learning rate, averaged over seeds, least loss first."""
+def results_tables(summary: Summary) -> list[Any]:
+    """For each course who won, and a table: everyone at their best rate, averaged over seeds, least loss first."""
     notes = asked_notes(summary["contestants"])
-    return [results_table(course, notes) for course in summary["courses"] if course["results"]]
+    return [
+        shown
+        for course in summary["courses"]
+        if course["results"]
+        for shown in (results_table(course, notes), Text(course["verdict"]))
+    ]
 
 
 def asked_notes(contestants: Sequence[Summary]) -> str:

@@ -15,7 +15,6 @@ from thalweg.show.extras import extra
 #: In the order in which they build upon one another.
 SCRIPTS = (
     "words.js",
-    "verdict.js",
     "colours.js",
     "frame.js",
     "curves.js",

@@ -69,13 +69,13 @@ function showBatches(course) {
 function showWords(course) {
   const several = new Set(summary.courses.map((other) => other.title)).size > 1;
   at("title").textContent = several ? course.title : summary.title;
-  at("verdict").textContent = verdict(course);
+  at("verdict").textContent = course.verdict;
   at("about").textContent = course.about;
   const seeds = course.seeds.length > 1 ? `mean of ${count(course.seeds.length, "seed")}, and their range` : "one seed";
   const batches = course.batch_size === null ? "" : ` with batches of ${course.batch_size.toLocaleString("en")}`;
   const parameters = course.results.length ? `, ${count(course.results[0].parameters, "parameter")}` : "";
   const size = `${count(course.steps, "step")}${batches}${parameters}`;
-  at("results-note").textContent = `${size}; ${seeds}. Each optimizer at the best of its learning rates.`;
+  at("results-note").textContent = `${size}; ${seeds}. Each optimizer at the best of its learning rates. ${course.search}`;
   at("loss-title").textContent = course.loss_name;
   const others = summary.contestants.some(({ rival }) => rival) ? " Dashes and dots: other libraries." : "";
   at("loss-note").textContent = `${course.seeds.length > 1
@@ -83,7 +83,9 @@ function showWords(course) {
   at("score-title").textContent = course.score_name ?? "";
   at("score-note").textContent = "Mean over seeds.";
   at("sweep-note").textContent =
-    `Final ${course.loss_name} at each rate. Ringed: the one chosen. Crosses: diverged, or off the chart.`;
+    `Final ${course.loss_name} at each rate. Ringed: the one chosen. Crosses: diverged, or off the chart. `
+    + "Hollow: stopped early, with the loss it had. Near the best, in the table: how far apart the rates around it are "
+    + `that lose at most ${100 * summary.near}\u00a0% of what it won.`;
   at("batch-loss-title").textContent = `${course.loss_name} by batch size`;
   at("batch-score-title").textContent = `${course.score_name} by batch size`;
 }
@@ -140,12 +142,12 @@ function sayOnce() {
   at("missing").hidden = !summary.missing;
   at("missing").textContent = `${count(summary.missing, "run is", "runs are")} missing: this was drawn before the end.`;
   at("command").textContent = summary.command;
-  const { cpu, cores, system } = summary.machine; // all missing where no run is recorded
+  const { gpu, cpu, cores, system } = summary.machine; // all missing where no run is recorded
   const made = new Date(summary.made);
   const date = Number.isNaN(made.getTime()) ? summary.made
     : `${made.toLocaleString("en-GB", { dateStyle: "long", timeStyle: "short", timeZone: "UTC" })} UTC`;
   const versions = Object.entries(summary.versions).map(([package_, version]) => `${package_} ${version}`);
-  const all = [date, cpu, cores && count(cores, "core"), system, ...versions];
+  const all = [date, gpu, cpu, cores && count(cores, "core"), system, ...versions];
   at("surroundings").textContent = all.filter(Boolean).join(" · ");
 }
 

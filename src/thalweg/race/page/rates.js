@@ -82,13 +82,15 @@ function sweepFigure(course, view) {
 
 function sweepTraces(result, view, lift, top) {
   const { colour, dash, ...owner } = belongs(view, result);
-  const { lr, loss } = result.sweep;
+  const { lr, loss, stopped } = result.sweep;
   const ringed = (yes, no) => lr.map((rate) => (Math.abs(rate - result.lr) <= 1e-9 * Math.abs(rate) ? yes : no));
-  const failed = lr.map((_, at) => at).filter((at) => lift(loss[at]) === null);
+  const places = lr.map((_, at) => at);
+  const failed = places.filter((at) => lift(loss[at]) === null);
+  const early = places.filter((at) => stopped[at] !== null && !failed.includes(at));
   const hovertemplate = "%{fullData.name}<br>lr %{x:.3~g}: <b>%{customdata}</b><extra></extra>";
   return [
-    { ...owner, type: "scatter", mode: "lines+markers", x: lr, y: loss.map(lift), customdata: loss.map(lossWords),
-      line: { color: colour, width: 2, dash }, hovertemplate,
+    { ...owner, type: "scatter", mode: "lines+markers", x: lr, y: places.map((at) => (stopped[at] === null ? lift(loss[at]) : null)), customdata: loss.map(lossWords),
+      line: { color: colour, width: 2, dash }, connectgaps: true, hovertemplate,
       marker: {
         opacity: 1, color: ringed(tones().paper, colour), size: ringed(11, 6),
         line: { color: colour, width: ringed(3, 0) },
@@ -96,6 +98,9 @@ function sweepTraces(result, view, lift, top) {
     { ...owner, type: "scatter", mode: "markers", x: failed.map((at) => lr[at]), y: failed.map(() => top),
       customdata: failed.map((at) => lossWords(loss[at])), hovertemplate,
       marker: { symbol: "x-thin", size: 8, line: { color: colour, width: 2 } } },
+    { ...owner, type: "scatter", mode: "markers", x: early.map((at) => lr[at]), y: early.map((at) => lift(loss[at])),
+      customdata: early.map((at) => `${lossWords(loss[at])}, stopped at step ${stopped[at]}`), hovertemplate,
+      marker: { symbol: "circle-open", size: 7, color: colour } },
   ];
 }
 

@@ -5,16 +5,23 @@ function columns(course) {
   const all = [
     { title: "optimizer", value: (r) => r.contestant },
     { title: "learning rate", value: (r) => r.lr, words: number },
+    { title: "near the\u00a0best", value: (r) => r.near && r.near.high / r.near.low, cell: nearWords, best: "most" },
     { title: course.loss_name, value: (r) => r.loss, words: lossWords, best: "least", range: "loss", always: true },
     { title: course.score_name, value: (r) => r.score, words, best: "most", range: "score" },
     { title: "steps to\u00a0target", value: (r) => r.steps_to_target, words: number, best: "least" },
     { title: "time to\u00a0target", value: (r) => r.seconds_to_target, words: seconds, best: "least" },
     { title: "time", value: (r) => r.seconds, words: seconds, best: "least" },
     { title: "state / parameter", value: (r) => r.state_bytes / r.parameters, words: bytes, best: "least" },
+    { title: "memory", value: (r) => r.peak_bytes && r.peak_bytes / 1e6, words: (mb) => `${number(mb)}\u00a0MB`, best: "least" },
     { title: "engine", value: (r) => r.engine },
   ];
   const known = (column) => course.results.some((result) => (column.value(result) ?? null) !== null);
   return all.filter((column) => column.title && (column.always || known(column)));
+}
+
+/** The rates that lose little, and the factor between them, of which more may lie beyond. */
+function nearWords({ near }) {
+  return near === null ? "–" : `${near.open ? "≥\u00a0" : ""}${number(near.high / near.low, 2)}×`;
 }
 
 function bytes(value) {
@@ -79,7 +86,7 @@ function nameCell(cell, result, view) {
 
 function fill(cell, column, result, course) {
   const value = column.value(result) ?? null;
-  const text = column.words ? column.words(value) : value ?? "–";
+  const text = column.cell ? column.cell(result) : column.words ? column.words(value) : value ?? "–";
   cell.classList.toggle("best", isBest(column, result, course.results));
   element(cell.classList.contains("best") ? "b" : "span", text, cell);
   const [low, high] = [result[`${column.range}_low`] ?? null, result[`${column.range}_high`] ?? null];
