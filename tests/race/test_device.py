@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from race_files import write_clothes
 
 from thalweg.race.contest import race

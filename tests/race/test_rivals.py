@@ -355,6 +355,44 @@ def test_names_are_short_where_nobody_else_has_them() -> None:
     assert list(named(["optax.adam", "optax.adam", "optax:adam"])) == ["adam"]
 
 
+def test_a_package_races_with_all_that_is_like_those_who_take_part() -> None:
+    pytest.importorskip("torch")
+    ours = ["AdamW", "SGD", "LAMB"]
+    ready = race(TASK, optimizers=ours, against=["torch.optim.Adam", "torch"], rates={"torch.SGD": [0.5]})
+    theirs = {name: str(each) for name, each in ready.contestants.items() if name not in ours}
+    assert theirs == {
+        "Adam": "torch.optim.Adam()",
+        "torch.SGD": "torch.optim.SGD(momentum=0.9)",
+        "torch.AdamW": "torch.optim.AdamW(weight_decay=0.0)",
+    }
+    rates = {name: {run.lr for run in ready.wanted if run.contestant == name} for name in ready.contestants}
+    assert rates["torch.SGD"] == {0.5}
+    assert rates["torch.AdamW"] == rates["AdamW"]
+    with pytest.raises(CommandError, match="torch has SGD, AdamW, Adafactor, of which none takes part"):
+        race(TASK, optimizers=["Kron"], against=["torch"])
+
+
+def test_a_package_that_is_not_installed_is_told_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thalweg.race.rivals.installed", lambda package: False)
+    with pytest.raises(
+        CommandError, match="kron_torch is not installed, and --against asks for it: pip install kron-torch"
+    ):
+        race(TASK, against=["kron-torch"])
+
+
+def test_timm_races_without_torchvision() -> None:
+    pytest.importorskip("torch")
+    if importlib.util.find_spec("timm") is None:
+        pytest.skip("needs timm")
+    code = (
+        "from thalweg.race.contest import race\n"
+        "ready = race('digits', optimizers=['LAMB'], against=['timm'], steps=2, seeds=1, rates={'': [0.01]})\n"
+        "ours, theirs = ready.run().summary['courses'][0]['results']\n"
+        "assert {ours['contestant'], theirs['contestant']} == {'LAMB', 'timm.Lamb'}\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_missing_framework_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for package, extra in (("torch", "torch"), ("optax", "jax")):
         monkeypatch.setitem(sys.modules, package, None)

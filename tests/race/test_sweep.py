@@ -66,7 +66,7 @@ def test_a_grid_is_widened_beyond_the_edge_where_the_best_is_and_no_further_than
     (course,) = ready.run().summary["courses"]
     assert rates_of(ready)[5:] == added
     assert course["results"][0]["lr"] == chosen
-    assert f"{len(added)} of them were added" in course["search"]
+    assert f"{len(added)} of them came from beyond the grid" in course["search"]
 
 
 def test_everyone_gets_as_many_trials_and_given_rates_stay_as_they_are() -> None:

@@ -144,7 +144,7 @@ def draw_sweeps(courses: Sequence[Summary], looks: Looks) -> Any:
             axes.plot(rates[~early], losses[~early], f"o{style}", label=result["contestant"], **own)
             axes.plot(rates[early], losses[early], "o", markerfacecolor="none", **own)
             axes.plot(result["lr"], shown([result["loss"]], axes), "o", color=look["colour"], markersize=9, alpha=0.5)
-        entitle(axes, name_of(course, courses), "final loss by learning rate; large: chosen; hollow: stopped early")
+        entitle(axes, name_of(course, courses), "final loss by rate; large: chosen; hollow: stopped")
     beside = legend_columns(list(looks), picture.get_figwidth())
     picture.legend(
         *axes.get_legend_handles_labels(), loc="outside lower center", ncols=beside, frameon=False, fontsize=10

@@ -127,7 +127,8 @@ def dotted(reference: str) -> str:
     parts = full.split(".")
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise CommandError(
-            f"{reference!r} is not an import name: write module.Class or module:Class, such as torch.optim.Adam"
+            f"{reference!r} is not an import name: write module.Class or module:Class, such as torch.optim.Adam, "
+            f"or a package: {', '.join(PUBLISHED)}"
         )
     return full
 

@@ -88,7 +88,7 @@ def search_words(course: Course, records: Sequence[Record]) -> str:
     counts = " to ".join(str(count) for count in sorted({min(each.values()), max(each.values())})) if each else "0"
     said = f"Everyone tried {counts} learning rate{'' if counts == '1' else 's'}."
     if added:
-        said += f" {max(added.values())} of them were added because somebody's best was at an edge."
+        said += f" {max(added.values())} of them came from beyond the grid, because a best rate was at its edge."
     if stopped:
         said += f" {stopped} of {len(records)} runs were hopeless and stopped early: --full finishes them."
     return said
@@ -141,7 +141,7 @@ def near(sweep: Summary, best: float, losses: Sequence[float | None]) -> Summary
 
     open: at an end of them stands no rate that was finished and did worse, so that they may reach further.
     """
-    if losses[0] is None or losses[-1] is None:
+    if losses[0] is None or losses[-1] is None or len(sweep["lr"]) == 1:
         return None
     bound = losses[-1] + NEAR * abs(losses[0] - losses[-1])
     rates, place = sweep["lr"], sweep["lr"].index(best)

@@ -134,7 +134,8 @@ def near_words(near: Summary | None) -> str:
     """How far a learning rate may be off, as a factor."""
     if near is None:
         return "–"
-    return f"{'≥ ' if near['open'] else ''}{near['high'] / near['low']:.2g}×"
+    factor = near["high"] / near["low"]
+    return f"{'≥ ' if near['open'] else ''}{factor:{'.0f' if factor >= 10 else '.2g'}}×"
 
 
 def counted(count: int, thing: str) -> str:

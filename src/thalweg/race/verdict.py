@@ -28,15 +28,27 @@ def winner(finished: Results, loss_name: str) -> str:
     if not others:
         return f"{best['contestant']} ended with a {named}."
     second = others[0]
-    less = second["loss"] - best["loss"]
-    if less == 0:
+    if second["loss"] == best["loss"]:
         tied = [result["contestant"] for result in finished if result["loss"] == best["loss"]]
         return f"{listed(tied)} ended level, with a {named}."
-    much = f"{less / second['loss']:.0%}" if min(best["loss"], second["loss"]) > 0 else f"{less:.3g}"
+    much = by_how_much(best["loss"], second["loss"])
     clear = best["loss_high"] < second["loss_low"] if best["seeds"] > 1 else True
     how = "won" if clear else "leads, but not clearly, for the seeds of both overlap"
-    behind = f"{much} below {second['contestant']} with {loss_of(second)}"
-    return f"{best['contestant']} {how}: it ended with a {named}, {behind}."
+    behind = f"{second['contestant']} with {loss_of(second)}"
+    return f"{best['contestant']} {how}: it ended with a {named}, {much} {behind}."
+
+
+def by_how_much(loss: float, other: float) -> str:
+    """
+    >>> by_how_much(0.6, 0.8), by_how_much(0.799, 0.8), by_how_much(1e-9, 0.8), by_how_much(-0.5, 0.25)
+    ('25% below', 'less than 1% below', '8e+08 times less than', '0.75 below')
+    """
+    if loss <= 0:
+        return f"{other - loss:.3g} below"
+    if loss < 0.1 * other:
+        return f"{other / loss:.2g} times less than"
+    share = 1 - loss / other
+    return f"{share:.0%} below" if share >= 0.01 else "less than 1% below"
 
 
 def loss_of(result: Mapping[str, Any]) -> str:

@@ -13,6 +13,8 @@ COLOURS = {
     "LARS": "#e69f00",
     "LAMB": "#0072b2",
     "Adafactor": "#009e73",
+    "Muon": "#6a3d9a",
+    "Lion": "#c2185b",
     "Kron": "#d55e00",
 }
 #: For those of other libraries, in the order they come; whoever comes later begins anew.
