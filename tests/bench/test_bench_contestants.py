@@ -163,9 +163,9 @@ def test_timm_is_loaded_without_what_it_would_import() -> None:
         pytest.skip("needs timm without torchvision")
     program = (
         "import sys\n"
-        "from thalweg.bench.peers import built_by_timm\n"
+        "from thalweg.bench.peers import published\n"
         "import torch\n"
-        "made = built_by_timm('Lamb', lr=0.1)([torch.nn.Parameter(torch.ones(2))])\n"
+        "made = published('timm', 'LAMB', lr=0.1)([torch.nn.Parameter(torch.ones(2))])\n"
         "assert type(made).__name__ == 'Lamb' and 'timm.models' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

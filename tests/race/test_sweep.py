@@ -75,9 +75,12 @@ def test_everyone_gets_as_many_trials_and_given_rates_stay_as_they_are() -> None
     ready.run()
     counts = Counter(run.contestant for run in ready.records)
     assert counts["SGD"] == counts["AdamW"] > 5
-    given = race(task, optimizers=["SGD", "AdamW"], rates={"SGD": [0.1, 0.2, 0.3]})
+    given = race(task, optimizers=["SGD", "AdamW"], rates={"AdamW": [0.1, 0.2, 0.3]})
     given.run()
-    assert sorted(rates_of(given)) == [0.1, 0.2, 0.3]
+    assert sorted(rates_of(given, "AdamW")) == [0.1, 0.2, 0.3]
+    single = race(replace(task, rates={**task.rates, "AdamW": [0.1]}), optimizers=["SGD", "AdamW"])
+    single.run()
+    assert (len(rates_of(single)) > 5, rates_of(single, "AdamW")) == (True, [0.1]), "nobody can tell where to look"
 
 
 def test_where_all_diverge_lower_rates_are_tried() -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.bench.contestants import Contestant, Ready, Stepping, optax_ready, torch_contestant
 from thalweg.bench.ours import ADAFACTOR, LAMB, LARS
-from thalweg.show.published import ready_timm
+from thalweg.show.published import PUBLISHED, ready_timm
 
 if TYPE_CHECKING:
     from thalweg.bench.workload import Workload
@@ -45,10 +45,14 @@ def built(module: str, name: str, **options: Any) -> Build:
     return lambda params: getattr(importlib.import_module(module), name)(params, **options)
 
 
-def built_by_timm(name: str, **options: Any) -> Build:
+def published(package: str, rule: str, **options: Any) -> Build:
+    """What makes a package's optimizer of a kind."""
+
     def build(params: list[Any]) -> Any:
-        ready_timm()
-        return built(f"timm.optim.{name.lower()}", name, **options)(params)
+        if package == "timm":
+            ready_timm()
+        module, _, name = PUBLISHED[package][rule].rpartition(".")
+        return built(module, name, **options)(params)
 
     return build
 
@@ -80,37 +84,39 @@ def control(rule: str) -> Contestant:
 
 
 PEERS = [
-    torch_contestant("lamb", "timm", "timm Lamb", built_by_timm("Lamb", **LAMB, max_grad_norm=None), 3),
+    torch_contestant("lamb", "timm", "timm Lamb", published("timm", "LAMB", **LAMB, max_grad_norm=None), 3),
     *(collected("lamb", "Lamb", 3, foreach=foreach, weight_decouple=False, **LAMB) for foreach in (True, False)),
     torch_contestant(
-        "lamb", "apex", "apex FusedLAMB", built("apex.optimizers", "FusedLAMB", **LAMB, max_grad_norm=float("inf")), 3
+        "lamb", "apex", "apex FusedLAMB", published("apex", "LAMB", **LAMB, max_grad_norm=float("inf")), 3
     ),
     of_optax("lamb", 3, learning_rate=1e-3, weight_decay=0.01),
     control("lamb"),
-    torch_contestant("lars", "timm", "timm Lars", built_by_timm("Lars", **LARS, momentum=0.9), 2, writes_grads=True),
+    torch_contestant(
+        "lars", "timm", "timm Lars", published("timm", "LARS", **LARS, momentum=0.9), 2, writes_grads=True
+    ),
     *(collected("lars", "LARS", 2, foreach=foreach, **LARS) for foreach in (True, False)),
     of_optax("lars", 2, learning_rate=0.1, weight_decay=1e-4),
     control("lars"),
     *(of_torch("adafactor", "Adafactor", 1, **ADAFACTOR, foreach=foreach) for foreach in (False, True)),
-    torch_contestant("adafactor", "timm", "timm Adafactor", built_by_timm("Adafactor", **ADAFACTOR), 1),
+    torch_contestant("adafactor", "timm", "timm Adafactor", published("timm", "Adafactor", **ADAFACTOR), 1),
     torch_contestant(
         "adafactor",
         "transformers",
         "transformers Adafactor",
-        built("transformers.optimization", "Adafactor", **ADAFACTOR, relative_step=False, scale_parameter=True),
+        published("transformers", "Adafactor", **ADAFACTOR, relative_step=False, scale_parameter=True),
         1,
     ),
     of_optax("adafactor", 1, learning_rate=1e-3),
     control("adafactor"),
-    torch_contestant("kron", "timm", "timm Kron", built_by_timm("Kron", **KRON["timm"]), 7),
+    torch_contestant("kron", "timm", "timm Kron", published("timm", "Kron", **KRON["timm"]), 7),
     torch_contestant(
         "kron",
         "pytorch_optimizer",
         "pytorch_optimizer Kron",
-        built("pytorch_optimizer", "Kron", **KRON["pytorch_optimizer"]),
+        published("pytorch_optimizer", "Kron", **KRON["pytorch_optimizer"]),
         7,
     ),
-    torch_contestant("kron", "kron_torch", "kron-torch Kron", built("kron_torch", "Kron", **KRON["kron_torch"]), 7),
+    torch_contestant("kron", "kron_torch", "kron-torch Kron", published("kron_torch", "Kron", **KRON["kron_torch"]), 7),
     control("kron"),
     of_optax("adamw", 3, learning_rate=1e-3, weight_decay=0.01),
     control("adamw"),

@@ -73,10 +73,10 @@ class Sweep:
     def over(self) -> bool:
         return all(self.done(self.run(lr)) for lr in self.tried)
 
-    def standing(self, lr: float) -> tuple[int, float]:
-        """Less is better: how far a rate got, and its loss there."""
+    def standing(self, lr: float) -> tuple[bool, int, float]:
+        """Less is better: whether a rate diverged, how far it got, and its loss there."""
         result = self.records[self.run(lr)].result
-        return -result.step[-1], or_infinite(result.loss[-1])
+        return result.loss[-1] is None, -result.step[-1], or_infinite(result.loss[-1])
 
     @property
     def best(self) -> float:
@@ -86,7 +86,7 @@ class Sweep:
     def at_edge(self) -> bool:
         """Whether the best rate may lie outside of those tried."""
         edges = (min(self.tried), max(self.tried))
-        return len(self.tried) > 1 and (self.best in edges or math.isinf(self.standing(self.best)[1]))
+        return self.best in edges or self.standing(self.best)[0]
 
     def next_rate(self) -> float:
         """Beyond the edge, downwards if everything diverged; or between the best and its better neighbour."""
@@ -130,7 +130,7 @@ def sweeps_of(course: Course, records: Mapping[Run, Record]) -> dict[str, Sweep]
         own = [run for run in course.runs if run.contestant == name]
         rates, seeds = sorted({run.lr for run in own}), sorted({run.seed for run in own})
         found[name] = Sweep(own[0], rates, seeds, course.full, name in course.fixed, records)
-    searching = [sweep for sweep in found.values() if not sweep.fixed]
+    searching = [sweep for sweep in found.values() if not sweep.fixed and len(sweep.grid) > 1]
     for _ in range(course.widen):
         if not all(sweep.over for sweep in found.values()) or not any(sweep.at_edge for sweep in searching):
             break
