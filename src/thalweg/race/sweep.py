@@ -108,8 +108,10 @@ class Sweep:
         share = rungs(run.steps).get(step)
         if share is None or self.full or run.seed != self.seeds[0]:
             return False
+        if loss is None:  # it is over anyway, and its record says why
+            return False
         others = [self.records[self.run(lr)].result for lr in self.tried if lr != run.lr and self.done(self.run(lr))]
-        better = sum(or_infinite(loss_at(other, step)) < or_infinite(loss) for other in others)
+        better = sum(or_infinite(loss_at(other, step)) < loss for other in others)
         return better >= self.kept(share)
 
 

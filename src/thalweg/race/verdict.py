@@ -40,13 +40,14 @@ def winner(finished: Results, loss_name: str) -> str:
 
 def by_how_much(loss: float, other: float) -> str:
     """
-    >>> by_how_much(0.6, 0.8), by_how_much(0.799, 0.8), by_how_much(1e-9, 0.8), by_how_much(-0.5, 0.25)
-    ('25% below', 'less than 1% below', '8e+08 times less than', '0.75 below')
+    >>> by_how_much(0.6, 0.8), by_how_much(0.799, 0.8), by_how_much(0.02, 0.8), by_how_much(-0.5, 0.25)
+    ('25% below', 'less than 1% below', '40 times less than', '0.75 below')
     """
     if loss <= 0:
         return f"{other - loss:.3g} below"
     if loss < 0.1 * other:
-        return f"{other / loss:.2g} times less than"
+        times = other / loss
+        return f"{times:{',.0f' if times < 1e6 else '.2g'}} times less than"
     share = 1 - loss / other
     return f"{share:.0%} below" if share >= 0.01 else "less than 1% below"
 
