@@ -68,6 +68,9 @@ def test_the_same_command_runs_nothing_twice_and_redraw_runs_nothing(
     assert run(["race", "--redraw", *out]) == 0
     assert (tmp_path / "runs.jsonl").read_bytes() == records
     assert (tmp_path / "race.svg").read_bytes() == picture
+    assert run(["race", *QUICK, "--more-lr", "lamb=0.03", "--full", *out]) == 0
+    assert (tmp_path / "runs.jsonl").read_bytes().startswith(records)
+    assert len((tmp_path / "runs.jsonl").read_bytes().splitlines()) == 6 + 2
 
 
 @pytest.mark.nightly
@@ -151,7 +154,7 @@ def test_json_is_all_there_is_on_stdout(tmp_path: Path, capsys: pytest.CaptureFi
 def test_batch_sizes_are_courses_with_a_picture_of_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--batch-size", "32,64,2048", "--optimizers", "lamb", "--lr", "0.02", "--steps", "4", "--seeds", "1"]
+    arguments = ["--batch", "32,64,2048", "--optimizers", "lamb", "--lr", "0.02", "--steps", "4", "--seeds", "1"]
     assert run(["race", *arguments, "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "batches of 32: 8 steps" in printed
