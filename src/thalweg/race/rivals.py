@@ -82,11 +82,7 @@ def entries(words: Sequence[str], optimizers: Sequence[str]) -> list[Entry]:
 
 
 def of_package(package: str, optimizers: Sequence[str]) -> list[Entry]:
-    """Optimizers of a package by short names.
-
-    >>> [(each.name, each.like) for each in of_package("torch", ["AdamW", "LAMB"])]
-    [('torch.AdamW', 'AdamW')]
-    """
+    """Optimizers of a package that are like one of these, under short names such as timm.Lamb."""
     if not installed(package):
         raise CommandError(f"{package} is not installed, and --against asks for it: {how_to_install(package)}")
     found = [
