@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from tolerances import MONTE_CARLO
 
-from thalweg.boundary import advance, arithmetic, every, first_state, rounded_stochastically, storage
+from thalweg.boundary import advance, every, rounded_stochastically
 from thalweg.dtypes import DTYPES
 from thalweg.rules import LAMB, RULES, Adafactor, Kron, Rule, Update
 from thalweg.rules.entries import Entry, Factor, Moment, Norm
 from thalweg.rules.noise import uniform
 from thalweg.settings import Handling
 from thalweg.spaces import numpy as xp
+from thalweg.storage import arithmetic, first_state, storage
 
 #: float16, and bfloat16 by its bits: as the upper half of a float32.
 NARROW = ["float16", "bfloat16"]

@@ -108,6 +108,14 @@ class Space(Protocol[A]):
         """
         ...
 
+    def bits(self, x: A) -> A:
+        """The bits of float32 numbers, as int32."""
+        ...
+
+    def from_bits(self, x: A) -> A:
+        """The float32 numbers that have these bits."""
+        ...
+
     def isfinite(self, x: Value) -> Truth: ...
     def maximum(self, x: Value, y: Value) -> Value: ...
     def minimum(self, x: Value, y: Value) -> Value: ...
@@ -126,6 +134,17 @@ class Space(Protocol[A]):
 
     # a branch on a value: takes one side where the value is known, selects where it is traced
     def cond(self, condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R: ...
+
+    # groups of neighbours, for codecs
+    def folded(self, x: A, axis: int, size: int) -> A:
+        """x with the axes from ``axis`` on seen as two, of which the last has this size."""
+        ...
+
+    def peaks(self, x: A, axis: int, size: int) -> A:
+        """The largest magnitude in each of these groups, NaN if one is in it, without the last axis."""
+        ...
+
+    def reshape_like(self, x: A, like: A) -> A: ...
 
     # matrices, for the last two axes of (..., m, n)
     def reshape(self, x: A, shape: Shape) -> A: ...
@@ -190,6 +209,11 @@ def reduced_shape(shape: Shape, axes: Sequence[int]) -> Shape:
     """The shape with size 1 along the axes."""
     gone = {axis % len(shape) for axis in axes} if shape else set()
     return tuple(1 if axis in gone else size for axis, size in enumerate(shape))
+
+
+def folded_shape(shape: Shape, axis: int, size: int) -> Shape:
+    """The shape with the axes from ``axis`` on as two, of which the last has this size."""
+    return (*shape[:axis], math.prod(shape[axis:]) // size, size)
 
 
 def count(shape: Shape, axes: Axes) -> int:

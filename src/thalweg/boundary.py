@@ -7,21 +7,22 @@ nowhere else.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from thalweg.arrays import A, Scalar, Shape, Space, State, Truth, Value, is_number
+from thalweg.arrays import A, Scalar, Space, State, Truth, Value, is_number
+from thalweg.codecs import CODECS, grouping, scale_key
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules import Rule
 from thalweg.rules.entries import Entry, Factor, Spread
 from thalweg.rules.noise import normal, uniform
 from thalweg.rules.rule import Noise, Update, guarded
 from thalweg.settings import Handling
+from thalweg.storage import RECORD, all_finite, arithmetic, declared, decoded, storage
 
 #: A stream of random bits apart from the two that normal noise is made of.
 ROUNDING_STREAM = 2
-#: Something that is kept for a parameter: its shape and its dtype.
-Kept: TypeAlias = tuple[Shape, str]
 
 
 class Advance(NamedTuple):
@@ -32,35 +33,6 @@ class Advance(NamedTuple):
     #: Whether the step was finite and allowed; None if nobody asked (``on_nonfinite="propagate"``).
     finite: Truth | None
     stats: Mapping[str, Scalar]
-
-
-def arithmetic(dtype: str) -> str:
-    """The precision in which parameters of this dtype are computed."""
-    return "float64" if dtype == "float64" else "float32"
-
-
-def storage(entry: Entry, dtype: str, handling: Handling) -> str:
-    """The dtype in which a state entry is kept, for a parameter of this dtype."""
-    return handling.stored(entry) or arithmetic(dtype)
-
-
-def kept(rule: Rule, handling: Handling, shape: Shape, dtype: str, held: Shape | None = None) -> dict[str, Kept]:
-    """Shape and dtype of every entry that is kept for a parameter, as its rule declares it.
-
-    held: the shape of a shard, for which less is kept of what is laid out like the parameter.
-    """
-    found = {}
-    for key, entry in rule.entries(shape).items():
-        own = shape if held is None or not isinstance(entry, Spread) else held
-        found[key] = entry.shape(own, rule.stacked_axes), storage(entry, dtype, handling)
-    return found
-
-
-def first_state(xp: Space[A], rule: Rule, handling: Handling, p: A) -> State[A]:
-    """The state of a parameter before its first step, as it is stored."""
-    dtype, entries = xp.dtype(p), rule.entries(xp.shape(p))
-    state = rule.init(xp, xp.astype(p, arithmetic(dtype)))
-    return {key: xp.astype(value, storage(entries[key], dtype, handling)) for key, value in state.items()}
 
 
 def advance(
@@ -88,7 +60,8 @@ def advance(
     update = proposed(
         xp, rule, handling, p, g, s, t=t, lr=lr, lr_scale=lr_scale, tensor=tensor, grad_scale=grad_scale, noise=noise
     )
-    new = written(xp, handling, p, update.delta, tensor=tensor, t=t)
+    new, record = written(xp, handling, p, s, update.delta, tensor=tensor, t=t)
+    update.state.update(record)
     finite = finite_throughout(xp, update, new) if handling.on_nonfinite != "propagate" else None
     return settled(xp, handling, p, s, update, new, finite, allowed)
 
@@ -130,38 +103,55 @@ def proposed(
     noise: Noise[A] | None = None,
 ) -> Update:
     """What the rule answers: delta in the precision of the arithmetic, state as it is stored."""
-    wide, gradient, old, now = widened(xp, handling, p, g, s, t=t, grad_scale=grad_scale)
+    wide, gradient, old, now = widened(xp, rule, handling, p, g, s, t=t, grad_scale=grad_scale)
     noise = noise or (lambda: normal(xp, wide, seed=handling.seed, tensor=tensor, t=t))
     update = rule.update(xp, gradient, old, wide, t=now, lr=lr, lr_scale=lr_scale, noise=noise)
     update = guarded(xp, rule, gradient, update)
     del old
-    state = stored(xp, rule, handling, p, s, update)
+    state = stored(xp, rule, handling, p, s, update, tensor=tensor, t=t)
     for key in may_overflow(xp, rule, p, state):
         state[key] = xp.where(all_finite(xp, state[key]), state[key], s[key])
     return update._replace(state=state)
 
 
 def widened(
-    xp: Space[A], handling: Handling, p: A, g: A, s: State[A], *, t: Scalar, grad_scale: Scalar | None
+    xp: Space[A], rule: Rule, handling: Handling, p: A, g: A, s: State[A], *, t: Scalar, grad_scale: Scalar | None
 ) -> tuple[A, A, State[A], Scalar]:
     """p, g, s and t as a rule is given them, in the precision of the arithmetic."""
     precision = arithmetic(xp.dtype(p))
-    wide, gradient = xp.astype(p, precision), xp.astype(g, precision)
+    wide, gradient = seen(xp, p, s), xp.astype(g, precision)
     if grad_scale is not None:
         gradient = gradient * grad_scale
     if handling.maximize:
         gradient = -gradient
-    state = {key: xp.astype(entry, precision) for key, entry in s.items()}
+    state = {key: xp.astype(entry, precision) for key, entry in decoded(xp, rule, p, s).items()}
     return wide, gradient, state, t if is_number(t) else xp.astype(t, precision)
 
 
-def stored(xp: Space[A], rule: Rule, handling: Handling, p: A, s: State[A], update: Update) -> State[A]:
+def stored(
+    xp: Space[A], rule: Rule, handling: Handling, p: A, s: State[A], update: Update, *, tensor: Scalar, t: Scalar
+) -> State[A]:
     """The new state in the dtypes in which it is kept."""
-    dtype, entries, state = xp.dtype(p), rule.entries(xp.shape(p)), {}
-    for key, old in s.items():  # in the order of the old state: a program compiled for one step serves the next
+    shape = xp.shape(p)
+    entries, state = rule.entries(shape), dict(s)  # in the old order: a program compiled for one step serves the next
+    for key, old in declared(xp, s).items():
         entry = entries.get(key)  # None: a schedule has it at 0 in this step, and state is kept for the next
-        state[key] = xp.astype(update.state[key], storage(entry, dtype, handling) if entry else xp.dtype(old))
+        groups = grouping(shape, rule.stacked_axes) if xp.dtype(old) in CODECS else None
+        as_kept = xp.dtype(old) if entry is None else storage(entry, xp.dtype(p), handling, groups)
+        new, chance = update.state[key], None
+        if handling.state_rounding == "stochastic" and is_rounded_at_random(entry, as_kept):
+            stream = zlib.crc32(key.encode())
+            chance = uniform(xp, new, seed=handling.seed, tensor=tensor, t=t, stream=stream)
+        if groups is not None:
+            state[key], state[scale_key(key)] = CODECS[as_kept].encode(xp, new, groups, chance)
+        else:
+            state[key] = xp.astype(new if chance is None else rounded_stochastically(xp, new, as_kept, chance), as_kept)
     return state
+
+
+def is_rounded_at_random(entry: Entry | None, stored: str) -> bool:
+    """Whether ``state_rounding`` concerns an entry: one as large as its parameter, in fewer bits than are computed."""
+    return isinstance(entry, Spread) and not entry.over and stored in (*NARROW, *CODECS)
 
 
 def may_overflow(xp: Space[A], rule: Rule, p: A, state: State[A]) -> list[str]:
@@ -171,15 +161,34 @@ def may_overflow(xp: Space[A], rule: Rule, p: A, state: State[A]) -> list[str]:
     return [key for key in narrow if isinstance(entries.get(key), Factor)]
 
 
-def written(xp: Space[A], handling: Handling, p: A, delta: A, *, tensor: Scalar, t: Scalar) -> A:
-    """p after a step, in its own dtype: the one place where parameters are rounded."""
+def seen(xp: Space[A], p: A, s: State[A]) -> A:
+    """A parameter as its rule sees it: with what rounding has cost it, if that is known."""
+    wide = xp.astype(p, arithmetic(xp.dtype(p)))
+    if RECORD not in s:
+        return wide
+    return wide + xp.astype(s[RECORD], xp.dtype(wide)) * recorded_unit(xp, wide, xp.dtype(p))
+
+
+def recorded_unit(xp: Space[A], p: A, dtype: str) -> A:
+    return xp.spacing(p, DTYPES[dtype].digits, DTYPES[dtype].least) * 2.0**-8
+
+
+def written(
+    xp: Space[A], handling: Handling, p: A, s: State[A], delta: A, *, tensor: Scalar, t: Scalar
+) -> tuple[A, State[A]]:
+    """p after a step, in its own dtype, and the record of what that cost: here alone are parameters rounded."""
     dtype = xp.dtype(p)
-    wide = xp.astype(p, arithmetic(dtype))
-    new = wide + delta
+    new = seen(xp, p, s) + delta
     if dtype in NARROW and handling.rounding == "stochastic":
-        chance = uniform(xp, wide, seed=handling.seed, tensor=tensor, t=t, stream=ROUNDING_STREAM)
+        chance = uniform(xp, new, seed=handling.seed, tensor=tensor, t=t, stream=ROUNDING_STREAM)
         new = rounded_stochastically(xp, new, dtype, chance)
-    return xp.astype(new, dtype)
+    rounded = xp.astype(new, dtype)
+    if RECORD not in s:
+        return rounded, {}
+    wide = xp.astype(rounded, xp.dtype(new))
+    steps = xp.floor((new - wide) / recorded_unit(xp, wide, dtype) + 0.5)
+    steps = xp.where(xp.abs(steps) <= 128.0, xp.minimum(steps, 127.0), 0.0)  # 0 where it is not finite
+    return rounded, {RECORD: xp.astype(xp.maximum(steps, -127.0), "int8")}
 
 
 def finite_throughout(xp: Space[A], update: Update, new: A) -> Truth:
@@ -200,10 +209,6 @@ def slice_of(result: Advance, index: int) -> Advance:
     state = {key: entry if entry.ndim == 0 else entry[index] for key, entry in result.state.items()}
     stats = {key: value[index] if getattr(value, "ndim", 0) else value for key, value in result.stats.items()}
     return Advance(result.p[index], state, result.finite, stats)
-
-
-def all_finite(xp: Space[A], x: A) -> Truth:
-    return xp.isfinite(xp.maximum(xp.amax(xp.abs(xp.astype(x, arithmetic(xp.dtype(x)))), None), 0.0))
 
 
 def every(xp: Space[A], by_slice: Truth) -> Truth:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 Name: TypeAlias = Literal["float32", "float64", "bfloat16", "float16"]
+#: The same for state that may also be kept in eight bits.
+StateName: TypeAlias = Literal["float32", "float64", "bfloat16", "float16", "int8"]
 
 
 class DType(NamedTuple):

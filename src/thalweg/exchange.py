@@ -5,11 +5,13 @@ The form is that of ``state_dict()`` of ``thalweg.numpy``.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from thalweg.codecs import CODECS
 from thalweg.dtypes import DTYPES
-from thalweg.errors import StateError
+from thalweg.errors import ResumeWarning, StateError
 from thalweg.mixtures import in_words
 from thalweg.rules import Rule
 
@@ -109,9 +111,21 @@ def by_known_name(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, M
         check_step(name, entries)
         for key, entry in entries.items():
             dtype = getattr(getattr(entry, "dtype", None), "name", None)
-            if key != "step" and dtype not in DTYPES:
+            if key != "step" and dtype not in (*DTYPES, *CODECS):
                 raise StateError(f"the state of {name!r} must be arrays of floating point: {key!r} is {entry!r:.40}")
     return given
+
+
+def warn_converted(name: object, found: Iterable[str], kept: Iterable[str]) -> None:
+    """Tell that a loaded state is kept otherwise than it was saved. found, kept: its keys then and now."""
+    lost, made = sorted(set(found) - set(kept)), sorted(set(kept) - set(found))
+    warnings.warn(
+        f"the loaded state is kept otherwise than it was saved, and was converted (of {name!r}, "
+        f"without {', '.join(lost) or 'nothing'}, with {', '.join(made) or 'nothing'}, and of all others alike): "
+        "construct the optimizer with the saved state_dtype, momentum_dtype and rounding to continue the run unchanged",
+        ResumeWarning,
+        stacklevel=6,
+    )
 
 
 def check_step(name: Any, entries: Any) -> None:

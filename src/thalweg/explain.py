@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thalweg.arrays import Shape, is_number
-from thalweg.boundary import kept
+from thalweg.codecs import bytes_of
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules.entries import Factor
 from thalweg.settings import Setting
+from thalweg.storage import kept
 
 #: Bytes of dense factors from which on a warning is due.
 HUGE = 2**28
@@ -116,7 +117,7 @@ def explained(
     """
     rule = setting.rule_at(1)
     entries = kept(rule, setting.handling, shape, dtype).items()
-    state = {key: math.prod(own) * DTYPES[stored].bytes for key, (own, stored) in entries}
+    state = {key: math.prod(own) * bytes_of(stored) for key, (own, stored) in entries}
     factors = sum(state[key] for key in rule.keys(shape, Factor))
     told = []
     if factors > HUGE:
@@ -140,7 +141,7 @@ def explained(
 
 def lost_to_rounding(dtype: str, setting: Setting, lr: float | None, rms: float) -> list[str]:
     """Whether steps of the expected size vanish when they are rounded to the nearest."""
-    if dtype not in NARROW or setting.handling.rounding == "stochastic":
+    if dtype not in NARROW or setting.handling.rounding != "nearest":
         return []
     step = setting.rule.expected_rms(lr, rms) * setting.lr_scale
     half = rms * 2.0 ** -DTYPES[dtype].digits

@@ -14,6 +14,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args, get_type_hints
 
 from thalweg.dtypes import Name as DType
+from thalweg.dtypes import StateName as StateDType
 from thalweg.rules import RULES, Annealed, Rule
 from thalweg.rules.rule import number_options
 from thalweg.settings import Handling, Overrides
@@ -47,10 +48,11 @@ class CommonOptions(TypedDict, total=False):
     maximize: bool
     max_grad_norm: float | None
     on_nonfinite: Literal["propagate", "skip", "raise"]
-    rounding: Literal["nearest", "stochastic"]
-    state_dtype: DType | None
-    momentum_dtype: DType | None
+    rounding: Literal["nearest", "stochastic", "compensated"]
+    state_dtype: StateDType | None
+    momentum_dtype: StateDType | None
     precond_dtype: DType | None
+    state_rounding: Literal["nearest", "stochastic"]
     seed: int
 
 

@@ -34,6 +34,10 @@ OverrideList: TypeAlias = Sequence[tuple[Pattern, Mapping[str, Any]]]
 Overrides: TypeAlias = Literal["standard"] | Sequence[Literal["standard"] | tuple[Pattern, Mapping[str, Any]]]
 
 
+#: What options call eight bits, whatever the role of an entry makes of them.
+EIGHT_BITS = "int8"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Handling:
     """Options that every optimizer has, around its rule."""
@@ -45,14 +49,17 @@ class Handling:
     #: What to do about a step that is not finite: let it through, leave the parameter and its
     #: state as they were, or raise.
     on_nonfinite: Literal["propagate", "skip", "raise"] = "propagate"
-    #: How results reach parameters of 16 bits.
-    rounding: Literal["nearest", "stochastic"] = "nearest"
-    #: How state is stored; None is float32 (float64 for float64 parameters).
+    #: How results reach parameters of 16 bits. "compensated" keeps what rounding has cost, in 8 bits more.
+    rounding: Literal["nearest", "stochastic", "compensated"] = "nearest"
+    #: How state is stored; None is float32 (float64 for float64 parameters). "int8" is for momentum and squares of all
+    #: but small tensors, and leaves the rest as it is.
     state_dtype: str | None = None
     #: The same for momentum and first moments alone.
     momentum_dtype: str | None = None
     #: The same for Kron's factors alone.
     precond_dtype: str | None = None
+    #: How state that is as large as its parameter reaches 16 bits or 8.
+    state_rounding: Literal["nearest", "stochastic"] = "nearest"
     #: Makes the random numbers of one run differ from those of another.
     seed: int = 0
 
@@ -61,15 +68,37 @@ class Handling:
         if self.max_grad_norm is not None:
             check_number("max_grad_norm", self.max_grad_norm, low=0.0, open_low=True)
         check_choice("on_nonfinite", self.on_nonfinite, "propagate", "skip", "raise")
-        check_choice("rounding", self.rounding, "nearest", "stochastic")
+        check_choice("rounding", self.rounding, "nearest", "stochastic", "compensated")
+        check_choice("state_rounding", self.state_rounding, "nearest", "stochastic")
+        require(
+            self.precond_dtype != EIGHT_BITS,
+            f"precond_dtype={EIGHT_BITS!r}: factors are multiplied with one another and cannot be kept in eight bits; "
+            f"use 'bfloat16', or momentum_dtype={EIGHT_BITS!r} for momentum alone",
+        )
         for name in STORAGE:
-            check_choice(name, getattr(self, name), None, *DTYPES)
+            check_choice(name, getattr(self, name), None, *DTYPES, *([EIGHT_BITS] if name != "precond_dtype" else []))
         whole = isinstance(self.seed, int) and not isinstance(self.seed, bool)
         require(whole, f"seed must be a whole number, got {self.seed!r}")
 
     def stored(self, entry: Entry | type[Entry]) -> str | None:
-        """The dtype in which a state entry is kept; None: in that of the arithmetic."""
-        return next((dtype for option in entry.stored_by if (dtype := getattr(self, option)) is not None), None)
+        """The dtype in which a state entry is kept, if it is large enough; None: in that of the arithmetic."""
+        asked = next((dtype for option in entry.stored_by if (dtype := getattr(self, option)) is not None), None)
+        return entry.eight_bits if asked == EIGHT_BITS else asked
+
+    @property
+    def is_random(self) -> bool:
+        """Whether rounding takes random bits, which depend on the place of an element in its tensor."""
+        return "stochastic" in (self.rounding, self.state_rounding)
+
+    @property
+    def beyond_dtypes(self) -> str:
+        """The option that asks for more than numbers rounded to the nearest of a dtype; "" if none does."""
+        coded = [name for name in STORAGE if getattr(self, name) == EIGHT_BITS]
+        if coded:
+            return f"{coded[0]}={EIGHT_BITS!r}"
+        if self.state_rounding == "stochastic":
+            return "state_rounding='stochastic'"
+        return "rounding='compensated'" if self.rounding == "compensated" else ""
 
 
 #: Handling that decides how state is stored.

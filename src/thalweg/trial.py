@@ -236,8 +236,8 @@ class Tried(ShapeOnly):
 
     __slots__ = ()
 
-    def view(self, shape: Shape, *, is_turned: bool = False) -> ShapeOnly:
-        return self.ledger.array(shape, self.dtype)
+    def view(self, shape: Shape, *, is_turned: bool = False, dtype: str | None = None) -> ShapeOnly:
+        return self.ledger.array(shape, dtype or self.dtype)
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("__"):

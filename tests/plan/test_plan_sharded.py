@@ -16,7 +16,8 @@ from sharded_costs import LAYOUTS, Case, Measured, Sent, measure
 from world import world
 
 from thalweg.kernels.cpu.library import reason_missing
-from thalweg.plan.costs import entry_bytes, ring, shard
+from thalweg.plan.costs import ring, shard
+from thalweg.plan.items import entry_bytes
 from thalweg.plan.models import Tensor
 from thalweg.plan.optimizers import Option, setting_of
 from thalweg.plan.parts import Part, messages, part_entries

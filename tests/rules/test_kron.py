@@ -11,7 +11,7 @@ from drive import run
 from lanes import one_in
 from tolerances import MONTE_CARLO
 
-from thalweg.boundary import advance, first_state
+from thalweg.boundary import advance
 from thalweg.numpy import LARS
 from thalweg.numpy import Kron as KronOptimizer
 from thalweg.rules import Kron
@@ -19,6 +19,7 @@ from thalweg.rules.factors import norm_bound, rotate_to_symmetric
 from thalweg.rules.refresh import expected_damping
 from thalweg.settings import Handling, Setting
 from thalweg.spaces import numpy as xp
+from thalweg.storage import first_state
 
 GEOMETRIES = ["procrustes", "quad", "eq"]
 M, N = 24, 16

@@ -14,8 +14,9 @@ from drive import gradients, run
 from lanes import one_in
 from tolerances import SPACE
 
-from thalweg.boundary import advance, first_state
+from thalweg.boundary import advance
 from thalweg.settings import Handling
+from thalweg.storage import first_state
 
 STEPS = 10
 SHAPES = [(), (7,), (6, 4), (4, 9), (3, 4, 5), (6, 1)]
@@ -182,7 +183,8 @@ def test_jax_as_it_comes() -> None:
     pytest.importorskip("jax")
     script = """
 import jax, jax.numpy as jnp, numpy as np
-from thalweg.boundary import advance, first_state
+from thalweg.boundary import advance
+from thalweg.storage import first_state
 from thalweg.rules import LAMB, Kron
 from thalweg.rules.noise import bits
 from thalweg.settings import Handling, Settings

@@ -10,12 +10,13 @@ import pytest
 from cases import EVERY
 from lanes import one_in
 
-from thalweg.boundary import advance, first_state
+from thalweg.boundary import advance
 from thalweg.rules import RULES
 from thalweg.settings import Settings
 from thalweg.spaces import numpy as with_numbers
 from thalweg.spaces import shapes
 from thalweg.spaces.shape_arrays import Ledger
+from thalweg.storage import first_state
 
 SHAPES = [(), (1,), (7,), (0,), (3, 0), (5, 4), (130, 140), (3, 4, 5, 2), (2, 130, 140)]
 OPTIONS: list[tuple[str, dict[str, Any]]] = [

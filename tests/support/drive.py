@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.boundary import advance, first_state
+from thalweg.boundary import advance
 from thalweg.rules import Rule
 from thalweg.settings import Handling
 from thalweg.spaces import numpy as reference
+from thalweg.storage import first_state
 
 
 def gradients(shape: tuple[int, ...], steps: int, *, seed: int = 0, dtype: Any = np.float64) -> tuple[Any, list[Any]]:

@@ -12,8 +12,8 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from thalweg.arrays import Shape
-from thalweg.boundary import first_state
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
+from thalweg.exchange import warn_converted
 from thalweg.mixtures import RuleOptions, check_own
 from thalweg.numpy.arrays import (
     Arr,
@@ -33,6 +33,7 @@ from thalweg.rules.checks import check_flag, check_number
 from thalweg.settings import Overrides, Setting, Settings, as_written, check_overrides, option_names, plain
 from thalweg.spaces import numpy as xp
 from thalweg.standard import Standard
+from thalweg.storage import converted, first_state, fitting_shapes
 from thalweg.trial import check_update
 
 Self = TypeVar("Self", bound="Optimizer")
@@ -239,10 +240,9 @@ class Optimizer(Stepping):
         setting.rule.check_shape(name, weights.shape)
         check_update(setting.rule, weights.shape)
         with np.errstate(all="ignore"):
-            state = first_state(xp, setting.rule, setting.handling, weights)
-        if tracked.step == 0 and not tracked.state:
-            tracked.state = state
-        wanted = {key: entry.shape for key, entry in state.items()}
+            if tracked.step == 0 and not tracked.state:
+                tracked.state = first_state(xp, setting.rule, setting.handling, weights)
+        wanted = fitting_shapes(xp, setting.rule, weights.shape, tracked.state)
         found = {key: entry.shape for key, entry in tracked.state.items()}
         if wanted != found:
             raise StateError(
@@ -251,8 +251,11 @@ class Optimizer(Stepping):
             )
         # kept as these options have it, whatever it was saved in; some processors find a signalling NaN invalid there
         with np.errstate(invalid="ignore"):
-            tracked.state = {key: xp.astype(tracked.state[key], xp.dtype(entry)) for key, entry in state.items()}
-        tracked.operand = None
+            state = converted(xp, setting.rule, setting.handling, weights, tracked.state)
+        if self._untold and state.keys() != tracked.state.keys():
+            self._untold = False
+            warn_converted(name, tracked.state, state)
+        tracked.state, tracked.operand = state, None
         self._matched.update((place, index) for index in matched)
         tracked.setting, tracked.shape = setting, weights.shape
         tracked.place, tracked.made_by = place, type(setting.rule)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.boundary import arithmetic
 from thalweg.kernels.chunks import SMALL, STACK, extent, pieces
 from thalweg.kernels.cpu.noise import fill_normal
 from thalweg.kernels.threads import num_threads, of_machine
@@ -18,13 +17,14 @@ from thalweg.numpy.job import Job
 from thalweg.numpy.memory import Tracked
 from thalweg.rules.entries import Count
 from thalweg.rules.noise import tensor_id
+from thalweg.storage import arithmetic
 
 
 def batches(jobs: Sequence[Job]) -> Iterator[list[Job]]:
     """The jobs, those together that can be stepped as one."""
     found: dict[Any, list[Job]] = defaultdict(list)
     for index, job in enumerate(jobs):
-        apart = job.handling.on_nonfinite != "propagate" or job.handling.rounding == "stochastic"
+        apart = job.handling.on_nonfinite != "propagate" or job.handling.is_random
         if apart or job.weights.size > SMALL:
             found[index].append(job)
             continue

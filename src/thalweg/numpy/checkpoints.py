@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from thalweg.arrays import State
+from thalweg.codecs import CODECS
 from thalweg.dtypes import DTYPES
 from thalweg.errors import OptimError, StateError
 from thalweg.exchange import KEYS, MIXED, VERSION, check_layout, check_step, is_count
 from thalweg.numpy.arrays import Arr, Name, checked_name, kind_of
+from thalweg.spaces import numpy as xp
 from thalweg.spaces.numpy import named_dtype
+from thalweg.storage import check_codes, declared
 
 #: Said of what comes from the other front end.
 FROM_TORCH = "thalweg.torch.export_state(optimizer) returns a state that all front ends load"
@@ -30,7 +33,8 @@ def read_state(saved: Any, present: Mapping[Name, State[Arr]]) -> tuple[Any, int
         name = checked_name(name)
         check_step(name, entries)
         arrays = {key: entry_of(name, key, entry) for key, entry in entries.items() if key != "step"}
-        if name in present and shapes(present[name]) != shapes(arrays):
+        check_codes(xp, name, arrays)
+        if name in present and shapes(declared(xp, present[name])) != shapes(declared(xp, arrays)):
             raise StateError(
                 f"the state of {name!r} does not fit: the saved entries are {shapes(arrays)}, and this optimizer has "
                 f"{shapes(present[name])}"
@@ -62,7 +66,7 @@ def entry_of(name: Name, key: Any, entry: Any) -> Arr:
         found = np.array(entry)
     except Exception:  # of whichever framework it comes from
         found = np.array(None)
-    if found.dtype.name not in DTYPES:
+    if found.dtype.name not in (*DTYPES, *CODECS):
         if isinstance(entry, (np.ndarray, np.generic)):
             raise StateError(f"{wanted} has dtype {entry.dtype}")
         hint = f": {FROM_TORCH}" if kind_of(entry).startswith("torch.") else ""

@@ -21,7 +21,7 @@ def reason_against(job: Job) -> str | None:
     """Why native code cannot step this parameter, or None if it can."""
     tracked = job.tracked
     if tracked.unserved is None:  # shape and rule decide, and do not change
-        tracked.unserved = reason_unserved(job.rule, job.weights.shape) or ""
+        tracked.unserved = reason_unserved(job.rule, job.handling, job.weights.shape) or ""
     if tracked.unserved:
         return tracked.unserved
     if tracked.operand is None and not all(entry.flags.c_contiguous for entry in tracked.state.values()):

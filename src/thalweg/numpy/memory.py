@@ -55,6 +55,8 @@ class Memory:
 
     def __init__(self) -> None:
         self._tracked: dict[Name, Tracked] = {}
+        #: Whether a state was loaded, and it is not yet known whether it has to be converted.
+        self._untold = False
         #: How many iterations have ended, counted under ``global_step=True`` alone.
         self.iteration = 0
 
@@ -120,7 +122,7 @@ class Memory:
         self._tracked = {
             name: Tracked(entries, step, made_by=makers.get(name)) for name, (step, entries) in saved.items()
         }
-        self.iteration = iteration
+        self.iteration, self._untold = iteration, True
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``state_dict()`` to an ``.npz`` or ``.safetensors`` file, without pickle."""

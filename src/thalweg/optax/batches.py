@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from thalweg.boundary import arithmetic, finite_throughout, first_state, proposed, written
+from thalweg.boundary import finite_throughout, proposed, written
 from thalweg.dtypes import NARROW
 from thalweg.optax.shards import Layout, Shards, gathered, own_part, typed_layout
 from thalweg.optax.states import Entries
@@ -26,6 +26,7 @@ from thalweg.rules.noise import normal, tensor_id
 from thalweg.rules.rule import Rule, Update
 from thalweg.settings import Setting
 from thalweg.spaces import jax as whole
+from thalweg.storage import arithmetic, first_state
 from thalweg.trial import check_update
 
 #: Parameters of at most so many elements are stacked with others of their shape.
@@ -123,7 +124,7 @@ def batches(jobs: Sequence[Job]) -> Iterable[list[int]]:
     found: dict[Any, list[int]] = defaultdict(list)
     for index, job in enumerate(jobs):
         # shards could be stacked only if all were sharded alike, which is not known here
-        alone = whole.over_devices(job.p) or job.setting.handling.rounding == "stochastic"
+        alone = whole.over_devices(job.p) or job.setting.handling.is_random
         if alone or job.p.size > SMALL:
             found[index].append(index)
             continue
@@ -167,9 +168,10 @@ def outcome(job: Job, moment: Moment) -> Outcome:
     tensor = tensor_id(job.names[0])
     update = proposed_by(rule, job, moment, tensor)
     delta, finite = update.delta, None
-    rounded = handling.rounding == "stochastic" and dtype in NARROW
+    rounded = handling.rounding != "nearest" and dtype in NARROW
     if rounded or moment.guarded:
-        new = written(job.space, handling, job.p, delta, tensor=tensor, t=moment.t)
+        new, record = written(job.space, handling, job.p, job.state, delta, tensor=tensor, t=moment.t)
+        update.state.update(record)
         finite = finite_throughout(job.space, update, new) if moment.guarded else None
         delta = new.astype(delta.dtype) - job.p.astype(delta.dtype) if rounded else delta
     return Outcome(delta.astype(jnp.promote_types(job.p.dtype, job.g.dtype)), update.state, finite, update.stats)

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import optax
 
 from thalweg.arrays import Squares
-from thalweg.boundary import arithmetic
 from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
 from thalweg.mixtures import check_all_matched
 from thalweg.optax.shards import Shards, layout_of
@@ -24,6 +23,7 @@ from thalweg.rules.checks import check_choice, check_number, require
 from thalweg.settings import Pattern, check_pattern, is_list, matches
 from thalweg.spaces import jax as whole
 from thalweg.spaces.jax import replicated_with
+from thalweg.storage import arithmetic
 
 Entries: TypeAlias = Sequence[tuple[Pattern, optax.GradientTransformation]]
 

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import optax
 
 from thalweg.arrays import Squares
-from thalweg.boundary import arithmetic
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
 from thalweg.optax.batches import Job, Leaf, Moment, first_entries, stepped
 from thalweg.optax.shards import check_whole, layout_of
@@ -27,6 +26,7 @@ from thalweg.rules import Rule
 from thalweg.settings import OverrideList, Overrides, Setting, Settings, check_overrides, combined, plain
 from thalweg.spaces.jax import replicated_with
 from thalweg.standard import Standard
+from thalweg.storage import arithmetic
 
 
 @dataclass(frozen=True)

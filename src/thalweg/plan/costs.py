@@ -13,10 +13,8 @@ import re
 from collections.abc import Iterable
 
 from thalweg.arrays import Shape
-from thalweg.boundary import arithmetic
 from thalweg.dtypes import DTYPES
 from thalweg.errors import RuleError
-from thalweg.plan.items import entry_bytes, state_entries
 from thalweg.plan.models import Tensor
 from thalweg.plan.optimizers import setting_of
 from thalweg.programs import budget
@@ -24,6 +22,7 @@ from thalweg.programs.liveness import products_of
 from thalweg.rules.entries import Entry as Declared
 from thalweg.rules.entries import Factor, Spread
 from thalweg.settings import Setting
+from thalweg.storage import arithmetic
 
 # ---- bytes in memory
 
@@ -89,8 +88,8 @@ def moved_by_applying(setting: Setting, tensor: Tensor) -> int:
 
 
 def bytes_of_role(setting: Setting, tensor: Tensor, role: type[Declared]) -> int:
-    kept = state_entries(setting, tensor)
-    return sum(entry_bytes(kept[key]) for key in setting.rule_at(1).keys(tensor.shape, role))
+    size = budget.sizes_of(setting, tensor.shape, tensor.dtype)
+    return sum(size[key] for key in setting.rule_at(1).keys(tensor.shape, role))
 
 
 def flops(setting: Setting, tensor: Tensor, *, refresh: bool = True) -> int:

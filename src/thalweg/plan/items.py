@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thalweg.arrays import Shape
-from thalweg.boundary import Kept as Entry
 from thalweg.plan.models import Tensor
 from thalweg.programs import budget
 from thalweg.programs.budget import entry_bytes
 from thalweg.settings import Setting
+from thalweg.storage import Kept as Entry
 
 __all__ = ["Entry", "Item", "entry_bytes", "state_entries"]
 

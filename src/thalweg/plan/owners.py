@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from thalweg.arrays import Shape
-from thalweg.boundary import arithmetic
 from thalweg.kernels.chunks import CHUNK
 from thalweg.owners import is_remembered as are_factors_remembered
 from thalweg.owners import owners_of
@@ -28,9 +27,10 @@ from thalweg.plan.peaks import listed as stepped_as_list
 from thalweg.programs.liveness import made_peak
 from thalweg.rules import Kron, WholeRule
 from thalweg.rules.entries import Entry as Declared
-from thalweg.rules.entries import Factor, PerSlice, Spread
+from thalweg.rules.entries import Factor, PerSlice
 from thalweg.settings import Setting
 from thalweg.spaces.shape_arrays import BYTES, ORDER, Ledger
+from thalweg.storage import arithmetic
 
 
 def owners(setting: Setting, tensors: Sequence[Tensor], world: int) -> tuple[int | None, ...]:
@@ -50,11 +50,10 @@ def kept_entries(setting: Setting, part: Part, world: int, rank: int) -> dict[st
     """What a rank keeps of a parameter's state: momentum like the parameter, and rows of every factor."""
     if not part.whole.shape:
         return state_entries(setting, part.whole)
-    kept, declared = {}, rule_of(setting).entries(part.whole.shape)
-    for key, (shape, dtype) in state_entries(setting, part.whole).items():
-        if isinstance(declared[key], Factor):
-            shape = (shard(shape[0], world, rank), *shape[1:])
-        kept[key] = part.held.shape if isinstance(declared[key], Spread) else shape, dtype
+    kept = state_entries(setting, part.held, part.whole.shape)
+    for key in rule_of(setting).keys(part.whole.shape, Factor):
+        shape, dtype = kept[key]
+        kept[key] = (shard(shape[0], world, rank), *shape[1:]), dtype
     return kept
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.arrays import Axes, Scalar, Term, reduced_shape
-from thalweg.boundary import arithmetic
 from thalweg.plan import gpus
 from thalweg.plan.items import Entry, Item, state_entries
 from thalweg.plan.models import Tensor
@@ -24,6 +23,7 @@ from thalweg.rules.entries import PerSlice, Square
 from thalweg.settings import Setting
 from thalweg.spaces import shapes
 from thalweg.spaces.shape_arrays import BYTES, ORDER, Ledger, ShapeOnly
+from thalweg.storage import arithmetic, kind
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,8 @@ def divided_peak(items: Sequence[Item]) -> tuple[int, str]:
     """
     buckets: dict[Any, list[Item]] = defaultdict(list)
     for item in items:
-        kind = item.setting.rule_at(1).kind(item.whole or item.tensor.shape)
-        buckets[item.setting, item.tensor.dtype, kind].append(item)
+        alike = kind(item.setting.rule_at(1), item.setting.handling, item.whole or item.tensor.shape)
+        buckets[item.setting, item.tensor.dtype, alike].append(item)
     total = sum(
         listed(lifetimes(item.setting, item.tensor.shape, item.tensor.dtype, whole=item.whole) for item in bucket).peak
         for bucket in buckets.values()
@@ -194,7 +194,7 @@ def kernel_peak(setting: Setting, parts: Sequence[Part], messages: Iterable[int]
     """Bytes at the peak where kernels for GPUs step parts in place: what they keep, and the largest message."""
     buckets: dict[Any, list[Part]] = defaultdict(list)
     for part in parts:
-        buckets[part.held.dtype, setting.rule_at(1).kind(part.whole.shape), part.mesh].append(part)
+        buckets[part.held.dtype, kind(setting.rule_at(1), setting.handling, part.whole.shape), part.mesh].append(part)
     scratch = gpus.scratch_bytes([(setting, [shown(setting, part) for part in bucket]) for bucket in buckets.values()])
     joint = gpus.joint_bytes([[Item(part.held, setting) for part in bucket] for bucket in buckets.values()])
     return scratch + max([joint, *map(gpus.rounded_up, messages)])

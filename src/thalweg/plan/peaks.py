@@ -25,6 +25,7 @@ from thalweg.rules import WholeRule
 from thalweg.settings import Setting
 from thalweg.spaces import shapes
 from thalweg.spaces.shape_arrays import Ledger, ShapeOnly
+from thalweg.storage import kind
 
 # ---- torch
 
@@ -33,8 +34,8 @@ def torch_peak(items: Sequence[Item], *, engine: str, device: str) -> tuple[int,
     """Bytes at the peak, and the engines that serve these parameters."""
     buckets: dict[Any, list[Item]] = defaultdict(list)
     for item in items:
-        kind = item.setting.rule_at(1).kind(item.whole or item.tensor.shape)
-        buckets[item.setting, item.tensor.dtype, kind, torch_unserved(item, device)].append(item)
+        alike = kind(item.setting.rule_at(1), item.setting.handling, item.whole or item.tensor.shape)
+        buckets[item.setting, item.tensor.dtype, alike, torch_unserved(item, device)].append(item)
     chosen = {key: torch_engine(engine, len(bucket), key[-1]) for key, bucket in buckets.items()}
     fused = [key for key, name in chosen.items() if name == "fused"]
     if device == "cuda":
@@ -60,7 +61,7 @@ def torch_unserved(item: Item, device: str) -> str | None:
     """Why native code, or a fused kernel on a GPU, cannot step a parameter; None or "" if it can."""
     if device == "cuda":
         return reason_against(item.setting, item.whole or item.tensor.shape, item.tensor.dtype, item.entries)
-    return reason_unserved(item.setting.rule_at(1), item.tensor.shape) or reason_missing()
+    return reason_unserved(item.setting.rule_at(1), item.setting.handling, item.tensor.shape) or reason_missing()
 
 
 def torch_engine(wanted: str, count: int, unserved: str | None) -> str:
@@ -96,7 +97,7 @@ def by_shape(bucket: Sequence[Item], **ways: Any) -> Iterator[Lifetimes]:
     together: dict[Any, list[Item]] = defaultdict(list)
     for index, item in enumerate(bucket):
         handling = item.setting.handling
-        apart = handling.on_nonfinite != "propagate" or handling.rounding == "stochastic"
+        apart = handling.on_nonfinite != "propagate" or handling.is_random
         alone = apart or item.tensor.elements > SMALL
         together[index if alone else (item.setting, item.tensor.shape, item.tensor.dtype)].append(item)
     for batch in together.values():
@@ -134,7 +135,7 @@ def numpy_peak(items: Sequence[Item], *, engine: str) -> tuple[int, str]:
 
 
 def is_native(item: Item, engine: str) -> bool:
-    reason = reason_missing() or reason_unserved(item.setting.rule_at(1), item.tensor.shape)
+    reason = reason_missing() or reason_unserved(item.setting.rule_at(1), item.setting.handling, item.tensor.shape)
     return engine == "fused" or not reason
 
 

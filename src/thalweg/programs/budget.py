@@ -7,11 +7,11 @@ import math
 from collections.abc import Hashable, Mapping
 
 from thalweg.arrays import Shape
-from thalweg.boundary import Kept, arithmetic, kept
-from thalweg.dtypes import DTYPES
+from thalweg.codecs import bytes_of, scale_key
 from thalweg.programs.schedule import Schedule, schedule
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of, trace
 from thalweg.settings import Setting
+from thalweg.storage import RECORD, Kept, arithmetic, kept, kind
 
 
 @functools.lru_cache(maxsize=4096)
@@ -22,19 +22,25 @@ def state_entries(setting: Setting, shape: Shape, dtype: str, held: Shape | None
 
 def entry_bytes(entry: Kept) -> int:
     shape, dtype = entry
-    return math.prod(shape) * DTYPES[dtype].bytes
+    return math.prod(shape) * bytes_of(dtype)
 
 
 def sizes_of(setting: Setting, shape: Shape, dtype: str, held: Shape | None = None) -> dict[str, int]:
-    """Bytes of a parameter or a shard of it, of its gradient in the same dtype, and of its state."""
-    entries = {key: entry_bytes(entry) for key, entry in state_entries(setting, shape, dtype, held).items()}
+    """Bytes of a parameter or a shard of it, of its gradient in the same dtype, and of the entries of its state.
+
+    Scales are read and written with their entries, and the record of rounding with the parameter.
+    """
+    size = {key: entry_bytes(entry) for key, entry in state_entries(setting, shape, dtype, held).items()}
+    entries = {key: size[key] + size.get(scale_key(key), 0) for key in setting.rule_at(1).entries(shape)}
     own = entry_bytes((shape if held is None else held, dtype))
-    return {PARAMETER: own, GRADIENT: own, **entries}
+    return {PARAMETER: own + size.get(RECORD, 0), GRADIENT: own, **entries}
 
 
 def passes_of(setting: Setting, shape: Shape, dtype: str) -> Schedule:
     """The passes of a step over parameters of the same kind as one of this shape and dtype."""
-    return scheduled(setting, setting.rule.kind(shape), len(shape), Example(example_of(setting.rule, shape)), dtype)
+    rule = setting.rule_at(1)
+    alike = kind(rule, setting.handling, shape)
+    return scheduled(setting, alike, len(shape), Example(example_of(rule, shape), shape), dtype)
 
 
 def bytes_moved(setting: Setting, shape: Shape, dtype: str, held: Shape | None = None) -> int:
@@ -46,10 +52,10 @@ def bytes_moved(setting: Setting, shape: Shape, dtype: str, held: Shape | None =
 
 
 class Example:
-    """A shape that stands for all of its kind: any of them gives the same passes."""
+    """A shape that stands for all of its kind: any of them gives the same passes. own: that of a real parameter."""
 
-    def __init__(self, shape: Shape) -> None:
-        self.shape = shape
+    def __init__(self, shape: Shape, own: Shape) -> None:
+        self.shape, self.own = shape, own
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Example)
@@ -61,14 +67,16 @@ class Example:
 @functools.lru_cache(maxsize=1024)
 def scheduled(setting: Setting, kind: Hashable, axes: int, example: Example, dtype: str) -> Schedule:
     shape, rule = example.shape, setting.rule_at(1)
-    entries = state_entries(setting, shape, dtype)
-    exact = [key for key, (_, stored) in entries.items() if stored == arithmetic(dtype)]
-    size = sizes_of(setting, shape, dtype)
+    declared = rule.entries(shape).items()
+    entries = {key: entry.shape(shape, rule.stacked_axes) for key, entry in declared}
+    stored = state_entries(setting, example.own, dtype)
+    exact = [key for key in entries if stored[key][1] == arithmetic(dtype)]
+    size = sizes_of(setting, example.own, dtype)
     # whether lr is given is not known here: the larger of both
     rates = (None, 1.0) if rule.lr_optional else (1.0,)
     found = [
         schedule(
-            trace(rule, shape, {key: own for key, (own, _) in entries.items()}, lr=lr),
+            trace(rule, shape, entries, lr=lr),
             size,
             exact=exact,
             guarded=setting.handling.on_nonfinite != "propagate",

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.arrays import Shape
-from thalweg.boundary import Advance, advance, arithmetic, kept
+from thalweg.boundary import Advance, advance
 from thalweg.rules.entries import Count, PerSlice
 from thalweg.rules.whole import WholeRule
 from thalweg.settings import Setting
 from thalweg.spaces import shapes
 from thalweg.spaces.shape_arrays import Ledger, Library, ShapeOnly
+from thalweg.storage import arithmetic, kept
 
 #: Any learning rate will do: no number is ever computed.
 LR = 1e-3

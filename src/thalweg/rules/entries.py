@@ -20,6 +20,8 @@ class Entry(ABC):
 
     #: The options that decide how it is stored: the first that is set. Without one it is stored as it is computed.
     stored_by: ClassVar[tuple[str, ...]] = ()
+    #: What eight bits mean for it: codes of numbers with a sign, or of squares. None: it cannot be held so.
+    eight_bits: ClassVar[str | None] = None
 
     @abstractmethod
     def first(self, xp: Space[A], p: A, stacked_axes: int) -> A:
@@ -63,6 +65,7 @@ class Moment(Spread):
     """An average or a sum of gradients or of updates, of either sign."""
 
     stored_by = ("momentum_dtype", "state_dtype")
+    eight_bits = "int8"
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Square(Spread):
     """An average of squares, never negative."""
 
     stored_by = ("state_dtype",)
+    eight_bits = "uint8"
 
 
 @dataclass(frozen=True)

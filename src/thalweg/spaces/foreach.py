@@ -136,6 +136,9 @@ divided = _lifted(single.divided)
 solve = _lifted(single.solve)
 largest_column = _lifted(single.largest_column)
 zeros_like = _lifted(single.zeros_like)
+bits = _lifted(single.bits)
+from_bits = _lifted(single.from_bits)
+reshape_like = _lifted(single.reshape_like)
 
 
 def where(condition: Truth, x: Value, y: Value) -> Value:
@@ -233,6 +236,14 @@ def _select(condition: Any, yes: Any, no: Any) -> Any:
     if isinstance(yes, (tuple, list)):
         return type(yes)(_select(condition, a, b) for a, b in zip(yes, no, strict=True))
     return where(condition, yes, no)
+
+
+def folded(x: Any, axis: int, size: int) -> Any:
+    return _apply(lambda tensor: single.folded(tensor, axis, size), x)
+
+
+def peaks(x: Any, axis: int, size: int) -> Any:
+    return _apply(lambda tensor: single.peaks(tensor, axis, size), x)
 
 
 def reshape(x: Any, shape: Shape) -> Any:

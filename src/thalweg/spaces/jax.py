@@ -18,6 +18,7 @@ from thalweg.arrays import (
     Term,
     Truth,
     count,
+    folded_shape,
     number_function,
     number_log,
     number_maximum,
@@ -129,6 +130,16 @@ def spacing(x: Arr, digits: int, lowest: int) -> Arr:
     return jnp.ldexp(jnp.ones((), x.dtype), jnp.maximum(jnp.frexp(x)[1], lowest) - digits)
 
 
+def bits(x: Arr) -> Arr:
+    words: Arr = jax.lax.bitcast_convert_type(x, jnp.int32)
+    return words
+
+
+def from_bits(x: Arr) -> Arr:
+    numbers: Arr = jax.lax.bitcast_convert_type(x, jnp.float32)
+    return numbers
+
+
 def where(condition: Truth, x: Scalar, y: Scalar) -> Scalar:
     if isinstance(condition, bool):
         return x if condition else y
@@ -161,6 +172,20 @@ def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
         return yes() if condition else no()
     chosen: R = jax.lax.cond(condition, yes, no)
     return chosen
+
+
+def folded(x: Arr, axis: int, size: int) -> Arr:
+    return x.reshape(folded_shape(x.shape, axis, size))
+
+
+def peaks(x: Arr, axis: int, size: int) -> Arr:
+    groups = jnp.abs(folded(x, axis, size))
+    numbers = jnp.all(groups == groups, axis=-1)  # of NaN, XLA for CPUs may take any other number for the largest
+    return jnp.where(numbers, jnp.max(groups, axis=-1), math.nan)
+
+
+def reshape_like(x: Arr, like: Arr) -> Arr:
+    return x.reshape(like.shape)
 
 
 def reshape(x: Arr, shape: Shape) -> Arr:

@@ -20,6 +20,7 @@ from thalweg.arrays import (
     Term,
     Truth,
     count,
+    folded_shape,
     number_function,
     number_log,
     number_maximum,
@@ -96,6 +97,14 @@ def spacing(x: Arr, digits: int, lowest: int) -> Arr:
     return distance
 
 
+def bits(x: Arr) -> Arr:
+    return x.view(np.int32)
+
+
+def from_bits(x: Arr) -> Arr:
+    return x.view(np.float32)
+
+
 def where(condition: Truth, x: Scalar, y: Scalar) -> Scalar:
     if isinstance(condition, bool):
         return x if condition else y
@@ -132,6 +141,19 @@ def amax(x: Arr, axes: Axes) -> Scalar:
 
 def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
     return yes() if condition else no()
+
+
+def folded(x: Arr, axis: int, size: int) -> Arr:
+    return x.reshape(folded_shape(x.shape, axis, size))
+
+
+def peaks(x: Arr, axis: int, size: int) -> Arr:
+    largest: Arr = np.abs(folded(x, axis, size)).max(axis=-1)
+    return largest
+
+
+def reshape_like(x: Arr, like: Arr) -> Arr:
+    return x.reshape(like.shape)
 
 
 def reshape(x: Arr, shape: Shape) -> Arr:

@@ -15,7 +15,17 @@ from thalweg.arrays import Shape
 
 Library: TypeAlias = Literal["numpy", "torch"]
 
-BYTES = {"bool": 1, "int32": 4, "int64": 8, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+BYTES = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int32": 4,
+    "int64": 8,
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+}
 #: Of two dtypes in one operation, the later one is the result's.
 ORDER = tuple(BYTES)
 #: From so many bytes on numpy writes the sum of two arrays over one that is let go; on Windows it never does.
@@ -127,8 +137,8 @@ class ShapeOnly:
     def new(self, shape: Shape | None = None, dtype: str | None = None) -> ShapeOnly:
         return self.ledger.array(self.shape if shape is None else shape, dtype or self.dtype)
 
-    def view(self, shape: Shape, *, is_turned: bool = False) -> ShapeOnly:
-        seen = ShapeOnly(shape, self.dtype, self.memory)
+    def view(self, shape: Shape, *, is_turned: bool = False, dtype: str | None = None) -> ShapeOnly:
+        seen = ShapeOnly(shape, dtype or self.dtype, self.memory)
         seen.is_view, seen.is_turned = True, is_turned
         return seen
 

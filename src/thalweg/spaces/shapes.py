@@ -15,6 +15,7 @@ from thalweg.arrays import (
     Truth,
     Value,
     count,
+    folded_shape,
     number_function,
     number_log,
     number_maximum,
@@ -81,6 +82,14 @@ def spacing(x: ShapeOnly, digits: int, lowest: int) -> ShapeOnly:
     return applied(exponent, x)
 
 
+def bits(x: ShapeOnly) -> ShapeOnly:
+    return x.view(x.shape, dtype="int32")
+
+
+def from_bits(x: ShapeOnly) -> ShapeOnly:
+    return x.view(x.shape, dtype="float32")
+
+
 def where(condition: Truth, x: Value, y: Value) -> Value:
     if isinstance(condition, bool):
         return x if condition else y
@@ -124,6 +133,18 @@ def select(condition: ShapeOnly, yes: Any, no: Any) -> Any:
     if isinstance(yes, (tuple, list)):
         return type(yes)(select(condition, a, b) for a, b in zip(yes, no, strict=True))
     return where(condition, yes, no)
+
+
+def folded(x: ShapeOnly, axis: int, size: int) -> ShapeOnly:
+    return reshape(x, folded_shape(x.shape, axis, size))
+
+
+def peaks(x: ShapeOnly, axis: int, size: int) -> ShapeOnly:
+    return applied(folded(x, axis, size)).new(folded_shape(x.shape, axis, size)[:-1])
+
+
+def reshape_like(x: ShapeOnly, like: ShapeOnly) -> ShapeOnly:
+    return reshape(x, like.shape)
 
 
 def reshape(x: ShapeOnly, shape: Shape) -> ShapeOnly:

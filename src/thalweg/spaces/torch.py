@@ -16,6 +16,7 @@ from thalweg.arrays import (
     Term,
     Truth,
     count,
+    folded_shape,
     is_number,
     number_function,
     number_log,
@@ -90,6 +91,14 @@ def spacing(x: Arr, digits: int, lowest: int) -> Arr:
     return torch.ldexp(torch.ones_like(x), torch.clamp(torch.frexp(x)[1], min=lowest) - digits)
 
 
+def bits(x: Arr) -> Arr:
+    return x.view(torch.int32)
+
+
+def from_bits(x: Arr) -> Arr:
+    return x.view(torch.float32)
+
+
 def where(condition: Truth, x: Scalar, y: Scalar) -> Scalar:
     if isinstance(condition, bool):
         return x if condition else y
@@ -135,6 +144,19 @@ def select(condition: Arr, yes: Any, no: Any) -> Any:
     if isinstance(yes, (tuple, list)):
         return type(yes)(select(condition, a, b) for a, b in zip(yes, no, strict=True))
     return torch.where(condition, yes, no)
+
+
+def folded(x: Arr, axis: int, size: int) -> Arr:
+    return x.reshape(folded_shape(shape(x), axis, size))
+
+
+def peaks(x: Arr, axis: int, size: int) -> Arr:
+    groups = folded(x, axis, size).abs()
+    return groups.amax(dim=-1) if groups.numel() else groups.sum(dim=-1)
+
+
+def reshape_like(x: Arr, like: Arr) -> Arr:
+    return x.reshape(like.shape)
 
 
 def reshape(x: Arr, shape: Shape) -> Arr:

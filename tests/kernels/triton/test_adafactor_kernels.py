@@ -14,7 +14,7 @@ from lanes import one_in
 from on_device import DEVICE
 from tolerances import FUSED
 
-from thalweg.boundary import advance, first_state
+from thalweg.boundary import advance
 from thalweg.kernels.triton import tiles
 from thalweg.kernels.triton.derived_tiles import TilePasses, passes_for
 from thalweg.kernels.triton.passes import Step, Sum
@@ -25,6 +25,7 @@ from thalweg.rules import Adafactor
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling
 from thalweg.spaces import torch as xp
+from thalweg.storage import first_state
 
 pytestmark = pytest.mark.slow  # programs are interpreted
 

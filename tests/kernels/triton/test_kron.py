@@ -11,7 +11,7 @@ from lanes import one_in
 from on_device import DEVICE
 from tolerances import SPACE, TENSOR_CORES
 
-from thalweg.boundary import advance, first_state
+from thalweg.boundary import advance
 from thalweg.kernels.triton import kron_batch, kron_layout
 from thalweg.kernels.triton.kron import KronKernels, reason_unserved
 from thalweg.kernels.triton.products import Device
@@ -19,6 +19,7 @@ from thalweg.rules import Annealed, Kron
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling
 from thalweg.spaces import torch as space
+from thalweg.storage import first_state
 
 pytestmark = pytest.mark.slow  # programs are interpreted
 

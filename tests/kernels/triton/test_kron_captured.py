@@ -11,11 +11,11 @@ import pytest
 import torch
 from on_device import DEVICE
 
-from thalweg.boundary import first_state
 from thalweg.kernels.triton.kron import KronKernels
 from thalweg.rules import Kron
 from thalweg.settings import Handling
 from thalweg.spaces import torch as space
+from thalweg.storage import first_state
 
 pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="needs a CUDA device")
 

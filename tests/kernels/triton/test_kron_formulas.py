@@ -10,7 +10,7 @@ from lanes import one_in
 from on_device import DEVICE
 from tolerances import SPACE, TENSOR_CORES
 
-from thalweg.boundary import advance, first_state
+from thalweg.boundary import advance
 from thalweg.errors import RuleError
 from thalweg.kernels.triton.kron import KronKernels
 from thalweg.kernels.triton.kron_formulas import counted_on, formulas_for, numbers_of
@@ -18,6 +18,7 @@ from thalweg.rules import Annealed, Kron, factors, refresh
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling
 from thalweg.spaces import torch as space
+from thalweg.storage import first_state
 
 pytestmark = pytest.mark.slow  # programs are interpreted
 

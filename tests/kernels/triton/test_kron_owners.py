@@ -10,12 +10,12 @@ import torch
 from on_device import DEVICE
 from tolerances import SPACE, TENSOR_CORES
 
-from thalweg.boundary import first_state
 from thalweg.kernels.triton.kron_owners import Job, OwnerKernels
 from thalweg.rules import Kron
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.settings import Handling
 from thalweg.spaces import torch as space
+from thalweg.storage import first_state
 
 pytestmark = pytest.mark.slow  # programs are interpreted
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from thalweg.arrays import Shape
-from thalweg.boundary import arithmetic, kept
 from thalweg.errors import FallbackWarning, RuleError
 from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.bounds import COUNT, LARGEST, bounded
@@ -28,6 +27,7 @@ from thalweg.rules import Rule
 from thalweg.rules.entries import Entry
 from thalweg.rules.rule import replaced_numbers
 from thalweg.settings import Setting
+from thalweg.storage import arithmetic, kept
 
 #: Registers that Python and native code fill, by the names of the inputs.
 FILLED = {COUNT: structs.COUNT, LARGEST: structs.LARGEST}

@@ -9,15 +9,17 @@ from thalweg.arrays import Shape
 from thalweg.kernels.cpu.compiled import emitted, kind_of, reason_uncompiled
 from thalweg.kernels.cpu.structs import MOST_AFTER
 from thalweg.rules import Rule, WholeRule
-from thalweg.settings import Setting
+from thalweg.settings import Handling, Setting
 
 
-def reason_unserved(rule: Rule, shape: Shape) -> str | None:
+def reason_unserved(rule: Rule, handling: Handling, shape: Shape) -> str | None:
     """Why native code cannot step such a tensor, or None if it can."""
     if isinstance(rule, WholeRule) and rule.is_stackable(shape):
         return f"{type(rule).__name__} is made of matrix products alone, which array libraries do best"
     if rule.needs_whole:  # it is computed by its own formulas, of native noise
         return None
+    if handling.beyond_dtypes:
+        return f"there is no native code for {handling.beyond_dtypes}"
     if reason := reason_uncompiled(rule, shape):
         return reason
     axes = emitted(kind_of(rule, shape)).kinds.axes
@@ -36,7 +38,7 @@ def reason_against_shard(setting: Setting, shape: Shape, sharded: Collection[int
     rule, handling = setting.rule, setting.handling
     if rule.needs_whole:
         return f"there is no native code of {type(rule).__name__} for sharded parameters"
-    if reason := reason_unserved(rule, shape):
+    if reason := reason_unserved(rule, handling, shape):
         return reason
     if emitted(kind_of(rule, shape)).kinds.axes is not None:
         return f"there is no native code of {type(rule).__name__} with rows and columns for sharded parameters"

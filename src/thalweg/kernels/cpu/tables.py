@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from thalweg.arrays import Shape
-from thalweg.boundary import ROUNDING_STREAM, arithmetic
+from thalweg.boundary import ROUNDING_STREAM
 from thalweg.dtypes import DTYPES
 from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.compiled import Compiled, compiled, kind_of, structure_of
@@ -18,6 +18,7 @@ from thalweg.rules import Rule
 from thalweg.rules.entries import Spread
 from thalweg.rules.noise import stream_key, tensor_id
 from thalweg.settings import Handling
+from thalweg.storage import arithmetic
 
 #: Stages: passes that measure, from 0 on; a look at what would be written; the last pass; the end.
 MEASURE, REHEARSE, WRITE, END = 0, 8, 9, 10

@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.arrays import Shape
-from thalweg.boundary import kept as kept_for
 from thalweg.dtypes import DTYPES
 from thalweg.kernels.triton.derived import (
     DerivedPasses,
@@ -38,6 +37,7 @@ from thalweg.programs.served import reason_underived
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
 from thalweg.rules import Rule, WholeRule
 from thalweg.settings import Handling, Setting
+from thalweg.storage import kept as kept_for
 
 
 def passes_for(

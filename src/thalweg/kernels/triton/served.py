@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from thalweg.arrays import Shape
-from thalweg.boundary import Kept
 from thalweg.kernels.shown import reason_unread
 from thalweg.kernels.triton import READS
 from thalweg.programs.parted import reason_unparted
@@ -13,6 +12,7 @@ from thalweg.programs.served import reason_underived
 from thalweg.rules import Kron, Rule, WholeRule
 from thalweg.rules.entries import Count, Factor
 from thalweg.settings import Setting
+from thalweg.storage import Kept
 
 #: The dtypes of parameters and state that kernels read and write.
 DTYPES = ("float32", "bfloat16", "float16")
@@ -36,6 +36,8 @@ def reason_against(setting: Setting, shape: Shape, dtype: str, state: Mapping[st
         return unserved
     if dtype not in DTYPES:
         return f"there is no fused kernel for {dtype} on GPUs"
+    if setting.handling.beyond_dtypes:
+        return f"there is no fused kernel for {setting.handling.beyond_dtypes} on GPUs"
     entries = rule.entries(shape)
     if any(kept not in DTYPES for key, (_, kept) in state.items() if not isinstance(entries.get(key), Count)):
         return "there is no fused kernel for state of float64 on GPUs"

@@ -114,7 +114,7 @@ class Operands:
         if t is None:
             t = PerTensor(torch.stack([s["step"] for s in bucket.states]) + 1)
         ids: Any = 0
-        if bucket.setting.rule.needs_noise or bucket.setting.handling.rounding == "stochastic":
+        if bucket.setting.rule.needs_noise or bucket.setting.handling.is_random:
             ids = PerTensor(tensor_ids(tuple(bucket.names), bucket.params[0].device))
         keys = [key for key in bucket.states[0] if key != "step"]
         state = {key: TensorList([s[key] for s in bucket.states]) for key in keys}
@@ -157,7 +157,7 @@ def entries_of(value: Any, count: int) -> Sequence[Any]:
 def by_shape(bucket: Bucket) -> Iterator[Result]:
     """Small tensors of equal shape as one batch."""
     handling, count = bucket.setting.handling, len(bucket.params)
-    apart = handling.on_nonfinite != "propagate" or handling.rounding == "stochastic" or bucket.allowed is not None
+    apart = handling.on_nonfinite != "propagate" or handling.is_random or bucket.allowed is not None
     if count == 1 or apart or bucket.params[0].numel() > SMALL:
         yield from by_tensor(bucket, native_noise=True)
         return

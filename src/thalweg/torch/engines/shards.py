@@ -12,15 +12,7 @@ from typing import Any, TypeAlias, cast
 import torch
 
 from thalweg.arrays import State
-from thalweg.boundary import (
-    arithmetic,
-    may_overflow,
-    settled,
-    stored,
-    widened,
-    written,
-    written_entries,
-)
+from thalweg.boundary import may_overflow, settled, stored, widened, written, written_entries
 from thalweg.errors import RuleError
 from thalweg.owners import is_remembered
 from thalweg.programs.evaluate import Order, order_for, updated
@@ -28,6 +20,7 @@ from thalweg.rules import Made, Rule, Update, WholeRule
 from thalweg.rules.entries import Factor, PerSlice
 from thalweg.spaces.foreach import PerTensor, TensorList
 from thalweg.spaces.sharded import Partial, ReducedList, Sharded
+from thalweg.storage import arithmetic
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.engines.results import Operands, Result, as_list, unlisted
 from thalweg.torch.sharding import collectives
@@ -55,19 +48,20 @@ def result_of_shards(bucket: Bucket, owners: Owners) -> Generator[Question, Sequ
         except RuleError:
             return as_list(space, bucket)
     # taken out of it when they are needed, so that none outlives its last use
-    given = dict(
-        zip("pgst", widened(space, handling, p, operands.g, s, t=operands.t, grad_scale=bucket.grad_scale), strict=True)
-    )
+    wide = widened(space, rule, handling, p, operands.g, s, t=operands.t, grad_scale=bucket.grad_scale)
+    given = dict(zip("pgst", wide, strict=True))
+    del wide
     update = yield from (
         updated_in_rounds(rule, order, bucket, space, given)
         if order is not None
         else updated_by_owners(cast(WholeRule, rule), bucket, space, given, owners)
     )
-    state = stored(space, rule, handling, p, s, update)
+    state = stored(space, rule, handling, p, s, update, tensor=operands.ids, t=operands.t)
     for key in may_overflow(space, rule, p, state):
         state[key] = space.where((yield from all_finite(space, state[key])), state[key], s[key])
     update = update._replace(state=state)
-    new = written(space, handling, p, update.delta, tensor=operands.ids, t=operands.t)
+    new, record = written(space, handling, p, s, update.delta, tensor=operands.ids, t=operands.t)
+    update.state.update(record)
     finite = None
     if handling.on_nonfinite != "propagate":
         finite = yield from every(space, update.finite)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from thalweg.boundary import first_state
 from thalweg.settings import Setting
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
+from thalweg.storage import first_state
 from thalweg.torch.sharding.factors import first_owned
 from thalweg.torch.sharding.shards import ghost_of, is_distributed, local, part_of, placed_like
 from thalweg.trial import check_update

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape, State
-from thalweg.boundary import arithmetic, storage
 from thalweg.rules import Rule
 from thalweg.rules.entries import Factor, Spread
 from thalweg.settings import Handling
 from thalweg.spaces import torch as xp
 from thalweg.spaces.sharded import Part
+from thalweg.storage import arithmetic, storage
 from thalweg.torch.sharding.shards import distributed, placed_like
 
 
@@ -65,7 +65,8 @@ def first_owned(p: Tensor, held: Tensor, part: Part, rule: Rule, handling: Handl
     made = {}
     for key, entry in rule.entries(tuple(p.shape)).items():
         like = held if isinstance(entry, Spread) else ghost
-        value = xp.astype(entry.first(xp, like, rule.stacked_axes), storage(entry, xp.dtype(held), handling))
+        kept_as = storage(entry, xp.dtype(held), handling)
+        value = xp.astype(entry.first(xp, like, rule.stacked_axes), kept_as)
         if isinstance(entry, Spread):
             value = placed_like(value, p, entry.over)
         elif isinstance(entry, Factor) and any(part.groups):

@@ -15,6 +15,7 @@ from torch import Tensor
 from thalweg.rules import Rule, WholeRule
 from thalweg.settings import Setting, Settings
 from thalweg.spaces.sharded import Part
+from thalweg.storage import kind
 from thalweg.torch.engines.choice import (
     chosen,
     is_on_gpu,
@@ -154,7 +155,8 @@ class Sorter:
         known = self.treatments.get(id(p))
         if known is None or known[0] is not setting or known[1] != memory:
             reason = reason_against(setting, held, local_state(state), part if any(part.groups) else None)
-            self.treatments[id(p)] = known = setting, memory, setting.rule.kind(tuple(p.shape)), reason
+            alike = kind(setting.rule, setting.handling, tuple(p.shape))
+            self.treatments[id(p)] = known = setting, memory, alike, reason
         return known[2:]
 
     def part_of(self, name: str, p: Tensor) -> Part:

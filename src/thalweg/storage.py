@@ -1,0 +1,160 @@
+"""What is kept for a parameter between steps: under which keys, in which shapes and dtypes, as numbers or as codes.
+
+Beside the entries that a rule declares there may be scales, for entries in eight bits, and a record of what rounding
+has cost the parameter. All who read or write state ask here; rules know nothing of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import TypeAlias
+
+from thalweg.arrays import A, Shape, Space, State, Truth
+from thalweg.codecs import CODECS, Grouping, grouping, scale_key
+from thalweg.dtypes import NARROW
+from thalweg.errors import StateError
+from thalweg.rules import Rule
+from thalweg.rules.entries import Entry, Spread
+from thalweg.settings import Handling
+
+#: The key of what rounding has cost a parameter of 16 bits, in 256ths of the distance to its neighbours.
+RECORD = "rounding_error"
+#: Something that is kept for a parameter: its shape and its dtype.
+Kept: TypeAlias = tuple[Shape, str]
+
+
+# ---- what is kept
+
+
+def arithmetic(dtype: str) -> str:
+    """The precision in which parameters of this dtype are computed."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def groups_of(entry: Entry, shape: Shape, stacked_axes: int, handling: Handling) -> Grouping | None:
+    """How an entry is grouped for its codec; None: it is kept in floating point."""
+    fits = isinstance(entry, Spread) and not entry.over and handling.stored(entry) in CODECS
+    return grouping(shape, stacked_axes) if fits else None
+
+
+def storage(entry: Entry, dtype: str, handling: Handling, groups: Grouping | None = None) -> str:
+    """The dtype in which a state entry is kept, for a parameter of this dtype. groups: those of its codes, if any."""
+    stored = handling.stored(entry)
+    return arithmetic(dtype) if stored is None or (stored in CODECS and groups is None) else stored
+
+
+def is_compensated(handling: Handling, dtype: str) -> bool:
+    """Whether a record is kept of what rounding costs parameters of this dtype."""
+    return handling.rounding == "compensated" and dtype in NARROW
+
+
+def kept(rule: Rule, handling: Handling, shape: Shape, dtype: str, held: Shape | None = None) -> dict[str, Kept]:
+    """Shape and dtype of all that is kept for a parameter: entries that its rule declares, and what goes with them.
+
+    held: the shape of a shard, for which less is kept of what is laid out like the parameter.
+    """
+    found: dict[str, Kept] = {}
+    for key, entry in rule.entries(shape).items():
+        own = shape if held is None or not isinstance(entry, Spread) else held
+        groups = groups_of(entry, shape, rule.stacked_axes, handling)
+        found[key] = entry.shape(own, rule.stacked_axes), storage(entry, dtype, handling, groups)
+        if groups is not None:
+            found[scale_key(key)] = groups.scales(own), "float32"
+    if is_compensated(handling, dtype):
+        found[RECORD] = held or shape, "int8"
+    return found
+
+
+def kind(rule: Rule, handling: Handling, shape: Shape) -> Hashable:
+    """Tensors whose shapes are of equal kind may be stepped together as one list: they are grouped alike, too."""
+    coded = any(groups_of(entry, shape, rule.stacked_axes, handling) for entry in rule.entries(shape).values())
+    return rule.kind(shape), grouping(shape, rule.stacked_axes) if coded else None
+
+
+def first_state(xp: Space[A], rule: Rule, handling: Handling, p: A) -> State[A]:
+    """The state of a parameter before its first step, as it is stored."""
+    return encoded(xp, rule, handling, p, rule.init(xp, xp.astype(p, arithmetic(xp.dtype(p)))))
+
+
+# ---- numbers and codes
+
+
+def coded_keys(xp: Space[A], s: State[A]) -> list[str]:
+    """The keys of entries that are kept as codes, each with scales beside it."""
+    return [key for key, entry in s.items() if xp.dtype(entry) in CODECS and key != RECORD]
+
+
+def declared(xp: Space[A], s: State[A]) -> State[A]:
+    """The entries of a state that its rule has declared, as they are kept: without scales and records."""
+    beside = (RECORD, *map(scale_key, coded_keys(xp, s)))
+    return {key: entry for key, entry in s.items() if key not in beside}
+
+
+def decoded(xp: Space[A], rule: Rule, p: A, s: State[A]) -> State[A]:
+    """The entries of a state that its rule has declared, in floating point."""
+    state, groups = declared(xp, s), grouping(xp.shape(p), rule.stacked_axes)
+    for key in coded_keys(xp, s):
+        assert groups is not None
+        state[key] = CODECS[xp.dtype(s[key])].decode(xp, s[key], s[scale_key(key)], groups)
+    return state
+
+
+def encoded(xp: Space[A], rule: Rule, handling: Handling, p: A, state: State[A]) -> State[A]:
+    """State in floating point as these options keep it, rounded to the nearest; nothing is recorded yet."""
+    shape, dtype, found = xp.shape(p), xp.dtype(p), {}
+    entries = rule.entries(shape)
+    for key, value in state.items():
+        groups = groups_of(entries[key], shape, rule.stacked_axes, handling)
+        as_kept = storage(entries[key], dtype, handling, groups)
+        if groups is not None:
+            found[key], found[scale_key(key)] = CODECS[as_kept].encode(xp, value, groups)
+        else:
+            found[key] = xp.astype(value, as_kept)
+    if is_compensated(handling, dtype):
+        found[RECORD] = xp.astype(xp.zeros_like(p), "int8")
+    return found
+
+
+def converted(xp: Space[A], rule: Rule, handling: Handling, p: A, s: State[A]) -> State[A]:
+    """A state, however it was kept, as these options keep it."""
+    found = encoded(xp, rule, handling, p, decoded(xp, rule, p, s))
+    same = {key: s[key] for key in found if key in s and xp.dtype(s[key]) == xp.dtype(found[key])}
+    return {key: same.get(key, found[key]) for key in found}
+
+
+# ---- saved state
+
+
+def fitting_shapes(xp: Space[A], rule: Rule, shape: Shape, s: State[A]) -> dict[str, Shape]:
+    """The shapes that a state must have for a parameter of this shape, if it is kept in the dtypes that it has."""
+    groups = grouping(shape, rule.stacked_axes)
+    found = {key: entry.shape(shape, rule.stacked_axes) for key, entry in rule.entries(shape).items()}
+    found |= {scale_key(key): groups.scales(shape) if groups else () for key in coded_keys(xp, s)}
+    return {**found, RECORD: shape} if RECORD in s else found
+
+
+def check_codes(xp: Space[A], name: object, s: State[A]) -> None:
+    """Refuse saved codes without scales, and scales that are damaged."""
+    for key in coded_keys(xp, s):
+        scales = s.get(scale_key(key))
+        if scales is None:
+            raise StateError(f"the state of {name!r} is damaged: {key!r} has codes, and there is no {scale_key(key)!r}")
+        found, shape = xp.shape(scales), xp.shape(s[key])
+        row = math.prod(shape[len(found) - 1 :])
+        if (
+            xp.dtype(scales) != "float32"
+            or found[:-1] != shape[: len(found) - 1]
+            or not found
+            or row % max(1, found[-1])
+        ):
+            raise StateError(
+                f"the state of {name!r} is damaged: {scale_key(key)!r} must be float32 with a number for each group of "
+                f"{key!r}, which has shape {shape}; it is {xp.dtype(scales)} of shape {found}"
+            )
+        if not all_finite(xp, scales) or xp.amax(-scales, None) > 0:
+            raise StateError(f"the state of {name!r} is damaged: {scale_key(key)!r} must be finite and not negative")
+
+
+def all_finite(xp: Space[A], x: A) -> Truth:
+    return xp.isfinite(xp.maximum(xp.amax(xp.abs(xp.astype(x, arithmetic(xp.dtype(x)))), None), 0.0))

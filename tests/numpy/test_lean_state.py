@@ -1,0 +1,215 @@
+"""Arrays whose state is kept in eight bits, rounded at random, or beside a record of what rounding has cost."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from raw_arrays import bfloat16
+
+from thalweg.errors import OptionError, ResumeWarning, StateError
+from thalweg.numpy import LAMB, LARS, Adafactor, AdamW, Kron, Optimizer
+
+SHAPES = {"matrix": (64, 128), "filter": (32, 16, 3, 3), "vector": (64,)}
+
+
+def model(dtype: Any = "float32") -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {name: rng.standard_normal(shape).astype(dtype) for name, shape in SHAPES.items()}
+
+
+def gradients(t: int) -> dict[str, Any]:
+    """With scales that differ by row and by column, as those of networks do."""
+    rng, found = np.random.default_rng(1), {}
+    for name, shape in SHAPES.items():
+        scale = np.exp(rng.standard_normal(shape[:1])).reshape(-1, *[1] * (len(shape) - 1)) * np.exp(
+            rng.standard_normal(shape[1:])
+        )
+        found[name] = np.random.default_rng([t, len(shape)]).standard_t(5, shape).astype("float32") * scale
+    return {name: x.astype("float32") for name, x in found.items()}
+
+
+def trained(optimizer: Optimizer, steps: int = 10, params: Any = None, first: int = 0) -> dict[str, Any]:
+    params = model() if params is None else params
+    for t in range(first, first + steps):
+        optimizer.step(params, gradients(t))
+    return params
+
+
+def dtypes(optimizer: Optimizer, name: str = "matrix") -> dict[str, str]:
+    return {key: entry.dtype.name for key, entry in optimizer.state[name].items() if key != "step"}
+
+
+def test_the_role_of_an_entry_decides_what_eight_bits_mean() -> None:
+    optimizer = LAMB(0.01, state_dtype="int8")
+    trained(optimizer, 1)
+    coded = {"exp_avg": "int8", "exp_avg_scale": "float32", "exp_avg_sq": "uint8", "exp_avg_sq_scale": "float32"}
+    assert dtypes(optimizer) == dtypes(optimizer, "filter") == coded
+    assert dtypes(optimizer, "vector") == {"exp_avg": "float32", "exp_avg_sq": "float32"}
+    assert optimizer.state["filter"]["exp_avg_scale"].shape == (32, 9 * 16 // 16)
+    momentum = AdamW(0.01, momentum_dtype="int8", state_dtype="bfloat16")
+    trained(momentum, 1)
+    assert dtypes(momentum) == {"exp_avg": "int8", "exp_avg_scale": "float32", "exp_avg_sq": "bfloat16"}
+    kron = Kron(0.01, state_dtype="int8")
+    trained(kron, 1)
+    assert {dtypes(kron)[key] for key in ("Q_0", "Q_1", "L_0", "refresh")} == {"float32"}
+    assert dtypes(kron)["momentum_buffer"] == "int8"
+    factored = Adafactor(0.01, momentum=0.9, min_dim_size_to_factor=32, state_dtype="int8")
+    trained(factored, 1)
+    assert dtypes(factored) == {
+        "row_var": "float32",
+        "col_var": "float32",
+        "exp_avg": "int8",
+        "exp_avg_scale": "float32",
+    }
+
+
+def test_factors_are_not_kept_in_eight_bits() -> None:
+    with pytest.raises(OptionError, match=r"precond_dtype='int8': factors .* use 'bfloat16'"):
+        Kron(0.01, precond_dtype="int8")
+
+
+@pytest.mark.parametrize(("make", "most"), [(LAMB, 0.06), (AdamW, 0.06), (LARS, 0.02), (Kron, 0.05)])
+def test_training_follows_that_with_float32_state(make: Any, most: float) -> None:
+    start, wanted = model(), trained(make(0.01, engine="reference"))
+    for options in ({"state_dtype": "int8"}, {"state_dtype": "int8", "state_rounding": "stochastic"}):
+        found = trained(make(0.01, engine="reference", **options))
+        for name in ("matrix", "filter"):
+            moved = np.linalg.norm(wanted[name] - start[name])
+            assert 0 < np.linalg.norm(found[name] - wanted[name]) < most * moved
+        assert np.array_equal(found["vector"], wanted["vector"])
+
+
+def test_trust_ratios_come_from_what_was_not_rounded() -> None:
+    """In the first step nothing has been rounded yet that the ratio depends on."""
+    lean, plain = LAMB(0.01, state_dtype="int8"), LAMB(0.01, engine="reference")
+    assert all(np.array_equal(x, y) for x, y in zip(trained(lean, 1).values(), trained(plain, 1).values(), strict=True))
+    assert lean.stats() == plain.stats()
+
+
+def test_what_is_not_finite_is_skipped_and_leaves_codes_as_they_were() -> None:
+    optimizer = LAMB(0.01, state_dtype="int8", on_nonfinite="skip")
+    params = trained(optimizer, 2)
+    before, state = copy.deepcopy(params), copy.deepcopy(optimizer.state["matrix"])
+    bad = gradients(2)
+    bad["matrix"][5, 7] = np.inf
+    optimizer.step(params, bad)
+    assert np.array_equal(params["matrix"], before["matrix"])
+    assert optimizer.skipped["matrix"] == 1
+    assert all(np.array_equal(state[key], entry) for key, entry in optimizer.state["matrix"].items())
+    assert not np.array_equal(params["filter"], before["filter"])
+
+
+def test_under_propagate_a_group_with_infinity_is_not_finite_and_no_other() -> None:
+    optimizer = LARS(0.01, state_dtype="int8", trust=False)
+    params = trained(optimizer, 1)
+    bad = gradients(1)
+    bad["matrix"][5, 7] = np.inf
+    optimizer.step(params, bad)
+    scales = optimizer.state["matrix"]["momentum_buffer_scale"]
+    assert not np.isfinite(scales[5, 0])
+    assert np.isfinite(np.delete(scales.ravel(), 10)).all()
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_saved_state_continues_to_the_bit(suffix: str, tmp_path: Path) -> None:
+    optimizer, again = (LAMB(0.01, state_dtype="int8", state_rounding="stochastic") for _ in range(2))
+    params = trained(optimizer, 3)
+    optimizer.save(tmp_path / f"state{suffix}")
+    again.load(tmp_path / f"state{suffix}")
+    other = copy.deepcopy(params)
+    trained(optimizer, 2, params, 3)
+    trained(again, 2, other, 3)
+    assert all(np.array_equal(params[name], other[name]) for name in params)
+
+
+def test_state_is_converted_once_to_what_the_options_keep_and_that_is_told_once() -> None:
+    lean, plain, half = (LAMB(0.01, state_dtype=dtype) for dtype in ("int8", None, "float16"))
+    params = trained(lean, 3)
+    plain.load_state_dict(lean.state_dict())
+    with pytest.warns(ResumeWarning, match="exp_avg_scale, exp_avg_sq_scale") as told:
+        trained(plain, 1, copy.deepcopy(params), 3)
+    assert len(told) == 1
+    assert dtypes(plain) == {"exp_avg": "float32", "exp_avg_sq": "float32"}
+    trained(plain, 1, copy.deepcopy(params), 4)
+    lean.load_state_dict(plain.state_dict())  # also into one that has been stepped
+    with pytest.warns(ResumeWarning):
+        trained(lean, 1, params, 5)
+    assert dtypes(lean)["exp_avg"] == "int8"
+    half.load_state_dict(lean.state_dict())
+    with pytest.warns(ResumeWarning):
+        trained(half, 1, params, 6)
+    assert dtypes(half)["exp_avg"] == "float16"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda s: s.pop("exp_avg_scale"), "there is no 'exp_avg_scale'"),
+        (lambda s: s.update(exp_avg_scale=s["exp_avg_scale"] * np.float32(np.nan)), "must be finite and not negative"),
+        (lambda s: s.update(exp_avg_sq_scale=-s["exp_avg_sq_scale"]), "must be finite and not negative"),
+        (lambda s: s.update(exp_avg_scale=s["exp_avg_scale"][:-1]), "must be float32 with a number for each group"),
+        (lambda s: s.update(exp_avg_scale=s["exp_avg_scale"].astype("float64")), "it is float64"),
+        (lambda s: s.update(exp_avg=s["exp_avg"].astype("int16")), "'exp_avg' has dtype int16"),
+    ],
+)
+def test_damaged_scales_are_refused_and_nothing_is_loaded(damage: Any, message: str) -> None:
+    optimizer = LAMB(0.01, state_dtype="int8")
+    trained(optimizer, 2)
+    before, saved = optimizer.state_dict(), optimizer.state_dict()
+    damage(saved["state"]["matrix"])
+    with pytest.raises(StateError, match=message):
+        optimizer.load_state_dict(saved)
+    for name, entries in before["state"].items():
+        assert all(np.array_equal(entry, optimizer.state[name][key]) for key, entry in entries.items())
+
+
+def test_scales_of_other_groups_are_refused() -> None:
+    optimizer = LAMB(0.01, state_dtype="int8")
+    params = trained(optimizer, 2)
+    saved = optimizer.state_dict()
+    saved["state"]["matrix"]["exp_avg_scale"] = np.ones((64, 4), "float32")
+    other = LAMB(0.01, state_dtype="int8")
+    other.load_state_dict(saved)
+    with pytest.raises(StateError, match="'matrix' does not fit"):
+        trained(other, 1, params)
+
+
+def test_a_second_moment_of_16_bits_moves_only_if_it_is_rounded_at_random() -> None:
+    """A change of 0.1 percent is below half the distance between neighbours."""
+    found = {}
+    for rounding in ("nearest", "stochastic"):
+        optimizer = AdamW(0.0, state_dtype="float16", state_rounding=rounding, weight_decay=0.0)
+        weights = np.ones((64, 64), "float32")
+        optimizer.update("w", weights, np.full((64, 64), 1.0, "float32"))
+        for _ in range(100):
+            optimizer.update("w", weights, np.full((64, 64), 0.5, "float32"))
+        found[rounding] = optimizer.state["w"]["exp_avg_sq"].astype("float64").mean()
+    exact = 0.999**100 * 0.001 + (1 - 0.999**100) * 0.25
+    assert abs(found["stochastic"] / exact - 1) < 1e-3 < abs(found["nearest"] / exact - 1)
+
+
+def test_weights_of_16_bits_with_a_record_follow_those_of_32() -> None:
+    start = {name: x.astype(bfloat16()).astype("float32") for name, x in model().items()}
+    narrow = {name: {n: x.astype(bfloat16()) for n, x in start.items()} for name in ("nearest", "compensated")}
+    wide = copy.deepcopy(start)
+    plain = AdamW(1e-4)
+    made = {rounding: AdamW(1e-4, rounding=rounding) for rounding in narrow}
+    for t in range(60):
+        plain.step(wide, gradients(t))
+        for rounding, optimizer in made.items():
+            optimizer.step(narrow[rounding], gradients(t))
+    record = made["compensated"].state["matrix"]["rounding_error"]
+    assert record.dtype == np.int8
+    assert record.shape == (64, 128)
+    off = {}
+    for rounding, params in narrow.items():
+        x = params["matrix"].astype("float32")
+        if rounding == "compensated":
+            unit = np.exp2(np.frexp(x)[1] - 16.0)
+            x = x + record * unit
+        off[rounding] = np.linalg.norm(x - wide["matrix"]) / np.linalg.norm(wide["matrix"] - start["matrix"])
+    assert off["compensated"] < 0.1 < 0.3 < off["nearest"]
