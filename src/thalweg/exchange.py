@@ -117,15 +117,18 @@ def by_known_name(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, M
 
 
 def warn_converted(name: object, found: Iterable[str], kept: Iterable[str]) -> None:
-    """Tell that a loaded state is kept otherwise than it was saved. found, kept: its keys then and now."""
+    """Tell that state is kept otherwise than it was. found, kept: its keys then and now."""
     lost, made = sorted(set(found) - set(kept)), sorted(set(kept) - set(found))
     warnings.warn(
-        f"the loaded state is kept otherwise than it was saved, and was converted (of {name!r}, "
-        f"without {', '.join(lost) or 'nothing'}, with {', '.join(made) or 'nothing'}, and of all others alike): "
-        "construct the optimizer with the saved state_dtype, momentum_dtype and rounding to continue the run unchanged",
+        f"state was kept otherwise than state_dtype, momentum_dtype and rounding have it now, and was converted: that "
+        f"of {name!r} now has {listed(made)} and has no longer {listed(lost)}, and all others alike",
         ResumeWarning,
         stacklevel=6,
     )
+
+
+def listed(keys: Iterable[str]) -> str:
+    return ", ".join(keys) or "nothing else"
 
 
 def check_step(name: Any, entries: Any) -> None:

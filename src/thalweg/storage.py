@@ -74,7 +74,8 @@ def kind(rule: Rule, handling: Handling, shape: Shape) -> Hashable:
 
 def first_state(xp: Space[A], rule: Rule, handling: Handling, p: A) -> State[A]:
     """The state of a parameter before its first step, as it is stored."""
-    return encoded(xp, rule, handling, p, rule.init(xp, xp.astype(p, arithmetic(xp.dtype(p)))))
+    state = encoded(xp, rule, handling, p, rule.init(xp, xp.astype(p, arithmetic(xp.dtype(p)))))
+    return {**state, **first_record(xp, handling, p)}
 
 
 # ---- numbers and codes
@@ -101,7 +102,7 @@ def decoded(xp: Space[A], rule: Rule, p: A, s: State[A]) -> State[A]:
 
 
 def encoded(xp: Space[A], rule: Rule, handling: Handling, p: A, state: State[A]) -> State[A]:
-    """State in floating point as these options keep it, rounded to the nearest; nothing is recorded yet."""
+    """State in floating point as these options keep it, rounded to the nearest."""
     shape, dtype, found = xp.shape(p), xp.dtype(p), {}
     entries = rule.entries(shape)
     for key, value in state.items():
@@ -111,14 +112,17 @@ def encoded(xp: Space[A], rule: Rule, handling: Handling, p: A, state: State[A])
             found[key], found[scale_key(key)] = CODECS[as_kept].encode(xp, value, groups)
         else:
             found[key] = xp.astype(value, as_kept)
-    if is_compensated(handling, dtype):
-        found[RECORD] = xp.astype(xp.zeros_like(p), "int8")
     return found
+
+
+def first_record(xp: Space[A], handling: Handling, p: A) -> State[A]:
+    """The record of what rounding has cost a parameter before its first step, if one is kept."""
+    return {RECORD: xp.astype(xp.zeros_like(p), "int8")} if is_compensated(handling, xp.dtype(p)) else {}
 
 
 def converted(xp: Space[A], rule: Rule, handling: Handling, p: A, s: State[A]) -> State[A]:
     """A state, however it was kept, as these options keep it."""
-    found = encoded(xp, rule, handling, p, decoded(xp, rule, p, s))
+    found = {**encoded(xp, rule, handling, p, decoded(xp, rule, p, s)), **first_record(xp, handling, p)}
     same = {key: s[key] for key in found if key in s and xp.dtype(s[key]) == xp.dtype(found[key])}
     return {key: same.get(key, found[key]) for key in found}
 

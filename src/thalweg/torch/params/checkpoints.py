@@ -13,9 +13,11 @@ from thalweg.errors import ResumeWarning, StateError
 from thalweg.exchange import check_version
 from thalweg.mixtures import in_words as rules_in_words
 from thalweg.rules import Rule
+from thalweg.spaces import torch as xp
+from thalweg.storage import RECORD, check_codes
 from thalweg.torch.params.groups import LAYOUT
 from thalweg.torch.params.members import names_of
-from thalweg.torch.sharding.shards import laid_out
+from thalweg.torch.sharding.shards import laid_out, whole
 
 #: What wrappers of a model put into the names of its parameters.
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -139,9 +141,13 @@ def check_entries(
         shapes, wanted = shapes_of(found), shapes_of(expected[name])
         counted = isinstance(entries.get("step"), (Tensor, int, float))
         if not counted or shapes != wanted:
+            beside = any(key.removesuffix("_scale") in wanted or key == RECORD for key in shapes.keys() ^ wanted.keys())
+            hint = "; load it with the options that it was saved with, and then set others in param_groups"
             raise StateError(
                 f"the state of {name!r} does not fit: the saved entries are {shapes}, and its options need {wanted}"
+                f"{hint if beside else ''}"
             )
+        check_codes(xp, name, {key: whole(value) if key.endswith("_scale") else value for key, value in found.items()})
         for key, value in found.items():
             check_precision(name, key, value.dtype, expected[name][key].dtype)
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from torch import Tensor
 
-from thalweg.settings import Setting
+from thalweg.codecs import CODECS, scale_key
+from thalweg.rules.entries import Moment, Spread, Square
+from thalweg.settings import EIGHT_BITS, Setting
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
-from thalweg.storage import first_state
+from thalweg.storage import RECORD, arithmetic, coded_keys, converted, first_state, kept
+from thalweg.torch.sharding.codes import check_groups, placed
 from thalweg.torch.sharding.factors import first_owned
-from thalweg.torch.sharding.shards import ghost_of, is_distributed, local, part_of, placed_like
+from thalweg.torch.sharding.shards import ghost_of, is_distributed, local, part_of
 from thalweg.trial import check_update
 
 
@@ -20,13 +27,44 @@ def first_entries(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:
     check_update(rule, tuple(p.shape))
     if not is_distributed(p):
         return first_state(xp, rule, handling, p.detach())
+    check_groups(name, p, rule, handling)
     part, held = part_of(name, p), local(p.detach())
     if rule.needs_whole:
         return first_owned(p, held, part, rule, handling)
     made = first_state(Sharded([part]), rule, handling, TensorList([held]))
-    return {key: placed_like(entry.tensors[0], p, getattr(entry, "axes", ())) for key, entry in made.items()}
+    return placed(made, p, rule)
 
 
 def expected_entries(setting: Setting, p: Tensor, name: str) -> dict[str, Tensor]:
     """A parameter's state as it would be, without its memory."""
     return first_entries(ghost_of(p), setting, name)
+
+
+def as_found(setting: Setting, p: Tensor, s: Mapping[str, Tensor]) -> Setting:
+    """The setting under which state is kept as this one is: in codes or not, with a record or not."""
+    rule, handling, shape = setting.rule_at(1), setting.handling, tuple(p.shape)
+    wanted = kept(rule, handling, shape, xp.dtype(p))
+    coded = set(coded_keys(xp, dict(s)))
+    if coded == {key for key in wanted if wanted[key][1] in CODECS} - {RECORD} and (RECORD in s) == (RECORD in wanted):
+        return setting
+    moments, squares = (bool(coded & set(rule.keys(shape, role))) for role in (Moment, Square))
+    as_computed = handling.state_dtype if handling.state_dtype != EIGHT_BITS else None
+    kept_as: dict[str, Any] = {
+        "state_dtype": EIGHT_BITS if squares else as_computed,
+        "momentum_dtype": EIGHT_BITS if moments else as_computed or arithmetic(xp.dtype(p)),
+        "rounding": "compensated" if RECORD in s else "nearest",
+    }
+    return replace(setting, handling=replace(handling, **kept_as))
+
+
+def converted_entries(setting: Setting, p: Tensor, name: str, s: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """State that is kept in other codes, or with another record, as these options keep it. It fits its parameter."""
+    rule, space = setting.rule_at(1), Sharded([part_of(name, p)])
+    entries = rule.entries(tuple(p.shape)).items()
+    own = [key for key, entry in entries if isinstance(entry, Spread) and not entry.over]
+    concerned = (RECORD, *own, *map(scale_key, own))
+    before = {key: TensorList([local(entry)]) for key, entry in s.items() if key in concerned}
+    after = converted(space, rule, setting.handling, TensorList([local(p.detach())]), before)
+    new = {key: entry for key, entry in after.items() if entry is not before.get(key)}
+    made = placed(new, p, rule) if is_distributed(p) else {key: entry.tensors[0] for key, entry in new.items()}
+    return {**{key: entry for key, entry in s.items() if key not in concerned or key in after}, **made}

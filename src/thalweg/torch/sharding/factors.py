@@ -14,9 +14,11 @@ from thalweg.rules import Rule
 from thalweg.rules.entries import Factor, Spread
 from thalweg.settings import Handling
 from thalweg.spaces import torch as xp
-from thalweg.spaces.sharded import Part
-from thalweg.storage import arithmetic, storage
-from thalweg.torch.sharding.shards import distributed, placed_like
+from thalweg.spaces.foreach import TensorList
+from thalweg.spaces.sharded import Part, Sharded
+from thalweg.storage import arithmetic, encoded, first_record, storage
+from thalweg.torch.sharding.codes import placed
+from thalweg.torch.sharding.shards import distributed
 
 
 @dataclass(frozen=True)
@@ -62,17 +64,16 @@ def first_owned(p: Tensor, held: Tensor, part: Part, rule: Rule, handling: Handl
     """The state of a distributed parameter before its first step: momentum like itself, and rows of every factor."""
     # a whole tensor that takes no memory: factors follow its shape, dtype and device alone
     ghost = torch.zeros((), dtype=getattr(torch, arithmetic(xp.dtype(held))), device=held.device).expand(p.shape)
-    made = {}
+    made: State[Tensor] = {}
+    space, listed = Sharded([part]), TensorList([held])
     for key, entry in rule.entries(tuple(p.shape)).items():
-        like = held if isinstance(entry, Spread) else ghost
-        kept_as = storage(entry, xp.dtype(held), handling)
-        value = xp.astype(entry.first(xp, like, rule.stacked_axes), kept_as)
         if isinstance(entry, Spread):
-            value = placed_like(value, p, entry.over)
-        elif isinstance(entry, Factor) and any(part.groups):
-            value = divided(value, part)
-        made[key] = value
-    return made
+            first = entry.first(space, space.astype(listed, arithmetic(xp.dtype(held))), rule.stacked_axes)
+            made.update(placed(encoded(space, rule, handling, listed, {key: first}), p, rule))
+            continue
+        value = xp.astype(entry.first(xp, ghost, rule.stacked_axes), storage(entry, xp.dtype(held), handling))
+        made[key] = divided(value, part) if isinstance(entry, Factor) and any(part.groups) else value
+    return {**made, **placed(first_record(space, handling, listed), p, rule)}
 
 
 def divided(factor: Tensor, part: Part) -> Tensor:
