@@ -140,13 +140,17 @@ def stored(
         as_kept = xp.dtype(old) if entry is None else storage(entry, xp.dtype(p), handling, groups)
         new, chance = update.state[key], None
         if handling.state_rounding == "stochastic" and is_rounded_at_random(entry, as_kept):
-            stream = zlib.crc32(key.encode())
-            chance = uniform(xp, new, seed=handling.seed, tensor=tensor, t=t, stream=stream)
+            chance = uniform(xp, new, seed=handling.seed, tensor=tensor, t=t, stream=state_stream(key))
         if groups is not None:
             state[key], state[scale_key(key)] = CODECS[as_kept].encode(xp, new, groups, chance)
         else:
             state[key] = xp.astype(new if chance is None else rounded_stochastically(xp, new, as_kept, chance), as_kept)
     return state
+
+
+def state_stream(key: str) -> int:
+    """The stream of random bits by which an entry of the state is rounded."""
+    return zlib.crc32(key.encode())
 
 
 def is_rounded_at_random(entry: Entry | None, stored: str) -> bool:

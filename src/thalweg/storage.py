@@ -66,10 +66,15 @@ def kept(rule: Rule, handling: Handling, shape: Shape, dtype: str, held: Shape |
     return found
 
 
+def coded_groups(rule: Rule, handling: Handling, shape: Shape) -> Grouping | None:
+    """How the codes of a parameter's state are grouped; None: it has none."""
+    found = (groups_of(entry, shape, rule.stacked_axes, handling) for entry in rule.entries(shape).values())
+    return next(filter(None, found), None)
+
+
 def kind(rule: Rule, handling: Handling, shape: Shape) -> Hashable:
     """Tensors whose shapes are of equal kind may be stepped together as one list: they are grouped alike, too."""
-    coded = any(groups_of(entry, shape, rule.stacked_axes, handling) for entry in rule.entries(shape).values())
-    return rule.kind(shape), grouping(shape, rule.stacked_axes) if coded else None
+    return rule.kind(shape), coded_groups(rule, handling, shape)
 
 
 def first_state(xp: Space[A], rule: Rule, handling: Handling, p: A) -> State[A]:

@@ -10,18 +10,20 @@ from typing import Any
 import numpy as np
 
 from thalweg.arrays import Shape
+from thalweg.codecs import scale_key
 from thalweg.kernels.cpu.served import reason_unserved
 from thalweg.kernels.cpu.tables import END, MEASURE, WRITE, Operand, Options, Tables, sums_of_squares
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.numpy.arrays import Arr, address, dtype_name
 from thalweg.numpy.job import Job
+from thalweg.storage import RECORD
 
 
 def reason_against(job: Job) -> str | None:
     """Why native code cannot step this parameter, or None if it can."""
     tracked = job.tracked
     if tracked.unserved is None:  # shape and rule decide, and do not change
-        tracked.unserved = reason_unserved(job.rule, job.handling, job.weights.shape) or ""
+        tracked.unserved = reason_unserved(job.rule, job.handling, job.weights.shape, dtype_name(job.weights)) or ""
     if tracked.unserved:
         return tracked.unserved
     if tracked.operand is None and not all(entry.flags.c_contiguous for entry in tracked.state.values()):
@@ -75,14 +77,18 @@ class Fused:
         if known is not None and (known.p, known.g, known.group) == place and known.dtypes[:2] == dtypes:
             return known
         assert tracked.setting is not None
-        entries = [tracked.state[key] for key in tracked.setting.rule.entries(job.weights.shape)]
+        state, keys = tracked.state, list(tracked.setting.rule.entries(job.weights.shape))
+        beside = [state.get(key) for key in (*map(scale_key, keys), RECORD)]
+        *scales, record = [0 if x is None else address(x) for x in beside]
         tracked.operand = Operand(
             job.name,
             job.weights.shape,
             *place[:2],
-            tuple([address(entry) for entry in entries]),
-            (*dtypes, *[dtype_name(entry) for entry in entries]),
+            tuple([address(state[key]) for key in keys]),
+            (*dtypes, *[dtype_name(state[key]) for key in keys]),
             group,
+            scales=tuple(scales),
+            record=record,
         )
         return tracked.operand
 

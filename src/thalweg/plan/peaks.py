@@ -61,7 +61,7 @@ def torch_unserved(item: Item, device: str) -> str | None:
     """Why native code, or a fused kernel on a GPU, cannot step a parameter; None or "" if it can."""
     if device == "cuda":
         return reason_against(item.setting, item.whole or item.tensor.shape, item.tensor.dtype, item.entries)
-    return reason_unserved(item.setting.rule_at(1), item.setting.handling, item.tensor.shape) or reason_missing()
+    return native_unserved(item) or reason_missing()
 
 
 def torch_engine(wanted: str, count: int, unserved: str | None) -> str:
@@ -135,8 +135,12 @@ def numpy_peak(items: Sequence[Item], *, engine: str) -> tuple[int, str]:
 
 
 def is_native(item: Item, engine: str) -> bool:
-    reason = reason_missing() or reason_unserved(item.setting.rule_at(1), item.setting.handling, item.tensor.shape)
-    return engine == "fused" or not reason
+    return engine == "fused" or not (reason_missing() or native_unserved(item))
+
+
+def native_unserved(item: Item) -> str | None:
+    setting, tensor = item.setting, item.tensor
+    return reason_unserved(setting.rule_at(1), setting.handling, tensor.shape, tensor.dtype)
 
 
 # ---- parts of Kron's parameters, beside their owners

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_int8, c_int32, c_int64, c_uint8, c_uint32, c_void_p
 
-DTYPES = {"float32": 1, "float64": 2, "bfloat16": 3, "float16": 4}
+DTYPES = {"float32": 1, "float64": 2, "bfloat16": 3, "float16": 4, "int8": 5, "uint8": 6}
 #: As abi.h has them: what a tensor, a program and a pass have room for, elements that may lie behind a factored column,
 #: what marks an operand among those that sums of columns are of, and the registers that every program has (the scale
 #: of the gradient, the number of elements, the largest number of p), before its own.
@@ -18,13 +18,16 @@ class Tensor(ctypes.Structure):
 
     _fields_ = (
         ("operand", c_void_p * OPERANDS),
+        ("scales", c_void_p * OPERANDS),
+        ("record", c_void_p),
         ("size", c_int64),
         ("whole", c_int64),
         ("seen_as", c_int64 * 5),
         ("position", c_int64),
         ("scratch", c_int64),
         ("options", c_int32),
-        ("key", c_uint32),
+        ("group", c_int32),
+        ("key", c_uint32 * OPERANDS),
         ("dtype", c_uint8 * OPERANDS),
         ("is_slice", c_uint8),
         ("unused", c_uint8),
@@ -74,6 +77,8 @@ class Options(ctypes.Structure):
         ("t", c_uint32),
         ("stochastic", c_int32),
         ("guarded", c_int32),
+        ("state_stochastic", c_int32),
+        ("unused", c_int32),
     )
 
 

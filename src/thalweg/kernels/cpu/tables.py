@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from thalweg.arrays import Shape
-from thalweg.boundary import ROUNDING_STREAM
-from thalweg.dtypes import DTYPES
+from thalweg.boundary import ROUNDING_STREAM, state_stream
+from thalweg.codecs import bytes_of, grouping
 from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.compiled import Compiled, compiled, kind_of, structure_of
 from thalweg.kernels.cpu.library import load
@@ -39,6 +39,9 @@ class Operand(NamedTuple):
     #: Where this is a shard: the place of its first element in the whole parameter, and the shape of that.
     position: int = 0
     whole: Shape | None = None
+    #: Where the scales of entries lie that are codes, and the record of what rounding has cost; 0: there is none.
+    scales: tuple[int, ...] = ()
+    record: int = 0
 
     def fits(self, other: Operand) -> bool:
         """Whether it can take the place of another: that it has moved is all that may have changed."""
@@ -46,7 +49,7 @@ class Operand(NamedTuple):
 
     @property
     def described(self) -> Any:
-        return self.name, self.shape, self.dtypes, self.group, self.position, self.whole
+        return self.name, self.shape, self.dtypes, self.group, self.position, self.whole, bool(self.record)
 
     @property
     def is_exact(self) -> bool:
@@ -135,6 +138,7 @@ class Tables:
             own.t = options[group].t & 0xFFFFFFFF
             own.stochastic = options[group].handling.rounding == "stochastic"
             own.guarded = options[group].is_guarded
+            own.state_stochastic = options[group].handling.state_rounding == "stochastic"
         if threads != self.threads:
             bytes_needed = load().thalweg_layout(self.options, self.tensors, len(self.tensors), threads)
             self.scratch, self.threads = ctypes.create_string_buffer(bytes_needed), threads
@@ -186,18 +190,15 @@ class Tables:
         own = operand.shape[stacked:]
         size = math.prod(own)
         seen = (0,) * 5 if axes is None else seen_as(own, *(axis - stacked for axis in axes))
-        lengths = [
-            size,
-            size,
-            *(
-                length_of(entry, operand.shape, stacked)
-                for entry in entries_of(options.declared or rule, operand.shape)
-            ),
-        ]
+        entries = entries_of(options.declared or rule, operand.shape)
+        lengths = [size, size, *(length_of(entry, operand.shape, stacked) for entry in entries.values())]
         addresses = (operand.p, operand.g, *operand.state)
         codes = [structs.DTYPES[dtype] for dtype in operand.dtypes]
-        steps = [length * DTYPES[dtype].bytes for length, dtype in zip(lengths, operand.dtypes, strict=True)]
-        key = stream_key(options.handling.seed, tensor_id(operand.name), ROUNDING_STREAM)
+        steps = [length * bytes_of(dtype) for length, dtype in zip(lengths, operand.dtypes, strict=True)]
+        groups = grouping(operand.shape if operand.whole is None else operand.whole, stacked)
+        in_group = groups.size if groups is not None else 1
+        streams = [ROUNDING_STREAM, ROUNDING_STREAM, *map(state_stream, entries)]
+        keys = [stream_key(options.handling.seed, tensor_id(operand.name), stream) for stream in streams]
 
         def row(index: int) -> structs.Tensor:
             made = structs.Tensor(
@@ -206,9 +207,14 @@ class Tables:
                 seen_as=(ctypes.c_int64 * 5)(*seen),
                 position=operand.position + index * size,
                 options=place,
-                key=key,
+                group=in_group,
                 is_slice=stacked > 0,
             )
+            made.key[: len(keys)] = keys
+            made.scales[2 : 2 + len(operand.scales)] = [
+                first and first + index * size // in_group * 4 for first in operand.scales
+            ]
+            made.record = operand.record and operand.record + index * size
             made.dtype[: len(codes)] = codes
             made.operand[: len(addresses)] = [
                 address + index * step for address, step in zip(addresses, steps, strict=True)
@@ -282,8 +288,8 @@ class Figures(NamedTuple):
         return {key: values[0] if stack is None else stacked(values, stack) for key, values in found.items()}
 
 
-def entries_of(rule: Rule, shape: Shape) -> list[Spread]:
-    return [entry for entry in rule.entries(shape).values() if isinstance(entry, Spread)]
+def entries_of(rule: Rule, shape: Shape) -> dict[str, Spread]:
+    return {key: entry for key, entry in rule.entries(shape).items() if isinstance(entry, Spread)}
 
 
 def length_of(entry: Spread, shape: Shape, stacked: int) -> int:

@@ -126,7 +126,7 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], par
     entries = {key: entry for key, entry in state.items() if key != "step"}
     if not on_gpu:
         layout = reason_against_layout(setting, p, list(entries.values()))
-        return layout or by_native.reason_unserved(rule, setting.handling, tuple(p.shape)) or ""
+        return layout or by_native.reason_unserved(rule, setting.handling, tuple(p.shape), name_of(p)) or ""
     shape = tuple(p.shape) if part is None else part.shape
     stored = {key: (tuple(entry.shape), name_of(entry)) for key, entry in entries.items()}
     if reason := by_kernels.reason_against(setting, shape, name_of(p), stored):

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.codecs import scale_key
 from thalweg.errors import StateError
 from thalweg.kernels.cpu.library import borrow_openmp, reason_missing
 from thalweg.kernels.cpu.tables import END, MEASURE, REHEARSE, WRITE, Figures, Operand, Options, Tables
 from thalweg.kernels.cpu.tables import sums_of_squares as native_sums
 from thalweg.kernels.threads import num_threads
+from thalweg.storage import RECORD
 from thalweg.torch.engines.choice import is_dense, reason_against
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
 from thalweg.torch.params.checks import NAMES
@@ -57,7 +59,8 @@ class Native:
                 if g.stride() != p.stride() or g.is_neg():
                     g = torch.empty_like(p, dtype=g.dtype).copy_(g)
                     self.copies.append(g)
-                entries = [s.get(key) for key in keys]  # what is missing is told below
+                # what is missing is told below
+                entries = [s.get(key) for key in (*keys, *map(scale_key, keys), RECORD)]
                 state = p.shape, p.dtype, [(e.data_ptr(), e.dtype) if e is not None else (0, None) for e in entries]
                 places = p.data_ptr(), g.data_ptr(), g.dtype, group
                 known = self.known.get(name)
@@ -69,10 +72,14 @@ class Native:
                             "assign contiguous tensors"
                         )
                 if known is None or known[0] != state or known[1] != places:
-                    dtypes = NAMES[p.dtype], NAMES[g.dtype], *[NAMES[dtype] for _, dtype in state[2]]
-                    addresses = tuple(address for address, _ in state[2])
+                    dtypes = NAMES[p.dtype], NAMES[g.dtype], *[str(dtype)[6:] for _, dtype in state[2][: len(keys)]]
+                    addresses = [address for address, _ in state[2]]
+                    *scales, record = addresses[len(keys) :]
+                    own = tuple(addresses[: len(keys)])
+                    position, whole = shard
                     operand = Operand(
-                        name, tuple(p.shape), p.data_ptr(), g.data_ptr(), addresses, dtypes, group, *shard
+                        *(name, tuple(p.shape), p.data_ptr(), g.data_ptr(), own, dtypes, group),
+                        *(position, whole, tuple(scales), record),
                     )
                     known = self.known[name] = state, places, operand
                 operands.append(known[2])

@@ -17,7 +17,6 @@ from thalweg.torch.sharding.shards import is_distributed
 
 #: The names of the dtypes that parameters and gradients may have.
 NAMES = {getattr(torch, name): name for name in DTYPES}
-
 #: What to use where parameters have to keep their shapes.
 WHOLE = "ZeRO stage 0, or torch.distributed.fsdp.fully_shard (FSDP2)"
 #: The reason against flat parameters that holds unless a rule and its options are known to look at no shapes.

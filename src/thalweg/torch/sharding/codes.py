@@ -13,7 +13,7 @@ from thalweg.rules import Rule
 from thalweg.settings import Handling
 from thalweg.spaces import foreach
 from thalweg.spaces.foreach import TensorList
-from thalweg.storage import coded_keys, groups_of
+from thalweg.storage import coded_groups, coded_keys
 from thalweg.torch.sharding.shards import distributed, placed_like
 
 
@@ -34,8 +34,7 @@ def placed(state: Mapping[str, TensorList], p: Tensor, rule: Rule) -> dict[str, 
 def check_groups(name: str, p: Tensor, rule: Rule, handling: Handling) -> None:
     """Refuse a parameter that is sharded within a group: scales are of positions in the whole tensor."""
     shape = tuple(p.shape)
-    entries = rule.entries(shape).values()
-    groups = next(filter(None, (groups_of(entry, shape, rule.stacked_axes, handling) for entry in entries)), None)
+    groups = coded_groups(rule, handling, shape)
     if groups is None:
         return
     mesh, sizes = p.device_mesh, list(shape)  # type: ignore[attr-defined]

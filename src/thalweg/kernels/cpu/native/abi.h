@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-enum DType : uint8_t { NOTHING = 0, FLOAT32 = 1, FLOAT64 = 2, BFLOAT16 = 3, FLOAT16 = 4 };
+enum DType : uint8_t { NOTHING = 0, FLOAT32 = 1, FLOAT64 = 2, BFLOAT16 = 3, FLOAT16 = 4, INT8 = 5, UINT8 = 6 };
 
 constexpr int ROOM = 4;             // entries of the state that a tensor may have
 constexpr int OPERANDS = 2 + ROOM;  // p, g and the state
@@ -15,6 +15,8 @@ constexpr int64_t MOST_AFTER = 128;  // elements behind a factored column that a
 // One tensor: where it lies and how it is stored. Stacked parameters have one for each slice.
 struct Tensor {
     void* operand[OPERANDS];
+    float* scales[OPERANDS];  // of operands that are codes
+    int8_t* record;           // of what rounding has cost p; null: none is kept
     int64_t size;
     int64_t whole;  // elements of the whole parameter, where this is a shard of it
     // Seen as (before, rows, between, columns, after) where statistics are factored; else rows is 0.
@@ -22,7 +24,8 @@ struct Tensor {
     int64_t position;  // of the first element in the whole parameter, for random bits
     int64_t scratch;   // where its own scratch begins; set by thalweg_layout
     int32_t options;   // which options hold
-    uint32_t key;      // of its random bits
+    int32_t group;     // elements that share a scale: at most 64, and all tiles begin and end with one
+    uint32_t key[OPERANDS];  // of random bits
     uint8_t dtype[OPERANDS];
     uint8_t is_slice;  // of a stack: its sums must fit the precision of the arithmetic
     uint8_t unused;
@@ -80,6 +83,8 @@ struct Options {
     uint32_t t;
     int32_t stochastic;  // rounding of parameters of 16 bits
     int32_t guarded;     // nothing may be written before all of it is known to be finite
+    int32_t state_stochastic;  // rounding of state as large as its parameter
+    int32_t unused;
 };
 
 // What came of one tensor.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "body.h"
+#include "operands.h"
 #include "passes.h"
 
 namespace {
@@ -23,26 +24,18 @@ bool run_tile(const Job& job, const Pass& pass, Code code, int64_t at, Tile<T>& 
     InOut<T> written[OPERANDS];
     for (int k = 0; k < pass.operands; k++) {
         const int which = pass.operand[k];
-        void* base = tensor.operand[which];
         T* buffer = buffers + k * TILE;
         if (pass.written >> k & 1) {
-            written[k] = InOut<T>(base, tensor.dtype[which], at, tile.n, dry, buffer);
+            written[k] = InOut<T>(tensor, which, at, tile.n, dry, buffer);
             tile.x[k] = written[k].data();
         } else {
-            tile.x[k] = const_cast<T*>(input<T>(base, tensor.dtype[which], at, tile.n, buffer));
+            tile.x[k] = const_cast<T*>(input<T>(tensor, which, at, tile.n, buffer));
         }
     }
     code(&tile);
     bool finite = true;
-    for (int k = 0; k < pass.operands; k++) {
-        if (!(pass.written >> k & 1)) continue;
-        if (pass.operand[k] != 0) {
-            finite &= written[k].close_state();
-            continue;
-        }
-        if (job.options->stochastic) round_stochastically(tile.x[k], tile.n, tensor, job.options->t, at);
-        finite &= written[k].close();
-    }
+    for (int k = 0; k < pass.operands; k++)
+        if (pass.written >> k & 1) finite &= written[k].close(*job.options);
     return finite;
 }
 
@@ -66,7 +59,7 @@ inline void squares_of(const Tensor& tensor, int64_t begin, int64_t end, double*
     double buffer[TILE];
     for (int64_t at = begin; at < end; at += TILE) {
         const int64_t n = least(TILE, end - at);
-        const double* g = input(tensor.operand[1], tensor.dtype[1], at, n, buffer);
+        const double* g = input(tensor, 1, at, n, buffer);
         Sum<double> squares;
         over<double>(n, [&](auto x, int64_t i, int k) {
             const auto slope = load<decltype(x)>(g + i);

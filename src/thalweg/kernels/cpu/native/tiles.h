@@ -28,7 +28,7 @@ inline To bits_as(From from) {
     return to;
 }
 
-inline int64_t bytes_of(uint8_t dtype) { return dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2; }
+inline int64_t bytes_of(uint8_t dtype) { return dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : dtype < INT8 ? 2 : 1; }
 
 template <class T>
 constexpr uint8_t dtype_of() { return sizeof(T) == 8 ? FLOAT64 : FLOAT32; }
@@ -166,10 +166,10 @@ inline float stochastic_float16(float x, uint32_t chance) {
     return exponent == 0xff ? x : rounded;
 }
 
-inline void round_stochastically(float* x, int64_t n, const Tensor& tensor, uint32_t t, int64_t begin) {
-    const uint8_t dtype = tensor.dtype[0];
+inline void round_stochastically(float* x, int64_t n, const Tensor& tensor, int which, uint32_t t, int64_t begin) {
+    const uint8_t dtype = tensor.dtype[which];
     if (dtype != BFLOAT16 && dtype != FLOAT16) return;
-    const Chances chances(tensor.key, t);
+    const Chances chances(tensor.key[which], t);
     by_high_half(chances, uint64_t(tensor.position + begin), n, [&](int64_t first, int64_t count, uint32_t low, uint32_t place) {
         float* y = x + first;
         if (dtype == BFLOAT16) {
@@ -182,63 +182,7 @@ inline void round_stochastically(float* x, int64_t n, const Tensor& tensor, uint
     });
 }
 
-inline void round_stochastically(double*, int64_t, const Tensor&, uint32_t, int64_t) {}
-
-// ---- operands of a tile
-
-// Where a tile of an operand can be read: in place, or widened into the buffer.
-template <class T>
-const T* input(const void* base, uint8_t dtype, int64_t begin, int64_t n, T* buffer) {
-    const char* at = static_cast<const char*>(base) + begin * bytes_of(dtype);
-    if (dtype == dtype_of<T>() && reinterpret_cast<uintptr_t>(at) % sizeof(T) == 0)
-        return reinterpret_cast<const T*>(at);
-    widen(buffer, at, dtype, n);
-    return buffer;
-}
-
-// A tile that is read, changed and written back: in place where that is possible and wanted.
-template <class T>
-class InOut {
-  public:
-    InOut() = default;
-    InOut(void* base, uint8_t dtype, int64_t begin, int64_t n, bool dry, T* buffer)
-        : dtype(dtype), n(n), dry(dry), x(buffer) {
-        if (!base) return;
-        at = static_cast<char*>(base) + begin * bytes_of(dtype);
-        direct = !dry && dtype == dtype_of<T>() && reinterpret_cast<uintptr_t>(at) % sizeof(T) == 0;
-        if (direct)
-            x = reinterpret_cast<T*>(at);
-        else
-            widen(x, at, dtype, n);
-    }
-    T* data() { return x; }
-
-    // Write the tile back, or (dry) answer whether what would have been written is finite.
-    bool close() {
-        if (dry) return stays_finite();
-        if (at && !direct) narrow(at, dtype, x, n);
-        return true;
-    }
-    // The same for state: rules ask it of float16 alone, which ends at 65504.
-    bool close_state() { return dry ? dtype != FLOAT16 || stays_finite() : close(); }
-
-  private:
-    bool stays_finite() const {
-        // the least magnitude that is rounded to infinity
-        const T largest = dtype == FLOAT16                      ? T(65520)
-                          : dtype == BFLOAT16                   ? T(0x1.ffp127)
-                                                                : T(INFINITY);
-        bool fine = true;
-        for (int64_t i = 0; i < n; i++) fine &= std::fabs(x[i]) < largest;
-        return fine;
-    }
-
-    char* at = nullptr;
-    uint8_t dtype = NOTHING;
-    int64_t n = 0;
-    bool dry = false, direct = false;
-    T* x = nullptr;
-};
+inline void round_stochastically(double*, int64_t, const Tensor&, int, uint32_t, int64_t) {}
 
 // ---- loops over vectors of the compiler, which become registers of whatever width there is
 
