@@ -24,7 +24,7 @@ struct Tensor {
     int64_t position;  // of the first element in the whole parameter, for random bits
     int64_t scratch;   // where its own scratch begins; set by thalweg_layout
     int32_t options;   // which options hold
-    int32_t group;     // elements that share a scale: at most 64, and all tiles begin and end with one
+    int32_t group;     // elements that share a scale: 64, 32 or 16; all tiles begin and end with a group
     uint32_t key[OPERANDS];  // of random bits
     uint8_t dtype[OPERANDS];
     uint8_t is_slice;  // of a stack: its sums must fit the precision of the arithmetic

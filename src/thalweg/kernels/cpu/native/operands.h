@@ -1,6 +1,8 @@
 // Operands of a tile: how they come out of memory and go back into it, in whatever form they are kept there.
 #pragma once
 
+#include <type_traits>
+
 #include "tiles.h"
 
 namespace {
@@ -40,48 +42,75 @@ struct Unsigned {
     static Code code(int32_t steps, float) { return Code(steps); }
 };
 
-// Numbers from `begin` on, where a group begins and where one ends n later.
-template <class Format, class T>
-void decode(T* out, const Tensor& tensor, int which, int64_t begin, int64_t n) {
-    const auto* codes = static_cast<const typename Format::Code*>(tensor.operand[which]) + begin;
-    const float* scales = tensor.scales[which] + begin / tensor.group;
-    for (int64_t first = 0; first < n; first += tensor.group, scales++) {
-        const float scale = *scales;
-        for (int64_t i = first; i < first + tensor.group; i++) out[i] = T(Format::ratio(codes[i]) * scale);
+// One group, through buffers: codes are bytes, and compilers must expect bytes to overlap with anything.
+template <class Format, int GROUP, class T>
+void decode_group(T* out, const typename Format::Code* codes, float scale) {
+    typename Format::Code own[GROUP];
+    float x[GROUP];
+    std::memcpy(own, codes, sizeof own);
+    for (int i = 0; i < GROUP; i++) x[i] = Format::ratio(own[i]) * scale;
+    for (int i = 0; i < GROUP; i++) out[i] = T(x[i]);
+}
+
+// The answer is the scale. position: of the first element in the whole tensor. chances: null to round to the nearest.
+template <class Format, int GROUP, class T>
+float encode_group(typename Format::Code* codes, const T* from, uint64_t position, const Chances* chances) {
+    float x[GROUP];
+    int32_t up[GROUP], steps[GROUP], peak = 0;
+    typename Format::Code own[GROUP];
+    for (int i = 0; i < GROUP; i++) x[i] = float(from[i]);
+    for (int i = 0; i < GROUP; i++) {  // magnitudes are ordered as their bits are, and NaN is the largest
+        const int32_t bits = bits_as<int32_t>(x[i]) & 0x7fffffff;
+        peak = bits > peak ? bits : peak;
+    }
+    const float share = bits_as<float>(peak) * Format::SHARE;
+    const float scale = share < 0x1p-106f ? 0.0f : share, divisor = scale > 0 ? scale : INFINITY;
+    if (chances) {
+        const uint32_t place = chances->place(position);
+        for (int i = 0; i < GROUP; i++) {
+            const int32_t chance = int32_t(Chances::chance(chances->bits(uint32_t(position) + uint32_t(i), place)));
+            up[i] = int32_t(float(chance) * 0x1p-24f * float(Format::STEP));
+        }
+    } else {
+        for (int i = 0; i < GROUP; i++) up[i] = Format::STEP / 2;
+    }
+    for (int i = 0; i < GROUP; i++) {
+        const float quotient = std::fabs(x[i]) / divisor, ratio = quotient < INFINITY ? quotient : 0.0f;
+        const int32_t found = Format::steps(ratio, up[i]);
+        steps[i] = found < Format::MOST ? found : Format::MOST;
+    }
+    for (int i = 0; i < GROUP; i++) own[i] = Format::code(steps[i], x[i]);
+    std::memcpy(codes, own, sizeof own);
+    return scale;
+}
+
+// Calls each(GROUP, first, scale) for the groups of a tile, which begins and ends with one.
+template <class Each>
+void over_groups(const Tensor& tensor, int which, int64_t begin, int64_t n, Each each) {
+    const int64_t group = tensor.group;
+    float* scales = tensor.scales[which] + begin / group;
+    for (int64_t first = 0; first < n; first += group, scales++) {
+        if (group == 64) each(std::integral_constant<int, 64>(), first, scales);
+        else if (group == 32) each(std::integral_constant<int, 32>(), first, scales);
+        else each(std::integral_constant<int, 16>(), first, scales);
     }
 }
 
 template <class Format, class T>
-void encode(const Tensor& tensor, int which, int64_t begin, int64_t n, const T* from, const Chances* chances) {
+void decode(T* out, const Tensor& tensor, int which, int64_t begin, int64_t n) {
+    const auto* codes = static_cast<const typename Format::Code*>(tensor.operand[which]) + begin;
+    over_groups(tensor, which, begin, n, [&](auto group, int64_t first, const float* scale) {
+        decode_group<Format, decltype(group)::value>(out + first, codes + first, *scale);
+    });
+}
+
+template <class Format, class T>
+void encode(const Tensor& tensor, int which, int64_t begin, int64_t n, const T* x, const Chances* chances) {
     auto* codes = static_cast<typename Format::Code*>(tensor.operand[which]) + begin;
-    float* scales = tensor.scales[which] + begin / tensor.group;
-    float x[64];  // no group is larger
-    int32_t up[64];
-    for (int64_t i = 0; i < tensor.group; i++) up[i] = Format::STEP / 2;
-    for (int64_t first = 0; first < n; first += tensor.group, scales++) {
-        int32_t peak = 0;  // magnitudes are ordered as their bits are, and NaN is the largest
-        for (int64_t i = 0; i < tensor.group; i++) {
-            x[i] = float(from[first + i]);
-            const int32_t bits = bits_as<int32_t>(x[i]) & 0x7fffffff;
-            peak = bits > peak ? bits : peak;
-        }
-        const float share = bits_as<float>(peak) * Format::SHARE;
-        const float scale = share < 0x1p-106f ? 0.0f : share, divisor = scale > 0 ? scale : INFINITY;
-        if (chances) {
-            const uint64_t position = uint64_t(tensor.position + begin + first);
-            const uint32_t place = chances->place(position);
-            for (int64_t i = 0; i < tensor.group; i++) {
-                const uint32_t chance = Chances::chance(chances->bits(uint32_t(position) + uint32_t(i), place));
-                up[i] = int32_t(float(chance) * 0x1p-24f * float(Format::STEP));
-            }
-        }
-        for (int64_t i = 0; i < tensor.group; i++) {
-            const float quotient = std::fabs(x[i]) / divisor, ratio = quotient < INFINITY ? quotient : 0.0f;
-            const int32_t steps = Format::steps(ratio, up[i]);
-            codes[first + i] = Format::code(steps < Format::MOST ? steps : Format::MOST, x[i]);
-        }
-        *scales = scale;
-    }
+    const uint64_t position = uint64_t(tensor.position + begin);
+    over_groups(tensor, which, begin, n, [&](auto group, int64_t first, float* scale) {
+        *scale = encode_group<Format, decltype(group)::value>(codes + first, x + first, position + uint64_t(first), chances);
+    });
 }
 
 // ---- parameters of 16 bits with a record of what rounding has cost them
