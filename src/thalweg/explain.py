@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thalweg.arrays import Shape, is_number
-from thalweg.codecs import bytes_of
+from thalweg.codecs import CODECS, LEAST_GROUP, LEAST_SIZE, bytes_of, grouping
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules.entries import Factor
 from thalweg.settings import Setting
@@ -122,6 +122,7 @@ def explained(
     told = []
     if factors > HUGE:
         told.append(f"its factors take {factors / 2**20:,.0f} MiB: lower max_size_dense, or max_skew")
+    told += kept_wide(shape, setting)
     if rms is not None and (lr is None or is_number(lr)):
         told += lost_to_rounding(dtype, setting, lr, rms)
     if (lr is None or is_number(lr)) and (1.0 if lr is None else lr) * setting.lr_scale == 0:
@@ -137,6 +138,16 @@ def explained(
         tuple(told),
         type(rule).__name__,
     )
+
+
+def kept_wide(shape: Shape, setting: Setting) -> list[str]:
+    """Whether eight bits were asked for, and a tensor that is not small has rows that cannot be grouped."""
+    rule, handling = setting.rule_at(1), setting.handling
+    wanted = any(handling.stored(entry) in CODECS for entry in rule.entries(shape).values())
+    own = shape[rule.stacked_axes :]
+    if not wanted or len(own) < 2 or math.prod(own) < LEAST_SIZE or grouping(shape, rule.stacked_axes):
+        return []
+    return [f"its state stays in float32: no row of {shape} can be cut into equal groups of {LEAST_GROUP} or more"]
 
 
 def lost_to_rounding(dtype: str, setting: Setting, lr: float | None, rms: float) -> list[str]:

@@ -20,7 +20,7 @@ from thalweg.rules import Made, Rule, Update, WholeRule
 from thalweg.rules.entries import Factor, PerSlice
 from thalweg.spaces.foreach import PerTensor, TensorList
 from thalweg.spaces.sharded import Partial, ReducedList, Sharded
-from thalweg.storage import arithmetic
+from thalweg.storage import arithmetic, declared
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.engines.results import Operands, Result, as_list, unlisted
 from thalweg.torch.sharding import collectives
@@ -44,7 +44,9 @@ def result_of_shards(bucket: Bucket, owners: Owners) -> Generator[Question, Sequ
         )
     if not isinstance(rule, WholeRule):
         try:
-            order = order_for(rule, setting.rule, tuple(s), bucket.shape, with_lr=bucket.lr is not None)
+            order = order_for(
+                rule, setting.rule, tuple(declared(space, s)), bucket.shape, with_lr=bucket.lr is not None
+            )
         except RuleError:
             return as_list(space, bucket)
     # taken out of it when they are needed, so that none outlives its last use

@@ -1,0 +1,146 @@
+"""Torch tensors whose state is kept in eight bits: engines, checkpoints, and options that change."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import thalweg.numpy  # noqa: E402
+import thalweg.torch  # noqa: E402
+from thalweg.errors import ResumeWarning, StateError  # noqa: E402
+
+#: Two that are stepped as one list, one that is grouped otherwise, and one that stays in float32.
+SHAPES = {"first": (64, 128), "filter": (64, 64, 3, 3), "thin": (64, 96), "bias": (64,)}
+
+
+def model(seed: int = 0, dtype: Any = torch.float32) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in SHAPES.items()}
+    return {name: torch.nn.Parameter(x) for name, x in drawn.items()}
+
+
+def stepped(params: dict[str, Any], optimizer: Any, first: int, last: int) -> Any:
+    for t in range(first, last):
+        for name, g in model(100 + t).items():
+            params[name].grad = g.data.to(params[name].dtype)
+        optimizer.step()
+    return optimizer
+
+
+def made(rule: str = "LAMB", steps: int = 2, dtype: Any = torch.float32, **options: Any) -> tuple[dict[str, Any], Any]:
+    params = model(dtype=dtype)
+    optimizer = getattr(thalweg.torch, rule)(list(params.items()), lr=0.01, **options)
+    return params, stepped(params, optimizer, 0, steps)
+
+
+def dtypes(optimizer: Any, p: Any) -> dict[str, str]:
+    return {key: str(entry.dtype)[6:] for key, entry in optimizer.state[p].items() if key != "step"}
+
+
+@pytest.mark.parametrize("rule", ["LAMB", "AdamW", "Kron", "Muon"])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_every_engine_keeps_the_codes_that_numpy_keeps(rule: str, rounding: str) -> None:
+    options: Any = dict(state_dtype="int8", state_rounding=rounding, **({"vectors": "row"} if rule == "Muon" else {}))
+    plain = getattr(thalweg.numpy, rule)(0.01, engine="reference", **options)
+    arrays = {name: p.detach().numpy().copy() for name, p in model().items()}
+    for t in range(2):
+        plain.step(arrays, {name: g.detach().numpy() for name, g in model(100 + t).items()})
+    for engine in ("reference", "foreach", "auto"):
+        params, optimizer = made(rule, engine=engine, **options)
+        for name, p in params.items():
+            for key, entry in plain.state[name].items():
+                if entry.dtype.kind in "iu" and key != "step":
+                    apart = (optimizer.state[p][key] != torch.tensor(entry)).float().mean()
+                    assert apart <= 1e-3, (engine, name, key)
+
+
+def test_a_filter_of_other_strides() -> None:
+    params, optimizer = made(state_dtype="int8", steps=0)
+    wanted, other = made(state_dtype="int8")
+    params["filter"].data = params["filter"].data.to(memory_format=torch.channels_last)
+    stepped(params, optimizer, 0, 2)
+    for key in ("exp_avg", "exp_avg_scale", "exp_avg_sq"):
+        assert torch.equal(optimizer.state[params["filter"]][key], other.state[wanted["filter"]][key])
+
+
+def test_saved_state_is_read_without_pickles_and_continues_to_the_bit() -> None:
+    options: Any = dict(state_dtype="int8", rounding="compensated", dtype=torch.bfloat16)
+    params, optimizer = made(**options)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    again, fresh = made(dtype=torch.bfloat16, steps=0)
+    for name, p in again.items():
+        p.data.copy_(params[name].data)
+    fresh.load_state_dict(torch.load(file, weights_only=True))
+    assert dtypes(fresh, again["first"])["rounding_error"] == "int8"
+    stepped(params, optimizer, 2, 4)
+    stepped(again, fresh, 2, 4)
+    assert all(torch.equal(params[name], again[name]) for name in params)
+
+
+def test_options_that_change_convert_state_once_and_tell_it_once() -> None:
+    params, optimizer = made(state_dtype="int8")
+    before = optimizer.state[params["first"]]["exp_avg_sq"].clone()
+    for group in optimizer.param_groups:
+        group.update(state_dtype=None, momentum_dtype="int8")
+    with pytest.warns(ResumeWarning, match="no longer exp_avg_sq_scale") as told:
+        stepped(params, optimizer, 2, 3)
+    assert len(told) == 1
+    wanted = {"exp_avg": "int8", "exp_avg_scale": "float32", "exp_avg_sq": "float32"}
+    assert dtypes(optimizer, params["first"]) == wanted
+    assert before.dtype == torch.uint8
+    stepped(params, optimizer, 3, 4)
+
+
+def test_state_goes_to_other_front_ends_and_other_dtypes() -> None:
+    params, optimizer = made(state_dtype="int8")
+    exported = thalweg.torch.export_state(optimizer)
+    again, same = made(state_dtype="int8", steps=0)
+    thalweg.torch.import_state(same, exported)
+    assert all(torch.equal(same.state[again[n]]["exp_avg"], optimizer.state[params[n]]["exp_avg"]) for n in params)
+    other, plain = made(steps=0)
+    thalweg.torch.import_state(plain, exported)
+    with pytest.warns(ResumeWarning, match="converted"):
+        stepped(other, plain, 2, 3)
+    assert dtypes(plain, other["first"]) == {"exp_avg": "float32", "exp_avg_sq": "float32"}
+    numpy = thalweg.numpy.LAMB(0.01, state_dtype="int8")
+    numpy.load_state_dict(exported)
+    assert numpy.state["first"]["exp_avg"].dtype == "int8"
+    lean, back = made(state_dtype="int8", steps=0)
+    thalweg.torch.import_state(back, thalweg.torch.export_state(plain))
+    with pytest.warns(ResumeWarning, match="exp_avg_scale"):
+        stepped(lean, back, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda s: s.update(exp_avg_scale=s["exp_avg_scale"] * float("inf")), "must be finite and not negative"),
+        (lambda s: s.update(exp_avg_sq_scale=s["exp_avg_sq_scale"] - 1e9), "must be finite and not negative"),
+        (lambda s: s.pop("exp_avg_scale"), "does not fit: .* load it with the options that it was saved with"),
+        (lambda s: s.update(exp_avg_scale=s["exp_avg_scale"].t()), "does not fit"),
+    ],
+)
+def test_damaged_scales_are_refused_and_nothing_is_loaded(damage: Any, message: str) -> None:
+    params, optimizer = made(state_dtype="int8")
+    saved = copy.deepcopy(optimizer.state_dict())
+    before = {name: optimizer.state[p]["exp_avg_scale"] for name, p in params.items() if name != "bias"}
+    damage(saved["state"][0])
+    with pytest.raises(StateError, match=message):
+        optimizer.load_state_dict(saved)
+    assert all(optimizer.state[params[name]]["exp_avg_scale"] is entry for name, entry in before.items())
+
+
+def test_explain_counts_codes_and_says_what_cannot_be_grouped() -> None:
+    weights = [("grouped", torch.nn.Parameter(torch.ones(64, 128))), ("odd", torch.nn.Parameter(torch.ones(100, 125)))]
+    told = thalweg.torch.LAMB(weights, state_dtype="int8").explain()
+    assert told.rows[0].state_bytes == 2 * (64 * 128 + 4 * 64 * 2) + 4
+    assert told.rows[1].state_bytes == 2 * 4 * 100 * 125 + 4
+    assert "stays in float32" in told.warnings[0]
+    assert "odd" in told.warnings[0]
