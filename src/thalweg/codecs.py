@@ -66,6 +66,12 @@ def grouping(shape: Shape, stacked_axes: int = 0) -> Grouping | None:
     return Grouping(axis, size) if size >= LEAST_GROUP else None
 
 
+def grouping_of(shape: Shape, scales: Shape) -> Grouping:
+    """How a tensor of this shape is grouped if its scales have this one."""
+    axis = len(scales) - 1
+    return Grouping(axis, math.prod(shape[axis:]) // max(1, scales[axis]))
+
+
 @dataclass(frozen=True)
 class Codec:
     """A format of eight bits."""

@@ -7,6 +7,7 @@ nothing in them changes.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from thalweg.boundary import finite_throughout, proposed, written
+from thalweg.codecs import scale_key
 from thalweg.dtypes import NARROW
+from thalweg.errors import ParameterError
 from thalweg.optax.shards import Layout, Shards, gathered, own_part, typed_layout
 from thalweg.optax.states import Entries
 from thalweg.optax.values import in_precision, rule_in_precision
@@ -26,7 +29,7 @@ from thalweg.rules.noise import normal, tensor_id
 from thalweg.rules.rule import Rule, Update
 from thalweg.settings import Setting
 from thalweg.spaces import jax as whole
-from thalweg.storage import arithmetic, first_state
+from thalweg.storage import RECORD, arithmetic, coded_groups, first_state
 from thalweg.trial import check_update
 
 #: Parameters of at most so many elements are stacked with others of their shape.
@@ -50,6 +53,11 @@ class Leaf:
     def keys(self, role: type[Entry]) -> list[str]:
         """The entries of its state that have a role."""
         return self.setting.rule.keys(self.space.shape(self.p), role)
+
+    def spread(self) -> list[str]:
+        """The entries that are laid out like the parameter, with their scales and the record of rounding."""
+        own = self.keys(Spread)
+        return [*own, *map(scale_key, own), RECORD]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,14 +91,30 @@ def first_entries(leaf: Leaf) -> Entries:
     """The state of a parameter before its first step."""
     rule, handling = leaf.setting.settled, leaf.setting.handling
     check_update(rule, leaf.space.shape(leaf.p))
+    check_groups(leaf)
     inner = within(rule, leaf.layout)
     if not rule.needs_whole:
         return first_state(leaf.space, rule, handling, leaf.p)
-    state, spread = first_state(whole, rule, handling, gathered(leaf.p, inner)), leaf.keys(Spread)
+    state, spread = first_state(whole, rule, handling, gathered(leaf.p, inner)), leaf.spread()
     return {
-        key: own_part(entry, inner) if key in spread else by_stack(entry, leaf.p, rule.stacked_axes)
+        key: own_part(entry, inner[: entry.ndim]) if key in spread else by_stack(entry, leaf.p, rule.stacked_axes)
         for key, entry in state.items()
     }
+
+
+def check_groups(leaf: Leaf) -> None:
+    """Refuse a parameter that is sharded within a group: scales are of positions in the whole."""
+    shape, rule = leaf.space.shape(leaf.p), leaf.setting.settled
+    groups = coded_groups(rule, leaf.setting.handling, shape)
+    if groups is None or not any(leaf.layout):
+        return
+    axis, row = groups.axis, math.prod(leaf.p.shape[groups.axis :])
+    if leaf.p.shape[axis + 1 :] != shape[axis + 1 :] or row % groups.size:
+        raise ParameterError(
+            f"parameter {leaf.names[0]!r} of shape {shape} is sharded so that groups of {groups.size} neighbours that "
+            "share a scale in eight bits are cut: shard it along its first axis, or keep its state in more bits with "
+            f"overrides=[({leaf.names[0]!r}, dict(state_dtype='bfloat16', momentum_dtype=None))]"
+        )
 
 
 def by_stack(entry: Any, p: Any, stacked: int) -> Any:
@@ -184,12 +208,16 @@ def proposed_by(rule: Rule, job: Job, moment: Moment, tensor: int) -> Update:
     inner, stacked, typed = within(rule, job.layout), rule.stacked_axes, typed_layout(job.p)
 
     def gather(x: Any) -> Any:
-        return gathered(x, inner) if typed is None else jax.sharding.reshard(x, PartitionSpec(*typed.spec[:stacked]))
+        if typed is None:
+            return gathered(x, inner[: x.ndim])
+        return jax.sharding.reshard(x, PartitionSpec(*typed.spec[:stacked]))
 
     def scatter(x: Any) -> Any:
-        return own_part(x, inner) if typed is None else jax.sharding.reshard(x, typed)
+        if typed is None:
+            return own_part(x, inner[: x.ndim])
+        return jax.sharding.reshard(x, typed if x.shape == job.p.shape else PartitionSpec(*typed.spec[:stacked]))
 
-    spread = job.keys(Spread)
+    spread = job.spread()
     state = {key: gather(entry) if key in spread else entry for key, entry in job.state.items()}
     update = asked(rule, replace(job, p=gather(job.p), g=gather(job.g), state=state), moment, tensor, whole)
     own = {

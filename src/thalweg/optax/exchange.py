@@ -8,11 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from thalweg.codecs import CODECS, grouping_of, scale_key
 from thalweg.errors import StateError
-from thalweg.exchange import by_known_name, check_exchanged, check_mixture, exchanged
+from thalweg.exchange import by_known_name, check_exchanged, check_mixture, exchanged, warn_converted
 from thalweg.optax.states import KINDS, SEVERAL, Entries, MixtureState, fields_of
 from thalweg.optax.trees import Tree, dotted, named
 from thalweg.rules import Rule
+from thalweg.spaces import jax as space
+from thalweg.storage import RECORD, check_codes, coded_keys, declared
 
 
 def export_state(state: Tree, params: Tree) -> dict[str, Any]:
@@ -101,10 +104,17 @@ def entries_by_name(part: Any, params: Tree) -> dict[str, Entries]:
 
 def imported(part: Any, params: Tree, given: Mapping[str, Any]) -> Any:
     """One state with new contents, checked."""
-    present = entries_by_name(part, params)
+    present, told = entries_by_name(part, params), False
     for name, entries in present.items():
         if name not in given:
             raise StateError(f"this state has no entry for parameter {name!r}")
+        check_codes(space, name, on_device(given[name]))
+        if given[name].keys() - {"step"} != entries.keys():
+            own = recoded(on_device(given[name]), entries)
+            if not told and own.keys() == entries.keys():
+                told = True
+                warn_converted(name, given[name].keys() - {"step"}, own)
+            given = {**given, name: {"step": given[name]["step"], **own}}
         shapes = {key: tuple(entry.shape) for key, entry in entries.items()}
         found = {key: tuple(entry.shape) for key, entry in given[name].items() if key != "step"}
         if found != shapes:
@@ -125,6 +135,26 @@ def imported(part: Any, params: Tree, given: Mapping[str, Any]) -> Any:
         field: jax.tree.unflatten(jax.tree.structure(getattr(part, field)), leaves) for field, leaves in fields.items()
     }
     return part._replace(count=placed(steps.pop() if steps else part.count, part.count), **trees)
+
+
+def on_device(entries: Mapping[str, Any]) -> Entries:
+    return {key: jnp.asarray(entry) for key, entry in entries.items() if key != "step"}
+
+
+def recoded(found: Entries, like: Entries) -> Entries:
+    """State as another is kept: in codes or not, with a record or not. Scales tell how codes are grouped."""
+    state = declared(space, found)
+    for key in coded_keys(space, found):
+        scales = found[scale_key(key)]
+        codec, groups = CODECS[found[key].dtype.name], grouping_of(found[key].shape, scales.shape)
+        state[key] = codec.decode(space, found[key], scales, groups)
+    for key in coded_keys(space, like):
+        if key in state and state[key].shape == like[key].shape:
+            groups = grouping_of(like[key].shape, like[scale_key(key)].shape)
+            state[key], state[scale_key(key)] = CODECS[like[key].dtype.name].encode(space, state[key], groups)
+    if RECORD in like:
+        state[RECORD] = found.get(RECORD, jnp.zeros_like(like[RECORD]))
+    return state
 
 
 def placed(value: Any, like: Any) -> Any:

@@ -63,7 +63,10 @@ def padded(spec: Spec, ndim: int) -> tuple[Any, ...]:
 
 
 def followed(shape: tuple[int, ...], p_shape: tuple[int, ...], spec: tuple[Any, ...]) -> Spec:
-    """The spec of something that has its parameter's axes, some of them reduced to size 1."""
+    """The spec of something that has its parameter's axes, some reduced to size 1, or the last ones to groups."""
+    lead = len(shape) - 1
+    if 0 < lead < len(p_shape) and shape[:lead] == p_shape[:lead] and shape[lead] not in (1, p_shape[lead]):
+        return Spec(*spec[:lead])
     if len(shape) != len(p_shape) or any(n not in (1, m) for n, m in zip(shape, p_shape, strict=True)):
         return Spec()
     return Spec(*(own if n == m else None for n, m, own in zip(shape, p_shape, spec, strict=True)))

@@ -18,8 +18,9 @@ class CommonExtras(TypedDict, total=False):
     maximize: bool
     max_grad_norm: float | None
     on_nonfinite: Literal["propagate", "skip"]
-    rounding: Literal["nearest", "stochastic"]
+    rounding: Literal["nearest", "stochastic", "compensated"]
     state_dtype: DType | None
+    state_rounding: Literal["nearest", "stochastic"]
     seed: int | None
 
 

@@ -93,9 +93,12 @@ WRITTEN: dict[type[Rule], type[Any]] = {
 KINDS: dict[type[Any], type[Rule]] = {kind: rule for rule, kind in WRITTEN.items()}
 
 
-def kind_for(rule: type[Rule], keys: tuple[str, ...]) -> type[Any]:
-    """The class of states of a rule that keeps these entries."""
-    return WRITTEN.get(rule) or made_kind(rule, keys)
+def kind_for(rule: type[Rule], keys: tuple[str, ...], beside: tuple[str, ...]) -> type[Any]:
+    """The class of states of a rule that keeps these entries. beside: scales and records that are kept with them."""
+    written = WRITTEN.get(rule)
+    if written is not None and not beside:
+        return written
+    return made_kind(rule, (*(keys if written is None else fields_of(written)), *beside))
 
 
 @functools.cache

@@ -26,7 +26,7 @@ from thalweg.rules import Rule
 from thalweg.settings import OverrideList, Overrides, Setting, Settings, check_overrides, combined, plain
 from thalweg.spaces.jax import replicated_with
 from thalweg.standard import Standard
-from thalweg.storage import arithmetic
+from thalweg.storage import arithmetic, kept
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,13 @@ class Transformation:
 
     def kind(self, leaves: Sequence[Leaf]) -> type[Any]:
         """The class of states for these parameters."""
-        keys = (key for leaf in leaves for key in leaf.setting.rule.entries(leaf.space.shape(leaf.p)))
-        return kind_for(self.settings.rule, tuple(dict.fromkeys(keys)))
+        declared: dict[str, None] = {}
+        found: dict[str, None] = {}
+        for leaf in leaves:
+            shape, setting = leaf.space.shape(leaf.p), leaf.setting
+            declared |= dict.fromkeys(setting.rule.entries(shape))
+            found |= dict.fromkeys(kept(setting.settled, setting.handling, shape, leaf.p.dtype.name))
+        return kind_for(self.settings.rule, tuple(declared), tuple(key for key in found if key not in declared))
 
     @property
     def guarded(self) -> bool:

@@ -16,6 +16,7 @@ from thalweg.dtypes import DTYPES
 from thalweg.errors import OptionError
 from thalweg.rules import Rule
 from thalweg.rules.rule import number_options
+from thalweg.settings import EIGHT_BITS
 
 
 def concrete(value: Any) -> Any:
@@ -68,9 +69,10 @@ def dtype_name(option: str, dtype: Any) -> str | None:
     if not isinstance(dtype, jax.Array):
         with contextlib.suppress(TypeError):
             name = str(jnp.dtype(dtype).name)
-    if name not in DTYPES:
+    known = (*DTYPES, EIGHT_BITS)
+    if name not in known:
         raise OptionError(
-            f"{option} must be one of {', '.join(DTYPES)}, got {dtype!r}; "
+            f"{option} must be one of {', '.join(known)}, got {dtype!r}; "
             f"under optax.inject_hyperparams, name {option!r} in static_args"
         )
     return name

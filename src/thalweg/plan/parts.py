@@ -93,7 +93,8 @@ class OnParts:
 
     def __init__(self, rule: Rule, ledger: Ledger) -> None:
         assert isinstance(rule, WholeRule)
-        self.rule, self.ledger, self.entries = rule, ledger, rule.entries
+        self.rule, self.ledger = rule, ledger
+        self.entries, self.stacked_axes = rule.entries, rule.stacked_axes
         #: Bytes that are alive while owners work.
         self.waiting = 0
 

@@ -1,0 +1,117 @@
+"""State in eight bits under jit, over devices, and on its way to other front ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+optax = pytest.importorskip("optax")
+
+import jax.numpy as jnp  # noqa: E402
+
+import thalweg.numpy  # noqa: E402
+import thalweg.optax  # noqa: E402
+from thalweg.errors import OptionError, ResumeWarning, StateError  # noqa: E402
+
+SHAPES = {"first": (64, 128), "second": (64, 128), "filter": (64, 16, 3, 3), "bias": (64,)}
+
+
+def arrays(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(shape).astype("float32") for name, shape in SHAPES.items()}
+
+
+def trained(solver: Any, dtype: Any = jnp.float32, steps: int = 3, state: Any = None) -> tuple[Any, Any]:
+    params = {name: jnp.asarray(x, dtype) for name, x in arrays(0).items()}
+    state = solver.init(params) if state is None else state
+
+    @jax.jit
+    def step(params: Any, state: Any, grads: Any) -> Any:
+        updates, state = solver.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for t in range(steps):
+        params, state = step(params, state, {name: jnp.asarray(g, dtype) for name, g in arrays(100 + t).items()})
+    return params, state
+
+
+@pytest.mark.parametrize(
+    ("rule", "rounding"),
+    [
+        ("lamb", "stochastic"),
+        *(pytest.param(*each, marks=pytest.mark.nightly) for each in (("adamw", "nearest"), ("kron", "nearest"))),
+    ],
+)
+def test_codes_are_those_of_numpy(rule: str, rounding: str) -> None:
+    options: Any = dict(state_dtype="int8", state_rounding=rounding)
+    params, state = trained(getattr(thalweg.optax, rule)(0.01, **options))
+    exported = thalweg.optax.export_state(state, params)
+    name = {"lamb": "LAMB", "adamw": "AdamW", "kron": "Kron"}[rule]
+    other = getattr(thalweg.numpy, name)(0.01, engine="reference", **options, **OPTAX.get(rule, {}))
+    plain = arrays(0)
+    for t in range(3):
+        other.step(plain, arrays(100 + t))
+    for parameter, entries in other.state.items():
+        found = exported["state"][parameter]
+        assert found.keys() == entries.keys()
+        for key, entry in entries.items():
+            assert found[key].shape == entry.shape
+            if entry.dtype.kind in "iu" and key != "step":
+                assert found[key].dtype == entry.dtype
+                assert (found[key] != entry).mean() < 5e-3, (parameter, key)
+
+
+#: What optax's functions have by default, and rules do not.
+OPTAX = {"adamw": dict(weight_decay=1e-4)}
+
+
+def test_fields_are_added_to_the_state_only_where_they_are_needed() -> None:
+    params = {name: jnp.asarray(x) for name, x in arrays(0).items()}
+    plain, lean = thalweg.optax.lamb(0.01).init(params), thalweg.optax.lamb(0.01, state_dtype="int8").init(params)
+    assert type(plain).__name__ == "LambState"
+    assert set(lean._fields) - set(plain._fields) == {"exp_avg_scale", "exp_avg_sq_scale"}
+    assert lean.exp_avg_scale["first"].shape == (64, 2)
+    assert lean.exp_avg_scale["bias"] is None
+    specs = {name: jax.sharding.PartitionSpec("x") for name in params}
+    made = thalweg.optax.state_specs(lean, params, specs)
+    assert made.exp_avg_scale["first"] == jax.sharding.PartitionSpec("x")
+    with pytest.raises(OptionError, match="factors"):
+        thalweg.optax.kron(0.01, precond_dtype="int8")
+
+
+def test_weights_with_a_record_follow_those_of_32_bits() -> None:
+    """Steps of a hundredth of the distance between neighbours, all in one direction."""
+    p = {"w": jnp.ones(64, jnp.bfloat16)}
+    moved = {}
+    for rounding in ("nearest", "compensated"):
+        solver = thalweg.optax.sgd(1.0, rounding=rounding)
+        params, state = p, solver.init(p)
+
+        def step(_: int, before: Any, solver: Any = solver) -> Any:
+            updates, state = solver.update({"w": jnp.full(64, -(2.0**-7) / 100, jnp.bfloat16)}, *reversed(before))
+            return optax.apply_updates(before[0], updates), state
+
+        params, state = jax.lax.fori_loop(0, 200, step, (params, state))
+        moved[rounding] = float(params["w"][0]) - 1
+    assert moved == {"nearest": 0.0, "compensated": 2 * 2.0**-7}
+
+
+def test_exported_state_is_imported_as_this_optimizer_keeps_it() -> None:
+    lean, plain = thalweg.optax.lamb(0.01, state_dtype="int8"), thalweg.optax.lamb(0.01)
+    params, state = trained(lean)
+    exported = thalweg.optax.export_state(state, params)
+    same = thalweg.optax.import_state(lean.init(params), params, exported)
+    assert all(jnp.array_equal(a, b) for a, b in zip(jax.tree.leaves(same), jax.tree.leaves(state), strict=True))
+    with pytest.warns(ResumeWarning, match="no longer exp_avg_scale") as told:
+        wide = thalweg.optax.import_state(plain.init(params), params, exported)
+    assert len(told) == 1
+    assert wide.exp_avg["first"].dtype == jnp.float32
+    with pytest.warns(ResumeWarning, match="now has exp_avg_scale"):
+        back = thalweg.optax.import_state(lean.init(params), params, thalweg.optax.export_state(wide, params))
+    assert jnp.array_equal(back.exp_avg["filter"], state.exp_avg["filter"])
+    exported["state"]["first"]["exp_avg_scale"] = np.full((64, 2), np.nan, "float32")
+    with pytest.raises(StateError, match="'exp_avg_scale' must be finite"):
+        thalweg.optax.import_state(lean.init(params), params, exported)
