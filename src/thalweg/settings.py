@@ -71,7 +71,7 @@ class Handling:
         check_choice("rounding", self.rounding, "nearest", "stochastic", "compensated")
         check_choice("state_rounding", self.state_rounding, "nearest", "stochastic")
         require(
-            self.precond_dtype != EIGHT_BITS,
+            not isinstance(self.precond_dtype, str) or self.precond_dtype != EIGHT_BITS,
             f"precond_dtype={EIGHT_BITS!r}: factors are multiplied with one another and cannot be kept in eight bits; "
             f"use 'bfloat16', or momentum_dtype={EIGHT_BITS!r} for momentum alone",
         )

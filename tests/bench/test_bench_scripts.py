@@ -110,3 +110,16 @@ def test_step_gpu_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match=r"step_gpu\.py: there is no GPU here"):
         script("step_gpu").main([])
+
+
+def test_lean_state_keeps_updates_and_trust_ratios() -> None:
+    """The experiment of docs/lean_state.md, on a small matrix."""
+    lean = script("lean_state")
+    found = {row.name: lean.off(row, steps=300, shape=(32, 256)) for row in lean.ROWS if row.name in LIMITS}
+    for name, (update, ratio) in LIMITS.items():
+        assert found[name].update < update
+        assert found[name].ratio < ratio
+
+
+#: Percent.
+LIMITS = {"**int8** momentum alone": (3, 0.1), "**int8, uint8**": (7, 1)}

@@ -27,8 +27,9 @@ def scratch_bytes(items: Sequence[Item]) -> int:
     options = [Options(setting.rule_at(1), setting.handling, 1, LR, 1.0) for setting in settings]
     operands = []
     for item in items:
-        tensor, places = item.tensor, (1,) * len(item.entries)
-        dtypes = (tensor.dtype, tensor.dtype, *(dtype for _, dtype in item.entries.values()))
+        tensor, keys = item.tensor, list(item.setting.rule_at(1).entries(item.whole or item.tensor.shape))
+        places = (1,) * len(keys)
+        dtypes = (tensor.dtype, tensor.dtype, *(item.entries[key][1] for key in keys))
         group = settings.index(item.setting)
         operands.append(Operand(tensor.name, tensor.shape, 1, 1, places, dtypes, group, whole=item.whole))
     tables = Tables()

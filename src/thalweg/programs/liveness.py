@@ -95,7 +95,7 @@ def lifetimes(
     noise = (lambda: ledger.array(shape, arithmetic(dtype)).view(shape)) if given_noise else None
     result = stepped(shapes if whole is None else OfWhole(whole), rule, setting, p, g, state, noise=noise)
     left, new = ledger.live - ledger.start, result.p.nbytes
-    copied = p.nbytes + g.nbytes + sum(e.nbytes for key, e in state.items() if not isinstance(declared[key], Count))
+    copied = p.nbytes + g.nbytes + sum(e.nbytes for key, e in state.items() if not isinstance(declared.get(key), Count))
     return Lifetimes(tuple(moment - ledger.start for moment in ledger.moments), new, left - new, copied if stack else 0)
 
 
