@@ -114,7 +114,7 @@ def agree(found: dict[str, Any], expected: dict[str, Any], tolerance: float) -> 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 2e-5)])
 @pytest.mark.parametrize("rule", [Softened(weight_decay=0.1), Margins()], ids=lambda rule: type(rule).__name__)
 def test_a_rule_of_ones_own_steps_natively(rule: Rule, dtype: str, tolerance: float) -> None:
-    assert reason_unserved(rule, (300, 70)) is None
+    assert reason_unserved(rule, Handling(), (300, 70)) is None
     agree(*both(rule, (300, 70), dtype), tolerance)
 
 
