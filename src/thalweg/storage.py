@@ -150,13 +150,9 @@ def check_codes(xp: Space[A], name: object, s: State[A]) -> None:
         if scales is None:
             raise StateError(f"the state of {name!r} is damaged: {key!r} has codes, and there is no {scale_key(key)!r}")
         found, shape = xp.shape(scales), xp.shape(s[key])
-        row = math.prod(shape[len(found) - 1 :])
-        if (
-            xp.dtype(scales) != "float32"
-            or found[:-1] != shape[: len(found) - 1]
-            or not found
-            or row % max(1, found[-1])
-        ):
+        lead = len(found) - 1
+        cut = lead < 0 or found[:lead] != shape[:lead] or math.prod(shape[lead:]) % max(1, found[lead])
+        if cut or xp.dtype(scales) != "float32":
             raise StateError(
                 f"the state of {name!r} is damaged: {scale_key(key)!r} must be float32 with a number for each group of "
                 f"{key!r}, which has shape {shape}; it is {xp.dtype(scales)} of shape {found}"
