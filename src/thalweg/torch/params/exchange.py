@@ -43,11 +43,7 @@ def import_state(optimizer: StatefulOptimizer, exported: Mapping[str, Any]) -> N
     given = by_known_name(exported, names)
     places = {name: place for place, name in enumerate(names)}
     state = {places[name]: {key: to_tensor(entry) for key, entry in entries.items()} for name, entries in given.items()}
-    optimizer._imports = True
-    try:
-        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    finally:
-        optimizer._imports = False
+    optimizer._load_imported({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def rules_by_name(optimizer: StatefulOptimizer) -> dict[str, type[Rule]]:

@@ -8,7 +8,14 @@ from typing import Any
 from thalweg.errors import StateError
 from thalweg.rules import Rule
 from thalweg.settings import Handling, differ
+<<<<<<< HEAD
 from thalweg.torch.params.stateful import StatefulOptimizer
+=======
+from thalweg.spaces import torch as xp
+from thalweg.storage import coded_keys
+from thalweg.torch.params.grouped import GroupedOptimizer
+from thalweg.torch.params.states import as_found, converted_entries
+>>>>>>> dee663d (Runs of other optimizers go on in eight bits, and come back decoded)
 from thalweg.torch.peers.formats import Group, check_axes, wanted
 from thalweg.torch.peers.imports import SCHEDULED, rule_of
 from thalweg.torch.peers.options import picked
@@ -23,7 +30,8 @@ def export_peer(optimizer: StatefulOptimizer, target: str) -> dict[str, Any]:
 
     target: "torch". AdamW (or LAMB without trust ratios) goes to torch's AdamW, or to Adam if its decay is not
     decoupled; SGD (or LARS without trust ratios) to SGD; Adafactor and Muon to those of their names. Options that have
-    no counterpart there are refused. Tensors are those of the optimizer, as in ``state_dict()``.
+    no counterpart there are refused. Tensors are those of the optimizer, as in ``state_dict()``, but for codes of eight
+    bits, which are decoded.
     """
     if target != "torch":
         raise StateError(f"target={target!r} is not known: it must be 'torch'")
@@ -34,7 +42,11 @@ def export_peer(optimizer: StatefulOptimizer, target: str) -> dict[str, Any]:
     groups = [exported(rule, group) for group in saved["param_groups"]]
     for name, p, home in optimizer._homes():
         check_served(optimizer, rule, groups[home], name, p, home)
-    state = saved["state"]
+    state = dict(saved["state"])
+    for place, (name, p, home) in enumerate(optimizer._homes()):
+        if place in state and coded_keys(xp, state[place]):
+            setting = optimizer._setting(optimizer._checked_settings(home, optimizer.param_groups[home]), name, p)
+            state[place] = converted_entries(as_found(setting, p, {}), p, name, state[place])
     if PEERS[name_of(rule, {})].counts == "nowhere":
         state = {place: {key: x for key, x in entries.items() if key != "step"} for place, entries in state.items()}
     return {"state": state, "param_groups": groups}

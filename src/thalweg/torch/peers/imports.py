@@ -13,7 +13,11 @@ from thalweg.peers import Rename, Report, check_same_names, refused_option, rena
 from thalweg.rules import Rule
 from thalweg.torch.params.checkpoints import bare, check_sizes
 from thalweg.torch.params.members import names_of
+<<<<<<< HEAD
 from thalweg.torch.params.stateful import StatefulOptimizer
+=======
+from thalweg.torch.params.states import as_found, expected_entries
+>>>>>>> dee663d (Runs of other optimizers go on in eight bits, and come back decoded)
 from thalweg.torch.peers.files import found_state
 from thalweg.torch.peers.formats import Group, Member, Peer, recognized, wanted
 from thalweg.torch.peers.sources import PEERS
@@ -40,7 +44,7 @@ def import_peer(
     peer = recognized(PEERS, saved["param_groups"], source, rule)
     members = matched(optimizer, saved, rename)
     groups = with_rates(optimizer, peer, members)
-    ghosts, _ = optimizer._expected(groups)
+    optimizer._expected(groups, None)  # which checks options
     settings = list(map(optimizer._group_settings.made, groups))
     state: dict[int, dict[str, Any]] = {}
     taken: dict[str, str] = {}
@@ -57,14 +61,16 @@ def import_peer(
         untold |= {name: options[name] for name in sorted(asked.untold)}
         if member.state:
             found = peer.entries(member, setting.rule)
-            lacking = {key for key in ghosts[member.name] if not peer.saves(key)}
-            state[place] = {"step": steps_of(peer, member), **stored(found, lacking, ghosts[member.name])}
+            # without codes, into which the state is converted when it is here
+            ghosts = expected_entries(as_found(setting, member.p, {}), member.p, member.name)
+            lacking = {key for key in ghosts if not peer.saves(key)}
+            state[place] = {"step": steps_of(peer, member), **stored(found, lacking, ghosts)}
             taken |= {theirs: ours for theirs, ours in peer.keys.items() if theirs in member.state}
             made |= dict.fromkeys(sorted(lacking), f"not saved by {peer.name}: from 0 on")
     steps = max((entries["step"] for entries in state.values()), default=0)
     if state and peer.counts == "nowhere":
         made["step"], steps = f"not saved by {peer.name}: from 1 on", 0
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    optimizer._load_imported({"state": state, "param_groups": groups})
     return Report(peer.name, rule.__name__, len(state), steps, taken, made, untold)
 
 
