@@ -137,7 +137,7 @@ HANDLING = {
     "max_grad_norm": Other(0.1, dict(weight_decay=0.1)),
     "on_nonfinite": Other("skip"),
     "rounding": Other("stochastic"),
-    "state_rounding": Other("stochastic"),
+    "state_rounding": Other("stochastic", dict(state_dtype="float16")),
     "state_dtype": Other("float16"),
     "momentum_dtype": Other("float16", dict(momentum=0.9)),
     "precond_dtype": Other("float16"),
