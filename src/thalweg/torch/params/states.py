@@ -1,4 +1,4 @@
-"""The state of a parameter before its first step, laid out over ranks like the parameter."""
+"""The state of a parameter, laid out over ranks like the parameter: before its first step, and when options change."""
 
 from __future__ import annotations
 
