@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import keras
 
-from thalweg.boundary import advance, arithmetic, first_state
+from thalweg.boundary import advance
 from thalweg.errors import OptionError, StateError
 from thalweg.explain import Explanation, explained
 from thalweg.options import defaults
@@ -31,6 +31,7 @@ from thalweg.settings import (
     option_names,
 )
 from thalweg.standard import Standard
+from thalweg.storage import arithmetic, first_state
 from thalweg.trial import check_rule
 
 if TYPE_CHECKING:
