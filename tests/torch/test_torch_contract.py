@@ -245,7 +245,7 @@ def test_maximize_may_be_said_for_all_groups(case: Case) -> None:
         (dict(capturable=1), "capturable must be True or False"),
         (dict(maximize="yes"), "maximize must be True or False"),
         (dict(variant="nothing"), "variant must be one of"),
-        (dict(state_dtype="int8"), "state_dtype must be one of"),
+        (dict(state_dtype="uint8"), "state_dtype must be one of"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )
