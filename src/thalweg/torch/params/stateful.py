@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import OptionError, StateError
+from thalweg.exchange import warn_converted
 from thalweg.mixtures import Entry
 from thalweg.rules.entries import Count
 from thalweg.settings import Setting, Settings, plain
@@ -27,7 +28,7 @@ from thalweg.torch.params.explain import Explanation, explained, explained_group
 from thalweg.torch.params.grouped import GroupedOptimizer
 from thalweg.torch.params.groups import defaults_of, loaded_group
 from thalweg.torch.params.rates import check_rate
-from thalweg.torch.params.states import expected_entries, first_entries
+from thalweg.torch.params.states import as_found, converted_entries, expected_entries, first_entries
 from thalweg.torch.sharding.agreement import in_words
 
 
@@ -37,6 +38,9 @@ class StatefulOptimizer(GroupedOptimizer):
     def _remember(self, entries: list[Entry]) -> None:
         super()._remember(entries)
         self._resolved: dict[int, tuple[Settings, Setting]] = {}
+        self._conversion_told = False
+        #: Whether a state is being loaded that was kept under other options than those that come with it.
+        self._imports = False
 
     def _forget_memory(self) -> None:
         self._resolved.clear()
@@ -48,7 +52,11 @@ class StatefulOptimizer(GroupedOptimizer):
             # equal settings are one object, so that their parameters share a bucket
             setting = next((s for other, s in self._resolved.values() if other is settings and s == setting), setting)
             setting.rule.check_shape(name, tuple(p.shape))
-            self._check_state(name, p, setting)
+            state = self.state.get(p)
+            as_kept = as_found(setting, p, state) if state else setting
+            self._check_state(name, p, as_kept)
+            if state and as_kept is not setting:
+                self._convert_state(name, p, setting, state)
             self._resolved[id(p)] = found = settings, setting
         return found[1]
 
@@ -61,6 +69,15 @@ class StatefulOptimizer(GroupedOptimizer):
                 f"the state of {name!r} does not fit its options: they need {wanted}, and the state has {found}; "
                 "restore the options that the state was made with, or drop it with clear_state()"
             )
+
+    def _convert_state(self, name: str, p: Tensor, setting: Setting, state: dict[str, Tensor]) -> None:
+        """Keep state in the codes that its options ask for; that is told once."""
+        made = converted_entries(setting, p, name, state)
+        if not self._conversion_told:
+            self._conversion_told = True
+            warn_converted(name, state, made)
+        state.clear()
+        state.update(made)
 
     def _state(self, name: str, p: Tensor, setting: Setting, group: Mapping[str, Any]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[p]
@@ -129,7 +146,7 @@ class StatefulOptimizer(GroupedOptimizer):
             loaded_group(rule, saved, own, {**defaults_of(self._group_settings.entry_of(own)), **self.defaults})
             for rule, saved, own in zip(rules, state_dict["param_groups"], self.param_groups, strict=True)
         ]
-        named, (expected, counts) = list(self._named()), self._expected(groups)
+        named, (expected, counts) = list(self._named()), self._expected(groups, state_dict if self._imports else None)
         check_entries(state_dict, named, expected)
         state = restored(groups, state_dict, named, expected, counts, self._place_of_counts)
         warn_if_made_otherwise(state_dict, self._made_with())
@@ -148,6 +165,14 @@ class StatefulOptimizer(GroupedOptimizer):
         for finish in post.values():
             finish(self)
 
+    def _load_imported(self, state_dict: dict[str, Any]) -> None:
+        """Load a state that may be kept in other codes than the options that come with it have."""
+        self._imports = True
+        try:
+            self.load_state_dict(state_dict)
+        finally:
+            self._imports = False
+
     def state_dict(self) -> dict[str, Any]:
         """The state of all parameters and the options of all groups, for :meth:`load_state_dict`."""
         saved = super().state_dict()
@@ -165,10 +190,14 @@ class StatefulOptimizer(GroupedOptimizer):
         return f"engine={self._wanted_engine!r}, overrides=[{', '.join(entries)}]"
 
     def _expected(
-        self, groups: Sequence[Mapping[str, Any]]
+        self, groups: Sequence[Mapping[str, Any]], imported: Mapping[str, Any] | None
     ) -> tuple[dict[str, dict[str, Tensor]], dict[str, list[str]]]:
-        """Ghosts of all states under the options of saved groups, which are checked on the way, and keys of counts."""
+        """Ghosts of all states under the options of saved groups, which are checked on the way, and keys of counts.
+
+        imported: a state that may be kept in other codes than these options have.
+        """
         entries, counts = {}, {}
+        places = iter([place for group in groups for place in group["params"]])
         try:
             made = [self._group_settings.made(group) for group in groups]
             for settings, group in zip(made, groups, strict=True):
@@ -176,6 +205,8 @@ class StatefulOptimizer(GroupedOptimizer):
                 settings.base.rule.validate_lr(plain(group["lr"]))
             for name, p, index in self._homes():
                 setting, _ = made[index].of(name, p)
+                if imported is not None and (found := imported["state"].get(next(places))):
+                    setting = as_found(setting, p, {key: e for key, e in found.items() if isinstance(e, Tensor)})
                 entries[name] = expected_entries(setting, p, name)
                 counts[name] = setting.rule.keys(tuple(p.shape), Count)
         except OptionError as error:

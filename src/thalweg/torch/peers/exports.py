@@ -8,14 +8,10 @@ from typing import Any
 from thalweg.errors import StateError
 from thalweg.rules import Rule
 from thalweg.settings import Handling, differ
-<<<<<<< HEAD
-from thalweg.torch.params.stateful import StatefulOptimizer
-=======
 from thalweg.spaces import torch as xp
 from thalweg.storage import coded_keys
-from thalweg.torch.params.grouped import GroupedOptimizer
+from thalweg.torch.params.stateful import StatefulOptimizer
 from thalweg.torch.params.states import as_found, converted_entries
->>>>>>> dee663d (Runs of other optimizers go on in eight bits, and come back decoded)
 from thalweg.torch.peers.formats import Group, check_axes, wanted
 from thalweg.torch.peers.imports import SCHEDULED, rule_of
 from thalweg.torch.peers.options import picked

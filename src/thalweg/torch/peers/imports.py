@@ -13,11 +13,8 @@ from thalweg.peers import Rename, Report, check_same_names, refused_option, rena
 from thalweg.rules import Rule
 from thalweg.torch.params.checkpoints import bare, check_sizes
 from thalweg.torch.params.members import names_of
-<<<<<<< HEAD
 from thalweg.torch.params.stateful import StatefulOptimizer
-=======
 from thalweg.torch.params.states import as_found, expected_entries
->>>>>>> dee663d (Runs of other optimizers go on in eight bits, and come back decoded)
 from thalweg.torch.peers.files import found_state
 from thalweg.torch.peers.formats import Group, Member, Peer, recognized, wanted
 from thalweg.torch.peers.sources import PEERS
