@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.arrays import Shape, is_number
+from thalweg.kernels.triton import coded as of_coded
 from thalweg.kernels.triton import numbers as of_numbers
 from thalweg.kernels.triton import passes as of_passes
 from thalweg.kernels.triton import statistics as of_statistics
@@ -26,6 +27,7 @@ from thalweg.kernels.triton import tables as of_tables
 from thalweg.kernels.triton import tiles as of_tiles
 from thalweg.kernels.triton.emit import Emitted, emit
 from thalweg.kernels.triton.launching import kind_of
+from thalweg.kernels.triton.memory import Stored, sizes_of
 from thalweg.kernels.triton.passes import DECIDED, DTYPES, MEASURE, REHEARSE, WARPS, WRITE, Passes, Step, Sum
 from thalweg.kernels.triton.tables import Operand, add_up
 from thalweg.programs.extents import spread_shapes
@@ -33,6 +35,7 @@ from thalweg.programs.schedule import schedule
 from thalweg.programs.trace import GRADIENT, PARAMETER, Program, example_of, trace
 from thalweg.rules import Rule
 from thalweg.settings import Handling
+from thalweg.storage import RECORD
 
 
 @triton.jit
@@ -56,20 +59,20 @@ class Kernels:
 def kernels_for(
     rule: Rule,
     shape: Shape,
-    dtypes: tuple[tuple[str, int, bool], ...],
+    stored: tuple[Stored, ...],
     guarded: bool,
     complete: bool,
     rated: bool = True,
+    random: bool = False,
 ) -> Kernels:
-    """dtypes: of p, g and each entry, how many bytes it has, and whether it is stored as it is computed.
+    """stored: p, g, each entry, and the record if there is one.
 
-    rated: whether there is an lr; else the rule chooses its step size.
+    rated: whether there is an lr; else the rule chooses its step size. random: whether state is rounded at random.
     """
-    size = {key: width for key, width, _ in dtypes}
     program = traced(rule, shape, rated)
-    exact = [key for key, _, is_exact in dtypes if is_exact]
-    found = schedule(program, size, exact=exact, guarded=guarded, complete=complete or guarded)
-    emitted = emit(found, title_of(rule))
+    exact = [own.key for own in stored if own.exact]
+    found = schedule(program, sizes_of(stored), exact=exact, guarded=guarded, complete=complete or guarded)
+    emitted = emit(found, title_of(rule), stored, random=random)
     own = loaded(emitted.source, type(rule).__name__)
     passes, decisions = (
         [kernel for name, kernel in own.items() if name.startswith(kind)] for kind in ("pass_", "decide_")
@@ -97,7 +100,7 @@ def home() -> dict[str, Any]:
     """What emitted source may use."""
     named = {
         name: value
-        for module in (of_numbers, of_passes, of_tables, of_tiles, of_statistics)
+        for module in (of_coded, of_numbers, of_passes, of_tables, of_tiles, of_statistics)
         for name, value in vars(module).items()
         if isinstance(value, (triton.runtime.JITFunction, tl.constexpr)) or type(value).__module__.startswith("triton.")
     }
@@ -131,12 +134,14 @@ def elements_of(operand: Operand, stacked_axes: int) -> int:
     return max(1, math.prod(whole_of(operand)[stacked_axes:]))
 
 
-def dtypes_of(operand: Operand, g: Tensor, keys: Sequence[str]) -> tuple[tuple[tuple[str, int, bool], ...], list[Any]]:
-    """Of p, g and each entry how many bytes it has, and whether it is stored as it is computed; and entries' dtypes."""
+def stored_as(operand: Operand, g: Tensor, keys: Sequence[str]) -> tuple[tuple[Stored, ...], dict[str, Any]]:
+    """How p, g, each entry and the record are stored; and the dtypes of entries."""
     entries = {key: entry for key, entry in zip(keys, operand.entries, strict=True) if entry is not None}
     tensors = {PARAMETER: operand.p, GRADIENT: g, **entries}
-    dtypes = tuple((key, x.element_size(), x.dtype == torch.float32) for key, x in tensors.items())
-    return dtypes, [DTYPES[entry.dtype] for entry in entries.values()]
+    if operand.record is not None:
+        tensors[RECORD] = operand.record
+    stored = tuple(Stored(key, x.element_size(), x.dtype == torch.float32) for key, x in tensors.items())
+    return stored, {key: DTYPES[entry.dtype] for key, entry in entries.items()}
 
 
 class DerivedPasses(Passes):
@@ -153,11 +158,12 @@ class DerivedPasses(Passes):
         sharded: bool,
         rated: bool = True,
     ) -> None:
-        dtypes, stored = dtypes_of(operands[0], grads[0], keys)
-        shape = example_of(rule, whole_of(operands[0]))
-        self.kernels = kernels_for(rule, shape, dtypes, handling.on_nonfinite != "propagate", sharded, rated)
+        stored, dtypes = stored_as(operands[0], grads[0], keys)
+        shape, guarded = example_of(rule, whole_of(operands[0])), handling.on_nonfinite != "propagate"
+        random = handling.state_rounding == "stochastic"
+        self.kernels = kernels_for(rule, shape, stored, guarded, sharded, rated, random)
         ends = list(itertools.accumulate(map(len, self.kernels.emitted.sums), initial=0))
-        super().__init__(operands, grads, rule, handling, self.kernels.emitted, ends[-1], stored)
+        super().__init__(operands, grads, rule, handling, self.kernels.emitted, ends[-1], dtypes)
         counts = [elements_of(operand, rule.stacked_axes) for operand in operands]
         by_row = [own for own, slices in zip(counts, self.tables.slices, strict=True) for _ in range(slices)]
         self.counts = self.uploads.table(torch.tensor(by_row, dtype=torch.float32))

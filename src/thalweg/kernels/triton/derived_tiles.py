@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,12 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.arrays import Shape
-from thalweg.dtypes import DTYPES
+from thalweg.codecs import bytes_of
 from thalweg.kernels.triton.derived import (
     DerivedPasses,
-    dtypes_of,
     elements_of,
     loaded,
+    stored_as,
     title_of,
     traced,
     whole_of,
@@ -25,6 +25,7 @@ from thalweg.kernels.triton.derived import (
 from thalweg.kernels.triton.derived import kernels_for as whole_kernels
 from thalweg.kernels.triton.emit_tiles import EmittedTiles, emit_tiles
 from thalweg.kernels.triton.launching import kind_of
+from thalweg.kernels.triton.memory import Stored, sizes_of
 from thalweg.kernels.triton.passes import DECIDED, MEASURE, REHEARSE, WRITE, Passes, Step, Sum
 from thalweg.kernels.triton.served import is_by_hand, reason_against_guards
 from thalweg.kernels.triton.statistics import COMPUTED, Statistics
@@ -37,6 +38,7 @@ from thalweg.programs.served import reason_underived
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
 from thalweg.rules import Rule, WholeRule
 from thalweg.settings import Handling, Setting
+from thalweg.storage import RECORD
 from thalweg.storage import kept as kept_for
 
 
@@ -65,29 +67,36 @@ def source_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool = True
         return source_of_parts(setting, rule, shape, dtype)
     if reason := reason_underived(rule, shape):
         return f"# {reason}\n"
-    stored = {PARAMETER: dtype, GRADIENT: dtype}
-    stored |= {key: own for key, (_, own) in kept_for(rule, handling, shape, dtype).items()}
-    dtypes = tuple((key, DTYPES[own].bytes, own == "float32") for key, own in stored.items())
+    kept = {key: own for key, (_, own) in kept_for(rule, handling, shape, dtype).items()}
+    own = {key: kept[key] for key in (*rule.entries(shape), RECORD) if key in kept}
+    stored = stored_in({PARAMETER: dtype, GRADIENT: dtype, **own})
     example, guarded = example_of(rule, shape), handling.on_nonfinite != "propagate"
+    facts = rule, example, stored, guarded, False, has_lr, handling.state_rounding == "stochastic"
     if kinds_of(traced(rule, example, has_lr), rule.stacked_axes).axes is None:
-        return whole_kernels(rule, example, dtypes, guarded, False, has_lr).emitted.source
-    return kernels_for(rule, example, dtypes, guarded, False, has_lr)[0].source
+        return whole_kernels(*facts).emitted.source
+    return kernels_for(*facts)[0].source
+
+
+def stored_in(dtypes: Mapping[str, str]) -> tuple[Stored, ...]:
+    return tuple(Stored(key, bytes_of(dtype), dtype == "float32") for key, dtype in dtypes.items())
 
 
 def source_of_parts(setting: Setting, rule: WholeRule, shape: Shape, dtype: str) -> str:
     """The Triton of the first and the last part of a rule that needs whole tensors, or why there is none."""
     if reason := reason_unparted(rule, shape) or reason_against_guards(setting):
         return f"# {reason}\n"
-    ((_, kept),) = kept_for(rule, setting.handling, shape, dtype).values()
+    kept = {key: own for key, (_, own) in kept_for(rule, setting.handling, shape, dtype).items()}
+    (momentum,) = (kept[key] for key in rule.entries(shape))
+    record = {RECORD: kept[RECORD]} if RECORD in kept else {}
     shown = rule.dtype_shown("float32")
     parts: list[tuple[Rule, dict[str, str]]] = [
-        (first_part(rule), {PARAMETER: kept, GRADIENT: dtype, SHOWN: shown}),
-        (last_part(rule), {PARAMETER: dtype, GRADIENT: shown}),
+        (first_part(rule), {PARAMETER: momentum, GRADIENT: dtype, SHOWN: shown}),
+        (last_part(rule), {PARAMETER: dtype, GRADIENT: shown, **record}),
     ]
     found = []
     for part, stored in parts:
-        dtypes = tuple((key, DTYPES[own].bytes, own == "float32") for key, own in stored.items())
-        found.append(whole_kernels(part, example_of(part, shape), dtypes, False, False, True).emitted.source)
+        kernels = whole_kernels(part, example_of(part, shape), stored_in(stored), False, False, True)
+        found.append(kernels.emitted.source)
     between = "# between them: matrix products by library calls\n"
     return between.join(found)
 
@@ -101,23 +110,23 @@ def example_for(operands: Sequence[Operand], rule: Rule) -> Shape:
 def kernels_for(
     rule: Rule,
     shape: Shape,
-    dtypes: tuple[tuple[str, int, bool], ...],
+    stored: tuple[Stored, ...],
     guarded: bool,
     complete: bool,
     rated: bool,
+    random: bool,
 ) -> tuple[EmittedTiles, Kinds, dict[str, Any]]:
     """As in ``derived``: what was emitted for tiles, and its kernels by name."""
     program = traced(rule, shape, rated)
     kinds = kinds_of(program, rule.stacked_axes)
-    size = {key: width for key, width, _ in dtypes}
-    exact = [key for key, _, is_exact in dtypes if is_exact]
+    size, exact = sizes_of(stored), [own.key for own in stored if own.exact]
     for whole in (complete or guarded, True):
         found = schedule(program, size, exact=exact, guarded=guarded, complete=whole)
         # sums of the last pass may be for people to look at, and then are such that all passes over tiles can make
         over = [(kinds.of(value.args[0]), kinds.of(value)) for value in found.passes[-1].sums]
         if len(found.passes) > 1 and all(each == (ELEMENT, TENSOR) for each in over):
             break
-    emitted = emit_tiles(found, title_of(rule), kinds, guarded=guarded)
+    emitted = emit_tiles(found, title_of(rule), kinds, stored, guarded=guarded, random=random)
     own = loaded(emitted.source, type(rule).__name__)
     return (
         emitted,
@@ -143,11 +152,11 @@ class TilePasses(Passes):
         sharded: bool,
         rated: bool = True,
     ) -> None:
-        dtypes, stored = dtypes_of(operands[0], grads[0], keys)
-        guarded = handling.on_nonfinite != "propagate"
-        made = kernels_for(rule, example_for(operands, rule), dtypes, guarded, sharded, rated)
+        stored, dtypes = stored_as(operands[0], grads[0], keys)
+        guarded, random = handling.on_nonfinite != "propagate", handling.state_rounding == "stochastic"
+        made = kernels_for(rule, example_for(operands, rule), stored, guarded, sharded, rated, random)
         emitted, kinds, self.kernels = made
-        super().__init__(operands, grads, rule, handling, emitted, emitted.begins[-1], stored)
+        super().__init__(operands, grads, rule, handling, emitted, emitted.begins[-1], dtypes)
         assert kinds.axes is not None
         stacked, axes = rule.stacked_axes, kinds.axes
         #: Of everything that is as large as a parameter: elements that one load takes, where lines begin at addresses

@@ -7,12 +7,13 @@ after a pass, from its sums, and kept among the *figures*. Numbers that the opti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from thalweg.kernels.text import block, indented, summand
 from thalweg.kernels.triton.lines import Statements
+from thalweg.kernels.triton.memory import Memory, Stored
 from thalweg.programs.graph import Value
 from thalweg.programs.schedule import Schedule
 from thalweg.programs.trace import GRADIENT, PARAMETER
@@ -30,7 +31,7 @@ ARGUMENTS = """\
     STAGE: tl.constexpr, BACKWARDS: tl.constexpr, SCALED: tl.constexpr, ALLOWED: tl.constexpr, GUARDED: tl.constexpr,
     STOCHASTIC: tl.constexpr, SPREAD: tl.constexpr, ALIGNED: tl.constexpr, LR_IS_TENSOR: tl.constexpr,
     P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr,{dtypes}
-    CHUNK: tl.constexpr,
+    GROUP: tl.constexpr, CHUNK: tl.constexpr,
 """
 HEAD = """\
 @triton.jit
@@ -85,7 +86,13 @@ class Emitted:
 class Emission:
     """All kernels of one schedule, while they are written."""
 
+    #: Where the elements of a block are in a tensor.
+    INDEX: ClassVar[str] = "first + index"
+
     found: Schedule
+    #: How all that is read and written is stored, and whether state is rounded at random.
+    stored: tuple[Stored, ...] = ()
+    random: bool = False
     #: Places of numbers and figures, in the order in which they were first needed.
     numbers: dict[Value, int] = field(default_factory=dict)
     figures: dict[Value, int] = field(default_factory=dict)
@@ -93,6 +100,7 @@ class Emission:
     def __post_init__(self) -> None:
         self.program = self.found.program
         self.large = self.program.memory[PARAMETER]
+        self.memory = Memory(self.program, self.stored, self.random, self.INDEX)
         self.entries = self.program.entries
         every = [(number, value) for number, each in enumerate(self.found.passes) for value in each.sums]
         #: Of each reduction: its place among all, and the pass that makes it.
@@ -108,14 +116,6 @@ class Emission:
         """What people may look at: the figures that show it, or the numbers that it always is."""
         shown = self.program.stats.items()
         return {name: self.figure(value) if isinstance(value, Value) else float(value) for name, value in shown}
-
-    def stores(self, results: Mapping[str, str]) -> list[str]:
-        """Lines that write new state."""
-        places = {key: self.entries.index(key) for key in results}
-        return [
-            f"tl.store(s{i}_place, as_stored({results[key]}, 0.0, S{i}_DTYPE, False), mask)"
-            for key, i in places.items()
-        ]
 
     def rounds_before(self, value: Any) -> int:
         """In how many rounds the sums are made that a value is computed from."""
@@ -198,9 +198,9 @@ class Elements(Lines):
         return self.operation(value)
 
 
-def emit(found: Schedule, title: str) -> Emitted:
-    """Kernels of a schedule whose sums all go over whole tensors."""
-    emission = Emission(found)
+def emit(found: Schedule, title: str, stored: tuple[Stored, ...], *, random: bool = False) -> Emitted:
+    """Kernels of a schedule whose sums all go over whole tensors. random: whether state is rounded at random."""
+    emission = Emission(found, stored, random)
     last = len(found.passes) - 1
     passes = [emit_pass(emission, number) for number in range(last + 1)]
     stats = emission.stats()
@@ -211,13 +211,13 @@ def emit(found: Schedule, title: str) -> Emitted:
 
 
 def emit_pass(emission: Emission, number: int) -> str:
-    found, program = emission.found, emission.program
+    found, program, memory = emission.found, emission.program, emission.memory
     each, last = found.passes[number], len(found.passes) - 1
     lines = Elements(emission, number)
-    places = [place_of(emission, key) for key in program.memory if key in (*each.reads, *each.writes)]
+    places = places_of(memory, [key for key in program.memory if key in (*each.reads, *each.writes)])
     for key, value in found.loads(number).items():
         factor = " * gradient_factor(numbers, grad_scale, SCALED)" if key == GRADIENT else ""
-        lines.let(value, f"loaded({short(emission, key)}_place, mask){factor}")
+        lines.let(value, f"{memory.read(key)}{factor}")
     sums = []
     for value in each.sums:
         summed = summand(value, lines.of(value.args[0]))
@@ -225,23 +225,21 @@ def emit_pass(emission: Emission, number: int) -> str:
             summed = f"kept({summed}, mask)"
         sums.append(f"tl.store(partials + {emission.sums[value][0]} * chunk_count + chunk, tl.sum({summed}))")
     results = {key: lines.of(program.state[key]) for key in each.writes if key != PARAMETER}
-    stores = emission.stores(results)
+    t = "step_number(rows, row)" if number < last or last == 0 else "tl.load(figures + T * count + row)"
+    stores = memory.write_all(results, t)
     if PARAMETER not in each.writes:
         body = [*places, *lines.lines, *sums]
         if stores:
             body += ["if is_allowed(allowed, ALLOWED):", *indented(stores, 4)]
     else:
         new = f"{lines.of(program.inputs[PARAMETER])} + {lines.of(program.delta)}"
-        t = "step_number(rows, row)" if last == 0 else "tl.load(figures + T * count + row)"
-        body = [*places, *lines.lines]
-        body += [f"stored = rounded({new}, rows, row, first + index, {t}, P_DTYPE, STOCHASTIC, SPREAD)"]
+        body = [*places, *lines.lines, *memory.rounded(new, t)]
         body += ["if STAGE == 1:", *indented(["failures = failures_in(stored, mask)"], 4)]
         for key, text in results.items():
-            i = emission.entries.index(key)
-            failed = f"    failures += failures_in({text}.to(S{i}_DTYPE), mask)"
-            body += indented([f"if S{i}_DTYPE == tl.float16:", failed], 4)
+            failed = f"    failures += failures_in({text}.to({memory.dtype(key)}), mask)"
+            body += indented([f"if {memory.dtype(key)} == tl.float16:", failed], 4)
         body += indented(["tl.store(partials + chunk, failures)"], 4)
-        body += ["else:", *indented([*sums, "tl.store(p_place, stored, mask)", *stores], 4)]
+        body += ["else:", *indented([*sums, *memory.write_rounded(), *stores], 4)]
     dtypes = "".join(f" S{i}_DTYPE: tl.constexpr," for i in range(len(emission.entries)))
     return HEAD.format(
         number=number,
@@ -269,17 +267,16 @@ def emit_decision(emission: Emission, number: int, last: int) -> str:
     return DECIDE.format(number=number, body=block(body, 4))
 
 
-def place_of(emission: Emission, key: str) -> str:
-    if key == PARAMETER:
-        return "p_place = address(rows, row, P, P_DTYPE, ALIGNED) + first + index"
-    if key == GRADIENT:
-        return "g_place = pointer(tl.load(gradients + row), G_DTYPE, ALIGNED) + first + index"
-    i = emission.entries.index(key)
-    return f"s{i}_place = address(rows, row, STATE + {i}, S{i}_DTYPE, ALIGNED) + first + index"
-
-
-def short(emission: Emission, key: str) -> str:
-    return key if key in (PARAMETER, GRADIENT) else f"s{emission.entries.index(key)}"
+def places_of(memory: Memory, keys: Sequence[str]) -> list[str]:
+    """Lines that find the places of a chunk's elements, and those of its groups where there are codes."""
+    lines = [f"{memory.short(key)}_place = {memory.base(key)} + first + index" for key in keys]
+    if PARAMETER in keys and memory.has_record:
+        lines.append(f"record_place = {memory.record} + first + index")
+    coded = [key for key in keys if memory.is_coded(key)]
+    if coded:
+        lines += ["groups, groups_mask = tl.arange(0, CHUNK // GROUP), None"]
+        lines += ["if RAGGED:", "    groups_mask = groups < left // GROUP"]
+    return lines + [f"{memory.short(key)}_scales = {memory.scales(key)} + first // GROUP + groups" for key in coded]
 
 
 def is_zero_where_nothing_is(value: Any, large: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thalweg.kernels.text import block, indented, summand
-from thalweg.kernels.triton.emit import SCALAR_INPUTS, Lines, is_zero_where_nothing_is, place_of, short
+from thalweg.kernels.triton.emit import SCALAR_INPUTS, Lines, is_zero_where_nothing_is
 from thalweg.kernels.triton.tile_emission import TileEmission, base_of, filled
 from thalweg.programs.extents import COLUMN, ELEMENT, MATRIX, ROW, SMALL, TENSOR
 from thalweg.programs.graph import Value
@@ -25,7 +25,8 @@ def tile_{number}(
     tile, row, tensor, rows, gradients, sums, numbers, figures, partials, grad_scale, allowed, lr, lr_scale, count,
     tile_count, STAGE: tl.constexpr, SCALED: tl.constexpr, ALLOWED: tl.constexpr, STOCHASTIC: tl.constexpr,
     SPREAD: tl.constexpr, LR_IS_TENSOR: tl.constexpr, P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr,{dtypes}
-    MODE: tl.constexpr, VECTOR: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr,
+    GROUP: tl.constexpr, MODE: tl.constexpr, VECTOR: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     \"\"\"{words}: one tile.\"\"\"
     between, after = tl.load(tensor + BETWEEN), tl.load(tensor + AFTER)
@@ -51,7 +52,7 @@ def pass_{number}(
     rows, gradients, tensors, tiles, sums, numbers, figures, partials, grad_scale, allowed, lr, lr_scale, count,
     tile_count, STAGE: tl.constexpr, BACKWARDS: tl.constexpr, SCALED: tl.constexpr, ALLOWED: tl.constexpr,
     GUARDED: tl.constexpr, STOCHASTIC: tl.constexpr, SPREAD: tl.constexpr, LR_IS_TENSOR: tl.constexpr,
-    P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr,{dtypes} MODES: tl.constexpr,
+    P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr,{dtypes} GROUP: tl.constexpr, MODES: tl.constexpr,
     PLAIN_LINES: tl.constexpr, PLAIN_STEPS: tl.constexpr, PLAIN_WIDTH: tl.constexpr, PLAIN_VECTOR: tl.constexpr,
     COMB_LINES: tl.constexpr, COMB_STEPS: tl.constexpr, COMB_WIDTH: tl.constexpr, COMB_VECTOR: tl.constexpr,
     DEEP_LINES: tl.constexpr, DEEP_STEPS: tl.constexpr, DEEP_WIDTH: tl.constexpr, DEEP_VECTOR: tl.constexpr,
@@ -113,7 +114,7 @@ class Tile(Lines):
                 base = self.base(f"kept_{statistic}", f"sums + first_of(tensor, {statistic})")
                 return f"loaded({base} + {entry}, {mask})"
             if value.op == "input":
-                name = f"{short(self.emission, value.name)}_base"
+                name = f"{self.emission.memory.short(value.name)}_base"
                 return f"loaded({self.base(name, base_of(self.emission, value.name))} + {entry}, {mask})"
         if value.op == "div" and self.emission.kinds.of(value.args[0]) == ELEMENT:
             below = value.args[1]
@@ -124,38 +125,45 @@ class Tile(Lines):
 
 
 def emit_pass(emission: TileEmission, number: int) -> str:
-    found, program, last = emission.found, emission.program, emission.last
+    found, program, last, memory = emission.found, emission.program, emission.last, emission.memory
     each = found.passes[number]
     lines = Tile(emission, number)
     loads = found.loads(number)
+    if any(memory.is_coded(key) for key in (*loads, *each.writes)):
+        groups = "groups_at(origin, first, end, between, run, along, GROUP, LINES, WIDTH)"
+        lines.lines.append(f"groups, groups_mask = {groups}")
     for key in program.memory:
+        name = memory.short(key)
         if key in loads or key in each.writes:
-            name = short(emission, key)
-            base = place_of(emission, key).partition(" = ")[2].replace("ALIGNED", "False").partition(" + first")[0]
-            lines.once.append(f"{name}_base = {base}")
-            lines.lines.append(f"{name}_place = {name}_base + offset")
-            lines.lines.append(f"if VECTOR > 1:\n            {name}_place = tl.multiple_of({name}_place, (1, 1, 16))")
+            place(lines, name, memory.base(key))
+            if key == PARAMETER and memory.has_record:
+                place(lines, "record", memory.record)
+            if memory.is_coded(key):
+                lines.once.append(f"{name}_scale_base = {memory.scales(key)}")
+                lines.lines.append(f"{name}_scales = {name}_scale_base + groups")
         if key in loads:
             if key == GRADIENT:
                 lines.once.append("factor = gradient_factor(numbers, grad_scale, SCALED)")
-            lines.let(loads[key], f"loaded({name}_place, mask){' * factor' if key == GRADIENT else ''}")
+            lines.let(loads[key], f"{memory.read(key)}{' * factor' if key == GRADIENT else ''}")
     finally_ = (emit_gathering if emission.gathers(each) else emit_totals)(emission, lines, each, number)
     results = {key: lines.of(program.state[key]) for key in each.writes if key != PARAMETER}
-    stores = emission.stores(results)
+    stores = memory.write_all(results, "t")
+    if any(map(memory.is_random, results)) or PARAMETER in each.writes:
+        lines.once.append(
+            "t = tl.load(figures + T * count + row)" if number == last and last else "t = step_number(rows, row)"
+        )
     if PARAMETER not in each.writes:
         if stores:
             lines.lines += ["if is_allowed(allowed, ALLOWED):", *indented(stores, 4)]
     else:
         new = f"{lines.of(program.inputs[PARAMETER])} + {lines.of(program.delta)}"
-        lines.once.append("t = tl.load(figures + T * count + row)" if last else "t = step_number(rows, row)")
         lines.once.append("failed = tl.zeros((LINES, STEPS, WIDTH), tl.float32)")
-        lines.lines.append(f"stored = rounded({new}, rows, row, offset, t, P_DTYPE, STOCHASTIC, SPREAD)")
+        lines.lines += memory.rounded(new, "t")
         lines.lines += ["if STAGE == 1:", "    failed += failures_at(stored, mask)"]
         for key, text in results.items():
-            i = emission.entries.index(key)
-            lines.lines += [f"    if S{i}_DTYPE == tl.float16:"]
-            lines.lines += [f"        failed += failures_at(({text}).to(S{i}_DTYPE), mask)"]
-        lines.lines += ["else:", *indented(["tl.store(p_place, stored, mask)", *stores], 4)]
+            lines.lines += [f"    if {memory.dtype(key)} == tl.float16:"]
+            lines.lines += [f"        failed += failures_at(({text}).to({memory.dtype(key)}), mask)"]
+        lines.lines += ["else:", *indented([*memory.write_rounded(), *stores], 4)]
         finally_ = [
             "if STAGE == 1:",
             "    tl.store(partials + tl.load(tile + INDEX), tl.sum(failed))",
@@ -163,10 +171,10 @@ def emit_pass(emission: TileEmission, number: int) -> str:
         ]
     dtypes = "".join(f" S{i}_DTYPE," for i in range(len(emission.entries)))
     modes = []
-    for place, mode in enumerate(("PLAIN", "COMB", "DEEP")):
-        sizes = f"{place}, {mode}_VECTOR, {mode}_LINES, {mode}_STEPS, {mode}_WIDTH"
+    for form, mode in enumerate(("PLAIN", "COMB", "DEEP")):
+        sizes = f"GROUP, {form}, {mode}_VECTOR, {mode}_LINES, {mode}_STEPS, {mode}_WIDTH"
         call = [f"tile_{number}(", f"    tile, row, tensor, {SHARED}{dtypes}", f"    {sizes}", ")"]
-        modes += [f"if MODES // {1 << place} % 2 == 1:", f"    if mode == {place}:", *indented(call, 8)]
+        modes += [f"if MODES // {1 << form} % 2 == 1:", f"    if mode == {form}:", *indented(call, 8)]
     return filled(
         PASS,
         emission,
@@ -177,6 +185,13 @@ def emit_pass(emission: TileEmission, number: int) -> str:
         each=block([*lines.rows, *lines.lines], 8),
         finally_=block(finally_, 4),
     )
+
+
+def place(lines: Tile, name: str, base: str) -> None:
+    """Lines that find the places of a block's elements."""
+    lines.once.append(f"{name}_base = {base.replace('ALIGNED', 'False')}")
+    lines.lines.append(f"{name}_place = {name}_base + offset")
+    lines.lines.append(f"if VECTOR > 1:\n            {name}_place = tl.multiple_of({name}_place, (1, 1, 16))")
 
 
 def masked(emission: TileEmission, lines: Tile, value: Value) -> str:

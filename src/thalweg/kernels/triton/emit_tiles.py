@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from thalweg.kernels.text import block, indented
 from thalweg.kernels.triton.emit import SCALAR_INPUTS, Decision, Emitted, Lines
 from thalweg.kernels.triton.emit_tile_passes import emit_pass
+from thalweg.kernels.triton.memory import Stored
 from thalweg.kernels.triton.statistics import Statistic
 from thalweg.kernels.triton.tile_emission import TileEmission, base_of, entry_kind, filled, inherited_by
 from thalweg.programs.extents import SMALL, TENSOR, Kinds
@@ -84,9 +85,11 @@ class EmittedTiles(Emitted):
     kept: tuple[str, ...]
 
 
-def emit_tiles(found: Schedule, title: str, kinds: Kinds, *, guarded: bool) -> EmittedTiles:
+def emit_tiles(
+    found: Schedule, title: str, kinds: Kinds, stored: tuple[Stored, ...], *, guarded: bool, random: bool
+) -> EmittedTiles:
     """Kernels of a schedule whose sums go over rows, columns, matrices and whole tensors."""
-    emission = TileEmission(found, kinds=kinds, guarded=guarded)
+    emission = TileEmission(found, stored, random, kinds=kinds, guarded=guarded)
     program, last = found.program, emission.last
     passes = [emit_pass(emission, number) for number in range(last + 1)]
     stats = emission.stats()

@@ -17,6 +17,10 @@ def mix(h):
     return h ^ (h >> 16)
 
 
+#: Whether Triton interprets kernels, as in tests without a GPU.
+INTERPRETED = tl.constexpr(not isinstance(mix, triton.runtime.JITFunction))
+
+
 @triton.jit
 def random_bits(key, t, position):
     """32 random bits for every position (int64). key: of seed, tensor and stream, uint32. t: the step, uint32."""
@@ -41,7 +45,7 @@ def normal(key_of_u, key_of_v, t, position):
 @triton.jit
 def as_stored(x, chance, DTYPE: tl.constexpr, STOCHASTIC: tl.constexpr):
     """x (float32) in the dtype it is stored in: rounded to nearest, or up or down by chance, a uniform number."""
-    if DTYPE == tl.bfloat16:
+    if DTYPE == tl.bfloat16 and (STOCHASTIC or INTERPRETED):
         return rounded_to_bfloat16(x, chance, STOCHASTIC)
     elif DTYPE == tl.float16 and STOCHASTIC:
         return rounded_to_float16(x, chance).to(tl.float16)
@@ -53,7 +57,7 @@ def as_stored(x, chance, DTYPE: tl.constexpr, STOCHASTIC: tl.constexpr):
 def rounded_to_bfloat16(x, chance, STOCHASTIC: tl.constexpr):
     """One of the two bfloat16 neighbours of x, which share all but 16 bits of their patterns with it.
 
-    Also for rounding to nearest: conversions of Triton's interpreter cut off instead.
+    Under Triton's interpreter also for rounding to nearest: its conversions cut off instead.
     """
     pattern = x.to(tl.int32, bitcast=True)
     if STOCHASTIC:

@@ -11,7 +11,7 @@ write       writes parameters and state
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -20,10 +20,11 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.arrays import Axes
+from thalweg.codecs import grouping
 from thalweg.kernels.triton.emit import OWN_FIGURES, Emitted
 from thalweg.kernels.triton.launching import Compiled, kind_of
-from thalweg.kernels.triton.numbers import as_stored, is_finite, uniform
-from thalweg.kernels.triton.tables import COLUMNS, STEP, Operand, Tables, key_of, positions
+from thalweg.kernels.triton.numbers import as_stored, is_finite
+from thalweg.kernels.triton.tables import COLUMNS, STEP, Operand, Tables, chance_of
 from thalweg.programs.host import function_of, options_of
 from thalweg.rules import Rule
 from thalweg.settings import Handling
@@ -33,7 +34,13 @@ CHUNK, WARPS = 2048, 4
 #: Tensors that one program decides on.
 DECIDED = 128
 
-DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+DTYPES = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.int8: tl.int8,
+    torch.uint8: tl.uint8,
+}
 NARROW = (torch.bfloat16, torch.float16)
 #: Stages of the kernels over chunks.
 MEASURE, REHEARSE, WRITE = 0, 1, 2
@@ -62,6 +69,12 @@ class Sum(NamedTuple):
     axes: Axes
 
 
+def group_of(operand: Operand, stacked_axes: int) -> int:
+    """How many neighbours share a scale, of those that are codes; all operands of one kind are grouped alike."""
+    groups = grouping(operand.shape or tuple(operand.p.shape), stacked_axes)
+    return 1 if groups is None or all(scales is None for scales in operand.scales) else groups.size
+
+
 class Passes:
     """A rule's passes over one list of operands, with tables and scratch memory that are kept between steps."""
 
@@ -76,15 +89,23 @@ class Passes:
         handling: Handling,
         emitted: Emitted,
         sums: int,
-        stored: Sequence[Any],
+        stored: Mapping[str, Any],
     ) -> None:
-        """sums: how many are made for each tensor. stored: the dtypes of the entries of the state."""
-        self.rule, self.handling, self.emitted, self.stored = rule, handling, emitted, stored
+        """sums: how many are made for each tensor. stored: the dtypes of the entries of the state, by key."""
+        self.rule, self.handling, self.emitted = rule, handling, emitted
+        self.stored = list(stored.values())
         self.last, sums = len(emitted.sums) - 1, max(1, sums)
         self.guarded = handling.on_nonfinite != "propagate"
         self.p_dtype, self.g_dtype = operands[0].p.dtype, grads[0].dtype
         self.spread = any(operand.width for operand in operands)
-        self.tables = Tables(operands, grads, rule.stacked_axes, handling.seed, self.CHUNK)
+        first = operands[0]
+        groups = (
+            grouping(first.shape or tuple(first.p.shape), rule.stacked_axes)
+            if any(x is not None for x in first.scales)
+            else None
+        )
+        self.group = 1 if groups is None else groups.size
+        self.tables = Tables(operands, grads, list(stored), rule.stacked_axes, handling.seed, self.CHUNK)
         self.compiled = Compiled()
         self.uploads, self.device, rows = self.tables.uploads, self.tables.device, self.tables.count
         numbers = function_of(emitted.numbers)(options_of(rule))
@@ -151,6 +172,7 @@ class Passes:
             LR_IS_TENSOR=isinstance(step.lr, Tensor),
             P_DTYPE=DTYPES[self.p_dtype],
             G_DTYPE=DTYPES[self.g_dtype],
+            GROUP=self.group,
             **self.dtypes(),
         )
 
@@ -191,7 +213,7 @@ def rounded(new, rows, row, index, t, P_DTYPE: tl.constexpr, STOCHASTIC: tl.cons
     """New values of a parameter's elements at step t, rounded as it is stored."""
     chance = 0.0
     if STOCHASTIC:
-        chance = uniform(key_of(rows, row), t.to(tl.uint32), positions(rows, row, index, SPREAD))
+        chance = chance_of(rows, row, 0, index, t, SPREAD)
     return as_stored(new, chance, P_DTYPE, STOCHASTIC)
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Collection, Mapping
 
 from thalweg.arrays import Shape
+from thalweg.codecs import CODECS, grouping, scale_key
 from thalweg.kernels.shown import reason_unread
 from thalweg.kernels.triton import READS
+from thalweg.programs.extents import kinds_of, spread_shapes
 from thalweg.programs.parted import reason_unparted
 from thalweg.programs.served import reason_underived
+from thalweg.programs.trace import example_of, trace
 from thalweg.rules import Kron, Rule, WholeRule
 from thalweg.rules.entries import Count, Factor
 from thalweg.settings import Setting
@@ -36,17 +41,41 @@ def reason_against(setting: Setting, shape: Shape, dtype: str, state: Mapping[st
         return unserved
     if dtype not in DTYPES:
         return f"there is no fused kernel for {dtype} on GPUs"
-    if setting.handling.beyond_dtypes:
-        return f"there is no fused kernel for {setting.handling.beyond_dtypes} on GPUs"
     entries = rule.entries(shape)
-    if any(kept not in DTYPES for key, (_, kept) in state.items() if not isinstance(entries.get(key), Count)):
+    numbers = [kept for key, (_, kept) in state.items() if not isinstance(entries.get(key), Count)]
+    if any(kept not in (*DTYPES, *CODECS) for kept in numbers):
         return "there is no fused kernel for state of float64 on GPUs"
+    if unserved := reason_against_storage(setting, rule, shape, is_coded=any(scale_key(key) in state for key in state)):
+        return unserved
     if isinstance(rule, Kron):
         from thalweg.kernels.triton.kron_served import reason_unserved
 
         (factors, *_) = (state[key][1] for key in rule.keys(shape, Factor))
         return reason_unserved(rule, setting.handling, shape, dtype, factors)
     return ""
+
+
+def reason_against_storage(setting: Setting, rule: Rule, shape: Shape, *, is_coded: bool) -> str:
+    """Why fused kernels cannot read and write state as it is kept, "" if they can. is_coded: whether some is codes."""
+    name, handling = type(rule).__name__, setting.handling
+    if is_by_hand(rule) and handling.beyond_dtypes:
+        return f"there is no fused kernel of {name} for {handling.beyond_dtypes}"
+    if isinstance(rule, WholeRule) and handling.state_rounding == "stochastic":
+        return f"there is no fused kernel of {name} for state_rounding='stochastic'"
+    if is_coded and not isinstance(rule, WholeRule) and cuts_groups(rule, shape):
+        return f"tiles of rows and columns of a tensor of shape {shape} cut its groups of codes"
+    return ""
+
+
+@functools.lru_cache(maxsize=1024)
+def cuts_groups(rule: Rule, shape: Shape) -> bool:
+    """Whether a tensor is stepped tile by tile, and its lines do not end with a group, or are not of columns alone."""
+    groups, example = grouping(shape, rule.stacked_axes), example_of(rule, shape)
+    program = trace(rule, example, spread_shapes(rule.entries(example), example))
+    axes = kinds_of(program, rule.stacked_axes).axes
+    if groups is None or axes is None:
+        return False
+    return math.prod(shape[axes[1] + 1 :]) != 1 or shape[axes[1]] % groups.size != 0
 
 
 def reason_against_guards(setting: Setting) -> str:
@@ -69,6 +98,6 @@ def reason_against_shard(setting: Setting, shape: Shape, sharded: Collection[int
         return ""
     if rule.stacked_axes:
         return "it is sharded, and GPU kernels step shards only with stacked_axes=0"
-    if setting.handling.rounding == "stochastic" and sum(axis > 0 for axis in sharded) > 1:
-        return "it is sharded along several axes beyond the first, and GPU kernels then need rounding='nearest'"
+    if setting.handling.is_random and sum(axis > 0 for axis in sharded) > 1:
+        return "it is sharded along several axes beyond the first, and GPU kernels then round to the nearest alone"
     return ""

@@ -15,13 +15,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.boundary import ROUNDING_STREAM
+from thalweg.boundary import ROUNDING_STREAM, state_stream
 from thalweg.kernels.triton.launching import Compiled
+from thalweg.kernels.triton.numbers import uniform
+from thalweg.programs.served import ROOM
 from thalweg.rules.noise import stream_key, tensor_id
 
-# Columns of the table of rows.
-P, STATE, SIZE, POSITION, WIDTH, WHOLE_WIDTH, KEY, STEP, COLUMNS = (
-    tl.constexpr(c) for c in (0, 1, 4, 5, 6, 7, 8, 9, 10)
+# Columns of the table of rows. There are keys of random bits, and scales of codes, for the parameter and each entry.
+P, STATE, RECORD, SIZE, POSITION, WIDTH, WHOLE_WIDTH, STEP, KEYS, SCALES, COLUMNS = (
+    tl.constexpr(c) for c in (0, 1, 4, 5, 6, 7, 8, 9, 10, 14, 18)
 )
 #: Addresses from which the widest loads can be made are multiples of this.
 ALIGNMENT = 16
@@ -35,6 +37,10 @@ class Operand(NamedTuple):
     #: In the order of the kernels; None: there is none.
     entries: tuple[Tensor | None, ...]
     step: Tensor
+    #: Of the parameter and of each entry, where they are codes.
+    scales: tuple[Tensor | None, ...] = ()
+    #: Of what rounding has cost the parameter.
+    record: Tensor | None = None
     #: Of the first element in the whole parameter.
     position: int = 0
     #: Elements that follow each other here, and how far on the next run of them is in the whole; 0: all do.
@@ -44,29 +50,32 @@ class Operand(NamedTuple):
     shape: tuple[int, ...] | None = None
 
 
-def rows_of(operand: Operand, stacked_axes: int, seed: int) -> list[list[int]]:
-    """The rows of one operand: one for each stacked slice, which are tensors by themselves."""
+def rows_of(operand: Operand, keys: Sequence[str], stacked_axes: int, seed: int) -> list[list[int]]:
+    """The rows of one operand: one for each stacked slice, which are tensors by themselves. keys: of its entries."""
     p = operand.p
     size = math.prod(p.shape[stacked_axes:])
     slices = math.prod(p.shape[:stacked_axes])
-    key = stream_key(seed, tensor_id(operand.name), ROUNDING_STREAM)
+    streams = [ROUNDING_STREAM, *map(state_stream, keys)]
+    bits = [stream_key(seed, tensor_id(operand.name), stream) for stream in streams]
 
     def address(tensor: Tensor | None, index: int) -> int:
         if tensor is None or not slices:
             return 0
         return tensor.data_ptr() + index * (tensor.numel() // slices) * tensor.element_size()
 
-    entries = (*operand.entries, None, None, None)[:3]
+    nothing = (None,) * (1 + ROOM)
+    tensors = (p, *(*operand.entries, *nothing)[:ROOM], operand.record)
+    scales = (*operand.scales, *nothing)[: 1 + ROOM]
     return [
         [
-            address(p, i),
-            *(address(entry, i) for entry in entries),
+            *(address(tensor, i) for tensor in tensors),
             size,
             operand.position + i * size,
             operand.width or size or 1,
             operand.whole_width or size or 1,
-            key,
             operand.step.data_ptr(),
+            *(*bits, *[0] * ROOM)[: 1 + ROOM],
+            *(address(tensor, i) for tensor in scales),
         ]
         for i in range(slices)
     ]
@@ -110,11 +119,19 @@ class Uploads:
 class Tables:
     """Rows and chunks of some operands."""
 
-    def __init__(self, operands: Sequence[Operand], grads: Sequence[Tensor], stacked_axes: int, seed: int, chunk: int):
+    def __init__(
+        self,
+        operands: Sequence[Operand],
+        grads: Sequence[Tensor],
+        keys: Sequence[str],
+        stacked_axes: int,
+        seed: int,
+        chunk: int,
+    ) -> None:
         self.operands = operands
         self.device = operands[0].p.device
         self.uploads = Uploads(self.device)
-        by_operand = [rows_of(operand, stacked_axes, seed) for operand in operands]
+        by_operand = [rows_of(operand, keys, stacked_axes, seed) for operand in operands]
         self.slices = [len(rows) for rows in by_operand]
         self.count = sum(self.slices)
         rows = torch.tensor([row for own in by_operand for row in own], dtype=torch.int64).reshape(-1, COLUMNS.value)
@@ -196,9 +213,10 @@ def step_number(rows, row, mask=None):
 
 
 @triton.jit
-def key_of(rows, row):
-    """What sets a parameter's random bits apart from those of others."""
-    return tl.load(rows + row * COLUMNS + KEY).to(tl.uint32)
+def chance_of(rows, row, which: tl.constexpr, index, t, SPREAD: tl.constexpr):
+    """Uniform numbers that decide where elements are rounded at step t: those of a parameter (0), or of an entry."""
+    key = tl.load(rows + row * COLUMNS + KEYS + which).to(tl.uint32)
+    return uniform(key, t.to(tl.uint32), positions(rows, row, index, SPREAD))
 
 
 @triton.jit

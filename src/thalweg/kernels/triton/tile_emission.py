@@ -26,6 +26,8 @@ COUNTS = {
 
 @dataclass
 class TileEmission(Emission):
+    INDEX = "offset"
+
     kinds: Kinds = field(kw_only=True)
     guarded: bool = field(kw_only=True)
     #: What is kept between passes, by value: its statistic. Of it and of figures: the first pass that reads it.
@@ -114,5 +116,4 @@ def filled(template: str, emission: Emission, **given: Any) -> str:
 
 def base_of(emission: Emission, key: str) -> str:
     """Where what is kept for rows or columns begins."""
-    i = emission.entries.index(key)
-    return f"address(rows, row, STATE + {i}, S{i}_DTYPE, False)"
+    return emission.memory.base(key).replace("ALIGNED", "False")

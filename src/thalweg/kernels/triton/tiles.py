@@ -325,6 +325,15 @@ def lanes_of(
 
 
 @triton.jit
+def groups_at(origin, first, end, between, run, along, GROUP: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr):
+    """Of a plain block: which groups of codes it has, and which of these are inside. Lines are of whole groups."""
+    index = tl.arange(0, LINES * WIDTH // GROUP)
+    i = first + index // (WIDTH // GROUP)
+    place = along.to(tl.int64) * WIDTH + index % (WIDTH // GROUP) * GROUP
+    return ((origin + i * between) * run + place) // GROUP, (i < end) & (place < run)
+
+
+@triton.jit
 def by_place(x, MODE: tl.constexpr):
     """Sums over the columns of a block, for each line and each place behind columns."""
     tl.static_assert(MODE != COMB)

@@ -88,7 +88,7 @@ def is_served_dtype(p: Tensor) -> bool:
 
 
 def name_of(x: Tensor) -> str:
-    return NAMES.get(x.dtype, str(x.dtype))
+    return NAMES.get(x.dtype, str(x.dtype).removeprefix("torch."))
 
 
 def reason_missing_for(p: Tensor) -> str | None:
@@ -164,7 +164,7 @@ def reason_against_layout(setting: Setting, p: Tensor, entries: Sequence[Tensor]
     if p.is_contiguous() and all(entry.is_contiguous() for entry in entries):
         return ""
     alike = is_dense(p) and all(e.shape == p.shape and e.stride() == p.stride() for e in entries)
-    if alike and not setting.rule.stacked_axes and setting.handling.rounding == "nearest":
+    if alike and not setting.rule.stacked_axes and not setting.handling.is_random:
         return ""
     return f"it or its state is not contiguous in memory (its strides are {p.stride()})"
 

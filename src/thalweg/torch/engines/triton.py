@@ -12,8 +12,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from thalweg.codecs import scale_key
+from thalweg.programs.trace import PARAMETER
 from thalweg.rules import Kron, WholeRule
 from thalweg.spaces.sharded import Part
+from thalweg.storage import RECORD
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
 from thalweg.torch.engines.triton_whole import KronLaunch, Room, WholeLaunch
 from thalweg.torch.sharding.collectives import Computation, Question, summed
@@ -135,12 +138,14 @@ def operand_of(name: str, p: Tensor, state: Mapping[str, Tensor], keys: Sequence
     from thalweg.kernels.triton.tables import Operand
 
     entries = tuple(state.get(key) for key in keys)
+    scales = tuple(state.get(scale_key(key)) for key in (PARAMETER, *keys))
+    given = name, p, entries, state["step"], scales, state.get(RECORD)
     if part is None:
-        return Operand(name, p, entries, state["step"])
+        return Operand(*given)
     divided = [axis for axis, groups in enumerate(part.groups) if groups and axis > 0]
     width = math.prod(p.shape[divided[0] :]) if divided else 0
     whole_width = math.prod(part.shape[divided[0] :]) if divided else 0
-    return Operand(name, p, entries, state["step"], part.position, width, whole_width, part.shape)
+    return Operand(*given, part.position, width, whole_width, part.shape)
 
 
 def passes_for(bucket: Bucket, grads: Sequence[Tensor]) -> Any:

@@ -7,7 +7,7 @@ kernels of its own for all of it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeAlias, cast
@@ -15,11 +15,14 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
+from thalweg.codecs import scale_key
 from thalweg.kernels.chunks import WHOLE_CHUNK
 from thalweg.programs.parted import SHOWN, first_part, last_part
+from thalweg.programs.trace import PARAMETER
 from thalweg.rules import WholeRule
 from thalweg.settings import Handling
 from thalweg.spaces import torch as xp
+from thalweg.storage import RECORD
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.sharding.collectives import Computation
 
@@ -61,12 +64,15 @@ class Stack:
         self.last = by_elements(self.for_last(bucket, self.shown.unbind()), self.shown.unbind())
 
     def for_first(self, bucket: Bucket) -> Bucket:
-        states = [{SHOWN: x, "step": s["step"]} for x, s in zip(self.shown.unbind(), bucket.states, strict=True)]
+        states = [
+            {SHOWN: x, "step": s["step"], **given(s, {scale_key(self.key): scale_key(PARAMETER)})}
+            for x, s in zip(self.shown.unbind(), bucket.states, strict=True)
+        ]
         kept = [s[self.key] for s in bucket.states]
         return replace(bucket, params=kept, states=states, setting=self.first_setting, lr=1.0, lr_scale=1.0)
 
     def for_last(self, bucket: Bucket, made: Sequence[Tensor]) -> Bucket:
-        states = [{"step": s["step"]} for s in bucket.states]
+        states = [{"step": s["step"], **given(s, {RECORD: RECORD})} for s in bucket.states]
         return replace(bucket, grads=made, states=states, setting=self.last_setting, grad_scale=None)
 
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
@@ -147,6 +153,11 @@ class WholeLaunch:
                 return {**self.rate, **{key: own.reshape(count, -1, 1, 1)[index] for key, own in stack.figures.items()}}
             index -= count
         raise IndexError(index)
+
+
+def given(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+    """Some of a state, where it has them, under other names."""
+    return {own: state[key] for key, own in names.items() if key in state}
 
 
 def chunks_of(bucket: Bucket, grads: Sequence[Tensor]) -> list[Bucket]:

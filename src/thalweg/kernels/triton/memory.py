@@ -1,0 +1,112 @@
+"""How emitted kernels read and write memory: in a dtype, as codes with scales, rounded at random, beside a record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from thalweg.programs.trace import GRADIENT, PARAMETER, Program
+from thalweg.storage import RECORD
+
+
+class Stored(NamedTuple):
+    """How p, g, an entry of the state or the record of what rounding has cost is stored."""
+
+    key: str
+    bytes: int
+    #: Whether reading it back gives what was computed.
+    exact: bool
+
+
+def sizes_of(stored: Iterable[Stored]) -> dict[str, int]:
+    """Bytes by key. A record is read and written with its parameter."""
+    size = {own.key: own.bytes for own in stored}
+    size[PARAMETER] += size.pop(RECORD, 0)
+    return size
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of a program's parameter, gradient and state, as lines of Triton that read and write it."""
+
+    program: Program
+    stored: tuple[Stored, ...]
+    #: Whether state as large as its parameter is rounded at random.
+    random: bool
+    #: Where the elements of a block are in a tensor.
+    index: str
+
+    def short(self, key: str) -> str:
+        return key if key in (PARAMETER, GRADIENT) else f"s{self.program.entries.index(key)}"
+
+    def is_coded(self, key: str) -> bool:
+        """Whether it is kept in eight bits, beside scales."""
+        return any(own.key == key and own.bytes == 1 for own in self.stored)
+
+    def is_random(self, key: str) -> bool:
+        large = self.program.memory[key] == self.program.memory[PARAMETER]
+        return self.random and large and any(own.key == key and not own.exact for own in self.stored)
+
+    @property
+    def has_record(self) -> bool:
+        return any(own.key == RECORD for own in self.stored)
+
+    def dtype(self, key: str) -> str:
+        return f"{self.short(key).upper()}_DTYPE"
+
+    def which(self, key: str) -> int:
+        """Its place among the columns that a table has for the parameter and each entry."""
+        return 0 if key == PARAMETER else 1 + self.program.entries.index(key)
+
+    def base(self, key: str) -> str:
+        """Where it begins."""
+        if key == GRADIENT:
+            return "pointer(tl.load(gradients + row), G_DTYPE, ALIGNED)"
+        column = "P" if key == PARAMETER else f"STATE + {self.which(key) - 1}"
+        return f"address(rows, row, {column}, {self.dtype(key)}, ALIGNED)"
+
+    def scales(self, key: str) -> str:
+        """Where its scales begin."""
+        return f"address(rows, row, SCALES + {self.which(key)}, tl.float32, False)"
+
+    @property
+    def record(self) -> str:
+        """Where the record begins."""
+        return "address(rows, row, RECORD, tl.int8, ALIGNED)"
+
+    def read(self, key: str) -> str:
+        """Its numbers."""
+        name = self.short(key)
+        if self.is_coded(key):
+            return f"decoded({name}_place, {name}_scales, mask, groups_mask, GROUP)"
+        numbers = f"loaded({name}_place, mask)"
+        if key == PARAMETER and self.has_record:
+            return f"with_record({numbers}, record_place, mask, P_DTYPE)"
+        return numbers
+
+    def write(self, key: str, numbers: str, t: str) -> str:
+        """Store new numbers of an entry at step t."""
+        name, random = self.short(key), self.is_random(key)
+        chance = f"chance_of(rows, row, {self.which(key)}, {self.index}, {t}, SPREAD)" if random else "0.0"
+        if self.is_coded(key):
+            return f"store_coded({name}_place, {name}_scales, {numbers}, {chance}, mask, groups_mask, GROUP, {random})"
+        return f"tl.store({name}_place, as_stored({numbers}, {chance}, {self.dtype(key)}, {random}), mask)"
+
+    def write_all(self, results: Mapping[str, str], t: str) -> list[str]:
+        return [self.write(key, numbers, t) for key, numbers in results.items()]
+
+    def rounded(self, new: str, t: str) -> list[str]:
+        """The parameter as it is to be stored."""
+        if self.is_coded(PARAMETER):
+            return [f"stored = {new}"]
+        return [
+            f"new = {new}",
+            f"stored = rounded(new, rows, row, {self.index}, {t}, P_DTYPE, STOCHASTIC, SPREAD)",
+        ]
+
+    def write_rounded(self) -> list[str]:
+        if self.is_coded(PARAMETER):
+            return [self.write(PARAMETER, "stored", "0.0")]
+        record = ["tl.store(record_place, record_of(new, stored), mask)"] if self.has_record else []
+        return ["tl.store(p_place, stored, mask)", *record]
