@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from world import world
-from world_lean import refused, resumed, saved, state_apart
+from world_lean import kernel_state_apart, refused, resumed, saved, state_apart
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 
@@ -22,6 +22,13 @@ def test_the_same_bits_in_every_layout(rule: str, size: int, layout: str) -> Non
     for apart in world(size).run(state_apart, rule, layout, LEAN):
         wanted = [entry for entry in apart if rule == "LAMB" or "momentum" in entry]
         assert wanted == []
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_the_same_bits_by_kernels_for_gpus(layout: str) -> None:
+    pytest.importorskip("triton")
+    options = dict(LEAN, rounding="compensated")
+    assert world(2).run(kernel_state_apart, "LAMB", layout, options) == [[]] * 2
 
 
 def test_a_shard_that_cuts_a_group_is_refused_on_every_rank() -> None:

@@ -52,17 +52,27 @@ def whole(x: Any) -> Any:
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
-def state_apart(rule: str, layout: str, options: Mapping[str, Any]) -> list[str]:
+def state_apart(
+    rule: str, layout: str, options: Mapping[str, Any], names: Sequence[str] = tuple(SHAPES), steps: int = 3
+) -> list[str]:
     """Entries of the state that differ in any bit from those of one process."""
-    (params, optimizer), (alone, single) = (made(rule, each, options) for each in (layout, "whole"))
-    stepped(params, optimizer, layout, 0, 3)
-    stepped(alone, single, "whole", 0, 3)
+    (params, optimizer), (alone, single) = (made(rule, each, options, names) for each in (layout, "whole"))
+    stepped(params, optimizer, layout, 0, steps)
+    stepped(alone, single, "whole", 0, steps)
     return [
         f"{name}: {key}"
         for name, p in params.items()
         for key, entry in optimizer.state[p].items()
         if not torch.equal(whole(entry), single.state[alone[name]][key])
     ]
+
+
+def kernel_state_apart(rule: str, layout: str, options: Mapping[str, Any]) -> list[str]:
+    """The same where kernels for GPUs are interpreted."""
+    from interpreter import serving
+
+    with serving():
+        return state_apart(rule, layout, dict(options, engine="fused"), ("matrix",), 2)
 
 
 def refused(layout: str, shape: Sequence[int]) -> str:

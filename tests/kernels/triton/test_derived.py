@@ -16,6 +16,7 @@ from thalweg import rules
 from thalweg.arrays import Scalar, Squares
 from thalweg.errors import OptionError
 from thalweg.kernels.triton.derived import kernels_for
+from thalweg.kernels.triton.memory import Stored
 from thalweg.programs.served import reason_underived
 from thalweg.rules import Rule, Update
 from thalweg.rules.blocks import average
@@ -189,13 +190,13 @@ def test_a_mutant_steps_otherwise(optimizer_of: Any) -> None:
 
 
 def test_numbers_compile_nothing_anew() -> None:
-    dtypes = (("p", 4, True), ("g", 4, True), ("exp_avg", 4, True), ("exp_avg_sq", 4, True))
+    stored = tuple(Stored(key, 4, True) for key in ("p", "g", "exp_avg", "exp_avg_sq"))
     sources = {
-        kernels_for(rules.LAMB(betas=(b, 0.99), weight_decay=d, eps=e), (2,), dtypes, False, False).passes[0]
+        kernels_for(rules.LAMB(betas=(b, 0.99), weight_decay=d, eps=e), (2,), stored, False, False).passes[0]
         for b, d, e in ((0.9, 0.1, 1e-6), (0.8, 0.2, 1e-8))
     }
     assert len(sources) == 1
-    once = kernels_for(replace(rules.LAMB(), trust=False), (2,), dtypes, False, False)
+    once = kernels_for(replace(rules.LAMB(), trust=False), (2,), stored, False, False)
     assert len(once.passes) == 1, "nothing waits for a sum"
 
 

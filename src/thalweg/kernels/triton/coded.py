@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from thalweg import codecs
-from thalweg.kernels.triton.numbers import power_of_2
+from thalweg.kernels.triton.numbers import INTERPRETED, power_of_2
 
 ONE, LEAST_SCALE = tl.constexpr(codecs.ONE), tl.constexpr(codecs.LEAST_SCALE)
 SIGNED_STEP, SIGNED_SHARE, SIGNED_MOST = (
@@ -44,12 +44,16 @@ def decoded(place, scales, mask, groups, GROUP: tl.constexpr):
     if codes.dtype == tl.int8:
         # a byte in the place of a number's sign and exponent: fewer instructions than to widen it as a number
         high = folded(codes.to(tl.uint8, bitcast=True).to(tl.int32) << 24, GROUP)
-        ratios = ((tl.abs(high) >> 5) + ONE).to(tl.float32, bitcast=True) - 1.0
-        ratios = (ratios.to(tl.int32, bitcast=True) | (high & -0x80000000)).to(tl.float32, bitcast=True)
+        ratios, scale = ((tl.abs(high) >> 5) + ONE).to(tl.float32, bitcast=True), scale[:, None]
+        if INTERPRETED:  # which rounds products by themselves
+            sizes = (ratios - 1.0) * scale
+        else:
+            sizes = tl.fma(ratios, scale, -scale)
+        numbers = (sizes.to(tl.int32, bitcast=True) ^ (high & -0x80000000)).to(tl.float32, bitcast=True)
     else:
         steps = folded(codes.to(tl.int32), GROUP)
-        ratios = (steps * SQUARE_STEP + SQUARE_FIRST).to(tl.float32, bitcast=True)
-    return tl.reshape(ratios * scale[:, None], codes.shape)
+        numbers = (steps * SQUARE_STEP + SQUARE_FIRST).to(tl.float32, bitcast=True) * scale[:, None]
+    return tl.reshape(numbers, codes.shape)
 
 
 @triton.jit
@@ -67,7 +71,7 @@ def store_coded(place, scales, x, chance, mask, groups, GROUP: tl.constexpr, STO
     # a quotient that is rounded as that of a division is, by what is left of the number: far cheaper than a division
     sizes = sizes.to(tl.float32, bitcast=True)
     ratios = sizes * inverse
-    ratios = tl.fma(tl.fma(-ratios, scale[:, None], sizes), inverse, ratios)
+    ratios = tl.fma(tl.fma(ratios, -scale[:, None], sizes), inverse, ratios)
     # what is not finite has code 0, as zeros have
     LEAST: tl.constexpr = 0.0 if SIGNED else SQUARE_LEAST
     ratios = tl.where(ratios > LEAST, ratios, LEAST)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.arrays import Shape
-from thalweg.codecs import bytes_of
 from thalweg.kernels.triton.derived import (
     DerivedPasses,
     elements_of,
@@ -22,24 +21,18 @@ from thalweg.kernels.triton.derived import (
     traced,
     whole_of,
 )
-from thalweg.kernels.triton.derived import kernels_for as whole_kernels
 from thalweg.kernels.triton.emit_tiles import EmittedTiles, emit_tiles
 from thalweg.kernels.triton.launching import kind_of
 from thalweg.kernels.triton.memory import Stored, sizes_of
 from thalweg.kernels.triton.passes import DECIDED, MEASURE, REHEARSE, WRITE, Passes, Step, Sum
-from thalweg.kernels.triton.served import is_by_hand, reason_against_guards
 from thalweg.kernels.triton.statistics import COMPUTED, Statistics
 from thalweg.kernels.triton.tables import ALIGNMENT, Operand, add_up
 from thalweg.kernels.triton.tiles import MEASURING, STEPPING, Grid, cut_to_measure, cut_to_step, matrices_of
 from thalweg.programs.extents import ELEMENT, TENSOR, Kinds, kinds_of
-from thalweg.programs.parted import SHOWN, first_part, last_part, reason_unparted
 from thalweg.programs.schedule import schedule
-from thalweg.programs.served import reason_underived
-from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
-from thalweg.rules import Rule, WholeRule
-from thalweg.settings import Handling, Setting
-from thalweg.storage import RECORD
-from thalweg.storage import kept as kept_for
+from thalweg.programs.trace import example_of
+from thalweg.rules import Rule
+from thalweg.settings import Handling
 
 
 def passes_for(
@@ -56,49 +49,6 @@ def passes_for(
     program = traced(rule, example_for(operands, rule), rated)
     made = DerivedPasses if kinds_of(program, rule.stacked_axes).axes is None else TilePasses
     return made(operands, grads, rule, handling, keys, sharded=sharded, rated=rated)
-
-
-def source_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool = True) -> str:
-    """The Triton that steps parameters of this kind, or why there is none that was made from the rule."""
-    rule, handling = setting.rule_at(1), setting.handling
-    if is_by_hand(rule):
-        return f"# the kernels of {type(rule).__name__} are written by hand\n"
-    if isinstance(rule, WholeRule):
-        return source_of_parts(setting, rule, shape, dtype)
-    if reason := reason_underived(rule, shape):
-        return f"# {reason}\n"
-    kept = {key: own for key, (_, own) in kept_for(rule, handling, shape, dtype).items()}
-    own = {key: kept[key] for key in (*rule.entries(shape), RECORD) if key in kept}
-    stored = stored_in({PARAMETER: dtype, GRADIENT: dtype, **own})
-    example, guarded = example_of(rule, shape), handling.on_nonfinite != "propagate"
-    facts = rule, example, stored, guarded, False, has_lr, handling.state_rounding == "stochastic"
-    if kinds_of(traced(rule, example, has_lr), rule.stacked_axes).axes is None:
-        return whole_kernels(*facts).emitted.source
-    return kernels_for(*facts)[0].source
-
-
-def stored_in(dtypes: Mapping[str, str]) -> tuple[Stored, ...]:
-    return tuple(Stored(key, bytes_of(dtype), dtype == "float32") for key, dtype in dtypes.items())
-
-
-def source_of_parts(setting: Setting, rule: WholeRule, shape: Shape, dtype: str) -> str:
-    """The Triton of the first and the last part of a rule that needs whole tensors, or why there is none."""
-    if reason := reason_unparted(rule, shape) or reason_against_guards(setting):
-        return f"# {reason}\n"
-    kept = {key: own for key, (_, own) in kept_for(rule, setting.handling, shape, dtype).items()}
-    (momentum,) = (kept[key] for key in rule.entries(shape))
-    record = {RECORD: kept[RECORD]} if RECORD in kept else {}
-    shown = rule.dtype_shown("float32")
-    parts: list[tuple[Rule, dict[str, str]]] = [
-        (first_part(rule), {PARAMETER: momentum, GRADIENT: dtype, SHOWN: shown}),
-        (last_part(rule), {PARAMETER: dtype, GRADIENT: shown, **record}),
-    ]
-    found = []
-    for part, stored in parts:
-        kernels = whole_kernels(part, example_of(part, shape), stored_in(stored), False, False, True)
-        found.append(kernels.emitted.source)
-    between = "# between them: matrix products by library calls\n"
-    return between.join(found)
 
 
 def example_for(operands: Sequence[Operand], rule: Rule) -> Shape:

@@ -195,7 +195,7 @@ class Elements(Lines):
             if not isinstance(below, Value) or below.extent != self.emission.large:
                 # one division for each tensor instead of one for each element
                 return f"{self.of(value.args[0])} * {self.of(value.graph.apply('div', 1.0, below))}"
-        return self.operation(value)
+        return self.operation(value, **self.emission.memory.operations)
 
 
 def emit(found: Schedule, title: str, stored: tuple[Stored, ...], *, random: bool = False) -> Emitted:

@@ -49,6 +49,11 @@ class Memory:
         return self.random and large and any(own.key == key and not own.exact for own in self.stored)
 
     @property
+    def operations(self) -> dict[str, str]:
+        """Operations on elements that have another text: with codes, passes have more to compute than to read."""
+        return {"div": "quotient({0}, {1})"} if any(map(self.is_coded, self.program.memory)) else {}
+
+    @property
     def has_record(self) -> bool:
         return any(own.key == RECORD for own in self.stored)
 

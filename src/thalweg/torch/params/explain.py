@@ -55,7 +55,7 @@ def source_of(setting: Setting, p: Tensor, *, has_lr: bool) -> str:
     """The source of the fused code that steps such a parameter, or why there is none."""
     shape, dtype = tuple(p.shape), xp.dtype(p)
     if p.device.type in triton.DEVICES and triton.reason_missing() is None:
-        from thalweg.kernels.triton.derived_tiles import source_of
+        from thalweg.kernels.triton.explained import source_of
 
         return source_of(setting, shape, dtype, has_lr=has_lr)
     return native_source(setting, shape, dtype, has_lr=has_lr)

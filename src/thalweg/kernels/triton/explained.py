@@ -1,0 +1,58 @@
+"""The Triton that steps parameters, for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from thalweg.arrays import Shape
+from thalweg.codecs import bytes_of
+from thalweg.kernels.triton.derived import kernels_for, traced
+from thalweg.kernels.triton.derived_tiles import kernels_for as tile_kernels_for
+from thalweg.kernels.triton.memory import Stored
+from thalweg.kernels.triton.served import is_by_hand, reason_against
+from thalweg.programs.extents import kinds_of
+from thalweg.programs.parted import SHOWN, first_part, last_part
+from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
+from thalweg.rules import Rule, WholeRule
+from thalweg.settings import Setting
+from thalweg.storage import RECORD
+from thalweg.storage import kept as kept_for
+
+
+def source_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool = True) -> str:
+    """The Triton that steps parameters of this kind, or why there is none that was made from the rule."""
+    rule, handling = setting.rule_at(1), setting.handling
+    kept = kept_for(rule, handling, shape, dtype)
+    if reason := reason_against(setting, shape, dtype, kept):
+        return f"# {reason}\n"
+    if is_by_hand(rule):
+        return f"# the kernels of {type(rule).__name__} are written by hand\n"
+    dtypes = {PARAMETER: dtype, GRADIENT: dtype}
+    dtypes |= {key: kept[key][1] for key in (*rule.entries(shape), RECORD) if key in kept}
+    if isinstance(rule, WholeRule):
+        return source_of_parts(rule, shape, dtypes)
+    stored = stored_in(dtypes)
+    example, guarded = example_of(rule, shape), handling.on_nonfinite != "propagate"
+    facts = rule, example, stored, guarded, False, has_lr, handling.state_rounding == "stochastic"
+    if kinds_of(traced(rule, example, has_lr), rule.stacked_axes).axes is None:
+        return kernels_for(*facts).emitted.source
+    return tile_kernels_for(*facts)[0].source
+
+
+def stored_in(dtypes: Mapping[str, str]) -> tuple[Stored, ...]:
+    return tuple(Stored(key, bytes_of(dtype), dtype == "float32") for key, dtype in dtypes.items())
+
+
+def source_of_parts(rule: WholeRule, shape: Shape, dtypes: Mapping[str, str]) -> str:
+    """The Triton of the first and the last part of a rule that needs whole tensors."""
+    (key,), shown = rule.entries(shape), rule.dtype_shown("float32")
+    parts: list[tuple[Rule, dict[str, str]]] = [
+        (first_part(rule), {PARAMETER: dtypes[key], GRADIENT: dtypes[GRADIENT], SHOWN: shown}),
+        (last_part(rule), {**{name: dtypes[name] for name in dtypes if name != key}, GRADIENT: shown}),
+    ]
+    found = [
+        kernels_for(part, example_of(part, shape), stored_in(stored), False, False, True).emitted.source
+        for part, stored in parts
+    ]
+    between = "# between them: matrix products by library calls\n"
+    return between.join(found)
