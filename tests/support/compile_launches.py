@@ -25,7 +25,7 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-SHAPES = {"vector": (130,), "matrix": (70, 40), "kernel": (9, 7, 3, 2), "long": (3000,)}
+SHAPES = {"vector": (130,), "matrix": (70, 40), "kernel": (9, 7, 3, 2), "long": (3000,), "grouped": (64, 64)}
 compiled: set[str] = set()
 
 

@@ -16,6 +16,7 @@ SCRIPT = Path(__file__).parents[2] / "support" / "compile_launches.py"
 NARROW: dict[str, Any] = dict(
     dtype="bfloat16", rounding="stochastic", on_nonfinite="skip", tensor_rate=True, max_grad_norm=1.0
 )
+LEAN: dict[str, Any] = dict(state_dtype="int8", state_rounding="stochastic", rounding="compensated")
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "options"),
     one_in(
-        6,
+        8,
         [
             ("LARS", dict(weight_decay=0.1, nesterov=True, **NARROW)),
             ("LAMB", dict(weight_decay=0.1, trust_clip=[0.1, 2.0])),
@@ -31,6 +32,8 @@ pytestmark = pytest.mark.slow
             ("Adafactor", dict(min_dim_size_to_factor=2, momentum=0.9, **NARROW)),
             ("Adafactor", dict(min_dim_size_to_factor=2, eps_mode="clamp", eps=[1e-3, 1e-3])),
             ("Kron", dict(precond_dtype="bfloat16")),
+            ("LAMB", dict(**LEAN, dtype="bfloat16", on_nonfinite="skip")),
+            ("Adafactor", dict(**LEAN, min_dim_size_to_factor=2, momentum=0.9, dtype="float16")),
         ],
     ),
     ids=str,
