@@ -60,27 +60,28 @@ def decoded(place, scales, mask, groups, GROUP: tl.constexpr):
 def store_coded(place, scales, x, chance, mask, groups, GROUP: tl.constexpr, STOCHASTIC: tl.constexpr):
     """Write numbers as codes, with the scales of their groups."""
     SIGNED: tl.constexpr = place.dtype.element_ty == tl.int8
-    sizes = folded(x.to(tl.int32, bitcast=True), GROUP) & 0x7FFFFFFF
     # magnitudes are ordered as their bits are, and NaN is the largest
+    sizes = folded(x.to(tl.int32, bitcast=True), GROUP)
+    if SIGNED or INTERPRETED:  # elsewhere squares, and what is not a number, have no sign
+        sizes = sizes & 0x7FFFFFFF
     scale = tl.max(sizes, 1).to(tl.float32, bitcast=True)
     if SIGNED:
         scale = scale * SIGNED_SHARE
     scale = tl.where(scale < LEAST_SCALE, 0.0, scale)
-    is_usable = (scale > 0.0) & (scale < float("inf"))
-    inverse = tl.where(is_usable, tl.div_rn(scale * 0.0 + 1.0, scale), 0.0)[:, None]
-    # a quotient that is rounded as that of a division is, by what is left of the number: far cheaper than a division
-    sizes = sizes.to(tl.float32, bitcast=True)
-    ratios = sizes * inverse
-    ratios = tl.fma(tl.fma(ratios, -scale[:, None], sizes), inverse, ratios)
+    # one division for each group, instead of one for each number: a code may be another where two are equally near
+    inverse = tl.where((scale > 0.0) & (scale < float("inf")), 1.0 / scale, 0.0)[:, None]
+    ratios = sizes.to(tl.float32, bitcast=True) * inverse
     # what is not finite has code 0, as zeros have
-    LEAST: tl.constexpr = 0.0 if SIGNED else SQUARE_LEAST
+    LEAST: tl.constexpr = 1.0 if SIGNED else SQUARE_LEAST
+    if SIGNED:
+        ratios = ratios + 1.0
     ratios = tl.where(ratios > LEAST, ratios, LEAST)
     STEP: tl.constexpr = SIGNED_STEP if SIGNED else SQUARE_STEP
     up = STEP // 2
     if STOCHASTIC:
         up = (folded(chance, GROUP) * STEP).to(tl.int32)
     if SIGNED:
-        codes = ((ratios + 1.0).to(tl.int32, bitcast=True) + (up - ONE)) >> 19
+        codes = (ratios.to(tl.int32, bitcast=True) + (up - ONE)) >> 19
     else:
         codes = (((ratios.to(tl.int32, bitcast=True) + (up - SQUARE_FIRST)) >> 17) * 52429) >> 18
     if STOCHASTIC:  # to the nearest, none is beyond the largest

@@ -47,12 +47,13 @@ def pass_{number}(
     first = tl.load(chunks + 2 * chunk + 1).to(tl.int64) * CHUNK
     left = tl.load(rows + row * COLUMNS + SIZE) - first
     index = tl.arange(0, CHUNK)
-{scalars}
+{places}
     for RAGGED in tl.static_range(2):  # a chunk that is full needs no mask, and is read and written in wider pieces
         if (left < CHUNK) == (RAGGED == 1):
             mask = None
             if RAGGED:
                 mask = index < left
+{loads}
 {body}
 """
 DECIDE = """\
@@ -214,10 +215,12 @@ def emit_pass(emission: Emission, number: int) -> str:
     found, program, memory = emission.found, emission.program, emission.memory
     each, last = found.passes[number], len(found.passes) - 1
     lines = Elements(emission, number)
-    places = places_of(memory, [key for key in program.memory if key in (*each.reads, *each.writes)])
+    keys = [key for key in program.memory if key in (*each.reads, *each.writes)]
     for key, value in found.loads(number).items():
         factor = " * gradient_factor(numbers, grad_scale, SCALED)" if key == GRADIENT else ""
         lines.let(value, f"{memory.read(key)}{factor}")
+    # all that is large is asked for before anything waits for a number
+    loads, lines.lines = [*masks_of(memory, keys), *lines.lines], []
     sums = []
     for value in each.sums:
         summed = summand(value, lines.of(value.args[0]))
@@ -228,12 +231,12 @@ def emit_pass(emission: Emission, number: int) -> str:
     t = "step_number(rows, row)" if number < last or last == 0 else "tl.load(figures + T * count + row)"
     stores = memory.write_all(results, t)
     if PARAMETER not in each.writes:
-        body = [*places, *lines.lines, *sums]
+        body = [*lines.lines, *sums]
         if stores:
             body += ["if is_allowed(allowed, ALLOWED):", *indented(stores, 4)]
     else:
         new = f"{lines.of(program.inputs[PARAMETER])} + {lines.of(program.delta)}"
-        body = [*places, *lines.lines, *memory.rounded(new, t)]
+        body = [*lines.lines, *memory.rounded(new, t)]
         body += ["if STAGE == 1:", *indented(["failures = failures_in(stored, mask)"], 4)]
         for key, text in results.items():
             failed = f"    failures += failures_in({text}.to({memory.dtype(key)}), mask)"
@@ -245,8 +248,9 @@ def emit_pass(emission: Emission, number: int) -> str:
         number=number,
         arguments=ARGUMENTS.format(dtypes=dtypes),
         words=str(each).capitalize(),
-        scalars=block(lines.scalars.lines, 4),
-        body=block(body, 12),
+        places=block(places_of(memory, keys), 4),
+        loads=block(loads, 12),
+        body=block([*lines.scalars.lines, *body], 12),
     )
 
 
@@ -273,10 +277,15 @@ def places_of(memory: Memory, keys: Sequence[str]) -> list[str]:
     if PARAMETER in keys and memory.has_record:
         lines.append(f"record_place = {memory.record} + first + index")
     coded = [key for key in keys if memory.is_coded(key)]
-    if coded:
-        lines += ["groups, groups_mask = tl.arange(0, CHUNK // GROUP), None"]
-        lines += ["if RAGGED:", "    groups_mask = groups < left // GROUP"]
+    lines += ["groups = tl.arange(0, CHUNK // GROUP)"] if coded else []
     return lines + [f"{memory.short(key)}_scales = {memory.scales(key)} + first // GROUP + groups" for key in coded]
+
+
+def masks_of(memory: Memory, keys: Sequence[str]) -> list[str]:
+    """Lines that tell which groups of a chunk there are."""
+    if not any(map(memory.is_coded, keys)):
+        return []
+    return ["groups_mask = None", "if RAGGED:", "    groups_mask = groups < left // GROUP"]
 
 
 def is_zero_where_nothing_is(value: Any, large: Any) -> bool:

@@ -98,13 +98,7 @@ class Passes:
         self.guarded = handling.on_nonfinite != "propagate"
         self.p_dtype, self.g_dtype = operands[0].p.dtype, grads[0].dtype
         self.spread = any(operand.width for operand in operands)
-        first = operands[0]
-        groups = (
-            grouping(first.shape or tuple(first.p.shape), rule.stacked_axes)
-            if any(x is not None for x in first.scales)
-            else None
-        )
-        self.group = 1 if groups is None else groups.size
+        self.group = group_of(operands[0], rule.stacked_axes)
         self.tables = Tables(operands, grads, list(stored), rule.stacked_axes, handling.seed, self.CHUNK)
         self.compiled = Compiled()
         self.uploads, self.device, rows = self.tables.uploads, self.tables.device, self.tables.count
@@ -164,7 +158,7 @@ class Passes:
         """What a pass is compiled for, beside where it goes."""
         return dict(
             STAGE=stage,
-            SCALED=step.grad_scale is not None,
+            SCALED=step.grad_scale is not None or self.handling.maximize,
             ALLOWED=step.allowed is not None,
             GUARDED=self.guarded,
             STOCHASTIC=self.handling.rounding == "stochastic" and self.p_dtype in NARROW,
@@ -229,9 +223,11 @@ def failures_in(stored, mask):
 @triton.jit
 def gradient_factor(numbers, grad_scale, SCALED: tl.constexpr):
     """What gradients are multiplied by before anything else."""
-    factor = tl.load(numbers + SIGN)
+    factor = 1.0
     if SCALED:
-        factor = factor * tl.load(grad_scale).to(tl.float32)
+        factor = tl.load(numbers + SIGN)
+        if grad_scale is not None:
+            factor = factor * tl.load(grad_scale).to(tl.float32)
     return factor
 
 
