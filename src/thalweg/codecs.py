@@ -2,7 +2,7 @@
 
 A codec stands between memory and arithmetic, as a dtype of 16 bits does. Codes are spaced by the bits of a float32: a
 code is some leading bits of a number, so that its error is a share of it and no logarithm is ever taken. All that is
-computed is exact or rounded once by IEEE's rules, so every array library and every kernel finds the same codes.
+computed is exact or rounded once by IEEE's rules, so every array library finds the same codes.
 
 - ``int8``, for what has a sign: 127 steps of 1/16 octave from 1 up to 248, of ``1 + abs(x) / scale``. Near 0, steps are
   even, and 0 is 0.

@@ -99,9 +99,9 @@ def power_of_2(exponent):
 @triton.jit
 def expm1(x):
     """exp(x) - 1, by a series where it is small: there it would cancel."""
-    series = x / 8
+    series = x * 0.125
     for n in tl.static_range(7, 1, -1):
-        series = (1 + series) * x / n
+        series = (1 + series) * (x * (1.0 / n))  # no division: programs do this for every chunk
     return tl.where(tl.abs(x) < 0.5, (1 + series) * x, tl.exp(x) - 1)
 
 
