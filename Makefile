@@ -15,7 +15,7 @@ NATIVE := CMakeLists.txt tools/editable/CMakeLists.txt \
 	$(wildcard src/thalweg/kernels/cpu/native/* src/thalweg/kernels/cpu/*.py src/thalweg/programs/*.py src/thalweg/rules/*.py)
 EDITABLE := $(PIP) $(if $(shell command -v $(CXX)),--config-settings wheel.cmake=true) --editable
 
-.PHONY: race test test-fast test-all test-environments test-integrations wheel wheels sanitize release-checks format clean
+.PHONY: race test test-fast test-all test-environments test-integrations wheel wheels sanitize release-checks docs fuzz format clean
 
 race: .venv/ready-to-race
 	$(BIN)/thalweg race
@@ -52,7 +52,11 @@ wheels: .venv/ready-to-test
 sanitize: .venv/ready-to-test
 	$(BIN)/python tools/sanitize.py
 
-release-checks: test-all wheels sanitize race
+# The docs as a site, in build/site. A broken link is an error.
+docs: .envs/docs/ready
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src:tools .envs/docs/bin/python -m mkdocs build --quiet --strict
+
+release-checks: test-all wheels sanitize race docs
 
 format: .venv/ready-to-test
 	$(BIN)/ruff format
@@ -62,6 +66,11 @@ clean:
 	rm -rf .venv .envs report build dist
 	rm -f src/thalweg/kernels/cpu/_core.*
 	find tools/editable -mindepth 1 ! -name CMakeLists.txt -delete
+
+.envs/docs/ready: tools/pages.txt
+	$(PYTHON) -m venv .envs/docs
+	.envs/docs/bin/python -m pip --disable-pip-version-check install --quiet --requirement tools/pages.txt
+	touch $@
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

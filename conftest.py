@@ -14,10 +14,10 @@ from missing import declare_operators, is_left_out
 
 if importlib.util.find_spec("sybil") is not None:
     from sybil import Sybil
-    from sybil.parsers.markdown import PythonCodeBlockParser
+    from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
     pytest_collect_file = Sybil(
-        parsers=[PythonCodeBlockParser(doctest_optionflags=ELLIPSIS | NORMALIZE_WHITESPACE)],
+        parsers=[PythonCodeBlockParser(doctest_optionflags=ELLIPSIS | NORMALIZE_WHITESPACE), SkipParser()],
         patterns=["README.md", "CONTRIBUTING.md", "docs/*.md", "docs/recipes/*.md"],
     ).pytest()
 

@@ -1,0 +1,179 @@
+"""What MkDocs asks of this project beside docs/*.md: navigation by task, pages made from the sources, and formulas.
+
+``make docs`` runs it; the site is built without the internet, and opens without it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import latex2mathml.converter
+from mkdocs.structure.files import File, Files
+
+from thalweg.rules import RULES, Rule
+from thalweg.settings import Handling
+
+ROOT = Path(__file__).resolve().parents[1]
+RULE_PAGES = [f"{name.lower()}.md" for name in ("SGD", "AdamW", "Lion", "LARS", "LAMB", "Adafactor", "Muon", "Kron")]
+#: Sections in their order, by patterns of pages; a pattern without a page is left out. The first section that
+#: matches has the page, and the last has what no other asked for.
+SECTIONS = {
+    "Start": ["index.md", "tutorial.md", "choosing.md", "compared.md", "gallery.md"],
+    "I use PyTorch": ["torch.md", "mixtures.md", "gpu.md"],
+    "I train with Trainer, Lightning, timm …": ["recipes/*.md"],
+    "I train on many devices": ["sharding.md", "checkpoints.md"],
+    "I use JAX": ["jax.md"],
+    "I use numpy": ["numpy.md", "engines.md"],
+    "I am short of memory": ["lean_state.md", "plan.md"],
+    "I compare optimizers": ["race.md", "bench.md", "check.md"],
+    "I write my own rule": ["own_rule.md"],
+    "The rules": [*RULE_PAGES, "options.md"],
+    "Reference": ["api/*.md"],
+    "Records": ["benchmarks/*.md"],
+    "Examples": ["examples/*.md"],
+    "The project": ["support.md", "*.md"],
+}
+#: Files outside docs/ that have pages too, since docs link to them.
+OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/results/*.md", "examples/*.py"]
+#: Public modules and what a reader finds there.
+MODULES = {
+    "thalweg": "Parts of a rule, errors and warnings",
+    "thalweg.torch": "Optimizers for PyTorch",
+    "thalweg.optax": "Gradient transformations for JAX",
+    "thalweg.numpy": "Optimizers for numpy arrays",
+    "thalweg.plan": "What a step will cost",
+    "thalweg.race": "Optimizers side by side on a task",
+    "thalweg.bench": "How long a step takes",
+    "thalweg.check": "Whether an optimizer keeps its promises",
+}
+STYLE = "assets/tables.css"
+LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(#[^)\s]*)?(?=\))")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are made, and arrange all of them."""
+    made = {uri: shown(ROOT / source) for source, uri in outside().items()}
+    for uri, text in {**made, **references()}.items():
+        files.append(File.generated(config, uri, content=text))
+    files.append(File.generated(config, STYLE, content="td:first-child code { white-space: nowrap; }"))
+    config.extra_css.append(STYLE)
+    config.nav = list(arranged(sorted(file.src_uri for file in files.documentation_pages())))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Lead links between files of the repository to the pages made of them."""
+    here = page.file.src_uri
+    sources = {uri: source for source, uri in outside().items()}
+    folder = os.path.dirname(sources.get(here, f"docs/{here}"))
+
+    def led(found: re.Match[str]) -> str:
+        target = os.path.normpath(os.path.join(folder, found[1]))
+        uri = outside().get(target, target.removeprefix("docs/"))
+        return os.path.relpath(uri, os.path.dirname(here) or ".") + (found[2] or "")
+
+    return LINK.sub(led, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Drop the roles of reStructuredText, which docstrings have for editors."""
+    return re.sub(r":(?:class|meth|func|mod):(?=<code>)", "", html)
+
+
+def formula(source: str, *_: Any, **__: Any) -> str:
+    """A fence of LaTeX as MathML, which browsers draw by themselves."""
+    lines = [latex2mathml.converter.convert(line, display="block") for line in source.split("\\\\\n")]
+    return f'<div class="math">{"".join(lines)}</div>'
+
+
+def arranged(found: list[str]) -> Iterator[dict[str, list[str]]]:
+    """The navigation: every page once."""
+    left = dict.fromkeys(found)
+    for section, patterns in SECTIONS.items():
+        here = dict.fromkeys(uri for pattern in patterns for uri in left if fnmatch(uri, pattern))
+        left = {uri: None for uri in left if uri not in here}
+        if here:
+            yield {section: list(here)}
+
+
+@cache
+def outside() -> dict[str, str]:
+    """The addresses of pages made of files outside docs/, by the paths of these files."""
+    found = (path.relative_to(ROOT).as_posix() for pattern in OUTSIDE for path in sorted(ROOT.glob(pattern)))
+    return {path: path if path.endswith(".md") else f"{path}.md" for path in found}
+
+
+def shown(path: Path) -> str:
+    """A file as a page: a program under its name."""
+    text = path.read_text(encoding="utf-8")
+    return text if path.suffix == ".md" else f"# {path.name}\n\n```python\n{text}```\n"
+
+
+def references() -> dict[str, str]:
+    """The reference: a page for each public module, and one of the options and the state of every rule."""
+    made = {}
+    for module, about in MODULES.items():
+        folder = ROOT / "src" / module.replace(".", "/")
+        if (folder / "__init__.py").exists():
+            names = "\n\n".join(f"::: {path}" for path in public(folder / "__init__.py"))
+            made[f"api/{module}.md"] = f"# {module}\n\n{about}.\n\n{names}\n"
+    rules = "\n\n".join(described(rule) for rule in RULES.values())
+    made["api/rules.md"] = (
+        "# Options and state\n\nMade from the fields of the rules. "
+        f"Every optimizer also has those [at the end](#handling).\n\n{rules}\n\n## Handling\n\n{table(Handling)}\n"
+    )
+    return made
+
+
+def public(source: Path) -> Iterator[str]:
+    """Where the public names of a module are defined, in alphabetical order; rules have a page of their own.
+
+    The source is read and not imported: the frameworks need not be installed.
+    """
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    imported = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("thalweg.")
+        for alias in node.names
+    }
+    listed = [node.value for node in tree.body if isinstance(node, ast.Assign) and assigns(node, "__all__")]
+    names = ast.literal_eval(listed[0]) if listed else imported
+    rules = {rule.lower() for rule in RULES}
+    for name in sorted(names, key=str.lower):
+        if name in imported and name.lower() not in rules:
+            yield imported[name]
+
+
+def assigns(node: ast.Assign, name: str) -> bool:
+    return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+
+
+def described(rule: type[Rule]) -> str:
+    """The options of a rule, and what it keeps of a matrix and of a vector."""
+    name = rule.__name__
+    kept = ", ".join(f"`{key}`" for key in rule().entries((512, 512))) or "nothing"
+    page = f"../{name.lower()}.md"
+    return f"## {name}\n\n{rule.__doc__}\n\n[More]({page}). State of a matrix: {kept}, `step`.\n\n{table(rule)}"
+
+
+def table(kind: type) -> str:
+    """A row for each field of a dataclass, with the comment above it."""
+    rows = ["| option | type | default | |", "|---|---|---|---|"]
+    comments = {}
+    for owner in reversed(kind.__mro__[:-1]):
+        for said, option in re.findall(r"((?:^ +#: .*\n)*)^ +(\w+): ", inspect.getsource(owner), re.MULTILINE):
+            comments[option] = " ".join(re.findall(r"#: (.*)", said)) or comments.get(option, "")
+    for field in fields(kind):
+        cells = (f"`{field.name}`", f"`{field.type}`", f"`{field.default!r}`", comments.get(field.name, ""))
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows)
