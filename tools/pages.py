@@ -91,8 +91,7 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def formula(source: str, *_: Any, **__: Any) -> str:
     """A fence of LaTeX as MathML, which browsers draw by themselves."""
-    lines = [latex2mathml.converter.convert(line, display="block") for line in source.split("\\\\\n")]
-    return f'<div class="math">{"".join(lines)}</div>'
+    return latex2mathml.converter.convert(source, display="block")
 
 
 def arranged(found: list[str]) -> Iterator[dict[str, list[str]]]:
