@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -20,6 +22,8 @@ from thalweg.spaces import numpy as xp
 from thalweg.spaces.numpy import named_dtype
 from thalweg.storage import check_codes, declared
 
+#: How much larger than its file a compressed state may be.
+MOST_UNPACKED = 16
 #: Said of what comes from the other front end.
 FROM_TORCH = "thalweg.torch.export_state(optimizer) returns a state that all front ends load"
 
@@ -114,8 +118,8 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any]) -> N
 def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The state dict in a file written by ``write_file``."""
     path = path_of(path, "load")
-    if not path.exists():
-        raise StateError(f"there is no file {path}")
+    if not path.is_file():  # a pipe or a device would be read for ever
+        raise StateError(f"there is no file {path}" if not path.exists() else f"{path} is not a file")
     try:
         arrays, text = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
         about = json.loads(text)
@@ -156,9 +160,27 @@ def _npz_bytes(arrays: dict[str, Arr], about: str) -> bytes:
 
 def _read_npz(path: Path) -> tuple[dict[str, Arr], str]:
     # opened here, since numpy would leave open what it takes for an archive and cannot read
-    with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-        arrays = {key: file[key] for key in file.files if key != "about"}
-        return arrays, str(file["about"])
+    with open(path, "rb") as opened:
+        _check_sizes(opened, path.stat().st_size)
+        opened.seek(0)
+        with np.load(opened, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files if key != "about"}
+            return arrays, str(file["about"])
+
+
+def _check_sizes(opened: IO[bytes], size: int) -> None:
+    """Refuse an archive whose arrays would take more memory than it says, or far more than it has bytes."""
+    with zipfile.ZipFile(opened) as archive:
+        members = archive.infolist()
+        if (total := sum(member.file_size for member in members)) > MOST_UNPACKED * size:
+            raise ValueError(f"{size:,} bytes would unpack to {total:,}")
+        for member in members:
+            with archive.open(member) as file:
+                version = np.lib.format.read_magic(file)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(file)
+                if math.prod(shape) * dtype.itemsize != member.file_size - file.tell():
+                    raise ValueError(f"{member.filename} does not have the bytes of an array of shape {shape}")
 
 
 def _safetensors() -> tuple[Callable[[dict[str, Arr], str], bytes], Any]:

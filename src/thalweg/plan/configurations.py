@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,9 +13,14 @@ from thalweg.plan.families import FAMILIES, tensors_of
 from thalweg.plan.models import Model, made
 from thalweg.show.dtypes import spelt_dtype
 
+#: Entries that count modules, by their names; how many there may be, and how large any other number may be.
+COUNTED = re.compile(r"layer|depth|block|stage|repeat|expert")
+MOST_LAYERS, MOST_WIDE = 10_000, 2**31
+
 
 def from_configuration(name: str, content: Mapping[str, Any]) -> Model:
     """The model of a configuration, in the dtype that it says."""
+    check_sizes(name, content)
     said = said_dtype(content)
     kind = content.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
@@ -33,6 +39,18 @@ def from_configuration(name: str, content: Mapping[str, Any]) -> Model:
     if family is not None:
         model = model.freezing(family.frozen)
     return model if said is None else replace(model.stored_as(said), says_dtype=True)
+
+
+def check_sizes(name: str, content: Any, key: str = "") -> None:
+    """Refuse numbers that no model has, before somebody makes so many layers."""
+    if isinstance(content, Mapping):
+        for inner, value in content.items():
+            check_sizes(name, value, str(inner))
+    elif isinstance(content, list):
+        for value in content:
+            check_sizes(name, value, key)
+    elif isinstance(content, int) and abs(content) > (most := MOST_LAYERS if COUNTED.search(key) else MOST_WIDE):
+        raise CommandError(f"{name}: the configuration's {key} is {content!r:.30}, and may be {most:,} at most")
 
 
 def said_dtype(content: Mapping[str, Any]) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from thalweg.errors import CommandError
 from thalweg.plan.models import Model, Tensor
@@ -18,8 +19,10 @@ LONGEST = 100_000_000
 COUNTS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
 #: Floating point that models carry along and do not train.
 BUFFERS = re.compile(r"(^|\.)(running_mean|running_var|inv_freq|masked_bias|position_ids)$|(^|\.)h\.\d+\.attn\.bias$")
-#: Shapes as a header's own text has them, at most.
-MOST_AXES = 64
+#: Shapes as a file's own text has them, at most.
+MOST_AXES, MOST_ELEMENTS = 64, 2**63
+#: Bits of the format's dtypes, as far as they are known here.
+BITS = {"BF16": 16, **{f"{kind}{bits}": bits for kind in "FIU" for bits in (8, 16, 32, 64)}, "BOOL": 8}
 
 
 def read_safetensors(files: list[Path], name: str) -> Model:
@@ -47,6 +50,8 @@ def read_safetensors(files: list[Path], name: str) -> Model:
 
 def header_of(file: Path) -> dict[str, Any]:
     """The entries of a file's header, without its metadata; the file must be as long as they say."""
+    if not file.is_file():  # a pipe or a device would be read for ever
+        raise CommandError(f"{file} is not a file")
     with open(file, "rb") as stream:
         start = stream.read(8)
         if len(start) < 8:
@@ -67,6 +72,8 @@ def header_of(file: Path) -> dict[str, Any]:
     if not isinstance(header, dict):
         raise CommandError(f"{file} is damaged, or not a safetensors file: its header is not a mapping of names")
     header.pop("__metadata__", None)
+    for key, entry in header.items():
+        check_bytes(file, key, entry)
     end = 8 + length + max((last_byte(file, key, entry) for key, entry in header.items()), default=0)
     if size < end:
         raise CommandError(f"{file} is cut off: it should have {end:,} bytes, and has {size:,}")
@@ -81,20 +88,30 @@ def last_byte(file: Path, key: str, entry: Any) -> int:
     return end
 
 
+def check_bytes(file: Path, key: str, entry: Any) -> None:
+    """Say if a tensor has not the bytes that its dtype and shape ask for."""
+    end = last_byte(file, key, entry)
+    kind, shape = checked_entry(file, key, entry)
+    bits = BITS.get(kind.partition("_")[0])
+    if bits is not None and math.prod(shape) * bits != 8 * (end - entry["data_offsets"][0]):
+        raise CommandError(f"{file} is damaged: the tensor {key!r} does not have the bytes of its shape {shape}")
+
+
 def checked_entry(file: Path, key: str, entry: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
     kind, shape = entry.get("dtype"), entry.get("shape")
-    if (
-        not isinstance(kind, str)
-        or not isinstance(shape, list)
-        or len(shape) > MOST_AXES
-        or not all(map(is_size, shape))
-    ):
+    if not isinstance(kind, str) or not is_shape(shape):
         raise CommandError(f"{file} is damaged: the tensor {key!r} has no dtype and shape")
     return kind, tuple(shape)
 
 
+def is_shape(shape: Any) -> TypeGuard[list[int]]:
+    """Whether it is a list of sizes that a tensor can have."""
+    is_list = isinstance(shape, list) and len(shape) <= MOST_AXES and all(map(is_size, shape))
+    return is_list and math.prod(shape) < MOST_ELEMENTS
+
+
 def is_size(n: Any) -> bool:
-    return isinstance(n, int) and not isinstance(n, bool) and n >= 0
+    return isinstance(n, int) and not isinstance(n, bool) and 0 <= n < MOST_ELEMENTS
 
 
 def is_buffer(key: str, shape: tuple[int, ...]) -> bool:
@@ -117,6 +134,6 @@ def indexed(index: Path) -> Iterator[Path]:
         raise CommandError(f"{index} is not an index of safetensors files: it has no weight_map") from None
     for name in names:
         file = index.parent / Path(name).name
-        if not file.exists():
+        if not file.is_file():
             raise CommandError(f"{index} names a file that is not there: {file}")
         yield file

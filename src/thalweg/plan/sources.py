@@ -12,7 +12,7 @@ from thalweg.dtypes import DTYPES
 from thalweg.errors import CommandError
 from thalweg.plan.configurations import from_configuration
 from thalweg.plan.factories import built
-from thalweg.plan.headers import MOST_AXES, files_in, indexed, is_size, read_safetensors
+from thalweg.plan.headers import files_in, indexed, is_shape, read_safetensors
 from thalweg.plan.models import BUILTIN, Model, Tensor, builtin, spelt
 from thalweg.show.dtypes import known_dtype, listed_dtypes, spelt_dtype
 from thalweg.show.lists import suggestion
@@ -130,7 +130,7 @@ def from_entry(path: Path, name: str, entry: Any) -> Tensor:
     shape, dtype = entry, "float32"
     if isinstance(entry, dict):
         shape, dtype = entry.get("shape"), spelt_dtype(entry.get("dtype", "float32"))
-    if not isinstance(shape, list) or len(shape) > MOST_AXES or not all(map(is_size, shape)):
+    if not is_shape(shape):
         raise CommandError(f"{path}: {name!r} must have a shape, a list of whole numbers >= 0, got {shape!r:.60}")
     if dtype not in DTYPES:
         raise CommandError(f"{path}: {name!r} has dtype {dtype!r}: {listed_dtypes()}")

@@ -83,7 +83,7 @@ class Programme:
             raise CommandError(
                 f"{path.parent} has no recorded race to draw: run one first, with --out {path.parent}"
             ) from None
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise CommandError(f"{path} is damaged, or was written by another version: run the race again") from None
 
 

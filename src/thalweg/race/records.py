@@ -10,9 +10,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from thalweg.race.run import Layers, Record, Result, Run
+
+P = TypeVar("P", Run, Result)
 
 
 @dataclass(frozen=True)
@@ -91,18 +94,32 @@ def read(line: str) -> Record:
     """The record in a line; a ValueError says what is wrong with it."""
     try:
         content = json.loads(line)
+        is_its = isinstance(content, dict) and content.pop("checksum", None) == checksum(content)
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not JSON: {error}") from None
-    if not isinstance(content, dict) or content.keys() != {"run", "result", "where", "checksum"}:
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(content, dict) or content.keys() != {"run", "result", "where"}:
         raise ValueError("it is not a record of a run")
-    if content.pop("checksum") != checksum(content):
+    if not is_its:
         raise ValueError("its checksum does not match its content")
     try:
         result = content["result"]
         layers = None if result["layers"] is None else Layers(**tuples(Layers, result["layers"]))
-        return Record(Run(**content["run"]), Result(**{**tuples(Result, result), "layers": layers}), content["where"])
+        found = Result(**{**tuples(Result, result), "layers": layers})
+        return Record(checked(Run(**content["run"])), checked(found), content["where"])
     except (TypeError, KeyError, AttributeError) as error:  # whole, and of another version
         raise ValueError(f"it is a record of another version: {error}") from None
+
+
+def checked(part: P) -> P:
+    """The part of a record, if its fields have the types that they should have."""
+    for name, hint in get_type_hints(type(part)).items():
+        kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+        kinds = tuple(get_origin(kind) or kind for kind in kinds)
+        if not isinstance(getattr(part, name), kinds):
+            raise TypeError(f"its {name} is {getattr(part, name)!r:.40}")
+    return part
 
 
 def checksum(content: Mapping[str, Any]) -> str:

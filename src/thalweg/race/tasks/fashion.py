@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ FILES = {
     "test_images": ("t10k-images-idx3-ubyte", 3),
     "test_labels": ("t10k-labels-idx1-ubyte", 1),
 }
+#: How much larger than its file the content of a gzipped one may be.
+MOST_UNPACKED = 64
 #: Images whose training loss is measured, and images that are tested, on a CPU: enough, and quick.
 SAMPLE = 2000
 #: On a GPU, the share of the training images that choose the learning rate and are not trained on.
@@ -65,9 +68,13 @@ def find(folder: Path, name: str) -> Path:
 
 def read_idx(path: Path, axes: int) -> Array:
     """An array of bytes in IDX format: two zeros, 8 for bytes, the number of axes, their sizes, the bytes."""
+    most = MOST_UNPACKED * path.stat().st_size
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (gzip.BadGzipFile, EOFError) as error:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read(most)
+            if file.read(1):
+                raise CommandError(f"{path} is damaged: it would unpack to more than {most:,} bytes")
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise CommandError(f"{path} is damaged: {error}") from None
     if content[:4] != bytes((0, 0, 8, axes)) or len(content) < 4 + 4 * axes:
         raise CommandError(f"{path} is not an IDX file of bytes with {axes} axes")

@@ -1,0 +1,87 @@
+"""States that released versions saved are loaded for ever, in every front end, and training goes on as it would have.
+
+``tests/data/VERSION`` has, for each rule, ``NAME.npz`` of thalweg.numpy's ``save``, ``NAME.pt`` of ``torch.save`` of
+thalweg.torch's ``state_dict()``, both after three steps; ``run.npz`` has the parameters then, the fourth gradient, and
+the parameters after it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tolerances import ONE_STEP_FLOAT64
+
+import thalweg.numpy
+from thalweg.numpy.checkpoints import read_file
+from thalweg.rules import RULES
+
+DATA = Path(__file__).parent / "data"
+STATES = sorted(path for path in DATA.glob("*/*.npz") if path.name != "run.npz")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "LARS": {},
+    "LAMB": {"weight_decay": 0.1},
+    "Adafactor": {"momentum": 0.9, "min_dim_size_to_factor": 0},
+    "Kron": {},
+}
+saved = pytest.mark.parametrize("path", STATES, ids=lambda path: f"{path.stem} of {path.parent.name}")
+
+
+def of_the_run(path: Path, what: str) -> dict[str, Any]:
+    with np.load(path.with_name("run.npz"), allow_pickle=False) as run:
+        return {key.rpartition(".")[2]: run[key] for key in run.files if key.startswith(what)}
+
+
+def check_after(path: Path, params: dict[str, Any]) -> None:
+    before, after = (of_the_run(path, f"{path.stem}.{what}.") for what in ("before", "after"))
+    for name, expected in after.items():
+        moved = np.abs(expected - before[name]).max()
+        assert moved > 0
+        assert np.abs(np.asarray(params[name]) - expected).max() <= ONE_STEP_FLOAT64 * max(moved, 1), name
+
+
+def test_there_are_states_of_each_release() -> None:
+    assert [path.stem for path in STATES if path.parent.name == "0.1.0"] == sorted(OPTIONS)
+
+
+@saved
+def test_numpy_goes_on(path: Path) -> None:
+    params = of_the_run(path, f"{path.stem}.before.")
+    optimizer = getattr(thalweg.numpy, path.stem)(lr=0.01, **OPTIONS[path.stem])
+    optimizer.load(path)
+    optimizer.step(params, of_the_run(path, "gradient."))
+    check_after(path, params)
+
+
+@saved
+@pytest.mark.parametrize("form", ["npz", "pt"])
+def test_torch_goes_on(path: Path, form: str) -> None:
+    torch = pytest.importorskip("torch")
+    front_end = pytest.importorskip("thalweg.torch")
+    params = {
+        name: torch.nn.Parameter(torch.tensor(p)) for name, p in of_the_run(path, f"{path.stem}.before.").items()
+    }
+    optimizer = getattr(front_end, path.stem)(params.items(), lr=0.01, engine="reference", **OPTIONS[path.stem])
+    if form == "npz":
+        front_end.import_state(optimizer, read_file(path))
+    else:
+        optimizer.load_state_dict(torch.load(path.with_suffix(".pt"), weights_only=True))
+    for name, g in of_the_run(path, "gradient.").items():
+        params[name].grad = torch.tensor(g)
+    optimizer.step()
+    check_after(path, {name: p.detach().numpy() for name, p in params.items()})
+
+
+@saved
+def test_optax_goes_on(path: Path) -> None:
+    jax = pytest.importorskip("jax")
+    front_end = pytest.importorskip("thalweg.optax")
+    optax = pytest.importorskip("optax")
+    with jax.enable_x64(True):
+        params = {name: jax.numpy.asarray(p) for name, p in of_the_run(path, f"{path.stem}.before.").items()}
+        solver = front_end.transformation(RULES[path.stem], learning_rate=0.01, **OPTIONS[path.stem])
+        state = front_end.import_state(solver.init(params), params, read_file(path))
+        updates, _ = solver.update(of_the_run(path, "gradient."), state, params)
+        check_after(path, optax.apply_updates(params, updates))
