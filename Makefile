@@ -1,5 +1,6 @@
 # make race: all optimizers on handwritten digits, with a table, pictures and a report.
 # make test: what a change can break, in about eight minutes on two cores. make test-fast: most of it, in two.
+# make docs: the docs as a site, in build/site. make fuzz: files that lie, for five minutes.
 # make test-all: every combination and every environment. make release-checks: that, and all about the released package.
 # Each target installs what it needs into .venv; a second call finds it there.
 
@@ -52,11 +53,16 @@ wheels: .venv/ready-to-test
 sanitize: .venv/ready-to-test
 	$(BIN)/python tools/sanitize.py
 
+# Files that lie, given to all that reads files, for so many seconds.
+SECONDS ?= 300
+fuzz: .venv/ready-to-test
+	$(BIN)/python tools/fuzz.py $(SECONDS)
+
 # The docs as a site, in build/site. A broken link is an error.
 docs: .envs/docs/ready
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src:tools .envs/docs/bin/python -m mkdocs build --quiet --strict
 
-release-checks: test-all wheels sanitize race docs
+release-checks: test-all wheels sanitize race docs fuzz
 
 format: .venv/ready-to-test
 	$(BIN)/ruff format

@@ -60,9 +60,7 @@ def test_numpy_goes_on(path: Path) -> None:
 def test_torch_goes_on(path: Path, form: str) -> None:
     torch = pytest.importorskip("torch")
     front_end = pytest.importorskip("thalweg.torch")
-    params = {
-        name: torch.nn.Parameter(torch.tensor(p)) for name, p in of_the_run(path, f"{path.stem}.before.").items()
-    }
+    params = {name: torch.nn.Parameter(torch.tensor(p)) for name, p in of_the_run(path, f"{path.stem}.before.").items()}
     optimizer = getattr(front_end, path.stem)(params.items(), lr=0.01, engine="reference", **OPTIONS[path.stem])
     if form == "npz":
         front_end.import_state(optimizer, read_file(path))

@@ -61,10 +61,12 @@ def header_of(file: Path) -> dict[str, Any]:
             raise CommandError(f"{file} is a pickle, which plan does not open: save the model as safetensors")
         if not 2 <= length <= LONGEST:
             raise CommandError(f"{file} is not a safetensors file: its header would have {length:,} bytes")
+        size = file.stat().st_size
+        if size < 8 + length:
+            raise CommandError(
+                f"{file} is cut off: its header should have {length:,} bytes, and {size - 8:,} are there"
+            )
         text = stream.read(length)
-        size = stream.seek(0, 2)
-    if len(text) < length:
-        raise CommandError(f"{file} is cut off: its header should have {length:,} bytes, and {len(text):,} are there")
     try:
         header = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,0 +1,198 @@
+"""Files that lie, for all that reads files: whole ones with other bytes, or with other values under right checksums.
+
+``tried`` reads one and says what is wrong with the reader: an exception that is not ours, too long, too much memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import time
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+import thalweg.numpy
+from thalweg.errors import CommandError, OptimError
+from thalweg.plan.sources import resolve
+from thalweg.race.programme import Programme
+from thalweg.race.records import Book, checksum
+
+#: Of processor time and of memory: so many times the file, and what any reading takes.
+SECONDS, FACTOR, BESIDE = 1.0, 64, 4_000_000
+LIES: list[Any] = [-1, 0, 2**31, 2**63, 10**30, 1e308, True, None, "", "..", "../../etc/passwd", "a\0b", "<script>"]
+LIES += ["x" * 1000, [], {}, [[[]]], {"": None}, [2**62, 2**62], ["a"] * 100, "float64", "int8", "object"]
+
+
+def optimizer() -> Any:
+    made = thalweg.numpy.LAMB(lr=0.1)
+    made.step({"a": np.ones((3, 2)), "b": np.ones(4)}, {"a": np.ones((3, 2)), "b": np.ones(4)})
+    return made
+
+
+def npz(about: Any, arrays: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, about=np.array(json.dumps(about)), **arrays)
+    return file.getvalue()
+
+
+def npz_parts(path: Path) -> tuple[Any, dict[str, Any]]:
+    with np.load(path, allow_pickle=False) as file:
+        return json.loads(str(file["about"])), {key: file[key] for key in file.files if key != "about"}
+
+
+def safetensors(header: Any, data: bytes = b"\0" * 64) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def record(content: Any) -> bytes:
+    """A line of a race, with the checksum of what it says."""
+    return (
+        json.dumps({**content, "checksum": checksum(content)} if isinstance(content, dict) else content) + "\n"
+    ).encode()
+
+
+RUN = dict(task="t", fingerprint="f", contestant="c", optimizer="o", lr=0.1, seed=0, batch_size=None, steps=1)
+RUN |= dict(engine="auto", device="cpu", thalweg="0")
+RESULT: dict[str, Any] = dict(step=[0, 1], seconds=[0.0, 1.0], loss=[1.0, None], score=None, path=None, parameters=1)
+RESULT |= dict(layers=dict(names=["a"], step=[1], update=[[0.1]], trust=None), state_bytes=1, engine="auto")
+COURSE = dict(name="t", task="t", title="t", about="", batch_size=None, steps=1, loss_name="loss", score_name=None)
+COURSE |= dict(target=None, contours=None, runs=[RUN])
+HEADER = {"w": {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]}}
+HEADER |= {"b": {"dtype": "BF16", "shape": [16], "data_offsets": [32, 64]}, "__metadata__": {"format": "pt"}}
+LLAMA = dict(model_type="llama", hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
+LLAMA |= dict(vocab_size=10, architectures=["LlamaForCausalLM"], torch_dtype="bfloat16")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file: its name, what a whole one says, its bytes, and who reads it."""
+
+    name: str
+    says: Any
+    written: Callable[[Any], bytes]
+    read: Callable[[Path], Any]
+
+
+def as_json(says: Any) -> bytes:
+    return json.dumps(says).encode()
+
+
+def kinds(folder: Path) -> dict[str, Kind]:
+    optimizer().save(folder / "whole.npz")
+    about, arrays = npz_parts(folder / "whole.npz")
+    (folder / "part.safetensors").write_bytes(safetensors(HEADER))
+    index = {"weight_map": {"w": "part.safetensors", "b": "part.safetensors"}}
+    race = dict(
+        title="t", command="c", contestants={"LAMB": "LAMB()"}, courses=[COURSE], rivals=[], own=["LAMB"], given={}
+    )
+    shapes = {"w": [2, 3], "b": {"shape": [3], "dtype": "float16"}}
+    whole = {"run": RUN, "result": RESULT, "where": {}}
+    found = [
+        Kind("state.npz", about, lambda says: npz(says, arrays), lambda path: optimizer().load(path)),
+        Kind("model.safetensors", HEADER, safetensors, lambda path: resolve(str(path))),
+        Kind("model.safetensors.index.json", index, as_json, lambda path: resolve(str(path))),
+        Kind("shapes.json", shapes, as_json, lambda path: resolve(str(path))),
+        Kind("config.json", LLAMA, as_json, lambda path: resolve(str(path))),
+        Kind("runs.jsonl", whole, record, Book),
+        Kind("race.json", race, as_json, Programme.load),
+    ]
+    return {kind.name: kind for kind in found}
+
+
+@st.composite
+def changed(draw: Any, value: Any) -> Any:
+    """A value with a lie in one place."""
+    if isinstance(value, (dict, list)) and value and draw(st.integers(0, 4)):
+        keys = list(value) if isinstance(value, dict) else range(len(value))
+        key = draw(st.sampled_from(list(keys)))
+        copy: Any = value.copy()
+        what = draw(st.sampled_from(["deeper", "deeper", "deeper", "without", "renamed"]))
+        if what == "deeper":
+            copy[key] = draw(changed(value[key]))
+        else:
+            taken = copy.pop(key)
+            if what == "renamed" and isinstance(copy, dict):
+                copy[draw(st.sampled_from(["", "..", "\0", "step", "__metadata__", "x" * 99]))] = taken
+        return copy
+    return draw(st.sampled_from(LIES))
+
+
+@st.composite
+def hostile(draw: Any, kind: Kind) -> bytes:
+    """The bytes of a file that is not what it says."""
+    content = kind.written(draw(changed(kind.says)) if draw(st.booleans()) else kind.says)
+    for _ in range(draw(st.integers(0, 3))):
+        at, size = draw(st.integers(0, len(content))), draw(st.integers(0, 9))
+        content = content[:at] + draw(st.binary(max_size=9)) + content[at + size :]
+    return content
+
+
+@functools.cache
+def bombs() -> dict[str, bytes]:
+    """Small files that would take much, by the names of those who read them."""
+
+    def zipped(shape: str, data: bytes) -> bytes:
+        file = io.BytesIO()
+        header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+        array = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + data
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("about.npy", array)
+        return file.getvalue()
+
+    deep = b"[" * 100_000
+    huge = {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 0]}
+    layers = {**LLAMA, "num_hidden_layers": 10**9}
+    return {
+        "unpacks/state.npz": zipped("(2500000,)", bytes(20_000_000)),
+        "shape/state.npz": zipped("(1000000000000,)", bytes(8)),
+        "axes/state.npz": zipped("(" + "4294967296," * 30 + ")", bytes(8)),
+        "length/model.safetensors": (2**63).to_bytes(8, "little") + b"{}",
+        "long/model.safetensors": (99_000_000).to_bytes(8, "little") + b"{}",
+        "shape/model.safetensors": safetensors({"w": huge}),
+        "deep/model.safetensors": len(deep).to_bytes(8, "little") + deep,
+        "folder/model.safetensors.index.json": as_json({"weight_map": {"w": ".."}}),
+        "elsewhere/model.safetensors.index.json": as_json({"weight_map": {"w": "/etc/passwd"}}),
+        "deep/model.safetensors.index.json": deep,
+        "deep/shapes.json": deep,
+        "shape/shapes.json": as_json([[2**62] * 60]),
+        "digits/shapes.json": b"[[" + b"9" * 5000 + b"]]",
+        "layers/config.json": as_json(layers),
+        "wide/config.json": as_json({**LLAMA, "hidden_size": 10**15}),
+        "deep/config.json": b'{"model_type": "llama", "x": ' + deep,
+        "deep/race.json": deep,
+        "deep/runs.jsonl": deep + b"\n",
+        "within/runs.jsonl": b'{"run": ' + deep + b"\n",
+        "unhashable/runs.jsonl": record({"run": {**RUN, "task": ["a"]}, "result": RESULT, "where": {}}),
+    }
+
+
+def tried(kind: Kind, path: Path, *, memory: bool = True) -> str | None:
+    """What is wrong with the reader, or None: it read the file, or refused it as it should."""
+    fault = None
+    if memory:
+        tracemalloc.start()
+    begun = time.process_time()
+    try:
+        kind.read(path)
+    except (OptimError, CommandError) as refused:
+        fault = None if str(refused) else "an error without a word"
+    except Exception as error:
+        fault = f"{type(error).__name__}: {error}"
+    took = time.process_time() - begun
+    peak = tracemalloc.get_traced_memory()[1] if memory else 0
+    if memory:
+        tracemalloc.stop()
+    if took > SECONDS:
+        fault = f"it took {took:.1f} s"
+    if peak > FACTOR * path.stat().st_size + BESIDE:
+        fault = f"it took {peak:,} bytes for a file of {path.stat().st_size:,}"
+    return fault
