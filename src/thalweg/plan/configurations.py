@@ -59,7 +59,7 @@ def said_dtype(content: Mapping[str, Any]) -> Any:
     for own in (content, inner if isinstance(inner, Mapping) else {}):
         for key in ("dtype", "torch_dtype"):
             if own.get(key) is not None:
-                return spelt_dtype(own[key])
+                return spelt_dtype(str(own[key]))
     return None
 
 

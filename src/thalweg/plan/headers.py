@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -136,6 +137,6 @@ def indexed(index: Path) -> Iterator[Path]:
         raise CommandError(f"{index} is not an index of safetensors files: it has no weight_map") from None
     for name in names:
         file = index.parent / Path(name).name
-        if not file.is_file():
+        if not os.path.isfile(file):  # pathlib raises where a name is too long
             raise CommandError(f"{index} names a file that is not there: {file}")
         yield file

@@ -129,7 +129,7 @@ def from_shapes(path: Path, content: Any) -> Model:
 def from_entry(path: Path, name: str, entry: Any) -> Tensor:
     shape, dtype = entry, "float32"
     if isinstance(entry, dict):
-        shape, dtype = entry.get("shape"), spelt_dtype(entry.get("dtype", "float32"))
+        shape, dtype = entry.get("shape"), spelt_dtype(str(entry.get("dtype", "float32")))
     if not is_shape(shape):
         raise CommandError(f"{path}: {name!r} must have a shape, a list of whole numbers >= 0, got {shape!r:.60}")
     if dtype not in DTYPES:
