@@ -60,7 +60,7 @@ fuzz: .venv/ready-to-test
 
 # The docs as a site, in build/site. A broken link is an error.
 docs: .envs/docs/ready
-	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src:tools .envs/docs/bin/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src:tools .envs/docs/bin/python -m mkdocs build --strict
 
 release-checks: test-all wheels sanitize race docs fuzz
 

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import griffe
 import latex2mathml.converter
 from mkdocs.structure.files import File, Files
 
@@ -29,7 +30,7 @@ RULE_PAGES = [f"{name.lower()}.md" for name in ("SGD", "AdamW", "Lion", "LARS", 
 SECTIONS = {
     "Start": ["index.md", "tutorial.md", "choosing.md", "compared.md", "gallery.md"],
     "I use PyTorch": ["torch.md", "mixtures.md", "gpu.md"],
-    "I train with Trainer, Lightning, timm …": ["recipes/*.md"],
+    "I train with Trainer, Lightning, timm …": ["recipes/index.md", "recipes/*.md"],
     "I train on many devices": ["sharding.md", "checkpoints.md"],
     "I use JAX": ["jax.md"],
     "I use numpy": ["numpy.md", "engines.md"],
@@ -55,8 +56,18 @@ MODULES = {
     "thalweg.bench": "How long a step takes",
     "thalweg.check": "Whether an optimizer keeps its promises",
 }
+#: Lines of a session up to the next empty one, or to the end.
+EXAMPLE = re.compile(r"^>>> .*?(?=\n\n|\s*\Z)", re.MULTILINE | re.DOTALL)
 STYLE = "assets/tables.css"
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(#[^)\s]*)?(?=\))")
+
+
+class Examples(griffe.Extension):
+    """Show what docstrings have as examples for doctest as code; mkdocstrings loads it."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = EXAMPLE.sub("```python\n\\g<0>\n```", obj.docstring.value)
 
 
 def on_files(files: Files, config: Any) -> Files:
