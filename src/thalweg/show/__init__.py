@@ -1,1 +1,1 @@
-"""What race, plan and bench have in common when they speak to people: terminal, pictures, units, surroundings."""
+"""What race, plan, bench and check have in common when they speak to people: terminal, pictures, units, surroundings."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -147,7 +148,7 @@ class Optimizer(StatefulOptimizer):
     # Under torch.compile only the arithmetic of each bucket is compiled; what surrounds it runs as it is.
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
     def _step(self, only: Tensor | None, *, compiling: bool) -> None:
-        with self._lock:
+        with self._lock, without_autocast():
             known, engines, taken = len(self.state), [], False
             try:
                 buckets = self._joined(self._sorter.sort(self, only, compiling=compiling))
@@ -255,6 +256,16 @@ class Optimizer(StatefulOptimizer):
             self._remember(own["_entries"])
             self._forget(own["_wanted_engine"])
             self._joint.skips = own["_skips"]
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Products of matrices in the precision that the rule is computed in, also where autocast would lower it."""
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def checked_options(

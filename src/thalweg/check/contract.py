@@ -1,0 +1,274 @@
+"""What code around ``torch.optim.Optimizer`` relies on."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import torch
+from torch.nn import Parameter
+
+from thalweg.check.problem import begun, fresh, give, moved, refused, same, stepped, train, values, weights
+from thalweg.check.registry import Failed, holds
+from thalweg.check.subject import Subject
+
+
+@holds("contract")
+def is_an_optimizer(s: Subject) -> None:
+    """It derives from torch.optim.Optimizer, which trainers, schedulers and profilers test for."""
+    if not isinstance(made := s.make(weights(s)), torch.optim.Optimizer):
+        raise Failed(f"it is a {type(made).__name__}")
+
+
+@holds("contract")
+def step_moves_parameters(s: Subject) -> None:
+    """A step moves every parameter that has a gradient."""
+    moved(stepped(s, steps=3), weights(s), "after three steps")
+
+
+@holds("contract")
+def closure_loss(s: Subject) -> None:
+    """step(closure) evaluates the closure and returns its loss."""
+    params, optimizer = fresh(s)
+    give(params, 0)
+    found = optimizer.step(lambda: torch.tensor(7.0))
+    if found is None or float(found) != 7.0:
+        raise Failed(f"the loss was 7 and step returned {found}")
+
+
+@holds("contract")
+def closure_with_gradients(s: Subject) -> None:
+    """A closure can call backward(), also where step is called under no_grad()."""
+    params = weights(s)
+    optimizer, seen = s.make(params), []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        seen.append(torch.is_grad_enabled())
+        loss = torch.stack([(p * p).sum() for p in params]).sum()
+        if seen[-1]:
+            loss.backward()
+        return loss.detach()
+
+    with torch.no_grad():
+        optimizer.step(closure)
+    if seen != [True] * len(seen) or not seen:
+        raise Failed("gradients are off within the closure" if seen else "the closure was not called")
+    moved(params, weights(s), "after step(closure)")
+
+
+@holds("contract")
+def groups_have_their_own_lr(s: Subject) -> None:
+    """Each group's lr holds for its parameters alone: layers are trained at different rates."""
+    params = weights(s)
+    optimizer = s.make([{"params": params[:1]}, {"params": params[1:]}])
+    rate = optimizer.param_groups[0]["lr"] or 1e-2
+    optimizer.param_groups[0]["lr"] = 8 * rate
+    fast = train(optimizer, params, 1)
+    plain = stepped(s)
+    same(fast[1:], plain[1:], "the lr of another group was changed")
+    if torch.equal(fast[0], plain[0]):
+        raise Failed("lr of the first group times 8 changes nothing")
+
+
+@holds("contract")
+def lr_is_read_in_each_step(s: Subject) -> None:
+    """A change of group["lr"] between steps holds from the next step on: schedulers do just that."""
+    params, optimizer = begun(s)
+    for group in optimizer.param_groups:
+        group["lr"] = 8 * (group["lr"] or 1e-2)
+    changed = train(optimizer, params, 1, first=3)
+    if all(torch.equal(one, other) for one, other in zip(changed, stepped(s, steps=4), strict=True)):
+        raise Failed("lr times 8 after three steps changes nothing")
+
+
+@holds("contract")
+def defaults_fill_groups(s: Subject) -> None:
+    """Every group has every option: schedulers and loggers read them there."""
+    params = weights(s)
+    optimizer = s.make([{"params": params[:1]}, {"params": params[1:], "lr": 0.5}])
+    for place, group in enumerate(optimizer.param_groups):
+        if missing := [key for key in optimizer.defaults if key not in group]:
+            raise Failed(f"group {place} lacks {', '.join(missing)}")
+    if float(optimizer.param_groups[1]["lr"]) != 0.5:
+        raise Failed(f"a group with lr 0.5 has lr {optimizer.param_groups[1]['lr']}")
+
+
+@holds("contract")
+def options_stay_as_given(s: Subject) -> None:
+    """A step does not overwrite options of groups, which belong to the user and to schedulers."""
+    params, optimizer = fresh(s)
+    keys = [key for key in optimizer.defaults if key != "step"]
+    before = {key: copy.deepcopy(optimizer.param_groups[0][key]) for key in keys}
+    train(optimizer, params, 3)
+    for key in keys:
+        if optimizer.param_groups[0][key] != before[key]:
+            raise Failed(f"{key} was {before[key]} and is {optimizer.param_groups[0][key]} after three steps")
+
+
+@holds("contract")
+def foreign_keys(s: Subject) -> None:
+    """Keys that others put into groups, such as initial_lr, are kept and change nothing."""
+    params = weights(s)
+    optimizer = s.make([{"params": params, "foreign_key": "kept"}])
+    optimizer.param_groups[0]["initial_lr"] = 123.0
+    same(train(optimizer, params, 3), stepped(s, steps=3), "with foreign keys in the group")
+    if optimizer.param_groups[0].get("foreign_key") != "kept":
+        raise Failed("the foreign key is gone")
+
+
+@holds("contract")
+def added_group_is_stepped(s: Subject) -> None:
+    """Parameters of add_param_group are stepped from then on: layers are unfrozen in the middle of a run."""
+    params = weights(s)
+    optimizer = s.make(params[:1])
+    train(optimizer, params[:1], 2)
+    optimizer.add_param_group({"params": params[1:]})
+    train(optimizer, params, 1, first=2)
+    moved(params, weights(s), "after add_param_group")
+
+
+@holds("contract")
+def names_are_kept(s: Subject) -> None:
+    """named_parameters() can be given, and names are saved with the groups: checkpoints go by them."""
+    params = weights(s)
+    optimizer = s.make([(f"layer.{place}", p) for place, p in enumerate(params)])
+    names = optimizer.state_dict()["param_groups"][0].get("param_names")
+    if list(names or ()) != [f"layer.{place}" for place in range(len(params))]:
+        raise Failed(f"param_names of the state dict is {names}")
+    same(train(optimizer, params, 2), stepped(s, steps=2), "with names")
+
+
+@holds("contract")
+def parameters_from_an_iterator(s: Subject) -> None:
+    """model.parameters() is an iterator that can be read once; all of it is stepped."""
+    params = weights(s)
+    same(train(s.make(iter(params)), params, 1), stepped(s), "from an iterator")
+
+
+@holds("contract")
+def zero_grad(s: Subject) -> None:
+    """zero_grad() drops gradients, and zero_grad(set_to_none=False) makes them zero."""
+    params, optimizer = begun(s, steps=1)
+    optimizer.zero_grad(set_to_none=False)
+    if any(p.grad is None or p.grad.any() for p in params):
+        raise Failed("set_to_none=False leaves a gradient that is not zero")
+    optimizer.zero_grad()
+    if any(p.grad is not None for p in params):
+        raise Failed("a gradient is still there")
+
+
+@holds("contract")
+def gradients_untouched(s: Subject) -> None:
+    """Gradients are read, never written: logging and accumulation read them after the step."""
+    params, optimizer = fresh(s)
+    for t in range(3):
+        give(params, t)
+        before = values([p.grad for p in params if p.grad is not None])
+        optimizer.step()
+        if any(p.grad is None for p in params):
+            raise Failed("a gradient is gone after the step")
+        same(values([p.grad for p in params if p.grad is not None]), before, f"gradients after step {t + 1}")
+
+
+@holds("contract")
+def no_gradient_no_step(s: Subject) -> None:
+    """A parameter without a gradient stays as it is: it took no part in the loss."""
+    params, optimizer = fresh(s)
+    for t in range(3):
+        give(params, t)
+        params[0].grad = None
+        optimizer.step()
+    same(values(params[:1]), values(weights(s)[:1]), "a parameter without a gradient")
+    moved(params[1:], weights(s)[1:], "beside one without a gradient")
+
+
+@holds("contract")
+def step_hooks(s: Subject) -> None:
+    """Hooks before and after a step are each called once a step: profilers and trainers register them."""
+    params = weights(s)
+    optimizer, calls = s.make(params), []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    train(optimizer, params, 2)
+    if calls != ["before", "after"] * 2:
+        raise Failed(f"in two steps the hooks were called as {', '.join(calls) or 'never'}")
+
+
+@holds("contract")
+def pickling(s: Subject) -> None:
+    """A pickle of parameters and optimizer continues as they do: whole trainers are pickled."""
+    params, optimizer = begun(s)
+    others, other = pickle.loads(pickle.dumps((params, optimizer)))
+    same(train(other, others, 2, first=3), train(optimizer, params, 2, first=3), "two steps after unpickling")
+
+
+@holds("contract")
+def deep_copies(s: Subject) -> None:
+    """A deep copy continues as the original does, and neither changes the other."""
+    params, optimizer = begun(s)
+    before = values(params)
+    others, other = copy.deepcopy((params, optimizer))
+    copied = train(other, others, 2, first=3)
+    same(values(params), before, "the original after steps of its copy")
+    same(train(optimizer, params, 2, first=3), copied, "the original beside its copy")
+
+
+@holds("contract")
+def instances_are_apart(s: Subject) -> None:
+    """Two optimizers share nothing: GANs, ensembles and tests have several in one process."""
+    params, others = weights(s), weights(s)
+    optimizer, other = s.make(params), s.make(others, lr=0.5)
+    for t in range(3):
+        train(other, others, 1, first=t + 50)
+        train(optimizer, params, 1, first=t)
+    same(values(params), stepped(s, steps=3), "beside another instance")
+
+
+@holds("contract")
+def state_by_parameter(s: Subject) -> None:
+    """State is kept under parameters: distributed checkpoints take nothing else."""
+    params, optimizer = begun(s)
+    if strangers := [key for key in optimizer.state if not any(key is p for p in params)]:
+        raise Failed(f"state has an entry for {strangers[0]!r}"[:120])
+
+
+@holds("contract")
+def autograd_sees_the_write(s: Subject) -> None:
+    """A step counts as a write: backward() through values from before it raises instead of using the new ones."""
+    params, optimizer = fresh(s)
+    give(params, 0)
+    loss = (params[0] * params[0]).sum()
+    optimizer.step()
+    refused(loss.backward, "backward() through a parameter that a step has written since", (RuntimeError,))
+
+
+@holds("contract")
+def parameters_stay_leaves(s: Subject) -> None:
+    """Parameters require gradients and have no history after a step, and neither has the state."""
+    params, optimizer = begun(s)
+    if any(not p.is_leaf or not p.requires_grad for p in params):
+        raise Failed("a parameter is no leaf any more, or requires no gradient")
+    for leaf in (each for state in optimizer.state.values() for each in state.values()):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            raise Failed("a tensor of the state requires gradients")
+
+
+@holds("contract")
+def replaced_data(s: Subject) -> None:
+    """After p.data = other, as module.to() does, the step writes what the module now has."""
+    params, optimizer = begun(s)
+    for p in params:
+        p.data = p.data.clone()
+    same(train(optimizer, params, 1, first=3), stepped(s, steps=4), "after p.data was replaced")
+
+
+@holds("contract")
+def replaced_parameters(s: Subject) -> None:
+    """Groups are the truth about what is stepped: FSDP and quantization put other parameters there."""
+    params, optimizer = fresh(s)
+    others = [Parameter(p.detach().clone()) for p in params]
+    optimizer.param_groups[0]["params"] = others
+    found = train(optimizer, others, 2)
+    same(found, stepped(s, steps=2), "parameters that were put into the group")
+    same(values(params), values(weights(s)), "parameters that were taken out of the group")

@@ -1,0 +1,110 @@
+"""Parameters in 16 bits, in float64, and several dtypes at once."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import Parameter
+
+from thalweg.check.problem import begun, close, draw, finite, fresh, give, moved, same, stepped, train, weights
+from thalweg.check.registry import Failed, NotOffered, holds
+from thalweg.check.subject import Subject
+
+
+@holds("dtypes")
+def dtypes_are_kept(s: Subject) -> None:
+    """Parameters keep their dtype."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        params, _ = begun(s, dtype)
+        if any(p.dtype != dtype for p in params):
+            raise Failed(f"a parameter in {dtype} is {params[0].dtype} after a step")
+
+
+@holds("dtypes")
+def bfloat16_moves(s: Subject) -> None:
+    """Parameters in bfloat16 move, and stay finite, in ten steps of the lr that was given."""
+    params, _ = begun(s, torch.bfloat16, steps=10)
+    finite(params, "after ten steps in bfloat16")
+    moved(params, weights(s, torch.bfloat16), "after ten steps in bfloat16")
+
+
+@holds("dtypes")
+def bfloat16_follows_float32(s: Subject) -> None:
+    """A run in bfloat16 goes the way of the one in float32: steps are computed in enough digits."""
+    start = torch.cat([p.detach().double().flatten() for p in weights(s, torch.bfloat16)])
+    ways, steps = [], 10
+    for dtype in (torch.float32, torch.bfloat16):
+        params = [Parameter(p.detach().to(dtype)) for p in weights(s, torch.bfloat16)]
+        ways.append(torch.cat([p.double().flatten() for p in train(s.make(params), params, steps)]) - start)
+    seen = ways[0].abs() >= steps * torch.finfo(torch.bfloat16).eps * start.abs()
+    if seen.double().mean() < 0.1:
+        raise NotOffered("steps of this lr are smaller than the spacing of bfloat16")
+    cosine = float(torch.nn.functional.cosine_similarity(ways[0][seen], ways[1][seen], dim=0))
+    if not cosine > 0.9:
+        raise Failed(f"the cosine between both ways is {cosine:.3f}")
+
+
+@holds("dtypes")
+def float16_small_gradients(s: Subject) -> None:
+    """float16 gradients of 1e-4, whose squares float16 does not hold, give finite steps."""
+    params, optimizer = fresh(s, torch.float16)
+    train(optimizer, params, 3, size=1e-4)
+    finite(params, "after float16 gradients of 1e-4")
+
+
+@holds("dtypes")
+def float16_large_gradients(s: Subject) -> None:
+    """float16 gradients of 1000, whose squares float16 does not hold, give finite steps that move."""
+    params, optimizer = fresh(s, torch.float16)
+    train(optimizer, params, 3, size=1000.0)
+    finite(params, "after float16 gradients of 1000")
+    moved(params, weights(s, torch.float16), "after float16 gradients of 1000")
+
+
+@holds("dtypes")
+def mixed_dtypes(s: Subject) -> None:
+    """A float32 parameter steps the same with a bfloat16 one before it in its group."""
+    s.refuses("couples_parameters", "steps depend on other parameters")
+    half, full = weights([(6, 4)], torch.bfloat16, [7]), weights([(6, 4)])
+    optimizer = s.make([*half, *full])
+    for t in range(3):
+        give(half, t, [7])
+        give(full, t)
+        optimizer.step()
+    close(full, stepped(s, [(6, 4)], 3), weights([(6, 4)]), "beside a bfloat16 parameter", 1e-5)
+
+
+@holds("dtypes")
+def float64_is_not_rounded(s: Subject) -> None:
+    """A parameter in float64 is not rounded to float32 on its way: its digits are wanted."""
+    params, _ = begun(s, torch.float64, steps=1)
+    for place, p in enumerate(params):
+        if torch.equal(p, p.float().double()):
+            raise Failed(f"parameter {place} has no digits beyond float32 after a step")
+
+
+@holds("dtypes")
+def default_dtype_ignored(s: Subject) -> None:
+    """torch.set_default_dtype(float64) leaves the steps of float32 parameters as they are."""
+    plain = stepped(s, steps=3)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        same(stepped(s, steps=3), plain, "with float64 as the default dtype")
+    finally:
+        torch.set_default_dtype(before)
+
+
+@holds("dtypes")
+def complex_parameters(s: Subject) -> None:
+    """Complex parameters are refused, or both their parts move: none is dropped."""
+    start = torch.complex(draw((4, 3), 0, 0), draw((4, 3), 0, 1)).to(torch.complex64)
+    params = [Parameter(start.clone())]
+    try:
+        optimizer = s.make(params)
+        for t in range(3):
+            params[0].grad = torch.complex(draw((4, 3), 1, t), draw((4, 3), 2, t)).to(torch.complex64)
+            optimizer.step()
+    except Exception as error:
+        raise NotOffered(f"complex parameters: {type(error).__name__}") from error
+    for part in ("real", "imag"):
+        moved([getattr(params[0].detach(), part)], [getattr(start, part)], f"the {part} part")

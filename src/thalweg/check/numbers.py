@@ -1,0 +1,240 @@
+"""What the numbers of a step may depend on, and what not."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from thalweg.check.problem import (
+    GRADIENT,
+    close,
+    finite,
+    fresh,
+    give,
+    has,
+    offered,
+    same,
+    stepped,
+    train,
+    values,
+    weights,
+)
+from thalweg.check.registry import Failed, holds
+from thalweg.check.subject import Subject
+
+COUPLED = "steps depend on other parameters"
+
+
+@holds("numbers")
+def deterministic(s: Subject) -> None:
+    """The same run gives the same bits: else no result can be reproduced."""
+    torch.manual_seed(0)
+    first = stepped(s, steps=5)
+    torch.manual_seed(0)
+    same(stepped(s, steps=5), first, "the same run again")
+
+
+@holds("numbers")
+def independent_of_the_global_seed(s: Subject) -> None:
+    """Steps do not depend on torch's global generator: replicas with different seeds would drift apart."""
+    torch.manual_seed(1)
+    first = stepped(s, steps=5)
+    torch.manual_seed(2)
+    same(stepped(s, steps=5), first, "with another global seed")
+
+
+@holds("numbers")
+def generators_untouched(s: Subject) -> None:
+    """A step draws nothing from global generators: dropout and data order would depend on the optimizer."""
+    params, optimizer = fresh(s)
+    before = torch.get_rng_state(), random.getstate()
+    train(optimizer, params, 3)
+    if not torch.equal(torch.get_rng_state(), before[0]):
+        raise Failed("torch's generator has moved")
+    if random.getstate() != before[1]:
+        raise Failed("Python's generator has moved")
+
+
+@holds("numbers")
+def independent_of_other_parameters(s: Subject) -> None:
+    """A parameter's steps do not depend on which others the optimizer has, of the same shape too."""
+    s.refuses("couples_parameters", COUPLED)
+    shapes = [(6, 4), (6, 4), (5, 6)]
+    together, start = stepped(s, shapes, 4), weights(shapes)
+    for place, shape in enumerate(shapes):
+        alone = weights([shape], which=[place])
+        found = train(s.make(alone), alone, 4, which=[place])
+        close(found, together[place : place + 1], start[place : place + 1], f"parameter {place} by itself", 1e-5)
+
+
+@holds("numbers")
+def order_of_parameters(s: Subject) -> None:
+    """The order of parameters does not matter: refactoring a model must not change its training."""
+    s.refuses("couples_parameters", COUPLED)
+    params = weights(s)
+    backwards, which = params[::-1], range(len(params))[::-1]
+    train(s.make(backwards), backwards, 4, which=which)
+    close(params, stepped(s, steps=4), weights(s), "in the opposite order", 1e-5)
+
+
+@holds("numbers")
+def one_group_or_many(s: Subject) -> None:
+    """A group for each parameter gives the same steps as one group for all."""
+    s.refuses("couples_parameters", COUPLED)
+    params = weights(s)
+    found = train(s.make([{"params": [p]} for p in params]), params, 4)
+    close(found, stepped(s, steps=4), weights(s), "with a group each", 1e-5)
+
+
+@holds("numbers")
+def lr_zero(s: Subject) -> None:
+    """A learning rate of 0 moves nothing: warm-ups begin there, and loading sharded state relies on it."""
+    s.needs("lr_zero_is_no_step", "declared otherwise")
+    params, optimizer = fresh(s)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    same(train(optimizer, params, 2), values(weights(s)), "after two steps with lr 0")
+
+
+@holds("numbers")
+def zero_gradients(s: Subject) -> None:
+    """Gradients of zero from the first step on give finite steps: unused experts and dead units have them."""
+    params, optimizer = fresh(s)
+    train(optimizer, params, 3, size=0.0)
+    finite(params, "after three gradients of zero")
+
+
+@holds("numbers")
+def zero_parameters(s: Subject) -> None:
+    """Parameters that begin at zero, as biases and output layers do, get away from there."""
+    params = weights(s)
+    with torch.no_grad():
+        for p in params:
+            p.zero_()
+    finite(train(s.make(params), params, 5), "after five steps from zero")
+    for place, p in enumerate(params):
+        if not p.any():
+            raise Failed(f"parameter {place} {tuple(p.shape)} is still zero after five steps")
+
+
+@holds("numbers")
+def huge_gradients(s: Subject) -> None:
+    """Gradients of 1e15, whose squares float32 still holds, give finite parameters."""
+    params, optimizer = fresh(s, lr=1e-3)
+    train(optimizer, params, 3, size=1e15)
+    finite(params, "after gradients of 1e15")
+
+
+@holds("numbers")
+def tiny_gradients(s: Subject) -> None:
+    """Gradients of 1e-25, whose squares vanish in float32, give finite parameters."""
+    params, optimizer = fresh(s)
+    train(optimizer, params, 3, size=1e-25)
+    finite(params, "after gradients of 1e-25")
+
+
+@holds("numbers")
+def descends(s: Subject) -> None:
+    """A simple bowl is descended: the sum of squares is smaller after fifty steps."""
+    params, optimizer = fresh(s)
+    before = sum(float(p.detach().square().sum()) for p in params)
+    for _ in range(50):
+        for p in params:
+            p.grad = p.detach() / 2
+        optimizer.step()
+    after = sum(float(p.detach().square().sum()) for p in params)
+    if not after < before:
+        raise Failed(f"the loss went from {before:.3g} to {after:.3g}")
+
+
+@holds("numbers")
+def maximize(s: Subject) -> None:
+    """maximize=True ascends: it steps as minimizing does with opposite gradients."""
+    params = weights(s)
+    has(s.make(params), "maximize")
+    optimizer = s.make(params, maximize=True)
+    train(optimizer, params, 3, size=-GRADIENT)
+    same(values(params), stepped(s, steps=3), "maximize=True with opposite gradients")
+
+
+@holds("numbers")
+def float64_agrees(s: Subject) -> None:
+    """float64 and float32 go the same way: else one of them computes something else."""
+    params = weights(s, torch.float64)
+    close(stepped(s, steps=3), train(s.make(params), params, 3), weights(s, torch.float64), "float32 and float64", 2e-2)
+
+
+@holds("numbers")
+def scale_invariant(s: Subject) -> None:
+    """Declared: gradients that are 1024 times as large make the same steps."""
+    s.needs("scale_invariant", "not declared")
+    params, optimizer = fresh(s)
+    train(optimizer, params, 3, size=1024 * GRADIENT)
+    close(values(params), stepped(s, steps=3), weights(s), "with gradients times 1024", 1e-3)
+
+
+@holds("numbers")
+def odd(s: Subject) -> None:
+    """Declared: opposite parameters and gradients make opposite steps."""
+    s.needs("odd", "not declared")
+    params = weights(s)
+    with torch.no_grad():
+        for p in params:
+            p.neg_()
+    optimizer = s.make(params)
+    train(optimizer, params, 3, size=-GRADIENT)
+    same([-p for p in values(params)], stepped(s, steps=3), "opposite parameters and gradients")
+
+
+@holds("numbers")
+def lr_as_a_tensor(s: Subject) -> None:
+    """Where lr may be a tensor, it steps as the number does."""
+    params = weights(s)
+    rate = float(s.make(params).param_groups[0]["lr"] or 1e-2)
+    plain = stepped(s, steps=3, lr=rate)
+    with offered("lr as a tensor"):
+        found = train(s.make(params, lr=torch.tensor(rate)), params, 3)
+    close(found, plain, weights(s), "with a tensor as lr", 1e-4)
+
+
+@holds("numbers")
+def weight_decay_shrinks(s: Subject) -> None:
+    """weight_decay pulls parameters towards zero: they end nearer to it than without."""
+    params = weights(s)
+    has(s.make(params), "weight_decay")
+    sizes = [[float(p.norm()) for p in stepped(s, steps=10, lr=1e-2, weight_decay=decay)] for decay in (0.0, 0.5)]
+    if not sum(sizes[1]) < sum(sizes[0]):
+        raise Failed(f"norms with decay 0.5 sum to {sum(sizes[1]):.4g}, without to {sum(sizes[0]):.4g}")
+
+
+@holds("numbers")
+def weight_decay_by_group(s: Subject) -> None:
+    """A group's own weight_decay holds for it alone: biases and norms go without."""
+    s.refuses("couples_parameters", COUPLED)
+    params = weights(s)
+    has(s.make(params), "weight_decay")
+    groups = [{"params": params[:1], "weight_decay": 0.5}, {"params": params[1:]}]
+    found = train(s.make(groups, weight_decay=0.0), params, 3)
+    same(found[1:], stepped(s, steps=3, weight_decay=0.0)[1:], "decay of another group")
+    if torch.equal(found[0], stepped(s, steps=3, weight_decay=0.0)[0]):
+        raise Failed("a group's own weight_decay changes nothing")
+
+
+@holds("numbers")
+def late_parameters(s: Subject) -> None:
+    """A parameter whose first gradient comes late begins then: its averages start at their own first step."""
+    s.refuses("couples_parameters", COUPLED)
+    params, optimizer = fresh(s)
+    for t in range(8):
+        give(params, t)
+        params[0].grad = None if t < 6 else params[0].grad
+        optimizer.step()
+    alone = weights(s)[:1]
+    close(
+        params[:1],
+        train(s.make(alone), alone, 2, first=6),
+        weights(s)[:1],
+        "two steps after six without gradient",
+        1e-4,
+    )

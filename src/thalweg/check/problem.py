@@ -1,0 +1,179 @@
+"""What checks are made of: small parameters with numbers of their own, steps, and comparisons to the bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from thalweg.check.registry import Failed, NotOffered
+from thalweg.check.subject import Subject
+
+Shapes = Sequence[tuple[int, ...]]
+#: Two of the same shape among them, a vector and a filter.
+MODEL: Shapes = ((6, 4), (6,), (6, 4), (5, 6), (3, 2, 2, 2))
+#: Gradients are this large, and parameters as large as those of a network that was just initialised.
+GRADIENT, WEIGHT = 0.1, 0.1
+
+
+def draw(shape: Sequence[int], *key: int) -> Tensor:
+    """Normal numbers that depend on nothing but the shape and the key."""
+    generator = torch.Generator().manual_seed(sum(7919**place * (1 + part) for place, part in enumerate(key)))
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
+
+
+def shapes_for(subject: Subject) -> Shapes:
+    return [shape for shape in MODEL if len(shape) == 2] if subject.facts.needs_matrices else MODEL
+
+
+def weights(
+    shapes: Subject | Shapes, dtype: torch.dtype = torch.float32, which: Sequence[int] | None = None
+) -> list[Parameter]:
+    """Parameters; ``which`` says whose numbers each has, by default those of its place."""
+    found = shapes_for(shapes) if isinstance(shapes, Subject) else shapes
+    places = range(len(found)) if which is None else which
+    return [Parameter((WEIGHT * draw(shape, 0, place)).to(dtype)) for shape, place in zip(found, places, strict=True)]
+
+
+def give(params: Sequence[Tensor], t: int, which: Sequence[int] | None = None, size: float = GRADIENT) -> None:
+    """Set the gradients of step ``t``."""
+    for p, place in zip(params, range(len(params)) if which is None else which, strict=True):
+        p.grad = torch.empty_like(p).copy_(size * draw(p.shape, 1, place, t)) if p.numel() else torch.empty_like(p)
+
+
+def train(
+    optimizer: Any,
+    params: Sequence[Tensor],
+    steps: int,
+    first: int = 0,
+    which: Sequence[int] | None = None,
+    size: float = GRADIENT,
+) -> list[Tensor]:
+    """Steps with gradients that depend on the step and the place alone; what the parameters are then."""
+    for t in range(first, first + steps):
+        give(params, t, which, size)
+        optimizer.step()
+    return values(params)
+
+
+def fresh(
+    subject: Subject, dtype: torch.dtype = torch.float32, shapes: Shapes | None = None, **more: Any
+) -> tuple[list[Parameter], Any]:
+    """Parameters and an optimizer for them."""
+    params = weights(subject if shapes is None else shapes, dtype)
+    return params, subject.make(params, **more)
+
+
+def begun(subject: Subject, dtype: torch.dtype = torch.float32, steps: int = 3) -> tuple[list[Parameter], Any]:
+    """Parameters and their optimizer in the middle of a run."""
+    params, optimizer = fresh(subject, dtype)
+    train(optimizer, params, steps)
+    return params, optimizer
+
+
+def stepped(subject: Subject, shapes: Shapes | None = None, steps: int = 1, **more: Any) -> list[Tensor]:
+    """The parameters after some steps of an optimizer that is made for it."""
+    params, optimizer = fresh(subject, shapes=shapes, **more)
+    return train(optimizer, params, steps)
+
+
+def values(params: Sequence[Tensor]) -> list[Tensor]:
+    return [p.detach().clone() for p in params]
+
+
+def kept(optimizer: Any) -> Any:
+    """A copy of the state dict, which nothing changes."""
+    return copy.deepcopy(optimizer.state_dict())
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Everything within nested dicts, lists and tuples, by its path."""
+    if isinstance(value, Mapping):
+        for key in value:
+            yield from leaves(value[key], f"{path}.{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)):
+        for place, each in enumerate(value):
+            yield from leaves(each, f"{path}.{place}" if path else str(place))
+    else:
+        yield path, value
+
+
+def tensors_of(optimizer: Any) -> dict[str, Tensor]:
+    """The tensors of the state, by their paths."""
+    return {path: leaf for path, leaf in leaves(optimizer.state_dict()["state"]) if isinstance(leaf, Tensor)}
+
+
+def same(found: Any, wanted: Any, where: str) -> None:
+    """Fail unless all tensors and numbers are equal to the bit."""
+    ours, theirs = dict(leaves(found)), dict(leaves(wanted))
+    if ours.keys() != theirs.keys():
+        raise Failed(f"{where}: {', '.join(sorted(ours.keys() ^ theirs.keys())[:3])} is on one side only")
+    for path, one in ours.items():
+        other = theirs[path]
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            if one.dtype != other.dtype or one.shape != other.shape:
+                raise Failed(f"{where}: {path} is {described(one)}, not {described(other)}")
+            if not torch.equal(one.nan_to_num(), other.nan_to_num()) or not torch.equal(one.isnan(), other.isnan()):
+                raise Failed(f"{where}: {path} differs by up to {(one - other).abs().max().item():.3g}")
+        elif isinstance(one, (int, float, str, bool)) and one != other:
+            raise Failed(f"{where}: {path} is {one!r}, not {other!r}")
+
+
+def close(found: Sequence[Tensor], wanted: Sequence[Tensor], start: Sequence[Tensor], where: str, rtol: float) -> None:
+    """Fail unless two runs from the same start went the same way, up to a share of the way."""
+    for place, (one, other, begin) in enumerate(zip(found, wanted, start, strict=True)):
+        way = (other.double() - begin.double()).norm().item()
+        apart = (one.double() - other.double()).norm().item()
+        rounding = torch.finfo(torch.float32).eps * other.double().norm().item()
+        if not apart <= rtol * way + rounding:
+            raise Failed(f"{where}: tensor {place} is {apart:.3g} apart after a way of {way:.3g}")
+
+
+def described(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+
+
+def finite(params: Sequence[Tensor], where: str) -> None:
+    for place, p in enumerate(params):
+        if not p.isfinite().all():
+            raise Failed(f"{where}: parameter {place} has {int((~p.isfinite()).sum())} values that are not finite")
+
+
+def moved(params: Sequence[Tensor], start: Sequence[Tensor], where: str) -> None:
+    for place, (p, begin) in enumerate(zip(params, start, strict=True)):
+        if p.numel() and torch.equal(p, begin):
+            raise Failed(f"{where}: parameter {place} {tuple(p.shape)} did not move")
+
+
+def refused(action: Callable[[], Any], what: str, kinds: tuple[type[BaseException], ...] = (Exception,)) -> None:
+    """Fail unless an action raises an error that says something."""
+    try:
+        action()
+    except kinds as error:
+        if not str(error).strip():
+            raise Failed(f"{what}: {type(error).__name__} without a word") from None
+        return
+    except Exception as error:
+        raise Failed(f"{what}: {type(error).__name__}, which is no {' or '.join(k.__name__ for k in kinds)}") from None
+    raise Failed(f"{what}: no error")
+
+
+@contextmanager
+def offered(what: str) -> Iterator[None]:
+    """Errors within mean that it is not offered."""
+    try:
+        yield
+    except Failed:
+        raise
+    except Exception as error:
+        raise NotOffered(f"{what}: {type(error).__name__}") from error
+
+
+def has(optimizer: Any, option: str) -> None:
+    if option not in optimizer.param_groups[0]:
+        raise NotOffered(f"there is no {option}")

@@ -1,0 +1,111 @@
+"""Run checks, and keep what each of them said."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from thalweg.check.registry import Check, Failed, NotOffered, chosen_checks
+from thalweg.check.subject import Subject, subject_of
+from thalweg.show.modules import said
+from thalweg.show.surroundings import versions
+
+PASSED, FAILED, NOT_OFFERED = "passed", "failed", "not offered"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a check said of an optimizer."""
+
+    check: str
+    group: str
+    holds: str
+    outcome: str
+    #: What was seen where it failed, or why it is not offered.
+    seen: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """All verdicts of one optimizer."""
+
+    subject: str
+    options: Mapping[str, Any]
+    versions: Mapping[str, str]
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    @property
+    def failed(self) -> list[Verdict]:
+        return [each for each in self.verdicts if each.outcome == FAILED]
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter(each.outcome for each in self.verdicts)
+
+    def plain(self) -> dict[str, Any]:
+        return {**asdict(self), "counts": dict(self.counts)}
+
+
+def check(
+    optimizer: Any,
+    *,
+    only: str | None = None,
+    facts: Mapping[str, Any] | None = None,
+    on_verdict: Callable[[Verdict], None] = lambda _: None,
+    **options: Any,
+) -> Report:
+    """Check an optimizer: a class, a function that makes one, or a reference such as ``torch.optim.AdamW``.
+
+    Options are those of the optimizer. ``only`` names checks or groups; ``facts`` are what its author declares.
+    """
+    subject = subject_of(optimizer, options, facts)
+    package = str(getattr(subject.factory, "__module__", "")).partition(".")[0]
+    found = Report(
+        subject=subject.name,
+        options=subject.options,
+        versions=versions(dict.fromkeys((package, "thalweg", subject.kind))),
+    )
+    for each in chosen_checks(subject.kind, only):
+        found.verdicts.append(verdict_of(each, subject))
+        on_verdict(found.verdicts[-1])
+    return found
+
+
+def verdict_of(each: Check, subject: Subject) -> Verdict:
+    begin, outcome, seen = time.perf_counter(), PASSED, ""
+    with surroundings_kept(subject.kind):
+        try:
+            each.run(subject)
+        except NotOffered as why:
+            outcome, seen = NOT_OFFERED, str(why)
+        except Failed as what:
+            outcome, seen = FAILED, str(what)
+        except Exception as error:
+            outcome, seen = FAILED, said(error)
+    seconds = time.perf_counter() - begin
+    return Verdict(check=each.name, group=each.group, holds=each.holds, outcome=outcome, seen=seen, seconds=seconds)
+
+
+@contextlib.contextmanager
+def surroundings_kept(kind: str) -> Iterator[None]:
+    """Generators, warnings and torch's modes are after a check what they were before; nothing is compiled."""
+    state = random.getstate()
+    with warnings.catch_warnings(), contextlib.ExitStack() as stack:
+        warnings.simplefilter("ignore")
+        if kind == "torch":
+            import torch
+
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        try:
+            yield
+        finally:
+            random.setstate(state)

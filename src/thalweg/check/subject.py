@@ -1,0 +1,165 @@
+"""Whom to check: an optimizer by its reference, with options, and what its author declares of it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from thalweg.check.registry import NotOffered
+from thalweg.errors import CommandError
+from thalweg.rules import Rule
+from thalweg.show.modules import imported, said
+
+#: Where an author declares facts: an attribute of the class or function.
+DECLARED = "check_facts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What an author declares of an optimizer, where it differs from what most of them do."""
+
+    #: Nothing moves with a learning rate of 0.
+    lr_zero_is_no_step: bool = True
+    #: Only two-dimensional parameters are taken. Without a declaration, whoever refuses a vector has declared it.
+    needs_matrices: bool = False
+    #: Steps depend on other parameters too, as with clipping by a global norm.
+    couples_parameters: bool = False
+    #: Gradients times a power of two make the same steps.
+    scale_invariant: bool = False
+    #: Gradients and parameters with the opposite sign make steps with the opposite sign.
+    odd: bool = False
+    #: Temporary memory of a step is at most this multiple of the parameters' bytes.
+    temporaries: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """An optimizer that is checked: checks make as many instances of it as they need."""
+
+    name: str
+    factory: Callable[..., Any]
+    options: Mapping[str, Any]
+    facts: Facts
+    #: ``torch`` or ``optax``: which checks are run.
+    kind: str
+
+    def make(self, *params: Any, **more: Any) -> Any:
+        """An instance with the subject's options, and others beside them or instead."""
+        return self.factory(*params, **{**self.options, **more})
+
+    def needs(self, fact: str, why: str) -> None:
+        """Go on only where a fact is declared."""
+        if getattr(self.facts, fact) in (None, False):
+            raise NotOffered(why)
+
+    def refuses(self, fact: str, why: str) -> None:
+        """Go on only where a fact is not declared."""
+        if getattr(self.facts, fact):
+            raise NotOffered(why)
+
+
+def subject_of(given: Any, options: Mapping[str, Any] | None = None, facts: Mapping[str, Any] | None = None) -> Subject:
+    """A subject from ``package.Class``, ``module:Class``, ``package.Class(lr=0.1)``, or from the class itself."""
+    written: dict[str, Any] = {}
+    name, factory = getattr(given, "__qualname__", str(given)), given
+    if isinstance(given, str):
+        name = given.strip()
+        reference, written = parsed(name)
+        factory = resolved(reference)
+    if inspect.isclass(factory) and issubclass(factory, Rule):
+        import thalweg.torch
+
+        factory = thalweg.torch.optimizer(factory)
+    if not callable(factory):
+        raise CommandError(f"{name}: this is neither a class nor a function")
+    declared = {**getattr(factory, DECLARED, {}), **(facts or {})}
+    known = [field.name for field in fields(Facts)]
+    if unknown := sorted(set(declared) - set(known)):
+        raise CommandError(f"{name}: unknown facts {', '.join(unknown)}; there are {', '.join(known)}")
+    subject = Subject(
+        name=name,
+        factory=factory,
+        options={**written, **(options or {})},
+        facts=Facts(**declared),
+        kind="torch" if is_for_torch(factory) else "optax",
+    )
+    return probed(subject)
+
+
+def is_for_torch(factory: Any) -> bool:
+    """Classes of optimizers, and functions that take parameters first; others make transformations."""
+    first = next(iter(inspect.signature(factory).parameters), "")
+    return inspect.isclass(factory) or first in ("params", "parameters")
+
+
+def probed(subject: Subject) -> Subject:
+    """The subject, with the facts that it tells by itself; an error where nothing can be made of it."""
+    from thalweg.check import problem
+
+    if subject.kind == "optax":
+        made = attempt(subject, subject.make)
+        if not (hasattr(made, "init") and hasattr(made, "update")):
+            raise CommandError(
+                f"{subject.name}: takes no params and makes no gradient transformation, but {type(made).__name__}"
+            )
+        return subject
+    attempt(subject, lambda: problem.stepped(subject, [(4, 3)]))
+    try:
+        problem.stepped(subject, [(4,)])
+    except Exception:
+        return replace(subject, facts=replace(subject.facts, needs_matrices=True))
+    return subject
+
+
+def attempt(subject: Subject, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except Exception as error:
+        given = json.dumps(dict(subject.options), default=str)
+        raise CommandError(f"{subject.name} cannot be tried with the options {given}: {said(error)}") from error
+
+
+def parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """The reference and the options of what is written like a call.
+
+    >>> parsed("torch.optim.SGD(lr=0.1, nesterov=True)")
+    ('torch.optim.SGD', {'lr': 0.1, 'nesterov': True})
+    """
+    reference, bracket, _ = text.partition("(")
+    if not bracket:
+        return text, {}
+    try:
+        call = ast.parse("made" + text[len(reference) :], mode="eval").body
+        keywords = call.keywords if isinstance(call, ast.Call) and not call.args else ()
+        return reference, {str(word.arg): ast.literal_eval(word.value) for word in keywords}
+    except (SyntaxError, ValueError):
+        raise CommandError(f"{text!r}: write options as Name(lr=0.1, betas=(0.9, 0.95))") from None
+
+
+def listed(text: str) -> list[str]:
+    """References between commas, which may have options in brackets.
+
+    >>> listed("torch.optim.SGD(lr=0.1, momentum=0.9), optax:lamb(learning_rate=0.1)")
+    ['torch.optim.SGD(lr=0.1, momentum=0.9)', 'optax:lamb(learning_rate=0.1)']
+    """
+    return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
+
+
+def resolved(reference: str) -> Any:
+    """What ``module:Name`` or ``package.module.Name`` stands for."""
+    module, colon, attribute = reference.partition(":")
+    if not colon:
+        module, _, attribute = reference.rpartition(".")
+    if not module or not all(part.isidentifier() for part in f"{module}.{attribute}".split(".")):
+        raise CommandError(f"{reference!r} is no optimizer: write module:Class, such as torch.optim:AdamW")
+    found = imported(module)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise CommandError(f"module {module!r} has no {attribute!r}")
+        found = getattr(found, part)
+    return found
