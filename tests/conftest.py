@@ -31,6 +31,8 @@ else:
 collect_ignore_glob = []
 if importlib.util.find_spec("optax") is None:
     collect_ignore_glob += ["optax/*.py", "support/*jax*.py", "support/optax_runs.py"]
+if importlib.util.find_spec("torch") is None:
+    collect_ignore_glob += ["support/check_faulty.py"]
 if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
     collect_ignore_glob += ["support/compile_launches.py", "support/interpreter.py"]
 

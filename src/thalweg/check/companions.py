@@ -36,6 +36,8 @@ def schedulers(s: Subject) -> None:
         schedule.step()
         train(by_hand, others, 1, first=t)
     same(values(params), values(others), "with LambdaLR")
+    if all(map(torch.equal, values(params), stepped(s, steps=4))):
+        raise Failed("LambdaLR changes nothing")
 
 
 @holds("companions")

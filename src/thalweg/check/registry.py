@@ -14,6 +14,7 @@ from thalweg.show.lists import suggestion, words
 ROOMS = {
     "torch": ("contract", "numbers", "states", "memory", "dtypes", "layouts", "bad_input", "nonfinite", "companions"),
     "optax": ("transformations",),
+    "ranks": ("ranks",),
 }
 
 

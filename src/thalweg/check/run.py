@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
 import time
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from thalweg.check.registry import Check, Failed, NotOffered, chosen_checks
 from thalweg.check.subject import Subject, subject_of
+from thalweg.check.surroundings import surroundings_kept
+from thalweg.errors import CommandError
 from thalweg.show.modules import said
 from thalweg.show.surroundings import versions
 
@@ -57,6 +56,7 @@ def check(
     optimizer: Any,
     *,
     only: str | None = None,
+    ranks: int = 0,
     facts: Mapping[str, Any] | None = None,
     on_verdict: Callable[[Verdict], None] = lambda _: None,
     **options: Any,
@@ -64,6 +64,7 @@ def check(
     """Check an optimizer: a class, a function that makes one, or a reference such as ``torch.optim.AdamW``.
 
     Options are those of the optimizer. ``only`` names checks or groups; ``facts`` are what its author declares.
+    With ``ranks``, the checks of replicas and shards are run instead, by so many processes of torch.
     """
     subject = subject_of(optimizer, options, facts)
     package = str(getattr(subject.factory, "__module__", "")).partition(".")[0]
@@ -72,6 +73,13 @@ def check(
         options=subject.options,
         versions=versions(dict.fromkeys((package, "thalweg", subject.kind))),
     )
+    if ranks:
+        if subject.kind != "torch":
+            raise CommandError(f"{subject.name}: checks of ranks are for optimizers of torch")
+        from thalweg.check.world import verdicts_of_ranks
+
+        found.verdicts.extend(verdicts_of_ranks(ranks, optimizer, options, facts, only))
+        return found
     for each in chosen_checks(subject.kind, only):
         found.verdicts.append(verdict_of(each, subject))
         on_verdict(found.verdicts[-1])
@@ -91,21 +99,3 @@ def verdict_of(each: Check, subject: Subject) -> Verdict:
             outcome, seen = FAILED, said(error)
     seconds = time.perf_counter() - begin
     return Verdict(check=each.name, group=each.group, holds=each.holds, outcome=outcome, seen=seen, seconds=seconds)
-
-
-@contextlib.contextmanager
-def surroundings_kept(kind: str) -> Iterator[None]:
-    """Generators, warnings and torch's modes are after a check what they were before; nothing is compiled."""
-    state = random.getstate()
-    with warnings.catch_warnings(), contextlib.ExitStack() as stack:
-        warnings.simplefilter("ignore")
-        if kind == "torch":
-            import torch
-
-            stack.enter_context(torch.random.fork_rng(devices=[]))
-            stack.enter_context(torch.enable_grad())
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        try:
-            yield
-        finally:
-            random.setstate(state)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from thalweg.check.registry import NotOffered
+from thalweg.check.surroundings import surroundings_kept
 from thalweg.errors import CommandError
 from thalweg.rules import Rule
 from thalweg.show.modules import imported, said
@@ -88,7 +89,8 @@ def subject_of(given: Any, options: Mapping[str, Any] | None = None, facts: Mapp
         facts=Facts(**declared),
         kind="torch" if is_for_torch(factory) else "optax",
     )
-    return probed(subject)
+    with surroundings_kept(subject.kind):
+        return probed(subject)
 
 
 def is_for_torch(factory: Any) -> bool:

@@ -84,7 +84,8 @@ def again(report: Report, verdict: Verdict) -> str:
     """The command that runs this check alone."""
     options = ", ".join(f"{key}={value!r}" for key, value in report.options.items())
     reference = report.subject.partition("(")[0] + (f"({options})" if options else "")
-    return shlex.join(["thalweg", "check", reference, "--only", verdict.check])
+    ranks = ["--ranks", "2"] if verdict.group == "ranks" else []
+    return shlex.join(["thalweg", "check", reference, *ranks, "--only", verdict.check])
 
 
 def surroundings(reports: Sequence[Report]) -> str:

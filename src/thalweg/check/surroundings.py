@@ -1,0 +1,26 @@
+"""What is set for a whole process, kept as it is while an optimizer is tried."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import warnings
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def surroundings_kept(kind: str) -> Iterator[None]:
+    """Generators, warnings and torch's modes are after a check what they were before; nothing is compiled."""
+    state = random.getstate()
+    with warnings.catch_warnings(), contextlib.ExitStack() as stack:
+        warnings.simplefilter("ignore")
+        if kind == "torch":
+            import torch
+
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        try:
+            yield
+        finally:
+            random.setstate(state)

@@ -1,0 +1,64 @@
+"""Every check catches a faulty optimizer and passes a good one."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from check_faulty import FAULTS
+
+from thalweg.check import CHECKS
+from thalweg.check.registry import checks_of
+from thalweg.check.run import Verdict, verdict_of
+from thalweg.check.subject import Subject, subject_of
+
+FACTS = {"odd": True, "temporaries": 16.0}
+#: What torch.optim.AdamW does otherwise than these checks ask for.
+NOT_ADAMW = {
+    "loading-twice": "the tensors of a state dict that it loads become its own",
+    "float16-small-gradients": "squares are averaged in float16 and vanish",
+    "lr-of-a-group-out-of-range": "options of groups are not looked at",
+}
+#: Checks of what neither of the two has, and who has it.
+OTHERS = {"momentum-out-of-range": ("SGD", {}), "scale-invariant": ("Lion", {"scale_invariant": True})}
+
+
+@functools.cache
+def good(name: str) -> Subject:
+    return subject_of(name, facts=FACTS)
+
+
+def verdict(name: str, subject: Subject) -> Verdict:
+    return verdict_of(CHECKS[name], subject)
+
+
+def test_every_check_has_a_faulty_optimizer() -> None:
+    assert set(FAULTS) == set(CHECKS)
+
+
+def each_check() -> list[Any]:
+    slow = {"compiles": pytest.mark.nightly}
+    return [pytest.param(name, marks=slow.get(name, ())) for name in checks_of("torch")]
+
+
+@pytest.mark.parametrize("name", each_check())
+def test_a_check_catches_its_fault(name: str) -> None:
+    found = verdict(name, subject_of(FAULTS[name]))
+    assert found.outcome == "failed", found.seen
+    assert found.seen
+
+
+@pytest.mark.parametrize("name", each_check())
+def test_a_check_passes_good_ones(name: str) -> None:
+    if name in OTHERS:
+        rule, facts = OTHERS[name]
+        assert verdict(name, subject_of(f"thalweg.torch.{rule}", facts=facts)).outcome == "passed"
+        return
+    ours, theirs = verdict(name, good("thalweg.torch.LAMB")), verdict(name, good("torch.optim.AdamW"))
+    assert ours.outcome != "failed", ours.seen
+    assert theirs.outcome == ("failed" if name in NOT_ADAMW else "passed"), theirs.seen
+    assert "passed" in (ours.outcome, theirs.outcome)

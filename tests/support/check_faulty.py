@@ -1,0 +1,701 @@
+"""Faulty optimizers, each with one mistake that is seen in the wild, and the checks that must catch it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+COUNTER = itertools.count()
+KEPT: list[Any] = []
+
+
+class Adam(torch.optim.Optimizer):
+    """Without frills; float32 state, which torch's load_state_dict casts and shares."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = 0.01,
+        betas: Any = (0.9, 0.99),
+        momentum: float = 0.0,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        maximize: bool = False,
+    ) -> None:
+        self.check(lr, betas, momentum, eps, weight_decay)
+        own = dict(lr=lr, betas=betas, momentum=momentum, eps=eps, weight_decay=weight_decay, maximize=maximize)
+        super().__init__(params, own)
+
+    def check(self, lr: Any, betas: Any, momentum: float, eps: float, weight_decay: float) -> None:
+        if not (lr >= 0 and all(0 <= b < 1 for b in betas) and min(momentum, eps, weight_decay) >= 0):
+            raise ValueError("an option is out of range")
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        ready = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        self.before([p for _, p in ready])
+        for group, p in ready:
+            self.one(group, p, -p.grad if group["maximize"] else p.grad, self.state[p])
+        return loss
+
+    def before(self, params: list[Any]) -> None:
+        if any(p.grad.is_sparse for p in params):
+            raise RuntimeError("sparse gradients are not served")
+
+    def one(self, group: Any, p: Any, g: Tensor, s: dict[str, Any]) -> None:
+        self.write(p, group["lr"], self.direction(group, p, g, s) + group["weight_decay"] * p)
+
+    def write(self, p: Any, lr: Any, u: Tensor) -> None:
+        p.sub_((lr * u).to(p.dtype))
+
+    def direction(self, group: Any, p: Any, g: Tensor, s: dict[str, Any]) -> Tensor:
+        (b1, b2), g = group["betas"], g.to(self.dtype_of(p))
+        if not s:
+            s.update(t=torch.zeros(()), m=torch.zeros_like(g), v=torch.zeros_like(g))
+        s["t"] += 1
+        s["m"] = b1 * s["m"] + (1 - b1) * g
+        s["v"] = b2 * s["v"] + (1 - b2) * g * g
+        t = float(s["t"])
+        return s["m"] / (1 - b1**t) / ((s["v"] / (1 - b2**t)).sqrt() + group["eps"])
+
+    def dtype_of(self, p: Any) -> torch.dtype:
+        return torch.float64 if p.dtype == torch.float64 else torch.float32
+
+
+class NoOptimizer:
+    def __init__(self, params: Any, **options: Any) -> None:
+        self.inside = Adam(params, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inside, name)
+
+
+class ForgetsVectors(Adam):
+    def one(self, group, p, g, s):
+        if p.dim() != 1:
+            super().one(group, p, g, s)
+
+
+class ReturnsNothing(Adam):
+    def step(self, closure=None):
+        super().step(closure)
+
+
+class ClosureWithoutGradients(Adam):
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = None if closure is None else closure()
+        super().step()
+        return loss
+
+
+class ForgetsGroups(Adam):
+    def one(self, group, p, g, s):
+        super().one(self.defaults, p, g, s)
+
+
+class RemembersRate(Adam):
+    def one(self, group, p, g, s):
+        rate = s.pop("rate", group["lr"])
+        super().one({**group, "lr": rate}, p, g, s)
+        s["rate"] = rate
+
+
+class LosesKeys(Adam):
+    def __init__(self, params, **options):
+        super().__init__(params, **options)
+        for group in self.param_groups:
+            del group["betas"], group["momentum"]
+
+    def one(self, group, p, g, s):
+        super().one({"betas": (0.9, 0.99), **group}, p, g, s)
+
+
+class OverwritesRate(Adam):
+    def one(self, group, p, g, s):
+        super().one(group, p, g, s)
+        group["lr"] *= 0.9
+
+
+class DropsForeignKeys(Adam):
+    def add_param_group(self, group):
+        super().add_param_group({key: group[key] for key in group if key == "params" or key in self.defaults})
+
+
+class KeepsItsList(Adam):
+    def __init__(self, params, **options):
+        super().__init__(params, **options)
+        self.mine = [p for group in self.param_groups for p in group["params"]]
+
+    def step(self, closure=None):
+        now = self.param_groups
+        self.param_groups = [{**now[0], "params": self.mine}]
+        super().step(closure)
+        self.param_groups = now
+
+
+class DropsNames(Adam):
+    def __init__(self, params, **options):
+        super().__init__([p[1] if isinstance(p, tuple) else p for p in params], **options)
+
+
+class ReadsTwice(Adam):
+    def __init__(self, params, **options):
+        self.count = sum(1 for _ in params)
+        super().__init__(params, **options)
+
+
+class AlwaysZeroes(Adam):
+    def zero_grad(self, set_to_none=True):
+        super().zero_grad(set_to_none=False)
+
+
+class WritesGradients(Adam):
+    def one(self, group, p, g, s):
+        super().one(group, p, g.mul_(0.5), s)
+
+
+class DecaysWithoutGradient(Adam):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is None):
+            p.mul_(0.99)
+        return super().step(closure)
+
+
+class StepsInParts(Adam):
+    def step(self, closure=None):
+        if not getattr(self, "inside", False):
+            self.inside = True
+            self.step()
+            self.inside = False
+        return
+
+
+class HoldsALambda(Adam):
+    def __init__(self, params, **options):
+        super().__init__(params, **options)
+        self.state["rule"] = lambda: None
+
+
+class CopiesNothing(Adam):
+    def __deepcopy__(self, memo):
+        return self
+
+
+class SharesBetweenInstances(Adam):
+    averages: dict[Any, Any] = {}  # noqa: RUF012
+
+    def one(self, group, p, g, s):
+        super().one(group, p, g, self.averages.setdefault(tuple(p.shape), {}))
+
+
+class StateForAll(Adam):
+    def before(self, params):
+        self.state["all"]["step"] = torch.ones(())
+
+
+class WritesBehindAutograd(Adam):
+    def write(self, p, lr, u):
+        p.data.sub_(lr * u)
+
+
+class StateRequiresGradients(Adam):
+    def one(self, group, p, g, s):
+        super().one(group, p, g, s)
+        s["m"].requires_grad_()
+
+
+class KeepsOldData(Adam):
+    def one(self, group, p, g, s):
+        data = s.pop("data", p.data)
+        super().one(group, data, g, s)
+        s["data"] = data
+
+
+class OwnRandomness(Adam):
+    def write(self, p, lr, u):
+        super().write(p, lr, u + draw(p, next(COUNTER)))
+
+
+def draw(p: Any, seed: int) -> Tensor:
+    return 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(seed))
+
+
+class GlobalRandomness(Adam):
+    def write(self, p, lr, u):
+        super().write(p, lr, u + torch.randn_like(p))
+
+
+class StateByShape(Adam):
+    def one(self, group, p, g, s):
+        self.by_shape = getattr(self, "by_shape", {})
+        super().one(group, p, g, self.by_shape.setdefault(tuple(p.shape), {}))
+
+
+class RateByPlace(Adam):
+    def before(self, params):
+        self.left = len(params)
+
+    def write(self, p, lr, u):
+        self.left -= 1
+        super().write(p, lr / (1 + self.left), u)
+
+
+class RateByGroup(Adam):
+    def one(self, group, p, g, s):
+        super().one({**group, "lr": group["lr"] / len(group["params"])}, p, g, s)
+
+
+class DecaysWithoutRate(Adam):
+    def write(self, p, lr, u):
+        super().write(p, 1.0, lr * u + 0.01 * p)
+
+
+class Normalizes(Adam):
+    def direction(self, group, p, g, s):
+        return g / g.square().sum().sqrt()
+
+
+class ScalesByNorm(Adam):
+    def write(self, p, lr, u):
+        super().write(p, lr * p.norm(), u)
+
+
+class Cubes(Adam):
+    def direction(self, group, p, g, s):
+        return g**3 / (g**2 + 1e-8)
+
+
+class Ascends(Adam):
+    def write(self, p, lr, u):
+        super().write(p, -lr, u)
+
+
+class IgnoresMaximize(Adam):
+    def one(self, group, p, g, s):
+        super().one(group, p, -g if group["maximize"] else g, s)
+
+
+class DoublesDoubles(Adam):
+    def write(self, p, lr, u):
+        super().write(p, 2 * lr if p.dtype == torch.float64 else lr, u)
+
+
+class SaysItIsInvariant(Adam):
+    check_facts = {"scale_invariant": True}  # noqa: RUF012
+
+    def direction(self, group, p, g, s):
+        return g
+
+
+class SaysItIsOdd(Adam):
+    check_facts = {"odd": True}  # noqa: RUF012
+
+    def direction(self, group, p, g, s):
+        return g.abs()
+
+
+class SaysItIsSmall(Adam):
+    check_facts = {"temporaries": 0.1}  # noqa: RUF012
+
+
+class DoublesTensors(Adam):
+    def write(self, p, lr, u):
+        super().write(p, 2 * lr if isinstance(lr, Tensor) else lr, u)
+
+
+class GrowsByDecay(Adam):
+    def one(self, group, p, g, s):
+        super().one({**group, "weight_decay": -group["weight_decay"]}, p, g, s)
+
+
+class CountsForAll(Adam):
+    count = 0
+
+    def before(self, params):
+        self.count += 1
+
+    def direction(self, group, p, g, s):
+        u = super().direction(group, p, g, s)
+        return u * (1 - 0.9 ** float(s["t"])) / (1 - 0.9**self.count)
+
+
+class StateElsewhere(Adam):
+    def one(self, group, p, g, s):
+        self.elsewhere = getattr(self, "elsewhere", {})
+        super().one(group, p, g, self.elsewhere.setdefault(id(p), {}))
+
+
+class Marker:
+    """Nothing that torch.load knows."""
+
+
+class StateWithObjects(Adam):
+    def one(self, group, p, g, s):
+        super().one(group, p, g, s)
+        s["kind"] = Marker()
+
+
+class LoadsOnce(Adam):
+    def load_state_dict(self, state_dict):
+        if not self.state:
+            super().load_state_dict(state_dict)
+
+
+class LoadsNothingEmpty(Adam):
+    def load_state_dict(self, state_dict):
+        assert state_dict["state"][0]
+        super().load_state_dict(state_dict)
+
+
+class LosesOptions(Adam):
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            group["lr"] = self.defaults["lr"]
+
+
+class SavesItsOwnKeysOnly(Adam):
+    def state_dict(self):
+        found = super().state_dict()
+        for group in found["param_groups"]:
+            for key in set(group) - {"params", *self.defaults}:
+                del group[key]
+        return found
+
+
+class SavingResets(Adam):
+    def state_dict(self):
+        found = super().state_dict()
+        self.state.clear()
+        return found
+
+
+class LoadsAnything(Adam):
+    def load_state_dict(self, state_dict):
+        places = [p for group in self.param_groups for p in group["params"]]
+        for place, state in state_dict["state"].items():
+            self.state[places[place]] = state
+        for group, given in zip(self.param_groups, state_dict["param_groups"], strict=False):
+            group["lr"] = 10 * given["lr"]
+
+
+class NeedsItsDtype(Adam):
+    def one(self, group, p, g, s):
+        if s and s["m"].dtype != self.dtype_of(p):
+            raise TypeError("the state has another dtype")
+        super().one(group, p, g, s)
+
+
+class CollectsHistory(Adam):
+    def one(self, group, p, g, s):
+        super().one(group, p, g, s)
+        s[f"m{int(s['t'])}"] = g.clone()
+
+
+class KeepsGradients(Adam):
+    def one(self, group, p, g, s):
+        super().one(group, p, g, s)
+        s["last"] = g
+
+
+class KeepsParameters(Adam):
+    def before(self, params):
+        KEPT.extend(params)
+
+
+class ChangesDtype(Adam):
+    def write(self, p, lr, u):
+        p.data = p.data.float() - lr * u
+
+
+class IgnoresBfloat16(Adam):
+    def one(self, group, p, g, s):
+        if p.dtype != torch.bfloat16:
+            super().one(group, p, g, s)
+
+
+class LosesSignsInBfloat16(Adam):
+    def one(self, group, p, g, s):
+        super().one(group, p, g.abs() if p.dtype == torch.bfloat16 else g, s)
+
+
+class HalfState(Adam):
+    def dtype_of(self, p):
+        return p.dtype
+
+
+class RoundsDoubles(Adam):
+    def write(self, p, lr, u):
+        p.copy_((p - lr * u).float())
+
+
+class DefaultDtype(Adam):
+    def dtype_of(self, p):
+        return torch.get_default_dtype()
+
+
+class DropsImaginary(Adam):
+    def direction(self, group, p, g, s):
+        return g.real
+
+
+class ByStorage(Adam):
+    def write(self, p, lr, u):
+        p.as_strided((p.numel(),), (1,)).sub_(lr * u.flatten())
+
+
+class ForgetsOffset(Adam):
+    def write(self, p, lr, u):
+        p.as_strided(p.shape, p.stride(), 0).sub_(lr * u)
+
+
+class Reallocates(Adam):
+    def write(self, p, lr, u):
+        p.data = p.data - lr * u
+
+
+class GradientsByStorage(Adam):
+    def one(self, group, p, g, s):
+        super().one(group, p, g.as_strided((g.numel(),), (1,)).view(p.shape), s)
+
+
+class DividesByElements(Adam):
+    def write(self, p, lr, u):
+        super().write(p, lr * (24 / p.numel()), u)
+
+
+class NeedsRows(Adam):
+    def write(self, p, lr, u):
+        for row, step in zip(p, u, strict=True):
+            row.sub_(lr * step)
+
+
+class Standardizes(Adam):
+    def direction(self, group, p, g, s):
+        return g / g.std()
+
+
+class NeedsGradients(Adam):
+    def step(self, closure=None):
+        if any(p.grad is None for group in self.param_groups for p in group["params"]):
+            raise RuntimeError("a gradient is missing")
+        return super().step(closure)
+
+
+class MisreadsSparse(Adam):
+    def before(self, params):
+        pass
+
+    def one(self, group, p, g, s):
+        super().one(group, p, g.to_dense().abs() if g.is_sparse else g, s)
+
+
+class AddsUnseen(Adam):
+    def add_param_group(self, group):
+        self.param_groups.append({**self.defaults, **group, "params": list(group["params"])})
+
+
+class TakesAnything(Adam):
+    def __init__(self, params, **options):
+        given = [p.detach().requires_grad_() for p in params if isinstance(p, Tensor)]
+        super().__init__(given or [Parameter(torch.zeros(1))], **options)
+
+
+class Unchecked(Adam):
+    def check(self, *options):
+        pass
+
+
+class SwallowsOptions(Adam):
+    def __init__(self, params, lr=0.01, **options):
+        super().__init__(params, lr)
+
+
+class AddsBeforeItLooks(Adam):
+    def add_param_group(self, group):
+        self.param_groups.append({**self.defaults, "params": []})
+        super().add_param_group(group)
+        del self.param_groups[-2]
+
+
+class SwallowsErrors(Adam):
+    def step(self, closure=None):
+        try:
+            return super().step(closure)
+        except Exception:
+            return None
+
+
+class FailsHalfway(Adam):
+    def before(self, params):
+        pass
+
+    def one(self, group, p, g, s):
+        if g.is_sparse:
+            raise RuntimeError("sparse gradients are not served")
+        super().one(group, p, g, s)
+
+
+class SharesANorm(Adam):
+    def before(self, params):
+        super().before(params)
+        total = torch.stack([p.grad.norm() for p in params]).norm()
+        self.share = total / (1 + total)
+
+    def write(self, p, lr, u):
+        super().write(p, lr * self.share, u)
+
+
+class SharesTheNormOfParameters(SharesANorm):
+    def before(self, params):
+        total = torch.stack([p.norm() for p in params]).norm()
+        self.share = total / (1 + total)
+
+
+class HidesNan(Adam):
+    def one(self, group, p, g, s):
+        super().one(group, p, g.nan_to_num(0.3), s)
+
+
+class ClaimsToUnscale(SharesANorm):
+    _step_supports_amp_scaling = True
+
+
+class MultipliesMatrices(Adam):
+    def direction(self, group, p, g, s):
+        u = super().direction(group, p, g, s)
+        return (u.reshape(-1, 1) @ torch.ones(1, 1, dtype=u.dtype)).view_as(u).to(u.dtype)
+
+
+class Scatters(Adam):
+    def write(self, p, lr, u):
+        p.put_(torch.arange(p.numel()), (p - lr * u).contiguous())
+
+
+class OtherwiseCompiled(Adam):
+    def write(self, p, lr, u):
+        super().write(p, -lr if torch.compiler.is_compiling() else lr, u)
+
+
+#: The faulty optimizer that each check must catch.
+FAULTS: dict[str, Any] = {
+    "is-an-optimizer": NoOptimizer,
+    "step-moves-parameters": ForgetsVectors,
+    "closure-loss": ReturnsNothing,
+    "closure-with-gradients": ClosureWithoutGradients,
+    "groups-have-their-own-lr": ForgetsGroups,
+    "lr-is-read-in-each-step": RemembersRate,
+    "defaults-fill-groups": LosesKeys,
+    "options-stay-as-given": OverwritesRate,
+    "foreign-keys": DropsForeignKeys,
+    "added-group-is-stepped": KeepsItsList,
+    "names-are-kept": DropsNames,
+    "parameters-from-an-iterator": ReadsTwice,
+    "zero-grad": AlwaysZeroes,
+    "gradients-untouched": WritesGradients,
+    "no-gradient-no-step": DecaysWithoutGradient,
+    "step-hooks": StepsInParts,
+    "pickling": HoldsALambda,
+    "deep-copies": CopiesNothing,
+    "instances-are-apart": SharesBetweenInstances,
+    "state-by-parameter": StateForAll,
+    "autograd-sees-the-write": WritesBehindAutograd,
+    "parameters-stay-leaves": StateRequiresGradients,
+    "replaced-data": KeepsOldData,
+    "replaced-parameters": KeepsItsList,
+    "deterministic": OwnRandomness,
+    "independent-of-the-global-seed": GlobalRandomness,
+    "generators-untouched": GlobalRandomness,
+    "independent-of-other-parameters": StateByShape,
+    "order-of-parameters": RateByPlace,
+    "one-group-or-many": RateByGroup,
+    "lr-zero": DecaysWithoutRate,
+    "zero-gradients": Normalizes,
+    "zero-parameters": ScalesByNorm,
+    "huge-gradients": Cubes,
+    "tiny-gradients": Normalizes,
+    "descends": Ascends,
+    "maximize": IgnoresMaximize,
+    "float64-agrees": DoublesDoubles,
+    "scale-invariant": SaysItIsInvariant,
+    "odd": SaysItIsOdd,
+    "lr-as-a-tensor": DoublesTensors,
+    "weight-decay-shrinks": GrowsByDecay,
+    "weight-decay-by-group": ForgetsGroups,
+    "late-parameters": CountsForAll,
+    "resumes-to-the-bit": StateElsewhere,
+    "resumes-with-weights-only": StateWithObjects,
+    "resumes-16-bits": Adam,
+    "loading-keeps-dtypes": Adam,
+    "loading-twice": Adam,
+    "loading-replaces": LoadsOnce,
+    "loading-before-the-first-step": LoadsNothingEmpty,
+    "options-come-back": LosesOptions,
+    "foreign-keys-come-back": SavesItsOwnKeysOnly,
+    "saving-changes-nothing": SavingResets,
+    "other-groups-refused": LoadsAnything,
+    "other-shapes-refused": Adam,
+    "loads-into-other-dtypes": NeedsItsDtype,
+    "state-dict-hooks": LoadsAnything,
+    "distributed-state-dict": StateForAll,
+    "state-does-not-grow": CollectsHistory,
+    "gradients-are-released": KeepsGradients,
+    "everything-is-released": KeepsParameters,
+    "temporaries": SaysItIsSmall,
+    "dtypes-are-kept": ChangesDtype,
+    "bfloat16-moves": IgnoresBfloat16,
+    "bfloat16-follows-float32": LosesSignsInBfloat16,
+    "float16-small-gradients": HalfState,
+    "float16-large-gradients": HalfState,
+    "mixed-dtypes": torch.optim.Adafactor,
+    "float64-is-not-rounded": RoundsDoubles,
+    "default-dtype-ignored": DefaultDtype,
+    "complex-parameters": DropsImaginary,
+    "transposed": ByStorage,
+    "channels-last": ByStorage,
+    "views-stay-inside": ForgetsOffset,
+    "written-in-place": Reallocates,
+    "gradients-with-other-strides": GradientsByStorage,
+    "expanded-gradients": WritesGradients,
+    "empty-parameters": DividesByElements,
+    "scalars": NeedsRows,
+    "thin-shapes": Standardizes,
+    "frozen-parameters": NeedsGradients,
+    "sparse-gradients": MisreadsSparse,
+    "twice-in-two-groups": AddsUnseen,
+    "no-parameters": TakesAnything,
+    "no-tensors": TakesAnything,
+    "no-leaves": TakesAnything,
+    "lr-out-of-range": Unchecked,
+    "weight-decay-out-of-range": Unchecked,
+    "betas-out-of-range": Unchecked,
+    "momentum-out-of-range": Unchecked,
+    "eps-out-of-range": Unchecked,
+    "lr-of-a-group-out-of-range": Adam,
+    "misspelt-option": SwallowsOptions,
+    "bad-group-is-not-added": AddsBeforeItLooks,
+    "failing-closure": SwallowsErrors,
+    "failed-step-changes-nothing": FailsHalfway,
+    "nan-stays-local": SharesANorm,
+    "infinity-stays-local": SharesANorm,
+    "nan-is-not-hidden": HidesNan,
+    "frozen-nan": SharesTheNormOfParameters,
+    "schedulers": RemembersRate,
+    "schedulers-resume": LosesOptions,
+    "one-cycle": LosesKeys,
+    "grad-scaler": ClaimsToUnscale,
+    "autocast-ignored": MultipliesMatrices,
+    "deterministic-algorithms": Scatters,
+    "in-backward": RateByGroup,
+    "compiles": OtherwiseCompiled,
+}
