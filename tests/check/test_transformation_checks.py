@@ -10,9 +10,11 @@ pytest.importorskip("optax")
 
 from check_faulty_jax import FAULTS
 
+from thalweg.check import check
 from thalweg.check.registry import checks_of
 from thalweg.check.run import verdict_of
 from thalweg.check.subject import Subject, subject_of
+from thalweg.rules import RULES
 
 CHECKS = checks_of("optax")
 
@@ -37,3 +39,9 @@ def test_a_check_catches_its_fault(name: str) -> None:
 def test_a_check_passes_good_ones(name: str) -> None:
     found = verdict_of(CHECKS[name], good("optax:adamw"))
     assert found.outcome == "passed", found.seen
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("rule", RULES)
+def test_ours_have_no_failure(rule: str) -> None:
+    assert not (found := check(f"thalweg.optax:{rule.lower()}", learning_rate=0.01).failed), found

@@ -153,6 +153,11 @@ class ReadsTwice(Adam):
         super().__init__(params, **options)
 
 
+class Prints(Adam):
+    def before(self, params):
+        print("step")  # noqa: T201
+
+
 class AlwaysZeroes(Adam):
     def zero_grad(self, set_to_none=True):
         super().zero_grad(set_to_none=False)
@@ -587,6 +592,27 @@ class OtherwiseCompiled(Adam):
         super().write(p, -lr if torch.compiler.is_compiling() else lr, u)
 
 
+class LocalNorm(Adam):
+    """Of the shard that a rank has, where that of the whole tensor is meant."""
+
+    def write(self, p, lr, u):
+        own = u.to_local() if hasattr(u, "to_local") else u
+        super().write(p, lr / (1 + float(own.norm())), u)
+
+
+class NeedsShardsAlike(Adam):
+    def before(self, params):
+        torch.stack([p.grad.norm() for p in params])
+
+
+#: The same for the checks of ranks.
+RANK_FAULTS: dict[str, Any] = {
+    "replicas-stay-together": GlobalRandomness,
+    "shards-equal-one-process": LocalNorm,
+    "uneven-and-empty-shards": LocalNorm,
+    "mixed-with-plain-tensors": NeedsShardsAlike,
+    "checkpoint-at-another-world-size": StateElsewhere,
+}
 #: The faulty optimizer that each check must catch.
 FAULTS: dict[str, Any] = {
     "is-an-optimizer": NoOptimizer,
@@ -601,6 +627,7 @@ FAULTS: dict[str, Any] = {
     "added-group-is-stepped": KeepsItsList,
     "names-are-kept": DropsNames,
     "parameters-from-an-iterator": ReadsTwice,
+    "prints-nothing": Prints,
     "zero-grad": AlwaysZeroes,
     "gradients-untouched": WritesGradients,
     "no-gradient-no-step": DecaysWithoutGradient,

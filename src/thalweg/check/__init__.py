@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from thalweg.check.as_tests import parametrize
 from thalweg.check.registry import Check, Failed, NotOffered, checks_of
 from thalweg.check.run import Report, Verdict, check
 from thalweg.check.subject import Facts, Subject
-from thalweg.check.as_tests import parametrize
 
 if TYPE_CHECKING:
     CHECKS: dict[str, Check]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import pickle
 
 import torch
@@ -144,6 +146,15 @@ def parameters_from_an_iterator(s: Subject) -> None:
     """model.parameters() is an iterator that can be read once; all of it is stepped."""
     params = weights(s)
     same(train(s.make(iter(params)), params, 1), stepped(s), "from an iterator")
+
+
+@holds("contract")
+def prints_nothing(s: Subject) -> None:
+    """Nothing is printed: what a program prints is its own."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        begun(s)
+    if printed.getvalue():
+        raise Failed(f"printed was {printed.getvalue().splitlines()[0][:80]!r}")
 
 
 @holds("contract")

@@ -137,8 +137,9 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
         return text, {}
     try:
         call = ast.parse("made" + text[len(reference) :], mode="eval").body
-        keywords = call.keywords if isinstance(call, ast.Call) and not call.args else ()
-        return reference, {str(word.arg): ast.literal_eval(word.value) for word in keywords}
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError("options go by name")
+        return reference, {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     except (SyntaxError, ValueError):
         raise CommandError(f"{text!r}: write options as Name(lr=0.1, betas=(0.9, 0.95))") from None
 

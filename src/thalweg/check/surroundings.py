@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
 import random
 import warnings
 from collections.abc import Iterator
@@ -10,10 +12,12 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def surroundings_kept(kind: str) -> Iterator[None]:
-    """Generators, warnings and torch's modes are after a check what they were before; nothing is compiled."""
-    state = random.getstate()
+    """Generators, warnings and torch's modes stay as they were; nothing is printed, logged or compiled meanwhile."""
+    state, level = random.getstate(), logging.root.manager.disable
     with warnings.catch_warnings(), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         if kind == "torch":
             import torch
 
@@ -24,3 +28,4 @@ def surroundings_kept(kind: str) -> Iterator[None]:
             yield
         finally:
             random.setstate(state)
+            logging.disable(level)

@@ -1,0 +1,94 @@
+"""``thalweg check``: tables, files, exit codes, mistakes told in one sentence; and checks as tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
+from check_faulty import Adam
+from own_rules import Signed
+
+from thalweg.check import check, parametrize
+from thalweg.cli import run
+
+FEW = ["--only", "zero-grad,loading-twice,odd"]
+
+
+def test_what_failed_is_shown_with_how_to_see_it_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    record, page = tmp_path / "found.json", tmp_path / "found.md"
+    files = ["--json", str(record), "--markdown", str(page)]
+    options = ["--options", '{"lr": 0.1}', "--against", "check_faulty:Adam(betas=(0.8, 0.9)),thalweg.torch.LAMB"]
+    assert run(["check", "check_faulty:Adam", *options, *FEW, *files]) == 1
+    printed = capsys.readouterr().out
+    assert "failed: check_faulty:Adam, loading-twice" in printed
+    assert "again: thalweg check 'check_faulty:Adam(lr=0.1)' --only loading-twice" in printed
+    assert "again: thalweg check 'check_faulty:Adam(betas=(0.8, 0.9))' --only loading-twice" in printed
+    assert "not offered: odd (not declared)" in printed
+    found = json.loads(record.read_text())
+    assert [each["counts"].get("failed", 0) for each in found] == [1, 1, 0]
+    assert "| all | 1 of 2 | 1 of 2 | 2 of 2 |" in page.read_text()
+
+
+def test_exit_code_0_where_nothing_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", "thalweg.torch.LAMB", "--only", "bad-input"]) == 0
+    assert "failed" not in capsys.readouterr().out
+
+
+def test_the_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", "torch.optim.AdamW", "--list", "--only", "memory"]) == 0
+    assert "gradients-are-released" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["torch.optim.AdamV"], "module 'torch.optim' has no 'AdamV'"),
+        (
+            ["torch.optim.AdamW", "--only", "zero-grd"],
+            "no check or group 'zero-grd': did you mean 'zero-grad'?",
+        ),
+        (["torch.optim.AdamW", "--options", "lr=1"], "--options 'lr=1' is no JSON"),
+        (["torch.optim.AdamW", "--options", '{"lr": -1}'], 'cannot be tried with the options {"lr": -1}'),
+        (["torch.optim.AdamW", "--facts", '{"even": true}'], "unknown facts even"),
+        (["torch.optim.AdamW(0.1)"], "write options as Name(lr=0.1"),
+        (["AdamW"], "write module:Class"),
+        (["json:dumps"], "cannot be tried"),
+    ],
+)
+def test_mistakes_are_told(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", *arguments]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_a_rule_is_checked_as_an_optimizer_for_torch() -> None:
+    assert check(Signed, only="descends", lr=0.01).counts == {"passed": 1}
+
+
+def test_the_surroundings_are_kept() -> None:
+    import torch
+
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    check("check_faulty:GlobalRandomness", only="generators-untouched,deterministic")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@parametrize("thalweg.torch.LAMB", only="bad-input", lr=0.1)
+def test_one_test_a_check(check: Callable[[], Any]) -> None:
+    check()
+
+
+def test_a_test_fails_as_its_check_does() -> None:
+    cases = {case.id: case.values[0] for case in parametrize(Adam, only="loading-twice,odd").args[1]}
+    with pytest.raises(pytest.fail.Exception, match="two steps later"):
+        cases["loading-twice"]()
+    with pytest.raises(pytest.skip.Exception, match="not declared"):
+        cases["odd"]()
