@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import Parameter
 
-from thalweg.check.problem import Shapes, close, give, shapes_for, stepped, train, values, weights
+from thalweg.check.problem import Shapes, close, fresh, give, shapes_for, stepped, train, values, weights
 from thalweg.check.registry import Failed, holds
 from thalweg.check.subject import Subject
 
@@ -48,17 +48,18 @@ def equals_one_process(s: Subject, shapes: Shapes, plain: int = 0) -> None:
     """Fail unless shards step as one process does, the first ones of them plain tensors; seeds differ by rank."""
     whole = weights(shapes)
     params = [p if place < plain else Parameter(sharded(p.detach())) for place, p in enumerate(whole)]
+    optimizer = s.make(params)
     torch.manual_seed(dist.get_rank())
-    found = train_sharded(s.make(params), params, shapes, 3)
-    torch.manual_seed(0)
+    found = train_sharded(optimizer, params, shapes, 3)
     close(found, stepped(s, shapes, 3), weights(shapes), "sharded and in one process", 1e-4)
 
 
 @holds("ranks", "ranks")
 def replicas_stay_together(s: Subject) -> None:
     """Replicas whose ranks have different seeds, as under DDP, stay equal to the bit."""
+    params, optimizer = fresh(s)
     torch.manual_seed(dist.get_rank())
-    for place, mine in enumerate(stepped(s, steps=5)):
+    for place, mine in enumerate(train(optimizer, params, 5)):
         every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(every, mine)
         if apart := max(float((other - every[0]).abs().max()) for other in every):

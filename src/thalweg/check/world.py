@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 from thalweg.check.registry import chosen_checks
 from thalweg.check.run import FAILED, Verdict, verdict_of
@@ -29,7 +29,7 @@ def verdicts_of_ranks(
     chosen_checks("ranks", only)
     with tempfile.TemporaryDirectory() as folder:
         arguments = (size, folder, given, dict(options), dict(facts or {}), only)
-        torch.multiprocessing.spawn(run_rank, arguments, size)
+        spawn(run_rank, arguments, size)
         said = [json.loads(Path(folder, f"{rank}.json").read_text("utf-8")) for rank in range(size)]
     every = [[Verdict(**each) for each in verdicts] for verdicts in zip(*said, strict=True)]
     return [next((each for each in ranks if each.outcome == FAILED), ranks[0]) for ranks in every]
