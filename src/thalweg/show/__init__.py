@@ -1,1 +1,1 @@
-"""What race, plan, bench and check have in common when they speak to people: terminal, pictures, units, surroundings."""
+"""What the verbs of the command line share when they speak to people: terminal, pictures, units, surroundings."""
