@@ -53,10 +53,9 @@ def holds(group: str, kind: str = "torch") -> Callable[[Callable[[Any], None]], 
 
 
 def checks_of(kind: str) -> dict[str, Check]:
-    """All checks for optimizers of a framework, which is imported."""
-    for room in ROOMS[kind]:
-        importlib.import_module(f"thalweg.check.{room}")
-    return FOUND[kind]
+    """All checks for optimizers of a framework, which is imported; in the same order, whoever was imported first."""
+    rooms = [importlib.import_module(f"thalweg.check.{room}").__name__ for room in ROOMS[kind]]
+    return dict(sorted(FOUND[kind].items(), key=lambda item: rooms.index(item[1].run.__module__)))
 
 
 def chosen_checks(kind: str, only: str | None) -> list[Check]:
