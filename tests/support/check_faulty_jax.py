@@ -76,7 +76,7 @@ joined = made(lambda m, every, params: m / norm(every))
 
 #: The faulty transformation that each check must catch.
 FAULTS: dict[str, Any] = {
-    "step-moves-parameters": made(lambda m, every, params: m * (m.ndim != 1)),
+    "step-moves-parameters": made(lambda m, every, params: m * (m.shape[0] != 5)),
     "trees-are-kept": with_update(lambda plain, g, s, p: (jax.tree.leaves(plain(g, s, p)[0]), s)),
     "empty-trees": made(init=lambda params: {"m": params, "first": jax.tree.leaves(params)[0]}),
     "inputs-untouched": with_update(written_state),

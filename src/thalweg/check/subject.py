@@ -108,18 +108,26 @@ def is_for_torch(factory: Any) -> bool:
 
 def probed(subject: Subject) -> Subject:
     """The subject, with the facts that it tells by itself; an error where nothing can be made of it."""
-    from thalweg.check import problem
-
     if subject.kind == "optax":
         made = attempt(subject, subject.make)
         if not (hasattr(made, "init") and hasattr(made, "update")):
             raise CommandError(
                 f"{subject.name}: takes no params and makes no gradient transformation, but {type(made).__name__}"
             )
-        return subject
+        import jax.numpy as jnp
+
+        vectors = {"vector": jnp.ones(4)}
+        return found_out(subject, lambda: made.update(vectors, made.init(vectors), vectors))
+    from thalweg.check import problem
+
     attempt(subject, lambda: problem.stepped(subject, [(4, 3)]))
+    return found_out(subject, lambda: problem.stepped(subject, [(4,)]))
+
+
+def found_out(subject: Subject, step_a_vector: Callable[[], Any]) -> Subject:
+    """The subject; it needs matrices where a vector is refused."""
     try:
-        problem.stepped(subject, [(4,)])
+        step_a_vector()
     except Exception:
         return replace(subject, facts=replace(subject.facts, needs_matrices=True))
     return subject

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import pickle
 from typing import Any
 
@@ -15,7 +16,7 @@ import optax
 from thalweg.check.registry import Failed, NotOffered, holds
 from thalweg.check.subject import Subject
 
-SHAPES = {"a": (6, 4), "b": {"c": (6, 4), "d": (5,)}}
+SHAPES = {"a": (6, 4), "b": {"c": (6, 4), "d": (5, 3)}}
 
 
 def draw(shape: tuple[int, ...], *key: int) -> Any:
@@ -217,6 +218,7 @@ def bfloat16_moves(s: Subject) -> None:
 @optax_holds("layouts")
 def scalars_and_empty(s: Subject) -> None:
     """Parameters without dimensions, and without elements, are updated."""
+    s.refuses("needs_matrices", "only matrices are taken")
     made, params = s.make(), {"scalar": jnp.float32(0.5), "empty": jnp.zeros((0, 4)), "row": jnp.ones((1, 3))}
     updates, _ = made.update(jax.tree.map(jnp.ones_like, params), made.init(params), params)
     if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(updates)):
@@ -274,7 +276,8 @@ def injected_hyperparameters(s: Subject) -> None:
     rate = s.options.get("learning_rate")
     if not isinstance(rate, float):
         raise NotOffered("learning_rate is not given as a number")
-    made = optax.inject_hyperparams(s.factory)(**s.options)
+    others = [name for name in inspect.signature(s.factory).parameters if name != "learning_rate"]
+    made = optax.inject_hyperparams(s.factory, static_args=others)(**s.options)
     same(train(made, tree(0), 3)[0], train(s.make(), tree(0), 3)[0], "with injected hyperparameters", 1e-4)
 
 
