@@ -91,7 +91,7 @@ def test_a_learning_rate_is_an_option_too() -> None:
         ({"LAMB": 3}, "options of LAMB must be a dict, got 3"),
         ({"LAMB": {"lr": -1}}, "rates of LAMB must be positive numbers"),
         ({"LAMB": {"variant": "none"}}, "LAMB: variant must be one of 'optax'"),
-        ({"LAMB": {"momentum_dtype": "int8"}}, "LAMB: momentum_dtype must be one of"),
+        ({"LAMB": {"momentum_dtype": "int4"}}, "LAMB: momentum_dtype must be one of"),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_runs(options: Any, words: str) -> None:

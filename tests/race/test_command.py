@@ -273,7 +273,7 @@ def test_help_and_completion_load_no_framework() -> None:
 @pytest.mark.parametrize(
     ("words", "position", "expected"),
     [
-        ("thalweg ", 1, {"race", "plan", "bench"}),
+        ("thalweg ", 1, {"race", "plan", "bench", "check"}),
         ("thalweg race v", 2, {"valley"}),
         ("thalweg race --optimizers lamb,k", 3, {"lamb,kron"}),
         ("thalweg race --red", 2, {"--redraw"}),
