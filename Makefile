@@ -6,9 +6,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
-# What pip would compile by one process, by as many as there are cores; not everything there is Python of this version.
-COMPILED := $(BIN)/python -m compileall -qq -j 0 .venv/lib || true
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# Most of what tests install is never imported: what is, Python compiles when it is.
+UNCOMPILED := --no-compile
 
 # The native core is built with the package. Without a compiler the package installs without it; with one, what does
 # not compile is an error.
@@ -83,12 +83,10 @@ clean:
 
 .venv/ready-to-race: .venv/bin/python pyproject.toml constraints.txt $(NATIVE)
 	$(EDITABLE) ".[cli]"
-	$(COMPILED)
 	touch $@
 
 .venv/ready-to-test: .venv/bin/python pyproject.toml constraints.txt tests/peers.txt tests/peers-need.txt $(NATIVE)
-	$(PIP) torch
-	$(EDITABLE) ".[dev]" --requirement tests/peers-need.txt
-	$(PIP) --no-deps --requirement tests/peers.txt
-	$(COMPILED)
+	$(PIP) $(UNCOMPILED) torch
+	$(EDITABLE) ".[dev]" $(UNCOMPILED) --requirement tests/peers-need.txt
+	$(PIP) $(UNCOMPILED) --no-deps --requirement tests/peers.txt
 	touch $@
