@@ -175,8 +175,9 @@ print(time.perf_counter() - start, (resource.getrusage(resource.RUSAGE_SELF).ru_
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", ["", pytest.param("world=8, layout='fsdp2'", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("arguments", ["", "world=8, layout='fsdp2'"])
 def test_the_largest_model_with_every_optimizer_takes_seconds(arguments: str) -> None:
     """Tables of kernels are laid out in pieces: those of the whole model would take more than a gigabyte."""
     pytest.importorskip("resource")

@@ -162,6 +162,7 @@ def test_batch_sizes_are_courses_with_a_picture_of_their_own(
     assert (tmp_path / "batches.svg").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @drawn
 def test_the_valley_is_drawn_as_maps(tmp_path: Path) -> None:

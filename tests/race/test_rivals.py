@@ -380,6 +380,7 @@ def test_a_package_that_is_not_installed_is_told_with_how_to_get_it(monkeypatch:
         race(TASK, against=["kron-torch"])
 
 
+@pytest.mark.nightly
 def test_timm_races_without_torchvision() -> None:
     pytest.importorskip("torch")
     if importlib.util.find_spec("timm") is None:

@@ -292,6 +292,7 @@ def test_the_preconditioner_is_symmetric_positive() -> None:
             assert np.linalg.eigvalsh(p).min() > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_beats_momentum_sgd_by_orders_of_magnitude_on_an_ill_conditioned_problem() -> None:
     """Least squares |A (W - W*) B|^2 whose curvature varies over six orders of magnitude."""
