@@ -13,7 +13,6 @@ import argparse
 import json
 import statistics
 import sys
-import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from torch.nn import functional as F
 import thalweg.torch
 from benchmarks.training.run import bytes_of, scheduled
 from benchmarks.training.tasks import Block, begin
+from thalweg.race.tasks.text import standard_library
 
 #: By name: the dtype of the weights, and options of the optimizer.
 CONTESTANTS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
@@ -51,12 +51,6 @@ class ByteGPT(nn.Module):
             x = block(x)
         logits: Tensor = self.head(self.norm(x))
         return logits
-
-
-def library_bytes(most: int) -> Tensor:
-    """Modules of the standard library, in the order of their names."""
-    found = b"".join(path.read_bytes() for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")))
-    return torch.frombuffer(bytearray(found[:most]), dtype=torch.uint8)
 
 
 def trained(name: str, seed: int, given: argparse.Namespace, text: Tensor) -> dict[str, Any]:
@@ -112,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--json", help="file for the runs")
     given = parser.parse_args(arguments)
-    text = library_bytes(4_000_000)
+    text = standard_library(4_000_000)
     runs: list[dict[str, Any]] = []
     for seed in range(given.seeds):
         for name in CONTESTANTS:

@@ -13,18 +13,9 @@ import pytest
 
 from thalweg import options
 from thalweg.errors import OptimError, OptionError
+from thalweg.overrides import matches
 from thalweg.rules import RULES, Annealed
-from thalweg.settings import (
-    WHOLE_STEP,
-    Handling,
-    Setting,
-    Settings,
-    check_known,
-    combined,
-    matches,
-    option_names,
-    plain,
-)
+from thalweg.settings import WHOLE_STEP, Handling, Setting, Settings, check_known, combined, option_names, plain
 
 every_rule = pytest.mark.parametrize("name", RULES)
 

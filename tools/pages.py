@@ -56,7 +56,7 @@ MODULES = {
     "thalweg.bench": "How long a step takes",
     "thalweg.check": "Whether an optimizer keeps its promises",
 }
-#: Lines of a session up to the next empty one, or to the end.
+#: Lines of a console example up to the next empty one, or to the end.
 EXAMPLE = re.compile(r"^>>> .*?(?=\n\n|\s*\Z)", re.MULTILINE | re.DOTALL)
 STYLE = "assets/tables.css"
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(#[^)\s]*)?(?=\))")

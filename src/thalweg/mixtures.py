@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from thalweg.errors import OptionError, ParameterError
+from thalweg.overrides import OverrideList, Pattern, as_written, check_pattern, is_list, matches
 from thalweg.rules import Rule
 from thalweg.rules.checks import require
-from thalweg.settings import WHOLE_STEP, OverrideList, Pattern, Settings, as_written, check_pattern, is_list, matches
+from thalweg.settings import WHOLE_STEP, Settings
 
 P = TypeVar("P")
 

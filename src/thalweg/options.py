@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args, 
 
 from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
+from thalweg.overrides import Overrides
 from thalweg.rules import RULES, Annealed, Rule
 from thalweg.rules.rule import number_options
-from thalweg.settings import Handling, Overrides
+from thalweg.settings import Handling
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack as Unpack

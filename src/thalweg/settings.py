@@ -9,30 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import fnmatch
 import functools
-import inspect
-import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from thalweg.dtypes import DTYPES
 from thalweg.errors import OptionError
+from thalweg.overrides import OverrideList, Pattern, Standard, check_overrides, is_list, matches
 from thalweg.rules import Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, check_number, is_known, require
 from thalweg.rules.entries import Entry, Factor
 from thalweg.rules.rule import number_options
-from thalweg.standard import EXEMPT, STANDARD, Standard
-
-#: Chooses parameters: a glob, a compiled regular expression (searched), or a predicate.
-Pattern: TypeAlias = str | re.Pattern[str] | Callable[[str, Any], bool]
-#: Ordered: where several entries match, all apply and later ones win.
-OverrideList: TypeAlias = Sequence[tuple[Pattern, Mapping[str, Any]]]
-#: The same as users write it: "standard" stands for an entry, or for a list of this entry alone.
-Overrides: TypeAlias = Literal["standard"] | Sequence[Literal["standard"] | tuple[Pattern, Mapping[str, Any]]]
-
 
 #: What options call eight bits, whatever the role of an entry makes of them.
 EIGHT_BITS = "int8"
@@ -303,58 +292,6 @@ def hint_for(owner: type[Rule] | str, name: str, known: Sequence[str], *, cutoff
         return f"here it is {elsewhere[name]}"
     close = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"did you mean {close[0]!r}?" if close else ""
-
-
-def check_overrides(overrides: Any) -> OverrideList:
-    """The entries of overrides, that of "standard" written out."""
-    wanted = "overrides must be a list of (pattern, options), such as [('*.bias', dict(weight_decay=0))], or 'standard'"
-    overrides = ["standard"] if overrides == "standard" else overrides
-    require(is_list(overrides), f"{wanted}, got {overrides!r}")
-    entries = tuple((STANDARD, EXEMPT) if entry == "standard" else entry for entry in overrides)
-    for entry in entries:
-        pair = is_list(entry) and len(entry) == 2 and isinstance(entry[1], Mapping)
-        require(pair, f"{wanted}, got the entry {entry!r}")
-        check_pattern(entry[0])
-    return entries
-
-
-def as_written(overrides: OverrideList) -> list[Any]:
-    """Entries as a user would write them."""
-    return ["standard" if isinstance(p, Standard) else (p, dict(options)) for p, options in overrides]
-
-
-def is_list(value: Any) -> bool:
-    """Whether a value is a list of any kind: Python's, or that of a configuration library."""
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
-
-
-def check_pattern(pattern: Any) -> None:
-    chooses = isinstance(pattern, (str, re.Pattern)) or callable(pattern)
-    require(chooses, f"a pattern must be a glob, a compiled regular expression or a function, got {pattern!r}")
-    if not isinstance(pattern, (str, re.Pattern)):
-        check_predicate(pattern)
-
-
-def check_predicate(function: Callable[..., Any]) -> None:
-    """Refuse a function that cannot be called with a name and a parameter."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # one that does not tell
-        return
-    try:
-        signature.bind("name", None)
-    except TypeError:
-        raise OptionError(
-            f"a pattern that is a function takes (name, parameter) and answers True or False, got one of {signature}"
-        ) from None
-
-
-def matches(pattern: Pattern, name: str, parameter: Any) -> bool:
-    if isinstance(pattern, str):
-        return fnmatch.fnmatchcase(name, pattern)
-    if isinstance(pattern, re.Pattern):
-        return pattern.search(name) is not None
-    return bool(pattern(name, parameter))
 
 
 def differ(first: Any, second: Any) -> bool:

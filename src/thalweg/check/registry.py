@@ -53,7 +53,7 @@ def holds(group: str, kind: str = "torch") -> Callable[[Callable[[Any], None]], 
 
 
 def checks_of(kind: str) -> dict[str, Check]:
-    """All checks for optimizers of a framework, which is imported; in the same order, whoever was imported first."""
+    """All checks for optimizers of a framework, which is imported. The order does not depend on earlier imports."""
     rooms = [importlib.import_module(f"thalweg.check.{room}").__name__ for room in ROOMS[kind]]
     return dict(sorted(FOUND[kind].items(), key=lambda item: rooms.index(item[1].run.__module__)))
 

@@ -26,7 +26,7 @@ class Facts:
 
     #: Nothing moves with a learning rate of 0.
     lr_zero_is_no_step: bool = True
-    #: Only two-dimensional parameters are taken. Without a declaration, whoever refuses a vector has declared it.
+    #: Only two-dimensional parameters are taken. An optimizer that refuses a vector has declared it by that.
     needs_matrices: bool = False
     #: Steps depend on other parameters too, as with clipping by a global norm.
     couples_parameters: bool = False

@@ -22,7 +22,7 @@ STYLES = {PASSED: "green", FAILED: "bold red", NOT_OFFERED: "dim"}
 
 @contextmanager
 def progress(console: Console, subject: str) -> Iterator[Callable[[Verdict], None]]:
-    """One moving line, where somebody watches."""
+    """One moving line, if the output is a terminal."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task(subject)

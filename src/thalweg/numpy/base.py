@@ -29,10 +29,10 @@ from thalweg.numpy.checks import Rate, check_plain, check_served, checked_rate
 from thalweg.numpy.job import Job
 from thalweg.numpy.memory import Tracked
 from thalweg.numpy.stepping import Engine, Stepping
+from thalweg.overrides import Overrides, Standard, as_written, check_overrides
 from thalweg.rules.checks import check_flag, check_number
-from thalweg.settings import Overrides, Setting, Settings, as_written, check_overrides, option_names, plain
+from thalweg.settings import Setting, Settings, option_names, plain
 from thalweg.spaces import numpy as xp
-from thalweg.standard import Standard
 from thalweg.storage import converted, first_state, fitting_shapes
 from thalweg.trial import check_update
 

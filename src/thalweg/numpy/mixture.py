@@ -14,9 +14,10 @@ from thalweg.numpy.arrays import Arr, Name, pairs
 from thalweg.numpy.base import Optimizer, readable
 from thalweg.numpy.checks import Rate, checked_rate
 from thalweg.numpy.stepping import Engine
+from thalweg.overrides import Overrides, Pattern, check_overrides, matches
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
-from thalweg.settings import Overrides, Pattern, Settings, check_overrides, matches
+from thalweg.settings import Settings
 
 Entries: TypeAlias = Sequence[tuple[Pattern, RuleOptions]]
 

@@ -18,8 +18,7 @@ from thalweg.optax.batches import Leaf
 from thalweg.optax.transformation import HEARD, Heard, Transformation
 from thalweg.optax.trees import Tree, named
 from thalweg.optax.values import at_count, concrete
-from thalweg.settings import matches
-from thalweg.standard import Standard
+from thalweg.overrides import Standard, matches
 
 
 def explain(solver: optax.GradientTransformation, params: Tree) -> Explanation:

@@ -13,10 +13,10 @@ from thalweg.optax.signatures import OPTAX, PSGD_JAX, counted, extras, with_sign
 from thalweg.optax.transformation import as_transformation, stacks, without_where_false
 from thalweg.optax.values import dtype_name, pair
 from thalweg.options import Unpack
+from thalweg.overrides import Overrides
 from thalweg.rules import LAMB, LARS, Adafactor, Kron, Muon
 from thalweg.rules.checks import require
 from thalweg.rules.muon import PUBLISHED
-from thalweg.settings import Overrides
 
 
 @with_signature(LARS)

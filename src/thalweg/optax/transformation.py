@@ -22,10 +22,10 @@ from thalweg.optax.shards import check_whole, layout_of
 from thalweg.optax.states import Entries, kind_for, packed, unpacked
 from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parameters
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
+from thalweg.overrides import OverrideList, Overrides, Standard, check_overrides
 from thalweg.rules import Rule
-from thalweg.settings import OverrideList, Overrides, Setting, Settings, check_overrides, combined, plain
+from thalweg.settings import Setting, Settings, combined, plain
 from thalweg.spaces.jax import replicated_with
-from thalweg.standard import Standard
 from thalweg.storage import arithmetic, kept
 
 
@@ -49,7 +49,7 @@ class Heard:
     unused_entries: list[Any] = field(default_factory=list)
 
 
-#: Filled by ``init`` while somebody asks.
+#: Filled by ``init`` where a caller asks for it.
 HEARD: ContextVar[Heard | None] = ContextVar("HEARD", default=None)
 
 #: Arrays of numpy have at most so many.

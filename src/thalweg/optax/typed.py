@@ -8,7 +8,7 @@ import optax
 
 from thalweg.optax.options import AdamwExtras, CommonExtras, DType, Mask, Schedulable, SgdExtras
 from thalweg.options import Unpack
-from thalweg.settings import Overrides
+from thalweg.overrides import Overrides
 
 
 def sgd(

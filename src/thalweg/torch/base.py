@@ -12,9 +12,10 @@ from torch import Tensor
 
 from thalweg.errors import NonFiniteError, OptionError, ParameterError
 from thalweg.mixtures import Entry, RuleOptions, check_own
+from thalweg.overrides import Overrides, check_overrides
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
-from thalweg.settings import Overrides, Settings, check_overrides
+from thalweg.settings import Settings
 from thalweg.torch.engines.choice import reason_missing_for
 from thalweg.torch.engines.lists import Lists
 from thalweg.torch.engines.native import Native

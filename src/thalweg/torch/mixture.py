@@ -9,7 +9,8 @@ from torch import Tensor
 
 from thalweg.errors import OptionError, ParameterError
 from thalweg.mixtures import Entry, RuleOptions, check_one_rule, checked_entries, divided, merged
-from thalweg.settings import WHOLE_STEP, Handling, Overrides, Pattern, check_overrides, option_names
+from thalweg.overrides import Overrides, Pattern, check_overrides
+from thalweg.settings import WHOLE_STEP, Handling, option_names
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.grouped import Params
 from thalweg.torch.params.groups import EngineName, engine_meant

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from thalweg.arrays import Shape
 from thalweg.errors import OptionError, ParameterError
 from thalweg.mixtures import Entry
-from thalweg.settings import OverrideList, Pattern, matches
-from thalweg.standard import Standard
+from thalweg.overrides import OverrideList, Pattern, Standard, matches
 from thalweg.torch.params.checks import check_exchanged, check_parameter
 
 Groups = Sequence[Mapping[str, Any]]

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ParameterError
+from thalweg.overrides import OverrideList
 from thalweg.rules import Rule
-from thalweg.settings import OverrideList, option_names
+from thalweg.settings import option_names
 from thalweg.torch.sharding.collectives import everyones, largest_words
 from thalweg.torch.sharding.shards import MeshGroup, is_distributed, part_of
 
