@@ -7,6 +7,7 @@ the parameters after it.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,17 @@ import pytest
 from tolerances import ONE_STEP_FLOAT64
 
 import thalweg.numpy
+from thalweg.errors import ResumeWarning
 from thalweg.numpy.checkpoints import read_file
 from thalweg.rules import RULES
 
 DATA = Path(__file__).parent / "data"
 STATES = sorted(path for path in DATA.glob("*/*.npz") if path.name != "run.npz")
 OPTIONS: dict[str, dict[str, Any]] = {
-    "LARS": {},
-    "LAMB": {"weight_decay": 0.1},
+    "LARS": {"variant": "paper"},
+    "LAMB": {"variant": "paper", "weight_decay": 0.1},
     "Adafactor": {"momentum": 0.9, "min_dim_size_to_factor": 0},
-    "Kron": {},
+    "Kron": {"variant": "polyak"},
 }
 saved = pytest.mark.parametrize("path", STATES, ids=lambda path: f"{path.stem} of {path.parent.name}")
 
@@ -55,13 +57,21 @@ def test_numpy_goes_on(path: Path) -> None:
     check_after(path, params)
 
 
+@pytest.mark.parametrize("name", ["LAMB", "LARS", "Kron"])
+def test_a_default_that_has_changed_is_told(name: str) -> None:
+    optimizer = getattr(thalweg.numpy, name)(lr=0.01)
+    with pytest.warns(ResumeWarning, match=f"variant='{RULES[name].first_default}'"):
+        optimizer.load(DATA / "0.1.0" / f"{name}.npz")
+
+
 @saved
 @pytest.mark.parametrize("form", ["npz", "pt"])
 def test_torch_goes_on(path: Path, form: str) -> None:
     torch = pytest.importorskip("torch")
     front_end = pytest.importorskip("thalweg.torch")
     params = {name: torch.nn.Parameter(torch.tensor(p)) for name, p in of_the_run(path, f"{path.stem}.before.").items()}
-    optimizer = getattr(front_end, path.stem)(params.items(), lr=0.01, engine="reference", **OPTIONS[path.stem])
+    options = OPTIONS[path.stem] if form == "npz" else {**OPTIONS[path.stem], "variant": None}  # a group knows its own
+    optimizer = getattr(front_end, path.stem)(params.items(), lr=0.01, engine="reference", **options)
     if form == "npz":
         front_end.import_state(optimizer, read_file(path))
     else:
@@ -80,6 +90,8 @@ def test_optax_goes_on(path: Path) -> None:
     with jax.enable_x64(True):
         params = {name: jax.numpy.asarray(p) for name, p in of_the_run(path, f"{path.stem}.before.").items()}
         solver = front_end.transformation(RULES[path.stem], learning_rate=0.01, **OPTIONS[path.stem])
-        state = front_end.import_state(solver.init(params), params, read_file(path))
+        changed = RULES[path.stem].first_default is not None
+        with pytest.warns(ResumeWarning, match="0.1.0") if changed else contextlib.nullcontext():
+            state = front_end.import_state(solver.init(params), params, read_file(path))
         updates, _ = solver.update(of_the_run(path, "gradient."), state, params)
         check_after(path, optax.apply_updates(params, updates))

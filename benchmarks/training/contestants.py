@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -92,6 +92,30 @@ def torch_muon(model: nn.Module, lr: float, decay: float, *, adamw_lr: float = 2
     ]
 
 
+class OnASphere:
+    """Steps with an optimizer, and gives every matrix the norm again that it began with."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.matrices = [p for group in optimizer.param_groups for p in group["params"] if p.ndim > 1]
+        self.norms = torch._foreach_norm(self.matrices)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.optimizer.step()
+        torch._foreach_mul_(self.matrices, torch._foreach_div(self.norms, torch._foreach_norm(self.matrices)))
+
+
+def on_a_sphere(made: Make) -> Make:
+    def make(model: nn.Module, lr: float, decay: float) -> list[Optimizer]:
+        return [cast(Optimizer, OnASphere(own)) for own in made(model, lr, decay)]
+
+    return make
+
+
 def mixture(recipe: Callable[..., Optimizer], **options: Any) -> Make:
     def make(model: nn.Module, lr: float, decay: float) -> list[Optimizer]:
         return [recipe(model, lr, 2e-3, weight_decay=decay, adamw={"betas": (0.9, 0.95)}, **options)]
@@ -100,55 +124,46 @@ def mixture(recipe: Callable[..., Optimizer], **options: Any) -> Make:
 
 
 #: Polyak momentum adds up ten steps, so that rates are a tenth, and decay is ten times as much.
-POLYAK = {"weight_decay_mode": "decoupled"}
+POLYAK = {"variant": "polyak", "weight_decay_mode": "decoupled"}
 NO_SCALE = {"scale_parameter": False, "relative_step": False, "weight_decay_mode": "lr", "beta2_cap": 0.999}
 
 kron = partial(own, "Kron")
-psgd = partial(own, "Kron", variant="psgd")
 adafactor = partial(own, "Adafactor")
 lamb = partial(own, "LAMB")
 lars = partial(own, "LARS", decay=0.01)
 
 CONTESTANTS = {
     "torch AdamW": Contestant("torch", peer("torch.optim.AdamW", betas=(0.9, 0.95), fused=True), 2e-3, 2e-3),
-    # Kron: the default, "psgd", and what lies between
-    "Kron default": Contestant("thalweg", kron(standard=False, decay=0.0), 1e-4, 3e-4),
-    "Kron psgd": Contestant("thalweg", psgd(), 1e-3, 3e-3),
-    "Kron psgd, clip value 1": Contestant("thalweg", psgd(clip=1.0, clip_mode="value"), 1e-3, 3e-3),
-    "Kron psgd, whiten gradient": Contestant("thalweg", psgd(whiten="gradient"), 2e-3, 6e-3),
-    "Kron psgd, init_scale None": Contestant("thalweg", psgd(init_scale=None), 1e-3, 3e-3),
-    "Kron psgd, precond_lr 0.3": Contestant("thalweg", psgd(precond_lr=0.3), 1e-3, 3e-3),
-    "Kron psgd, clip rms 0.3": Contestant("thalweg", psgd(clip=0.3), 3e-3, 1e-2),
-    "Kron psgd, momentum 0.95": Contestant("thalweg", psgd(momentum=0.95), 1e-3, 3e-3),
-    "Kron polyak, decoupled": Contestant("thalweg", kron(**POLYAK, decay=10.0), 1e-4, 3e-4),
-    "Kron polyak, decoupled, clip rms 1.1": Contestant(
-        "thalweg", kron(**POLYAK, decay=10.0, clip=1.1, clip_mode="rms"), 1e-4, 3e-4
-    ),
-    "Kron polyak, decoupled, init_scale None": Contestant(
-        "thalweg", kron(**POLYAK, decay=10.0, init_scale=None), 1e-4, 3e-4
-    ),
+    # Kron: the default, the first default, "psgd", and steps from one to the other
+    "Kron": Contestant("thalweg", kron(), 1e-3, 1e-3),
+    "Kron psgd": Contestant("thalweg", kron(variant="psgd"), 1e-3, 1e-3),
+    "Kron polyak": Contestant("thalweg", kron(variant="polyak", standard=False, decay=0.0), 3e-4, 3e-4),
+    "Kron polyak, decoupled decay": Contestant("thalweg", kron(**POLYAK, decay=10.0), 3e-4, 3e-4),
+    "Kron, precond_lr 0.3": Contestant("thalweg", kron(precond_lr=0.3), 1e-3, 1e-3),
+    "Kron, precond_lr 1": Contestant("thalweg", kron(precond_lr=1.0), 1e-3, 1e-3),
+    "Kron, init_scale 1": Contestant("thalweg", kron(init_scale=1.0), 1e-3, 1e-3),
+    "Kron, whiten gradient": Contestant("thalweg", kron(whiten="gradient"), 2e-3, 2e-3),
+    "Kron, max_skew None": Contestant("thalweg", kron(max_skew=None), 1e-3, 1e-3),
     # LAMB and LARS: a trust ratio for tensors of one axis, or none
-    "LAMB default": Contestant("thalweg", lamb(standard=False), 0.02, 0.02),
-    "LAMB standard": Contestant("thalweg", lamb(), 0.02, 0.02),
+    "LAMB": Contestant("thalweg", lamb(standard=False), 0.02, 0.02),
+    "LAMB paper": Contestant("thalweg", lamb(variant="paper", standard=False), 0.02, 0.02),
+    "LAMB, norms kept": Contestant("thalweg", on_a_sphere(lamb(decay=0.0)), 0.02, 0.02),
     "timm Lamb": Contestant("timm", peer("timm.optim.lamb.Lamb", max_grad_norm=None), 0.02, 0.02),
-    "LARS default": Contestant("thalweg", lars(standard=False), 6.0, 6.0),
-    "LARS standard": Contestant("thalweg", lars(), 3.0, 3.0),
+    "LARS": Contestant("thalweg", lars(standard=False), 3.0, 3.0),
+    "LARS paper": Contestant("thalweg", lars(variant="paper", standard=False), 6.0, 6.0),
     "timm Lars": Contestant("timm", peer("timm.optim.lars.Lars", momentum=0.9, decay=0.01), 3.0, 3.0),
     # Adafactor: with a rate of the user's, near zero state first
-    "Adafactor default": Contestant("thalweg", adafactor(), 0.03, 0.03),
-    "Adafactor no scale, beta2 cap": Contestant("thalweg", adafactor(**NO_SCALE), 1e-3, 1e-3),
-    "Adafactor no scale, beta2 0.99": Contestant("thalweg", adafactor(**{**NO_SCALE, "beta2_cap": 0.99}), 1e-3, 1e-3),
-    "Adafactor no scale, momentum": Contestant(
-        "thalweg", adafactor(**NO_SCALE, momentum=0.9, momentum_mode="before_lr", momentum_dtype="bfloat16"), 2e-3, 2e-3
-    ),
+    "Adafactor": Contestant("thalweg", adafactor(), 0.03, 0.03),
+    "Adafactor as_adamw": Contestant("thalweg", adafactor(variant="as_adamw"), 2e-3, 1e-3),
+    "Adafactor no scale": Contestant("thalweg", adafactor(**NO_SCALE), 1e-3, 1e-3),
     "Adafactor big_vision": Contestant("thalweg", adafactor(variant="big_vision", weight_decay_mode="lr"), 2e-3, 2e-3),
     "torch Adafactor": Contestant("torch", peer("torch.optim.Adafactor"), 0.03, 0.03),
     # mixtures
-    "kron_adamw, psgd": Contestant("thalweg", mixture(kron_adamw, kron={"variant": "psgd"}), 1e-3, 3e-3),
+    "kron_adamw": Contestant("thalweg", mixture(kron_adamw), 1e-3, 1e-3),
     "muon_adamw": Contestant("thalweg", mixture(muon_adamw, muon={"scaling": "match_rms_adamw"}), 2e-3, 2e-3),
     "torch Muon and AdamW": Contestant("torch", torch_muon, 2e-3, 2e-3),
     # baselines and slow peers
     "torch SGD": Contestant("torch", peer("torch.optim.SGD", momentum=0.9, nesterov=True, decay=0.01), 0.1, 0.1),
     "Lion": Contestant("thalweg", own("Lion"), 3e-4, 3e-4),
-    "kron-torch": Contestant("kron_torch", peer("kron_torch.Kron"), 1e-3, 3e-3),
+    "kron-torch": Contestant("kron_torch", peer("kron_torch.Kron"), 1e-3, 1e-3),
 }

@@ -31,7 +31,7 @@ from benchmarks.training import protocol
 from benchmarks.training.contestants import CONTESTANTS, Contestant
 from benchmarks.training.tasks import Task, task
 
-TASKS = "text,fashion-512,fashion-2048,fashion-8192,vit-1024"
+TASKS = "text,text-plain,fashion-512,fashion-2048,fashion-8192,vit-1024"
 Loss = Callable[[Tensor], Tensor]
 #: How often a run is scored on its way.
 POINTS = 16
@@ -195,7 +195,7 @@ class Contest:
     def enter(self, name: str, contestant: Contestant, trials: int, seeds: int) -> None:
         own = self.trainer.task
         higher = own.higher_is_better
-        middle = contestant.text if own.name == "text" else contestant.images
+        middle = contestant.text if own.name.startswith("text") else contestant.images
         settings = settings_of(contestant.make(self.trainer.model, middle, own.decay))
         while True:
             runs = self.records.of(name, settings)

@@ -104,7 +104,8 @@ class GPT(nn.Module):
         return logits
 
 
-def text(device: str, *, tiny: bool = False) -> Task:
+def text(device: str, *, plain: bool = False, tiny: bool = False) -> Task:
+    """A GPT with GPT-2's first weights, or (plain) with those that torch's modules have of themselves."""
     parts, digest = corpus.tokens(VOCABULARY, 3_000_000 if tiny else corpus.TEXT_BYTES)
     data = {part: torch.from_numpy(found.astype("int32")).to(device) for part, found in parts.items()}
     width, layers, heads, batch = (64, 2, 2, 4) if tiny else (WIDTH, LAYERS, HEADS, 64)
@@ -123,13 +124,13 @@ def text(device: str, *, tiny: bool = False) -> Task:
         return torch.stack(losses).mean().item()
 
     return Task(
-        name="text",
+        name="text-plain" if plain else "text",
         about="nats a token on unseen files of Python source",
         steps=800,
         batch_size=batch,
         choices=len(data["train"]) - CONTEXT - 1,
         epochs=False,
-        model=lambda: begin(GPT(width, layers, heads), layers),
+        model=lambda: GPT(width, layers, heads) if plain else begin(GPT(width, layers, heads), layers),
         loss=lambda model, chosen: loss_of(model, data["train"][chosen[:, None] + window]),
         score=score,
         higher_is_better=False,
@@ -220,18 +221,18 @@ def images(device: str, folder: Path, name: str, batch_size: int, *, tiny: bool 
         clip=None if name == "fashion" else 1.0,
         decay=0.05,
         fingerprint=corpus.hashlib.sha256(read["train_images"].tobytes()).hexdigest()[:12],
-        compiled=name == "vit",
+        compiled=True,
     )
 
 
 def task(name: str, device: str, data: Path | None, *, tiny: bool = False) -> Task:
     """A task by its name: "text", "fashion-512", "vit-1024", with any batch size."""
     kind, _, batch = name.partition("-")
-    if kind == "text" and not batch:
-        return text(device, tiny=tiny)
+    if kind == "text" and batch in ("", "plain"):
+        return text(device, plain=bool(batch), tiny=tiny)
     if kind not in ("fashion", "vit") or not batch.isdigit():
         raise SystemExit(
-            f"there is no task {name!r}: tasks are text, and fashion and vit with a batch size: fashion-512"
+            f"there is no task {name!r}: tasks are text, text-plain, and fashion and vit with a batch size: fashion-512"
         )
     if data is None:
         raise SystemExit(f"{name} needs --data, the folder of the four files of Fashion-MNIST")

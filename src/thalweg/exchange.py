@@ -37,12 +37,23 @@ def exchanged(
     return {"layout": LAYOUT, **made_by, "lr": lr, "iteration": iteration, "state": dict(state)}
 
 
-def check_exchanged(saved: Any, rule: type[Rule]) -> None:
-    """Say if something is no state of this form, or one of another rule or of another version of it."""
+def check_exchanged(saved: Any, rule: type[Rule], options: Mapping[str, Any] | None = None) -> None:
+    """Say if something is no state of this form, or one of another rule or of another version of it.
+
+    options: those it is to be continued with, where they are known; warn if they may not be those of a run of 0.1.0.
+    """
     check_form(saved)
     if saved["optimizer"] != rule.__name__:
         raise StateError(f"this is a state of {maker_of(saved)} and cannot be loaded into {rule.__name__}")
     check_version(rule, saved.get(VERSION))
+    first = rule.VARIANTS[rule.first_default] if rule.first_default else {}
+    if VERSION not in saved and any(options is None or options[name] != value for name, value in first.items()):
+        warnings.warn(
+            f"this state was saved by thalweg 0.1.0, where the default of {rule.__name__} was what is now "
+            f"variant={rule.first_default!r}: a run that began with it goes on unchanged with that variant",
+            ResumeWarning,
+            stacklevel=5,
+        )
 
 
 def check_mixture(

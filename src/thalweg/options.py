@@ -86,6 +86,7 @@ class LARSOptions(CommonOptions, total=False):
     eps: Schedulable
     nesterov: bool
     trust: bool
+    exempt: Literal["vectors"] | None
     always_adapt: bool
     norm_mode: Literal["paper", "combined"]
     momentum_mode: Literal["lr_inside", "lr_outside"]
@@ -100,6 +101,7 @@ class LAMBOptions(CommonOptions, total=False):
     bias_correction: bool
     grad_averaging: bool
     trust: bool
+    exempt: Literal["vectors"] | None
     always_adapt: bool
     trust_clip: Pair | None
     phi: Pair | None

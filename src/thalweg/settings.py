@@ -112,6 +112,11 @@ class Setting:
     def settled(self) -> Rule:
         return self.rule.for_storage(self.handling.stored(Factor))
 
+    def for_shape(self, shape: tuple[int, ...]) -> Setting:
+        """The same, with what the shape of a parameter decides."""
+        rule = self.rule.for_shape(shape)
+        return self if rule is self.rule else replace(self, rule=rule)
+
     def rule_at(self, t: Any) -> Rule:
         """The rule with every schedule replaced by its value at step t, checked."""
         if not self.scheduled:
@@ -223,7 +228,7 @@ class Settings:
                     setting = combined(setting, options)
                 except OptionError as error:
                     raise OptionError(f"parameter {name!r}, overrides, entry {pattern!r}: {error}") from None
-        return setting, matched
+        return setting.for_shape(tuple(parameter.shape)), matched
 
     @property
     def options(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from thalweg.kernels.cpu.tables import Operand
 from thalweg.numpy.arrays import Arr, Name
 from thalweg.numpy.checkpoints import check_whole, read_file, read_state, write_file
 from thalweg.rules import Rule
-from thalweg.settings import Setting
+from thalweg.settings import Setting, Settings
 
 
 @dataclass
@@ -52,6 +52,7 @@ class Memory:
     #: What it steps by.
     rule: ClassVar[type[Rule]]
     lr: Any
+    _settings: Settings
 
     def __init__(self) -> None:
         self._tracked: dict[Name, Tracked] = {}
@@ -99,7 +100,7 @@ class Memory:
 
     def _check_maker(self, state_dict: Any) -> Mapping[Name, type[Rule]]:
         """Refuse a state of other rules; by name, which rules have made it where there are several."""
-        check_exchanged(state_dict, self.rule)
+        check_exchanged(state_dict, self.rule, self._settings.options)
         return {}
 
     def _restore_rate(self, lr: Any) -> None:

@@ -36,6 +36,7 @@ class AdamwExtras(CommonExtras, total=False):
 
 class LarsExtras(CommonExtras, total=False):
     trust: bool
+    exempt: Literal["vectors"] | None
     always_adapt: bool
     norm_mode: Literal["paper", "combined"]
     momentum_mode: Literal["lr_inside", "lr_outside"]
@@ -48,6 +49,7 @@ class LambExtras(CommonExtras, total=False):
     bias_correction: bool
     grad_averaging: bool
     trust: bool
+    exempt: Literal["vectors"] | None
     always_adapt: bool
     trust_clip: tuple[Any, Any] | None
     phi: tuple[Any, Any] | None

@@ -202,7 +202,7 @@ def check_served(name: str, setting: Setting, model: Model, place: Place) -> Non
         if place.engine != "fused":
             continue
         divided = reason_against_part(setting, tensor, place.device) if is_divided(place) else ""
-        if reason := divided or torch_unserved(Item(tensor, setting), place.device):
+        if reason := divided or torch_unserved(Item(tensor, setting.for_shape(tensor.shape)), place.device):
             raise CommandError(
                 f"engine 'fused' cannot run {name} for {tensor.name!r}: {reason}; "
                 "use 'auto', which takes the fastest that can run"

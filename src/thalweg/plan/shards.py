@@ -111,14 +111,14 @@ def reason_against_part(setting: Setting, whole: Tensor, device: str) -> str:
 
 def whole_share(setting: Setting, tensors: Sequence[Tensor], place: Place, rank: int) -> Share:
     """Everything, as every rank has it."""
-    items = [Item(tensor, setting) for tensor in tensors]
+    items = [Item(tensor, setting.for_shape(tensor.shape)) for tensor in tensors]
     return of_items(items, place, rank, peak_of(items, place))
 
 
 def part_share(setting: Setting, tensors: Sequence[Tensor], place: Place, rank: int) -> Share:
     """A part of every parameter."""
     parts = [part_of(tensor, place.world, rank) for tensor in tensors]
-    items = [Item(part.held, setting, part.whole.shape) for part in parts]
+    items = [Item(part.held, setting.for_shape(part.whole.shape), part.whole.shape) for part in parts]
     by_kernels = [is_launched(setting, part, place) for part in parts]
     sums = messages(setting, parts, by_kernels)
     sent = costs.ring(sum(sums.values()), place.world)

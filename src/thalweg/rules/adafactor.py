@@ -69,6 +69,16 @@ class Adafactor(Rule):
             "factor_dims": "last2",
             "weight_decay_mode": "lr",
         },
+        # AdamW's rates and decay at a byte a parameter
+        "as_adamw": {
+            "relative_step": False,
+            "scale_parameter": False,
+            "beta2_cap": 0.999,
+            "momentum": 0.9,
+            "momentum_dtype": "int8",
+            "momentum_mode": "before_lr",
+            "weight_decay_mode": "lr",
+        },
         "hf": {"min_dim_size_to_factor": 0, "factor_dims": "last2"},
         "big_vision": {
             "relative_step": False,

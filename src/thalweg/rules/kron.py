@@ -31,23 +31,23 @@ class Kron(WholeRule):
     """step = P g with P whitening g; P is a Kronecker product with one factor for each axis."""
 
     #: Step size of the factors, relative to the norm of their gradient.
-    precond_lr: Scalar = 0.1
+    precond_lr: Scalar = 0.6
     momentum: Scalar = 0.9
-    #: "polyak": heavy ball on the preconditioned gradient. "ema": precondition a debiased average.
-    momentum_mode: Literal["polyak", "ema"] = "polyak"
+    #: "ema": precondition a debiased average. "polyak": heavy ball on the preconditioned gradient.
+    momentum_mode: Literal["polyak", "ema"] = "ema"
     weight_decay: Scalar = 0.0
     #: Decay as part of the gradient, of the preconditioned update, or apart from both.
-    weight_decay_mode: Literal["gradient", "update", "decoupled"] = "gradient"
+    weight_decay_mode: Literal["gradient", "update", "decoupled"] = "decoupled"
     #: Floor of the norm that the factors' step is divided by.
     eps: Scalar = 1e-8
     #: Largest magnitude of a coordinate of the update, or of its RMS (clip_mode); None: unbounded.
-    clip: Scalar | None = 1.0
-    clip_mode: Literal["value", "rms"] = "value"
+    clip: Scalar | None = 1.1
+    clip_mode: Literal["value", "rms"] = "rms"
     #: Share of the steps that refresh the factors: a number, or annealed.
     precond_update_probability: Scalar | Annealed = ANNEALED
     geometry: Literal["procrustes", "quad", "eq"] = "procrustes"
     #: What the factors learn to whiten; "momentum" is for momentum_mode="ema".
-    whiten: Literal["gradient", "momentum"] = "gradient"
+    whiten: Literal["gradient", "momentum"] = "momentum"
     #: Axes larger than this get a diagonal factor.
     max_size_dense: int | None = 8192
     #: So do axes of size n with n**2 > max_skew * (number of elements).
@@ -56,7 +56,7 @@ class Kron(WholeRule):
     #: size 1, or as they are.
     merge: Literal["matrix", "squeeze"] | None = "matrix"
     #: Scale of the first Q; None takes it from the first gradient.
-    init_scale: float | None = 1.0
+    init_scale: float | None = None
     #: Standard deviation of the noise added to what is whitened; bounds P by 1 / damping.
     damping: Scalar = 1e-9
     #: The same in units of the mean magnitude of what is whitened; None takes the rounding
@@ -68,25 +68,27 @@ class Kron(WholeRule):
     lipschitz_beta: Scalar = 0.9
 
     default_lr: ClassVar[float | None] = 1e-3
+    first_default: ClassVar[str | None] = "polyak"
 
     #: The mean of squares of what is preconditioned, before it is clipped.
     FIGURES: ClassVar[tuple[str, ...]] = ("square",)
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "psgd": {
-            "momentum_mode": "ema",
-            "whiten": "momentum",
-            "clip": 1.1,
-            "clip_mode": "rms",
-            "weight_decay_mode": "decoupled",
+        "polyak": {
+            "precond_lr": 0.1,
+            "momentum_mode": "polyak",
+            "weight_decay_mode": "gradient",
+            "clip": 1.0,
+            "clip_mode": "value",
+            "whiten": "gradient",
+            "init_scale": 1.0,
         },
+        "psgd": {"precond_lr": 0.1, "init_scale": 1.0},
         "kron_torch": {
-            "momentum_mode": "ema",
-            "whiten": "momentum",
-            "clip": 1.1,
-            "clip_mode": "rms",
+            "precond_lr": 0.1,
             "weight_decay_mode": "update",
             "geometry": "eq",
             "max_skew": None,
+            "init_scale": 1.0,
             "damping": 0.0,
             "relative_damping": 2.0**-11.5,
             "lipschitz_beta": 0.0,
@@ -132,7 +134,8 @@ class Kron(WholeRule):
         check_choice("damping_mode", self.damping_mode, "noise", "expected")
         require(
             self.whiten == "gradient" or self.momentum_mode == "ema",
-            "whiten='momentum' needs momentum_mode='ema': polyak momentum comes after the preconditioner",
+            "whiten='momentum' needs momentum_mode='ema': polyak momentum comes after the preconditioner; "
+            "add whiten='gradient', or take variant='polyak'",
         )
         require(
             self.geometry != "eq" or self.damping_mode == "noise",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
@@ -25,6 +25,8 @@ class LAMB(Rule):
     grad_averaging: bool = True
     #: False takes every ratio as 1: AdamW.
     trust: bool = True
+    #: "vectors": tensors of fewer than two axes have neither trust ratio nor decay. None: all are alike.
+    exempt: Literal["vectors"] | None = "vectors"
     #: False adapts only tensors with weight decay, as apex and timm do.
     always_adapt: bool = True
     #: (low, high) for the trust ratio.
@@ -37,12 +39,14 @@ class LAMB(Rule):
     weight_decay_mode: Literal["in_update", "decoupled", "l2"] = "in_update"
 
     default_lr: ClassVar[float | None] = 1e-3
+    first_default: ClassVar[str | None] = "paper"
 
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "optax": {},
-        "apex": {"weight_decay": 0.01, "always_adapt": False, "max_grad_norm": 1.0},
-        "nvlamb": {"weight_decay": 0.01, "max_grad_norm": 1.0},
-        "lambc": {"weight_decay": 0.01, "max_grad_norm": 1.0, "trust_clip": (0.0, 1.0)},
+        "paper": {"exempt": None},
+        "optax": {"exempt": None},
+        "apex": {"exempt": None, "weight_decay": 0.01, "always_adapt": False, "max_grad_norm": 1.0},
+        "nvlamb": {"exempt": None, "weight_decay": 0.01, "max_grad_norm": 1.0},
+        "lambc": {"exempt": None, "weight_decay": 0.01, "max_grad_norm": 1.0, "trust_clip": (0.0, 1.0)},
     }
 
     ELSEWHERE: ClassVar[Mapping[str, str]] = {
@@ -72,6 +76,7 @@ class LAMB(Rule):
             check_flag(flag, getattr(self, flag))
         check_bounds("trust_clip", self.trust_clip)
         check_bounds("phi", self.phi)
+        check_choice("exempt", self.exempt, "vectors", None)
         check_choice("weight_decay_mode", self.weight_decay_mode, "in_update", "decoupled", "l2")
 
     def idle(self, lr: Scalar | None) -> dict[str, str]:
@@ -81,6 +86,11 @@ class LAMB(Rule):
     @property
     def looks_at_shapes(self) -> bool:
         return self.trust
+
+    def for_shape(self, shape: Shape) -> LAMB:
+        if self.exempt is None or len(shape) - self.stacked_axes > 1:
+            return replace(self, exempt=None)
+        return replace(self, exempt=None, trust=False, weight_decay=0.0)
 
     def treatment(self, shape: Shape) -> str:
         return "trust ratio" if self.trust else "no trust ratio"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
@@ -24,6 +24,8 @@ class LARS(Rule):
     nesterov: bool = False
     #: False takes every ratio as 1: SGD with momentum.
     trust: bool = True
+    #: "vectors": tensors of fewer than two axes have neither trust ratio nor decay. None: all are alike.
+    exempt: Literal["vectors"] | None = "vectors"
     #: False adapts only tensors with weight decay, as timm does.
     always_adapt: bool = True
     #: "paper" measures |g| + decay |p|; "combined" measures |g + decay p|.
@@ -36,12 +38,13 @@ class LARS(Rule):
     zero_ratio: Scalar | Literal["eta"] = 1.0
 
     default_lr: ClassVar[float | None] = 1.0
+    first_default: ClassVar[str | None] = "paper"
 
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {},
-        "optax": {"norm_mode": "combined"},
-        "timm": {"momentum": 0.0, "eps": 1e-8, "momentum_mode": "lr_outside", "always_adapt": False},
-        "larc": {"trust_coefficient": 0.02, "eps": 1e-8, "momentum_mode": "lr_outside", "clip": True},
+        "paper": {"exempt": None},
+        "optax": {"exempt": None, "norm_mode": "combined"},
+        "timm": {"exempt": None, "momentum": 0.0, "eps": 1e-8, "momentum_mode": "lr_outside", "always_adapt": False},
+        "larc": {"exempt": None, "trust_coefficient": 0.02, "eps": 1e-8, "momentum_mode": "lr_outside", "clip": True},
     }
 
     ELSEWHERE: ClassVar[Mapping[str, str]] = {
@@ -61,6 +64,7 @@ class LARS(Rule):
         check_number("eps", self.eps, low=0.0)
         for flag in ("nesterov", "trust", "always_adapt", "clip"):
             check_flag(flag, getattr(self, flag))
+        check_choice("exempt", self.exempt, "vectors", None)
         check_choice("norm_mode", self.norm_mode, "paper", "combined")
         check_choice("momentum_mode", self.momentum_mode, "lr_inside", "lr_outside")
         if isinstance(self.zero_ratio, str):
@@ -81,6 +85,11 @@ class LARS(Rule):
     @property
     def looks_at_shapes(self) -> bool:
         return self.trust
+
+    def for_shape(self, shape: Shape) -> LARS:
+        if self.exempt is None or len(shape) - self.stacked_axes > 1:
+            return replace(self, exempt=None)
+        return replace(self, exempt=None, trust=False, weight_decay=0.0)
 
     def treatment(self, shape: Shape) -> str:
         return "trust ratio" if self.trust else "no trust ratio"

@@ -49,6 +49,8 @@ class Rule(ABC):
     default_lr: ClassVar[float | None] = None
     #: Of its state: checkpoints carry it, and one of another version is refused.
     version: ClassVar[int] = 1
+    #: The variant that was the default in thalweg 0.1.0, where the default has changed since.
+    first_default: ClassVar[str | None] = None
     #: The arguments of optax's function, in its order: the option that each is here ("": a mask for decay), and its
     #: default there. After "*" they are given by keyword.
     OPTAX: ClassVar[Mapping[str, tuple[str, Any]]] = {}
@@ -147,6 +149,10 @@ class Rule(ABC):
 
     def for_storage(self, dtype: str | None) -> Rule:
         """The rule as it is best for factors stored in this dtype; None: as they are computed."""
+        return self
+
+    def for_shape(self, shape: Shape) -> Rule:
+        """The rule as it holds for a parameter of this shape, where an option leaves that to the shape."""
         return self
 
     def kind(self, shape: Shape) -> Hashable:

@@ -38,7 +38,7 @@ def import_state(optimizer: StatefulOptimizer, exported: Mapping[str, Any]) -> N
     if rule is None:
         check_mixture(exported, by_name.values(), by_name.get)
     else:
-        check_exchanged(exported, rule)
+        check_exchanged(exported, rule, optimizer.defaults)
     names = list(by_name)
     given = by_known_name(exported, names)
     places = {name: place for place, name in enumerate(names)}

@@ -30,7 +30,7 @@ def sgd(g: Group, p: Tensor) -> Options:
 def sgd_as_lars(g: Group, p: Tensor) -> Options:
     without(g, dampening=0)
     own = picked(g, "momentum", "weight_decay", "nesterov", "maximize")
-    return {**own, "trust": False, "momentum_mode": "lr_outside"}
+    return {**own, "trust": False, "exempt": None, "momentum_mode": "lr_outside"}
 
 
 def adam(*, decoupled: bool) -> Equal:
@@ -41,7 +41,8 @@ def adam_as_lamb(*, decoupled: bool) -> Equal:
     def equal(g: Group, p: Tensor) -> Options:
         without(g, amsgrad=False)
         mode = "in_update" if decoupled else "l2"
-        return {**picked(g, "betas", "eps", "weight_decay", "maximize"), "trust": False, "weight_decay_mode": mode}
+        own = picked(g, "betas", "eps", "weight_decay", "maximize")
+        return {**own, "trust": False, "exempt": None, "weight_decay_mode": mode}
 
     return equal
 
@@ -115,7 +116,7 @@ def apex_lamb(g: Group, p: Tensor) -> Options:
     own = picked(g, "betas", "eps", "weight_decay")
     own |= {name: bool(g[name]) for name in ("bias_correction", "grad_averaging")}
     own["max_grad_norm"] = g["max_grad_norm"] or None
-    return {**own, "weight_decay_mode": UNTOLD, "always_adapt": UNTOLD}
+    return {**own, "exempt": None, "weight_decay_mode": UNTOLD, "always_adapt": UNTOLD}
 
 
 def timm_lamb(g: Group, p: Tensor) -> Options:
@@ -136,7 +137,7 @@ def pytorch_optimizer_lamb(g: Group, p: Tensor) -> Options:
             "runs with adam_debias=True, or of so many steps that it makes no difference, can be continued"
         )
     own = {**picked(g, "betas", "eps", "weight_decay", "grad_averaging"), "bias_correction": False}
-    own |= {"trust": False} if g["adam"] else {"phi": (0.0, 10.0)}
+    own |= {"exempt": None} | ({"trust": False} if g["adam"] else {"phi": (0.0, 10.0)})
     mode = "decoupled" if g["weight_decouple"] else "in_update"
     return {**own, "weight_decay_mode": mode, "max_grad_norm": UNTOLD, "maximize": UNTOLD}
 
@@ -154,7 +155,7 @@ def pytorch_optimizer_lars(g: Group, p: Tensor) -> Options:
     without(g, dampening=0)
     own = picked(g, "momentum", "nesterov", "weight_decay", "trust_coefficient")
     own |= {"momentum_mode": "lr_outside", "maximize": UNTOLD}
-    return own if p.ndim > 1 else {**own, "trust": False, "weight_decay": 0.0}
+    return {**own, "exempt": None} | ({} if p.ndim > 1 else {"trust": False, "weight_decay": 0.0})
 
 
 # ---- Kron
