@@ -21,7 +21,7 @@ from thalweg.overrides import OverrideList, Pattern, Standard, check_overrides, 
 from thalweg.rules import Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, check_number, is_known, require
 from thalweg.rules.entries import Entry, Factor
-from thalweg.rules.rule import number_options
+from thalweg.rules.rule import number_options, structure_of
 
 #: What options call eight bits, whatever the role of an entry makes of them.
 EIGHT_BITS = "int8"
@@ -112,6 +112,11 @@ class Setting:
     def settled(self) -> Rule:
         return self.rule.for_storage(self.handling.stored(Factor))
 
+    @functools.cached_property
+    def kind(self) -> tuple[Any, ...]:
+        """Equal for settings that differ in the values of numbers alone: state and code for them are the same."""
+        return structure_of(self.rule), self.handling
+
     def for_shape(self, shape: tuple[int, ...]) -> Setting:
         """The same, with what the shape of a parameter decides."""
         rule = self.rule.for_shape(shape)
@@ -138,6 +143,8 @@ class Settings:
     base: Setting = field(init=False)
     #: For which answers to "is lr None?" options are known to have an effect.
     checked_for: set[bool] = field(init=False, default_factory=set, repr=False, compare=False)
+    #: What was found for parameters, by the entries of ``overrides`` that match them and the axes that they have.
+    found: dict[tuple[Any, ...], Setting] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         known = self.rule
@@ -220,15 +227,22 @@ class Settings:
 
         base: what holds where no override applies, if it is not the same for all parameters.
         """
-        setting, matched = base or self.base, []
-        for index, (pattern, options) in enumerate(self.overrides):
-            if matches(pattern, name, parameter):
-                matched.append(index)
-                try:
-                    setting = combined(setting, options)
-                except OptionError as error:
-                    raise OptionError(f"parameter {name!r}, overrides, entry {pattern!r}: {error}") from None
-        return setting.for_shape(tuple(parameter.shape)), matched
+        matched = [i for i, (pattern, _) in enumerate(self.overrides) if matches(pattern, name, parameter)]
+        shape = tuple(parameter.shape)
+        if base is not None:
+            return self.overridden(base, name, matched).for_shape(shape), matched
+        key = len(shape), *matched
+        if key not in self.found:
+            self.found[key] = self.overridden(self.base, name, matched).for_shape(shape)
+        return self.found[key], matched
+
+    def overridden(self, setting: Setting, name: str, matched: Sequence[int]) -> Setting:
+        for pattern, options in (self.overrides[index] for index in matched):
+            try:
+                setting = combined(setting, options)
+            except OptionError as error:
+                raise OptionError(f"parameter {name!r}, overrides, entry {pattern!r}: {error}") from None
+        return setting
 
     @property
     def options(self) -> dict[str, Any]:

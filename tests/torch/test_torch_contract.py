@@ -355,6 +355,22 @@ def moves_momentum(optimizer: Any) -> bool:
     return optimizer.rule.__name__ != "Adafactor"
 
 
+def test_numbers_that_a_scheduler_changes_do_not_have_states_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = torch.nn.Parameter(torch.ones(4, 4))
+    optimizer = thalweg.torch.LAMB([p], lr=0.1)
+    scheduler = schedulers.OneCycleLR(optimizer, 0.1, total_steps=8)
+    checked = []
+    monkeypatch.setattr(optimizer, "_fit_state", lambda *given: checked.append(given))
+    for _ in range(4):
+        p.grad = torch.ones(4, 4)
+        optimizer.step()
+        scheduler.step()
+    assert len(checked) == 1
+    optimizer.param_groups[0]["betas"] = (0.0, 0.999)  # off, and not a number like others
+    optimizer.step()
+    assert len(checked) == 2
+
+
 @EVERY
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_schedulers(case: Case, name: str) -> None:

@@ -152,7 +152,7 @@ class Rule(ABC):
         return self
 
     def for_shape(self, shape: Shape) -> Rule:
-        """The rule as it holds for a parameter of this shape, where an option leaves that to the shape."""
+        """The rule as it holds for a parameter of this shape, where an option leaves that to its number of axes."""
         return self
 
     def kind(self, shape: Shape) -> Hashable:
@@ -192,3 +192,8 @@ def replaced_numbers(rule: Rule, stand_in: Callable[[str], Any]) -> dict[str, An
 
     numbers = number_options(type(rule))
     return {name: of(name, value) for name, value in vars(rule).items() if name in numbers}
+
+
+def structure_of(rule: Rule) -> tuple[Any, ...]:
+    """A rule without its numbers: those that are not 0 are given to its code at every step."""
+    return (type(rule), *(vars(rule) | replaced_numbers(rule, lambda name: "number")).values())

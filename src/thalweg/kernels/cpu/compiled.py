@@ -25,7 +25,7 @@ from thalweg.programs.schedule import Schedule, schedule
 from thalweg.programs.trace import Program, example_of, trace
 from thalweg.rules import Rule
 from thalweg.rules.entries import Entry
-from thalweg.rules.rule import replaced_numbers
+from thalweg.rules.rule import structure_of
 from thalweg.settings import Setting
 from thalweg.storage import arithmetic, kept
 
@@ -54,11 +54,6 @@ class Kind:
     def key(self) -> Any:
         """The same for all whose code is the same."""
         return structure_of(self.rule), *(getattr(self, f.name) for f in fields(self) if f.name != "rule")
-
-
-def structure_of(rule: Rule) -> tuple[Any, ...]:
-    """A rule without its numbers: those that are not 0 are given to its code at every step."""
-    return (type(rule), *(vars(rule) | replaced_numbers(rule, lambda name: "number")).values())
 
 
 _kinds: dict[Any, Compiled] = {}

@@ -12,11 +12,12 @@ from thalweg.arrays import Shape
 from thalweg.boundary import ROUNDING_STREAM, state_stream
 from thalweg.codecs import bytes_of, grouping
 from thalweg.kernels.cpu import structs
-from thalweg.kernels.cpu.compiled import Compiled, compiled, kind_of, structure_of
+from thalweg.kernels.cpu.compiled import Compiled, compiled, kind_of
 from thalweg.kernels.cpu.library import load
 from thalweg.rules import Rule
 from thalweg.rules.entries import Spread
 from thalweg.rules.noise import stream_key, tensor_id
+from thalweg.rules.rule import structure_of
 from thalweg.settings import Handling
 from thalweg.storage import arithmetic
 

@@ -49,16 +49,20 @@ class StatefulOptimizer(GroupedOptimizer):
         found = self._resolved.get(id(p))
         if found is None or found[0] is not settings:
             setting, _ = settings.of(name, p)
-            # equal settings are one object, so that their parameters share a bucket
-            setting = next((s for other, s in self._resolved.values() if other is settings and s == setting), setting)
-            setting.rule.check_shape(name, tuple(p.shape))
-            state = self.state.get(p)
-            as_kept = as_found(setting, p, state) if state else setting
-            self._check_state(name, p, as_kept)
-            if state and as_kept is not setting:
-                self._convert_state(name, p, setting, state)
+            # schedulers that cycle momentum change numbers at every step
+            if found is None or found[1].kind != setting.kind:
+                self._fit_state(name, p, setting)
             self._resolved[id(p)] = found = settings, setting
         return found[1]
+
+    def _fit_state(self, name: str, p: Tensor, setting: Setting) -> None:
+        """Refuse options that do not go with a parameter or its state; keep the state as they ask for."""
+        setting.rule.check_shape(name, tuple(p.shape))
+        state = self.state.get(p)
+        as_kept = as_found(setting, p, state) if state else setting
+        self._check_state(name, p, as_kept)
+        if state and as_kept is not setting:
+            self._convert_state(name, p, setting, state)
 
     def _check_state(self, name: str, p: Tensor, setting: Setting) -> None:
         """Refuse options that need other state than the parameter has."""

@@ -44,7 +44,7 @@ class Sorter:
 
     def forget(self) -> None:
         """Look at everything anew: parameters or their state were exchanged."""
-        self.treatments: dict[int, tuple[Setting, Any, Hashable, str]] = {}
+        self.treatments: dict[int, tuple[Any, Any, Hashable, str]] = {}
         self.parts: dict[int, tuple[Any, Part]] = {}
         self.latest: RepeatedStep | None = None
 
@@ -153,10 +153,10 @@ class Sorter:
         held = local(p)
         memory = held.data_ptr(), held.shape, held.stride()
         known = self.treatments.get(id(p))
-        if known is None or known[0] is not setting or known[1] != memory:
+        if known is None or known[0] != setting.kind or known[1] != memory:
             reason = reason_against(setting, held, local_state(state), part if any(part.groups) else None)
             alike = kind(setting.rule, setting.handling, tuple(p.shape))
-            self.treatments[id(p)] = known = setting, memory, alike, reason
+            self.treatments[id(p)] = known = setting.kind, memory, alike, reason
         return known[2:]
 
     def part_of(self, name: str, p: Tensor) -> Part:
