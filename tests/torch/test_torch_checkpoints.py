@@ -24,7 +24,8 @@ SHAPES = [(6, 4), (6, 4), (5,), (3, 4, 2), ()]
 
 
 def make(case: Case, params: Any, engine: str = "reference", **options: Any) -> Any:
-    return getattr(thalweg.torch, case.name)(params, **{"lr": case.lr, "engine": engine, **options})
+    kept = {"momentum": 0.9} if case.name == "SGD" else {}  # without it SGD has no state
+    return getattr(thalweg.torch, case.name)(params, **{"lr": case.lr, "engine": engine, **kept, **options})
 
 
 def tensors(dtype: Any = None, shapes: Any = SHAPES) -> list[Any]:
