@@ -18,9 +18,9 @@ from thalweg.rules import LAMB
 SHAPES = {"layers.0.w": (20, 30), "layers.0.b": (7,), "layers.1.b": (7,), "conv": (3, 4, 5), "scale": ()}
 #: (optimizer, options of numpy and torch, options of optax)
 CASES = {
-    "LARS": (dict(lr=1.0, weight_decay=0.1), dict(learning_rate=1.0, weight_decay=0.1, norm_mode="paper")),
-    "LARS without state": (dict(lr=1.0, momentum=0.0), dict(learning_rate=1.0, momentum=0.0, norm_mode="paper")),
-    "LAMB": (dict(lr=0.01, weight_decay=0.1), dict(learning_rate=0.01, weight_decay=0.1)),
+    "LARS": (dict(lr=1.0, weight_decay=0.1, exempt=None), dict(learning_rate=1.0, weight_decay=0.1, norm_mode="paper")),
+    "LARS without state": (dict(lr=1.0, momentum=0.0, exempt=None), dict(learning_rate=1.0, momentum=0.0, norm_mode="paper")),
+    "LAMB": (dict(lr=0.01, weight_decay=0.1, exempt=None), dict(learning_rate=0.01, weight_decay=0.1)),
     "Adafactor": (
         dict(lr=0.01, min_dim_size_to_factor=4, momentum=0.9),
         dict(learning_rate=0.01, min_dim_size_to_factor=4, momentum=0.9, dtype_momentum="float64"),
@@ -221,12 +221,12 @@ def test_sixteen_bits_survive() -> None:
 def test_a_global_count_of_steps_goes_along() -> None:
     pytest.importorskip("optax")
     first = InJax("LAMB", drawn(0))
-    straight = thalweg.numpy.LAMB(lr=0.01, weight_decay=0.1, global_step=True)
+    straight = thalweg.numpy.LAMB(lr=0.01, weight_decay=0.1, exempt=None, global_step=True)
     params = {name: p.copy() for name, p in drawn(0).items()}
     for seed in range(1, 6):
         first.step(drawn(seed))
         straight.step(params, drawn(seed))
-    second, weights = thalweg.numpy.LAMB(lr=0.01, weight_decay=0.1, global_step=True), first.weights()
+    second, weights = thalweg.numpy.LAMB(lr=0.01, weight_decay=0.1, exempt=None, global_step=True), first.weights()
     second.load_state_dict(first.exported())
     weights = {name: p.copy() for name, p in weights.items()}
     for optimizer, own in ((straight, params), (second, weights)):

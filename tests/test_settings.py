@@ -17,6 +17,8 @@ from thalweg.overrides import matches
 from thalweg.rules import RULES, Annealed
 from thalweg.settings import WHOLE_STEP, Handling, Setting, Settings, check_known, combined, option_names, plain
 
+MATRIX = np.zeros((2, 2))
+
 every_rule = pytest.mark.parametrize("name", RULES)
 
 
@@ -156,7 +158,7 @@ class TestSettings:
         settings = Settings(RULES[name], {})
         assert settings.base == Setting(RULES[name](), Handling())
         assert settings.changed() == {}
-        assert settings.of("any", None) == (settings.base, [])
+        assert settings.of("any", MATRIX) == (settings.base.for_shape(MATRIX.shape), [])
 
     @every_rule
     def test_every_variant_is_valid_and_shown(self, name: str) -> None:
@@ -169,17 +171,17 @@ class TestSettings:
         """Default, variant, given, overrides in their order."""
         entries = [("a*", dict(eps=0.25)), ("ab", dict(eps=0.5)), ("ab", dict(momentum=0.5))]
         settings = Settings(RULES["LARS"], {"eps": 0.125}, "larc", entries)
-        eps = {name: settings.of(name, None)[0].rule.eps for name in ("b", "a", "ab")}
+        eps = {name: settings.of(name, MATRIX)[0].rule.eps for name in ("b", "a", "ab")}
         assert eps == {"b": 0.125, "a": 0.25, "ab": 0.5}
         assert Settings(RULES["LARS"], {}, "larc").base.rule.eps == 1e-8
         assert Settings(RULES["LARS"], {}).base.rule.eps == 0.0
-        assert settings.of("ab", None)[0].rule.trust_coefficient == 0.02
-        assert settings.of("ab", None)[1] == [0, 1, 2]
-        assert settings.of("a", None)[1] == [0]
+        assert settings.of("ab", MATRIX)[0].rule.trust_coefficient == 0.02
+        assert settings.of("ab", MATRIX)[1] == [0, 1, 2]
+        assert settings.of("a", MATRIX)[1] == [0]
 
     def test_a_scale_by_name(self) -> None:
         settings = Settings(RULES["LARS"], {}, None, [("a", dict(lr_scale=0.5)), ("b", dict(eps=0.5))])
-        assert [settings.of(name, None)[0].lr_scale for name in "abc"] == [0.5, 1.0, 1.0]
+        assert [settings.of(name, MATRIX)[0].lr_scale for name in "abc"] == [0.5, 1.0, 1.0]
 
     def test_what_was_given_is_kept_as_plain_numbers(self) -> None:
         settings = Settings(RULES["LAMB"], {"betas": [np.float32(0.5), np.float64(0.75)]})

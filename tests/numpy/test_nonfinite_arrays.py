@@ -65,8 +65,9 @@ class TestSkip:
         """The run goes on as if that step had never been asked for, however often it was."""
         optimizer, twin = make(on_nonfinite="skip"), make()
         weights, untouched = model()[NAME], model()[NAME]
+        poisons = POISONS[:3] if optimizer.rule.needs_whole else POISONS  # factors whiten what is huge
         for t, step in enumerate(gradients(4)):
-            for count, poison in enumerate(POISONS if t == at else (), 1):
+            for count, poison in enumerate(poisons if t == at else (), 1):
                 before = bits(weights), bits(optimizer.state.get(NAME, {}))
                 optimizer.update(NAME, weights, poisoned(step[NAME], poison))
                 assert bits(weights) == before[0]

@@ -185,7 +185,9 @@ def test_what_concerns_the_whole_step_cannot_differ(option: str) -> None:
 
 def test_entries_that_only_clash_together_are_caught_before_anything_changes() -> None:
     optimizer = Kron(
-        0.1, overrides=[("*", dict(momentum_mode="ema", whiten="momentum")), ("b", dict(momentum_mode="polyak"))]
+        0.1,
+        variant="polyak",
+        overrides=[("*", dict(momentum_mode="ema", whiten="momentum")), ("b", dict(momentum_mode="polyak"))],
     )
     params = {"a": np.ones(3), "b": np.ones(3)}
     with refused(OptionError, "whiten='momentum' needs momentum_mode='ema'", optimizer, params):
@@ -194,7 +196,9 @@ def test_entries_that_only_clash_together_are_caught_before_anything_changes() -
 
 def test_entries_that_clash_are_told_with_the_parameter() -> None:
     optimizer = Kron(
-        0.1, overrides=[("*", dict(momentum_mode="ema", whiten="momentum")), ("b", dict(momentum_mode="polyak"))]
+        0.1,
+        variant="polyak",
+        overrides=[("*", dict(momentum_mode="ema", whiten="momentum")), ("b", dict(momentum_mode="polyak"))],
     )
     with pytest.raises(OptionError, match="'b'"):
         optimizer.update("b", np.ones(3), np.ones(3))
@@ -202,8 +206,8 @@ def test_entries_that_clash_are_told_with_the_parameter() -> None:
 
 def test_an_entry_may_build_on_an_earlier_one() -> None:
     entries = [("*", dict(momentum_mode="ema")), ("*.weight", dict(whiten="momentum"))]
-    params = train(Kron(0.1, overrides=entries), model(), gradients(2))
-    direct = train(Kron(0.1, momentum_mode="ema", whiten="momentum"), model(), gradients(2))
+    params = train(Kron(0.1, variant="polyak", overrides=entries), model(), gradients(2))
+    direct = train(Kron(0.1, variant="polyak", momentum_mode="ema", whiten="momentum"), model(), gradients(2))
     assert bits(params["encoder.0.weight"]) == bits(direct["encoder.0.weight"])
 
 
