@@ -18,8 +18,8 @@ from thalweg.rules import LAMB
 SHAPES = {"layers.0.w": (20, 30), "layers.0.b": (7,), "layers.1.b": (7,), "conv": (3, 4, 5), "scale": ()}
 #: (optimizer, options of numpy and torch, options of optax)
 CASES = {
-    "LARS": (dict(lr=1.0, weight_decay=0.1, exempt=None), dict(learning_rate=1.0, weight_decay=0.1, norm_mode="paper")),
-    "LARS without state": (dict(lr=1.0, momentum=0.0, exempt=None), dict(learning_rate=1.0, momentum=0.0, norm_mode="paper")),
+    "LARS": (dict(lr=1.0, weight_decay=0.1), dict(learning_rate=1.0, weight_decay=0.1, norm_mode="paper")),
+    "LARS without state": (dict(lr=1.0, momentum=0.0), dict(learning_rate=1.0, momentum=0.0, norm_mode="paper")),
     "LAMB": (dict(lr=0.01, weight_decay=0.1, exempt=None), dict(learning_rate=0.01, weight_decay=0.1)),
     "Adafactor": (
         dict(lr=0.01, min_dim_size_to_factor=4, momentum=0.9),

@@ -23,7 +23,7 @@ from thalweg.rules import RULES
 DATA = Path(__file__).parent / "data"
 STATES = sorted(path for path in DATA.glob("*/*.npz") if path.name != "run.npz")
 OPTIONS: dict[str, dict[str, Any]] = {
-    "LARS": {"variant": "paper"},
+    "LARS": {},
     "LAMB": {"variant": "paper", "weight_decay": 0.1},
     "Adafactor": {"momentum": 0.9, "min_dim_size_to_factor": 0},
     "Kron": {"variant": "polyak"},
@@ -57,7 +57,7 @@ def test_numpy_goes_on(path: Path) -> None:
     check_after(path, params)
 
 
-@pytest.mark.parametrize("name", ["LAMB", "LARS", "Kron"])
+@pytest.mark.parametrize("name", ["LAMB", "Kron"])
 def test_a_default_that_has_changed_is_told(name: str) -> None:
     optimizer = getattr(thalweg.numpy, name)(lr=0.01)
     with pytest.warns(ResumeWarning, match=f"variant='{RULES[name].first_default}'"):
@@ -70,7 +70,7 @@ def test_torch_goes_on(path: Path, form: str) -> None:
     torch = pytest.importorskip("torch")
     front_end = pytest.importorskip("thalweg.torch")
     params = {name: torch.nn.Parameter(torch.tensor(p)) for name, p in of_the_run(path, f"{path.stem}.before.").items()}
-    options = OPTIONS[path.stem] if form == "npz" else {**OPTIONS[path.stem], "variant": None}  # a group knows its own
+    options = OPTIONS[path.stem] if form == "npz" else OPTIONS[path.stem] | {"variant": None}  # a group knows its own
     optimizer = getattr(front_end, path.stem)(params.items(), lr=0.01, engine="reference", **options)
     if form == "npz":
         front_end.import_state(optimizer, read_file(path))

@@ -230,19 +230,30 @@ class Settings:
         matched = [i for i, (pattern, _) in enumerate(self.overrides) if matches(pattern, name, parameter)]
         shape = tuple(parameter.shape)
         if base is not None:
-            return self.overridden(base, name, matched).for_shape(shape), matched
+            return self.overridden(base, name, shape, matched), matched
         key = len(shape), *matched
         if key not in self.found:
-            self.found[key] = self.overridden(self.base, name, matched).for_shape(shape)
+            self.found[key] = self.overridden(self.base, name, shape, matched)
         return self.found[key], matched
 
-    def overridden(self, setting: Setting, name: str, matched: Sequence[int]) -> Setting:
+    def overridden(self, setting: Setting, name: str, shape: tuple[int, ...], matched: Sequence[int]) -> Setting:
+        """What holds for a parameter after the entries of ``overrides`` that match it."""
+        asked: dict[str, Any] = {}
         for pattern, options in (self.overrides[index] for index in matched):
+            asked |= options
             try:
                 setting = combined(setting, options)
             except OptionError as error:
                 raise OptionError(f"parameter {name!r}, overrides, entry {pattern!r}: {error}") from None
-        return setting
+        found = setting.for_shape(shape)
+        for option in asked.keys() & vars(setting.rule).keys() - {"exempt"}:
+            before, after = (getattr(each.rule, option) for each in (setting, found))
+            require(
+                not differ(before, after),
+                f"parameter {name!r}, overrides: {option}={before!r} has no effect on shape {shape}, which "
+                "exempt='vectors' leaves out: add exempt=None to the entry",
+            )
+        return found
 
     @property
     def options(self) -> dict[str, Any]:

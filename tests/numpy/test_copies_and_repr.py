@@ -125,7 +125,7 @@ REPRS = [
     ),
     pytest.param(
         LARS(0.5, variant="optax", eps=0.25),
-        "LARS(lr=0.5, variant='optax', eps=0.25, exempt=None, norm_mode='combined')",
+        "LARS(lr=0.5, variant='optax', eps=0.25, norm_mode='combined')",
         id="variant",
     ),
     pytest.param(LAMB(0.1, phi=(0.5, math.inf)), "LAMB(lr=0.1, phi=(0.5, float('inf')))", id="infinity"),

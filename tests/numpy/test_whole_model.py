@@ -247,13 +247,13 @@ class TestMemory:
 
 
 def test_figures_of_the_last_step_can_be_read() -> None:
-    optimizer, weights = LARS(2.0, trust_coefficient=0.1, exempt=None), np.array([3.0, 4.0])
+    optimizer, weights = LARS(2.0, trust_coefficient=0.1), np.array([3.0, 4.0])
     optimizer.step({"w": weights}, {"w": np.array([6.0, 8.0])})
     assert optimizer.stats() == {"w": {"trust_ratio": 0.05, "param_norm": 5.0, "grad_norm": 10.0}}
 
 
 def test_figures_of_stacked_parameters_come_by_slice() -> None:
-    optimizer, weights = LARS(2.0, trust_coefficient=0.1, exempt=None, stacked_axes=1), np.array([[3.0, 4.0], [6.0, 8.0]])
+    optimizer, weights = LARS(2.0, trust_coefficient=0.1, stacked_axes=1), np.array([[3.0, 4.0], [6.0, 8.0]])
     optimizer.step({"w": weights}, {"w": np.array([[6.0, 8.0], [6.0, 8.0]])})
     assert optimizer.stats()["w"]["param_norm"].tolist() == [5.0, 10.0]
 

@@ -1,4 +1,4 @@
-"""LAMB and LARS leave out tensors of fewer than two axes: no trust ratio, no decay."""
+"""exempt="vectors" leaves out tensors of fewer than two axes: no trust ratio, no decay. It is LAMB's default."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import thalweg.numpy
+from thalweg.errors import OptionError
 
 SHAPES = {"matrix": (3, 2), "vector": (3,), "scalar": (), "stack": (2, 3)}
 both = pytest.mark.parametrize("name", ["LAMB", "LARS"])
@@ -16,7 +17,8 @@ both = pytest.mark.parametrize("name", ["LAMB", "LARS"])
 def stepped(name: str, **options: Any) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     params = {key: np.asarray(rng.standard_normal(shape)) for key, shape in SHAPES.items()}
-    optimizer = getattr(thalweg.numpy, name)(lr=0.1, weight_decay=0.2, **options)
+    given = {"exempt": "vectors", **options} if "variant" not in options else options
+    optimizer = getattr(thalweg.numpy, name)(lr=0.1, weight_decay=0.2, **given)
     for _ in range(3):
         optimizer.step(params, {key: np.asarray(rng.standard_normal(shape)) for key, shape in SHAPES.items()})
     return params
@@ -42,6 +44,17 @@ def test_slices_of_a_stack_count_by_their_own_axes(name: str) -> None:
 
 @both
 def test_an_entry_brings_one_back(name: str) -> None:
-    found = stepped(name, overrides=[("vector", dict(exempt=None))])
+    found = stepped(name, overrides=[("vector", dict(exempt=None, weight_decay=0.2))])
     assert np.array_equal(found["vector"], stepped(name, variant="paper")["vector"])
     assert np.array_equal(found["scalar"], stepped(name)["scalar"])
+
+
+@both
+@pytest.mark.parametrize("asked", [dict(weight_decay=0.5), dict(trust=True, weight_decay=0.0)], ids=str)
+def test_what_an_entry_asks_of_them_in_vain_is_refused(name: str, asked: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=r"'vector'.*exempt=None"):
+        stepped(name, overrides=[("vector", asked)])
+
+
+def test_defaults() -> None:
+    assert (thalweg.numpy.LAMB(0.1).options["exempt"], thalweg.numpy.LARS(0.1).options["exempt"]) == ("vectors", None)

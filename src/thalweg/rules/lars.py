@@ -25,7 +25,7 @@ class LARS(Rule):
     #: False takes every ratio as 1: SGD with momentum.
     trust: bool = True
     #: "vectors": tensors of fewer than two axes have neither trust ratio nor decay. None: all are alike.
-    exempt: Literal["vectors"] | None = "vectors"
+    exempt: Literal["vectors"] | None = None
     #: False adapts only tensors with weight decay, as timm does.
     always_adapt: bool = True
     #: "paper" measures |g| + decay |p|; "combined" measures |g + decay p|.
@@ -38,13 +38,12 @@ class LARS(Rule):
     zero_ratio: Scalar | Literal["eta"] = 1.0
 
     default_lr: ClassVar[float | None] = 1.0
-    first_default: ClassVar[str | None] = "paper"
 
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"exempt": None},
-        "optax": {"exempt": None, "norm_mode": "combined"},
-        "timm": {"exempt": None, "momentum": 0.0, "eps": 1e-8, "momentum_mode": "lr_outside", "always_adapt": False},
-        "larc": {"exempt": None, "trust_coefficient": 0.02, "eps": 1e-8, "momentum_mode": "lr_outside", "clip": True},
+        "paper": {},
+        "optax": {"norm_mode": "combined"},
+        "timm": {"momentum": 0.0, "eps": 1e-8, "momentum_mode": "lr_outside", "always_adapt": False},
+        "larc": {"trust_coefficient": 0.02, "eps": 1e-8, "momentum_mode": "lr_outside", "clip": True},
     }
 
     ELSEWHERE: ClassVar[Mapping[str, str]] = {
