@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from check_faulty import FAULTS, RANK_FAULTS
+from check_faulty import FAULTS
 
 from thalweg.check import CHECKS, check
 from thalweg.check.registry import checks_of
@@ -63,28 +63,6 @@ def test_a_check_passes_good_ones(name: str) -> None:
     assert ours.outcome != "failed", ours.seen
     assert theirs.outcome == ("failed" if name in NOT_ADAMW else "passed"), theirs.seen
     assert "passed" in (ours.outcome, theirs.outcome)
-
-
-def test_every_check_of_ranks_has_a_faulty_optimizer() -> None:
-    assert set(RANK_FAULTS) == set(checks_of("ranks"))
-
-
-@pytest.mark.nightly
-@pytest.mark.world
-@pytest.mark.parametrize("fault", dict.fromkeys(RANK_FAULTS.values()), ids=lambda fault: fault.__name__)
-def test_checks_of_ranks_catch_their_faults(fault: Any) -> None:
-    names = [name for name, given in RANK_FAULTS.items() if given is fault]
-    found = check(fault, ranks=2, only=",".join(names))
-    assert [each.outcome for each in found.verdicts] == ["failed"] * len(names)
-
-
-@pytest.mark.nightly
-@pytest.mark.world
-@pytest.mark.parametrize("rule", ["LAMB", "Adafactor", "Kron", "Muon"])
-def test_checks_of_ranks_pass_ours(rule: str) -> None:
-    found = check(f"thalweg.torch.{rule}", ranks=2)
-    assert not found.failed, found.failed
-    assert found.counts["passed"] == len(RANK_FAULTS)
 
 
 @pytest.mark.nightly

@@ -592,28 +592,6 @@ class OtherwiseCompiled(Adam):
         super().write(p, -lr if torch.compiler.is_compiling() else lr, u)
 
 
-class LocalNorm(Adam):
-    """Of the shard that a rank has, where that of the whole tensor is meant."""
-
-    def write(self, p, lr, u):
-        own = u.to_local() if hasattr(u, "to_local") else u
-        super().write(p, lr / (1 + float(own.norm())), u)
-
-
-class NeedsShardsAlike(Adam):
-    def before(self, params):
-        if len({type(p.data) for p in params}) > 1:
-            raise RuntimeError("some are sharded, some are not")
-
-
-#: The same for the checks of ranks.
-RANK_FAULTS: dict[str, Any] = {
-    "replicas-stay-together": GlobalRandomness,
-    "shards-equal-one-process": LocalNorm,
-    "uneven-and-empty-shards": LocalNorm,
-    "mixed-with-plain-tensors": NeedsShardsAlike,
-    "checkpoint-at-another-world-size": StateElsewhere,
-}
 #: The faulty optimizer that each check must catch.
 FAULTS: dict[str, Any] = {
     "is-an-optimizer": NoOptimizer,

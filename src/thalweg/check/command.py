@@ -22,7 +22,13 @@ SOME_FAILED = 1
 @click.option("--facts", metavar="JSON", help="What its author declares, such as '{\"couples_parameters\": true}'.")
 @click.option("--only", metavar="LIST", help="Checks or groups, separated by commas, such as state,zero-grad.")
 @click.option("--against", metavar="LIST", help="Others to put beside it, such as 'torch.optim.SGD(lr=0.1)'.")
-@click.option("--ranks", type=click.IntRange(2, 8), help="Check replicas and shards instead, by so many processes.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(2, 8),
+    is_flag=False,
+    flag_value=4,
+    help="Check replicas, shards and their checkpoints too, by so many processes: 4 unless a number follows.",
+)
 @click.option("--list", "listing", is_flag=True, help="List the checks for such an optimizer and run none.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all verdicts there.")
 @click.option("--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Write the tables there.")
@@ -48,7 +54,7 @@ def command(
     thalweg check thalweg.torch.LAMB --only state,layouts       some groups
     thalweg check mypackage:MyOptimizer --only lr-zero          one check again
     thalweg check torch.optim.AdamW --against thalweg.torch.AdamW,thalweg.torch.LAMB
-    thalweg check mypackage:MyOptimizer --ranks 2               replicas, shards, checkpoints
+    thalweg check mypackage:MyOptimizer --ranks                 replicas and shards too, by four processes
 
     The exit code is 1 if a check failed.
     """
@@ -61,7 +67,7 @@ def command(
     given = {"options": parsed_json(options, "--options"), "facts": parsed_json(facts, "--facts")}
     if listing:
         subject = subject_of(optimizer, given["options"], given["facts"])
-        show_list(console(), chosen_checks("ranks" if ranks else subject.kind, only))
+        show_list(console(), chosen_checks(subject.kind, only, ranks=bool(ranks)))
         return 0
     reports = []
     for place, reference in enumerate([optimizer, *listed(against or "")]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from thalweg.show.lists import suggestion, words
 ROOMS = {
     "torch": ("contract", "numbers", "states", "memory", "dtypes", "layouts", "bad_input", "nonfinite", "companions"),
     "optax": ("transformations",),
-    "ranks": ("ranks",),
+    "ranks": ("replicas", "models", "shards", "resharding"),
 }
 
 
@@ -35,6 +35,8 @@ class Check:
     #: What must hold, and why users care.
     holds: str
     run: Callable[[Any], None]
+    #: ``torch``, ``optax``, or ``ranks``, which several processes run together.
+    kind: str = "torch"
 
 
 #: By framework, then by name.
@@ -46,7 +48,7 @@ def holds(group: str, kind: str = "torch") -> Callable[[Callable[[Any], None]], 
 
     def register(function: Callable[[Any], None]) -> Callable[[Any], None]:
         name = function.__name__.replace("_", "-")
-        FOUND[kind][name] = Check(name, group, (function.__doc__ or "").strip(), function)
+        FOUND[kind][name] = Check(name, group, (function.__doc__ or "").strip(), function, kind)
         return function
 
     return register
@@ -58,15 +60,23 @@ def checks_of(kind: str) -> dict[str, Check]:
     return dict(sorted(FOUND[kind].items(), key=lambda item: rooms.index(item[1].run.__module__)))
 
 
-def chosen_checks(kind: str, only: str | None) -> list[Check]:
-    """Those of some groups or names, such as ``state,closure-loss``; all for None."""
+def chosen_checks(kind: str, only: str | None, *, ranks: bool = False) -> list[Check]:
+    """Those of some groups or names, such as ``state,closure-loss``; all for None. Those of ranks come last."""
     checks = list(checks_of(kind).values())
+    if ranks and kind == "torch":
+        checks += checks_of("ranks").values()
     if only is None:
         return checks
-    asked = [word.lower().replace("_", "-") for word in words(only, "--only")]
-    known = {each.group.replace(" ", "-") for each in checks} | {each.name for each in checks}
-    asked = [word.replace(" ", "-") for word in asked]
+    asked = [word.lower().replace("_", "-").replace(" ", "-") for word in words(only, "--only")]
     for word in asked:
-        if word not in known:
-            raise CommandError(f"there is no check or group {word!r}: {suggestion(word, sorted(known))}")
-    return [each for each in checks if each.name in asked or each.group.replace(" ", "-") in asked]
+        if word in (known := names_of(checks)):
+            continue
+        if kind == "torch" and word in names_of(checks_of("ranks").values()):
+            raise CommandError(f"{word} is checked by several processes: add --ranks 4")
+        raise CommandError(f"there is no check or group {word!r}: {suggestion(word, sorted(known))}")
+    return [each for each in checks if not names_of([each]).isdisjoint(asked)]
+
+
+def names_of(checks: Iterable[Check]) -> set[str]:
+    """What one can ask for: checks and their groups."""
+    return {name for each in checks for name in (each.name, each.group.replace(" ", "-"))}

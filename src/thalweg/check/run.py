@@ -11,7 +11,6 @@ from typing import Any
 from thalweg.check.registry import Check, Failed, NotOffered, chosen_checks
 from thalweg.check.subject import Subject, subject_of
 from thalweg.check.surroundings import surroundings_kept
-from thalweg.errors import CommandError
 from thalweg.show.modules import said
 from thalweg.show.surroundings import versions
 
@@ -29,6 +28,8 @@ class Verdict:
     #: What was seen where it failed, or why it is not offered.
     seen: str = ""
     seconds: float = 0.0
+    #: By how many processes, where it was checked by several.
+    ranks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ def check(
     """Check an optimizer: a class, a function that makes one, or a reference such as ``torch.optim.AdamW``.
 
     Options are those of the optimizer. ``only`` names checks or groups; ``facts`` are what its author declares.
-    With ``ranks``, the checks of replicas and shards are run instead, by so many processes of torch.
+    With ``ranks``, the checks of replicas and shards of torch are run too, by so many processes.
     """
     subject = subject_of(optimizer, options, facts)
     package = str(getattr(subject.factory, "__module__", "")).partition(".")[0]
@@ -73,16 +74,19 @@ def check(
         options=subject.options,
         versions=versions(dict.fromkeys((package, "thalweg", subject.kind))),
     )
-    if ranks:
-        if subject.kind != "torch":
-            raise CommandError(f"{subject.name}: checks of ranks are for optimizers of torch")
-        from thalweg.check.world import verdicts_of_ranks
-
-        found.verdicts.extend(verdicts_of_ranks(ranks, optimizer, options, facts, only))
-        return found
-    for each in chosen_checks(subject.kind, only):
+    alone, together = [], []
+    for each in chosen_checks(subject.kind, only, ranks=ranks > 0):
+        (together if each.kind == "ranks" else alone).append(each)
+    for each in alone:
         found.verdicts.append(verdict_of(each, subject))
         on_verdict(found.verdicts[-1])
+    if together:
+        from thalweg.check.world import World
+
+        with World(ranks) as world:
+            for each in together:
+                found.verdicts.append(world.verdict(each, optimizer, options, facts))
+                on_verdict(found.verdicts[-1])
     return found
 
 
@@ -97,5 +101,8 @@ def verdict_of(each: Check, subject: Subject) -> Verdict:
             outcome, seen = FAILED, str(what)
         except Exception as error:
             outcome, seen = FAILED, said(error)
-    seconds = time.perf_counter() - begin
+    return judged(each, outcome, seen, time.perf_counter() - begin)
+
+
+def judged(each: Check, outcome: str, seen: str, seconds: float = 0.0) -> Verdict:
     return Verdict(check=each.name, group=each.group, holds=each.holds, outcome=outcome, seen=seen, seconds=seconds)

@@ -15,6 +15,7 @@ from thalweg.check.surroundings import surroundings_kept
 from thalweg.errors import CommandError
 from thalweg.rules import Rule
 from thalweg.show.modules import imported, said
+from thalweg.show.published import ready_timm
 
 #: Where an author declares facts: an attribute of the class or function.
 DECLARED = "check_facts"
@@ -36,6 +37,8 @@ class Facts:
     odd: bool = False
     #: Temporary memory of a step is at most this multiple of the parameters' bytes.
     temporaries: float | None = None
+    #: A step of sharded parameters takes at most so many collectives, however many parameters there are.
+    collectives: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +65,7 @@ class Subject:
 
     def needs(self, fact: str, why: str) -> None:
         """Go on only where a fact is declared."""
-        if getattr(self.facts, fact) in (None, False):
+        if (declared := getattr(self.facts, fact)) is None or declared is False:
             raise NotOffered(why)
 
     def refuses(self, fact: str, why: str) -> None:
@@ -175,6 +178,8 @@ def resolved(reference: str) -> Any:
         module, _, attribute = reference.rpartition(".")
     if not module or not all(part.isidentifier() for part in f"{module}.{attribute}".split(".")):
         raise CommandError(f"{reference!r} is no optimizer: write module:Class, such as torch.optim:AdamW")
+    if module.partition(".")[0] == "timm":
+        ready_timm()
     found = imported(module)
     for part in attribute.split("."):
         if not hasattr(found, part):

@@ -84,7 +84,7 @@ def again(report: Report, verdict: Verdict) -> str:
     """The command that runs this check alone."""
     options = ", ".join(f"{key}={value!r}" for key, value in report.options.items())
     reference = report.subject.partition("(")[0] + (f"({options})" if options else "")
-    ranks = ["--ranks", "2"] if verdict.group == "ranks" else []
+    ranks = ["--ranks", str(verdict.ranks)] if verdict.ranks else []
     return shlex.join(["thalweg", "check", reference, *ranks, "--only", verdict.check])
 
 

@@ -1,47 +1,108 @@
-"""A world of processes that run the checks of ranks, all in one."""
+"""A world of processes that runs checks of ranks, one after the other, and is replaced where a check leaves it stuck."""
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import tempfile
+import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import timedelta
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
-from thalweg.check.registry import chosen_checks
-from thalweg.check.run import FAILED, Verdict, verdict_of
+from thalweg.check.registry import ROOMS, Check, checks_of
+from thalweg.check.run import FAILED, Verdict, judged, verdict_of
 from thalweg.check.subject import subject_of
+from thalweg.errors import CommandError
 
-#: Seconds after which a message that no rank answers is an error.
-MESSAGE_LIMIT = 20
-
-
-def verdicts_of_ranks(
-    size: int, given: Any, options: Mapping[str, Any], facts: Mapping[str, Any] | None, only: str | None
-) -> list[Verdict]:
-    """What the ranks say: of each check the first that is a failure, or what all of them say."""
-    chosen_checks("ranks", only)
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = (size, folder, given, dict(options), dict(facts or {}), only)
-        spawn(run_rank, arguments, size)
-        said = [json.loads(Path(folder, f"{rank}.json").read_text("utf-8")) for rank in range(size)]
-    every = [[Verdict(**each) for each in verdicts] for verdicts in zip(*said, strict=True)]
-    return [next((each for each in ranks if each.outcome == FAILED), ranks[0]) for ranks in every]
+#: Seconds that a check may take, and that other ranks may take to answer after one of them has failed.
+LIMIT, PATIENCE = 60.0, 3.0
 
 
-def run_rank(rank: int, size: int, folder: str, given: Any, options: Any, facts: Any, only: str | None) -> None:
-    """What one rank does: form the group, run every check, write down what was found."""
+class World:
+    """Some ranks, started when they are first needed and ended when the block is left."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.ranks: list[tuple[Any, Connection]] = []
+        self.folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.end()
+
+    def verdict(self, each: Check, given: Any, options: Mapping[str, Any], facts: Mapping[str, Any] | None) -> Verdict:
+        """What the ranks say: the first failure, or what all of them say. Ranks that disagree are replaced."""
+        if not self.ranks:
+            self.start()
+        for _, connection in self.ranks:
+            connection.send((each.name, given, dict(options), dict(facts or {})))
+        said = self.answers()
+        if None in said or len({verdict.outcome for verdict in said if verdict}) > 1:
+            self.end()
+        silent = [str(rank) for rank, verdict in enumerate(said) if verdict is None]
+        nothing = judged(each, FAILED, f"no answer of rank {', '.join(silent)}")
+        failed = (verdict for verdict in said if verdict and verdict.outcome == FAILED)
+        return replace(next(failed, nothing if silent else said[0] or nothing), ranks=self.size)
+
+    def answers(self) -> list[Verdict | None]:
+        """Of every rank; None where it waits for another, or has ended."""
+        found: dict[int, Verdict | None] = {}
+        waiting: dict[Any, int] = {connection: rank for rank, (_, connection) in enumerate(self.ranks)}
+        deadline = time.monotonic() + LIMIT
+        while waiting and (ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))):
+            for connection in ready:
+                rank = waiting.pop(connection)
+                try:
+                    found[rank] = connection.recv()  # type: ignore[union-attr]
+                except (EOFError, ConnectionResetError):
+                    found[rank] = None
+                if (answer := found[rank]) is None or answer.outcome == FAILED:
+                    deadline = min(deadline, time.monotonic() + PATIENCE)
+        return [found.get(rank) for rank in range(self.size)]
+
+    def start(self) -> None:
+        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+        context = multiprocessing.get_context(method)
+        context.set_forkserver_preload([f"thalweg.check.{room}" for room in ROOMS["ranks"]])  # once for all ranks
+        self.folder = tempfile.TemporaryDirectory()
+        meeting = str(Path(self.folder.name, "meeting"))
+        for rank in range(self.size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs, rank, self.size, meeting), daemon=True)
+            process.start()
+            theirs.close()
+            self.ranks.append((process, ours))
+
+    def end(self) -> None:
+        for process, connection in self.ranks:
+            connection.close()
+            process.kill()
+            process.join()
+        self.ranks = []
+        if self.folder is not None:
+            self.folder.cleanup()
+
+
+def serve(connection: Connection, rank: int, size: int, meeting: str) -> None:
+    """What a rank does: form the group, then one check after the other."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", f"file://{folder}/meeting", timedelta(seconds=MESSAGE_LIMIT), world_size=size, rank=rank
-    )
-    subject = subject_of(given, options, facts)
-    found = [asdict(verdict_of(each, subject)) for each in chosen_checks("ranks", only)]
-    Path(folder, f"{rank}.json").write_text(json.dumps(found), "utf-8")
-    dist.destroy_process_group()
+    dist.init_process_group("gloo", f"file://{meeting}", timedelta(seconds=LIMIT), world_size=size, rank=rank)
+    checks = checks_of("ranks")
+    while True:
+        try:
+            name, given, options, facts = connection.recv()
+        except EOFError:  # nothing more is asked
+            return
+        try:
+            found = verdict_of(checks[name], subject_of(given, options, facts))
+        except CommandError as error:
+            found = judged(checks[name], FAILED, str(error))
+        connection.send(found)

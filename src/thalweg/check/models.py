@@ -1,0 +1,75 @@
+"""Small models under FSDP2 and tensor parallelism themselves, with forward and backward."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from thalweg.check.problem import WEIGHT, close, draw, values
+from thalweg.check.registry import holds
+from thalweg.check.sharded import NEAR, grid, line, whole_of
+from thalweg.check.subject import Subject
+
+WIDTH, HIDDEN = 6, 8
+
+
+def model_for(s: Subject) -> nn.Sequential:
+    """Two layers, the same on every rank; with biases where vectors are taken."""
+    bias = not s.facts.needs_matrices
+    model = nn.Sequential(nn.Linear(WIDTH, HIDDEN, bias=bias), nn.Tanh(), nn.Linear(HIDDEN, 5, bias=bias))
+    with torch.no_grad():
+        for place, p in enumerate(model.parameters()):
+            p.copy_(3 * WEIGHT * draw(p.shape, 0, place))
+    return model
+
+
+def batch(t: int) -> Tensor:
+    """Rows for every rank, the same number for each."""
+    return draw((4 * dist.get_world_size(), WIDTH), 3, t).float()
+
+
+def trains_as_one_process(s: Subject, model: nn.Module, where: str) -> None:
+    """Fail unless a sharded model and a whole one, both given the same batches, step alike."""
+    whole = model_for(s)
+    start = values(list(whole.parameters()))
+    runs = []
+    for each in (whole, model):
+        optimizer = s.make(each.parameters())
+        torch.manual_seed(dist.get_rank())
+        for t in range(4):
+            optimizer.zero_grad()
+            each(batch(t)).square().mean().backward()
+            optimizer.step()
+        runs.append(whole_of(list(each.parameters())))
+    close(runs[1], runs[0], start, f"{where} and in one process", NEAR)
+
+
+def in_parallel(model: nn.Module, columns: object) -> nn.Module:
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    return parallelize_module(model, columns, plan)  # type: ignore[arg-type]
+
+
+@holds("shards", "ranks")
+def fsdp2(s: Subject) -> None:
+    """A model under fully_shard trains as in one process."""
+    model = model_for(s)
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=line())
+    trains_as_one_process(s, model, "under FSDP2")
+
+
+@holds("shards", "ranks")
+def tensor_parallel(s: Subject) -> None:
+    """A model whose layers are sharded by columns and by rows, as tensor parallelism does, trains as in one process."""
+    trains_as_one_process(s, in_parallel(model_for(s), line()), "under tensor parallelism")
+
+
+@holds("shards", "ranks")
+def fsdp2_and_tensor_parallel(s: Subject) -> None:
+    """A model under both, on a mesh of two dimensions, trains as in one process."""
+    model = in_parallel(model_for(s), grid()["columns"])
+    fully_shard(model, mesh=grid()["rows"])
+    trains_as_one_process(s, model, "under FSDP2 and tensor parallelism")

@@ -1,0 +1,193 @@
+"""Checkpoints of sharded runs: by name and through files, at the same number of ranks and at others."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
+from torch.nn import Parameter
+
+from thalweg.check.problem import Shapes, close, shapes_for, stepped, train, weights
+from thalweg.check.registry import Failed, holds
+from thalweg.check.sharded import NEAR, Place, by_rows, grid, halves, line, module_of, split, spread, train_shards
+from thalweg.check.subject import Subject
+from thalweg.show.modules import said
+
+MATRICES = [(8, 4), (8, 4), (4, 8)]
+
+
+def begun_shards(s: Subject, place: Place = by_rows, shapes: Shapes | None = None) -> tuple[list[Parameter], Any, Any]:
+    """Sharded parameters, their optimizer in the middle of a run, and the whole parameters."""
+    params, optimizer = spread(s, place, shapes)
+    return params, optimizer, train_shards(optimizer, params, 3)
+
+
+def again(s: Subject, reached: Any, place: Place) -> tuple[list[Parameter], Any]:
+    """Parameters with these values, placed anew, and an optimizer that has not stepped."""
+    params = [Parameter(place(p, which)) for which, p in enumerate(reached)]
+    return params, s.make(params)
+
+
+def continues(s: Subject, params: Any, optimizer: Any, shapes: Shapes, where: str) -> None:
+    """Fail unless two more steps end where five of one process do."""
+    found = train_shards(optimizer, params, 2, first=3)
+    close(found, stepped(s, shapes, 5), weights(shapes), f"two steps after {where}", NEAR)
+
+
+def together(action: Callable[[], Any] | None) -> Any:
+    """What the action of the first rank returns. All ranks fail where one does; those without an action wait."""
+    found, wrong = None, None
+    try:
+        found = action() if action else None
+    except CheckpointException as error:
+        wrong = said(next(iter(error.failures.values()))[0])
+    except Failed as what:
+        wrong = str(what)
+    except Exception as error:
+        wrong = said(error)
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, (found if dist.get_rank() == 0 else None, wrong))
+    for _, each in every:
+        if each is not None:
+            raise Failed(each)
+    return every[0][0]
+
+
+def save(s: Subject, shapes: Shapes, mesh: DeviceMesh, files: str) -> list[Tensor]:
+    """Three steps, then files; the whole parameters."""
+    params, optimizer, reached = begun_shards(s, lambda p, _: split(p, mesh, Shard(0)), shapes)
+    state = get_optimizer_state_dict(module_of(params), optimizer)
+    dcp.save({"optimizer": state}, checkpoint_id=files, process_group=group_of(mesh))
+    return reached
+
+
+def load(params: Any, optimizer: Any, mesh: DeviceMesh, files: str) -> None:
+    """As users do it: a state dict of the new layout, filled from the files, then set."""
+    module = module_of(params)
+    state = {"optimizer": get_optimizer_state_dict(module, optimizer)}
+    dcp.load(state, checkpoint_id=files, process_group=group_of(mesh))
+    set_optimizer_state_dict(module, optimizer, state["optimizer"])
+
+
+def group_of(mesh: DeviceMesh) -> Any:
+    """The ranks of a mesh; None, which means all, for one of two dimensions."""
+    return mesh.get_group() if mesh.ndim == 1 else None
+
+
+def through_files(
+    s: Subject, before: DeviceMesh, after: DeviceMesh, shapes: Shapes, where: str, *placements: Shard
+) -> None:
+    """Fail unless a run that is saved by the ranks of one mesh continues on another. Others wait meanwhile."""
+
+    def resume() -> None:
+        others, other = again(s, reached, lambda p, _: split(p, after, *(placements or (Shard(0),))))
+        load(others, other, after, files)
+        continues(s, others, other, shapes, where)
+
+    with tempfile.TemporaryDirectory() as own:
+        files = together(lambda: own)
+        reached = together(partial(save, s, shapes, before, files) if within(before) else None)
+        together(resume if within(after) else None)
+
+
+def within(mesh: DeviceMesh) -> bool:
+    return mesh.get_coordinate() is not None
+
+
+@holds("checkpoints", "ranks")
+def files_at_the_same_size(s: Subject) -> None:
+    """torch.distributed.checkpoint's files continue a sharded run by as many ranks."""
+    through_files(s, line(), line(), shapes_for(s), "loading files")
+
+
+@holds("checkpoints", "ranks")
+def files_at_fewer_ranks(s: Subject) -> None:
+    """Files of all ranks continue the run by half of them."""
+    through_files(s, line(), halves()[0], shapes_for(s), "loading files by half of the ranks")
+
+
+@holds("checkpoints", "ranks")
+def files_at_more_ranks(s: Subject) -> None:
+    """Files of half of the ranks continue the run by all."""
+    through_files(s, halves()[0], line(), shapes_for(s), "loading files of half of the ranks")
+
+
+@holds("checkpoints", "ranks")
+def files_on_another_mesh(s: Subject) -> None:
+    """Files of parameters sharded by rows continue the run by rows and columns."""
+    through_files(s, line(), grid(), MATRICES, "loading files onto a mesh of two dimensions", Shard(0), Shard(1))
+
+
+@holds("checkpoints", "ranks")
+def files_of_uneven_shards(s: Subject) -> None:
+    """Files of uneven and empty shards continue the run by half of the ranks."""
+    through_files(s, line(), halves()[0], [(5, 4), (1, 6)], "loading files of uneven shards")
+
+
+@holds("checkpoints", "ranks")
+def gathered_by_one_process(s: Subject) -> None:
+    """A whole state, gathered from all ranks, continues the run in one process as if it had never been sharded."""
+    params, optimizer, reached = begun_shards(s)
+    saved = get_optimizer_state_dict(module_of(params), optimizer, options=StateDictOptions(full_state_dict=True))
+    others, other = again(s, reached, lambda p, _: p.clone())
+    set_optimizer_state_dict(module_of(others), other, copy.deepcopy(saved), options=StateDictOptions())
+    continues(s, others, other, shapes_for(s), "loading in one process")
+
+
+@holds("checkpoints", "ranks")
+def spread_from_one_process(s: Subject) -> None:
+    """The state of one process, which the first rank has, continues the run by shards of all ranks."""
+    whole = weights(s)
+    single = s.make(whole)
+    reached = train(single, whole, 3)
+    saved = copy.deepcopy(get_optimizer_state_dict(module_of(whole), single))
+    others, other = again(s, reached, by_rows)
+    how = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_optimizer_state_dict(module_of(others), other, saved if dist.get_rank() == 0 else {}, options=how)
+    continues(s, others, other, shapes_for(s), "loading the state of one process")
+
+
+@holds("checkpoints", "ranks")
+def state_dict_of_each_rank(s: Subject) -> None:
+    """state_dict() and load_state_dict() of every rank continue a sharded run."""
+    params, optimizer, reached = begun_shards(s)
+    others, other = again(s, reached, by_rows)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    continues(s, others, other, shapes_for(s), "load_state_dict on every rank")
+
+
+@holds("checkpoints", "ranks")
+def flattened_state(s: Subject) -> None:
+    """A state with one key an entry, as other parallel programs exchange it, continues a sharded run."""
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    params, optimizer, reached = begun_shards(s)
+    saved = copy.deepcopy(get_optimizer_state_dict(module_of(params), optimizer, options=flat))
+    others, other = again(s, reached, by_rows)
+    set_optimizer_state_dict(module_of(others), other, saved, options=flat)
+    continues(s, others, other, shapes_for(s), "loading a flattened state")
+
+
+@holds("checkpoints", "ranks")
+def options_of_sharded_groups_come_back(s: Subject) -> None:
+    """Options of groups come back with the state of a sharded run: schedules continue where they were."""
+    params, optimizer, reached = begun_shards(s)
+    optimizer.param_groups[0]["lr"] = 0.123
+    saved = copy.deepcopy(get_optimizer_state_dict(module_of(params), optimizer))
+    others, other = again(s, reached, by_rows)
+    set_optimizer_state_dict(module_of(others), other, saved)
+    if float(other.param_groups[0]["lr"]) != 0.123:
+        raise Failed(f"lr 0.123 came back as {other.param_groups[0]['lr']}")

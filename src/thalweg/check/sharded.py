@@ -1,0 +1,114 @@
+"""What checks of ranks are made of: parameters over meshes, gradients to go with them, and whole tensors to compare."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
+from torch.nn import Parameter
+
+from thalweg.check.problem import Shapes, close, give, shapes_for, stepped, values, weights
+from thalweg.check.registry import Failed, NotOffered
+from thalweg.check.subject import Subject
+
+#: What makes a parameter of a whole tensor and its place in the model.
+Place = Callable[[Tensor, int], Tensor]
+#: How near shards come to one process, as a share of the way: sums are taken in another order.
+NEAR = 1e-4
+
+
+@functools.cache
+def line() -> DeviceMesh:
+    """All ranks in a row."""
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+@functools.cache
+def grid() -> DeviceMesh:
+    """All ranks, two in each row."""
+    if dist.get_world_size() % 2:
+        raise NotOffered(f"{dist.get_world_size()} ranks make no grid")
+    return init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("rows", "columns"))
+
+
+@functools.cache
+def halves() -> tuple[DeviceMesh, DeviceMesh]:
+    """The first ranks and the others, each with a group of its own. Every rank makes both."""
+    size = dist.get_world_size()
+    first, second = range(size // 2), range(size // 2, size)
+    return DeviceMesh("cpu", list(first)), DeviceMesh("cpu", list(second))
+
+
+def split(tensor: Tensor, mesh: DeviceMesh, *placements: Placement) -> Tensor:
+    """A DTensor of what every rank has as a whole; nothing is sent."""
+    return distribute_tensor(tensor.detach(), mesh, placements, src_data_rank=None)
+
+
+def by_rows(tensor: Tensor, _: int = 0) -> Tensor:
+    """As FSDP2 does it."""
+    return split(tensor, line(), Shard(0))
+
+
+def spread(s: Subject, place: Place = by_rows, shapes: Shapes | None = None) -> tuple[list[Parameter], Any]:
+    """Sharded parameters and an optimizer for them; then the global seed differs by rank."""
+    whole = weights(shapes_for(s) if shapes is None else shapes)
+    params = [Parameter(place(p.detach(), which)) for which, p in enumerate(whole)]
+    optimizer = s.make(params)
+    torch.manual_seed(dist.get_rank())
+    return params, optimizer
+
+
+def give_shards(params: Sequence[Tensor], t: int, without: Iterable[int] = ()) -> None:
+    """The gradients that one process would have in step ``t``, each like its parameter."""
+    whole = weights([tuple(p.shape) for p in params])
+    give(whole, t)
+    for which, (p, q) in enumerate(zip(params, whole, strict=True)):
+        assert q.grad is not None
+        g = split(q.grad, p.device_mesh, *p.placements) if isinstance(p, DTensor) else q.grad
+        p.grad = None if which in without else g
+
+
+def train_shards(
+    optimizer: Any, params: Sequence[Tensor], steps: int, first: int = 0, without: Iterable[int] = ()
+) -> list[Tensor]:
+    """Steps as ``problem.train`` makes them; the whole parameters after them."""
+    for t in range(first, first + steps):
+        give_shards(params, t, without)
+        optimizer.step()
+    return whole_of(params)
+
+
+def whole_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [each.full_tensor() if isinstance(each, DTensor) else each for each in values(tensors)]
+
+
+def equals_one_process(s: Subject, place: Place, shapes: Shapes | None = None, where: str = "sharded") -> None:
+    """Fail unless sharded parameters step as those of one process do."""
+    found = shapes_for(s) if shapes is None else shapes
+    params, optimizer = spread(s, place, found)
+    after = train_shards(optimizer, params, 3)
+    close(after, stepped(s, found, 3), weights(found), f"{where} and in one process", NEAR)
+
+
+def same_on_all_ranks(tensors: dict[str, Tensor], where: str) -> None:
+    """Fail unless all ranks have the same bits."""
+    for name, mine in tensors.items():
+        every = [torch.empty_like(mine).contiguous() for _ in range(dist.get_world_size())]
+        dist.all_gather(every, mine.contiguous())
+        if not all(torch.equal(other, every[0]) for other in every):
+            apart = max(float((other.double() - every[0].double()).abs().max()) for other in every)
+            raise Failed(f"{where}: {name} differs by {apart:.3g} between ranks")
+
+
+def module_of(params: Iterable[Parameter]) -> torch.nn.Module:
+    """A module with these parameters, for checkpoints by name."""
+    found = torch.nn.Module()
+    for place, p in enumerate(params):
+        found.register_parameter(f"p{place}", p)
+    return found

@@ -1,0 +1,237 @@
+"""Shards: DTensors over meshes step as whole tensors in one process do, whatever part a rank has."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.nn import Parameter
+
+from thalweg.check.problem import close, moved, same, stepped, values, weights
+from thalweg.check.registry import Failed, holds
+from thalweg.check.sharded import (
+    NEAR,
+    by_rows,
+    equals_one_process,
+    give_shards,
+    grid,
+    halves,
+    line,
+    split,
+    spread,
+    train_shards,
+    whole_of,
+)
+from thalweg.check.subject import Subject
+
+#: More rows than ranks, and a number of them that no usual world divides.
+UNEVEN = [(13, 4), (11, 3)]
+MATRICES = [(8, 4), (8, 4), (4, 8)]
+
+
+@holds("shards", "ranks")
+def shards_of_rows(s: Subject) -> None:
+    """Parameters sharded by rows, as FSDP2 does, step as in one process: norms and factors are of whole tensors."""
+    equals_one_process(s, by_rows)
+
+
+@holds("shards", "ranks")
+def shards_of_columns(s: Subject) -> None:
+    """Matrices sharded by columns, as tensor parallelism does, step as in one process."""
+    equals_one_process(s, lambda p, _: split(p, line(), Shard(1)), MATRICES)
+
+
+@holds("shards", "ranks")
+def uneven_shards(s: Subject) -> None:
+    """Rows that the ranks cannot share evenly step as in one process."""
+    equals_one_process(s, by_rows, UNEVEN)
+
+
+@holds("shards", "ranks")
+def empty_shards(s: Subject) -> None:
+    """Fewer rows than ranks, so that some ranks have none, step as in one process, and no rank waits for another."""
+    equals_one_process(s, by_rows, [(1, 6), (6, 4)])
+
+
+@holds("shards", "ranks")
+def replicated_dtensors(s: Subject) -> None:
+    """DTensors that every rank has as a whole step as in one process: nothing is summed twice."""
+    equals_one_process(s, lambda p, _: split(p, line(), Replicate()), where="replicated")
+
+
+@holds("shards", "ranks")
+def replicated_shards(s: Subject) -> None:
+    """Shards with replicas of each, as hybrid FSDP has them, step as in one process."""
+    equals_one_process(s, lambda p, _: split(p, grid(), Replicate(), Shard(0)), where="sharded and replicated")
+
+
+@holds("shards", "ranks")
+def shards_of_rows_and_columns(s: Subject) -> None:
+    """Matrices sharded both ways, on a mesh of two dimensions, step as in one process."""
+    equals_one_process(s, lambda p, _: split(p, grid(), Shard(0), Shard(1)), MATRICES)
+
+
+@holds("shards", "ranks")
+def shards_of_shards(s: Subject) -> None:
+    """Rows sharded over both dimensions of a mesh step as in one process."""
+    equals_one_process(s, lambda p, _: split(p, grid(), Shard(0), Shard(0)), [*MATRICES, *UNEVEN])
+
+
+@holds("shards", "ranks")
+def stages(s: Subject) -> None:
+    """Ranks with different parameters, as stages of a pipeline have, step each as in one process."""
+    own = int(dist.get_rank() >= dist.get_world_size() // 2)
+    shapes = [MATRICES, [(6, 4)]][own]  # one stage has more of them: what is sent must not depend on it
+    mesh = halves()[own]
+    equals_one_process(s, lambda p, _: split(p, mesh, Shard(0)), shapes, "in stages")
+
+
+@holds("shards", "ranks")
+def plain_tensors_among_shards(s: Subject) -> None:
+    """Plain tensors beside sharded ones step as in one process: some layers are left whole."""
+    equals_one_process(s, lambda p, place: by_rows(p) if place else p, MATRICES)
+
+
+@holds("shards", "ranks")
+def different_placements(s: Subject) -> None:
+    """Parameters by rows, by columns and replicated step together as in one process."""
+    ways = [Shard(0), Shard(1), Replicate()]
+    equals_one_process(s, lambda p, place: split(p, line(), ways[place % 3]), MATRICES)
+
+
+@holds("shards", "ranks")
+def shards_without_gradients(s: Subject) -> None:
+    """A sharded parameter without a gradient stays as it is, and the others step as without it."""
+    params, optimizer = spread(s, shapes=MATRICES)
+    found = train_shards(optimizer, params, 3, without=[0])
+    same(found[:1], values(weights(MATRICES)[:1]), "a parameter without a gradient")
+    moved(found[1:], weights(MATRICES)[1:], "beside one without a gradient")
+
+
+@holds("shards", "ranks")
+def groups_of_shards(s: Subject) -> None:
+    """Each group's lr holds for its shards alone, as in one process."""
+    runs = []
+    for place in (lambda p: p, by_rows):
+        params = [Parameter(place(p.detach())) for p in weights(MATRICES)]
+        optimizer = s.make([{"params": params[:1]}, {"params": params[1:]}])
+        optimizer.param_groups[0]["lr"] = 8 * (optimizer.param_groups[0]["lr"] or 1e-2)
+        runs.append(train_shards(optimizer, params, 3))
+    close(runs[1], runs[0], weights(MATRICES), "in two groups, sharded and in one process", NEAR)
+    if not s.facts.couples_parameters:
+        plain = stepped(s, MATRICES, 3)
+        close(runs[1][1:], plain[1:], weights(MATRICES)[1:], "sharded, the lr of another group was changed", NEAR)
+
+
+@holds("shards", "ranks")
+def added_group_of_shards(s: Subject) -> None:
+    """Shards that add_param_group brings are stepped as in one process from then on."""
+    runs = []
+    for place in (lambda p: p, by_rows):
+        params = [Parameter(place(p.detach())) for p in weights(MATRICES)]
+        optimizer = s.make(params[:1])
+        train_shards(optimizer, params[:1], 2)
+        optimizer.add_param_group({"params": params[1:]})
+        runs.append(train_shards(optimizer, params, 2, first=2))
+    close(runs[1], runs[0], weights(MATRICES), "after add_param_group, sharded and in one process", NEAR)
+    moved(runs[1], weights(MATRICES), "after add_param_group")
+
+
+@holds("shards", "ranks")
+def lr_zero_for_shards(s: Subject) -> None:
+    """A learning rate of 0 moves no shard: loading sharded state takes such a step."""
+    s.needs("lr_zero_is_no_step", "declared otherwise")
+    params, optimizer = spread(s)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    same(train_shards(optimizer, params, 2), values(weights(s)), "after two steps with lr 0")
+
+
+@holds("shards", "ranks")
+def gradients_of_shards_untouched(s: Subject) -> None:
+    """Sharded gradients are read, never written."""
+    params, optimizer = spread(s)
+    for t in range(2):
+        give_shards(params, t)
+        before = whole_of([p.grad for p in params if p.grad is not None])
+        optimizer.step()
+        after = [p.grad for p in params if p.grad is not None]
+        if len(after) < len(params):
+            raise Failed("a gradient is gone after the step")
+        same(whole_of(after), before, f"gradients after step {t + 1}")
+
+
+@holds("shards", "ranks")
+def nan_in_one_shard(s: Subject) -> None:
+    """NaN in the shard of one rank does not reach other parameters, and all ranks go on alike."""
+    s.refuses("couples_parameters", "steps depend on other parameters")
+    params, optimizer = spread(s, shapes=MATRICES)
+    give_shards(params, 0)
+    gradient = params[0].grad
+    if dist.get_rank() == 0 and isinstance(gradient, DTensor):
+        gradient.to_local()[0, 0] = float("nan")
+    try:
+        optimizer.step()
+    except Exception as error:
+        if not str(error).strip():
+            raise Failed(f"{type(error).__name__} without a word") from None
+        same(whole_of(params), values(weights(MATRICES)), "after a gradient that was refused")
+        return
+    found, start = whole_of(params), weights(MATRICES)
+    if all(map(_equal, found, start)):
+        return  # skipped by all ranks
+    close(found[1:], stepped(s, MATRICES)[1:], start[1:], "others, beside a shard with NaN", NEAR)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return bool((one == other).all())
+
+
+@holds("shards", "ranks")
+def shards_stay_in_place(s: Subject) -> None:
+    """Sharded parameters keep their placements and their memory: FSDP2 gathers them from there."""
+    params, optimizer = spread(s, shapes=MATRICES)
+    before = [(p.placements, p.to_local().data_ptr()) for p in params if isinstance(p, DTensor)]
+    train_shards(optimizer, params, 2)
+    if [(p.placements, p.to_local().data_ptr()) for p in params if isinstance(p, DTensor)] != before:
+        raise Failed("a parameter is placed otherwise or lies elsewhere after a step")
+
+
+@holds("shards", "ranks")
+def state_is_sharded(s: Subject) -> None:
+    """State as large as its parameter is sharded as it is: no rank has memory for that of the whole model."""
+    params, optimizer = spread(s, shapes=MATRICES)
+    train_shards(optimizer, params, 2)
+    for place, p in enumerate(params):
+        for key, leaf in optimizer.state[p].items():
+            local = leaf.to_local() if isinstance(leaf, DTensor) else leaf
+            if isinstance(leaf, Tensor) and leaf.numel() >= p.numel() and local.numel() >= p.numel():
+                raise Failed(f"{key} of parameter {place} has {local.numel()} elements on each rank")
+
+
+@holds("messages", "ranks")
+def messages_do_not_grow(s: Subject) -> None:
+    """A step sends no more messages later in a run than in its beginning."""
+    params, optimizer = spread(s, shapes=MATRICES)
+    numbers = []
+    for t in range(12):
+        give_shards(params, t)
+        with CommDebugMode() as seen:
+            optimizer.step()
+        numbers.append(seen.get_total_counts())
+    if max(numbers[6:]) > max(numbers[:6]):
+        raise Failed(f"up to {max(numbers[:6])} collectives in a step at first, then {max(numbers[6:])}")
+
+
+@holds("messages", "ranks")
+def collectives(s: Subject) -> None:
+    """Declared: a step of many shards takes at most so many collectives, however many parameters there are."""
+    s.needs("collectives", "not declared")
+    params, optimizer = spread(s, shapes=[(8, 4)] * 8)
+    train_shards(optimizer, params, 2)
+    give_shards(params, 2)
+    with CommDebugMode() as seen:
+        optimizer.step()
+    if seen.get_total_counts() > (s.facts.collectives or 0):
+        raise Failed(f"{seen.get_total_counts()} collectives for 8 parameters, above {s.facts.collectives}")

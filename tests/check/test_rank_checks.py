@@ -1,0 +1,54 @@
+"""Every check of ranks catches a faulty optimizer and passes a good one; ranks that are stuck are replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("torch")
+
+from check_faulty_ranks import RANK_FAULTS, StepsWhereThereAreRows
+
+from thalweg.check import check
+from thalweg.check.registry import checks_of
+from thalweg.check.world import World
+from thalweg.rules import RULES
+
+pytestmark = pytest.mark.world
+CHECKS = checks_of("ranks")
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with World(4) as ranks:
+        yield ranks
+
+
+def test_every_check_has_a_faulty_optimizer() -> None:
+    assert set(RANK_FAULTS) == set(CHECKS)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_check_catches_its_fault_and_passes_a_good_one(name: str, world: World) -> None:
+    found = world.verdict(CHECKS[name], RANK_FAULTS[name], {}, None)
+    assert found.outcome == "failed", found.seen
+    assert found.seen
+    facts = {"collectives": 2} if name == "collectives" else {}
+    found = world.verdict(CHECKS[name], "thalweg.torch.LAMB", {}, facts)
+    assert found.outcome == "passed", found.seen
+
+
+def test_ranks_that_disagree_are_replaced(world: World) -> None:
+    found = world.verdict(CHECKS["empty-shards"], StepsWhereThereAreRows, {}, None)
+    assert (found.outcome, found.ranks) == ("failed", 4)
+    assert "rank" in found.seen
+    assert world.verdict(CHECKS["empty-shards"], "thalweg.torch.LAMB", {}, None).outcome == "passed"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("rule", RULES)
+def test_ours_have_no_failure(rule: str, size: int) -> None:
+    found = check(f"thalweg.torch.{rule}", ranks=size, only="replicas,shards,messages,checkpoints")
+    assert not found.failed, found.failed
