@@ -31,7 +31,8 @@ SOME_FAILED = 1
 )
 @click.option("--list", "listing", is_flag=True, help="List the checks for such an optimizer and run none.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all verdicts there.")
-@click.option("--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Write the tables there.")
+@click.option("--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Write a table there, a row each.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with all of it there.")
 def command(
     optimizer: str,
     options: str | None,
@@ -42,6 +43,7 @@ def command(
     listing: bool,
     json_file: Path | None,
     markdown: Path | None,
+    html: Path | None,
 ) -> int:
     """Does an optimizer, yours or anybody's, keep what users rely on? More than a hundred small checks.
 
@@ -58,10 +60,12 @@ def command(
 
     The exit code is 1 if a check failed.
     """
+    from thalweg.check.page import document
     from thalweg.check.registry import chosen_checks
     from thalweg.check.run import check
     from thalweg.check.subject import listed, subject_of
-    from thalweg.check.terminal import as_markdown, progress, show, show_list
+    from thalweg.check.tables import as_markdown
+    from thalweg.check.terminal import progress, show, show_list
     from thalweg.show.console import aside, console
 
     given = {"options": parsed_json(options, "--options"), "facts": parsed_json(facts, "--facts")}
@@ -82,6 +86,8 @@ def command(
         json_file.write_text(json.dumps([each.plain() for each in reports], indent=1, default=str) + "\n", "utf-8")
     if markdown is not None:
         markdown.write_text(as_markdown(reports), "utf-8")
+    if html is not None:
+        html.write_text(document(reports), "utf-8")
     return SOME_FAILED if any(each.failed for each in reports) else 0
 
 

@@ -10,7 +10,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from thalweg.check.problem import WEIGHT, close, draw, values
 from thalweg.check.registry import holds
-from thalweg.check.sharded import NEAR, grid, line, whole_of
+from thalweg.check.sharded import NEAR, grid, holds_for_shards, line, whole_of
 from thalweg.check.subject import Subject
 
 WIDTH, HIDDEN = 6, 8
@@ -61,13 +61,13 @@ def fsdp2(s: Subject) -> None:
     trains_as_one_process(s, model, "under FSDP2")
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def tensor_parallel(s: Subject) -> None:
     """A model whose layers are sharded by columns and by rows, as tensor parallelism does, trains as in one process."""
     trains_as_one_process(s, in_parallel(model_for(s), line()), "under tensor parallelism")
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def fsdp2_and_tensor_parallel(s: Subject) -> None:
     """A model under both, on a mesh of two dimensions, trains as in one process."""
     model = in_parallel(model_for(s), grid()["columns"])

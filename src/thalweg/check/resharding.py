@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -21,9 +20,21 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 from torch.nn import Parameter
 
-from thalweg.check.problem import Shapes, close, shapes_for, stepped, train, weights
-from thalweg.check.registry import Failed, holds
-from thalweg.check.sharded import NEAR, Place, by_rows, grid, halves, line, module_of, split, spread, train_shards
+from thalweg.check.problem import Shapes, close, shapes_for, stepped, tensors_of, train, weights
+from thalweg.check.registry import Failed, NotOffered
+from thalweg.check.sharded import (
+    NEAR,
+    Place,
+    by_rows,
+    grid,
+    halves,
+    holds_for_shards,
+    line,
+    module_of,
+    split,
+    spread,
+    train_shards,
+)
 from thalweg.check.subject import Subject
 from thalweg.show.modules import said
 
@@ -67,11 +78,11 @@ def together(action: Callable[[], Any] | None) -> Any:
     return every[0][0]
 
 
-def save(s: Subject, shapes: Shapes, mesh: DeviceMesh, files: str) -> list[Tensor]:
+def save(s: Subject, shapes: Shapes, mesh: DeviceMesh, files: str) -> Any:
     """Three steps, then files; the whole parameters."""
     params, optimizer, reached = begun_shards(s, lambda p, _: split(p, mesh, Shard(0)), shapes)
     state = get_optimizer_state_dict(module_of(params), optimizer)
-    dcp.save({"optimizer": state}, checkpoint_id=files, process_group=group_of(mesh))
+    state_dict_saver.save({"optimizer": state}, checkpoint_id=files, process_group=group_of(mesh))
     return reached
 
 
@@ -79,7 +90,7 @@ def load(params: Any, optimizer: Any, mesh: DeviceMesh, files: str) -> None:
     """As users do it: a state dict of the new layout, filled from the files, then set."""
     module = module_of(params)
     state = {"optimizer": get_optimizer_state_dict(module, optimizer)}
-    dcp.load(state, checkpoint_id=files, process_group=group_of(mesh))
+    state_dict_loader.load(state, checkpoint_id=files, process_group=group_of(mesh))
     set_optimizer_state_dict(module, optimizer, state["optimizer"])
 
 
@@ -108,37 +119,37 @@ def within(mesh: DeviceMesh) -> bool:
     return mesh.get_coordinate() is not None
 
 
-@holds("checkpoints", "ranks")
+@holds_for_shards("checkpoints")
 def files_at_the_same_size(s: Subject) -> None:
     """torch.distributed.checkpoint's files continue a sharded run by as many ranks."""
     through_files(s, line(), line(), shapes_for(s), "loading files")
 
 
-@holds("checkpoints", "ranks")
+@holds_for_shards("checkpoints")
 def files_at_fewer_ranks(s: Subject) -> None:
     """Files of all ranks continue the run by half of them."""
     through_files(s, line(), halves()[0], shapes_for(s), "loading files by half of the ranks")
 
 
-@holds("checkpoints", "ranks")
+@holds_for_shards("checkpoints")
 def files_at_more_ranks(s: Subject) -> None:
     """Files of half of the ranks continue the run by all."""
     through_files(s, halves()[0], line(), shapes_for(s), "loading files of half of the ranks")
 
 
-@holds("checkpoints", "ranks")
+@holds_for_shards("checkpoints")
 def files_on_another_mesh(s: Subject) -> None:
     """Files of parameters sharded by rows continue the run by rows and columns."""
     through_files(s, line(), grid(), MATRICES, "loading files onto a mesh of two dimensions", Shard(0), Shard(1))
 
 
-@holds("checkpoints", "ranks")
+@holds_for_shards("checkpoints")
 def files_of_uneven_shards(s: Subject) -> None:
     """Files of uneven and empty shards continue the run by half of the ranks."""
     through_files(s, line(), halves()[0], [(5, 4), (1, 6)], "loading files of uneven shards")
 
 
-@holds("checkpoints", "ranks")
+@holds_for_shards("checkpoints")
 def gathered_by_one_process(s: Subject) -> None:
     """A whole state, gathered from all ranks, continues the run in one process as if it had never been sharded."""
     params, optimizer, reached = begun_shards(s)
@@ -148,12 +159,14 @@ def gathered_by_one_process(s: Subject) -> None:
     continues(s, others, other, shapes_for(s), "loading in one process")
 
 
-@holds("checkpoints", "ranks")
+@holds_for_shards("checkpoints")
 def spread_from_one_process(s: Subject) -> None:
     """The state of one process, which the first rank has, continues the run by shards of all ranks."""
     whole = weights(s)
     single = s.make(whole)
     reached = train(single, whole, 3)
+    if not tensors_of(single):
+        raise NotOffered("there is no state")
     saved = copy.deepcopy(get_optimizer_state_dict(module_of(whole), single))
     others, other = again(s, reached, by_rows)
     how = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -161,16 +174,16 @@ def spread_from_one_process(s: Subject) -> None:
     continues(s, others, other, shapes_for(s), "loading the state of one process")
 
 
-@holds("checkpoints", "ranks")
+@holds_for_shards("checkpoints")
 def state_dict_of_each_rank(s: Subject) -> None:
     """state_dict() and load_state_dict() of every rank continue a sharded run."""
-    params, optimizer, reached = begun_shards(s)
+    _, optimizer, reached = begun_shards(s)
     others, other = again(s, reached, by_rows)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     continues(s, others, other, shapes_for(s), "load_state_dict on every rank")
 
 
-@holds("checkpoints", "ranks")
+@holds_for_shards("checkpoints")
 def flattened_state(s: Subject) -> None:
     """A state with one key an entry, as other parallel programs exchange it, continues a sharded run."""
     flat = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -181,7 +194,7 @@ def flattened_state(s: Subject) -> None:
     continues(s, others, other, shapes_for(s), "loading a flattened state")
 
 
-@holds("checkpoints", "ranks")
+@holds_for_shards("checkpoints")
 def options_of_sharded_groups_come_back(s: Subject) -> None:
     """Options of groups come back with the state of a sharded run: schedules continue where they were."""
     params, optimizer, reached = begun_shards(s)

@@ -74,10 +74,9 @@ def check(
         options=subject.options,
         versions=versions(dict.fromkeys((package, "thalweg", subject.kind))),
     )
-    alone, together = [], []
-    for each in chosen_checks(subject.kind, only, ranks=ranks > 0):
-        (together if each.kind == "ranks" else alone).append(each)
-    for each in alone:
+    checks = chosen_checks(subject.kind, only, ranks=ranks > 0)
+    together = [each for each in checks if each.kind == "ranks"]
+    for each in checks[: len(checks) - len(together)]:  # those of ranks come last
         found.verdicts.append(verdict_of(each, subject))
         on_verdict(found.verdicts[-1])
     if together:

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 from torch.nn import Parameter
 
-from thalweg.check.problem import Shapes, close, give, shapes_for, stepped, values, weights
-from thalweg.check.registry import Failed, NotOffered
+from thalweg.check.problem import Shapes, close, give, offered, shapes_for, stepped, values, weights
+from thalweg.check.registry import Failed, NotOffered, holds
 from thalweg.check.subject import Subject
 
 #: What makes a parameter of a whole tensor and its place in the model.
@@ -53,6 +53,22 @@ def split(tensor: Tensor, mesh: DeviceMesh, *placements: Placement) -> Tensor:
 def by_rows(tensor: Tensor, _: int = 0) -> Tensor:
     """As FSDP2 does it."""
     return split(tensor, line(), Shard(0))
+
+
+def holds_for_shards(group: str) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
+    """Register a check that is not offered where shards of rows, which have checks of their own, raise an error."""
+
+    def register(function: Callable[[Subject], None]) -> Callable[[Subject], None]:
+        @functools.wraps(function)
+        def run(s: Subject) -> None:
+            with offered("shards of rows"):
+                params, optimizer = spread(s)
+                train_shards(optimizer, params, 1)
+            function(s)
+
+        return holds(group, "ranks")(run)
+
+    return register
 
 
 def spread(s: Subject, place: Place = by_rows, shapes: Shapes | None = None) -> tuple[list[Parameter], Any]:

@@ -17,6 +17,7 @@ from thalweg.check.sharded import (
     give_shards,
     grid,
     halves,
+    holds_for_shards,
     line,
     split,
     spread,
@@ -36,49 +37,49 @@ def shards_of_rows(s: Subject) -> None:
     equals_one_process(s, by_rows)
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def shards_of_columns(s: Subject) -> None:
     """Matrices sharded by columns, as tensor parallelism does, step as in one process."""
     equals_one_process(s, lambda p, _: split(p, line(), Shard(1)), MATRICES)
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def uneven_shards(s: Subject) -> None:
     """Rows that the ranks cannot share evenly step as in one process."""
     equals_one_process(s, by_rows, UNEVEN)
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def empty_shards(s: Subject) -> None:
     """Fewer rows than ranks, so that some ranks have none, step as in one process, and no rank waits for another."""
     equals_one_process(s, by_rows, [(1, 6), (6, 4)])
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def replicated_dtensors(s: Subject) -> None:
     """DTensors that every rank has as a whole step as in one process: nothing is summed twice."""
     equals_one_process(s, lambda p, _: split(p, line(), Replicate()), where="replicated")
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def replicated_shards(s: Subject) -> None:
     """Shards with replicas of each, as hybrid FSDP has them, step as in one process."""
     equals_one_process(s, lambda p, _: split(p, grid(), Replicate(), Shard(0)), where="sharded and replicated")
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def shards_of_rows_and_columns(s: Subject) -> None:
     """Matrices sharded both ways, on a mesh of two dimensions, step as in one process."""
     equals_one_process(s, lambda p, _: split(p, grid(), Shard(0), Shard(1)), MATRICES)
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def shards_of_shards(s: Subject) -> None:
     """Rows sharded over both dimensions of a mesh step as in one process."""
     equals_one_process(s, lambda p, _: split(p, grid(), Shard(0), Shard(0)), [*MATRICES, *UNEVEN])
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def stages(s: Subject) -> None:
     """Ranks with different parameters, as stages of a pipeline have, step each as in one process."""
     own = int(dist.get_rank() >= dist.get_world_size() // 2)
@@ -87,20 +88,20 @@ def stages(s: Subject) -> None:
     equals_one_process(s, lambda p, _: split(p, mesh, Shard(0)), shapes, "in stages")
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def plain_tensors_among_shards(s: Subject) -> None:
     """Plain tensors beside sharded ones step as in one process: some layers are left whole."""
     equals_one_process(s, lambda p, place: by_rows(p) if place else p, MATRICES)
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def different_placements(s: Subject) -> None:
     """Parameters by rows, by columns and replicated step together as in one process."""
     ways = [Shard(0), Shard(1), Replicate()]
     equals_one_process(s, lambda p, place: split(p, line(), ways[place % 3]), MATRICES)
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def shards_without_gradients(s: Subject) -> None:
     """A sharded parameter without a gradient stays as it is, and the others step as without it."""
     params, optimizer = spread(s, shapes=MATRICES)
@@ -109,7 +110,7 @@ def shards_without_gradients(s: Subject) -> None:
     moved(found[1:], weights(MATRICES)[1:], "beside one without a gradient")
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def groups_of_shards(s: Subject) -> None:
     """Each group's lr holds for its shards alone, as in one process."""
     runs = []
@@ -124,7 +125,7 @@ def groups_of_shards(s: Subject) -> None:
         close(runs[1][1:], plain[1:], weights(MATRICES)[1:], "sharded, the lr of another group was changed", NEAR)
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def added_group_of_shards(s: Subject) -> None:
     """Shards that add_param_group brings are stepped as in one process from then on."""
     runs = []
@@ -138,7 +139,7 @@ def added_group_of_shards(s: Subject) -> None:
     moved(runs[1], weights(MATRICES), "after add_param_group")
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def lr_zero_for_shards(s: Subject) -> None:
     """A learning rate of 0 moves no shard: loading sharded state takes such a step."""
     s.needs("lr_zero_is_no_step", "declared otherwise")
@@ -148,7 +149,7 @@ def lr_zero_for_shards(s: Subject) -> None:
     same(train_shards(optimizer, params, 2), values(weights(s)), "after two steps with lr 0")
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def gradients_of_shards_untouched(s: Subject) -> None:
     """Sharded gradients are read, never written."""
     params, optimizer = spread(s)
@@ -162,7 +163,7 @@ def gradients_of_shards_untouched(s: Subject) -> None:
         same(whole_of(after), before, f"gradients after step {t + 1}")
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def nan_in_one_shard(s: Subject) -> None:
     """NaN in the shard of one rank does not reach other parameters, and all ranks go on alike."""
     s.refuses("couples_parameters", "steps depend on other parameters")
@@ -188,7 +189,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return bool((one == other).all())
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def shards_stay_in_place(s: Subject) -> None:
     """Sharded parameters keep their placements and their memory: FSDP2 gathers them from there."""
     params, optimizer = spread(s, shapes=MATRICES)
@@ -198,7 +199,7 @@ def shards_stay_in_place(s: Subject) -> None:
         raise Failed("a parameter is placed otherwise or lies elsewhere after a step")
 
 
-@holds("shards", "ranks")
+@holds_for_shards("shards")
 def state_is_sharded(s: Subject) -> None:
     """State as large as its parameter is sharded as it is: no rank has memory for that of the whole model."""
     params, optimizer = spread(s, shapes=MATRICES)
@@ -210,7 +211,7 @@ def state_is_sharded(s: Subject) -> None:
                 raise Failed(f"{key} of parameter {place} has {local.numel()} elements on each rank")
 
 
-@holds("messages", "ranks")
+@holds_for_shards("messages")
 def messages_do_not_grow(s: Subject) -> None:
     """A step sends no more messages later in a run than in its beginning."""
     params, optimizer = spread(s, shapes=MATRICES)
@@ -224,7 +225,7 @@ def messages_do_not_grow(s: Subject) -> None:
         raise Failed(f"up to {max(numbers[:6])} collectives in a step at first, then {max(numbers[6:])}")
 
 
-@holds("messages", "ranks")
+@holds_for_shards("messages")
 def collectives(s: Subject) -> None:
     """Declared: a step of many shards takes at most so many collectives, however many parameters there are."""
     s.needs("collectives", "not declared")

@@ -1,4 +1,4 @@
-"""A world of processes that runs checks of ranks, one after the other, and is replaced where a check leaves it stuck."""
+"""A world of processes that runs one check of ranks after the other, and is replaced where one leaves it stuck."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class World:
             for connection in ready:
                 rank = waiting.pop(connection)
                 try:
-                    found[rank] = connection.recv()  # type: ignore[union-attr]
+                    found[rank] = self.ranks[rank][1].recv()
                 except (EOFError, ConnectionResetError):
                     found[rank] = None
                 if (answer := found[rank]) is None or answer.outcome == FAILED:
@@ -70,7 +70,7 @@ class World:
 
     def start(self) -> None:
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        context = multiprocessing.get_context(method)
+        context: Any = multiprocessing.get_context(method)
         context.set_forkserver_preload([f"thalweg.check.{room}" for room in ROOMS["ranks"]])  # once for all ranks
         self.folder = tempfile.TemporaryDirectory()
         meeting = str(Path(self.folder.name, "meeting"))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import html
 import json
 import math
-from importlib import resources
+from functools import partial
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from thalweg.show.extras import extra
+from thalweg.show.page import part as shared
+
+own = partial(shared, package="thalweg.race.page")
 
 #: In the order in which they build upon one another.
 SCRIPTS = (
@@ -36,18 +39,14 @@ def document(summary: dict[str, Any]) -> str:
     with extra("cli"):
         from plotly.offline import get_plotlyjs
 
-    return Template(part("page.html")).substitute(
+    return Template(own("page.html")).substitute(
         title=html.escape(str(summary["title"])),
-        style=part("page.css"),
-        theme=part("theme.js"),
+        style=shared("page.css") + own("page.css"),
+        theme=shared("theme.js"),
         plotly=get_plotlyjs(),
         summary=embedded(summary),
-        script="\n".join(part(name) for name in SCRIPTS),
+        script="\n".join(own(name) for name in SCRIPTS),
     )
-
-
-def part(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def embedded(summary: dict[str, Any]) -> str:

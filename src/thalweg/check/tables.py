@@ -1,0 +1,55 @@
+"""Reports as tables: passed of those offered, what failed, how to see it again; and the same in Markdown."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from thalweg.check.run import NOT_OFFERED, PASSED, Report, Verdict
+
+
+def rows(reports: Sequence[Report]) -> list[list[str]]:
+    """Passed of those offered, by group and altogether."""
+    groups = list(dict.fromkeys(verdict.group for report in reports for verdict in report.verdicts))
+    found = []
+    for group in groups:
+        own = [[v for v in report.verdicts if v.group == group and v.outcome != NOT_OFFERED] for report in reports]
+        found.append([group, *(share(each) for each in own)])
+    found.append(["all", *(share([v for v in report.verdicts if v.outcome != NOT_OFFERED]) for report in reports)])
+    return found
+
+
+def share(verdicts: Sequence[Verdict]) -> str:
+    passed = sum(each.outcome == PASSED for each in verdicts)
+    return f"{passed} of {len(verdicts)}" if verdicts else "-"
+
+
+def again(report: Report, verdict: Verdict) -> str:
+    """The command that runs this check alone."""
+    options = ", ".join(f"{key}={value!r}" for key, value in report.options.items())
+    reference = report.subject.partition("(")[0] + (f"({options})" if options else "")
+    ranks = ["--ranks", str(verdict.ranks)] if verdict.ranks else []
+    return shlex.join(["thalweg", "check", reference, *ranks, "--only", verdict.check])
+
+
+def surroundings(reports: Sequence[Report]) -> str:
+    versions = {package: version for report in reports for package, version in report.versions.items()}
+    return ", ".join(f"{package} {version}" for package, version in versions.items())
+
+
+def as_markdown(reports: Sequence[Report]) -> str:
+    """One row an optimizer with what failed; then of every failure what was seen."""
+    titles = ["optimizer", "passed of those offered", "failed"]
+    lines = [line(titles), line(["---"] * len(titles))]
+    for report in reports:
+        *_, (_, whole) = rows([report])
+        lines.append(line([f"`{report.subject}`", whole, ", ".join(each.check for each in report.failed) or "none"]))
+    for report in reports:
+        if report.failed:
+            lines += ["", f"`{report.subject}`:", ""]
+            lines += [f"- **{each.check}**: {each.holds} Seen: {each.seen}" for each in report.failed]
+    return "\n".join([*lines, "", surroundings(reports), ""])
+
+
+def line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
