@@ -42,8 +42,9 @@ def test_every_check_has_a_faulty_optimizer() -> None:
 
 
 def each_check() -> list[Any]:
-    slow = {"compiles": pytest.mark.nightly}
-    return [pytest.param(name, marks=slow.get(name, ())) for name in checks_of("torch")]
+    marks = {"compiles": pytest.mark.nightly}
+    gpu = {name: pytest.mark.gpu for name, each in checks_of("torch").items() if each.group == "devices"}
+    return [pytest.param(name, marks={**marks, **gpu}.get(name, ())) for name in checks_of("torch")]
 
 
 @pytest.mark.parametrize("name", each_check())

@@ -592,6 +592,19 @@ class OtherwiseCompiled(Adam):
         super().write(p, -lr if torch.compiler.is_compiling() else lr, u)
 
 
+class OtherwiseOnTheGPU(Adam):
+    def write(self, p, lr, u):
+        super().write(p, 2 * lr if p.is_cuda else lr, u)
+
+
+class CountsInPython(Adam):
+    """A captured step counts once, when it is captured."""
+
+    def direction(self, group, p, g, s):
+        s["t"] = s.get("t", 0) + 1
+        return g / s["t"]
+
+
 #: The faulty optimizer that each check must catch.
 FAULTS: dict[str, Any] = {
     "is-an-optimizer": NoOptimizer,
@@ -688,6 +701,8 @@ FAULTS: dict[str, Any] = {
     "momentum-out-of-range": Unchecked,
     "eps-out-of-range": Unchecked,
     "lr-of-a-group-out-of-range": Adam,
+    "torch-error-inputs": Unchecked,
+    "torch-error-options": Unchecked,
     "misspelt-option": SwallowsOptions,
     "bad-group-is-not-added": AddsBeforeItLooks,
     "failing-closure": SwallowsErrors,
@@ -704,4 +719,7 @@ FAULTS: dict[str, Any] = {
     "deterministic-algorithms": Scatters,
     "in-backward": RateByGroup,
     "compiles": OtherwiseCompiled,
+    "gpu-steps-as-cpu": OtherwiseOnTheGPU,
+    "state-moves-to-another-device": StateElsewhere,
+    "cuda-graphs": CountsInPython,
 }

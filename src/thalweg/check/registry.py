@@ -12,7 +12,19 @@ from thalweg.show.lists import suggestion, words
 
 #: Where the checks of a framework are, in the order in which they are run.
 ROOMS = {
-    "torch": ("contract", "numbers", "states", "memory", "dtypes", "layouts", "bad_input", "nonfinite", "companions"),
+    "torch": (
+        "contract",
+        "numbers",
+        "states",
+        "memory",
+        "dtypes",
+        "layouts",
+        "bad_input",
+        "error_inputs",
+        "nonfinite",
+        "companions",
+        "devices",
+    ),
     "optax": ("transformations",),
     "ranks": ("replicas", "models", "shards", "resharding"),
 }

@@ -20,8 +20,8 @@ from thalweg.check.run import FAILED, Verdict, judged, verdict_of
 from thalweg.check.subject import subject_of
 from thalweg.errors import CommandError
 
-#: Seconds that a check may take, and that other ranks may take to answer after one of them has failed.
-LIMIT, PATIENCE = 60.0, 3.0
+#: Seconds that a check may take, and that other ranks may take to answer after the first one has.
+LIMIT, PATIENCE = 60.0, 5.0
 
 
 class World:
@@ -64,8 +64,7 @@ class World:
                     found[rank] = self.ranks[rank][1].recv()
                 except (EOFError, ConnectionResetError):
                     found[rank] = None
-                if (answer := found[rank]) is None or answer.outcome == FAILED:
-                    deadline = min(deadline, time.monotonic() + PATIENCE)
+                deadline = min(deadline, time.monotonic() + PATIENCE)
         return [found.get(rank) for rank in range(self.size)]
 
     def start(self) -> None:
