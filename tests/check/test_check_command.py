@@ -16,15 +16,16 @@ pytest.importorskip("rich")
 from check_faulty import Adam
 from own_rules import Signed
 
-from thalweg.check import check, parametrize
+from thalweg.check import Report, Verdict, check, parametrize
+from thalweg.check.page import document
 from thalweg.cli import run
 
 FEW = ["--only", "zero-grad,loading-twice,odd"]
 
 
 def test_what_failed_is_shown_with_how_to_see_it_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    record, page = tmp_path / "found.json", tmp_path / "found.md"
-    files = ["--json", str(record), "--markdown", str(page)]
+    record, table, page = tmp_path / "found.json", tmp_path / "found.md", tmp_path / "found.html"
+    files = ["--json", str(record), "--markdown", str(table), "--html", str(page)]
     options = ["--options", '{"lr": 0.1}', "--against", "check_faulty:Adam(betas=(0.8, 0.9)),thalweg.torch.LAMB"]
     assert run(["check", "check_faulty:Adam", *options, *FEW, *files]) == 1
     printed = capsys.readouterr().out
@@ -34,7 +35,23 @@ def test_what_failed_is_shown_with_how_to_see_it_again(capsys: pytest.CaptureFix
     assert "not offered: odd (not declared)" in printed
     found = json.loads(record.read_text())
     assert [each["counts"].get("failed", 0) for each in found] == [1, 1, 0]
-    assert "| all | 1 of 2 | 1 of 2 | 2 of 2 |" in page.read_text()
+    assert "| `check_faulty:Adam` | 1 of 2 | - | loading-twice |" in table.read_text()
+    assert "| `thalweg.torch.LAMB` | 2 of 2 | - | none |" in table.read_text()
+    assert "2 of 9 verdicts are failures." in page.read_text("utf-8")
+    assert "thalweg check &#x27;check_faulty:Adam(lr=0.1)&#x27; --only loading-twice" in page.read_text("utf-8")
+
+
+def test_the_page_escapes_every_text_and_asks_for_nothing() -> None:
+    evil = "</td><script src='http://x'>$title & \""
+    verdicts = [
+        Verdict(check=evil, group=evil, holds=evil, outcome=outcome, seen=evil)
+        for outcome in ("passed", "failed", "not offered")
+    ]
+    found = Report(subject=evil, options={}, versions={evil: evil}, verdicts=verdicts)
+    for page in (document([found]), document([found, found])):
+        assert "script src" not in page.replace("&lt;script src", "")
+        assert page.count("<script>") == 2
+        assert "default-src 'none'" in page
 
 
 def test_exit_code_0_where_nothing_failed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,6 +62,8 @@ def test_exit_code_0_where_nothing_failed(capsys: pytest.CaptureFixture[str]) ->
 def test_the_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", "torch.optim.AdamW", "--list", "--only", "memory"]) == 0
     assert "gradients-are-released" in capsys.readouterr().out
+    assert run(["check", "torch.optim.AdamW", "--list", "--ranks"]) == 0
+    assert "files-at-fewer-ranks" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -55,6 +74,7 @@ def test_the_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
             ["torch.optim.AdamW", "--only", "zero-grd"],
             "no check or group 'zero-grd': did you mean 'zero-grad'?",
         ),
+        (["torch.optim.AdamW", "--only", "fsdp2"], "fsdp2 is checked by several processes: add --ranks"),
         (["torch.optim.AdamW", "--options", "lr=1"], "--options 'lr=1' is no JSON"),
         (["torch.optim.AdamW", "--options", '{"lr": -1}'], 'cannot be tried with the options {"lr": -1}'),
         (["torch.optim.AdamW", "--facts", '{"even": true}'], "unknown facts even"),

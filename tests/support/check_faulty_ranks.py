@@ -154,6 +154,7 @@ RANK_FAULTS: dict[str, Any] = {
     "tensor-parallel": LocalNorm,
     "fsdp2-and-tensor-parallel": LocalNorm,
     "shards-of-rows": LocalNorm,
+    "shards-with-different-seeds": GlobalRandomness,
     "shards-of-columns": LocalNorm,
     "uneven-shards": LocalNorm,
     "empty-shards": LocalNorm,

@@ -73,8 +73,11 @@ def command(
         subject = subject_of(optimizer, given["options"], given["facts"])
         show_list(console(), chosen_checks(subject.kind, only, ranks=bool(ranks)))
         return 0
+    others = listed(against or "")
+    for reference in others:
+        subject_of(reference)  # mistakes are told before anything is checked
     reports = []
-    for place, reference in enumerate([optimizer, *listed(against or "")]):
+    for place, reference in enumerate([optimizer, *others]):
         own: dict[str, Any] = given if place == 0 else {"options": {}, "facts": {}}
         with progress(aside(), reference) as on_verdict:
             found = check(

@@ -162,6 +162,7 @@ def prints_nothing(s: Subject) -> None:
 def zero_grad(s: Subject) -> None:
     """zero_grad() drops gradients, and zero_grad(set_to_none=False) makes them zero."""
     params, optimizer = begun(s, steps=1)
+    give(params, 1)
     optimizer.zero_grad(set_to_none=False)
     if any(p.grad is None or p.grad.any() for p in params):
         raise Failed("set_to_none=False leaves a gradient that is not zero")

@@ -38,7 +38,6 @@ def trains_as_one_process(s: Subject, model: nn.Module, where: str) -> None:
     runs = []
     for each in (whole, model):
         optimizer = s.make(each.parameters())
-        torch.manual_seed(dist.get_rank())
         for t in range(4):
             optimizer.zero_grad()
             each(batch(t)).square().mean().backward()

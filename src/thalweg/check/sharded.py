@@ -72,12 +72,10 @@ def holds_for_shards(group: str) -> Callable[[Callable[[Subject], None]], Callab
 
 
 def spread(s: Subject, place: Place = by_rows, shapes: Shapes | None = None) -> tuple[list[Parameter], Any]:
-    """Sharded parameters and an optimizer for them; then the global seed differs by rank."""
+    """Sharded parameters and an optimizer for them."""
     whole = weights(shapes_for(s) if shapes is None else shapes)
     params = [Parameter(place(p.detach(), which)) for which, p in enumerate(whole)]
-    optimizer = s.make(params)
-    torch.manual_seed(dist.get_rank())
-    return params, optimizer
+    return params, s.make(params)
 
 
 def give_shards(params: Sequence[Tensor], t: int, without: Iterable[int] = ()) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -35,6 +36,15 @@ MATRICES = [(8, 4), (8, 4), (4, 8)]
 def shards_of_rows(s: Subject) -> None:
     """Parameters sharded by rows, as FSDP2 does, step as in one process: norms and factors are of whole tensors."""
     equals_one_process(s, by_rows)
+
+
+@holds_for_shards("shards")
+def shards_with_different_seeds(s: Subject) -> None:
+    """Shards step as in one process whatever the global seed of each rank is: trainers set it by rank."""
+    params, optimizer = spread(s, shapes=MATRICES)
+    torch.manual_seed(1 + dist.get_rank())
+    found = train_shards(optimizer, params, 5)
+    close(found, stepped(s, MATRICES, 5), weights(MATRICES), "with a seed by rank and in one process", NEAR)
 
 
 @holds_for_shards("shards")

@@ -13,15 +13,13 @@ def rows(reports: Sequence[Report]) -> list[list[str]]:
     groups = list(dict.fromkeys(verdict.group for report in reports for verdict in report.verdicts))
     found = []
     for group in groups:
-        own = [[v for v in report.verdicts if v.group == group and v.outcome != NOT_OFFERED] for report in reports]
-        found.append([group, *(share(each) for each in own)])
-    found.append(["all", *(share([v for v in report.verdicts if v.outcome != NOT_OFFERED]) for report in reports)])
-    return found
+        found.append([group, *(share([v for v in report.verdicts if v.group == group]) for report in reports)])
+    return [*found, ["all", *(share(report.verdicts) for report in reports)]]
 
 
 def share(verdicts: Sequence[Verdict]) -> str:
-    passed = sum(each.outcome == PASSED for each in verdicts)
-    return f"{passed} of {len(verdicts)}" if verdicts else "-"
+    offered = [each.outcome for each in verdicts if each.outcome != NOT_OFFERED]
+    return f"{offered.count(PASSED)} of {len(offered)}" if offered else "-"
 
 
 def again(report: Report, verdict: Verdict) -> str:
@@ -38,12 +36,13 @@ def surroundings(reports: Sequence[Report]) -> str:
 
 
 def as_markdown(reports: Sequence[Report]) -> str:
-    """One row an optimizer with what failed; then of every failure what was seen."""
-    titles = ["optimizer", "passed of those offered", "failed"]
+    """One row an optimizer: passed of those offered, in one process and over ranks, and what failed."""
+    titles = ["optimizer", "in one process", "over ranks", "failed"]
     lines = [line(titles), line(["---"] * len(titles))]
     for report in reports:
-        *_, (_, whole) = rows([report])
-        lines.append(line([f"`{report.subject}`", whole, ", ".join(each.check for each in report.failed) or "none"]))
+        shares = [share([each for each in report.verdicts if (each.ranks > 0) is ranks]) for ranks in (False, True)]
+        failed = ", ".join(each.check for each in report.failed) or "none"
+        lines.append(line([f"`{report.subject}`", *shares, failed]))
     for report in reports:
         if report.failed:
             lines += ["", f"`{report.subject}`:", ""]
