@@ -39,6 +39,8 @@ class Report:
     subject: str
     options: Mapping[str, Any]
     versions: Mapping[str, str]
+    #: What was declared beside what the optimizer itself declares.
+    facts: Mapping[str, Any] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
 
     @property
@@ -73,6 +75,7 @@ def check(
         subject=subject.name,
         options=subject.options,
         versions=versions(dict.fromkeys((package, "thalweg", subject.kind))),
+        facts=dict(facts or {}),
     )
     checks = chosen_checks(subject.kind, only, ranks=ranks > 0)
     together = [each for each in checks if each.kind == "ranks"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 
@@ -27,7 +28,8 @@ def again(report: Report, verdict: Verdict) -> str:
     options = ", ".join(f"{key}={value!r}" for key, value in report.options.items())
     reference = report.subject.partition("(")[0] + (f"({options})" if options else "")
     ranks = ["--ranks", str(verdict.ranks)] if verdict.ranks else []
-    return shlex.join(["thalweg", "check", reference, *ranks, "--only", verdict.check])
+    facts = ["--facts", json.dumps(dict(report.facts))] if report.facts else []
+    return shlex.join(["thalweg", "check", reference, *facts, *ranks, "--only", verdict.check])
 
 
 def surroundings(reports: Sequence[Report]) -> str:

@@ -21,7 +21,7 @@ from thalweg.check.subject import subject_of
 from thalweg.errors import CommandError
 
 #: Seconds that a check may take, and that other ranks may take to answer after the first one has.
-LIMIT, PATIENCE = 60.0, 5.0
+LIMIT, PATIENCE = 120.0, 10.0
 
 
 class World:
