@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,7 @@ from lanes import one_in
 from thalweg.check import check
 from thalweg.check.registry import checks_of
 from thalweg.check.world import World
+from thalweg.errors import CommandError
 from thalweg.rules import RULES
 
 pytestmark = pytest.mark.world
@@ -40,6 +42,11 @@ def test_a_check_catches_its_fault_and_passes_a_good_one(name: str, world: World
     assert found.outcome == "passed", found.seen
 
 
+def test_what_other_processes_cannot_have_is_told(world: World) -> None:
+    with pytest.raises(CommandError, match="say where it is: module:Class"):
+        world.verdict(CHECKS["fsdp2"], lambda params: None, {}, None)
+
+
 @pytest.mark.nightly
 def test_ranks_that_disagree_are_replaced(world: World) -> None:
     found = world.verdict(CHECKS["empty-shards"], StepsWhereThereAreRows, {}, None)
@@ -49,8 +56,7 @@ def test_ranks_that_disagree_are_replaced(world: World) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "size"), zip(RULES, itertools.cycle([4, 2, 3]), strict=False))
 def test_ours_have_no_failure(rule: str, size: int) -> None:
     found = check(f"thalweg.torch.{rule}", ranks=size, only="replicas,shards,messages,checkpoints")
     assert not found.failed, found.failed

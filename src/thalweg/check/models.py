@@ -13,13 +13,13 @@ from thalweg.check.registry import holds
 from thalweg.check.sharded import NEAR, grid, holds_for_shards, line, whole_of
 from thalweg.check.subject import Subject
 
-WIDTH, HIDDEN = 6, 8
+WIDTH = 6
 
 
 def model_for(s: Subject) -> nn.Sequential:
     """Two layers, the same on every rank; with biases where vectors are taken."""
-    bias = not s.facts.needs_matrices
-    model = nn.Sequential(nn.Linear(WIDTH, HIDDEN, bias=bias), nn.Tanh(), nn.Linear(HIDDEN, 5, bias=bias))
+    bias, hidden = not s.facts.needs_matrices, 2 * dist.get_world_size()  # which tensor parallelism must share evenly
+    model = nn.Sequential(nn.Linear(WIDTH, hidden, bias=bias), nn.Tanh(), nn.Linear(hidden, 5, bias=bias))
     with torch.no_grad():
         for place, p in enumerate(model.parameters()):
             p.copy_(3 * WEIGHT * draw(p.shape, 0, place))

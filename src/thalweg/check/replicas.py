@@ -11,7 +11,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.check.models import batch, model_for
-from thalweg.check.problem import begun, close, fresh, give, leaves, same, stepped, train, values
+from thalweg.check.problem import begun, close, fresh, give, same, stepped, tensors_of, train, values
 from thalweg.check.registry import Failed, NotOffered, holds
 from thalweg.check.sharded import NEAR, same_on_all_ranks
 from thalweg.check.subject import Subject
@@ -32,9 +32,7 @@ def replicas_have_the_same_state(s: Subject) -> None:
     params, optimizer = fresh(s)
     torch.manual_seed(dist.get_rank())
     train(optimizer, params, 5)
-    state = dict(leaves(optimizer.state_dict()["state"]))
-    tensors = {path: leaf for path, leaf in state.items() if isinstance(leaf, torch.Tensor)}
-    same_on_all_ranks({path: tensors[path] for path in sorted(tensors)}, "after five steps")
+    same_on_all_ranks(tensors_of(optimizer), "after five steps")
 
 
 @holds("replicas", "ranks")

@@ -16,7 +16,7 @@ def surroundings_kept(kind: str) -> Iterator[None]:
     state, level = random.getstate(), logging.root.manager.disable
     with warnings.catch_warnings(), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
+        logging.disable(logging.ERROR)
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         if kind == "torch":
             import torch

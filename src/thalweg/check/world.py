@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import tempfile
 import time
 from collections.abc import Mapping
@@ -40,17 +41,22 @@ class World:
 
     def verdict(self, each: Check, given: Any, options: Mapping[str, Any], facts: Mapping[str, Any] | None) -> Verdict:
         """What the ranks say: the first failure, or what all of them say. Ranks that disagree are replaced."""
+        try:
+            asked = pickle.dumps((each.name, given, dict(options), dict(facts or {})))
+        except Exception as error:
+            raise CommandError(f"{given!r} cannot be sent to other processes; say where it is: module:Class") from error
         if not self.ranks:
             self.start()
         for _, connection in self.ranks:
-            connection.send((each.name, given, dict(options), dict(facts or {})))
+            connection.send_bytes(asked)
         said = self.answers()
-        if None in said or len({verdict.outcome for verdict in said if verdict}) > 1:
+        spoken = [verdict for verdict in said if verdict is not None]
+        found = next((verdict for verdict in spoken if verdict.outcome == FAILED), None)
+        if silent := [str(rank) for rank, verdict in enumerate(said) if verdict is None]:
+            found = found or judged(each, FAILED, f"no answer of rank {', '.join(silent)}")
+        if silent or len({verdict.outcome for verdict in spoken}) > 1:
             self.end()
-        silent = [str(rank) for rank, verdict in enumerate(said) if verdict is None]
-        nothing = judged(each, FAILED, f"no answer of rank {', '.join(silent)}")
-        failed = (verdict for verdict in said if verdict and verdict.outcome == FAILED)
-        return replace(next(failed, nothing if silent else said[0] or nothing), ranks=self.size)
+        return replace(found or spoken[0], ranks=self.size)
 
     def answers(self) -> list[Verdict | None]:
         """Of every rank; None where it waits for another, or has ended."""
