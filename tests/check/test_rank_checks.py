@@ -37,7 +37,7 @@ def test_a_check_catches_its_fault_and_passes_a_good_one(name: str, world: World
     found = world.verdict(CHECKS[name], RANK_FAULTS[name], {}, None)
     assert found.outcome == "failed", found.seen
     assert found.seen
-    facts = {"collectives": 2} if name == "collectives" else {}
+    facts = {"collectives": 1} if name == "collectives" else {}
     found = world.verdict(CHECKS[name], "thalweg.torch.LAMB", {}, facts)
     assert found.outcome == "passed", found.seen
 
