@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from thalweg.check.problem import WEIGHT, close, draw, values
 from thalweg.check.registry import holds
@@ -46,9 +47,9 @@ def trains_as_one_process(s: Subject, model: nn.Module, where: str) -> None:
     close(runs[1], runs[0], start, f"{where} and in one process", NEAR)
 
 
-def in_parallel(model: nn.Module, columns: object) -> nn.Module:
-    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-    return parallelize_module(model, columns, plan)  # type: ignore[arg-type]
+def in_parallel(model: nn.Module, columns: DeviceMesh) -> nn.Module:
+    plan: dict[str, ParallelStyle] = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    return parallelize_module(model, columns, plan)
 
 
 @holds("shards", "ranks")

@@ -23,6 +23,7 @@ from torch.nn import Parameter
 from thalweg.check.problem import Shapes, close, shapes_for, stepped, tensors_of, train, weights
 from thalweg.check.registry import Failed, NotOffered
 from thalweg.check.sharded import (
+    MATRICES,
     NEAR,
     Place,
     by_rows,
@@ -37,8 +38,6 @@ from thalweg.check.sharded import (
 )
 from thalweg.check.subject import Subject
 from thalweg.show.modules import said
-
-MATRICES = [(8, 4), (8, 4), (4, 8)]
 
 
 def begun_shards(s: Subject, place: Place = by_rows, shapes: Shapes | None = None) -> tuple[list[Parameter], Any, Any]:

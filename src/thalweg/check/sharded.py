@@ -21,6 +21,8 @@ from thalweg.check.subject import Subject
 Place = Callable[[Tensor, int], Tensor]
 #: How near shards come to one process, as a share of the way: sums are taken in another order.
 NEAR = 1e-4
+#: Rows and columns that two or four ranks share evenly.
+MATRICES: Shapes = [(8, 4), (8, 4), (4, 8)]
 
 
 @functools.cache

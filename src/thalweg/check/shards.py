@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from thalweg.check.problem import close, moved, same, stepped, values, weights
 from thalweg.check.registry import Failed, holds
 from thalweg.check.sharded import (
+    MATRICES,
     NEAR,
     by_rows,
     equals_one_process,
@@ -29,7 +30,6 @@ from thalweg.check.subject import Subject
 
 #: More rows than ranks, and a number of them that no usual world divides.
 UNEVEN = [(13, 4), (11, 3)]
-MATRICES = [(8, 4), (8, 4), (4, 8)]
 
 
 @holds("shards", "ranks")
