@@ -10,7 +10,7 @@ import pickle
 import torch
 from torch.nn import Parameter
 
-from thalweg.check.problem import begun, fresh, give, moved, refused, same, stepped, train, values, weights
+from thalweg.check.problem import begun, close, fresh, give, moved, refused, same, stepped, train, values, weights
 from thalweg.check.registry import Failed, holds
 from thalweg.check.subject import Subject
 
@@ -139,7 +139,8 @@ def names_are_kept(s: Subject) -> None:
     names = optimizer.state_dict()["param_groups"][0].get("param_names")
     if list(names or ()) != [f"layer.{place}" for place in range(len(params))]:
         raise Failed(f"param_names of the state dict is {names}")
-    same(train(optimizer, params, 2), stepped(s, steps=2), "with names")
+    # Not to the bit: noise of an optimizer's own may follow names.
+    close(train(optimizer, params, 2), stepped(s, steps=2), weights(s), "with names", 1e-4)
 
 
 @holds("contract")

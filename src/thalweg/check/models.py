@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from thalweg.check.problem import WEIGHT, close, draw, values
 from thalweg.check.registry import holds
-from thalweg.check.sharded import NEAR, grid, holds_for_shards, line, whole_of
+from thalweg.check.sharded import grid, holds_for_shards, line, near, whole_of
 from thalweg.check.subject import Subject
 
 WIDTH = 6
@@ -44,7 +44,7 @@ def trains_as_one_process(s: Subject, model: nn.Module, where: str) -> None:
             each(batch(t)).square().mean().backward()
             optimizer.step()
         runs.append(whole_of(list(each.parameters())))
-    close(runs[1], runs[0], start, f"{where} and in one process", NEAR)
+    close(runs[1], runs[0], start, f"{where} and in one process", near(s))
 
 
 def in_parallel(model: nn.Module, columns: DeviceMesh) -> nn.Module:

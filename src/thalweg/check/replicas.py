@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thalweg.check.models import batch, model_for
 from thalweg.check.problem import begun, close, fresh, give, same, stepped, tensors_of, train, values
 from thalweg.check.registry import Failed, NotOffered, holds
-from thalweg.check.sharded import NEAR, same_on_all_ranks
+from thalweg.check.sharded import near, same_on_all_ranks
 from thalweg.check.subject import Subject
 
 
@@ -75,7 +75,7 @@ def train_replicas(s: Subject, **how: Any) -> None:
             run(mine).square().mean().backward()
             optimizer.step()
         runs.append(values(list(model.parameters())))
-    close(runs[1], runs[0], values(list(model_for(s).parameters())), "under DDP and in one process", NEAR)
+    close(runs[1], runs[0], values(list(model_for(s).parameters())), "under DDP and in one process", near(s))
 
 
 @holds("replicas", "ranks")

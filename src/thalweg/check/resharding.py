@@ -24,7 +24,6 @@ from thalweg.check.problem import Shapes, close, shapes_for, stepped, tensors_of
 from thalweg.check.registry import Failed, NotOffered
 from thalweg.check.sharded import (
     MATRICES,
-    NEAR,
     Place,
     by_rows,
     grid,
@@ -32,6 +31,7 @@ from thalweg.check.sharded import (
     holds_for_shards,
     line,
     module_of,
+    near,
     split,
     spread,
     train_shards,
@@ -55,7 +55,7 @@ def again(s: Subject, reached: Any, place: Place) -> tuple[list[Parameter], Any]
 def continues(s: Subject, params: Any, optimizer: Any, shapes: Shapes, where: str) -> None:
     """Fail unless two more steps end where five of one process do."""
     found = train_shards(optimizer, params, 2, first=3)
-    close(found, stepped(s, shapes, 5), weights(shapes), f"two steps after {where}", NEAR)
+    close(found, stepped(s, shapes, 5), weights(shapes), f"two steps after {where}", near(s))
 
 
 def together(action: Callable[[], Any] | None) -> Any:
@@ -164,8 +164,8 @@ def spread_from_one_process(s: Subject) -> None:
     whole = weights(s)
     single = s.make(whole)
     reached = train(single, whole, 3)
-    if not tensors_of(single):
-        raise NotOffered("there is no state")
+    if all(leaf.dim() == 0 for leaf in tensors_of(single).values()):
+        raise NotOffered("no tensor of the state has a shape")
     saved = copy.deepcopy(get_optimizer_state_dict(module_of(whole), single))
     others, other = again(s, reached, by_rows)
     how = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from thalweg.check.problem import Shapes, close, give, offered, shapes_for, stepped, values, weights
 from thalweg.check.registry import Failed, NotOffered, holds
@@ -19,10 +20,30 @@ from thalweg.check.subject import Subject
 
 #: What makes a parameter of a whole tensor and its place in the model.
 Place = Callable[[Tensor, int], Tensor]
-#: How near shards come to one process, as a share of the way: sums are taken in another order.
-NEAR = 1e-4
+#: How near shards come to one process, as a share of the way, where steps are computed in 32 bits or in 16: sums are
+#: taken in another order.
+NEAR, NEAR_IN_16_BITS = 1e-4, 0.1
 #: Rows and columns that two or four ranks share evenly.
 MATRICES: Shapes = [(8, 4), (8, 4), (4, 8)]
+
+
+class Outputs(TorchDispatchMode):
+    """Whether something is computed in 16 bits within it."""
+
+    in_16_bits = False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        if isinstance(found, Tensor) and found.dtype in (torch.bfloat16, torch.float16):
+            self.in_16_bits = True
+        return found
+
+
+def near(s: Subject) -> float:
+    """How near shards of float32 parameters must come to one process."""
+    with Outputs() as seen:
+        stepped(s, [(4, 3)])
+    return NEAR_IN_16_BITS if seen.in_16_bits else NEAR
 
 
 @functools.cache
@@ -109,7 +130,7 @@ def equals_one_process(s: Subject, place: Place, shapes: Shapes | None = None, w
     found = shapes_for(s) if shapes is None else shapes
     params, optimizer = spread(s, place, found)
     after = train_shards(optimizer, params, 3)
-    close(after, stepped(s, found, 3), weights(found), f"{where} and in one process", NEAR)
+    close(after, stepped(s, found, 3), weights(found), f"{where} and in one process", near(s))
 
 
 def same_on_all_ranks(tensors: dict[str, Tensor], where: str) -> None:

@@ -13,7 +13,6 @@ from thalweg.check.problem import close, moved, same, stepped, values, weights
 from thalweg.check.registry import Failed, holds
 from thalweg.check.sharded import (
     MATRICES,
-    NEAR,
     by_rows,
     equals_one_process,
     give_shards,
@@ -21,6 +20,7 @@ from thalweg.check.sharded import (
     halves,
     holds_for_shards,
     line,
+    near,
     split,
     spread,
     train_shards,
@@ -44,7 +44,7 @@ def shards_with_different_seeds(s: Subject) -> None:
     params, optimizer = spread(s, shapes=MATRICES)
     torch.manual_seed(1 + dist.get_rank())
     found = train_shards(optimizer, params, 5)
-    close(found, stepped(s, MATRICES, 5), weights(MATRICES), "with a seed by rank and in one process", NEAR)
+    close(found, stepped(s, MATRICES, 5), weights(MATRICES), "with a seed by rank and in one process", near(s))
 
 
 @holds_for_shards("shards")
@@ -129,10 +129,10 @@ def groups_of_shards(s: Subject) -> None:
         optimizer = s.make([{"params": params[:1]}, {"params": params[1:]}])
         optimizer.param_groups[0]["lr"] = 8 * (optimizer.param_groups[0]["lr"] or 1e-2)
         runs.append(train_shards(optimizer, params, 3))
-    close(runs[1], runs[0], weights(MATRICES), "in two groups, sharded and in one process", NEAR)
+    close(runs[1], runs[0], weights(MATRICES), "in two groups, sharded and in one process", near(s))
     if not s.facts.couples_parameters:
         plain = stepped(s, MATRICES, 3)
-        close(runs[1][1:], plain[1:], weights(MATRICES)[1:], "sharded, the lr of another group was changed", NEAR)
+        close(runs[1][1:], plain[1:], weights(MATRICES)[1:], "sharded, the lr of another group was changed", near(s))
 
 
 @holds_for_shards("shards")
@@ -145,7 +145,7 @@ def added_group_of_shards(s: Subject) -> None:
         train_shards(optimizer, params[:1], 2)
         optimizer.add_param_group({"params": params[1:]})
         runs.append(train_shards(optimizer, params, 2, first=2))
-    close(runs[1], runs[0], weights(MATRICES), "after add_param_group, sharded and in one process", NEAR)
+    close(runs[1], runs[0], weights(MATRICES), "after add_param_group, sharded and in one process", near(s))
     moved(runs[1], weights(MATRICES), "after add_param_group")
 
 
@@ -192,7 +192,7 @@ def nan_in_one_shard(s: Subject) -> None:
     found, start = whole_of(params), weights(MATRICES)
     if all(map(_equal, found, start)):
         return  # skipped by all ranks
-    close(found[1:], stepped(s, MATRICES)[1:], start[1:], "others, beside a shard with NaN", NEAR)
+    close(found[1:], stepped(s, MATRICES)[1:], start[1:], "others, beside a shard with NaN", near(s))
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
