@@ -32,7 +32,7 @@ def checked_range(option: str) -> None:
         pair = isinstance(made.param_groups[0][option], (tuple, list))
         for value in OUT_OF_RANGE[option]:
             if isinstance(value, tuple) == pair:
-                refused(partial(s.make, weights(s), **{option: value}), f"{option}={value}", WRONG)
+                refused(partial(s.make, weights(s), **{option: value}), f"{option}={value}")
 
     out_of_range.__name__ = f"{option}_out_of_range"
     out_of_range.__doc__ = f"Values of {option} such as {OUT_OF_RANGE[option][0]} are refused, with a word."
@@ -64,13 +64,13 @@ def no_leaves(s: Subject) -> None:
 @holds("bad input")
 def lr_of_a_group_out_of_range(s: Subject) -> None:
     """A negative lr of a group is refused, as that of all is."""
-    refused(lambda: s.make([{"params": weights(s), "lr": -0.1}]), "a group with lr=-0.1", WRONG)
+    refused(lambda: s.make([{"params": weights(s), "lr": -0.1}]), "a group with lr=-0.1")
 
 
 @holds("bad input")
 def misspelt_option(s: Subject) -> None:
     """An option that does not exist is refused: a typing mistake must not train with defaults."""
-    refused(lambda: s.make(weights(s), weight_decya=0.1), "weight_decya=0.1", WRONG)
+    refused(lambda: s.make(weights(s), weight_decya=0.1), "weight_decya=0.1")
 
 
 @holds("bad input")

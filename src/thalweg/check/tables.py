@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from thalweg.check.run import NOT_OFFERED, PASSED, Report, Verdict
+
+#: Names of checks in one cell.
+MOST = 9
 
 
 def rows(reports: Sequence[Report]) -> list[list[str]]:
@@ -43,13 +46,22 @@ def as_markdown(reports: Sequence[Report]) -> str:
     lines = [line(titles), line(["---"] * len(titles))]
     for report in reports:
         shares = [share([each for each in report.verdicts if (each.ranks > 0) is ranks]) for ranks in (False, True)]
-        failed = ", ".join(each.check for each in report.failed) or "none"
-        lines.append(line([f"`{report.subject}`", *shares, failed]))
+        lines.append(line([f"`{report.subject}`", *shares, some(each.check for each in report.failed)]))
     for report in reports:
         if report.failed:
             lines += ["", f"`{report.subject}`:", ""]
             lines += [f"- **{each.check}**: {each.holds} Seen: {each.seen}" for each in report.failed]
     return "\n".join([*lines, "", surroundings(reports), ""])
+
+
+def some(names: Iterable[str]) -> str:
+    """The first names, and how many others there are.
+
+    >>> some(["zero-grad", "odd"])
+    'zero-grad, odd'
+    """
+    first, others = (every := list(names))[:MOST], every[MOST:]
+    return ", ".join(first) + (f" and {len(others)} others" if others else "") or "none"
 
 
 def line(cells: Sequence[str]) -> str:
