@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from thalweg.check.run import NOT_OFFERED, PASSED, Report, Verdict
 
 #: Names of checks in one cell.
-MOST = 9
+MOST = 10
 
 
 def rows(reports: Sequence[Report]) -> list[list[str]]:
@@ -55,13 +55,15 @@ def as_markdown(reports: Sequence[Report]) -> str:
 
 
 def some(names: Iterable[str]) -> str:
-    """The first names, and how many others there are.
+    """All names, or the first ones and how many others there are.
 
     >>> some(["zero-grad", "odd"])
     'zero-grad, odd'
     """
-    first, others = (every := list(names))[:MOST], every[MOST:]
-    return ", ".join(first) + (f" and {len(others)} others" if others else "") or "none"
+    every = list(names)
+    if len(every) > MOST:
+        every = [*every[: MOST - 1], f"and {len(every) - MOST + 1} others"]
+    return ", ".join(every) or "none"
 
 
 def line(cells: Sequence[str]) -> str:
