@@ -56,7 +56,7 @@ def test_ranks_that_disagree_are_replaced(world: World) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("rule", "size"), zip(RULES, itertools.cycle([4, 2, 3]), strict=False))
+@pytest.mark.parametrize(("rule", "size"), list(zip(RULES, itertools.cycle([4, 2, 3]), strict=False)))
 def test_ours_have_no_failure(rule: str, size: int) -> None:
     found = check(f"thalweg.torch.{rule}", ranks=size, only="replicas,shards,messages,checkpoints")
     assert not found.failed, found.failed
