@@ -172,6 +172,21 @@ def machine(device: str) -> str:
     return "cpu" if device == "cpu" else torch.cuda.get_device_name()
 
 
+def identity_of(own: Task, trainer: Trainer, device: str) -> dict[str, Any]:
+    """What runs must have in common to lie in one file."""
+    return {
+        "task": own.name,
+        "about": own.about,
+        "steps": own.steps,
+        "batch_size": own.batch_size,
+        "higher_is_better": own.higher_is_better,
+        "parameters": sum(p.numel() for p in trainer.params),
+        "data": own.fingerprint,
+        "device": machine(device),
+        "torch": torch.__version__,
+    }
+
+
 class Contest:
     """All contestants on one task, until the time is over."""
 
@@ -272,21 +287,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given.steps:
             own.steps = given.steps
         trainer = Trainer(own, given.device)
-        identity = {
-            "task": own.name,
-            "about": own.about,
-            "steps": own.steps,
-            "batch_size": own.batch_size,
-            "higher_is_better": own.higher_is_better,
-            "parameters": sum(p.numel() for p in trainer.params),
-            "data": own.fingerprint,
-            "device": machine(given.device),
-            "torch": torch.__version__,
-        }
-        records = protocol.Records(given.records / f"{name}.json", identity)
+        records = protocol.Records(given.records / f"{name}.json", identity_of(own, trainer, given.device))
         records.load((given.resume or given.records) / f"{name}.json")
         contest = Contest(trainer, records, given, until)
-        say(f"{name}: {identity['parameters']:,} parameters, ready after {time.monotonic() - began:.0f} s")
+        say(f"{name}: {records.identity['parameters']:,} parameters, ready after {time.monotonic() - began:.0f} s")
         try:
             contest.hold(chosen)
         except TimeoutError as error:

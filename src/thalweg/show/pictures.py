@@ -31,10 +31,10 @@ def figure(width: float, height: float, *, dpi: int = 160) -> Figure:
     return made
 
 
-def save(picture: Figure, folder: Path, stem: str) -> list[Path]:
+def save(picture: Figure, folder: Path, stem: str, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Write a figure as PNG and as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{stem}.png", folder / f"{stem}.svg"]
+    paths = [folder / f"{stem}.{kind}" for kind in kinds]
     with matplotlib.rc_context(REPEATABLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a name in letters that our font has not
         for path in paths:
