@@ -250,7 +250,23 @@ def test_ctrl_c_keeps_what_was_finished_and_the_same_command_goes_on(tmp_path: P
     assert records.read_bytes() == kept
 
 
-@pytest.mark.parametrize("package", ["click", "rich", "matplotlib", "plotly"])
+@pytest.mark.parametrize("package", ["matplotlib", "plotly"])
+def test_without_what_draws_a_race_is_recorded_and_says_how_to_draw_it(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    assert run(["race", *QUICK, "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert {path.name for path in tmp_path.iterdir()} == {"runs.jsonl", "race.json"}
+    assert "it ended with a training loss of" in printed.out
+    assert package in printed.err
+    assert f"{package} is not installed: after pip install" in printed.out.replace("\n", " ")
+    assert f"`thalweg race --redraw --out {tmp_path}` draws it" in printed.out
+    assert run(["race", "--redraw", "--out", str(tmp_path)]) == 1
+    assert f'{package} is not installed: pip install "thalweg[cli]"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("package", ["click", "rich"])
 def test_a_missing_extra_is_named_before_the_race_begins(package: str, tmp_path: Path) -> None:
     program = (
         f"import sys; sys.modules[{package!r}] = None; sys.argv = ['thalweg', 'race', '--out', {str(tmp_path)!r}];"

@@ -42,6 +42,10 @@ def result(name: str, *losses: float | None, steps: int | None = None, seconds: 
             "A won: it ended with a loss of -0.5 (one seed), 0.75 below B with 0.25 (one seed). C diverged.",
         ),
         ([result("A", 0.5), result("B", 0.5), result("C", 0.5)], "A, B, and C ended level, with a loss of 0.5"),
+        (
+            [result("A", 0.4999), result("B", 0.6), result("C", 0.5)],
+            "A and C ended level, with a loss of 0.5 (one seed), 17% below B with 0.6 (one seed).",
+        ),
     ],
 )
 def test_the_first_sentence_says_who_won_and_by_how_much(results: list[Any], words: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
@@ -28,6 +29,8 @@ TASKS = ("digits", "valley", "text", "fashion")
 #: Matrices this small gain nothing from threads, which stall when others want the cores.
 SMALL = ("digits", "valley", "text")
 ENGINES = ("auto", "reference", "foreach", "fused")
+#: What draws pictures, and the report.
+DRAWN_BY = ("matplotlib", "plotly")
 THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -133,12 +136,13 @@ def command(
     if task in SMALL and "numpy" not in sys.modules:
         for library in THREADS:  # it has to be said before numpy is loaded
             os.environ.setdefault(library, "1")
-    need("cli", "matplotlib", "plotly", "rich")
+    need("cli", "rich")
     from thalweg.race.contest import race, recorded
     from thalweg.race.rivals import entries, known_as
     from thalweg.race.terminal import progress_bars
 
     if redraw:
+        need("cli", *DRAWN_BY)
         outcome, damaged = recorded(folder)
         tell_damage(damaged, "left out")
     else:
@@ -163,6 +167,8 @@ def command(
             command=shlex.join(["thalweg", *sys.argv[1:]]),
         )
         tell_damage(ready.damaged, "done again")
+        if missing := not_drawn():
+            aside().print(f"{missing} is not installed: the race is run and recorded, but not drawn.")
         done, total = ready.progress
         if done:
             aside().print(f"{done} of {total} runs are recorded in {folder} already.")
@@ -188,16 +194,25 @@ def asked_optimizers(text: str) -> list[str]:
 
 
 def show(summary: Any, folder: Path, *, as_json: bool) -> None:
-    """Draw, then print."""
-    from thalweg.race.draw import draw
-    from thalweg.race.page import write
+    """Draw, then print. Where what draws is not installed, say how to draw elsewhere."""
     from thalweg.race.terminal import results_tables
 
     if not any(course["results"] for course in summary["courses"]):
         raise CommandError(f"no run is recorded in {folder} yet: there is nothing to draw")
-    pictures = draw(summary, folder)
-    page = folder / "index.html"
-    write(summary, page)
+    if missing := not_drawn():
+        again = shlex.join(["thalweg", "race", "--redraw", "--out", str(folder)])
+        told = (
+            f"Recorded in {folder}. Not drawn, because {missing} is not installed: after pip install "
+            f'"thalweg[cli]", here or elsewhere with a copy of that folder, `{again}` draws it.'
+        )
+    else:
+        from thalweg.race.draw import draw
+        from thalweg.race.page import write
+
+        pictures = draw(summary, folder)
+        page = folder / "index.html"
+        write(summary, page)
+        told = f"Report: {page}. Pictures: {', '.join(path.name for path in pictures)}."
     if as_json:
         click.echo(json.dumps(summary))
         return
@@ -207,7 +222,12 @@ def show(summary: Any, folder: Path, *, as_json: bool) -> None:
         printer.print()
     if missing := summary["missing"]:
         printer.print(f"{missing} {'run is' if missing == 1 else 'runs are'} missing: the race is not finished.")
-    printer.print(f"Report: {page}. Pictures: {', '.join(path.name for path in pictures)}.", soft_wrap=True)
+    printer.print(told, soft_wrap=True, markup=False)
+
+
+def not_drawn() -> str:
+    """What draws and is not installed."""
+    return " and ".join(name for name in DRAWN_BY if importlib.util.find_spec(name) is None)
 
 
 def tell_damage(damaged: Sequence[Any], consequence: str) -> None:

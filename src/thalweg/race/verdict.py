@@ -23,19 +23,21 @@ def verdict(course: Mapping[str, Any]) -> str:
 
 
 def winner(finished: Results, loss_name: str) -> str:
-    best, *others = sorted(finished, key=lambda result: result["loss"])
-    named = f"{loss_name} of {loss_of(best)}"
+    best = min(finished, key=lambda result: result["loss"])
+    # what differs in digits that are not shown is level: two makes of one optimizer, say
+    level = [result for result in finished if f"{result['loss']:.3g}" == f"{best['loss']:.3g}"]
+    others = [result for result in finished if result not in level]
+    who = listed([result["contestant"] for result in level])
+    ended = f"ended {'level, ' if len(level) > 1 else ''}with a {loss_name} of {loss_of(best)}"
     if not others:
-        return f"{best['contestant']} ended with a {named}."
-    second = others[0]
-    if second["loss"] == best["loss"]:
-        tied = [result["contestant"] for result in finished if result["loss"] == best["loss"]]
-        return f"{listed(tied)} ended level, with a {named}."
-    much = by_how_much(best["loss"], second["loss"])
+        return f"{who} {ended}."
+    second = min(others, key=lambda result: result["loss"])
+    behind = f"{by_how_much(best['loss'], second['loss'])} {second['contestant']} with {loss_of(second)}"
     clear = best["loss_high"] < second["loss_low"] if best["seeds"] > 1 else True
-    how = "won" if clear else "leads, but not clearly, for the seeds of both overlap"
-    behind = f"{second['contestant']} with {loss_of(second)}"
-    return f"{best['contestant']} {how}: it ended with a {named}, {much} {behind}."
+    unclear = "not clearly, for the seeds of both overlap"
+    if len(level) > 1:
+        return f"{who} {ended}, {behind}{'' if clear else f', {unclear}'}."
+    return f"{who} {'won' if clear else f'leads, but {unclear}'}: it {ended}, {behind}."
 
 
 def by_how_much(loss: float, other: float) -> str:
