@@ -2,7 +2,8 @@
 
 Every contestant has the same number of trials on seed 0. The first three are a factor of 3 apart; each other one goes
 where the best so far points: a factor of 3 beyond it if it lies at an edge, else halfway to its better neighbour. The
-best rate is chosen by validation, and runs with other seeds; test is looked at for these runs alone.
+two best rates then run with every other seed, and the better mean on validation is chosen: a rate that is best once may
+be one at which another seed diverges. Test is looked at for the chosen rate alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from pathlib import Path
 from typing import Any
 
 FACTOR = 3.0
+#: The rates that run with every seed.
+FINALISTS = 2
+TASKS = ("text", "text-plain", "fashion-512", "fashion-2048", "fashion-8192", "vit-1024")
 Run = dict[str, Any]
+Curve = Sequence[tuple[int, float]]
 
 
 def rounded(rate: float) -> float:
@@ -76,28 +81,54 @@ def loss_of(run: Run, higher_is_better: bool) -> float:
     return math.inf if score is None else -score if higher_is_better else score
 
 
-def best(runs: Sequence[Run], higher_is_better: bool) -> Run | None:
-    """The best run of seed 0, unless all diverged."""
+def finalists(runs: Sequence[Run], higher_is_better: bool) -> list[float]:
+    """The best rates of seed 0, the best first; none if all diverged."""
     first = [run for run in runs if run["seed"] == 0 and run["validation"] is not None]
-    return min(first, key=lambda run: loss_of(run, higher_is_better)) if first else None
+    return [run["lr"] for run in sorted(first, key=lambda run: loss_of(run, higher_is_better))[:FINALISTS]]
+
+
+@dataclass(frozen=True)
+class Choice:
+    lr: float
+    #: Over how many seeds the finalists were compared.
+    seeds: int
+
+
+def chosen(runs: Sequence[Run], higher_is_better: bool) -> Choice | None:
+    """The finalist with the best mean over the seeds that all finalists have run; a run that diverged outweighs all."""
+    losses = {
+        lr: {run["seed"]: loss_of(run, higher_is_better) for run in runs if run["lr"] == lr}
+        for lr in finalists(runs, higher_is_better)
+    }
+    if not losses:
+        return None
+    shared = set.intersection(*(set(found) for found in losses.values()))
+    return Choice(min(losses, key=lambda lr: sum(losses[lr][seed] for seed in shared)), len(shared))
 
 
 @dataclass(frozen=True)
 class Result:
-    """A contestant at its best rate."""
+    """A contestant at its chosen rate."""
 
     contestant: str
     lr: float
+    #: Whether a rate beyond it might have been better: it is the least or the largest that was tried.
+    at_edge: bool
+    #: How many rates were tried.
     trials: int
+    #: How many seeds ran at the chosen rate, how many of these diverged, and how many chose it.
     seeds: int
+    diverged: int
+    chosen_by: int
+    #: Means over the seeds that did not diverge.
     validation: float
     test: float
-    #: Half of the difference between the best and the worst seed.
+    #: Half of the difference between the best and the worst of them.
     spread: float
-    ms: float
+    #: A step's milliseconds while nothing else used the device; None: never measured so.
+    ms: float | None
     state_bytes: int
-    curve: list[tuple[int, float]]
-    at_edge: bool
+    curves: Sequence[Curve]
 
 
 def results(record: Mapping[str, Any]) -> list[Result]:
@@ -107,32 +138,39 @@ def results(record: Mapping[str, Any]) -> list[Result]:
     for contestant in dict.fromkeys(run["contestant"] for run in record["runs"]):
         runs = [run for run in record["runs"] if run["contestant"] == contestant]
         runs = [run for run in runs if run["settings"] == runs[-1]["settings"]]  # the latest settings of that name
-        chosen = best(runs, higher)
-        if chosen is None:
+        choice = chosen(runs, higher)
+        if choice is None:
             continue
-        seeds = [run for run in runs if run["lr"] == chosen["lr"] and run["validation"] is not None]
+        seeds = [run for run in runs if run["lr"] == choice.lr]
+        ended = [run for run in seeds if run["validation"] is not None]
         rates = sorted({run["lr"] for run in runs})
-        tests = [run["test"] for run in seeds]
-        alone = [run["ms"] for run in runs if run["alone"]] or [run["ms"] for run in runs]
+        tests = [run["test"] for run in ended]
+        alone = [run["ms"] for run in runs if run["alone"]]
         found.append(
             Result(
                 contestant=contestant,
-                lr=chosen["lr"],
+                lr=choice.lr,
+                at_edge=choice.lr in (rates[0], rates[-1]),
                 trials=len(rates),
                 seeds=len(seeds),
-                validation=statistics.mean(run["validation"] for run in seeds),
+                diverged=len(seeds) - len(ended),
+                chosen_by=choice.seeds,
+                validation=statistics.mean(run["validation"] for run in ended),
                 test=statistics.mean(tests),
-                spread=(max(tests) - min(tests)) / 2,
-                ms=statistics.median(alone),
-                state_bytes=chosen["state_bytes"],
-                curve=[tuple(point) for point in chosen["curve"]],
-                at_edge=chosen["lr"] in (rates[0], rates[-1]),
+                spread=half_range(tests),
+                ms=statistics.median(alone) if alone else None,
+                state_bytes=ended[0]["state_bytes"],
+                curves=[[(step, score) for step, score in run["curve"]] for run in ended],
             )
         )
     return sorted(found, key=lambda result: -result.test if higher else result.test)
 
 
-def steps_to(curve: Sequence[tuple[int, float]], wanted: float, higher_is_better: bool) -> float | None:
+def half_range(values: Sequence[float]) -> float:
+    return (max(values) - min(values)) / 2
+
+
+def steps_to(curve: Curve, wanted: float, higher_is_better: bool) -> float | None:
     """The step at which a curve reaches a score, between two of its points; None if it never does."""
     sign = -1.0 if higher_is_better else 1.0
     before: tuple[int, float] | None = None
@@ -143,3 +181,15 @@ def steps_to(curve: Sequence[tuple[int, float]], wanted: float, higher_is_better
             return before[0] + (step - before[0]) * (before[1] - wanted) / (before[1] - score)
         before = (step, score)
     return None
+
+
+def score_at(curve: Curve, step: float) -> float | None:
+    """The score at a step, between two points of a curve; None before the first, and that of the end after it."""
+    before: tuple[int, float] | None = None
+    for at, score in curve:
+        if step <= at:
+            if before is None:
+                return score if step == at else None
+            return before[1] + (score - before[1]) * (step - before[0]) / (at - before[0])
+        before = (at, score)
+    return curve[-1][1]

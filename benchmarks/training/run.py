@@ -15,6 +15,7 @@ import contextlib
 import fnmatch
 import itertools
 import math
+import re
 import statistics
 import sys
 import time
@@ -31,7 +32,6 @@ from benchmarks.training import protocol
 from benchmarks.training.contestants import CONTESTANTS, Contestant
 from benchmarks.training.tasks import Task, task
 
-TASKS = "text,text-plain,fashion-512,fashion-2048,fashion-8192,vit-1024"
 Loss = Callable[[Tensor], Tensor]
 #: How often a run is scored on its way.
 POINTS = 16
@@ -161,11 +161,16 @@ def settings_of(optimizers: Sequence[Optimizer]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for own in optimizers:
         for group in own.param_groups:
-            kept = {k: v if isinstance(v, (int, float, str)) or v is None else repr(v) for k, v in group.items()}
+            kept = {k: v if isinstance(v, (int, float, str)) or v is None else told(v) for k, v in group.items()}
             for left_out in ("params", "param_names", "lr", "initial_lr", "overrides", "step"):
                 kept.pop(left_out, None)
             found[str(len(found))] = kept
     return found
+
+
+def told(value: Any) -> str:
+    """What an object says of itself, without its address, which every run would have another of."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def machine(device: str) -> str:
@@ -218,14 +223,11 @@ class Contest:
             if len(tried) < trials:
                 self.run(name, contestant, settings, protocol.next_rate(tried, middle), 0)
                 continue
-            chosen = protocol.best(runs, higher)
-            if chosen is None:
+            done = {(run["lr"], run["seed"]) for run in runs}
+            finals = itertools.product(protocol.finalists(runs, higher), range(seeds))
+            if not (left := [final for final in finals if final not in done]):
                 return
-            done = {run["seed"] for run in runs if run["lr"] == chosen["lr"]}
-            left = [seed for seed in range(seeds) if seed not in done]
-            if not left:
-                return
-            self.run(name, contestant, settings, chosen["lr"], left[0])
+            self.run(name, contestant, settings, *left[0])
 
     def run(self, name: str, contestant: Contestant, settings: dict[str, Any], lr: float, seed: int) -> None:
         if time.monotonic() + self.longest.get(name, 0.0) > self.until:
@@ -254,7 +256,9 @@ def numbers(text: str) -> list[int]:
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tasks", type=names, default=names(TASKS), help=f"default: {TASKS}")
+    parser.add_argument(
+        "--tasks", type=names, default=list(protocol.TASKS), help=f"default: {','.join(protocol.TASKS)}"
+    )
     parser.add_argument(
         "--contestants", default="*", help="globs of names, with ; between them, in the order to run (default: all)"
     )
@@ -264,7 +268,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=[5],
         help="rates that each contestant tries (default: 5); 3,5: all 3 first, then 5",
     )
-    parser.add_argument("--seeds", type=int, default=1, help="seeds at the best rate (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=1, help="seeds at the two best rates (default: %(default)s)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--data", type=Path, help="folder of the four files of Fashion-MNIST")
     parser.add_argument("--records", type=Path, required=True, help="folder where records are written")
