@@ -44,7 +44,15 @@ SECTIONS = {
     "The project": ["support.md", "*.md"],
 }
 #: Files outside docs/ that have pages too, since docs link to them.
-OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/results/*.md", "examples/*.py"]
+OUTSIDE = [
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "benchmarks/results/*.md",
+    "benchmarks/training/README.md",
+    "benchmarks/training/results/*.md",
+    "examples/*.py",
+]
 #: Public modules and what a reader finds there.
 MODULES = {
     "thalweg": "Parts of a rule, errors and warnings",

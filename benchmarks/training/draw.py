@@ -47,6 +47,9 @@ class Field:
             return f"{values[0]:.{self.digits}f} (one seed)"
         return f"{statistics.mean(values):.{self.digits}f} ± {half_range(values):.{self.digits}f}"
 
+    def rate(self, result: Result) -> str:
+        return f"{result.lr:g}" + (" (edge)" if result.at_edge else "")
+
     def test(self, result: Result) -> str:
         """On test data, after as many steps as all others."""
         if result.seeds == 1:
@@ -79,7 +82,7 @@ class Field:
     def row(self, result: Result) -> str:
         cells = (
             result.contestant,
-            f"{result.lr:g}" + (" (edge)" if result.at_edge else ""),
+            self.rate(result),
             str(result.trials),
             self.test(result),
             self.at_equal_seconds(result),
@@ -118,6 +121,7 @@ def summary(fields: Mapping[str, Field], contestants: Collection[str]) -> str:
         ("At equal steps: test", Field.test),
         (f"At equal seconds: validation when {BASELINE}'s time is over", Field.at_equal_seconds),
         (f"To {BASELINE}'s final validation", Field.to_the_baseline),
+        ("Learning rates", Field.rate),
     ):
         rows = [line([name, *(cell(fields.get(task), name, measure) for task in TASKS)]) for name in entered]
         head = [f"## {title}", "", line(["", *TASKS]), "|---" * (len(TASKS) + 1) + "|"]

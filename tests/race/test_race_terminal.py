@@ -13,6 +13,7 @@ pytest.importorskip("rich")
 
 from rich.console import Console
 
+from thalweg.race import terminal
 from thalweg.race.contest import race
 from thalweg.race.run import Progress
 from thalweg.race.terminal import edges, progress_bars, results_table
@@ -41,6 +42,16 @@ def test_names_of_bars_end_in_one_column() -> None:
     ends = {line.index(name) + len(name) for line in lines for name in ("AdamW", "SGD", "Adafactor") if name in line}
     assert len(ends) == 1
     assert "loss 2.50e+00" in screen.getvalue()
+
+
+def test_where_nobody_watches_a_line_says_now_and_then_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen, clock = io.StringIO(), [0.0]
+    monkeypatch.setattr(terminal, "monotonic", lambda: clock[0])
+    ready = race("digits", optimizers=["SGD"], steps=1, seeds=1, rates={"": [0.1, 0.2]})
+    with progress_bars(Console(file=screen), ready) as (advance, _):
+        for clock[0] in (terminal.PAUSE - 1, terminal.PAUSE, terminal.PAUSE + 1):
+            advance(Progress(ready.wanted[0], 1, 2.5))
+    assert screen.getvalue() == f"0 of 2 runs are done; now SGD, lr {ready.wanted[0].lr:g}, seed 0.\n"
 
 
 def test_who_diverged_is_not_said_to_be_at_the_edge_of_its_rates() -> None:

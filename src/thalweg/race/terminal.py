@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from thalweg.race.contestants import CONTESTANTS
@@ -24,12 +25,18 @@ with extra("cli"):
     from rich.table import Table
     from rich.text import Text
 
+#: Seconds between lines where nobody watches.
+PAUSE = 30.0
+
 
 @contextmanager
 def progress_bars(console: Console, race: Race) -> Iterator[tuple[Callable[[Progress], None], Callable[[Run], None]]]:
-    """One bar for each contestant; gives what moves them. Where nobody watches there are none."""
-    if not console.is_terminal or not race.waiting:
+    """One bar for each contestant; gives what moves them. Where nobody watches, a line now and then."""
+    if not race.waiting:
         yield lambda progress: None, lambda run: None
+        return
+    if not console.is_terminal:
+        yield progress_lines(console, race), lambda run: None
         return
     columns = (
         TextColumn("{task.description}"),
@@ -64,6 +71,20 @@ def progress_bars(console: Console, race: Race) -> Iterator[tuple[Callable[[Prog
 
         settle()
         yield advance, settle
+
+
+def progress_lines(console: Console, race: Race, pause: float = PAUSE) -> Callable[[Progress], None]:
+    """Say at most once in that many seconds how far a race is."""
+    last = monotonic()
+
+    def advance(progress: Progress) -> None:
+        nonlocal last
+        if monotonic() - last < pause:
+            return
+        last, run, (done, total) = monotonic(), progress.run, race.progress
+        console.print(f"{done} of {total} runs are done; now {run.contestant}, lr {run.lr:g}, seed {run.seed}.")
+
+    return advance
 
 
 def results_tables(summary: Summary) -> list[Any]:
