@@ -6,6 +6,7 @@ whole forward and backward pass as one graph.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,7 +221,7 @@ def images(device: str, folder: Path, name: str, batch_size: int, *, tiny: bool 
         higher_is_better=True,
         clip=None if name == "fashion" else 1.0,
         decay=0.05,
-        fingerprint=corpus.hashlib.sha256(read["train_images"].tobytes()).hexdigest()[:12],
+        fingerprint=hashlib.sha256(read["train_images"].tobytes()).hexdigest()[:12],
         compiled=True,
     )
 

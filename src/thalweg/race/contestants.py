@@ -96,6 +96,6 @@ LARGE_RATES: Mapping[str, Sequence[float]] = {
         "Adafactor": 0.03,
         "Muon": 0.01,
         "Lion": 3e-4,
-        "Kron": 3e-4,
+        "Kron": 1e-3,
     }.items()
 }
