@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 
 import thalweg.torch
 
-RATES = {"LARS": 5.0, "LAMB": 0.02, "Adafactor": 0.03, "Kron": 0.003}
+RATES = {"LARS": 5.0, "LAMB": 0.02, "Adafactor": 0.03, "Kron": 0.01}
 BATCH, LENGTH, WIDTH, HEADS, LAYERS = 16, 64, 64, 4, 2
 #: Letters as bytes; anything that is not ASCII is left out.
 LETTERS = 128

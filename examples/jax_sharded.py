@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-RATES = {"lars": 5.0, "lamb": 0.02, "adafactor": 0.03, "kron": 0.003}
+RATES = {"lars": 5.0, "lamb": 0.02, "adafactor": 0.03, "kron": 0.01}
 
 
 def parsed() -> argparse.Namespace:

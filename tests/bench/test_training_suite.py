@@ -147,6 +147,7 @@ def test_runs_resume_and_the_two_best_rates_run_every_seed(
         run.main([*given, "--steps", "5"])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what peers import
 @pytest.mark.parametrize(
     "name",
     [
