@@ -149,8 +149,8 @@ CONTESTANTS = {
     "LAMB paper": Contestant("thalweg", lamb(variant="paper", standard=False), 0.02, 0.02),
     "LAMB, norms kept": Contestant("thalweg", on_a_sphere(lamb(decay=0.0)), 0.02, 0.02),
     "timm Lamb": Contestant("timm", peer("timm.optim.lamb.Lamb", max_grad_norm=None), 0.02, 0.02),
-    "LARS": Contestant("thalweg", lars(standard=False), 3.0, 3.0),
-    "LARS paper": Contestant("thalweg", lars(variant="paper", standard=False), 6.0, 6.0),
+    "LARS": Contestant("thalweg", lars(standard=False), 6.0, 6.0),
+    "LARS, exempt vectors": Contestant("thalweg", lars(standard=False, exempt="vectors"), 3.0, 3.0),
     "timm Lars": Contestant("timm", peer("timm.optim.lars.Lars", momentum=0.9, decay=0.01), 3.0, 3.0),
     # Adafactor: with a rate of the user's, near zero state first
     "Adafactor": Contestant("thalweg", adafactor(), 0.03, 0.03),
