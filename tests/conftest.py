@@ -35,6 +35,8 @@ if importlib.util.find_spec("torch") is None:
     collect_ignore_glob += ["support/check_faulty.py", "support/world_accelerate.py", "support/world_deepspeed.py"]
 if importlib.util.find_spec("hypothesis") is None:
     collect_ignore_glob += ["support/hostile_files.py", "test_hostile_files.py"]
+if any(importlib.util.find_spec(name) is None for name in ("hypothesis", "torch", "optax")):
+    collect_ignore_glob += ["support/hostile_states.py"]
 if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
     collect_ignore_glob += ["support/compile_launches.py", "support/interpreter.py"]
 

@@ -6,14 +6,18 @@ import os
 from pathlib import Path
 
 import pytest
-from hostile_files import bombs, hostile, kinds, tried
+from hostile_files import Kind, bombs, hostile, kinds, tried
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from thalweg.errors import CommandError, OptimError
+from thalweg.errors import CommandError, OptimError, StateError
 
 NAMES = ["state.npz", "model.safetensors", "model.safetensors.index.json", "shapes.json", "config.json", "runs.jsonl"]
-NAMES += ["race.json"]
+NAMES += ["race.json", "state.safetensors", "gemma3.json", "images-idx3.gz", "compiled", "option"]
+STATES = ["adamw.torch.json", "kron.torch.json", "optimizer.pt", "own.torch.json", "own.numpy.json", "adamw.optax.json"]
+#: What reading a kind needs, by how its name ends.
+NEEDED = {"idx1": ["torch"], "idx3.gz": ["torch"], "state.safetensors": ["safetensors"]}
+NEEDED |= {name: ["torch", "optax"] for name in STATES}
 
 
 @pytest.fixture(autouse=True)
@@ -22,26 +26,47 @@ def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thalweg.plan.library.built", lambda *_: None)
 
 
+def kind_of(name: str, folder: Path) -> Kind:
+    """The kind of a name, or a skip where what reads it is not installed."""
+    for needed, packages in NEEDED.items():
+        if name.endswith(needed):
+            for package in packages:
+                pytest.importorskip(package)
+    if name in STATES:
+        from hostile_states import states
+
+        return states()[name]
+    return kinds(folder)[name]
+
+
 @pytest.mark.parametrize("bomb", bombs())
 def test_a_small_file_takes_little(bomb: str, tmp_path: Path) -> None:
-    kind = kinds(tmp_path)[bomb.partition("/")[2]]
+    kind = kind_of(bomb.partition("/")[2], tmp_path)
     path = tmp_path / kind.name
     path.write_bytes(bombs()[bomb])
     assert tried(kind, path) is None
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_whole_is_read(name: str, tmp_path: Path) -> None:
-    kind = kinds(tmp_path)[name]
+def test_a_small_state_takes_little(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("optax")
+    from hostile_states import bombs_of_states, states
+
+    known = states()
+    for name, (content, said) in bombs_of_states(known).items():
+        kind = known[name.partition("/")[2]]
+        (tmp_path / kind.name).write_bytes(content)
+        assert tried(kind, tmp_path / kind.name) is None, name
+        with pytest.raises(StateError, match=said):
+            kind.read(tmp_path / kind.name)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *STATES])
+def test_what_is_whole_is_read_and_no_lie_gets_an_exception_of_another_kind(name: str, tmp_path: Path) -> None:
+    kind = kind_of(name, tmp_path)
     path = tmp_path / name
     path.write_bytes(kind.written(kind.says))
     kind.read(path)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_no_lie_gets_an_exception_of_another_kind(name: str, tmp_path: Path) -> None:
-    kind = kinds(tmp_path)[name]
-    path = tmp_path / name
 
     @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(st.data())
@@ -53,9 +78,9 @@ def test_no_lie_gets_an_exception_of_another_kind(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
-@pytest.mark.parametrize("name", ["state.npz", "model.safetensors"])
+@pytest.mark.parametrize("name", ["state.npz", "model.safetensors", "optimizer.pt"])
 def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
-    kind = kinds(tmp_path)[name]
+    kind = kind_of(name, tmp_path)
     os.mkfifo(tmp_path / name)
     with pytest.raises((OptimError, CommandError), match=r"not a file|no file"):
         kind.read(tmp_path / name)

@@ -1,8 +1,8 @@
 """Read files that lie for some time, and say which of them are not refused as they should be.
 
-python tools/fuzz.py [SECONDS]    60 if nothing is said; every kind of file in turns
+python tools/fuzz.py [SECONDS [KIND ...]]    60 if nothing is said; every kind of file, or those named, in turns
 
-Each fault is told with the file that shows it, which stays in build/fuzz.
+Each fault is told with the file that shows it, which stays in build/fuzz; at the end each kind, with files and time.
 """
 
 from __future__ import annotations
@@ -51,30 +51,47 @@ def turn(kind: Kind, number: int, faults: dict[str, Path]) -> None:
     look()
 
 
-def main(seconds: float) -> int:
+def every_kind() -> dict[str, Kind]:
+    """All kinds whose readers can be imported."""
+    found = kinds(OUT)
+    try:
+        from hostile_states import states
+    except ImportError as error:
+        sys.stdout.write(f"without states of torch and optax: {error}\n")
+        return found
+    return {**found, **states()}
+
+
+def main(seconds: float, *names: str) -> int:
     OUT.mkdir(parents=True, exist_ok=True)
-    known, faults, files = kinds(OUT), dict[str, Path](), 0
-    begun, number = time.monotonic(), random.SystemRandom().randrange(2**32)
+    known, faults = every_kind(), dict[str, Path]()
+    chosen = {name: known[name] for name in names or known}
+    files, spent = dict.fromkeys(chosen, 0), dict.fromkeys(chosen, 0.0)
+    number = random.SystemRandom().randrange(2**32)
     sys.stdout.write(f"== fuzz, from seed {number}\n")
-    for kind in known.values():  # what is imported for the first whole file of a kind counts for none
+    for kind in chosen.values():  # what is imported for the first whole file of a kind counts for none
         path = OUT / kind.name
         path.write_bytes(kind.written(kind.says))
         kind.read(path)
     for name, content in bombs().items():
-        kind = known[name.partition("/")[2]]
-        path = OUT / kind.name
-        path.write_bytes(content)
-        if (fault := tried(kind, path)) is not None:
-            faults[f"{name}: {fault}"] = path
-            sys.stdout.write(f"{name}: {fault}\n")
-    while time.monotonic() - begun < seconds:
-        for kind in known.values():
+        if (reader := name.partition("/")[2]) in chosen:
+            path = OUT / reader
+            path.write_bytes(content)
+            if (fault := tried(known[reader], path)) is not None:
+                faults[f"{name}: {fault}"] = path
+                sys.stdout.write(f"{name}: {fault}\n")
+    while sum(spent.values()) < seconds:
+        for name, kind in chosen.items():
+            begun = time.monotonic()
             turn(kind, number, faults)
-            number, files = number + 1, files + TURN
-    sys.stdout.write(f"{files:,} files in {time.monotonic() - begun:.0f} s, {len(faults)} faults\n")
+            number, files[name], spent[name] = number + 1, files[name] + TURN, spent[name] + time.monotonic() - begun
+    for name in chosen:
+        sys.stdout.write(f"{name:30} {files[name]:9,} files {spent[name] / 60:6.1f} min\n")
+    sys.stdout.write(f"{sum(files.values()):,} files in {sum(spent.values()):.0f} s, {len(faults)} faults\n")
     return bool(faults)
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    raise SystemExit(main(float(sys.argv[1]) if len(sys.argv) > 1 else 60))
+    asked = sys.argv[1:] or ["60"]
+    raise SystemExit(main(float(asked[0]), *asked[1:]))

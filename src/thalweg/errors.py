@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class OptimError(ValueError):
     """An input that cannot be served; the message names it and says what would be right."""
@@ -41,3 +44,14 @@ class FallbackWarning(UserWarning):
 
 class CommandError(OptimError):
     """Something that the command line was asked for and that it cannot do."""
+
+
+@contextmanager
+def read_as(what: str) -> Iterator[None]:
+    """Within: errors that values of no sensible type or size lead to are said of what is read, a state from a file."""
+    try:
+        yield
+    except OptimError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise StateError(f"{what} is damaged: {type(error).__name__}, {error}") from error

@@ -6,27 +6,36 @@
 from __future__ import annotations
 
 import functools
+import gzip
+import hashlib
 import io
 import json
+import os
+import struct
 import time
 import tracemalloc
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from hypothesis import strategies as st
 
 import thalweg.numpy
 from thalweg.errors import CommandError, OptimError
+from thalweg.kernels.cpu.compiler import SUFFIX, kept
 from thalweg.plan.sources import resolve
 from thalweg.race.programme import Programme
 from thalweg.race.records import Book, checksum
+from thalweg.show.options import parsed_option
 
 #: Of processor time and of memory: so many times the file, and what any reading takes.
 SECONDS, FACTOR, BESIDE = 1.0, 64, 4_000_000
+#: By how much a process may grow beside what tracemalloc sees, for reasons of its own.
+UNTRACED = 100_000_000
 LIES: list[Any] = [-1, 0, 2**31, 2**63, 10**30, 1e308, True, None, "", "..", "../../etc/passwd", "a\0b", "<script>"]
 LIES += ["x" * 1000, [], {}, [[[]]], {"": None}, [2**62, 2**62], ["a"] * 100, "float64", "int8", "object"]
 
@@ -70,6 +79,22 @@ HEADER = {"w": {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]}}
 HEADER |= {"b": {"dtype": "BF16", "shape": [16], "data_offsets": [32, 64]}, "__metadata__": {"format": "pt"}}
 LLAMA = dict(model_type="llama", hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
 LLAMA |= dict(vocab_size=10, architectures=["LlamaForCausalLM"], torch_dtype="bfloat16")
+SEEN = dict(hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=9, patch_size=3)
+OTHERS: list[dict[str, Any]] = [
+    dict(model_type="gpt2", n_embd=8, n_layer=2, n_head=2, n_inner=16, vocab_size=10, n_positions=5),
+    dict(LLAMA, model_type="qwen3_moe", num_experts=4, mlp_only_layers=[1], decoder_sparse_step=2, head_dim=4),
+    dict(
+        model_type="t5",
+        d_model=8,
+        num_layers=2,
+        num_decoder_layers=3,
+        num_heads=2,
+        d_kv=4,
+        feed_forward_proj="gated-gelu",
+    ),
+    dict(model_type="gemma3", text_config=dict(LLAMA, num_key_value_heads=1, head_dim=4), vision_config=SEEN),
+    dict(SEEN, model_type="vit", num_channels=1, qkv_bias=False, pooler_output_size=4),
+]
 
 
 @dataclass(frozen=True)
@@ -80,10 +105,71 @@ class Kind:
     says: Any
     written: Callable[[Any], bytes]
     read: Callable[[Path], Any]
+    #: Lies that only such files can tell.
+    lies: Sequence[Any] = ()
 
 
 def as_json(says: Any) -> bytes:
     return json.dumps(says).encode()
+
+
+def saved_safetensors(says: Any) -> bytes:
+    """A state of thalweg.numpy: the text that tells of it is in the header."""
+    header, about = (says.get("header"), says.get("about")) if isinstance(says, dict) else (says, "")
+    if isinstance(header, dict):
+        text = about if isinstance(about, str) else json.dumps(about)
+        header = {**header, "__metadata__": {"about": text}}
+    return safetensors(header, bytes(1000))
+
+
+def safetensors_says(about: Any, arrays: dict[str, Any]) -> Any:
+    header, end = {}, 0
+    for key, array in arrays.items():
+        begin, end = end, end + array.nbytes
+        dtype = {"float64": "F64", "float32": "F32", "int64": "I64"}[array.dtype.name]
+        header[key] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [begin, end]}
+    header["filling"] = {"dtype": "U8", "shape": [1000 - end], "data_offsets": [end, 1000]}
+    return {"header": header, "about": about}
+
+
+def idx(says: Any) -> bytes:
+    """The bytes of an array of labels or pictures; numbers that do not fit are cut."""
+    told = says if isinstance(says, dict) else {}
+    sizes = [size for size in told["sizes"] if isinstance(size, int)] if isinstance(told.get("sizes"), list) else []
+    count = told["bytes"] if isinstance(told.get("bytes"), int) else 0
+    return (
+        bytes((0, 0, 8, len(sizes) % 256))
+        + b"".join(struct.pack(">I", size % 2**32) for size in sizes)
+        + bytes(min(max(count, 0), 100_000))
+    )
+
+
+def read_idx_file(axes: int) -> Callable[[Path], Any]:
+    def read(path: Path) -> Any:
+        from thalweg.race.tasks.fashion import read_idx  # which needs torch
+
+        return read_idx(path, axes)
+
+    return read
+
+
+#: What the cache has under the key: native code, as far as its name says.
+CODE, KEY = b"\x7fELF" + bytes(range(256)), "0" * 24
+
+
+def read_cache(path: Path) -> None:
+    """Give back what is kept: it must be what it was, or nothing."""
+    folder = path.parent / "cache"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    file = folder / f"{KEY}-{hashlib.sha256(CODE).hexdigest()[:32]}{SUFFIX}"
+    file.write_bytes(path.read_bytes())
+    with mock.patch.dict(os.environ, THALWEG_CACHE=str(folder)):
+        if (kept(KEY) is not None) != (path.read_bytes() == CODE):
+            raise AssertionError("changed code would be loaded, or whole code would not be")
+
+
+def read_option(path: Path) -> Any:
+    return parsed_option(f"x={path.read_text(errors='replace')}")
 
 
 def kinds(folder: Path) -> dict[str, Kind]:
@@ -98,18 +184,31 @@ def kinds(folder: Path) -> dict[str, Kind]:
     whole = {"run": RUN, "result": RESULT, "where": {}}
     found = [
         Kind("state.npz", about, lambda says: npz(says, arrays), lambda path: optimizer().load(path)),
+        Kind(
+            "state.safetensors", safetensors_says(about, arrays), saved_safetensors, lambda path: optimizer().load(path)
+        ),
         Kind("model.safetensors", HEADER, safetensors, lambda path: resolve(str(path))),
         Kind("model.safetensors.index.json", index, as_json, lambda path: resolve(str(path))),
         Kind("shapes.json", shapes, as_json, lambda path: resolve(str(path))),
         Kind("config.json", LLAMA, as_json, lambda path: resolve(str(path))),
+        *(Kind(f"{each['model_type']}.json", each, as_json, lambda path: resolve(str(path))) for each in OTHERS),
         Kind("runs.jsonl", whole, record, Book),
         Kind("race.json", race, as_json, Programme.load),
+        Kind("labels-idx1", {"sizes": [20], "bytes": 20}, idx, read_idx_file(1)),
+        Kind(
+            "images-idx3.gz",
+            {"sizes": [2, 9, 9], "bytes": 162},
+            lambda says: gzip.compress(idx(says)),
+            read_idx_file(3),
+        ),
+        Kind("compiled", None, lambda says: CODE, read_cache),
+        Kind("option", {"a": [1, None, "x"]}, as_json, read_option),
     ]
     return {kind.name: kind for kind in found}
 
 
 @st.composite
-def changed(draw: Any, value: Any) -> Any:
+def changed(draw: Any, value: Any, lies: Sequence[Any]) -> Any:
     """A value with a lie in one place."""
     if isinstance(value, (dict, list)) and value and draw(st.integers(0, 4)):
         keys = list(value) if isinstance(value, dict) else range(len(value))
@@ -117,19 +216,19 @@ def changed(draw: Any, value: Any) -> Any:
         copy: Any = value.copy()
         what = draw(st.sampled_from(["deeper", "deeper", "deeper", "without", "renamed"]))
         if what == "deeper":
-            copy[key] = draw(changed(value[key]))
+            copy[key] = draw(changed(value[key], lies))
         else:
             taken = copy.pop(key)
             if what == "renamed" and isinstance(copy, dict):
                 copy[draw(st.sampled_from(["", "..", "\0", "step", "__metadata__", "x" * 99]))] = taken
         return copy
-    return draw(st.sampled_from(LIES))
+    return draw(st.sampled_from([*LIES, *lies]))
 
 
 @st.composite
 def hostile(draw: Any, kind: Kind) -> bytes:
     """The bytes of a file that is not what it says."""
-    content = kind.written(draw(changed(kind.says)) if draw(st.booleans()) else kind.says)
+    content = kind.written(draw(changed(kind.says, kind.lies)) if draw(st.booleans()) else kind.says)
     for _ in range(draw(st.integers(0, 3))):
         at, size = draw(st.integers(0, len(content))), draw(st.integers(0, 9))
         content = content[:at] + draw(st.binary(max_size=9)) + content[at + size :]
@@ -174,13 +273,26 @@ def bombs() -> dict[str, bytes]:
         "deep/race.json": deep,
         "deep/runs.jsonl": deep + b"\n",
         "within/runs.jsonl": b'{"run": ' + deep + b"\n",
+        "sizes/labels-idx1": idx({"sizes": [2**32 - 1], "bytes": 9}),
+        "unpacks/images-idx3.gz": gzip.compress(idx({"sizes": [10, 100, 100], "bytes": 100_000})),
+        "unhashable/option": b"{[]: 1}",
+        "deep/option": deep,
         "unhashable/runs.jsonl": record({"run": {**RUN, "task": ["a"]}, "result": RESULT, "where": {}}),
     }
 
 
+def resident() -> int:
+    """The most memory that this process has had, with that which tracemalloc does not see; 0 where nobody tells."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def tried(kind: Kind, path: Path, *, memory: bool = True) -> str | None:
     """What is wrong with the reader, or None: it read the file, or refused it as it should."""
-    fault = None
+    fault, highest = None, resident()
     if memory:
         tracemalloc.start()
     begun = time.process_time()
@@ -194,6 +306,7 @@ def tried(kind: Kind, path: Path, *, memory: bool = True) -> str | None:
     peak = tracemalloc.get_traced_memory()[1] if memory else 0
     if memory:
         tracemalloc.stop()
+        peak = max(peak, resident() - highest - UNTRACED)
     if took > SECONDS:
         fault = f"it took {took:.1f} s"
     if peak > FACTOR * path.stat().st_size + BESIDE:

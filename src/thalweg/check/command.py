@@ -98,8 +98,8 @@ def parsed_json(text: str | None, option: str) -> dict[str, Any]:
     """An object of JSON, lists as they are."""
     try:
         found = json.loads(text or "{}")
-    except ValueError as error:
-        raise CommandError(f"{option} {text!r} is no JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"{option} {text!r:.200} is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise CommandError(f'{option} must be a JSON object such as {{"lr": 0.1}}, got {text!r}')
     return found

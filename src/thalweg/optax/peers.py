@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from thalweg.errors import StateError
+from thalweg.errors import StateError, read_as
 from thalweg.mixtures import in_words
 from thalweg.optax.exchange import entries_by_name, imported, is_own, own_parts, placed
 from thalweg.optax.explain import transformations
 from thalweg.optax.peer_states import WRAPPERS, Kept, Peer, gathered
-from thalweg.optax.trees import Tree, named
+from thalweg.optax.trees import Named, Tree, named
 from thalweg.peers import Rename, Report, check_same_names, refused_option
 from thalweg.rules import LAMB, LARS, SGD, Adafactor, AdamW, Muon, Rule
 from thalweg.rules.lion import Lion
@@ -77,7 +77,15 @@ def import_peer(
     >>> print(report.source, state.count)
     optax.lamb 1
     """
-    peer, found, start = gathered(peer_state, rename), named(params), solver.init(params)
+    found, start = named(params), solver.init(params)
+    with read_as("this state"):
+        return continued(solver, params, gathered(peer_state, rename), found, start, step)
+
+
+def continued(
+    solver: optax.GradientTransformation, params: Tree, peer: Peer, found: Named, start: Tree, step: int | None
+) -> tuple[Tree, Report]:
+    """The state of a solver with what a peer has, and the report. found: the parameters. start: a fresh state."""
     shapes = {name: tuple(jnp.shape(p)) for name, p in zip(found.names, found.leaves, strict=True)}
     settings = {leaf.names[0]: leaf.setting for _, leaves in transformations(solver, params).parts for leaf in leaves}
     entries = {name: own for _, part in own_parts(start) for name, own in entries_by_name(part, params).items() if own}

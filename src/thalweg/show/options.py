@@ -48,7 +48,7 @@ def literal(text: str) -> Any:
     for read in (ast.literal_eval, json.loads):
         try:
             return frozen(read(text))
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             continue
     return text
 

@@ -35,6 +35,7 @@ def check_is_state(rules: Sequence[type[Rule]], saved: Any) -> None:
         raise StateError(
             f"this is not a state_dict() of an optimizer: it must have 'state' and 'param_groups', and is {given}"
         )
+    check_form(saved)
     known = {rule.__name__: rule for rule in rules}
     found = [group.get("rule") for group in saved["param_groups"]]
     if found and known and set(found) != set(known):
@@ -43,10 +44,22 @@ def check_is_state(rules: Sequence[type[Rule]], saved: Any) -> None:
         raise StateError(f"this is {other} and cannot be loaded into {rules_in_words(known)}{hint}")
     for group in saved["param_groups"] if known else ():
         check_version(known[group["rule"]], group.get("rule_version"))
-        if group.get("layout", LAYOUT) > LAYOUT:
-            raise StateError(
-                f"this state has layout {group['layout']}, and this version reads up to {LAYOUT}: update thalweg"
-            )
+        if not isinstance(layout := group.get("layout", LAYOUT), int) or layout > LAYOUT:
+            raise StateError(f"this state has layout {layout!r}, and this version reads up to {LAYOUT}: update thalweg")
+
+
+def check_form(saved: Mapping[str, Any]) -> None:
+    """Refuse a state dict whose groups and entries are not what every optimizer of torch has."""
+    groups, state = saved["param_groups"], saved["state"]
+    for group in groups if isinstance(groups, (list, tuple)) else (None,):
+        keys = group.get("params") if isinstance(group, Mapping) else None
+        if not isinstance(keys, (list, tuple)) or not all(isinstance(key, (int, str)) for key in keys):
+            raise StateError("this state is damaged: its 'param_groups' must be mappings in a list, each with 'params'")
+        names = group.get("param_names") or []
+        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+            raise StateError("this state is damaged: its 'param_names' must be lists of names")
+    if not isinstance(state, Mapping) or not all(isinstance(entries, Mapping) for entries in state.values()):
+        raise StateError("this state is damaged: its 'state' must be a mapping of mappings")
 
 
 def check_same_rules(saved: Mapping[str, Any], rules: Sequence[type[Rule]]) -> None:
@@ -139,7 +152,7 @@ def check_entries(
             continue
         found = {key: value for key, value in entries.items() if key != "step" and isinstance(value, Tensor)}
         shapes, wanted = shapes_of(found), shapes_of(expected[name])
-        counted = isinstance(entries.get("step"), (Tensor, int, float))
+        counted = is_number(entries.get("step"))
         if not counted or shapes != wanted:
             beside = any(key.removesuffix("_scale") in wanted or key == RECORD for key in shapes.keys() ^ wanted.keys())
             hint = "; load it with the options that it was saved with, and then set others in param_groups"
@@ -162,6 +175,10 @@ def check_precision(name: str, key: str, found: torch.dtype, wanted: torch.dtype
             f"the state of {name!r} does not fit: it was saved with {key!r} in {wanted}, and read into {found}; "
             "construct this optimizer with the saved options (state_dtype, momentum_dtype, precond_dtype)"
         )
+
+
+def is_number(value: Any) -> bool:
+    return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, (int, float))
 
 
 def shapes_of(entries: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.errors import OptionError, StateError
+from thalweg.errors import OptionError, StateError, read_as
 from thalweg.exchange import warn_converted
 from thalweg.mixtures import Entry
 from thalweg.rules.entries import Count
@@ -143,15 +143,17 @@ class StatefulOptimizer(GroupedOptimizer):
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
         check_is_state(rules, state_dict)
-        state_dict["param_groups"] = in_own_order(state_dict["param_groups"], self.param_groups)
-        check_sizes(state_dict, self.param_groups)
-        check_same_rules(state_dict, rules)
-        groups = [
-            loaded_group(rule, saved, own, {**defaults_of(self._group_settings.entry_of(own)), **self.defaults})
-            for rule, saved, own in zip(rules, state_dict["param_groups"], self.param_groups, strict=True)
-        ]
-        named, (expected, counts) = list(self._named()), self._expected(groups, state_dict if self._imports else None)
-        check_entries(state_dict, named, expected)
+        named = list(self._named())
+        with read_as("this state"):
+            state_dict["param_groups"] = in_own_order(state_dict["param_groups"], self.param_groups)
+            check_sizes(state_dict, self.param_groups)
+            check_same_rules(state_dict, rules)
+            groups = [
+                loaded_group(rule, saved, own, {**defaults_of(self._group_settings.entry_of(own)), **self.defaults})
+                for rule, saved, own in zip(rules, state_dict["param_groups"], self.param_groups, strict=True)
+            ]
+            expected, counts = self._expected(groups, state_dict if self._imports else None)
+            check_entries(state_dict, named, expected)
         state = restored(groups, state_dict, named, expected, counts, self._place_of_counts)
         warn_if_made_otherwise(state_dict, self._made_with())
         state_dict["param_groups"] = groups

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import pickle
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from thalweg.errors import StateError
+from thalweg.torch.params.checkpoints import check_form
 
+#: How much larger than its file a checkpoint may be.
+MOST_UNPACKED = 16
 #: Keys under which training scripts keep the state of an optimizer in a checkpoint.
 HELD_AS = ("optimizer", "optimizer_state_dict", "optim")
 
@@ -21,6 +25,8 @@ def found_state(given: Any) -> Mapping[str, Any]:
         given = loaded(given)
     if isinstance(given, Mapping) and "optimizer_states" in given:  # of Lightning
         states = given["optimizer_states"]
+        if not isinstance(states, (list, tuple)):
+            raise StateError("this checkpoint is damaged: its 'optimizer_states' must be a list")
         if len(states) != 1:
             raise StateError(
                 f"this checkpoint holds the states of {len(states)} optimizers: pass one, as in "
@@ -34,16 +40,39 @@ def found_state(given: Any) -> Mapping[str, Any]:
             "this is no state dict of an optimizer, nor a checkpoint that holds one: it must have 'state' and "
             "'param_groups', or 'optimizer_states'"
         )
+    check_form(given)
     if any("rule" in group for group in given["param_groups"]):
         raise StateError("this is a state of thalweg.torch: load_state_dict takes it")
     return given
 
 
 def loaded(path: str | os.PathLike[str]) -> Any:
+    """What torch.save has written: numbers, text and tensors, never code."""
+    named = os.fspath(path)
+    if not os.path.isfile(named):  # a pipe or a device would be read for ever
+        raise StateError(f"{named:.200} is not a file" if os.path.lexists(named) else f"there is no file {named:.200}")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        check_unpacked(named)
+        return torch.load(named, map_location="cpu", weights_only=True)
+    except StateError:
+        raise
     except pickle.UnpicklingError as error:
         raise StateError(
-            f"{os.fspath(path)} holds more than tensors and numbers: if you trust it, load it with "
-            f"torch.load(..., weights_only=False) and pass what that returns ({str(error).splitlines()[0]})"
+            f"{named} holds more than tensors and numbers: if you trust it, load it with "
+            f"torch.load(..., weights_only=False) and pass what that returns ({first_line(error)})"
         ) from None
+    except Exception as error:  # of whichever kind a damaged archive leads torch to
+        raise StateError(f"{named} is damaged, or was not written by torch.save: {first_line(error)}") from error
+
+
+def check_unpacked(path: str) -> None:
+    """Refuse an archive that would take far more memory than it has bytes: torch.save compresses nothing."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            total, size = sum(member.file_size for member in archive.infolist()), os.path.getsize(path)
+        if total > MOST_UNPACKED * size:
+            raise StateError(f"{path} is damaged: its {size:,} bytes would unpack to {total:,}")
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.errors import StateError
+from thalweg.errors import StateError, read_as
 from thalweg.peers import Rename, Report, check_same_names, refused_option, renamed
 from thalweg.rules import Rule
 from thalweg.torch.params.checkpoints import bare, check_sizes
@@ -38,35 +38,37 @@ def import_peer(
     """
     rule = rule_of(optimizer)
     saved = found_state(state_dict)
-    peer = recognized(PEERS, saved["param_groups"], source, rule)
+    with read_as("this state"):
+        peer = recognized(PEERS, saved["param_groups"], source, rule)
     members = matched(optimizer, saved, rename)
-    groups = with_rates(optimizer, peer, members)
-    optimizer._expected(groups, None)  # which checks options
-    settings = list(map(optimizer._group_settings.made, groups))
-    state: dict[int, dict[str, Any]] = {}
-    taken: dict[str, str] = {}
-    made: dict[str, str] = {}
-    untold: dict[str, Any] = {}
-    for place, member in enumerate(members):
-        setting, _ = settings[member.home].of(member.name, member.p)
-        lr, _ = optimizer._rate(groups[member.home])
-        asked = wanted(peer, rule, member.group, member.p)
-        for option, theirs, ours in asked.differences(setting, lr):
-            construct = asked.construct(member.group.get("initial_lr", rate_of(member.group)))
-            raise refused_option(peer.name, member.name, option, theirs, ours, construct)
-        options = {**vars(setting.handling), **vars(setting.rule)}
-        untold |= {name: options[name] for name in sorted(asked.untold)}
-        if member.state:
-            found = peer.entries(member, setting.rule)
-            # without codes, into which the state is converted when it is here
-            ghosts = expected_entries(as_found(setting, member.p, {}), member.p, member.name)
-            lacking = {key for key in ghosts if not peer.saves(key)}
-            state[place] = {"step": steps_of(peer, member), **stored(found, lacking, ghosts)}
-            taken |= {theirs: ours for theirs, ours in peer.keys.items() if theirs in member.state}
-            made |= dict.fromkeys(sorted(lacking), f"not saved by {peer.name}: from 0 on")
-    steps = max((entries["step"] for entries in state.values()), default=0)
-    if state and peer.counts == "nowhere":
-        made["step"], steps = f"not saved by {peer.name}: from 1 on", 0
+    with read_as("this state"):
+        groups = with_rates(optimizer, peer, members)
+        optimizer._expected(groups, None)  # which checks options
+        settings = list(map(optimizer._group_settings.made, groups))
+        state: dict[int, dict[str, Any]] = {}
+        taken: dict[str, str] = {}
+        made: dict[str, str] = {}
+        untold: dict[str, Any] = {}
+        for place, member in enumerate(members):
+            setting, _ = settings[member.home].of(member.name, member.p)
+            lr, _ = optimizer._rate(groups[member.home])
+            asked = wanted(peer, rule, member.group, member.p)
+            for option, theirs, ours in asked.differences(setting, lr):
+                construct = asked.construct(member.group.get("initial_lr", rate_of(member.group)))
+                raise refused_option(peer.name, member.name, option, theirs, ours, construct)
+            options = {**vars(setting.handling), **vars(setting.rule)}
+            untold |= {name: options[name] for name in sorted(asked.untold)}
+            if member.state:
+                found = peer.entries(member, setting.rule)
+                # without codes, into which the state is converted when it is here
+                ghosts = expected_entries(as_found(setting, member.p, {}), member.p, member.name)
+                lacking = {key for key in ghosts if not peer.saves(key)}
+                state[place] = {"step": steps_of(peer, member), **stored(found, lacking, ghosts)}
+                taken |= {theirs: ours for theirs, ours in peer.keys.items() if theirs in member.state}
+                made |= dict.fromkeys(sorted(lacking), f"not saved by {peer.name}: from 0 on")
+        steps = max((entries["step"] for entries in state.values()), default=0)
+        if state and peer.counts == "nowhere":
+            made["step"], steps = f"not saved by {peer.name}: from 1 on", 0
     optimizer._load_imported({"state": state, "param_groups": groups})
     return Report(peer.name, rule.__name__, len(state), steps, taken, made, untold)
 
@@ -162,4 +164,5 @@ def steps_of(peer: Peer, member: Member) -> int:
 def stored(found: Mapping[str, Any], lacking: Iterable[str], ghost: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Entries as they are stored here, and zeros for those that the source lacks. ghost: what is expected."""
     made = {key: torch.zeros(ghost[key].shape, dtype=ghost[key].dtype) for key in lacking}
-    return made | {key: x.detach().to(ghost[key].dtype) if key in ghost else x for key, x in found.items()}
+    fitting = {key: x for key, x in found.items() if key in ghost and x.shape == ghost[key].shape}  # others are refused
+    return {**made, **found, **{key: x.detach().to(ghost[key].dtype) for key, x in fitting.items()}}
