@@ -22,7 +22,7 @@ from thalweg.errors import (
 )
 from thalweg.kernels.threads import set_num_threads
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Count",

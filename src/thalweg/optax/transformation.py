@@ -291,4 +291,4 @@ class Transformation:
                 base = combined(base, choice.options[known])
             self.known[tuple(decided)] = base
         own, matched = self.settings.of(name, p, base)
-        return self.known.setdefault((tuple(decided), tuple(matched)), own), matched
+        return self.known.setdefault((tuple(decided), tuple(matched), p.ndim), own), matched

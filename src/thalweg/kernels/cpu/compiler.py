@@ -31,7 +31,9 @@ class Uncompiled(RuleError):
 
 
 HEADERS = Path(__file__).with_name("native")
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden")
+FLAGS = ("-std=c++17", "-O3", "-shared", "-fvisibility=hidden", *(() if sys.platform == "win32" else ("-fPIC",)))
+#: What is looked for, after $CXX. GCC does not align vectors of AVX on the stacks of Windows.
+COMPILERS = ("clang++",) if sys.platform == "win32" else ("c++", "g++", "clang++")
 LIMIT = 300  # seconds
 
 
@@ -49,7 +51,7 @@ def cache_folder() -> Path:
 @functools.cache
 def compiler() -> tuple[str, str] | None:
     """The C++ compiler of this machine, and what it says of its version."""
-    for name in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")):
+    for name in filter(None, (os.environ.get("CXX"), *COMPILERS)):
         found = shutil.which(name)
         if found is None:
             continue
@@ -61,16 +63,13 @@ def compiler() -> tuple[str, str] | None:
 
 def flags_for(level: str) -> list[str]:
     """The flags of a vector level with which the package's own code is compiled too: the same bits on every one."""
-    known = dict(line.split(": ", 1) for line in (HEADERS / "flags.txt").read_text().splitlines())
+    known = dict(line.split(": ", 1) for line in (HEADERS / "flags.txt").read_text(encoding="utf-8").splitlines())
     return [flag for key in ("always", level) for flag in known.get(key, "").split()]
 
 
 def source_of(functions: Sequence[Function]) -> str:
     text = library_source({each.name: each for each in functions})
-    export = (
-        'extern "C" __attribute__((visibility("default"))) const Functions* thalweg_functions() { return EMITTED; }'
-    )
-    return f"{text}\n{export}\n"
+    return f"{text}\nEXPORTED const Functions* thalweg_functions() {{ return EMITTED; }}\n"
 
 
 def compiled_elsewhere(functions: Sequence[Function], level: str, title: str) -> dict[str, int]:
@@ -82,7 +81,7 @@ def compiled_elsewhere(functions: Sequence[Function], level: str, title: str) ->
         )
     path, version = found
     source, flags = source_of(functions), (*FLAGS, *flags_for(level))
-    headers = "".join((HEADERS / name).read_text() for name in ("abi.h", "tiles.h", "body.h"))
+    headers = "".join((HEADERS / name).read_text(encoding="utf-8") for name in ("abi.h", "tiles.h", "body.h"))
     made_from = "\n".join([source, headers, version, " ".join(flags), platform.machine()])
     key = hashlib.sha256(made_from.encode()).hexdigest()[:24]
     try:
@@ -140,7 +139,7 @@ def build(key: str, source: str, path: str, flags: Sequence[str], title: str) ->
         )
     with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as work:
         text, result = Path(work) / "rule.cpp", Path(work) / f"rule{SUFFIX}"
-        text.write_text(source)
+        text.write_text(source, encoding="utf-8")
         try:
             done = subprocess.run(
                 [path, *flags, f"-I{HEADERS}", str(text), "-o", str(result)],
@@ -155,5 +154,9 @@ def build(key: str, source: str, path: str, flags: Sequence[str], title: str) ->
             raise Uncompiled(f"native code for {title} does not compile: {done.stderr.strip()[:500]}")
         result.chmod(0o700)
         final = folder / f"{key}-{digest_of(result)}{SUFFIX}"
-        result.replace(final)
+        try:
+            result.replace(final)
+        except PermissionError:  # Windows replaces no file that a process has loaded
+            if kept(key) is None:
+                raise
     return final

@@ -3,6 +3,12 @@
 
 #include <cstdint>
 
+#if defined(_WIN32)
+#define EXPORTED extern "C" __declspec(dllexport)
+#else
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+#endif
+
 enum DType : uint8_t { NOTHING = 0, FLOAT32 = 1, FLOAT64 = 2, BFLOAT16 = 3, FLOAT16 = 4, INT8 = 5, UINT8 = 6 };
 
 constexpr int ROOM = 4;             // entries of the state that a tensor may have

@@ -59,12 +59,12 @@ inline X chosen_of(C condition, A a, B b) { return condition ? widened<X>(a) : w
 template <class X, class A, class B>
 inline X larger(A a, B b) {
     const X x = widened<X>(a), y = widened<X>(b);
-    return (y != y) | (x < y) ? y : x;
+    return ((y != y) | (x < y)) ? y : x;
 }
 template <class X, class A, class B>
 inline X smaller(A a, B b) {
     const X x = widened<X>(a), y = widened<X>(b);
-    return (y != y) | (y < x) ? y : x;
+    return ((y != y) | (y < x)) ? y : x;
 }
 
 template <class X, class A>

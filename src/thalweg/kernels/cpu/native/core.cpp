@@ -13,6 +13,7 @@
 #include "passes.h"
 #include "scalars.h"
 #include "threads.h"
+#include "vectors.h"
 
 extern const Passes passes_baseline;
 #if defined(THALWEG_X86)
@@ -228,11 +229,7 @@ void fill(void* data, Team& team) {
 const Passes* const* levels(int* count) {
 #if defined(THALWEG_X86)
     static const Passes* const all[] = {&passes_baseline, &passes_avx2, &passes_avx512};
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    *count = avx512 ? 3 : avx2 ? 2 : 1;
+    *count = vector_levels();
 #else
     static const Passes* const all[] = {&passes_baseline};
     *count = 1;
@@ -249,12 +246,6 @@ const Passes* chosen() {
 }
 
 }  // namespace
-
-#if defined(_WIN32)
-#define EXPORTED extern "C" __declspec(dllexport)
-#else
-#define EXPORTED extern "C" __attribute__((visibility("default")))
-#endif
 
 // The sizes of the structures, so that both sides can see that they mean the same.
 EXPORTED int64_t thalweg_sizeof(int32_t which) {

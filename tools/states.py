@@ -1,0 +1,73 @@
+"""Write states as this version saves them into tests/data/VERSION, where tests load them for ever. Once for a release.
+
+python tools/states.py
+
+For each case there are NAME.npz of thalweg.numpy's ``save`` and NAME.pt of ``torch.save`` of thalweg.torch's
+``state_dict()``, both after three steps. run.npz has parameters, a gradient, and what the fourth step makes of them;
+options.json the rule of each case and all of its options, so that later defaults change nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import thalweg.numpy
+import thalweg.torch
+from thalweg.rules import RULES
+
+DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
+SMALL = {"matrix": (3, 2), "vector": (4,)}
+#: Of each case: the rule, options that are not its defaults, and shapes.
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = {
+    "SGD": ("SGD", {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1}, SMALL),
+    "AdamW": ("AdamW", {"amsgrad": True}, SMALL),
+    "Lion": ("Lion", {"weight_decay": 0.1}, SMALL),
+    "LARS": ("LARS", {}, SMALL),
+    "LAMB": ("LAMB", {"weight_decay": 0.1}, SMALL),
+    "LAMB-int8": ("LAMB", {"state_dtype": "int8"}, {"table": (64, 64)}),
+    "Adafactor": ("Adafactor", {"momentum": 0.9, "min_dim_size_to_factor": 0}, SMALL),
+    "Muon": ("Muon", {"ns_dtype": None}, {"matrix": (3, 2)}),
+    "Kron": ("Kron", {"precond_update_probability": 1.0}, SMALL),
+}
+
+
+def main() -> None:
+    folder = DATA / thalweg.__version__
+    folder.mkdir(parents=True)
+    run: dict[str, Any] = {}
+    told = {}
+    for name, (rule, given, shapes) in CASES.items():
+        own = {option: value for option, value in vars(RULES[rule]()).items() if option != "stacked_axes"}
+        options = {**own, **given}
+        told[name] = {"rule": rule, "options": options}
+        random = np.random.default_rng(0)
+        # eighths, which take few bytes in a compressed file
+        gradients = [{key: random.integers(-16, 17, shape) / 8 for key, shape in shapes.items()} for _ in range(4)]
+        params = {key: random.integers(-16, 17, shape) / 8 for key, shape in shapes.items()}
+        tensors = {key: torch.nn.Parameter(torch.tensor(p)) for key, p in params.items()}
+        ours = getattr(thalweg.numpy, rule)(lr=0.01, **options)
+        theirs = getattr(thalweg.torch, rule)(tensors.items(), lr=0.01, engine="reference", **options)
+        for gradient in gradients[:3]:
+            ours.step(params, gradient)
+            for key, p in tensors.items():
+                p.grad = torch.tensor(gradient[key])
+            theirs.step()
+        ours.save(folder / f"{name}.npz")
+        torch.save(theirs.state_dict(), folder / f"{name}.pt")
+        for p in params.values():
+            p[...] = random.integers(-16, 17, p.shape) / 8
+        run |= {f"{name}.before.{key}": p.copy() for key, p in params.items()}
+        run |= {f"{name}.gradient.{key}": g for key, g in gradients[3].items()}
+        ours.step(params, gradients[3])
+        run |= {f"{name}.after.{key}": p for key, p in params.items()}
+    np.savez_compressed(folder / "run.npz", **run)
+    (folder / "options.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
