@@ -269,6 +269,7 @@ def bombs() -> dict[str, bytes]:
         "layers/config.json": as_json(layers),
         "wide/config.json": as_json({**LLAMA, "hidden_size": 10**15}),
         "dtype/config.json": as_json({**LLAMA, "torch_dtype": ["a"]}),
+        "layers/qwen3_moe.json": as_json({**OTHERS[1], "mlp_only_layers": 7}),
         "deep/config.json": b'{"model_type": "llama", "x": ' + deep,
         "deep/race.json": deep,
         "deep/runs.jsonl": deep + b"\n",

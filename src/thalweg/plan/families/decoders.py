@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from thalweg.errors import CommandError
 from thalweg.plan.families.configuration import Configuration, Family, Named, linear, norm
 
 # ---- Llama and those built like it
@@ -78,7 +79,10 @@ def fed_by_mixtral(c: Configuration, name: str, layer: int) -> Named:
 
 
 def fed_by_qwen3_moe(c: Configuration, name: str, layer: int) -> Named:
-    if layer in (c.get("mlp_only_layers") or ()) or (layer + 1) % c.size("decoder_sparse_step"):
+    dense = c.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise CommandError(f"the configuration's mlp_only_layers must be a list of layers, got {dense!r:.60}")
+    if layer in dense or (layer + 1) % c.size("decoder_sparse_step"):
         yield from gated(c, name, layer)
         return
     yield from stacked_experts(c, name, c.size("moe_intermediate_size"))
