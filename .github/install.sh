@@ -15,7 +15,8 @@ elif [ -n "${VERSIONS:-}" ]; then
   read -ra versions <<< "$VERSIONS"
   "${pip[@]}" "${versions[@]}" --extra-index-url https://download.pytorch.org/whl/cpu
 fi
-"${pip[@]}" ".[torch,cli]" "${jax[@]}" ml-dtypes safetensors \
+# "+": the bash of macOS takes an empty array for a variable that is not set
+"${pip[@]}" ".[torch,cli]" ${jax[@]+"${jax[@]}"} ml-dtypes safetensors \
   pytest pytest-xdist hypothesis sybil typing-extensions import-linter \
   --extra-index-url https://download.pytorch.org/whl/cpu
 python -m pip list
