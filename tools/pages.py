@@ -43,12 +43,13 @@ SECTIONS = {
     "Examples": ["examples/*.md"],
     "The project": ["support.md", "*.md"],
 }
-#: Files outside docs/ that have pages too, since docs link to them.
+#: Files outside docs/ that are in the site too, since docs link to them.
 OUTSIDE = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
     "benchmarks/results/*.md",
+    "benchmarks/results/*.json",
     "benchmarks/training/README.md",
     "benchmarks/training/results/*.md",
     "examples/*.py",
@@ -66,7 +67,9 @@ MODULES = {
 }
 #: Lines of a console example up to the next empty one, or to the end.
 EXAMPLE = re.compile(r"^>>> .*?(?=\n\n|\s*\Z)", re.MULTILINE | re.DOTALL)
-STYLE = "assets/tables.css"
+STYLE = "assets/pages.css"
+#: Names of options stay whole, and lines of code have room.
+CSS = "td:first-child code { white-space: nowrap; } .md-grid { max-width: 76rem; }"
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(#[^)\s]*)?(?=\))")
 
 
@@ -83,7 +86,7 @@ def on_files(files: Files, config: Any) -> Files:
     made = {uri: shown(ROOT / source) for source, uri in outside().items()}
     for uri, text in {**made, **references()}.items():
         files.append(File.generated(config, uri, content=text))
-    files.append(File.generated(config, STYLE, content="td:first-child code { white-space: nowrap; }"))
+    files.append(File.generated(config, STYLE, content=CSS))
     config.extra_css.append(STYLE)
     config.nav = list(arranged(sorted(file.src_uri for file in files.documentation_pages())))
     return files
@@ -125,15 +128,15 @@ def arranged(found: list[str]) -> Iterator[dict[str, list[str]]]:
 
 @cache
 def outside() -> dict[str, str]:
-    """The addresses of pages made of files outside docs/, by the paths of these files."""
+    """The addresses in the site of files outside docs/, by their paths: programs become pages, records stay files."""
     found = (path.relative_to(ROOT).as_posix() for pattern in OUTSIDE for path in sorted(ROOT.glob(pattern)))
-    return {path: path if path.endswith(".md") else f"{path}.md" for path in found}
+    return {path: f"{path}.md" if path.endswith(".py") else path for path in found}
 
 
 def shown(path: Path) -> str:
     """A file as a page: a program under its name."""
     text = path.read_text(encoding="utf-8")
-    return text if path.suffix == ".md" else f"# {path.name}\n\n```python\n{text}```\n"
+    return f"# {path.name}\n\n```python\n{text}```\n" if path.suffix == ".py" else text
 
 
 def references() -> dict[str, str]:
