@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hostile_files import Kind, bombs, hostile, kinds, tried
+from hostile_files import Kind, bombs, hostile, kinds, optimizer, tried
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -84,3 +84,12 @@ def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises((OptimError, CommandError), match=r"not a file|no file"):
         kind.read(tmp_path / name)
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="links need a privilege there")
+def test_saving_writes_through_no_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / f".state.npz.{os.getpid()}.part").symlink_to(tmp_path / "precious")
+    optimizer().save(tmp_path / "state.npz")
+    assert (tmp_path / "precious").read_text() == "kept"
+    optimizer().load(tmp_path / "state.npz")

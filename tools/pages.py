@@ -38,7 +38,7 @@ SECTIONS = {
     "I compare optimizers": ["race.md", "bench.md", "check.md"],
     "I write my own rule": ["own_rule.md"],
     "The rules": [*RULE_PAGES, "options.md"],
-    "Reference": ["api/*.md"],
+    "Reference": ["api/rules.md", "api/thalweg.md", "api/thalweg.[ton]*.md", "api/*.md"],
     "Records": ["benchmarks/*.md"],
     "Examples": ["examples/*.md"],
     "The project": ["support.md", "*.md"],

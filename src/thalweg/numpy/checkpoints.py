@@ -106,7 +106,8 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any]) -> N
     about = {**{key: state_dict[key] for key in told}, "parameters": parameters}
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(beside, "wb") as file:
+        beside.unlink(missing_ok=True)
+        with open(beside, "xb") as file:  # never through a link that somebody has put there
             file.write(write(arrays, json.dumps(about)))
             file.flush()
             os.fsync(file.fileno())
