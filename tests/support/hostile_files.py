@@ -14,6 +14,7 @@ import os
 import struct
 import time
 import tracemalloc
+import warnings
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -298,7 +299,9 @@ def tried(kind: Kind, path: Path, *, memory: bool = True) -> str | None:
         tracemalloc.start()
     begun = time.process_time()
     try:
-        kind.read(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a file may be of an earlier version
+            kind.read(path)
     except (OptimError, CommandError) as refused:
         fault = None if str(refused) else "an error without a word"
     except Exception as error:
