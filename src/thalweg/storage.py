@@ -7,11 +7,11 @@ has cost the parameter. All who read or write state ask here; rules know nothing
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import TypeAlias
 
 from thalweg.arrays import A, Shape, Space, State, Truth
-from thalweg.codecs import CODECS, Grouping, grouping, scale_key
+from thalweg.codecs import CODECS, Grouping, grouping, grouping_of, scale_key
 from thalweg.dtypes import NARROW
 from thalweg.errors import StateError
 from thalweg.rules import Rule
@@ -143,12 +143,19 @@ def fitting_shapes(xp: Space[A], rule: Rule, shape: Shape, s: State[A]) -> dict[
     return {**found, RECORD: shape} if RECORD in s else found
 
 
-def check_codes(xp: Space[A], name: object, s: State[A]) -> None:
-    """Refuse saved codes without scales, and scales that are damaged."""
+def codecs_of(xp: Space[A], rule: Rule, shape: Shape, s: State[A]) -> dict[str, str | None]:
+    """The dtypes of codes that a state must have where it has any; None: it may have none there."""
+    entries = rule.entries(shape)
+    found = {key: entries[key].eight_bits for key in coded_keys(xp, s)}
+    return {**found, RECORD: "int8"} if RECORD in s else found
+
+
+def check_codes(xp: Space[A], name: object, s: State[A], whole: Callable[[A], A] = lambda x: x) -> None:
+    """Refuse saved codes without scales, and scales that are damaged. whole: makes one of a tensor that is sharded."""
     for key in coded_keys(xp, s):
-        scales = s.get(scale_key(key))
-        if scales is None:
+        if scale_key(key) not in s:
             raise StateError(f"the state of {name!r} is damaged: {key!r} has codes, and there is no {scale_key(key)!r}")
+        scales = whole(s[scale_key(key)])
         found, shape = xp.shape(scales), xp.shape(s[key])
         lead = len(found) - 1
         cut = lead < 0 or found[:lead] != shape[:lead] or math.prod(shape[lead:]) % max(1, found[lead])
@@ -157,8 +164,23 @@ def check_codes(xp: Space[A], name: object, s: State[A]) -> None:
                 f"the state of {name!r} is damaged: {scale_key(key)!r} must be float32 with a number for each group of "
                 f"{key!r}, which has shape {shape}; it is {xp.dtype(scales)} of shape {found}"
             )
-        if not all_finite(xp, scales) or xp.amax(-scales, None) > 0:
+        least = -xp.amax(-scales, None)
+        if not all_finite(xp, scales) or least < 0:
             raise StateError(f"the state of {name!r} is damaged: {scale_key(key)!r} must be finite and not negative")
+        if least == 0:
+            largest = xp.peaks(xp.astype(whole(s[key]), "float32"), *grouping_of(shape, found))
+            if xp.amax(xp.where(scales > 0.0, 0.0, largest), None) > 0:
+                raise StateError(
+                    f"the state of {name!r} is damaged: {scale_key(key)!r} has a 0 for codes of {key!r} that are not 0"
+                )
+
+
+def check_eight_bits(xp: Space[A], name: object, s: State[A], wanted: Mapping[str, str | None]) -> None:
+    """Refuse saved entries that should have eight bits, of some kind, and have others. wanted: dtypes by key."""
+    for key, dtype in wanted.items():
+        if dtype in (*CODECS, None) and xp.dtype(s[key]) != dtype:
+            needs = f"{dtype} here" if dtype else "floating point: there are no codes for what it holds"
+            raise StateError(f"the state of {name!r} is damaged: {key!r} is {xp.dtype(s[key])}, and must be {needs}")
 
 
 def all_finite(xp: Space[A], x: A) -> Truth:

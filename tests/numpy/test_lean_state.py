@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from raw_arrays import bfloat16
 
-from thalweg.errors import OptionError, ResumeWarning, StateError
+from thalweg.errors import NonFiniteError, OptionError, ResumeWarning, StateError
 from thalweg.numpy import LAMB, LARS, Adafactor, AdamW, Kron, Optimizer
 
 SHAPES = {"matrix": (64, 128), "filter": (32, 16, 3, 3), "vector": (64,)}
@@ -67,9 +67,21 @@ def test_the_role_of_an_entry_decides_what_eight_bits_mean() -> None:
     }
 
 
-def test_factors_are_not_kept_in_eight_bits() -> None:
-    with pytest.raises(OptionError, match=r"precond_dtype='int8': factors .* use 'bfloat16'"):
-        Kron(0.01, precond_dtype="int8")
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (Kron, dict(precond_dtype="int8"), r"precond_dtype='int8': factors .* use 'bfloat16'"),
+        (LAMB, dict(state_dtype="int4"), r"state_dtype must be one of .*'int8', got 'int4'"),
+        (LAMB, dict(momentum_dtype="uint8"), r"momentum_dtype must be one of .*'int8', got 'uint8'"),
+        (LAMB, dict(overrides=[("w", dict(state_dtype="fp8"))]), r"entry 'w': state_dtype must be one of"),
+        (Adafactor, dict(momentum_dtype="int8"), r"momentum_dtype='int8' has no effect here: it needs a momentum"),
+    ],
+)
+def test_codes_that_there_are_not_and_for_what_cannot_have_them_are_refused(
+    make: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        make(0.01, **options)
 
 
 @pytest.mark.parametrize(("make", "most"), [(LAMB, 0.06), (AdamW, 0.06), (LARS, 0.02), (Kron, 0.05)])
@@ -90,17 +102,24 @@ def test_trust_ratios_come_from_what_was_not_rounded() -> None:
     assert lean.stats() == plain.stats()
 
 
-def test_what_is_not_finite_is_skipped_and_leaves_codes_as_they_were() -> None:
-    optimizer = LAMB(0.01, state_dtype="int8", on_nonfinite="skip")
+@pytest.mark.parametrize("engine", ["reference", "auto"])
+@pytest.mark.parametrize(("bad", "what"), [(np.inf, "skip"), (1e30, "skip"), (np.nan, "raise")])
+def test_what_is_not_finite_leaves_codes_as_they_were(bad: float, what: Any, engine: Any) -> None:
+    """1e30: its square is infinite."""
+    optimizer = LAMB(0.01, state_dtype="int8", on_nonfinite=what, engine=engine)
     params = trained(optimizer, 2)
     before, state = copy.deepcopy(params), copy.deepcopy(optimizer.state["matrix"])
-    bad = gradients(2)
-    bad["matrix"][5, 7] = np.inf
-    optimizer.step(params, bad)
+    grads = gradients(2)
+    grads["matrix"][5, 7] = bad
+    if what == "raise":
+        with pytest.raises(NonFiniteError, match="matrix"):
+            optimizer.step(params, grads)
+    else:
+        optimizer.step(params, grads)
+        assert optimizer.skipped["matrix"] == 1
+        assert not np.array_equal(params["filter"], before["filter"])
     assert np.array_equal(params["matrix"], before["matrix"])
-    assert optimizer.skipped["matrix"] == 1
     assert all(np.array_equal(state[key], entry) for key, entry in optimizer.state["matrix"].items())
-    assert not np.array_equal(params["filter"], before["filter"])
 
 
 def test_under_propagate_a_group_with_infinity_is_not_finite_and_no_other() -> None:
@@ -155,6 +174,7 @@ def test_state_is_converted_once_to_what_the_options_keep_and_that_is_told_once(
         (lambda s: s.update(exp_avg_sq_scale=-s["exp_avg_sq_scale"]), "must be finite and not negative"),
         (lambda s: s.update(exp_avg_scale=s["exp_avg_scale"][:-1]), "must be float32 with a number for each group"),
         (lambda s: s.update(exp_avg_scale=s["exp_avg_scale"].astype("float64")), "it is float64"),
+        (lambda s: s["exp_avg_sq_scale"].__setitem__((3, 0), 0), "'exp_avg_sq_scale' has a 0 for codes"),
         (lambda s: s.update(exp_avg=s["exp_avg"].astype("int16")), "'exp_avg' has dtype int16"),
     ],
 )
@@ -169,15 +189,36 @@ def test_damaged_scales_are_refused_and_nothing_is_loaded(damage: Any, message: 
         assert all(np.array_equal(entry, optimizer.state[name][key]) for key, entry in entries.items())
 
 
-def test_scales_of_other_groups_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (dict(exp_avg_scale=np.ones((64, 4), "float32")), "'matrix' does not fit"),
+        (dict(exp_avg=np.ones((64, 128), "float32")), "'matrix' does not fit"),
+        (dict(exp_avg_sq=np.ones((64, 128), "int8")), "'exp_avg_sq' is int8, and must be uint8"),
+        (dict(rounding_error=np.ones((64, 128), "float32")), "'rounding_error' is float32, and must be int8"),
+    ],
+)
+def test_what_does_not_fit_its_parameter_is_refused_when_that_is_known(entries: Any, message: str) -> None:
+    """Scales of other groups, scales without codes, codes of another kind, a record that is none."""
     optimizer = LAMB(0.01, state_dtype="int8")
     params = trained(optimizer, 2)
     saved = optimizer.state_dict()
-    saved["state"]["matrix"]["exp_avg_scale"] = np.ones((64, 4), "float32")
-    other = LAMB(0.01, state_dtype="int8")
+    saved["state"]["matrix"].update(entries)
+    other, before = LAMB(0.01, state_dtype="int8"), copy.deepcopy(params)
     other.load_state_dict(saved)
-    with pytest.raises(StateError, match="'matrix' does not fit"):
+    with pytest.raises(StateError, match=message):
         trained(other, 1, params)
+    assert all(np.array_equal(params[name], before[name]) for name in params)
+
+
+def test_factors_in_codes_are_refused() -> None:
+    params, optimizer = {"w": np.ones((64, 64), "float32")}, Kron(0.01)
+    optimizer.step(params, {"w": np.ones((64, 64), "float32")})
+    saved = optimizer.state_dict()
+    saved["state"]["w"].update(Q_0=np.ones((64, 64), "int8"), Q_0_scale=np.ones((64, 1), "float32"))
+    optimizer.load_state_dict(saved)
+    with pytest.raises(StateError, match="'Q_0' is int8, and must be floating point"):
+        optimizer.step(params, {"w": np.ones((64, 64), "float32")})
 
 
 def test_a_second_moment_of_16_bits_moves_only_if_it_is_rounded_at_random() -> None:

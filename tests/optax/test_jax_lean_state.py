@@ -78,8 +78,6 @@ def test_fields_are_added_to_the_state_only_where_they_are_needed() -> None:
     specs = {name: jax.sharding.PartitionSpec("x") for name in params}
     made = thalweg.optax.state_specs(lean, params, specs)
     assert made.exp_avg_scale["first"] == jax.sharding.PartitionSpec("x")
-    with pytest.raises(OptionError, match="factors"):
-        thalweg.optax.kron(0.01, precond_dtype="int8")
 
 
 def test_weights_with_a_record_follow_those_of_32_bits() -> None:
@@ -112,6 +110,45 @@ def test_exported_state_is_imported_as_this_optimizer_keeps_it() -> None:
     with pytest.warns(ResumeWarning, match="now has exp_avg_scale"):
         back = thalweg.optax.import_state(lean.init(params), params, thalweg.optax.export_state(wide, params))
     assert jnp.array_equal(back.exp_avg["filter"], state.exp_avg["filter"])
-    exported["state"]["first"]["exp_avg_scale"] = np.full((64, 2), np.nan, "float32")
-    with pytest.raises(StateError, match="'exp_avg_scale' must be finite"):
-        thalweg.optax.import_state(lean.init(params), params, exported)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("exp_avg_scale", np.full((64, 2), np.nan, "float32"), "'exp_avg_scale' must be finite"),
+        ("exp_avg_scale", np.full((64, 2), -1, "float32"), "'exp_avg_scale' must be finite and not negative"),
+        ("exp_avg_scale", np.zeros((64, 2), "float32"), "'exp_avg_scale' has a 0 for codes of 'exp_avg'"),
+        ("exp_avg_scale", np.ones((64, 3), "float32"), r"a number for each group .* of shape \(64, 3\)"),
+        ("exp_avg_scale", np.ones((64, 4), "float32"), "'first' does not fit"),
+        ("exp_avg_scale", np.ones((64, 2), "float16"), "must be float32"),
+        ("exp_avg_scale", None, "there is no 'exp_avg_scale'"),
+        ("exp_avg", np.ones((64, 128), "float32"), "'exp_avg' is float32, and must be int8"),
+        ("exp_avg_sq", np.ones((64, 128), "int8"), "'exp_avg_sq' is int8, and must be uint8"),
+    ],
+)
+def test_damaged_codes_are_refused(key: str, value: Any, message: str) -> None:
+    solver, params = thalweg.optax.lamb(0.01, state_dtype="int8"), {"first": jnp.ones((64, 128))}
+    state = solver.update(params, solver.init(params), params)[1]
+    exported = thalweg.optax.export_state(state, params)
+    entries = exported["state"]["first"] | {key: value}
+    exported["state"]["first"] = {name: entry for name, entry in entries.items() if entry is not None}
+    with pytest.raises(StateError, match=message):
+        thalweg.optax.import_state(state, params, exported)
+
+
+@pytest.mark.parametrize("options", [dict(precond_dtype="int8"), dict(state_dtype="int4"), dict(state_dtype="uint8")])
+def test_codes_that_there_are_not_and_for_what_cannot_have_them_are_refused(options: Any) -> None:
+    with pytest.raises(OptionError, match=f"{next(iter(options))}.*(factors|must be one of)"):
+        thalweg.optax.kron(0.01, **options)
+
+
+def test_what_is_not_finite_leaves_codes_and_record_as_they_were() -> None:
+    """As infinity, and as a number whose square is."""
+    solver = thalweg.optax.lamb(0.01, state_dtype="int8", rounding="compensated", on_nonfinite="skip")
+    params = {"first": jnp.ones((64, 128), jnp.bfloat16)}
+    state = solver.update(params, solver.init(params), params)[1]
+    for bad in (jnp.inf, 1e30):
+        updates, after = solver.update({"first": params["first"].at[5, 7].set(bad)}, state, params)
+        assert not updates["first"].any()
+        for field in ("exp_avg", "exp_avg_scale", "exp_avg_sq", "exp_avg_sq_scale", "rounding_error"):
+            assert jnp.array_equal(getattr(after, field)["first"], getattr(state, field)["first"])

@@ -42,8 +42,9 @@ LIES += ["x" * 1000, [], {}, [[[]]], {"": None}, [2**62, 2**62], ["a"] * 100, "f
 
 
 def optimizer() -> Any:
-    made = thalweg.numpy.LAMB(lr=0.1)
-    made.step({"a": np.ones((3, 2)), "b": np.ones(4)}, {"a": np.ones((3, 2)), "b": np.ones(4)})
+    made = thalweg.numpy.LAMB(lr=0.1, state_dtype="int8")
+    given = {"a": np.ones((3, 2)), "b": np.ones(4), "coded": np.ones((64, 64), "float32")}
+    made.step({name: x.copy() for name, x in given.items()}, given)
     return made
 
 

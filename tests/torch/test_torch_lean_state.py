@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import thalweg.numpy  # noqa: E402
 import thalweg.torch  # noqa: E402
 from thalweg.codecs import CODECS, Grouping  # noqa: E402
-from thalweg.errors import ResumeWarning, StateError  # noqa: E402
+from thalweg.errors import NonFiniteError, OptionError, ResumeWarning, StateError  # noqa: E402
 from thalweg.spaces import torch as xp  # noqa: E402
 
 #: Two that are stepped as one list, one that is grouped otherwise, and one that stays in float32.
@@ -125,6 +125,10 @@ def test_state_goes_to_other_front_ends_and_other_dtypes() -> None:
     [
         (lambda s: s.update(exp_avg_scale=s["exp_avg_scale"] * float("inf")), "must be finite and not negative"),
         (lambda s: s.update(exp_avg_sq_scale=s["exp_avg_sq_scale"] - 1e9), "must be finite and not negative"),
+        (lambda s: s["exp_avg_scale"].zero_(), "'exp_avg_scale' has a 0 for codes of 'exp_avg'"),
+        (lambda s: s.update(exp_avg_scale=s["exp_avg_scale"].half()), "must be float32 .* it is float16"),
+        (lambda s: s.update(exp_avg=s["exp_avg"].float()), "'exp_avg' is float32, and must be int8"),
+        (lambda s: s.update(exp_avg_sq=s["exp_avg_sq"].char()), "'exp_avg_sq' is int8, and must be uint8"),
         (lambda s: s.pop("exp_avg_scale"), "does not fit: .* load it with the options that it was saved with"),
         (lambda s: s.update(exp_avg_scale=s["exp_avg_scale"].t()), "does not fit"),
     ],
@@ -137,6 +141,37 @@ def test_damaged_scales_are_refused_and_nothing_is_loaded(damage: Any, message: 
     with pytest.raises(StateError, match=message):
         optimizer.load_state_dict(saved)
     assert all(optimizer.state[params[name]]["exp_avg_scale"] is entry for name, entry in before.items())
+
+
+@pytest.mark.parametrize("engine", ["foreach", "auto"])
+@pytest.mark.parametrize("what", ["skip", "raise"])
+def test_what_is_not_finite_leaves_codes_and_record_as_they_were(engine: str, what: str) -> None:
+    params, optimizer = made(
+        engine=engine, dtype=torch.bfloat16, state_dtype="int8", rounding="compensated", on_nonfinite=what
+    )
+    p = params["first"]
+    before = {"p": p.detach().clone(), **{key: entry.clone() for key, entry in optimizer.state[p].items()}}
+    assert before["rounding_error"].any()
+    p.grad[5, 7] = torch.inf
+    if what == "raise":
+        with pytest.raises(NonFiniteError, match="first"):
+            optimizer.step()
+    else:
+        optimizer.step()
+        assert optimizer.skipped == 1
+    after = {"p": p.detach(), **optimizer.state[p]}
+    assert all(torch.equal(entry, after[key]) for key, entry in before.items())
+
+
+def test_unknown_codes_are_refused_also_in_a_group() -> None:
+    params, optimizer = made(state_dtype="int8")
+    with pytest.raises(OptionError, match=r"state_dtype must be one of .*'int8', got 'int4'"):
+        made(state_dtype="int4")
+    optimizer.param_groups[0]["state_dtype"] = "uint8"
+    before = params["first"].detach().clone()
+    with pytest.raises(OptionError, match=r"state_dtype must be one of .*'int8', got 'uint8'"):
+        optimizer.step()
+    assert torch.equal(params["first"], before)
 
 
 def test_explain_counts_codes_and_says_what_cannot_be_grouped() -> None:

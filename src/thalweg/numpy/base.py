@@ -33,7 +33,7 @@ from thalweg.overrides import Overrides, Standard, as_written, check_overrides
 from thalweg.rules.checks import check_flag, check_number
 from thalweg.settings import Setting, Settings, option_names, plain
 from thalweg.spaces import numpy as xp
-from thalweg.storage import converted, first_state, fitting_shapes
+from thalweg.storage import check_eight_bits, codecs_of, converted, first_state, fitting_shapes
 from thalweg.trial import check_update
 
 Self = TypeVar("Self", bound="Optimizer")
@@ -249,6 +249,7 @@ class Optimizer(Stepping):
                 f"the state of {name!r} does not fit its options: they need {wanted}, and the state has {found}; "
                 "restore the options that the state was made with, or drop it with clear_state()"
             )
+        check_eight_bits(xp, name, tracked.state, codecs_of(xp, setting.rule, weights.shape, tracked.state))
         # kept as these options have it, whatever it was saved in; some processors find a signalling NaN invalid there
         with np.errstate(invalid="ignore"):
             state = converted(xp, setting.rule, setting.handling, weights, tracked.state)

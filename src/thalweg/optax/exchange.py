@@ -15,7 +15,7 @@ from thalweg.optax.states import KINDS, SEVERAL, Entries, MixtureState, fields_o
 from thalweg.optax.trees import Tree, dotted, named
 from thalweg.rules import Rule
 from thalweg.spaces import jax as space
-from thalweg.storage import RECORD, check_codes, coded_keys, declared
+from thalweg.storage import RECORD, check_codes, check_eight_bits, coded_keys, declared
 
 
 def export_state(state: Tree, params: Tree) -> dict[str, Any]:
@@ -121,6 +121,9 @@ def imported(part: Any, params: Tree, given: Mapping[str, Any]) -> Any:
             raise StateError(
                 f"the state of {name!r} does not fit: the exported entries are {found}, and its options need {shapes}"
             )
+        check_eight_bits(
+            space, name, on_device(given[name]), {key: space.dtype(entry) for key, entry in entries.items()}
+        )
     steps = {int(given[name]["step"]) for name in present}
     if len(steps) > 1:
         raise StateError(

@@ -17,7 +17,7 @@ from tolerances import FLIPPED
 
 import thalweg.torch
 from thalweg.codecs import CODECS, Grouping
-from thalweg.errors import OptionError
+from thalweg.errors import NonFiniteError, OptionError
 from thalweg.kernels.triton.coded import decoded, store_coded
 from thalweg.spaces import torch as xp
 from thalweg.storage import RECORD
@@ -132,16 +132,21 @@ def test_lean_state_is_that_of_the_rule(rule: str, dtype: str, shapes: Any, opti
     assert fused.engine == "fused"
 
 
-def test_a_gradient_that_is_not_finite_leaves_codes_and_record_as_they_were() -> None:
+@pytest.mark.parametrize("what", ["skip", "raise"])
+def test_a_gradient_that_is_not_finite_leaves_codes_and_record_as_they_were(what: str) -> None:
     named = parameters("bfloat16", MATRIX)
-    optimizer = make("LAMB", named, "fused", state_dtype="int8", rounding="compensated", on_nonfinite="skip")
+    optimizer = make("LAMB", named, "fused", state_dtype="int8", rounding="compensated", on_nonfinite=what)
     step = gradients(MATRIX, 0, torch.bfloat16)
     train(optimizer, named, [step])
     p = named[0][1]
     before = {key: entry.clone() for key, entry in optimizer.state[p].items()}
     step["matrix"][1, 2] = torch.inf
-    train(optimizer, named, [step])
-    assert optimizer.skipped == 1
+    if what == "raise":
+        with pytest.raises(NonFiniteError, match="matrix"):
+            train(optimizer, named, [step])
+    else:
+        train(optimizer, named, [step])
+        assert optimizer.skipped == 1
     assert all(torch.equal(entry, optimizer.state[p][key]) for key, entry in before.items())
 
 

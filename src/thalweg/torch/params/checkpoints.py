@@ -14,7 +14,7 @@ from thalweg.exchange import check_version
 from thalweg.mixtures import in_words as rules_in_words
 from thalweg.rules import Rule
 from thalweg.spaces import torch as xp
-from thalweg.storage import RECORD, check_codes
+from thalweg.storage import RECORD, check_codes, check_eight_bits
 from thalweg.torch.params.groups import LAYOUT
 from thalweg.torch.params.members import names_of
 from thalweg.torch.sharding.shards import laid_out, whole
@@ -160,7 +160,8 @@ def check_entries(
                 f"the state of {name!r} does not fit: the saved entries are {shapes}, and its options need {wanted}"
                 f"{hint if beside else ''}"
             )
-        check_codes(xp, name, {key: whole(value) if key.endswith("_scale") else value for key, value in found.items()})
+        check_eight_bits(xp, name, found, {key: xp.dtype(entry) for key, entry in expected[name].items()})
+        check_codes(xp, name, found, whole)
         for key, value in found.items():
             check_precision(name, key, value.dtype, expected[name][key].dtype)
 
