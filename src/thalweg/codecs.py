@@ -33,6 +33,8 @@ ONE = 0x3F800000
 LEAST_SCALE = 2.0**-106
 #: 1 / 247 in float32. Not every compiler divides by a constant.
 FOR_247 = float.fromhex("0x1.0953f40000000p-8")
+#: 1 / 5 as a product and a shift: exact for the few bits that are left of a number.
+FIFTH, FIFTH_SHIFT = 52429, 18
 
 
 class Grouping(NamedTuple):
@@ -104,9 +106,14 @@ class Codec:
             codes = xp.where(folded < 0.0, -codes, codes)
         return xp.reshape_like(xp.astype(codes, self.name), x), scales
 
+    @property
+    def shift(self) -> int:
+        """How often 2 divides the step."""
+        return (self.step & -self.step).bit_length() - 1
+
     def whole_steps(self, bits: Any) -> Any:
-        """Bits divided by the step, which is 2**19 or 5 * 2**17; by 5 through a product that is exact for so few."""
-        return bits >> 19 if self.signed else ((bits >> 17) * 52429) >> 18
+        """Bits divided by the step, which is a power of two or five times one."""
+        return bits >> self.shift if self.signed else ((bits >> self.shift) * FIFTH) >> FIFTH_SHIFT
 
     def decode(self, xp: Space[A], codes: A, scales: A, groups: Grouping) -> A:
         """The numbers that codes and scales stand for, in float32."""

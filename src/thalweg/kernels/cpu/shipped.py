@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from thalweg.arrays import Shape
+from thalweg.codecs import CODECS, FIFTH, FIFTH_SHIFT, LEAST_SCALE
 from thalweg.kernels.cpu.compiled import emitted, kind_of
 from thalweg.kernels.cpu.emit import library_source
 from thalweg.kernels.cpu.lines import Function
@@ -118,9 +119,28 @@ def shipped() -> dict[str, Function]:
     return found
 
 
+def codecs_source() -> str:
+    """The constants of codes of eight bits."""
+    lines = [
+        f"constexpr float LEAST_SCALE = {LEAST_SCALE.hex()}f;",
+        f"constexpr int32_t FIFTH = {FIFTH}, FIFTH_SHIFT = {FIFTH_SHIFT};",
+    ]
+    for codec in CODECS.values():
+        whole = ", ".join(f"{name.upper()} = {getattr(codec, name)}" for name in ("step", "shift", "first", "most"))
+        lines += [
+            f"\nstruct {codec.name.capitalize()} {{",
+            f"    static constexpr int32_t {whole};",
+            f"    static constexpr float SHARE = {codec.share.hex()}f;",
+            "};",
+        ]
+    top = "// The constants of thalweg/codecs.py.\n#pragma once\n\n#include <cstdint>\n\nnamespace codecs {\n"
+    return "\n".join([top, *lines, "\n}  // namespace codecs", ""])
+
+
 def write(folder: Path) -> None:
     functions = shipped()
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "codecs.h").write_text(codecs_source())
     (folder / "emitted.h").write_text(library_source(functions))
     names = ",\n".join(f'    "{name}"' for name in functions)
     (folder / "emitted_names.h").write_text(

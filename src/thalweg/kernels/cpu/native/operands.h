@@ -3,41 +3,36 @@
 
 #include <type_traits>
 
+#include "codecs.h"
 #include "tiles.h"
 
 namespace {
 
-// ---- state in eight bits; the formulas are those of thalweg/codecs.py
-
-constexpr int32_t ONE_BITS = 0x3f800000;
+// ---- state in eight bits; the formulas are those of thalweg/codecs.py, from which the build takes the constants
 
 inline bool is_coded(uint8_t dtype) { return dtype == INT8 || dtype == UINT8; }
 
-// Of `int8`: 127 steps of 2^19 from the bits of 1 on.
-struct Signed {
+// From the bits of 1 on.
+struct Signed : codecs::Int8 {
     using Code = int8_t;
-    static constexpr int32_t STEP = 1 << 19, MOST = 127;
-    static constexpr float SHARE = 0x1.0953f4p-8f;
 
     static float ratio(Code code) {
         const int32_t steps = code;
-        const float ratio = bits_as<float>(ONE_BITS + (steps < 0 ? -steps : steps) * STEP) - 1.0f;
+        const float ratio = bits_as<float>(FIRST + (steps < 0 ? -steps : steps) * STEP) - 1.0f;
         return steps < 0 ? -ratio : ratio;
     }
-    static int32_t steps(float ratio, int32_t up) { return (bits_as<int32_t>(ratio + 1.0f) - ONE_BITS + up) >> 19; }
+    static int32_t steps(float ratio, int32_t up) { return (bits_as<int32_t>(ratio + 1.0f) - FIRST + up) >> SHIFT; }
     static Code code(int32_t steps, float x) { return Code(x < 0 ? -steps : steps); }
 };
 
-// Of `uint8`: 255 steps of 5 * 2^17 up to the bits of 1.
-struct Unsigned {
+// Up to the bits of 1. The step is five times a power of two.
+struct Unsigned : codecs::Uint8 {
     using Code = uint8_t;
-    static constexpr int32_t STEP = 5 << 17, MOST = 255, FIRST = ONE_BITS - MOST * STEP;
-    static constexpr float SHARE = 1.0f;
 
     static float ratio(Code code) { return bits_as<float>(FIRST + int32_t(code) * STEP); }
     static int32_t steps(float ratio, int32_t up) {
         const int32_t bits = bits_as<int32_t>(ratio) - FIRST + up;
-        return ((bits > 0 ? bits : 0) >> 17) * 52429 >> 18;
+        return ((bits > 0 ? bits : 0) >> SHIFT) * codecs::FIFTH >> codecs::FIFTH_SHIFT;
     }
     static Code code(int32_t steps, float) { return Code(steps); }
 };
@@ -64,7 +59,7 @@ float encode_group(typename Format::Code* codes, const T* from, uint64_t positio
         peak = bits > peak ? bits : peak;
     }
     const float share = bits_as<float>(peak) * Format::SHARE;
-    const float scale = share < 0x1p-106f ? 0.0f : share, divisor = scale > 0 ? scale : INFINITY;
+    const float scale = share < codecs::LEAST_SCALE ? 0.0f : share, divisor = scale > 0 ? scale : INFINITY;
     if (chances) {
         const uint32_t place = chances->place(position);
         for (int i = 0; i < GROUP; i++) {
