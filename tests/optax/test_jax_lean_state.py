@@ -77,7 +77,7 @@ def test_fields_are_added_to_the_state_only_where_they_are_needed() -> None:
     assert lean.exp_avg_scale["bias"] is None
     specs = {name: jax.sharding.PartitionSpec("x") for name in params}
     made = thalweg.optax.state_specs(lean, params, specs)
-    assert made.exp_avg_scale["first"] == jax.sharding.PartitionSpec("x")
+    assert made.exp_avg_scale["first"] == jax.sharding.PartitionSpec("x", None)
 
 
 def test_weights_with_a_record_follow_those_of_32_bits() -> None:

@@ -128,6 +128,7 @@ child = cache(Child)
 LEFT = {
     "sharded_jax_jit": ("lamb", "adafactor", "unfactored"),
     "sharded_jax_map": ("lars", "lamb", "unfactored"),
+    "sharded_jax_lean": ("sgd",),
     "sharded_jax_explicit": ("lars", "lamb", "unfactored", "kron"),
 }
 

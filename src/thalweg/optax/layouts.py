@@ -19,8 +19,8 @@ def state_specs(state: Tree, params: Tree, specs: Tree) -> Tree:
     state: the state, real or from ``jax.eval_shape(solver.init, params)``; wrappers of optax may be around it.
     specs: a tree of PartitionSpec with the structure of params, or a prefix of it.
 
-    State of the parameter's shape is sharded like it. Row and column averages follow the axis that is left, Kron's
-    factors the stack they are in, and single numbers are everywhere.
+    State of the parameter's shape is sharded like it, and so are scales of groups. Row and column averages follow the
+    axis that is left, Kron's factors the stack they are in, and single numbers are everywhere.
     """
     found = named(params)
     own = {
@@ -65,8 +65,9 @@ def padded(spec: Spec, ndim: int) -> tuple[Any, ...]:
 def followed(shape: tuple[int, ...], p_shape: tuple[int, ...], spec: tuple[Any, ...]) -> Spec:
     """The spec of something that has its parameter's axes, some reduced to size 1, or the last ones to groups."""
     lead = len(shape) - 1
-    if 0 < lead < len(p_shape) and shape[:lead] == p_shape[:lead] and shape[lead] not in (1, p_shape[lead]):
-        return Spec(*spec[:lead])
+    grouped = lead < len(p_shape) - 1 or (lead < len(p_shape) and shape[lead] not in (1, p_shape[lead]))
+    if lead > 0 and grouped and shape[:lead] == p_shape[:lead]:
+        return Spec(*spec[: lead + (shape[lead] > 1)])
     if len(shape) != len(p_shape) or any(n not in (1, m) for n, m in zip(shape, p_shape, strict=True)):
         return Spec()
     return Spec(*(own if n == m else None for n, m, own in zip(shape, p_shape, spec, strict=True)))
