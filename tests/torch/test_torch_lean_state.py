@@ -199,3 +199,18 @@ def test_runs_of_other_optimizers_go_on_in_eight_bits_and_come_back() -> None:
     assert decoded.dtype == torch.float32
     codes, scales = (torch.tensor(wanted.state["first"][key]) for key in ("exp_avg", "exp_avg_scale"))
     assert torch.equal(decoded, CODECS["int8"].decode(xp, codes, scales, Grouping(1, 64)))
+
+
+@pytest.mark.parametrize("option", ["rounding", "state_rounding"])
+def test_what_torch_cannot_carry_on_is_refused_until_it_is_given_up(option: str) -> None:
+    asked = {"rounding": "compensated", "state_rounding": "stochastic"}[option]
+    options: Any = dict(state_dtype="bfloat16", dtype=torch.bfloat16, weight_decay=0.01, **{option: asked})
+    params, ours = made("AdamW", **options)
+    message = f"{option}='{asked}', which 'first' has here, .* torch.AdamW; .* set {option}='nearest' in param_groups"
+    with pytest.raises(StateError, match=message):
+        thalweg.torch.export_peer(ours, "torch")
+    ours.param_groups[0][option] = "nearest"
+    theirs = torch.optim.AdamW(params.values(), lr=0.01)
+    theirs.load_state_dict(thalweg.torch.export_peer(ours, "torch"))
+    assert set(theirs.state[params["first"]]) == {"step", "exp_avg", "exp_avg_sq"}
+    assert torch.equal(theirs.state[params["first"]]["exp_avg"], ours.state[params["first"]]["exp_avg"])

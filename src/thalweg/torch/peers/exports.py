@@ -9,7 +9,7 @@ from thalweg.errors import StateError
 from thalweg.rules import Rule
 from thalweg.settings import Handling, differ
 from thalweg.spaces import torch as xp
-from thalweg.storage import coded_keys
+from thalweg.storage import RECORD, coded_keys
 from thalweg.torch.params.stateful import StatefulOptimizer
 from thalweg.torch.params.states import as_found, converted_entries
 from thalweg.torch.peers.formats import Group, check_axes, wanted
@@ -18,7 +18,7 @@ from thalweg.torch.peers.options import picked
 from thalweg.torch.peers.sources import PEERS
 
 #: Options around a rule that no optimizer of torch has.
-OURS_ALONE = ("max_grad_norm", "on_nonfinite", "rounding")
+OURS_ALONE = ("max_grad_norm", "on_nonfinite", "rounding", "state_rounding")
 
 
 def export_peer(optimizer: StatefulOptimizer, target: str) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def export_peer(optimizer: StatefulOptimizer, target: str) -> dict[str, Any]:
     target: "torch". AdamW (or LAMB without trust ratios) goes to torch's AdamW, or to Adam if its decay is not
     decoupled; SGD (or LARS without trust ratios) to SGD; Adafactor and Muon to those of their names. Options that have
     no counterpart there are refused. Tensors are those of the optimizer, as in ``state_dict()``, but for codes of eight
-    bits, which are decoded.
+    bits, which are decoded, and records of what rounding has cost, which are left out.
     """
     if target != "torch":
         raise StateError(f"target={target!r} is not known: it must be 'torch'")
@@ -40,8 +40,8 @@ def export_peer(optimizer: StatefulOptimizer, target: str) -> dict[str, Any]:
         check_served(optimizer, rule, groups[home], name, p, home)
     state = dict(saved["state"])
     for place, (name, p, home) in enumerate(optimizer._homes()):
-        if place in state and coded_keys(xp, state[place]):
-            setting = optimizer._setting(optimizer._checked_settings(home, optimizer.param_groups[home]), name, p)
+        if place in state and (coded_keys(xp, state[place]) or RECORD in state[place]):
+            setting, _ = optimizer._group_settings.made(optimizer.param_groups[home]).of(name, p)
             state[place] = converted_entries(as_found(setting, p, {}), p, name, state[place])
     if PEERS[name_of(rule, {})].counts == "nowhere":
         state = {place: {key: x for key, x in entries.items() if key != "step"} for place, entries in state.items()}
@@ -98,9 +98,12 @@ def check_served(optimizer: StatefulOptimizer, rule: type[Rule], group: Group, n
     peer, own = PEERS[name_of(rule, group)], optimizer.param_groups[home]
     setting, _ = optimizer._group_settings.made(own).of(name, p)
     asked = wanted(peer, rule, group, p)
-    unserved = [(option, ours) for option, _, ours in asked.differences(setting, optimizer._rate(own)[0])]
-    alone = [(option, getattr(setting.handling, option)) for option in OURS_ALONE]
-    unserved += [(option, ours) for option, ours in alone if differ(ours, getattr(Handling, option))]
-    for option, ours in unserved:
-        raise StateError(f"{option}={ours!r}, which {name!r} has here, has no counterpart in {peer.name}")
+    unserved = [(option, ours, "") for option, _, ours in asked.differences(setting, optimizer._rate(own)[0])]
+    for option in OURS_ALONE:
+        ours, without = getattr(setting.handling, option), getattr(Handling, option)
+        if differ(ours, without):
+            hint = f"; to go on without it, set {option}={without!r} in param_groups or overrides before"
+            unserved.append((option, ours, hint))
+    for option, ours, hint in unserved:
+        raise StateError(f"{option}={ours!r}, which {name!r} has here, has no counterpart in {peer.name}{hint}")
     check_axes(peer, group, name, tuple(p.shape), setting.rule)
