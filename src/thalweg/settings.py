@@ -79,16 +79,6 @@ class Handling:
         """Whether rounding takes random bits, which depend on the place of an element in its tensor."""
         return "stochastic" in (self.rounding, self.state_rounding)
 
-    @property
-    def beyond_dtypes(self) -> str:
-        """The option that asks for more than numbers rounded to the nearest of a dtype; "" if none does."""
-        coded = [name for name in STORAGE if getattr(self, name) == EIGHT_BITS]
-        if coded:
-            return f"{coded[0]}={EIGHT_BITS!r}"
-        if self.state_rounding == "stochastic":
-            return "state_rounding='stochastic'"
-        return "rounding='compensated'" if self.rounding == "compensated" else ""
-
 
 #: Handling that decides how state is stored.
 STORAGE = tuple(f.name for f in fields(Handling) if f.name.endswith("_dtype"))

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
             ("LAMB", dict(dtype="float16", state_dtype="float16")),
             ("Adafactor", dict(min_dim_size_to_factor=2, momentum=0.9, **NARROW)),
             ("Adafactor", dict(min_dim_size_to_factor=2, eps_mode="clamp", eps=[1e-3, 1e-3])),
-            ("Kron", dict(precond_dtype="bfloat16")),
+            ("Kron", dict(precond_dtype="bfloat16", state_dtype="int8")),
             ("LAMB", dict(**LEAN, dtype="bfloat16", on_nonfinite="skip")),
             ("Adafactor", dict(**LEAN, min_dim_size_to_factor=2, momentum=0.9, dtype="float16")),
         ],

@@ -115,6 +115,9 @@ RANDOM: dict[str, Any] = dict(state_rounding="stochastic", seed=3)
             marks=pytest.mark.nightly,
         ),
         ("Muon", "bfloat16", MATRIX, dict(EIGHT_BITS, rounding="compensated", ns_dtype=None)),
+        ("Kron", "bfloat16", {"matrix": (34, 128), "thin": (64, 96), "vector": (70,)}, EIGHT_BITS),
+        ("Kron", "float32", {"stack": (2, 64, 80)}, dict(EIGHT_BITS, stacked_axes=1, on_nonfinite="skip")),
+        ("Kron", "float32", {"long": (3, 1536)}, dict(EIGHT_BITS, variant="polyak", max_size_dense=64)),
     ],
     ids=str,
 )
@@ -153,7 +156,9 @@ def test_a_gradient_that_is_not_finite_leaves_codes_and_record_as_they_were(what
 @pytest.mark.parametrize(
     ("rule", "shape", "options", "reason"),
     [
-        ("Kron", (64, 64), dict(momentum_dtype="int8"), "there is no fused kernel of Kron for momentum_dtype='int8'"),
+        ("Kron", (64, 64), RANDOM, "there is no fused kernel of Kron for state_rounding='stochastic'"),
+        ("Kron", (64, 64), dict(rounding="compensated"), "there is no fused kernel of Kron for rounding='compensated'"),
+        ("Kron", (96, 16, 3, 3), dict(momentum_dtype="int8", merge="squeeze"), "cut its groups of codes"),
         ("Muon", (64, 64), RANDOM, "there is no fused kernel of Muon for state_rounding='stochastic'"),
         (
             "Adafactor",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.boundary import ROUNDING_STREAM
+from thalweg.codecs import scale_key
 from thalweg.kernels.triton.kron_layout import FIGURES, OWN_FIGURES, PANELS, G, Layout, Panel, Q
 from thalweg.kernels.triton.products import ceiling, device_of
 from thalweg.kernels.triton.tables import ALIGNMENT, Uploads
@@ -19,6 +20,7 @@ from thalweg.rules.noise import NORMAL_STREAMS, stream_key, tensor_id
 #: Scratch memory, at most, unless a single parameter needs more: this part of the device's memory, 256 MiB or more.
 SCRATCH, LEAST_SCRATCH = 1 / 128, 256 * 2**20
 
+M_SCALE = scale_key("momentum_buffer")
 States = Sequence[Mapping[str, Tensor]]
 
 
@@ -42,6 +44,8 @@ class Batch:
         self.p_dtype, self.g_dtype, self.q_dtype = p.dtype, g_dtype, state["Q_0"].dtype
         self.has_momentum = "momentum_buffer" in state
         self.m_dtype = state["momentum_buffer"].dtype if self.has_momentum else torch.float32
+        #: Elements of the momentum that share a scale; 0: it has none.
+        self.group = self.size // state[M_SCALE].numel() if M_SCALE in state else 0
 
         dense = not all(rule.diagonals(self.sizes))
         #: What products take. Without any, nothing is gained by fewer digits.
@@ -102,7 +106,7 @@ class Batch:
         rows = []
         for i in range(self.slices):
             momentum = address(s.get("momentum_buffer"), i)
-            own = [address(p, i), 0, momentum, *counts, i * size, *keys, index]
+            own = [address(p, i), 0, momentum, address(s.get(M_SCALE), i), *counts, i * size, *keys, index]
             rows.append([*own, *(address(q, i) for q in factors), *(address(norm, i) for norm in norms)])
             assert (len(own), len(rows[-1])) == (Q.value, PANELS)
         return rows

@@ -2,6 +2,7 @@
 
 Bytes an element in float32, beside the products: measure 4, noised 8 (both only where factors are refreshed), the
 gradient as an operand 8 (not where it can be used as it lies), the step 24 (h, p and momentum; p and momentum written).
+Momentum in eight bits is decoded where it is read, by all of them, and encoded by the step: tiles hold whole groups.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from thalweg.kernels.triton.coded import store_coded
 from thalweg.kernels.triton.kron_layout import (
     DUE,
     FACTOR,
@@ -16,6 +18,7 @@ from thalweg.kernels.triton.kron_layout import (
     KEY_ROUNDING,
     KEY_U,
     KEY_V,
+    M_SCALES,
     POSITION,
     STRENGTH,
     G,
@@ -26,6 +29,19 @@ from thalweg.kernels.triton.kron_layout import (
 from thalweg.kernels.triton.kron_reads import figure, kernel, number
 from thalweg.kernels.triton.numbers import as_stored, is_finite, mix, normal, uniform
 from thalweg.kernels.triton.products import place, store_panel, tile_place
+
+
+@triton.jit
+def scales_of_tile(base, rows, columns, mask, HIGH: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr):
+    """Places of the scales of a tile's groups, row by row, and a mask of those that there are. GROUP: 0 if none are."""
+    if GROUP == 0:
+        return base, mask
+    else:
+        across, groups = tl.cdiv(columns, WIDE), columns // GROUP
+        index = tl.arange(0, HIGH * WIDE // GROUP)
+        i = tl.program_id(0) // across * HIGH + index // (WIDE // GROUP)
+        j = tl.program_id(0) % across * (WIDE // GROUP) + index % (WIDE // GROUP)
+        return base + i * groups + j, (i < rows) & (j < groups)
 
 
 @kernel
@@ -41,6 +57,7 @@ def measure_kernel(
     P_DTYPE: tl.constexpr,
     G_DTYPE: tl.constexpr,
     M_DTYPE: tl.constexpr,
+    GROUP: tl.constexpr,
     LEARNED: tl.constexpr,
     SCALES_FIRST: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -52,7 +69,7 @@ def measure_kernel(
         return
     factor = figure(figures, FACTOR, matrix, count)
     p, m = place(places, P, matrix, count, P_DTYPE), place(places, M, matrix, count, M_DTYPE)
-    g_base = place(places, G, matrix, count, G_DTYPE)
+    g_base, scales = place(places, G, matrix, count, G_DTYPE), place(places, M_SCALES, matrix, count, tl.float32)
     largest, total, fourth = 0.0, 0.0, 0.0
     if ALIGNED:
         size = size // 16 * 16
@@ -63,7 +80,12 @@ def measure_kernel(
         g_places = g_base + index
         if ALIGNED:
             g_places = tl.multiple_of(g_places, 16)
-        y = LEARNED(g_places, p + index, m + index, mask, factor, figures, matrix, count)
+        if GROUP == 0:
+            s_places, groups = scales, mask
+        else:
+            which = begin // GROUP + tl.arange(0, BLOCK // GROUP)
+            s_places, groups = scales + which, which < size // GROUP
+        y = LEARNED(g_places, p + index, m + index, s_places, mask, groups, factor, GROUP, figures, matrix, count)
         size_of = tl.abs(tl.where(mask, y, 0.0))
         here = tl.max(size_of)
         total += tl.sum(size_of)
@@ -118,6 +140,7 @@ def operand_kernel(
     P_DTYPE: tl.constexpr,
     G_DTYPE: tl.constexpr,
     M_DTYPE: tl.constexpr,
+    GROUP: tl.constexpr,
     OUT_DTYPE: tl.constexpr,
     SHOWN: tl.constexpr,
     NOISY: tl.constexpr,
@@ -143,7 +166,9 @@ def operand_kernel(
     m_places = tile_place(place(places, M, matrix, count, M_DTYPE), i, j, columns, ALIGNED)
     g_places = tile_place(place(places, G, matrix, count, G_DTYPE), i, j, columns, ALIGNED)
     factor = figure(figures, FACTOR, matrix, count)
-    x = SHOWN(g_places, p_places, m_places, mask, factor, figures, matrix, count)
+    scales = place(places, M_SCALES, matrix, count, tl.float32)
+    s_places, groups = scales_of_tile(scales, rows, columns, mask, HIGH, WIDE, GROUP)
+    x = SHOWN(g_places, p_places, m_places, s_places, mask, groups, factor, GROUP, figures, matrix, count)
     if NOISY:
         t = figure(figures, T, matrix, count).to(tl.uint32)
         u, v = number(places, KEY_U, matrix, count).to(tl.uint32), number(places, KEY_V, matrix, count).to(tl.uint32)
@@ -175,6 +200,7 @@ def step_kernel(
     P_DTYPE: tl.constexpr,
     G_DTYPE: tl.constexpr,
     M_DTYPE: tl.constexpr,
+    GROUP: tl.constexpr,
     STEPPED: tl.constexpr,
     KEEPS_MOMENTUM: tl.constexpr,
     STOCHASTIC: tl.constexpr,
@@ -193,14 +219,17 @@ def step_kernel(
     h = tl.load(tile_place(place(places, h_panel, matrix, count, tl.float32), i, j, pitch, True), mask, other=0.0)
     g_places = tile_place(place(places, G, matrix, count, G_DTYPE), i, j, columns, ALIGNED)
     factor = figure(figures, FACTOR, matrix, count)
-    new, m = STEPPED(h, g_places, p_places, m_places, mask, factor, figures, matrix, count)
+    scales = place(places, M_SCALES, matrix, count, tl.float32)
+    s_places, groups = scales_of_tile(scales, rows, columns, mask, HIGH, WIDE, GROUP)
+    new, m = STEPPED(h, g_places, p_places, m_places, s_places, mask, groups, factor, GROUP, figures, matrix, count)
     chance = 0.0
     if STOCHASTIC:
         position = number(places, POSITION, matrix, count) + i[:, None].to(tl.int64) * columns + j[None, :]
         key = number(places, KEY_ROUNDING, matrix, count).to(tl.uint32)
         chance = uniform(key, figure(figures, T, matrix, count).to(tl.uint32), position)
     new = as_stored(new, chance, P_DTYPE, STOCHASTIC)
-    m = as_stored(m, 0.0, M_DTYPE, False)
+    if GROUP == 0:
+        m = as_stored(m, 0.0, M_DTYPE, False)
     if REHEARSAL:
         fine = is_finite(new.to(tl.float32))
         if M_DTYPE == tl.float16 and KEEPS_MOMENTUM:
@@ -210,4 +239,7 @@ def step_kernel(
     else:
         tl.store(p_places, new, mask)
         if KEEPS_MOMENTUM:
-            tl.store(m_places, m, mask)
+            if GROUP == 0:
+                tl.store(m_places, m, mask)
+            else:
+                store_coded(m_places, s_places, m, 0.0, mask, groups, GROUP, False)

@@ -38,7 +38,7 @@ SINGLE = H_SQUARE, "magnitude", "fourth", "largest", "norm", "size", "right", "r
 READ = {
     GRADIENT: "loaded(g_places, mask) * factor",
     PARAMETER: "loaded(p_places, mask)",
-    MOMENTUM: "loaded(m_places, mask)",
+    MOMENTUM: "momentum(m_places, s_places, mask, groups, GROUP)",
     H_SQUARE: "figure(figures, H_SQUARE, matrix, count)",
 }
 #: Inputs that the host does not know, where the kernel at the beginning finds them.
@@ -54,7 +54,7 @@ def {name}({given}, figures, matrix, count):
     return {results}
 """
 #: What functions over a tile of a parameter are given.
-TILE = ("g_places", "p_places", "m_places", "mask", "factor")
+TILE = ("g_places", "p_places", "m_places", "s_places", "mask", "groups", "factor", "GROUP")
 BEGIN = """\
 @triton.jit(do_not_specialize=["count"])
 def begin(
@@ -301,5 +301,5 @@ def source_of(rule: Kron, parts: list[str]) -> dict[str, Any]:
 def beside() -> dict[str, Any]:
     """What emitted source may use of Kron's own kernels."""
     names = {name: value for name, value in vars(kron_layout).items() if name.isupper()}
-    functions = dict(figure=kron_reads.figure, places_of=kron_begin.places_of, begin_matrices=kron_begin.begin_matrices)
-    return {**names, **functions}
+    functions = dict(places_of=kron_begin.places_of, begin_matrices=kron_begin.begin_matrices)
+    return {**names, **functions, "figure": kron_reads.figure, "momentum": kron_reads.momentum}

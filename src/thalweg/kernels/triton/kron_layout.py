@@ -17,10 +17,11 @@ from thalweg.kernels.triton.products import Blocks, Device, blocks_for, ceiling,
 from thalweg.rules import Kron
 
 # Columns of the table of addresses; those of panels follow. Of POSITION and the keys it holds the numbers themselves.
-P, G, M, STEP, REFRESH, POSITION, KEY_U, KEY_V, KEY_ROUNDING, OWNER = (tl.constexpr(c) for c in range(10))
+# M_SCALES: of the codes of M, if it is kept so.
+P, G, M, M_SCALES, STEP, REFRESH, POSITION, KEY_U, KEY_V, KEY_ROUNDING, OWNER = (tl.constexpr(c) for c in range(11))
 #: Of the factor of rows; that of columns follows.
-Q, L = tl.constexpr(10), tl.constexpr(12)
-PANELS = 14
+Q, L = tl.constexpr(11), tl.constexpr(13)
+PANELS = 15
 
 # Figures of a matrix. GO: whether it is stepped. FACTOR: of its gradient. DUE: whether its factors are refreshed.
 GO, T, FACTOR, DUE, ACCUMULATED, STRENGTH, LARGEST, START, GOOD, H_SQUARE, UPDATE_RMS = (

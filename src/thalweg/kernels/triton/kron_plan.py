@@ -52,6 +52,7 @@ class Plan:
             P_DTYPE=DTYPES[batch.p_dtype],
             G_DTYPE=DTYPES[batch.g_dtype],
             M_DTYPE=DTYPES[batch.m_dtype],
+            GROUP=batch.group,
             Q_DTYPE=DTYPES[batch.q_dtype],
             DTYPE=DTYPES[batch.operand],
             OUT_DTYPE=DTYPES[batch.operand],

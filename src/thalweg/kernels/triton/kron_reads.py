@@ -9,7 +9,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from thalweg.kernels.triton.coded import decoded
 from thalweg.kernels.triton.kron_layout import DUE, GO
+from thalweg.kernels.triton.tables import loaded
 
 #: What kernels are given in memory; all else that is no constant is a number.
 TABLES = "places", "figures", "finite"
@@ -31,6 +33,15 @@ def figure(figures, which, matrix, count):
 def number(places, which: tl.constexpr, matrix, count):
     """A number that stands in the table of addresses itself."""
     return tl.load(places + which * count + matrix)
+
+
+@triton.jit
+def momentum(m_places, s_places, mask, groups, GROUP: tl.constexpr):
+    """The momentum of some elements. GROUP: how many share a scale; 0: it is no codes. groups: the mask of scales."""
+    if GROUP == 0:
+        return loaded(m_places, mask)
+    else:
+        return decoded(m_places, s_places, mask, groups, GROUP)
 
 
 @triton.jit

@@ -58,11 +58,11 @@ def reason_against(setting: Setting, shape: Shape, dtype: str, state: Mapping[st
 def reason_against_storage(setting: Setting, rule: Rule, shape: Shape, *, is_coded: bool) -> str:
     """Why fused kernels cannot read and write state as it is kept, "" if they can. is_coded: whether some is codes."""
     name, handling = type(rule).__name__, setting.handling
-    if is_by_hand(rule) and handling.beyond_dtypes:
-        return f"there is no fused kernel of {name} for {handling.beyond_dtypes}"
-    if isinstance(rule, WholeRule) and handling.state_rounding == "stochastic":
+    if (is_by_hand(rule) or isinstance(rule, WholeRule)) and handling.state_rounding == "stochastic":
         return f"there is no fused kernel of {name} for state_rounding='stochastic'"
-    if is_coded and not isinstance(rule, WholeRule) and cuts_groups(rule, shape):
+    if is_by_hand(rule) and handling.rounding == "compensated":
+        return f"there is no fused kernel of {name} for rounding='compensated'"
+    if is_coded and (not isinstance(rule, WholeRule) or isinstance(rule, Kron)) and cuts_groups(rule, shape):
         return f"tiles of rows and columns of a tensor of shape {shape} cut its groups of codes"
     return ""
 
@@ -70,7 +70,10 @@ def reason_against_storage(setting: Setting, rule: Rule, shape: Shape, *, is_cod
 @functools.lru_cache(maxsize=1024)
 def cuts_groups(rule: Rule, shape: Shape) -> bool:
     """Whether a tensor is stepped tile by tile, and its lines do not end with a group, or are not of columns alone."""
-    groups, example = grouping(shape, rule.stacked_axes), example_of(rule, shape)
+    groups = grouping(shape, rule.stacked_axes)
+    if isinstance(rule, Kron):
+        return groups is not None and rule.sizes(shape)[-1] % groups.size != 0
+    example = example_of(rule, shape)
     program = trace(rule, example, spread_shapes(rule.entries(example), example))
     axes = kinds_of(program, rule.stacked_axes).axes
     if groups is None or axes is None:
