@@ -30,7 +30,7 @@ def test_equals_the_numpy_front_end(text: str, options: dict) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", one_in(2, ["psgd", "kron_torch"]))
+@pytest.mark.parametrize("variant", one_in(2, ["polyak", "kron_torch"]))
 def test_variants_equal_those_of_the_numpy_front_end(variant: str) -> None:
     options = dict(variant=variant, weight_decay=0.1)
     assert_equal(kron(KRON.lr, **options), Kron(lr=KRON.lr, engine="reference", **options), SHAPES)

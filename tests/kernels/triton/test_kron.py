@@ -162,7 +162,7 @@ def test_every_kind_of_shape(shape: tuple[int, ...], options: dict[str, Any]) ->
         [
             dict(geometry="quad", max_skew=None),
             dict(geometry="quad"),
-            dict(**Kron.VARIANTS["psgd"], weight_decay=0.1),
+            dict(**Kron.VARIANTS["polyak"], weight_decay=0.1),
             dict(momentum=0.0, clip=None),
             dict(clip=0.3),
             dict(clip=0.3, clip_mode="rms"),
@@ -238,7 +238,7 @@ def test_gradients_of_any_size(size: float) -> None:
 
 
 def test_gradients_of_zero_teach_nothing() -> None:
-    both = Both((40, 24), count=2)
+    both = Both((40, 24), count=2, whiten="gradient")
     both.step()
     before = [s["Q_1"].clone() for s in both.states]
     both.step([torch.zeros_like(both.params[0]), both.draw()])
@@ -248,7 +248,7 @@ def test_gradients_of_zero_teach_nothing() -> None:
 
 
 @pytest.mark.in_turn
-@pytest.mark.parametrize("options", [{}, dict(**Kron.VARIANTS["psgd"])], ids=["default", "psgd"])
+@pytest.mark.parametrize("options", [{}, dict(**Kron.VARIANTS["polyak"])], ids=["default", "polyak"])
 @pytest.mark.parametrize(
     "shape", one_in(2, [pytest.param((2, 12, 10)), pytest.param((2, 24, 20)), pytest.param((2, 40))]), ids=str
 )
