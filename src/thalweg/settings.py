@@ -223,27 +223,24 @@ class Settings:
             return self.overridden(base, name, shape, matched), matched
         key = len(shape), *matched
         if key not in self.found:
-            self.found[key] = self.overridden(self.base, name, shape, matched)
+            made = self.overridden(self.base, name, shape, matched)
+            # equal settings are one object, so that their parameters are stepped together
+            self.found[key] = next((known for known in self.found.values() if known == made), made)
         return self.found[key], matched
 
     def overridden(self, setting: Setting, name: str, shape: tuple[int, ...], matched: Sequence[int]) -> Setting:
         """What holds for a parameter after the entries of ``overrides`` that match it."""
-        asked: dict[str, Any] = {}
+        said: dict[str, Any] = {}
         for pattern, options in (self.overrides[index] for index in matched):
-            asked |= options
+            said |= options
             try:
                 setting = combined(setting, options)
             except OptionError as error:
                 raise OptionError(f"parameter {name!r}, overrides, entry {pattern!r}: {error}") from None
         found = setting.for_shape(shape)
-        for option in asked.keys() & vars(setting.rule).keys() - {"exempt"}:
-            before, after = (getattr(each.rule, option) for each in (setting, found))
-            require(
-                not differ(before, after),
-                f"parameter {name!r}, overrides: {option}={before!r} has no effect on shape {shape}, which "
-                "exempt='vectors' leaves out: add exempt=None to the entry",
-            )
-        return found
+        # what is said by name holds for every shape
+        kept = {option: value for option, value in said.items() if option in vars(found.rule) and option != "exempt"}
+        return found if found is setting or not kept else replace(found, rule=replace(found.rule, **kept))
 
     @property
     def options(self) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from thalweg.plan.optimizers import Option
 
 pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]
 
-#: Eighteen numbers of float32 for each element of a stack, as docs/kron.md says, and Python's own.
-BOUND = 18.1 * 4 * STACK
+#: Twenty-two numbers of float32 for each element of a stack, as docs/kron.md says, and Python's own.
+BOUND = 22.1 * 4 * STACK
 #: Models of many small tensors: their stacks hold 64 of the first, four of the second, whose dense factors count.
 MANY: dict[str, tuple[list[tuple[int, ...]], dict[str, Any]]] = {
     "square": ([(128, 128)] * 130, {}),
@@ -68,15 +68,15 @@ def test_lists_and_stacks_of_a_larger_model_need_no_more(engine: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"geometry": "quad"}, {"merge": None}])
-def test_a_square_matrix_needs_nine_times_its_size(options: dict[str, Any]) -> None:
+def test_a_square_matrix_needs_thirteen_times_its_size(options: dict[str, Any]) -> None:
     """Two dense factors, each with its refresh. Noise, and what it was added to, are gone by then."""
     pytest.importorskip("torch")
     _, step = torch_optimizer("Kron", [(256, 256)], "float32", "auto", options)
-    assert allocator_peak(step, warm_up=1) < 9.1 * 4 * 256 * 256
+    assert allocator_peak(step, warm_up=1) < 13.1 * 4 * 256 * 256
 
 
 def test_the_options_that_need_most() -> None:
-    options = dict(momentum_mode="ema", geometry="eq", weight_decay=0.1, init_scale=None, max_grad_norm=1.0)
+    options = dict(whiten="gradient", geometry="eq", weight_decay=0.1, weight_decay_mode="gradient", max_grad_norm=1.0)
     found = planned([(128, 128)] * 130, options, "torch", "fused")
     assert 24.9 * 4 * STACK < found < 25.1 * 4 * STACK
 

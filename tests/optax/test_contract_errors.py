@@ -292,4 +292,4 @@ def test_names_that_another_front_end_has_are_translated() -> None:
     with pytest.raises(OptionError, match="entry 'w': write 'betas' for 'b1'"):
         lamb(0.1, overrides=[("w", dict(b1=0.9))])
     with pytest.raises(OptionError, match="needs momentum_mode='ema': polyak momentum comes after"):
-        kron(0.1, b1=0.9, whiten="momentum")
+        kron(0.1, b1=0.9, momentum_mode="polyak")

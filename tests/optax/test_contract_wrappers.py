@@ -135,7 +135,7 @@ def test_injected_learning_rates_take_effect_when_changed_in_the_state(name: str
 
 
 ADAFACTOR_STATIC = ("min_dim_size_to_factor", "dtype_momentum")
-KRON_STATIC = ("max_size_dense", "max_skew", "init_scale")
+KRON_STATIC = ("max_size_dense", "max_skew")
 
 
 @pytest.mark.parametrize(("factory", "needed"), [(adafactor, ADAFACTOR_STATIC), (kron, KRON_STATIC)])

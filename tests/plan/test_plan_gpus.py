@@ -106,10 +106,10 @@ def test_an_engine_that_cannot_run_is_told(rule: str, options: dict[str, Any], r
 
 def test_lists_and_kernels_may_share_a_model() -> None:
     mixed = Model("mixed", "", (Tensor("a", (8, 8)), Tensor("b", (8, 8), "float64"), Tensor("c", (9,), "float64")))
-    found = plan(mixed, optimizers=["LAMB"], device="cuda").costs[0].share
+    found = plan(mixed, optimizers=["LARS"], device="cuda").costs[0].share
     assert found.engine == "foreach + fused"
-    with pytest.raises(CommandError, match="cannot run LAMB for 'b': there is no fused kernel for float64 on GPUs"):
-        plan(mixed, optimizers=["LAMB"], device="cuda", engine="fused")
+    with pytest.raises(CommandError, match="cannot run LARS for 'b': there is no fused kernel for float64 on GPUs"):
+        plan(mixed, optimizers=["LARS"], device="cuda", engine="fused")
 
 
 def test_the_native_core_is_not_asked_for_what_gpus_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_the_native_core_is_not_asked_for_what_gpus_do(monkeypatch: pytest.Monke
         monkeypatch.setattr(module, "reason_missing", lambda: "there is no compiler")
     assert planned("LAMB", {}, TINY, device="cuda", engine="fused").engine == "fused"
     assert planned("LAMB", {}, TINY, device="cuda").engine == "fused"
-    assert planned("LAMB", {}, TINY, device="cpu").engine == "foreach"
+    assert planned("LARS", {}, TINY, device="cpu").engine == "foreach"
 
 
 # ---- what they keep
@@ -211,7 +211,7 @@ def test_estimates_are_of_the_right_size(model: str, monkeypatch: pytest.MonkeyP
 def test_the_joint_norm_of_gradients_needs_room(options: dict[str, Any]) -> None:
     """A number for every 65,536 elements of each tensor, as if all were as large as the largest, and one for each."""
     shapes = [(1000, 1000), (300,), (20, 30)]
-    alone, more = planned("LAMB", {}, shapes).peak_bytes, planned("LAMB", options, shapes).peak_bytes
+    alone, more = planned("LARS", {}, shapes).peak_bytes, planned("LARS", options, shapes).peak_bytes
     assert more - alone == 512 + 3 * 512  # 3 x 16 numbers fit into one block
     alone, more = (planned("LAMB", o, [(4096, 4096)] * 5).peak_bytes for o in ({}, options))
     assert more - alone == 5 * 256 * 4 + 5 * 512

@@ -21,7 +21,7 @@ def share(shape: tuple[int, ...] = (1000, 1000), many: int = 12, dtype: str = "f
     """Of one of two ranks, unless told otherwise."""
     model = Model("many", "", tuple(Tensor(f"w{i}", shape, dtype) for i in range(many)))
     where = {"world": 2, "layout": "fsdp2", "device": "cuda", **{k: how.pop(k) for k in list(how) if k in WHERE}}
-    options = [Option(name, value, "Kron") for name, value in how.items()]
+    options = [Option(name, value, "Kron") for name, value in {"variant": "polyak", **how}.items()]
     return plan(model, optimizers=["Kron"], options=options, **where).costs[0].share
 
 

@@ -78,5 +78,5 @@ def test_lamb_without_its_ratio_is_the_same() -> None:
 
     params, grads = problem()
     mine = ours(AdamW(lr=0.01, weight_decay=0.1), params, grads)
-    other = ours(LAMB(lr=0.01, eps=1e-8, weight_decay=0.1, trust=False), params, grads)
+    other = ours(LAMB(lr=0.01, eps=1e-8, weight_decay=0.1, trust=False, exempt=None), params, grads)
     assert error(mine, other, params) < FLOAT64

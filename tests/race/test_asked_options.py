@@ -90,7 +90,7 @@ def test_a_learning_rate_is_an_option_too() -> None:
         ({"lamb": {"eps": 1}}, "there is no optimizer 'lamb': did you mean 'LAMB'?"),
         ({"LAMB": 3}, "options of LAMB must be a dict, got 3"),
         ({"LAMB": {"lr": -1}}, "rates of LAMB must be positive numbers"),
-        ({"LAMB": {"variant": "none"}}, "LAMB: variant must be one of 'optax'"),
+        ({"LAMB": {"variant": "none"}}, "LAMB: variant must be one of 'paper', 'optax'"),
         ({"LAMB": {"momentum_dtype": "int4"}}, "LAMB: momentum_dtype must be one of"),
     ],
 )

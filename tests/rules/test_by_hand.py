@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from drive import run
@@ -90,9 +91,14 @@ def test_adafactor_relative_step() -> None:
     np.testing.assert_allclose([first, second, third], [[2 * 0.99], [2 * 0.99**2], [2 * 0.99**3]], **CLOSE)
 
 
+def polyak(**options: Any) -> Kron:
+    bare = dict(precond_lr=0.5, clip=None, damping=0.0, relative_damping=0.0)
+    return Kron(**{**Kron.VARIANTS["polyak"], **bare, **options})
+
+
 def test_kron_on_a_vector() -> None:
     """One diagonal factor: P = q^2, c = 1, t_i = (q_i^2 g_i)^2, L = max t + 1 smoothed upwards."""
-    rule = Kron(precond_lr=0.5, momentum=0.0, clip=None, damping=0.0, relative_damping=0.0, lipschitz_beta=0.5)
+    rule = polyak(momentum=0.0, lipschitz_beta=0.5)
     first, second, third = trajectory(rule, [10.0, 10.0], [[2.0, 1.0]] * 3, lr=1.0)
     # q = 1: t = (4, 1), L = 5: gain 1 - 0.5/5 (t - 1) = (0.7, 1)
     q = np.array([0.7, 1.0])
@@ -110,7 +116,7 @@ def test_kron_on_a_vector() -> None:
 
 def test_kron_on_a_diagonal_matrix() -> None:
     """Both factors stay diagonal and equal, so that dense arithmetic can be followed by hand."""
-    rule = Kron(precond_lr=0.5, momentum=0.5, clip=None, damping=0.0, relative_damping=0.0, lipschitz_beta=0.0)
+    rule = polyak(momentum=0.5, lipschitz_beta=0.0)
     p0, g = np.zeros((2, 2)), np.diag([2.0, 1.0])
     first, second, third = trajectory(rule, p0, [g, g, g], lr=1.0)
     # Q = 1, P g = g, T = diag(4, 1), c = N/n = 2, ell = 4 + 2: Q = 1 - 0.5/6 (T - 2) = diag(1 - 1/6, 1 + 1/12)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import thalweg.numpy
-from thalweg.errors import OptionError
 
 SHAPES = {"matrix": (3, 2), "vector": (3,), "scalar": (), "stack": (2, 3)}
 both = pytest.mark.parametrize("name", ["LAMB", "LARS"])
@@ -50,10 +49,12 @@ def test_an_entry_brings_one_back(name: str) -> None:
 
 
 @both
-@pytest.mark.parametrize("asked", [dict(weight_decay=0.5), dict(trust=True, weight_decay=0.0)], ids=str)
-def test_what_an_entry_asks_of_them_in_vain_is_refused(name: str, asked: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=r"'vector'.*exempt=None"):
-        stepped(name, overrides=[("vector", asked)])
+def test_what_is_said_by_name_holds_for_vectors_too(name: str) -> None:
+    said = [("vector", dict(weight_decay=0.2))]
+    found = stepped(name, overrides=said)["vector"]
+    assert np.array_equal(found, stepped(name, overrides=[("vector", dict(exempt=None, trust=False))])["vector"])
+    paper = stepped(name, overrides=[("*", dict(weight_decay=0.2, trust=True))])
+    assert np.array_equal(paper["vector"], stepped(name, variant="paper")["vector"])
 
 
 def test_defaults() -> None:

@@ -23,7 +23,14 @@ from thalweg.storage import first_state
 
 GEOMETRIES = ["procrustes", "quad", "eq"]
 M, N = 24, 16
+
+
 #: Whitens raw gradients at every step, without anything after it.
+def polyak(**options: Any) -> Kron:
+    """With the first defaults, whose measurements are published."""
+    return Kron(**{**Kron.VARIANTS["polyak"], **options})
+
+
 BARE = dict(max_skew=None, precond_update_probability=1.0, momentum=0.0, clip=None)
 
 
@@ -77,7 +84,7 @@ class TestWhitening:
     @pytest.mark.parametrize(("geometry", "bound"), [("procrustes", 0.23), ("quad", 0.28), ("eq", 0.29)])
     def test_annealed_in_float32(self, geometry: str, bound: float) -> None:
         left, right = covariance_roots(1e4)
-        rule = Kron(geometry=geometry, precond_lr=lambda t: 0.5 * 0.02 ** (t / 3000), **BARE)
+        rule = polyak(geometry=geometry, precond_lr=lambda t: 0.5 * 0.02 ** (t / 3000), **BARE)
         state, _ = learn(rule, coloured(3000, left, right))
         assert whiteness_error(state, left, right) < bound
 
@@ -86,7 +93,7 @@ class TestWhitening:
         pytest.importorskip("ml_dtypes")
         left, right = covariance_roots(1e4)
         # the damping that protects bfloat16 factors is far above the smallest directions of 1e4 a side
-        rule = Kron(precond_lr=lambda t: 0.5 * 0.02 ** (t / 3000), relative_damping=2.0**-23, **BARE)
+        rule = polyak(precond_lr=lambda t: 0.5 * 0.02 ** (t / 3000), relative_damping=2.0**-23, **BARE)
         state, _ = learn(rule, coloured(3000, left, right), handling=Handling(precond_dtype="bfloat16"))
         assert state["Q_0"].dtype.name == "bfloat16"
         assert whiteness_error(state, left, right) < 0.45
@@ -94,7 +101,7 @@ class TestWhitening:
     def test_procrustes_learns_faster_than_the_triangular_group(self) -> None:
         left, right = covariance_roots(1e2)
         errors = {
-            g: whiteness_error(learn(Kron(geometry=g, **BARE), coloured(100, left, right))[0], left, right)
+            g: whiteness_error(learn(polyak(geometry=g, **BARE), coloured(100, left, right))[0], left, right)
             for g in GEOMETRIES
         }
         assert errors["procrustes"] < 0.45
@@ -103,13 +110,13 @@ class TestWhitening:
 
     @pytest.mark.parametrize("geometry", GEOMETRIES)
     def test_white_gradients_leave_it_the_identity_up_to_noise(self, geometry: str) -> None:
-        _, rms = learn(Kron(geometry=geometry, **BARE), coloured(300, np.eye(M), np.eye(N)))
+        _, rms = learn(polyak(geometry=geometry, **BARE), coloured(300, np.eye(M), np.eye(N)))
         assert 0.8 < np.mean(rms[100:]) < 1.1
 
     def test_a_diagonal_factor_equalises_rows(self) -> None:
         rng = np.random.default_rng(0)
         scales = np.geomspace(1e-2, 1e2, 40)[:, None]
-        rule = replace(Kron(**BARE), max_skew=1.0)
+        rule = replace(polyak(**BARE), max_skew=1.0)
         state, _ = learn(rule, [scales * rng.standard_normal((40, 4)) for _ in range(600)])
         assert state["Q_0"].shape == (40,)
         assert state["Q_1"].shape == (4, 4)
@@ -125,7 +132,7 @@ class TestTracking:
     @pytest.mark.parametrize("geometry", one_in(2, GEOMETRIES))
     def test_recovers_from_a_drop_of_scale(self, geometry: str) -> None:
         # smoothed norms slow the triangular group down: 0.04 instead of 0.97 after 100 steps
-        rule = Kron(geometry=geometry, **BARE, **(dict(lipschitz_beta=0.0) if geometry == "eq" else {}))
+        rule = polyak(geometry=geometry, **BARE, **(dict(lipschitz_beta=0.0) if geometry == "eq" else {}))
         state, _ = learn(rule, self.grads(300))
         _, rms = learn(rule, self.grads(100, 1e-4), state=state, start=300)
         assert rms[0] < 1e-3
@@ -133,7 +140,7 @@ class TestTracking:
 
     @pytest.mark.parametrize("geometry", one_in(2, GEOMETRIES, first=1))
     def test_recovers_from_a_jump_of_scale(self, geometry: str) -> None:
-        rule = Kron(geometry=geometry, **BARE)
+        rule = polyak(geometry=geometry, **BARE)
         state, _ = learn(rule, self.grads(300))
         _, rms = learn(rule, self.grads(250, 1e4), state=state, start=300)
         assert rms[0] > 1e3
@@ -142,13 +149,13 @@ class TestTracking:
 
     @pytest.mark.parametrize("scale", [1e-3, 1e3, None])
     def test_recovers_from_a_bad_first_scale(self, scale: float | None) -> None:
-        _, rms = learn(Kron(init_scale=scale, **BARE), self.grads(300, 1e-2))
+        _, rms = learn(polyak(init_scale=scale, **BARE), self.grads(300, 1e-2))
         assert 0.7 < rms[-1] < 1.2
         if scale is None:  # taken from the first gradient: right at once
             assert 0.5 < rms[0] < 1.5
 
     def test_the_clip_hides_a_jump_of_scale(self) -> None:
-        rule = Kron(**{**BARE, "clip": 1.0})
+        rule = polyak(**{**BARE, "clip": 1.0})
         state, _ = learn(rule, self.grads(300))
         handling = Handling()
         result = advance(
@@ -162,7 +169,7 @@ class TestGuards:
     @pytest.mark.parametrize("steps", one_in(2, [1000, 4000]))
     @pytest.mark.parametrize("geometry", one_in(3, GEOMETRIES))
     def test_zero_gradients_teach_nothing(self, geometry: str, steps: int) -> None:
-        rule = Kron(geometry=geometry, **BARE)
+        rule = polyak(geometry=geometry, **BARE)
         state, _ = learn(rule, coloured(50, *covariance_roots(1e2)))
         after, rms = learn(rule, [np.zeros((M, N))] * steps, state=state, start=50)
         assert all((after[key] == state[key]).all() for key in ("Q_0", "Q_1", "L_0", "L_1"))
@@ -172,7 +179,7 @@ class TestGuards:
     @pytest.mark.parametrize("geometry", GEOMETRIES)
     @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
     def test_what_is_not_finite_never_enters_the_factors(self, geometry: str, bad: float) -> None:
-        rule = Kron(geometry=geometry, **BARE)
+        rule = polyak(geometry=geometry, **BARE)
         state, _ = learn(rule, coloured(50, np.eye(M), np.eye(N)))
         poisoned = coloured(1, np.eye(M), np.eye(N))[0]
         poisoned[3, 4] = bad
@@ -185,7 +192,7 @@ class TestGuards:
         rng = np.random.default_rng(0)
         a, b = rng.standard_normal((M, 2)), rng.standard_normal((2, N))
         grads = [a @ rng.standard_normal((2, 2)) @ b for _ in range(1000)]
-        largest = {g: max(learn(Kron(geometry=g, **BARE), grads)[1]) for g in GEOMETRIES}
+        largest = {g: max(learn(polyak(geometry=g, **BARE), grads)[1]) for g in GEOMETRIES}
         assert largest["procrustes"] < 15
         assert largest["eq"] < 15
 
@@ -194,7 +201,7 @@ class TestGuards:
         rng = np.random.default_rng(0)
         a, b = rng.standard_normal((M, 2)), rng.standard_normal((2, N))
         grads = [a @ rng.standard_normal((2, 2)) @ b for _ in range(1000)]
-        state, rms = learn(Kron(**BARE), grads, handling=Handling(precond_dtype="bfloat16"))
+        state, rms = learn(polyak(**BARE), grads, handling=Handling(precond_dtype="bfloat16"))
         for key in ("Q_0", "Q_1"):
             q = state[key].astype(np.float64)
             assert np.linalg.eigvalsh((q + q.T) / 2).min() > 0
@@ -286,7 +293,7 @@ class TestParts:
 @pytest.mark.slow
 def test_the_preconditioner_is_symmetric_positive() -> None:
     for geometry in GEOMETRIES:
-        state, _ = learn(Kron(geometry=geometry, **BARE), coloured(200, *covariance_roots(1e2)))
+        state, _ = learn(polyak(geometry=geometry, **BARE), coloured(200, *covariance_roots(1e2)))
         for key in ("Q_0", "Q_1"):
             p = state[key].T.astype(float) @ state[key].astype(float)
             assert np.linalg.eigvalsh(p).min() > 0

@@ -121,16 +121,21 @@ def saved_safetensors(says: Any) -> bytes:
     if isinstance(header, dict):
         text = about if isinstance(about, str) else json.dumps(about)
         header = {**header, "__metadata__": {"about": text}}
-    return safetensors(header, bytes(1000))
+    return safetensors(header, bytes(SAFETENSORS_BYTES))
+
+
+#: Of the arrays of a state, and of what fills its file.
+SAFETENSORS_BYTES = 20_000
 
 
 def safetensors_says(about: Any, arrays: dict[str, Any]) -> Any:
     header, end = {}, 0
     for key, array in arrays.items():
         begin, end = end, end + array.nbytes
-        dtype = {"float64": "F64", "float32": "F32", "int64": "I64"}[array.dtype.name]
+        dtype = {"float64": "F64", "float32": "F32", "int64": "I64", "int8": "I8", "uint8": "U8"}[array.dtype.name]
         header[key] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [begin, end]}
-    header["filling"] = {"dtype": "U8", "shape": [1000 - end], "data_offsets": [end, 1000]}
+    room = SAFETENSORS_BYTES
+    header["filling"] = {"dtype": "U8", "shape": [room - end], "data_offsets": [end, room]}
     return {"header": header, "about": about}
 
 

@@ -93,7 +93,7 @@ SOURCES = [
         "AdamW",
         dict(weight_decay=0.1),
         "LAMB",
-        dict(weight_decay=0.1, eps=1e-8, trust=False),
+        dict(weight_decay=0.1, eps=1e-8, trust=False, exempt=None),
         "torch.AdamW",
     ),
     Source(
@@ -189,7 +189,9 @@ SOURCES = [
         "Lamb",
         dict(weight_decay=0.1, adam_debias=True, eps=1e-20),
         "LAMB",
-        dict(weight_decay=0.1, weight_decay_mode="decoupled", bias_correction=False, phi=(0, 10), eps=1e-20),
+        dict(
+            weight_decay=0.1, weight_decay_mode="decoupled", bias_correction=False, phi=(0, 10), eps=1e-20, exempt=None
+        ),
         "pytorch_optimizer.Lamb",
     ),
     Source(

@@ -356,7 +356,7 @@ def test_equals_timm_lars(engine: str) -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (lambda p, e: thalweg.torch.LAMB(p, 0.01, trust=False, weight_decay=0.1, eps=1e-8, engine=e),
+        (lambda p, e: thalweg.torch.LAMB(p, 0.01, trust=False, exempt=None, weight_decay=0.1, eps=1e-8, engine=e),
          lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1)),
         (lambda p, e: thalweg.torch.LARS(p, 0.01, trust=False, weight_decay=0.1, momentum=0.9, engine=e),
          lambda p: torch.optim.SGD(p, 0.01, weight_decay=0.1, momentum=0.9)),

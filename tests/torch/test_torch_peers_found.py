@@ -162,8 +162,8 @@ BACK = {
     "LARS": ("SGD", dict(momentum=0.9, weight_decay=0.1), dict(trust=False, momentum_mode="lr_outside")),
     "AdamW": ("AdamW", dict(betas=(0.8, 0.9), weight_decay=0.1, amsgrad=True), {}),
     "AdamW, l2": ("Adam", dict(weight_decay=0.1), dict(decoupled=False)),
-    "LAMB": ("AdamW", dict(weight_decay=0.1), dict(trust=False, eps=1e-8)),
-    "LAMB, l2": ("Adam", dict(weight_decay=0.1), dict(trust=False, eps=1e-8, weight_decay_mode="l2")),
+    "LAMB": ("AdamW", dict(weight_decay=0.1), dict(trust=False, exempt=None, eps=1e-8)),
+    "LAMB, l2": ("Adam", dict(weight_decay=0.1), dict(trust=False, exempt=None, eps=1e-8, weight_decay_mode="l2")),
     "Adafactor": ("Adafactor", dict(weight_decay=0.1), dict(variant="torch")),
     "Muon": ("Muon", dict(weight_decay=0.1), dict(variant="torch")),
 }

@@ -65,8 +65,8 @@ def padded(spec: Spec, ndim: int) -> tuple[Any, ...]:
 def followed(shape: tuple[int, ...], p_shape: tuple[int, ...], spec: tuple[Any, ...]) -> Spec:
     """The spec of something that has its parameter's axes, some reduced to size 1, or the last ones to groups."""
     lead = len(shape) - 1
-    grouped = lead < len(p_shape) - 1 or (lead < len(p_shape) and shape[lead] not in (1, p_shape[lead]))
-    if lead > 0 and grouped and shape[:lead] == p_shape[:lead]:
+    grouped = 0 < lead < len(p_shape) and (lead < len(p_shape) - 1 or shape[lead] not in (1, p_shape[lead]))
+    if grouped and shape[:lead] == p_shape[:lead]:
         return Spec(*spec[: lead + (shape[lead] > 1)])
     if len(shape) != len(p_shape) or any(n not in (1, m) for n, m in zip(shape, p_shape, strict=True)):
         return Spec()

@@ -89,7 +89,13 @@ class Plan:
         return Explanation(
             [
                 explained(
-                    t.name, t.shape, t.dtype, setting, lr=lr, rms=1.0 if t.elements else None, counter_bytes=counter
+                    t.name,
+                    t.shape,
+                    t.dtype,
+                    setting.for_shape(t.shape),
+                    lr=lr,
+                    rms=1.0 if t.elements else None,
+                    counter_bytes=counter,
                 )
                 for t in self.model.tensors
             ]

@@ -88,7 +88,9 @@ class LAMB(Rule):
         return self.trust
 
     def for_shape(self, shape: Shape) -> LAMB:
-        if self.exempt is None or len(shape) - self.stacked_axes > 1:
+        if self.exempt is None:
+            return self
+        if len(shape) - self.stacked_axes > 1:
             return replace(self, exempt=None)
         return replace(self, exempt=None, trust=False, weight_decay=0.0)
 

@@ -86,7 +86,9 @@ class LARS(Rule):
         return self.trust
 
     def for_shape(self, shape: Shape) -> LARS:
-        if self.exempt is None or len(shape) - self.stacked_axes > 1:
+        if self.exempt is None:
+            return self
+        if len(shape) - self.stacked_axes > 1:
             return replace(self, exempt=None)
         return replace(self, exempt=None, trust=False, weight_decay=0.0)
 

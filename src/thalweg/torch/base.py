@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -166,7 +166,7 @@ class Optimizer(StatefulOptimizer):
                 in_lockstep(computations)
                 if on_nonfinite == "raise":
                     # nothing is written before everything is known to be finite
-                    raise_if_nonfinite([name for engine in engines for name in engine.nonfinite()])
+                    raise_if_nonfinite(self._in_order(name for engine in engines for name in engine.nonfinite()))
                 taken = True
                 for engine in engines:
                     self._last.update(engine.write())
@@ -188,6 +188,7 @@ class Optimizer(StatefulOptimizer):
             grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
             native=self._wanted_engine in ("auto", "fused"),
+            in_order=self._in_order,
         )
 
     def _forget_memory(self) -> None:
@@ -211,7 +212,12 @@ class Optimizer(StatefulOptimizer):
 
     def nonfinite(self) -> list[str]:
         """The parameters whose gradients were not finite in the last step, under ``on_nonfinite="skip"``."""
-        return self._joint.nonfinite()
+        return self._in_order(self._joint.nonfinite())
+
+    def _in_order(self, names: Iterable[str]) -> list[str]:
+        """Names of parameters in the order of the groups, whatever they were stepped together with."""
+        found = set(names)
+        return [name for name, _ in self._named() if name in found]
 
     def _get_lr(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> float:
         """The step size of a group's first parameter, which ``AdafactorSchedule`` of transformers shows."""
@@ -231,7 +237,8 @@ class Optimizer(StatefulOptimizer):
                 return value
             return value.item() if value.numel() == 1 else value.squeeze().cpu()
 
-        return {name: {key: plain(v) for key, v in figures().items()} for name, figures in self._last.items()}
+        found = {name: self._last[name]() for name in self._in_order(self._last)}
+        return {name: {key: plain(v) for key, v in figures.items()} for name, figures in found.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)

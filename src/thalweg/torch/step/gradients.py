@@ -4,7 +4,7 @@ a step is taken.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -87,6 +87,7 @@ class JointGradient:
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
         native: bool,
+        in_order: Callable[[Iterable[str]], list[str]],
     ) -> list[Bucket]:
         """Buckets with what all gradients together decide.
 
@@ -101,7 +102,7 @@ class JointGradient:
             finite = torch.cat([torch.isfinite(each).to(squares[0].device) for each in squares])
             names = [name for bucket in buckets for name in bucket.names]
             if on_nonfinite == "raise":
-                check_all_finite(names, finite)
+                check_all_finite(names, finite, in_order)
             if limit is not None:
                 scale = scale_to(limit, every if unscale is None else every * unscale.square())
                 scale = scale if unscale is None else scale * unscale
@@ -151,7 +152,7 @@ def scale_to(limit: float, squares: Tensor) -> Tensor:
     return 1 / torch.clamp(squares.to(torch.float64).sum().sqrt() / limit, min=1.0)
 
 
-def check_all_finite(names: Sequence[str], finite: Tensor) -> None:
-    guilty = [name for name, fine in zip(names, finite.tolist(), strict=True) if not fine]
+def check_all_finite(names: Sequence[str], finite: Tensor, in_order: Callable[[Iterable[str]], list[str]]) -> None:
+    guilty = in_order(name for name, fine in zip(names, finite.tolist(), strict=True) if not fine)
     if guilty:
         raise NonFiniteError(f"the gradient is not finite, or too large to be squared: {', '.join(map(repr, guilty))}")
