@@ -46,8 +46,8 @@ def check_exchanged(saved: Any, rule: type[Rule], options: Mapping[str, Any] | N
     if saved["optimizer"] != rule.__name__:
         raise StateError(f"this is a state of {maker_of(saved)} and cannot be loaded into {rule.__name__}")
     check_version(rule, saved.get(VERSION))
-    first = rule.VARIANTS[rule.first_default] if rule.first_default else {}
-    if VERSION not in saved and any(options is None or options[name] != value for name, value in first.items()):
+    first = rule.first_options().items()
+    if VERSION not in saved and any(options is None or options[name] != value for name, value in first):
         warnings.warn(
             f"this state was saved by thalweg 0.1.0, where the default of {rule.__name__} was what is now "
             f"variant={rule.first_default!r}: a run that began with it goes on unchanged with that variant",

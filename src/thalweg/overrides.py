@@ -7,11 +7,11 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from thalweg.errors import OptionError
 from thalweg.rules.checks import require
+from thalweg.rules.exempt import EXEMPT
 
 #: Chooses parameters: a glob, a compiled regular expression (searched), or a predicate.
 Pattern: TypeAlias = str | re.Pattern[str] | Callable[[str, Any], bool]
@@ -22,8 +22,6 @@ Overrides: TypeAlias = Literal["standard"] | Sequence[Literal["standard"] | tupl
 
 #: The name of a module that normalises, in torch or flax: norm1, input_layernorm, LayerNorm_0, ln_2, bn3.
 NORM = re.compile(r"norm|^(ln|bn)(_|\d|$)", re.IGNORECASE)
-#: What holds for them, as far as a rule has such options.
-EXEMPT: Mapping[str, Any] = MappingProxyType({"weight_decay": 0.0, "trust": False})
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any]) -> N
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         beside.unlink(missing_ok=True)
-        with open(beside, "xb") as file:  # never through a link that somebody has put there
+        with open(beside, "xb") as file:  # which refuses a link that stands there
             file.write(write(arrays, json.dumps(about)))
             file.flush()
             os.fsync(file.fileno())

@@ -25,13 +25,13 @@ with extra("cli"):
     from rich.table import Table
     from rich.text import Text
 
-#: Seconds between lines where nobody watches.
+#: Seconds between lines where standard error is no terminal.
 PAUSE = 30.0
 
 
 @contextmanager
 def progress_bars(console: Console, race: Race) -> Iterator[tuple[Callable[[Progress], None], Callable[[Run], None]]]:
-    """One bar for each contestant; gives what moves them. Where nobody watches, a line now and then."""
+    """One bar for each contestant; gives what moves them. Without a terminal, a line now and then."""
     if not race.waiting:
         yield lambda progress: None, lambda run: None
         return

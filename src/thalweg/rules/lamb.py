@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
 from thalweg.rules.blocks import clip, one_minus_power, ratio_unless
 from thalweg.rules.checks import check_bounds, check_choice, check_flag, check_fraction, check_number, check_pair
 from thalweg.rules.entries import Entry, Moment, Square
+from thalweg.rules.exempt import exempted
 from thalweg.rules.rule import Noise, Rule, Update
 
 
@@ -88,11 +89,7 @@ class LAMB(Rule):
         return self.trust
 
     def for_shape(self, shape: Shape) -> LAMB:
-        if self.exempt is None:
-            return self
-        if len(shape) - self.stacked_axes > 1:
-            return replace(self, exempt=None)
-        return replace(self, exempt=None, trust=False, weight_decay=0.0)
+        return exempted(self, shape)
 
     def treatment(self, shape: Shape) -> str:
         return "trust ratio" if self.trust else "no trust ratio"

@@ -151,6 +151,11 @@ class Rule(ABC):
         """The rule as it is best for factors stored in this dtype; None: as they are computed."""
         return self
 
+    @classmethod
+    def first_options(cls) -> Mapping[str, Any]:
+        """The options whose defaults have changed since thalweg 0.1.0, as they were there."""
+        return cls.VARIANTS[cls.first_default] if cls.first_default else {}
+
     def for_shape(self, shape: Shape) -> Rule:
         """The rule as it holds for a parameter of this shape, where an option leaves that to its number of axes."""
         return self

@@ -109,7 +109,7 @@ def loaded_group(
     ours = {*BESIDE, *option_names(rule)}
     foreign = {key: value for key, value in own.items() if key not in ours}
     filled = {key: value for key, value in defaults.items() if key not in (*SHOWN_IF_SET, "lr_is_scale")}
-    earlier = rule.VARIANTS[rule.first_default] if rule.first_default else {}  # for options newer than the state
+    earlier = rule.first_options()  # for options that are newer than the state
     group = {**filled, **earlier, **foreign, **{key: value for key, value in saved.items() if key != "made_with"}}
     # loaders that keep no tuples make lists of them
     group = {key: tuple(v) if isinstance(v, list) and key in ours else v for key, v in group.items()}
