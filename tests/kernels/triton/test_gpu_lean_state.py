@@ -18,7 +18,7 @@ from tolerances import FLIPPED
 import thalweg.torch
 from thalweg.codecs import CODECS, Grouping
 from thalweg.errors import NonFiniteError, OptionError
-from thalweg.kernels.triton.coded import decoded, store_coded
+from thalweg.kernels.triton.coded import decoded, read_codes, store_coded
 from thalweg.spaces import torch as xp
 from thalweg.storage import RECORD
 
@@ -35,7 +35,8 @@ def converted(x, chance, codes, scales, numbers, GROUP: tl.constexpr, STOCHASTIC
     given, own = tl.load(x + index), tl.load(chance + index)
     store_coded(codes + index, scales + groups, given, own, None, None, GROUP, STOCHASTIC)
     tl.debug_barrier()
-    tl.store(numbers + index, decoded(codes + index, scales + groups, None, None, GROUP))
+    again, of_groups = read_codes(codes + index, scales + groups, None, None)
+    tl.store(numbers + index, decoded(again, of_groups, GROUP))
 
 
 @pytest.mark.parametrize("group", [16, 64])

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from thalweg import codecs
-from thalweg.kernels.triton.numbers import INTERPRETED, power_of_2
+from thalweg.kernels.triton.numbers import INTERPRETED, PTX, power_of_2, quotient
 
 ONE, LEAST_SCALE = tl.constexpr(codecs.ONE), tl.constexpr(codecs.LEAST_SCALE)
 SIGNED_STEP, SIGNED_SHARE, SIGNED_MOST = (
@@ -21,11 +21,46 @@ SIGNED_STEP, SIGNED_SHARE, SIGNED_MOST = (
 SQUARE_STEP, SQUARE_FIRST, SQUARE_MOST = (
     tl.constexpr(getattr(codecs.CODECS["uint8"], fact)) for fact in ("step", "first", "most")
 )
+#: What takes the bits of 1 away from a sum of words that have been shifted by 5 bits.
+LESS_ONE = tl.constexpr(-(codecs.ONE << 5) & 0xFFFFFFFF)
 #: The ratio that code 0 of squares stands for.
 SQUARE_LEAST = tl.constexpr(struct.unpack("f", struct.pack("i", SQUARE_FIRST.value))[0])
 
 
 # ---- codes
+
+
+@triton.jit
+def in_top_byte(codes):
+    """Words with a code in the highest byte, and 0 below it."""
+    if PTX:
+        return tl.inline_asm_elementwise(
+            "prmt.b32 $0, $4, 0, 0x0444; prmt.b32 $1, $4, 0, 0x1444;"
+            "prmt.b32 $2, $4, 0, 0x2444; prmt.b32 $3, $4, 0, 0x3444;",
+            "=r,=r,=r,=r,r",
+            [codes],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        return codes.to(tl.uint8, bitcast=True).to(tl.int32) << 24
+
+
+@triton.jit
+def of_top_byte(words, DTYPE: tl.constexpr):
+    """The highest bytes of words."""
+    if PTX:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 a, b; prmt.b32 a, $1, $2, 0x0073; prmt.b32 b, $3, $4, 0x0073; prmt.b32 $0, a, b, 0x5410; }",
+            "=r,r,r,r,r",
+            [words],
+            dtype=tl.int8,
+            is_pure=True,
+            pack=4,
+        ).to(DTYPE, bitcast=True)
+    else:
+        return (words >> 24).to(DTYPE)
 
 
 @triton.jit
@@ -35,16 +70,22 @@ def folded(x, GROUP: tl.constexpr):
 
 
 @triton.jit
-def decoded(place, scales, mask, groups, GROUP: tl.constexpr):
-    """The numbers that codes stand for; 0 where the mask says that there are none. groups: the mask of scales."""
+def read_codes(place, scales, mask, groups):
+    """Codes and the scales of their groups; 0 where the mask says that there are none. groups: the mask of scales."""
     if mask is None:
-        codes, scale = tl.load(place), tl.load(scales)
+        return tl.load(place), tl.load(scales)
     else:
-        codes, scale = tl.load(place, mask, other=0), tl.load(scales, groups, other=0.0)
+        return tl.load(place, mask, other=0), tl.load(scales, groups, other=0.0)
+
+
+@triton.jit
+def decoded(codes, scale, GROUP: tl.constexpr):
+    """The numbers that codes stand for."""
+    scale = scale[:, None]
     if codes.dtype == tl.int8:
         # a byte in the place of a number's sign and exponent: fewer instructions than to widen it as a number
-        high = folded(codes.to(tl.uint8, bitcast=True).to(tl.int32) << 24, GROUP)
-        ratios, scale = ((tl.abs(high) >> 5) + ONE).to(tl.float32, bitcast=True), scale[:, None]
+        high = folded(in_top_byte(codes), GROUP)
+        ratios = ((tl.abs(high) >> 5) + ONE).to(tl.float32, bitcast=True)
         if INTERPRETED:  # which rounds products by themselves
             sizes = (ratios - 1.0) * scale
         else:
@@ -52,7 +93,7 @@ def decoded(place, scales, mask, groups, GROUP: tl.constexpr):
         numbers = (sizes.to(tl.int32, bitcast=True) ^ (high & -0x80000000)).to(tl.float32, bitcast=True)
     else:
         steps = folded(codes.to(tl.int32), GROUP)
-        numbers = (steps * SQUARE_STEP + SQUARE_FIRST).to(tl.float32, bitcast=True) * scale[:, None]
+        numbers = (steps * SQUARE_STEP + SQUARE_FIRST).to(tl.float32, bitcast=True) * scale
     return tl.reshape(numbers, codes.shape)
 
 
@@ -69,26 +110,28 @@ def store_coded(place, scales, x, chance, mask, groups, GROUP: tl.constexpr, STO
         scale = scale * SIGNED_SHARE
     scale = tl.where(scale < LEAST_SCALE, 0.0, scale)
     # one division for each group, instead of one for each number: a code may be another where two are equally near
-    inverse = tl.where((scale > 0.0) & (scale < float("inf")), 1.0 / scale, 0.0)[:, None]
+    inverse = tl.where((scale > 0.0) & (scale < float("inf")), quotient(0.25, scale * 0.25), 0.0)[:, None]
     ratios = sizes.to(tl.float32, bitcast=True) * inverse
     # what is not finite has code 0, as zeros have
     LEAST: tl.constexpr = 1.0 if SIGNED else SQUARE_LEAST
     if SIGNED:
         ratios = ratios + 1.0
-    ratios = tl.where(ratios > LEAST, ratios, LEAST)
+    if INTERPRETED:  # where the larger of a number and NaN is NaN
+        ratios = tl.where(ratios > LEAST, ratios, LEAST)
+    bits = tl.maximum(ratios, LEAST).to(tl.int32, bitcast=True)
     STEP: tl.constexpr = SIGNED_STEP if SIGNED else SQUARE_STEP
-    up = STEP // 2
     if STOCHASTIC:
-        up = (folded(chance, GROUP) * STEP).to(tl.int32)
+        bits += (folded(chance, GROUP) * STEP).to(tl.int32)
+        # to the nearest, none is beyond the largest
+        bits = tl.minimum(bits, ONE + (SIGNED_MOST + 1) * SIGNED_STEP - 1 if SIGNED else ONE + SQUARE_STEP - 1)
+    # a code is found in the highest byte: there it costs least to take it
+    HALF: tl.constexpr = 0 if STOCHASTIC else STEP // 2
     if SIGNED:
-        codes = (ratios.to(tl.int32, bitcast=True) + (up - ONE)) >> 19
-    else:
-        codes = (((ratios.to(tl.int32, bitcast=True) + (up - SQUARE_FIRST)) >> 17) * 52429) >> 18
-    if STOCHASTIC:  # to the nearest, none is beyond the largest
-        codes = tl.minimum(codes, SIGNED_MOST if SIGNED else SQUARE_MOST)
-    if SIGNED:
-        codes = tl.where(folded(x, GROUP) < 0.0, -codes, codes)
-    tl.store(place, tl.reshape(codes, x.shape).to(place.dtype.element_ty), mask)
+        codes = (bits << 5) + ((HALF << 5) + LESS_ONE)
+        codes = tl.where(folded(x, GROUP) < 0.0, 0xFFFFFF - codes, codes)
+    else:  # STEP is 10 * 2**16, and a tenth of so few is exact
+        codes = ((bits >> 16) + (HALF - SQUARE_FIRST) // 2**16) * 1677722
+    tl.store(place, of_top_byte(tl.reshape(codes, x.shape), place.dtype.element_ty), mask)
     tl.store(scales, scale, groups)
 
 

@@ -226,7 +226,13 @@ class DerivedPasses(Passes):
                 tables.count,
                 tables.chunk_count,
             ),
-            lambda: dict(**self.flags_of(step, stage), BACKWARDS=turns % 2 == 1, ALIGNED=aligned, CHUNK=self.CHUNK),
+            lambda: dict(
+                **self.flags_of(step, stage),
+                BACKWARDS=turns % 2 == 1,
+                ALIGNED=aligned,
+                CHUNK=self.chunk,
+                BLOCK=self.BLOCK,
+            ),
             warps=WARPS,
             key=(number, stage, aligned, kind_of(step.grad_scale), kind_of(step.allowed), kind_of(step.lr)),
         )

@@ -89,7 +89,7 @@ class TilePasses(Passes):
     """The passes of a rule over tiles, as its schedule has them."""
 
     emitted: EmittedTiles
-    CHUNK = 2**40  # one for each tensor: these passes go through tiles
+    BLOCK = 2**40  # one for each tensor: these passes go through tiles
 
     def __init__(
         self,

@@ -26,12 +26,14 @@ SCALAR_INPUTS = {
 }
 #: Figures that every rule has before its own: whether a tensor's step is finite, and the number of the step.
 OWN_FIGURES = 2
+#: Blocks that one program goes through in turn where it has much to compute, and numbers are found once for all.
+BLOCKS = 4
 ARGUMENTS = """\
     rows, gradients, chunks, numbers, figures, partials, grad_scale, allowed, lr, lr_scale, count, chunk_count,
     STAGE: tl.constexpr, BACKWARDS: tl.constexpr, SCALED: tl.constexpr, ALLOWED: tl.constexpr, GUARDED: tl.constexpr,
     STOCHASTIC: tl.constexpr, SPREAD: tl.constexpr, ALIGNED: tl.constexpr, LR_IS_TENSOR: tl.constexpr,
     P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr,{dtypes}
-    GROUP: tl.constexpr, CHUNK: tl.constexpr,
+    GROUP: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 """
 HEAD = """\
 @triton.jit
@@ -45,16 +47,18 @@ def pass_{number}(
     if is_idle(figures, row, allowed, count, STAGE, ALLOWED, GUARDED):
         return
     first = tl.load(chunks + 2 * chunk + 1).to(tl.int64) * CHUNK
-    left = tl.load(rows + row * COLUMNS + SIZE) - first
-    index = tl.arange(0, CHUNK)
-{places}
+    left = tl.multiple_of(tl.load(rows + row * COLUMNS + SIZE) - first, GROUP)
+    index = tl.arange(0, BLOCK)
+{bases}
     for RAGGED in tl.static_range(2):  # a chunk that is full needs no mask, and is read and written in wider pieces
         if (left < CHUNK) == (RAGGED == 1):
-            mask = None
-            if RAGGED:
-                mask = index < left
-{loads}
-{body}
+{before}
+            for begin in range(0, CHUNK, BLOCK):
+                mask = None
+                if RAGGED:
+                    mask = index < left - begin
+{each}
+{after}
 """
 DECIDE = """\
 @triton.jit
@@ -81,6 +85,8 @@ class Emitted:
     figures: int
     #: By name: the figure that shows it, or the number that it always is.
     stats: dict[str, int | float]
+    #: How many blocks one program goes through in turn.
+    blocks: int = field(default=1, kw_only=True)
 
 
 @dataclass
@@ -88,7 +94,7 @@ class Emission:
     """All kernels of one schedule, while they are written."""
 
     #: Where the elements of a block are in a tensor.
-    INDEX: ClassVar[str] = "first + index"
+    INDEX: ClassVar[str] = "first + begin + index"
 
     found: Schedule
     #: How all that is read and written is stored, and whether state is rounded at random.
@@ -177,6 +183,8 @@ class Elements(Lines):
         #: What is one number for each tensor: computed at once by a first pass, else found among the figures.
         self.scalars = Scalars(emission)
         self.scalars.used = self.used
+        #: What is read as codes, by what it stands for: how it is called.
+        self.codes: dict[Value, str] = {}
 
     def of(self, operand: Any) -> str:
         if isinstance(operand, Value) and operand not in self.known and operand.extent != self.emission.large:
@@ -190,7 +198,29 @@ class Elements(Lines):
             self.scalars.let(value, f"tl.load(figures + {self.emission.figure(value)} * count + row)")
         return self.scalars.known[value]
 
+    def read(self, key: str, value: Value) -> None:
+        """Load what is large. Codes become numbers where they are first needed."""
+        memory = self.emission.memory
+        if memory.is_coded(key):
+            self.codes[value] = memory.short(key)
+            self.lines.append(memory.read_codes(key))
+        else:
+            factor = " * gradient_factor(numbers, grad_scale, SCALED)" if key == GRADIENT else ""
+            self.let(value, f"{memory.read(key)}{factor}")
+
+    def summed(self, value: Value) -> str:
+        """What a reduction adds up; 0 where nothing is."""
+        text = summand(value, self.of(value.args[0]))
+        return text if is_zero_where_nothing_is(value.args[0], self.emission.large) else f"kept({text}, mask)"
+
     def text(self, value: Value) -> str:
+        if value in self.codes:
+            return "decoded({0}_codes, {0}_scale, GROUP)".format(self.codes[value])
+        if value.op == "mul":
+            for factor, codes in (value.args, value.args[::-1]):
+                if codes in self.codes and codes not in self.known:
+                    # one product for each group instead of one for each element
+                    return "decoded({0}_codes, {0}_scale * {1}, GROUP)".format(self.codes[codes], self.of(factor))
         if value.op == "div" and isinstance(value.args[0], Value) and value.args[0].extent == self.emission.large:
             below = value.args[1]
             if not isinstance(below, Value) or below.extent != self.emission.large:
@@ -208,7 +238,8 @@ def emit(found: Schedule, title: str, stored: tuple[Stored, ...], *, random: boo
     decided = range(last + 1 if found.passes[last].sums else last)
     decisions = [emit_decision(emission, number, last) for number in decided]
     source = "\n\n".join([f'"""{title}\n\n{found}\n"""', *passes, *decisions])
-    return Emitted(source, list(emission.numbers), [each.sums for each in found.passes], len(emission.figures), stats)
+    sums, blocks = [each.sums for each in found.passes], BLOCKS if emission.memory.has_codes else 1
+    return Emitted(source, list(emission.numbers), sums, len(emission.figures), stats, blocks=blocks)
 
 
 def emit_pass(emission: Emission, number: int) -> str:
@@ -216,42 +247,48 @@ def emit_pass(emission: Emission, number: int) -> str:
     each, last = found.passes[number], len(found.passes) - 1
     lines = Elements(emission, number)
     keys = [key for key in program.memory if key in (*each.reads, *each.writes)]
+    lines.lines = places_of(memory, keys)
     for key, value in found.loads(number).items():
-        factor = " * gradient_factor(numbers, grad_scale, SCALED)" if key == GRADIENT else ""
-        lines.let(value, f"{memory.read(key)}{factor}")
+        lines.read(key, value)
     # all that is large is asked for before anything waits for a number
-    loads, lines.lines = [*masks_of(memory, keys), *lines.lines], []
-    sums = []
-    for value in each.sums:
-        summed = summand(value, lines.of(value.args[0]))
-        if not is_zero_where_nothing_is(value.args[0], emission.large):
-            summed = f"kept({summed}, mask)"
-        sums.append(f"tl.store(partials + {emission.sums[value][0]} * chunk_count + chunk, tl.sum({summed}))")
+    loads, lines.lines = lines.lines, []
+    sums = {f"sum_{emission.sums[value][0]}": lines.summed(value) for value in each.sums}
+    before = [f"{name} = tl.zeros((BLOCK // TOGETHER,), tl.float32)" for name in sums]
+    after = [f"tl.store(partials + {name[4:]} * chunk_count + chunk, tl.sum({name}))" for name in sums]
+    adding = [f"{name} += by_neighbours({text})" for name, text in sums.items()]
     results = {key: lines.of(program.state[key]) for key in each.writes if key != PARAMETER}
-    t = "step_number(rows, row)" if number < last or last == 0 else "tl.load(figures + T * count + row)"
-    stores = memory.write_all(results, t)
+    before.append("now = " + ("tl.load(figures + T * count + row)" if number == last > 0 else "step_number(rows, row)"))
+    stores = memory.write_all(results)
     if PARAMETER not in each.writes:
-        body = [*lines.lines, *sums]
+        body = [*lines.lines, *adding]
         if stores:
             body += ["if is_allowed(allowed, ALLOWED):", *indented(stores, 4)]
     else:
         new = f"{lines.of(program.inputs[PARAMETER])} + {lines.of(program.delta)}"
-        body = [*lines.lines, *memory.rounded(new, t)]
-        body += ["if STAGE == 1:", *indented(["failures = failures_in(stored, mask)"], 4)]
+        body = [*lines.lines, *memory.rounded(new), "if STAGE == 1:", "    failures += failures_in(stored, mask)"]
         for key, text in results.items():
             failed = f"    failures += failures_in({text}.to({memory.dtype(key)}), mask)"
             body += indented([f"if {memory.dtype(key)} == tl.float16:", failed], 4)
-        body += indented(["tl.store(partials + chunk, failures)"], 4)
-        body += ["else:", *indented([*sums, *memory.write_rounded(), *stores], 4)]
+        body += ["else:", *indented([*adding, *memory.write_rounded(), *stores], 4)]
+        before.append("failures = tl.zeros((BLOCK // TOGETHER,), tl.float32)")
+        after = ["if STAGE == 1:", "    tl.store(partials + chunk, tl.sum(failures))", *otherwise(after)]
+    # numbers are found once for a chunk of several blocks; else behind what is large
+    home = before if memory.has_codes else loads
+    home += lines.scalars.lines
     dtypes = "".join(f" S{i}_DTYPE: tl.constexpr," for i in range(len(emission.entries)))
     return HEAD.format(
         number=number,
         arguments=ARGUMENTS.format(dtypes=dtypes),
         words=str(each).capitalize(),
-        places=block(places_of(memory, keys), 4),
-        loads=block(loads, 12),
-        body=block([*lines.scalars.lines, *body], 12),
+        bases=block(bases_of(memory, keys), 4),
+        before=block(before, 12),
+        each=block([*loads, *body], 16),
+        after=block(after, 12),
     )
+
+
+def otherwise(lines: Sequence[str]) -> list[str]:
+    return ["else:", *indented(lines, 4)] if lines else []
 
 
 def emit_decision(emission: Emission, number: int, last: int) -> str:
@@ -271,21 +308,23 @@ def emit_decision(emission: Emission, number: int, last: int) -> str:
     return DECIDE.format(number=number, body=block(body, 4))
 
 
-def places_of(memory: Memory, keys: Sequence[str]) -> list[str]:
-    """Lines that find the places of a chunk's elements, and those of its groups where there are codes."""
-    lines = [f"{memory.short(key)}_place = {memory.base(key)} + first + index" for key in keys]
+def bases_of(memory: Memory, keys: Sequence[str]) -> list[str]:
+    """Lines that find where a tensor begins, and the scales of its groups where there are codes."""
+    lines = [f"{memory.short(key)}_base = {memory.base(key)}" for key in keys]
     if PARAMETER in keys and memory.has_record:
-        lines.append(f"record_place = {memory.record} + first + index")
-    coded = [key for key in keys if memory.is_coded(key)]
-    lines += ["groups = tl.arange(0, CHUNK // GROUP)"] if coded else []
-    return lines + [f"{memory.short(key)}_scales = {memory.scales(key)} + first // GROUP + groups" for key in coded]
+        lines.append(f"record_base = {memory.record}")
+    return lines + [f"{memory.short(key)}_scale_base = {memory.scales(key)}" for key in keys if memory.is_coded(key)]
 
 
-def masks_of(memory: Memory, keys: Sequence[str]) -> list[str]:
-    """Lines that tell which groups of a chunk there are."""
-    if not any(map(memory.is_coded, keys)):
-        return []
-    return ["groups_mask = None", "if RAGGED:", "    groups_mask = groups < left // GROUP"]
+def places_of(memory: Memory, keys: Sequence[str]) -> list[str]:
+    """Lines that find the places of a block's elements, and those of its groups, with which of these there are."""
+    names = [memory.short(key) for key in keys] + ["record"] * (PARAMETER in keys and memory.has_record)
+    lines = [f"{name}_place = {name}_base + {memory.index}" for name in names]
+    coded = [memory.short(key) for key in keys if memory.is_coded(key)]
+    if coded:
+        lines += ["groups, groups_mask = tl.arange(0, BLOCK // GROUP), None", "if RAGGED:"]
+        lines += ["    groups_mask = groups < (left - begin) // GROUP"]
+    return lines + [f"{name}_scales = {name}_scale_base + (first + begin) // GROUP + groups" for name in coded]
 
 
 def is_zero_where_nothing_is(value: Any, large: Any) -> bool:

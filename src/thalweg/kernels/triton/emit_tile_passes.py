@@ -144,13 +144,17 @@ def emit_pass(emission: TileEmission, number: int) -> str:
         if key in loads:
             if key == GRADIENT:
                 lines.once.append("factor = gradient_factor(numbers, grad_scale, SCALED)")
-            lines.let(loads[key], f"{memory.read(key)}{' * factor' if key == GRADIENT else ''}")
+            if memory.is_coded(key):
+                lines.lines.append(memory.read_codes(key))
+                lines.let(loads[key], f"decoded({name}_codes, {name}_scale, GROUP)")
+            else:
+                lines.let(loads[key], f"{memory.read(key)}{' * factor' if key == GRADIENT else ''}")
     finally_ = (emit_gathering if emission.gathers(each) else emit_totals)(emission, lines, each, number)
     results = {key: lines.of(program.state[key]) for key in each.writes if key != PARAMETER}
-    stores = memory.write_all(results, "t")
+    stores = memory.write_all(results)
     if any(map(memory.is_random, results)) or PARAMETER in each.writes:
         lines.once.append(
-            "t = tl.load(figures + T * count + row)" if number == last and last else "t = step_number(rows, row)"
+            "now = tl.load(figures + T * count + row)" if number == last > 0 else "now = step_number(rows, row)"
         )
     if PARAMETER not in each.writes:
         if stores:
@@ -158,7 +162,7 @@ def emit_pass(emission: TileEmission, number: int) -> str:
     else:
         new = f"{lines.of(program.inputs[PARAMETER])} + {lines.of(program.delta)}"
         lines.once.append("failed = tl.zeros((LINES, STEPS, WIDTH), tl.float32)")
-        lines.lines += memory.rounded(new, "t")
+        lines.lines += memory.rounded(new)
         lines.lines += ["if STAGE == 1:", "    failed += failures_at(stored, mask)"]
         for key, text in results.items():
             lines.lines += [f"    if {memory.dtype(key)} == tl.float16:"]

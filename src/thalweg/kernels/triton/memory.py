@@ -49,9 +49,13 @@ class Memory:
         return self.random and large and any(own.key == key and not own.exact for own in self.stored)
 
     @property
+    def has_codes(self) -> bool:
+        return any(map(self.is_coded, self.program.memory))
+
+    @property
     def operations(self) -> dict[str, str]:
-        """Operations on elements that have another text: with codes, passes have more to compute than to read."""
-        return {"div": "quotient({0}, {1})"} if any(map(self.is_coded, self.program.memory)) else {}
+        """Operations on elements that have another text where passes have more to compute than to read."""
+        return {"div": "quotient({0}, {1})"} if self.has_codes or any(map(self.is_random, self.program.memory)) else {}
 
     @property
     def has_record(self) -> bool:
@@ -80,38 +84,41 @@ class Memory:
         """Where the record begins."""
         return "address(rows, row, RECORD, tl.int8, ALIGNED)"
 
-    def read(self, key: str) -> str:
-        """Its numbers."""
+    def read_codes(self, key: str) -> str:
+        """Load codes and their scales."""
         name = self.short(key)
-        if self.is_coded(key):
-            return f"decoded({name}_place, {name}_scales, mask, groups_mask, GROUP)"
+        return f"{name}_codes, {name}_scale = read_codes({name}_place, {name}_scales, mask, groups_mask)"
+
+    def read(self, key: str) -> str:
+        """Its numbers, of which there are no codes."""
+        name = self.short(key)
         numbers = f"loaded({name}_place, mask)"
         if key == PARAMETER and self.has_record:
             return f"with_record({numbers}, record_place, mask, P_DTYPE)"
         return numbers
 
-    def write(self, key: str, numbers: str, t: str) -> str:
-        """Store new numbers of an entry at step t."""
+    def write(self, key: str, numbers: str) -> str:
+        """Store new numbers of an entry."""
         name, random = self.short(key), self.is_random(key)
-        chance = f"chance_of(rows, row, {self.which(key)}, {self.index}, {t}, SPREAD)" if random else "0.0"
+        chance = f"chance_of(rows, row, {self.which(key)}, {self.index}, now, SPREAD)" if random else "0.0"
         if self.is_coded(key):
             return f"store_coded({name}_place, {name}_scales, {numbers}, {chance}, mask, groups_mask, GROUP, {random})"
         return f"tl.store({name}_place, as_stored({numbers}, {chance}, {self.dtype(key)}, {random}), mask)"
 
-    def write_all(self, results: Mapping[str, str], t: str) -> list[str]:
-        return [self.write(key, numbers, t) for key, numbers in results.items()]
+    def write_all(self, results: Mapping[str, str]) -> list[str]:
+        return [self.write(key, numbers) for key, numbers in results.items()]
 
-    def rounded(self, new: str, t: str) -> list[str]:
+    def rounded(self, new: str) -> list[str]:
         """The parameter as it is to be stored."""
         if self.is_coded(PARAMETER):
             return [f"stored = {new}"]
         return [
             f"new = {new}",
-            f"stored = rounded(new, rows, row, {self.index}, {t}, P_DTYPE, STOCHASTIC, SPREAD)",
+            f"stored = rounded(new, rows, row, {self.index}, now, P_DTYPE, STOCHASTIC, SPREAD)",
         ]
 
     def write_rounded(self) -> list[str]:
         if self.is_coded(PARAMETER):
-            return [self.write(PARAMETER, "stored", "0.0")]
+            return [self.write(PARAMETER, "stored")]
         record = ["tl.store(record_place, record_of(new, stored), mask)"] if self.has_record else []
         return ["tl.store(p_place, stored, mask)", *record]

@@ -29,8 +29,10 @@ from thalweg.programs.host import function_of, options_of
 from thalweg.rules import Rule
 from thalweg.settings import Handling
 
-#: Elements that one program works on, and the warps it has. Measured on an H200.
-CHUNK, WARPS = 2048, 4
+#: Elements that one program works on at a time, and the warps it has. Measured on an H200.
+BLOCK, WARPS = 2048, 4
+#: Neighbours that a thread has of a block, whatever dtypes are read and written.
+TOGETHER = tl.constexpr(4)
 #: Tensors that one program decides on.
 DECIDED = 128
 
@@ -78,8 +80,8 @@ def group_of(operand: Operand, stacked_axes: int) -> int:
 class Passes:
     """A rule's passes over one list of operands, with tables and scratch memory that are kept between steps."""
 
-    #: Into how large chunks tensors are cut.
-    CHUNK: ClassVar[int] = CHUNK
+    #: Elements that are worked on at a time.
+    BLOCK: ClassVar[int] = BLOCK
 
     def __init__(
         self,
@@ -99,7 +101,8 @@ class Passes:
         self.p_dtype, self.g_dtype = operands[0].p.dtype, grads[0].dtype
         self.spread = any(operand.width for operand in operands)
         self.group = group_of(operands[0], rule.stacked_axes)
-        self.tables = Tables(operands, grads, list(stored), rule.stacked_axes, handling.seed, self.CHUNK)
+        self.chunk = self.BLOCK * emitted.blocks
+        self.tables = Tables(operands, grads, list(stored), rule.stacked_axes, handling.seed, self.chunk)
         self.compiled = Compiled()
         self.uploads, self.device, rows = self.tables.uploads, self.tables.device, self.tables.count
         numbers = function_of(emitted.numbers)(options_of(rule))
@@ -212,12 +215,18 @@ def rounded(new, rows, row, index, t, P_DTYPE: tl.constexpr, STOCHASTIC: tl.cons
 
 
 @triton.jit
+def by_neighbours(x):
+    """Sums of a few neighbours, which threads have without asking one another."""
+    return tl.sum(tl.reshape(x, (x.numel // TOGETHER, TOGETHER)), 1)
+
+
+@triton.jit
 def failures_in(stored, mask):
-    """How many of the values to be stored are not finite."""
+    """How many of the values to be stored are not finite, by neighbours."""
     failed = is_finite(stored.to(tl.float32)) == 0
     if mask is not None:
         failed = failed & mask
-    return tl.sum(tl.where(failed, 1.0, 0.0))
+    return by_neighbours(tl.where(failed, 1.0, 0.0))
 
 
 @triton.jit

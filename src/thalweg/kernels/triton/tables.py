@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thalweg.boundary import ROUNDING_STREAM, state_stream
 from thalweg.kernels.triton.launching import Compiled
-from thalweg.kernels.triton.numbers import uniform
+from thalweg.kernels.triton.numbers import uniform, widened
 from thalweg.programs.served import ROOM
 from thalweg.rules.noise import stream_key, tensor_id
 
@@ -189,7 +189,7 @@ def pointer(number, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
 def loaded(place, mask):
     """Numbers in memory as float32; 0 where the mask says that there are none."""
     if mask is None:
-        return tl.load(place).to(tl.float32)
+        return widened(tl.load(place))
     else:
         return tl.load(place, mask, other=0.0).to(tl.float32)
 
