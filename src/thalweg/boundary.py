@@ -7,7 +7,7 @@ nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from thalweg.arrays import A, Scalar, Space, State, Truth, Value, is_number
@@ -15,7 +15,7 @@ from thalweg.codecs import CODECS, grouping, scale_key
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules import Rule
 from thalweg.rules.entries import Entry, Factor, Spread
-from thalweg.rules.noise import normal, uniform
+from thalweg.rules.noise import chance, normal
 from thalweg.rules.rule import Noise, Update, guarded
 from thalweg.settings import Handling
 from thalweg.storage import RECORD, all_finite, arithmetic, declared, decoded, storage
@@ -133,29 +133,26 @@ def stored(
     """The new state in the dtypes in which it is kept."""
     shape = xp.shape(p)
     entries, state = rule.entries(shape), dict(s)  # in the old order: a program compiled for one step serves the next
-    for key, old in declared(xp, s).items():
+    kept = declared(xp, s)
+    streams = state_streams(list(kept))
+    for key, old in kept.items():
         entry = entries.get(key)  # None: a schedule has it at 0 in this step, and state is kept for the next
         groups = grouping(shape, rule.stacked_axes) if xp.dtype(old) in CODECS else None
         as_kept = xp.dtype(old) if entry is None else storage(entry, xp.dtype(p), handling, groups)
-        new, chance = update.state[key], None
+        new, draw = update.state[key], None
         if handling.state_rounding == "stochastic" and is_rounded_at_random(entry, as_kept):
-            chance = uniform(xp, new, seed=handling.seed, tensor=tensor, t=t, stream=state_stream(key))
+            stream, half = streams[key]
+            draw = chance(xp, new, seed=handling.seed, tensor=tensor, t=t, stream=stream, half=half)
         if groups is not None:
-            state[key], state[scale_key(key)] = CODECS[as_kept].encode(xp, new, groups, chance)
+            state[key], state[scale_key(key)] = CODECS[as_kept].encode(xp, new, groups, draw)
         else:
-            state[key] = xp.astype(new if chance is None else rounded_stochastically(xp, new, as_kept, chance), as_kept)
+            state[key] = xp.astype(new if draw is None else rounded_stochastically(xp, new, as_kept, draw), as_kept)
     return state
 
 
-def state_stream(key: str) -> int:
-    """The stream of random bits by which an entry of the state is rounded: a number that its letters make.
-
-    With operators alone: a compiler of Python reads no others.
-    """
-    number = 0
-    for letter in key:
-        number = (number * 31 + ord(letter)) & 0xFFFFFF
-    return ROUNDING_STREAM + 1 + number
+def state_streams(keys: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """The stream of random bits by which each entry of a state is rounded, and which half of them: two share 32 bits."""
+    return {key: (ROUNDING_STREAM + 1 + i // 2, i % 2) for i, key in enumerate(sorted(keys))}
 
 
 def is_rounded_at_random(entry: Entry | None, stored: str) -> bool:
@@ -189,8 +186,8 @@ def written(
     dtype = xp.dtype(p)
     new = seen(xp, p, s) + delta
     if dtype in NARROW and handling.rounding == "stochastic":
-        chance = uniform(xp, new, seed=handling.seed, tensor=tensor, t=t, stream=ROUNDING_STREAM)
-        new = rounded_stochastically(xp, new, dtype, chance)
+        draw = chance(xp, new, seed=handling.seed, tensor=tensor, t=t, stream=ROUNDING_STREAM)
+        new = rounded_stochastically(xp, new, dtype, draw)
     rounded = xp.astype(new, dtype)
     if RECORD not in s:
         return rounded, {}

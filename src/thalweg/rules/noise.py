@@ -61,6 +61,12 @@ def uniform(xp: Space[A], like: A, *, seed: int, tensor: Scalar, t: Scalar, stre
     return xp.astype(h >> 9, xp.dtype(like)) * 2.0**-23 + 2.0**-24
 
 
+def chance(xp: Space[A], like: A, *, seed: int, tensor: Scalar, t: Scalar, stream: int, half: int = 0) -> A:
+    """Odd multiples of 2**-17 in (0, 1). half: which 16 bits they are made of, low ones (0) or high ones (1)."""
+    h = bits(xp, like, seed=seed, tensor=tensor, t=t, stream=stream)
+    return (xp.astype(h >> 16 if half else h & xp.word(0xFFFF), xp.dtype(like)) + 0.5) * 2.0**-16
+
+
 def normal(xp: Space[A], like: A, *, seed: int, tensor: Scalar, t: Scalar) -> Value:
     """Standard normal numbers, by Box and Muller's transform; at most 5.8 deviations out."""
     u, v = (uniform(xp, like, seed=seed, tensor=tensor, t=t, stream=stream) for stream in NORMAL_STREAMS)

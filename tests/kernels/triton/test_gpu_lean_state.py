@@ -50,9 +50,9 @@ def test_codes_are_those_of_the_codec(codec: Any, is_random: bool, group: int) -
     x[:group] = 0.0
     x[group : 2 * group] *= 1e-36
     x[2 * group], x[3 * group + 5] = torch.inf, torch.nan
-    chance = torch.rand(COUNT, generator=generator)
+    chance = torch.randint(2**16, (COUNT,), generator=generator, dtype=torch.int32)
     rows = x.reshape(-1, group)
-    wanted, scales = codec.encode(xp, rows, groups, chance.reshape(-1, group) if is_random else None)
+    wanted, scales = codec.encode(xp, rows, groups, (chance.reshape(-1, group) + 0.5) / 2**16 if is_random else None)
     codes = torch.empty(COUNT, dtype=wanted.dtype, device=DEVICE)
     own, numbers = torch.empty(COUNT // group, device=DEVICE), torch.empty(COUNT, device=DEVICE)
     converted[(1,)](

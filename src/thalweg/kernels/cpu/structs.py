@@ -30,7 +30,7 @@ class Tensor(ctypes.Structure):
         ("key", c_uint32 * OPERANDS),
         ("dtype", c_uint8 * OPERANDS),
         ("is_slice", c_uint8),
-        ("unused", c_uint8),
+        ("high", c_uint8),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from thalweg.arrays import Shape
-from thalweg.boundary import ROUNDING_STREAM, state_stream
+from thalweg.boundary import ROUNDING_STREAM, state_streams
 from thalweg.codecs import bytes_of, grouping
 from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.compiled import Compiled, compiled, kind_of
@@ -198,8 +198,9 @@ class Tables:
         steps = [length * bytes_of(dtype) for length, dtype in zip(lengths, operand.dtypes, strict=True)]
         groups = grouping(operand.shape if operand.whole is None else operand.whole, stacked)
         in_group = groups.size if groups is not None else 1
-        streams = [ROUNDING_STREAM, ROUNDING_STREAM, *map(state_stream, entries)]
-        keys = [stream_key(options.handling.seed, tensor_id(operand.name), stream) for stream in streams]
+        drawn = state_streams(list(entries))
+        streams = [(ROUNDING_STREAM, 0), (ROUNDING_STREAM, 0), *(drawn[key] for key in entries)]
+        keys = [stream_key(options.handling.seed, tensor_id(operand.name), stream) for stream, _ in streams]
 
         def row(index: int) -> structs.Tensor:
             made = structs.Tensor(
@@ -210,6 +211,7 @@ class Tables:
                 options=place,
                 group=in_group,
                 is_slice=stacked > 0,
+                high=sum(half << which for which, (_, half) in enumerate(streams)),
             )
             made.key[: len(keys)] = keys
             made.scales[2 : 2 + len(operand.scales)] = [

@@ -121,7 +121,7 @@ def store_coded(place, scales, x, chance, mask, groups, GROUP: tl.constexpr, STO
     bits = tl.maximum(ratios, LEAST).to(tl.int32, bitcast=True)
     STEP: tl.constexpr = SIGNED_STEP if SIGNED else SQUARE_STEP
     if STOCHASTIC:
-        bits += (folded(chance, GROUP) * STEP).to(tl.int32)
+        bits += folded(chance, GROUP) * (STEP >> 16) + (STEP >> 17)
         # to the nearest, none is beyond the largest
         bits = tl.minimum(bits, ONE + (SIGNED_MOST + 1) * SIGNED_STEP - 1 if SIGNED else ONE + SQUARE_STEP - 1)
     # a code is found in the highest byte: there it costs least to take it

@@ -93,8 +93,9 @@ class Emitted:
 class Emission:
     """All kernels of one schedule, while they are written."""
 
-    #: Where the elements of a block are in a tensor.
-    INDEX: ClassVar[str] = "first + begin + index"
+    #: Where the elements of a block are in a tensor: the first of them, and behind it all.
+    FIRST: ClassVar[str] = "first + begin"
+    INDEX: ClassVar[str] = "index"
 
     found: Schedule
     #: How all that is read and written is stored, and whether state is rounded at random.
@@ -107,7 +108,7 @@ class Emission:
     def __post_init__(self) -> None:
         self.program = self.found.program
         self.large = self.program.memory[PARAMETER]
-        self.memory = Memory(self.program, self.stored, self.random, self.INDEX)
+        self.memory = Memory(self.program, self.stored, self.random, self.FIRST, self.INDEX)
         self.entries = self.program.entries
         every = [(number, value) for number, each in enumerate(self.found.passes) for value in each.sums]
         #: Of each reduction: its place among all, and the pass that makes it.
@@ -319,7 +320,7 @@ def bases_of(memory: Memory, keys: Sequence[str]) -> list[str]:
 def places_of(memory: Memory, keys: Sequence[str]) -> list[str]:
     """Lines that find the places of a block's elements, and those of its groups, with which of these there are."""
     names = [memory.short(key) for key in keys] + ["record"] * (PARAMETER in keys and memory.has_record)
-    lines = [f"{name}_place = {name}_base + {memory.index}" for name in names]
+    lines = [f"{name}_place = {name}_base + {memory.first} + {memory.index}" for name in names]
     coded = [memory.short(key) for key in keys if memory.is_coded(key)]
     if coded:
         lines += ["groups, groups_mask = tl.arange(0, BLOCK // GROUP), None", "if RAGGED:"]

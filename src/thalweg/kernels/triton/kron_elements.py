@@ -27,7 +27,7 @@ from thalweg.kernels.triton.kron_layout import (
     T,
 )
 from thalweg.kernels.triton.kron_reads import figure, kernel, number
-from thalweg.kernels.triton.numbers import as_stored, is_finite, mix, normal, uniform
+from thalweg.kernels.triton.numbers import as_stored, half_of, is_finite, mix, normal, random_bits
 from thalweg.kernels.triton.products import place, store_panel, tile_place
 
 
@@ -226,7 +226,7 @@ def step_kernel(
     if STOCHASTIC:
         position = number(places, POSITION, matrix, count) + i[:, None].to(tl.int64) * columns + j[None, :]
         key = number(places, KEY_ROUNDING, matrix, count).to(tl.uint32)
-        chance = uniform(key, figure(figures, T, matrix, count).to(tl.uint32), position)
+        chance = half_of(random_bits(key, figure(figures, T, matrix, count).to(tl.uint32), position), False)
     new = as_stored(new, chance, P_DTYPE, STOCHASTIC)
     if GROUP == 0:
         m = as_stored(m, 0.0, M_DTYPE, False)

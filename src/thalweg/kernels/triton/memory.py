@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from thalweg.boundary import state_streams
 from thalweg.programs.trace import GRADIENT, PARAMETER, Program
 from thalweg.storage import RECORD
 
@@ -34,7 +35,8 @@ class Memory:
     stored: tuple[Stored, ...]
     #: Whether state as large as its parameter is rounded at random.
     random: bool
-    #: Where the elements of a block are in a tensor.
+    #: Where the elements of a block are in a tensor: the first of them, and behind it all.
+    first: str
     index: str
 
     def short(self, key: str) -> str:
@@ -47,6 +49,11 @@ class Memory:
     def is_random(self, key: str) -> bool:
         large = self.program.memory[key] == self.program.memory[PARAMETER]
         return self.random and large and any(own.key == key and not own.exact for own in self.stored)
+
+    @property
+    def streams(self) -> dict[str, tuple[int, int]]:
+        """By which random bits each entry is rounded: two share them."""
+        return state_streams(self.program.entries)
 
     @property
     def has_codes(self) -> bool:
@@ -100,13 +107,16 @@ class Memory:
     def write(self, key: str, numbers: str) -> str:
         """Store new numbers of an entry."""
         name, random = self.short(key), self.is_random(key)
-        chance = f"chance_of(rows, row, {self.which(key)}, {self.index}, now, SPREAD)" if random else "0.0"
+        chance = "half_of(draws_{0}, {1})".format(*self.streams[key]) if random else "0"
         if self.is_coded(key):
             return f"store_coded({name}_place, {name}_scales, {numbers}, {chance}, mask, groups_mask, GROUP, {random})"
         return f"tl.store({name}_place, as_stored({numbers}, {chance}, {self.dtype(key)}, {random}), mask)"
 
     def write_all(self, results: Mapping[str, str]) -> list[str]:
-        return [self.write(key, numbers) for key, numbers in results.items()]
+        drawn = {f"draws_{self.streams[key][0]}": self.which(key) for key in results if self.is_random(key)}
+        where = f"{self.first}, {self.index}, now, SPREAD"
+        draws = [f"{name} = draws_of(rows, row, {which}, {where})" for name, which in drawn.items()]
+        return draws + [self.write(key, numbers) for key, numbers in results.items()]
 
     def rounded(self, new: str) -> list[str]:
         """The parameter as it is to be stored."""
@@ -114,7 +124,7 @@ class Memory:
             return [f"stored = {new}"]
         return [
             f"new = {new}",
-            f"stored = rounded(new, rows, row, {self.index}, now, P_DTYPE, STOCHASTIC, SPREAD)",
+            f"stored = rounded(new, rows, row, {self.first}, {self.index}, now, P_DTYPE, STOCHASTIC, SPREAD)",
         ]
 
     def write_rounded(self) -> list[str]:

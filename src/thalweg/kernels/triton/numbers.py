@@ -34,6 +34,23 @@ def random_bits(key, t, position):
 
 
 @triton.jit
+def random_bits_behind(key, t, first, index):
+    """The same for positions behind the first one (int64), by less than 2**32 (int32)."""
+    low, high = first.to(tl.uint32), (first >> 32).to(tl.uint32)
+    own = low + index.to(tl.uint32)
+    # of the high half there are two, and of what becomes of it: not one for each element
+    key_of_high = key ^ tl.full((), 0x27D4EB2F, tl.uint32)
+    place = tl.where(own < low, mix((high + 1) ^ key_of_high), mix(high ^ key_of_high))
+    return mix(mix(own ^ place) ^ mix(key ^ t))
+
+
+@triton.jit
+def half_of(bits, HIGH: tl.constexpr):
+    """16 of 32 random bits, as int32: n stands for a chance of (n + 1/2) / 2**16."""
+    return (bits >> 16 if HIGH else bits & 0xFFFF).to(tl.int32)
+
+
+@triton.jit
 def uniform(key, t, position):
     """Odd multiples of 2**-24 in (0, 1)."""
     return (random_bits(key, t, position) >> 9).to(tl.float32) * 1.1920928955078125e-07 + 5.960464477539063e-08
@@ -57,7 +74,7 @@ def widened(x):
 
 @triton.jit
 def as_stored(x, chance, DTYPE: tl.constexpr, STOCHASTIC: tl.constexpr):
-    """x (float32) in the dtype it is stored in: rounded to nearest, or up or down by chance, a uniform number."""
+    """x (float32) in the dtype it is stored in: rounded to nearest, or up or down by 16 random bits."""
     if DTYPE == tl.bfloat16 and (STOCHASTIC or INTERPRETED):
         return rounded_to_bfloat16(x, chance, STOCHASTIC)
     elif DTYPE == tl.float16 and STOCHASTIC:
@@ -74,10 +91,8 @@ def rounded_to_bfloat16(x, chance, STOCHASTIC: tl.constexpr):
     """
     pattern = x.to(tl.int32, bitcast=True)
     if STOCHASTIC:
-        fraction = (pattern & 0xFFFF).to(tl.float32) * 1.52587890625e-05
-        # below zero, "up" is towards zero
-        away = tl.where(pattern >= 0, fraction > chance, (fraction > 0) & (1.0 - fraction <= chance))
-        rounded = pattern + tl.where(away, 65536, 0)
+        # away from zero if this carries; below zero, "up" is towards zero
+        rounded = pattern + (chance ^ (~(pattern >> 31) & 0xFFFF))
     else:
         rounded = pattern + 0x7FFF + ((pattern >> 16) & 1)
     upper = tl.where(x == x, rounded >> 16, 0x7FC0)
@@ -91,7 +106,8 @@ def rounded_to_float16(x, chance):
     exponent = tl.where(exponent < -13, -13, exponent)
     units = x * power_of_2(11 - exponent)
     below = tl.floor(units)
-    return (below + tl.where(units - below > chance, 1.0, 0.0)) * power_of_2(exponent - 11)
+    share = (chance.to(tl.float32) + 0.5) * 1.52587890625e-05
+    return (below + tl.where(units - below > share, 1.0, 0.0)) * power_of_2(exponent - 11)
 
 
 @triton.jit

@@ -23,8 +23,8 @@ from thalweg.arrays import Axes
 from thalweg.codecs import grouping
 from thalweg.kernels.triton.emit import OWN_FIGURES, Emitted
 from thalweg.kernels.triton.launching import Compiled, kind_of
-from thalweg.kernels.triton.numbers import as_stored, is_finite
-from thalweg.kernels.triton.tables import COLUMNS, STEP, Operand, Tables, chance_of
+from thalweg.kernels.triton.numbers import as_stored, half_of, is_finite
+from thalweg.kernels.triton.tables import COLUMNS, STEP, Operand, Tables, draws_of
 from thalweg.programs.host import function_of, options_of
 from thalweg.rules import Rule
 from thalweg.settings import Handling
@@ -206,11 +206,11 @@ def is_idle(figures, row, allowed, count, STAGE: tl.constexpr, ALLOWED: tl.const
 
 
 @triton.jit
-def rounded(new, rows, row, index, t, P_DTYPE: tl.constexpr, STOCHASTIC: tl.constexpr, SPREAD: tl.constexpr):
+def rounded(new, rows, row, first, index, t, P_DTYPE: tl.constexpr, STOCHASTIC: tl.constexpr, SPREAD: tl.constexpr):
     """New values of a parameter's elements at step t, rounded as it is stored."""
-    chance = 0.0
+    chance = 0
     if STOCHASTIC:
-        chance = chance_of(rows, row, 0, index, t, SPREAD)
+        chance = half_of(draws_of(rows, row, 0, first, index, t, SPREAD), False)
     return as_stored(new, chance, P_DTYPE, STOCHASTIC)
 
 

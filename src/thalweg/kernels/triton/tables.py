@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.boundary import ROUNDING_STREAM, state_stream
+from thalweg.boundary import ROUNDING_STREAM, state_streams
 from thalweg.kernels.triton.launching import Compiled
-from thalweg.kernels.triton.numbers import uniform, widened
+from thalweg.kernels.triton.numbers import random_bits, random_bits_behind, widened
 from thalweg.programs.served import ROOM
 from thalweg.rules.noise import stream_key, tensor_id
 
@@ -55,7 +55,8 @@ def rows_of(operand: Operand, keys: Sequence[str], stacked_axes: int, seed: int)
     p = operand.p
     size = math.prod(p.shape[stacked_axes:])
     slices = math.prod(p.shape[:stacked_axes])
-    streams = [ROUNDING_STREAM, *map(state_stream, keys)]
+    drawn = state_streams(keys)
+    streams = [ROUNDING_STREAM, *(drawn[key][0] for key in keys)]
     bits = [stream_key(seed, tensor_id(operand.name), stream) for stream in streams]
 
     def address(tensor: Tensor | None, index: int) -> int:
@@ -213,10 +214,13 @@ def step_number(rows, row, mask=None):
 
 
 @triton.jit
-def chance_of(rows, row, which: tl.constexpr, index, t, SPREAD: tl.constexpr):
-    """Uniform numbers that decide where elements are rounded at step t: those of a parameter (0), or of an entry."""
-    key = tl.load(rows + row * COLUMNS + KEYS + which).to(tl.uint32)
-    return uniform(key, t.to(tl.uint32), positions(rows, row, index, SPREAD))
+def draws_of(rows, row, which: tl.constexpr, first, index, t, SPREAD: tl.constexpr):
+    """32 random bits for elements, index behind the first: those of a parameter (0), or of an entry, at step t."""
+    key, t = tl.load(rows + row * COLUMNS + KEYS + which).to(tl.uint32), t.to(tl.uint32)
+    if SPREAD or index.dtype != tl.int32:
+        return random_bits(key, t, positions(rows, row, first + index, SPREAD))
+    else:
+        return random_bits_behind(key, t, tl.load(rows + row * COLUMNS + POSITION) + first, index)
 
 
 @triton.jit

@@ -26,7 +26,7 @@ COUNTS = {
 
 @dataclass
 class TileEmission(Emission):
-    INDEX = "offset"
+    FIRST, INDEX = "0", "offset"
 
     kinds: Kinds = field(kw_only=True)
     guarded: bool = field(kw_only=True)

@@ -34,7 +34,7 @@ struct Tensor {
     uint32_t key[OPERANDS];  // of random bits
     uint8_t dtype[OPERANDS];
     uint8_t is_slice;  // of a stack: its sums must fit the precision of the arithmetic
-    uint8_t unused;
+    uint8_t high;      // bit k: the k-th is rounded by the high half of its random bits
 };
 
 // One emitted pass: what it wants, and where its code is.

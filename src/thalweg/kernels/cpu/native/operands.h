@@ -63,8 +63,8 @@ float encode_group(typename Format::Code* codes, const T* from, uint64_t positio
     if (chances) {
         const uint32_t place = chances->place(position);
         for (int i = 0; i < GROUP; i++) {
-            const int32_t chance = int32_t(Chances::chance(chances->bits(uint32_t(position) + uint32_t(i), place)));
-            up[i] = int32_t(float(chance) * 0x1p-24f * float(Format::STEP));
+            const int32_t half = int32_t(chances->half(uint32_t(position) + uint32_t(i), place));
+            up[i] = half * (Format::STEP >> 16) + (Format::STEP >> 17);
         }
     } else {
         for (int i = 0; i < GROUP; i++) up[i] = Format::STEP / 2;
@@ -151,7 +151,7 @@ void read_tile(T* out, const Tensor& tensor, int which, int64_t begin, int64_t n
 template <class T>
 void write_tile(const Tensor& tensor, int which, int64_t begin, int64_t n, T* x, const Options& options) {
     const uint8_t dtype = tensor.dtype[which];
-    const Chances chances(tensor.key[which], options.t);
+    const Chances chances(tensor, which, options.t);
     const Chances* drawn = options.state_stochastic ? &chances : nullptr;
     if (dtype == INT8) return encode<Signed>(tensor, which, begin, n, x, drawn);
     if (dtype == UINT8) return encode<Unsigned>(tensor, which, begin, n, x, drawn);

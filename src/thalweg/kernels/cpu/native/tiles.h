@@ -122,15 +122,19 @@ inline uint32_t mix(uint32_t h) {
     return h ^ (h >> 16);
 }
 
-// The random bits of one stream, tensor and step.
+// The random bits of one stream, tensor and step. shift: 16 to be rounded by the high half of them.
 struct Chances {
-    uint32_t key, step;
+    uint32_t key, step, shift;
 
-    Chances(uint32_t key, uint32_t t) : key(key), step(mix(key ^ t)) {}
+    Chances(uint32_t key, uint32_t t, uint32_t shift = 0) : key(key), step(mix(key ^ t)), shift(shift) {}
+    Chances(const Tensor& tensor, int which, uint32_t t)
+        : Chances(tensor.key[which], t, (tensor.high >> which & 1) * 16) {}
 
     // The high half of a position is the same for many elements; so is what becomes of it.
     uint32_t place(uint64_t position) const { return mix(uint32_t(position >> 32) ^ key ^ 0x27d4eb2fu); }
     uint32_t bits(uint32_t low, uint32_t place) const { return mix(mix(low ^ place) ^ step); }
+    // 16 random bits n, for a chance of (n + 1/2) 2^-16.
+    uint32_t half(uint32_t low, uint32_t place) const { return bits(low, place) >> shift & 0xffff; }
     // An odd multiple of 2^-24, in that unit.
     static uint32_t chance(uint32_t bits) { return (bits >> 9) * 2 + 1; }
 };
@@ -147,37 +151,36 @@ void by_high_half(const Chances& chances, uint64_t position, int64_t n, Each eac
     }
 }
 
-// To one of the two neighbours, so that the average is right. An odd multiple of 2^-24 decides.
-inline float stochastic_bfloat16(float x, uint32_t chance) {
+// To one of the two neighbours, so that the average is right: upwards if the share of the way that x has come is more
+// than the chance of these 16 bits.
+inline float stochastic_bfloat16(float x, uint32_t half) {
     const uint32_t bits = bits_as<uint32_t>(x);
-    const uint32_t part = (bits & 0xffff) << 8;
-    const bool away = bits >> 31 ? part >= (1u << 24) - chance : part > chance;
-    const uint32_t moved = (bits & 0xffff0000) + (away ? 0x10000 : 0);
+    const uint32_t moved = (bits + (bits >> 31 ? half : 0xffff - half)) & 0xffff0000;
     const uint32_t rounded = moved == 0x80000000 ? 0 : moved;  // no negative zero comes of this
     return (bits & 0x7fffffff) > 0x7f800000 ? x : bits_as<float>(rounded);
 }
 
-inline float stochastic_float16(float x, uint32_t chance) {
+inline float stochastic_float16(float x, uint32_t half) {
     const uint32_t exponent = bits_as<uint32_t>(x) >> 23 & 0xff;  // x is finite below 2^(exponent - 126)
     const uint32_t held = exponent < 113 ? 113 : exponent;
     const float distance = bits_as<float>((held - 10) << 23);
     const float below = std::floor(x / distance);
-    const float rounded = (below + (x / distance - below > float(chance) * 0x1p-24f ? 1.0f : 0.0f)) * distance;
+    const float rounded = (below + (x / distance - below > (float(int32_t(half)) + 0.5f) * 0x1p-16f ? 1.0f : 0.0f)) * distance;
     return exponent == 0xff ? x : rounded;
 }
 
 inline void round_stochastically(float* x, int64_t n, const Tensor& tensor, int which, uint32_t t, int64_t begin) {
     const uint8_t dtype = tensor.dtype[which];
     if (dtype != BFLOAT16 && dtype != FLOAT16) return;
-    const Chances chances(tensor.key[which], t);
+    const Chances chances(tensor, which, t);
     by_high_half(chances, uint64_t(tensor.position + begin), n, [&](int64_t first, int64_t count, uint32_t low, uint32_t place) {
         float* y = x + first;
         if (dtype == BFLOAT16) {
             for (int64_t i = 0; i < count; i++)
-                y[i] = stochastic_bfloat16(y[i], Chances::chance(chances.bits(low + uint32_t(i), place)));
+                y[i] = stochastic_bfloat16(y[i], chances.half(low + uint32_t(i), place));
         } else {
             for (int64_t i = 0; i < count; i++)
-                y[i] = stochastic_float16(y[i], Chances::chance(chances.bits(low + uint32_t(i), place)));
+                y[i] = stochastic_float16(y[i], chances.half(low + uint32_t(i), place));
         }
     });
 }
