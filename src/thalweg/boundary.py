@@ -151,7 +151,7 @@ def stored(
 
 
 def state_streams(keys: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """The stream of random bits by which each entry of a state is rounded, and which half of them: two share 32 bits."""
+    """By which stream of random bits each entry of a state is rounded, and which half of them: two share 32 bits."""
     return {key: (ROUNDING_STREAM + 1 + i // 2, i % 2) for i, key in enumerate(sorted(keys))}
 
 

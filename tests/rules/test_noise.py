@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tolerances import FLOAT64, SPACE
 
-from thalweg.rules.noise import bits, mix, normal, tensor_id, uniform
+from thalweg.rules.noise import bits, chance, mix, normal, tensor_id, uniform
 from thalweg.spaces import numpy as xp
 
 LIKE = np.zeros((200, 500))
@@ -52,6 +52,15 @@ def test_steps_seeds_and_tensors_are_independent(other: dict) -> None:
 def test_the_two_streams_are_independent() -> None:
     u, v = (uniform(xp, LIKE, **KEY, stream=stream).ravel() - 0.5 for stream in (0, 1))
     assert abs(np.mean(u * v)) < 5 / 12 / np.sqrt(u.size)
+
+
+def test_two_chances_of_the_same_bits_are_independent_and_right_on_average() -> None:
+    low, high = (chance(xp, LIKE, **KEY, stream=3, half=half).ravel() for half in (0, 1))
+    assert abs(np.mean((low - 0.5) * (high - 0.5))) < 5 / 12 / np.sqrt(low.size)
+    for draws in (low, high):
+        counts = np.histogram(draws, bins=100, range=(0, 1))[0]
+        assert 60 < np.square(counts - 1000).sum() / 1000 < 150  # 99 degrees of freedom
+    assert (low * 2**17 % 2 == 1).all()
 
 
 def test_a_tensor_gets_the_same_numbers_in_parts_as_whole() -> None:

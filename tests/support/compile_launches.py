@@ -18,6 +18,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature, mang
 
 import thalweg.torch
 from thalweg.kernels import triton as kernels
+from thalweg.kernels.triton import numbers
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -47,6 +48,7 @@ def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: A
         for (i,) in constants:  # products by descriptors, where they are made for it
             if kernel.params[i].name == "DESCRIBED":
                 constants[(i,)] = target.backend == "cuda" and target.arch >= 90
+        numbers.PTX.value = target.backend == "cuda"
         create_function_from_signature(kernel.signature, kernel.params, make_backend(target))
         triton.compile(ASTSource(kernel, kinds, constants, aligned), target=target, options=named)
     compiled.add(f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}")

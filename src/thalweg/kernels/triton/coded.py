@@ -23,6 +23,8 @@ SQUARE_STEP, SQUARE_FIRST, SQUARE_MOST = (
 )
 #: What takes the bits of 1 away from a sum of words that have been shifted by 5 bits.
 LESS_ONE = tl.constexpr(-(codecs.ONE << 5) & 0xFFFFFFFF)
+#: A number whose last bit is a whole one, and its bits: sums with it convert whole numbers in no time.
+WHOLE, WHOLE_BITS = tl.constexpr(12582912.0), tl.constexpr(0x4B400000)
 #: The ratio that code 0 of squares stands for.
 SQUARE_LEAST = tl.constexpr(struct.unpack("f", struct.pack("i", SQUARE_FIRST.value))[0])
 
@@ -152,7 +154,8 @@ def with_record(p, place, mask, DTYPE: tl.constexpr):
     """A parameter (float32) with what rounding has cost it. place: that of its record."""
     UNIT: tl.constexpr = 2.0**-15 if DTYPE == tl.bfloat16 else 2.0**-18
     steps = tl.load(place) if mask is None else tl.load(place, mask, other=0)
-    return p + steps.to(tl.float32) * (power_of_2(exponent_of(p, DTYPE)) * UNIT)
+    steps = (steps.to(tl.int32) + WHOLE_BITS).to(tl.float32, bitcast=True) - WHOLE
+    return p + steps * (power_of_2(exponent_of(p, DTYPE)) * UNIT)
 
 
 @triton.jit
@@ -163,4 +166,4 @@ def record_of(new, stored):
     steps = (new - rounded) * UNITS * power_of_2(-exponent_of(rounded, stored.dtype))
     steps = tl.floor(steps + 0.5)
     steps = tl.where(tl.abs(steps) <= 128.0, steps, 0.0)  # 0 where it is not finite
-    return tl.minimum(tl.maximum(steps, -127.0), 127.0).to(tl.int32).to(tl.int8)
+    return (tl.minimum(tl.maximum(steps, -127.0), 127.0) + WHOLE).to(tl.int32, bitcast=True).to(tl.int8)

@@ -199,6 +199,10 @@ class Elements(Lines):
             self.scalars.let(value, f"tl.load(figures + {self.emission.figure(value)} * count + row)")
         return self.scalars.known[value]
 
+    def is_one(self, operand: Any) -> bool:
+        """Whether there is one for a tensor, not one for each element."""
+        return not isinstance(operand, Value) or operand.extent != self.emission.large
+
     def read(self, key: str, value: Value) -> None:
         """Load what is large. Codes become numbers where they are first needed."""
         memory = self.emission.memory
@@ -219,12 +223,12 @@ class Elements(Lines):
             return "decoded({0}_codes, {0}_scale, GROUP)".format(self.codes[value])
         if value.op == "mul":
             for factor, codes in (value.args, value.args[::-1]):
-                if codes in self.codes and codes not in self.known:
+                if isinstance(codes, Value) and codes in self.codes and codes not in self.known and self.is_one(factor):
                     # one product for each group instead of one for each element
                     return "decoded({0}_codes, {0}_scale * {1}, GROUP)".format(self.codes[codes], self.of(factor))
         if value.op == "div" and isinstance(value.args[0], Value) and value.args[0].extent == self.emission.large:
             below = value.args[1]
-            if not isinstance(below, Value) or below.extent != self.emission.large:
+            if self.is_one(below):
                 # one division for each tensor instead of one for each element
                 return f"{self.of(value.args[0])} * {self.of(value.graph.apply('div', 1.0, below))}"
         return self.operation(value, **self.emission.memory.operations)

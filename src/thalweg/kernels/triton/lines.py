@@ -33,8 +33,8 @@ TEXTS = {
 }
 #: Names that kernels have for other things.
 NAMES = """
-after allowed along begin behind between block blocks chunk chunk_count chunks column_entry columns_of_whole count counts
-down elements_of_whole end entry factor failed failures figures first g_base g_place grad_scale gradients groups
+after allowed along begin behind between block blocks chunk chunk_count chunks column_entry columns_of_whole count
+counts down elements_of_whole end entry factor failed failures figures first g_base g_place grad_scale gradients groups
 groups_mask i index inside is_first kind left line lr lr_scale mask matrix matrix_entry matrix_mask new nothing
 now numbers offset origin p_base p_place p_scales partials piece place position record_base record_place row row_entry
 row_mask rows rows_of_whole run stored sums tensor tensors tile tile_count tiles tl totals which

@@ -107,7 +107,7 @@ class Memory:
     def write(self, key: str, numbers: str) -> str:
         """Store new numbers of an entry."""
         name, random = self.short(key), self.is_random(key)
-        chance = "half_of(draws_{0}, {1})".format(*self.streams[key]) if random else "0"
+        chance = "half_of(draws_{}, {})".format(*self.streams[key]) if random else "0"
         if self.is_coded(key):
             return f"store_coded({name}_place, {name}_scales, {numbers}, {chance}, mask, groups_mask, GROUP, {random})"
         return f"tl.store({name}_place, as_stored({numbers}, {chance}, {self.dtype(key)}, {random}), mask)"
