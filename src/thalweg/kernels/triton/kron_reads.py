@@ -9,7 +9,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from thalweg.kernels.triton.coded import decoded
+from thalweg.kernels.triton.coded import decoded, read_codes
 from thalweg.kernels.triton.kron_layout import DUE, GO
 from thalweg.kernels.triton.tables import loaded
 
@@ -41,7 +41,8 @@ def momentum(m_places, s_places, mask, groups, GROUP: tl.constexpr):
     if GROUP == 0:
         return loaded(m_places, mask)
     else:
-        return decoded(m_places, s_places, mask, groups, GROUP)
+        codes, scale = read_codes(m_places, s_places, mask, groups)
+        return decoded(codes, scale, GROUP)
 
 
 @triton.jit
