@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from on_device import no_waiting
 from tolerances import FLOAT32, FLOAT64
 
 torch = pytest.importorskip("torch")
@@ -52,18 +50,6 @@ def run(optimizer: Any, params: list, grads: list) -> None:
         for p, g in zip(params, step, strict=True):
             p.grad = g
         optimizer.step()
-
-
-@contextlib.contextmanager
-def no_waiting() -> Iterator[None]:
-    """Within: an operation that waits for the device is an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that this mode does not see everything
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @CLASSES

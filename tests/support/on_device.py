@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 import side_by_side_torch as beside
+from tolerances import SPACE, TENSOR_CORES
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -18,6 +21,8 @@ SHAPES = {"number": (), "vector": (2100,), "matrix": (34, 20), "conv": (5, 4, 3,
 #: Still fewer, for tests of which there are many, or that take more steps: the moments of a lone number cancel sooner
 #: or later, and then have no digits left to compare.
 FEW = {name: SHAPES[name] for name in ("vector", "matrix", "conv")}
+#: Of what has been through products of matrices, by the dtype of factors. The interpreter multiplies float32 in full.
+PRODUCTS = {**TENSOR_CORES, "float32": SPACE["float32"]} if DEVICE == "cpu" else TENSOR_CORES
 
 Named = Sequence[tuple[str, Any]]
 
@@ -70,3 +75,25 @@ def copy_into(fused: Any, ours: Named, reference: Any, theirs: Named) -> None:
             p.copy_(q)
             for key, entry in reference.state[q].items():
                 fused.state[p][key].copy_(entry)
+
+
+def assert_near(what: str, found: Any, expected: Any, tolerance: float) -> None:
+    """Numbers that differ by rounding and by a tolerance, relative to the size of the array."""
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype), what
+    a, b = found.detach().float().cpu(), expected.detach().float().cpu()
+    assert torch.equal(a.isnan(), b.isnan()), what
+    rounding = {torch.float32: 0.0, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[found.dtype]
+    size = max(b.nan_to_num().abs().max().item(), 1e-30)
+    assert (a - b).nan_to_num().abs().max() <= (tolerance + rounding) * size, what
+
+
+@contextlib.contextmanager
+def no_waiting() -> Iterator[None]:
+    """Within: an operation that waits for the device is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that this mode does not see everything
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

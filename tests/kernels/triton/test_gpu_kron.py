@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from on_device import DEVICE, Named, gradients, parameters, train
-from tolerances import SPACE, TENSOR_CORES
+from on_device import PRODUCTS, Named, gradients, parameters, train
 
 import thalweg.torch
 from thalweg.errors import OptionError
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.slow  # programs are interpreted
 SHAPES = {"bias": (5,), "a": (12, 9), "b": (12, 9), "conv": (4, 3, 2, 2)}
 #: Where it does not matter which.
 FEW = {name: SHAPES[name] for name in ("bias", "a")}
-TOLERANCE = (SPACE if DEVICE == "cpu" else TENSOR_CORES)["float32"]
+TOLERANCE = PRODUCTS["float32"]
 
 
 def kron(named: Any, engine: str, **options: Any) -> Any:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lanes import one_in
-from on_device import DEVICE
-from tolerances import SPACE, TENSOR_CORES
+from on_device import DEVICE, PRODUCTS, assert_near
 
 from thalweg.boundary import advance
 from thalweg.kernels.triton import kron_batch, kron_layout
@@ -22,9 +21,6 @@ from thalweg.spaces import torch as space
 from thalweg.storage import first_state
 
 pytestmark = pytest.mark.slow  # programs are interpreted
-
-#: Relative to the size of each array, after a few steps. The interpreter multiplies float32 in full.
-TOLERANCE = {**TENSOR_CORES, "float32": SPACE["float32"]} if DEVICE == "cpu" else TENSOR_CORES
 
 
 class Both:
@@ -105,23 +101,15 @@ class Both:
 
     @property
     def tolerance(self) -> float:
-        return TOLERANCE[self.handling.precond_dtype or "float32"]
+        return PRODUCTS[self.handling.precond_dtype or "float32"]
 
     def check(self) -> None:
         """Parameters and all of the state are those of the rule."""
         for i, s in enumerate(self.states):
             assert s["step"].item() == self.taken[i]
-            self.compare("p", self.params[i], self.expected[i])
+            assert_near("p", self.params[i], self.expected[i], self.tolerance)
             for key, entry in self.expected_states[i].items():
-                self.compare(key, s[key], entry)
-
-    def compare(self, key: str, found: torch.Tensor, expected: torch.Tensor) -> None:
-        assert (found.shape, found.dtype) == (expected.shape, expected.dtype), key
-        a, b = found.detach().float().cpu(), expected.float().cpu()
-        assert torch.equal(a.isnan(), b.isnan()), key
-        rounding = {torch.float32: 0.0, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[found.dtype]
-        size = max(b.nan_to_num().abs().max().item(), 1e-30)
-        assert (a - b).nan_to_num().abs().max() <= (self.tolerance + rounding) * size, key
+                assert_near(key, s[key], entry, self.tolerance)
 
 
 def agree_after(shape: tuple[int, ...], steps: int = 2, **options: Any) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from on_device import DEVICE
+from on_device import DEVICE, no_waiting
 
 from thalweg.kernels.triton.kron import KronKernels
 from thalweg.rules import Kron
@@ -56,18 +54,6 @@ class Model:
             for p, s in zip(params, states, strict=True)
             for x in (p, *s.values())
         ]
-
-
-@contextlib.contextmanager
-def no_waiting() -> Iterator[None]:
-    """Within: an operation that waits for the device is an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that this mode does not see everything
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def trained(*, captured: bool, policy: str = "skip", steps: int = 8) -> Model:
