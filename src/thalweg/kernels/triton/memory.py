@@ -61,8 +61,9 @@ class Memory:
 
     @property
     def operations(self) -> dict[str, str]:
-        """Operations on elements that have another text where passes have more to compute than to read."""
-        return {"div": "quotient({0}, {1})"} if self.has_codes or any(map(self.is_random, self.program.memory)) else {}
+        """Operations on elements that have another text where state has few digits and passes little to read."""
+        narrow = any(own.key in self.program.entries and not own.exact for own in self.stored)
+        return {"div": "quotient({0}, {1})"} if narrow else {}
 
     @property
     def has_record(self) -> bool:
