@@ -12,6 +12,9 @@ from thalweg.check.registry import Failed, NotOffered, holds
 from thalweg.check.subject import Subject
 
 GRADIENTS = 3
+#: How far a way may be from that on the CPU, as a share of it: tensor cores, on which GPUs multiply matrices of float32,
+#: keep 11 binary digits of each factor.
+TENSOR_CORES = 5e-3
 
 
 def on_gpu(tensors: Any) -> list[Parameter]:
@@ -38,7 +41,13 @@ def gradient(p: torch.Tensor, place: int, t: int) -> torch.Tensor:
 def gpu_steps_as_cpu(s: Subject) -> None:
     """Steps on a GPU go the way of those on the CPU."""
     params = on_gpu(weights(s))
-    close(train_there(s.make(params), params, 4), stepped(s, steps=4), weights(s), "on the GPU and on the CPU", 1e-3)
+    close(
+        train_there(s.make(params), params, 4),
+        stepped(s, steps=4),
+        weights(s),
+        "on the GPU and on the CPU",
+        TENSOR_CORES,
+    )
 
 
 @holds("devices")
@@ -52,7 +61,7 @@ def state_moves_to_another_device(s: Subject) -> None:
         if isinstance(leaf, torch.Tensor) and leaf.numel() > 1 and not leaf.is_cuda:
             raise Failed(f"{path} is on {leaf.device} after loading for parameters on the GPU")
     found = train_there(other, others, 3, first=3)
-    close(found, stepped(s, steps=6), weights(s), "continued on the GPU and on the CPU", 1e-3)
+    close(found, stepped(s, steps=6), weights(s), "continued on the GPU and on the CPU", TENSOR_CORES)
 
 
 @holds("devices")
