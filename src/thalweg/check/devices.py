@@ -12,8 +12,8 @@ from thalweg.check.registry import Failed, NotOffered, holds
 from thalweg.check.subject import Subject
 
 GRADIENTS = 3
-#: How far a way may be from that on the CPU, as a share of it: tensor cores, on which GPUs multiply matrices of float32,
-#: keep 11 binary digits of each factor.
+#: How far a way may be from that on the CPU, as a share of it: GPUs may multiply matrices of float32 on tensor cores,
+#: which keep 11 binary digits of each factor.
 TENSOR_CORES = 5e-3
 
 
