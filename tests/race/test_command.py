@@ -292,7 +292,7 @@ def test_help_and_completion_load_no_framework() -> None:
     [
         ("thalweg ", 1, {"race", "plan", "bench", "check"}),
         ("thalweg race v", 2, {"valley"}),
-        ("thalweg race --optimizers lamb,k", 3, {"lamb,kron"}),
+        ("thalweg race --optimizers lamb,k", 3, {"lamb,kron", "lamb,kron_adamw"}),
         ("thalweg race --red", 2, {"--redraw"}),
         ("thalweg race --option kron.max_s", 3, {"kron.max_size_dense=", "kron.max_skew="}),
     ],

@@ -13,6 +13,7 @@ from tolerances import FINITE_DIFFERENCES
 
 from thalweg.errors import CommandError
 from thalweg.race.contest import race
+from thalweg.race.task import Conditions
 from thalweg.race.tasks import TASKS, resolve
 from thalweg.race.tasks.valley import FUNCTIONS, Function
 from thalweg.rules import RULES
@@ -252,6 +253,46 @@ def test_a_task_in_torch_of_a_few_lines_is_raced_with_everyone() -> None:
         assert result["loss"] < result["curve"]["loss"][0]
         assert result["layers"]["names"] == ["0.weight", "0.bias"]
         assert (result["layers"]["trust"] is not None) == (result["contestant"] in ("LARS", "LAMB"))
+
+
+def deep(seed: int) -> Any:
+    """A model with a hidden matrix, whose last layer is an output layer."""
+    torch = pytest.importorskip("torch")
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+
+
+def test_mixtures_race_by_name_at_the_rates_of_adamw() -> None:
+    task = model_task(model=deep, rates={"AdamW": (0.01, 0.03)})
+    asked = dict(optimizers=["AdamW", "muon_adamw", "kron_adamw"], options={"": dict(weight_decay=0.25)})
+    held = race(task, **asked)  # type: ignore[arg-type]
+    outcome = held.run()
+    assert {(run.contestant, run.lr) for run in outcome.records} >= {
+        (name, lr) for name in ("AdamW", "muon_adamw", "kron_adamw") for lr in (0.01, 0.03)
+    }
+    assert outcome.programme.own == []
+    for name in ("muon_adamw", "kron_adamw"):
+        assert "weight_decay=0.25" in outcome.programme.contestants[name]
+        start = task.start(held.contestants[name], lambda step: 0.01 * step, Conditions(0, 8))
+        start.step()
+        groups = {(group["rule"], group["lr"]) for group in start.optimizer.param_groups}  # type: ignore[attr-defined]
+        assert groups == {(name.partition("_")[0].title(), 0.01), ("AdamW", 0.01)}
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "words"),
+    [
+        ("digits", {}, "muon_adamw needs a model of torch"),
+        (
+            "digits",
+            {"muon_adamw": dict(nesterov=False)},
+            "muon_adamw has no option 'nesterov': it has max_grad_norm, weight_decay",
+        ),
+    ],
+)
+def test_what_a_mixture_cannot_do_is_told(task: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        race(task, optimizers=["muon_adamw"], options=options).run()
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("engine", ["reference", "foreach"])

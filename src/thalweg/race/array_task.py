@@ -10,7 +10,7 @@ import numpy as np
 
 from thalweg.errors import CommandError, OptimError
 from thalweg.race.adapters import Stepper, stepper
-from thalweg.race.contestants import Contestant
+from thalweg.race.contestants import Contestant, Mixed
 from thalweg.race.rivals import Rival
 from thalweg.race.task import Array, Conditions, Measure, Schedule, Task, Training, measured, relative
 from thalweg.show.registered import numpy_optimizer
@@ -65,6 +65,11 @@ class ArrayTask(Task):
     ) -> Stepper:
         if isinstance(contestant, Rival):
             return stepper(contestant, params, schedule, self.name)
+        if isinstance(contestant, Mixed):
+            raise CommandError(
+                f"task {self.name!r} is plain numpy, and {contestant.name} needs a model of torch, whose modules tell "
+                "parameters apart: race it on text, on fashion, or on a ModelTask of your own"
+            )
         kind = numpy_optimizer(contestant.rule)
         try:
             made: Stepper = kind(lr=schedule, engine=conditions.engine, **contestant.options)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thalweg.errors import CommandError, OptionError
-from thalweg.race.contestants import CONTESTANTS, Contestant
+from thalweg.race.contestants import CONTESTANTS, Contestant, Mixed
 from thalweg.race.rivals import RATE_NAMES, Rival
 from thalweg.settings import Settings, check_known, option_names
 from thalweg.show.lists import suggestion
@@ -61,7 +61,7 @@ def check_owners(asked: Asked, contestants: Sequence[Contestant]) -> None:
 
 def has(contestant: Contestant, name: str, value: Any) -> bool:
     """Whether an option for all concerns this one."""
-    if isinstance(contestant, Rival):
+    if isinstance(contestant, (Rival, Mixed)):
         return name in contestant.known
     rule = rule_of(contestant.rule)
     if name == "variant":
@@ -73,7 +73,7 @@ def checked(contestant: Contestant, for_all: Mapping[str, Any], own: Mapping[str
     """What is asked of one: an option of its own must have an effect, one for all is left out where it has none."""
     given = {**for_all, **own}
     try:
-        if isinstance(contestant, Rival):
+        if isinstance(contestant, (Rival, Mixed)):
             if contestant.closed:
                 check_known(contestant.name, given, contestant.known)
             return given
@@ -103,4 +103,4 @@ def nobody_has(name: str, value: Any, contestants: Sequence[Contestant]) -> str:
 
 
 def options_of(contestant: Contestant) -> Sequence[str]:
-    return contestant.known if isinstance(contestant, Rival) else option_names(rule_of(contestant.rule))
+    return contestant.known if isinstance(contestant, (Rival, Mixed)) else option_names(rule_of(contestant.rule))

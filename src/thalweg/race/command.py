@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import CommandError
-from thalweg.race.contestants import CONTESTANTS
+from thalweg.race.contestants import CONTESTANTS, MIXTURES
 from thalweg.show.completion import lists_of, options_of
 from thalweg.show.console import aside, console
 from thalweg.show.extras import extra, need
@@ -39,7 +39,7 @@ def complete_task(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]
 
 
 def complete_optimizers(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(text) for text in lists_of(CONTESTANTS, incomplete)]
+    return [CompletionItem(text) for text in lists_of([*CONTESTANTS, *MIXTURES], incomplete)]
 
 
 def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
@@ -54,7 +54,7 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
     "--optimizers",
     metavar="LIST",
     shell_complete=complete_optimizers,
-    help="Only these, separated by commas; a rule of your own is mymodule:MyRule.",
+    help="Only these, separated by commas; mixtures are muon_adamw and kron_adamw, a rule of your own mymodule:MyRule.",
 )
 @click.option(
     "--against",
@@ -119,7 +119,7 @@ def command(
     \b
     thalweg race                                     handwritten digits, numpy alone, a minute or two
     thalweg race valley                              paths down test functions of two variables
-    thalweg race text --optimizers lamb,adamw        a small transformer (needs torch)
+    thalweg race text --optimizers adamw,muon_adamw  a small transformer (needs torch)
     thalweg race fashion --data FOLDER --device cuda --batch 512,2048,8192 --against torch,timm
     thalweg race --batch 32,128,512                  how they compare as batches grow
     thalweg race --lr kron=0.001,0.01 --seeds 5      rates of your own
@@ -190,7 +190,7 @@ def command(
 def asked_optimizers(text: str) -> list[str]:
     """Those named, as they are spelt here; one's own as ``module:MyRule``."""
     found = [str(named(word)) for word in words(text, "optimizer")]
-    return chosen(",".join(found), [*CONTESTANTS, *OWN], "optimizer")
+    return chosen(",".join(found), [*CONTESTANTS, *MIXTURES, *OWN], "optimizer")
 
 
 def show(summary: Any, folder: Path, *, as_json: bool) -> None:

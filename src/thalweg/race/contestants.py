@@ -1,11 +1,11 @@
-"""Who races: every rule, those of the package and one's own."""
+"""Who races: every rule, those of the package and one's own, and mixtures that are ready made."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from thalweg.rules import RULES
 from thalweg.show.modules import source_digest
@@ -40,6 +40,22 @@ class Contestant:
         return f"{self.rule}({written(self.options)})"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mixed(Contestant):
+    """A mixture: a model's hidden matrices by a rule, all else by AdamW. Its ``rule`` is the function that makes it.
+
+    Both have the learning rate that is tried.
+    """
+
+    #: Options that somebody may ask for.
+    known: ClassVar[tuple[str, ...]] = ("weight_decay", "max_grad_norm")
+    closed: ClassVar[bool] = True
+
+    @property
+    def tuned_like(self) -> str:
+        return "AdamW"
+
+
 def written(options: Mapping[str, Any]) -> str:
     """Options as Python would write them."""
     return ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
@@ -50,6 +66,20 @@ def made(name: str) -> Contestant:
     fingerprint = "" if name in RULES else source_digest(inspect.getmodule(rule_of(name)))
     return Contestant(name=name, rule=name, fingerprint=fingerprint)
 
+
+#: By name, those who race when they are asked for: only tasks in torch have a model that tells matrices apart.
+MIXTURES: Mapping[str, Mixed] = {
+    mixed.name: mixed
+    for mixed in (
+        Mixed(name="kron_adamw", rule="kron_adamw", options=dict(weight_decay=0.0)),
+        # scaled so that a step is as long as AdamW's, since both have one rate
+        Mixed(
+            name="muon_adamw",
+            rule="muon_adamw",
+            options=dict(weight_decay=0.0, muon=dict(scaling="match_rms_adamw")),
+        ),
+    )
+}
 
 #: Everyone: with the options that follow, or with its own where a rule is not listed here.
 CONTESTANTS: Mapping[str, Contestant] = ByRule(
@@ -69,6 +99,7 @@ CONTESTANTS: Mapping[str, Contestant] = ByRule(
         )
     },
     made,
+    beside=MIXTURES,
 )
 
 #: Where a task does not know better: five rates, half a decade apart.

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from thalweg.errors import CommandError, OptimError
 from thalweg.race.adapters import blamed, leaves, scheduled, torch_optimizer
-from thalweg.race.contestants import Contestant
+from thalweg.race.contestants import Contestant, Mixed
 from thalweg.race.device import Device
 from thalweg.race.rivals import Rival
 from thalweg.race.task import Conditions, Measure, Schedule, Task, Training, measured, relative
@@ -49,8 +49,11 @@ class ModelTask(Task):
                     "only on tasks in numpy: digits, valley, or an ArrayTask of your own"
                 )
             return torch_optimizer(contestant, list(model.parameters()), lr, self.name)
-        kind = registered.torch_optimizer(contestant.rule)
         try:
+            if isinstance(contestant, Mixed):
+                make = registered.torch_mixture(contestant.rule)
+                return make(model, lr, lr, engine=conditions.engine, **contestant.options)
+            kind = registered.torch_optimizer(contestant.rule)
             return kind(model.named_parameters(), lr=lr, engine=conditions.engine, **contestant.options)
         except ValueError as error:  # ours, and that of torch for a model without parameters
             raise CommandError(f"task {self.name!r}, {contestant.name}: {error}") from None

@@ -17,6 +17,7 @@ from thalweg.race.contestants import CONTESTANTS, RATES, Contestant, written
 from thalweg.race.rivals import Rival
 from thalweg.race.run import Run
 from thalweg.race.task import Landscape, Task
+from thalweg.show.registered import OWN
 
 #: Powers of 2 around the learning rate that is expected to be best at another batch size than the task's own.
 ELSEWHERE = range(-4, 4)
@@ -73,7 +74,8 @@ class Programme:
     def load(cls, path: Path) -> Programme:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            if not content["contestants"].keys() <= {*CONTESTANTS, *content.get("rivals", ()), *content.get("own", ())}:
+            others = {*content.get("rivals", ()), *content.get("own", ())}
+            if not all(name in others or name in CONTESTANTS for name in content["contestants"]):
                 raise ValueError("a contestant is not known")
             courses = [
                 Course(**{**course, "runs": [Run(**run) for run in course["runs"]]}) for course in content["courses"]
@@ -139,7 +141,7 @@ def programme(
         contestants=names,
         courses=courses,
         rivals=[contestant.name for contestant in chosen if isinstance(contestant, Rival)],
-        own=[each.name for each in chosen if not isinstance(each, Rival) and each.name not in list(CONTESTANTS)],
+        own=[each.name for each in chosen if each.name in OWN],
         given={contestant.name: written(contestant.given) for contestant in chosen if contestant.given},
     )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from thalweg.errors import CommandError
-from thalweg.race.contestants import CONTESTANTS, Contestant
+from thalweg.race.contestants import CONTESTANTS, MIXTURES, Contestant
 from thalweg.show.extras import need
 from thalweg.show.modules import digest, imported, source_digest
 from thalweg.show.published import PUBLISHED, how_to_install, installed, ready_timm
@@ -104,7 +104,7 @@ def named(references: Sequence[str]) -> dict[str, str]:
     """
     whole = {dotted(reference): reference for reference in references}
     lasts = [full.rpartition(".")[2].lower() for full in whole]
-    taken = {name.lower() for name in CONTESTANTS} | {last for last in lasts if lasts.count(last) > 1}
+    taken = {name.lower() for name in (*CONTESTANTS, *MIXTURES)} | {last for last in lasts if lasts.count(last) > 1}
     return {
         full if last in taken else full.rpartition(".")[2]: reference
         for (full, reference), last in zip(whole.items(), lasts, strict=True)
@@ -114,7 +114,7 @@ def named(references: Sequence[str]) -> dict[str, str]:
 def known_as(asked: Sequence[Entry]) -> dict[str, str]:
     """Names of contestants by what they may be called: their names, and those of other libraries by import name too."""
     words = {dotted(entry.reference): entry.name for entry in asked}
-    return {**words, **{name: name for name in (*CONTESTANTS, *(entry.name for entry in asked))}}
+    return {**words, **{name: name for name in (*CONTESTANTS, *MIXTURES, *(entry.name for entry in asked))}}
 
 
 def dotted(reference: str) -> str:

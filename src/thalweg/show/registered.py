@@ -66,10 +66,19 @@ def found(reference: str) -> Any:
 
 
 class ByRule(Mapping[str, R]):
-    """A table with the rows that are given, and one that is made for every other rule. Own rules are not listed."""
+    """A table with the rows that are given, and one that is made for every other rule.
 
-    def __init__(self, given: Mapping[str, R], make: Callable[[str], R], key: Callable[[str], str] = str) -> None:
-        self.given, self.make, self.key = given, make, key
+    Own rules are found in it and not listed, and so is what is given ``beside``.
+    """
+
+    def __init__(
+        self,
+        given: Mapping[str, R],
+        make: Callable[[str], R],
+        key: Callable[[str], str] = str,
+        beside: Mapping[str, R] | None = None,
+    ) -> None:
+        self.given, self.make, self.key, self.beside = given, make, key, beside or {}
 
     def rows(self) -> dict[str, R]:
         others = {self.key(rule): rule for rule in RULES if self.key(rule) not in self.given}
@@ -77,7 +86,7 @@ class ByRule(Mapping[str, R]):
 
     def __getitem__(self, key: str) -> R:
         own = next((name for name in OWN if self.key(name) == key), None)
-        return self.rows()[key] if own is None else self.make(own)
+        return {**self.beside, **self.rows()}[key] if own is None else self.make(own)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.rows())
@@ -98,6 +107,13 @@ def torch_optimizer(rule: str) -> Any:
     import thalweg.torch
 
     return thalweg.torch.optimizer(rule_of(rule))
+
+
+def torch_mixture(name: str) -> Any:
+    """The function of ``thalweg.torch`` that makes a mixture for a model."""
+    import thalweg.torch
+
+    return getattr(thalweg.torch, name)
 
 
 def optax_function(rule: str) -> Any:
