@@ -1,13 +1,16 @@
 """Compiles, for GPUs that need not be here, every kernel that some steps would launch, as they would launch it.
 
 Run by itself, without Triton's interpreter: ``compile_launches.py RULE [OPTIONS AS JSON]``. Prints a line for each
-kernel that was compiled for all targets.
+kernel that was compiled for all targets, with the registers that its threads have at most on NVIDIA's.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
+import tempfile
 from typing import Any
 
 import torch
@@ -27,7 +30,8 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 SHAPES = {"vector": (130,), "matrix": (70, 40), "kernel": (9, 7, 3, 2), "long": (3000,), "grouped": (64, 64)}
-compiled: set[str] = set()
+#: Of each kernel: the most registers that a thread has.
+compiled: dict[str, int] = {}
 
 
 def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
@@ -44,27 +48,42 @@ def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: A
         for i, p in enumerate(kernel.params)
         if isinstance(values[p.name], torch.Tensor) and values[p.name].data_ptr() % 16 == 0
     }
+    name = f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
     for target in TARGETS.values():
         for (i,) in constants:  # products by descriptors, where they are made for it
             if kernel.params[i].name == "DESCRIBED":
                 constants[(i,)] = target.backend == "cuda" and target.arch >= 90
         numbers.PTX.value = target.backend == "cuda"
         create_function_from_signature(kernel.signature, kernel.params, make_backend(target))
-        triton.compile(ASTSource(kernel, kinds, constants, aligned), target=target, options=named)
-    compiled.add(f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}")
+        binary = triton.compile(ASTSource(kernel, kinds, constants, aligned), target=target, options=named).asm
+        compiled[name] = max(compiled.get(name, 0), registers_of(binary.get("cubin")))
+
+
+def registers_of(cubin: bytes | None) -> int:
+    """Of a thread of the only kernel."""
+    if cubin is None:
+        return 0
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.findall(r"REG:(\d+)", told)[0])
 
 
 def main(rule: str, options: dict[str, Any]) -> None:
     kernels.DEVICES.add("cpu")
     JITFunction.run = compile_instead
     dtype = getattr(torch, options.pop("dtype", "float32"))
+    for name in set(TARGETS) - set(options.pop("targets", TARGETS)):
+        del TARGETS[name]
     lr = torch.tensor(0.1) if options.pop("tensor_rate", False) else 0.1
     named = [(name, torch.nn.Parameter(torch.ones(shape).to(dtype))) for name, shape in SHAPES.items()]
     optimizer = getattr(thalweg.torch, rule)(named, lr=lr, engine="fused", **options)
     for _, p in named:
         p.grad = torch.ones_like(p)
     optimizer.step()
-    sys.stdout.write("\n".join(sorted(compiled)) + "\n")
+    sys.stdout.write("".join(f"{name} {registers}\n" for name, registers in sorted(compiled.items())))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ SCALAR_INPUTS = {
 OWN_FIGURES = 2
 #: Blocks that one program goes through in turn where it has much to compute, and numbers are found once for all.
 BLOCKS = 4
+#: Keeps reads before what follows. Compilers spare registers by reading half a block when the other half is computed.
+ALL_ASKED = "tl.debug_barrier()"
 ARGUMENTS = """\
     rows, gradients, chunks, numbers, figures, partials, grad_scale, allowed, lr, lr_scale, count, chunk_count,
     STAGE: tl.constexpr, BACKWARDS: tl.constexpr, SCALED: tl.constexpr, ALLOWED: tl.constexpr, GUARDED: tl.constexpr,
@@ -48,12 +50,13 @@ def pass_{number}(
         return
     first = tl.load(chunks + 2 * chunk + 1).to(tl.int64) * CHUNK
     left = tl.multiple_of(tl.load(rows + row * COLUMNS + SIZE) - first, GROUP)
-    index = tl.arange(0, BLOCK)
 {bases}
     for RAGGED in tl.static_range(2):  # a chunk that is full needs no mask, and is read and written in wider pieces
         if (left < CHUNK) == (RAGGED == 1):
+            PIECE: tl.constexpr = BLOCK // PIECES if RAGGED else BLOCK
+            index = tl.arange(0, PIECE)
 {before}
-            for begin in range(0, CHUNK, BLOCK):
+            for begin in range(0, CHUNK, PIECE):
                 mask = None
                 if RAGGED:
                     mask = index < left - begin
@@ -257,8 +260,10 @@ def emit_pass(emission: Emission, number: int) -> str:
         lines.read(key, value)
     # all that is large is asked for before anything waits for a number
     loads, lines.lines = lines.lines, []
+    if not memory.has_codes:  # with codes it keeps nothing: what is computed goes before it
+        loads.append(ALL_ASKED)
     sums = {f"sum_{emission.sums[value][0]}": lines.summed(value) for value in each.sums}
-    before = [f"{name} = tl.zeros((BLOCK // TOGETHER,), tl.float32)" for name in sums]
+    before = [f"{name} = tl.zeros((PIECE // TOGETHER,), tl.float32)" for name in sums]
     after = [f"tl.store(partials + {name[4:]} * chunk_count + chunk, tl.sum({name}))" for name in sums]
     adding = [f"{name} += by_neighbours({text})" for name, text in sums.items()]
     results = {key: lines.of(program.state[key]) for key in each.writes if key != PARAMETER}
@@ -275,7 +280,7 @@ def emit_pass(emission: Emission, number: int) -> str:
             failed = f"    failures += failures_in({text}.to({memory.dtype(key)}), mask)"
             body += indented([f"if {memory.dtype(key)} == tl.float16:", failed], 4)
         body += ["else:", *indented([*adding, *memory.write_rounded(), *stores], 4)]
-        before.append("failures = tl.zeros((BLOCK // TOGETHER,), tl.float32)")
+        before.append("failures = tl.zeros((PIECE // TOGETHER,), tl.float32)")
         after = ["if STAGE == 1:", "    tl.store(partials + chunk, tl.sum(failures))", *otherwise(after)]
     # numbers are found once for a chunk of several blocks; else behind what is large
     home = before if memory.has_codes else loads
@@ -327,7 +332,7 @@ def places_of(memory: Memory, keys: Sequence[str]) -> list[str]:
     lines = [f"{name}_place = {name}_base + {memory.first} + {memory.index}" for name in names]
     coded = [memory.short(key) for key in keys if memory.is_coded(key)]
     if coded:
-        lines += ["groups, groups_mask = tl.arange(0, BLOCK // GROUP), None", "if RAGGED:"]
+        lines += ["groups, groups_mask = tl.arange(0, PIECE // GROUP), None", "if RAGGED:"]
         lines += ["    groups_mask = groups < (left - begin) // GROUP"]
     return lines + [f"{name}_scales = {name}_scale_base + (first + begin) // GROUP + groups" for name in coded]
 

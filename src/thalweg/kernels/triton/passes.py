@@ -33,6 +33,9 @@ from thalweg.settings import Handling
 BLOCK, WARPS = 2048, 4
 #: Neighbours that a thread has of a block, whatever dtypes are read and written.
 TOGETHER = tl.constexpr(4)
+#: Pieces in which a block is worked on at the end of a tensor. Masked elements take a register each, and every program
+#: has as many registers as the longest path needs: whole blocks there would leave room for 2 programs where 7 fit.
+PIECES = tl.constexpr(4)
 #: Tensors that one program decides on.
 DECIDED = 128
 
