@@ -7,7 +7,7 @@ has cost the parameter. All who read or write state ask here; rules know nothing
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TypeAlias
 
 from thalweg.arrays import A, Shape, Space, State, Truth
@@ -64,6 +64,13 @@ def kept(rule: Rule, handling: Handling, shape: Shape, dtype: str, held: Shape |
     if is_compensated(handling, dtype):
         found[RECORD] = held or shape, "int8"
     return found
+
+
+def keys_like_parameter(rule: Rule, shape: Shape, keys: Iterable[str]) -> list[str]:
+    """Those of the keys of a state under which there is as much as the parameter has, or what goes with it."""
+    large = [key for key, entry in rule.entries(shape).items() if isinstance(entry, Spread) and not entry.over]
+    concerned = (RECORD, *large, *map(scale_key, large))
+    return [key for key in keys if key in concerned]
 
 
 def coded_groups(rule: Rule, handling: Handling, shape: Shape) -> Grouping | None:

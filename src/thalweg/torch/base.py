@@ -21,6 +21,7 @@ from thalweg.torch.engines.lists import Lists
 from thalweg.torch.engines.native import Native
 from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Statistics
 from thalweg.torch.engines.triton import Triton
+from thalweg.torch.offload.host import HostState
 from thalweg.torch.params.grouped import Params
 from thalweg.torch.params.groups import LAYOUT, EngineName, check_options, defaults_of, engine_meant
 from thalweg.torch.params.members import check_given
@@ -29,6 +30,7 @@ from thalweg.torch.params.stateful import StatefulOptimizer
 from thalweg.torch.sharding.collectives import Computation, in_lockstep
 from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.gradients import JointGradient
+from thalweg.torch.step.turns import Turns
 
 
 class Optimizer(StatefulOptimizer):
@@ -46,6 +48,7 @@ class Optimizer(StatefulOptimizer):
         variant: str | None = None,
         overrides: Overrides = (),
         engine: EngineName = "auto",
+        offload_state: bool = False,
         capturable: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -55,7 +58,14 @@ class Optimizer(StatefulOptimizer):
         check_given(params)
         entry = checked_options(self.rule, lr, options, variant, overrides)
         engine = engine_meant(engine, foreach, fused, differentiable)
-        self._begin(params, [(None, entry)], defaults_of(entry), engine=engine, capturable=capturable)
+        self._begin(
+            params,
+            [(None, entry)],
+            defaults_of(entry),
+            engine=engine,
+            offload_state=offload_state,
+            capturable=capturable,
+        )
 
     def _begin(
         self,
@@ -64,11 +74,13 @@ class Optimizer(StatefulOptimizer):
         defaults: Mapping[str, Any],
         *,
         engine: EngineName,
+        offload_state: bool,
         capturable: bool,
     ) -> None:
         """Take parameters that are to be stepped by the rules of these entries."""
         check_flag("capturable", capturable)
-        self._forget(engine)
+        check_flag("offload_state", offload_state)
+        self._forget(engine, offload_state)
         super().__init__(params, entries, {**defaults, "capturable": capturable, "layout": LAYOUT})
         for p in self.parameters() if engine == "fused" else ():
             missing = reason_missing_for(p)
@@ -93,9 +105,11 @@ class Optimizer(StatefulOptimizer):
         variant, overrides = options.pop("variant", None), options.pop("overrides", ())
         return checked_options(rule, lr, options, variant, overrides)
 
-    def _forget(self, engine: EngineName) -> None:
+    def _forget(self, engine: EngineName, offload_state: bool) -> None:
         """Have seen no step yet."""
         self._wanted_engine = engine
+        self._host = HostState(wanted=offload_state)
+        self._turns = Turns()
         self._engines_used: set[str] = set()
         self._last: Statistics = {}
         self._sorter = Sorter(engine)
@@ -121,7 +135,9 @@ class Optimizer(StatefulOptimizer):
                 loss = closure()
         compiling = torch.compiler.is_compiling()
         # asked before gradients are turned off: a compiler that stops in between has a graph of nothing but that
-        is_whole = compiling and any(self._rule_of(group).needs_whole for group in self.param_groups)
+        is_whole = compiling and any(
+            self._host.wanted or self._rule_of(group).needs_whole for group in self.param_groups
+        )
         with torch.no_grad():
             if is_whole:
                 self._step_uncompiled()
@@ -149,33 +165,56 @@ class Optimizer(StatefulOptimizer):
     # Under torch.compile only the arithmetic of each bucket is compiled; what surrounds it runs as it is.
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
     def _step(self, only: Tensor | None, *, compiling: bool) -> None:
-        with self._lock, without_autocast():
-            known, engines, taken = len(self.state), [], False
+        with self._lock, self._host.stepping(), without_autocast():
+            known, self._written = len(self.state), False
             try:
                 buckets = self._joined(self._sorter.sort(self, only, compiling=compiling))
-                on_nonfinite = self.param_groups[0]["on_nonfinite"]
                 self._engines_used = {bucket.way for bucket in buckets}
-                computations: list[Computation] = []
-                for kind, engine in self._engines.items():
-                    own = [bucket for bucket in buckets if bucket.engine == kind]
-                    if own:
-                        engines.append(engine)
-                        engine.prepare(own, self._check_state)
-                for engine in engines:
-                    computations += engine.measure(on_nonfinite)
-                in_lockstep(computations)
-                if on_nonfinite == "raise":
-                    # nothing is written before everything is known to be finite
-                    raise_if_nonfinite(self._in_order(name for engine in engines for name in engine.nonfinite()))
-                taken = True
-                for engine in engines:
-                    self._last.update(engine.write())
+                if self._host.wanted:
+                    self._take_turns(buckets)
+                else:
+                    self._take(buckets)
             finally:
-                if not taken:
+                if not self._written:
                     for p in list(self.state)[known:]:  # what was made for a step that is not taken
                         del self.state[p]
+
+    def _take_turns(self, buckets: Sequence[Bucket]) -> None:
+        """Step buckets whose state is on the host, as much of it at a time as the device has room for."""
+        if self.param_groups[0]["on_nonfinite"] == "raise":
+            # a first time without writing, since nothing is written before everything is known to be finite
+            nonfinite: list[str] = []
+            self._turns.take(self, buckets, lambda some: nonfinite.extend(self._take(some, writes=False)), writes=False)
+            raise_if_nonfinite(self._in_order(nonfinite))
+        self._turns.take(self, buckets, self._take)
+
+    @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
+    def _take(self, buckets: Sequence[Bucket], *, writes: bool = True) -> list[str]:
+        """Step buckets as one, or find those whose step is not finite, where that is an error."""
+        on_nonfinite, engines, taken = self.param_groups[0]["on_nonfinite"], [], False
+        computations: list[Computation] = []
+        nonfinite: list[str] = []
+        try:
+            for kind, engine in self._engines.items():
+                own = [bucket for bucket in buckets if bucket.engine == kind]
+                if own:
+                    engines.append(engine)
+                    engine.prepare(own, self._check_state)
+            for engine in engines:
+                computations += engine.measure(on_nonfinite)
+            in_lockstep(computations)
+            if on_nonfinite == "raise":
+                # nothing is written before everything is known to be finite
+                nonfinite = [name for engine in engines for name in engine.nonfinite()]
+            if writes:
+                raise_if_nonfinite(self._in_order(nonfinite))
+                taken = self._written = True
                 for engine in engines:
-                    engine.release(taken=taken)
+                    self._last.update(engine.write())
+        finally:
+            for engine in engines:
+                engine.release(taken=taken)
+        return nonfinite
 
     @torch.compiler.disable
     def _joined(self, buckets: list[Bucket]) -> list[Bucket]:
@@ -242,6 +281,7 @@ class Optimizer(StatefulOptimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
+        self._turns.forget()
         self._sorter.forget()
         self._sorter.agreement.forget()
         for engine in self._engines.values():
@@ -251,18 +291,19 @@ class Optimizer(StatefulOptimizer):
         """Forget what has been learned; options stay."""
         self.state.clear()
         self._resolved.clear()
-        self._forget(self._wanted_engine)
+        self._forget(self._wanted_engine, self._host.wanted)
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"_entries": self._entries, "_wanted_engine": self._wanted_engine, "_skips": self._joint.skips}
-        return {**super().__getstate__(), **own}
+        return {**super().__getstate__(), **own, "_offload_state": self._host.wanted}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        offload_state = state.pop("_offload_state", False)
         own = {key: state.pop(key) for key in ("_entries", "_wanted_engine", "_skips") if key in state}
         super().__setstate__(state)
         if own:  # a copy or a pickle, and not load_state_dict, which comes here too
             self._remember(own["_entries"])
-            self._forget(own["_wanted_engine"])
+            self._forget(own["_wanted_engine"], offload_state)
             self._joint.skips = own["_skips"]
 
 

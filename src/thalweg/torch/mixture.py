@@ -48,6 +48,7 @@ class Mixture(Optimizer):
         on_nonfinite: Literal["propagate", "skip", "raise"] = "propagate",
         seed: int = 0,
         engine: EngineName = "auto",
+        offload_state: bool = False,
         capturable: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -59,7 +60,7 @@ class Mixture(Optimizer):
         self._for_all = check_overrides(overrides)
         checked = checked_entries(entries, whole, self._for_all)
         engine = engine_meant(engine, foreach, fused, differentiable)
-        self._begin(params, checked, whole, engine=engine, capturable=capturable)
+        self._begin(params, checked, whole, engine=engine, offload_state=offload_state, capturable=capturable)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, which the patterns divide, or which go to one rule; on any error nothing is added.

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         """What every optimizer takes beside its options."""
 
         engine: EngineName
+        offload_state: bool
         capturable: bool
         foreach: bool | None
         fused: bool | None

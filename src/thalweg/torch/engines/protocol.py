@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
@@ -64,11 +64,15 @@ class Bucket:
     @torch.compiler.disable
     def chunks(self, limit: int = CHUNK) -> list[Bucket]:
         """Chunks of at most so many elements, or of a single larger tensor."""
+        return [self.chosen(members) for members in self.pieces(limit)]
+
+    def pieces(self, limit: int) -> Iterator[range]:
+        """The members of such chunks."""
         extents = (
             extent(p.numel(), (entry.numel() for entry in s.values()))
             for p, s in zip(self.params, self.states, strict=True)
         )
-        return [self.chosen(members) for members in pieces(extents, limit)]
+        return pieces(extents, limit)
 
     def chosen(self, members: Sequence[int]) -> Bucket:
         def some(values: Sequence[T]) -> list[T]:

@@ -15,9 +15,10 @@ from thalweg.mixtures import in_words as rules_in_words
 from thalweg.rules import Rule
 from thalweg.spaces import torch as xp
 from thalweg.storage import RECORD, check_codes, check_eight_bits
+from thalweg.torch.offload.host import moved
 from thalweg.torch.params.groups import LAYOUT
 from thalweg.torch.params.members import names_of
-from thalweg.torch.sharding.shards import laid_out, whole
+from thalweg.torch.sharding.shards import is_distributed, laid_out, whole
 
 #: What wrappers of a model put into the names of its parameters.
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -192,11 +193,13 @@ def restored(
     named: Sequence[tuple[str, Tensor]],
     expected: Mapping[str, Mapping[str, Tensor]],
     counts: Mapping[str, Sequence[str]],
+    hosted: Mapping[str, Sequence[str]],
     place_of_counts: Callable[[Tensor, Mapping[str, Any]], torch.device],
 ) -> dict[Tensor, dict[str, Any]]:
     """Copies of saved entries, in their own dtypes, on the devices of their parameters and laid out for them.
 
-    expected: ghosts of them. counts: their keys that are beside the step. Both by parameter.
+    expected: ghosts of them. counts: their keys that are beside the step. hosted: those that are kept on the host. All
+    by parameter.
     """
     homes = [group for group in groups for _ in group["params"]]
     places = [place for group in saved["param_groups"] for place in group["params"]]
@@ -204,7 +207,11 @@ def restored(
     for (name, p), group, place in zip(named, homes, places, strict=True):
         for key, value in saved["state"].get(place, {}).items():
             tensor = torch.as_tensor(value, dtype=torch.float32) if key == "step" else torch.as_tensor(value)
+            is_hosted = key in hosted[name]
             home = place_of_counts(p, group) if key in ("step", *counts[name]) else p.device
+            if is_hosted and not is_distributed(p):  # else it is laid out over ranks first, on their devices
+                home = torch.device("cpu")
             made = tensor.to(home, copy=True)
-            found.setdefault(p, {})[key] = made if key == "step" else laid_out(made, expected[name][key])
+            made = made if key == "step" else laid_out(made, expected[name][key])
+            found.setdefault(p, {})[key] = moved(made, "cpu") if is_hosted else made
     return found

@@ -14,6 +14,7 @@ from thalweg.exchange import warn_converted
 from thalweg.mixtures import Entry
 from thalweg.rules.entries import Count
 from thalweg.settings import Setting, Settings, plain
+from thalweg.torch.offload.host import HostState, moved
 from thalweg.torch.params.checkpoints import (
     check_entries,
     check_is_state,
@@ -34,6 +35,19 @@ from thalweg.torch.sharding.agreement import in_words
 
 class StatefulOptimizer(GroupedOptimizer):
     """Groups of parameters with state that fits their options, and is restored as it was saved."""
+
+    _host: HostState
+
+    # What a step sends to the host is on its way when the step returns: whoever looks at state waits for it.
+    @property
+    def state(self) -> Any:
+        """By parameter, what is kept for it between steps. Reading it waits for what is on its way to the host."""
+        self._host.wait_to_read()
+        return self.__dict__["state"]
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.__dict__["state"] = state
 
     def _remember(self, entries: list[Entry]) -> None:
         super()._remember(entries)
@@ -76,12 +90,21 @@ class StatefulOptimizer(GroupedOptimizer):
 
     def _convert_state(self, name: str, p: Tensor, setting: Setting, state: dict[str, Tensor]) -> None:
         """Keep state in the codes that its options ask for; that is told once."""
-        made = converted_entries(setting, p, name, state)
+        self._host.wait()
+        hosted = self._host.keys(name, p, setting.rule_at(1), list(state))
+        beside = {key: moved(state[key], p.device) for key in hosted}
+        made = converted_entries(setting, p, name, {**state, **beside})
         if not self._conversion_told:
             self._conversion_told = True
             warn_converted(name, state, made)
         state.clear()
         state.update(made)
+        self._move_to_host(name, p, setting, state)
+
+    def _move_to_host(self, name: str, p: Tensor, setting: Setting, state: dict[str, Tensor]) -> None:
+        """Move what belongs there; the next step pins it."""
+        keys = self._host.keys(name, p, setting.rule_at(1), list(state))
+        state.update({key: moved(state[key], "cpu") for key in keys})
 
     def _state(self, name: str, p: Tensor, setting: Setting, group: Mapping[str, Any]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[p]
@@ -91,6 +114,7 @@ class StatefulOptimizer(GroupedOptimizer):
             state.update(first_entries(p, setting, name))
             if p.device.type != "meta":  # counts are beside the step, so that the host can tell without a wait
                 state.update({key: state[key].to(place) for key in setting.rule.keys(tuple(p.shape), Count)})
+            self._move_to_host(name, p, setting, state)
         return state
 
     def _place_of_counts(self, p: Tensor, group: Mapping[str, Any]) -> torch.device:
@@ -152,9 +176,9 @@ class StatefulOptimizer(GroupedOptimizer):
                 loaded_group(rule, saved, own, {**defaults_of(self._group_settings.entry_of(own)), **self.defaults})
                 for rule, saved, own in zip(rules, state_dict["param_groups"], self.param_groups, strict=True)
             ]
-            expected, counts = self._expected(groups, state_dict if self._imports else None)
+            expected, counts, hosted = self._expected(groups, state_dict if self._imports else None)
             check_entries(state_dict, named, expected)
-        state = restored(groups, state_dict, named, expected, counts, self._place_of_counts)
+        state = restored(groups, state_dict, named, expected, counts, hosted, self._place_of_counts)
         warn_if_made_otherwise(state_dict, self._made_with())
         state_dict["param_groups"] = groups
         state_dict["state"] = {}  # which torch would cast to the dtypes of parameters
@@ -197,12 +221,14 @@ class StatefulOptimizer(GroupedOptimizer):
 
     def _expected(
         self, groups: Sequence[Mapping[str, Any]], imported: Mapping[str, Any] | None
-    ) -> tuple[dict[str, dict[str, Tensor]], dict[str, list[str]]]:
-        """Ghosts of all states under the options of saved groups, which are checked on the way, and keys of counts.
+    ) -> tuple[dict[str, dict[str, Tensor]], dict[str, list[str]], dict[str, list[str]]]:
+        """Ghosts of all states under the options of saved groups, which are checked on the way.
 
-        imported: a state that may be kept in other codes than these options have.
+        With them the keys of counts, and those of entries that are kept on the host. imported: a state that may be kept
+        in other codes than these options have.
         """
-        entries, counts = {}, {}
+        entries: dict[str, dict[str, Tensor]] = {}
+        counts, hosted = {}, {}
         places = iter([place for group in groups for place in group["params"]])
         try:
             made = [self._group_settings.made(group) for group in groups]
@@ -215,6 +241,7 @@ class StatefulOptimizer(GroupedOptimizer):
                     setting = as_found(setting, p, {key: e for key, e in found.items() if isinstance(e, Tensor)})
                 entries[name] = expected_entries(setting, p, name)
                 counts[name] = setting.rule.keys(tuple(p.shape), Count)
+                hosted[name] = self._host.keys(name, p, setting.rule_at(1), list(entries[name]))
         except OptionError as error:
             raise StateError(f"the options of this state are not valid: {error}") from None
-        return entries, counts
+        return entries, counts, hosted

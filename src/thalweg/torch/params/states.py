@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.codecs import CODECS, scale_key
-from thalweg.rules.entries import Moment, Spread, Square
+from thalweg.codecs import CODECS
+from thalweg.rules.entries import Moment, Square
 from thalweg.settings import EIGHT_BITS, Setting
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
-from thalweg.storage import RECORD, arithmetic, coded_keys, converted, first_state, kept
+from thalweg.storage import RECORD, arithmetic, coded_keys, converted, first_state, kept, keys_like_parameter
 from thalweg.torch.sharding.codes import check_groups, placed
 from thalweg.torch.sharding.factors import first_owned
 from thalweg.torch.sharding.shards import ghost_of, is_distributed, local, part_of
@@ -60,10 +60,8 @@ def as_found(setting: Setting, p: Tensor, s: Mapping[str, Tensor]) -> Setting:
 def converted_entries(setting: Setting, p: Tensor, name: str, s: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """State that is kept in other codes, or with another record, as these options keep it. It fits its parameter."""
     rule, space = setting.rule_at(1), Sharded([part_of(name, p)])
-    entries = rule.entries(tuple(p.shape)).items()
-    own = [key for key, entry in entries if isinstance(entry, Spread) and not entry.over]
-    concerned = (RECORD, *own, *map(scale_key, own))
-    before = {key: TensorList([local(entry)]) for key, entry in s.items() if key in concerned}
+    concerned = keys_like_parameter(rule, tuple(p.shape), s)
+    before = {key: TensorList([local(s[key])]) for key in concerned}
     after = converted(space, rule, setting.handling, TensorList([local(p.detach())]), before)
     new = {key: entry for key, entry in after.items() if entry is not before.get(key)}
     made = placed(new, p, rule) if is_distributed(p) else {key: entry.tensors[0] for key, entry in new.items()}

@@ -124,7 +124,12 @@ def laid_out(entry: Tensor, like: Tensor) -> Tensor:
 
 def whole(x: Tensor) -> Tensor:
     """A tensor as a whole, on every rank; every rank has to call it."""
-    return x.full_tensor() if is_distributed(x) else x  # type: ignore[attr-defined]
+    if not is_distributed(x):
+        return x
+    mesh = x.device_mesh.device_type  # type: ignore[attr-defined]
+    if x.device.type == mesh:
+        return x.full_tensor()  # type: ignore[attr-defined, no-any-return]
+    return x.to(mesh).full_tensor().to(x.device)  # type: ignore[attr-defined, no-any-return]
 
 
 def local_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

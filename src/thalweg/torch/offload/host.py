@@ -1,0 +1,67 @@
+"""Which state of an optimizer belongs into the host's memory, and when it has arrived there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from thalweg.rules import Rule
+from thalweg.storage import keys_like_parameter
+from thalweg.torch.offload.lanes import LANES, Event, Lanes
+from thalweg.torch.sharding.shards import distributed, is_distributed, local, part_of
+
+
+class HostState:
+    """The state of one optimizer as far as it is kept on the host."""
+
+    def __init__(self, *, wanted: bool) -> None:
+        self.wanted = wanted
+        #: By device, when all that was sent to the host will be there.
+        self.pending: dict[Lanes, Event] = {}
+        self.is_stepping = False
+
+    def wait(self) -> None:
+        """Wait until all that was sent to the host is there."""
+        while self.pending:
+            self.pending.popitem()[1].synchronize()
+
+    def wait_to_read(self) -> None:
+        """The same for those who want to see it; a step leaves it to the device to wait."""
+        if self.pending and not self.is_stepping:
+            self.wait()
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        self.is_stepping = True
+        try:
+            yield
+        finally:
+            self.is_stepping = False
+
+    def reason_against(self, name: str, p: Tensor, rule: Rule) -> str:
+        """Why the state of a parameter stays beside it, "" if it goes to the host."""
+        if p.device.type not in LANES:
+            return f"parameters on {p.device.type} have their state beside them"
+        if rule.needs_whole and any(part_of(name, p).groups):
+            return f"{type(rule).__name__} has owners for sharded parameters, who need the state of all at once"
+        return ""
+
+    def keys(self, name: str, p: Tensor, rule: Rule, found: Sequence[str]) -> list[str]:
+        """Those of the keys of a parameter's state whose entries are kept on the host."""
+        if not self.wanted or self.reason_against(name, p, rule):
+            return []
+        return keys_like_parameter(rule, tuple(p.shape), found)
+
+
+def with_local(entry: Tensor, held: Tensor) -> Tensor:
+    """An entry with other memory in place of its own, or of this rank's shard of it."""
+    if not is_distributed(entry):
+        return held
+    return distributed(held, entry.device_mesh, entry.placements, entry.shape)  # type: ignore[attr-defined]
+
+
+def moved(entry: Tensor, device: object) -> Tensor:
+    """An entry, or this rank's shard of it, on another device."""
+    return with_local(entry, local(entry).to(device))  # type: ignore[call-overload]

@@ -1,0 +1,127 @@
+"""What copies between a device and its host go through: two streams beside the one of the steps, and pinned memory."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Event(Protocol):
+    """A moment of a lane."""
+
+    def synchronize(self) -> None:
+        """Let the host wait for it."""
+
+
+class Lane(Protocol):
+    """Work that a device does in its order, while the host goes on."""
+
+    def copy(self, into: Tensor, source: Tensor) -> None: ...
+
+    def mark(self) -> Event:
+        """The moment at which all is done that this lane was given so far."""
+
+    def wait(self, event: Event) -> None:
+        """Do what is given from now on after a moment of another lane. The host does not wait."""
+
+
+class Lanes(Protocol):
+    """The lanes of a device, and memory for what travels."""
+
+    @property
+    def inward(self) -> Lane: ...
+
+    @property
+    def outward(self) -> Lane: ...
+
+    @property
+    def steps(self) -> Lane:
+        """The lane in which steps are taken now."""
+
+    def on_device(self, size: int) -> Tensor:
+        """So many bytes, for all lanes to use."""
+
+    def on_host(self, size: int) -> Tensor:
+        """So many bytes from which, and into which, copies are made while the host goes on."""
+
+    def is_capturing(self) -> bool:
+        """Whether the work of steps is recorded and not done."""
+
+
+class CudaLane:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.stream = stream
+
+    def copy(self, into: Tensor, source: Tensor) -> None:
+        with torch.cuda.stream(self.stream):
+            into.copy_(source, non_blocking=True)
+
+    def mark(self) -> Any:
+        return self.stream.record_event()
+
+    def wait(self, event: Any) -> None:
+        self.stream.wait_event(event)
+
+
+class CudaLanes:
+    """Streams of a GPU: copies in both directions go on at once, and beside kernels."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.inward, self.outward = (CudaLane(torch.cuda.Stream(device)) for _ in range(2))  # type: ignore[no-untyped-call]
+
+    @property
+    def steps(self) -> CudaLane:
+        return CudaLane(torch.cuda.current_stream(self.device))
+
+    def on_device(self, size: int) -> Tensor:
+        room = torch.empty(size, dtype=torch.uint8, device=self.device)
+        for lane in (self.inward, self.outward):
+            room.record_stream(lane.stream)  # so that freed memory is not given to others before copies are done
+        return room
+
+    def on_host(self, size: int) -> Tensor:
+        return torch.frombuffer(PinnedMemory(size, self.device), dtype=torch.uint8)[:size]
+
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+
+class PinnedMemory(mmap.mmap):
+    """Memory of the host that a GPU copies by itself. torch's own pinned memory comes in powers of two.
+
+    It is shared by processes that are forked, so that a fork leaves it where it is.
+    """
+
+    def __new__(cls, size: int, device: torch.device) -> PinnedMemory:
+        made: PinnedMemory = super().__new__(cls, -1, max(1, size))
+        made.device = device
+        made.address = torch.frombuffer(made, dtype=torch.uint8).data_ptr()
+        with torch.cuda.device(device):
+            code = cuda_runtime().cudaHostRegister(made.address, len(made), 0)
+            torch.cuda.check_error(int(code))
+        made.registered = True
+        return made
+
+    device: torch.device
+    address: int
+    registered = False
+
+    def __del__(self) -> None:
+        if self.registered and not sys.is_finalizing():
+            with torch.cuda.device(self.device):
+                torch.cuda.synchronize()  # a copy may be under way
+                cuda_runtime().cudaHostUnregister(self.address)
+
+
+def cuda_runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+#: By type of device, what makes its lanes. State of parameters on others stays where it is.
+LANES: dict[str, Callable[[torch.device], Lanes]] = {"cuda": CudaLanes}

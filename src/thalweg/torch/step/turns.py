@@ -1,0 +1,180 @@
+"""A step in turns: buckets whose state is on the host are stepped chunk by chunk, as their state passes the device.
+
+Every chunk is a step of its own for the engines, which know nothing of it. State that has no place in a chunk yet is
+given one: it is new, was loaded, or somebody put it there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import OptionError
+from thalweg.kernels.staging import SLOTS, aligned, staged
+from thalweg.rules import Kron, WholeRule
+from thalweg.torch.engines.protocol import Bucket
+from thalweg.torch.offload.host import with_local
+from thalweg.torch.offload.lanes import LANES, Event
+from thalweg.torch.offload.stream import Chunk, Slot, streamed
+from thalweg.torch.params.stateful import StatefulOptimizer
+from thalweg.torch.sharding.shards import local, local_state
+from thalweg.torch.wholes import most_whole
+
+#: Steps buckets as one.
+Take: TypeAlias = Callable[[Sequence[Bucket]], None]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a turn has of a bucket."""
+
+    #: The place of the bucket in the step, and of parameters in the bucket.
+    place: int
+    members: Sequence[int]
+    #: With state as it is on the device in this turn; without what each step has anew.
+    bucket: Bucket
+
+    def of(self, buckets: Sequence[Bucket]) -> Bucket:
+        now = buckets[self.place]
+        return replace(
+            self.bucket,
+            grads=[now.grads[i] for i in self.members],
+            lr=now.lr,
+            lr_scale=now.lr_scale,
+            t=now.t,
+            grad_scale=now.grad_scale,
+            allowed=now.allowed,
+        )
+
+
+class Turns:
+    """The turns of one optimizer's steps, remembered as long as its buckets are the same."""
+
+    def __init__(self) -> None:
+        self.slots: dict[torch.device, list[Slot]] = {}
+        #: By the address of their memory.
+        self.chunks: dict[int, Chunk] = {}
+        self.params: list[Sequence[Tensor]] = []
+        self.shares: dict[Chunk | None, list[Share]] = {}
+
+    def forget(self) -> None:
+        """Let go of all chunks: state was replaced."""
+        self.chunks, self.params, self.shares = {}, [], {}
+
+    def take(self, optimizer: StatefulOptimizer, buckets: Sequence[Bucket], take: Take, *, writes: bool = True) -> None:
+        """Step buckets in turns. writes: whether state changes."""
+        params = [bucket.params for bucket in buckets]
+        if len(params) != len(self.params) or any(a is not b for a, b in zip(params, self.params, strict=True)):
+            self.divide(optimizer, buckets)
+        chunks, shares = list(self.shares), list(self.shares.values())
+        if any(chunk is not None and chunk.lanes.is_capturing() for chunk in chunks):
+            raise OptionError(
+                "offload_state=True cannot be captured in a CUDA graph, since a replay would not wait for the state: "
+                "leave one of them out"
+            )
+
+        def sent(chunk: Chunk, event: Event) -> None:
+            optimizer._host.pending[chunk.lanes] = event
+
+        streamed(chunks, lambda turn: take([own.of(buckets) for own in shares[turn]]), sent if writes else None)
+
+    # ---- who is stepped when
+
+    def divide(self, optimizer: StatefulOptimizer, buckets: Sequence[Bucket]) -> None:
+        """Find for each parameter the turn in which it is stepped: the first is of those without state on the host."""
+        named = {name: p for p, (name, _) in optimizer._places().items()}
+        self.give_homes(optimizer, named, buckets)
+        found: dict[Chunk | None, list[Share]] = defaultdict(list)
+        for place, bucket in enumerate(buckets):
+            states = [local_state(optimizer.state[named[name]]) for name in bucket.names]
+            members: dict[Chunk | None, list[int]] = defaultdict(list)
+            for i, (name, s) in enumerate(zip(bucket.names, states, strict=True)):
+                keys = keys_on_host(optimizer, named[name], name, bucket)
+                chunk = self.home(s, keys)
+                members[chunk].append(i)
+                if chunk is not None:
+                    s.update({key: chunk.on_device(s[key]) for key in keys})
+            for chunk, some in members.items():
+                own = replace(bucket, states=states).chosen(some)
+                found[chunk].append(Share(place, some, replace(own, grads=())))
+        self.shares = dict(sorted(found.items(), key=lambda pair: -1 if pair[0] is None else pair[0].number))
+        self.params = [bucket.params for bucket in buckets]
+
+    def home(self, state: Mapping[str, Tensor], keys: Sequence[str]) -> Chunk | None:
+        """The chunk in which all these entries are; None if there is none."""
+        found = {self.chunks.get(state[key].untyped_storage().data_ptr()) for key in keys}
+        return found.pop() if len(found) == 1 else None
+
+    # ---- where state is
+
+    def give_homes(self, optimizer: StatefulOptimizer, named: dict[str, Tensor], buckets: Sequence[Bucket]) -> None:
+        """Move entries that belong on the host, and are in no chunk, into new ones."""
+        homeless: dict[torch.device, list[list[tuple[Tensor, list[str], int]]]] = defaultdict(list)
+        for bucket in buckets:
+            for unit in units_of(bucket):
+                moving = []
+                for i in unit:
+                    p, s = named[bucket.names[i]], bucket.states[i]
+                    keys = keys_on_host(optimizer, p, bucket.names[i], bucket)
+                    if keys and self.home(s, keys) is None:
+                        moving.append((p, keys, size_everywhere(bucket, i, keys)))
+                if moving:
+                    homeless[bucket.params[0].device].append(moving)
+        if not homeless:
+            return
+        optimizer._host.wait()
+        for device, units in homeless.items():
+            if device not in self.slots:
+                lanes = LANES[device.type](device)
+                self.slots[device] = [Slot(lanes) for _ in range(SLOTS)]
+            sizes = [sum(size for *_, size in unit) for unit in units]
+            for members, slot in staged(sizes, len(self.chunks)):
+                together = [(p, keys) for i in members for p, keys, _ in units[i]]
+                self.move(optimizer, together, self.slots[device][slot])
+        used = {local(e).untyped_storage().data_ptr() for s in optimizer.state.values() for e in s.values()}
+        self.chunks = {address: chunk for address, chunk in self.chunks.items() if address in used}
+
+    def move(self, optimizer: StatefulOptimizer, moving: Sequence[tuple[Tensor, list[str]]], slot: Slot) -> None:
+        """Move entries into a new chunk."""
+        entries = [(optimizer.state[p], key) for p, keys in moving for key in keys]
+        begins = [0]
+        for state, key in entries:
+            begins.append(begins[-1] + aligned(local(state[key]).nbytes))
+        number = 1 + max((chunk.number for chunk in self.chunks.values()), default=-1)
+        chunk = Chunk(begins[-1], slot, number)
+        for (state, key), begin in zip(entries, begins, strict=False):
+            held = local(state[key])
+            state[key] = with_local(state[key], chunk.place(held, begin).copy_(held))
+        self.chunks[chunk.host.untyped_storage().data_ptr()] = chunk
+
+
+def keys_on_host(optimizer: StatefulOptimizer, p: Tensor, name: str, bucket: Bucket) -> list[str]:
+    return optimizer._host.keys(name, p, bucket.setting.rule_at(1), list(optimizer.state[p]))
+
+
+def units_of(bucket: Bucket) -> Iterator[Sequence[int]]:
+    """Parameters that must not be parted: those that one product of matrices takes together, so that bits stay."""
+    rule = bucket.setting.rule_at(1)
+    if isinstance(rule, Kron):
+        yield range(len(bucket.params))
+    elif isinstance(rule, WholeRule) and rule.is_stackable(bucket.shape):
+        yield from bucket.pieces(most_whole(bucket.params[0].device))
+    else:
+        yield from ([i] for i in range(len(bucket.params)))
+
+
+def size_everywhere(bucket: Bucket, index: int, keys: Sequence[str]) -> int:
+    """The bytes of some entries of a parameter, the same on all ranks: they have to take the same turns."""
+    entries = [bucket.states[index][key] for key in keys]
+    if not bucket.parts:
+        return sum(aligned(entry.nbytes) for entry in entries)
+    part = bucket.parts[index]
+    ranks: int = math.prod(group.mesh.size(group.dimension) for group in part.across(None))
+    codes = sum(entry.element_size() for key, entry in zip(keys, entries, strict=True) if not key.endswith("_scale"))
+    return -(-math.prod(part.shape) * codes // ranks)
