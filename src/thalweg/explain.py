@@ -12,7 +12,7 @@ from thalweg.codecs import CODECS, LEAST_GROUP, LEAST_SIZE, bytes_of, grouping
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules.entries import Factor
 from thalweg.settings import Setting
-from thalweg.storage import kept
+from thalweg.storage import kept, keys_like_parameter
 
 #: Bytes of dense factors from which on a warning is due.
 HUGE = 2**28
@@ -32,6 +32,8 @@ class Row:
     warnings: tuple[str, ...] = ()
     #: The name of the rule that steps it.
     rule: str = ""
+    #: Of the bytes of its state, those in the host's memory while the parameter is on another device.
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,10 @@ class Explanation:
         return sum(row.state_bytes for row in self.rows)
 
     @property
+    def host_bytes(self) -> int:
+        return sum(row.host_bytes for row in self.rows)
+
+    @property
     def warnings(self) -> list[str]:
         told = [f"{row.name}: {warning}" for row in self.rows for warning in row.warnings]
         unused = {"overrides": self.unused_overrides, "entries": self.unused_entries}
@@ -98,6 +104,9 @@ class Explanation:
         if len({row.rule for row in self.rows}) > 1:
             rules = ("rule", *(row.rule for row in self.rows), "")
             cells = [(*row[:3], rule, *row[3:]) for row, rule in zip(cells, rules, strict=True)]
+        if self.host_bytes:
+            on_host = ("on host", *(f"{row.host_bytes:,}" for row in self.rows), f"{self.host_bytes:,}")
+            cells = [(*row, own) for row, own in zip(cells, on_host, strict=True)]
         widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
@@ -108,12 +117,20 @@ class Explanation:
 
 
 def explained(
-    name: str, shape: Shape, dtype: str, setting: Setting, *, lr: Any, rms: float | None, counter_bytes: int
+    name: str,
+    shape: Shape,
+    dtype: str,
+    setting: Setting,
+    *,
+    lr: Any,
+    rms: float | None,
+    counter_bytes: int,
+    is_hosted: bool = False,
 ) -> Row:
     """What holds for one parameter.
 
     lr: the learning rate; what is no number and not None is not known. rms: that of the parameter, None if it is empty.
-    counter_bytes: what its count of steps takes.
+    counter_bytes: what its count of steps takes. is_hosted: whether its state is in the host's memory.
     """
     rule = setting.rule_at(1)
     entries = kept(rule, setting.handling, shape, dtype).items()
@@ -137,6 +154,7 @@ def explained(
         sum(state.values()) + counter_bytes,
         tuple(told),
         type(rule).__name__,
+        sum(state[key] for key in keys_like_parameter(rule, shape, state)) if is_hosted else 0,
     )
 
 

@@ -22,7 +22,11 @@ from thalweg.torch.offload.stream import Chunk, Slot, streamed  # noqa: E402
 
 SHAPES = {"a": (64, 64), "b": (64, 64), "c": (70, 96), "d": (130,), "e": (64, 64), "f": ()}
 #: What rules need so that they keep something for every one of these.
-MORE: dict[str, dict[str, Any]] = {"SGD": dict(momentum=0.9), "Adafactor": dict(momentum=0.9), "Muon": dict(vectors="row")}
+MORE: dict[str, dict[str, Any]] = {
+    "SGD": dict(momentum=0.9),
+    "Adafactor": dict(momentum=0.9),
+    "Muon": dict(vectors="row"),
+}
 #: A little more than the moments of one (64, 64) in float32.
 SMALL = 36_000
 

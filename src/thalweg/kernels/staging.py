@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from thalweg.kernels.chunks import pieces
+from thalweg.arrays import Shape
+from thalweg.kernels.chunks import WHOLE_CHUNK, pieces
+from thalweg.rules import Kron, Rule, WholeRule
 
 #: Bytes that are moved together. Smaller ones leave the bus idle between copies, larger ones take more of the device.
 STAGED = 2**26
@@ -16,6 +18,19 @@ SLOTS = 3
 EXCEPTIONAL = 4
 #: Entries begin at multiples of this, as memory that a device gives out does.
 ALIGNED = 512
+
+
+def together(rule: Rule, shape: Shape, extents: Sequence[int], most: int = WHOLE_CHUNK) -> Iterator[range]:
+    """Tensors of one shape that must not be parted, since one product of matrices takes them together.
+
+    Of fewer at a time its bits might be others. extents: what each counts for; most: in a stack.
+    """
+    if isinstance(rule, Kron):
+        yield range(len(extents))
+    elif isinstance(rule, WholeRule) and rule.is_stackable(shape):
+        yield from pieces(extents, most)
+    else:
+        yield from (range(i, i + 1) for i in range(len(extents)))
 
 
 class Staged(NamedTuple):

@@ -69,6 +69,7 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
 @click.option("--front-end", type=click.Choice(FRONT_ENDS), default="torch", show_default=True)
 @click.option("--device", type=click.Choice(DEVICES), help="Device of the steps.  [default: cuda; numpy: cpu]")
 @click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Engine of the steps.")
+@click.option("--offload-state", is_flag=True, help="Keep state in the host's memory, as offload_state=True does.")
 @click.option("--bandwidth", metavar="RATE", help="Memory bandwidth.  [default: 3.35TB/s on cuda, 100GB/s on cpu]")
 @click.option("--flops", metavar="RATE", help="Rate of matrix products, such as 300TFLOPS.")
 @click.option(
@@ -95,6 +96,7 @@ def command(
     front_end: str,
     device: str | None,
     engine: str,
+    offload_state: bool,
     bandwidth: str | None,
     flops: str | None,
     options: Sequence[str],
@@ -111,6 +113,7 @@ def command(
     \b
     thalweg plan gpt2                                        all optimizers on GPT-2
     thalweg plan llama-8b --dtype bf16 --memory 80GB         which of them fit?
+    thalweg plan llama-8b --dtype bf16 --offload-state       state in the host's memory
     thalweg plan llama-8b --frozen '*.embed*'                embeddings are not trained
     thalweg plan llama-70b --world 64 --layout fsdp2         what each rank keeps and sends
     thalweg plan checkpoints/mistral/                        reads only the headers of safetensors
@@ -134,6 +137,7 @@ def command(
         engine=engine,
         world=world,
         layout=layout,
+        offload_state=offload_state,
         bandwidth=None if bandwidth is None else parse_rate(bandwidth, option="--bandwidth"),
         flops=None if flops is None else parse_flops(flops),
         memory=None if memory is None else parse_size(memory, option="--memory"),

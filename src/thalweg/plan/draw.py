@@ -42,7 +42,7 @@ def draw_bars(axes: Axes, found: Plan) -> None:
             (share.frozen_bytes, FROZEN, None),
             (share.parameter_bytes, PARAMETERS, None),
             (share.parameter_bytes, GRADIENTS, None),
-            (share.state_bytes, colour, None),
+            (share.state_bytes - share.host_bytes, colour, None),
             (share.peak_bytes or 0, "white", "////"),
         ):
             edge, width = (colour, 0.8) if hatch else ("none", 0.0)

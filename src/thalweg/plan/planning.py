@@ -86,6 +86,7 @@ class Plan:
         setting = setting_of(name, self.options)
         lr: Any = DEFAULT_LR.get(name, UNKNOWN_LR)
         counter = COUNTERS[self.place.front_end]
+        hosted = self.place.offload_state and not (setting.rule.needs_whole and is_divided(self.place))
         return Explanation(
             [
                 explained(
@@ -96,6 +97,7 @@ class Plan:
                     lr=lr,
                     rms=1.0 if t.elements else None,
                     counter_bytes=counter,
+                    is_hosted=hosted,
                 )
                 for t in self.model.tensors
             ]
@@ -114,6 +116,7 @@ def plan(
     engine: str = "auto",
     world: int = 1,
     layout: str = "ddp",
+    offload_state: bool = False,
     bandwidth: float | None = None,
     flops: float | None = None,
     memory: int | None = None,
@@ -122,15 +125,16 @@ def plan(
 
     model: what ``thalweg plan`` takes, or a Model. dtype: of parameters and gradients, whatever the source says; bf16
     and its like are understood. frozen: patterns of the names of parameters that are not trained, ``*.embed*``. device:
-    where steps are taken; cuda, but for numpy. bandwidth: bytes a second; flops: operations a second that
-    matrix products reach; memory: bytes that all should fit. Figures are those of the rank that needs most.
+    where steps are taken; cuda, but for numpy. offload_state: keep state in the host's memory. bandwidth: bytes a
+    second; flops: operations a second that matrix products reach; memory: bytes that all should fit. Figures are those
+    of the rank that needs most.
 
     >>> [cost.share.state_bytes for cost in plan("gpt2", optimizers=["SGD", "Adafactor"]).costs]
     [497759824, 1287060]
     """
     names = [known_optimizer(name) for name in optimizers] if optimizers is not None else list(OPTIMIZERS)
     device = device or ("cpu" if front_end == "numpy" else "cuda")
-    place = checked_place(Place(front_end, device, engine, world, layout))
+    place = checked_place(Place(front_end, device, engine, world, layout, offload_state))
     for what, value in (("bandwidth", bandwidth), ("flops", flops), ("memory", memory)):
         if value is not None and not value > 0:
             raise CommandError(f"{what} must be above 0, got {value}")
@@ -186,6 +190,10 @@ def checked_place(place: Place) -> Place:
         raise CommandError(
             "layout 'fsdp2' is for torch: in JAX the compiler shards the work, and state follows parameters; leave out "
             "--layout"
+        )
+    if place.offload_state and (place.front_end, place.device) != ("torch", "cuda"):
+        raise CommandError(
+            "state is offloaded from GPUs, in torch: leave out --offload-state, --front-end and --device"
         )
     if place.engine == "fused" and place.device == "cpu" and (reason := reason_missing()) is not None:
         raise CommandError(f"engine 'fused' cannot run: {reason}; use 'auto', which takes the fastest that can run")

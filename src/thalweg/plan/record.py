@@ -45,6 +45,7 @@ def recorded_cost(found: Plan, cost: Cost, explain: bool) -> dict[str, Any]:
         "gradient_bytes": share.parameter_bytes,
         "frozen_bytes": share.frozen_bytes,
         "state_bytes": share.state_bytes,
+        "host_bytes": share.host_bytes,
         "peak_bytes": share.peak_bytes,
         "total_bytes": share.total_bytes if share.peak_bytes is not None else None,
         "fits": cost.fits,

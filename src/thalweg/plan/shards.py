@@ -13,6 +13,7 @@ from typing import Any
 
 from thalweg.arrays import Shape
 from thalweg.kernels.cpu import served as native
+from thalweg.kernels.staging import SLOTS, staged, together
 from thalweg.kernels.triton import served as kernels
 from thalweg.plan import costs
 from thalweg.plan.items import Item, entry_bytes
@@ -21,6 +22,7 @@ from thalweg.plan.owners import exchanged_bytes, kept_by_owner, kept_entries, ow
 from thalweg.plan.parts import Part, divided_peak, kernel_peak, messages
 from thalweg.plan.peaks import numpy_peak, torch_peak, torch_unserved
 from thalweg.settings import Setting
+from thalweg.storage import keys_like_parameter, kind
 
 #: The axes along which FSDP2 shards parameters.
 DIVIDED = (0,)
@@ -47,11 +49,14 @@ class Share:
     engine: str
     #: Of weights that are not trained.
     frozen_bytes: int = 0
+    #: Of the state, what is in the host's memory.
+    host_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        """Parameters, gradients, frozen weights, state, and what a step needs besides."""
-        return 2 * self.parameter_bytes + self.frozen_bytes + self.state_bytes + (self.peak_bytes or 0)
+        """Parameters, gradients, frozen weights, state that is not on the host, and what a step needs besides."""
+        state = self.state_bytes - self.host_bytes
+        return 2 * self.parameter_bytes + self.frozen_bytes + state + (self.peak_bytes or 0)
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,8 @@ class Place:
     engine: str
     world: int
     layout: str
+    #: Whether state is in the host's memory.
+    offload_state: bool = False
 
 
 def largest_share(setting: Setting, tensors: Sequence[Tensor], place: Place, frozen: Sequence[Tensor] = ()) -> Share:
@@ -160,11 +167,13 @@ def of_items(items: Sequence[Item], place: Place, rank: int, peak: tuple[int | N
     """A share of parameters that are stepped where they are, and nothing sent."""
     counters = costs.counter_bytes(place.front_end, len(items), items[0].setting)
     entries = [entry for item in items for entry in item.entries.values()]
+    hosted = sizes_on_host(items) if place.offload_state else []
     return Share(
         rank=rank,
         parameter_bytes=sum(costs.parameter_bytes(item.tensor) for item in items),
         state_bytes=counters + sum(map(entry_bytes, entries)),
-        peak_bytes=peak[0],
+        peak_bytes=None if peak[0] is None else peak[0] + room_for(hosted),
+        host_bytes=sum(hosted),
         moved_bytes=sum(costs.bytes_moved(item.setting, item.tensor, whole=item.whole) for item in items),
         moved_between=sum(
             costs.bytes_moved(item.setting, item.tensor, whole=item.whole, refresh=False) for item in items
@@ -176,6 +185,36 @@ def of_items(items: Sequence[Item], place: Place, rank: int, peak: tuple[int | N
         flops_between=sum(costs.flops(item.setting, item.tensor, refresh=False) for item in items),
         engine=peak[1],
     )
+
+
+def sizes_on_host(items: Sequence[Item]) -> list[int]:
+    """Bytes of state in the host's memory, of parameters that are moved together."""
+    buckets: dict[Any, list[Item]] = defaultdict(list)
+    for item in items:
+        shape = item.whole or item.tensor.shape
+        alike = kind(item.setting.rule_at(1), item.setting.handling, shape)
+        buckets[item.setting, item.tensor.dtype, alike].append(item)
+    sizes = []
+    for bucket in buckets.values():
+        rule, shape = bucket[0].setting.rule_at(1), bucket[0].whole or bucket[0].tensor.shape
+        for unit in together(rule, shape, [item.tensor.elements for item in bucket]):
+            sizes.append(sum(bytes_on_host(bucket[i]) for i in unit))
+    return sizes
+
+
+def bytes_on_host(item: Item) -> int:
+    """Of the state of a parameter, if what is as large as the parameter is in the host's memory."""
+    entries = item.entries
+    keys = keys_like_parameter(item.setting.rule_at(1), item.whole or item.tensor.shape, entries)
+    return sum(entry_bytes(entries[key]) for key in keys)
+
+
+def room_for(sizes: Sequence[int]) -> int:
+    """What state of these bytes takes of the device while it passes."""
+    slots = [0] * SLOTS
+    for members, slot in staged(sizes):
+        slots[slot] = max(slots[slot], sum(sizes[i] for i in members))
+    return sum(slots)
 
 
 def owner_share(

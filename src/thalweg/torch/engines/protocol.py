@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
@@ -64,15 +64,15 @@ class Bucket:
     @torch.compiler.disable
     def chunks(self, limit: int = CHUNK) -> list[Bucket]:
         """Chunks of at most so many elements, or of a single larger tensor."""
-        return [self.chosen(members) for members in self.pieces(limit)]
+        return [self.chosen(members) for members in pieces(self.extents, limit)]
 
-    def pieces(self, limit: int) -> Iterator[range]:
-        """The members of such chunks."""
-        extents = (
+    @property
+    def extents(self) -> list[int]:
+        """What each parameter counts for."""
+        return [
             extent(p.numel(), (entry.numel() for entry in s.values()))
             for p, s in zip(self.params, self.states, strict=True)
-        )
-        return pieces(extents, limit)
+        ]
 
     def chosen(self, members: Sequence[int]) -> Bucket:
         def some(values: Sequence[T]) -> list[T]:

@@ -43,9 +43,9 @@ class HostState:
     def reason_against(self, name: str, p: Tensor, rule: Rule) -> str:
         """Why the state of a parameter stays beside it, "" if it goes to the host."""
         if p.device.type not in LANES:
-            return f"parameters on {p.device.type} have their state beside them"
+            return f"parameters on {p.device.type} have their state there"
         if rule.needs_whole and any(part_of(name, p).groups):
-            return f"{type(rule).__name__} has owners for sharded parameters, who need the state of all at once"
+            return f"the state of sharded parameters stays on the device, since {type(rule).__name__} needs them whole"
         return ""
 
     def keys(self, name: str, p: Tensor, rule: Rule, found: Sequence[str]) -> list[str]:

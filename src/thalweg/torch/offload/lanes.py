@@ -103,8 +103,7 @@ class PinnedMemory(mmap.mmap):
         made.device = device
         made.address = torch.frombuffer(made, dtype=torch.uint8).data_ptr()
         with torch.cuda.device(device):
-            code = cuda_runtime().cudaHostRegister(made.address, len(made), 0)
-            torch.cuda.check_error(int(code))
+            torch.cuda.check_error(cuda_runtime().cudaHostRegister(made.address, len(made), 0))
         made.registered = True
         return made
 

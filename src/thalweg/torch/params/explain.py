@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -20,20 +20,29 @@ __all__ = ["Explanation", "GroupRow", "Row", "explained", "explained_group", "so
 COUNTER_BYTES = 4
 
 
-def explained(name: str, p: Tensor, setting: Setting, lr: Any) -> Row:
+def explained(name: str, p: Tensor, setting: Setting, lr: Any, *, is_hosted: bool = False) -> Row:
     """The treatment of a parameter. A learning rate that is a tensor is not read: that would wait for it."""
     return explained_by_shape(
-        name, tuple(p.shape), xp.dtype(p), setting, lr=lr, rms=rms_of(p), counter_bytes=COUNTER_BYTES
+        name,
+        tuple(p.shape),
+        xp.dtype(p),
+        setting,
+        lr=lr,
+        rms=rms_of(p),
+        counter_bytes=COUNTER_BYTES,
+        is_hosted=is_hosted,
     )
 
 
-def explained_group(group: Mapping[str, Any], *, shown_only: bool, rule: str = "") -> GroupRow:
+def explained_group(
+    group: Mapping[str, Any], *, shown_only: bool, rule: str = "", beside: Sequence[str] = ()
+) -> GroupRow:
     """A parameter group. shown_only: its lr is written by a scheduler for people to read, and not read by a step.
 
-    rule: its name, where there are several.
+    rule: its name, where there are several. beside: why state stays beside parameters that should be on the host.
     """
     frozen = sum(not p.requires_grad for p in group["params"])
-    notes = []
+    notes = [f"offload_state has no effect: {reason}" for reason in beside]
     if shown_only:
         notes.append("a scheduler displays the step size as lr, and the rule computes it")
     elif group.get("lr_is_scale"):

@@ -140,20 +140,30 @@ class StatefulOptimizer(GroupedOptimizer):
         of the fused code too, once for each treatment.
         """
         rows, sources = [], {}
+        beside: list[dict[str, None]] = [{} for _ in self.param_groups]
         for name, p, index in self._homes():
             if p.requires_grad:
                 group = self.param_groups[index]
                 setting = self._setting(self._checked_settings(index, group), name, p)
                 lr, factor = self._rate(group)
-                rows.append(explained(name, p, replace(setting, lr_scale=setting.lr_scale * factor), lr))
+                reason = self._host.reason_against(name, p, setting.rule_at(1)) if self._host.wanted else ""
+                if reason:
+                    beside[index][reason] = None
+                rated = replace(setting, lr_scale=setting.lr_scale * factor)
+                rows.append(explained(name, p, rated, lr, is_hosted=self._host.wanted and not reason))
                 if code:
                     title = f"{rows[-1].rule}, {rows[-1].treatment}, {rows[-1].dtype} on {p.device.type}:"
                     if title not in sources:
                         sources[title] = source_of(setting, p, has_lr=lr is not None)
         several = len({row.rule for row in rows}) > 1
         groups = [
-            explained_group(group, shown_only=self._is_shown_only(group), rule=group["rule"] if several else "")
-            for group in self.param_groups
+            explained_group(
+                group,
+                shown_only=self._is_shown_only(group),
+                rule=group["rule"] if several else "",
+                beside=list(reasons),
+            )
+            for group, reasons in zip(self.param_groups, beside, strict=True)
         ]
         unused, idle = self._unused()
         return Explanation(rows, unused, groups, sources, idle)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import OptionError
-from thalweg.kernels.staging import SLOTS, aligned, staged
-from thalweg.rules import Kron, WholeRule
+from thalweg.kernels.staging import SLOTS, aligned, staged, together
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.offload.host import with_local
 from thalweg.torch.offload.lanes import LANES, Event
@@ -117,7 +116,8 @@ class Turns:
         """Move entries that belong on the host, and are in no chunk, into new ones."""
         homeless: dict[torch.device, list[list[tuple[Tensor, list[str], int]]]] = defaultdict(list)
         for bucket in buckets:
-            for unit in units_of(bucket):
+            most = most_whole(bucket.params[0].device)
+            for unit in together(bucket.setting.rule_at(1), bucket.shape, bucket.extents, most):
                 moving = []
                 for i in unit:
                     p, s = named[bucket.names[i]], bucket.states[i]
@@ -135,8 +135,8 @@ class Turns:
                 self.slots[device] = [Slot(lanes) for _ in range(SLOTS)]
             sizes = [sum(size for *_, size in unit) for unit in units]
             for members, slot in staged(sizes, len(self.chunks)):
-                together = [(p, keys) for i in members for p, keys, _ in units[i]]
-                self.move(optimizer, together, self.slots[device][slot])
+                own = [(p, keys) for i in members for p, keys, _ in units[i]]
+                self.move(optimizer, own, self.slots[device][slot])
         used = {local(e).untyped_storage().data_ptr() for s in optimizer.state.values() for e in s.values()}
         self.chunks = {address: chunk for address, chunk in self.chunks.items() if address in used}
 
@@ -156,17 +156,6 @@ class Turns:
 
 def keys_on_host(optimizer: StatefulOptimizer, p: Tensor, name: str, bucket: Bucket) -> list[str]:
     return optimizer._host.keys(name, p, bucket.setting.rule_at(1), list(optimizer.state[p]))
-
-
-def units_of(bucket: Bucket) -> Iterator[Sequence[int]]:
-    """Parameters that must not be parted: those that one product of matrices takes together, so that bits stay."""
-    rule = bucket.setting.rule_at(1)
-    if isinstance(rule, Kron):
-        yield range(len(bucket.params))
-    elif isinstance(rule, WholeRule) and rule.is_stackable(bucket.shape):
-        yield from bucket.pieces(most_whole(bucket.params[0].device))
-    else:
-        yield from ([i] for i in range(len(bucket.params)))
 
 
 def size_everywhere(bucket: Bucket, index: int, keys: Sequence[str]) -> int:
