@@ -56,7 +56,7 @@ def seconds(work: Callable[[], Any], times: int = 1) -> float:
 def bus(size: int = 2**28) -> tuple[float, float, float]:
     """Bytes a second to the GPU, from it, and each way while both are under way."""
     lanes = CudaLanes(torch.device("cuda", torch.cuda.current_device()))
-    host, other = (lanes.on_host(size) for _ in range(2))
+    host, other = (torch.frombuffer(lanes.on_host(size), dtype=torch.uint8) for _ in range(2))
     room, beside = (lanes.on_device(size) for _ in range(2))
 
     def both() -> None:

@@ -87,9 +87,9 @@ class SimulatedLanes:
         self.rooms.append(size)
         return torch.full((max(1, size),), 0xFF, dtype=torch.uint8)[:size]  # NaN, wherever it is read too soon
 
-    def on_host(self, size: int) -> torch.Tensor:
+    def on_host(self, size: int) -> bytearray:
         self.pinned.append(size)
-        return torch.zeros(max(1, size), dtype=torch.uint8)[:size]
+        return bytearray(size)
 
     def is_capturing(self) -> bool:
         return self.capturing

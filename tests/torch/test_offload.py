@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from simulated_lanes import Race, SimulatedLanes, simulated  # noqa: E402
 
 import thalweg.torch  # noqa: E402
-from thalweg import NonFiniteError, OptionError  # noqa: E402
+from thalweg import NonFiniteError, OptionError, ResumeWarning  # noqa: E402
 from thalweg.kernels import staging  # noqa: E402
 from thalweg.torch.offload.stream import Chunk, Slot, streamed  # noqa: E402
 
@@ -166,5 +166,151 @@ def test_every_rule_takes_the_same_steps(lanes: SimulatedLanes, case: Case, dtyp
         train(optimizer, own, range(4, 6))
     assert_same(snapshot(moved, others), snapshot(plain, named))
     assert moved.stats().keys() == plain.stats().keys()
-    homes = {e.untyped_storage().data_ptr() for s in moved.state.values() for e in s.values()}
-    assert len(homes & moved._turns.chunks.keys()) == len(moved._turns.chunks) > 1
+    places = {e.untyped_storage().data_ptr() for s in moved.state.values() for e in s.values()}
+    assert moved._turns.homes.keys() <= places
+    assert len(moved._turns.chunks) > 1
+
+
+def lamb(named: list, offload_state: bool = True, **options: Any) -> Any:
+    return thalweg.torch.LAMB(named, lr=0.01, offload_state=offload_state, **options)
+
+
+def test_the_device_holds_three_chunks_and_the_largest_tensor(lanes: SimulatedLanes) -> None:
+    """And as little is copied as there is state, in few pieces."""
+    named = problem()
+    optimizer = lamb(named)
+    train(optimizer, named, range(2))
+    told = optimizer.explain()
+    assert told.host_bytes == sum(e.nbytes for s in optimizer.state.values() for k, e in s.items() if k != "step")
+    assert told.host_bytes <= sum(lanes.pinned) < told.host_bytes + 2 * len(SHAPES) * staging.ALIGNED
+    slots = {id(chunk.slot): chunk.slot.room.numel() for chunk in optimizer._turns.chunks}
+    assert sum(slots.values()) <= 2 * SMALL + 2 * 4 * 70 * 96 + 4 * staging.ALIGNED < told.host_bytes
+    copies = [len(lane.queue) // 2 for lane in (lanes.inward, lanes.outward)]
+    assert copies == [2 * len(lanes.pinned)] * 2
+
+
+def test_reading_state_waits_for_it(lanes: SimulatedLanes) -> None:
+    named = problem()
+    optimizer = lamb(named)
+    train(optimizer, named, range(1))
+    p, beneath = named[4][1], optimizer.__dict__["state"]
+    assert not beneath[p]["exp_avg"].any()  # on its way
+    assert optimizer.state[p]["exp_avg"].all()
+    train(optimizer, named, range(1, 2))
+    before = beneath[p]["exp_avg"].clone()
+    assert not torch.equal(optimizer.state_dict()["state"][4]["exp_avg"], before)
+
+
+@pytest.mark.parametrize("saved_from", [False, True])
+def test_checkpoints_go_both_ways(lanes: SimulatedLanes, saved_from: bool) -> None:
+    straight = problem()
+    expected = lamb(straight, False, state_dtype="int8")
+    train(expected, straight, range(4))
+    named = problem()
+    optimizer = lamb(named, saved_from, state_dtype="int8")
+    train(optimizer, named, range(2))
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    for loaded_into in (False, True):
+        file.seek(0)
+        again = [(name, torch.nn.Parameter(p.detach().clone())) for name, p in named]
+        fresh = lamb(again, loaded_into, state_dtype="int8")
+        train(fresh, again, range(10, 11))  # which loading forgets
+        for (_, p), (_, q) in zip(again, named, strict=True):
+            p.data.copy_(q)
+        fresh.load_state_dict(torch.load(file, weights_only=True))
+        train(fresh, again, range(2, 4))
+        assert_same(snapshot(fresh, again), snapshot(expected, straight))
+        assert bool(fresh._turns.chunks) == loaded_into
+
+
+def test_a_copy_has_memory_of_its_own(lanes: SimulatedLanes) -> None:
+    named = problem()
+    optimizer = lamb(named)
+    train(optimizer, named, range(2))
+    twin, twins = copy.deepcopy((optimizer, named))
+    train(twin, twins, range(2, 4))
+    halfway = snapshot(optimizer, named)
+    assert all(halfway[f"{name}.step"] == 2 for name, _ in named)
+    train(optimizer, named, range(2, 4))
+    assert_same(snapshot(twin, twins), snapshot(optimizer, named))
+
+
+def test_what_users_put_into_state_is_taken(lanes: SimulatedLanes) -> None:
+    plain, named, moved, others = both(lambda named, offload_state: lamb(named, offload_state))
+    for optimizer, own in ((plain, named), (moved, others)):
+        train(optimizer, own, range(2))
+        first, second = own[0][1], own[2][1]
+        optimizer.state[first]["exp_avg"].mul_(0.5)
+        optimizer.state[second]["exp_avg_sq"] = torch.full_like(second, 0.25)
+        del optimizer.state[own[3][1]]
+        train(optimizer, own, range(2, 4))
+        optimizer.param_groups[0]["state_dtype"] = "int8"
+        with pytest.warns(ResumeWarning):
+            train(optimizer, own, range(4, 5))
+    assert_same(snapshot(moved, others), snapshot(plain, named))
+    assert all(chunk.slot.room.numel() for chunk in moved._turns.chunks)
+
+
+def test_an_error_changes_nothing_in_any_turn(lanes: SimulatedLanes) -> None:
+    named = problem()
+    optimizer = lamb(named, on_nonfinite="raise")
+    train(optimizer, named, range(2))
+    before = snapshot(optimizer, named)
+    for _, p in named:
+        p.grad = torch.full_like(p, float("inf")) if p.shape in ((70, 96), ()) else torch.ones_like(p)
+    with pytest.raises(NonFiniteError, match="'c', 'f'"):
+        optimizer.step()
+    assert_same(snapshot(optimizer, named), before)
+    new = problem()
+    fresh = lamb(new, on_nonfinite="raise")
+    new[0][1].grad = torch.full_like(new[0][1], float("nan"))
+    with pytest.raises(NonFiniteError, match="'a'"):
+        fresh.step()
+    assert not fresh.state
+
+
+def test_one_by_one_and_compiled(lanes: SimulatedLanes) -> None:
+    plain, named, moved, others = both(lambda named, offload_state: lamb(named, offload_state))
+    for optimizer, own in ((plain, named), (moved, others)):
+        for (_, p), (_, g) in zip(own, problem(seed=7), strict=True):
+            p.grad = g.detach()
+            optimizer.step_parameter(p)
+        optimizer.step()
+    torch.compile(moved.step, backend="eager")()
+    plain.step()
+    assert_same(snapshot(moved, others), snapshot(plain, named))
+
+
+def test_a_captured_step_is_refused_before_anything_is_written(lanes: SimulatedLanes) -> None:
+    named = problem()
+    optimizer = lamb(named)
+    train(optimizer, named, range(1))
+    before = snapshot(optimizer, named)
+    lanes.capturing = True
+    with pytest.raises(OptionError, match="offload_state=True cannot be captured in a CUDA graph"):
+        optimizer.step()
+    assert_same(snapshot(optimizer, named), before)
+
+
+def test_on_a_cpu_it_has_no_effect_and_explain_says_so() -> None:
+    plain, named, moved, others = both(lambda named, offload_state: lamb(named, offload_state))
+    train(plain, named, range(2))
+    train(moved, others, range(2))
+    assert_same(snapshot(moved, others), snapshot(plain, named))
+    assert not moved._turns.chunks
+    assert "lr 0.01; offload_state has no effect: parameters on cpu have their state there" in str(moved.explain())
+    assert "offload_state" not in str(plain.explain())
+    with pytest.raises(OptionError, match="offload_state must be True or False, got 1"):
+        thalweg.torch.LAMB(problem(), offload_state=1)
+
+
+def test_explain_shows_what_is_on_the_host(lanes: SimulatedLanes) -> None:
+    named = problem()
+    optimizer = thalweg.torch.Kron(named, lr=0.01, offload_state=True)
+    shown = {row.name: row for row in optimizer.explain().rows}
+    assert shown["a"].host_bytes == 4 * 64 * 64  # the momentum, and no factor
+    assert shown["a"].state_bytes > 3 * 4 * 64 * 64
+    lines = str(optimizer.explain()).splitlines()
+    assert lines[0].endswith("state bytes  on host")
+    assert lines[1].endswith("16,384")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+
+#: Memory that tensors can be made of.
+Buffer: TypeAlias = Any
 
 
 class Event(Protocol):
@@ -46,7 +49,7 @@ class Lanes(Protocol):
     def on_device(self, size: int) -> Tensor:
         """So many bytes, for all lanes to use."""
 
-    def on_host(self, size: int) -> Tensor:
+    def on_host(self, size: int) -> Buffer:
         """So many bytes from which, and into which, copies are made while the host goes on."""
 
     def is_capturing(self) -> bool:
@@ -85,8 +88,8 @@ class CudaLanes:
             room.record_stream(lane.stream)  # so that freed memory is not given to others before copies are done
         return room
 
-    def on_host(self, size: int) -> Tensor:
-        return torch.frombuffer(PinnedMemory(size, self.device), dtype=torch.uint8)[:size]
+    def on_host(self, size: int) -> Buffer:
+        return PinnedMemory(size, self.device)
 
     def is_capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
@@ -99,7 +102,7 @@ class PinnedMemory(mmap.mmap):
     """
 
     def __new__(cls, size: int, device: torch.device) -> PinnedMemory:
-        made: PinnedMemory = super().__new__(cls, -1, max(1, size))
+        made: PinnedMemory = super().__new__(cls, -1, size)
         made.device = device
         made.address = torch.frombuffer(made, dtype=torch.uint8).data_ptr()
         with torch.cuda.device(device):

@@ -43,7 +43,8 @@ class Chunk:
         self.slot, self.lanes = slot, slot.lanes
         #: In the order of chunks.
         self.number = number
-        self.host = self.lanes.on_host(size)
+        self.memory = self.lanes.on_host(size)
+        self.host = torch.frombuffer(self.memory, dtype=torch.uint8)
         slot.grow(size)
 
     @property
@@ -51,13 +52,20 @@ class Chunk:
         return self.slot.room[: self.host.numel()]
 
     def place(self, like: Tensor, begin: int) -> Tensor:
-        """A tensor of the host like another one, from this byte on."""
-        shape = torch.empty_like(like, device="meta")  # whose elements lie side by side, in whatever order
-        return view(self.host, begin, like.dtype, shape)
+        """A tensor of the host like another one, from this byte on.
+
+        It has a storage of its own: torch saves and copies storages as a whole, and none of several dtypes.
+        """
+        dense = torch.empty_like(like, device="meta")  # whose elements lie side by side, in whatever order
+        count = max(1, like.numel())
+        flat = torch.frombuffer(self.memory, dtype=like.dtype, count=count, offset=begin)
+        return flat.as_strided(dense.shape, dense.stride())
 
     def on_device(self, entry: Tensor) -> Tensor:
         """Where an entry, which lies in this chunk, is while the chunk is on the device."""
-        return view(self.room, int(entry.storage_offset()) * entry.element_size(), entry.dtype, entry)
+        begin = address_of(entry) - address_of(self.host)
+        flat = self.room[begin : begin + entry.nbytes].view(entry.dtype)
+        return flat.as_strided(entry.shape, entry.stride())
 
     def bring(self) -> None:
         self.lanes.inward.wait(self.slot.free)
@@ -79,9 +87,9 @@ class Chunk:
         return self.slot.free
 
 
-def view(memory: Tensor, begin: int, dtype: torch.dtype, like: Tensor) -> Tensor:
-    size = like.numel() * dtype.itemsize
-    return memory[begin : begin + size].view(dtype).as_strided(like.shape, like.stride())
+def address_of(entry: Tensor) -> int:
+    """Where the memory of a tensor begins; also of one without elements."""
+    return entry.untyped_storage().data_ptr()
 
 
 def streamed(

@@ -20,7 +20,7 @@ from thalweg.kernels.staging import SLOTS, aligned, staged, together
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.offload.host import with_local
 from thalweg.torch.offload.lanes import LANES, Event
-from thalweg.torch.offload.stream import Chunk, Slot, streamed
+from thalweg.torch.offload.stream import Chunk, Slot, address_of, streamed
 from thalweg.torch.params.stateful import StatefulOptimizer
 from thalweg.torch.sharding.shards import local, local_state
 from thalweg.torch.wholes import most_whole
@@ -57,14 +57,18 @@ class Turns:
 
     def __init__(self) -> None:
         self.slots: dict[torch.device, list[Slot]] = {}
-        #: By the address of their memory.
-        self.chunks: dict[int, Chunk] = {}
+        #: By the address of an entry, the chunk in which it is.
+        self.homes: dict[int, Chunk] = {}
         self.params: list[Sequence[Tensor]] = []
         self.shares: dict[Chunk | None, list[Share]] = {}
 
     def forget(self) -> None:
         """Let go of all chunks: state was replaced."""
-        self.chunks, self.params, self.shares = {}, [], {}
+        self.homes, self.params, self.shares = {}, [], {}
+
+    @property
+    def chunks(self) -> set[Chunk]:
+        return set(self.homes.values())
 
     def take(self, optimizer: StatefulOptimizer, buckets: Sequence[Bucket], take: Take, *, writes: bool = True) -> None:
         """Step buckets in turns. writes: whether state changes."""
@@ -107,7 +111,7 @@ class Turns:
 
     def home(self, state: Mapping[str, Tensor], keys: Sequence[str]) -> Chunk | None:
         """The chunk in which all these entries are; None if there is none."""
-        found = {self.chunks.get(state[key].untyped_storage().data_ptr()) for key in keys}
+        found = {self.homes.get(address_of(state[key])) for key in keys}
         return found.pop() if len(found) == 1 else None
 
     # ---- where state is
@@ -137,21 +141,23 @@ class Turns:
             for members, slot in staged(sizes, len(self.chunks)):
                 own = [(p, keys) for i in members for p, keys, _ in units[i]]
                 self.move(optimizer, own, self.slots[device][slot])
-        used = {local(e).untyped_storage().data_ptr() for s in optimizer.state.values() for e in s.values()}
-        self.chunks = {address: chunk for address, chunk in self.chunks.items() if address in used}
+        addresses = (address_of(local(entry)) for s in optimizer.state.values() for entry in s.values())
+        used = {self.homes[address] for address in addresses if address in self.homes}
+        self.homes = {address: chunk for address, chunk in self.homes.items() if chunk in used}
 
     def move(self, optimizer: StatefulOptimizer, moving: Sequence[tuple[Tensor, list[str]]], slot: Slot) -> None:
         """Move entries into a new chunk."""
         entries = [(optimizer.state[p], key) for p, keys in moving for key in keys]
         begins = [0]
         for state, key in entries:
-            begins.append(begins[-1] + aligned(local(state[key]).nbytes))
-        number = 1 + max((chunk.number for chunk in self.chunks.values()), default=-1)
+            begins.append(begins[-1] + aligned(max(1, local(state[key]).nbytes)))
+        number = 1 + max((chunk.number for chunk in self.chunks), default=-1)
         chunk = Chunk(begins[-1], slot, number)
         for (state, key), begin in zip(entries, begins, strict=False):
             held = local(state[key])
-            state[key] = with_local(state[key], chunk.place(held, begin).copy_(held))
-        self.chunks[chunk.host.untyped_storage().data_ptr()] = chunk
+            placed = chunk.place(held, begin).copy_(held)
+            state[key] = with_local(state[key], placed)
+            self.homes[address_of(placed)] = chunk
 
 
 def keys_on_host(optimizer: StatefulOptimizer, p: Tensor, name: str, bucket: Bucket) -> list[str]:
