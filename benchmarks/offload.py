@@ -29,7 +29,7 @@ from thalweg.bench.workload import Workload
 from thalweg.plan.sources import resolve
 from thalweg.torch.offload.lanes import CudaLanes
 
-RULES = "LAMB,AdamW,Muon"
+RULES = "LAMB,AdamW"
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "float32": {},
     "bfloat16": dict(state_dtype="bfloat16"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -135,11 +136,11 @@ class Optimizer(StatefulOptimizer):
                 loss = closure()
         compiling = torch.compiler.is_compiling()
         # asked before gradients are turned off: a compiler that stops in between has a graph of nothing but that
-        is_whole = compiling and any(
+        stays_eager = compiling and any(
             self._host.wanted or self._rule_of(group).needs_whole for group in self.param_groups
         )
         with torch.no_grad():
-            if is_whole:
+            if stays_eager:
                 self._step_uncompiled()
             else:
                 self._step(None, compiling=compiling)
@@ -186,11 +187,11 @@ class Optimizer(StatefulOptimizer):
             nonfinite: list[str] = []
             self._turns.take(self, buckets, lambda some: nonfinite.extend(self._take(some, writes=False)), writes=False)
             raise_if_nonfinite(self._in_order(nonfinite))
-        self._turns.take(self, buckets, self._take)
+        self._turns.take(self, buckets, functools.partial(self._take, looks=False))
 
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
-    def _take(self, buckets: Sequence[Bucket], *, writes: bool = True) -> list[str]:
-        """Step buckets as one, or find those whose step is not finite, where that is an error."""
+    def _take(self, buckets: Sequence[Bucket], *, looks: bool = True, writes: bool = True) -> list[str]:
+        """Step buckets as one. looks: for steps that are not finite, where that is an error. writes: what was found."""
         on_nonfinite, engines, taken = self.param_groups[0]["on_nonfinite"], [], False
         computations: list[Computation] = []
         nonfinite: list[str] = []
@@ -203,7 +204,7 @@ class Optimizer(StatefulOptimizer):
             for engine in engines:
                 computations += engine.measure(on_nonfinite)
             in_lockstep(computations)
-            if on_nonfinite == "raise":
+            if on_nonfinite == "raise" and looks:
                 # nothing is written before everything is known to be finite
                 nonfinite = [name for engine in engines for name in engine.nonfinite()]
             if writes:

@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -50,6 +50,16 @@ class Share:
             grad_scale=now.grad_scale,
             allowed=now.allowed,
         )
+
+
+@dataclass(frozen=True)
+class Moving:
+    """What is moved of the state of a parameter."""
+
+    #: The state itself, and what this rank holds of it, as a bucket has it.
+    holders: tuple[dict[str, Tensor], dict[str, Tensor]]
+    keys: Sequence[str]
+    size: int
 
 
 class Turns:
@@ -99,7 +109,7 @@ class Turns:
             members: dict[Chunk | None, list[int]] = defaultdict(list)
             for i, (name, s) in enumerate(zip(bucket.names, states, strict=True)):
                 keys = keys_on_host(optimizer, named[name], name, bucket)
-                chunk = self.home(s, keys)
+                chunk = self.home(s, keys, bucket.params[0].device)
                 members[chunk].append(i)
                 if chunk is not None:
                     s.update({key: chunk.on_device(s[key]) for key in keys})
@@ -109,55 +119,56 @@ class Turns:
         self.shares = dict(sorted(found.items(), key=lambda pair: -1 if pair[0] is None else pair[0].number))
         self.params = [bucket.params for bucket in buckets]
 
-    def home(self, state: Mapping[str, Tensor], keys: Sequence[str]) -> Chunk | None:
-        """The chunk in which all these entries are; None if there is none."""
+    def home(self, state: Mapping[str, Tensor], keys: Sequence[str], device: torch.device) -> Chunk | None:
+        """The chunk of this device in which all these entries are; None if there is none."""
         found = {self.homes.get(address_of(state[key])) for key in keys}
-        return found.pop() if len(found) == 1 else None
+        chunk = found.pop() if len(found) == 1 else None
+        return chunk if chunk is not None and chunk.slot in self.slots.get(device, ()) else None
 
     # ---- where state is
 
     def give_homes(self, optimizer: StatefulOptimizer, named: dict[str, Tensor], buckets: Sequence[Bucket]) -> None:
         """Move entries that belong on the host, and are in no chunk, into new ones."""
-        homeless: dict[torch.device, list[list[tuple[Tensor, list[str], int]]]] = defaultdict(list)
+        homeless: dict[torch.device, list[list[Moving]]] = defaultdict(list)
         for bucket in buckets:
-            most = most_whole(bucket.params[0].device)
-            for unit in together(bucket.setting.rule_at(1), bucket.shape, bucket.extents, most):
+            device = bucket.params[0].device
+            for unit in together(bucket.setting.rule_at(1), bucket.shape, bucket.extents, most_whole(device)):
                 moving = []
                 for i in unit:
                     p, s = named[bucket.names[i]], bucket.states[i]
                     keys = keys_on_host(optimizer, p, bucket.names[i], bucket)
-                    if keys and self.home(s, keys) is None:
-                        moving.append((p, keys, size_everywhere(bucket, i, keys)))
+                    if keys and self.home(s, keys, device) is None:
+                        holders = optimizer.state[p], cast(dict[str, Tensor], s)
+                        moving.append(Moving(holders, keys, size_everywhere(bucket, i, keys)))
                 if moving:
-                    homeless[bucket.params[0].device].append(moving)
+                    homeless[device].append(moving)
         if not homeless:
             return
         optimizer._host.wait()
+        optimizer._forget_memory()  # which would keep what is moved
         for device, units in homeless.items():
             if device not in self.slots:
                 lanes = LANES[device.type](device)
                 self.slots[device] = [Slot(lanes) for _ in range(SLOTS)]
-            sizes = [sum(size for *_, size in unit) for unit in units]
+            sizes = [sum(each.size for each in unit) for unit in units]
             for members, slot in staged(sizes, len(self.chunks)):
-                own = [(p, keys) for i in members for p, keys, _ in units[i]]
-                self.move(optimizer, own, self.slots[device][slot])
+                self.move([each for i in members for each in units[i]], self.slots[device][slot])
         addresses = (address_of(local(entry)) for s in optimizer.state.values() for entry in s.values())
         used = {self.homes[address] for address in addresses if address in self.homes}
         self.homes = {address: chunk for address, chunk in self.homes.items() if chunk in used}
 
-    def move(self, optimizer: StatefulOptimizer, moving: Sequence[tuple[Tensor, list[str]]], slot: Slot) -> None:
+    def move(self, moving: Sequence[Moving], slot: Slot) -> None:
         """Move entries into a new chunk."""
-        entries = [(optimizer.state[p], key) for p, keys in moving for key in keys]
+        entries = [(*each.holders, key) for each in moving for key in each.keys]
         begins = [0]
-        for state, key in entries:
-            begins.append(begins[-1] + aligned(max(1, local(state[key]).nbytes)))
+        for _, held, key in entries:
+            begins.append(begins[-1] + aligned(max(1, held[key].nbytes)))
         number = 1 + max((chunk.number for chunk in self.chunks), default=-1)
         chunk = Chunk(begins[-1], slot, number)
-        for (state, key), begin in zip(entries, begins, strict=False):
-            held = local(state[key])
-            placed = chunk.place(held, begin).copy_(held)
-            state[key] = with_local(state[key], placed)
-            self.homes[address_of(placed)] = chunk
+        for (state, held, key), begin in zip(entries, begins, strict=False):
+            held[key] = chunk.place(held[key], begin).copy_(held[key])
+            state[key] = with_local(state[key], held[key])
+            self.homes[address_of(held[key])] = chunk
 
 
 def keys_on_host(optimizer: StatefulOptimizer, p: Tensor, name: str, bucket: Bucket) -> list[str]:
