@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from on_device import no_waiting
 
 torch = pytest.importorskip("torch")
 
@@ -276,11 +277,8 @@ def test_a_step_waits_for_nothing() -> None:
     grads = drawn(200)
     for (_, p), g in zip(named, grads, strict=True):
         p.grad = g
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         optimizer.step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_the_host_is_free_while_state_is_on_its_way() -> None:
