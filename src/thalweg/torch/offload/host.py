@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from thalweg.rules import Rule
@@ -60,6 +62,16 @@ def with_local(entry: Tensor, held: Tensor) -> Tensor:
     if not is_distributed(entry):
         return held
     return distributed(held, entry.device_mesh, entry.placements, entry.shape)  # type: ignore[attr-defined]
+
+
+def on_host(entry: Tensor) -> Tensor:
+    """A new entry, or this rank's shard of it, on the host."""
+    held = local(entry)
+    if held.any():
+        return with_local(entry, held.cpu())
+    # Zeros, as new state is, have no pages before somebody writes them: those in which they are pinned are the first.
+    flat = torch.from_numpy(np.zeros(held.nbytes, np.uint8)).view(held.dtype)
+    return with_local(entry, flat.as_strided(held.shape, torch.empty_like(held, device="meta").stride()))
 
 
 def moved(entry: Tensor, device: object) -> Tensor:

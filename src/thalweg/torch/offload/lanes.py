@@ -104,7 +104,8 @@ class PinnedMemory(mmap.mmap):
     def __new__(cls, size: int, device: torch.device) -> PinnedMemory:
         made: PinnedMemory = super().__new__(cls, -1, size)
         made.device = device
-        made.address = torch.frombuffer(made, dtype=torch.uint8).data_ptr()
+        # Written by all threads of torch: pages that are not there yet the driver would have made one after the other.
+        made.address = torch.frombuffer(made, dtype=torch.uint8).zero_().data_ptr()
         with torch.cuda.device(device):
             torch.cuda.check_error(cuda_runtime().cudaHostRegister(made.address, len(made), 0))
         made.registered = True

@@ -14,7 +14,7 @@ from thalweg.exchange import warn_converted
 from thalweg.mixtures import Entry
 from thalweg.rules.entries import Count
 from thalweg.settings import Setting, Settings, plain
-from thalweg.torch.offload.host import HostState, moved
+from thalweg.torch.offload.host import HostState, moved, on_host
 from thalweg.torch.params.checkpoints import (
     check_entries,
     check_is_state,
@@ -104,7 +104,7 @@ class StatefulOptimizer(GroupedOptimizer):
     def _move_to_host(self, name: str, p: Tensor, setting: Setting, state: dict[str, Tensor]) -> None:
         """Move what belongs there; the next step pins it."""
         keys = self._host.keys(name, p, setting.rule_at(1), list(state))
-        state.update({key: moved(state[key], "cpu") for key in keys})
+        state.update({key: on_host(state[key]) for key in keys})
 
     def _state(self, name: str, p: Tensor, setting: Setting, group: Mapping[str, Any]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[p]
