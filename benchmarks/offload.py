@@ -4,9 +4,11 @@
 
 The optimizer with ``offload_state=True`` and the one without take turns. Columns:
 
-    alone     ms a step, ten in a row and the wait for the last, a tenth of it
+    first     s of the first step, which makes the state, and on the host pins it; kernels are compiled before
+    alone     ms a step: some in a row and the wait for the last, divided by their number
     floor     ms that the bytes of the state take over the bus, the slower way, as measured here on pinned memory
     behind    ms that a step adds to matrix products of about --busy ms before it, which stand for forward and backward
+    in step() ms until step() returns, while the GPU is busy
     peak      MB of the GPU's memory beyond weights and gradients, at most, from the first step on
     host      MB of pinned memory
 """
@@ -36,7 +38,8 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "int8": dict(state_dtype="int8"),
 }
 OPTIONS: Mapping[str, Mapping[str, Any]] = {"Muon": dict(vectors="row")}
-IN_A_ROW = 10
+#: Steps that are timed together: at most so many, for about so many seconds, and not fewer than these.
+IN_A_ROW, ABOUT, FEWEST = 10, 0.5, 3
 
 
 def say(text: str) -> None:
@@ -93,9 +96,9 @@ class Contestant:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         self.optimizer = make(params, lr=1e-4, **options)
-        for _ in range(3):
-            self.optimizer.step()
-        torch.cuda.synchronize()
+        self.first = seconds(self.optimizer.step)
+        each = seconds(self.optimizer.step, 2)
+        self.times = min(IN_A_ROW, max(FEWEST, round(ABOUT / each)))
         self.peak = torch.cuda.max_memory_allocated() - before
         self.alone: list[float] = []
         self.behind: list[float] = []
@@ -103,7 +106,7 @@ class Contestant:
 
     def turn(self, busy: Callable[[], None]) -> None:
         step = self.optimizer.step
-        self.alone.append(seconds(step, IN_A_ROW))
+        self.alone.append(seconds(step, self.times))
 
         def trained() -> None:
             busy()
@@ -111,10 +114,11 @@ class Contestant:
             step()
             self.host.append(time.perf_counter() - start)
 
-        self.behind.append(seconds(trained, IN_A_ROW) - seconds(busy, IN_A_ROW))
+        self.behind.append(seconds(trained, self.times) - seconds(busy, self.times))
 
 
-def table(model: str, dtype: str, rules: Sequence[str], ways: Sequence[str], repeats: int, busy: float) -> str:
+def show(model: str, dtype: str, rules: Sequence[str], ways: Sequence[str], repeats: int, busy: float) -> None:
+    """Print the table of a model, each row as soon as it is measured."""
     workload = Workload(resolve(model, dtype), device_called("cuda"), dtype)
     params = [torch.nn.Parameter(p) for p in workload.torch_params()]
     for p, g in zip(params, workload.torch_grads, strict=True):
@@ -122,19 +126,21 @@ def table(model: str, dtype: str, rules: Sequence[str], ways: Sequence[str], rep
     to_gpu, from_gpu, each = bus()
     work = products(busy)
     weights = 2 * sum(p.nbytes for p in params)
-    lines = [
+    for line in (
         f"## {model}, {dtype} parameters",
         "",
         f"Bus: {to_gpu / 1e9:.1f} GB/s to the GPU, {from_gpu / 1e9:.1f} GB/s from it, {each / 1e9:.1f} GB/s "
         f"each way at once. Weights and gradients: {weights / 1e6:,.0f} MB. Products: {seconds(work, 5) * 1e3:.1f} ms.",
         "",
-        "| state | where | alone, ms | floor, ms | behind, ms | in step(), ms | peak, MB | host, MB |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
+        "| state | where | first, s | alone, ms | floor, ms | behind, ms | in step(), ms | peak, MB | host, MB |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+    ):
+        say(line)
     for rule in rules:
         for way in ways:
             given = {**OPTIONS.get(rule, {}), **WAYS[way]}
             make = getattr(thalweg.torch, rule)
+            Contestant(make, params, given)  # compiles kernels
             ran = {
                 where: Contestant(make, params, {**given, "offload_state": where == "host"})
                 for where in ("GPU", "host")
@@ -146,10 +152,10 @@ def table(model: str, dtype: str, rules: Sequence[str], ways: Sequence[str], rep
                 moved = own.optimizer.explain().host_bytes
                 floor = f"{moved / min(to_gpu, from_gpu, each) * 1e3:.1f}" if moved else ""
                 figures = [f"{statistics.median(some) * 1e3:.2f}" for some in (own.alone, own.behind, own.host)]
-                cells = [figures[0], floor, *figures[1:], f"{own.peak / 1e6:,.0f}", f"{moved / 1e6:,.0f}"]
-                lines.append(f"| {rule}, {way} | {where} | {' | '.join(cells)} |")
+                cells = [f"{own.first:.1f}", figures[0], floor, *figures[1:]]
+                cells += [f"{own.peak / 1e6:,.0f}", f"{moved / 1e6:,.0f}"]
+                say(f"| {rule}, {way} | {where} | {' | '.join(cells)} |")
             del ran, own, each_one
-    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -162,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=5, help="turns that count (default: %(default)s)")
     given = parser.parse_args(arguments)
     for model in given.models.split(","):
-        say(table(model, given.dtype, given.rules.split(","), given.ways.split(","), given.repeats, given.busy))
+        show(model, given.dtype, given.rules.split(","), given.ways.split(","), given.repeats, given.busy)
         say("")
 
 
