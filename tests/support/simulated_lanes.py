@@ -81,18 +81,18 @@ class SimulatedLanes:
         #: Bytes of the device, and those of the host.
         self.rooms: list[int] = []
         self.pinned: list[int] = []
-        self.capturing = False
+        #: How many bytes the host can pin.
+        self.most_pinned = 2**40
 
     def on_device(self, size: int) -> torch.Tensor:
         self.rooms.append(size)
         return torch.full((max(1, size),), 0xFF, dtype=torch.uint8)[:size]  # NaN, wherever it is read too soon
 
     def on_host(self, size: int) -> bytearray:
+        if sum(self.pinned) + size > self.most_pinned:
+            raise OSError("Cannot allocate memory")
         self.pinned.append(size)
         return bytearray(size)
-
-    def is_capturing(self) -> bool:
-        return self.capturing
 
     def touch(self, memory: torch.Tensor, who: str, now: Clock, *, writes: bool) -> None:
         bytes_ = range(memory.storage_offset(), memory.storage_offset() + memory.numel())

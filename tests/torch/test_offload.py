@@ -16,8 +16,9 @@ torch = pytest.importorskip("torch")
 from simulated_lanes import Race, SimulatedLanes, simulated  # noqa: E402
 
 import thalweg.torch  # noqa: E402
-from thalweg import NonFiniteError, OptionError, ResumeWarning  # noqa: E402
+from thalweg import NonFiniteError, OptionError, ResumeWarning, StateError  # noqa: E402
 from thalweg.kernels import staging  # noqa: E402
+from thalweg.torch.offload import host  # noqa: E402
 from thalweg.torch.offload.stream import Chunk, Slot, streamed  # noqa: E402
 
 SHAPES = {"a": (64, 64), "b": (64, 64), "c": (70, 96), "d": (130,), "e": (64, 64), "f": ()}
@@ -282,15 +283,61 @@ def test_one_by_one_and_compiled(lanes: SimulatedLanes) -> None:
     assert_same(snapshot(moved, others), snapshot(plain, named))
 
 
-def test_a_captured_step_is_refused_before_anything_is_written(lanes: SimulatedLanes) -> None:
+def test_a_captured_step_is_refused_before_anything_is_written(
+    lanes: SimulatedLanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And before state is made and pinned, which no graph can record either."""
+    named = problem()
+    optimizer, fresh = lamb(named), lamb(problem())
+    train(optimizer, named, range(1))
+    before, pinned = snapshot(optimizer, named), list(lanes.pinned)
+    monkeypatch.setattr(host, "is_capturing", lambda: True)
+    for each in (optimizer, fresh):
+        with pytest.raises(OptionError, match="offload_state=True cannot be captured in a CUDA graph"):
+            each.step()
+    assert_same(snapshot(optimizer, named), before)
+    assert (lanes.pinned, len(fresh.state)) == (pinned, 0)
+
+
+def test_state_that_does_not_fit_is_refused_before_any_turn(lanes: SimulatedLanes) -> None:
     named = problem()
     optimizer = lamb(named)
-    train(optimizer, named, range(1))
-    before = snapshot(optimizer, named)
-    lanes.capturing = True
-    with pytest.raises(OptionError, match="offload_state=True cannot be captured in a CUDA graph"):
-        optimizer.step()
-    assert_same(snapshot(optimizer, named), before)
+    train(optimizer, named, range(2))
+    last = named[4][1]
+    for key, wrong in (("exp_avg", torch.zeros(3)), ("exp_avg_sq", torch.zeros(64, 64, 1))):
+        right = optimizer.state[last][key]
+        before = snapshot(optimizer, named)
+        optimizer.state[last][key] = wrong
+        with pytest.raises(StateError, match="the state of 'e' does not fit its options"):
+            optimizer.step()
+        optimizer.state[last][key] = right
+        assert_same(snapshot(optimizer, named), before)
+    train(optimizer, named, range(2, 3))
+
+
+def test_memory_that_cannot_be_pinned(lanes: SimulatedLanes) -> None:
+    """The step is not taken, and can be taken when there is memory."""
+    plain, named, moved, others = both(lambda named, offload_state: lamb(named, offload_state))
+    lanes.most_pinned = 2 * SMALL
+    with pytest.raises(OptionError, match=r"cannot pin [\d,]+ bytes of the host's memory: Cannot allocate"):
+        train(moved, others, range(1))
+    assert not moved.state
+    assert all(torch.equal(p, q) for (_, p), (_, q) in zip(others, named, strict=True))
+    lanes.most_pinned = 2**40
+    for optimizer, own in ((plain, named), (moved, others)):
+        train(optimizer, own, range(2))
+    assert_same(snapshot(moved, others), snapshot(plain, named))
+
+
+def test_parameters_that_move_to_the_host_find_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no lane waits for what is on its way."""
+    monkeypatch.setattr(staging, "STAGED", SMALL)
+    plain, named, moved, others = both(lambda named, offload_state: lamb(named, offload_state))
+    train(plain, named, range(3))
+    with simulated():
+        train(moved, others, range(2))
+    train(moved, others, range(2, 3))
+    assert_same(snapshot(moved, others), snapshot(plain, named))
 
 
 def test_on_a_cpu_it_has_no_effect_and_explain_says_so() -> None:

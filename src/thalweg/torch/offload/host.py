@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.errors import OptionError
 from thalweg.rules import Rule
 from thalweg.storage import keys_like_parameter
-from thalweg.torch.offload.lanes import LANES, Event, Lanes
+from thalweg.torch.offload.lanes import LANES, Event, Lanes, is_capturing
 from thalweg.torch.sharding.shards import distributed, is_distributed, local, part_of
 
 
@@ -36,6 +37,12 @@ class HostState:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
+        """Within: lanes wait for one another, and the host does not."""
+        if self.wanted and is_capturing():
+            raise OptionError(
+                "offload_state=True cannot be captured in a CUDA graph, since a replay would not wait for the state: "
+                "leave one of them out"
+            )
         self.is_stepping = True
         try:
             yield

@@ -52,9 +52,6 @@ class Lanes(Protocol):
     def on_host(self, size: int) -> Buffer:
         """So many bytes from which, and into which, copies are made while the host goes on."""
 
-    def is_capturing(self) -> bool:
-        """Whether the work of steps is recorded and not done."""
-
 
 class CudaLane:
     def __init__(self, stream: torch.cuda.Stream) -> None:
@@ -91,9 +88,6 @@ class CudaLanes:
     def on_host(self, size: int) -> Buffer:
         return PinnedMemory(size, self.device)
 
-    def is_capturing(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
-
 
 class PinnedMemory(mmap.mmap):
     """Memory of the host that a GPU copies by itself. torch's own pinned memory comes in powers of two.
@@ -120,6 +114,11 @@ class PinnedMemory(mmap.mmap):
             with torch.cuda.device(self.device):
                 torch.cuda.synchronize()  # a copy may be under way
                 cuda_runtime().cudaHostUnregister(self.address)
+
+
+def is_capturing() -> bool:
+    """Whether what is given to a GPU now is recorded by a graph and not done."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def cuda_runtime() -> Any:

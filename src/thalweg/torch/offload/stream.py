@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from thalweg.errors import OptionError
 from thalweg.torch.offload.lanes import Event, Lanes
 
 
@@ -43,7 +44,13 @@ class Chunk:
         self.slot, self.lanes = slot, slot.lanes
         #: In the order of chunks.
         self.number = number
-        self.memory = self.lanes.on_host(size)
+        try:
+            self.memory = self.lanes.on_host(size)
+        except (OSError, RuntimeError) as error:  # of the system, or of the device's driver
+            raise OptionError(
+                f"offload_state=True cannot pin {size:,} bytes of the host's memory: {error}; "
+                "let the process have and lock more of it (ulimit -l), or keep less of it: state_dtype='int8'"
+            ) from error
         self.host = torch.frombuffer(self.memory, dtype=torch.uint8)
         slot.grow(size)
 

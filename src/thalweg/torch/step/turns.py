@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
 
-from thalweg.errors import OptionError
 from thalweg.kernels.staging import SLOTS, aligned, staged, together
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.offload.host import with_local
@@ -69,12 +68,14 @@ class Turns:
         self.slots: dict[torch.device, list[Slot]] = {}
         #: By the address of an entry, the chunk in which it is.
         self.homes: dict[int, Chunk] = {}
+        #: By name, the state that was checked.
+        self.checked: dict[str, list[Hashable]] = {}
         self.params: list[Sequence[Tensor]] = []
         self.shares: dict[Chunk | None, list[Share]] = {}
 
     def forget(self) -> None:
         """Let go of all chunks: state was replaced."""
-        self.homes, self.params, self.shares = {}, [], {}
+        self.homes, self.checked, self.params, self.shares = {}, {}, [], {}
 
     @property
     def chunks(self) -> set[Chunk]:
@@ -86,11 +87,6 @@ class Turns:
         if len(params) != len(self.params) or any(a is not b for a, b in zip(params, self.params, strict=True)):
             self.divide(optimizer, buckets)
         chunks, shares = list(self.shares), list(self.shares.values())
-        if any(chunk is not None and chunk.lanes.is_capturing() for chunk in chunks):
-            raise OptionError(
-                "offload_state=True cannot be captured in a CUDA graph, since a replay would not wait for the state: "
-                "leave one of them out"
-            )
 
         def sent(chunk: Chunk, event: Event) -> None:
             optimizer._host.pending[chunk.lanes] = event
@@ -102,7 +98,9 @@ class Turns:
     def divide(self, optimizer: StatefulOptimizer, buckets: Sequence[Bucket]) -> None:
         """Find for each parameter the turn in which it is stepped: the first is of those without state on the host."""
         named = {name: p for p, (name, _) in optimizer._places().items()}
+        self.check(optimizer, named, buckets)
         self.give_homes(optimizer, named, buckets)
+        self.checked.update((name, facts_of(s)) for bucket in buckets for name, s in states_of(bucket))
         found: dict[Chunk | None, list[Share]] = defaultdict(list)
         for place, bucket in enumerate(buckets):
             states = [local_state(optimizer.state[named[name]]) for name in bucket.names]
@@ -111,6 +109,8 @@ class Turns:
                 keys = keys_on_host(optimizer, named[name], name, bucket)
                 chunk = self.home(s, keys, bucket.params[0].device)
                 members[chunk].append(i)
+                if chunk is None and any(address_of(entry) in self.homes for entry in s.values()):
+                    optimizer._host.wait()  # the parameter has moved to the host, where no lane waits
                 if chunk is not None:
                     s.update({key: chunk.on_device(s[key]) for key in keys})
             for chunk, some in members.items():
@@ -118,6 +118,13 @@ class Turns:
                 found[chunk].append(Share(place, some, replace(own, grads=())))
         self.shares = dict(sorted(found.items(), key=lambda pair: -1 if pair[0] is None else pair[0].number))
         self.params = [bucket.params for bucket in buckets]
+
+    def check(self, optimizer: StatefulOptimizer, named: Mapping[str, Tensor], buckets: Sequence[Bucket]) -> None:
+        """Refuse state that does not fit before the first turn: engines would look at it in its own."""
+        for bucket in buckets:
+            for name, s in states_of(bucket):
+                if self.checked.get(name) != facts_of(s):
+                    optimizer._check_state(name, named[name], bucket.setting)
 
     def home(self, state: Mapping[str, Tensor], keys: Sequence[str], device: torch.device) -> Chunk | None:
         """The chunk of this device in which all these entries are; None if there is none."""
@@ -169,6 +176,15 @@ class Turns:
             held[key] = chunk.place(held[key], begin).copy_(held[key])
             state[key] = with_local(state[key], held[key])
             self.homes[address_of(held[key])] = chunk
+
+
+def states_of(bucket: Bucket) -> Iterable[tuple[str, Mapping[str, Tensor]]]:
+    return zip(bucket.names, bucket.states, strict=True)
+
+
+def facts_of(state: Mapping[str, Tensor]) -> list[Hashable]:
+    """What changes when somebody replaces an entry."""
+    return [(key, entry.data_ptr(), entry.shape, entry.dtype) for key, entry in state.items()]
 
 
 def keys_on_host(optimizer: StatefulOptimizer, p: Tensor, name: str, bucket: Bucket) -> list[str]:
