@@ -36,6 +36,7 @@ SMALL = 36_000
 def lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedLanes]:
     """Those of a device whose chunks are small."""
     monkeypatch.setattr(staging, "STAGED", SMALL)
+    monkeypatch.setattr(host, "LARGE", SMALL // 4)
     with simulated() as found:
         yield found
 
@@ -361,3 +362,15 @@ def test_explain_shows_what_is_on_the_host(lanes: SimulatedLanes) -> None:
     lines = str(optimizer.explain()).splitlines()
     assert lines[0].endswith("state bytes  on host")
     assert lines[1].endswith("16,384")
+
+
+@pytest.mark.parametrize("filled", [0.0, 2.0])
+def test_new_entries_on_the_host_are_laid_out_as_they_were(monkeypatch: pytest.MonkeyPatch, filled: float) -> None:
+    monkeypatch.setattr(host, "LARGE", 1)
+    for dtype in (torch.float32, torch.bfloat16, torch.uint8):
+        entry = torch.full((6, 5, 3, 2), filled, dtype=dtype).to(memory_format=torch.channels_last)
+        for own in (entry, entry[:0], entry[:1, :1, :1, :1]):
+            found = host.on_host(own)
+            assert (found.dtype, found.shape) == (own.dtype, own.shape)
+            assert found.stride() == torch.empty_like(own).stride()
+            assert torch.equal(found, own)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +14,9 @@ from thalweg.rules import Rule
 from thalweg.storage import keys_like_parameter
 from thalweg.torch.offload.lanes import LANES, Event, Lanes, is_capturing
 from thalweg.torch.sharding.shards import distributed, is_distributed, local, part_of
+
+#: Bytes from which on it is worth a look whether an entry is of zeros.
+LARGE = 2**20
 
 
 class HostState:
@@ -74,11 +77,12 @@ def with_local(entry: Tensor, held: Tensor) -> Tensor:
 def on_host(entry: Tensor) -> Tensor:
     """A new entry, or this rank's shard of it, on the host."""
     held = local(entry)
-    if held.any():
+    if held.nbytes < LARGE or not hasattr(mmap, "MAP_PRIVATE") or held.any():
         return with_local(entry, held.cpu())
     # Zeros, as new state is, have no pages before somebody writes them: those in which they are pinned are the first.
-    flat = torch.from_numpy(np.zeros(held.nbytes, np.uint8)).view(held.dtype)
-    return with_local(entry, flat.as_strided(held.shape, torch.empty_like(held, device="meta").stride()))
+    memory = mmap.mmap(-1, held.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    dense = torch.empty_like(held, device="meta")  # whose elements lie side by side, in whatever order
+    return with_local(entry, torch.frombuffer(memory, dtype=held.dtype).as_strided(dense.shape, dense.stride()))
 
 
 def moved(entry: Tensor, device: object) -> Tensor:
