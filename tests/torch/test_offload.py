@@ -1,11 +1,11 @@
-"""State in the host's memory: the same numbers to the bit, in an order that no lane can overtake."""
+"""State in the host's memory: the same numbers to the bit, and errors that change nothing."""
 
 from __future__ import annotations
 
 import copy
 import io
-import random
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,13 +13,12 @@ from cases import EVERY, Case
 
 torch = pytest.importorskip("torch")
 
-from simulated_lanes import Race, SimulatedLanes, simulated  # noqa: E402
+from simulated_lanes import SimulatedLanes, simulated  # noqa: E402
 
 import thalweg.torch  # noqa: E402
 from thalweg import NonFiniteError, OptionError, ResumeWarning, StateError  # noqa: E402
 from thalweg.kernels import staging  # noqa: E402
 from thalweg.torch.offload import host  # noqa: E402
-from thalweg.torch.offload.stream import Chunk, Slot, streamed  # noqa: E402
 
 SHAPES = {"a": (64, 64), "b": (64, 64), "c": (70, 96), "d": (130,), "e": (64, 64), "f": ()}
 #: What rules need so that they keep something for every one of these.
@@ -39,77 +38,6 @@ def lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedLanes]:
     monkeypatch.setattr(host, "LARGE", SMALL // 4)
     with simulated() as found:
         yield found
-
-
-# ---- the order of copies and steps
-
-
-def passes(lanes: SimulatedLanes, slots: list[int], turns: list[list[int | None]], *, rehearsed: bool) -> None:
-    """Steps over chunks of these slots; each adds one to every byte of its chunk."""
-    rooms = [Slot(lanes) for _ in range(3)]
-    chunks = [Chunk(10 + number, rooms[slot], number) for number, slot in enumerate(slots)]
-    expected = [0] * len(chunks)
-    for turn in turns:
-        order = [None if number is None else chunks[number] for number in turn]
-
-        def take(index: int, order: list = order) -> None:
-            if order[index] is not None:
-                lanes.step(order[index].room)
-                order[index].room.add_(1)
-
-        def look(index: int, order: list = order) -> None:
-            if order[index] is not None:
-                lanes.step(order[index].room)
-
-        last: dict[Any, Any] = {}
-        if rehearsed:
-            streamed(order, look, None)
-        streamed(order, take, lambda chunk, event, last=last: last.update({chunk.lanes: event}))
-        for number in turn:
-            if number is not None:
-                expected[number] += 1
-    for event in last.values():
-        event.synchronize()
-    for chunk, count in zip(chunks, expected, strict=True):
-        lanes.look(chunk.host)
-        assert chunk.host.tolist() == [count] * chunk.host.numel()
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_nothing_is_overtaken(seed: int) -> None:
-    """Chunks in any slots, of which any take part in a step."""
-    draw = random.Random(seed)
-    slots = [draw.randrange(3) if seed % 2 else number % 3 for number in range(7)]
-    turns: list[list[int | None]] = [[None, *sorted(draw.sample(range(7), draw.randint(1, 7)))] for _ in range(4)]
-    turns.append([None, *range(7)])
-    passes(SimulatedLanes(), slots, turns, rehearsed=seed % 3 == 0)
-
-
-@pytest.mark.parametrize("deaf", ["inward", "steps", "outward"])
-def test_a_lane_that_does_not_wait_is_found_out(deaf: str) -> None:
-    every: list[list[int | None]] = [list(range(7))] * 3
-    with pytest.raises(Race, match=f"{deaf} may touch"):
-        passes(SimulatedLanes((deaf,)), [number % 3 for number in range(7)], every, rehearsed=False)
-
-
-def test_the_host_waits_before_it_looks() -> None:
-    lanes = SimulatedLanes()
-    chunk = Chunk(8, Slot(lanes), 0)
-    streamed([chunk], lambda _: lanes.step(chunk.room), lambda *_: None)
-    with pytest.raises(Race, match="host may touch"):
-        lanes.look(chunk.host)
-
-
-def test_the_next_chunks_are_on_their_way_before_one_is_stepped() -> None:
-    """Else copies and steps would take turns, and the bus would be idle half of the time."""
-    lanes, begun = SimulatedLanes(), []
-    slots = [Slot(lanes) for _ in range(3)]
-    chunks = [Chunk(8, slots[number % 3], number) for number in range(6)]
-    streamed(chunks, lambda _: begun.append(sum(hasattr(chunk, "arrived") for chunk in chunks)), lambda *_: None)
-    assert begun == [3, 4, 5, 6, 6, 6]
-
-
-# ---- the same numbers
 
 
 def problem(dtype: Any = None, seed: int = 0) -> list[tuple[str, Any]]:
@@ -252,6 +180,105 @@ def test_what_users_put_into_state_is_taken(lanes: SimulatedLanes) -> None:
             train(optimizer, own, range(4, 5))
     assert_same(snapshot(moved, others), snapshot(plain, named))
     assert all(chunk.slot.room.numel() for chunk in moved._turns.chunks)
+
+
+# ---- training loops
+
+
+def with_a_closure(optimizer: Any, named: list) -> None:
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = sum((p**2).sum() for _, p in named)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+
+
+def with_another_group(optimizer: Any, named: list) -> None:
+    train(optimizer, named, range(2))
+    added = torch.nn.Parameter(torch.ones(80, 80))
+    optimizer.add_param_group({"params": [("added", added)], "lr": 0.3})
+    for step in range(2, 4):
+        added.grad = torch.full_like(added, 0.1 * step)
+        train(optimizer, named, range(step, step + 1))
+    named.append(("added", added))
+
+
+def pickled(optimizer: Any, named: list) -> tuple[Any, list]:
+    train(optimizer, named, range(2))
+    again, params = pickle.loads(pickle.dumps((optimizer, named)))
+    train(again, params, range(2, 4))
+    return again, params
+
+
+def with_a_state_that_does_not_fit(optimizer: Any, named: list) -> None:
+    train(optimizer, named, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][4]["exp_avg"] = torch.zeros(2)
+    with pytest.raises(StateError, match="'e'"):
+        optimizer.load_state_dict(saved)
+    train(optimizer, named, range(2, 4))
+
+
+def in_the_backward_pass(optimizer: Any, named: list) -> None:
+    model = torch.nn.Module()
+    for name, p in named:
+        model.register_parameter(name, p)
+    with thalweg.torch.step_in_backward(model, optimizer):
+        for step in range(3):
+            sum(((p - step) ** 2).sum() for _, p in named).backward()
+
+
+def with_a_hook(optimizer: Any, named: list) -> None:
+    seen: list[Any] = []
+    last = named[4][1]
+    optimizer.register_step_post_hook(lambda own, *_: seen.append(own.state[last]["exp_avg"].clone()))
+    train(optimizer, named, range(2))
+    assert seen[0].all()
+    assert torch.equal(seen[1], optimizer.state[last]["exp_avg"])
+
+
+def begun_anew(optimizer: Any, named: list) -> None:
+    train(optimizer, named, range(2))
+    optimizer.clear_state()
+    optimizer.make_state()
+    train(optimizer, named, range(2, 4))
+
+
+def with_memory_exchanged(optimizer: Any, named: list) -> None:
+    train(optimizer, named, range(2))
+    for _, p in named:
+        p.data = p.data.clone()
+    train(optimizer, named, range(2, 4))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        with_a_closure,
+        with_another_group,
+        pickled,
+        with_a_state_that_does_not_fit,
+        in_the_backward_pass,
+        with_a_hook,
+        begun_anew,
+        with_memory_exchanged,
+    ],
+)
+def test_training_loops(lanes: SimulatedLanes, use: Callable[[Any, list], Any]) -> None:
+    found = []
+    for offload_state in (False, True):
+        named = problem()
+        optimizer = lamb(named, offload_state)
+        optimizer, named = use(optimizer, named) or (optimizer, named)
+        assert bool(optimizer._turns.chunks) == offload_state
+        found.append(snapshot(optimizer, named))
+    assert_same(*found)
+
+
+# ---- errors
 
 
 def test_an_error_changes_nothing_in_any_turn(lanes: SimulatedLanes) -> None:

@@ -193,7 +193,7 @@ def checked_place(place: Place) -> Place:
         )
     if place.offload_state and (place.front_end, place.device) != ("torch", "cuda"):
         raise CommandError(
-            "state is offloaded from GPUs, in torch: leave out --offload-state, --front-end and --device"
+            "--offload-state is for torch on a GPU: leave it out, or take --front-end torch and --device cuda"
         )
     if place.engine == "fused" and place.device == "cpu" and (reason := reason_missing()) is not None:
         raise CommandError(f"engine 'fused' cannot run: {reason}; use 'auto', which takes the fastest that can run")
