@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import tracemalloc
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from thalweg.codecs import CODECS, Grouping, grouping
 from thalweg.rules import LAMB
 from thalweg.settings import Handling
 from thalweg.spaces import numpy as xp
-from thalweg.storage import kind
+from thalweg.storage import first_state, kind
 
 GROUPS = Grouping(1, 64)
 
@@ -144,3 +146,24 @@ def test_only_tensors_that_are_grouped_alike_are_of_one_kind() -> None:
     assert kinds[0] == kinds[1] == kinds[4]
     assert len(set(kinds)) == 3
     assert len({kind(LAMB(), Handling(), shape) for shape in ((64, 64), (64, 96), (64,))}) == 1
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.name)
+def test_zeros_are_the_codes_of_zeros(codec: Any) -> None:
+    for like in (np.ones((64, 128), ml_dtypes.bfloat16), np.ones((64, 4, 4, 16)).transpose(0, 3, 1, 2)):
+        groups = grouping(like.shape, 0)
+        wanted = codec.encode(xp, np.zeros(like.shape, "float32"), groups)
+        for found, expected in zip(codec.zeros(xp, like, groups), wanted, strict=True):
+            assert (found.dtype, found.shape, found.flags.c_contiguous) == (expected.dtype, expected.shape, True)
+            assert np.array_equal(found, expected)
+
+
+def test_a_first_state_in_codes_takes_little_more_memory_than_it_has() -> None:
+    p = np.zeros((512, 2048), "float32")
+    handling = Handling(state_dtype="int8")
+    tracemalloc.start()
+    state = first_state(xp, LAMB(), handling, p)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sum(entry.nbytes for entry in state.values()) < 0.6 * p.nbytes
+    assert peak < 3 * p.nbytes

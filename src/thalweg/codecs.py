@@ -115,6 +115,12 @@ class Codec:
         """Bits divided by the step, which is a power of two or five times one."""
         return bits >> self.shift if self.signed else ((bits >> self.shift) * FIFTH) >> FIFTH_SHIFT
 
+    def zeros(self, xp: Space[A], like: A, groups: Grouping) -> tuple[A, A]:
+        """Codes and scales of zeros, without what encoding takes of memory."""
+        nothing = xp.zeros_like(like)
+        codes = xp.reshape_like(xp.astype(xp.folded(nothing, *groups), self.name), nothing)
+        return codes, xp.astype(xp.peaks(nothing, *groups), "float32")
+
     def decode(self, xp: Space[A], codes: A, scales: A, groups: Grouping) -> A:
         """The numbers that codes and scales stand for, in float32."""
         steps = xp.astype(xp.folded(codes, *groups), "int32")

@@ -86,7 +86,16 @@ def kind(rule: Rule, handling: Handling, shape: Shape) -> Hashable:
 
 def first_state(xp: Space[A], rule: Rule, handling: Handling, p: A) -> State[A]:
     """The state of a parameter before its first step, as it is stored."""
-    state = encoded(xp, rule, handling, p, rule.init(xp, xp.astype(p, arithmetic(xp.dtype(p)))))
+    shape, dtype = xp.shape(p), xp.dtype(p)
+    state: State[A] = {}
+    for key, entry in rule.entries(shape).items():
+        groups = groups_of(entry, shape, rule.stacked_axes, handling)
+        if groups is not None and type(entry).first is Spread.first:  # zeros
+            codec = CODECS[storage(entry, dtype, handling, groups)]
+            state[key], state[scale_key(key)] = codec.zeros(xp, p, groups)
+        else:
+            first = entry.first(xp, xp.astype(p, arithmetic(dtype)), rule.stacked_axes)
+            state.update(encoded(xp, rule, handling, p, {key: first}))
     return {**state, **first_record(xp, handling, p)}
 
 
