@@ -175,6 +175,8 @@ def _check_sizes(opened: IO[bytes], size: int) -> None:
         members = archive.infolist()
         if (total := sum(member.file_size for member in members)) > MOST_UNPACKED * size:
             raise ValueError(f"{size:,} bytes would unpack to {total:,}")
+        if (packed := sum(member.compress_size for member in members)) > size:  # what is asked for is reserved at once
+            raise ValueError(f"its arrays should take {packed:,} bytes, and it has {size:,}")
         for member in members:
             with archive.open(member) as file:
                 version = np.lib.format.read_magic(file)
