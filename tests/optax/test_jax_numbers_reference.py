@@ -122,7 +122,7 @@ def test_overrides_by_name_choose_the_same_parameters(name: str) -> None:
 def test_stacked_axes_are_the_same(name: str) -> None:
     shapes = {"experts": (3, 6, 4), "others": (3, 6, 4), "biases": (3, 4)}
     options = dict(stacked_axes=1, **(dict(min_dim_size_to_factor=2) if name == "Adafactor" else {}))
-    theirs = getattr(reference, name)(lr=RATES[name], engine="reference", **options)
+    theirs = getattr(reference, name)(lr=RATES[name], engine="reference", **AS_OPTAX.get(name, {}), **options)
     assert_equal(getattr(ours, name.lower())(RATES[name], **translated(name, options)), theirs, shapes)
 
 
