@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from thalweg.errors import CommandError, OptimError, StateError
+from thalweg.plan.sources import resolve
 
 NAMES = ["state.npz", "model.safetensors", "model.safetensors.index.json", "shapes.json", "config.json", "runs.jsonl"]
 NAMES += ["race.json", "state.safetensors", "gemma3.json", "images-idx3.gz", "compiled", "option"]
@@ -78,12 +79,19 @@ def test_what_is_whole_is_read_and_no_lie_gets_an_exception_of_another_kind(name
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
-@pytest.mark.parametrize("name", ["state.npz", "model.safetensors", "optimizer.pt"])
+@pytest.mark.parametrize("name", ["state.npz", "model.safetensors", "optimizer.pt", "runs.jsonl", "race.json"])
 def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
     kind = kind_of(name, tmp_path)
     os.mkfifo(tmp_path / name)
     with pytest.raises((OptimError, CommandError), match=r"not a file|no file"):
         kind.read(tmp_path / name)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+def test_a_pipe_in_the_folder_of_a_model_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors.index.json")
+    with pytest.raises(CommandError, match="is not a file"):
+        resolve(str(tmp_path))
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="links need a privilege there")

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 from thalweg.errors import CommandError
 from thalweg.plan.models import Model, Tensor
 from thalweg.show.dtypes import spelt_dtype
+from thalweg.show.files import check_file
 
 #: No header is longer: the format's own limit.
 LONGEST = 100_000_000
@@ -51,8 +52,7 @@ def read_safetensors(files: list[Path], name: str) -> Model:
 
 def header_of(file: Path) -> dict[str, Any]:
     """The entries of a file's header, without its metadata; the file must be as long as they say."""
-    if not file.is_file():  # a pipe or a device would be read for ever
-        raise CommandError(f"{file} is not a file")
+    check_file(file)
     with open(file, "rb") as stream:
         start = stream.read(8)
         if len(start) < 8:
@@ -130,6 +130,7 @@ def files_in(folder: Path) -> list[Path]:
 
 def indexed(index: Path) -> Iterator[Path]:
     """The files that an index names."""
+    check_file(index)
     try:
         mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted({str(name) for name in mapping.values()})

@@ -17,6 +17,7 @@ from thalweg.race.contestants import CONTESTANTS, RATES, Contestant, written
 from thalweg.race.rivals import Rival
 from thalweg.race.run import Run
 from thalweg.race.task import Landscape, Task
+from thalweg.show.files import check_file
 from thalweg.show.registered import OWN
 
 #: Powers of 2 around the learning rate that is expected to be best at another batch size than the task's own.
@@ -72,6 +73,8 @@ class Programme:
 
     @classmethod
     def load(cls, path: Path) -> Programme:
+        if path.exists():
+            check_file(path)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             others = {*content.get("rivals", ()), *content.get("own", ())}

@@ -14,6 +14,7 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from thalweg.race.run import Layers, Record, Result, Run
+from thalweg.show.files import check_file
 
 P = TypeVar("P", Run, Result)
 
@@ -34,6 +35,7 @@ class Book:
         self.records: dict[Run, Record] = {}
         self.damaged: list[Damage] = []
         if path.exists():
+            check_file(path)
             self._read(path.read_bytes())
 
     def _read(self, content: bytes) -> None:
