@@ -15,14 +15,19 @@ from thalweg import codecs
 from thalweg.kernels.triton.numbers import INTERPRETED, PTX, power_of_2, quotient
 
 ONE, LEAST_SCALE = tl.constexpr(codecs.ONE), tl.constexpr(codecs.LEAST_SCALE)
-SIGNED_STEP, SIGNED_SHARE, SIGNED_MOST = (
-    tl.constexpr(getattr(codecs.CODECS["int8"], fact)) for fact in ("step", "share", "most")
+SIGNED_STEP, SIGNED_SHARE, SIGNED_MOST, SIGNED_SHIFT = (
+    tl.constexpr(getattr(codecs.CODECS["int8"], fact)) for fact in ("step", "share", "most", "shift")
 )
-SQUARE_STEP, SQUARE_FIRST, SQUARE_MOST = (
-    tl.constexpr(getattr(codecs.CODECS["uint8"], fact)) for fact in ("step", "first", "most")
+SQUARE_STEP, SQUARE_FIRST, SQUARE_MOST, SQUARE_SHIFT = (
+    tl.constexpr(getattr(codecs.CODECS["uint8"], fact)) for fact in ("step", "first", "most", "shift")
 )
-#: What takes the bits of 1 away from a sum of words that have been shifted by 5 bits.
-LESS_ONE = tl.constexpr(-(codecs.ONE << 5) & 0xFFFFFFFF)
+#: A code is found in the highest byte of a word: there it costs least to take it. Signed ones, some leading bits of a
+#: float32, are so far below it.
+TO_TOP = tl.constexpr(24 - SIGNED_SHIFT.value)
+#: Of squares, as many bits are taken away as half a step does without: what is left are whole units.
+UNIT_SHIFT = tl.constexpr(SQUARE_SHIFT.value - 1)
+#: Times this, units are steps in the highest byte, rounded down: exact for so few.
+STEP_FROM_UNITS = tl.constexpr(-(-(2**24) // (SQUARE_STEP.value >> UNIT_SHIFT.value)))
 #: A number whose last bit is a whole one, and its bits: sums with it convert whole numbers in no time.
 WHOLE, WHOLE_BITS = tl.constexpr(12582912.0), tl.constexpr(0x4B400000)
 #: The ratio that code 0 of squares stands for.
@@ -87,7 +92,7 @@ def decoded(codes, scale, GROUP: tl.constexpr):
     if codes.dtype == tl.int8:
         # a byte in the place of a number's sign and exponent: fewer instructions than to widen it as a number
         high = folded(in_top_byte(codes), GROUP)
-        ratios = ((tl.abs(high) >> 5) + ONE).to(tl.float32, bitcast=True)
+        ratios = ((tl.abs(high) >> TO_TOP) + ONE).to(tl.float32, bitcast=True)
         if INTERPRETED:  # which rounds products by themselves
             sizes = (ratios - 1.0) * scale
         else:
@@ -122,17 +127,18 @@ def store_coded(place, scales, x, chance, mask, groups, GROUP: tl.constexpr, STO
         ratios = tl.where(ratios > LEAST, ratios, LEAST)
     bits = tl.maximum(ratios, LEAST).to(tl.int32, bitcast=True)
     STEP: tl.constexpr = SIGNED_STEP if SIGNED else SQUARE_STEP
+    FIRST: tl.constexpr = ONE if SIGNED else SQUARE_FIRST
+    MOST: tl.constexpr = SIGNED_MOST if SIGNED else SQUARE_MOST
     if STOCHASTIC:
-        bits += folded(chance, GROUP) * (STEP >> 16) + (STEP >> 17)
+        bits += folded(chance, GROUP) * (STEP >> 16) + (STEP >> 17)  # (chance + 1/2) / 2**16 of a step
         # to the nearest, none is beyond the largest
-        bits = tl.minimum(bits, ONE + (SIGNED_MOST + 1) * SIGNED_STEP - 1 if SIGNED else ONE + SQUARE_STEP - 1)
-    # a code is found in the highest byte: there it costs least to take it
+        bits = tl.minimum(bits, FIRST + (MOST + 1) * STEP - 1)
     HALF: tl.constexpr = 0 if STOCHASTIC else STEP // 2
     if SIGNED:
-        codes = (bits << 5) + ((HALF << 5) + LESS_ONE)
+        codes = (bits << TO_TOP) + (((HALF - FIRST) << TO_TOP) & 0xFFFFFFFF)
         codes = tl.where(folded(x, GROUP) < 0.0, 0xFFFFFF - codes, codes)
-    else:  # STEP is 10 * 2**16, and a tenth of so few is exact
-        codes = ((bits >> 16) + (HALF - SQUARE_FIRST) // 2**16) * 1677722
+    else:
+        codes = ((bits >> UNIT_SHIFT) + ((HALF - FIRST) >> UNIT_SHIFT)) * STEP_FROM_UNITS
     tl.store(place, of_top_byte(tl.reshape(codes, x.shape), place.dtype.element_ty), mask)
     tl.store(scales, scale, groups)
 
