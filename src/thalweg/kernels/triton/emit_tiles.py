@@ -242,7 +242,7 @@ def emit_keep(emission: TileEmission) -> str:
             f"if kind == {SMALL.index(entry_kind(emission, key))}:  # {key}",
             f"    new = {new}",
             "    if STAGE == 1:",
-            f"        tl.atomic_add(failures + row, failures_in(new.to(S{i}_DTYPE), mask))",
+            f"        tl.atomic_add(failures + row, tl.sum(failures_in(new.to(S{i}_DTYPE), mask)))",
             "    else:",
             f"        tl.store({base_of(emission, key)} + entry, as_stored(new, 0.0, S{i}_DTYPE, False), mask)",
         ]
