@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,9 @@ from thalweg.errors import StateError
 
 SHAPES = {"a": (3, 2), "b": (4,)}
 LEAF = ("chain", "0", "fields", "mu", "a")
+NAMES = ("param_groups", "0", "param_names")
+#: Of an array that numpy's front end is given: it copies what it is given, before it can know parameters.
+MOST_ELEMENTS = 2**20
 #: Large enough to be kept in eight bits.
 LARGE = {"c": (64, 64)}
 #: Arrays that would take a gigabyte, or that are of no use.
@@ -46,6 +50,13 @@ def plain(value: Any) -> Any:
 
 def of_numpy(shape: Any, dtype: str, value: Any) -> Any:
     return np.broadcast_to(np.asarray(value, dtype), shape)
+
+
+def in_memory(shape: Any, dtype: str, value: Any) -> Any:
+    """An array that is to be copied: as large as one that somebody has in memory may be."""
+    if math.prod(shape) > MOST_ELEMENTS:
+        raise ValueError("nobody has such an array")
+    return of_numpy(shape, dtype, value)
 
 
 def of_torch(shape: Any, dtype: str, value: Any) -> Any:
@@ -142,6 +153,7 @@ def bombs_of_states(kinds: dict[str, Kind]) -> dict[str, tuple[bytes, str]]:
         "groups/adamw.torch.json": (changed("adamw.torch.json", "param_groups", to=3), "must be mappings in a list"),
         "group/own.torch.json": (changed("own.torch.json", "param_groups", to=[3]), "must be mappings in a list"),
         "layout/own.torch.json": (changed("own.torch.json", "param_groups", "0", "layout", to="new"), "layout 'new'"),
+        "names/sgd.torch.json": (changed("sgd.torch.json", *NAMES, to=WIDE[0]), "must be lists of names"),
         "entry/kron.torch.json": (changed("kron.torch.json", "state", "0", "Q", to={"a": 1}), "is damaged"),
         "leaf/adamw.optax.json": (changed("adamw.optax.json", *LEAF, to="much"), "is damaged"),
     }
@@ -195,7 +207,7 @@ def states() -> dict[str, Kind]:
             "own.numpy.json",
             plain(optimizer().state_dict()),
             as_json,
-            reader(of_numpy, lambda state: optimizer().load_state_dict(state)),
+            reader(in_memory, lambda state: optimizer().load_state_dict(state)),
         ),
         Kind(
             "adamw.optax.json",

@@ -56,7 +56,8 @@ def check_form(saved: Mapping[str, Any]) -> None:
         keys = group.get("params") if isinstance(group, Mapping) else None
         if not isinstance(keys, (list, tuple)) or not all(isinstance(key, (int, str)) for key in keys):
             raise StateError("this state is damaged: its 'param_groups' must be mappings in a list, each with 'params'")
-        names = group.get("param_names") or []
+        names = group.get("param_names")
+        names = [] if names is None else names
         if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
             raise StateError("this state is damaged: its 'param_names' must be lists of names")
     if not isinstance(state, Mapping) or not all(isinstance(entries, Mapping) for entries in state.values()):
