@@ -24,11 +24,12 @@ from thalweg.errors import StateError
 
 SHAPES = {"a": (3, 2), "b": (4,)}
 LEAF = ("chain", "0", "fields", "mu", "a")
-NAMES = ("param_groups", "0", "param_names")
+GROUP = ("param_groups", "0")
 #: Of an array that numpy's front end is given: it copies what it is given, before it can know parameters.
 MOST_ELEMENTS = 2**20
 #: Large enough to be kept in eight bits.
 LARGE = {"c": (64, 64)}
+NOTHING = dict(shape=[0], dtype="float32", value=1)
 #: Arrays that would take a gigabyte, or that are of no use.
 WIDE = [dict(shape=[2**27], dtype="float64", value=1), dict(shape=[2**14, 2**14], dtype="float32", value=1)]
 WIDE += [dict(shape=[3, 2], dtype="int8", value=1), dict(shape=[3, 2], dtype="bool", value=1)]
@@ -153,7 +154,11 @@ def bombs_of_states(kinds: dict[str, Kind]) -> dict[str, tuple[bytes, str]]:
         "groups/adamw.torch.json": (changed("adamw.torch.json", "param_groups", to=3), "must be mappings in a list"),
         "group/own.torch.json": (changed("own.torch.json", "param_groups", to=[3]), "must be mappings in a list"),
         "layout/own.torch.json": (changed("own.torch.json", "param_groups", "0", "layout", to="new"), "layout 'new'"),
-        "names/sgd.torch.json": (changed("sgd.torch.json", *NAMES, to=WIDE[0]), "must be lists of names"),
+        "names/sgd.torch.json": (
+            changed("sgd.torch.json", *GROUP, "param_names", to=WIDE[0]),
+            "must be lists of names",
+        ),
+        "option/sgd.torch.json": (changed("sgd.torch.json", *GROUP, "weight_decay", to=NOTHING), "must be one number"),
         "entry/kron.torch.json": (changed("kron.torch.json", "state", "0", "Q", to={"a": 1}), "is damaged"),
         "leaf/adamw.optax.json": (changed("adamw.optax.json", *LEAF, to="much"), "is damaged"),
     }

@@ -60,6 +60,9 @@ def check_form(saved: Mapping[str, Any]) -> None:
         names = [] if names is None else names
         if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
             raise StateError("this state is damaged: its 'param_names' must be lists of names")
+        for key, option in group.items():
+            if isinstance(option, Tensor) and option.numel() != 1:
+                raise StateError(f"this state is damaged: {key!r} of a group must be one number, not {option.numel()}")
     if not isinstance(state, Mapping) or not all(isinstance(entries, Mapping) for entries in state.values()):
         raise StateError("this state is damaged: its 'state' must be a mapping of mappings")
 
