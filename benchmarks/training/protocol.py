@@ -1,9 +1,10 @@
 """The rules of the contest: how rates are searched, what a record is, and who has won.
 
-Every contestant has the same number of trials on seed 0. The first three are a factor of 3 apart; each other one goes
-where the best so far points: a factor of 3 beyond it if it lies at an edge, else halfway to its better neighbour. The
-two best rates then run with every other seed, and the better mean on validation is chosen: a rate that is best once may
-be one at which another seed diverges. Test is looked at for the chosen rate alone.
+Every contestant has the same number of trials on seed 0, and ``--beyond`` more while the best lies at an edge.
+The first three are a factor of 3 apart; each other one goes where the best so far points: a factor of 3 beyond it if it
+lies at an edge, else halfway to its better neighbour. The two best rates then run with every other seed, and the better
+mean on validation is chosen: a rate that is best once may be one at which another seed diverges. Test is looked at for
+the chosen rate alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 FACTOR = 3.0
 #: The rates that run with every seed.
 FINALISTS = 2
-TASKS = ("text", "text-plain", "fashion-512", "fashion-2048", "fashion-8192", "vit-1024")
+TASKS = ("text", "text-plain", "text-124m", "fashion-512", "fashion-2048", "fashion-8192", "vit-1024")
 Run = dict[str, Any]
 Curve = Sequence[tuple[int, float]]
 
@@ -42,6 +43,12 @@ def next_rate(tried: Mapping[float, float], middle: float) -> float:
     neighbours = sorted((rates[place - 1], rates[place + 1]), key=lambda rate: tried[rate])
     between = [rounded(math.sqrt(rates[place] * other)) for other in neighbours]
     return next((rate for rate in between if rate not in tried), between[0])
+
+
+def at_edge(tried: Mapping[float, float]) -> bool:
+    """Whether a rate beyond the best might be better: it is the least or the largest that was tried."""
+    best = min(tried, key=lambda rate: tried[rate], default=None)
+    return best is None or best in (min(tried), max(tried))
 
 
 @dataclass

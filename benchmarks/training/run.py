@@ -220,7 +220,8 @@ class Contest:
         while True:
             runs = self.records.of(name, settings)
             tried = {run["lr"]: protocol.loss_of(run, higher) for run in runs if run["seed"] == 0}
-            if len(tried) < trials:
+            most = trials + (self.given.beyond if protocol.at_edge(tried) else 0)
+            if len(tried) < most:
                 self.run(name, contestant, settings, protocol.next_rate(tried, middle), 0)
                 continue
             done = {(run["lr"], run["seed"]) for run in runs}
@@ -267,6 +268,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=numbers,
         default=[5],
         help="rates that each contestant tries (default: 5); 3,5: all 3 first, then 5",
+    )
+    parser.add_argument(
+        "--beyond", type=int, default=0, help="rates more while the best is at an edge (default: %(default)s)"
     )
     parser.add_argument("--seeds", type=int, default=1, help="seeds at the two best rates (default: %(default)s)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -19,7 +19,9 @@ from torch.nn import functional as F
 from benchmarks.training import corpus
 from thalweg.race.tasks import fashion
 
-VOCABULARY, CONTEXT, WIDTH, LAYERS, HEADS = 4096, 256, 512, 6, 8
+VOCABULARY, CONTEXT = 4096, 256
+#: Width, layers and heads of the GPTs, by the size in a task's name.
+SIZES = {"": (512, 6, 8), "124m": (896, 12, 14), "tiny": (64, 2, 2)}
 #: Images of the training set that choose the learning rate and are not trained on.
 VALIDATION = 5000
 
@@ -105,11 +107,12 @@ class GPT(nn.Module):
         return logits
 
 
-def text(device: str, *, plain: bool = False, tiny: bool = False) -> Task:
-    """A GPT with GPT-2's first weights, or (plain) with those that torch's modules have of themselves."""
+def text(device: str, kind: str, *, tiny: bool = False) -> Task:
+    """A GPT with GPT-2's first weights, or ("plain") with those that torch's modules have of themselves."""
     parts, digest = corpus.tokens(VOCABULARY, 3_000_000 if tiny else corpus.TEXT_BYTES)
     data = {part: torch.from_numpy(found.astype("int32")).to(device) for part, found in parts.items()}
-    width, layers, heads, batch = (64, 2, 2, 4) if tiny else (WIDTH, LAYERS, HEADS, 64)
+    width, layers, heads = SIZES["tiny" if tiny else "" if kind == "plain" else kind]
+    batch = 4 if tiny else 64
     window = torch.arange(CONTEXT + 1, device=device)
 
     def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -125,13 +128,13 @@ def text(device: str, *, plain: bool = False, tiny: bool = False) -> Task:
         return torch.stack(losses).mean().item()
 
     return Task(
-        name="text-plain" if plain else "text",
+        name=f"text-{kind}" if kind else "text",
         about="nats a token on unseen files of Python source",
         steps=800,
         batch_size=batch,
         choices=len(data["train"]) - CONTEXT - 1,
         epochs=False,
-        model=lambda: GPT(width, layers, heads) if plain else begin(GPT(width, layers, heads), layers),
+        model=lambda: GPT(width, layers, heads) if kind == "plain" else begin(GPT(width, layers, heads), layers),
         loss=lambda model, chosen: loss_of(model, data["train"][chosen[:, None] + window]),
         score=score,
         higher_is_better=False,
@@ -229,11 +232,12 @@ def images(device: str, folder: Path, name: str, batch_size: int, *, tiny: bool 
 def task(name: str, device: str, data: Path | None, *, tiny: bool = False) -> Task:
     """A task by its name: "text", "fashion-512", "vit-1024", with any batch size."""
     kind, _, batch = name.partition("-")
-    if kind == "text" and batch in ("", "plain"):
-        return text(device, plain=bool(batch), tiny=tiny)
+    if kind == "text" and batch in ("", "plain", "124m"):
+        return text(device, batch, tiny=tiny)
     if kind not in ("fashion", "vit") or not batch.isdigit():
         raise SystemExit(
-            f"there is no task {name!r}: tasks are text, text-plain, and fashion and vit with a batch size: fashion-512"
+            f"there is no task {name!r}: tasks are text, text-plain, text-124m, and fashion and vit with a batch size: "
+            "fashion-512"
         )
     if data is None:
         raise SystemExit(f"{name} needs --data, the folder of the four files of Fashion-MNIST")
