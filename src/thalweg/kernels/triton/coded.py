@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from thalweg import codecs
-from thalweg.kernels.triton.numbers import INTERPRETED, PTX, power_of_2, quotient
+from thalweg.kernels.triton.numbers import INTERPRETED, PTX, quotient, widened
 
 ONE, LEAST_SCALE = tl.constexpr(codecs.ONE), tl.constexpr(codecs.LEAST_SCALE)
 SIGNED_STEP, SIGNED_SHARE, SIGNED_MOST, SIGNED_SHIFT = (
@@ -28,8 +28,10 @@ TO_TOP = tl.constexpr(24 - SIGNED_SHIFT.value)
 UNIT_SHIFT = tl.constexpr(SQUARE_SHIFT.value - 1)
 #: Times this, units are steps in the highest byte, rounded down: exact for so few.
 STEP_FROM_UNITS = tl.constexpr(-(-(2**24) // (SQUARE_STEP.value >> UNIT_SHIFT.value)))
-#: A number whose last bit is a whole one, and its bits: sums with it convert whole numbers in no time.
-WHOLE, WHOLE_BITS = tl.constexpr(12582912.0), tl.constexpr(0x4B400000)
+#: A number whose last bit is a whole one: sums with it convert whole numbers in no time.
+WHOLE = tl.constexpr(12582912.0)
+#: Another, for what is above -129, and its bits.
+BIAS, BIAS_BITS = tl.constexpr(8388736.0), tl.constexpr(0x4B000080)
 #: The ratio that code 0 of squares stands for.
 SQUARE_LEAST = tl.constexpr(struct.unpack("f", struct.pack("i", SQUARE_FIRST.value))[0])
 
@@ -147,12 +149,32 @@ def store_coded(place, scales, x, chance, mask, groups, GROUP: tl.constexpr, STO
 
 
 @triton.jit
-def exponent_of(p, DTYPE: tl.constexpr):
-    """Of the distance between neighbours of p (float32) among the numbers of a dtype, up to a constant."""
-    pattern = p.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+def power_below(p, DTYPE: tl.constexpr):
+    """The bits of the power of 2 that measures the distance between neighbours of p (float32) in a dtype.
+
+    Those of infinity where p is not finite.
+    """
     LEAST: tl.constexpr = 1 if DTYPE == tl.bfloat16 else 113
-    exponent = tl.minimum(tl.maximum(pattern >> 23, LEAST), 254) - 127
-    return tl.where(pattern == 0, -1, exponent)
+    power = tl.maximum(p.to(tl.int32, bitcast=True) & 0x7F800000, LEAST << 23)
+    return tl.where(p == 0.0, 126 << 23, power)
+
+
+@triton.jit
+def biased(steps):
+    """Whole numbers of eight bits as float32, with BIAS added to them."""
+    if PTX:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 a; xor.b32 a, $4, 0x80808080;"
+            "prmt.b32 $0, a, 0x4b000000, 0x7440; prmt.b32 $1, a, 0x4b000000, 0x7441;"
+            "prmt.b32 $2, a, 0x4b000000, 0x7442; prmt.b32 $3, a, 0x4b000000, 0x7443; }",
+            "=r,=r,=r,=r,r",
+            [steps],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        return (steps.to(tl.int32) + BIAS_BITS).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -160,16 +182,22 @@ def with_record(p, place, mask, DTYPE: tl.constexpr):
     """A parameter (float32) with what rounding has cost it. place: that of its record."""
     UNIT: tl.constexpr = 2.0**-15 if DTYPE == tl.bfloat16 else 2.0**-18
     steps = tl.load(place) if mask is None else tl.load(place, mask, other=0)
-    steps = (steps.to(tl.int32) + WHOLE_BITS).to(tl.float32, bitcast=True) - WHOLE
-    return p + steps * (power_of_2(exponent_of(p, DTYPE)) * UNIT)
+    power = tl.minimum(power_below(p, DTYPE), 254 << 23).to(tl.float32, bitcast=True)
+    return p + (biased(steps) * UNIT - BIAS * UNIT) * power  # all products are exact
 
 
 @triton.jit
 def record_of(new, stored):
     """What rounding has cost: new (float32) is what was to be stored."""
     UNITS: tl.constexpr = 2.0**15 if stored.dtype == tl.bfloat16 else 2.0**18
-    rounded = stored.to(tl.float32)
-    steps = (new - rounded) * UNITS * power_of_2(-exponent_of(rounded, stored.dtype))
-    steps = tl.floor(steps + 0.5)
-    steps = tl.where(tl.abs(steps) <= 128.0, steps, 0.0)  # 0 where it is not finite
-    return (tl.minimum(tl.maximum(steps, -127.0), 127.0) + WHOLE).to(tl.int32, bitcast=True).to(tl.int8)
+    rounded = widened(stored)
+    inverse = ((254 << 23) - power_below(rounded, stored.dtype)).to(tl.float32, bitcast=True)
+    steps = (new - rounded) * UNITS * inverse
+    steps = tl.where(tl.abs(steps) <= 128.0, steps + 0.5, 0.0)  # 0 where it is not finite
+    steps = tl.minimum(tl.maximum(steps, -127.0), 127.0)
+    if PTX:  # rounded down in a sum with a number whose last bit is a whole one
+        asm: tl.constexpr = "add.rm.f32 $0, $1, 0f4B400000;"
+        steps = tl.inline_asm_elementwise(asm, "=r,r", [steps], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        steps = tl.floor(steps) + WHOLE
+    return steps.to(tl.int32, bitcast=True).to(tl.int8)
