@@ -123,15 +123,15 @@ def summary(fields: Mapping[str, Field], contestants: Collection[str]) -> str:
         (f"To {BASELINE}'s final validation", Field.to_the_baseline),
         ("Learning rates", Field.rate),
     ):
-        rows = [line([name, *(cell(fields.get(task), name, measure) for task in TASKS)]) for name in entered]
-        head = [f"## {title}", "", line(["", *TASKS]), "|---" * (len(TASKS) + 1) + "|"]
+        rows = [line([name, *(cell(field, name, measure) for field in fields.values())]) for name in entered]
+        head = [f"## {title}", "", line(["", *fields]), "|---" * (len(fields) + 1) + "|"]
         parts.append("\n".join([*head, *rows]) + "\n")
     return "\n".join(parts)
 
 
-def cell(field: Field | None, name: str, measure: Callable[[Field, Result], str]) -> str:
-    result = None if field is None else field.of(name)
-    return NOT_RUN if field is None or result is None else measure(field, result)
+def cell(field: Field, name: str, measure: Callable[[Field, Result], str]) -> str:
+    result = field.of(name)
+    return NOT_RUN if result is None else measure(field, result)
 
 
 def report(records: Sequence[Mapping[str, Any]], contestants: Collection[str]) -> str:
