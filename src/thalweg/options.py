@@ -88,6 +88,7 @@ class LARSOptions(CommonOptions, total=False):
     trust: bool
     exempt: Literal["vectors"] | None
     always_adapt: bool
+    keep_norms: bool
     norm_mode: Literal["paper", "combined"]
     momentum_mode: Literal["lr_inside", "lr_outside"]
     clip: bool
@@ -103,6 +104,7 @@ class LAMBOptions(CommonOptions, total=False):
     trust: bool
     exempt: Literal["vectors"] | None
     always_adapt: bool
+    keep_norms: bool
     trust_clip: Pair | None
     phi: Pair | None
     eps_root: Schedulable

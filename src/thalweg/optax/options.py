@@ -38,6 +38,7 @@ class LarsExtras(CommonExtras, total=False):
     trust: bool
     exempt: Literal["vectors"] | None
     always_adapt: bool
+    keep_norms: bool
     norm_mode: Literal["paper", "combined"]
     momentum_mode: Literal["lr_inside", "lr_outside"]
     clip: bool
@@ -51,6 +52,7 @@ class LambExtras(CommonExtras, total=False):
     trust: bool
     exempt: Literal["vectors"] | None
     always_adapt: bool
+    keep_norms: bool
     trust_clip: tuple[Any, Any] | None
     phi: tuple[Any, Any] | None
     weight_decay_mode: Literal["in_update", "decoupled", "l2"]

@@ -22,6 +22,12 @@ def ratio_unless(xp: Space[A], undefined: Truth, above: Scalar, below: Scalar, o
     return xp.where(undefined, otherwise, above / xp.where(undefined, 1.0, below))
 
 
+def norm_kept(xp: Space[A], norm: Scalar, new_squares: Scalar) -> Scalar:
+    """What gives a tensor, whose squares have a new sum, its former norm again; 1 if either is zero."""
+    new_norm = xp.sqrt(xp.maximum(new_squares, 0.0))
+    return ratio_unless(xp, xp.minimum(norm, new_norm) <= 0, norm, new_norm, 1.0)
+
+
 def clip(xp: Space[A], x: Value, bounds: tuple[Scalar, Scalar]) -> Value:
     """x kept within (low, high)."""
     low, high = bounds

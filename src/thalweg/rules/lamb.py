@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
-from thalweg.rules.blocks import clip, one_minus_power, ratio_unless
+from thalweg.rules.blocks import clip, norm_kept, one_minus_power, ratio_unless
 from thalweg.rules.checks import check_bounds, check_choice, check_flag, check_fraction, check_number, check_pair
 from thalweg.rules.entries import Entry, Moment, Square
 from thalweg.rules.exempt import exempted
@@ -34,6 +34,8 @@ class LAMB(Rule):
     trust_clip: tuple[Scalar, Scalar] | None = None
     #: (low, high) for |p| before it enters the ratio.
     phi: tuple[Scalar, Scalar] | None = None
+    #: Whether a tensor with a trust ratio keeps its norm: a step turns it, and neither stretches nor shrinks it.
+    keep_norms: bool = False
     #: Added to the second moment under the square root.
     eps_root: Scalar = 0.0
     #: Decay as part of u, apart from it ("decoupled"), or as part of the gradient ("l2").
@@ -73,7 +75,7 @@ class LAMB(Rule):
             check_fraction(f"betas[{index}]", beta)
         for name in ("eps", "eps_root", "weight_decay"):
             check_number(name, getattr(self, name), low=0.0)
-        for flag in ("bias_correction", "grad_averaging", "trust", "always_adapt"):
+        for flag in ("bias_correction", "grad_averaging", "trust", "always_adapt", "keep_norms"):
             check_flag(flag, getattr(self, flag))
         check_bounds("trust_clip", self.trust_clip)
         check_bounds("phi", self.phi)
@@ -82,7 +84,8 @@ class LAMB(Rule):
 
     def idle(self, lr: Scalar | None) -> dict[str, str]:
         idle = super().idle(lr)
-        return idle if self.trust else idle | dict.fromkeys(("trust_clip", "phi", "always_adapt"), "trust=True")
+        needs_trust = ("trust_clip", "phi", "always_adapt", "keep_norms")
+        return idle if self.trust else idle | dict.fromkeys(needs_trust, "trust=True")
 
     @property
     def looks_at_shapes(self) -> bool:
@@ -92,7 +95,9 @@ class LAMB(Rule):
         return exempted(self, shape)
 
     def treatment(self, shape: Shape) -> str:
-        return "trust ratio" if self.trust else "no trust ratio"
+        if not self.trust:
+            return "no trust ratio"
+        return "trust ratio, norm kept" if self.keep_norms else "trust ratio"
 
     def expected_rms(self, lr: float | None, p_rms: float) -> float:
         return (lr or 0.0) * p_rms if self.trust else lr or 0.0
@@ -126,14 +131,25 @@ class LAMB(Rule):
             u = u + self.weight_decay * p
 
         axes = self.own_axes(xp.shape(p))
-        p_squares, u_squares, g_squares = xp.sums(Squares(p, axes), Squares(u, axes), Squares(g, axes))
+        keeps = self.trust and self.keep_norms
+        along = [(p * u, axes)] if keeps else []
+        p_squares, u_squares, g_squares, *products = xp.sums(
+            Squares(p, axes), Squares(u, axes), Squares(g, axes), *along
+        )
         p_norm, u_norm = xp.sqrt(p_squares), xp.sqrt(u_squares)
         # under "decoupled" the parameter is measured after its decay
         kept = 1 - lr * self.weight_decay if self.weight_decay_mode == "decoupled" else 1.0
         ratio = self.ratio(xp, xp.abs(kept) * p_norm, u_norm) if self.trust else 1.0
-        delta = u * (ratio * -lr)
-        if self.weight_decay_mode == "decoupled":
-            delta = delta - (lr * self.weight_decay) * p
+        if keeps:
+            # |kept p - move u| follows from the sums above, so that memory is not read once more
+            move = ratio * lr
+            new_squares = (kept * p_norm) ** 2 - 2 * kept * move * products[0] + (move * u_norm) ** 2
+            turned = norm_kept(xp, p_norm, new_squares)
+            delta = (turned * kept - 1) * p - (turned * move) * u
+        else:
+            delta = u * (ratio * -lr)
+            if self.weight_decay_mode == "decoupled":
+                delta = delta - (lr * self.weight_decay) * p
         stats = {"trust_ratio": ratio, "param_norm": p_norm, "update_norm": u_norm, "grad_norm": xp.sqrt(g_squares)}
         # a g * g that overflows leaves u finite and v stuck at infinity, so both sums are asked
         return Update(delta, {"exp_avg": m, "exp_avg_sq": v}, xp.isfinite(u_squares + g_squares), stats)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
-from thalweg.rules.blocks import is_zero, ratio_unless
+from thalweg.rules.blocks import is_zero, norm_kept, ratio_unless
 from thalweg.rules.checks import check_choice, check_flag, check_fraction, check_number
 from thalweg.rules.entries import Entry, Moment
 from thalweg.rules.exempt import exempted
@@ -29,6 +29,8 @@ class LARS(Rule):
     exempt: Literal["vectors"] | None = None
     #: False adapts only tensors with weight decay, as timm does.
     always_adapt: bool = True
+    #: Whether a tensor with a trust ratio keeps its norm: a step turns it, and neither stretches nor shrinks it.
+    keep_norms: bool = False
     #: "paper" measures |g| + decay |p|; "combined" measures |g + decay p|.
     norm_mode: Literal["paper", "combined"] = "paper"
     #: Whether the learning rate scales what enters the momentum, or what leaves it.
@@ -62,7 +64,7 @@ class LARS(Rule):
         check_number("weight_decay", self.weight_decay, low=0.0)
         check_number("trust_coefficient", self.trust_coefficient, low=0.0, open_low=True)
         check_number("eps", self.eps, low=0.0)
-        for flag in ("nesterov", "trust", "always_adapt", "clip"):
+        for flag in ("nesterov", "trust", "always_adapt", "keep_norms", "clip"):
             check_flag(flag, getattr(self, flag))
         check_choice("exempt", self.exempt, "vectors", None)
         check_choice("norm_mode", self.norm_mode, "paper", "combined")
@@ -75,9 +77,8 @@ class LARS(Rule):
     def idle(self, lr: Scalar | None) -> dict[str, str]:
         idle = super().idle(lr)
         if not self.trust:
-            idle |= dict.fromkeys(
-                ("trust_coefficient", "eps", "norm_mode", "clip", "zero_ratio", "always_adapt"), "trust=True"
-            )
+            needs_trust = ("trust_coefficient", "eps", "norm_mode", "clip", "zero_ratio", "always_adapt", "keep_norms")
+            idle |= dict.fromkeys(needs_trust, "trust=True")
         if is_zero(self.momentum):
             idle |= dict.fromkeys(("nesterov", "momentum_mode", "momentum_dtype"), "a momentum above 0")
         return idle
@@ -90,7 +91,9 @@ class LARS(Rule):
         return exempted(self, shape)
 
     def treatment(self, shape: Shape) -> str:
-        return "trust ratio" if self.trust else "no trust ratio"
+        if not self.trust:
+            return "no trust ratio"
+        return "trust ratio, norm kept" if self.keep_norms else "trust ratio"
 
     def expected_rms(self, lr: float | None, p_rms: float) -> float:
         return (lr or 0.0) * self.trust_coefficient * p_rms if self.trust else lr or 0.0
@@ -125,6 +128,10 @@ class LARS(Rule):
             state["momentum_buffer"] = buffer = self.momentum * s["momentum_buffer"] + step
             step = step + self.momentum * buffer if self.nesterov else buffer
         delta = -step if self.momentum_mode == "lr_inside" else step * -lr
+        if self.trust and self.keep_norms:
+            (new_squares,) = xp.sums(Squares(p + delta, axes))
+            turned = norm_kept(xp, p_norm, new_squares)
+            delta = (turned - 1) * p + turned * delta
         stats = {"trust_ratio": ratio, "param_norm": p_norm, "grad_norm": g_norm}
         return Update(delta, state, xp.isfinite(g_squares), stats)
 
