@@ -166,3 +166,13 @@ def test_a_first_state_in_codes_takes_little_more_memory_than_it_has() -> None:
     tracemalloc.stop()
     assert sum(entry.nbytes for entry in state.values()) < 0.6 * p.nbytes
     assert peak < 3 * p.nbytes
+
+
+def test_a_first_state_in_16_bits_takes_what_it_has() -> None:
+    p = np.zeros((512, 2048), "float16")
+    tracemalloc.start()
+    state = first_state(xp, LAMB(), Handling(state_dtype="float16"), p)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sum(entry.nbytes for entry in state.values()) == 2 * p.nbytes
+    assert peak < 2.1 * p.nbytes

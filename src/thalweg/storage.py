@@ -90,12 +90,14 @@ def first_state(xp: Space[A], rule: Rule, handling: Handling, p: A) -> State[A]:
     state: State[A] = {}
     for key, entry in rule.entries(shape).items():
         groups = groups_of(entry, shape, rule.stacked_axes, handling)
-        if groups is not None and type(entry).first is Spread.first:  # zeros
+        is_zero = type(entry).first is Spread.first
+        if is_zero and groups is not None:
             codec = CODECS[storage(entry, dtype, handling, groups)]
             state[key], state[scale_key(key)] = codec.zeros(xp, p, groups)
         else:
-            first = entry.first(xp, xp.astype(p, arithmetic(dtype)), rule.stacked_axes)
-            state.update(encoded(xp, rule, handling, p, {key: first}))
+            # zeros are made in the parameter's own dtype, without a copy of it in the precision of arithmetic
+            like = p if is_zero else xp.astype(p, arithmetic(dtype))
+            state.update(encoded(xp, rule, handling, p, {key: entry.first(xp, like, rule.stacked_axes)}))
     return {**state, **first_record(xp, handling, p)}
 
 

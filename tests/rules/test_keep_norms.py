@@ -24,7 +24,7 @@ def optimizer(name: str, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "name, options",
+    ("name", "options"),
     [
         *(pytest.param("LAMB", dict(weight_decay_mode=mode), id=mode) for mode in ("in_update", "decoupled", "l2")),
         pytest.param("LAMB", dict(always_adapt=False, weight_decay=0.0), id="a ratio of 1"),
