@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -92,30 +92,6 @@ def torch_muon(model: nn.Module, lr: float, decay: float, *, adamw_lr: float = 2
     ]
 
 
-class OnASphere:
-    """Steps with an optimizer, and gives every matrix the norm again that it began with."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
-        self.matrices = [p for group in optimizer.param_groups for p in group["params"] if p.ndim > 1]
-        self.norms = torch._foreach_norm(self.matrices)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.optimizer, name)
-
-    @torch.no_grad()
-    def step(self) -> None:
-        self.optimizer.step()
-        torch._foreach_mul_(self.matrices, torch._foreach_div(self.norms, torch._foreach_norm(self.matrices)))
-
-
-def on_a_sphere(made: Make) -> Make:
-    def make(model: nn.Module, lr: float, decay: float) -> list[Optimizer]:
-        return [cast(Optimizer, OnASphere(own)) for own in made(model, lr, decay)]
-
-    return make
-
-
 def mixture(recipe: Callable[..., Optimizer], **options: Any) -> Make:
     def make(model: nn.Module, lr: float, decay: float) -> list[Optimizer]:
         return [recipe(model, lr, 2e-3, weight_decay=decay, adamw={"betas": (0.9, 0.95)}, **options)]
@@ -147,7 +123,7 @@ CONTESTANTS = {
     # LAMB and LARS: a trust ratio for tensors of one axis, or none
     "LAMB": Contestant("thalweg", lamb(standard=False), 0.02, 0.02),
     "LAMB paper": Contestant("thalweg", lamb(variant="paper", standard=False), 0.02, 0.02),
-    "LAMB, norms kept": Contestant("thalweg", on_a_sphere(lamb(decay=0.0)), 0.02, 0.02),
+    "LAMB, norms kept": Contestant("thalweg", lamb(decay=0.0, keep_norms=True), 0.02, 0.02),
     "timm Lamb": Contestant("timm", peer("timm.optim.lamb.Lamb", max_grad_norm=None), 0.02, 0.02),
     "LARS": Contestant("thalweg", lars(standard=False), 6.0, 6.0),
     "LARS, exempt vectors": Contestant("thalweg", lars(standard=False, exempt="vectors"), 3.0, 3.0),

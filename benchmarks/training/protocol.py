@@ -79,7 +79,13 @@ class Records:
         new.replace(self.path)
 
     def of(self, contestant: str, settings: Mapping[str, Any]) -> list[Run]:
-        return [run for run in self.runs if run["contestant"] == contestant and run["settings"] == settings]
+        return [run for run in self.runs if run["contestant"] == contestant and alike(run["settings"], settings)]
+
+
+def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two runs had the same settings. An option that one does not name came later, or went: it is not asked."""
+    groups = zip(one.values(), other.values(), strict=False)
+    return len(one) == len(other) and all(a[key] == b[key] for a, b in groups for key in a.keys() & b.keys())
 
 
 def loss_of(run: Run, higher_is_better: bool) -> float:
@@ -144,7 +150,7 @@ def results(record: Mapping[str, Any]) -> list[Result]:
     found = []
     for contestant in dict.fromkeys(run["contestant"] for run in record["runs"]):
         runs = [run for run in record["runs"] if run["contestant"] == contestant]
-        runs = [run for run in runs if run["settings"] == runs[-1]["settings"]]  # the latest settings of that name
+        runs = [run for run in runs if alike(run["settings"], runs[-1]["settings"])]  # the latest settings of that name
         choice = chosen(runs, higher)
         if choice is None:
             continue

@@ -67,6 +67,13 @@ def test_scores_and_steps_between_points_of_a_curve() -> None:
     assert [protocol.steps_to(curve, wanted, False) for wanted in (5.0, 3.0, 1.0)] == [10.0, 15.0, None]
 
 
+def test_an_option_that_came_later_does_not_begin_a_search_anew_and_a_changed_one_does() -> None:
+    then = {"0": {"betas": [0.9, 0.999], "eps": 1e-6}}
+    assert protocol.alike(then, {"0": {**then["0"], "keep_norms": False}})
+    assert not protocol.alike(then, {"0": {**then["0"], "eps": 1e-8}})
+    assert not protocol.alike(then, {**then, "1": then["0"]})
+
+
 # ---- the tables
 
 
