@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thalweg.kernels.text import block, indented, summand
-from thalweg.kernels.triton.emit import SCALAR_INPUTS, Lines, is_zero_where_nothing_is
+from thalweg.kernels.triton.emission import SCALAR_INPUTS, Lines, is_zero_where_nothing_is
 from thalweg.kernels.triton.tile_emission import TileEmission, base_of, filled
 from thalweg.programs.extents import COLUMN, ELEMENT, MATRIX, ROW, SMALL, TENSOR
 from thalweg.programs.graph import Value

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thalweg.kernels.text import block, indented
-from thalweg.kernels.triton.emit import SCALAR_INPUTS, Decision, Emitted, Lines
+from thalweg.kernels.triton.emission import SCALAR_INPUTS, Decision, Lines
+from thalweg.kernels.triton.emit import Emitted
 from thalweg.kernels.triton.emit_tile_passes import emit_pass
 from thalweg.kernels.triton.memory import Stored
 from thalweg.kernels.triton.statistics import Statistic

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from thalweg.arrays import Axes
 from thalweg.codecs import grouping
-from thalweg.kernels.triton.emit import OWN_FIGURES, Emitted
+from thalweg.kernels.triton.emission import OWN_FIGURES
+from thalweg.kernels.triton.emit import Emitted
 from thalweg.kernels.triton.launching import Compiled, kind_of
 from thalweg.kernels.triton.numbers import as_stored, half_of, is_finite
 from thalweg.kernels.triton.tables import COLUMNS, STEP, Operand, Tables, draws_of

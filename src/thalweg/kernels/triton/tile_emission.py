@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from thalweg.kernels.triton.emit import Emission
+from thalweg.kernels.triton.emission import Emission
 from thalweg.programs.extents import COLUMN, ELEMENT, MATRIX, ROW, TENSOR, Kinds
 from thalweg.programs.graph import Value
 from thalweg.programs.schedule import Pass
