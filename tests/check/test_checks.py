@@ -12,9 +12,10 @@ pytest.importorskip("torch")
 from check_faulty import FAULTS
 
 from thalweg.check import CHECKS, check
+from thalweg.check.references import subject_of
 from thalweg.check.registry import checks_of
-from thalweg.check.run import Verdict, verdict_of
-from thalweg.check.subject import Subject, subject_of
+from thalweg.check.subject import Subject
+from thalweg.check.verdicts import Verdict, verdict_of
 from thalweg.rules import RULES
 
 FACTS = {"odd": True, "temporaries": 16.0}

@@ -11,9 +11,10 @@ pytest.importorskip("optax")
 from check_faulty_jax import FAULTS
 
 from thalweg.check import check
+from thalweg.check.references import subject_of
 from thalweg.check.registry import checks_of
-from thalweg.check.run import verdict_of
-from thalweg.check.subject import Subject, subject_of
+from thalweg.check.subject import Subject
+from thalweg.check.verdicts import verdict_of
 from thalweg.rules import RULES
 
 CHECKS = checks_of("optax")

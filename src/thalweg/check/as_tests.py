@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from thalweg.check.references import subject_of
 from thalweg.check.registry import Check, chosen_checks
-from thalweg.check.run import FAILED, NOT_OFFERED, verdict_of
-from thalweg.check.subject import subject_of
+from thalweg.check.verdicts import FAILED, NOT_OFFERED, verdict_of
 
 
 def parametrize(

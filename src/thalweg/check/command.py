@@ -61,9 +61,9 @@ def command(
     The exit code is 1 if a check failed.
     """
     from thalweg.check.page import document
+    from thalweg.check.references import listed, subject_of
     from thalweg.check.registry import chosen_checks
     from thalweg.check.run import check
-    from thalweg.check.subject import listed, subject_of
     from thalweg.check.tables import as_markdown
     from thalweg.check.terminal import progress, show, show_list
     from thalweg.show.console import aside, console

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from thalweg.check.registry import Check, Failed, NotOffered, chosen_checks
-from thalweg.check.subject import Subject, subject_of
-from thalweg.check.surroundings import surroundings_kept
-from thalweg.show.modules import said
+from thalweg.check.references import subject_of
+from thalweg.check.registry import chosen_checks
+from thalweg.check.verdicts import FAILED, Verdict, verdict_of
 from thalweg.show.surroundings import versions
-
-PASSED, FAILED, NOT_OFFERED = "passed", "failed", "not offered"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What a check said of an optimizer."""
-
-    check: str
-    group: str
-    holds: str
-    outcome: str
-    #: What was seen where it failed, or why it is not offered.
-    seen: str = ""
-    seconds: float = 0.0
-    #: By how many processes, where it was checked by several.
-    ranks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,21 +71,3 @@ def check(
                 found.verdicts.append(world.verdict(each, optimizer, options, facts))
                 on_verdict(found.verdicts[-1])
     return found
-
-
-def verdict_of(each: Check, subject: Subject) -> Verdict:
-    begin, outcome, seen = time.perf_counter(), PASSED, ""
-    with surroundings_kept(subject.kind):
-        try:
-            each.run(subject)
-        except NotOffered as why:
-            outcome, seen = NOT_OFFERED, str(why)
-        except Failed as what:
-            outcome, seen = FAILED, str(what)
-        except Exception as error:
-            outcome, seen = FAILED, said(error)
-    return judged(each, outcome, seen, time.perf_counter() - begin)
-
-
-def judged(each: Check, outcome: str, seen: str, seconds: float = 0.0) -> Verdict:
-    return Verdict(check=each.name, group=each.group, holds=each.holds, outcome=outcome, seen=seen, seconds=seconds)

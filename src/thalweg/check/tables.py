@@ -6,7 +6,8 @@ import json
 import shlex
 from collections.abc import Iterable, Sequence
 
-from thalweg.check.run import NOT_OFFERED, PASSED, Report, Verdict
+from thalweg.check.run import Report
+from thalweg.check.verdicts import NOT_OFFERED, PASSED, Verdict
 
 #: Names of checks in one cell.
 MOST = 10

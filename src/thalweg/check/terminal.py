@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from thalweg.check.registry import Check
-from thalweg.check.run import FAILED, NOT_OFFERED, PASSED, Report, Verdict
+from thalweg.check.run import Report
 from thalweg.check.tables import again, rows, surroundings
+from thalweg.check.verdicts import FAILED, NOT_OFFERED, PASSED, Verdict
 from thalweg.show.extras import extra
 
 with extra("cli"):

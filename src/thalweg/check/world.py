@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from thalweg.check.ranks import Ranks, Silence
+from thalweg.check.references import subject_of
 from thalweg.check.registry import ROOMS, Check, checks_of
-from thalweg.check.run import FAILED, Verdict, judged, verdict_of
-from thalweg.check.subject import subject_of
+from thalweg.check.verdicts import FAILED, Verdict, judged, verdict_of
 from thalweg.errors import CommandError
 
 #: Seconds that other ranks may take to answer after the first one has.

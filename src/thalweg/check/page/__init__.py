@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from string import Template
 
-from thalweg.check.run import FAILED, NOT_OFFERED, PASSED, Report, Verdict
+from thalweg.check.run import Report
 from thalweg.check.tables import again, rows, surroundings
+from thalweg.check.verdicts import FAILED, NOT_OFFERED, PASSED, Verdict
 from thalweg.show.page import part
 
 MARKS = {PASSED: "✓", FAILED: "✗", NOT_OFFERED: "–"}

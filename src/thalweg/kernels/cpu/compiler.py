@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from thalweg.errors import RuleError
+from thalweg.kernels.cpu import SUFFIX
 from thalweg.kernels.cpu.emit import library_source
-from thalweg.kernels.cpu.library import SUFFIX
 from thalweg.kernels.cpu.lines import Function
 
 

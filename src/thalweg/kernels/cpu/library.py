@@ -5,17 +5,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import sys
 import warnings
 from collections.abc import Sequence
 from ctypes import c_char_p, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 
 from thalweg.errors import FallbackWarning
-from thalweg.kernels.cpu import structs
+from thalweg.kernels.cpu import SUFFIX, structs
 from thalweg.kernels.cpu.lines import Function
 
-SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 BESIDE = Path(__file__).with_name(f"_core{SUFFIX}")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from thalweg.arrays import Shape
-from thalweg.kernels.triton.served import DTYPES
 from thalweg.rules import Kron
 from thalweg.settings import Handling
 
@@ -13,18 +12,16 @@ from thalweg.settings import Handling
 FACTORS = ("float32", "bfloat16")
 
 
-def reason_unserved(rule: Kron, handling: Handling, shape: Shape, p_dtype: str, q_dtype: str) -> str:
-    """Why these kernels cannot step a parameter, "" if they can. The dtypes are of parameter and factors, as stored."""
+def reason_unserved(rule: Kron, handling: Handling, shape: Shape, stored: str) -> str:
+    """Why these kernels cannot step a parameter, "" if they can. stored: the dtype of its factors."""
     if rule.geometry == "eq":
         return "there is no fused kernel for geometry='eq', which solves triangular systems"
     if rule.damping_mode == "expected":
         return "there is no fused kernel for damping_mode='expected'"
     if handling.on_nonfinite == "raise":
         return "there is no fused kernel of Kron for on_nonfinite='raise'"
-    if p_dtype not in DTYPES:
-        return f"there is no fused kernel for {p_dtype} on GPUs"
-    if q_dtype not in FACTORS:
-        return f"there is no fused kernel for factors stored in {q_dtype}"
+    if stored not in FACTORS:
+        return f"there is no fused kernel for factors stored in {stored}"
     sizes = rule.sizes(shape)
     if len(sizes) > 2:
         return f"there is no fused kernel for {len(sizes)} factors"

@@ -51,7 +51,7 @@ def reason_against(setting: Setting, shape: Shape, dtype: str, state: Mapping[st
         from thalweg.kernels.triton.kron_served import reason_unserved
 
         (factors, *_) = (state[key][1] for key in rule.keys(shape, Factor))
-        return reason_unserved(rule, setting.handling, shape, dtype, factors)
+        return reason_unserved(rule, setting.handling, shape, factors)
     return ""
 
 

@@ -1,0 +1,135 @@
+"""Optimizers by their references, ready to be checked."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from thalweg.check.subject import Facts, Subject
+from thalweg.check.surroundings import surroundings_kept
+from thalweg.errors import CommandError
+from thalweg.rules import Rule
+from thalweg.show.modules import imported, said
+from thalweg.show.published import ready_timm
+
+#: Where an author declares facts: an attribute of the class or function.
+DECLARED = "check_facts"
+
+
+def subject_of(given: Any, options: Mapping[str, Any] | None = None, facts: Mapping[str, Any] | None = None) -> Subject:
+    """A subject from ``package.Class``, ``module:Class``, ``package.Class(lr=0.1)``, or from the class itself."""
+    written: dict[str, Any] = {}
+    name, factory = getattr(given, "__qualname__", str(given)), given
+    if isinstance(given, str):
+        name = given.strip()
+        reference, written = parsed(name)
+        factory = resolved(reference)
+    if inspect.isclass(factory) and issubclass(factory, Rule):
+        import thalweg.torch
+
+        factory = thalweg.torch.optimizer(factory)
+    if not callable(factory):
+        raise CommandError(f"{name}: this is neither a class nor a function")
+    declared = {**getattr(factory, DECLARED, {}), **(facts or {})}
+    known = [field.name for field in fields(Facts)]
+    if unknown := sorted(set(declared) - set(known)):
+        raise CommandError(f"{name}: unknown facts {', '.join(unknown)}; there are {', '.join(known)}")
+    subject = Subject(
+        name=name,
+        factory=factory,
+        options={**written, **(options or {})},
+        facts=Facts(**declared),
+        kind="torch" if is_for_torch(factory) else "optax",
+    )
+    with surroundings_kept(subject.kind):
+        return probed(subject)
+
+
+def is_for_torch(factory: Any) -> bool:
+    """Classes of optimizers, and functions that take parameters first; others make transformations."""
+    first = next(iter(inspect.signature(factory).parameters), "")
+    return inspect.isclass(factory) or first in ("params", "parameters")
+
+
+def probed(subject: Subject) -> Subject:
+    """The subject, with the facts that it tells by itself; an error where nothing can be made of it."""
+    if subject.kind == "optax":
+        made = attempt(subject, subject.make)
+        if not (hasattr(made, "init") and hasattr(made, "update")):
+            raise CommandError(
+                f"{subject.name}: takes no params and makes no gradient transformation, but {type(made).__name__}"
+            )
+        import jax.numpy as jnp
+
+        vectors = {"vector": jnp.ones(4)}
+        return found_out(subject, lambda: made.update(vectors, made.init(vectors), vectors))
+    from thalweg.check import problem
+
+    attempt(subject, lambda: problem.stepped(subject, [(4, 3)]))
+    return found_out(subject, lambda: problem.stepped(subject, [(4,)]))
+
+
+def found_out(subject: Subject, step_a_vector: Callable[[], Any]) -> Subject:
+    """The subject; it needs matrices where a vector is refused."""
+    try:
+        step_a_vector()
+    except Exception:
+        return replace(subject, facts=replace(subject.facts, needs_matrices=True))
+    return subject
+
+
+def attempt(subject: Subject, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except Exception as error:
+        given = json.dumps(dict(subject.options), default=str)
+        raise CommandError(f"{subject.name} cannot be tried with the options {given}: {said(error)}") from error
+
+
+def parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """The reference and the options of what is written like a call.
+
+    >>> parsed("torch.optim.SGD(lr=0.1, nesterov=True)")
+    ('torch.optim.SGD', {'lr': 0.1, 'nesterov': True})
+    """
+    reference, bracket, _ = text.partition("(")
+    if not bracket:
+        return text, {}
+    try:
+        call = ast.parse("made" + text[len(reference) :], mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError("options go by name")
+        return reference, {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError):
+        raise CommandError(f"{text!r}: write options as Name(lr=0.1, betas=(0.9, 0.95))") from None
+
+
+def listed(text: str) -> list[str]:
+    """References between commas, which may have options in brackets.
+
+    >>> listed("torch.optim.SGD(lr=0.1, momentum=0.9), optax:lamb(learning_rate=0.1)")
+    ['torch.optim.SGD(lr=0.1, momentum=0.9)', 'optax:lamb(learning_rate=0.1)']
+    """
+    return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
+
+
+def resolved(reference: str) -> Any:
+    """What ``module:Name`` or ``package.module.Name`` stands for."""
+    module, colon, attribute = reference.partition(":")
+    if not colon:
+        module, _, attribute = reference.rpartition(".")
+    if not module or not all(part.isidentifier() for part in f"{module}.{attribute}".split(".")):
+        raise CommandError(f"{reference!r} is no optimizer: write module:Class, such as torch.optim:AdamW")
+    if module.partition(".")[0] == "timm":
+        ready_timm()
+    found = imported(module)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise CommandError(f"module {module!r} has no {attribute!r}")
+        found = getattr(found, part)
+    return found

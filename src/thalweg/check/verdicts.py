@@ -1,0 +1,46 @@
+"""What a check says of an optimizer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from thalweg.check.registry import Check, Failed, NotOffered
+from thalweg.check.subject import Subject
+from thalweg.check.surroundings import surroundings_kept
+from thalweg.show.modules import said
+
+PASSED, FAILED, NOT_OFFERED = "passed", "failed", "not offered"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a check said of an optimizer."""
+
+    check: str
+    group: str
+    holds: str
+    outcome: str
+    #: What was seen where it failed, or why it is not offered.
+    seen: str = ""
+    seconds: float = 0.0
+    #: By how many processes, where it was checked by several.
+    ranks: int = 0
+
+
+def verdict_of(each: Check, subject: Subject) -> Verdict:
+    begin, outcome, seen = time.perf_counter(), PASSED, ""
+    with surroundings_kept(subject.kind):
+        try:
+            each.run(subject)
+        except NotOffered as why:
+            outcome, seen = NOT_OFFERED, str(why)
+        except Failed as what:
+            outcome, seen = FAILED, str(what)
+        except Exception as error:
+            outcome, seen = FAILED, said(error)
+    return judged(each, outcome, seen, time.perf_counter() - begin)
+
+
+def judged(each: Check, outcome: str, seen: str, seconds: float = 0.0) -> Verdict:
+    return Verdict(check=each.name, group=each.group, holds=each.holds, outcome=outcome, seen=seen, seconds=seconds)
