@@ -137,6 +137,12 @@ CONTESTANTS = {
     # mixtures
     "kron_adamw": Contestant("thalweg", mixture(kron_adamw), 1e-3, 1e-3),
     "muon_adamw": Contestant("thalweg", mixture(muon_adamw, muon={"scaling": "match_rms_adamw"}), 2e-3, 2e-3),
+    "muon_adamw, input by AdamW": Contestant(
+        "thalweg",
+        mixture(muon_adamw, muon={"scaling": "match_rms_adamw"}, other=["patches.*", "0.weight"]),
+        2e-3,
+        2e-3,
+    ),
     "torch Muon and AdamW": Contestant("torch", torch_muon, 2e-3, 2e-3),
     # baselines and slow peers
     "torch SGD": Contestant("torch", peer("torch.optim.SGD", momentum=0.9, nesterov=True, decay=0.01), 0.1, 0.1),
