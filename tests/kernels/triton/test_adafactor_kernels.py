@@ -15,12 +15,12 @@ from on_device import DEVICE
 from tolerances import FUSED
 
 from thalweg.boundary import advance
-from thalweg.kernels.triton import tiles
+from thalweg.kernels.triton import cuts as of_cuts
+from thalweg.kernels.triton.cuts import cut_to_measure, matrices_of
 from thalweg.kernels.triton.derived_tiles import TilePasses, passes_for
 from thalweg.kernels.triton.passes import Step, Sum
 from thalweg.kernels.triton.statistics import copies_of, length_of
 from thalweg.kernels.triton.tables import Operand
-from thalweg.kernels.triton.tiles import cut_to_measure, matrices_of
 from thalweg.rules import Adafactor
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling
@@ -127,7 +127,7 @@ def cuts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     if request.param:
         for name in ("MEASURING", "STEPPING"):
             few = dict(programs=1000, fewest_blocks=1, block=2048, deep_block=1024, widths=(1024, 512, 256))
-            monkeypatch.setattr(tiles, name, getattr(tiles, name)._replace(**few, **request.param))
+            monkeypatch.setattr(of_cuts, name, getattr(of_cuts, name)._replace(**few, **request.param))
 
 
 @pytest.mark.in_turn("around", "cuts")
@@ -146,7 +146,7 @@ def test_however_tensors_are_cut(around: str) -> None:
 
 @pytest.mark.nightly
 def test_many_copies_of_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "MEASURING", tiles.MEASURING._replace(most_blocks=1, block=64, widths=(16,)))
+    monkeypatch.setattr(of_cuts, "MEASURING", of_cuts.MEASURING._replace(most_blocks=1, block=64, widths=(16,)))
     model = Model([random((280, 40), 1)])
     reference = copied(model)
     grads = [random((280, 40), 2)]

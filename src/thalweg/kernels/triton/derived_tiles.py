@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.arrays import Shape
+from thalweg.kernels.triton.cuts import MEASURING, STEPPING, cut_to_measure, cut_to_step, matrices_of
 from thalweg.kernels.triton.derived import (
     DerivedPasses,
     elements_of,
@@ -27,7 +28,7 @@ from thalweg.kernels.triton.memory import Stored, sizes_of
 from thalweg.kernels.triton.passes import DECIDED, MEASURE, REHEARSE, WRITE, Passes, Step, Sum
 from thalweg.kernels.triton.statistics import COMPUTED, Statistics
 from thalweg.kernels.triton.tables import ALIGNMENT, Operand, add_up
-from thalweg.kernels.triton.tiles import MEASURING, STEPPING, Grid, cut_to_measure, cut_to_step, matrices_of
+from thalweg.kernels.triton.tiles import Grid
 from thalweg.programs.extents import ELEMENT, TENSOR, Kinds, kinds_of
 from thalweg.programs.schedule import schedule
 from thalweg.programs.trace import example_of

@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thalweg.kernels.triton.cuts import Cut
 from thalweg.kernels.triton.launching import Compiled
 from thalweg.kernels.triton.tables import Uploads
-from thalweg.kernels.triton.tiles import ACROSS, AFTER, BETWEEN, GEOMETRY, ROWS, Cut, enumerated
+from thalweg.kernels.triton.tiles import ACROSS, AFTER, BETWEEN, GEOMETRY, ROWS, enumerated
 from thalweg.programs.extents import COLUMN, ELEMENT, MATRIX, ROW, SMALL, TENSOR
 
 #: Behind the geometry of a tensor, of each statistic: where its first copy is and where the others begin, how many
