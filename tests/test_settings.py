@@ -13,9 +13,10 @@ import pytest
 
 from thalweg import options
 from thalweg.errors import OptimError, OptionError
+from thalweg.given import check_known, plain
 from thalweg.overrides import matches
 from thalweg.rules import RULES, Annealed
-from thalweg.settings import WHOLE_STEP, Handling, Setting, Settings, check_known, combined, option_names, plain
+from thalweg.settings import WHOLE_STEP, Handling, Setting, Settings, combined, option_names
 
 MATRIX = np.zeros((2, 2))
 

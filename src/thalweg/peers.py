@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 from thalweg.errors import StateError
+from thalweg.given import differ
 from thalweg.rules import Rule
-from thalweg.settings import differ
 
 #: From the name that a parameter has at the source to the one it has here. Names that a mapping lacks stay.
 Rename: TypeAlias = Callable[[str], str] | Mapping[str, str]

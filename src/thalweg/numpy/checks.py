@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from thalweg.errors import OptionError
+from thalweg.given import plain
 from thalweg.numpy.arrays import advice, kind_of
 from thalweg.rules.checks import is_known
-from thalweg.settings import STORAGE, Settings, plain
+from thalweg.settings import STORAGE, Settings
 from thalweg.spaces import numpy as xp
 
 #: A number, a function of the step (counted from 1), or None where the rule has its own.

@@ -10,13 +10,14 @@ from typing import Any
 import optax
 
 from thalweg.errors import OptionError
+from thalweg.given import check_known
 from thalweg.optax.signatures import counted
 from thalweg.optax.transformation import as_transformation, stacks, without_where_false
 from thalweg.optax.values import dtype_name, pair
 from thalweg.options import defaults, types_of
 from thalweg.overrides import Overrides
 from thalweg.rules import Rule
-from thalweg.settings import check_known, option_names
+from thalweg.settings import option_names
 from thalweg.trial import check_rule
 
 #: In ``Rule.OPTAX``: what follows is by keyword alone.

@@ -11,6 +11,7 @@ import optax
 import optax.contrib
 
 from thalweg.errors import StateError, read_as
+from thalweg.given import differ
 from thalweg.mixtures import in_words
 from thalweg.optax.exchange import entries_by_name, imported, is_own, own_parts, placed
 from thalweg.optax.explain import transformations
@@ -20,7 +21,7 @@ from thalweg.peers import Rename, Report, check_same_names, refused_option
 from thalweg.rules import LAMB, LARS, SGD, Adafactor, AdamW, Muon, Rule
 from thalweg.rules.lion import Lion
 from thalweg.rules.rule import number_options
-from thalweg.settings import Setting, differ
+from thalweg.settings import Setting
 
 ADAM = {"exp_avg": (optax.ScaleByAdamState, "mu"), "exp_avg_sq": (optax.ScaleByAdamState, "nu")}
 TRACE = {"momentum_buffer": (optax.TraceState, "trace")}

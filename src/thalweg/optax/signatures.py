@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from thalweg.errors import OptionError
+from thalweg.given import check_known
 from thalweg.optax import options as typed
 from thalweg.optax.transformation import stacks
 from thalweg.optax.values import dtype_name
 from thalweg.options import defaults, shown
 from thalweg.rules import Rule
-from thalweg.settings import check_known
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from thalweg.errors import CommandError, OptionError
-from thalweg.settings import Setting, Settings, check_known, option_names
+from thalweg.given import check_known
+from thalweg.settings import Setting, Settings, option_names
 from thalweg.show.dtypes import spelt_dtype
 from thalweg.show.lists import suggestion
 from thalweg.show.registered import OWN, ByRule, named, rule_of

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thalweg.errors import CommandError, OptionError
+from thalweg.given import check_known
 from thalweg.race.contestants import CONTESTANTS, Contestant, Mixed
 from thalweg.race.rivals import RATE_NAMES, Rival
-from thalweg.settings import Settings, check_known, option_names
+from thalweg.settings import Settings, option_names
 from thalweg.show.lists import suggestion
 from thalweg.show.registered import rule_of
 

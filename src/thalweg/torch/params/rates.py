@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from thalweg.errors import OptionError
+from thalweg.given import plain
 from thalweg.rules import Rule
-from thalweg.settings import plain
 
 Rate: TypeAlias = float | Tensor | None
 

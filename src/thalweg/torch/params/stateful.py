@@ -11,9 +11,10 @@ from torch import Tensor
 
 from thalweg.errors import OptionError, StateError, read_as
 from thalweg.exchange import warn_converted
+from thalweg.given import plain
 from thalweg.mixtures import Entry
 from thalweg.rules.entries import Count
-from thalweg.settings import Setting, Settings, plain
+from thalweg.settings import Setting, Settings
 from thalweg.torch.offload.host import HostState, moved, on_host
 from thalweg.torch.params.checkpoints import (
     check_entries,

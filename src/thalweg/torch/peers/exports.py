@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from thalweg.errors import StateError
+from thalweg.given import differ
 from thalweg.rules import Rule
-from thalweg.settings import Handling, differ
+from thalweg.settings import Handling
 from thalweg.spaces import torch as xp
 from thalweg.storage import RECORD, coded_keys
 from thalweg.torch.params.stateful import StatefulOptimizer

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from thalweg.arrays import Shape
 from thalweg.errors import OptionError, StateError
+from thalweg.given import differ
 from thalweg.peers import listed, unlike
 from thalweg.rules import RULES, Adafactor, Kron, Muon, Rule
-from thalweg.settings import Handling, Setting, Settings, differ
+from thalweg.settings import Handling, Setting, Settings
 
 Group: TypeAlias = Mapping[str, Any]
 #: Our options that make a rule equal to what a group of theirs and a parameter tell; "variant" among them.
