@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 import thalweg.numpy
+from thalweg import rules
+from thalweg.errors import NonFiniteError
+from thalweg.spaces import numpy as xp
 
 SHAPES = {"matrix": (6, 5), "cube": (2, 3, 4), "vector": (7,)}
 LR = {"LAMB": 0.3, "LARS": 50.0}
@@ -87,3 +90,51 @@ def test_what_does_not_go_together_is_told(name: str) -> None:
         optimizer(name, keep_norms=1)
     with pytest.raises(ValueError, match=r"keep_norms.*trust=True"):
         optimizer(name, trust=False)
+
+
+def grown(rule: Any, lr: float, p: Any, g: Any) -> float:
+    """By which part of itself p grows along itself in a first step, summed in float64."""
+    update = rule.update(xp, g, rule.init(xp, p), p, t=1, lr=lr)
+    wide = p.astype(float)
+    return float(np.sum(wide * np.asarray(update.delta, float)) / np.sum(wide * wide))
+
+
+@pytest.mark.parametrize("mode", ["in_update", "decoupled"])
+@pytest.mark.parametrize("lr", [1e-2, 1e-3, 1e-4])
+def test_what_lamb_takes_back_in_float32_is_exact_however_small(lr: float, mode: Any) -> None:
+    """About lr**2 / 2 of p: what rounded norms of float32 tell of it is wrong by 3e-8 of p.
+
+    As a stack of one, since norms of slices are in float32; so are all norms in torch and jax.
+    """
+    rule = rules.LAMB(keep_norms=True, weight_decay=0.01, weight_decay_mode=mode, stacked_axes=1)
+    p, g = np.random.default_rng(0).standard_normal((2, 1, 60, 50))
+    exact, single = grown(rule, lr, p, g), grown(rule, lr, p.astype(np.float32), g.astype(np.float32))
+    assert abs(exact) == pytest.approx(lr * lr / 2, rel=0.01)
+    assert single == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize("lr", [0.9995, 0.9998, 1.0, 1.0001])
+def test_a_step_that_takes_nearly_all_of_a_tensor_makes_nothing_large(lr: float) -> None:
+    """Without a gradient u is p, so that 1 - lr of it is left: what the sums tell of that is rounding alone."""
+    for seed in range(100):
+        p = drawn(seed)["matrix"].astype(np.float32)
+        norm = np.linalg.norm(p.astype(float))
+        thalweg.numpy.LAMB(lr, weight_decay=0.1, keep_norms=True).update("p", p, np.zeros_like(p))
+        assert np.linalg.norm(p.astype(float)) < 1.05 * norm
+
+
+@pytest.mark.parametrize(("name", "options"), [("LAMB", dict(always_adapt=False, weight_decay=0.0)), ("LARS", {})])
+def test_a_step_too_large_to_be_squared_does_not_end_at_zero(name: str, options: Any) -> None:
+    first = {"cube": drawn(0)["cube"].astype(np.float32)}
+    grads = {"cube": drawn(1)["cube"].astype(np.float32)}
+
+    def stepped(**more: Any) -> Any:
+        params = {"cube": first["cube"].copy()}
+        own = optimizer(name, engine="reference", stacked_axes=1, **options, **more).with_lr(1e30)
+        own.step(params, grads)
+        return params["cube"]
+
+    assert np.abs(stepped()).max() != 0
+    assert np.array_equal(stepped(on_nonfinite="skip"), first["cube"])
+    with pytest.raises(NonFiniteError, match="cube"):
+        stepped(on_nonfinite="raise")

@@ -23,9 +23,20 @@ def ratio_unless(xp: Space[A], undefined: Truth, above: Scalar, below: Scalar, o
 
 
 def norm_kept(xp: Space[A], norm: Scalar, new_squares: Scalar) -> Scalar:
-    """What gives a tensor, whose squares have a new sum, its former norm again; 1 if either is zero."""
-    new_norm = xp.sqrt(xp.maximum(new_squares, 0.0))
+    """What gives a tensor, whose squares have a new sum, its former norm again; 1 if either is zero or overflows."""
+    new_norm = xp.sqrt(xp.where(xp.isfinite(new_squares), new_squares, 0.0))
     return ratio_unless(xp, xp.minimum(norm, new_norm) <= 0, norm, new_norm, 1.0)
+
+
+def regained(xp: Space[A], lost: Scalar) -> tuple[Scalar, Scalar]:
+    """What gives a tensor, which has lost this part of its squares, its former norm again; and the same less 1.
+
+    The first is 1 / sqrt(1 - lost), the second to the last digit for the smallest of losses. Of a tensor of which less
+    than a thousandth is left, rounded sums do not tell how much: it is taken for a thousandth.
+    """
+    lost = xp.minimum(lost, 1 - 2.0**-20)
+    left = xp.sqrt(1 - lost)
+    return 1 / left, lost / (left * (1 + left))
 
 
 def clip(xp: Space[A], x: Value, bounds: tuple[Scalar, Scalar]) -> Value:

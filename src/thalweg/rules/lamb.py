@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
-from thalweg.rules.blocks import clip, norm_kept, one_minus_power, ratio_unless
+from thalweg.rules.blocks import clip, one_minus_power, ratio_unless, regained
 from thalweg.rules.checks import check_bounds, check_choice, check_flag, check_fraction, check_number, check_pair
 from thalweg.rules.entries import Entry, Moment, Square
 from thalweg.rules.exempt import exempted
@@ -138,18 +138,21 @@ class LAMB(Rule):
         )
         p_norm, u_norm = xp.sqrt(p_squares), xp.sqrt(u_squares)
         # under "decoupled" the parameter is measured after its decay
-        kept = 1 - lr * self.weight_decay if self.weight_decay_mode == "decoupled" else 1.0
+        decay = lr * self.weight_decay if self.weight_decay_mode == "decoupled" else 0.0
+        kept = 1 - decay
         ratio = self.ratio(xp, xp.abs(kept) * p_norm, u_norm) if self.trust else 1.0
+        move = ratio * lr
         if keeps:
-            # |kept p - move u| follows from the sums above, so that memory is not read once more
-            move = ratio * lr
-            new_squares = (kept * p_norm) ** 2 - 2 * kept * move * products[0] + (move * u_norm) ** 2
-            turned = norm_kept(xp, p_norm, new_squares)
-            delta = (turned * kept - 1) * p - (turned * move) * u
+            # what a step takes from |p|^2, as a part of it, follows from the sums above: memory is not read once more
+            unit = xp.where(p_norm <= 0, 1.0, p_norm)
+            along, length = move / unit * (products[0] / unit), move * u_norm / unit
+            lost = xp.where(p_norm <= 0, 0.0, decay * (2 - decay) + 2 * kept * along - length * length)
+            turned, more = regained(xp, lost)
+            delta = (more * kept - decay) * p - (turned * move) * u
         else:
-            delta = u * (ratio * -lr)
+            delta = u * -move
             if self.weight_decay_mode == "decoupled":
-                delta = delta - (lr * self.weight_decay) * p
+                delta = delta - decay * p
         stats = {"trust_ratio": ratio, "param_norm": p_norm, "update_norm": u_norm, "grad_norm": xp.sqrt(g_squares)}
         # a g * g that overflows leaves u finite and v stuck at infinity, so both sums are asked
         return Update(delta, {"exp_avg": m, "exp_avg_sq": v}, xp.isfinite(u_squares + g_squares), stats)

@@ -128,12 +128,14 @@ class LARS(Rule):
             state["momentum_buffer"] = buffer = self.momentum * s["momentum_buffer"] + step
             step = step + self.momentum * buffer if self.nesterov else buffer
         delta = -step if self.momentum_mode == "lr_inside" else step * -lr
+        finite = xp.isfinite(g_squares)
         if self.trust and self.keep_norms:
             (new_squares,) = xp.sums(Squares(p + delta, axes))
             turned = norm_kept(xp, p_norm, new_squares)
             delta = (turned - 1) * p + turned * delta
+            finite = xp.isfinite(g_squares + new_squares)
         stats = {"trust_ratio": ratio, "param_norm": p_norm, "grad_norm": g_norm}
-        return Update(delta, state, xp.isfinite(g_squares), stats)
+        return Update(delta, state, finite, stats)
 
     def ratio(self, xp: Space[A], p_norm: Scalar, g_norm: Scalar, lr: Scalar) -> Scalar:
         """The trust ratio, from the two norms."""
