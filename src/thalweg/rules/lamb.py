@@ -145,8 +145,8 @@ class LAMB(Rule):
         if keeps:
             # what a step takes from |p|^2, as a part of it, follows from the sums above: memory is not read once more
             unit = xp.where(p_norm <= 0, 1.0, p_norm)
-            along, length = move / unit * (products[0] / unit), move * u_norm / unit
-            lost = xp.where(p_norm <= 0, 0.0, decay * (2 - decay) + 2 * kept * along - length * length)
+            shared, length = move / unit * (products[0] / unit), move * u_norm / unit
+            lost = xp.where(p_norm <= 0, 0.0, decay * (2 - decay) + 2 * kept * shared - length * length)
             turned, more = regained(xp, lost)
             delta = (more * kept - decay) * p - (turned * move) * u
         else:
