@@ -159,6 +159,9 @@ def bombs_of_states(kinds: dict[str, Kind]) -> dict[str, tuple[bytes, str]]:
             "must be lists of names",
         ),
         "option/sgd.torch.json": (changed("sgd.torch.json", *GROUP, "weight_decay", to=NOTHING), "must be one number"),
+        "rule/own.torch.json": (changed("own.torch.json", *GROUP, "rule", to=10**30), "must be the name of one"),
+        "factors/kron.torch.json": (changed("kron.torch.json", "state", "0", "Q", to=WIDE[0]), "must be a list"),
+        "begins/optimizer.pt": (b"\x80\x02X\xff\xff\xff\x03" + in_file({})[7:], "it begins with"),
         "entry/kron.torch.json": (changed("kron.torch.json", "state", "0", "Q", to={"a": 1}), "is damaged"),
         "leaf/adamw.optax.json": (changed("adamw.optax.json", *LEAF, to="much"), "is damaged"),
     }

@@ -60,6 +60,8 @@ def check_form(saved: Mapping[str, Any]) -> None:
         names = [] if names is None else names
         if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
             raise StateError("this state is damaged: its 'param_names' must be lists of names")
+        if not isinstance(group.get("rule"), (str, type(None))):
+            raise StateError("this state is damaged: the 'rule' of a group must be the name of one")
         for key, option in group.items():
             if isinstance(option, Tensor) and option.numel() != 1:
                 raise StateError(f"this state is damaged: {key!r} of a group must be one number, not {option.numel()}")

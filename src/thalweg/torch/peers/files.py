@@ -15,6 +15,8 @@ from thalweg.torch.params.checkpoints import check_form
 
 #: How much larger than its file a checkpoint may be.
 MOST_UNPACKED = 16
+#: How files of torch.save begin: as archives, and before torch 1.6 with a number, pickled.
+ARCHIVE, NUMBER = b"PK\x03\x04", (0x1950A86A20F9469CFC6C).to_bytes(10, "little")
 #: Keys under which training scripts keep the state of an optimizer in a checkpoint.
 HELD_AS = ("optimizer", "optimizer_state_dict", "optim")
 
@@ -52,6 +54,7 @@ def loaded(path: str | os.PathLike[str]) -> Any:
     if not os.path.isfile(named):  # a pipe or a device would be read for ever
         raise StateError(f"{named:.200} is not a file" if os.path.lexists(named) else f"there is no file {named:.200}")
     try:
+        check_beginning(named)
         check_unpacked(named)
         return torch.load(named, map_location="cpu", weights_only=True)
     except StateError:
@@ -63,6 +66,14 @@ def loaded(path: str | os.PathLike[str]) -> Any:
         ) from None
     except Exception as error:  # of whichever kind a damaged archive leads torch to
         raise StateError(f"{named} is damaged, or was not written by torch.save: {first_line(error)}") from error
+
+
+def check_beginning(path: str) -> None:
+    """Refuse what torch would take for a pickle, and read lengths of at random, each of which takes that much memory."""
+    with open(path, "rb") as file:
+        found = file.read(32)
+    if not found.startswith(ARCHIVE) and NUMBER not in found:
+        raise StateError(f"{path} is damaged, or was not written by torch.save: it begins with {found!r}")
 
 
 def check_unpacked(path: str) -> None:

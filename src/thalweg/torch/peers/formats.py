@@ -219,8 +219,10 @@ def in_words(axes: tuple[int, int] | None) -> str:
 def factors(peer: Peer, member: Member, rule: Rule) -> dict[str, Tensor]:
     """Kron's factors, which others keep in a list, and momentum, which they keep as they see the parameter."""
     found = plain(peer, member, rule)
-    kept = found.pop("Q", None)
-    for i, q in enumerate(kept if kept is not None else ()):
+    kept = found.pop("Q", ())
+    if not isinstance(kept, (list, tuple)):
+        raise StateError(f"the state of {member.name!r} is damaged: 'Q' must be a list of factors")
+    for i, q in enumerate(kept):
         found[f"Q_{i}"] = q if q.ndim else q.reshape(1)
     momentum, merged = found.get("momentum_buffer"), "merged_shape" in member.state or member.group.get("flatten")
     if momentum is not None and merged and momentum.numel() == member.p.numel():
