@@ -219,7 +219,7 @@ def in_words(axes: tuple[int, int] | None) -> str:
 def factors(peer: Peer, member: Member, rule: Rule) -> dict[str, Tensor]:
     """Kron's factors, which others keep in a list, and momentum, which they keep as they see the parameter."""
     found = plain(peer, member, rule)
-    kept = found.pop("Q", ())
+    kept: Any = found.pop("Q", ())
     if not isinstance(kept, (list, tuple)):
         raise StateError(f"the state of {member.name!r} is damaged: 'Q' must be a list of factors")
     for i, q in enumerate(kept):
