@@ -28,8 +28,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import thalweg.torch
+from benchmarks.training.asked import names
 from benchmarks.training.protocol import Records, Run
-from benchmarks.training.run import Trainer, identity_of, names, say, settings_of
+from benchmarks.training.run import Trainer, identity_of, say, settings_of
 from benchmarks.training.tasks import Block, Task, begin, images
 from thalweg.race.tasks.text import standard_library
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.training.protocol import TASKS, Result, half_range, results, score_at, steps_to
+from benchmarks.training.protocol import TASKS, Result, half_range, read, results, score_at, steps_to
+from thalweg.errors import CommandError
 
 ROOT = Path(__file__).resolve().parents[2]
 BASELINE = "torch AdamW"
@@ -38,6 +38,10 @@ class Field:
         self.higher: bool = record["higher_is_better"]
         self.digits = 2 if self.higher else 3
         self.base = next((result for result in self.results if result.contestant == BASELINE), None)
+
+    @property
+    def entered(self) -> list[str]:
+        return list(dict.fromkeys(run["contestant"] for run in self.record["runs"]))
 
     def of(self, contestant: str) -> Result | None:
         return next((result for result in self.results if result.contestant == contestant), None)
@@ -107,15 +111,20 @@ def section(field: Field, contestants: Collection[str]) -> str:
     lines = [f"## {record['task']}", "", about[0].upper() + about[1:], "", HEAD.format(BASELINE)]
     lines += map(field.row, field.results)
     by_one = [result.contestant for result in field.results if result.trials > 1 and result.chosen_by == 1]
-    missing = [name for name in contestants if name not in {run["contestant"] for run in record["runs"]}]
-    for told, who in (("Rate chosen by seed 0 alone", by_one), (NOT_RUN.capitalize(), missing)):
+    missing = [name for name in contestants if name not in field.entered]
+    diverged = [name for name in field.entered if field.of(name) is None]
+    for told, who in (
+        ("Rate chosen by seed 0 alone", by_one),
+        ("Diverged at every rate", diverged),
+        (NOT_RUN.capitalize(), missing),
+    ):
         lines += ["", f"{told}: {'; '.join(who)}."] if who else []
     return "\n".join(lines) + "\n"
 
 
 def summary(fields: Mapping[str, Field], contestants: Collection[str]) -> str:
     """The same measure on all tasks, side by side, for each measure."""
-    entered = [name for name in contestants if any(field.of(name) for field in fields.values())]
+    entered = [name for name in contestants if any(name in field.entered for field in fields.values())]
     parts = []
     for title, measure in (
         ("At equal steps: test", Field.test),
@@ -131,7 +140,9 @@ def summary(fields: Mapping[str, Field], contestants: Collection[str]) -> str:
 
 def cell(field: Field, name: str, measure: Callable[[Field, Result], str]) -> str:
     result = field.of(name)
-    return NOT_RUN if result is None else measure(field, result)
+    if result is None:
+        return "diverged" if name in field.entered else NOT_RUN
+    return measure(field, result)
 
 
 def report(records: Sequence[Mapping[str, Any]], contestants: Collection[str]) -> str:
@@ -148,11 +159,16 @@ in every run, so that times do not count. Seconds are those of training steps, w
 
 
 def picture(field: Field, folder: Path) -> None:
-    """Validation on the way, by steps and by seconds: the mean of the seeds in a band of all of them."""
+    """Validation on the way, by steps and by seconds: the mean of the seeds in a band of all of them.
+
+    Those with one seed are drawn where nobody has more.
+    """
     from thalweg.show.pictures import entitle, figure, quieten, save
 
     record = field.record
-    drawn = [result for result in field.results if result.seeds > 1]
+    drawn = [result for result in field.results if result.seeds > 1] or field.results
+    if not drawn:  # everyone diverged
+        return
     best = [result for result in drawn if result.contestant != BASELINE][: CURVES - 1]
     made = figure(11, 4.6)
     by_steps, by_seconds = made.subplots(1, 2, sharey=True)
@@ -188,7 +204,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     from benchmarks.training.contestants import CONTESTANTS
 
-    found = [json.loads(path.read_text()) for path in sorted(given.records.glob("*.json"))]
+    try:
+        found = [read(path) for path in sorted(given.records.glob("*.json"))]
+    except CommandError as error:
+        raise SystemExit(str(error)) from None
+    if not found:
+        raise SystemExit(
+            f"{given.records} holds no records: run python -m benchmarks.training.run --records, or name another"
+        )
     (given.records / "results.md").write_text(report(found, CONTESTANTS))
     if importlib.util.find_spec("matplotlib") is not None:
         for record in found:

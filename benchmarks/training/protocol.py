@@ -11,16 +11,24 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from thalweg.errors import CommandError
+
 FACTOR = 3.0
 #: The rates that run with every seed.
 FINALISTS = 2
 TASKS = ("text", "text-plain", "text-124m", "fashion-512", "fashion-2048", "fashion-8192", "vit-1024")
+#: What runs of a file have in common.
+IDENTITY = (
+    *("task", "about", "steps", "batch_size", "higher_is_better"),
+    *("parameters", "data", "device", "torch"),
+)
 Run = dict[str, Any]
 Curve = Sequence[tuple[int, float]]
 
@@ -63,23 +71,47 @@ class Records:
     def load(self, path: Path) -> None:
         if not path.is_file():
             return
-        found = json.loads(path.read_text())
+        found = read(path)
         for key, value in self.identity.items():
             if found[key] != value:
-                raise SystemExit(f"{path} has {key} {found[key]!r}, this run has {value!r}: give another --records")
+                raise CommandError(f"{path} has {key} {found[key]!r}, this run has {value!r}: give another --records")
         self.runs = found["runs"]
 
     def add(self, run: Run) -> None:
         self.runs.append(run)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = ",\n".join(json.dumps(each) for each in self.runs)
         head = json.dumps(self.identity)[1:-1]
         new = self.path.with_suffix(".new")
-        new.write_text(f'{{{head}, "runs": [\n{lines}\n]}}\n')
-        new.replace(self.path)
+        try:
+            new.parent.mkdir(parents=True, exist_ok=True)
+            new.write_text(f'{{{head}, "runs": [\n{lines}\n]}}\n')
+            new.replace(self.path)
+        except OSError as error:  # what trains from here on would be lost
+            raise SystemExit(f"{self.path} cannot be written: {error}") from None
 
     def of(self, contestant: str, settings: Mapping[str, Any]) -> list[Run]:
         return [run for run in self.runs if run["contestant"] == contestant and alike(run["settings"], settings)]
+
+
+def check_folder(folder: Path) -> None:
+    """Make the folder of the records, and find out now whether it can be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError("it is not writable")
+    except OSError as error:
+        raise CommandError(f"--records {folder} cannot be used: {error}") from None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The record of a task, from its file."""
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise CommandError(f"{path} is damaged: {error}") from None
+    if not isinstance(found, dict) or not {*IDENTITY, "runs"} <= found.keys():
+        raise CommandError(f"{path} is no record of a task")
+    return found
 
 
 def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

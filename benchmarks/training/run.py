@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fnmatch
 import itertools
 import math
 import re
@@ -21,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,8 +27,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from benchmarks.training import protocol
+from benchmarks.training.asked import asked
 from benchmarks.training.contestants import CONTESTANTS, Contestant
-from benchmarks.training.tasks import Task, task
+from benchmarks.training.tasks import Task, check_task, task
+from thalweg.errors import CommandError
 
 Loss = Callable[[Tensor], Tensor]
 #: How often a run is scored on its way.
@@ -247,64 +247,38 @@ class Contest:
         )
 
 
-def names(text: str) -> list[str]:
-    return [name for name in text.split(",") if name]
-
-
-def numbers(text: str) -> list[int]:
-    return [int(number) for number in names(text)]
-
-
-def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--tasks", type=names, default=list(protocol.TASKS), help=f"default: {','.join(protocol.TASKS)}"
-    )
-    parser.add_argument(
-        "--contestants", default="*", help="globs of names, with ; between them, in the order to run (default: all)"
-    )
-    parser.add_argument(
-        "--trials",
-        type=numbers,
-        default=[5],
-        help="rates that each contestant tries (default: 5); 3,5: all 3 first, then 5",
-    )
-    parser.add_argument(
-        "--beyond", type=int, default=0, help="rates more while the best is at an edge (default: %(default)s)"
-    )
-    parser.add_argument("--seeds", type=int, default=1, help="seeds at the two best rates (default: %(default)s)")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--data", type=Path, help="folder of the four files of Fashion-MNIST")
-    parser.add_argument("--records", type=Path, required=True, help="folder where records are written")
-    parser.add_argument("--resume", type=Path, help="folder of earlier records (default: that of --records)")
-    parser.add_argument("--budget-seconds", type=float, default=math.inf, help="start no run that would end later")
-    parser.add_argument("--shared", action="store_true", help="others use the device too: times do not count")
-    parser.add_argument("--steps", type=int, help="other steps than the task's")
-    parser.add_argument("--tiny", action="store_true", help="small models and data, to try the scripts")
-    return parser.parse_args(arguments)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     until = time.monotonic()
-    given = parsed(arguments)
+    given = asked(arguments)
     until += given.budget_seconds
-    chosen = dict.fromkeys(n for glob in given.contestants.split(";") for n in fnmatch.filter(CONTESTANTS, glob))
-    for name in given.tasks:
-        began = time.monotonic()
-        own = task(name, given.device, given.data, tiny=given.tiny)
-        if given.steps:
-            own.steps = given.steps
-        trainer = Trainer(own, given.device)
-        records = protocol.Records(given.records / f"{name}.json", identity_of(own, trainer, given.device))
-        records.load((given.resume or given.records) / f"{name}.json")
-        contest = Contest(trainer, records, given, until)
-        say(f"{name}: {records.identity['parameters']:,} parameters, ready after {time.monotonic() - began:.0f} s")
-        try:
-            contest.hold(chosen)
-        except TimeoutError as error:
-            say(f"{name}: the time is over, {error} is not finished")
-            break
-        del trainer, contest
+    try:
+        for name in given.tasks:  # all of them before the first one trains, which may take an hour
+            check_task(name, given.data)
+        protocol.check_folder(given.records)
+        for name in given.tasks:
+            hold(name, given, until)
+    except TimeoutError as error:
+        say(str(error))
+    except CommandError as error:
+        raise SystemExit(str(error)) from None
+    except KeyboardInterrupt:
+        say(f"stopped: finished runs are kept in {given.records}, and the same command goes on from there")
+        raise SystemExit(130) from None
+
+
+def hold(name: str, given: argparse.Namespace, until: float) -> None:
+    """Let everyone train on one task."""
+    began = time.monotonic()
+    own = task(name, given.device, given.data, tiny=given.tiny)
+    own.steps = given.steps or own.steps
+    trainer = Trainer(own, given.device)
+    records = protocol.Records(given.records / f"{name}.json", identity_of(own, trainer, given.device))
+    records.load((given.resume or given.records) / f"{name}.json")
+    say(f"{name}: {records.identity['parameters']:,} parameters, ready after {time.monotonic() - began:.0f} s")
+    try:
+        Contest(trainer, records, given, until).hold(given.chosen)
+    except TimeoutError as error:
+        raise TimeoutError(f"{name}: the time is over, {error} is not finished") from None
 
 
 if __name__ == "__main__":

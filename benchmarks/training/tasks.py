@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.training import corpus
+from thalweg.errors import CommandError
 from thalweg.race.tasks import fashion
 
 VOCABULARY, CONTEXT = 4096, 256
@@ -224,21 +225,32 @@ def images(device: str, folder: Path, name: str, batch_size: int, *, tiny: bool 
         higher_is_better=True,
         clip=None if name == "fashion" else 1.0,
         decay=0.05,
-        fingerprint=hashlib.sha256(read["train_images"].tobytes()).hexdigest()[:12],
+        fingerprint=hashlib.sha256(read["train_images"].tobytes()).hexdigest()[:12] + (" tiny" if tiny else ""),
         compiled=True,
     )
 
 
-def task(name: str, device: str, data: Path | None, *, tiny: bool = False) -> Task:
-    """A task by its name: "text", "fashion-512", "vit-1024", with any batch size."""
+def check_task(name: str, data: Path | None) -> None:
+    """Whether there is such a task, and its data: without reading them."""
     kind, _, batch = name.partition("-")
     if kind == "text" and batch in ("", "plain", "124m"):
-        return text(device, batch, tiny=tiny)
-    if kind not in ("fashion", "vit") or not batch.isdigit():
-        raise SystemExit(
+        return
+    if kind not in ("fashion", "vit") or not batch.isdecimal() or int(batch) < 1:
+        raise CommandError(
             f"there is no task {name!r}: tasks are text, text-plain, text-124m, and fashion and vit with a batch size: "
             "fashion-512"
         )
     if data is None:
-        raise SystemExit(f"{name} needs --data, the folder of the four files of Fashion-MNIST")
+        raise CommandError(f"{name} needs --data, the folder of the four files of Fashion-MNIST")
+    for file, _ in fashion.FILES.values():
+        fashion.find(data, file)
+
+
+def task(name: str, device: str, data: Path | None, *, tiny: bool = False) -> Task:
+    """A task by its name: "text", "fashion-512", "vit-1024", with any batch size."""
+    check_task(name, data)
+    kind, _, batch = name.partition("-")
+    if kind == "text":
+        return text(device, batch, tiny=tiny)
+    assert data is not None
     return images(device, data, kind, int(batch), tiny=tiny)

@@ -94,6 +94,14 @@ def test_a_table_tells_of_seeds_that_diverged_and_of_times_that_do_not_count() -
     assert "Not run yet: Other." in text
 
 
+def test_somebody_who_always_diverged_has_run() -> None:
+    runs = [ran(draw.BASELINE, 0.1, 0, 80.0), *(ran("Wild", lr, 0, None) for lr in (0.1, 0.3))]
+    text = draw.report([record(*runs)], [draw.BASELINE, "Wild", "Other"])
+    assert "| Wild | diverged |" in text
+    assert "Diverged at every rate: Wild." in text
+    assert "Not run yet: Other." in text
+
+
 def test_what_is_checked_in_is_what_the_records_say() -> None:
     """After new records: python -m benchmarks.training.draw."""
     found = [json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))]
@@ -111,6 +119,19 @@ def test_drawing(tmp_path: Path) -> None:
     runs = [ran(name, 0.1, seed, 80.0 + seed) for name in (draw.BASELINE, "Other") for seed in range(2)]
     draw.picture(draw.Field(record(*runs)), tmp_path)
     assert "Other, lr 0.1" in (tmp_path / "training-fashion-512.svg").read_text()
+
+
+def test_drawing_what_ran_with_one_seed(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    runs = [ran(draw.BASELINE, 0.1, 0, 80.0), ran("Other", 0.1, 0, 81.0)]
+    draw.picture(draw.Field(record(*runs)), tmp_path)
+    assert "Other, lr 0.1" in (tmp_path / "training-fashion-512.svg").read_text()
+
+
+def test_drawing_nothing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="holds no records"):
+        draw.main(["--records", str(tmp_path), "--pictures", str(tmp_path)])
+    assert not list(tmp_path.iterdir())
 
 
 # ---- the runs
@@ -135,6 +156,7 @@ def test_runs_resume_and_the_two_best_rates_run_every_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run, "task", line_task)
+    monkeypatch.setattr(run, "check_task", lambda name, data: None)
     failing = contestants.Contestant("nobody", contestants.peer("torch.optim.NoSuch"), 1.0, 1.0)
     monkeypatch.setitem(run.CONTESTANTS, "torch broken", failing)
     given = ["--tasks", "line", "--contestants", "torch broken;torch SGD", "--device", "cpu", "--trials", "3"]
@@ -152,6 +174,62 @@ def test_runs_resume_and_the_two_best_rates_run_every_seed(
     assert [(one["lr"], one["seed"]) for one in runs[3:]] == [(lr, seed) for lr in best for seed in (1, 2)]
     with pytest.raises(SystemExit, match="steps 20, this run has 5"):
         run.main([*given, "--steps", "5"])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("--contestants LAMB,Kron", "nobody is called 'LAMB,Kron'; put ; between names, which are torch AdamW; Kron;"),
+        ("--tasks text,texts", "there is no task 'texts': tasks are text, "),
+        ("--tasks text,fashion-512", "fashion-512 needs --data"),
+        ("--tasks text,fashion-512 --data nowhere", "nowhere is not a folder"),
+        ("--tasks fashion-0 --data nowhere", "there is no task 'fashion-0'"),
+        ("--tasks ,", "name at least one"),
+        ("--trials 0", "argument --trials: it must be a whole number from 1 on, got '0'"),
+        ("--seeds 0", "argument --seeds: it must be a whole number from 1 on"),
+        ("--steps -3", "argument --steps: it must be a whole number from 1 on, got '-3'"),
+        ("--device gpu", "argument --device: it must be cpu or cuda, got 'gpu'"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_trains(
+    given: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "task", lambda *a, **k: pytest.fail("it began to train"))
+    with pytest.raises(SystemExit) as stopped:
+        run.main(["--device", "cpu", "--records", str(tmp_path), *given.split(" ")])
+    assert told in f"{stopped.value.code} {capsys.readouterr().err}"
+
+
+def test_records_that_cannot_be_kept_stop_everyone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "task", line_task)
+    monkeypatch.setattr(run, "check_task", lambda name, data: None)
+    given = ["--tasks", "line", "--contestants", "torch SGD;torch AdamW", "--device", "cpu", "--trials", "1"]
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    with pytest.raises(SystemExit, match=r"--records .*file cannot be used"):
+        run.main([*given, "--records", str(in_the_way)])
+    (tmp_path / "line.new").mkdir()  # as a disk that is full: found out when the first run is finished
+    with pytest.raises(SystemExit, match=r"line\.json cannot be written"):
+        run.main([*given, "--records", str(tmp_path)])
+    (tmp_path / "line.json").write_text('{"task": "line"')
+    with pytest.raises(SystemExit, match=r"line\.json is damaged"):
+        run.main([*given, "--records", str(tmp_path)])
+    (tmp_path / "line.json").write_text('{"task": "line"}')
+    with pytest.raises(SystemExit, match=r"line\.json is no record of a task"):
+        run.main([*given, "--records", str(tmp_path)])
+
+
+def test_a_run_that_is_stopped_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*given: Any, **named: Any) -> Task:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "task", stopped)
+    with pytest.raises(SystemExit) as left:
+        run.main(["--tasks", "text", "--device", "cpu", "--records", str(tmp_path)])
+    assert left.value.code == 130
+    assert "the same command goes on from there" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what peers import
