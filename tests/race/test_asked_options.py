@@ -106,6 +106,12 @@ def test_options_for_whoever_does_not_take_part_are_told() -> None:
         race(TASK, optimizers=["SGD", "LAMB"], options={"Kron": {"clip": 1}})
 
 
+@pytest.mark.parametrize("given", ["rates", "more_rates"])
+def test_rates_for_whoever_does_not_take_part_are_told(given: str) -> None:
+    with pytest.raises(CommandError, match="rates for Kron, which does not take part: the optimizers are SGD, LAMB"):
+        race(TASK, optimizers=["SGD", "LAMB"], **{given: {"Kron": [0.1]}})
+
+
 def test_an_option_without_effect_on_anyone_is_told() -> None:
     with pytest.raises(CommandError, match=re.escape("precond_dtype='float16' has no effect on any optimizer here")):
         race(TASK, optimizers=["SGD"], options={"": {"precond_dtype": "float16"}})

@@ -39,12 +39,14 @@ def result(name: str, *losses: float | None, steps: int | None = None, seconds: 
         ),
         (
             [result("A", -0.5), result("B", 0.25), result("C", None)],
-            "A won: it ended with a loss of -0.5 (one seed), 0.75 below B with 0.25 (one seed). C diverged.",
+            "A leads, but one seed cannot tell it from chance: it ended with a loss of -0.5 (one seed), 0.75 below B "
+            "with 0.25 (one seed). C diverged.",
         ),
         ([result("A", 0.5), result("B", 0.5), result("C", 0.5)], "A, B, and C ended level, with a loss of 0.5"),
         (
             [result("A", 0.4999), result("B", 0.6), result("C", 0.5)],
-            "A and C ended level, with a loss of 0.5 (one seed), 17% below B with 0.6 (one seed).",
+            "A and C ended level, with a loss of 0.5 (one seed), 17% below B with 0.6 (one seed), but one seed cannot "
+            "tell it from chance.",
         ),
     ],
 )
@@ -65,3 +67,10 @@ def test_the_first_sentence_says_who_won_and_by_how_much(results: list[Any], wor
 )
 def test_the_next_sentence_tells_of_the_target(results: list[Any], words: str) -> None:
     assert verdict({"results": results, "loss_name": "loss", "target": 0.1}).endswith(words)
+
+
+def test_a_unit_stands_behind_the_number() -> None:
+    results = [result("A", 2.1, 2.3), result("B", 2.4, 2.6)]
+    said = verdict({"results": results, "loss_name": "loss, nats a byte", "target": 2.0})
+    assert said.startswith("A won: it ended with a loss of 2.2 nats a byte (2.1 to 2.3 over 2 seeds), 12% below B with")
+    assert said.endswith("Nobody reached a loss of 2 nats a byte.")

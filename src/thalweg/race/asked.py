@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from thalweg.errors import CommandError, OptionError
@@ -49,13 +49,14 @@ def with_asked(contestants: Sequence[Contestant], asked: Asked) -> list[Contesta
     return found
 
 
-def check_owners(asked: Asked, contestants: Sequence[Contestant]) -> None:
+def check_owners(asked: Iterable[str], contestants: Sequence[Contestant], what: str = "options") -> None:
+    """Raise a CommandError where options, or rates, are for somebody who does not race."""
     names = [contestant.name for contestant in contestants]
     for owner in asked:
         if owner and owner not in names:
             if owner in CONTESTANTS:
                 raise CommandError(
-                    f"there are options for {owner}, which does not take part: the optimizers are {', '.join(names)}"
+                    f"there are {what} for {owner}, which does not take part: the optimizers are {', '.join(names)}"
                 )
             raise CommandError(f"there is no optimizer {owner!r}: {suggestion(str(owner), names)}")
 

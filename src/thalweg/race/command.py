@@ -157,7 +157,7 @@ def command(
             steps=steps,
             seeds=seeds,
             rates=rates_given(rates, by_word),
-            more_rates=rates_given(more_rates, by_word),
+            more_rates=rates_given(more_rates, by_word, "--more-lr"),
             full=full,
             batch_sizes=None if batch_sizes is None else counts(batch_sizes, "batch sizes"),
             engine=engine,
@@ -235,18 +235,18 @@ def tell_damage(damaged: Sequence[Any], consequence: str) -> None:
         aside().print(f"runs.jsonl, line {damage.line}, is damaged and {consequence}: {damage.why}", markup=False)
 
 
-def rates_given(texts: Sequence[str], by_word: Mapping[str, str]) -> dict[str, list[float]]:
+def rates_given(texts: Sequence[str], by_word: Mapping[str, str], flag: str = "--lr") -> dict[str, list[float]]:
     """Learning rates by contestant; under "" those for everyone.
 
-    >>> rates_given(["0.1,0.2", "kron,lamb=0.01"], {"LAMB": "LAMB", "Kron": "Kron"})
-    {'': [0.1, 0.2], 'Kron': [0.01], 'LAMB': [0.01]}
+    >>> rates_given(["0.1,0.2", "kron,lamb=0.01", "lamb=0.03"], {"LAMB": "LAMB", "Kron": "Kron"})
+    {'': [0.1, 0.2], 'Kron': [0.01], 'LAMB': [0.01, 0.03]}
     """
-    found: dict[str, list[float]] = {}
+    found: dict[str, set[float]] = {}
     for text in texts:
         names, equals, values = text.rpartition("=")
         for word in chosen(names, list(by_word), "optimizer") if equals else [""]:
-            found[by_word.get(word, "")] = sorted({rate(value) for value in words(values, "--lr")})
-    return found
+            found.setdefault(by_word.get(word, ""), set()).update(rate(value, flag) for value in words(values, flag))
+    return {owner: sorted(rates) for owner, rates in found.items()}
 
 
 def options_given(texts: Sequence[str], by_word: Mapping[str, str]) -> dict[str, dict[str, Any]]:
@@ -262,11 +262,11 @@ def options_given(texts: Sequence[str], by_word: Mapping[str, str]) -> dict[str,
     return found
 
 
-def rate(word: str) -> float:
+def rate(word: str, flag: str) -> float:
     try:
         lr = float(word)
     except ValueError:
         lr = 0.0
     if not 0 < lr < float("inf"):
-        raise CommandError(f"--lr must be a list of positive numbers, such as 0.01,0.1, got {word!r}")
+        raise CommandError(f"{flag} must be a list of positive numbers, such as 0.01,0.1, got {word!r}")
     return lr

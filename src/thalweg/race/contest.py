@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import CommandError
-from thalweg.race.asked import split_rates, with_asked
+from thalweg.race.asked import check_owners, split_rates, with_asked
 from thalweg.race.contestants import CONTESTANTS, Contestant
 from thalweg.race.device import Device
 from thalweg.race.programme import Programme, programme, taking_part
@@ -159,10 +159,9 @@ def race(
     names = [named(each) for each in optimizers or CONTESTANTS]
     check_names(names)
     entrants = [*(CONTESTANTS[name] for name in names), *map(rival, entries(against, names))]
-    known = {**CONTESTANTS, **{entrant.name: entrant for entrant in entrants}}
     options, rates = split_rates(options or {}, rates or {})
     for given in (rates, more_rates or {}):
-        check_names((name for name in given if name), known=known)
+        check_owners(given, entrants, "rates")
         check_rates(given)
     contestants = with_asked(entrants, options)
     for what, count in (("steps", steps), ("seeds", seeds), *(("batch_sizes", size) for size in batch_sizes or ())):

@@ -28,15 +28,17 @@ def winner(finished: Results, loss_name: str) -> str:
     level = [result for result in finished if f"{result['loss']:.3g}" == f"{best['loss']:.3g}"]
     others = [result for result in finished if result not in level]
     who = listed([result["contestant"] for result in level])
-    ended = f"ended {'level, ' if len(level) > 1 else ''}with a {loss_name} of {loss_of(best)}"
+    name, unit = named(loss_name)
+    ended = f"ended {'level, ' if len(level) > 1 else ''}with a {name} of {loss_of(best, unit)}"
     if not others:
         return f"{who} {ended}."
     second = min(others, key=lambda result: result["loss"])
     behind = f"{by_how_much(best['loss'], second['loss'])} {second['contestant']} with {loss_of(second)}"
-    clear = best["loss_high"] < second["loss_low"] if best["seeds"] > 1 else True
-    unclear = "not clearly, for the seeds of both overlap"
+    alone = best["seeds"] == 1 or second["seeds"] == 1
+    clear = not alone and best["loss_high"] < second["loss_low"]
+    unclear = "one seed cannot tell it from chance" if alone else "not clearly, for the seeds of both overlap"
     if len(level) > 1:
-        return f"{who} {ended}, {behind}{'' if clear else f', {unclear}'}."
+        return f"{who} {ended}, {behind}{'' if clear else f', but {unclear}'}."
     return f"{who} {'won' if clear else f'leads, but {unclear}'}: it {ended}, {behind}."
 
 
@@ -54,17 +56,29 @@ def by_how_much(loss: float, other: float) -> str:
     return f"{share:.0%} below" if share >= 0.01 else "less than 1% below"
 
 
-def loss_of(result: Mapping[str, Any]) -> str:
+def named(loss_name: str) -> tuple[str, str]:
+    """What is measured, and in what, where the name says so after a comma.
+
+    >>> named("loss, nats a byte"), named("loss")
+    (('loss', ' nats a byte'), ('loss', ''))
+    """
+    name, _, unit = loss_name.partition(", ")
+    return name, f" {unit}" if unit else ""
+
+
+def loss_of(result: Mapping[str, Any], unit: str = "") -> str:
+    loss = f"{result['loss']:.3g}{unit}"
     if result["seeds"] == 1:
-        return f"{result['loss']:.3g} (one seed)"
-    return f"{result['loss']:.3g} ({result['loss_low']:.3g} to {result['loss_high']:.3g} over {result['seeds']} seeds)"
+        return f"{loss} (one seed)"
+    return f"{loss} ({result['loss_low']:.3g} to {result['loss_high']:.3g} over {result['seeds']} seeds)"
 
 
 def on_the_way(finished: Results, course: Mapping[str, Any]) -> list[str]:
     """Who reached the target first, in steps and by the clock."""
     if course["target"] is None:
         return []
-    goal = f"a {course['loss_name']} of {course['target']:.3g}"
+    name, unit = named(course["loss_name"])
+    goal = f"a {name} of {course['target']:.3g}{unit}"
     arrived = [result for result in finished if result["steps_to_target"] is not None]
     if not arrived:
         return [f"Nobody reached {goal}."]
