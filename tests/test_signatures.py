@@ -141,6 +141,15 @@ def test_the_page_of_a_rule_names_every_variant(name: str) -> None:
 
 
 @NAMES
+def test_the_page_of_options_names_every_rule_and_its_variants(name: str) -> None:
+    opening, _, rest = (ROOT / "docs/options.md").read_text().partition("\n## Options\n")
+    assert f"({name.lower()}.md)" in opening
+    table = rest.split("\n## Variants\n")[1].split("\n## ")[0]
+    (row,) = (row for row in table.splitlines() if re.match(rf"\| ([\w, ]+, )?{name}[, ]", row))
+    assert re.findall(r'`"(\w+)"`', row) == list(RULES[name].VARIANTS)
+
+
+@NAMES
 def test_groups_of_the_torch_front_end_hold_every_option_with_its_default(name: str) -> None:
     torch = pytest.importorskip("torch.nn")
     import thalweg.torch
