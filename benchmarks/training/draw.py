@@ -63,7 +63,9 @@ class Field:
 
     def at_equal_seconds(self, result: Result) -> str:
         """On validation data, when the baseline's time is over; others may be in the middle of their schedule."""
-        if self.base is None or self.base.ms is None or result.ms is None:
+        if self.base is None:
+            return f"no {BASELINE}"
+        if self.base.ms is None or result.ms is None:
             return "no time"
         step = min(self.record["steps"] * self.base.ms / result.ms, self.record["steps"])
         scores = [score_at(curve, step) for curve in result.curves]

@@ -94,6 +94,11 @@ def test_a_table_tells_of_seeds_that_diverged_and_of_times_that_do_not_count() -
     assert "Not run yet: Other." in text
 
 
+def test_without_the_baseline_the_table_says_so() -> None:
+    text = draw.section(draw.Field(record(ran("Other", 0.1, 0, 70.0))), [])
+    assert [row[3:7] for row in rows(text)] == [["70.00 (one seed)", f"no {draw.BASELINE}", "", "10.00"]]
+
+
 def test_somebody_who_always_diverged_has_run() -> None:
     runs = [ran(draw.BASELINE, 0.1, 0, 80.0), *(ran("Wild", lr, 0, None) for lr in (0.1, 0.3))]
     text = draw.report([record(*runs)], [draw.BASELINE, "Wild", "Other"])

@@ -187,7 +187,7 @@ def test_the_valley_is_drawn_as_maps(tmp_path: Path) -> None:
         (["--engine", "warp"], 2, "'warp' is not one of 'auto', 'reference', 'foreach', 'fused'"),
         (["--engine", "foreach"], 1, "task 'digits', SGD: engine must be one of 'auto', 'reference', 'fused'"),
         (["--lr", "=0.1"], 1, "nothing is left of ''"),
-        (["valley", "--batch-size", "3"], 1, "has no batches: leave out --batch-size"),
+        (["valley", "--batch", "3"], 1, "has no batches: leave out --batch"),
         (["digit"], 1, "did you mean 'digits'?"),
         (["--redraw"], 1, "has no recorded race to draw"),
     ],

@@ -66,7 +66,7 @@ def test_a_grid_is_widened_beyond_the_edge_where_the_best_is_and_no_further_than
     (course,) = ready.run().summary["courses"]
     assert rates_of(ready)[5:] == added
     assert course["results"][0]["lr"] == chosen
-    assert f"{len(added)} of them came from beyond the grid" in course["search"]
+    assert f"{len(added)} of them beside the grid, because a best rate was at its edge" in course["search"]
 
 
 def test_everyone_gets_as_many_trials_and_given_rates_stay_as_they_are() -> None:
@@ -103,6 +103,12 @@ def test_hopeless_runs_stop_and_their_records_say_where() -> None:
     assert (result["lr"], result["seeds"]) == (0.1, 3)
     assert [step is not None for step in result["sweep"]["stopped"]] == [True, False, False, False, True]
     assert "2 of 9 runs were hopeless and stopped early" in course["search"]
+
+
+def test_one_run_that_stopped_is_told_in_the_singular() -> None:
+    ready = race(bowl(0.1), optimizers=["SGD"], seeds=1, rates={"SGD": [0.1, 0.03, 1.0]})
+    (course,) = ready.run().summary["courses"]
+    assert "1 of 3 runs was hopeless and stopped early: --full finishes it." in course["search"]
 
 
 def test_a_race_goes_on_with_more_seeds_more_rates_and_to_the_end(tmp_path: Path) -> None:

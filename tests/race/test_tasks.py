@@ -65,7 +65,7 @@ def test_other_seeds_start_elsewhere_in_the_valley() -> None:
 
 
 def test_a_valley_has_no_batches() -> None:
-    with pytest.raises(CommandError, match="'valley/rosenbrock' has no batches: leave out --batch-size"):
+    with pytest.raises(CommandError, match=r"'valley/rosenbrock' has no batches: leave out --batch$"):
         race("valley", batch_sizes=[8])
 
 

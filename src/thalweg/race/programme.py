@@ -111,7 +111,7 @@ def programme(
     courses = []
     for task in tasks:
         if batch_sizes and task.batch_size is None:
-            raise CommandError(f"task {task.name!r} has no batches: leave out --batch-size")
+            raise CommandError(f"task {task.name!r} has no batches: leave out --batch")
         sizes: Sequence[int | None] = batch_sizes or [task.batch_size]
         for batch_size in sizes:
             runs = [

@@ -88,9 +88,10 @@ def search_words(course: Course, records: Sequence[Record]) -> str:
     counts = " to ".join(str(count) for count in sorted({min(each.values()), max(each.values())})) if each else "0"
     said = f"Everyone tried {counts} learning rate{'' if counts == '1' else 's'}."
     if added:
-        said += f" {max(added.values())} of them came from beyond the grid, because a best rate was at its edge."
+        said += f" {max(added.values())} of them beside the grid, because a best rate was at its edge."
     if stopped:
-        said += f" {stopped} of {len(records)} runs were hopeless and stopped early: --full finishes them."
+        were, them = ("was", "it") if stopped == 1 else ("were", "them")
+        said += f" {stopped} of {len(records)} runs {were} hopeless and stopped early: --full finishes {them}."
     return said
 
 
