@@ -39,14 +39,14 @@ def result(name: str, *losses: float | None, steps: int | None = None, seconds: 
         ),
         (
             [result("A", -0.5), result("B", 0.25), result("C", None)],
-            "A leads, but one seed cannot tell it from chance: it ended with a loss of -0.5 (one seed), 0.75 below B "
-            "with 0.25 (one seed). C diverged.",
+            "A leads, in the one seed that ran: it ended with a loss of -0.5 (one seed), 0.75 below B with 0.25 (one "
+            "seed). C diverged.",
         ),
         ([result("A", 0.5), result("B", 0.5), result("C", 0.5)], "A, B, and C ended level, with a loss of 0.5"),
         (
             [result("A", 0.4999), result("B", 0.6), result("C", 0.5)],
-            "A and C ended level, with a loss of 0.5 (one seed), 17% below B with 0.6 (one seed), but one seed cannot "
-            "tell it from chance.",
+            "A and C ended level, with a loss of 0.5 (one seed), 17% below B with 0.6 (one seed), in the one seed "
+            "that ran.",
         ),
     ],
 )

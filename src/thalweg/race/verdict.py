@@ -36,10 +36,10 @@ def winner(finished: Results, loss_name: str) -> str:
     behind = f"{by_how_much(best['loss'], second['loss'])} {second['contestant']} with {loss_of(second)}"
     alone = best["seeds"] == 1 or second["seeds"] == 1
     clear = not alone and best["loss_high"] < second["loss_low"]
-    unclear = "one seed cannot tell it from chance" if alone else "not clearly, for the seeds of both overlap"
+    unclear = "in the one seed that ran" if alone else "but not clearly, for the seeds of both overlap"
     if len(level) > 1:
-        return f"{who} {ended}, {behind}{'' if clear else f', but {unclear}'}."
-    return f"{who} {'won' if clear else f'leads, but {unclear}'}: it {ended}, {behind}."
+        return f"{who} {ended}, {behind}{'' if clear else f', {unclear}'}."
+    return f"{who} {'won' if clear else f'leads, {unclear}'}: it {ended}, {behind}."
 
 
 def by_how_much(loss: float, other: float) -> str:
