@@ -42,7 +42,7 @@ def asked(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--data", type=Path, help="folder of the four files of Fashion-MNIST")
     parser.add_argument("--records", type=Path, required=True, help="folder where records are written")
-    parser.add_argument("--resume", type=Path, help="folder of earlier records (default: that of --records)")
+    parser.add_argument("--resume", type=Path, help="folder of earlier records, which are copied into --records")
     parser.add_argument("--budget-seconds", type=float, default=math.inf, help="start no run that would end later")
     parser.add_argument("--shared", action="store_true", help="others use the device too: times do not count")
     parser.add_argument("--steps", type=count_from(1), help="other steps than the task's")

@@ -69,13 +69,14 @@ class Records:
     runs: list[Run] = field(default_factory=list)
 
     def load(self, path: Path) -> None:
+        """Add the runs of a file to those that are known."""
         if not path.is_file():
             return
         found = read(path)
         for key, value in self.identity.items():
             if found[key] != value:
                 raise CommandError(f"{path} has {key} {found[key]!r}, this run has {value!r}: give another --records")
-        self.runs = found["runs"]
+        self.runs += [run for run in found["runs"] if run not in self.runs]
 
     def add(self, run: Run) -> None:
         self.runs.append(run)

@@ -273,7 +273,9 @@ def hold(name: str, given: argparse.Namespace, until: float) -> None:
     own.steps = given.steps or own.steps
     trainer = Trainer(own, given.device)
     records = protocol.Records(given.records / f"{name}.json", identity_of(own, trainer, given.device))
-    records.load((given.resume or given.records) / f"{name}.json")
+    for folder in (given.resume, given.records):  # the earlier runs first: the last settings of a name count
+        if folder is not None:
+            records.load(folder / f"{name}.json")
     say(f"{name}: {records.identity['parameters']:,} parameters, ready after {time.monotonic() - began:.0f} s")
     try:
         Contest(trainer, records, given, until).hold(given.chosen)

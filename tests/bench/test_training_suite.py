@@ -224,6 +224,22 @@ def test_records_that_cannot_be_kept_stop_everyone(tmp_path: Path, monkeypatch: 
         run.main([*given, "--records", str(tmp_path)])
 
 
+def test_earlier_records_are_added_and_overwrite_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "task", line_task)
+    monkeypatch.setattr(run, "check_task", lambda name, data: None)
+
+    def train(who: str, folder: str, *more: str) -> list[str]:
+        given = ["--tasks", "line", "--contestants", who, "--device", "cpu", "--trials", "1", *more]
+        run.main([*given, "--records", str(tmp_path / folder)])
+        return [one["contestant"] for one in json.loads((tmp_path / folder / "line.json").read_text())["runs"]]
+
+    train("torch SGD", "earlier")
+    train("torch AdamW", "now")
+    earlier = ["--resume", str(tmp_path / "earlier")]
+    assert train("Lion", "now", *earlier) == ["torch SGD", "torch AdamW", "Lion"]
+    assert train("torch SGD", "now", *earlier) == ["torch SGD", "torch AdamW", "Lion"]
+
+
 def test_a_run_that_is_stopped_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
