@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -278,6 +279,19 @@ def test_mixtures_race_by_name_at_the_rates_of_adamw() -> None:
         assert groups == {(name.partition("_")[0].title(), 0.01), ("AdamW", 0.01)}
 
 
+def test_the_rest_of_a_mixture_may_have_a_rate_of_its_own_on_the_same_way_down() -> None:
+    task = model_task(model=deep, steps=2)
+    held = race(task, optimizers=["muon_adamw"], options={"muon_adamw": dict(adamw_lr=0.002)})
+    assert "adamw_lr=0.002" in held.run().programme.contestants["muon_adamw"]
+    mixed = held.contestants["muon_adamw"]
+    mixed = replace(mixed, options={**mixed.options, "adamw_lr": 0.002})
+    start = task.start(mixed, lambda step: 0.03 / step, Conditions(0, 8))
+    for share in (1.0, 0.5):
+        start.step()
+        rates = {group["rule"]: group["lr"] for group in start.optimizer.param_groups}  # type: ignore[attr-defined]
+        assert rates == pytest.approx({"Muon": 0.03 * share, "AdamW": 0.002 * share})
+
+
 @pytest.mark.parametrize(
     ("task", "options", "words"),
     [
@@ -285,7 +299,7 @@ def test_mixtures_race_by_name_at_the_rates_of_adamw() -> None:
         (
             "digits",
             {"muon_adamw": dict(nesterov=False)},
-            "muon_adamw has no option 'nesterov': it has max_grad_norm, weight_decay",
+            "muon_adamw has no option 'nesterov': it has adamw_lr, max_grad_norm, weight_decay",
         ),
     ],
 )

@@ -44,11 +44,11 @@ class Contestant:
 class Mixed(Contestant):
     """A mixture: a model's hidden matrices by a rule, all else by AdamW. Its ``rule`` is the function that makes it.
 
-    Both have the learning rate that is tried.
+    Both have the learning rate that is tried, unless AdamW's is given.
     """
 
     #: Options that somebody may ask for.
-    known: ClassVar[tuple[str, ...]] = ("weight_decay", "max_grad_norm")
+    known: ClassVar[tuple[str, ...]] = ("adamw_lr", "weight_decay", "max_grad_norm")
     closed: ClassVar[bool] = True
 
     @property

@@ -52,7 +52,8 @@ class ModelTask(Task):
         try:
             if isinstance(contestant, Mixed):
                 make = registered.torch_mixture(contestant.rule)
-                return make(model, lr, lr, engine=conditions.engine, **contestant.options)
+                options = {"adamw_lr": lr, **contestant.options}
+                return make(model, lr, engine=conditions.engine, **options)
             kind = registered.torch_optimizer(contestant.rule)
             return kind(model.named_parameters(), lr=lr, engine=conditions.engine, **contestant.options)
         except ValueError as error:  # ours, and that of torch for a model without parameters
