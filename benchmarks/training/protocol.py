@@ -13,7 +13,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from thalweg.errors import CommandError
 FACTOR = 3.0
 #: The rates that run with every seed.
 FINALISTS = 2
-TASKS = ("text", "text-plain", "text-124m", "fashion-512", "fashion-2048", "fashion-8192", "vit-1024")
+TEXTS = ("text", "text-plain", "text-124m")
+TASKS = (*TEXTS, "fashion-512", "fashion-2048", "fashion-8192", "vit-1024")
 #: What runs of a file have in common.
 IDENTITY = (
     *("task", "about", "steps", "batch_size", "higher_is_better"),
@@ -53,10 +54,9 @@ def next_rate(tried: Mapping[float, float], middle: float) -> float:
     return next((rate for rate in between if rate not in tried), between[0])
 
 
-def at_edge(tried: Mapping[float, float]) -> bool:
+def at_edge(best: float, tried: Collection[float]) -> bool:
     """Whether a rate beyond the best might be better: it is the least or the largest that was tried."""
-    best = min(tried, key=lambda rate: tried[rate], default=None)
-    return best is None or best in (min(tried), max(tried))
+    return best in (min(tried), max(tried))
 
 
 @dataclass
@@ -196,7 +196,7 @@ def results(record: Mapping[str, Any]) -> list[Result]:
             Result(
                 contestant=contestant,
                 lr=choice.lr,
-                at_edge=choice.lr in (rates[0], rates[-1]),
+                at_edge=at_edge(choice.lr, rates),
                 trials=len(rates),
                 seeds=len(seeds),
                 diverged=len(seeds) - len(ended),

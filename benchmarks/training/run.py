@@ -220,8 +220,9 @@ class Contest:
         while True:
             runs = self.records.of(name, settings)
             tried = {run["lr"]: protocol.loss_of(run, higher) for run in runs if run["seed"] == 0}
-            most = trials + (self.given.beyond if protocol.at_edge(tried) else 0)
-            if len(tried) < most:
+            best = min(tried, key=lambda rate: tried[rate], default=None)
+            beyond = self.given.beyond if best is not None and protocol.at_edge(best, tried) else 0
+            if len(tried) < trials + beyond:
                 self.run(name, contestant, settings, protocol.next_rate(tried, middle), 0)
                 continue
             done = {(run["lr"], run["seed"]) for run in runs}
@@ -235,10 +236,9 @@ class Contest:
             raise TimeoutError
         began = time.monotonic()
         self.trainer.begin(seed)
-        steps = self.given.steps or self.trainer.task.steps
         optimizers = contestant.make(self.trainer.model, lr, self.trainer.task.decay)
         head = {"contestant": name, "package": contestant.package, "lr": lr, "seed": seed}
-        run = head | self.trainer.run(optimizers, seed, steps)
+        run = head | self.trainer.run(optimizers, seed, self.trainer.task.steps)
         self.records.add(run | {"alone": not self.given.shared, "settings": settings})
         self.longest[name] = time.monotonic() - began
         say(

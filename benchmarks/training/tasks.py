@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.training import corpus
+from benchmarks.training.protocol import TEXTS
 from thalweg.errors import CommandError
 from thalweg.race.tasks import fashion
 
@@ -233,11 +234,11 @@ def images(device: str, folder: Path, name: str, batch_size: int, *, tiny: bool 
 def check_task(name: str, data: Path | None) -> None:
     """Whether there is such a task, and its data: without reading them."""
     kind, _, batch = name.partition("-")
-    if kind == "text" and batch in ("", "plain", "124m"):
+    if name in TEXTS:
         return
     if kind not in ("fashion", "vit") or not batch.isdecimal() or int(batch) < 1:
         raise CommandError(
-            f"there is no task {name!r}: tasks are text, text-plain, text-124m, and fashion and vit with a batch size: "
+            f"there is no task {name!r}: tasks are {', '.join(TEXTS)}, and fashion and vit with a batch size: "
             "fashion-512"
         )
     if data is None:

@@ -22,7 +22,7 @@ def check_known(owner: type[Rule] | str, given: Mapping[str, Any], known: Sequen
 
 
 def check_not_misspelt(owner: type[Rule], name: str, known: Sequence[str]) -> None:
-    """Refuse a name that resembles an option: whoever wrote it meant that."""
+    """Refuse a name that resembles an option, which its writer will have meant."""
     if hint := hint_for(owner, name, known, cutoff=0.85):
         raise OptionError(f"{owner_name(owner)} has no option {name!r}: {hint}")
 

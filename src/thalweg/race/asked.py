@@ -50,7 +50,7 @@ def with_asked(contestants: Sequence[Contestant], asked: Asked) -> list[Contesta
 
 
 def check_owners(asked: Iterable[str], contestants: Sequence[Contestant], what: str = "options") -> None:
-    """Raise a CommandError where options, or rates, are for somebody who does not race."""
+    """Refuse options and rates that are for an optimizer which does not race."""
     names = [contestant.name for contestant in contestants]
     for owner in asked:
         if owner and owner not in names:

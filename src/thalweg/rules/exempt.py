@@ -23,3 +23,10 @@ def exempted(rule: R, shape: Shape) -> R:
     is_vector = len(shape) - known.stacked_axes < 2
     made: R = replace(known, exempt=None, **(EXEMPT if is_vector else {}))
     return made
+
+
+def treatment_of(rule: Any) -> str:
+    """What a tensor that is not left out meets, in words."""
+    if not rule.trust:
+        return "no trust ratio"
+    return "trust ratio, norm kept" if rule.keep_norms else "trust ratio"

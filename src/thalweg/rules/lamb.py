@@ -10,7 +10,7 @@ from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
 from thalweg.rules.blocks import clip, one_minus_power, ratio_unless, regained
 from thalweg.rules.checks import check_bounds, check_choice, check_flag, check_fraction, check_number, check_pair
 from thalweg.rules.entries import Entry, Moment, Square
-from thalweg.rules.exempt import exempted
+from thalweg.rules.exempt import exempted, treatment_of
 from thalweg.rules.rule import Noise, Rule, Update
 
 
@@ -95,9 +95,7 @@ class LAMB(Rule):
         return exempted(self, shape)
 
     def treatment(self, shape: Shape) -> str:
-        if not self.trust:
-            return "no trust ratio"
-        return "trust ratio, norm kept" if self.keep_norms else "trust ratio"
+        return treatment_of(self)
 
     def expected_rms(self, lr: float | None, p_rms: float) -> float:
         return (lr or 0.0) * p_rms if self.trust else lr or 0.0

@@ -10,7 +10,7 @@ from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
 from thalweg.rules.blocks import is_zero, norm_kept, ratio_unless
 from thalweg.rules.checks import check_choice, check_flag, check_fraction, check_number
 from thalweg.rules.entries import Entry, Moment
-from thalweg.rules.exempt import exempted
+from thalweg.rules.exempt import exempted, treatment_of
 from thalweg.rules.rule import Noise, Rule, Update
 
 
@@ -91,9 +91,7 @@ class LARS(Rule):
         return exempted(self, shape)
 
     def treatment(self, shape: Shape) -> str:
-        if not self.trust:
-            return "no trust ratio"
-        return "trust ratio, norm kept" if self.keep_norms else "trust ratio"
+        return treatment_of(self)
 
     def expected_rms(self, lr: float | None, p_rms: float) -> float:
         return (lr or 0.0) * self.trust_coefficient * p_rms if self.trust else lr or 0.0

@@ -69,7 +69,7 @@ def loaded(path: str | os.PathLike[str]) -> Any:
 
 
 def check_beginning(path: str) -> None:
-    """Refuse what torch would take for a pickle: it takes as much memory as lengths say that it reads at random."""
+    """Refuse what torch would read as a pickle, taking as much memory as any four bytes in it say."""
     with open(path, "rb") as file:
         found = file.read(32)
     if not found.startswith(ARCHIVE) and NUMBER not in found:
