@@ -92,12 +92,13 @@ def both(rule: Rule, shape: Any, dtype: str, steps: int = 3) -> tuple[dict[str, 
     p = random.standard_normal(shape)
     native = {"p": p.astype(dtype), **{key: np.zeros(size, dtype) for key, size in sizes.items()}}
     exact = {key: array.astype("float64") for key, array in native.items()}
-    tables = Tables()
     for t in range(1, steps + 1):
         g = random.standard_normal(shape).astype(dtype)
         state = tuple(native[key].ctypes.data for key in entries)
         operand = Operand("w", shape, native["p"].ctypes.data, g.ctypes.data, state, (dtype,) * (2 + len(entries)), 0)
-        tables.prepare([operand], [Options(rule, Handling(), t, 0.1, 1.0)], 2)
+        options = [Options(rule, Handling(), t, 0.1, 1.0)]
+        tables = Tables([operand], options)
+        tables.fill(options, 2)
         tables.run(MEASURE, END)
         own = {key: exact[key] for key in entries}
         update = rule.update(xp, g.astype("float64"), own, exact["p"], t=t, lr=0.1)

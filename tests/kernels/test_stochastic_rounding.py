@@ -108,10 +108,11 @@ def test_positions_beyond_32_bits(dtype: str, position: int) -> None:
     handling = Handling(rounding="stochastic", seed=seed)
     rule = LARS(trust=False, momentum=0.0)
     x, weights = numbers(size, 2), np.zeros(size, kind(dtype))
-    tables = Tables()
     places = weights.ctypes.data, x.ctypes.data
     operand = Operand("w", (size,), *places, (), (dtype, "float32"), 0, position)
-    tables.prepare([operand], [Options(rule, handling, t, 1.0, 1.0)], 1)
+    options = [Options(rule, handling, t, 1.0, 1.0)]
+    tables = Tables([operand], options)
+    tables.fill(options, 1)
     tables.run(MEASURE, END)
 
     index = np.arange(position, position + size, dtype=np.uint64)

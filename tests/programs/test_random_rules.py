@@ -110,10 +110,11 @@ def stepped_natively(rule: Rule, arrays: dict[str, Any]) -> dict[str, Any]:
     """The parameter and its state after a step by native code."""
     own = {name: array.copy() for name, array in arrays.items() if isinstance(array, np.ndarray)}
     p, g, *state = (own[name].ctypes.data for name in ("p", "g", *NAMES))
-    tables = Tables()
     shape, dtypes = own["p"].shape, (own["p"].dtype.name,) * 4
     operand = Operand("w", shape, p, g, tuple(state), dtypes, 0)
-    tables.prepare([operand], [Options(rule, Handling(), 3, 0.1, 0.5)], 1)
+    options = [Options(rule, Handling(), 3, 0.1, 0.5)]
+    tables = Tables([operand], options)
+    tables.fill(options, 1)
     tables.run(MEASURE, END)
     return own
 

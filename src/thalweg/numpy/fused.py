@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from thalweg.codecs import scale_key
 from thalweg.kernels.cpu.served import reason_unserved
 from thalweg.kernels.cpu.tables import END, MEASURE, WRITE, Operand, Options, Tables, sums_of_squares
 from thalweg.kernels.threads import num_threads, of_machine
-from thalweg.numpy.arrays import Arr, address, dtype_name
+from thalweg.numpy.arrays import Arr, Name, address, dtype_name
 from thalweg.numpy.job import Job
 from thalweg.storage import RECORD
 
@@ -41,7 +42,8 @@ class Fused:
     """The native engine of one optimizer, with tables that are kept between steps."""
 
     def __init__(self) -> None:
-        self.tables = Tables()
+        #: What is laid out, of the last step of these names.
+        self.known: dict[tuple[Name, ...], Laid] = {}
         self.copies: list[Arr] = []
         #: Held by a step from its first table to its last figure.
         self.lock = threading.RLock()
@@ -50,47 +52,28 @@ class Fused:
         return Fused, ()  # copies begin empty: addresses belong to this optimizer alone
 
     def prepare(self, jobs: Sequence[Job], grad_scale: float | None) -> None:
-        """Lay out a step of these jobs; nothing is written yet."""
-        self.copies = []
+        """Take the gradients and numbers of a step; nothing is written. What has changed since the last is laid out."""
+        self.copies = [np.ascontiguousarray(job.gradient) for job in jobs]
         groups: dict[Any, int] = {}
         options: list[Options] = []
         operands = []
-        for job in jobs:
+        for job, gradient in zip(jobs, self.copies, strict=True):
             key = id(job.rule), id(job.handling), job.t, job.lr, job.lr_scale
             group = groups.setdefault(key, len(options))
             if group == len(options):
                 declared = job.tracked.setting.rule if job.tracked.setting is not None else None
                 options.append(Options(job.rule, job.handling, job.t, job.lr, job.lr_scale, grad_scale, declared))
-            operands.append(self.operand_of(job, group))
-        self.tables.prepare(operands, options, num_threads(of_machine))
-
-    def operand_of(self, job: Job, group: int) -> Operand:
-        """How native code is shown a job: as the last time, if nothing has moved."""
-        tracked, gradient, first = job.tracked, job.gradient, job.gradient_place[0]
-        if not gradient.flags.c_contiguous:
-            gradient = np.ascontiguousarray(gradient)
-            self.copies.append(gradient)
-            first = address(gradient)
-        known = tracked.operand
-        dtypes = dtype_name(job.weights), dtype_name(gradient)
-        place = job.place[0], first, group
-        if known is not None and (known.p, known.g, known.group) == place and known.dtypes[:2] == dtypes:
-            return known
-        assert tracked.setting is not None
-        state, keys = tracked.state, list(tracked.setting.rule.entries(job.weights.shape))
-        beside = [state.get(key) for key in (*map(scale_key, keys), RECORD)]
-        *scales, record = [0 if x is None else address(x) for x in beside]
-        tracked.operand = Operand(
-            job.name,
-            job.weights.shape,
-            *place[:2],
-            tuple([address(state[key]) for key in keys]),
-            (*dtypes, *[dtype_name(state[key]) for key in keys]),
-            group,
-            scales=tuple(scales),
-            record=record,
-        )
-        return tracked.operand
+            operands.append(operand_of(job, group, gradient))
+        names = tuple([job.name for job in jobs])
+        layout = [each.layout for each in options]
+        laid = self.known.get(names)
+        if laid is None or laid.layout != layout or not all(map(operator.is_, operands, laid.operands)):
+            # a name is in one list or in few: all at once, or each by itself
+            self.known = {own: each for own, each in self.known.items() if len(own) == len(names) == 1}
+            laid = self.known[names] = Laid(operands, layout, Tables(operands, options))
+        self.tables = laid.tables
+        self.tables.point(map(address, self.copies))
+        self.tables.fill(options, num_threads(of_machine))
 
     def step(self) -> None:
         self.tables.run(MEASURE, END)
@@ -107,11 +90,43 @@ class Fused:
     def stats(self) -> list[Any]:
         """For each job a function that tells its figures."""
         figures = self.tables.figures()
-        return [partial(figures.of, index, reshaped) for index in range(len(figures.spans))]
+        return [partial(figures.of, index, reshaped) for index in range(len(self.tables.spans))]
 
     def release(self) -> None:
         """Let go of copies that were made for a step."""
         self.copies = []
+
+
+class Laid(NamedTuple):
+    """Operands that are laid out, and what decided how."""
+
+    operands: list[Operand]
+    layout: list[Any]
+    tables: Tables
+
+
+def operand_of(job: Job, group: int, gradient: Arr) -> Operand:
+    """How native code is shown a parameter: as the last time, if nothing has moved but its gradient."""
+    tracked, known = job.tracked, job.tracked.operand
+    dtypes = dtype_name(job.weights), dtype_name(gradient)
+    if known is not None and (known.p, known.group) == (job.place[0], group) and known.dtypes[:2] == dtypes:
+        return known
+    assert tracked.setting is not None
+    state, keys = tracked.state, list(tracked.setting.rule.entries(job.weights.shape))
+    beside = [state.get(key) for key in (*map(scale_key, keys), RECORD)]
+    *scales, record = [0 if x is None else address(x) for x in beside]
+    tracked.operand = Operand(
+        job.name,
+        job.weights.shape,
+        job.place[0],
+        0,
+        tuple([address(state[key]) for key in keys]),
+        (*dtypes, *[dtype_name(state[key]) for key in keys]),
+        group,
+        scales=tuple(scales),
+        record=record,
+    )
+    return tracked.operand
 
 
 def reshaped(values: list[float], shape: Shape) -> Arr:

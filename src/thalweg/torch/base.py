@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -28,9 +28,11 @@ from thalweg.torch.params.groups import LAYOUT, EngineName, check_options, defau
 from thalweg.torch.params.members import check_given
 from thalweg.torch.params.rates import Rate, check_rate
 from thalweg.torch.params.stateful import StatefulOptimizer
-from thalweg.torch.sharding.collectives import Computation, in_lockstep
+from thalweg.torch.sharding.agreement import Agreement
 from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.gradients import JointGradient
+from thalweg.torch.step.remembered import GRAD, MOST_REMEMBERED, RememberedStep, presence_of
+from thalweg.torch.step.runs import Runs
 from thalweg.torch.step.turns import Turns
 
 
@@ -114,6 +116,8 @@ class Optimizer(StatefulOptimizer):
         self._engines_used: set[str] = set()
         self._last: Statistics = {}
         self._sorter = Sorter(engine)
+        self._agreement = Agreement()
+        self._steps: dict[Hashable, RememberedStep] = {}
         self._joint = JointGradient()
         self._engines: dict[EngineKind, Engine] = {
             "lists": Lists(),
@@ -142,8 +146,10 @@ class Optimizer(StatefulOptimizer):
         with torch.no_grad():
             if stays_eager:
                 self._step_uncompiled()
+            elif compiling:
+                self._step_eagerly(None, compiling=True)
             else:
-                self._step(None, compiling=compiling)
+                self._step(None)
         return loss
 
     # A compiler that saw which parameter this is would take it for the one it was compiled for.
@@ -155,69 +161,106 @@ class Optimizer(StatefulOptimizer):
         if p not in self._places():
             raise ParameterError("step_parameter: this tensor is not a parameter of this optimizer")
         with torch.no_grad():
-            self._step(p, compiling=False)
+            self._step(p)
 
     # A compiler needs minutes for the products and refreshes of a few tensors, and would compute every refresh, due or
     # not. The engines of an eager step have BLAS, native noise and kernels for them.
     @torch.compiler.disable
     def _step_uncompiled(self) -> None:
-        self._step(None, compiling=False)
+        self._step(None)
 
-    # Under torch.compile only the arithmetic of each bucket is compiled; what surrounds it runs as it is.
-    @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
-    def _step(self, only: Tensor | None, *, compiling: bool) -> None:
+    def _step(self, only: Tensor | None, *, compiling: bool = False) -> None:
         with self._lock, self._host.stepping(), without_autocast():
             known, self._written = len(self.state), False
             try:
-                buckets = self._joined(self._sorter.sort(self, only, compiling=compiling))
+                prepare = self._prepare_eagerly if compiling else self._prepare
+                buckets, runs = prepare(only, compiling=compiling)
                 self._engines_used = {bucket.way for bucket in buckets}
                 if self._host.wanted:
                     self._take_turns(buckets)
                 else:
-                    self._take(buckets)
+                    self._take(runs, buckets, compiling=compiling)
             finally:
                 if not self._written:
                     for p in list(self.state)[known:]:  # what was made for a step that is not taken
                         del self.state[p]
+
+    # Under torch.compile only the arithmetic of each bucket is compiled; what surrounds it runs as it is.
+    _step_eagerly = torch.compiler.disable(_step, recursive=False)  # type: ignore[no-untyped-call]
+
+    def _prepare(self, only: Tensor | None, *, compiling: bool) -> tuple[list[Bucket], Runs]:
+        buckets, runs = self._recall(only, compiling=compiling)
+        return self._joined(buckets), runs
+
+    _prepare_eagerly = torch.compiler.disable(_prepare)
+
+    def _recall(self, only: Tensor | None, *, compiling: bool) -> tuple[list[Bucket], Runs]:
+        """The buckets of this step and how they are laid out: as remembered if that still holds, or else anew.
+
+        only: the one parameter to be stepped; None for all.
+        """
+        groups, places = self.param_groups, self._places()
+        present: Hashable = presence_of(list(map(GRAD, self._members.params))) if only is None else id(only)
+        self._report_unused()
+        self._agreement.reach(
+            [self._rule_of(group) for group in groups], places, groups, self._overrides, one_by_one=only is not None
+        )
+        settings = self._current_settings()
+        step = None if compiling else self._steps.get(present)
+        if step is not None:
+            rates = [self._rate(groups[bucket.group]) for bucket in step.buckets]
+            buckets = step.recall(self.state, settings, rates)
+            if buckets is not None:
+                return buckets, step.runs
+        chosen = places if only is None else {only: places[only]}
+        buckets = self._sorter.sort(self, chosen, settings, compiling=compiling)
+        runs = self._lay_out(buckets, compiling=compiling)
+        if not compiling:
+            self._steps.pop(present, None)
+            self._steps[present] = RememberedStep(buckets, runs, chosen, self.state, settings)
+            whole = [key for key in self._steps if isinstance(key, bytes)]
+            if len(whole) > MOST_REMEMBERED:
+                del self._steps[whole[0]]
+        return buckets, runs
+
+    def _lay_out(self, buckets: Sequence[Bucket], *, compiling: bool) -> Runs:
+        return Runs(self._engines, () if self._host.wanted else buckets, self._check_state, compiling=compiling)
 
     def _take_turns(self, buckets: Sequence[Bucket]) -> None:
         """Step buckets whose state is on the host, as much of it at a time as the device has room for."""
         if self.param_groups[0]["on_nonfinite"] == "raise":
             # a first time without writing, since nothing is written before everything is known to be finite
             nonfinite: list[str] = []
-            self._turns.take(self, buckets, lambda some: nonfinite.extend(self._take(some, writes=False)), writes=False)
+
+            def note(names: Sequence[str]) -> bool:
+                nonfinite.extend(names)
+                return False
+
+            self._turns.take(self, buckets, functools.partial(self._take, commit=note), writes=False)
             raise_if_nonfinite(self._in_order(nonfinite))
         self._turns.take(self, buckets, functools.partial(self._take, looks=False))
 
-    @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
-    def _take(self, buckets: Sequence[Bucket], *, looks: bool = True, writes: bool = True) -> list[str]:
-        """Step buckets as one. looks: for steps that are not finite, where that is an error. writes: what was found."""
-        on_nonfinite, engines, taken = self.param_groups[0]["on_nonfinite"], [], False
-        computations: list[Computation] = []
-        nonfinite: list[str] = []
-        try:
-            for kind, engine in self._engines.items():
-                own = [bucket for bucket in buckets if bucket.engine == kind]
-                if own:
-                    engines.append(engine)
-                    engine.prepare(own, self._check_state)
-            for engine in engines:
-                computations += engine.measure(on_nonfinite)
-            in_lockstep(computations)
-            if on_nonfinite == "raise" and looks:
-                # nothing is written before everything is known to be finite
-                nonfinite = [name for engine in engines for name in engine.nonfinite()]
-            if writes:
-                raise_if_nonfinite(self._in_order(nonfinite))
-                taken = self._written = True
-                for engine in engines:
-                    self._last.update(engine.write())
-        finally:
-            for engine in engines:
-                engine.release(taken=taken)
-        return nonfinite
+    def _take(
+        self,
+        runs: Runs,
+        buckets: Sequence[Bucket],
+        *,
+        looks: bool = True,
+        commit: Callable[[Sequence[str]], bool] | None = None,
+        compiling: bool = False,
+    ) -> None:
+        """Step buckets as one. looks: for steps that are not finite, where that is an error."""
+        on_nonfinite = self.param_groups[0]["on_nonfinite"]
+        found = runs.take(buckets, on_nonfinite, looks=looks and on_nonfinite == "raise", commit=commit or self._commit)
+        self._last.update(found)
 
-    @torch.compiler.disable
+    def _commit(self, nonfinite: Sequence[str]) -> bool:
+        """Before anything is written: refuse a step that is not finite."""
+        if nonfinite:
+            raise_if_nonfinite(self._in_order(nonfinite))
+        self._written = True
+        return True
+
     def _joined(self, buckets: list[Bucket]) -> list[Bucket]:
         """Buckets with what depends on all gradients together."""
         return self._joint.joined(
@@ -234,6 +277,7 @@ class Optimizer(StatefulOptimizer):
     def _forget_memory(self) -> None:
         super()._forget_memory()
         self._sorter.forget()
+        self._steps.clear()
 
     def _place_of_counts(self, p: Tensor, group: Mapping[str, Any]) -> torch.device:
         launched = self._sorter.is_launched(self._rule_of(group), p)
@@ -283,10 +327,10 @@ class Optimizer(StatefulOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._turns.forget()
-        self._sorter.forget()
-        self._sorter.agreement.forget()
+        self._forget_memory()
+        self._agreement.forget()
         for engine in self._engines.values():
-            engine.release(taken=False)
+            engine.forget()
 
     def clear_state(self) -> None:
         """Forget what has been learned; options stay."""

@@ -247,6 +247,8 @@ class Compiled:
             for stage in registers.code
             for op, to, args in stage
         ]
+        #: The rule of the last step, with its options by name.
+        self.latest: tuple[Rule, dict[str, Any]] | None = None
         #: What the structures below point to.
         self.kept: list[Any] = []
         library = functions_of(found.functions, program.rule_name)
@@ -294,6 +296,7 @@ class Compiled:
 
     def numbers_of(self, rule: Rule, t: int, lr: float | None, lr_scale: float, gradient_scale: float) -> Any:
         """The registers with which every tensor begins a step."""
-        given = {**options_of(rule), "t": float(t), "lr": lr, "lr_scale": lr_scale}
-        found = self.numbers(given)
+        if self.latest is None or self.latest[0] is not rule:
+            self.latest = rule, options_of(rule)
+        found = self.numbers({**self.latest[1], "t": float(t), "lr": lr, "lr_scale": lr_scale})
         return (ctypes.c_double * (FIRST_NUMBER + len(found)))(gradient_scale, 1.0, 1.0, *found)

@@ -76,6 +76,10 @@ def declare(library: ctypes.CDLL) -> None:
     library.thalweg_find.restype, library.thalweg_find.argtypes = c_int32, (c_char_p,)
     library.thalweg_layout.restype = c_int64
     library.thalweg_layout.argtypes = (c_void_p, c_void_p, c_int64, c_int32)
+    library.thalweg_point.restype = None
+    library.thalweg_point.argtypes = (c_void_p, c_int64, c_void_p, c_void_p, c_void_p)
+    library.thalweg_counts.restype, library.thalweg_counts.argtypes = c_int32, (c_void_p, c_int64, c_void_p)
+    library.thalweg_count.restype, library.thalweg_count.argtypes = None, (c_void_p, c_int64, c_char_p)
     library.thalweg_run.restype = None
     library.thalweg_run.argtypes = (
         *(c_void_p, c_void_p, c_void_p, c_int64),

@@ -1,11 +1,12 @@
-"""A whole model laid out for native code: tables of addresses that are kept until something moves."""
+"""A whole model laid out for native code: tables of addresses, made once, in which gradients move at every step."""
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import struct
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from thalweg.arrays import Shape
@@ -43,14 +44,6 @@ class Operand(NamedTuple):
     #: Where the scales of entries lie that are codes, and the record of what rounding has cost; 0: there is none.
     scales: tuple[int, ...] = ()
     record: int = 0
-
-    def fits(self, other: Operand) -> bool:
-        """Whether it can take the place of another: that it has moved is all that may have changed."""
-        return self is other or self.described == other.described
-
-    @property
-    def described(self) -> Any:
-        return self.name, self.shape, self.dtypes, self.group, self.position, self.whole, bool(self.record)
 
     @property
     def is_exact(self) -> bool:
@@ -98,32 +91,124 @@ class Options(NamedTuple):
         )
 
 
-class Tables:
-    """The tables of one optimizer."""
+class Rows(NamedTuple):
+    """What the rows of operands have in common that are alike: all but addresses, names and positions."""
 
-    def __init__(self) -> None:
-        self.operands: list[Operand] = []
-        self.layout: list[Any] = []
-        #: Rows of the table that belong to each operand: one, or one for each stacked slice.
-        self.spans: list[range] = []
-        self.stacks: list[Shape | None] = []
+    #: The row, as bytes.
+    template: bytes
+    #: How many there are, one for each stacked slice, and the shape of the stack.
+    count: int
+    stack: Shape
+    #: Elements of a slice, and those of it that share a scale.
+    size: int
+    group: int
+    #: Bytes from one slice to the next: of p, g and the entries of the state.
+    strides: list[int]
+    #: Of p, g and the entries: the streams of their random bits; empty where nothing is random.
+    streams: list[int]
+
+    @classmethod
+    def of(cls, operand: Operand, options: Options, code: Compiled, place: int) -> Rows:
+        rule, stacked = options.rule, options.rule.stacked_axes
+        own, whole = operand.shape[stacked:], operand.shape if operand.whole is None else operand.whole
+        entries = entries_of(options.declared or rule, operand.shape)
+        size = math.prod(own)
+        lengths = [size, size, *(length_of(entry, operand.shape, stacked) for entry in entries.values())]
+        groups = grouping(whole, stacked)
+        drawn = state_streams(list(entries))
+        streams = [(ROUNDING_STREAM, 0), (ROUNDING_STREAM, 0), *(drawn[key] for key in entries)]
+        seen = (0,) * 5 if code.axes is None else seen_as(own, *(axis - stacked for axis in code.axes))
+        row = structs.Tensor(
+            size=size,
+            whole=size if operand.whole is None else math.prod(operand.whole),
+            seen_as=(ctypes.c_int64 * 5)(*seen),
+            options=place,
+            group=groups.size if groups is not None else 1,
+            is_slice=stacked > 0,
+            high=sum(half << which for which, (_, half) in enumerate(streams)),
+        )
+        row.dtype[: len(operand.dtypes)] = [structs.DTYPES[dtype] for dtype in operand.dtypes]
+        return cls(
+            bytes(row),
+            math.prod(operand.shape[:stacked]),
+            operand.shape[:stacked],
+            size,
+            row.group,
+            [length * bytes_of(dtype) for length, dtype in zip(lengths, operand.dtypes, strict=True)],
+            [stream for stream, _ in streams] if options.handling.is_random else [],
+        )
+
+    def write(self, table: Any, first: int, operand: Operand, seed: int) -> None:
+        """Write the rows of an operand into a table."""
+        keys = [stream_key(seed, tensor_id(operand.name), stream) for stream in self.streams]
+        bases = operand.p, operand.g, *operand.state
+        for index in range(self.count):
+            begin = (first + index) * len(self.template)
+            addresses = [base + index * stride for base, stride in zip(bases, self.strides, strict=True)]
+            scales = [base and base + index * self.size // self.group * 4 for base in operand.scales]
+            record = operand.record and operand.record + index * self.size
+            nothing = [0] * (structs.OPERANDS - len(addresses))
+            places = [*addresses, *nothing, 0, 0, *scales, *[0] * (structs.OPERANDS - 2 - len(scales)), record]
+            memoryview(table).cast("B")[begin : begin + len(self.template)] = self.template
+            struct.pack_into(f"{len(places)}Q", table, begin, *places)
+            struct.pack_into("q", table, begin + structs.Tensor.position.offset, operand.position + index * self.size)
+            if keys:
+                struct.pack_into(f"{len(keys)}I", table, begin + structs.Tensor.key.offset, *keys)
+
+
+class Tables:
+    """Some operands laid out for native code, once. Gradients and the numbers of options are new at every step."""
+
+    def __init__(self, operands: Sequence[Operand], options: Sequence[Options]) -> None:
         #: By place in the options that native code sees: the group that they are of, and the code for it.
         self.used: list[tuple[int, Compiled]] = []
+        #: Of each operand: its place there, its rows in the table, and the shape of their stack if they are slices.
         self.codes: list[int] = []
-        self.tensors: Any = None
-        self.options: Any = None
-        self.registers: Any = None
-        self.outcomes: Any = None
-        self.scratch: Any = None
-        self.threads = 0
+        self.spans: list[range] = []
+        self.stacks: list[Shape | None] = []
+        known: dict[Any, tuple[int, Rows]] = {}
+        rows = []
+        for operand in operands:
+            kind = operand.group, operand.shape, operand.whole, operand.dtypes
+            if kind not in known:
+                place = self.place_of(operand.group, options[operand.group].code_for(operand))
+                known[kind] = place, Rows.of(operand, options[operand.group], self.used[place][1], place)
+            place, own = known[kind]
+            first = self.spans[-1].stop if self.spans else 0
+            self.codes.append(place)
+            self.spans.append(range(first, first + own.count))
+            self.stacks.append(own.stack if own.count != 1 else None)
+            rows.append(own)
+        self.count = self.spans[-1].stop if self.spans else 0
+        self.tensors = (structs.Tensor * self.count)()
+        for operand, own, span in zip(operands, rows, self.spans, strict=True):
+            own.write(self.tensors, span.start, operand, options[operand.group].handling.seed)
+        self.options = (structs.Options * len(self.used))()
+        for each, (_, code) in zip(self.options, self.used, strict=True):
+            each.program = ctypes.addressof(code.native)
+        self.width = max((code.registers for _, code in self.used), default=0)
+        self.stats = [self.used[place][1].stats for place in self.codes]
+        self.threads, self.scratch = 0, ctypes.create_string_buffer(0)
+        #: Of each row: whose it is, and how far behind the beginning of its gradient it begins.
+        self.owners = array("q", [i for i, span in enumerate(self.spans) for _ in span])
+        self.offsets = array("q", [i * own.strides[1] for own in rows for i in range(own.count)])
 
-    def prepare(self, operands: list[Operand], options: Sequence[Options], threads: int) -> None:
-        """Lay out a step: rows of the tables are made anew only if something moved, the numbers at every step."""
-        layout = [each.layout for each in options]
-        if layout != self.layout or not self.moved(operands, options):
-            self.lay_out(operands, options)
-            self.layout, self.threads = layout, 0
-        self.operands = operands
+    def place_of(self, group: int, code: Compiled) -> int:
+        for place, (known, its) in enumerate(self.used):
+            if known == group and its is code:
+                return place
+        self.used.append((group, code))
+        return len(self.used) - 1
+
+    def point(self, gradients: Iterable[int]) -> None:
+        """Follow gradients to where they are now, in the order of the operands."""
+        bases = array("Q", gradients)
+        load().thalweg_point(
+            self.tensors, self.count, address_of(self.owners), address_of(self.offsets), address_of(bases)
+        )
+
+    def fill(self, options: Sequence[Options], threads: int) -> None:
+        """Take the numbers of a step, for so many threads."""
         self.numbers = [
             code.numbers_of(
                 options[group].rule,
@@ -141,96 +226,20 @@ class Tables:
             own.guarded = options[group].is_guarded
             own.state_stochastic = options[group].handling.state_rounding == "stochastic"
         if threads != self.threads:
-            bytes_needed = load().thalweg_layout(self.options, self.tensors, len(self.tensors), threads)
-            self.scratch, self.threads = ctypes.create_string_buffer(bytes_needed), threads
-        self.outcomes = (structs.Outcome * len(self.tensors))()
-        self.registers = (ctypes.c_double * (len(self.tensors) * self.width))()
+            self.scratch = ctypes.create_string_buffer(self.scratch_bytes(threads))
+            self.threads = threads
+        self.outcomes = (structs.Outcome * self.count)()
+        self.registers = (ctypes.c_double * (self.count * self.width))()
 
-    def lay_out(self, operands: Sequence[Operand], options: Sequence[Options]) -> None:
-        places: dict[tuple[int, int], int] = {}
-        self.used, self.codes = [], []
-        for operand in operands:
-            code = options[operand.group].code_for(operand)
-            key = operand.group, id(code)
-            if key not in places:
-                places[key] = len(self.used)
-                self.used.append((operand.group, code))
-            self.codes.append(places[key])
-        self.options = (structs.Options * len(self.used))()
-        for own, (_, code) in zip(self.options, self.used, strict=True):
-            own.program = ctypes.addressof(code.native)
-        self.width = max((code.registers for _, code in self.used), default=0)
-        rows = [
-            self.rows_of(operand, options[operand.group], place)
-            for operand, place in zip(operands, self.codes, strict=True)
-        ]
-        ends = list(itertools.accumulate(map(len, rows)))
-        self.spans = [range(end - len(own), end) for end, own in zip(ends, rows, strict=True)]
-        self.stacks = [
-            operand.shape[: options[operand.group].rule.stacked_axes] if len(span) != 1 else None
-            for operand, span in zip(operands, self.spans, strict=True)
-        ]
-        self.tensors = (structs.Tensor * sum(map(len, rows)))(*itertools.chain(*rows))
-
-    def moved(self, operands: Sequence[Operand], options: Sequence[Options]) -> bool:
-        """Follow what has moved since the last step; whether these are still the same operands."""
-        if len(operands) != len(self.operands) or not all(map(Operand.fits, operands, self.operands)):
-            return False
-        for new, old, span, place in zip(operands, self.operands, self.spans, self.codes, strict=True):
-            if new is old or new == old:
-                continue
-            for row, values in zip(span, self.rows_of(new, options[new.group], place), strict=True):
-                values.scratch = self.tensors[row].scratch
-                self.tensors[row] = values
-        return True
-
-    def rows_of(self, operand: Operand, options: Options, place: int) -> list[structs.Tensor]:
-        """The rows of one operand: one for each stacked slice, which are tensors by themselves."""
-        rule, axes = options.rule, self.used[place][1].axes
-        stacked = rule.stacked_axes
-        own = operand.shape[stacked:]
-        size = math.prod(own)
-        seen = (0,) * 5 if axes is None else seen_as(own, *(axis - stacked for axis in axes))
-        entries = entries_of(options.declared or rule, operand.shape)
-        lengths = [size, size, *(length_of(entry, operand.shape, stacked) for entry in entries.values())]
-        addresses = (operand.p, operand.g, *operand.state)
-        codes = [structs.DTYPES[dtype] for dtype in operand.dtypes]
-        steps = [length * bytes_of(dtype) for length, dtype in zip(lengths, operand.dtypes, strict=True)]
-        groups = grouping(operand.shape if operand.whole is None else operand.whole, stacked)
-        in_group = groups.size if groups is not None else 1
-        drawn = state_streams(list(entries))
-        streams = [(ROUNDING_STREAM, 0), (ROUNDING_STREAM, 0), *(drawn[key] for key in entries)]
-        keys = [stream_key(options.handling.seed, tensor_id(operand.name), stream) for stream, _ in streams]
-
-        def row(index: int) -> structs.Tensor:
-            made = structs.Tensor(
-                size=size,
-                whole=size if operand.whole is None else math.prod(operand.whole),
-                seen_as=(ctypes.c_int64 * 5)(*seen),
-                position=operand.position + index * size,
-                options=place,
-                group=in_group,
-                is_slice=stacked > 0,
-                high=sum(half << which for which, (_, half) in enumerate(streams)),
-            )
-            made.key[: len(keys)] = keys
-            made.scales[2 : 2 + len(operand.scales)] = [
-                first and first + index * size // in_group * 4 for first in operand.scales
-            ]
-            made.record = operand.record and operand.record + index * size
-            made.dtype[: len(codes)] = codes
-            made.operand[: len(addresses)] = [
-                address + index * step for address, step in zip(addresses, steps, strict=True)
-            ]
-            return made
-
-        return [row(index) for index in range(math.prod(operand.shape[:stacked]))]
+    def scratch_bytes(self, threads: int) -> int:
+        """What so many threads need; it is laid out for them."""
+        needed: int = load().thalweg_layout(self.options, self.tensors, self.count, threads)
+        return needed
 
     def run(self, first: int, last: int) -> None:
-        count = len(self.tensors)
         load().thalweg_run(
             *(self.options, self.tensors, self.registers, self.width),
-            *(self.outcomes, count, self.scratch),
+            *(self.outcomes, self.count, self.scratch),
             *(first, last, self.threads),
         )
 
@@ -239,23 +248,14 @@ class Tables:
         """How many passes have sums that must be complete before the last one."""
         return max((len(code.sums) - 1 for _, code in self.used), default=0)
 
-    def sums(self, operand: int, number: int) -> list[float]:
-        """What a pass has added up of an operand."""
-        (row,) = self.spans[operand]
-        return [self.registers[row * self.width + place] for place in self.places_of_sums(operand, number)]
-
     def places_of_sums(self, operand: int, number: int) -> list[int]:
+        """The registers in which a pass leaves what it has added up of an operand."""
         code = self.used[self.codes[operand]][1]
         return code.sums[number] if number < len(code.sums) - 1 else []
 
-    def decide(self, sums: Mapping[int, Sequence[float]], number: int) -> None:
-        """Go on from these sums of a pass, by operand, instead of those that were found here."""
-        for operand, values in sums.items():
-            (row,) = self.spans[operand]
-            for place, value in zip(self.places_of_sums(operand, number), values, strict=True):
-                self.registers[row * self.width + place] = value
-        count = len(self.tensors)
-        load().thalweg_decide(self.options, self.tensors, self.registers, self.width, self.outcomes, count, number)
+    def decide(self, number: int) -> None:
+        """Go on from the sums of a pass that are in the registers now."""
+        load().thalweg_decide(self.options, self.tensors, self.registers, self.width, self.outcomes, self.count, number)
 
     def finite(self) -> list[bool]:
         """For each operand whether all of its step is finite."""
@@ -268,27 +268,47 @@ class Tables:
                 self.outcomes[row].skip = skipped
 
     def figures(self) -> Figures:
-        stats = [self.used[place][1].stats for place in self.codes]
-        return Figures(stats, self.spans, self.stacks, bytes(self.registers), self.width)
+        """What the last step computed on its way."""
+        return Figures(self.stats, self.spans, self.stacks, self.registers, self.width)
 
 
 class Figures(NamedTuple):
     """What a step computed on its way, read when stats() is called."""
 
-    #: Of each operand: the registers of its figures, by name.
+    #: Of each operand: the registers of its figures, by name; its rows; the shape of its stack.
     stats: list[dict[str, int]]
     spans: list[range]
-    #: The shape of each stack of slices, None for tensors that stand alone.
     stacks: list[Shape | None]
-    registers: bytes
+    registers: Any
     width: int
 
-    def of(self, index: int, stacked: Callable[[list[float], Shape], Any]) -> dict[str, Any]:
+    def of(self, operand: int, stacked: Callable[[list[float], Shape], Any]) -> dict[str, Any]:
         """The figures of an operand: numbers, or for stacked slices what ``stacked`` makes of a list and a shape."""
-        stack, rows = self.stacks[index], self.spans[index]
-        registers = memoryview(self.registers).cast("d")
-        found = {key: [registers[row * self.width + place] for row in rows] for key, place in self.stats[index].items()}
+        stack, rows = self.stacks[operand], [row * self.width for row in self.spans[operand]]
+        found = {key: [self.registers[row + place] for row in rows] for key, place in self.stats[operand].items()}
         return {key: values[0] if stack is None else stacked(values, stack) for key, values in found.items()}
+
+
+class Counts:
+    """Numbers of steps, each a float32 at an address of its own."""
+
+    def __init__(self, addresses: Iterable[int]) -> None:
+        self.addresses = array("Q", addresses)
+
+    def read(self) -> float | None:
+        """The number that all of them are; None if they differ."""
+        number = ctypes.c_float()
+        same = load().thalweg_counts(address_of(self.addresses), len(self.addresses), ctypes.byref(number))
+        return number.value if same else None
+
+    def advance(self, chosen: Sequence[bool] | None = None) -> None:
+        """Count a step, of all or of the chosen ones."""
+        marks = None if chosen is None else bytes(chosen)
+        load().thalweg_count(address_of(self.addresses), len(self.addresses), marks)
+
+
+def address_of(numbers: array[int]) -> int:
+    return numbers.buffer_info()[0]
 
 
 def entries_of(rule: Rule, shape: Shape) -> dict[str, Spread]:

@@ -109,14 +109,25 @@ class Passes:
         self.tables = Tables(operands, grads, list(stored), rule.stacked_axes, handling.seed, self.chunk)
         self.compiled = Compiled()
         self.uploads, self.device, rows = self.tables.uploads, self.tables.device, self.tables.count
-        numbers = function_of(emitted.numbers)(options_of(rule))
-        self.options = self.uploads.table(torch.tensor([self.sign(), *numbers], dtype=torch.float32))
+        self.numbers_of = function_of(emitted.numbers)
+        self.options = self.uploads.table(self.numbers())
         self.partials = self.empty(sums, self.tables.chunk_count)
         self.totals, self.failures = self.empty(rows, sums), self.empty(rows, 1)
         self.figures = self.empty(OWN_FIGURES + emitted.figures, rows)
         self.finite = torch.empty(len(operands), dtype=torch.bool, device=self.device)
         begins = list(itertools.accumulate(self.tables.slices, initial=0))
         self.operand_begins = self.uploads.table(torch.tensor(begins, dtype=torch.int32))
+
+    def numbers(self) -> Tensor:
+        """The options of the rule as kernels read them."""
+        sign = -1.0 if self.handling.maximize else 1.0
+        return torch.tensor([sign, *self.numbers_of(options_of(self.rule))], dtype=torch.float32)
+
+    def follow(self, rule: Rule) -> None:
+        """Take other numbers of the same rule, as schedulers write them."""
+        if rule is not self.rule:
+            self.rule = rule
+            self.uploads.refill(self.options, self.numbers())
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.device)
@@ -157,9 +168,6 @@ class Passes:
             warps=1,
             key=(counts, kind_of(step.allowed)),
         )
-
-    def sign(self) -> float:
-        return -1.0 if self.handling.maximize else 1.0
 
     def flags_of(self, step: Step, stage: int) -> dict[str, Any]:
         """What a pass is compiled for, beside where it goes."""

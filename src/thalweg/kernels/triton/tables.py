@@ -102,17 +102,17 @@ class Uploads:
         """A table that is made once."""
         return (values.pin_memory() if self.pinned else values).to(self.device, non_blocking=True)
 
-    def refill(self, table: Tensor, values: Sequence[int]) -> None:
+    def refill(self, table: Tensor, values: Sequence[int] | Tensor) -> None:
         """New numbers for a table, in place."""
-        host = torch.tensor(values, dtype=torch.int64)
+        host = torch.as_tensor(values, dtype=table.dtype)
         if self.pinned:
             if not self.is_capturing():
                 host = host.pin_memory()
-                if self.spare is None or self.spare.numel() < len(values):
-                    self.spare = torch.empty(len(values), dtype=torch.int64, pin_memory=True)
+                if self.spare is None or self.spare.numel() < host.nbytes:
+                    self.spare = torch.empty(host.nbytes, dtype=torch.uint8, pin_memory=True)
             else:
                 place = self.spare if self.spare is not None else torch.empty_like(host, pin_memory=True)
-                host, self.spare = place[: len(values)].copy_(host), None
+                host, self.spare = place.view(torch.uint8)[: host.nbytes].view(host.dtype).copy_(host), None
                 self.captured.append(host)
         table.copy_(host, non_blocking=True)
 

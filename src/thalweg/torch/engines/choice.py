@@ -25,8 +25,6 @@ from thalweg.torch.params.groups import EngineName
 PLAIN = (Tensor, torch.nn.Parameter)
 #: What Triton's kernels run on, of NVIDIA's.
 LEAST_CAPABILITY = (8, 0)
-#: Native code depends on the memory layout, which may differ between ranks, and all ranks must send the same messages.
-AS_LISTS = "sharded parameters on CPUs are stepped as lists, unless engine='fused' is given"
 
 
 class Choice(NamedTuple):
@@ -115,8 +113,8 @@ def reason_missing(device: torch.device) -> str | None:
 def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], part: Part | None = None) -> str:
     """Why fused code cannot step a parameter, "" if it can. The answer holds as long as its memory does.
 
-    part: which shard p is, if the parameter is sharded. On GPUs all ranks must find the same answer, whatever the
-    memory layout and the size of their shards, so a shard with another memory layout is copied.
+    part: which shard p is, if the parameter is sharded. All ranks must find the same answer, whatever the memory layout
+    and the size of their shards, so a shard with another memory layout is copied.
     """
     on_gpu, rule = is_on_gpu(p), setting.rule
     if not on_gpu and p.device.type != "cpu":
@@ -124,10 +122,10 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], par
     if reason := reason_against_kind(rule, p):
         return reason
     entries = {key: entry for key, entry in state.items() if key != "step"}
-    if not on_gpu:
-        layout = reason_against_layout(setting, p, list(entries.values()))
-        return layout or by_native.reason_unserved(rule, setting.handling, tuple(p.shape), name_of(p)) or ""
     shape = tuple(p.shape) if part is None else part.shape
+    if not on_gpu:
+        layout = reason_against_layout(setting, p, list(entries.values())) if part is None else ""
+        return layout or by_native.reason_unserved(rule, setting.handling, shape, name_of(p)) or ""
     stored = {key: (tuple(entry.shape), name_of(entry)) for key, entry in entries.items()}
     if reason := by_kernels.reason_against(setting, shape, name_of(p), stored):
         return reason
@@ -139,12 +137,11 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], par
     return reason_against_layout(setting, p, list(entries.values()))
 
 
-def reason_against_shard(wanted: EngineName, setting: Setting, p: Tensor, part: Part, reason: str) -> str:
-    """Why fused code cannot step this rank's shard of a parameter. reason: what speaks against its memory."""
+def reason_against_shard(setting: Setting, p: Tensor, part: Part, reason: str) -> str:
+    """Why fused code cannot step this rank's shard of a parameter. reason: why not the whole parameter."""
     sharded = [axis for axis, groups in enumerate(part.groups) if groups]
-    if is_on_gpu(p):
-        return by_kernels.reason_against_shard(setting, part.shape, sharded) or reason
-    return by_native.reason_against_shard(setting, part.shape, sharded) or (reason if wanted == "fused" else AS_LISTS)
+    served = by_kernels if is_on_gpu(p) else by_native
+    return served.reason_against_shard(setting, part.shape, sharded) or reason
 
 
 def reason_against_kind(rule: Rule, p: Tensor) -> str:

@@ -16,14 +16,27 @@ from thalweg.torch.sharding.owners import Owners
 
 
 class Lists:
-    """The lists of one optimizer. It keeps nothing from step to step but whole tensors that this rank owns."""
+    """The lists of one optimizer. Whole tensors that this rank owns are kept from step to step."""
 
     def __init__(self) -> None:
         self.owners = Owners()
+
+    def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> ListsRun:
+        return ListsRun(self.owners)
+
+    def forget(self) -> None:
+        self.owners.forget()
+
+
+class ListsRun:
+    """One step of buckets as lists: nothing is laid out."""
+
+    def __init__(self, owners: Owners) -> None:
+        self.owners = owners
         self.buckets: Sequence[Bucket] = ()
         self.results: list[Result] = []
 
-    def prepare(self, buckets: Sequence[Bucket], check_state: CheckState) -> None:
+    def prepare(self, buckets: Sequence[Bucket]) -> None:
         self.buckets, self.results = buckets, []
 
     # Under torch.compile the arithmetic of each bucket is compiled; what surrounds it runs as it is.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,138 +14,163 @@ from torch import Tensor
 from thalweg.codecs import scale_key
 from thalweg.errors import StateError
 from thalweg.kernels.cpu.library import borrow_openmp, reason_missing
-from thalweg.kernels.cpu.tables import END, MEASURE, REHEARSE, WRITE, Figures, Operand, Options, Tables
+from thalweg.kernels.cpu.tables import END, MEASURE, REHEARSE, WRITE, Counts, Operand, Options, Tables
 from thalweg.kernels.cpu.tables import sums_of_squares as native_sums
 from thalweg.kernels.threads import num_threads
 from thalweg.storage import RECORD
 from thalweg.torch.engines.choice import is_dense, reason_against
+from thalweg.torch.engines.memory import gradients_like, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
 from thalweg.torch.params.checks import NAMES
 from thalweg.torch.sharding.collectives import Computation, Question, summed
 
 
 class Native:
-    """The native engine of one optimizer, with tables that are kept between steps."""
+    """The native engine of one optimizer. Nothing of it outlives a run."""
 
-    def __init__(self) -> None:
-        self.tables = Tables()
-        self.buckets: Sequence[Bucket] = ()
-        self.copies: list[Tensor] = []
-        #: How native code was shown each parameter the last time, by name.
-        self.known: dict[str, tuple[Any, Any, Operand]] = {}
+    def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> NativeRun:
+        return NativeRun(buckets, check_state)
+
+    def forget(self) -> None:
+        pass
+
+
+class NativeRun:
+    """Buckets laid out in tables, in which only gradients move from step to step."""
+
+    def __init__(self, buckets: Sequence[Bucket], check_state: CheckState) -> None:
+        borrow_torch_threads()
+        self.sharded = any(bucket.parts for bucket in buckets)
+        #: Shards that are not contiguous, with the copies that are stepped in their place.
+        self.staged: list[tuple[Tensor, Tensor]] = []
+        operands: list[Operand] = []
+        for group, bucket in enumerate(buckets):
+            for name, p, s in zip(bucket.names, bucket.params, bucket.states, strict=True):
+                check_state(name, p, bucket.setting)
+                if reason := reason_against(bucket.setting, p, s, bucket.parts[0] if bucket.parts else None):
+                    raise StateError(
+                        f"the state of {name!r} was replaced by tensors that native code cannot step: {reason}; "
+                        "assign contiguous tensors"
+                    )
+            stepped, pairs = stage_shards(bucket) if bucket.parts else (bucket, [])
+            self.staged += pairs
+            operands += operands_of(stepped, group)
+        self.tables = Tables(operands, list(map(options_of, buckets)))
+        #: Of all parameters, in the order of the buckets.
+        self.params = [p for bucket in buckets for p in bucket.params]
+        self.contiguous = all(map(Tensor.is_contiguous, self.params))
+        self.names = [name for bucket in buckets for name in bucket.names]
+        self.counts = Counts([s["step"].data_ptr() for bucket in buckets for s in bucket.states])
+        self.statistics: Statistics = {name: functools.partial(self.figures, i) for i, name in enumerate(self.names)}
+        self.rates: list[tuple[dict[str, Any], int]] = []
         #: For each parameter whether all of its step is finite and allowed; None if nobody asked.
         self.finite: list[bool] | None = None
 
-    @torch.compiler.disable
-    def prepare(self, buckets: Sequence[Bucket], check_state: CheckState) -> None:
-        """Lay out a step of these buckets; nothing is written yet. State that is new is checked."""
-        borrow_torch_threads()
-        self.buckets, self.copies, self.finite = buckets, [], None
-        operands: list[Operand] = []
-        options: list[Options] = []
-        for group, bucket in enumerate(buckets):
-            assert bucket.t is not None
-            scale = None if bucket.grad_scale is None else float(bucket.grad_scale)
-            lr = None if bucket.lr is None else float(bucket.lr)
-            setting = bucket.setting
-            rule = setting.rule_at(bucket.t)
-            options.append(Options(rule, setting.handling, bucket.t, lr, bucket.lr_scale, scale, setting.rule))
-            keys = list(setting.rule.entries(bucket.shape))
-            shards: list[Any] = [(part.position, part.shape) for part in bucket.parts]
-            for name, p, g, s, shard in zip(
-                *(bucket.names, bucket.params, bucket.grads, bucket.states),
-                shards or [(0, None)] * len(bucket.names),
-                strict=True,
-            ):
-                if g.stride() != p.stride() or g.is_neg():
-                    g = torch.empty_like(p, dtype=g.dtype).copy_(g)
-                    self.copies.append(g)
-                # what is missing is told below
-                entries = [s.get(key) for key in (*keys, *map(scale_key, keys), RECORD)]
-                state = p.shape, p.dtype, [(e.data_ptr(), e.dtype) if e is not None else (0, None) for e in entries]
-                places = p.data_ptr(), g.data_ptr(), g.dtype, group
-                known = self.known.get(name)
-                if known is None or known[0] != state:
-                    check_state(name, p, setting)
-                    if reason := reason_against(setting, p, s):  # it was fine before a caller replaced the state
-                        raise StateError(
-                            f"the state of {name!r} was replaced by tensors that native code cannot step: {reason}; "
-                            "assign contiguous tensors"
-                        )
-                if known is None or known[0] != state or known[1] != places:
-                    dtypes = NAMES[p.dtype], NAMES[g.dtype], *[str(dtype)[6:] for _, dtype in state[2][: len(keys)]]
-                    addresses = [address for address, _ in state[2]]
-                    *scales, record = addresses[len(keys) :]
-                    own = tuple(addresses[: len(keys)])
-                    position, whole = shard
-                    operand = Operand(
-                        *(name, tuple(p.shape), p.data_ptr(), g.data_ptr(), own, dtypes, group),
-                        *(position, whole, tuple(scales), record),
-                    )
-                    known = self.known[name] = state, places, operand
-                operands.append(known[2])
-        self.tables.prepare(operands, options, num_threads(torch.get_num_threads))
+    def prepare(self, buckets: Sequence[Bucket]) -> None:
+        self.buckets, self.finite = buckets, None
+        #: Kept until they have been read: some are copies.
+        self.grads = gradients_like(self.params, [g for bucket in buckets for g in bucket.grads], self.contiguous)
+        for tensor, copy in self.staged:
+            copy.copy_(tensor)
+        self.tables.point(map(Tensor.data_ptr, self.grads))
+        self.tables.fill(list(map(options_of, buckets)), num_threads(torch.get_num_threads))
 
     def measure(self, on_nonfinite: str) -> Iterator[Computation]:
-        if any(bucket.parts for bucket in self.buckets):
-            yield self.measured_shards()
+        if self.sharded:
+            yield self.measure_shards()
         elif on_nonfinite != "propagate":
             self.tables.run(MEASURE, WRITE)
             allowed = [b.allowed is None or bool(b.allowed) for b in self.buckets for _ in b.params]
             self.finite = [fine and free for fine, free in zip(self.tables.finite(), allowed, strict=True)]
 
-    def measured_shards(self) -> Computation:
+    def measure_shards(self) -> Computation:
         for number in range(self.tables.rounds):
             self.tables.run(number, number + 1)
-            yield from self.completed(number)
+            yield from self.complete(number)
 
-    def completed(self, number: int) -> Computation:
+    def complete(self, number: int) -> Computation:
         """Make the local sums of a pass those of whole parameters."""
-        asked, places, index = [], [], 0
+        registers = torch.frombuffer(self.tables.registers, dtype=torch.float64).view(-1, self.tables.width)
+        asked, places, first = [], [], 0
         for bucket in self.buckets:
-            if bucket.parts:
-                places.append(range(index, index + len(bucket.params)))
+            begin, columns = self.tables.spans[first].start, self.tables.places_of_sums(first, number)
+            rows, first = slice(begin, begin + len(bucket.params)), first + len(bucket.params)
+            if bucket.parts and columns:
                 wide = torch.float64 if bucket.params[0].dtype == torch.float64 else torch.float32
-                local = torch.tensor([self.tables.sums(i, number) for i in places[-1]], dtype=wide)
-                asked.append((local, bucket.parts[0].across(None)))
-            index += len(bucket.params)
-        whole = [sums.tolist() for sums in (yield Question(summed, asked))]
-        found: dict[int, list[float]] = {}
-        for members, rows in zip(places, whole, strict=True):
-            found.update(zip(members, rows, strict=True))
-        self.tables.decide(found, number)
+                places.append((rows, columns))
+                asked.append((registers[rows, columns].to(wide), bucket.parts[0].across(None)))
+        for (rows, columns), whole in zip(places, (yield Question(summed, asked)), strict=True):
+            registers[rows, columns] = whole.double()
+        self.tables.decide(number)
 
     def nonfinite(self) -> list[str]:
-        names = [name for bucket in self.buckets for name in bucket.names]
-        return [name for name, fine in zip(names, self.finite or [True] * len(names), strict=True) if not fine]
+        finite = self.finite or [True] * len(self.names)
+        return [name for name, fine in zip(self.names, finite, strict=True) if not fine]
 
-    @torch.compiler.disable
     def write(self) -> Statistics:
-        if any(bucket.parts for bucket in self.buckets):
+        if self.sharded:
             self.tables.run(REHEARSE, END)
         elif self.finite is None:
             self.tables.run(MEASURE, END)
         else:
             self.tables.skip([not fine for fine in self.finite])
             self.tables.run(WRITE, END)
+        for tensor, copy in self.staged:
+            tensor.copy_(copy)
         # what was saved for a backward pass is no longer what it was
-        torch.autograd.graph.increment_version([p for bucket in self.buckets for p in bucket.params])
-        steps = [s["step"] for bucket in self.buckets for s in bucket.states]
-        if self.finite is not None:
-            steps = [step for step, fine in zip(steps, self.finite, strict=True) if fine]
-        if steps:
-            torch._foreach_add_(steps, 1)
-        figures = self.tables.figures()
-        named = [(name, rate) for bucket in self.buckets for rate in (bucket.rate,) for name in bucket.names]
-        return {name: functools.partial(with_figures, rate, figures, i) for i, (name, rate) in enumerate(named)}
+        torch.autograd.graph.increment_version(self.params)
+        self.counts.advance(self.finite)
+        self.latest = self.tables.figures()
+        self.rates = [(bucket.rate, len(bucket.names)) for bucket in self.buckets]
+        return self.statistics
+
+    def figures(self, index: int) -> dict[str, Any]:
+        """What the last step of a parameter computed on its way."""
+        ends = itertools.accumulate(count for _, count in self.rates)
+        rate = next(rate for (rate, _), end in zip(self.rates, ends, strict=True) if index < end)
+        return {**rate, **self.latest.of(index, lambda v, shape: torch.tensor(v, dtype=torch.float64).reshape(shape))}
 
     def release(self, *, taken: bool) -> None:
-        """Let go of gradients and of copies that were made for a step."""
-        self.buckets, self.copies = (), []
+        self.buckets, self.grads = (), []
 
 
-def with_figures(rate: Mapping[str, Any], figures: Figures, index: int) -> dict[str, Any]:
-    return {**rate, **figures.of(index, lambda values, shape: torch.tensor(values, dtype=torch.float64).reshape(shape))}
+def options_of(bucket: Bucket) -> Options:
+    assert bucket.t is not None
+    setting = bucket.setting
+    return Options(
+        setting.rule_at(bucket.t),
+        setting.handling,
+        bucket.t,
+        None if bucket.lr is None else float(bucket.lr),
+        bucket.lr_scale,
+        None if bucket.grad_scale is None else float(bucket.grad_scale),
+        setting.rule,
+    )
+
+
+def operands_of(bucket: Bucket, group: int) -> Iterator[Operand]:
+    """The parameters of a bucket as native code is shown them; gradients come later."""
+    keys = list(bucket.setting.rule.entries(bucket.shape))
+    scales = list(map(scale_key, keys))
+    shards: Sequence[tuple[int, Any]] = [(part.position, part.shape) for part in bucket.parts]
+    g = NAMES[bucket.grads[0].dtype]
+    for name, p, s, (position, whole) in zip(
+        *(bucket.names, bucket.params, bucket.states), shards or [(0, None)] * len(bucket.names), strict=True
+    ):
+        state = [s[key] for key in keys]
+        yield Operand(
+            name,
+            tuple(p.shape),
+            p.data_ptr(),
+            0,
+            tuple(map(Tensor.data_ptr, state)),
+            (NAMES[p.dtype], g, *(str(entry.dtype).removeprefix("torch.") for entry in state)),
+            group,
+            position,
+            whole,
+            tuple(s[key].data_ptr() if key in s else 0 for key in scales),
+            s[RECORD].data_ptr() if RECORD in s else 0,
+        )
 
 
 def borrow_torch_threads() -> None:

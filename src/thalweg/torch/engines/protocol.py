@@ -61,6 +61,12 @@ class Bucket:
         """The step size, as statistics tell it."""
         return {} if self.lr is None else {"lr": self.lr * self.lr_scale}
 
+    def renewed(self, **news: Any) -> Bucket:
+        """The same with some other values, without the time that ``replace`` takes."""
+        same = object.__new__(Bucket)
+        same.__dict__.update(self.__dict__, **news)
+        return same
+
     @torch.compiler.disable
     def chunks(self, limit: int = CHUNK) -> list[Bucket]:
         """Chunks of at most so many elements, or of a single larger tensor."""
@@ -94,11 +100,11 @@ CheckState: TypeAlias = Callable[[str, Tensor, Setting], None]
 Statistics: TypeAlias = dict[str, Callable[[], dict[str, Any]]]
 
 
-class Engine(Protocol):
-    """An engine of one optimizer. Tables and buffers are kept from step to step."""
+class Run(Protocol):
+    """Buckets as an engine steps them: laid out once, taken again and again."""
 
-    def prepare(self, buckets: Sequence[Bucket], check_state: CheckState) -> None:
-        """Lay out a step of these buckets; nothing is written. State that is new is checked."""
+    def prepare(self, buckets: Sequence[Bucket]) -> None:
+        """Take the gradients and numbers of a step; nothing is written."""
 
     def measure(self, on_nonfinite: str) -> Iterable[Computation]:
         """All that comes before writing; the computations yield the sums to be completed over ranks.
@@ -114,3 +120,13 @@ class Engine(Protocol):
 
     def release(self, *, taken: bool) -> None:
         """Let go of gradients and of what one step alone has. taken: whether it was written."""
+
+
+class Engine(Protocol):
+    """An engine of one optimizer, with what outlives the steps that it lays out."""
+
+    def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> Run:
+        """Lay out the steps of these buckets. State that does not fit is refused."""
+
+    def forget(self) -> None:
+        """State was replaced: drop what was kept of it."""

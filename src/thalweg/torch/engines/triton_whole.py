@@ -26,8 +26,8 @@ from thalweg.storage import RECORD
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.sharding.collectives import Computation
 
-#: Lays out the kernels of a rule that is stepped element by element, for a bucket and its gradients.
-LayOut: TypeAlias = Callable[[Bucket, Sequence[Tensor]], Any]
+#: Lays out the kernels of a rule that is stepped element by element, for a bucket.
+LayOut: TypeAlias = Callable[[Bucket], Any]
 
 
 class Room:
@@ -46,7 +46,7 @@ class Room:
 class Stack:
     """Some tensors of one shape, with the kernels of both parts."""
 
-    def __init__(self, bucket: Bucket, grads: Sequence[Tensor], room: Room, by_elements: LayOut) -> None:
+    def __init__(self, bucket: Bucket, room: Room, by_elements: LayOut) -> None:
         setting, rule = bucket.setting, cast(WholeRule, bucket.setting.settled)
         count, shape, device = len(bucket.params), tuple(bucket.params[0].shape), bucket.params[0].device
         (self.key,) = rule.entries(shape)
@@ -60,8 +60,8 @@ class Stack:
         self.first_setting = replace(setting, rule=first_part(rule), handling=handling)
         handling = Handling(rounding=setting.handling.rounding, seed=setting.handling.seed)
         self.last_setting = replace(setting, rule=last_part(rule), handling=handling)
-        self.first = by_elements(self.for_first(bucket), grads)
-        self.last = by_elements(self.for_last(bucket, self.shown.unbind()), self.shown.unbind())
+        self.first = by_elements(self.for_first(bucket))
+        self.last = by_elements(self.for_last(bucket, self.shown.unbind()))
 
     def for_first(self, bucket: Bucket) -> Bucket:
         states = [
@@ -105,19 +105,16 @@ def space_of_kernels() -> Any:
 
 
 class WholeLaunch:
-    """One bucket of a rule that needs whole tensors, in one step."""
+    """One bucket of a rule that needs whole tensors."""
 
-    bucket: Bucket
-
-    def __init__(
-        self, bucket: Bucket, grads: Sequence[Tensor], memory: list[Any], room: Room, by_elements: LayOut
-    ) -> None:
-        self.memory, self.room, self.by_elements = memory, room, by_elements
+    def __init__(self, bucket: Bucket, room: Room, by_elements: LayOut) -> None:
+        self.room, self.by_elements = room, by_elements
         self.stacks: list[Stack] = []
-        self.lay_out(bucket, grads)
+        self.bucket, self.grads = bucket, cast(Sequence[Tensor], ())
+        self.lay_out(bucket)
 
-    def lay_out(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
-        self.stacks = [Stack(chunk, chunk.grads, self.room, self.by_elements) for chunk in chunks_of(bucket, grads)]
+    def lay_out(self, bucket: Bucket) -> None:
+        self.stacks = [Stack(chunk, self.room, self.by_elements) for chunk in bucket.chunks(WHOLE_CHUNK)]
 
     @property
     def device(self) -> torch.device:
@@ -127,8 +124,8 @@ class WholeLaunch:
         self.bucket, self.grads, self.rate = bucket, grads, bucket.rate
         shared = self.room.memory.get(bucket.params[0].device)
         if any(shared is None or stack.room.data_ptr() != shared.data_ptr() for stack in self.stacks):
-            self.lay_out(bucket, grads)  # another bucket needed more
-        for stack, chunk in zip(self.stacks, chunks_of(bucket, grads), strict=True):
+            self.lay_out(bucket)  # another bucket needed more
+        for stack, chunk in zip(self.stacks, replace(bucket, grads=grads).chunks(WHOLE_CHUNK), strict=True):
             stack.prepare(chunk, chunk.grads)
 
     def measured(self) -> Computation:
@@ -140,7 +137,7 @@ class WholeLaunch:
             stack.write()
 
     def release(self) -> None:
-        del self.grads
+        self.grads = ()
         for stack in self.stacks:
             stack.release()
         self.bucket = replace(self.bucket, grads=(), grad_scale=None, allowed=None)
@@ -160,18 +157,12 @@ def given(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Te
     return {own: state[key] for key, own in names.items() if key in state}
 
 
-def chunks_of(bucket: Bucket, grads: Sequence[Tensor]) -> list[Bucket]:
-    chunks: list[Bucket] = replace(bucket, grads=grads).chunks(WHOLE_CHUNK)
-    return chunks
-
-
 class KronLaunch:
-    """One bucket of Kron's in one step: whole matrices of one shape, with all that happens to them."""
+    """One bucket of Kron's: whole matrices of one shape, with all that happens to them."""
 
-    bucket: Bucket
-
-    def __init__(self, kernels: Any, memory: list[Any]) -> None:
-        self.kernels, self.memory = kernels, memory
+    def __init__(self, kernels: Any, bucket: Bucket) -> None:
+        self.kernels, self.bucket = kernels, bucket
+        self.grads: Sequence[Tensor] = ()
         self.stepped: Any = None
         self.params: Sequence[Tensor] = ()
         #: Whether a step like the last one was recalled, which has been looked at already.
@@ -208,7 +199,7 @@ class KronLaunch:
         self.stepped = self.kernels.step(**given, allowed=bucket.allowed, unmoved=self.recalled)
 
     def release(self) -> None:
-        del self.grads
+        self.grads = ()
         self.bucket = replace(self.bucket, grads=(), grad_scale=None, allowed=None)
 
     def figures(self, index: int) -> dict[str, Any]:

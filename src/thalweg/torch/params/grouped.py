@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -48,6 +50,8 @@ class GroupedOptimizer(torch.optim.Optimizer):
         self._group_settings = GroupSettings(entries)
         self._members = Members()
         self._reported = False
+        self._values: list[Any] = []
+        self._settings: list[Settings] = []
 
     def _rule_of(self, group: Mapping[str, Any]) -> type[Rule]:
         """What a group is stepped by."""
@@ -117,7 +121,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
             for what, unused in zip(("overrides", "entries of the mixture"), self._unused(), strict=True):
                 if unused:
                     message = f"{what} that match no parameter: {', '.join(map(repr, unused))}"
-                    warnings.warn(message, UnusedOverrideWarning, stacklevel=8)
+                    warnings.warn(message, UnusedOverrideWarning, stacklevel=7)
 
     def _unused(self) -> tuple[list[Pattern], list[Pattern]]:
         """The patterns of overrides that match no parameter, and those of entries."""
@@ -172,6 +176,14 @@ class GroupedOptimizer(torch.optim.Optimizer):
         """
         scheduled = getattr(self.step, "_wrapped_by_lr_sched", False)
         return bool(group.get("lr_is_scale")) and scheduled and "initial_lr" not in group
+
+    def _current_settings(self) -> list[Settings]:
+        """The settings of all groups; looked at anew only if a value in one of them was replaced."""
+        values = list(chain.from_iterable(map(dict.values, self.param_groups)))
+        if len(values) != len(self._values) or not all(map(operator.is_, values, self._values)):
+            self._settings = [self._checked_settings(i, group) for i, group in enumerate(self.param_groups)]
+            self._values = values
+        return self._settings
 
     def _checked_settings(self, index: int, group: Mapping[str, Any]) -> Settings:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -162,7 +163,7 @@ class GroupSettings:
 
 
 def same(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    return all(
+    return all(map(operator.is_, first, second)) or all(
         a is b or (type(a) is type(b) and not isinstance(a, Tensor) and a == b)
         for a, b in zip(first, second, strict=True)
     )

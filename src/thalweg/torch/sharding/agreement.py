@@ -60,8 +60,8 @@ class Agreement:
         if not self.distributed:
             return
         # one by one, ranks are at the same parameter at different times, and have gradients for others or not
-        idle = None if one_by_one else tuple(i for i, (_, p, _) in enumerate(self.distributed) if p.grad is None)
-        news = idle, tuple(kinds(own_options(*both)) for both in zip(rules, groups, strict=True))
+        present = b"" if one_by_one else bytes(p.grad is not None for _, p, _ in self.distributed)
+        news = present, tuple(kinds(own_options(*both)) for both in zip(rules, groups, strict=True))
         if news not in self.reached:
             divided = [(name, p, index, part_of(name, p).across(None)) for name, p, index in self.distributed]
             divided = [each for each in divided if each[-1]]

@@ -22,10 +22,11 @@ from thalweg.torch.offload.lanes import LANES, Event
 from thalweg.torch.offload.stream import Chunk, Slot, address_of, streamed
 from thalweg.torch.params.stateful import StatefulOptimizer
 from thalweg.torch.sharding.shards import local, local_state
+from thalweg.torch.step.runs import Runs
 from thalweg.torch.wholes import most_whole
 
-#: Steps buckets as one.
-Take: TypeAlias = Callable[[Sequence[Bucket]], None]
+#: Steps buckets as one, as they are laid out.
+Take: TypeAlias = Callable[[Runs, Sequence[Bucket]], None]
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,12 @@ class Turns:
         self.checked: dict[str, list[Hashable]] = {}
         self.params: list[Sequence[Tensor]] = []
         self.shares: dict[Chunk | None, list[Share]] = {}
+        #: By turn, how its buckets are laid out.
+        self.runs: dict[int, Runs] = {}
 
     def forget(self) -> None:
         """Let go of all chunks: state was replaced."""
-        self.homes, self.checked, self.params, self.shares = {}, {}, [], {}
+        self.homes, self.checked, self.params, self.shares, self.runs = {}, {}, [], {}, {}
 
     @property
     def chunks(self) -> set[Chunk]:
@@ -88,10 +91,16 @@ class Turns:
             self.divide(optimizer, buckets)
         chunks, shares = list(self.shares), list(self.shares.values())
 
+        def take_turn(turn: int) -> None:
+            own = [share.of(buckets) for share in shares[turn]]
+            if turn not in self.runs:
+                self.runs[turn] = Runs(optimizer._engines, own, optimizer._check_state)
+            take(self.runs[turn], own)
+
         def sent(chunk: Chunk, event: Event) -> None:
             optimizer._host.pending[chunk.lanes] = event
 
-        streamed(chunks, lambda turn: take([own.of(buckets) for own in shares[turn]]), sent if writes else None)
+        streamed(chunks, take_turn, sent if writes else None)
 
     # ---- who is stepped when
 
@@ -117,7 +126,7 @@ class Turns:
                 own = replace(bucket, states=states).chosen(some)
                 found[chunk].append(Share(place, some, replace(own, grads=())))
         self.shares = dict(sorted(found.items(), key=lambda pair: -1 if pair[0] is None else pair[0].number))
-        self.params = [bucket.params for bucket in buckets]
+        self.params, self.runs = [bucket.params for bucket in buckets], {}
 
     def check(self, optimizer: StatefulOptimizer, named: Mapping[str, Tensor], buckets: Sequence[Bucket]) -> None:
         """Refuse state that does not fit before the first turn: engines would look at it in its own."""

@@ -315,6 +315,26 @@ EXPORTED int64_t thalweg_layout(const Options* options, Tensor* tensors, int64_t
     return total;
 }
 
+// Gradients have moved: row i belongs to the gradient owners[i], and begins so many bytes behind its base.
+EXPORTED void thalweg_point(Tensor* tensors, int64_t count, const int64_t* owners, const int64_t* offsets,
+                            const uint64_t* bases) {
+    for (int64_t i = 0; i < count; i++) tensors[i].operand[1] = reinterpret_cast<void*>(bases[owners[i]] + offsets[i]);
+}
+
+// Whether all these counts of steps are equal; `number` is the first.
+EXPORTED int32_t thalweg_counts(const float* const* counts, int64_t count, float* number) {
+    *number = count ? *counts[0] : 0;
+    for (int64_t i = 1; i < count; i++)
+        if (*counts[i] != *number) return 0;
+    return 1;
+}
+
+// One step more, for all or for those that are chosen.
+EXPORTED void thalweg_count(float* const* counts, int64_t count, const char* chosen) {
+    for (int64_t i = 0; i < count; i++)
+        if (!chosen || chosen[i]) *counts[i] += 1;
+}
+
 // Take tensors through the stages from `first` up to, not including, `last`.
 EXPORTED void thalweg_run(const Options* options, const Tensor* tensors, double* registers, int64_t register_count,
                           Outcome* outcomes, int64_t count, void* scratch, int32_t first, int32_t last,

@@ -1,0 +1,76 @@
+"""The runs of a step: its buckets, each laid out by the engine that steps it, taken together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from thalweg.torch.engines.protocol import Bucket, CheckState, Engine, EngineKind, Run, Statistics
+from thalweg.torch.sharding.collectives import Computation, in_lockstep
+
+
+class Runs:
+    """Buckets as engines step them."""
+
+    def __init__(
+        self,
+        engines: Mapping[EngineKind, Engine],
+        buckets: Sequence[Bucket],
+        check_state: CheckState,
+        *,
+        compiling: bool = False,
+    ) -> None:
+        """compiling: torch.compile is to see the arithmetic of lists, and nothing else."""
+        #: Each run, with the places of its buckets.
+        self.runs: list[tuple[Run, list[int]]] = []
+        for kind, engine in engines.items():
+            own = [i for i, bucket in enumerate(buckets) if bucket.engine == kind]
+            if own:
+                run = engine.lay_out([buckets[i] for i in own], check_state)
+                self.runs.append((Uncompiled(run) if compiling and kind != "lists" else run, own))
+
+    def take(
+        self,
+        buckets: Sequence[Bucket],
+        on_nonfinite: str,
+        *,
+        looks: bool,
+        commit: Callable[[Sequence[str]], bool],
+    ) -> Statistics:
+        """Take a step with the gradients of these buckets; answer what it computed on its way.
+
+        looks: whether to look for steps that are not finite, where that is an error. commit: is told their names before
+        anything is written, and says whether to write.
+        """
+        computations: list[Computation] = []
+        prepared, taken = [], False
+        statistics: Statistics = {}
+        try:
+            for run, own in self.runs:
+                prepared.append(run)
+                run.prepare([buckets[i] for i in own])
+            for run in prepared:
+                computations += run.measure(on_nonfinite)
+            in_lockstep(computations)
+            nonfinite = [name for run in prepared for name in run.nonfinite()] if looks else []
+            if commit(nonfinite):
+                taken = True
+                for run in prepared:
+                    statistics.update(run.write())
+        finally:
+            for run in prepared:
+                run.release(taken=taken)
+        return statistics
+
+    #: The same where torch.compile looks on.
+    take_eagerly = torch.compiler.disable(take, recursive=False)  # type: ignore[no-untyped-call]
+
+
+class Uncompiled:
+    """A run that torch.compile does not look into."""
+
+    def __init__(self, run: Run) -> None:
+        self.prepare, self.measure, self.nonfinite, self.write, self.release = map(
+            torch.compiler.disable, (run.prepare, run.measure, run.nonfinite, run.write, run.release)
+        )
