@@ -192,7 +192,7 @@ class Optimizer(StatefulOptimizer):
         buckets, runs = self._recall(only, compiling=compiling)
         return self._joined(buckets), runs
 
-    _prepare_eagerly = torch.compiler.disable(_prepare)
+    _prepare_eagerly = torch.compiler.disable(_prepare)  # type: ignore[no-untyped-call]
 
     def _recall(self, only: Tensor | None, *, compiling: bool) -> tuple[list[Bucket], Runs]:
         """The buckets of this step and how they are laid out: as remembered if that still holds, or else anew.

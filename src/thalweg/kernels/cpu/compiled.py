@@ -298,5 +298,6 @@ class Compiled:
         """The registers with which every tensor begins a step."""
         if self.latest is None or self.latest[0] is not rule:
             self.latest = rule, options_of(rule)
-        found = self.numbers({**self.latest[1], "t": float(t), "lr": lr, "lr_scale": lr_scale})
+        given: dict[str, Any] = {**self.latest[1], "t": float(t), "lr": lr, "lr_scale": lr_scale}
+        found = self.numbers(given)
         return (ctypes.c_double * (FIRST_NUMBER + len(found)))(gradient_scale, 1.0, 1.0, *found)

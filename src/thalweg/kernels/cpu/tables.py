@@ -97,7 +97,7 @@ class Rows(NamedTuple):
     #: The row, as bytes.
     template: bytes
     #: How many there are, one for each stacked slice, and the shape of the stack.
-    count: int
+    slices: int
     stack: Shape
     #: Elements of a slice, and those of it that share a scale.
     size: int
@@ -142,7 +142,7 @@ class Rows(NamedTuple):
         """Write the rows of an operand into a table."""
         keys = [stream_key(seed, tensor_id(operand.name), stream) for stream in self.streams]
         bases = operand.p, operand.g, *operand.state
-        for index in range(self.count):
+        for index in range(self.slices):
             begin = (first + index) * len(self.template)
             addresses = [base + index * stride for base, stride in zip(bases, self.strides, strict=True)]
             scales = [base and base + index * self.size // self.group * 4 for base in operand.scales]
@@ -176,8 +176,8 @@ class Tables:
             place, own = known[kind]
             first = self.spans[-1].stop if self.spans else 0
             self.codes.append(place)
-            self.spans.append(range(first, first + own.count))
-            self.stacks.append(own.stack if own.count != 1 else None)
+            self.spans.append(range(first, first + own.slices))
+            self.stacks.append(own.stack if own.slices != 1 else None)
             rows.append(own)
         self.count = self.spans[-1].stop if self.spans else 0
         self.tensors = (structs.Tensor * self.count)()
@@ -191,7 +191,7 @@ class Tables:
         self.threads, self.scratch = 0, ctypes.create_string_buffer(0)
         #: Of each row: whose it is, and how far behind the beginning of its gradient it begins.
         self.owners = array("q", [i for i, span in enumerate(self.spans) for _ in span])
-        self.offsets = array("q", [i * own.strides[1] for own in rows for i in range(own.count)])
+        self.offsets = array("q", [i * own.strides[1] for own in rows for i in range(own.slices)])
 
     def place_of(self, group: int, code: Compiled) -> int:
         for place, (known, its) in enumerate(self.used):
@@ -220,7 +220,7 @@ class Tables:
             for group, code in self.used
         ]
         for own, numbers, (group, _) in zip(self.options, self.numbers, self.used, strict=True):
-            own.numbers, own.count = ctypes.addressof(numbers), len(numbers)
+            own.numbers, own.slices = ctypes.addressof(numbers), len(numbers)
             own.t = options[group].t & 0xFFFFFFFF
             own.stochastic = options[group].handling.rounding == "stochastic"
             own.guarded = options[group].is_guarded
@@ -269,7 +269,7 @@ class Tables:
 
     def figures(self) -> Figures:
         """What the last step computed on its way."""
-        return Figures(self.stats, self.spans, self.stacks, self.registers, self.width)
+        return Figures(self.stats, self.spans, self.stacks, bytes(self.registers), self.width)
 
 
 class Figures(NamedTuple):
@@ -279,13 +279,14 @@ class Figures(NamedTuple):
     stats: list[dict[str, int]]
     spans: list[range]
     stacks: list[Shape | None]
-    registers: Any
+    registers: bytes
     width: int
 
     def of(self, operand: int, stacked: Callable[[list[float], Shape], Any]) -> dict[str, Any]:
         """The figures of an operand: numbers, or for stacked slices what ``stacked`` makes of a list and a shape."""
         stack, rows = self.stacks[operand], [row * self.width for row in self.spans[operand]]
-        found = {key: [self.registers[row + place] for row in rows] for key, place in self.stats[operand].items()}
+        registers = memoryview(self.registers).cast("d")
+        found = {key: [registers[row + place] for row in rows] for key, place in self.stats[operand].items()}
         return {key: values[0] if stack is None else stacked(values, stack) for key, values in found.items()}
 
 

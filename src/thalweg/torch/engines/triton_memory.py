@@ -66,6 +66,6 @@ def scratch_bytes(
             stacks = max(stacks, made_peak(rule_of_stacks, shape, "float32", count, widens=False))
             continue
         parts = [Part(whole, (0,) * len(whole), ((),) * len(whole)) for *_, whole in told if whole is not None]
-        passes = passes_for(Bucket(names, params, params, states, setting, None, None, parts=parts), params)
+        passes = passes_for(Bucket(names, params, params, states, setting, None, None, parts=parts))
         total += size_of(passes, [*params, *(entry for state in states for entry in state.values())])
     return total + stacks + size_of(kron, [])  # memory that all of Kron's batches share is counted once
