@@ -220,7 +220,7 @@ class Tables:
             for group, code in self.used
         ]
         for own, numbers, (group, _) in zip(self.options, self.numbers, self.used, strict=True):
-            own.numbers, own.slices = ctypes.addressof(numbers), len(numbers)
+            own.numbers, own.count = ctypes.addressof(numbers), len(numbers)
             own.t = options[group].t & 0xFFFFFFFF
             own.stochastic = options[group].handling.rounding == "stochastic"
             own.guarded = options[group].is_guarded
