@@ -211,13 +211,16 @@ class Settings:
     def default(self, name: str) -> Any:
         return next(f.default for kind in (self.rule, Handling) for f in fields(kind) if f.name == name)
 
-    def of(self, name: str, parameter: Any, base: Setting | None = None) -> tuple[Setting, list[int]]:
+    def of(
+        self, name: str, parameter: Any, base: Setting | None = None, *, shape: tuple[int, ...] | None = None
+    ) -> tuple[Setting, list[int]]:
         """What holds for a parameter, and which entries of ``overrides`` matched it.
 
-        base: what holds where no override applies, if it is not the same for all parameters.
+        base: what holds where no override applies, if it is not the same for all parameters. shape: what counts as the
+        parameter's shape, if it is not its own.
         """
         matched = [i for i, (pattern, _) in enumerate(self.overrides) if matches(pattern, name, parameter)]
-        shape = tuple(parameter.shape)
+        shape = tuple(parameter.shape) if shape is None else shape
         if base is not None:
             return self.overridden(base, name, shape, matched), matched
         key = len(shape), *matched
