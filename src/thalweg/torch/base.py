@@ -171,6 +171,8 @@ class Optimizer(StatefulOptimizer):
             try:
                 buckets = self._joined(self._sorter.sort(self, only, compiling=compiling))
                 self._engines_used = {bucket.way for bucket in buckets}
+                if not buckets and not self._last:
+                    self._idleness.note_step(self.parameters())
                 if self._host.wanted:
                     self._take_turns(buckets)
                 else:
