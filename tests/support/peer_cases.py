@@ -166,6 +166,14 @@ SOURCES = [
         "timm.Kron",
         SMALL,
     ),
+    Source(
+        "timm.optim.lion",
+        "Lion",
+        dict(weight_decay=0.1, betas=(0.8, 0.9)),
+        "Lion",
+        dict(weight_decay=0.1, betas=(0.8, 0.9)),
+        "timm.Lion",
+    ),
     Source("apex", "FusedLAMB", {}, "LAMB", dict(variant="apex"), "apex.FusedLAMB"),
     Source(
         "kron_torch.kron",
@@ -202,7 +210,7 @@ SOURCES = [
         dict(
             weight_decay=0.1,
             momentum_mode="lr_outside",
-            overrides=[(vector, dict(weight_decay=0.0, trust=False))],
+            exempt="vectors",
         ),
         "pytorch_optimizer.LARS",
     ),
