@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from thalweg.dtypes import DTYPES
+from thalweg.dtypes import DTYPES, spelt_dtype
 from thalweg.errors import OptionError
 from thalweg.given import check_known, differ, plain
 from thalweg.overrides import OverrideList, Pattern, Standard, check_overrides, matches
@@ -50,6 +50,10 @@ class Handling:
     state_rounding: Literal["nearest", "stochastic"] = "nearest"
     #: Makes the random numbers of one run differ from those of another.
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in STORAGE:  # torch.bfloat16, or "bf16"
+            object.__setattr__(self, name, spelt_dtype(getattr(self, name)))
 
     def validate(self) -> None:
         check_flag("maximize", self.maximize)

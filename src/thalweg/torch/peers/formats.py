@@ -157,7 +157,7 @@ def without(group: Group, **off: Any) -> None:
 def recognized(
     peers: Mapping[str, Peer], groups: Sequence[Group], source: str | None, rules: Sequence[type[Rule]]
 ) -> Peer:
-    """The format of a state dict, as its groups tell it or as it is named; raise unless one of these can continue it."""
+    """The format of a state dict, as its groups tell it or as it is named; raise unless a rule can continue it."""
     if source is not None and source not in peers:
         lowered = {name.lower(): name for name in peers}
         close = difflib.get_close_matches(str(source).lower(), lowered, n=1, cutoff=0.5)
