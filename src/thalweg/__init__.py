@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.errors import (
     FallbackWarning,
+    IdleWarning,
     NonFiniteError,
     OptimError,
     OptionError,
@@ -27,6 +28,7 @@ __version__ = "0.2.0"
 __all__ = [
     "Count",
     "FallbackWarning",
+    "IdleWarning",
     "Moment",
     "NonFiniteError",
     "Norm",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 Name: TypeAlias = Literal["float32", "float64", "bfloat16", "float16"]
 #: The same for state that may also be kept in eight bits.
@@ -33,3 +33,21 @@ DTYPES: Mapping[str, DType] = {
 }
 #: Those that are narrower than any arithmetic, so that what is stored in them is rounded.
 NARROW = tuple(name for name, dtype in DTYPES.items() if dtype.bytes == 2)
+
+#: What else a dtype is called, in small letters. ``float`` is not here: it has 32 bits in torch and 64 in numpy.
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "float32": ("fp32", "f32"),
+    "float64": ("fp64", "f64", "double"),
+    "bfloat16": ("bf16",),
+    "float16": ("fp16", "f16", "half"),
+}
+NAMES: Mapping[str, str] = {alias: name for name in DTYPES for alias in (name, *ALIASES[name])}
+
+
+def spelt_dtype(name: Any) -> Any:
+    """The dtype that is meant, as it is spelt here; what is not known is left as it is.
+
+    >>> spelt_dtype("BF16"), spelt_dtype("torch.float16"), spelt_dtype("int8")
+    ('bfloat16', 'float16', 'int8')
+    """
+    return NAMES.get(str(name).strip().lower().removeprefix("torch."), name)

@@ -38,6 +38,10 @@ class ResumeWarning(UserWarning):
     """A saved state was loaded into an optimizer with other overrides, or another engine, than it was saved with."""
 
 
+class IdleWarning(UserWarning):
+    """An optimizer trains nothing: it has no parameters, or none of them has gradients."""
+
+
 class FallbackWarning(UserWarning):
     """What a fast engine needs is missing or of an unknown version, and slower code does its work."""
 

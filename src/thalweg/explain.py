@@ -81,7 +81,10 @@ class Explanation:
 
     @property
     def warnings(self) -> list[str]:
-        told = [f"{row.name}: {warning}" for row in self.rows for warning in row.warnings]
+        several = [set(row.warnings) for row in self.rows] if len(self.rows) > 1 else [set[str]()]
+        alike = set[str].intersection(*several)
+        told = [f"{row.name}: {warning}" for row in self.rows for warning in row.warnings if warning not in alike]
+        told = [f"all {len(self.rows)} parameters: {warning}" for warning in sorted(alike)] + told
         unused = {"overrides": self.unused_overrides, "entries": self.unused_entries}
         idle = [f"{what}: {pattern!r} matches no parameter" for what, own in unused.items() for pattern in own]
         return [*told, *idle]

@@ -32,6 +32,8 @@ class Report:
     made: Mapping[str, str] = field(default_factory=dict)
     #: Options that the source does not save and that could not be compared, as they are here.
     untold: Mapping[str, Any] = field(default_factory=dict)
+    #: Parameters of a mixture that begin anew, since their rule is none that continues the source; each with its rule.
+    begun: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         after = f" after {counted(self.steps, 'step')}" if self.steps else ""
@@ -45,6 +47,9 @@ class Report:
         if self.untold:
             given = ", ".join(f"{name}={value!r}" for name, value in self.untold.items())
             lines.append(f"not saved by {self.source}, so taken as constructed here: {given}")
+        for rule in dict.fromkeys(self.begun.values()):
+            names = [name for name, own in self.begun.items() if own == rule]
+            lines.append(f"begun anew, by {rule}: {counted(len(names), 'parameter')} ({listed(names)})")
         return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from thalweg.dtypes import DTYPES
+from thalweg.dtypes import DTYPES, spelt_dtype
 from thalweg.errors import OptionError
 from thalweg.given import check_known, differ, plain
 from thalweg.overrides import OverrideList, Pattern, Standard, check_overrides, matches
@@ -50,6 +50,10 @@ class Handling:
     state_rounding: Literal["nearest", "stochastic"] = "nearest"
     #: Makes the random numbers of one run differ from those of another.
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in STORAGE:  # torch.bfloat16, or "bf16"
+            object.__setattr__(self, name, spelt_dtype(getattr(self, name)))
 
     def validate(self) -> None:
         check_flag("maximize", self.maximize)
@@ -211,13 +215,16 @@ class Settings:
     def default(self, name: str) -> Any:
         return next(f.default for kind in (self.rule, Handling) for f in fields(kind) if f.name == name)
 
-    def of(self, name: str, parameter: Any, base: Setting | None = None) -> tuple[Setting, list[int]]:
+    def of(
+        self, name: str, parameter: Any, base: Setting | None = None, *, shape: tuple[int, ...] | None = None
+    ) -> tuple[Setting, list[int]]:
         """What holds for a parameter, and which entries of ``overrides`` matched it.
 
-        base: what holds where no override applies, if it is not the same for all parameters.
+        base: what holds where no override applies, if it is not the same for all parameters. shape: what counts as the
+        parameter's shape, if it is not its own.
         """
         matched = [i for i, (pattern, _) in enumerate(self.overrides) if matches(pattern, name, parameter)]
-        shape = tuple(parameter.shape)
+        shape = tuple(parameter.shape) if shape is None else shape
         if base is not None:
             return self.overridden(base, name, shape, matched), matched
         key = len(shape), *matched

@@ -195,7 +195,7 @@ class TestShapes:
         one, two = make(), make()
         for g in (1.0, -0.25, 0.5):
             one.update("w", number, np.full((), g))
-            two.update("w", vector, np.full(1, g))
+            two.update("w", vector, np.full(1, g), shape=(1,))
         assert number.tobytes() == vector.tobytes()
 
     @pytest.mark.parametrize("name", DTYPES)

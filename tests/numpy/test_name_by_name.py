@@ -192,7 +192,7 @@ class TestIterations:
         first, second = model(), model()
         for step in gradients(4):
             for name, weights in first.items():
-                shared.update(name, weights, step[name])
+                shared.update(name, weights, step[name], shape=weights.shape)
             shared.end_iteration()
             own.step(second, step)
         assert bits(first) == bits(second) != bits(model())
@@ -206,7 +206,7 @@ class TestIterations:
         for step in gradients(4):
             whole.step(first, step)
             for name, weights in second.items():
-                single.update(name, weights, step[name])
+                single.update(name, weights, step[name], shape=weights.shape)
             single.end_iteration()
         assert bits(first) == bits(second) != bits(model())
         assert whole.iteration == single.iteration == 4

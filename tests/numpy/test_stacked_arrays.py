@@ -44,7 +44,7 @@ def test_one_stacked_axis_is_so_many_arrays(make: Make, shape: tuple[int, ...]) 
     for gradient in grads:
         together.update("w", stacked, gradient)
         for i, p in enumerate(apart):
-            singly.update(i, p, gradient[i].copy())
+            singly.update(i, p, gradient[i].copy(), shape=p.shape)
     for i, p in enumerate(apart):  # slice by slice: the large must not hide the small
         assert error([stacked[i]], [p], [start[i]]) < FLOAT64
 

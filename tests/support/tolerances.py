@@ -29,14 +29,18 @@ FLIPPED = 0.05
 FUSED = {"float64": 1e-12, "float32": 2e-6}
 #: Share of elements of 16 bits that native code may round to the other neighbour than its rule.
 FUSED_FLIPPED = 0.01
+#: Share of codes of eight bits that two compiled programs may round by chance to other neighbours, after three steps:
+#: numbers that differ by some units of float32 do so with a chance of 127 such units a step, at most one in 2,000, and
+#: where it falls on the largest number of a group, all of its 64 codes change.
+FLIPPED_CODES = 0.01
 #: Normal noise by native code, absolute: in float32 its logarithms and cosines are series.
 NATIVE_NORMALS = {"float64": 1e-13, "float32": 5e-6}
 #: Kron's kernels on a GPU against its rule after a few steps, by dtype of factors, relative to the size of each array:
 #: tensor cores keep 11 binary digits of float32; of bfloat16 there are 8, on CPUs too.
 TENSOR_CORES = {"float32": 5e-3, "bfloat16": 2e-2}
 #: Muon with products in bfloat16 beside another Muon, after ten steps: where one of two sums in another order rounds to
-#: the other neighbour, all later products see it.
-BFLOAT16_PRODUCTS = 2e-2
+#: the other neighbour, all later products see it. One unit of bfloat16 for each of the five steps of an iteration.
+BFLOAT16_PRODUCTS = 5 * 2.0**-8
 #: A derivative against central differences in float64, relative: their steps of 1e-5 leave errors of that square and of
 #: rounding over them.
 FINITE_DIFFERENCES = 1e-6

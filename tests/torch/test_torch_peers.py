@@ -91,7 +91,7 @@ def test_bfloat16_is_continued_as_the_source_would_in_float32(
         for p, before in zip(wide.values(), saved["state"].values(), strict=True):
             if "exprs" in before:  # which torch's loader spoils
                 exact.state[p]["exprs"] = before["exprs"]
-        exact.register_step_post_hook(lambda *_: [p.data.copy_(p.data.bfloat16()) for p in wide.values()])
+        exact.register_step_post_hook(lambda *_: [p.data.copy_(p.data.to(torch.bfloat16)) for p in wide.values()])
         run(wide, exact, None, BEFORE, IN_ALL, clock, given="bfloat16")
     mine = ours(source, two_groups(source, parted))
     thalweg.torch.import_peer(mine, saved)

@@ -130,10 +130,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any], s
         "SGD does not have the mathematics of torch.AdamW: import its state into AdamW or LAMB",
     ),
     "a mixture": (
-        lambda: Mixture(tensors().items(), [("*", AdamW.options(lr=0.1))]),
+        lambda: Mixture(tensors().items(), [("*", thalweg.torch.SGD.options(lr=0.1))]),
         adamw,
         {},
-        "a Mixture steps by several rules",
+        "SGD does not have the mathematics of torch.AdamW",
     ),
     "sizes": (
         lambda: AdamW([*tensors().values(), *tensors().values()]),

@@ -163,20 +163,23 @@ class Optimizer(Stepping):
     ) -> None:
         """Step one parameter in place. A gradient of None leaves it alone.
 
-        ``shape`` says how a flat buffer is to be seen; ``lr_scale`` multiplies the learning rate.
+        ``shape`` says how a flat buffer is to be seen: without it, one of one axis counts as a tensor of unknown shape
+        and not as a vector, so that ``exempt="vectors"`` leaves it alone. ``lr_scale`` multiplies the learning rate.
         """
         if gradient is None:
             return
         if self._settings.base.handling.max_grad_norm is not None:
             raise OptionError("max_grad_norm needs all gradients of a step at once: use step(params, grads)")
-        self._run([self._job(name, weights, gradient, shape, lr_scale)], None)
+        is_raw = shape is None and np.ndim(weights) == 1
+        self._run([self._job(name, weights, gradient, shape, lr_scale, is_raw=is_raw)], None)
 
     def step(
         self, params: Mapping[str, Arr] | Sequence[Arr], grads: Mapping[str, Arr | None] | Sequence[Arr | None]
     ) -> None:
         """Step a whole model in place, given as two mappings by name or two sequences.
 
-        Parameters without a gradient (None, or no entry in the mapping) are left alone.
+        Parameters without a gradient (None, or no entry in the mapping) are left alone. The shape of each is its own:
+        an array of one axis is a vector.
         """
         jobs = [self._job(name, weights, gradient, None, 1.0) for name, weights, gradient in pairs(params, grads)]
         check_apart({job.name: job.place for job in jobs})
@@ -193,7 +196,9 @@ class Optimizer(Stepping):
         """
         self.iteration += self._global_step
 
-    def _job(self, name: Name, weights: Any, gradient: Any, shape: Shape | None, lr_scale: float) -> Job:
+    def _job(
+        self, name: Name, weights: Any, gradient: Any, shape: Shape | None, lr_scale: float, *, is_raw: bool = False
+    ) -> Job:
         name = checked_name(name)
         weights, gradient = checked_pair(name, weights, gradient, shape)
         tracked = self._tracked.get(name) or Tracked({})
@@ -202,7 +207,8 @@ class Optimizer(Stepping):
                 f"parameter {name!r} has shape {weights.shape} and had {tracked.shape} before: "
                 "a name must keep its shape"
             )
-        setting = tracked.setting or self._resolve(name, weights, tracked)
+        known = tracked.setting if tracked.is_raw == is_raw else None
+        setting = known or self._resolve(name, weights, tracked, is_raw=is_raw)
         t = self.iteration + 1 if self._global_step else tracked.step + 1
         given = self._parts()[tracked.place][1]
         lr = plain(given(t)) if callable(given) else given
@@ -229,10 +235,11 @@ class Optimizer(Stepping):
         check_number("lr_scale(name)", scales[1], low=0.0)
         self._rates_checked = id(setting), type(lr), lr, scales
 
-    def _resolve(self, name: Name, weights: Arr, tracked: Tracked) -> Setting:
+    def _resolve(self, name: Name, weights: Arr, tracked: Tracked, *, is_raw: bool) -> Setting:
         """Find what holds for a parameter that is new, or whose options have changed."""
         place = self._place_of(name, weights)
-        setting, matched = self._parts()[place][0].of(str(name), weights)
+        shape = (1, weights.size) if is_raw else None
+        setting, matched = self._parts()[place][0].of(str(name), weights, shape=shape)
         if tracked.made_by not in (None, type(setting.rule)):
             raise StateError(
                 f"the state of {name!r} is one of {tracked.made_by.__name__}, and {type(setting.rule).__name__} steps "
@@ -257,9 +264,9 @@ class Optimizer(Stepping):
         if self._untold and state.keys() != tracked.state.keys():
             self._untold = False
             warn_converted(name, tracked.state, state)
-        tracked.state, tracked.operand = state, None
+        tracked.state, tracked.operand, tracked.unserved = state, None, None
         self._matched.update((place, index) for index in matched)
-        tracked.setting, tracked.shape = setting, weights.shape
+        tracked.setting, tracked.shape, tracked.is_raw = setting, weights.shape, is_raw
         tracked.place, tracked.made_by = place, type(setting.rule)
         return setting
 

@@ -33,6 +33,8 @@ class Tracked:
     #: What has made the state; None if a file did not say.
     made_by: type[Rule] | None = None
     shape: Shape | None = None
+    #: Whether it is a buffer of one axis whose shape nobody has told: it may hold a matrix, and is no vector.
+    is_raw: bool = False
     #: Tells the figures of the last step.
     stats: Callable[[], Mapping[str, Any]] = dict
     #: Why native code cannot step it, "" if it can, None: not asked yet.

@@ -176,6 +176,8 @@ class Optimizer(StatefulOptimizer):
                 prepare = self._prepare_eagerly if compiling else self._prepare
                 buckets, runs = prepare(only, compiling=compiling)
                 self._engines_used = {bucket.way for bucket in buckets}
+                if not buckets and not self._last:
+                    self._idleness.note_step(self.parameters())
                 if self._host.wanted:
                     self._take_turns(buckets)
                 else:

@@ -20,6 +20,7 @@ from thalweg.rules.checks import require
 from thalweg.settings import Settings, option_names
 from thalweg.torch.params.checks import check_parameter, reason_against_flat
 from thalweg.torch.params.groups import EngineName, GroupSettings, check_group, defaults_of, to_plain
+from thalweg.torch.params.idle import Idleness, warn_if_used_up
 from thalweg.torch.params.members import Members, check_names, named, unused_patterns
 from thalweg.torch.params.rates import Rate, check_rate, rate_given, rate_shown
 
@@ -52,6 +53,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
         self._reported = False
         self._values: list[Any] = []
         self._settings: list[Settings] = []
+        self._idleness = Idleness()
 
     def _rule_of(self, group: Mapping[str, Any]) -> type[Rule]:
         """What a group is stepped by."""
@@ -95,6 +97,8 @@ class GroupedOptimizer(torch.optim.Optimizer):
         except (OptionError, ParameterError):
             del self.param_groups[before:]
             raise
+        if not self.param_groups[before]["params"]:
+            warn_if_used_up(param_group["params"], before)
         self._reported = False
         self._members.note_shapes(self.param_groups)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape
@@ -81,6 +82,10 @@ class Peer:
         """Whether it has what is kept here under this key."""
         return key in self.keys.values() or (key.startswith("Q_") and "Q" in self.keys)
 
+    def has_equal(self, rule: type[Rule]) -> bool:
+        """Whether a rule has its mathematics."""
+        return RULES.get(rule.__name__) is rule and rule.__name__ in self.equal
+
     def is_like(self, group: Group) -> bool:
         """Whether a group may be one of its own."""
         return self.known_by <= group.keys() and all(group.get(key, v) == v for key, v in self.where.items())
@@ -91,15 +96,18 @@ class Wanted(NamedTuple):
 
     settings: Settings
     untold: frozenset[str]
+    #: Of the parameter.
+    shape: Shape
 
     def differences(self, found: Setting, lr: Any) -> Iterator[tuple[str, Any, Any]]:
         """Options that are not as they have to be, with the values wanted and found."""
         apart = self.untold | APART.get(self.settings.rule, frozenset())
-        yield from unlike(normal(self.settings.base.rule, lr), normal(found.rule, lr), lr, apart)
+        theirs = self.settings.base.for_shape(self.shape).rule
+        yield from unlike(normal(theirs, lr), normal(found.rule, lr), lr, apart)
         for name in (name for name in self.settings.given if hasattr(Handling, name)):
-            theirs, ours = getattr(self.settings.base.handling, name), getattr(found.handling, name)
-            if differ(theirs, ours):
-                yield name, theirs, ours
+            wish, ours = getattr(self.settings.base.handling, name), getattr(found.handling, name)
+            if differ(wish, ours):
+                yield name, wish, ours
         if found.lr_scale != 1.0:
             yield "lr_scale", 1.0, found.lr_scale
 
@@ -119,7 +127,7 @@ def wanted(peer: Peer, rule: type[Rule], group: Group, p: Tensor) -> Wanted:
     untold = frozenset(name for name, value in options.items() if value is UNTOLD)
     told = {name: value for name, value in options.items() if name not in untold}
     try:
-        return Wanted(Settings(rule, told, variant), untold)
+        return Wanted(Settings(rule, told, variant), untold, tuple(p.shape))
     except OptionError as error:
         raise StateError(f"{rule.__name__} cannot continue this run of {peer.name}: {error}") from None
 
@@ -146,8 +154,10 @@ def without(group: Group, **off: Any) -> None:
             )
 
 
-def recognized(peers: Mapping[str, Peer], groups: Sequence[Group], source: str | None, rule: type[Rule]) -> Peer:
-    """The format of a state dict, as its groups tell it or as it is named; raise unless the rule can continue it."""
+def recognized(
+    peers: Mapping[str, Peer], groups: Sequence[Group], source: str | None, rules: Sequence[type[Rule]]
+) -> Peer:
+    """The format of a state dict, as its groups tell it or as it is named; raise unless a rule can continue it."""
     if source is not None and source not in peers:
         lowered = {name.lower(): name for name in peers}
         close = difflib.get_close_matches(str(source).lower(), lowered, n=1, cutoff=0.5)
@@ -172,10 +182,11 @@ def recognized(peers: Mapping[str, Peer], groups: Sequence[Group], source: str |
             known = ", ".join(peers)
             raise StateError(f"the groups of this state are not those of an optimizer that is known: {known}")
         (peer,) = best
-    if RULES.get(rule.__name__) is not rule or rule.__name__ not in peer.equal:
+    if not any(peer.has_equal(rule) for rule in rules):
+        names = " and ".join(dict.fromkeys(rule.__name__ for rule in rules))
         raise StateError(
-            f"{rule.__name__} does not have the mathematics of {peer.name}: import its state into "
-            f"{' or '.join(peer.equal)}"
+            f"{names} {'do' if ' and ' in names else 'does'} not have the mathematics of {peer.name}: import its state "
+            f"into {' or '.join(peer.equal)}"
         )
     return peer
 
@@ -186,6 +197,39 @@ def recognized(peers: Mapping[str, Peer], groups: Sequence[Group], source: str |
 def plain(peer: Peer, member: Member, rule: Rule) -> dict[str, Tensor]:
     """State that is kept alike here, under our keys."""
     return {ours: member.state[key] for key, ours in peer.keys.items() if member.state.get(key) is not None}
+
+
+#: Under which bitsandbytes hides all but the count from FSDP, and the lengths of blocks that have a scale each: of its
+#: versions from 0.44 on, and of those before.
+HIDDEN, BLOCKS = "__bnb_optimizer_quant_state__", (256, 2048)
+
+
+def opened(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The state of a parameter, with what was hidden in it."""
+    return {**state, **state[HIDDEN]} if isinstance(state.get(HIDDEN), Mapping) else state
+
+
+def decoded(peer: Peer, member: Member, rule: Rule) -> dict[str, Tensor]:
+    """Moments of bitsandbytes: codes for a table of numbers, and a scale for each block."""
+    if "unorm_vec" in member.state:
+        raise StateError(f"the state of {member.name!r} has 'unorm_vec': it was run with max_unorm, as LAMB is")
+    found = plain(peer, member, rule)
+    for place, (key, x) in enumerate(found.items(), 1):
+        if x.dtype == torch.uint8:
+            table, scales = member.state[f"qmap{place}"], member.state[f"absmax{place}"]
+            block = next((n for n in BLOCKS if -(-x.numel() // n) == scales.numel()), None)
+            if block is None:
+                told = f"{scales.numel()} scales for {x.numel()} codes"
+                raise StateError(f"the state of {member.name!r} is damaged: {told}")
+            scale = scales.repeat_interleave(block)[: x.numel()]
+            found[key] = (table[x.long()].flatten() * scale).reshape(x.shape)
+    return found
+
+
+def dequantized(peer: Peer, member: Member, rule: Rule) -> dict[str, Tensor]:
+    """Moments of torchao, whose tensors of few bits decode themselves."""
+    found: dict[str, Any] = plain(peer, member, rule)
+    return {key: x.dequantize() if hasattr(x, "codes") else x for key, x in found.items()}
 
 
 def statistics(peer: Peer, member: Member, rule: Rule) -> dict[str, Tensor]:

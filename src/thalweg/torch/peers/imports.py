@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thalweg.errors import StateError, read_as
-from thalweg.peers import Rename, Report, check_same_names, refused_option, renamed
+from thalweg.errors import ResumeWarning, StateError, read_as
+from thalweg.peers import Rename, Report, check_same_names, listed, refused_option, renamed
 from thalweg.rules import Rule
 from thalweg.torch.params.checkpoints import bare, check_sizes
 from thalweg.torch.params.members import names_of
 from thalweg.torch.params.stateful import StatefulOptimizer
 from thalweg.torch.params.states import as_found, expected_entries
 from thalweg.torch.peers.files import found_state
-from thalweg.torch.peers.formats import Group, Member, Peer, recognized, wanted
+from thalweg.torch.peers.formats import Group, Member, Peer, opened, recognized, wanted
 from thalweg.torch.peers.sources import PEERS
 
 #: What schedulers leave in groups and read there again.
@@ -26,33 +27,42 @@ CYCLED, CYCLES = ("momentum", "betas"), "base_momentum"
 
 
 def import_peer(
-    optimizer: StatefulOptimizer, state_dict: Any, source: str | None = None, *, rename: Rename | None = None
+    optimizer: StatefulOptimizer,
+    state_dict: Any,
+    source: str | None = None,
+    *,
+    rename: Rename | None = None,
+    names: Sequence[str] | None = None,
 ) -> Report:
     """Continue a run that another optimizer has started. On any error nothing is changed.
 
     state_dict: what its ``state_dict()`` returned; or a checkpoint that holds it, such as one of Lightning; or the path
     of a file of either, such as ``optimizer.pt`` of a Trainer. source: the name of that optimizer, as in "torch.AdamW",
-    if its state does not tell. rename: from their names of parameters to those here, where the state has names.
+    if its state does not tell. rename: from their names of parameters to those here, where the state has names. names:
+    their names in the order of the source, where the state has none, as most have.
 
-    Learning rates are taken over. All other options must be those that make the rule equal to the source.
+    Learning rates are taken over. All other options must be those that make the rule equal to the source. In a mixture,
+    parameters whose rule is equal to the source go on, and all others begin anew, which a ResumeWarning and the report
+    tell.
     """
-    rule = rule_of(optimizer)
+    rules = rules_of(optimizer)
     saved = found_state(state_dict)
     with read_as("this state"):
-        peer = recognized(PEERS, saved["param_groups"], source, rule)
-    members = matched(optimizer, saved, rename)
+        peer = recognized(PEERS, saved["param_groups"], source, rules)
+    members = matched(optimizer, saved, rename, names)
+    going, begun = continued(optimizer, peer, members)
     with read_as("this state"):
-        groups = with_rates(optimizer, peer, members)
+        groups = with_rates(optimizer, peer, going)
         optimizer._expected(groups, None)  # which checks options
         settings = list(map(optimizer._group_settings.made, groups))
         state: dict[int, dict[str, Any]] = {}
         taken: dict[str, str] = {}
         made: dict[str, str] = {}
         untold: dict[str, Any] = {}
-        for place, member in enumerate(members):
+        for place, member in ((place, member) for place, member in enumerate(members) if member.name not in begun):
             setting, _ = settings[member.home].of(member.name, member.p)
             lr, _ = optimizer._rate(groups[member.home])
-            asked = wanted(peer, rule, member.group, member.p)
+            asked = wanted(peer, type(setting.rule), member.group, member.p)
             for option, theirs, ours in asked.differences(setting, lr):
                 construct = asked.construct(member.group.get("initial_lr", rate_of(member.group)))
                 raise refused_option(peer.name, member.name, option, theirs, ours, construct)
@@ -70,7 +80,31 @@ def import_peer(
         if state and peer.counts == "nowhere":
             made["step"], steps = f"not saved by {peer.name}: from 1 on", 0
     optimizer._load_imported({"state": state, "param_groups": groups})
-    return Report(peer.name, rule.__name__, len(state), steps, taken, made, untold)
+    name = next(rule.__name__ for rule in rules if peer.has_equal(rule))
+    report = Report(peer.name, name, len(state), steps, taken, made, untold, begun)
+    if begun:
+        message = (
+            f"{peer.name} goes on with {len(going)} of {len(members)} parameters; {listed(list(begun))} begin anew"
+        )
+        warnings.warn(f"{message}, by {' and '.join(dict.fromkeys(begun.values()))}", ResumeWarning, stacklevel=2)
+    return report
+
+
+def rules_of(optimizer: Any) -> list[type[Rule]]:
+    """The rules of an optimizer, which may be a mixture."""
+    if getattr(optimizer, "rule", None) is None and isinstance(optimizer, StatefulOptimizer):
+        return [optimizer._rule_of(group) for group in optimizer.param_groups]
+    return [rule_of(optimizer)]
+
+
+def continued(
+    optimizer: StatefulOptimizer, peer: Peer, members: Sequence[Member]
+) -> tuple[list[Member], dict[str, str]]:
+    """Parameters whose rule continues the source, and the names of all others with their rules."""
+    rules = [optimizer._rule_of(group) for group in optimizer.param_groups]
+    going = [member for member in members if peer.has_equal(rules[member.home])]
+    names = {member.name for member in going}
+    return going, {member.name: rules[member.home].__name__ for member in members if member.name not in names}
 
 
 def rule_of(optimizer: Any) -> type[Rule]:
@@ -81,16 +115,28 @@ def rule_of(optimizer: Any) -> type[Rule]:
         )
     if getattr(optimizer, "rule", None) is None:
         raise StateError(
-            "a Mixture steps by several rules, and states of other optimizers are of one: use an optimizer for each, "
-            "or begin anew"
+            "a Mixture steps by several rules, and states of other optimizers are of one: export an optimizer that has "
+            "one rule"
         )
     return optimizer.rule
 
 
-def matched(optimizer: StatefulOptimizer, saved: Mapping[str, Any], rename: Rename | None) -> list[Member]:
-    """The parameters here, each with what was saved of it: by name where both have names, or else by position."""
+def matched(
+    optimizer: StatefulOptimizer, saved: Mapping[str, Any], rename: Rename | None, given: Sequence[str] | None
+) -> list[Member]:
+    """The parameters here, each with what was saved of it: by name where both have names, or else by position.
+
+    given: the names there, where the state has none.
+    """
     keys = [(key, group) for group in saved["param_groups"] for key in group["params"]]
     names = [name for group in saved["param_groups"] for name in names_in(group)]
+    if given is not None:
+        if names or len(given) != len(keys):
+            told = "has names of its own" if names else f"has {len(keys)} parameters"
+            raise StateError(
+                f"names= has {len(given)} names, and this state {told}: give one for each, or leave it out"
+            )
+        names = list(given)
     homes, known = list(optimizer._homes()), dict(keys)
     unknown = [key for key in saved["state"] if key not in known]
     if unknown:
@@ -102,10 +148,15 @@ def matched(optimizer: StatefulOptimizer, saved: Mapping[str, Any], rename: Rena
         check_same_names(names, ours)
         by_name = dict(zip(names, keys, strict=True))
         keys = [by_name[name] for name in ours]
+    elif len({optimizer._rule_of(group) for group in optimizer.param_groups}) > 1:
+        raise StateError(
+            "a mixture divides parameters among its rules, and this state goes by their position: pass names=, their "
+            "names in the order in which the source had them, as [name for name, _ in model.named_parameters()]"
+        )
     else:
         check_sizes(saved, optimizer.param_groups)
     return [
-        Member(name, p, index, group, saved["state"].get(key) or {})
+        Member(name, p, index, group, opened(saved["state"].get(key) or {}))
         for (name, p, index), (key, group) in zip(homes, keys, strict=True)
     ]
 

@@ -47,6 +47,20 @@ def adam_as_lamb(*, decoupled: bool) -> Equal:
     return equal
 
 
+def torchao_adam(*, decoupled: bool) -> Equal:
+    return lambda g, p: {**picked(g, "betas", "eps", "weight_decay", "amsgrad"), "decoupled": decoupled}
+
+
+def bitsandbytes_adam(g: Group, p: Tensor) -> Options:
+    without(g, alpha=0.0)
+    return {**picked(g, "betas", "eps", "weight_decay"), "decoupled": True}
+
+
+def timm_lion(g: Group, p: Tensor) -> Options:
+    without(g, caution=False, corrected_weight_decay=False)
+    return picked(g, "betas", "weight_decay", "maximize")
+
+
 def torch_adafactor(g: Group, p: Tensor) -> Options:
     own = picked(g, "beta2_decay", "weight_decay", "maximize", clip_threshold="d")
     floor = torch.finfo(p.dtype).eps if g["eps"][0] is None else g["eps"][0]
@@ -154,8 +168,7 @@ def timm_lars(g: Group, p: Tensor) -> Options:
 def pytorch_optimizer_lars(g: Group, p: Tensor) -> Options:
     without(g, dampening=0)
     own = picked(g, "momentum", "nesterov", "weight_decay", "trust_coefficient")
-    own |= {"momentum_mode": "lr_outside", "maximize": UNTOLD}
-    return {**own, "exempt": None} | ({} if p.ndim > 1 else {"trust": False, "weight_decay": 0.0})
+    return {**own, "exempt": "vectors", "momentum_mode": "lr_outside", "maximize": UNTOLD}
 
 
 # ---- Kron

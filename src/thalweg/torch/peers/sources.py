@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from thalweg.torch.peers import options
-from thalweg.torch.peers.formats import Peer, factors, plain, statistics
+from thalweg.torch.peers.formats import Peer, decoded, dequantized, factors, plain, statistics
 
 MOMENTUM = {"momentum_buffer": "momentum_buffer"}
 MOMENTS = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
@@ -93,6 +93,32 @@ TABLE = (
         "momentum_into_precond_update decoupled_decay flatten",
         equal={"Kron": options.timm_kron},
         state=(FACTORS, factors),
+    ),
+    Peer(
+        "timm.Lion",
+        tells="betas weight_decay caution corrected_weight_decay maximize",
+        where={"eps": None},  # which groups of timm's Adam variants have, and those of Lion have not
+        equal={"Lion": options.timm_lion},
+        state=({"exp_avg": "exp_avg"}, plain),
+        counts="nowhere",
+    ),
+    Peer(
+        "bitsandbytes.AdamW",
+        tells="betas eps weight_decay alpha t_alpha t_beta3",
+        equal={"AdamW": options.bitsandbytes_adam},
+        state=({"state1": "exp_avg", "state2": "exp_avg_sq"}, decoded),
+    ),
+    Peer(
+        "torchao.Adam8bit",
+        tells="betas eps weight_decay amsgrad",
+        equal={"AdamW": options.torchao_adam(decoupled=False)},
+        state=(LARGEST, dequantized),
+    ),
+    Peer(
+        "torchao.AdamW8bit",
+        tells="betas eps weight_decay amsgrad",
+        equal={"AdamW": options.torchao_adam(decoupled=True)},
+        state=(LARGEST, dequantized),
     ),
     Peer(
         "apex.FusedLAMB",
