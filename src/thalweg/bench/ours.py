@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,8 @@ from thalweg.bench.contestants import Contestant, Ready, Stepping, ready_numpy, 
 from thalweg.errors import CommandError, OptionError, RuleError
 from thalweg.plan.costs import bytes_moved
 from thalweg.plan.models import Model
-from thalweg.programs.budget import passes_of
+from thalweg.programs import budget
 from thalweg.rules import RULES
-from thalweg.rules.entries import Spread
 from thalweg.settings import Setting, Settings, option_names
 from thalweg.show import registered
 from thalweg.show.lists import suggestion
@@ -37,7 +37,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "AdamW": dict(lr=1e-3, weight_decay=0.01),
     "SGD": dict(lr=1e-3, momentum=0.9),
 }
-#: A shape that shows which entries of state are as large as their parameter.
+#: A shape by which state and passes are told.
 MATRIX = (1024, 1024)
 
 
@@ -75,7 +75,7 @@ def enter(name: str, options: Sequence[Given] = ()) -> Iterator[Contestant]:
         setting = make_setting(name, given)
     except OptionError as error:
         raise CommandError(f"{name}: {error}") from None
-    copies = 1 + len(setting.rule.keys(MATRIX, Spread)) + (2 if name == "Kron" else 0)
+    copies = count_copies(setting)
 
     def on_torch(workload: Workload, stepping: Stepping) -> Ready:
         make = registered.torch_optimizer(name)
@@ -131,6 +131,13 @@ def make_setting(name: str, options: Mapping[str, Any]) -> Setting:
     return Settings(registered.rule_of(name), given, options.get("variant")).base
 
 
+def count_copies(setting: Setting) -> int:
+    """How often the parameters' memory is needed, for themselves and for state."""
+    sizes = budget.sizes_of(setting, MATRIX, "float32")
+    state = sum(sizes[key] for key in setting.rule_at(1).entries(MATRIX))
+    return 1 + round(state / (4 * math.prod(MATRIX)))
+
+
 def count_floor(name: str, options: Mapping[str, Any], model: Model) -> int | None:
     """Bytes that a step of the whole model must move; None where memory is not what limits it.
 
@@ -143,7 +150,7 @@ def count_floor(name: str, options: Mapping[str, Any], model: Model) -> int | No
         return None
     setting = make_setting(name, options)
     try:
-        passes_of(setting, MATRIX, "float32")
+        budget.passes_of(setting, MATRIX, "float32")
     except RuleError:  # matrix products take longer than memory does
         return None
     return sum(bytes_moved(setting, tensor) for tensor in model.tensors)
