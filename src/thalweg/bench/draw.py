@@ -37,7 +37,6 @@ def draw_panel(axes: Axes, found: Comparison) -> None:
     rows = found.rows
     quieten(axes)
     axes.grid(False, axis="y")
-    explained = ["bars: the device"] if rows[0].host else []
     for place, row in enumerate(rows):
         low, high = (1e3 * seconds for seconds in row.quartiles)
         right = max(high, 1e3 * row.median, 1e3 * (row.host_median or 0))
@@ -61,13 +60,11 @@ def draw_panel(axes: Axes, found: Comparison) -> None:
     axes.set_yticks(range(len(rows)), [row.contestant for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, 1.3e3 * max(max(row.median, row.quartiles[1], row.host_median or 0) for row in rows))
-    axes.set_xlabel("milliseconds a step: median, and the quartiles")
-    if rows[0].host:
-        explained.append("circles and ratios: the host")
-    if any(row.share_of_floor is not None for row in rows):
-        explained.append("ticks: the bytes that must move, at the bandwidth measured")
+    explained = "bars: the device; circles and ratios: the host" if rows[0].host else "median, and the quartiles"
+    floors = "; ticks: the floor" if any(row.share_of_floor is not None for row in rows) else ""
+    axes.set_xlabel(f"milliseconds a step ({explained}{floors})")
     subtitle = f"{human_count(found.parameters)} parameters, {found.tensors} tensors"
-    entitle(axes, found.model + (" (disturbed)" if found.disturbed else ""), "; ".join([subtitle, *explained]))
+    entitle(axes, found.model + (" (disturbed)" if found.disturbed else ""), subtitle)
 
 
 def human_count(count: int) -> str:
