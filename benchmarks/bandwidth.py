@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import torch
 
 from thalweg.bench.bandwidth import torch_yardstick
-from thalweg.bench.devices import Cpu
 from thalweg.bench.quiet import undisturbed
+from thalweg.show.devices import Device
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -28,8 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for threads in sorted({1, torch.get_num_threads()}):
         torch.set_num_threads(threads)
         for mib in given.mib:
-            stick = torch_yardstick(Cpu(), mib * 2**20)
-            measures = {stick.name: stick.update, **stick.others}
+            stick = torch_yardstick(Device("cpu"), mib * 2**20)
+            measures = {stick.name: stick.measure, **stick.others}
             if not header:
                 header = ["threads", "MiB", *measures]
                 sys.stdout.write(f"| {' | '.join(header)} |\n{'|---' * len(header)}|\n")

@@ -26,9 +26,9 @@ from typing import Any
 import torch
 
 import thalweg.torch
-from thalweg.bench.devices import device_called
 from thalweg.bench.workload import Workload
 from thalweg.plan.sources import resolve
+from thalweg.show.devices import Device
 from thalweg.torch.offload.lanes import CudaLanes
 
 RULES = "LAMB,AdamW"
@@ -119,9 +119,9 @@ class Contestant:
 
 def show(model: str, dtype: str, rules: Sequence[str], ways: Sequence[str], repeats: int, busy: float) -> None:
     """Print the table of a model, each row as soon as it is measured."""
-    workload = Workload(resolve(model, dtype), device_called("cuda"), dtype)
+    workload = Workload(resolve(model, dtype), Device("cuda"), dtype)
     params = [torch.nn.Parameter(p) for p in workload.torch_params()]
-    for p, g in zip(params, workload.torch_grads, strict=True):
+    for p, g in zip(params, workload.torch_grads[0], strict=True):
         p.grad = g
     to_gpu, from_gpu, each = bus()
     work = products(busy)

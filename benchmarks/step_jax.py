@@ -23,8 +23,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from thalweg.bench import Bench, Comparison, bench, process, words
+from thalweg.bench import Bench, Comparison, bench, report
 from thalweg.errors import CommandError
+from thalweg.show.devices import prepare_process
 
 STEPS = 20
 
@@ -38,12 +39,12 @@ def names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
-def line(call: Comparison, loop: Comparison) -> str:
+def make_line(rule: str, call: Comparison, loop: Comparison) -> str:
     """A row of the table."""
-    cells = [call.rule, call.model]
+    cells = [rule, call.model]
     for comparison in (call, loop):
         rows = comparison.rows
-        cells += [words.milliseconds(row.median) for row in rows] + [""] * (2 - len(rows))
+        cells += [report.milliseconds(row.median) for row in rows] + [""] * (2 - len(rows))
         cells.append(f"{rows[1].ratio:.2f}" if len(rows) > 1 else "")
     share = loop.rows[0].share_of_floor
     cells.append("" if share is None else f"{share:.0%}")
@@ -52,9 +53,9 @@ def line(call: Comparison, loop: Comparison) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def heading(found: Bench, arguments: Sequence[str]) -> str:
+def make_heading(found: Bench, arguments: Sequence[str]) -> str:
     return (
-        f"# One optimizer step in JAX\n\n{words.surroundings(found)}\n\n"
+        f"# One optimizer step in JAX\n\n{report.describe_surroundings(found)}\n\n"
         f"    {shlex.join(['python', 'benchmarks/step_jax.py', *arguments])}\n\n"
         "| rule | model | call: ours, ms | optax, ms | ratio | loop: ours, ms | optax, ms | ratio | share of the floor "
         "| trace, s | compile, s | temporary, MB |\n" + "|---|---|" + "---:|" * 10
@@ -71,38 +72,42 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--small", type=int, help="largest parameters that are stacked with others of their shape")
     parser.add_argument("--json", type=Path, help="write everything, all samples included, to this file")
     given = parser.parse_args(arguments)
-    process.prepare(given.device or "", None)
+    prepare_process(given.device or "")
     import jax
 
     if given.small is not None:
         from thalweg.optax import batches
 
         batches.SMALL = given.small
-    runs: list[Bench] = []
-    try:
-        for inner in (1, STEPS):
-            found = bench(
-                given.models,
-                rules=given.rules,
-                device=given.device or ("cuda" if jax.default_backend() == "gpu" else "cpu"),
-                front_ends=["optax"],
-                against=["optax"],
-                repeats=given.repeats,
-                inner=inner,
-                memory=False,
-            )
-            runs.append(found)
-    except CommandError as error:
-        sys.exit(f"step_jax.py: {error}")
-    call, loop = runs
-    say(heading(call, arguments))
-    for pair in zip(call.comparisons, loop.comparisons, strict=True):
-        say(line(*pair))
-    if call.disturbed or loop.disturbed:
-        say(f"\n**{words.NOT_TO_BE_QUOTED}**")
+    device = given.device or ("cuda" if jax.default_backend() == "gpu" else "cpu")
+    runs: dict[str, list[Bench]] = {"call": [], "loop": []}
+    for rule in given.rules:
+        try:
+            for kind, inner in (("call", 1), ("loop", STEPS)):
+                found = bench(
+                    given.models,
+                    optimizers=[rule],
+                    device=device,
+                    front_ends=["optax"],
+                    against=["optax"],
+                    repeats=given.repeats,
+                    inner=inner,
+                    memory=False,
+                )
+                runs[kind].append(found)
+        except CommandError as error:
+            sys.exit(f"step_jax.py: {error}")
+        call, loop = (found[-1] for found in runs.values())
+        if len(runs["call"]) == 1:
+            say(make_heading(call, arguments))
+        for pair in zip(call.comparisons, loop.comparisons, strict=True):
+            say(make_line(rule, *pair))
+    if any(found.disturbed for kind in runs.values() for found in kind):
+        say(f"\n**{report.NOT_TO_BE_QUOTED}**")
     if given.json is not None:
         given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps({"call": call.plain(), "loop": loop.plain()}) + "\n", encoding="utf-8")
+        record = {kind: [found.plain() for found in of_kind] for kind, of_kind in runs.items()}
+        given.json.write_text(json.dumps(record) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

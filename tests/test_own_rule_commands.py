@@ -122,7 +122,7 @@ def test_bench(front_end: str) -> None:
     for package in needed:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    found = bench(MODEL, rules=[Signed], against=[], front_ends=[front_end], repeats=1, memory=False, wait=0.0)
+    found = bench(MODEL, optimizers=[Signed], against=[], front_ends=[front_end], repeats=1, memory=False, wait=0.0)
     (comparison,) = found.comparisons
     assert [row.entrant.front_end for row in comparison.rows] == [front_end]
 
@@ -154,7 +154,7 @@ class TestByReference:
             "plan gpt2 --optimizers spelt_rules:Spelt,lamb --option spelt.beta=0.5 --json",
             "race valley --optimizers spelt_rules:Spelt --steps 2 --seeds 1 --lr 0.1 --json",
             "race valley --redraw --out report/valley --json",
-            "bench --model resnet50 --rules spelt_rules:Spelt --against none --front-ends numpy --repeats 1 "
+            "bench resnet50 --optimizers spelt_rules:Spelt --against none --front-ends numpy --repeats 1 "
             "--no-memory --wait 0 --json",
         ):
             ended = run(line.split())

@@ -54,7 +54,7 @@ def command() -> None:
     \b
     thalweg race                      all optimizers on handwritten digits, in a minute or two
     thalweg plan gpt2                 what each would keep in memory and move in a step
-    thalweg bench --model gpt2        how long a step takes on this machine, beside others
+    thalweg bench gpt2                how long a step takes on this machine, beside others
     thalweg check torch.optim.AdamW   what users rely on, checked for any optimizer
     thalweg VERB --help               options and examples
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench_cases import TINY
 
-from thalweg.bench import bandwidth, bench, rounds, run
-from thalweg.bench.devices import Cpu
+from thalweg.bench import bandwidth, bench, report, rounds, run
 from thalweg.bench.quiet import Round
 from thalweg.bench.record import Comparison, Entrant, Heat, Times
+from thalweg.bench.rounds import Progress
+from thalweg.errors import CommandError
+from thalweg.show.devices import Device
+from thalweg.show.options import Given
 from thalweg.show.surroundings import machine
 
 pytest.importorskip("click")
@@ -30,20 +34,21 @@ QUICK = ["--front-ends", "numpy", "--against", "none", "--repeats", "2", "--no-m
 def hurried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A small model under the name of a large one, in a folder of its own."""
     monkeypatch.setattr(bandwidth, "SIZE", 2**16)
-    monkeypatch.setattr(Cpu, "rest", 0.0)
-    monkeypatch.setattr(Cpu, "give_back", lambda self: None)
+    monkeypatch.setattr(rounds, "REST", 0.0)
+    monkeypatch.setattr(run, "LARGE", 0)
+    monkeypatch.setattr(Device, "release_memory", lambda self: None)
     monkeypatch.setattr(run, "resolve", lambda name, dtype: TINY)
-    monkeypatch.setattr(module.process, "prepare", lambda device, threads: None)
+    monkeypatch.setattr(module, "prepare_process", lambda device, threads: None)
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.slow
 def test_tables_and_files(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["bench", "--rules", "lamb,kron", *QUICK, "--out", "here"]) == 0
+    assert cli.run(["bench", "gpt2", "--optimizers", "lamb,kron", *QUICK, "--out", "here"]) == 0
     said = capsys.readouterr()
-    assert "LAMB, tiny" in said.out
-    assert "Kron, tiny" in said.out
+    assert said.out.startswith("tiny")
     assert "thalweg.numpy LAMB" in said.out
+    assert "thalweg.numpy Kron" in said.out
     assert "share of the floor" in said.out
     surroundings = Path("here/bench.md").read_text().splitlines()[2]
     assert f"{machine()['cpu']}, " in surroundings
@@ -52,9 +57,9 @@ def test_tables_and_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Written: here/bench.json, here/bench.md, here/bench.png, here/bench.svg" in said.err
     assert "\x1b" not in said.out + said.err
     record = json.loads(Path("here/bench.json").read_text())
-    assert [comparison["rule"] for comparison in record["comparisons"]] == ["lamb", "kron"]
+    assert [row["rule"] for row in record["comparisons"][0]["rows"]] == ["LAMB", "Kron"]
     assert record["command"] == (
-        "thalweg bench --rules lamb,kron --against none --front-ends numpy --repeats 2 --no-memory --wait 0.0"
+        "thalweg bench gpt2 --optimizers lamb,kron --against none --front-ends numpy --repeats 2 --no-memory --wait 0.0"
     )
     assert "| thalweg.numpy LAMB |" in Path("here/bench.md").read_text()
     assert Path("here/bench.png").read_bytes().startswith(b"\x89PNG")
@@ -62,7 +67,7 @@ def test_tables_and_files(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_goes_to_standard_output_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["bench", "--rules", "sgd", "--json", *QUICK]) == 0
+    assert cli.run(["bench", "--optimizers", "sgd", "--json", *QUICK]) == 0
     read = json.loads(capsys.readouterr().out)
     assert read["comparisons"][0]["rows"][0]["contestant"] == "thalweg.numpy SGD"
     assert read["repeats"] == 2
@@ -70,23 +75,51 @@ def test_json_goes_to_standard_output_alone(capsys: pytest.CaptureFixture[str]) 
     assert Path("report/bench/bench.md").exists()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["small,gpt2"],
+        ["--model", "small,gpt2"],
+        ["--workload", "small,gpt2", "--optimizer", "lamb"],
+        ["small,gpt2", "--rules", "LAMB"],
+    ],
+    ids=" ".join,
+)
+def test_other_names_of_arguments(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def measure(models: list[str], *, optimizers: list[str], **given: object) -> None:
+        asked.append((models, [name.lower() for name in optimizers], given["moving_grads"], given["options"]))
+        raise CommandError("enough")
+
+    monkeypatch.setattr(module, "bench", measure)
+    usual = ["lamb", "lars", "adafactor"] if not {"--rules", "--optimizer"} & set(arguments) else ["lamb"]
+    assert cli.run(["bench", *arguments]) == 1
+    assert cli.run(["bench", *arguments, "--gradients", "stay", "--option", "lamb.eps=1e-3"]) == 1
+    assert asked == [
+        (["small", "gpt2"], usual, True, []),
+        (["small", "gpt2"], usual, False, [Given("lamb", "eps", 1e-3)]),
+    ]
+
+
 def test_ctrl_c_keeps_what_is_finished(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     compare = run.compare
+    counted = iter(range(3))
 
-    def interrupted(workload: object, rule: str, *arguments: object) -> Comparison:
-        if rule == "lars":
+    def interrupt(*arguments: Any) -> None:
+        if next(counted) == 1:
             raise KeyboardInterrupt
-        return compare(workload, rule, *arguments)  # type: ignore[arg-type]
+        compare(*arguments)
 
-    monkeypatch.setattr(run, "compare", interrupted)
-    assert cli.run(["bench", "--rules", "lamb,lars,sgd", *QUICK]) == cli.INTERRUPTED
+    monkeypatch.setattr(run, "compare", interrupt)
+    assert cli.run(["bench", "gpt2,resnet50,llama-1b", "--optimizers", "lamb", *QUICK]) == cli.INTERRUPTED
     said = capsys.readouterr()
-    assert "1 of 3 comparisons are finished." in said.err
+    assert "Stopped: 1 of 3 models have results." in said.err
     assert "thalweg: stopped" in said.err
     record = json.loads(Path("report/bench/bench.json").read_text())
     assert record["stopped"]
-    assert [comparison["rule"] for comparison in record["comparisons"]] == ["lamb"]
-    assert "Stopped before all was measured." in Path("report/bench/bench.md").read_text()
+    assert len(record["comparisons"]) == 1
+    assert "Stopped before everything was measured." in Path("report/bench/bench.md").read_text()
 
 
 def test_ctrl_c_before_anything_is_finished_writes_nothing(
@@ -94,22 +127,29 @@ def test_ctrl_c_before_anything_is_finished_writes_nothing(
 ) -> None:
     monkeypatch.setattr(run, "compare", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     assert cli.run(["bench", *QUICK]) == cli.INTERRUPTED
-    assert "0 of 3 comparisons are finished." in capsys.readouterr().err
+    assert "Stopped: 0 of 1 models have results." in capsys.readouterr().err
     assert not Path("report").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (["--rules", "lambda"], 1, "there is no rule 'lambda': did you mean 'lamb'?"),
+        (["--optimizers", "lambda"], 1, "there is no optimizer 'lambda': did you mean 'LAMB'?"),
+        (["--option", "betas"], 1, "--option 'betas' must be NAME=VALUE"),
+        (["--option", "lamb.betas=[2, 0.9]"], 1, "LAMB: betas"),
+        (
+            ["gpt2", "--model", "resnet50"],
+            1,
+            "are one and the same: write thalweg bench gpt2,resnet50",
+        ),
         (["--against", "torch,bitsandbytes"], 1, "there is no package 'bitsandbytes'"),
         (["--against", ""], 1, "package: nothing is left of ''"),
         (["--front-ends", "jax"], 1, "there is no front end 'jax'"),
         (["--budget", "plenty"], 1, "'plenty' is not a budget such as 80GB or 16GiB"),
-        (["--model", ","], 1, "--model: nothing is left of ','"),
+        (["--model", ","], 1, "MODEL: nothing is left of ','"),
         (["--device", "tpu"], 2, "'tpu' is not one of 'cpu', 'cuda'"),
         (["--repeats", "0"], 2, "0 is not in the range x>=1"),
-        (["gpt2"], 2, "unexpected extra argument (gpt2)"),
+        (["gpt2", "resnet50"], 2, "unexpected extra argument (resnet50)"),
     ],
 )
 def test_mistakes_are_told_in_one_sentence(
@@ -127,20 +167,18 @@ def test_no_gpu_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cli.run(["bench", "--device", "cuda"]) == 1
-    assert capsys.readouterr().err == (
-        "thalweg: there is no GPU here that PyTorch can use: --device cpu is what can be measured\n"
-    )
+    assert capsys.readouterr().err == ("thalweg: there is no GPU here that PyTorch can use: try --device cpu\n")
 
 
 def test_help_teaches_by_examples() -> None:
     shown = click.testing.CliRunner().invoke(module.command, ["--help"]).output
-    assert "thalweg bench --device cuda --model gpt2,bert-large" in shown
-    for option in ("--model", "--rules", "--device", "--against", "--front-ends", "--inner", "--budget", "--out"):
+    assert "thalweg bench gpt2,resnet50 --device cuda" in shown
+    for option in ("[MODEL]", "--model", "--optimizers", "--device", "--against", "--gradients", "--budget", "--out"):
         assert option in shown
 
 
 def test_lists_are_completed_word_by_word() -> None:
-    complete = module.completing(["lamb", "lars", "kron"])
+    complete = module.complete_list(["lamb", "lars", "kron"])
     assert [item.value for item in complete(None, None, "la")] == ["lamb", "lars"]
     assert [item.value for item in complete(None, None, "lamb,")] == ["lamb,lars", "lamb,kron"]
     assert [item.value for item in complete(None, None, "lamb,k")] == ["lamb,kron"]
@@ -161,45 +199,44 @@ def test_a_folder_that_cannot_be_written_is_found_out_first(
 
 
 def test_nobody_could_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["bench", "--rules", "lamb", "--engine", "foreach", *QUICK]) == 1
-    assert "thalweg: nobody could run: thalweg.numpy LAMB (OptionError: engine must be" in capsys.readouterr().err
+    assert cli.run(["bench", "--optimizers", "lamb", "--engine", "foreach", *QUICK]) == 1
+    assert (
+        "thalweg: no contestant could run: thalweg.numpy LAMB (OptionError: engine must be" in capsys.readouterr().err
+    )
 
 
 def test_an_earlier_record_is_kept_where_nobody_could_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["bench", "--rules", "lamb", *QUICK]) == 0
+    assert cli.run(["bench", "--optimizers", "lamb", *QUICK]) == 0
     record = Path("report/bench/bench.json").read_bytes()
-    assert cli.run(["bench", "--rules", "lamb", "--engine", "foreach", *QUICK]) == 1
+    assert cli.run(["bench", "--optimizers", "lamb", "--engine", "foreach", *QUICK]) == 1
     assert Path("report/bench/bench.json").read_bytes() == record
 
 
 def test_a_narrow_terminal_has_the_columns_that_matter_most() -> None:
-    from thalweg.bench.terminal import fitting, total
-    from thalweg.bench.words import columns
-
-    row = [
-        "pytorch_optimizer Lamb(foreach=False)",
-        "",
-        "111.2",
-        "107.3 to 111.7",
-        "4.35",
-        "9.2",
-        "17%",
-        "9.34 MB",
-        "9.1%",
-    ]
-    titles = columns(memory=True)
-    assert list(fitting(titles, [row], 200)) == titles
-    assert list(fitting(titles, [row], 120)) == titles, "titles are broken into words"
-    assert list(fitting(titles, [row], 80)) == ["contestant", "ms", "ratio", "share of the floor", "extra memory"]
-    assert list(fitting(titles, [row], 10)) == ["contestant", "ms", "ratio"]
+    row = {
+        "contestant": "pytorch_optimizer Lamb(foreach=False)",
+        "engine": "",
+        "ms": "111.2",
+        "quartiles": "107.3 to 111.7",
+        "ratio": "4.35",
+        "bytes a parameter": "40",
+        "share of the floor": "17%",
+        "extra memory": "9.34 MB",
+        "of the parameters": "9.1%",
+    }
+    columns = {title: [cell] for title, cell in row.items()}
+    assert list(report.fit_columns(columns, 200)) == list(row)
+    assert list(report.fit_columns(columns, 125)) == list(row), "titles are broken into words"
+    assert list(report.fit_columns(columns, 80)) == ["contestant", "ms", "ratio", "share of the floor", "extra memory"]
+    assert list(report.fit_columns(columns, 10)) == ["contestant", "ms", "ratio"]
     for width in range(60, 200):
-        assert total(fitting(titles, [row], width)) <= width
+        assert report.total_width(report.fit_columns(columns, width)) <= width
 
 
 def test_packages_by_either_spelling() -> None:
-    assert module.packages("kron-torch,timm") == ["kron_torch", "timm"]
-    assert module.packages("none") == []
-    assert module.packages(None) is None
+    assert module.choose_packages("kron-torch,timm") == ["kron_torch", "timm"]
+    assert module.choose_packages("none") == []
+    assert module.choose_packages(None) is None
 
 
 def test_in_a_terminal_a_bar_moves_and_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,30 +244,29 @@ def test_in_a_terminal_a_bar_moves_and_makes_way(monkeypatch: pytest.MonkeyPatch
 
     from rich.console import Console
 
-    from thalweg.bench.rounds import Progress
-    from thalweg.bench.terminal import progress_bar
-
     screen = io.StringIO()
-    with progress_bar(Console(file=screen, force_terminal=True, width=120), 2) as bar:
-        bar(Progress(model="tiny", rule="lamb", doing="warming up one", done=0.5))
-        with bar.aside():
+    with report.show_progress(Console(file=screen, force_terminal=True, width=120), 2) as bar:
+        bar(Progress(model="tiny", doing="warming up one", done=0.5))
+        with bar.step_aside():
             screen.write("A TABLE\n")
-        bar(Progress(model="tiny", rule="lars", doing="1 of 7 rounds", done=0.1))
+        bar(Progress(model="larger", doing="1 of 7 rounds", done=0.1))
     shown = screen.getvalue()
-    assert "LAMB, tiny" in shown
-    assert "LARS, tiny" in shown
+    assert "tiny" in shown
+    assert "larger" in shown
     assert "1 of 7 rounds" in shown
     assert "A TABLE" in shown
 
 
-def test_long_names_and_long_bars_fit_into_the_picture(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gpu", [False, True])
+def test_long_names_and_long_bars_fit_into_the_picture(gpu: bool, tmp_path: Path) -> None:
     """matplotlib warns where they do not, and warnings are errors here."""
     from thalweg.bench.draw import draw
 
     names = ["thalweg.torch LAMB(trust=False)", "pytorch_optimizer LARS(foreach=False)"]
     seconds = dict(zip(names, (1e-3, 9.0), strict=True))
+    host = dict(zip(names, (1.0, 2e-3), strict=True)) if gpu else {}
     entrants = {
-        name: Entrant(package=package, front_end="torch", rule="lamb", floor=10**9)
+        name: Entrant(package=package, front_end="torch", rule="LAMB", floor=10**9)
         for name, package in zip(names, ("thalweg", "pytorch_optimizer"), strict=True)
     }
     comparison = Comparison(
@@ -238,23 +274,22 @@ def test_long_names_and_long_bars_fit_into_the_picture(tmp_path: Path) -> None:
         about="",
         parameters=123_456_789,
         tensors=1234,
-        rule="lamb",
         itemsize=4,
-        floor=10**9,
-        yardstick="",
-        heats=[Heat([Round(Times(seconds, [4e10]), 0.9)])],
+        heats=[Heat([Round(Times(seconds, [4e10], host), 0.9)])],
         entrants=entrants,
     )
-    found = bench(TINY, rules=[], front_ends=["numpy"], against=[])
+    found = bench(TINY, optimizers=[], front_ends=["numpy"], against=[])
     found.comparisons = [comparison]
     draw(found, tmp_path)
-    assert "(disturbed)" in (tmp_path / "bench.svg").read_text()
+    drawn = (tmp_path / "bench.svg").read_text()
+    assert "(disturbed)" in drawn
+    assert ("circles and ratios: the host" in drawn) == gpu
 
 
 def test_pictures_are_the_same_file_twice_and_none_of_nothing(tmp_path: Path) -> None:
     from thalweg.bench.draw import draw
 
-    found = bench(TINY, rules=["lamb"], front_ends=["numpy"], against=[], repeats=2, memory=False, wait=0.0)
+    found = bench(TINY, optimizers=["lamb"], front_ends=["numpy"], against=[], repeats=2, memory=False, wait=0.0)
     first, second = ([path.read_bytes() for path in draw(found, tmp_path / name)] for name in ("one", "two"))
     assert first == second
     found.comparisons.clear()

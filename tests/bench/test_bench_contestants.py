@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,19 +19,21 @@ from bench_cases import TINY
 from lanes import one_in
 from tolerances import FLOAT32
 
-from thalweg.bench.contestants import Contestant, Ready, Stepping
-from thalweg.bench.devices import Cpu
-from thalweg.bench.ours import FRONT_ENDS, OURS
-from thalweg.bench.peers import PEERS
+from thalweg.bench.contestants import Contestant, Ready, Stepping, ready_numpy, ready_torch
+from thalweg.bench.models import build_module, small_model
+from thalweg.bench.ours import FRONT_ENDS, MIXTURES, count_floor, enter, is_mixture, resolve_optimizer
+from thalweg.bench.peers import CONTROL, PEERS
 from thalweg.bench.rounds import silence
-from thalweg.bench.rules import RULES
-from thalweg.bench.workload import PERIOD, Workload, repeated
+from thalweg.bench.workload import PERIOD, Workload, repeat
+from thalweg.errors import CommandError
 from thalweg.plan.models import Model, Tensor
+from thalweg.rules import RULES
+from thalweg.show.devices import Device
+from thalweg.show.options import Given
 from thalweg.show.published import PACKAGES, installed
 
-EVERYONE = [contestant for contestant in (*OURS, *PEERS) if not contestant.device]
-#: Rules that are compared with settings of their own; all others with their defaults, and without peers.
-LISTED = {contestant.rule for contestant in OURS}
+OURS = [contestant for name in (*RULES, *MIXTURES) for contestant in enter(name)]
+EVERYONE = [*OURS, *PEERS]
 
 
 @contextlib.contextmanager
@@ -55,7 +60,7 @@ def ready(contestant: Contestant, workload: Workload, stepping: Stepping | None 
 @pytest.mark.slow
 @pytest.mark.parametrize("contestant", one_in(4, EVERYONE), ids=lambda c: f"{c.rule}: {c.name}")
 def test_everyone_moves_its_parameters_and_nobody_elses(contestant: Contestant) -> None:
-    workload = Workload(TINY, Cpu())
+    workload = Workload(TINY, Device())
     with uncompiled(contestant):
         own = ready(contestant, workload)
         before = own.probe()
@@ -67,14 +72,17 @@ def test_everyone_moves_its_parameters_and_nobody_elses(contestant: Contestant) 
     assert all(np.isfinite(after))
     assert sum(a != b for a, b in zip(after, before, strict=True)) > len(before) / 2
     if contestant.front_end == "torch":  # gradients are shared, and some peers write into theirs
-        for shared, first in zip(workload.torch_grads, workload.numpy_grads.values(), strict=True):
-            np.testing.assert_array_equal(shared.numpy(), first)
+        for grads in workload.torch_grads:
+            for shared, first in zip(grads, workload.numpy_grads[0].values(), strict=True):
+                np.testing.assert_array_equal(shared.numpy(), first)
 
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_inner_steps_are_as_many_steps(front_end: str) -> None:
-    contestant = next(c for c in OURS if (c.rule, c.front_end) == ("lamb", front_end))
-    one, three = (ready(contestant, Workload(TINY, Cpu()), Stepping(inner=inner)) for inner in (1, 3))
+    contestant = next(c for c in OURS if (c.rule, c.front_end) == ("LAMB", front_end))
+    one, three = (ready(contestant, Workload(TINY, Device()), Stepping(inner=inner)) for inner in (1, 3))
+    for own in (one, three):
+        own.prepare()
     for _ in range(3):
         one.step()
     three.step()
@@ -83,15 +91,16 @@ def test_inner_steps_are_as_many_steps(front_end: str) -> None:
 
 @pytest.mark.parametrize("front_end", ["torch", "numpy"])
 def test_the_engine_asked_for_is_the_one_that_steps(front_end: str) -> None:
-    contestant = next(c for c in OURS if (c.rule, c.front_end) == ("lamb", front_end))
-    own = ready(contestant, Workload(TINY, Cpu()), Stepping(engine="reference"))
+    contestant = next(c for c in OURS if (c.rule, c.front_end) == ("LAMB", front_end))
+    own = ready(contestant, Workload(TINY, Device()), Stepping(engine="reference"))
+    own.prepare()
     own.step()
     assert own.engine() == "reference"
 
 
 def test_the_compiler_tells_what_it_did() -> None:
     pytest.importorskip("optax")
-    own = ready(next(c for c in PEERS if c.name == "optax.lamb, jax.jit"), Workload(TINY, Cpu()))
+    own = ready(next(c for c in PEERS if c.name == "optax.lamb, jax.jit"), Workload(TINY, Device()))
     assert own.compiled["compile_s"] > 0
     assert own.compiled["temporary_bytes"] >= 0
 
@@ -99,43 +108,160 @@ def test_the_compiler_tells_what_it_did() -> None:
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_bfloat16(front_end: str) -> None:
     pytest.importorskip("ml_dtypes")
-    contestant = next(c for c in OURS if (c.rule, c.front_end) == ("lars", front_end))
-    workload = Workload(TINY, Cpu(), "bfloat16")
+    contestant = next(c for c in OURS if (c.rule, c.front_end) == ("LARS", front_end))
+    workload = Workload(TINY, Device(), "bfloat16")
     own = ready(contestant, workload)
     before = own.probe()
     assert before == [float(x) for x in workload.numpy_params()["first"].flat[: len(before)]]
     for _ in range(50):
+        own.prepare()
         own.step()
     assert own.probe() != before
 
 
+@pytest.mark.parametrize("moving", [True, False])
+def test_gradients_move_unless_they_are_to_stay(moving: bool) -> None:
+    torch = pytest.importorskip("torch")
+    seen: list[list[Any]] = []
+
+    class Watching(torch.optim.SGD):  # type: ignore[misc,name-defined]
+        def step(self) -> None:  # type: ignore[override]
+            grads = [p.grad for p in self.param_groups[0]["params"]]
+            seen.append(grads)
+            for g in grads if self.writes else ():
+                g.mul_(2)
+
+    for Watching.writes in (False, True):  # type: ignore[attr-defined]
+        seen.clear()
+        workload = Workload(TINY, Device())
+        writes: bool = Watching.writes  # type: ignore[attr-defined]
+        own = ready_torch(
+            lambda params: Watching(params, lr=0.1), workload, Stepping(moving_grads=moving), writes_grads=writes
+        )
+        for _ in range(3):
+            own.prepare()
+            assert all(torch.equal(p, g) for p, g in zip(grads_of(own), workload.torch_grads[0], strict=True)), (
+                "the same numbers in every step"
+            )
+            own.step()
+        for one, other in itertools.pairwise(seen):
+            for a, b in zip(one, other, strict=True):
+                assert (a is not b and a.data_ptr() != b.data_ptr()) == moving
+
+
+def grads_of(own: Ready) -> list[Any]:
+    """The gradients that the optimizer of a contestant is about to see."""
+    optimizer = own.step.__self__  # type: ignore[attr-defined]
+    return [p.grad for p in optimizer.param_groups[0]["params"]]
+
+
+@pytest.mark.parametrize("moving", [True, False])
+def test_gradients_move_in_numpy(moving: bool) -> None:
+    seen: list[Any] = []
+
+    class Watching:
+        engine = "none"
+
+        def step(self, params: Any, grads: Any) -> None:
+            seen.append(grads["first"])
+
+    own = ready_numpy(Watching(), Workload(TINY, Device()), Stepping(moving_grads=moving))
+    for _ in range(3):
+        own.prepare()
+        own.step()
+    for a, b in itertools.pairwise(seen):
+        np.testing.assert_array_equal(a, b)
+        assert (a is not b and not np.shares_memory(a, b)) == moving
+
+
 def test_names_rules_and_packages_are_known() -> None:
-    assert len({(c.rule, c.name) for c in EVERYONE}) == len(EVERYONE)
-    assert {c.rule for c in EVERYONE} == LISTED <= set(RULES)
+    assert len({c.name for c in EVERYONE}) == len(EVERYONE)
     assert {c.package for c in PEERS} == set(PACKAGES)
     assert all(c.copies >= 1 for c in EVERYONE)
 
 
+@pytest.mark.parametrize(("rule", "copies"), [("SGD", 2), ("AdamW", 3), ("LARS", 2), ("Adafactor", 1), ("Kron", 4)])
+def test_copies_that_ours_keep(rule: str, copies: int) -> None:
+    assert {c.copies for c in enter(rule)} == {copies}
+
+
 def test_ours_come_in_every_front_end_with_the_same_settings() -> None:
-    for rule in LISTED:
-        assert [c.front_end for c in OURS if c.rule == rule and not c.device] == list(FRONT_ENDS)
+    for rule in RULES:
+        assert [c.front_end for c in enter(rule)] == list(FRONT_ENDS)
     lamb = {}
-    for contestant in (c for c in OURS if c.rule == "lamb" and not c.device and installed(c.front_end)):
-        own = ready(contestant, Workload(TINY, Cpu()))
+    for contestant in (c for c in enter("LAMB") if installed(c.front_end)):
+        own = ready(contestant, Workload(TINY, Device()))
+        own.prepare()
         own.step()
         lamb[contestant.name] = own.probe()
     for probe in lamb.values():
         np.testing.assert_allclose(probe, next(iter(lamb.values())), rtol=FLOAT32)
 
 
-def test_torch_s_adamw_is_the_control_everywhere() -> None:
-    controls = [c for c in PEERS if c.name == "torch.optim.AdamW(fused=True)"]
-    assert sorted(c.rule for c in controls) == sorted(LISTED)
-    assert {c.own_rule for c in controls} == {"adamw"}
+def test_torch_s_fused_adamw_is_the_control() -> None:
+    assert (CONTROL.name, CONTROL.rule) == ("torch.optim.AdamW(fused=True)", "AdamW")
+
+
+def test_optimizers_by_name_class_and_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [resolve_optimizer(name) for name in ("lamb", "AdamW", "Muon_AdamW")] == ["LAMB", "AdamW", "muon_adamw"]
+    assert resolve_optimizer(RULES["LARS"]) == "LARS"
+    (tmp_path / "own_mixture.py").write_text(
+        "import thalweg.torch as tt\n\ndef build(model, lr=0.1):\n    return tt.muon_adamw(model, lr=lr)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    name = resolve_optimizer("own_mixture:build")
+    assert name == "own_mixture:build"
+    assert is_mixture(name)
+    with pytest.raises(CommandError, match="there is no optimizer 'muon_adam': did you mean 'muon_adamw'"):
+        resolve_optimizer("muon_adam")
+    pytest.importorskip("torch")
+    (contestant,) = enter(name, [Given(name, "lr", 0.5)])
+    own = ready(contestant, Workload(TINY, Device()))
+    before = own.probe()
+    own.prepare()
+    own.step()
+    assert own.probe() != before
+
+
+def test_a_mixture_s_model_has_modules_that_fit() -> None:
+    torch = pytest.importorskip("torch")
+    from torch import nn
+
+    import thalweg.torch
+
+    shapes = {tensor.name: tensor.shape for tensor in small_model().tensors} | {
+        "conv.weight": (4, 3, 2, 2),
+        "free": (2, 3),
+    }
+    params = {name: nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
+    module = build_module(params)
+    assert dict(module.named_parameters()) == params
+    kinds = {"wte": nn.Embedding, "h": nn.ModuleList, "h.3.ln_1": nn.LayerNorm, "h.3.attn.c_attn": nn.Linear}
+    for path, kind in {**kinds, "conv": nn.Conv2d}.items():
+        assert isinstance(module.get_submodule(path), kind)
+    rules = {row.name: row.rule for row in thalweg.torch.muon_adamw(module).explain().rows}
+    assert {rules[f"h.{layer}.mlp.c_fc.weight"] for layer in range(12)} == {"Muon"}
+    assert {rules[name] for name in ("wte.weight", "wpe.weight", "ln_f.weight", "h.0.mlp.c_fc.bias")} == {"AdamW"}
+
+
+def test_options_are_for_those_that_have_them() -> None:
+    given = [Given("", "betas", (0.8, 0.9)), Given("lamb", "weight_decay", 0.5)]
+    assert next(enter("LAMB", given)).options == dict(lr=1e-3, betas=(0.8, 0.9), weight_decay=0.5)
+    assert next(enter("SGD", given)).options == dict(lr=1e-3, momentum=0.9)
+    with pytest.raises(CommandError, match=r"AdamW: .*betas"):
+        next(enter("AdamW", [Given("", "betas", (2.0, 0.9))]))
+
+
+def test_floors_follow_options() -> None:
+    model = Model("one", "", (Tensor("weight", (4096, 4096)),))
+    assert count_floor("LAMB", dict(lr=1e-3), model) == 40 * model.parameters
+    assert count_floor("AdamW", dict(lr=1e-3, state_dtype="bfloat16"), model) == 20 * model.parameters
+    assert count_floor("Kron", {}, model) is None
+    assert count_floor("muon_adamw", {}, model) is None
 
 
 def test_parameters_are_the_same_numbers_in_new_memory() -> None:
-    workload = Workload(TINY, Cpu())
+    workload = Workload(TINY, Device())
     one, other = workload.numpy_params(), workload.numpy_params()
     for name, tensor in zip(one, TINY.tensors, strict=True):
         assert one[name].shape == tensor.shape
@@ -147,10 +273,10 @@ def test_parameters_are_the_same_numbers_in_new_memory() -> None:
 
 def test_numbers_repeat_but_rows_do_not() -> None:
     numbers = np.arange(7, dtype=np.float32)
-    np.testing.assert_array_equal(repeated(numbers, (3, 4)), np.resize(numbers, (3, 4)))
-    assert repeated(numbers, ()).shape == ()
-    assert repeated(numbers, (0, 3)).size == 0
-    wide = Workload(Model("wide", "", (Tensor("w", (3, PERIOD // 2)),)), Cpu()).numpy_params()["w"]
+    np.testing.assert_array_equal(repeat(numbers, (3, 4)), np.resize(numbers, (3, 4)))
+    assert repeat(numbers, ()).shape == ()
+    assert repeat(numbers, (0, 3)).size == 0
+    wide = Workload(Model("wide", "", (Tensor("w", (3, PERIOD // 2)),)), Device()).numpy_params()["w"]
     assert not np.array_equal(wide[0], wide[2])
     assert 0.019 < wide.std() < 0.021
 
@@ -163,9 +289,13 @@ def test_timm_is_loaded_without_what_it_would_import() -> None:
         pytest.skip("needs timm without torchvision")
     program = (
         "import sys\n"
-        "from thalweg.bench.peers import published\n"
-        "import torch\n"
-        "made = published('timm', 'LAMB', lr=0.1)([torch.nn.Parameter(torch.ones(2))])\n"
-        "assert type(made).__name__ == 'Lamb' and 'timm.models' not in sys.modules\n"
+        "from thalweg.bench.peers import PEERS\n"
+        "from thalweg.bench.contestants import Stepping\n"
+        "from thalweg.bench.workload import Workload\n"
+        "from thalweg.plan.models import Model, Tensor\n"
+        "from thalweg.show.devices import Device\n"
+        "lamb = next(c for c in PEERS if c.name == 'timm Lamb')\n"
+        "lamb.make(Workload(Model('one', '', (Tensor('w', (2,)),)), Device()), Stepping())\n"
+        "assert 'timm.optim.lamb' in sys.modules and 'timm.models' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

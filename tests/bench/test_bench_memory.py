@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import own_rules
 import pytest
 from bench_cases import TINY, made_up
 
 from thalweg.bench.contestants import Stepping
-from thalweg.bench.devices import Cpu
-from thalweg.bench.memory import in_own_process
-from thalweg.bench.ours import OURS
+from thalweg.bench.memory import measure_in_process
+from thalweg.bench.ours import enter, resolve_optimizer
 from thalweg.bench.peers import PEERS
 from thalweg.bench.workload import Workload
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.plan.models import Model, Tensor
+from thalweg.show.devices import Device
+from thalweg.show.options import Given
 
-NUMPY_LAMB = next(c for c in OURS if (c.rule, c.front_end) == ("lamb", "numpy"))
+NUMPY_LAMB = next(c for c in enter("LAMB") if c.front_end == "numpy")
 #: One tensor of 8 MiB, much more than what an interpreter does by the way.
 ONE = Model("one", "", (Tensor("weight", (1024, 2048)),))
 
@@ -29,8 +32,8 @@ needs_proc = pytest.mark.skipif(
 
 @needs_proc
 def test_what_a_step_allocates_is_seen() -> None:
-    workload = Workload(ONE, Cpu())
-    written_out = in_own_process(workload, NUMPY_LAMB, Stepping(engine="reference"))
+    workload = Workload(ONE, Device())
+    written_out = measure_in_process(workload, NUMPY_LAMB, Stepping(engine="reference"))
     assert written_out.extra is not None, written_out.how
     # moments, their roots and the update: at least two arrays of the size of the parameter at a time
     assert 2 * workload.nbytes < written_out.extra < 12 * workload.nbytes
@@ -40,8 +43,8 @@ def test_what_a_step_allocates_is_seen() -> None:
 def test_what_a_step_does_not_allocate_is_not() -> None:
     if reason_missing() is not None:
         pytest.skip("needs the native core")
-    workload = Workload(ONE, Cpu())
-    fused = in_own_process(workload, NUMPY_LAMB, Stepping(engine="fused"))
+    workload = Workload(ONE, Device())
+    fused = measure_in_process(workload, NUMPY_LAMB, Stepping(engine="fused"))
     assert fused.extra is not None, fused.how
     assert fused.extra < 0.1 * workload.nbytes
 
@@ -51,22 +54,34 @@ def test_what_a_step_does_not_allocate_is_not() -> None:
 def test_a_step_that_is_only_begun_is_waited_for() -> None:
     """JAX returns before its step is done; what its compiler set aside must be in the peak."""
     pytest.importorskip("optax")
-    workload = Workload(ONE, Cpu())
-    lars = next(c for c in PEERS if (c.rule, c.package) == ("lars", "optax"))
+    workload = Workload(ONE, Device())
+    lars = next(c for c in PEERS if (c.rule, c.package) == ("LARS", "optax"))
     set_aside = lars.make(workload, Stepping()).compiled["temporary_bytes"]
     assert set_aside >= workload.nbytes
-    measured = in_own_process(workload, lars, Stepping())
+    measured = measure_in_process(workload, lars, Stepping())
     assert measured.extra is not None, measured.how
     assert measured.extra > 0.9 * set_aside
 
 
 def test_what_fails_there_is_a_reason_here() -> None:
-    found = in_own_process(Workload(TINY, Cpu()), made_up("nobody", []), Stepping())
+    found = measure_in_process(Workload(TINY, Device()), made_up("nobody", []), Stepping())
     assert found.extra is None
     assert "StopIteration" in found.how
 
 
 def test_an_engine_that_is_not_there_is_a_reason_too() -> None:
-    found = in_own_process(Workload(TINY, Cpu()), replace(NUMPY_LAMB), Stepping(engine="foreach"))
+    found = measure_in_process(Workload(TINY, Device()), replace(NUMPY_LAMB), Stepping(engine="foreach"))
     assert found.extra is None
     assert "engine" in found.how
+
+
+@needs_proc
+def test_options_and_own_rules_are_known_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Path(inspect.getsourcefile(own_rules) or "").read_text()
+    (tmp_path / "rules_of_mine.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    for reference, option in (("rules_of_mine:Signed", "beta"), ("LAMB", "eps")):
+        name = resolve_optimizer(reference)
+        one = next(c for c in enter(name, [Given("", option, 0.5)]) if c.front_end == "numpy")
+        found = measure_in_process(Workload(TINY, Device()), one, Stepping())
+        assert found.extra is not None, found.how

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from thalweg.bench import markdown, words
+from thalweg.bench import report
 from thalweg.bench.memory import Memory
+from thalweg.bench.ours import SETTINGS, count_floor
 from thalweg.bench.quiet import QUIET, Round
 from thalweg.bench.record import Bench, Comparison, Entrant, Heat, Times
-from thalweg.bench.rules import floor
 from thalweg.plan.models import Model, Tensor
 
 PARAMETERS = 1_000_000
@@ -20,11 +21,11 @@ FLOOR = 40 * PARAMETERS
 
 def entrant(package: str, floor: int | None = FLOOR, extra: int | None = None) -> Entrant:
     memory = Memory(extra, "made up") if extra is not None else None
-    return Entrant(package=package, front_end="torch", rule="lamb", engine="fused", floor=floor, memory=memory)
+    return Entrant(package=package, front_end="torch", rule="LAMB", engine="fused", floor=floor, memory=memory)
 
 
 def times(ours: float, theirs: float, bandwidth: float, others: float = 0.0) -> Round[Times]:
-    return Round(Times({"ours": ours, "theirs": theirs}, [bandwidth, bandwidth], {"a copy": 1e9}), others)
+    return Round(Times({"ours": ours, "theirs": theirs}, [bandwidth, bandwidth]), others)
 
 
 @pytest.fixture
@@ -36,9 +37,7 @@ def comparison() -> Comparison:
         about="Made up",
         parameters=PARAMETERS,
         tensors=3,
-        rule="lamb",
         itemsize=4,
-        floor=FLOOR,
         yardstick="a pass",
         heats=[Heat(rounds, [times(9.0, 9.0, 1.0, 0.9)])],
         entrants={"ours": entrant("thalweg", extra=500_000), "theirs": entrant("timm")},
@@ -56,6 +55,7 @@ def bench(*comparisons: Comparison) -> Bench:
         dtype="float32",
         engine="auto",
         inner=1,
+        moving_grads=True,
         repeats=3,
         absent=["apex"],
         comparisons=list(comparisons),
@@ -73,7 +73,6 @@ def test_the_share_of_the_floor_is_of_the_bandwidth_in_the_same_run(comparison: 
     ours, theirs = comparison.rows
     assert ours.bandwidth == 60e9
     # 40 bytes for each of 1,000,000 parameters in 2 ms are 20 GB/s, and 60 were possible
-    assert ours.floor_rate == pytest.approx(20e9)
     assert ours.share_of_floor == pytest.approx(1 / 3)
     assert theirs.share_of_floor == pytest.approx(1 / 6)
 
@@ -103,61 +102,86 @@ def test_a_contestant_of_a_later_heat_is_compared_within_that_heat(comparison: C
 def test_what_memory_does_not_limit_has_no_share(comparison: Comparison) -> None:
     comparison.entrants["theirs"] = entrant("timm", floor=None)
     theirs = comparison.rows[1]
-    assert (theirs.floor_rate, theirs.share_of_floor) == (None, None)
-    assert words.cells(theirs, 4, memory=False)[-2:] == ["", ""]
+    assert theirs.share_of_floor is None
+    assert report.make_columns(comparison)["share of the floor"] == ["33%", ""]
+
+
+def test_columns_that_nobody_has_are_left_out(comparison: Comparison) -> None:
+    columns = ["contestant", "engine", "ms", "quartiles", "ratio", "bytes a parameter", "share of the floor"]
+    assert list(report.make_columns(comparison)) == [*columns, "extra memory", "of the parameters"]
+    comparison.heats = [Heat([Round(Times({"ours": 1.0, "theirs": 2.0}), 0.0)])]  # a small model
+    comparison.entrants = {name: entrant("timm") for name in comparison.entrants}
+    assert list(report.make_columns(comparison)) == columns[:-2]
+    assert "Bandwidth" not in report.describe_method(comparison)
+
+
+def test_on_a_gpu_host_and_device_are_columns_of_their_own(comparison: Comparison) -> None:
+    host = [{"ours": 1e-3, "theirs": 4e-3}, {"ours": 1e-3, "theirs": 3e-3}, {"ours": 2e-3, "theirs": 1e-3}]
+    comparison.heats = [
+        Heat(
+            [replace(each, result=replace(each.result, host=own)) for each, own in zip(heat.rounds, host, strict=True)]
+        )
+        for heat in comparison.heats
+    ]
+    columns = report.make_columns(comparison)
+    shown = {title: columns[title] for title in ("host ms", "host ratio", "device ms", "device ratio")}
+    assert shown == {
+        "host ms": ["1", "3"],
+        "host ratio": ["1.00", "3.00"],
+        "device ms": ["2", "4"],
+        "device ratio": ["1.00", "3.00"],
+    }
+    assert "ms" not in columns
+    assert comparison.rows[1].figures()["host_median_s"] == 3e-3
 
 
 @pytest.mark.parametrize(
     ("rule", "float32", "bfloat16"),
-    [("lamb", 40, 32), ("lars", 28, 18), ("adafactor", 24, 12), ("adamw", 28, 22), ("sgd", 20, 14)],
+    [("LAMB", 40, 32), ("LARS", 28, 18), ("Adafactor", 24, 12), ("AdamW", 28, 22), ("SGD", 20, 14)],
 )
 def test_floors_follow_the_dtypes(rule: str, float32: int, bfloat16: int) -> None:
     model = Model("one", "", (Tensor("weight", (4096, 4096)),))
     for dtype, expected in (("float32", float32), ("bfloat16", bfloat16)):
-        moved = floor(rule, model.stored_as(dtype))
+        moved = count_floor(rule, SETTINGS[rule], model.stored_as(dtype))
         assert moved is not None
         # Adafactor's rows and columns are a thousandth of the matrix
         assert round(moved / model.parameters, 1) == expected
 
 
-def test_kron_is_limited_by_arithmetic() -> None:
-    assert floor("kron", Model("one", "", (Tensor("weight", (8, 8)),))) is None
-
-
 def test_markdown_has_every_figure(comparison: Comparison) -> None:
     comparison.entrants["theirs"] = Entrant(
-        package="timm", front_end="torch", rule="lamb", floor=FLOOR, memory=Memory(None, "no such file")
+        package="timm", front_end="torch", rule="LAMB", floor=FLOOR, memory=Memory(None, "no such file")
     )
-    text = markdown.page(bench(comparison))
-    assert "| ours | fused | 2 | 1.5 to 3 | 1.00 | 20.0 | 33% | 500 kB | 12.5% |" in text
-    assert "| theirs |  | 4 | 3.5 to 12.0 | 3.00 | 10.0 | 17% | not known |  |" in text
+    text = report.as_markdown(bench(comparison))
+    assert "| ours | fused | 2 | 1.5 to 3 | 1.00 | 40 | 33% | 500 kB | 12.5% |" in text
+    assert "| theirs |  | 4 | 3.5 to 12.0 | 3.00 | 40 | 17% | not known |  |" in text
     assert "Left out: nobody (ImportError: not here)" in text
     assert "Memory of theirs is not known (no such file)" in text
-    assert "60.0 GB/s (best 80.0) by a pass; for information, 1.0 by a copy" in text
+    assert "Bandwidth: 60 GB/s (best 80) by a pass." in text
     assert "Rounds: 3, and 1 left out as more disturbed" in text
-    assert "not to be quoted" not in text
+    assert report.NOT_TO_BE_QUOTED not in text
 
 
 @pytest.mark.parametrize(
     ("device", "machine", "said"),
     [
-        pytest.param("cpu", {}, "a processor, 2 threads, 2 cores; float32", id="an old record"),
+        pytest.param("cpu", {}, "a processor, 2 threads, 2 cores; float32, gradients that move", id="an old record"),
         pytest.param(
             "cpu",
             {"architecture": "arm64", "native_core": "baseline"},
-            "a processor, 2 threads, 2 cores, arm64, native core at level baseline; float32",
+            "a processor, 2 threads, 2 cores, arm64, native core at level baseline; float32, gradients that move",
             id="arm64",
         ),
         pytest.param(
             "cpu",
             {"architecture": "x86-64", "native_core": None},
-            "a processor, 2 threads, 2 cores, x86-64, no native core; float32",
+            "a processor, 2 threads, 2 cores, x86-64, no native core; float32, gradients that move",
             id="without a compiler",
         ),
         pytest.param(
             "cuda",
             {"architecture": "x86-64", "native_core": "avx512"},
-            "a processor, 2 threads, 2 cores, x86-64; float32",
+            "a processor, 2 threads, 2 cores, x86-64; float32, gradients that move",
             id="GPU",
         ),
     ],
@@ -165,14 +189,14 @@ def test_markdown_has_every_figure(comparison: Comparison) -> None:
 def test_the_platform_is_named(comparison: Comparison, device: str, machine: dict[str, Any], said: str) -> None:
     found = bench(comparison)
     found.device, found.machine = device, {"cores": 2, **machine}
-    assert f"2026-01-01T00:00:00+00:00. {said}; python 3.11.0." in markdown.page(found)
+    assert f"2026-01-01T00:00:00+00:00. {said}; python 3.11.0." in report.as_markdown(found)
 
 
 def test_a_disturbed_run_says_so_everywhere(comparison: Comparison) -> None:
     comparison.heats = [Heat([times(1e-3, 3e-3, 40e9, QUIET + 0.01)])]
     found = bench(comparison)
     assert found.disturbed
-    assert "**Disturbed by other processes: these figures are not to be quoted.**" in markdown.page(found)
+    assert f"**{report.NOT_TO_BE_QUOTED}**" in report.as_markdown(found)
     assert found.plain()["comparisons"][0]["disturbed"]
 
 
@@ -188,5 +212,5 @@ def test_a_record_has_all_samples_and_is_json(comparison: Comparison) -> None:
 
 def test_nobody_is_no_error(comparison: Comparison) -> None:
     comparison.heats, comparison.entrants = [], {}
-    assert "Nobody could run." in markdown.table(comparison)
+    assert "No contestant could run." in report.table_in_markdown(comparison)
     assert comparison.plain()["rows"] == []

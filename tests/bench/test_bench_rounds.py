@@ -8,32 +8,32 @@ import warnings
 from dataclasses import replace
 
 import pytest
-from bench_cases import RATE, TINY, failing, made_up, method, yardstick
+from bench_cases import RATE, TINY, FakeCuda, compare, failing, made_up, method, yardstick
 
 from thalweg.bench import quiet, rounds
 from thalweg.bench.contestants import Contestant, Ready, Stepping
-from thalweg.bench.devices import Cpu
-from thalweg.bench.rounds import WARM_UP, Progress, compare, next_heat
+from thalweg.bench.rounds import WARM_UP, Progress, choose_heat
 from thalweg.bench.workload import Workload
+from thalweg.show.devices import Device
 
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rest between steps, and no other process on the machine."""
-    monkeypatch.setattr(Cpu, "rest", 0.0)
-    monkeypatch.setattr(Cpu, "give_back", lambda self: None)
+    monkeypatch.setattr(rounds, "REST", 0.0)
+    monkeypatch.setattr(Device, "release_memory", lambda self: None)
     monkeypatch.setattr(quiet, "busy_elsewhere", lambda: 0.0)
 
 
 @pytest.fixture
 def workload() -> Workload:
-    return Workload(TINY, Cpu())
+    return Workload(TINY, Device())
 
 
 def test_contestants_take_turns(workload: Workload) -> None:
     log: list[str] = []
     everyone = [made_up(name, log) for name in ("one", "two", "three")]
-    found = compare(workload, "sgd", everyone, yardstick(log), method(repeats=3))
+    found = compare(workload, everyone, yardstick(log), method(repeats=3))
     warming = [name for name in ("one", "two", "three") for _ in range(WARM_UP)]
     one_round = ["bandwidth", "one", "bandwidth", "two", "bandwidth", "three"]
     assert log == warming + one_round * (WARM_UP + 3)
@@ -43,25 +43,52 @@ def test_contestants_take_turns(workload: Workload) -> None:
     assert found.entrants["one"].engine == "made up"
 
 
-def test_a_device_that_runs_behind_is_called_several_times_in_a_row(
+def test_a_small_model_has_several_steps_a_turn_and_no_yardstick(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log: list[str] = []
-    monkeypatch.setattr(Cpu, "calls", 3)
-    monkeypatch.setattr(Cpu, "timed", lambda self, action: (action(), 6.0)[1])
+    took = iter([9.0, 1.0, 2.0] * 10)
+    monkeypatch.setattr(rounds, "CALLS", 3)
+    monkeypatch.setattr(rounds, "TURN", 1e9)
+    monkeypatch.setattr(Device, "time", lambda self, action: (action(), next(took))[1])
     own = made_up("one", log)
 
     def waiting(workload: Workload, stepping: Stepping) -> Ready:
-        return replace(own.make(workload, stepping), wait=lambda: log.append("wait"))
+        return replace(
+            own.make(workload, stepping), prepare=lambda: log.append("gradients"), wait=lambda: log.append("wait")
+        )
 
-    found = compare(workload, "sgd", [replace(own, make=waiting)], yardstick(log), method(repeats=2))
-    assert log[WARM_UP:] == ["bandwidth", "one", "one", "one", "wait"] * (WARM_UP + 2)
-    assert found.rows[0].seconds == [2.0, 2.0], "6 seconds for three calls"
+    found = compare(workload, [replace(own, make=waiting)], None, method(repeats=2))
+    assert log[2 * WARM_UP :] == ["gradients", "one", "wait"] * 3 * (WARM_UP + 2)
+    assert found.rows[0].seconds == [2.0, 2.0], "the median of three"
+    assert (found.rows[0].bandwidth, found.rows[0].share_of_floor, found.yardstick) == (None, None, "")
 
 
-def test_only_the_rule_that_is_asked_for(workload: Workload) -> None:
-    everyone = [made_up("one", []), made_up("two", [], rule="lamb")]
-    assert list(compare(workload, "sgd", everyone, yardstick(), method()).entrants) == ["one"]
+def test_a_turn_of_long_steps_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[float] = []
+    ready = Ready(lambda: None, probe=lambda: [0.0])
+    monkeypatch.setattr(rounds, "TURN", 1.0)
+    assert rounds.measure(ready, lambda: steps.append(0.4) or 0.4, calls=20) == 0.4  # type: ignore[func-returns-value]
+    assert len(steps) == 3
+
+
+def test_on_a_gpu_host_and_device_have_times_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's with an empty queue, the device's in a queue that is held until the host is done."""
+    torch = pytest.importorskip("torch")
+    cuda = FakeCuda()
+    monkeypatch.setattr(torch, "cuda", cuda)
+    monkeypatch.setattr(rounds, "CALLS", 1)
+    one = replace(made_up("one", cuda.log), front_end="torch")
+    two = made_up("two", cuda.log)
+    device = Device("cuda")
+    ready = {c.name: c.make(None, Stepping()) for c in (one, two)}  # type: ignore[arg-type]
+    times = rounds.take_turns([one, two], ready, device, yardstick(cuda.log), inner=1, calls=1)
+    in_torch = ["bandwidth", "wait", "one", "wait", "wait", "sleep", "event", "one", "event", "wait"]
+    elsewhere = ["bandwidth", "wait", "two", "wait", "wait", "two", "wait"]
+    assert cuda.log == in_torch + elsewhere
+    assert times.seconds["one"] == cuda.ELAPSED / 1e3
+    assert set(times.host) == {"one", "two"}
+    assert 2 * times.host["one"] + rounds.HOLD == pytest.approx(cuda.slept / 2e9, rel=1e-3)
 
 
 def test_who_cannot_run_is_left_out_with_the_reason(workload: Workload) -> None:
@@ -71,7 +98,7 @@ def test_who_cannot_run_is_left_out_with_the_reason(workload: Workload) -> None:
         made_up("one", []),
         made_up("idle", [], moves=False),
     ]
-    found = compare(workload, "sgd", everyone, yardstick(), method())
+    found = compare(workload, everyone, yardstick(), method())
     assert list(found.entrants) == ["one"]
     assert found.left_out == {
         "broken": "ImportError: no module",
@@ -81,14 +108,14 @@ def test_who_cannot_run_is_left_out_with_the_reason(workload: Workload) -> None:
 
 
 def test_nobody_can_run(workload: Workload) -> None:
-    found = compare(workload, "sgd", [failing("broken", OSError("no"))], yardstick(), method(memory=True))
+    found = compare(workload, [failing("broken", OSError("no"))], yardstick(), method(memory=True))
     assert (found.heats, found.rows, found.reference) == ([], [], "")
 
 
 def test_heats_when_memory_is_short_share_the_reference(workload: Workload) -> None:
     log: list[str] = []
     everyone = [made_up(name, log) for name in ("one", "two", "three", "four")]
-    found = compare(workload, "sgd", everyone, yardstick(), method(budget=1.0))
+    found = compare(workload, everyone, yardstick(), method(budget=1.0))
     assert [list(heat.rounds[0].result.seconds) for heat in found.heats] == [
         ["one", "two"],
         ["one", "three"],
@@ -106,25 +133,25 @@ def test_whoever_has_no_reference_beside_it_is_left_out(workload: Workload) -> N
             raise MemoryError("no second time")
         return made_up("first", []).make(workload, stepping)  # type: ignore[arg-type]
 
-    first = Contestant("first", "sgd", "thalweg", "numpy", once, 2)
+    first = Contestant("first", "SGD", "thalweg", "numpy", once, 2)
     everyone = [first, made_up("second", []), made_up("third", [])]
-    found = compare(workload, "sgd", everyone, yardstick(), method(budget=1.0))
+    found = compare(workload, everyone, yardstick(), method(budget=1.0))
     assert [row.contestant for row in found.rows] == ["first", "second"]
     assert found.left_out == {"first": "MemoryError: no second time", "third": "first could not run beside it"}
 
 
 def test_heats_count_what_everyone_keeps(workload: Workload) -> None:
     everyone = [made_up(name, [], copies=copies) for name, copies in (("a", 1), ("b", 1), ("c", 1), ("d", 100))]
-    fixed = 5 * workload.nbytes + 2.2 * rounds.SIZE
-    heat, rest = next_heat(everyone, workload, fixed + 3 * workload.nbytes)
+    fixed = 7 * workload.nbytes + 2.2 * rounds.SIZE
+    heat, rest = choose_heat(everyone, workload, fixed + 3 * workload.nbytes)
     assert [c.name for c in heat] == ["a", "b", "c"]
     assert [c.name for c in rest] == ["d"]
-    assert next_heat(everyone, workload, fixed + 103 * workload.nbytes)[1] == []
+    assert choose_heat(everyone, workload, fixed + 103 * workload.nbytes)[1] == []
 
 
 def test_times_are_of_one_step(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cpu, "timed", lambda self, action: 10.0 if action() is None else 0.0)
-    found = compare(workload, "sgd", [made_up("one", [])], yardstick(), method(stepping=Stepping(inner=5)))
+    monkeypatch.setattr(Device, "time", lambda self, action: 10.0 if action() is None else 0.0)
+    found = compare(workload, [made_up("one", [])], yardstick(), method(stepping=Stepping(inner=5)))
     assert found.rows[0].seconds == [2.0, 2.0]
 
 
@@ -133,8 +160,8 @@ def test_a_contestant_that_goes_astray_is_left_out(workload: Workload) -> None:
         weights = [1.0]
         return Ready(lambda: weights.__setitem__(0, weights[0] * 1e9), probe=lambda: list(weights))
 
-    astray = Contestant("astray", "sgd", "other", "numpy", make, 1)
-    found = compare(workload, "sgd", [astray, made_up("steady", [])], yardstick(), method())
+    astray = Contestant("astray", "SGD", "other", "numpy", make, 1)
+    found = compare(workload, [astray, made_up("steady", [])], yardstick(), method())
     assert [row.contestant for row in found.rows] == ["steady"]
     assert found.reference == "steady"
     assert "no longer finite" in found.left_out["astray"]
@@ -144,10 +171,10 @@ def test_a_contestant_that_goes_astray_is_left_out(workload: Workload) -> None:
 def test_whoever_keeps_more_than_is_free_does_not_even_begin(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Cpu, "free_bytes", lambda self: 3 * workload.nbytes)
+    monkeypatch.setattr(Device, "count_free_bytes", lambda self: 3 * workload.nbytes)
     begun: list[str] = []
     everyone = [made_up("large", begun, copies=4), made_up("small", begun, copies=3)]
-    found = compare(workload, "sgd", everyone, yardstick(), method())
+    found = compare(workload, everyone, yardstick(), method())
     assert list(found.entrants) == ["small"]
     assert found.left_out["large"].startswith("MemoryError: it keeps 928 B, and 696 B are free")
     assert "large" not in begun
@@ -160,10 +187,10 @@ def test_peers_are_not_heard_and_ours_is(workload: Workload, capsys: pytest.Capt
             warnings.warn(f"{package} warns", stacklevel=2)
             return made_up("quiet", []).make(workload, stepping)  # type: ignore[arg-type]
 
-        return Contestant(package, "sgd", package, "numpy", make, 1)
+        return Contestant(package, "SGD", package, "numpy", make, 1)
 
     with pytest.warns(UserWarning, match="thalweg warns") as warned:
-        found = compare(workload, "sgd", [noisy("thalweg"), noisy("peer")], yardstick(), method())
+        found = compare(workload, [noisy("thalweg"), noisy("peer")], yardstick(), method())
     assert list(found.entrants) == ["thalweg", "peer"]
     assert len(warned) == 1
     assert capsys.readouterr().out == "thalweg speaks\n"
@@ -172,7 +199,7 @@ def test_peers_are_not_heard_and_ours_is(workload: Workload, capsys: pytest.Capt
 def test_progress_goes_forward(workload: Workload) -> None:
     seen: list[Progress] = []
     everyone = [made_up(name, []) for name in ("one", "two", "three")]
-    compare(workload, "sgd", everyone, yardstick(), method(on_progress=seen.append, budget=1.0))
+    compare(workload, everyone, yardstick(), method(on_progress=seen.append, budget=1.0))
     parts = [progress.done for progress in seen]
     assert parts == sorted(parts)
     assert (parts[0], parts[-1]) == (0.0, 1.0)
@@ -184,7 +211,7 @@ def test_a_disturbed_round_is_told(workload: Workload, monkeypatch: pytest.Monke
     clock = iter(range(10_000))
     monkeypatch.setattr(quiet, "busy_elsewhere", lambda: 1e3 * next(clock))
     seen: list[Progress] = []
-    found = compare(workload, "sgd", [made_up("one", [])], yardstick(), method(on_progress=seen.append))
+    found = compare(workload, [made_up("one", [])], yardstick(), method(on_progress=seen.append))
     assert found.disturbed
     assert "disturbed: other processes took" in seen[-1].doing
     assert len(found.heats[0].left_out) == 2 * (quiet.PATIENCE - 1)

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from bench_cases import TINY
 
-from thalweg.bench import Bench, Comparison, Progress, Stopped, bandwidth, bench, run
-from thalweg.bench.devices import Cpu
+from thalweg.bench import Bench, Comparison, Progress, Stopped, bandwidth, bench, rounds, run
 from thalweg.errors import CommandError
 from thalweg.kernels.cpu.library import levels, load, reason_missing
+from thalweg.rules import RULES
+from thalweg.show.devices import Device
+from thalweg.show.options import Given
 from thalweg.show.published import PACKAGES, installed
 from thalweg.show.surroundings import architecture
 
@@ -25,26 +27,28 @@ OURS_ALONE: dict[str, Any] = dict(front_ends=["numpy"], against=[], repeats=2, m
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "SIZE", 2**16)
-    monkeypatch.setattr(Cpu, "rest", 0.0)
-    monkeypatch.setattr(Cpu, "give_back", lambda self: None)
+    monkeypatch.setattr(rounds, "REST", 0.0)
+    monkeypatch.setattr(run, "LARGE", 0)
+    monkeypatch.setattr(Device, "release_memory", lambda self: None)
 
 
 def test_every_rule_of_ours_on_numpy_alone() -> None:
     finished: list[Comparison] = []
-    rules = ["lamb", "lars", "adafactor", "kron", "adamw", "sgd"]
-    found = bench(TINY, rules=rules, on_comparison=finished.append, **OURS_ALONE)
+    names = ["lamb", "lars", "adafactor", "kron", "adamw", "sgd"]
+    found = bench(TINY, optimizers=names, on_comparison=finished.append, **OURS_ALONE)
     assert isinstance(found, Bench)
-    assert [comparison.rule for comparison in found.comparisons] == rules
-    assert finished == found.comparisons
-    for comparison in found.comparisons:
-        (row,) = comparison.rows
-        assert comparison.left_out == {}
+    (comparison,) = found.comparisons
+    assert finished == [comparison]
+    assert [row.entrant.rule.lower() for row in comparison.rows] == names
+    assert comparison.left_out == {}
+    for row in comparison.rows:
         assert row.contestant.startswith("thalweg.numpy")
-        assert (len(row.seconds), row.ratio) == (2, 1)
+        assert len(row.seconds) == 2
         assert row.median > 0
-        assert (row.share_of_floor is None) == (comparison.rule == "kron")
-        assert row.bandwidth > 0
-    assert (found.device, found.dtype, found.stopped) == ("cpu", "float32", False)
+        assert (row.share_of_floor is None) == (row.entrant.rule == "Kron")
+        assert row.bandwidth is not None
+    assert comparison.rows[0].ratio == 1
+    assert (found.device, found.dtype, found.stopped, found.moving_grads) == ("cpu", "float32", False, True)
     assert found.absent == [package for package in PACKAGES if not installed(package)]
     assert {"python", "thalweg", "numpy"} <= set(found.versions)
     assert found.machine["architecture"] == architecture()
@@ -58,33 +62,74 @@ def test_several_models_and_the_order_of_front_ends() -> None:
     assert [row.contestant.split()[0] for row in found.comparisons[0].rows] == ["thalweg.numpy", "thalweg.torch"]
 
 
-def test_peers_take_part_by_package() -> None:
+def test_peers_take_part_by_package_and_torch_s_adamw_comes_first() -> None:
     pytest.importorskip("torch")
-    found = bench(TINY, rules=["sgd"], **{**OURS_ALONE, "against": ["torch"]})
-    assert [row.entrant.package for row in found.comparisons[0].rows] == ["thalweg", "torch", "torch"]
+    found = bench(TINY, optimizers=["sgd"], **{**OURS_ALONE, "against": ["torch"]})
+    assert [row.contestant for row in found.comparisons[0].rows] == [
+        "torch.optim.AdamW(fused=True)",
+        "thalweg.numpy SGD",
+        "torch.optim.SGD(fused=True)",
+        "torch.optim.SGD(foreach=True)",
+    ]
+
+
+def test_ratios_are_to_the_reference_that_is_asked_for() -> None:
+    found = bench(TINY, optimizers=["sgd", "lars"], reference="numpy lars", **OURS_ALONE)
+    assert [row.contestant for row in found.comparisons[0].rows] == ["thalweg.numpy LARS", "thalweg.numpy SGD"]
+    assert found.comparisons[0].reference == "thalweg.numpy LARS"
+    with pytest.raises(CommandError, match=r"there is no contestant 'lamb': there are thalweg\.numpy SGD"):
+        bench(TINY, optimizers=["sgd"], reference="lamb", **OURS_ALONE)
+
+
+def test_a_mixture_takes_part() -> None:
+    pytest.importorskip("torch")
+    found = bench(TINY, optimizers=["muon_adamw"], **{**OURS_ALONE, "front_ends": ["torch"]})
+    assert [row.contestant for row in found.comparisons[0].rows] == ["thalweg.torch muon_adamw"]
+    assert found.comparisons[0].left_out == {}
+
+
+def test_many_small_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(bandwidth, "make_yardstick", lambda *_: pytest.fail("a small model needs no yardstick"))
+    (comparison,) = bench("small", optimizers=["sgd"], **{**OURS_ALONE, "repeats": 1}).comparisons
+    assert (comparison.tensors, comparison.rows[0].bandwidth) == (148, None)
+
+
+def test_all_is_every_rule() -> None:
+    assert run.resolve_optimizers(["all"]) == list(RULES)
+    assert run.resolve_optimizers(["lamb", "LAMB", "muon_adamw"]) == ["LAMB", "muon_adamw"]
+
+
+def test_options_reach_the_optimizers() -> None:
+    found = bench(TINY, optimizers=["lamb"], options=[Given("", "state_dtype", "bfloat16")], **OURS_ALONE)
+    usual = bench(TINY, optimizers=["lamb"], **OURS_ALONE)
+    with_option, without = (each.comparisons[0].rows[0].entrant.floor for each in (found, usual))
+    assert with_option is not None
+    assert without is not None
+    assert with_option < without
 
 
 def test_without_torch_numpy_is_the_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth.importlib.util, "find_spec", lambda name: None)
-    stick = bandwidth.yardstick(Cpu())
+    stick = bandwidth.make_yardstick(Device())
     assert stick.name == "numpy.multiply in place"
-    assert stick.update() > 0
+    assert stick.measure() > 0
     assert stick.others == {}
 
 
 def test_with_torch_adamw_is_the_yardstick() -> None:
     pytest.importorskip("torch")
-    stick = bandwidth.yardstick(Cpu())
+    stick = bandwidth.make_yardstick(Device())
     assert stick.name == "torch.optim.AdamW(fused=True)"
-    assert all(measure() > 0 for measure in (stick.update, *stick.others.values()))
+    assert all(measure() > 0 for measure in (stick.measure, *stick.others.values()))
 
 
 def test_the_yardstick_counts_every_byte_it_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cpu, "timed", lambda self, action: 0.5 if action() is None or True else 0.0)
-    assert bandwidth.numpy_yardstick(Cpu(), 4000).update() == 2 * 4000 / 0.5
+    monkeypatch.setattr(Device, "time", lambda self, action: 0.5 if action() is None or True else 0.0)
+    assert bandwidth.numpy_yardstick(Device(), 4000).measure() == 2 * 4000 / 0.5
     pytest.importorskip("torch")
-    stick = bandwidth.torch_yardstick(Cpu(), 4000)
-    assert stick.update() == 7000 / 0.5  # four quarters are read and three written
+    stick = bandwidth.torch_yardstick(Device(), 4000)
+    assert stick.measure() == 7000 / 0.5  # four quarters are read and three written
     assert [measure() for measure in stick.others.values()] == [8000 / 0.5, 4000 / 0.5, 4000 / 0.5]
 
 
@@ -94,7 +139,7 @@ def test_a_model_is_whatever_plan_takes(tmp_path: Path) -> None:
     found = bench(str(shapes), rules=["lamb"], **OURS_ALONE)
     (comparison,) = found.comparisons
     assert (comparison.parameters, comparison.tensors, comparison.left_out) == (13, 3, {})
-    assert comparison.floor == 13 * 40  # float32 is what was asked for
+    assert comparison.rows[0].entrant.floor == 13 * 40  # float32 is what was asked for
     shapes.write_text("[[0, 3]]")
     with pytest.raises(CommandError, match=r"shapes\.json has no parameters to step"):
         bench(str(shapes))
@@ -103,14 +148,17 @@ def test_a_model_is_whatever_plan_takes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rules": ["lamp"]}, "there is no rule 'lamp': did you mean 'lamb'?"),
+        ({"optimizers": ["lamp"]}, "there is no optimizer 'lamp': did you mean 'LAMB'?"),
+        ({"optimizers": ["lamb"], "rules": ["lamb"]}, "optimizers and rules are two names of one argument"),
+        ({"options": [Given("", "betta", 1)]}, "--option betta has no effect: no optimizer here has it: LAMB, LARS"),
+        ({"options": [Given("kron", "lr", 1)]}, "--option lr has no effect: kron is not among the optimizers: LAMB"),
         ({"against": ["tim"]}, "there is no package 'tim': did you mean 'timm'?"),
         ({"front_ends": ["jax"]}, "there is no front end 'jax': there are torch, numpy, optax"),
         ({"engine": "fuse"}, "there is no engine 'fuse': did you mean 'fused'?"),
         ({"dtype": "float17"}, "there is no dtype 'float17': did you mean"),
         ({"repeats": 0}, "repeats must be at least 1, got 0"),
         ({"inner": -1}, "inner must be at least 1, got -1"),
-        ({"device": "tpu"}, "there is no device 'tpu': there are cpu, cuda"),
+        ({"device": "tpu"}, "there is no device 'tpu': did you mean 'cpu'?"),
         ({"model": "gpt3"}, "there is no model 'gpt3': did you mean 'gpt2'?"),
     ],
 )
@@ -133,27 +181,28 @@ def test_who_is_asked_for_and_not_installed_is_an_error(monkeypatch: pytest.Monk
     assert found.absent == list(PACKAGES)
 
 
-class NotACpu(Cpu):
-    name = "cuda"
-
-
 def test_numpy_does_not_step_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "installed", lambda package: True)
-    with pytest.raises(CommandError, match=r"thalweg\.numpy steps on CPUs alone"):
-        run.contestants(NotACpu(), None, ["numpy", "torch"])
-    assert all(c.front_end != "numpy" for c in run.contestants(NotACpu(), [], None))
+    gpu = Device()
+    gpu.cuda = object()
+    with pytest.raises(CommandError, match=r"thalweg\.numpy steps on CPUs only"):
+        run.list_contestants(["SGD"], (), gpu, None, ["numpy", "torch"])
+    assert [c.front_end for c in run.list_contestants(["SGD"], (), gpu, [], None)] == ["torch", "optax"]
 
 
-def test_ctrl_c_leaves_what_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    def impatient(progress: Progress) -> None:
-        if progress.rule == "lars":
+def test_ctrl_c_leaves_what_is_finished() -> None:
+    """Also the heats of a model that has more to come."""
+
+    def interrupt(progress: Progress) -> None:
+        if progress.doing == "warming up thalweg.numpy AdamW":
             raise KeyboardInterrupt
 
     with pytest.raises(Stopped) as stopped:
-        bench(TINY, rules=["lamb", "lars", "sgd"], on_progress=impatient, **OURS_ALONE)
+        bench([TINY, TINY], rules=["lamb", "lars", "sgd", "adamw"], budget=1.0, on_progress=interrupt, **OURS_ALONE)
     assert isinstance(stopped.value, KeyboardInterrupt)
-    assert [comparison.rule for comparison in stopped.value.finished.comparisons] == ["lamb"]
     assert stopped.value.finished.stopped
+    (comparison,) = stopped.value.finished.comparisons
+    assert [row.entrant.rule for row in comparison.rows] == ["LAMB", "LARS", "SGD"]
 
 
 def test_memory_is_measured_for_everyone() -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from bench_cases import TINY
 
-from thalweg.bench import bandwidth, process, quiet, run
-from thalweg.bench.devices import Cpu
+from thalweg.bench import bandwidth, quiet, rounds, run
+from thalweg.show import devices
+from thalweg.show.devices import Device
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -31,31 +32,22 @@ def script(name: str) -> types.ModuleType:
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "SIZE", 2**16)
-    monkeypatch.setattr(Cpu, "rest", 0.0)
-    monkeypatch.setattr(Cpu, "give_back", lambda self: None)
+    monkeypatch.setattr(rounds, "REST", 0.0)
+    monkeypatch.setattr(run, "LARGE", 0)
+    monkeypatch.setattr(Device, "release_memory", lambda self: None)
     monkeypatch.setattr(quiet, "busy_elsewhere", lambda: 0.0)
     monkeypatch.setattr(quiet, "LOOK", 0.0)
     monkeypatch.setattr(run, "resolve", lambda name, dtype: TINY)
-    monkeypatch.setattr(process, "prepare", lambda device, threads: None)
+    monkeypatch.setattr(devices, "prepare_process", lambda device, threads=None: None)
     monkeypatch.syspath_prepend(str(FOLDER))
 
 
-@pytest.mark.parametrize("name", ["step_cpu", "step_gpu", "step_jax"])
+@pytest.mark.parametrize("name", ["lean_step", "step_jax"])
 def test_help(name: str) -> None:
     run = subprocess.run(
         [sys.executable, str(FOLDER / f"{name}.py"), "--help"], capture_output=True, text=True, check=True
     )
     assert "--models" in run.stdout
-
-
-def test_step_cpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    record = tmp_path / "record.json"
-    script("step_cpu").main(["--rules", "sgd", "--repeats", "1", "--json", str(record)])
-    said = capsys.readouterr().out
-    assert "## SGD, tiny" in said
-    assert "| thalweg.torch SGD |" in said
-    assert json.loads(record.read_text())["command"].startswith("python benchmarks/step_cpu.py --rules sgd")
 
 
 def test_muon(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -72,11 +64,6 @@ def test_muon(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "| thalweg.torch.Muon |" in capsys.readouterr().out
 
 
-def test_step_cpu_says_what_it_does_not_know() -> None:
-    with pytest.raises(SystemExit, match=r"step_cpu\.py: there is no rule 'lamp': did you mean 'lamb'\?"):
-        script("step_cpu").main(["--rules", "lamp"])
-
-
 def test_step_jax(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("optax")
     record = tmp_path / "record.json"
@@ -84,7 +71,7 @@ def test_step_jax(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     row = capsys.readouterr().out.splitlines()[-1]
     assert row.startswith("| sgd | tiny |")
     assert row.count("|") == 13
-    assert json.loads(record.read_text())["loop"]["inner"] == 20
+    assert json.loads(record.read_text())["loop"][0]["inner"] == 20
 
 
 def test_the_training_loop(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,11 +92,11 @@ def test_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
     assert "| 1 | 1 |" in capsys.readouterr().out
 
 
-def test_step_gpu_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lean_step_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match=r"step_gpu\.py: there is no GPU here"):
-        script("step_gpu").main([])
+    with pytest.raises(SystemExit, match=r"lean_step\.py: there is no GPU here"):
+        script("lean_step").main([])
 
 
 def test_lean_state_keeps_updates_and_trust_ratios() -> None:

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from thalweg.bench import process
-from thalweg.bench.devices import NAMES
-from thalweg.bench.ours import FRONT_ENDS
+from thalweg.bench.models import SMALL
+from thalweg.bench.ours import ALL, FRONT_ENDS, MIXTURES, USUAL
 from thalweg.bench.quiet import WAIT
 from thalweg.bench.record import Comparison
 from thalweg.bench.rounds import Progress
-from thalweg.bench.rules import RULES, USUAL
-from thalweg.bench.run import DTYPES, ENGINES, Stopped, bench
+from thalweg.bench.run import DEVICES, DTYPES, ENGINES, Stopped, bench
 from thalweg.errors import CommandError
 from thalweg.plan.models import BUILTIN
+from thalweg.rules import RULES
+from thalweg.show.completion import lists_of
+from thalweg.show.devices import prepare_process
 from thalweg.show.extras import extra
 from thalweg.show.lists import chosen, words
+from thalweg.show.options import parsed_option
 from thalweg.show.published import PACKAGES, installed
-from thalweg.show.registered import OWN, named
 from thalweg.show.units import parse_size
 
 with extra("cli"):
@@ -29,73 +30,88 @@ with extra("cli"):
     from click.shell_completion import CompletionItem
 
 Complete = Callable[[Any, Any, str], list[CompletionItem]]
-#: Instead of packages: nobody but ours.
+MODELS = (*BUILTIN, SMALL)
+#: Instead of packages: ours alone.
 NOBODY = "none"
 
 
-def completing(names: Iterable[str]) -> Complete:
-    """The last word of a list, without those that stand there already."""
+def complete_list(names: Iterable[str]) -> Complete:
+    """Complete the last word of a list."""
     known = list(names)
-
-    def complete(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-        before, comma, begun = incomplete.rpartition(",")
-        left = [name for name in known if name not in before.split(",")]
-        return [CompletionItem(f"{before}{comma}{name}") for name in left if name.startswith(begun)]
-
-    return complete
+    return lambda ctx, param, incomplete: [CompletionItem(text) for text in lists_of(known, incomplete)]
 
 
 def complete_model(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    """What is built in, or else files."""
-    return completing(BUILTIN)(ctx, param, incomplete) or [CompletionItem(incomplete, type="file")]
+    """Complete names that are built in, or else files."""
+    return complete_list(MODELS)(ctx, param, incomplete) or [CompletionItem(incomplete, type="file")]
 
 
 @click.command("bench")
+@click.argument("models", metavar="[MODEL]", required=False, shell_complete=complete_model)
+@click.option("--model", "--workload", "other_models", metavar="MODEL", shell_complete=complete_model, help="The same.")
 @click.option(
-    "--model",
-    "models",
-    default="gpt2",
-    show_default=True,
-    metavar="LIST",
-    shell_complete=complete_model,
-    help=f"Whose shapes: some of {', '.join(BUILTIN)}, or what thalweg plan takes: a file, a folder, module:factory.",
-)
-@click.option(
+    "--optimizers",
+    "--optimizer",
     "--rules",
     default=",".join(USUAL),
     show_default=True,
     metavar="LIST",
-    shell_complete=completing(RULES),
-    help=f"Some of {', '.join(RULES)}, or module:MyRule.",
+    shell_complete=complete_list([*RULES, *MIXTURES, ALL]),
+    help=f"Some of {', '.join([*RULES, *MIXTURES]).lower()}, or {ALL}, module:MyRule, module:function for a mixture.",
 )
-@click.option("--device", type=click.Choice(NAMES), default="cpu", show_default=True, help="Where steps run.")
+@click.option("--device", type=click.Choice(DEVICES), default="cpu", show_default=True, help="Device of the steps.")
 @click.option(
     "--against",
     metavar="LIST",
-    shell_complete=completing([*(package for package in PACKAGES if installed(package)), NOBODY]),
+    shell_complete=complete_list([*(package for package in PACKAGES if installed(package)), NOBODY]),
     help=f"Packages to compare with: some of {', '.join(PACKAGES)}, or {NOBODY}.  [default: all that are installed]",
 )
 @click.option(
     "--front-ends",
     metavar="LIST",
-    shell_complete=completing(FRONT_ENDS),
-    help=f"Ours: some of {', '.join(FRONT_ENDS)}; others are compared with the first.  [default: all that can run]",
+    shell_complete=complete_list(FRONT_ENDS),
+    help=f"Front ends of thalweg: some of {', '.join(FRONT_ENDS)}.  [default: all that can run]",
 )
-@click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Of ours.")
 @click.option(
-    "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Of parameters and gradients."
+    "--reference",
+    metavar="NAME",
+    help="Contestant that ratios are to, by a part of its name.  [default: torch's fused AdamW]",
 )
-@click.option("--repeats", type=click.IntRange(1), default=7, show_default=True, help="Rounds that count.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set an option of thalweg's optimizers that have it, or kron.NAME=VALUE for one; may be repeated.",
+)
+@click.option(
+    "--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Engine of thalweg's steps."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    default="float32",
+    show_default=True,
+    help="Dtype of parameters and gradients.",
+)
+@click.option(
+    "--gradients",
+    type=click.Choice(["move", "stay"]),
+    default="move",
+    show_default=True,
+    help="New gradient tensors for every step, as zero_grad() and backward() make them, or the same ones.",
+)
+@click.option("--repeats", type=click.IntRange(1), default=7, show_default=True, help="Number of rounds that count.")
 @click.option(
     "--inner",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Steps in a row that make one measurement; in JAX they are one compiled program.",
+    help="Steps of one measurement; in JAX they are one compiled program.",
 )
-@click.option("--threads", type=click.IntRange(1), help="Cores for everyone.  [default: all there are]")
+@click.option("--threads", type=click.IntRange(1), help="Cores to use.  [default: all]")
 @click.option("--budget", metavar="SIZE", help="Memory to stay below, such as 12GB.  [default: 60% of what is free]")
-@click.option("--memory/--no-memory", default=True, show_default=True, help="Measure the peak of memory too.")
+@click.option("--memory/--no-memory", default=True, show_default=True, help="Measure the peak memory too.")
 @click.option(
     "--wait",
     type=click.FloatRange(0),
@@ -112,103 +128,109 @@ def complete_model(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the record, all samples included, instead of tables.")
 def command(
-    models: str,
-    rules: str,
+    models: str | None,
+    other_models: str | None,
+    optimizers: str,
     device: str,
     against: str | None,
     front_ends: str | None,
+    options: Sequence[str],
+    gradients: str,
     budget: str | None,
     threads: int | None,
     out: Path,
     as_json: bool,
     **given: Any,
 ) -> None:
-    """How fast is it here? One optimizer step on the shapes of real models: ours, and whoever is installed beside it.
+    """Measure the time of one optimizer step on this machine: thalweg, and the packages that are installed beside it.
+
+    MODEL is one or several of gpt2, bert-large, resnet50, llama-1b, llama-8b, llama-70b, or any MODEL of thalweg
+    plan: a file, a folder, module:factory. "small" has 148 small tensors. The default is gpt2.
 
     \b
-    thalweg bench                                   LAMB, LARS and Adafactor on GPT-2
-    thalweg bench --model resnet50 --repeats 3 --no-memory               a quick look
-    thalweg bench --rules lamb --against torch,timm        beside these packages only
-    thalweg bench --device cuda --model gpt2,bert-large                      on a GPU
-    thalweg bench --front-ends optax --against optax --inner 20    compiled steps in a row
-    thalweg bench --rules kron --against none                          ours by itself
+    thalweg bench                                        LAMB, LARS and Adafactor on GPT-2
+    thalweg bench resnet50 --repeats 3 --no-memory       a quick look
+    thalweg bench small --optimizers all --threads 1     what a step costs beside its arithmetic
+    thalweg bench --optimizers lamb --against torch,timm       beside these packages only
+    thalweg bench gpt2,resnet50 --device cuda            on a GPU: time of the host and of the device
+    thalweg bench --optimizers muon_adamw,adamw          a mixture
+    thalweg bench --front-ends optax --against optax --inner 20      compiled steps in a row
+    thalweg bench --optimizers kron --option precond_update_probability=0 --against none
 
-    Everyone steps once in each round, in turns, after the memory's bandwidth was measured. Rounds that other processes
-    disturb are run again, and what stays disturbed is marked. Ctrl-C writes what is finished.
+    Contestants take turns, after the memory's bandwidth was measured. Rounds that other processes disturb are
+    repeated, and what stays disturbed is marked. Ctrl-C writes what is finished.
     """
-    process.prepare(device, threads)
-    from thalweg.bench.files import as_json as in_json
-    from thalweg.bench.files import write
-    from thalweg.bench.terminal import progress_bar, show, show_surroundings
+    prepare_process(device, threads)
+    from thalweg.bench import report
     from thalweg.show.console import aside, console
 
-    named, asked = words(models, "--model"), asked_rules(rules)
-    count = len(named) * len(asked)
+    if models is not None and other_models is not None:
+        raise CommandError(f"MODEL and --model are one and the same: write thalweg bench {models},{other_models}")
+    asked = words(next((text for text in (models, other_models) if text is not None), "gpt2"), "MODEL")
     measure = partial(
         bench,
-        named,
-        rules=asked,
+        asked,
+        optimizers=words(optimizers, "--optimizers"),
+        options=[parsed_option(text) for text in options],
         device=device,
-        against=packages(against),
+        against=choose_packages(against),
         front_ends=None if front_ends is None else chosen(front_ends, FRONT_ENDS, "front end"),
+        moving_grads=gradients == "move",
         budget=None if budget is None else parse_size(budget, "a budget"),
         **given,
     )
     results, remarks = console(), aside()
-    with progress_bar(remarks, count) as bar:
+    with report.show_progress(remarks, len(asked)) as bar:
 
         def on_progress(progress: Progress) -> None:
             out.mkdir(parents=True, exist_ok=True)  # if that fails, before anything is measured
             bar(progress)
 
         def on_comparison(comparison: Comparison) -> None:
-            with bar.aside():
+            with bar.step_aside():
                 if not as_json:
-                    show(results, comparison)
+                    report.show(results, comparison)
 
         try:
             found = measure(on_progress=on_progress, on_comparison=on_comparison)
         except Stopped as stopped:
             found = stopped.finished
-    found.command = spelt_out(click.get_current_context())
+    found.command = spell_command(click.get_current_context())
     if as_json:
-        click.echo(in_json(found), nl=False)
+        click.echo(report.as_json(found), nl=False)
     elif found.comparisons:
-        show_surroundings(results, found)
+        results.print(report.describe_surroundings(found), style="dim", markup=False)
     ran = any(comparison.entrants for comparison in found.comparisons)
     if ran:  # else what an earlier run has left there is worth more
-        remarks.print(f"Written: {', '.join(map(str, write(found, out)))}", soft_wrap=True)
+        remarks.print(f"Written: {', '.join(map(str, report.write_files(found, out)))}", soft_wrap=True)
     if found.stopped:
-        remarks.print(f"{len(found.comparisons)} of {count} comparisons are finished.")
+        remarks.print(f"Stopped: {len(found.comparisons)} of {len(asked)} models have results.")
         raise KeyboardInterrupt
     if not ran:
         why = [f"{name} ({why})" for comparison in found.comparisons for name, why in comparison.left_out.items()]
-        raise CommandError(f"nobody could run: {', '.join(why) or 'nobody was asked to'}")
+        raise CommandError(f"no contestant could run: {', '.join(why) or 'nobody was asked to'}")
 
 
-def asked_rules(text: str) -> list[str]:
-    """Those named, as they are spelt here; one's own as ``module:MyRule``."""
-    found = [str(named(word)) for word in words(text, "rule")]
-    return chosen(",".join(found), [*RULES, *(name.lower() for name in OWN)], "rule")
-
-
-def packages(text: str | None) -> list[str] | None:
-    """Those named, by the names they are imported by: ``kron-torch`` is ``kron_torch``."""
+def choose_packages(text: str | None) -> list[str] | None:
+    """Packages by the names they are imported by: ``kron-torch`` is ``kron_torch``."""
     if text is None:
         return None
     return [] if text.strip() == NOBODY else chosen(text.replace("-", "_"), PACKAGES, "package")
 
 
-def spelt_out(ctx: click.Context) -> str:
+def spell_command(ctx: click.Context) -> str:
     """The command with every option that was given, as it can be typed again."""
-    said = ["thalweg", "bench"]
+    parts = ["thalweg", "bench"]
     for parameter in ctx.command.params:
         name = parameter.name or ""
         if ctx.get_parameter_source(name) is not click.core.ParameterSource.COMMANDLINE or name in ("out", "as_json"):
             continue
         value = ctx.params[name]
-        if isinstance(value, bool):  # a pair of switches
-            said.append(parameter.opts[0] if value else parameter.secondary_opts[0])
+        if isinstance(parameter, click.Argument):
+            parts.append(str(value))
+        elif isinstance(value, bool):  # a pair of switches
+            parts.append(parameter.opts[0] if value else parameter.secondary_opts[0])
         else:
-            said += [parameter.opts[0], str(value)]
-    return shlex.join(said)
+            for each in value if parameter.multiple else [value]:
+                parts += [parameter.opts[0], str(each)]
+    return shlex.join(parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,120 +11,110 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from thalweg.bench.workload import Workload
 
-#: Eight weights of the largest tensor, looked at before and after: whoever does not move them has not done the work.
+#: Eight weights of the largest tensor, compared before and after: a step that does not move them did not do the work.
 PROBE = 8
-#: Steps that load kernels and make state, which no graph can hold.
-CAPTURED_AFTER = 2
 
 
 @dataclass(frozen=True)
 class Stepping:
-    """How ours are to be stepped, and everyone's steps to be taken."""
+    """How steps are taken."""
 
+    #: The engine of our optimizers.
     engine: str = "auto"
-    #: Steps one after the other in one measurement; in JAX they are one compiled program.
+    #: Steps in a row in one measurement; in JAX they are one compiled program.
     inner: int = 1
+    #: Whether each measurement finds its gradients in new tensors at other addresses; in JAX they always stay.
+    moving_grads: bool = True
 
 
 @dataclass
 class Ready:
     """A contestant with its parameters and gradients in memory."""
 
-    #: As many steps as one measurement has.
+    #: Takes as many steps as one measurement has.
     step: Callable[[], object]
-    #: A few of its weights.
+    #: Reads a few of its weights.
     probe: Callable[[], list[float]]
     #: The engine of the last step, where there is a choice.
     engine: Callable[[], str] = lambda: ""
-    #: Called at the end of a measurement: returns when all that was begun is done.
+    #: Called at the end of a measurement: returns when everything that was begun is done.
     wait: Callable[[], object] = lambda: None
-    #: Called before each measurement, and not timed.
+    #: Called before each measurement, and not timed: gives it its gradients.
     prepare: Callable[[], object] = lambda: None
-    #: What its compiler told: seconds to trace and to compile, bytes of temporaries.
+    #: What the compiler told: seconds to trace and to compile, bytes of temporaries.
     compiled: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """One optimizer in one comparison."""
+    """One optimizer in a comparison."""
 
     name: str
-    #: Whose comparison it is in.
+    #: The rule that it follows, or the mixture that it is.
     rule: str
     #: The package it comes from: thalweg, timm, ...
     package: str
-    #: What its arrays are: torch, numpy or optax.
+    #: The framework of its arrays: torch, numpy or optax.
     front_end: str
     #: Raises if it cannot run here.
     make: Callable[[Workload, Stepping], Ready]
     #: Copies of the parameters in memory, the parameters themselves included.
     copies: int
-    #: The rule that it follows itself, where that is another: its floor is that one's.
-    follows: str = ""
-    #: The only device that it runs on; any unless told.
-    device: str = ""
-
-    @property
-    def own_rule(self) -> str:
-        return self.follows or self.rule
+    #: Options that change how many bytes its rule must move.
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def torch_ready(
+def ready_torch(
     build: Callable[[list[Any]], Any], workload: Workload, stepping: Stepping, *, writes_grads: bool = False
 ) -> Ready:
-    """Whoever writes into gradients gets its own, made good again before each measurement."""
+    """Build an optimizer of torch for new parameters. One that writes into its gradients gets copies of them."""
     import torch
 
     params = [torch.nn.Parameter(p) for p in workload.torch_params()]
-    grads = [g.clone() for g in workload.torch_grads] if writes_grads else workload.torch_grads
-    for p, g in zip(params, grads, strict=True):
-        p.grad = g
+    turns = itertools.count()
+
+    def give_grads() -> None:
+        """Put new tensors at other addresses, as zero_grad() and backward() do, or leave those of the first turn."""
+        turn = next(turns)
+        if turn and not stepping.moving_grads:
+            if writes_grads:
+                torch._foreach_copy_([p.grad for p in params if p.grad is not None], workload.torch_grads[0])
+            return
+        for p, g in zip(params, workload.torch_grads[turn % len(workload.torch_grads)], strict=True):
+            p.grad = g.clone() if writes_grads else g.detach()
+
     optimizer = build(params)
-    ready = Ready(
-        several(optimizer.step, stepping.inner),
+    return Ready(
+        repeat_step(optimizer.step, stepping.inner),
         probe=lambda: [float(x) for x in params[workload.largest].detach().flatten()[:PROBE].tolist()],
         engine=lambda: str(getattr(optimizer, "engine", "")),
-    )
-    if writes_grads:
-        ready.prepare = lambda: torch._foreach_copy_(grads, workload.torch_grads)
-    return ready
-
-
-def captured_ready(build: Callable[[list[Any]], Any], workload: Workload, stepping: Stepping) -> Ready:
-    """Steps that are captured in a CUDA graph once, and replayed."""
-    import torch
-
-    params = [torch.nn.Parameter(p) for p in workload.torch_params()]
-    for p, g in zip(params, workload.torch_grads, strict=True):
-        p.grad = g
-    optimizer = build(params)
-    beside, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
-        for _ in range(CAPTURED_AFTER):
-            optimizer.step()
-    torch.cuda.current_stream().wait_stream(beside)
-    with torch.cuda.graph(graph):
-        optimizer.step()
-    return Ready(
-        several(graph.replay, stepping.inner),
-        probe=lambda: [float(x) for x in params[workload.largest].detach().flatten()[:PROBE].tolist()],
-        engine=lambda: str(optimizer.engine),
+        prepare=give_grads,
     )
 
 
-def numpy_ready(optimizer: Any, workload: Workload, stepping: Stepping) -> Ready:
-    params, grads = workload.numpy_params(), workload.numpy_grads
+def ready_numpy(optimizer: Any, workload: Workload, stepping: Stepping) -> Ready:
+    """Step a dict of arrays."""
+    params = workload.numpy_params()
     largest = params[workload.names[workload.largest]]
+    turns = itertools.count()
+    grads: dict[str, Any] = {}
+
+    def give_grads() -> None:
+        turn = next(turns)
+        if stepping.moving_grads or turn == 0:
+            shared = workload.numpy_grads[turn % len(workload.numpy_grads)]
+            grads.update({name: g.view() for name, g in shared.items()})
+
     return Ready(
-        several(lambda: optimizer.step(params, grads), stepping.inner),
+        repeat_step(lambda: optimizer.step(params, grads), stepping.inner),
         probe=lambda: [float(x) for x in largest.flat[:PROBE]],
         engine=lambda: str(optimizer.engine),
+        prepare=give_grads,
     )
 
 
-def optax_ready(transformation: Any, workload: Workload, stepping: Stepping) -> Ready:
-    """One compiled program for update and apply_updates, which may overwrite parameters and state."""
+def ready_optax(transformation: Any, workload: Workload, stepping: Stepping) -> Ready:
+    """Compile update and apply_updates into one program, which may overwrite parameters and state."""
     import jax
     import numpy as np
     import optax
@@ -166,32 +156,13 @@ def optax_ready(transformation: Any, workload: Workload, stepping: Stepping) -> 
     )
 
 
-def several(step: Callable[[], object], times: int) -> Callable[[], object]:
-    """The step itself, or a row of them."""
+def repeat_step(step: Callable[[], object], times: int) -> Callable[[], object]:
+    """The step itself, or several in a row."""
     if times == 1:
         return step
 
-    def row() -> None:
+    def repeat() -> None:
         for _ in range(times):
             step()
 
-    return row
-
-
-def torch_contestant(
-    rule: str,
-    package: str,
-    name: str,
-    build: Callable[[list[Any]], Any],
-    copies: int,
-    *,
-    writes_grads: bool = False,
-    follows: str = "",
-) -> Contestant:
-    """An optimizer of torch; what is built may also import its package."""
-    make = functools.partial(peer_ready, build, writes_grads)
-    return Contestant(name, rule, package, "torch", make, copies + writes_grads, follows)
-
-
-def peer_ready(build: Callable[[list[Any]], Any], writes_grads: bool, workload: Workload, stepping: Stepping) -> Ready:
-    return torch_ready(build, workload, stepping, writes_grads=writes_grads)
+    return repeat

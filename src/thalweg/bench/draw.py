@@ -1,13 +1,11 @@
-"""One picture: how long a step took, a panel for each comparison and a bar for each contestant."""
+"""One picture: how long a step took, a panel for each model and a bar for each contestant."""
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 
-from thalweg.bench import words
 from thalweg.bench.record import Bench, Comparison, Row
-from thalweg.bench.rules import RULES
+from thalweg.bench.report import milliseconds
 from thalweg.show.extras import extra
 from thalweg.show.palette import colour_of
 from thalweg.show.pictures import INK, QUIET, entitle, figure, quieten, save
@@ -18,7 +16,7 @@ with extra("cli"):
 
 #: Inches: of a bar, and of what stands above and below the bars of a panel.
 BAR, AROUND = 0.34, 1.5
-PEER, CONTROL = "#c4c4c4", "#8f8f8f"
+PEER, REFERENCE = "#c4c4c4", "#8f8f8f"
 
 
 def draw(found: Bench, folder: Path, stem: str = "bench") -> list[Path]:
@@ -35,17 +33,23 @@ def draw(found: Bench, folder: Path, stem: str = "bench") -> list[Path]:
 
 
 def draw_panel(axes: Axes, found: Comparison) -> None:
-    """Medians as bars from the top, quartiles as lines over them, and the floor as a line through all."""
+    """Draw medians as bars from the top, quartiles as lines over them, floors as ticks, the host's time as circles."""
     rows = found.rows
     quieten(axes)
     axes.grid(False, axis="y")
     for place, row in enumerate(rows):
         low, high = (1e3 * seconds for seconds in row.quartiles)
-        axes.barh(place, 1e3 * row.median, height=0.68, color=colour(found, row))
+        right = max(high, 1e3 * row.median, 1e3 * (row.host_median or 0))
+        axes.barh(place, 1e3 * row.median, height=0.68, color=choose_colour(found, row))
         axes.plot([low, high], [place, place], color=INK, linewidth=1.4, solid_capstyle="butt")
+        if row.host_median is not None:
+            axes.plot([1e3 * row.host_median], [place], marker="o", color=INK, markerfacecolor="white")
+        if row.share_of_floor is not None:
+            axes.plot(2 * [1e3 * row.median * row.share_of_floor], [place - 0.34, place + 0.34], color=QUIET)
+        ratio = row.ratio if row.host_ratio is None else row.host_ratio
         label = axes.annotate(
-            said(found, row),
-            (max(high, 1e3 * row.median), place),
+            f"{milliseconds(row.median)}" + ("" if row.contestant == found.reference else f"  ({ratio:.2f} ×)"),
+            (right, place),
             xytext=(6, 0),
             textcoords="offset points",
             va="center",
@@ -55,14 +59,12 @@ def draw_panel(axes: Axes, found: Comparison) -> None:
         label.set_in_layout(False)  # there is room for it within the axes
     axes.set_yticks(range(len(rows)), [row.contestant for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlim(0, 1.3e3 * max(max(row.median, row.quartiles[1]) for row in rows))
-    axes.set_xlabel("milliseconds a step: median, and the quartiles")
+    axes.set_xlim(0, 1.3e3 * max(max(row.median, row.quartiles[1], row.host_median or 0) for row in rows))
+    explained = "bars: the device; circles and ratios: the host" if rows[0].host else "median, and the quartiles"
+    floors = "; ticks: the floor" if any(row.share_of_floor is not None for row in rows) else ""
+    axes.set_xlabel(f"milliseconds a step ({explained}{floors})")
     subtitle = f"{human_count(found.parameters)} parameters, {found.tensors} tensors"
-    if found.floor is not None:
-        at = 1e3 * found.floor / statistics.median(found.bandwidths)
-        axes.axvline(at, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
-        subtitle += f"; dashed: {words.a_parameter(found)} at the bandwidth measured"
-    entitle(axes, words.title(found) + (" (disturbed)" if found.disturbed else ""), subtitle)
+    entitle(axes, found.model + (" (disturbed)" if found.disturbed else ""), subtitle)
 
 
 def human_count(count: int) -> str:
@@ -73,13 +75,8 @@ def human_count(count: int) -> str:
     return human_bytes(count).removesuffix("B").rstrip().replace("G", "B")
 
 
-def colour(found: Comparison, row: Row) -> str:
-    """Ours in the colour of the rule; torch's fused AdamW, the control, darker than other peers."""
+def choose_colour(found: Comparison, row: Row) -> str:
+    """Ours have the colour of their rule; the reference is darker than other peers."""
     if row.entrant.package == "thalweg":
-        return colour_of(RULES[found.rule].title)
-    return CONTROL if (row.entrant.package, row.entrant.rule) == ("torch", "adamw") else PEER
-
-
-def said(found: Comparison, row: Row) -> str:
-    ratio = "" if row.contestant == found.reference else f"  ({row.ratio:.2f} ×)"
-    return f"{words.milliseconds(row.median)}{ratio}"
+        return colour_of(row.entrant.rule)
+    return REFERENCE if row.contestant == found.reference else PEER

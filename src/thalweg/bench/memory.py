@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thalweg.bench.contestants import Contestant, Ready, Stepping
-from thalweg.bench.devices import Cpu
 from thalweg.plan.models import Model, Tensor
+from thalweg.show import registered
+from thalweg.show.devices import Device
+from thalweg.show.options import Given, frozen
 
 if TYPE_CHECKING:
     from thalweg.bench.workload import Workload
@@ -30,12 +32,14 @@ class Memory:
     how: str
 
 
-def in_own_process(workload: Workload, contestant: Contestant, stepping: Stepping) -> Memory:
-    """On a CPU, where memory can only be told apart from that of others in a process of its own."""
+def measure_in_process(workload: Workload, contestant: Contestant, stepping: Stepping) -> Memory:
+    """Measure on a CPU, where memory can only be told apart from that of others in a process of its own."""
     asked = {
         "tensors": [(tensor.name, tensor.shape) for tensor in workload.model.tensors],
         "dtype": workload.dtype,
-        "contestant": (contestant.rule, contestant.name),
+        "rule": spell_reference(contestant.rule),
+        "name": contestant.name,
+        "options": dict(contestant.options),
         "stepping": asdict(stepping),
     }
     run = subprocess.run(
@@ -51,8 +55,13 @@ def in_own_process(workload: Workload, contestant: Contestant, stepping: Steppin
     return Memory(int(run.stdout.splitlines()[-1]), "most memory of a process of its own, beyond what it had")
 
 
-def on_gpu(contestant: Contestant, ready: Ready) -> Memory:
-    """On a GPU: what torch's allocator counts, or what JAX's compiler has set aside for temporaries."""
+def spell_reference(rule: str) -> str:
+    """A rule as another process finds it: a user's own by its module."""
+    return ":".join(registered.place(registered.OWN[rule])) if rule in registered.OWN else rule
+
+
+def measure_on_gpu(contestant: Contestant, ready: Ready) -> Memory:
+    """Measure on a GPU: what torch's allocator counts, or what JAX's compiler has set aside for temporaries."""
     if contestant.front_end == "optax":
         return Memory(int(ready.compiled["temporary_bytes"]), "temporaries of the compiled program")
     import torch
@@ -72,22 +81,25 @@ def status(key: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key + ":"))
 
 
-def measured(asked: dict[str, Any]) -> int:
-    """Bytes, in this process, which should have nothing else to do."""
-    from thalweg.bench.ours import every
+def measure(asked: dict[str, Any]) -> int:
+    """Measure the bytes in this process, which should have nothing else to do."""
+    from thalweg.bench.ours import enter, resolve_optimizer
     from thalweg.bench.peers import PEERS
     from thalweg.bench.workload import Workload
 
     model = Model("", "", tuple(Tensor(name, tuple(shape)) for name, shape in asked["tensors"]))
-    contestant = next(c for c in (*every(), *PEERS) if [c.rule, c.name] == asked["contestant"])
-    device = Cpu()
+    rule = resolve_optimizer(asked["rule"])
+    options = [Given(rule, name, frozen(value)) for name, value in asked["options"].items()]
+    everyone = [*PEERS, *enter(rule, options)]
+    contestant = next(c for c in everyone if c.name == asked["name"])
+    device = Device("cpu")
     ready = contestant.make(Workload(model, device, asked["dtype"]), Stepping(**asked["stepping"]))
     for _ in range(WARM_UP):  # state is made, functions are compiled
         ready.prepare()
         ready.step()
         ready.wait()
     ready.prepare()
-    device.give_back()
+    device.release_memory()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM begins anew
     before = status("VmRSS")
     ready.step()
@@ -96,4 +108,4 @@ def measured(asked: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"\n{measured(json.load(sys.stdin))}\n")
+    sys.stdout.write(f"\n{measure(json.load(sys.stdin))}\n")

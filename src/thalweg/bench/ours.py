@@ -2,115 +2,155 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from thalweg.bench.contestants import (
-    Contestant,
-    Ready,
-    Stepping,
-    captured_ready,
-    numpy_ready,
-    optax_ready,
-    torch_ready,
-)
-from thalweg.bench.rules import MATRIX
-from thalweg.rules import RULES, Rule
-from thalweg.rules.entries import Spread
+from thalweg.bench.contestants import Contestant, Ready, Stepping, ready_numpy, ready_optax, ready_torch
+from thalweg.errors import CommandError, OptionError, RuleError
+from thalweg.plan.costs import bytes_moved
+from thalweg.plan.models import Model
+from thalweg.programs import budget
+from thalweg.rules import RULES
+from thalweg.settings import Setting, Settings, option_names
 from thalweg.show import registered
+from thalweg.show.lists import suggestion
+from thalweg.show.options import Given
 
 if TYPE_CHECKING:
     from thalweg.bench.workload import Workload
 
-#: Front ends, the first that runs being the one that others are compared with.
 FRONT_ENDS = ("torch", "numpy", "optax")
+#: The optimizers that are compared by default.
+USUAL = ("lamb", "lars", "adafactor")
+#: Instead of a list: every rule.
+ALL = "all"
+MIXTURES = ("muon_adamw", "kron_adamw")
+#: What rules are given beside ``lr``; those that are not here have their defaults.
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "LAMB": dict(lr=1e-3, weight_decay=0.01),
+    "LARS": dict(lr=10.0, weight_decay=1e-4),  # a thousandth of which is seen in bfloat16
+    "Adafactor": dict(lr=1e-3),
+    "Muon": dict(lr=1e-3, vectors="row"),  # every model has vectors
+    "Kron": dict(lr=1e-3, precond_update_probability=1.0),
+    "AdamW": dict(lr=1e-3, weight_decay=0.01),
+    "SGD": dict(lr=1e-3, momentum=0.9),
+}
+#: A shape by which state and passes are told.
+MATRIX = (1024, 1024)
 
-LAMB: dict[str, Any] = dict(lr=1e-3, weight_decay=0.01)
-LARS: dict[str, Any] = dict(lr=10.0, weight_decay=1e-4)  # a thousandth of which is seen in bfloat16
-ADAFACTOR: dict[str, Any] = dict(lr=1e-3)
-MUON: dict[str, Any] = dict(lr=1e-3, vectors="row")  # which each model has
-KRON: dict[str, Any] = dict(lr=1e-3, precond_update_probability=1.0)
-ADAMW: dict[str, Any] = dict(lr=1e-3, weight_decay=0.01)
-SGD: dict[str, Any] = dict(lr=1e-3, momentum=0.9)
+
+def resolve_optimizer(reference: Any) -> str:
+    """The name of a rule or mixture that is given by name, as ``module:MyRule``, ``module:function`` or a class.
+
+    >>> resolve_optimizer("lamb"), resolve_optimizer("muon_adamw")
+    ('LAMB', 'muon_adamw')
+    """
+    if isinstance(reference, str) and ":" in reference:
+        value = registered.found(reference.strip())
+        if callable(value) and not inspect.isclass(value):
+            return reference.strip()
+    name = str(registered.named(reference))
+    known = {each.lower(): each for each in (*RULES, *registered.OWN, *MIXTURES)}
+    if name.strip().lower() not in known:
+        raise CommandError(f"there is no optimizer {name!r}: {suggestion(name, [*RULES, *MIXTURES])}")
+    return known[name.strip().lower()]
 
 
-def ours(rule: str, kind: str, copies: int, options: dict[str, Any]) -> Iterable[Contestant]:
-    """One rule in the three front ends."""
+def is_mixture(name: str) -> bool:
+    return name in MIXTURES or (":" in name and name not in registered.OWN)
+
+
+def enter(name: str, options: Sequence[Given] = ()) -> Iterator[Contestant]:
+    """Contestants of one of our optimizers, one for each front end; mixtures are torch's alone."""
+    own = {option.name: option.value for option in options if concerns(option, name)}
+    if is_mixture(name):
+        yield enter_mixture(name, own)
+        return
+    rule = registered.rule_of(name)
+    usual = SETTINGS.get(name, dict(lr=1e-3 if rule.default_lr is None else rule.default_lr))
+    given: dict[str, Any] = {**usual, **own}
+    try:
+        setting = make_setting(name, given)
+    except OptionError as error:
+        raise CommandError(f"{name}: {error}") from None
+    copies = count_copies(setting)
 
     def on_torch(workload: Workload, stepping: Stepping) -> Ready:
-        make = registered.torch_optimizer(kind)
-        return torch_ready(lambda params: make(params, engine=stepping.engine, **options), workload, stepping)
+        make = registered.torch_optimizer(name)
+        return ready_torch(lambda params: make(params, engine=stepping.engine, **given), workload, stepping)
 
     def on_numpy(workload: Workload, stepping: Stepping) -> Ready:
-        make = registered.numpy_optimizer(kind)
-        return numpy_ready(make(engine=stepping.engine, **options), workload, stepping)
+        make = registered.numpy_optimizer(name)
+        return ready_numpy(make(engine=stepping.engine, **given), workload, stepping)
 
     def on_optax(workload: Workload, stepping: Stepping) -> Ready:
-        given = {"learning_rate" if name == "lr" else name: value for name, value in options.items()}
-        return optax_ready(registered.optax_function(kind)(**given), workload, stepping)
+        options = {"learning_rate" if option == "lr" else option: value for option, value in given.items()}
+        return ready_optax(registered.optax_function(name)(**options), workload, stepping)
 
     for front_end, make in (("torch", on_torch), ("numpy", on_numpy), ("optax", on_optax)):
-        spelt = f"thalweg.{front_end} {kind.lower() if front_end == 'optax' else kind}"
-        yield Contestant(spelt, rule, "thalweg", front_end, make, copies)
+        shown = f"thalweg.{front_end} {name.lower() if front_end == 'optax' else name}"
+        yield Contestant(shown, name, "thalweg", front_end, make, copies, given)
 
 
-def captured(rule: str, kind: str, copies: int, options: dict[str, Any]) -> Contestant:
-    """One rule on a GPU, where a training may capture its steps in a CUDA graph."""
+def enter_mixture(name: str, options: Mapping[str, Any]) -> Contestant:
+    """A function that makes an optimizer of a model. Ours get the engine that is asked for, a user's only the model."""
+    ready_made = name in MIXTURES
 
     def make(workload: Workload, stepping: Stepping) -> Ready:
-        build = registered.torch_optimizer(kind)
-        return captured_ready(
-            lambda params: build(params, engine=stepping.engine, capturable=True, **options), workload, stepping
+        from thalweg.bench.models import build_module
+
+        function: Callable[..., Any] = registered.torch_mixture(name) if ready_made else registered.found(name)
+        given = {**(dict(engine=stepping.engine) if ready_made else {}), **options}
+        return ready_torch(
+            lambda params: function(build_module(dict(zip(workload.names, params, strict=True))), **given),
+            workload,
+            stepping,
         )
 
-    return Contestant(f"thalweg.torch {kind}, CUDA graph", rule, "thalweg", "torch", make, copies, device="cuda")
+    return Contestant(f"thalweg.torch {name}" if ready_made else name, name, "thalweg", "torch", make, 4, options)
 
 
-def kron(**options: Any) -> Contestant:
-    """Another Kron on a GPU: with other factors, or between two refreshes of them."""
-    given = {**KRON, **options}
-
-    def make(workload: Workload, stepping: Stepping) -> Ready:
-        import thalweg.torch
-
-        build: Any = thalweg.torch.Kron
-        return torch_ready(lambda params: build(params, engine=stepping.engine, **given), workload, stepping)
-
-    shown = ", ".join(f"{name}={value}" for name, value in options.items())
-    return Contestant(f"thalweg.torch Kron({shown})", "kron", "thalweg", "torch", make, 4, device="cuda")
+def concerns(option: Given, name: str) -> bool:
+    """Whether an optimizer has an option, or is the one that it was given for."""
+    if option.owner:
+        return option.owner.lower() == name.lower()
+    return not is_mixture(name) and option.name in (*option_names(registered.rule_of(name)), "lr", "variant")
 
 
-OURS = [
-    *ours("lamb", "LAMB", 3, LAMB),
-    *ours("lars", "LARS", 2, LARS),
-    *ours("adafactor", "Adafactor", 1, ADAFACTOR),
-    *ours("muon", "Muon", 2, MUON),
-    *ours("kron", "Kron", 4, KRON),
-    *ours("adamw", "AdamW", 3, ADAMW),
-    *ours("sgd", "SGD", 2, SGD),
-    captured("lamb", "LAMB", 3, LAMB),
-    captured("lars", "LARS", 2, LARS),
-    captured("adafactor", "Adafactor", 1, ADAFACTOR),
-    captured("muon", "Muon", 2, MUON),
-    captured("kron", "Kron", 4, KRON),
-    captured("adamw", "AdamW", 3, ADAMW),
-    captured("sgd", "SGD", 2, SGD),
-    kron(precond_dtype="bfloat16"),
-    kron(precond_update_probability=0.0),
-    kron(max_size_dense=2048),
-    kron(max_size_dense=2048, precond_dtype="bfloat16"),
-    kron(max_size_dense=2048, precond_update_probability=0.0),
-]
+def check_options(options: Sequence[Given], names: Sequence[str]) -> None:
+    for option in options:
+        if not any(concerns(option, name) for name in names):
+            who = f"{option.owner} is not among the optimizers" if option.owner else "no optimizer here has it"
+            raise CommandError(f"--option {option.name} has no effect: {who}: {', '.join(names)}")
 
 
-def every() -> list[Contestant]:
-    """Contestants for all rules, also those of the user's that were asked for; those not above with their defaults."""
-    known = {contestant.rule for contestant in OURS}
-    added: list[Contestant] = []
-    rules: dict[str, type[Rule]] = {**RULES, **registered.OWN}
-    for kind, made in rules.items():
-        if (rule := kind.lower()) not in known:
-            given: dict[str, Any] = dict(lr=1e-3 if made.default_lr is None else made.default_lr)
-            copies = 1 + len(made().keys(MATRIX, Spread))
-            added += [*ours(rule, kind, copies, given), captured(rule, kind, copies, given)]
-    return [*OURS, *added]
+def make_setting(name: str, options: Mapping[str, Any]) -> Setting:
+    given = {option: value for option, value in options.items() if option not in ("lr", "variant")}
+    return Settings(registered.rule_of(name), given, options.get("variant")).base
+
+
+def count_copies(setting: Setting) -> int:
+    """How often the parameters' memory is needed, for themselves and for state."""
+    sizes = budget.sizes_of(setting, MATRIX, "float32")
+    state = sum(sizes[key] for key in setting.rule_at(1).entries(MATRIX))
+    return 1 + round(state / (4 * math.prod(MATRIX)))
+
+
+def count_floor(name: str, options: Mapping[str, Any], model: Model) -> int | None:
+    """Bytes that a step of the whole model must move; None where memory is not what limits it.
+
+    >>> from thalweg.plan.models import builtin
+    >>> gpt2 = builtin("gpt2")
+    >>> [round(count_floor(rule, {}, gpt2) / gpt2.parameters, 1) for rule in ("LAMB", "LARS", "Adafactor", "AdamW")]
+    [40.0, 28.0, 24.0, 28.0]
+    """
+    if is_mixture(name):
+        return None
+    setting = make_setting(name, options)
+    try:
+        budget.passes_of(setting, MATRIX, "float32")
+    except RuleError:  # matrix products take longer than memory does
+        return None
+    return sum(bytes_moved(setting, tensor) for tensor in model.tensors)

@@ -1,6 +1,6 @@
 """The published optimizers beside ours. A new one is a row in ``PEERS``.
 
-Settings make the work comparable: what is measured is arithmetic of the same kind on the same tensors, not defaults.
+Settings make the work comparable: arithmetic of the same kind on the same tensors, not each one's defaults.
 
 LAMB        Weight decay within the update and a trust ratio for every tensor. Nobody clips gradients together, which
             would be one more pass over them (timm's default), but apex, whose kernels compute that norm always.
@@ -14,114 +14,97 @@ Adafactor   A given step size, factored squares, no momentum, updates clipped to
 Kron        Factors are refreshed in every step, which is the dearest step there is, and dense up to 8192 rows. Ours
             keeps a diagonal where a dense factor would be larger than the tensor itself; the others do not. timm and
             kron-torch compile themselves, which takes a minute on their first step.
-AdamW, SGD  The same arithmetic as torch's.
+AdamW, SGD  The same arithmetic as torch's. Its fused AdamW is in every comparison: everybody knows it, and it is
+            as near to the memory's speed as anyone comes.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from thalweg.bench.contestants import Contestant, Ready, Stepping, optax_ready, torch_contestant
-from thalweg.bench.ours import ADAFACTOR, LAMB, LARS
+from thalweg.bench.contestants import Contestant, Ready, Stepping, ready_optax, ready_torch
+from thalweg.bench.ours import SETTINGS
 from thalweg.show.published import PUBLISHED, ready_timm
 
 if TYPE_CHECKING:
     from thalweg.bench.workload import Workload
 
-#: What each of them calls a Kron that refreshes its factors in every step.
-KRON: dict[str, dict[str, Any]] = {
-    "timm": dict(lr=1e-3, preconditioner_update_probability=1.0, max_size_triangular=8192),
-    "pytorch_optimizer": dict(lr=1e-3, pre_conditioner_update_probability=1.0),
-    "kron_torch": dict(lr=1e-3, preconditioner_update_probability=1.0),
-}
-
 Build = Callable[[list[Any]], Any]
 
 
-def built(module: str, name: str, **options: Any) -> Build:
-    """What makes an optimizer of a module that is imported only then."""
+def build_from(path: str, **options: Any) -> Build:
+    """A function that builds an optimizer, and imports its module only then."""
+    module, _, name = path.rpartition(".")
     return lambda params: getattr(importlib.import_module(module), name)(params, **options)
 
 
-def published(package: str, rule: str, **options: Any) -> Build:
-    """What makes a package's optimizer of a kind."""
+def enter_torch(
+    rule: str, package: str, name: str, build: Build, copies: int, *, writes_grads: bool = False
+) -> Contestant:
+    """An optimizer of torch, which ``build`` makes for a list of parameters."""
 
-    def build(params: list[Any]) -> Any:
+    def make(workload: Workload, stepping: Stepping) -> Ready:
         if package == "timm":
             ready_timm()
-        module, _, name = PUBLISHED[package][rule].rpartition(".")
-        return built(module, name, **options)(params)
+        return ready_torch(build, workload, stepping, writes_grads=writes_grads)
 
-    return build
+    return Contestant(name, rule, package, "torch", make, copies + writes_grads, SETTINGS.get(rule, {}))
 
 
-def of_optax(rule: str, copies: int, **options: Any) -> Contestant:
+def enter_published(rule: str, package: str, copies: int, *, writes_grads: bool = False, **options: Any) -> Contestant:
+    """A package's optimizer that follows one of our rules."""
+    path = PUBLISHED[package][rule]
+    shown = [f"{key}={value}" for key, value in options.items() if key in ("foreach", "fused")]
+    name = path.rpartition(".")[2] + (f"({', '.join(shown)})" if shown else "")
+    title = f"torch.optim.{name}" if package == "torch" else f"{package.replace('kron_torch', 'kron-torch')} {name}"
+    return enter_torch(rule, package, title, build_from(path, **options), copies, writes_grads=writes_grads)
+
+
+def enter_optax(rule: str, copies: int, **options: Any) -> Contestant:
+    name = rule.lower()
+
     def make(workload: Workload, stepping: Stepping) -> Ready:
         import optax
 
-        return optax_ready(getattr(optax, rule)(**options), workload, stepping)
+        return ready_optax(getattr(optax, name)(**options), workload, stepping)
 
-    return Contestant(f"optax.{rule}, jax.jit", rule, "optax", "optax", make, copies)
-
-
-def of_torch(rule: str, name: str, copies: int, follows: str = "", **options: Any) -> Contestant:
-    given = [f"{key}={value}" for key, value in options.items() if key in ("fused", "foreach", "momentum")]
-    shown = f"torch.optim.{name}({', '.join(given)})"
-    return torch_contestant(rule, "torch", shown, built("torch.optim", name, **options), copies, follows=follows)
+    return Contestant(f"optax.{name}, jax.jit", rule, "optax", "optax", make, copies, SETTINGS.get(rule, {}))
 
 
-def collected(rule: str, name: str, copies: int, *, foreach: bool, **options: Any) -> Contestant:
-    build = built("pytorch_optimizer", name, foreach=foreach, **options)
-    shown = f"pytorch_optimizer {name}(foreach={foreach})"
-    return torch_contestant(rule, "pytorch_optimizer", shown, build, copies, writes_grads=rule == "lars")
+LAMB, LARS, ADAFACTOR, ADAMW, SGD = (SETTINGS[rule] for rule in ("LAMB", "LARS", "Adafactor", "AdamW", "SGD"))
+enter_kron = functools.partial(enter_published, "Kron", lr=1e-3)
 
-
-def control(rule: str) -> Contestant:
-    """torch's fused AdamW, in every comparison: known to all, and as near to the memory's speed as anyone comes."""
-    return of_torch(rule, "AdamW", 3, "adamw", lr=1e-3, fused=True)
-
+#: In every comparison, and what times are divided by unless another one is asked for.
+CONTROL = enter_published("AdamW", "torch", 3, **ADAMW, fused=True)
 
 PEERS = [
-    torch_contestant("lamb", "timm", "timm Lamb", published("timm", "LAMB", **LAMB, max_grad_norm=None), 3),
-    *(collected("lamb", "Lamb", 3, foreach=foreach, weight_decouple=False, **LAMB) for foreach in (True, False)),
-    torch_contestant(
-        "lamb", "apex", "apex FusedLAMB", published("apex", "LAMB", **LAMB, max_grad_norm=float("inf")), 3
+    CONTROL,
+    enter_published("LAMB", "timm", 3, **LAMB, max_grad_norm=None),
+    *(
+        enter_published("LAMB", "pytorch_optimizer", 3, **LAMB, weight_decouple=False, foreach=foreach)
+        for foreach in (True, False)
     ),
-    of_optax("lamb", 3, learning_rate=1e-3, weight_decay=0.01),
-    control("lamb"),
-    torch_contestant(
-        "lars", "timm", "timm Lars", published("timm", "LARS", **LARS, momentum=0.9), 2, writes_grads=True
+    enter_published("LAMB", "apex", 3, **LAMB, max_grad_norm=float("inf")),
+    enter_optax("LAMB", 3, learning_rate=1e-3, weight_decay=0.01),
+    enter_published("LARS", "timm", 2, **LARS, momentum=0.9, writes_grads=True),
+    *(
+        enter_published("LARS", "pytorch_optimizer", 2, **LARS, foreach=foreach, writes_grads=True)
+        for foreach in (True, False)
     ),
-    *(collected("lars", "LARS", 2, foreach=foreach, **LARS) for foreach in (True, False)),
-    of_optax("lars", 2, learning_rate=0.1, weight_decay=1e-4),
-    control("lars"),
-    *(of_torch("adafactor", "Adafactor", 1, **ADAFACTOR, foreach=foreach) for foreach in (False, True)),
-    torch_contestant("adafactor", "timm", "timm Adafactor", published("timm", "Adafactor", **ADAFACTOR), 1),
-    torch_contestant(
-        "adafactor",
-        "transformers",
-        "transformers Adafactor",
-        published("transformers", "Adafactor", **ADAFACTOR, relative_step=False, scale_parameter=True),
-        1,
-    ),
-    of_optax("adafactor", 1, learning_rate=1e-3),
-    control("adafactor"),
-    torch_contestant("kron", "timm", "timm Kron", published("timm", "Kron", **KRON["timm"]), 7),
-    torch_contestant(
-        "kron",
-        "pytorch_optimizer",
-        "pytorch_optimizer Kron",
-        published("pytorch_optimizer", "Kron", **KRON["pytorch_optimizer"]),
-        7,
-    ),
-    torch_contestant("kron", "kron_torch", "kron-torch Kron", published("kron_torch", "Kron", **KRON["kron_torch"]), 7),
-    control("kron"),
-    of_optax("adamw", 3, learning_rate=1e-3, weight_decay=0.01),
-    control("adamw"),
-    of_torch("sgd", "SGD", 2, lr=1e-3, momentum=0.9, fused=True),
-    of_optax("sgd", 2, learning_rate=1e-3, momentum=0.9),
-    control("sgd"),
-    control("muon"),
+    enter_optax("LARS", 2, learning_rate=0.1, weight_decay=1e-4),
+    *(enter_published("Adafactor", "torch", 1, **ADAFACTOR, foreach=foreach) for foreach in (False, True)),
+    enter_published("Adafactor", "timm", 1, **ADAFACTOR),
+    enter_published("Adafactor", "transformers", 1, **ADAFACTOR, relative_step=False, scale_parameter=True),
+    enter_optax("Adafactor", 1, learning_rate=1e-3),
+    enter_kron("timm", 7, preconditioner_update_probability=1.0, max_size_triangular=8192),
+    enter_kron("pytorch_optimizer", 7, pre_conditioner_update_probability=1.0),
+    enter_kron("kron_torch", 7, preconditioner_update_probability=1.0),
+    enter_published("AdamW", "torch", 3, **ADAMW, foreach=True),
+    enter_optax("AdamW", 3, learning_rate=1e-3, weight_decay=0.01),
+    enter_published("SGD", "torch", 2, **SGD, fused=True),
+    enter_published("SGD", "torch", 2, **SGD, foreach=True),
+    enter_optax("SGD", 2, learning_rate=1e-3, momentum=0.9),
 ]

@@ -15,11 +15,12 @@ from thalweg.bench.quiet import QUIET, Round
 class Times:
     """One round: seconds of everyone's step, and bytes a second of the memory meanwhile."""
 
+    #: Until the step is done; on a GPU the time of the device alone.
     seconds: Mapping[str, float]
-    #: The yardstick, before every step.
-    bandwidth: Sequence[float]
-    #: Other ways to go through memory, once, for information.
-    other_passes: Mapping[str, float] = field(default_factory=dict)
+    #: The yardstick before every turn; nothing where the model is small.
+    bandwidth: Sequence[float] = ()
+    #: On a GPU: until ``step()`` returns.
+    host: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,9 @@ class Heat:
     def seconds(self, name: str) -> list[float]:
         return [each.result.seconds[name] for each in self.rounds]
 
+    def host(self, name: str) -> list[float]:
+        return [each.result.host[name] for each in self.rounds if name in each.result.host]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Entrant:
@@ -42,11 +46,11 @@ class Entrant:
 
     package: str
     front_end: str
-    #: The rule that it follows itself: the control is AdamW in every comparison.
+    #: The rule that it follows, or the mixture that it is.
     rule: str
     #: The engine that its steps used, where there is a choice.
     engine: str = ""
-    #: Bytes that a step by its own rule must move; None where memory is not the limit.
+    #: Bytes that a step must move; None where memory is not the limit.
     floor: int | None
     memory: Memory | None = None
     #: What its compiler told.
@@ -63,8 +67,11 @@ class Row:
     #: Of one step, in every round that counts; and of the reference in the same rounds.
     seconds: Sequence[float]
     reference_seconds: Sequence[float]
+    #: Of the host, where the device has a time of its own.
+    host: Sequence[float] = ()
+    reference_host: Sequence[float] = ()
     #: Bytes a second, the median of the rounds that it took part in.
-    bandwidth: float
+    bandwidth: float | None = None
 
     @property
     def median(self) -> float:
@@ -81,17 +88,22 @@ class Row:
     @property
     def ratio(self) -> float:
         """The median of its time divided by that of the reference in the same round."""
-        return statistics.median(own / other for own, other in zip(self.seconds, self.reference_seconds, strict=True))
+        return median_ratio(self.seconds, self.reference_seconds)
 
     @property
-    def floor_rate(self) -> float | None:
-        """Bytes a second, if it moved no more than it must."""
-        return None if self.entrant.floor is None else self.entrant.floor / self.median
+    def host_median(self) -> float | None:
+        return statistics.median(self.host) if self.host else None
+
+    @property
+    def host_ratio(self) -> float | None:
+        return median_ratio(self.host, self.reference_host) if self.host else None
 
     @property
     def share_of_floor(self) -> float | None:
         """The time of moving what must be moved, at the bandwidth measured, divided by the median time."""
-        return None if self.floor_rate is None else self.floor_rate / self.bandwidth
+        if self.entrant.floor is None or self.bandwidth is None:
+            return None
+        return self.entrant.floor / self.bandwidth / self.median
 
     def figures(self) -> dict[str, Any]:
         """Everything that follows from the samples."""
@@ -100,30 +112,30 @@ class Row:
             **asdict(self.entrant),
             "median_s": self.median,
             "quartiles_s": self.quartiles,
-            "least_s": min(self.seconds),
-            "most_s": max(self.seconds),
             "ratio": self.ratio,
+            "host_median_s": self.host_median,
+            "host_ratio": self.host_ratio,
             "bandwidth": self.bandwidth,
-            "floor_rate": self.floor_rate,
             "share_of_floor": self.share_of_floor,
         }
 
 
+def median_ratio(own: Sequence[float], other: Sequence[float]) -> float:
+    return statistics.median(one / two for one, two in zip(own, other, strict=True))
+
+
 @dataclass(kw_only=True)
 class Comparison:
-    """All heats of one rule on one model."""
+    """All heats of the optimizers on one model."""
 
     model: str
     about: str
     parameters: int
     tensors: int
-    rule: str
     #: Bytes for each parameter and gradient.
     itemsize: int
-    #: Bytes that a step must move; None where memory is not the limit.
-    floor: int | None
-    #: What the bandwidth was measured with.
-    yardstick: str
+    #: What the bandwidth was measured with; nothing where the model is small.
+    yardstick: str = ""
     heats: list[Heat] = field(default_factory=list)
     entrants: dict[str, Entrant] = field(default_factory=dict)
     #: Who could not run, and why.
@@ -131,7 +143,7 @@ class Comparison:
 
     @property
     def reference(self) -> str:
-        """Whom others are compared with: the first that runs, which is in every heat."""
+        """Whose time others' are divided by: the first that runs, which is in every heat."""
         return next(iter(self.entrants), "")
 
     @property
@@ -158,25 +170,23 @@ class Comparison:
 
     def _row(self, name: str, entrant: Entrant) -> Row:
         heats = [heat for heat in self.heats if heat.has(name)]
+        bandwidths = [rate for heat in heats for each in heat.rounds for rate in each.result.bandwidth]
         return Row(
             contestant=name,
             entrant=entrant,
             parameters=self.parameters,
             seconds=[s for heat in heats for s in heat.seconds(name)],
             reference_seconds=[s for heat in heats for s in heat.seconds(self.reference)],
-            bandwidth=statistics.median(
-                bandwidth for heat in heats for each in heat.rounds for bandwidth in each.result.bandwidth
-            ),
+            host=[s for heat in heats for s in heat.host(name)],
+            reference_host=[s for heat in heats for s in heat.host(self.reference)],
+            bandwidth=statistics.median(bandwidths) if bandwidths else None,
         )
 
     def plain(self) -> dict[str, Any]:
         """For a file: the figures, and all samples."""
+        about = ("model", "about", "parameters", "tensors", "itemsize", "yardstick", "reference", "disturbed")
         return {
-            **{key: getattr(self, key) for key in ("model", "about", "parameters", "tensors", "rule", "itemsize")},
-            "floor": self.floor,
-            "yardstick": self.yardstick,
-            "reference": self.reference,
-            "disturbed": self.disturbed,
+            **{key: getattr(self, key) for key in about},
             "rows": [row.figures() for row in self.rows],
             "left_out": self.left_out,
             "heats": [asdict(heat) for heat in self.heats],
@@ -195,6 +205,7 @@ class Bench:
     dtype: str
     engine: str
     inner: int
+    moving_grads: bool
     repeats: int
     #: Packages that could have taken part and are not installed.
     absent: list[str]

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from thalweg.bench.contestants import Contestant, Stepping
-from thalweg.bench.devices import Device, device_called
-from thalweg.bench.ours import FRONT_ENDS, every
-from thalweg.bench.peers import PEERS
+from thalweg.bench.models import SMALL, small_model
+from thalweg.bench.ours import ALL, FRONT_ENDS, USUAL, check_options, enter, resolve_optimizer
+from thalweg.bench.peers import CONTROL, PEERS
 from thalweg.bench.quiet import WAIT
 from thalweg.bench.record import Bench, Comparison
-from thalweg.bench.rounds import Method, Progress, compare
-from thalweg.bench.rules import RULES, USUAL
+from thalweg.bench.rounds import LARGE, Method, Progress, compare
 from thalweg.errors import CommandError
 from thalweg.kernels.cpu.library import level_used
 from thalweg.plan.models import Model
 from thalweg.plan.sources import resolve
+from thalweg.rules import RULES
+from thalweg.show.devices import Device
 from thalweg.show.lists import suggestion
+from thalweg.show.options import Given
 from thalweg.show.published import PACKAGES, how_to_install, installed
-from thalweg.show.registered import OWN, named
 from thalweg.show.surroundings import machine, versions
 
+DEVICES = ("cpu", "cuda")
 ENGINES = ("auto", "reference", "foreach", "fused")
 DTYPES = ("float32", "bfloat16")
-#: Whose versions a record carries, beside those of the packages that take part.
+#: Packages whose versions a record has, beside those that take part.
 VERSIONS = ("thalweg", "numpy", "jax", "jaxlib", "ml_dtypes", "triton")
-#: Of the free memory, what is used where nothing else is said.
+#: The share of the free memory that is used by default.
 SHARE_OF_MEMORY = 0.6
 
 
@@ -41,12 +44,16 @@ class Stopped(KeyboardInterrupt):
 def bench(
     model: str | Model | Sequence[str | Model] = "gpt2",
     *,
-    rules: Sequence[str] = USUAL,
+    optimizers: Sequence[Any] | None = None,
+    rules: Sequence[Any] | None = None,
+    options: Sequence[Given] = (),
     device: str = "cpu",
     against: Sequence[str] | None = None,
     front_ends: Sequence[str] | None = None,
+    reference: str | None = None,
     engine: str = "auto",
     dtype: str = "float32",
+    moving_grads: bool = True,
     repeats: int = 7,
     inner: int = 1,
     budget: float | None = None,
@@ -55,107 +62,151 @@ def bench(
     on_progress: Callable[[Progress], object] = lambda progress: None,
     on_comparison: Callable[[Comparison], object] = lambda comparison: None,
 ) -> Bench:
-    """Time steps of ours and of installed peers in turns, on real shapes.
+    """Time steps of our optimizers and of installed peers in turns, on real shapes.
 
-    ``model`` is one or several of whatever ``thalweg plan`` takes, or of its ``Model``. ``against`` names packages,
-    all of which must be installed; None takes those that are. ``inner`` steps make one measurement. ``budget`` is the
-    memory to stay below, in bytes. ``memory=False`` saves the time to measure peaks. Ctrl-C raises ``Stopped``, which
-    has what was finished.
+    model: one or several of whatever ``thalweg plan`` takes, or of its ``Model``; "small" has 148 small tensors.
+    optimizers: names, rules or mixtures of your own as ``module:MyRule`` and ``module:function``, or classes; ["all"]
+    takes every rule. ``rules`` is another name of it. against: packages, all of which must be installed; None takes
+    those that are. reference: the contestant that others are compared with, by a part of its name; None takes torch's
+    fused AdamW, or the first that runs. moving_grads: whether each step finds its gradients at other addresses, as
+    after ``zero_grad()``. inner: steps of one measurement. budget: bytes of memory to stay below. Ctrl-C raises
+    ``Stopped``, which has what was finished.
     """
-    rules = [str(named(rule)) for rule in rules]
-    rules = [rule.lower() if rule in OWN else rule for rule in rules]
+    if optimizers is not None and rules is not None:
+        raise CommandError("optimizers and rules are two names of one argument: give one of them")
     for what, given, known in (
-        ("rule", rules, RULES),
         ("package", against or (), PACKAGES),
         ("front end", front_ends or (), FRONT_ENDS),
         ("engine", [engine], ENGINES),
         ("dtype", [dtype], DTYPES),
+        ("device", [device], DEVICES),
     ):
-        check(what, given, known)
+        check_names(what, given, known)
     for what, count in (("repeats", repeats), ("inner", inner)):
         if count < 1:
             raise CommandError(f"{what} must be at least 1, got {count}")
-    models = [resolve(each, dtype) if isinstance(each, str) else each for each in listed(model)]
-    for each in models:
-        if each.parameters == 0:
-            raise CommandError(f"{each.name} has no parameters to step")
-    where = device_called(device)
-    taking_part = contestants(where, against, front_ends)
+    names = resolve_optimizers(optimizers if optimizers is not None else rules if rules is not None else USUAL)
+    check_options(options, names)
+    models = [resolve_model(each, dtype) for each in ([model] if isinstance(model, str | Model) else model)]
+    where = Device(device)
+    contestants = put_first(list_contestants(names, options, where, against, front_ends), reference)
     found = Bench(
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         device=where.name,
-        device_about=where.about(),
+        device_about=where.describe(),
         machine={**machine(), "native_core": level_used()},
         versions=versions([*VERSIONS, *PACKAGES]),
         dtype=dtype,
         engine=engine,
         inner=inner,
+        moving_grads=moving_grads,
         repeats=repeats,
         absent=[package for package in PACKAGES if not installed(package)],
     )
     method = Method(
-        stepping=Stepping(engine=engine, inner=inner),
+        stepping=Stepping(engine=engine, inner=inner, moving_grads=moving_grads),
         repeats=repeats,
-        budget=SHARE_OF_MEMORY * where.free_bytes() if budget is None else budget,
+        budget=SHARE_OF_MEMORY * where.count_free_bytes() if budget is None else budget,
         memory=memory,
         wait=wait,
         on_progress=on_progress,
     )
     try:
-        for comparison in measured(models, rules, taking_part, where, dtype, method):
-            found.comparisons.append(comparison)
-            on_comparison(comparison)
+        measure(found, models, contestants, where, method, on_comparison)
     except KeyboardInterrupt as interrupt:
+        found.comparisons = [comparison for comparison in found.comparisons if comparison.entrants]
         found.stopped = True
         raise Stopped(found) from interrupt
     return found
 
 
-def measured(
+def measure(
+    found: Bench,
     models: Iterable[Model],
-    rules: Sequence[str],
-    taking_part: Sequence[Contestant],
+    contestants: Sequence[Contestant],
     device: Device,
-    dtype: str,
     method: Method,
-) -> Iterator[Comparison]:
-    """Every rule on every model."""
-    from thalweg.bench.bandwidth import yardstick
+    on_comparison: Callable[[Comparison], object],
+) -> None:
+    """Compare everyone on every model. What a comparison has so far is there when it is interrupted."""
+    from thalweg.bench.bandwidth import Yardstick, make_yardstick
     from thalweg.bench.workload import Workload
 
-    stick = yardstick(device)
+    yardstick: Yardstick | None = None
     for model in models:
-        workload = Workload(model, device, dtype)
-        for rule in rules:
-            yield compare(workload, rule, taking_part, stick, method)
+        workload = Workload(model, device, found.dtype)
+        large = workload.nbytes >= LARGE
+        if large and yardstick is None:
+            yardstick = make_yardstick(device)
+        comparison = Comparison(
+            model=model.name,
+            about=model.about,
+            parameters=model.parameters,
+            tensors=len(model.tensors),
+            itemsize=workload.itemsize,
+            yardstick=yardstick.name if large and yardstick is not None else "",
+        )
+        found.comparisons.append(comparison)
+        compare(comparison, workload, contestants, yardstick if large else None, method)
+        on_comparison(comparison)
 
 
-def contestants(device: Device, against: Sequence[str] | None, front_ends: Sequence[str] | None) -> list[Contestant]:
-    """Ours first, then the peers. Who is not asked for by name is left out where it cannot be had."""
+def list_contestants(
+    names: Sequence[str],
+    options: Sequence[Given],
+    device: Device,
+    against: Sequence[str] | None,
+    front_ends: Sequence[str] | None,
+) -> list[Contestant]:
+    """Ours, each followed by its peers. Packages that nobody asked for by name are left out where they are missing."""
     for option, asked in (("--against", against), ("--front-ends", front_ends)):
         for package in asked or ():
             if not installed(package):
                 how = how_to_install(package)
                 raise CommandError(f"{package} is not installed, and {option} asks for it: {how}")
-    if device.name != "cpu" and "numpy" in (front_ends or ()):
-        raise CommandError("thalweg.numpy steps on CPUs alone: ask for --device cpu, or for --front-ends torch,optax")
     own = [front_end for front_end in front_ends or FRONT_ENDS if installed(front_end)]
-    if device.name != "cpu":
+    if device.cuda is not None:
+        if "numpy" in (front_ends or ()):
+            raise CommandError("thalweg.numpy steps on CPUs only: take --device cpu, or --front-ends torch,optax")
         own = [front_end for front_end in own if front_end != "numpy"]
-    peers = [package for package in (PACKAGES if against is None else against) if installed(package)]
-    # in the order of the front ends as they were asked for: the first is the reference
-    everyone = [
-        *(c for front_end in own for c in every() if c.front_end == front_end),
-        *(c for c in PEERS if c.package in peers and installed(c.front_end)),
-    ]
-    return [c for c in everyone if c.device in ("", device.name)]
+    packages = [package for package in (PACKAGES if against is None else against) if installed(package)]
+    found: list[Contestant] = []
+    for name in names:
+        ours = list(enter(name, options))
+        found += [contestant for front_end in own for contestant in ours if contestant.front_end == front_end]
+        found += [c for c in PEERS if c.rule == name and c.package in packages and installed(c.front_end)]
+    if CONTROL.package in packages and CONTROL not in found:
+        found.append(CONTROL)
+    return found
 
 
-def listed(model: str | Model | Sequence[str | Model]) -> Sequence[str | Model]:
-    return [model] if isinstance(model, str | Model) else model
+def put_first(contestants: list[Contestant], reference: str | None) -> list[Contestant]:
+    """The reference, then all others."""
+    if reference is None:
+        chosen = [contestant for contestant in contestants if contestant is CONTROL]
+    else:
+        chosen = [contestant for contestant in contestants if reference.lower() in contestant.name.lower()][:1]
+        if not chosen:
+            names = [contestant.name for contestant in contestants]
+            raise CommandError(f"there is no contestant {reference!r}: {suggestion(reference, names)}")
+    return [*chosen, *(contestant for contestant in contestants if contestant not in chosen)]
 
 
-def check(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+def resolve_optimizers(asked: Sequence[Any]) -> list[str]:
+    """Names of rules and mixtures, each once."""
+    named = [RULES if each == ALL else [resolve_optimizer(each)] for each in asked]
+    return list(dict.fromkeys(name for names in named for name in names))
+
+
+def resolve_model(model: str | Model, dtype: str) -> Model:
+    if isinstance(model, str):
+        model = small_model() if model == SMALL else resolve(model, dtype)
+    if model.parameters == 0:
+        raise CommandError(f"{model.name} has no parameters to step")
+    return model
+
+
+def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
     for name in given:
         if name not in known:
             raise CommandError(f"there is no {what} {name!r}: {suggestion(name, known)}")

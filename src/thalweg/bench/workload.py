@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thalweg.bench.devices import Device
 from thalweg.plan.models import Model
+from thalweg.show.devices import Device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 #: So many random numbers, over and over. A prime, so that no two rows of a matrix are alike.
 PERIOD = 1_048_573
 PARAMETER, GRADIENT = 2e-2, 1e-2
-
+#: Sets of gradients. Each step takes the other one, so that addresses differ from those of the step before.
+SETS = 2
 DTYPES = {"float32": 4, "bfloat16": 2}
 
 
 class Workload:
-    """A model's parameters, anew for each contestant, and gradients that all of a framework share."""
+    """A model's parameters, new for each contestant, and gradients that all contestants of a framework share."""
 
     def __init__(self, model: Model, device: Device, dtype: str = "float32") -> None:
         self.model, self.device, self.dtype = model.stored_as(dtype), device, dtype
@@ -33,40 +34,40 @@ class Workload:
 
     @property
     def nbytes(self) -> int:
-        """Of the parameters, and of the gradients."""
+        """Bytes of the parameters, and of a set of gradients."""
         return self.itemsize * self.model.parameters
 
     def numpy_params(self) -> dict[str, Any]:
         return dict(zip(self.names, self._arrays(0, PARAMETER), strict=True))
 
     @functools.cached_property
-    def numpy_grads(self) -> dict[str, Any]:
-        return dict(zip(self.names, self._arrays(1, GRADIENT), strict=True))
+    def numpy_grads(self) -> list[dict[str, Any]]:
+        return [dict(zip(self.names, self._arrays(1, GRADIENT), strict=True)) for _ in range(SETS)]
 
     def torch_params(self) -> list[Tensor]:
         return [self._tensor(array) for array in self._arrays(0, PARAMETER)]
 
     @functools.cached_property
-    def torch_grads(self) -> list[Tensor]:
-        return [self._tensor(array) for array in self._arrays(1, GRADIENT)]
+    def torch_grads(self) -> list[list[Tensor]]:
+        return [[self._tensor(array) for array in self._arrays(1, GRADIENT)] for _ in range(SETS)]
 
     def jax_params(self) -> list[Any]:
-        import jax
-
-        device = self.device.jax_device()
-        return [jax.device_put(p, device, may_alias=False) for p in self._arrays(0, PARAMETER)]
+        return self._jax_arrays(0, PARAMETER)
 
     @functools.cached_property
     def jax_grads(self) -> list[Any]:
-        import jax
-
-        device = self.device.jax_device()
-        return [jax.device_put(g, device, may_alias=False) for g in self._arrays(1, GRADIENT)]
+        return self._jax_arrays(1, GRADIENT)
 
     def _arrays(self, seed: int, scale: float) -> Iterator[Any]:
         numbers = np.random.default_rng(seed).normal(0.0, scale, PERIOD).astype(np.float32).astype(self._numpy_dtype)
         for tensor in self.model.tensors:
-            yield repeated(numbers, tensor.shape)
+            yield repeat(numbers, tensor.shape)
+
+    def _jax_arrays(self, seed: int, scale: float) -> list[Any]:
+        import jax
+
+        device = self.device.find_in_jax()
+        return [jax.device_put(array, device, may_alias=False) for array in self._arrays(seed, scale)]
 
     @property
     def _numpy_dtype(self) -> Any:
@@ -77,7 +78,7 @@ class Workload:
         return ml_dtypes.bfloat16
 
     def _tensor(self, array: Any) -> Tensor:
-        """In torch's own memory, which is aligned as its kernels like it."""
+        """A tensor in torch's own memory, which is aligned as its kernels like it."""
         import torch
 
         if self.dtype == "bfloat16":  # torch does not know ml_dtypes'
@@ -85,8 +86,8 @@ class Workload:
         return torch.from_numpy(array).to(self.device.name, copy=True)
 
 
-def repeated(numbers: Any, shape: tuple[int, ...]) -> Any:
-    """New memory of that shape, filled with the numbers as often as it takes."""
+def repeat(numbers: Any, shape: tuple[int, ...]) -> Any:
+    """Fill new memory of that shape with the numbers, as often as it takes."""
     array = np.empty(shape, numbers.dtype)
     flat = array.reshape(-1)
     for start in range(0, flat.size, len(numbers)):

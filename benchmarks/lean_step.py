@@ -1,39 +1,31 @@
-"""The time of one optimizer step on a GPU, beside every peer that is installed.
+"""The time of one optimizer step on a GPU with state in float32, 16 bits and eight, beside the bytes that must move.
 
-    python benchmarks/step_gpu.py --out report/step_gpu
+    python benchmarks/lean_step.py --models gpt2,llama-1b
 
-A thin call of ``thalweg bench --device cuda``, which says what the columns mean (docs/bench.md): all models of
-benchmarks/results/step_gpu.md by default, one table for each rule and model, then everything as JSON and a picture.
-
-    python benchmarks/step_gpu.py --lean --models gpt2,llama-1b
-
-Instead: bfloat16 parameters with state in float32, 16 bits and eight, as CUDA graphs, beside the bytes that must move.
+Parameters are bfloat16, steps are replayed as CUDA graphs.
 """
 
 from __future__ import annotations
 
 import argparse
-import shlex
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thalweg.bench import bench, markdown, process
-from thalweg.bench.bandwidth import yardstick
-from thalweg.bench.devices import Device, device_called
+from thalweg.bench.bandwidth import make_yardstick
 from thalweg.bench.workload import Workload
 from thalweg.errors import CommandError
 from thalweg.plan.costs import bytes_moved
 from thalweg.plan.sources import resolve
 from thalweg.rules import RULES
 from thalweg.settings import Settings
+from thalweg.show.devices import Device
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MODELS, COMPARED = "gpt2,bert-large,resnet50,llama-1b", "lamb,lars,adafactor"
+MODELS = "gpt2,bert-large,resnet50,llama-1b"
 OPTIONS: dict[str, Any] = dict(weight_decay=0.01)
 #: Ways to keep state: the first is what the others are compared with.
 LEAN: Sequence[Mapping[str, str]] = (
@@ -55,30 +47,28 @@ def names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
-def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", type=names, default=names(MODELS), help=f"default: {MODELS}")
-    parser.add_argument("--rules", type=names, default=names(COMPARED), help=f"default: {COMPARED}; kron takes longest")
-    parser.add_argument("--dtype", default="float32", help="of parameters and gradients (default: %(default)s)")
-    parser.add_argument("--against", type=names, help="packages to compare with (default: all that are installed)")
-    parser.add_argument("--repeats", type=int, default=7, help="rounds that count (default: %(default)s)")
-    parser.add_argument("--lean", action="store_true", help="thalweg's LAMB and AdamW with state in fewer bits, alone")
-    parser.add_argument("--out", type=Path, help="folder for bench.json, bench.md and the picture")
+    parser.add_argument(
+        "--repeats", type=int, default=7, help="measurements, whose median counts (default: %(default)s)"
+    )
     return parser.parse_args(arguments)
 
 
-def lean_tables(models: Sequence[str], repeats: int) -> Iterator[str]:
+def make_tables(models: Sequence[str], repeats: int) -> Iterator[str]:
     """For each model and way to keep state: the time of a step, beside float32 state and beside the floor."""
-    device = device_called("cuda")
+    device = Device("cuda")
     import torch
 
     import thalweg.torch
 
-    speed = max(yardstick(device).update() for _ in range(repeats))
+    yardstick = make_yardstick(device)
+    speed = max(yardstick.measure() for _ in range(repeats))
     for model in models:
         workload = Workload(resolve(model, "bfloat16"), device, "bfloat16")
         params = [torch.nn.Parameter(p) for p in workload.torch_params()]
-        for p, g in zip(params, workload.torch_grads, strict=True):
+        for p, g in zip(params, workload.torch_grads[0], strict=True):
             p.grad = g
         lines = [f"## {model}, bfloat16 parameters; {speed / 1e12:.2f} TB/s", ""]
         lines.append("| | bytes a parameter | ms | times as fast as float32 state | share of the floor |")
@@ -88,7 +78,7 @@ def lean_tables(models: Sequence[str], repeats: int) -> Iterator[str]:
             for options in LEAN:
                 setting = Settings(RULES[rule], {**OPTIONS, **options}).base
                 moved = sum(bytes_moved(setting, tensor) for tensor in workload.model.tensors)
-                seconds = captured_seconds(getattr(thalweg.torch, rule), params, options, repeats, device)
+                seconds = time_captured(getattr(thalweg.torch, rule), params, options, repeats, device)
                 base = base or seconds
                 told = ", ".join([rule, *(f"{name}={value}" for name, value in options.items())])
                 numbers = f"{moved / workload.model.parameters:.1f} | {seconds * 1e3:.3f} | {base / seconds:.2f}"
@@ -96,7 +86,7 @@ def lean_tables(models: Sequence[str], repeats: int) -> Iterator[str]:
         yield "\n".join(lines)
 
 
-def captured_seconds(
+def time_captured(
     make: Callable[..., Any], params: Sequence[Tensor], options: Mapping[str, str], repeats: int, device: Device
 ) -> float:
     """Of one step: ten replays in a row, the median of several such rows."""
@@ -117,36 +107,16 @@ def captured_seconds(
             graph.replay()
 
     replay()
-    return statistics.median(device.timed(replay) for _ in range(repeats)) / REPLAYS
+    return statistics.median(device.time(replay) for _ in range(repeats)) / REPLAYS
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    given = parsed(arguments)
-    process.prepare("cuda", None)
+    given = parse(arguments)
     try:
-        if given.lean:
-            for table in lean_tables(given.models, given.repeats):
-                say(table)
-            return
-        found = bench(
-            given.models,
-            rules=given.rules,
-            device="cuda",
-            dtype=given.dtype,
-            against=given.against,
-            repeats=given.repeats,
-            on_comparison=lambda comparison: say(markdown.table(comparison)),
-        )
+        for table in make_tables(given.models, given.repeats):
+            say(table)
     except CommandError as error:
-        sys.exit(f"step_gpu.py: {error}")
-    found.command = shlex.join(
-        ["python", "benchmarks/step_gpu.py", *(sys.argv[1:] if arguments is None else arguments)]
-    )
-    say(markdown.heading(found))
-    if given.out is not None:
-        from thalweg.bench import files  # which draws, with matplotlib
-
-        files.write(found, given.out)
+        sys.exit(f"lean_step.py: {error}")
 
 
 if __name__ == "__main__":
