@@ -234,7 +234,7 @@ class DerivedPasses(Passes):
                 BLOCK=self.BLOCK,
             ),
             warps=WARPS,
-            key=(number, stage, aligned, kind_of(step.grad_scale), kind_of(step.allowed), kind_of(step.lr)),
+            key=(number, stage, aligned, *map(kind_of, step)),
         )
 
     def decide_after(self, step: Step, number: int) -> None:
@@ -251,7 +251,7 @@ class DerivedPasses(Passes):
                 step.lr_scale,
                 self.tables.count,
             ),
-            lambda: dict(LR_IS_TENSOR=isinstance(step.lr, Tensor), BLOCK=DECIDED),
+            lambda: dict(BLOCK=DECIDED),
             warps=4,
-            key=(number, kind_of(step.lr)),
+            key=(number, *map(kind_of, step[:2])),
         )

@@ -210,12 +210,12 @@ class TilePasses(Passes):
             ),
             lambda: dict(**self.flags_of(step, stage), BACKWARDS=turns % 2 == 1, **grid.constants(vector)),
             warps=grid.warps,
-            key=(number, stage, vector, *map(kind_of, (step.grad_scale, step.allowed, step.lr))),
+            key=(number, stage, vector, *map(kind_of, step)),
         )
 
     def compute_after(self, step: Step, number: int) -> None:
         """What follows from the sums of a pass, for rows, columns, matrices and tensors."""
-        rate, tables = dict(LR_IS_TENSOR=isinstance(step.lr, Tensor)), self.tables
+        tables = self.tables
         if number in self.blocks and len(blocks := self.blocks[number]):
             self.compiled.run(
                 self.kernels[f"between_{number}"],
@@ -232,9 +232,9 @@ class TilePasses(Passes):
                     step.lr,
                     step.lr_scale,
                 ),
-                lambda: dict(ALLOWED=step.allowed is not None, **rate, **self.dtypes(), BLOCK=COMPUTED),
+                lambda: dict(ALLOWED=step.allowed is not None, **self.dtypes(), BLOCK=COMPUTED),
                 warps=4,
-                key=(kind_of(step.allowed), kind_of(step.lr)),
+                key=(kind_of(step.allowed), *map(kind_of, step[:2])),
             )
         if number in self.emitted.decisions and tables.count:
             self.compiled.run(
@@ -252,9 +252,9 @@ class TilePasses(Passes):
                     step.lr_scale,
                     tables.count,
                 ),
-                lambda: dict(**rate, BLOCK=DECIDED),
+                lambda: dict(BLOCK=DECIDED),
                 warps=4,
-                key=kind_of(step.lr),
+                key=tuple(map(kind_of, step[:2])),
             )
 
     def keep(self, step: Step, stage: int) -> None:

@@ -20,8 +20,8 @@ from thalweg.programs.trace import GRADIENT, PARAMETER
 #: Inputs that are one number for each tensor.
 SCALAR_INPUTS = {
     "t": "step_number(rows, row{0})",
-    "lr": "rate_of(lr, 1.0, LR_IS_TENSOR)",
-    "lr_scale": "lr_scale * 1.0",
+    "lr": "number_of(lr)",
+    "lr_scale": "number_of(lr_scale)",
 }
 #: Figures that every rule has before its own: whether a tensor's step is finite, and the number of the step.
 OWN_FIGURES = 2

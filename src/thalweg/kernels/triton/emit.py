@@ -19,7 +19,7 @@ ALL_ASKED = "tl.debug_barrier()"
 ARGUMENTS = """\
     rows, gradients, chunks, numbers, figures, partials, grad_scale, allowed, lr, lr_scale, count, chunk_count,
     STAGE: tl.constexpr, BACKWARDS: tl.constexpr, SCALED: tl.constexpr, ALLOWED: tl.constexpr, GUARDED: tl.constexpr,
-    STOCHASTIC: tl.constexpr, SPREAD: tl.constexpr, ALIGNED: tl.constexpr, LR_IS_TENSOR: tl.constexpr,
+    STOCHASTIC: tl.constexpr, SPREAD: tl.constexpr, ALIGNED: tl.constexpr,
     P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr,{dtypes}
     GROUP: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 """
@@ -52,7 +52,7 @@ def pass_{number}(
 DECIDE = """\
 @triton.jit
 def decide_{number}(
-    rows, counts, numbers, totals, figures, lr, lr_scale, count, LR_IS_TENSOR: tl.constexpr, BLOCK: tl.constexpr
+    rows, counts, numbers, totals, figures, lr, lr_scale, count, BLOCK: tl.constexpr
 ):
     \"\"\"What holds for each tensor, from its sums.\"\"\"
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

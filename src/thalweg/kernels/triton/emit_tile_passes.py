@@ -24,7 +24,7 @@ PASS = """\
 def tile_{number}(
     tile, row, tensor, rows, gradients, sums, numbers, figures, partials, grad_scale, allowed, lr, lr_scale, count,
     tile_count, STAGE: tl.constexpr, SCALED: tl.constexpr, ALLOWED: tl.constexpr, STOCHASTIC: tl.constexpr,
-    SPREAD: tl.constexpr, LR_IS_TENSOR: tl.constexpr, P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr,{dtypes}
+    SPREAD: tl.constexpr, P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr,{dtypes}
     GROUP: tl.constexpr, MODE: tl.constexpr, VECTOR: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -51,7 +51,7 @@ def tile_{number}(
 def pass_{number}(
     rows, gradients, tensors, tiles, sums, numbers, figures, partials, grad_scale, allowed, lr, lr_scale, count,
     tile_count, STAGE: tl.constexpr, BACKWARDS: tl.constexpr, SCALED: tl.constexpr, ALLOWED: tl.constexpr,
-    GUARDED: tl.constexpr, STOCHASTIC: tl.constexpr, SPREAD: tl.constexpr, LR_IS_TENSOR: tl.constexpr,
+    GUARDED: tl.constexpr, STOCHASTIC: tl.constexpr, SPREAD: tl.constexpr,
     P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr,{dtypes} GROUP: tl.constexpr, MODES: tl.constexpr,
     PLAIN_LINES: tl.constexpr, PLAIN_STEPS: tl.constexpr, PLAIN_WIDTH: tl.constexpr, PLAIN_VECTOR: tl.constexpr,
     COMB_LINES: tl.constexpr, COMB_STEPS: tl.constexpr, COMB_WIDTH: tl.constexpr, COMB_VECTOR: tl.constexpr,
@@ -71,7 +71,7 @@ def pass_{number}(
 #: What both of these are given.
 SHARED = (
     "rows, gradients, sums, numbers, figures, partials, grad_scale, allowed, lr, lr_scale, count, tile_count, STAGE, "
-    "SCALED, ALLOWED, STOCHASTIC, SPREAD, LR_IS_TENSOR, P_DTYPE, G_DTYPE,"
+    "SCALED, ALLOWED, STOCHASTIC, SPREAD, P_DTYPE, G_DTYPE,"
 )
 
 

@@ -24,7 +24,7 @@ BETWEEN_PASSES = """\
 @triton.jit
 def between_{number}(
     rows, counts, numbers, tensors, blocks, sums, totals, allowed, lr, lr_scale,
-    ALLOWED: tl.constexpr, LR_IS_TENSOR: tl.constexpr,{dtypes} BLOCK: tl.constexpr,
+    ALLOWED: tl.constexpr,{dtypes} BLOCK: tl.constexpr,
 ):
     \"\"\"What holds for each row, column and matrix, from sums.\"\"\"
     which, block = tl.load(blocks + 2 * tl.program_id(0)), tl.load(blocks + 2 * tl.program_id(0) + 1)
@@ -41,7 +41,7 @@ DECIDE = """\
 @triton.jit
 def decide_{number}(
     rows, counts, numbers, tensors, sums, totals, figures, lr, lr_scale, count,
-    LR_IS_TENSOR: tl.constexpr, BLOCK: tl.constexpr
+    BLOCK: tl.constexpr
 ):
     \"\"\"What holds for each tensor, from its sums.\"\"\"
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

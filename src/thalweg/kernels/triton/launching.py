@@ -165,4 +165,4 @@ class Workshop(ThreadPoolExecutor):
 
 def kind_of(value: Any) -> Hashable:
     """What Triton would compile for, of an argument that changes from step to step."""
-    return (value.dtype, value.data_ptr() % 16 == 0) if hasattr(value, "data_ptr") else value is None
+    return (value.dtype, value.data_ptr() % 16 == 0) if isinstance(value, torch.Tensor) else value is None

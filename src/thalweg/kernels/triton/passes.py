@@ -60,7 +60,7 @@ class Step(NamedTuple):
     """What changes from step to step, all of it without a wait: tensors are read on the device."""
 
     lr: float | Tensor | None
-    lr_scale: float = 1.0
+    lr_scale: float | Tensor = 1.0
     #: Multiplies all gradients.
     grad_scale: Tensor | None = None
     #: False leaves everything as it was.
@@ -178,7 +178,6 @@ class Passes:
             GUARDED=self.guarded,
             STOCHASTIC=self.handling.rounding == "stochastic" and self.p_dtype in NARROW,
             SPREAD=self.spread,
-            LR_IS_TENSOR=isinstance(step.lr, Tensor),
             P_DTYPE=DTYPES[self.p_dtype],
             G_DTYPE=DTYPES[self.g_dtype],
             GROUP=self.group,
@@ -253,11 +252,12 @@ def gradient_factor(numbers, grad_scale, SCALED: tl.constexpr):
 
 
 @triton.jit
-def rate_of(lr, lr_scale, LR_IS_TENSOR: tl.constexpr):
-    if LR_IS_TENSOR:
-        return tl.load(lr).to(tl.float32) * lr_scale
+def number_of(x):
+    """A number that is given as it is, or in memory."""
+    if x.dtype.is_ptr():
+        return tl.load(x).to(tl.float32)
     else:
-        return lr * lr_scale
+        return x * 1.0
 
 
 @triton.jit

@@ -6,9 +6,12 @@ Tables are built once and follow only what has moved; gradients, which move most
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Sequence
-from typing import NamedTuple
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -82,6 +85,10 @@ def rows_of(operand: Operand, keys: Sequence[str], stacked_axes: int, seed: int)
     ]
 
 
+#: While a step is recorded that will be replayed: copies that are made once it is, and not by every replay.
+deferred: ContextVar[list[tuple[Tensor, Tensor]] | None] = ContextVar("deferred", default=None)
+
+
 class Uploads:
     """Copies of host tables on a device, made without waiting.
 
@@ -105,6 +112,10 @@ class Uploads:
     def refill(self, table: Tensor, values: Sequence[int] | Tensor) -> None:
         """New numbers for a table, in place."""
         host = torch.as_tensor(values, dtype=table.dtype)
+        later = deferred.get()
+        if later is not None:
+            later.append((table, host))
+            return
         if self.pinned:
             if not self.is_capturing():
                 host = host.pin_memory()
@@ -148,6 +159,8 @@ class Tables:
         #: By row: where its chunks begin in the list of all, with the end of the last behind them.
         self.begins = self.uploads.table(torch.cat([torch.zeros(1, dtype=torch.int64), ends]).to(torch.int32))
         self.gradients = torch.empty(self.count, dtype=torch.int64, device=self.device)
+        #: What copies the addresses of gradients to the device, with those of other tables; None: each by itself.
+        self.moving: Any = None
         self.aligned = all(address % ALIGNMENT == 0 for address in rows[:, : SIZE.value].flatten().tolist())
         self.grads_aligned = True
         self.grad_places: list[int] = []
@@ -160,13 +173,18 @@ class Tables:
         if places == self.grad_places and not self.uploads.captured and not self.uploads.is_capturing():
             return
         self.grad_places = places
-        addresses = [
-            place + i * (g.numel() // slices) * g.element_size()
-            for place, g, slices in zip(places, grads, self.slices, strict=True)
-            for i in range(slices)
-        ]
-        self.grads_aligned = all(address % ALIGNMENT == 0 for address in addresses)
-        self.uploads.refill(self.gradients, addresses)
+        addresses = places
+        if self.count != len(places):
+            addresses = [
+                place + i * (g.numel() // slices) * g.element_size()
+                for place, g, slices in zip(places, grads, self.slices, strict=True)
+                for i in range(slices)
+            ]
+        self.grads_aligned = functools.reduce(operator.or_, addresses, 0) % ALIGNMENT == 0
+        if self.moving is not None:
+            self.moving.note(self, addresses)
+        else:
+            self.uploads.refill(self.gradients, addresses)
 
 
 # ---- what programs do with tables

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -19,6 +19,7 @@ from thalweg.spaces.sharded import Part
 from thalweg.storage import RECORD
 from thalweg.torch.engines.memory import gradients_like, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
+from thalweg.torch.engines.replay import Moving, Replay
 from thalweg.torch.engines.triton_whole import KronLaunch, Room, WholeLaunch
 from thalweg.torch.sharding.collectives import Computation, Question, summed
 
@@ -57,13 +58,32 @@ class TritonRun:
     def __init__(self, engine: Triton, buckets: Sequence[Bucket]) -> None:
         self.engine = engine
         self.launches = [self.launch(bucket) for bucket in buckets]
+        for launch, bucket in zip(self.launches, buckets, strict=True):
+            if isinstance(launch, WholeLaunch) and launch.is_stale():
+                launch.lay_out(bucket)
         self.params = [p for bucket in buckets for p in bucket.params]
         self.statistics: Statistics = {
             name: functools.partial(launch.figures, i)
             for bucket, launch in zip(buckets, self.launches, strict=True)
             for i, name in enumerate(bucket.names)
         }
-        self.is_new = True
+        self.is_new, self.sharded = True, any(bucket.parts for bucket in buckets)
+        #: Those of all but Kron, which records its own.
+        self.plain = [launch for launch in self.launches if not isinstance(launch, KronLaunch)]
+        devices = {launch.device for launch in self.plain}
+        self.moving: Moving | None = None
+        self.replay: Replay | None = None
+        #: Whether all is launched when it is time to write: no rank and no user is asked on the way.
+        self.at_once = False
+        if len(devices) == 1 and not self.sharded:
+            parts = [part for launch in self.plain for part in launch.parts()]
+            self.moving = Moving([part.passes.tables for part in parts if part.moves], len(parts))
+            for place, part in enumerate(parts):
+                part.moving = self.moving, place
+            self.replay = Replay(devices.pop())
+        #: What a GradScaler or the joint norm decides, where recorded steps find it.
+        self.scale: Tensor | None = None
+        self.allowed: Tensor | None = None
 
     def launch(self, bucket: Bucket) -> AnyLaunch:
         if isinstance(bucket.setting.rule, Kron):
@@ -74,8 +94,14 @@ class TritonRun:
         return Launch(stepped, pairs)
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
+        if self.moving is not None:
+            self.scale = held_in(self.scale, buckets[0].grad_scale)
+            self.allowed = held_in(self.allowed, buckets[0].allowed)
+            buckets = [bucket.renewed(grad_scale=self.scale, allowed=self.allowed) for bucket in buckets]
         for launch, bucket in zip(self.launches, buckets, strict=True):
             launch.prepare(bucket, gradients_of(bucket))
+        if self.moving is not None:
+            self.moving.upload()
         if is_capturing(self.params[0].device) and self not in self.engine.captured:
             self.engine.captured.append(self)
         if self.is_new:
@@ -85,8 +111,9 @@ class TritonRun:
                 self.engine.kron.prepare([launch.arguments() for launch in kron])
 
     def measure(self, on_nonfinite: str) -> list[Computation]:
-        """All passes before writing. Without a guard they may write state."""
-        return [launch.measured() for launch in self.launches]
+        """All passes before writing, unless nothing is asked between them. Without a guard they may write state."""
+        self.at_once = self.moving is not None and on_nonfinite != "raise"
+        return [] if self.at_once else [launch.measured() for launch in self.launches]
 
     def nonfinite(self) -> list[str]:
         launches = [launch for launch in self.launches if isinstance(launch, Launch)]
@@ -95,16 +122,36 @@ class TritonRun:
         return [name for name, finite in zip(names, flags, strict=True) if not finite]
 
     def write(self) -> Statistics:
+        if self.at_once:
+            assert self.replay is not None
+            with on_device(self.replay.device):
+                self.replay.run(self.launch_plain, tuple(launch.key() for launch in self.plain))
         for launch in self.launches:
-            with on_device_of(launch):
-                launch.write()
+            if not self.at_once or isinstance(launch, KronLaunch):
+                with on_device(launch.device):
+                    launch.write()
         # what was saved for a backward pass is no longer what it was
         torch.autograd.graph.increment_version(self.params)
         return self.statistics
 
+    def launch_plain(self) -> None:
+        for launch in self.plain:
+            for _ in launch.measured():
+                pass
+            launch.write()
+
     def release(self, *, taken: bool) -> None:
         for launch in self.launches:
             launch.release()
+
+
+def held_in(place: Tensor | None, value: Tensor | None) -> Tensor | None:
+    """A value in memory that stays where it is."""
+    if value is None:
+        return None
+    if place is None or place.dtype != value.dtype:
+        return value.clone()
+    return place.copy_(value)
 
 
 def is_capturing(device: torch.device) -> bool:
@@ -160,6 +207,10 @@ class Launch:
     """One bucket, with its passes."""
 
     step: Any = None
+    #: Whether its gradients are others from step to step.
+    moves = True
+    #: What copies addresses and rates to the device, and the place of its rate there; None: each launch has its own.
+    moving: tuple[Moving, int] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -180,23 +231,39 @@ class Launch:
         self.grads: Sequence[Tensor] = ()
         self.bucket, self.is_new = bucket, True
 
-    def prepare(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
+    def prepare(self, bucket: Bucket, grads: Sequence[Tensor] | None) -> None:
+        """Take a step's gradients and numbers. grads: None if they come when it is time to write."""
         from thalweg.kernels.triton.passes import Step
 
         for tensor, copy in self.staged:
             copy.copy_(tensor)
-        self.bucket, self.grads = bucket, grads
-        self.passes.tables.follow(grads)
+        self.bucket = bucket
+        if grads is not None:
+            self.grads = grads
+            self.passes.tables.follow(grads)
         self.passes.follow(bucket.setting.settled)
-        lr = bucket.lr
-        if isinstance(lr, Tensor) and lr.device != self.passes.device:
+        lr: Any = bucket.lr
+        scale: Any = bucket.lr_scale
+        is_own = isinstance(lr, Tensor) and lr.device == self.passes.device
+        if lr is not None and not is_own:
             lr = float(lr)
-        self.step = Step(lr, bucket.lr_scale, bucket.grad_scale, bucket.allowed)
+        if self.moving is not None:
+            moving, place = self.moving
+            rate, scale = moving.rate(place, None if is_own else lr, scale)
+            lr = lr if is_own else rate
+        self.step = Step(lr, scale, bucket.grad_scale, bucket.allowed)
         if self.is_new:
             self.is_new = False
-            with on_device_of(self):
+            with on_device(self.device):
                 self.passes.prepare(self.step)
         self.rate = bucket.rate
+
+    def parts(self) -> list[Launch]:
+        return [self]
+
+    def key(self) -> Hashable:
+        """What its launches depend on beside tables: how gradients are read, and tensors that may be others."""
+        return self.passes.tables.grads_aligned, tuple(map(address_of, self.step))
 
     def measured(self) -> Computation:
         """Run all passes before writing; yield the sums to complete over ranks, if the bucket is sharded."""
@@ -208,7 +275,7 @@ class Launch:
                     each.tensor.copy_(total)
 
     def after(self, rounds: Iterator[list[Any]]) -> list[Any] | None:
-        with on_device_of(self):
+        with on_device(self.device):
             return next(rounds, None)
 
     def write(self) -> None:
@@ -232,6 +299,12 @@ class Launch:
         return {**self.rate, **{key: v[own].reshape(stack) if stacked else v[first] for key, v in stats}}
 
 
-def on_device_of(launch: AnyLaunch) -> AbstractContextManager[object]:
+def address_of(value: Any) -> Hashable:
+    return value.data_ptr() if isinstance(value, Tensor) else value
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Triton launches on the device that is current, which may be another than the parameters'."""
-    return torch.cuda.device(launch.device) if launch.device.type == "cuda" else nullcontext()
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)

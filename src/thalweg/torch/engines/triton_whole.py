@@ -7,7 +7,7 @@ kernels of its own for all of it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeAlias, cast
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from thalweg.codecs import scale_key
-from thalweg.kernels.chunks import WHOLE_CHUNK
+from thalweg.kernels.chunks import WHOLE_CHUNK, pieces
 from thalweg.programs.parted import SHOWN, first_part, last_part
 from thalweg.programs.trace import PARAMETER
 from thalweg.rules import WholeRule
-from thalweg.settings import Handling
+from thalweg.settings import Handling, Setting
 from thalweg.spaces import torch as xp
 from thalweg.storage import RECORD
 from thalweg.torch.engines.protocol import Bucket
@@ -53,15 +53,22 @@ class Stack:
         dtype = getattr(torch, rule.dtype_shown("float32"))
         self.room = room.of(count * bucket.params[0].numel(), dtype, device)
         self.shown = self.room.view(count, *shape)
-        self.whole = replace(rule, stacked_axes=rule.stacked_axes + 1)
         self.figures: dict[str, Tensor] = {}
+        self.settle(setting)
+        self.first_bucket, self.last_bucket = self.for_first(bucket), self.for_last(bucket)
+        self.first, self.last = by_elements(self.first_bucket), by_elements(self.last_bucket)
+        self.last.moves = False  # it reads what the middle part has left
+        self.first_bucket = self.first_bucket.renewed(grads=())  # which must not be kept alive after the step
+
+    def settle(self, setting: Setting) -> None:
+        """Take the options of a step."""
+        rule = cast(WholeRule, setting.settled)
+        self.setting, self.whole = setting, replace(rule, stacked_axes=rule.stacked_axes + 1)
         # the step is counted by the last part, which has the parameter: the options of steps are for one part each
         handling = Handling(maximize=setting.handling.maximize)
         self.first_setting = replace(setting, rule=first_part(rule), handling=handling)
         handling = Handling(rounding=setting.handling.rounding, seed=setting.handling.seed)
         self.last_setting = replace(setting, rule=last_part(rule), handling=handling)
-        self.first = by_elements(self.for_first(bucket))
-        self.last = by_elements(self.for_last(bucket, self.shown.unbind()))
 
     def for_first(self, bucket: Bucket) -> Bucket:
         states = [
@@ -71,13 +78,17 @@ class Stack:
         kept = [s[self.key] for s in bucket.states]
         return replace(bucket, params=kept, states=states, setting=self.first_setting, lr=1.0, lr_scale=1.0)
 
-    def for_last(self, bucket: Bucket, made: Sequence[Tensor]) -> Bucket:
+    def for_last(self, bucket: Bucket) -> Bucket:
         states = [{"step": s["step"], **given(s, {RECORD: RECORD})} for s in bucket.states]
-        return replace(bucket, grads=made, states=states, setting=self.last_setting, grad_scale=None)
+        return replace(bucket, grads=self.shown.unbind(), states=states, setting=self.last_setting, grad_scale=None)
 
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
-        self.first.prepare(self.for_first(bucket), grads)
-        self.last.prepare(self.for_last(bucket, self.shown.unbind()), self.shown.unbind())
+        if bucket.setting is not self.setting:
+            self.settle(bucket.setting)
+        now: dict[str, Any] = dict(grad_scale=bucket.grad_scale, allowed=bucket.allowed)
+        self.first.prepare(self.first_bucket.renewed(setting=self.first_setting, **now), grads)
+        now = dict(lr=bucket.lr, lr_scale=bucket.lr_scale, allowed=bucket.allowed)
+        self.last.prepare(self.last_bucket.renewed(setting=self.last_setting, **now), None)
 
     def write(self) -> None:
         from thalweg.kernels.triton.passes import WRITE
@@ -114,19 +125,30 @@ class WholeLaunch:
         self.lay_out(bucket)
 
     def lay_out(self, bucket: Bucket) -> None:
-        self.stacks = [Stack(chunk, self.room, self.by_elements) for chunk in bucket.chunks(WHOLE_CHUNK)]
+        self.members = list(pieces(bucket.extents, WHOLE_CHUNK))
+        self.stacks = [Stack(bucket.chosen(own), self.room, self.by_elements) for own in self.members]
+
+    def is_stale(self) -> bool:
+        """Whether another bucket needed more memory for what is shown, and this one is to follow."""
+        shared = self.room.memory.get(self.device)
+        return any(shared is None or stack.room.data_ptr() != shared.data_ptr() for stack in self.stacks)
 
     @property
     def device(self) -> torch.device:
         return self.bucket.params[0].device
 
+    def parts(self) -> list[Any]:
+        return [part for stack in self.stacks for part in (stack.first, stack.last)]
+
+    def key(self) -> Hashable:
+        return tuple((id(stack), stack.first.key(), stack.last.key()) for stack in self.stacks)
+
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
         self.bucket, self.grads, self.rate = bucket, grads, bucket.rate
-        shared = self.room.memory.get(bucket.params[0].device)
-        if any(shared is None or stack.room.data_ptr() != shared.data_ptr() for stack in self.stacks):
-            self.lay_out(bucket)  # another bucket needed more
-        for stack, chunk in zip(self.stacks, replace(bucket, grads=grads).chunks(WHOLE_CHUNK), strict=True):
-            stack.prepare(chunk, chunk.grads)
+        if self.is_stale():
+            self.lay_out(bucket)
+        for stack, own in zip(self.stacks, self.members, strict=True):
+            stack.prepare(bucket, [grads[i] for i in own])
 
     def measured(self) -> Computation:
         """Ask for nothing: sharded tensors go to their owners."""

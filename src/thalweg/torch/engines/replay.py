@@ -1,0 +1,123 @@
+"""Steps that are replayed: launches recorded once as a CUDA graph, and what moves between them copied in one piece.
+
+Kernels find tensors and rates in tables on the device. So a recorded step serves wherever gradients are: a step is one
+copy of what has moved, and one replay.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import FallbackWarning
+
+#: Equal steps after which one is recorded.
+WARM = 3
+
+
+class Moving:
+    """Addresses of gradients, and rates, of all launches of a run: one table on the host, and one on the device."""
+
+    def __init__(self, tables: Sequence[Any], rates: int) -> None:
+        """tables: of gradients. rates: how many pairs of lr and lr_scale there are."""
+        from thalweg.kernels.triton.tables import Uploads
+
+        device = tables[0].device
+        self.places, first = {}, 0
+        for table in tables:
+            self.places[id(table)] = slice(first, first + table.count)
+            first += table.count
+        self.host = torch.zeros(first + rates, dtype=torch.int64)
+        self.device = torch.zeros(first + rates, dtype=torch.int64, device=device)
+        self.host_rates, self.rates = (x[first:].view(torch.float32) for x in (self.host, self.device))
+        self.uploads, self.has_news = Uploads(device), True
+        for table in tables:
+            table.gradients, table.moving = self.device[self.places[id(table)]], self
+            table.grad_places = []  # to be noted anew
+        self.known = [(0.0, 0.0)] * rates
+
+    def note(self, table: Any, addresses: Sequence[int]) -> None:
+        self.host[self.places[id(table)]] = torch.tensor(addresses, dtype=torch.int64)
+        self.has_news = True
+
+    def rate(self, place: int, lr: float | None, lr_scale: float) -> tuple[Tensor | None, Tensor]:
+        """Where the device finds a rate and what multiplies it."""
+        pair = 0.0 if lr is None else lr, lr_scale
+        if pair != self.known[place]:
+            self.known[place] = pair
+            self.host_rates[2 * place : 2 * place + 2] = torch.tensor(pair)
+            self.has_news = True
+        on_device = self.rates[2 * place : 2 * place + 2]
+        return None if lr is None else on_device[:1], on_device[1:]
+
+    def upload(self) -> None:
+        """Copy what has moved, if anything has; always where a user records a graph, whose replays copy it again."""
+        if self.has_news or self.uploads.captured or self.uploads.is_capturing():
+            self.uploads.refill(self.device, self.host.clone())
+            self.has_news = False
+
+
+class Replay:
+    """Launches of a run, recorded when they have been the same a few times."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.count = device, 0
+        self.key: Hashable = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.works = (
+            device.type == "cuda" and torch.version.hip is None and os.environ.get("THALWEG_REPLAY", "1") != "0"
+        )
+
+    def run(self, launch: Callable[[], None], key: Hashable) -> None:
+        """Launch, or replay. key: what a recorded step depends on beside memory that stays where it is."""
+        if not self.works or not self.may_record():
+            launch()
+            return
+        if key != self.key:
+            self.key, self.count, self.graph = key, 0, None
+        self.count += 1
+        if self.graph is None and self.count > WARM:
+            self.graph = self.record(launch)
+        if self.graph is None:
+            launch()
+        else:
+            self.graph.replay()
+
+    def may_record(self) -> bool:
+        """Not while a user records a graph of the whole step, nor while a profiler wants to see every launch."""
+        from thalweg.kernels.triton.launching import is_watched
+
+        return not torch.cuda.is_current_stream_capturing() and not is_watched()
+
+    def record(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        from thalweg.kernels.triton.tables import Uploads, deferred
+
+        graph, later = torch.cuda.CUDAGraph(), list[tuple[Tensor, Tensor]]()
+        token = deferred.set(later)
+        try:
+            with torch.cuda.stream(torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
+                # other threads, such as those of data loaders and of NCCL, may go on with what they do
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    launch()
+                finally:
+                    graph.capture_end()
+        except RuntimeError as error:
+            self.works = False
+            warnings.warn(
+                f"a step could not be recorded as a CUDA graph ({error}): steps are launched kernel by kernel, with "
+                "the same numbers, which takes the host longer; THALWEG_REPLAY=0 does not try",
+                FallbackWarning,
+                stacklevel=2,
+            )
+            return None
+        finally:
+            deferred.reset(token)
+        for table, host in later:
+            Uploads(self.device).refill(table, host)
+        return graph
