@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 
 import thalweg.torch as ours
 from thalweg.show.published import hollow_timm
-from thalweg.torch.recipes import kron_adamw, muon_adamw, roles_of
+from thalweg.torch.recipes import kron_adamw, muon_adamw
+from thalweg.torch.routing import HIDDEN, roles_of
 
 Make = Callable[[nn.Module, float, float], list[Optimizer]]
 
@@ -72,7 +73,7 @@ def peer(path: str, *, decay: float = 1.0, **options: Any) -> Make:
 def torch_muon(model: nn.Module, lr: float, decay: float, *, adamw_lr: float = 2e-3) -> list[Optimizer]:
     """torch's Muon for the hidden matrices that it takes, those of two axes; torch's AdamW for all else."""
     roles = roles_of(model)
-    hidden = {name for name, p in model.named_parameters() if roles[name] == "hidden matrices" and p.ndim == 2}
+    hidden = {name for name, p in model.named_parameters() if roles[name].role == HIDDEN and p.ndim == 2}
     rest = [(name, p) for name, p in model.named_parameters() if name not in hidden]
     return [
         torch.optim.Muon(

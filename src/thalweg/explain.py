@@ -10,6 +10,7 @@ from typing import Any
 from thalweg.arrays import Shape, is_number
 from thalweg.codecs import CODECS, LEAST_GROUP, LEAST_SIZE, bytes_of, grouping
 from thalweg.dtypes import DTYPES, NARROW
+from thalweg.rules import Rule
 from thalweg.rules.entries import Factor
 from thalweg.settings import Setting
 from thalweg.storage import kept, keys_like_parameter
@@ -34,6 +35,8 @@ class Row:
     rule: str = ""
     #: Of the bytes of its state, those in the host's memory while the parameter is on another device.
     host_bytes: int = 0
+    #: What was not understood about it, or assumed, and what to write if that is wrong.
+    hints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,16 @@ class Explanation:
         idle = [f"{what}: {pattern!r} matches no parameter" for what, own in unused.items() for pattern in own]
         return [*told, *idle]
 
+    @property
+    def hints(self) -> list[str]:
+        """What was not understood, or assumed, each with the parameters that it is about."""
+        names: dict[str, list[str]] = {}
+        for row in self.rows:
+            for hint in row.hints:
+                names.setdefault(hint, []).append(row.name)
+        more = {hint: f" and {len(own) - 2} more" if len(own) > 2 else "" for hint, own in names.items()}
+        return [f"{', '.join(own[:2])}{more[hint]}: {hint}" for hint, own in names.items()]
+
     def __str__(self) -> str:
         head = ("name", "shape", "dtype", "treatment", "lr scale", "decay", "state bytes")
         cells: list[tuple[str, ...]] = [
@@ -116,7 +129,8 @@ class Explanation:
         ]
         groups = [f"group {index}{group}" for index, group in enumerate(self.groups)]
         code = [f"\n{title}\n\n{source}" for title, source in self.code.items()]
-        return "\n".join([*lines, *groups, *(f"warning: {warning}" for warning in self.warnings), *code])
+        told = [f"warning: {warning}" for warning in self.warnings] + [f"hint: {hint}" for hint in self.hints]
+        return "\n".join([*lines, *groups, *told, *code])
 
 
 def explained(
@@ -129,8 +143,9 @@ def explained(
     rms: float | None,
     counter_bytes: int,
     is_hosted: bool = False,
+    hint: str = "",
 ) -> Row:
-    """What holds for one parameter.
+    """What holds for one parameter. hint: what is known of it beside its shape.
 
     lr: the learning rate; what is no number and not None is not known. rms: that of the parameter, None if it is empty.
     counter_bytes: what its count of steps takes. is_hosted: whether its state is in the host's memory.
@@ -158,7 +173,17 @@ def explained(
         tuple(told),
         type(rule).__name__,
         sum(state[key] for key in keys_like_parameter(rule, shape, state)) if is_hosted else 0,
+        tuple(filter(None, (hint, hint_of_stack(name, shape, rule)))),
     )
+
+
+def hint_of_stack(name: str, shape: Shape, rule: Rule) -> str:
+    """What to say of a tensor of three axes that is no kernel of a convolution: it may be a stack of matrices."""
+    own = name.rpartition(".")[2]
+    is_kernel = own in ("weight", "kernel") and "expert" not in name
+    if len(shape) != 3 or min(shape) < 2 or is_kernel or rule.stacked_axes or not rule.looks_at_shapes:
+        return ""
+    return "taken for one tensor; if it is a stack, as of experts, say overrides=[(name, dict(stacked_axes=1))]"
 
 
 def kept_wide(shape: Shape, setting: Setting) -> list[str]:

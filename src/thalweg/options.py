@@ -139,8 +139,9 @@ class MuonOptions(CommonOptions, total=False):
     weight_decay: Schedulable
     scaling: Literal["original", "match_rms_adamw", "optax"] | None
     rms: Schedulable
-    split: int
+    split: int | tuple[int, ...]
     split_axis: Literal[0, 1]
+    transposed: bool
     ns_steps: int
     ns_coefficients: tuple[float, float, float] | tuple[tuple[float, float, float], ...]
     ns_dtype: Literal["bfloat16", "float32"] | None

@@ -54,7 +54,8 @@ def test_equals_optax(options: dict[str, Any]) -> None:
 
 def test_equals_numpy_with_blocks() -> None:
     params, grads = problem()
-    overrides = [("wide", dict(split=1))]
+    unequal = dict(split=(8, 2, 2), split_axis=1, transposed=True, scaling="original")
+    overrides = [("wide", unequal)]
     ours, _ = trained(muon(0.02, split=3, overrides=overrides), grads, params)
     arrays = {name: p.copy() for name, p in params.items()}
     optimizer = Muon(lr=0.02, variant="optax", split=3, overrides=overrides)

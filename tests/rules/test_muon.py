@@ -57,6 +57,11 @@ def test_orthogonalizes_by_the_published_polynomial(shape: tuple[int, int]) -> N
         (dict(scaling="optax"), (2, 8), 2.0),
         (dict(scaling="optax"), (8, 2), 1.0),
         (dict(scaling=None), (8, 2), 1.0),
+        (dict(transposed=True), (2, 8), 2.0),
+        (dict(transposed=True), (8, 2), 1.0),
+        (dict(transposed=True, scaling="match_rms_adamw"), (2, 25), 1.0),
+        (dict(transposed=True, scaling="optax"), (2, 8), 2.0),
+        (dict(transposed=True, scaling=None), (2, 8), 1.0),
     ],
 )
 def test_scalings(options: dict[str, Any], shape: tuple[int, int], scale: float) -> None:
@@ -104,6 +109,7 @@ OTHERWISE: dict[str, Any] = dict(
     rms=0.5,
     split=2,
     split_axis=1,
+    transposed=True,
     ns_steps=3,
     ns_coefficients=(2.0, -1.5, 0.5),
     ns_dtype="bfloat16",
@@ -177,6 +183,49 @@ def test_split_steps_blocks_by_themselves(shape: tuple[int, ...], axis: int) -> 
     assert state["momentum_buffer"].shape == shape
 
 
+@pytest.mark.parametrize("scaling", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize(
+    ("shape", "axis", "stacked"), [((12, 4), 0, 0), ((4, 12), 1, 0), ((2, 12, 3), 0, 1), ((2, 3, 12), 1, 1)]
+)
+def test_split_into_unequal_blocks(shape: tuple[int, ...], axis: int, stacked: int, scaling: str) -> None:
+    """As grouped queries, keys and values: each by itself, with the scale of its own size."""
+    p, grads = gradients(shape, 3)
+    wanted = parts_stepped(
+        p,
+        grads,
+        lambda x: np.split(x, [8, 10], axis + stacked),
+        lambda parts: np.concatenate(parts, axis + stacked),
+        stacked_axes=stacked,
+        scaling=scaling,
+    )
+    rule = Muon(**EXACT, split=(8, 2, 2), split_axis=axis, stacked_axes=stacked, scaling=scaling)
+    got, _ = run(rule, p, grads, lr=0.1)
+    assert error(got, wanted, p) < FLOAT64
+
+
+def test_sizes_that_are_equal_are_a_number_of_blocks() -> None:
+    p, grads = gradients((6, 4), 3)
+    one, other = (run(Muon(split=split), p, grads, lr=0.1)[0] for split in (3, (2, 2, 2)))
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("scaling", ["original", "match_rms_adamw", None])
+def test_a_transposed_matrix_steps_as_its_transpose(scaling: Any) -> None:
+    p, grads = gradients((4, 12), 3)
+    wanted, _ = run(Muon(**EXACT, split=(6, 4, 2), scaling=scaling), p.T, [g.T for g in grads], lr=0.1)
+    rule = Muon(**EXACT, split=(6, 4, 2), split_axis=1, transposed=True, scaling=scaling)
+    got, _ = run(rule, p, grads, lr=0.1)
+    assert error(got.T, wanted, p.T) < FLOAT64
+
+
+def test_unequal_blocks_are_told() -> None:
+    assert Muon(split=(8, 2, 2)).treatment((12, 4)) == "matrix 8 x 4, 2 matrices 2 x 4"
+    optimizer = Optimizer(lr=0.1, split=(8, 2, 2))
+    weights = np.ones((12, 4))
+    optimizer.update("w", weights, np.random.default_rng(0).standard_normal((12, 4)))
+    assert np.shape(optimizer.stats()["w"]["norm"]) == (3,)
+
+
 @pytest.mark.parametrize("split", [1, 2])
 def test_stacked_matrices_are_stepped_by_themselves(split: int) -> None:
     p, grads = gradients((3, 4, 5), 3)
@@ -210,6 +259,8 @@ def test_a_vector_may_be_taken_for_a_row() -> None:
         ((3, 7), dict(stacked_axes=1), r"shape \(3, 7\): each of its tensors is no matrix"),
         ((4, 6), dict(split=3), r"shape \(4, 6\): as a matrix it has 4 rows, which split=3 does not divide"),
         ((3, 5), dict(split=3, split_axis=1), r"it has 5 columns, which split=3 does not divide"),
+        ((4, 6), dict(split=(2, 1)), r"as a matrix it has 4 rows, and the sizes of split=\(2, 1\) add up to 3"),
+        ((4, 6), dict(split=(4, 1), split_axis=1), r"it has 6 columns, and the sizes of split=\(4, 1\) add up to 5"),
     ],
 )
 def test_shapes_that_are_refused(shape: tuple[int, ...], options: dict[str, Any], said: str) -> None:
@@ -226,6 +277,7 @@ def test_more_stacked_axes_than_there_are() -> None:
 
 def test_what_it_costs_follows_the_smaller_side() -> None:
     assert Muon().cost((10, 1000)) == Muon().cost((1000, 10)) == 5 * 100 * (2 * 1000 + 10)
+    assert Muon(split=(15, 5)).cost((20, 1000)) == Muon().cost((15, 1000)) + Muon().cost((5, 1000))
     assert Muon(split=2).cost((20, 1000)) == Muon(stacked_axes=1).cost((2, 10, 1000)) == 2 * Muon().cost((10, 1000))
 
 

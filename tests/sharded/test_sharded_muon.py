@@ -28,6 +28,12 @@ def test_products_in_bfloat16(size: int, layout: str) -> None:
     assert world(size).run(differences, run, layout) == [[]] * size
 
 
+def test_blocks_of_unequal_size() -> None:
+    sizes = {"even": dict(split=(3, 1)), "cube": dict(split=(1, 2), transposed=True, stacked_axes=1)}
+    run = Run("Muon", "float32", OPTIONS, names=MATRICES, rates=(1.0, 0.5), overrides=tuple(sizes.items()))
+    assert world(2).run(differences, run, "mixed") == [[]] * 2
+
+
 def test_messages_are_as_narrow_as_the_products() -> None:
     run = Run("Muon", "float32", OPTIONS, names=MATRICES, rates=(1.0,))
     assert world(2).run(dtypes_sent, run, "first axis") == [["torch.bfloat16"] * 2] * 2

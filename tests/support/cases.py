@@ -232,6 +232,7 @@ MUON = Case(
         "match-RMS-AdamW": dict(EXACT, scaling="match_rms_adamw", rms=0.3),
         "optax": dict(rules.Muon.VARIANTS["optax"], vectors="row"),
         "unscaled": dict(EXACT, scaling=None, eps_mode="add", eps=0.1),
+        "transposed": dict(EXACT, transposed=True),
         "coefficients by step": dict(EXACT, ns_coefficients=((3.0, -4.0, 2.0), (2.0, -1.5, 0.5)), ns_steps=3),
     },
     refused=[
@@ -243,6 +244,10 @@ MUON = Case(
         (dict(momentum_mode="polyak"), "momentum_mode must be one of 'ema', 'sum', got 'polyak'"),
         (dict(scaling="spectral"), "scaling must be one of 'original', 'match_rms_adamw', 'optax', None"),
         (dict(split=0), "split must be a whole number >= 1, got 0"),
+        (dict(split=()), "split must be a whole number >= 0, got ()"),
+        (dict(split=(2, 0)), "each size of split=(2, 0) must be a whole number >= 1, got 0"),
+        (dict(split=(2, 1.5)), "each size of split=(2, 1.5) must be a whole number >= 0, got 1.5"),
+        (dict(transposed=1), "transposed must be True or False, got 1"),
         (dict(split_axis=2), "split_axis must be one of 0, 1, got 2"),
         (dict(ns_steps=0), "ns_steps must be a whole number >= 1, got 0"),
         (dict(ns_steps=100), "ns_steps must be less than 100, got 100"),

@@ -16,7 +16,7 @@ from thalweg.options import defaults
 from thalweg.rules import RULES, Rule
 from thalweg.torch import AdamW, Mixture, optimizer
 from thalweg.torch.mixture import Entries
-from thalweg.torch.recipes import is_matrix
+from thalweg.torch.routing import is_matrix
 
 
 def register(*rules: type[Rule]) -> list[str]:

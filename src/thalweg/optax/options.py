@@ -74,8 +74,9 @@ class MuonExtras(CommonExtras, total=False):
     momentum_mode: Literal["ema", "sum"]
     bias_correction: bool
     scaling: Literal["original", "match_rms_adamw", "optax"] | None
-    split: int
+    split: int | tuple[int, ...]
     split_axis: Literal[0, 1]
+    transposed: bool
     ns_dtype: DType | None
     eps_mode: Literal["floor", "add"]
     vectors: Literal["refuse", "row"]

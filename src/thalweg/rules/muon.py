@@ -39,15 +39,18 @@ class Muon(WholeRule):
     bias_correction: bool = False
     #: Decoupled: parameters shrink by lr * weight_decay.
     weight_decay: Scalar = 0.0
-    #: What a step is multiplied by, for a matrix of m rows and n columns. "original": sqrt(max(1, m / n)).
-    #: "match_rms_adamw": rms * sqrt(max(m, n)). "optax": sqrt(max(1, n / m)), for kernels of shape (in, out).
+    #: What a step is multiplied by, for a matrix of m rows and n columns. "original": sqrt(max(1, m / n)), or
+    #: sqrt(max(1, n / m)) if it is transposed. "match_rms_adamw": rms * sqrt(max(m, n)). "optax": sqrt(max(1, n / m)).
     scaling: Literal["original", "match_rms_adamw", "optax"] | None = "original"
     #: The RMS of a step at lr=1 under scaling="match_rms_adamw".
     rms: Scalar = 0.2
-    #: Take each parameter for so many matrices of equal size, side by side along an axis of it as a matrix:
-    #: 0 for rows, 1 for columns.
-    split: int = 1
+    #: Take each parameter for several matrices, side by side along an axis of it as a matrix, 0 for rows, 1 for
+    #: columns: so many of equal size, or a tuple of their sizes.
+    split: int | tuple[int, ...] = 1
     split_axis: Literal[0, 1] = 0
+    #: Whether the first axis of a matrix is its input and not its output, as in kernels of shape (in, out). Of the
+    #: scalings, "original" alone looks at it.
+    transposed: bool = False
     #: Steps of the Newton-Schulz iteration, and its coefficients: one triple, or one for each step, of which the last
     #: serves all steps that are left.
     ns_steps: int = 5
@@ -84,7 +87,7 @@ class Muon(WholeRule):
         "ns_coeffs": "ns_coefficients",
         "num_ns_steps": "ns_steps",
         "num_heads": "split",
-        "split_sizes": "split, the number of equal blocks",
+        "split_sizes": "split, a tuple of sizes",
         "split_qkv": "split=3",
     }
 
@@ -94,7 +97,7 @@ class Muon(WholeRule):
         for name in ("weight_decay", "eps"):
             check_number(name, getattr(self, name), low=0.0)
         check_number("rms", self.rms, low=0.0, open_low=True)
-        for name in ("nesterov", "bias_correction"):
+        for name in ("nesterov", "bias_correction", "transposed"):
             check_flag(name, getattr(self, name))
         check_choice("momentum_mode", self.momentum_mode, "ema", "sum")
         check_choice("scaling", self.scaling, "original", "match_rms_adamw", "optax", None)
@@ -103,8 +106,11 @@ class Muon(WholeRule):
         check_choice("eps_mode", self.eps_mode, "floor", "add")
         check_choice("vectors", self.vectors, "refuse", "row")
         for name in ("split", "ns_steps"):
-            check_count(name, getattr(self, name))
-            require(getattr(self, name) >= 1, f"{name} must be a whole number >= 1, got {getattr(self, name)!r}")
+            given = getattr(self, name)
+            for each in given if name == "split" and isinstance(given, tuple) and given else (given,):
+                said = name if each is given else f"each size of {name}={given!r}"
+                check_count(said, each)
+                require(each >= 1, f"{said} must be a whole number >= 1, got {each!r}")
         require(self.ns_steps < MOST_STEPS, f"ns_steps must be less than {MOST_STEPS}, got {self.ns_steps}")
         wanted = f"ns_coefficients must be three numbers, or three for each step, got {self.ns_coefficients!r}"
         require(isinstance(self.ns_coefficients, tuple) and len(self.ns_coefficients) > 0, wanted)
@@ -144,12 +150,16 @@ class Muon(WholeRule):
                 f"parameter {name!r} has shape {shape}:{each}, and Muon orthogonalizes matrices. Give it to an "
                 "optimizer of its own, such as AdamW, or set vectors='row', which takes it for a matrix of one row"
             )
-        sizes = self.matrix(shape)
-        if sizes[self.split_axis] % self.split:
-            along = ("rows", "columns")[self.split_axis]
+        size, along = self.matrix(shape)[self.split_axis], ("rows", "columns")[self.split_axis]
+        as_matrix = f"parameter {name!r} has shape {shape}: as a matrix it has {size} {along}"
+        if isinstance(self.split, tuple) and sum(self.split) != size:
             raise ParameterError(
-                f"parameter {name!r} has shape {shape}: as a matrix it has {sizes[self.split_axis]} {along}, which "
-                f"split={self.split} does not divide; set split for it in overrides"
+                f"{as_matrix}, and the sizes of split={self.split} add up to {sum(self.split)}; set split for it in "
+                "overrides"
+            )
+        if not isinstance(self.split, tuple) and size % self.split:
+            raise ParameterError(
+                f"{as_matrix}, which split={self.split} does not divide; set split for it in overrides"
             )
 
     def matrix(self, shape: Shape) -> tuple[int, int]:
@@ -157,26 +167,34 @@ class Muon(WholeRule):
         own = shape[self.stacked_axes :]
         return (own[0], math.prod(own[1:])) if len(own) > 1 else (1, math.prod(own))
 
-    def block(self, shape: Shape) -> tuple[int, int]:
-        """Rows and columns of what is orthogonalized."""
+    def blocks(self, shape: Shape) -> list[tuple[int, int]]:
+        """Rows and columns of each matrix that a tensor is taken for; a stack has several tensors."""
         rows, columns = self.matrix(shape)
-        return (rows // self.split, columns) if self.split_axis == 0 else (rows, columns // self.split)
+        size = (rows, columns)[self.split_axis]
+        sizes = self.split if isinstance(self.split, tuple) else (size // self.split,) * self.split
+        return [(own, columns) if self.split_axis == 0 else (rows, own) for own in sizes]
 
-    def blocks(self, shape: Shape) -> int:
-        """How many matrices a parameter is taken for."""
-        return math.prod(shape[: self.stacked_axes]) * self.split
+    def tensors(self, shape: Shape) -> int:
+        """How many tensors a parameter is a stack of."""
+        return math.prod(shape[: self.stacked_axes])
 
     def scale(self, shape: Shape) -> Scalar:
-        """What an orthogonal step of a parameter of this shape is multiplied by."""
-        rows, columns = self.block(shape)
+        """What an orthogonal step of a parameter of this shape is multiplied by, in its first block."""
+        root = math.sqrt(self.squared_scale(*self.blocks(shape)[0]))
+        return self.rms * root if self.scaling == "match_rms_adamw" else root
+
+    def squared_scale(self, rows: int, columns: int) -> float:
+        """The square of what an orthogonal matrix is multiplied by, beside ``rms``."""
         if self.scaling == "match_rms_adamw":
-            return self.rms * math.sqrt(max(rows, columns))
-        ratio = {"original": rows / max(1, columns), "optax": columns / max(1, rows), None: 1.0}[self.scaling]
-        return math.sqrt(max(1.0, ratio))
+            return max(rows, columns)
+        turned = self.transposed or self.scaling == "optax"
+        ratio = columns / max(1, rows) if turned else rows / max(1, columns)
+        return 1.0 if self.scaling is None else max(1.0, ratio)
 
     def treatment(self, shape: Shape) -> str:
-        (rows, columns), count = self.block(shape), self.blocks(shape)
-        return f"matrix {rows} x {columns}" if count == 1 else f"{count} matrices {rows} x {columns}"
+        blocks, tensors = self.blocks(shape), self.tensors(shape)
+        counts = {block: tensors * blocks.count(block) for block in blocks}
+        return ", ".join(f"{'matrix' if n == 1 else f'{n} matrices'} {r} x {c}" for (r, c), n in counts.items())
 
     def expected_rms(self, lr: float | None, p_rms: float) -> float:
         """An orthogonal matrix of n columns and fewer rows has an RMS of n ** -1/2; here n is taken to be 1024."""
@@ -210,14 +228,30 @@ class Muon(WholeRule):
         """What is shown, orthogonalized block by block."""
         (x,) = tensors
         shape = xp.shape(x)
-        rows, (m, n), count = self.matrix(shape)[0], self.block(shape), self.blocks(shape)
-        if self.split_axis == 1 and self.split > 1:
-            x = xp.swapaxes(xp.reshape(x, (count // self.split, rows, self.split, n)), 1, 2)
-        x, norm = self.normalized(xp, xp.reshape(x, (count, m, n)))
+        blocks, rows, stack = self.blocks(shape), self.matrix(shape)[0], self.tensors(shape)
+        if len(set(blocks)) > 1:
+            return self.made_of_unequal(xp, x, blocks, stack)
+        (m, n), split = blocks[0], len(blocks)
+        if self.split_axis == 1 and split > 1:
+            x = xp.swapaxes(xp.reshape(x, (stack, rows, split, n)), 1, 2)
+        x, norm = self.normalized(xp, xp.reshape(x, (stack * split, m, n)))
         x = self.orthogonalized(xp, x)
-        if self.split_axis == 1 and self.split > 1:
-            x = xp.swapaxes(xp.reshape(x, (count // self.split, self.split, rows, n)), 1, 2)
+        if self.split_axis == 1 and split > 1:
+            x = xp.swapaxes(xp.reshape(x, (stack, split, rows, n)), 1, 2)
         return Made(xp.reshape(x, shape), {"norm": norm}, {})
+
+    def made_of_unequal(self, xp: Space[A], x: A, blocks: list[tuple[int, int]], stack: int) -> Made:
+        """Blocks of several sizes, each multiplied by what its scale is to that of the first one."""
+        shape, parts, norms = xp.shape(x), [], []
+        sizes, axis = tuple(block[self.split_axis] for block in blocks), 1 + self.split_axis
+        cut = xp.cut(xp.reshape(x, (stack, *self.matrix(shape))), axis, sizes)
+        for part, block in zip(cut, blocks, strict=True):
+            own, norm = self.normalized(xp, part)
+            own, ratio = self.orthogonalized(xp, own), self.squared_scale(*block) / self.squared_scale(*blocks[0])
+            parts.append(own if ratio == 1 else self.rounded(xp, own * math.sqrt(ratio)))
+            norms.append(norm)
+        norm = xp.reshape(xp.join(norms, 1), (stack * len(blocks), 1, 1))
+        return Made(xp.reshape(xp.join(parts, axis), shape), {"norm": norm}, {})
 
     def normalized(self, xp: Space[A], x: A) -> tuple[A, A]:
         """Matrices divided by their norms, so that no singular value is above 1, and these norms."""
@@ -253,11 +287,11 @@ class Muon(WholeRule):
     # ---- what it costs to be whole
 
     def figure_shape(self, shape: Shape) -> Shape:
-        return (self.blocks(shape), 1, 1)
+        return (self.tensors(shape) * len(self.blocks(shape)), 1, 1)
 
     def cost(self, shape: Shape) -> int:
-        less, more = sorted(self.block(shape))
-        return self.blocks(shape) * self.ns_steps * less * less * (2 * more + less)
+        sides = map(sorted, self.blocks(shape))
+        return self.tensors(shape) * self.ns_steps * sum(less * less * (2 * more + less) for less, more in sides)
 
     def dtype_shown(self, arithmetic: str) -> str:
         return self.ns_dtype or arithmetic

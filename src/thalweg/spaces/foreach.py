@@ -252,3 +252,11 @@ def reshape(x: Any, shape: Shape) -> Any:
 
 def swapaxes(x: Any, first: int, second: int) -> Any:
     return _apply(lambda tensor: single.swapaxes(tensor, first, second), x)
+
+
+def cut(x: Any, axis: int, sizes: Shape) -> Sequence[Any]:
+    return [TensorList(list(own)) for own in zip(*(single.cut(t, axis, sizes) for t in x.tensors), strict=True)]
+
+
+def join(parts: Sequence[Any], axis: int) -> Any:
+    return _apply(lambda *own: single.join(own, axis), *parts)

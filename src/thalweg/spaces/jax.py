@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
 import jax
@@ -194,6 +195,14 @@ def reshape(x: Arr, shape: Shape) -> Arr:
 
 def swapaxes(x: Arr, first: int, second: int) -> Arr:
     return jnp.swapaxes(x, first, second)
+
+
+def cut(x: Arr, axis: int, sizes: Shape) -> list[Arr]:
+    return jnp.split(x, list(itertools.accumulate(sizes[:-1])), axis)
+
+
+def join(parts: Sequence[Arr], axis: int) -> Arr:
+    return jnp.concatenate(parts, axis)
 
 
 def matmul(x: Arr, y: Arr) -> Arr:

@@ -5,8 +5,9 @@ Sums accumulate in float64 whatever the arrays hold.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -162,6 +163,14 @@ def reshape(x: Arr, shape: Shape) -> Arr:
 
 def swapaxes(x: Arr, first: int, second: int) -> Arr:
     return x.swapaxes(first, second)
+
+
+def cut(x: Arr, axis: int, sizes: Shape) -> list[Arr]:
+    return np.split(x, list(itertools.accumulate(sizes[:-1])), axis)
+
+
+def join(parts: Sequence[Arr], axis: int) -> Arr:
+    return np.concatenate(parts, axis)
 
 
 def matmul(x: Arr, y: Arr) -> Arr:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from thalweg.arrays import (
@@ -164,6 +164,16 @@ def swapaxes(x: ShapeOnly, first: int, second: int) -> ShapeOnly:
     sizes[first], sizes[second] = sizes[second], sizes[first]
     low, high = sorted((first % x.ndim, second % x.ndim))
     return x.view(tuple(sizes), is_turned=x.is_turned or sum(size != 1 for size in sizes[low : high + 1]) > 1)
+
+
+def cut(x: ShapeOnly, axis: int, sizes: Shape) -> list[ShapeOnly]:
+    """Views, whose elements have gaps between them."""
+    return [x.view((*x.shape[:axis], size, *x.shape[axis + 1 :]), is_turned=True) for size in sizes]
+
+
+def join(parts: Sequence[ShapeOnly], axis: int) -> ShapeOnly:
+    shape = parts[0].shape
+    return parts[0].new((*shape[:axis], sum(part.shape[axis] for part in parts), *shape[axis + 1 :]))
 
 
 def matmul(x: ShapeOnly, y: ShapeOnly) -> ShapeOnly:

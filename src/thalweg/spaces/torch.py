@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -165,6 +166,14 @@ def reshape(x: Arr, shape: Shape) -> Arr:
 
 def swapaxes(x: Arr, first: int, second: int) -> Arr:
     return x.transpose(first, second)
+
+
+def cut(x: Arr, axis: int, sizes: Shape) -> Sequence[Arr]:
+    return x.tensor_split(tuple(itertools.accumulate(sizes[:-1])), axis)
+
+
+def join(parts: Sequence[Arr], axis: int) -> Arr:
+    return torch.cat(list(parts), axis)
 
 
 def matmul(x: Arr, y: Arr) -> Arr:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
 from thalweg.errors import OptionError, ParameterError
-from thalweg.mixtures import Entry, RuleOptions, check_one_rule, checked_entries, divided, merged
+from thalweg.mixtures import Entry, RuleOptions, check_one_rule, checked_entries, divided, first_match, merged
 from thalweg.overrides import Overrides, Pattern, check_overrides
 from thalweg.settings import WHOLE_STEP, Handling, option_names
 from thalweg.torch.base import Optimizer
@@ -17,6 +18,22 @@ from thalweg.torch.params.groups import EngineName, engine_meant
 from thalweg.torch.params.members import check_given
 
 Entries: TypeAlias = Sequence[tuple[Pattern, RuleOptions]]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The pattern of parameters that were chosen by name for a role."""
+
+    role: str
+    names: frozenset[str]
+    #: What to tell of some of them, by name.
+    hints: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, name: str, parameter: Tensor) -> bool:
+        return name in self.names
+
+    def __repr__(self) -> str:
+        return f"<{self.role}>"
 
 
 class Mixture(Optimizer):
@@ -96,6 +113,7 @@ class Mixture(Optimizer):
             pairs, are_named = with_names(group["params"], names, position)
             if not are_named:
                 check_names_unneeded(self._entries)
+            check_chosen(self._entries, pairs)
             for place, own in divided(self._entries, pairs).items():
                 yield {**group, "params": own if are_named else [p for _, p in own], "entry": place}
 
@@ -140,6 +158,18 @@ def with_names(params: Any, names: Sequence[str] | None, position: int) -> tuple
         if not isinstance(p, Tensor):
             raise ParameterError(f"parameter {name!r} must be a tensor, got {type(p).__name__}")
     return pairs, bool(named)
+
+
+def check_chosen(entries: Sequence[Entry], pairs: Sequence[tuple[str, Tensor]]) -> None:
+    """Refuse parameters that are not of the model whose parameters were chosen by name."""
+    chosen = [pattern for pattern, _ in entries if isinstance(pattern, Chosen)]
+    rules = dict.fromkeys(repr(own.rule.__name__) for _, own in entries)
+    for name, p in pairs:
+        if chosen and first_match(entries, name, p) is None:
+            raise ParameterError(
+                f"parameter {name!r} is not of the model that this mixture was made for: say which rule steps it, as "
+                f'"rule": {" or ".join(rules)} in its parameter group'
+            )
 
 
 def check_names_unneeded(entries: Sequence[Entry]) -> None:

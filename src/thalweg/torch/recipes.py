@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import difflib
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from thalweg.errors import OptionError, ParameterError
-from thalweg.overrides import Pattern, check_pattern, is_list, matches
+from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
+from thalweg.overrides import Pattern, check_overrides, check_pattern, is_list, matches
 from thalweg.rules import AdamW, Kron, Muon, Rule
-from thalweg.torch.mixture import Mixture
+from thalweg.settings import option_names
+from thalweg.torch.mixture import Chosen, Mixture
 from thalweg.torch.optimizers import optimizer
+from thalweg.torch.routing import HIDDEN, OTHER, VECTORS, Role, roles_of
 
-#: Names of modules that are output layers wherever they are.
-HEADS = ("lm_head", "head", "heads", "classifier", "classification_head", "score", "output_projection", "fc_out")
-#: Parts of the name of a parameter that is an embedding, though no module of one holds it.
-EMBEDDINGS = ("embed", "token")
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -78,35 +78,65 @@ def by_matrices(
     other: Sequence[Pattern],
     arguments: Mapping[str, Any],
 ) -> Mixture:
-    if not isinstance(model, nn.Module):
-        raise ParameterError(f"this needs a model, whose modules tell parameters apart, got {type(model).__name__}")
-    roles = roles_of(model, checked(first, "first"), checked(other, "other"))
+    recipe = f"{rule.__name__.lower()}_adamw"
+    check_model(recipe, model)
+    check_arguments(recipe, rule, arguments)
+    warn_of_unused(model, first=check_patterns(first, "first"), other=check_patterns(other, "other"))
+    roles = roles_of(model, first, other)
     decay = {} if weight_decay is None else {"weight_decay": weight_decay}
+    overrides = [*overrides_of(roles, rule), *check_overrides(options.get("overrides", ()))]
     makers = {
-        "hidden matrices": optimizer(rule).options(**{"lr": lr, **decay, **options}),
-        "embeddings and output layers": optimizer(AdamW).options(**{"lr": adamw_lr, **decay, **adamw}),
-        "norms, biases and vectors": optimizer(AdamW).options(**{"lr": adamw_lr, **adamw, "weight_decay": 0.0}),
+        HIDDEN: optimizer(rule).options(**{"lr": lr, **decay, **options, "overrides": overrides}),
+        OTHER: optimizer(AdamW).options(**{"lr": adamw_lr, **decay, **adamw}),
+        VECTORS: optimizer(AdamW).options(**{"lr": adamw_lr, **adamw, "weight_decay": 0.0}),
     }
-    found = {role: frozenset(name for name, own in roles.items() if own == role) for role in makers}
-    entries = [(Role(role, names), makers[role]) for role, names in found.items() if names]
+    chosen = [Chosen(role, names_of(roles, role), hints_of(roles, role)) for role in makers]
+    entries = [(pattern, makers[pattern.role]) for pattern in chosen if pattern.names]
     return Mixture(model.named_parameters(), entries, **arguments)
 
 
-@dataclass(frozen=True)
-class Role:
-    """The parameters of a model that have a role, as a pattern."""
-
-    role: str
-    names: frozenset[str]
-
-    def __call__(self, name: str, parameter: Tensor) -> bool:
-        return name in self.names
-
-    def __repr__(self) -> str:
-        return f"<{self.role}>"
+def names_of(roles: Mapping[str, Role], role: str) -> frozenset[str]:
+    return frozenset(name for name, own in roles.items() if own.role == role)
 
 
-def checked(patterns: Any, argument: str) -> Sequence[Pattern]:
+def hints_of(roles: Mapping[str, Role], role: str) -> dict[str, str]:
+    return {name: own.hint for name, own in roles.items() if own.role == role and own.hint}
+
+
+def overrides_of(roles: Mapping[str, Role], rule: type[Rule]) -> list[tuple[Pattern, dict[str, Any]]]:
+    """What a rule has to know of hidden parameters that are not one matrix as they lie: an entry for each kind."""
+    names: dict[tuple[tuple[str, Any], ...], set[str]] = {}
+    for name, own in roles.items():
+        known = tuple((option, value) for option, value in own.options.items() if option in option_names(rule))
+        if own.role == HIDDEN and known:
+            names.setdefault(known, set()).add(name)
+    return [(Chosen(HIDDEN, frozenset(own)), dict(known)) for known, own in names.items()]
+
+
+def check_model(recipe: str, model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ParameterError(
+            f"{recipe} needs the model itself, whose modules tell what each parameter is, got "
+            f"{type(model).__name__}: write {recipe}(model)"
+        )
+
+
+def check_arguments(recipe: str, rule: type[Rule], arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that a mixture has not, and say where options of its rules belong."""
+    known = [name for name in inspect.signature(Mixture).parameters if name not in ("params", "entries")]
+    for name in arguments:
+        if name in known:
+            continue
+        owners = [each.__name__ for each in (rule, AdamW) if name in option_names(each) or name in each.ELSEWHERE]
+        places = [f"{owner.lower()}=dict({name}=...)" for owner in owners]
+        if name in (f"{rule.__name__.lower()}_lr", "learning_rate"):
+            places = [f"lr, the rate of {rule.__name__}; adamw_lr is that of AdamW"]
+        places = places or [repr(name) for name in difflib.get_close_matches(name, known, n=1)]
+        said = f"write {' or '.join(places)}" if places else f"it has {', '.join(known)}"
+        raise OptionError(f"{recipe} has no argument {name!r}: {said}")
+
+
+def check_patterns(patterns: Any, argument: str) -> Sequence[Pattern]:
     if not is_list(patterns):
         raise OptionError(f"{argument} must be a list of patterns, such as ['*.experts.*'], got {patterns!r}")
     for pattern in patterns:
@@ -114,48 +144,11 @@ def checked(patterns: Any, argument: str) -> Sequence[Pattern]:
     return list(patterns)
 
 
-def roles_of(model: nn.Module, first: Sequence[Pattern] = (), other: Sequence[Pattern] = ()) -> dict[str, str]:
-    """The role of every parameter of a model, by name."""
-    outside = {id(p) for module in (*embeddings(model), *output_layers(model)) for p in module.parameters()}
-    norms = {id(p) for module in model.modules() if is_norm(module) for p in module.parameters(recurse=False)}
-
-    def role_of(name: str, p: Tensor) -> str:
-        if any(matches(pattern, name, p) for pattern in first):
-            return "hidden matrices"
-        if not is_matrix(p) or id(p) in norms:
-            return "norms, biases and vectors"
-        is_other = id(p) in outside or any(part in name.rpartition(".")[2] for part in EMBEDDINGS)
-        is_other = is_other or any(matches(pattern, name, p) for pattern in other)
-        return "embeddings and output layers" if is_other else "hidden matrices"
-
-    return {name: role_of(name, p) for name, p in model.named_parameters()}
-
-
-def is_matrix(p: Tensor) -> bool:
-    """Whether a parameter, with all axes after the first as one, has several rows and several columns."""
-    return p.ndim >= 2 and p.shape[0] > 1 and p.numel() > p.shape[0]
-
-
-def is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower()
-
-
-def embeddings(model: nn.Module) -> Iterator[nn.Module]:
-    yield from (module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag)))
-
-
-def output_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """The layer that a model tells of, those that are named as output layers are, or else its last linear one.
-
-    Names and the last one count only outside of lists of layers, whose modules belong to hidden blocks.
-    """
-    told = getattr(model, "get_output_embeddings", lambda: None)()
-    lists = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, nn.ModuleList))
-    found = [told] if isinstance(told, nn.Module) else []
-    for name, module in model.named_modules():
-        if name.rpartition(".")[2] in HEADS and not name.startswith(lists):
-            found.append(module)
-    if not found:
-        linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-        found = [module for name, module in linear[-1:] if not name.startswith(lists)]
-    yield from found
+def warn_of_unused(model: nn.Module, **patterns: Sequence[Pattern]) -> None:
+    """Warn of patterns that match no parameter, which are most likely typing mistakes."""
+    named = list(model.named_parameters())
+    for argument, own in patterns.items():
+        unused = [pattern for pattern in own if not any(matches(pattern, *pair) for pair in named)]
+        if unused:
+            message = f"patterns in {argument} that match no parameter: {', '.join(map(repr, unused))}"
+            warnings.warn(message, UnusedOverrideWarning, stacklevel=4)

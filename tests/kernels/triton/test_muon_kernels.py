@@ -42,13 +42,16 @@ def both(steps: int, dtype: str = "float32", **options: Any) -> tuple[Any, Any, 
         dict(bias_correction=True, maximize=True),
         dict(momentum_mode="sum", scaling="match_rms_adamw", max_grad_norm=0.5),
         dict(split=2, weight_decay=0.0, nesterov=False),
+        dict(
+            overrides=[("[abc]", dict(split=(20, 8, 6))), ("wide", dict(split=(30, 4), split_axis=1, transposed=True))]
+        ),
         pytest.param(dict(stacked_axes=1, vectors="row"), marks=pytest.mark.nightly),
     ],
     ids=str,
 )
 def test_numbers_are_those_of_the_rule(options: dict[str, Any]) -> None:
     given = {**OPTIONS, **options}
-    if "split" in options:
+    if options.get("split"):
         given["overrides"] = [("conv", dict(split=1))]
     agree(*both(3, **given))
 

@@ -20,7 +20,7 @@ __all__ = ["Explanation", "GroupRow", "Row", "explained", "explained_group", "so
 COUNTER_BYTES = 4
 
 
-def explained(name: str, p: Tensor, setting: Setting, lr: Any, *, is_hosted: bool = False) -> Row:
+def explained(name: str, p: Tensor, setting: Setting, lr: Any, *, is_hosted: bool = False, hint: str = "") -> Row:
     """The treatment of a parameter. A learning rate that is a tensor is not read: that would wait for it."""
     return explained_by_shape(
         name,
@@ -31,6 +31,7 @@ def explained(name: str, p: Tensor, setting: Setting, lr: Any, *, is_hosted: boo
         rms=rms_of(p),
         counter_bytes=COUNTER_BYTES,
         is_hosted=is_hosted,
+        hint=hint,
     )
 
 

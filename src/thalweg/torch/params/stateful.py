@@ -153,7 +153,8 @@ class StatefulOptimizer(GroupedOptimizer):
                 if reason:
                     beside[index][reason] = None
                 rated = replace(setting, lr_scale=setting.lr_scale * factor)
-                rows.append(explained(name, p, rated, lr, is_hosted=self._host.wanted and not reason))
+                hint = getattr(self._entries[group.get("entry", 0)][0], "hints", {}).get(name, "")
+                rows.append(explained(name, p, rated, lr, is_hosted=self._host.wanted and not reason, hint=hint))
                 if code:
                     title = f"{rows[-1].rule}, {rows[-1].treatment}, {rows[-1].dtype} on {p.device.type}:"
                     if title not in sources:
