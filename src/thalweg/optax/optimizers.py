@@ -13,7 +13,7 @@ from thalweg.optax.signatures import OPTAX, PSGD_JAX, counted, extras, with_sign
 from thalweg.optax.transformation import as_transformation, stacks, without_where_false
 from thalweg.optax.values import dtype_name, pair
 from thalweg.options import Unpack
-from thalweg.overrides import Overrides
+from thalweg.overrides import Overrides, is_list
 from thalweg.rules import LAMB, LARS, Adafactor, Kron, Muon
 from thalweg.rules.checks import require
 from thalweg.rules.muon import PUBLISHED
@@ -154,6 +154,7 @@ def adafactor(
      [0.9 0.9]]
     """
     momentum_dtype = dtype_name("dtype_momentum", dtype_momentum)
+    require(not is_list(eps), f"eps is one number here, and the second is min_scale, got eps={eps!r}")
     require(
         momentum is not None or momentum_dtype == "float32",
         f"dtype_momentum={momentum_dtype!r} has no effect here: it needs a momentum",
