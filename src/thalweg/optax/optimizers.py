@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from thalweg.errors import OptionError
+from thalweg.optax.matrices import UNDECLARED, Layout, check_layout
 from thalweg.optax.options import AdafactorExtras, KronExtras, LambExtras, LarsExtras, Mask, MuonExtras, Schedulable
 from thalweg.optax.signatures import OPTAX, PSGD_JAX, counted, extras, with_signature
 from thalweg.optax.transformation import as_transformation, stacks, without_where_false
@@ -198,6 +199,7 @@ def muon(
     *,
     nesterov: bool = True,
     consistent_rms: Schedulable | None = None,
+    layout: Layout | None = None,
     overrides: Overrides = (),
     stacked_axes: Any = None,
     specs: Any = None,
@@ -205,7 +207,9 @@ def muon(
 ) -> optax.GradientTransformationExtraArgs:
     """Steps along momentum whose singular values are all made about 1, as ``optax.contrib.muon`` takes matrices.
 
-    Vectors are refused: give them to another optimizer with ``optax.partition``. Options: docs/jax.md.
+    layout: which axes of a parameter are inputs and outputs: "flax", "equinox", "torch", a :class:`MatrixAxes`, or a
+    function of a name and a parameter. Without one, parameters have two axes, (in, out), and others are refused.
+    Vectors are refused: :func:`muon_adamw` gives them to AdamW. Options: docs/jax.md.
 
     >>> import jax.numpy as jnp
     >>> solver = muon(learning_rate=0.1)
@@ -215,6 +219,8 @@ def muon(
     [[0.89 1.  ]
      [1.   0.93]]
     """
+    if layout is not None:
+        check_layout(layout)
     given = {
         "ns_coefficients": ns_coeffs,
         "ns_steps": ns_steps,
@@ -237,6 +243,7 @@ def muon(
         choices=choices,
         specs=specs,
         called=OPTAX["Muon"],
+        layout=UNDECLARED if layout is None else layout,
     )
 
 
