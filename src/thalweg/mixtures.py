@@ -15,6 +15,10 @@ from thalweg.settings import WHOLE_STEP, Settings
 
 P = TypeVar("P")
 
+#: The learning rates of ready-made mixtures that get none: of AdamW, and of the rules for hidden matrices beside it.
+ADAMW_RATE = 3e-4
+RATES = {"Kron": 3e-4, "Muon": 0.02}
+
 #: How many names of parameters an error tells.
 MOST_TOLD = 20
 
@@ -116,6 +120,25 @@ def first_match(entries: Sequence[Entry], name: str, parameter: Any) -> int | No
         if pattern is not None and matches(pattern, name, parameter):
             return place
     return None
+
+
+def adamw_share(rule: type[Rule], options: Mapping[str, Any]) -> float:
+    """AdamW's learning rate beside a rule for hidden matrices, as a share of that rule's own.
+
+    It is 1 where steps of both have the same size, as under scaling="match_rms_adamw", and else that of the default
+    rates. options: those of the rule.
+    """
+    variant = rule.VARIANTS.get(options.get("variant") or "", {})
+    if {**variant, **options}.get("scaling") == "match_rms_adamw":
+        return 1.0
+    return ADAMW_RATE / RATES[rule.__name__]
+
+
+def rates_with_adamw(rule: type[Rule], options: Mapping[str, Any], lr: float | None) -> tuple[float, float]:
+    """The learning rates of a rule for hidden matrices and of AdamW beside it. lr: the user's; None: the default."""
+    share = adamw_share(rule, options)
+    lr = lr if lr is not None else ADAMW_RATE if share == 1 else RATES[rule.__name__]
+    return lr, lr * share
 
 
 def check_all_matched(missing: Sequence[Any]) -> None:

@@ -50,6 +50,24 @@ def test_a_model_is_stepped_with_layer_decay(name: str) -> None:
         assert group.get("momentum") == {"lars": 0.9, "kron": 0.9, "muonadamw": group.get("momentum")}.get(name)
 
 
+@pytest.mark.parametrize(
+    ("given", "rates"),
+    [
+        (dict(lr=1e-3, scaling="match_rms_adamw"), {"Muon": 1e-3, "AdamW": 1e-3}),
+        (dict(lr=1e-3, variant="moonlight"), {"Muon": 1e-3, "AdamW": 1e-3}),
+        (dict(lr=0.1), {"Muon": 0.1, "AdamW": 1.5e-3}),
+        (dict(lr=0.1, adamw_lr=0.5), {"Muon": 0.1, "AdamW": 0.5}),
+        (dict(lr=None), {"Muon": 0.02, "AdamW": 3e-4}),
+        (dict(lr=None, scaling="match_rms_adamw"), {"Muon": 3e-4, "AdamW": 3e-4}),
+    ],
+)
+def test_the_rate_of_adamw_follows_from_the_rate_that_timm_is_given(given: dict, rates: dict) -> None:
+    register()
+    optimizer = create_optimizer_v2(small(), "thalwegmuonadamw", **given)
+    for group in optimizer.explain().groups:
+        assert float(group.lr) == pytest.approx(rates[group.rule])
+
+
 def test_parameters_marked_for_fallback_go_to_adamw_in_a_mixture_and_are_refused_elsewhere() -> None:
     register()
     model = small()

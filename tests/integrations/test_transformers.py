@@ -79,6 +79,29 @@ def test_a_mixture_takes_its_rates_and_the_options_of_adam_from_the_arguments(tm
     assert (given["adamw_lr"], given["weight_decay"]) == (1.0, 0.0)
 
 
+def test_adamw_has_the_rate_of_muon_where_their_steps_are_of_one_size(tmp_path: Path) -> None:
+    args = arguments(tmp_path, learning_rate=1e-3)
+    for muon in (dict(scaling="match_rms_adamw"), dict(variant="moonlight")):
+        _, given = optimizer_cls_and_kwargs(args, "muon_adamw", muon=muon)
+        assert (given["lr"], given["adamw_lr"]) == (1e-3, 1e-3)
+    _, given = optimizer_cls_and_kwargs(args, "kron_adamw")
+    assert (given["lr"], given["adamw_lr"]) == (1e-3, 1e-3)
+    _, given = optimizer_cls_and_kwargs(args, "muon_adamw", lr=0.04)
+    assert (given["lr"], given["adamw_lr"]) == (0.04, pytest.approx(6e-4))
+    factory, given = optimizer_cls_and_kwargs(args, "muon_adamw", lr=0.04)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    told = [(group.rule, float(group.lr)) for group in factory()(model, **given).explain().groups]
+    assert told == [("Muon", 0.04), ("AdamW", pytest.approx(6e-4)), ("AdamW", pytest.approx(6e-4))]
+
+
+def test_a_function_of_ones_own_keeps_the_ratio_of_its_defaults(tmp_path: Path) -> None:
+    def mine(model: Any, lr: float = 0.1, adamw_lr: float = 0.02, **arguments: Any) -> Any:
+        return muon_adamw(model, lr, adamw_lr, **arguments)
+
+    _, given = optimizer_cls_and_kwargs(arguments(tmp_path, learning_rate=0.05), mine)
+    assert (given["lr"], given["adamw_lr"]) == (0.05, pytest.approx(0.01))
+
+
 def test_axolotl_gives_one_argument_more(tmp_path: Path) -> None:
     factory, given = optimizer_cls_and_kwargs(arguments(tmp_path), "Lion")
     model = torch.nn.Linear(2, 2)

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from thalweg import OptionError, ParameterError, StateError
-from thalweg.optax import adafactor, kron, lamb, lars
+from thalweg.optax import adafactor, adamw, kron, lamb, lars, lion
 
 Tree = Any
 MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
@@ -287,6 +287,11 @@ def test_a_bare_array_is_named_in_words_that_can_be_read() -> None:
 def test_names_that_another_front_end_has_are_translated() -> None:
     with pytest.raises(OptionError, match="adafactor has no option 'momentum_dtype': it is 'dtype_momentum' here"):
         adafactor(0.1, momentum=0.9, momentum_dtype="bfloat16")
+    for function in (adamw, lamb, lion):
+        with pytest.raises(OptionError, match=r"no option 'betas': it is b1 and b2 here: write b1=0\.9, b2=0\.95"):
+            function(0.1, betas=(0.9, 0.95))
+    with pytest.raises(OptionError, match="eps is one number here, and the second is min_scale"):
+        adafactor(0.1, eps=(1e-30, 1e-3))
     with pytest.raises(OptionError, match="entry 'w': write 'beta2_decay' for 'decay_rate'"):
         adafactor(0.1, overrides=[("w", dict(decay_rate=0.9))])
     with pytest.raises(OptionError, match="entry 'w': write 'betas' for 'b1'"):

@@ -12,14 +12,15 @@ from typing import Any
 from torch import nn
 
 from thalweg.errors import OptionError
-from thalweg.integrations.recipes import RECIPES
+from thalweg.integrations.recipes import RECIPES, with_rates
 from thalweg.torch import Optimizer
 
 
 class MixtureOf:
     """A mixture to be made of a module: what a file gives for an argument ``Callable[[nn.Module], Any]``.
 
-    recipe: "kron_adamw" or "muon_adamw". options: its arguments beside the model.
+    recipe: "kron_adamw" or "muon_adamw". options: its arguments beside the model; without "adamw_lr", AdamW's rate
+    follows from "lr".
 
     >>> optimizer = MixtureOf("kron_adamw", {"lr": 0.01})(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
     >>> [(group["name"], group["param_names"]) for group in optimizer.param_groups]
@@ -32,7 +33,8 @@ class MixtureOf:
         self.recipe, self.options = recipe, dict(options or {})
 
     def __call__(self, module: nn.Module) -> Optimizer:
-        return name_groups(RECIPES[self.recipe](module, **self.options))
+        recipe = RECIPES[self.recipe]
+        return name_groups(recipe(module, **with_rates(recipe, self.options)))
 
 
 def name_groups(optimizer: Optimizer) -> Optimizer:

@@ -11,7 +11,8 @@ from timm.optim import list_optimizers
 from timm.optim._optim_factory import OptimInfo, default_registry
 from torch import Tensor
 
-from thalweg.integrations.recipes import RECIPES, rates
+from thalweg.integrations.recipes import RECIPES, RULE_OF
+from thalweg.mixtures import rates_with_adamw
 from thalweg.options import defaults
 from thalweg.rules import RULES, Rule
 from thalweg.torch import AdamW, Mixture, optimizer
@@ -76,14 +77,15 @@ def mixture(
 ) -> Mixture:
     """Matrices by one rule, and all other parameters, and groups that timm marks for it, by AdamW.
 
-    adamw: options of AdamW. options: of the other rule. Without adamw_lr it is to lr as the recipe has it.
+    adamw: options of AdamW. options: of the other rule. Without adamw_lr, AdamW's rate follows from lr.
     """
-    rule = next(own for name, own in RULES.items() if recipe.startswith(name.lower()))
+    rule = RULE_OF[recipe]
     decay = {"weight_decay_mode": "decoupled"} if recipe == "kron_adamw" else {}  # as the recipe has it
-    both = {**rates(RECIPES[recipe], lr), **({} if adamw_lr is None else {"adamw_lr": adamw_lr})}
+    lr, beside = rates_with_adamw(rule, options, lr)
+    adamw_lr = beside if adamw_lr is None else adamw_lr
     entries: Entries = [
-        (only_matrices, optimizer(rule).options(lr=both["lr"], weight_decay=weight_decay, **{**decay, **options})),
-        ("*", AdamW.options(lr=both["adamw_lr"], weight_decay=weight_decay, **(adamw or {}))),
+        (only_matrices, optimizer(rule).options(lr=lr, weight_decay=weight_decay, **{**decay, **options})),
+        ("*", AdamW.options(lr=adamw_lr, weight_decay=weight_decay, **(adamw or {}))),
     ]
     return Mixture(list(routed(params)), entries)
 

@@ -13,7 +13,7 @@ from transformers import Trainer, TrainingArguments
 
 from thalweg import torch as front_end
 from thalweg.errors import OptionError
-from thalweg.integrations.recipes import RECIPES, Recipe, rates
+from thalweg.integrations.recipes import RECIPES, Recipe, with_rates
 from thalweg.options import defaults
 from thalweg.rules import RULES, Rule
 
@@ -38,8 +38,8 @@ def optimizer_cls_and_kwargs(
         given = {"lr": args.learning_rate, **adam_options(args, kind.rule), **given}
         return partial(partial, by_rule, kind), given  # a Trainer calls the first without arguments
     adamw = {**adam_options(args, RULES["AdamW"]), **given.pop("adamw", {})}
-    given = {**rates(recipe, args.learning_rate), **given, **({"adamw": adamw} if adamw else {})}
-    return partial(partial, by_recipe, recipe), given
+    given = {"lr": args.learning_rate, **given, **({"adamw": adamw} if adamw else {})}
+    return partial(partial, by_recipe, recipe), with_rates(recipe, given)
 
 
 def by_rule(

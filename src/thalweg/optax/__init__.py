@@ -8,9 +8,11 @@ from thalweg.optax.exchange import export_state, import_state
 from thalweg.optax.explain import explain
 from thalweg.optax.layouts import state_specs
 from thalweg.optax.made import function_of, transformation
+from thalweg.optax.matrices import MatrixAxes
 from thalweg.optax.mixture import mixture
 from thalweg.optax.optimizers import adafactor, kron, lamb, lars, muon
 from thalweg.optax.peers import import_peer
+from thalweg.optax.recipes import muon_adamw
 from thalweg.optax.states import AdafactorState, KronState, LambState, LarsState, MixtureState, MuonState
 from thalweg.optax.stats import StatsState, stats, with_stats
 from thalweg.rules import RULES, Annealed
@@ -28,6 +30,7 @@ __all__ = [
     "KronState",
     "LambState",
     "LarsState",
+    "MatrixAxes",
     "MixtureState",
     "MuonState",
     "StatsState",
@@ -43,6 +46,7 @@ __all__ = [
     "lion",
     "mixture",
     "muon",
+    "muon_adamw",
     "sgd",
     "state_specs",
     "stats",

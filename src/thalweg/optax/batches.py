@@ -21,6 +21,7 @@ from thalweg.boundary import finite_throughout, proposed, written
 from thalweg.codecs import scale_key
 from thalweg.dtypes import NARROW
 from thalweg.errors import ParameterError
+from thalweg.optax.matrices import MatrixAxes, rule_of_axes
 from thalweg.optax.shards import Layout, Shards, gathered, own_part, typed_layout
 from thalweg.optax.states import Entries
 from thalweg.optax.values import in_precision, rule_in_precision
@@ -45,6 +46,8 @@ class Leaf:
     setting: Setting
     #: How it is sharded inside shard_map; only empty tuples elsewhere.
     layout: Layout
+    #: Which matrix it is; None: as its rule sees it by itself.
+    axes: MatrixAxes | None
 
     @property
     def space(self) -> Any:
@@ -139,7 +142,7 @@ def stepped(jobs: Sequence[Job], moment: Moment) -> list[Outcome]:
             continue
         result = outcome(stacked([jobs[i] for i in members]), moment)
         for place, i in enumerate(members):
-            found[i] = unstacked(result, place, jobs[i].keys(Count))
+            found[i] = unstacked(result, place, len(members), jobs[i].keys(Count))
     return [found[i] for i in range(len(jobs))]
 
 
@@ -153,7 +156,7 @@ def batches(jobs: Sequence[Job]) -> Iterable[list[int]]:
             found[index].append(index)
             continue
         entries = tuple((key, entry.shape, entry.dtype) for key, entry in job.state.items())
-        found[id(job.setting), job.p.shape, job.p.dtype, job.g.dtype, job.layout, entries].append(index)
+        found[id(job.setting), job.p.shape, job.p.dtype, job.g.dtype, job.layout, job.axes, entries].append(index)
     return found.values()
 
 
@@ -171,15 +174,23 @@ def stacked(jobs: Sequence[Job]) -> Job:
         p=jnp.stack([job.p for job in jobs]),
         setting=first.setting,
         layout=((), *first.layout),
+        axes=first.axes,
         g=jnp.stack([job.g for job in jobs]),
         state=state,
     )
 
 
-def unstacked(result: Outcome, place: int, counts: Sequence[str]) -> Outcome:
+def unstacked(result: Outcome, place: int, members: int, counts: Sequence[str]) -> Outcome:
     """One of several. counts: the entries that are the same for all of them."""
+
+    def own(figure: Any) -> Any:
+        if not getattr(figure, "ndim", 0):
+            return figure
+        each = figure.shape[0] // members  # the matrices of a parameter may have one each
+        return figure[place] if each == 1 else figure[place * each : (place + 1) * each]
+
     state = {key: entry if key in counts else entry[place] for key, entry in result.state.items()}
-    stats = {key: value[place] if getattr(value, "ndim", 0) else value for key, value in result.stats.items()}
+    stats = {key: own(value) for key, value in result.stats.items()}
     return Outcome(result.delta[place], state, result.finite, stats)
 
 
@@ -189,6 +200,8 @@ def outcome(job: Job, moment: Moment) -> Outcome:
     rule = rule_in_precision(job.setting.rule_at(moment.t), arithmetic(dtype))
     if len(job.names) > 1:
         rule = replace(rule, stacked_axes=rule.stacked_axes + 1)
+    if job.axes is not None:
+        rule = rule_of_axes(rule, job.axes)
     tensor = tensor_id(job.names[0])
     update = proposed_by(rule, job, moment, tensor)
     delta, finite = update.delta, None

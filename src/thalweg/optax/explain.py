@@ -15,6 +15,7 @@ from thalweg.arrays import is_number
 from thalweg.errors import ParameterError, UnusedOverrideWarning
 from thalweg.explain import Explanation, GroupRow, explained
 from thalweg.optax.batches import Leaf
+from thalweg.optax.matrices import rule_of_axes
 from thalweg.optax.transformation import HEARD, Heard, Transformation
 from thalweg.optax.trees import Tree, named
 from thalweg.optax.values import at_count, concrete
@@ -49,8 +50,11 @@ def explain(solver: optax.GradientTransformation, params: Tree) -> Explanation:
             shape, dtype = leaf.p.shape, leaf.p.dtype.name
             # one count serves all
             row = explained(name, shape, dtype, leaf.setting, lr=rate, rms=sizes[name], counter_bytes=0)
-            rows[name] = replace(row, weight_decay=shown(row.weight_decay))
-        groups.append(group_of(owner, leaves, rate, several))
+            own = leaf.setting.rule_at(1)
+            treatment = row.treatment if leaf.axes is None else rule_of_axes(own, leaf.axes).treatment(shape)
+            told = (*row.warnings, *([heard.notes[name]] if name in heard.notes else []))
+            rows[name] = replace(row, weight_decay=shown(row.weight_decay), treatment=treatment, warnings=told)
+        groups.append(group_of(owner, leaves, rate, several, heard.group_notes.get(id(owner))))
         patterns = [pattern for pattern, _ in owner.settings.overrides if not isinstance(pattern, Standard)]
         unused += [pattern for pattern in patterns if not any(matches(pattern, x.names[0], x.p) for x in leaves)]
     ordered = [rows[name] for name in found.names if name in rows]
@@ -70,9 +74,10 @@ def transformations(solver: optax.GradientTransformation, params: Tree) -> Heard
     return heard
 
 
-def group_of(owner: Transformation, leaves: Sequence[Leaf], rate: Any, several: bool) -> GroupRow:
-    notes = ("a schedule gives lr, shown here as at the first step",) if callable(owner.learning_rate) else ()
-    return GroupRow(None, len(leaves), 0, shown(rate), notes, owner.settings.rule.__name__ if several else "")
+def group_of(owner: Transformation, leaves: Sequence[Leaf], rate: Any, several: bool, note: str | None) -> GroupRow:
+    schedule = ["a schedule gives lr, shown here as at the first step"] if callable(owner.learning_rate) else []
+    notes = [*schedule, *([note] if note else [])]
+    return GroupRow(None, len(leaves), 0, shown(rate), tuple(notes), owner.settings.rule.__name__ if several else "")
 
 
 def shown(value: Any) -> Any:

@@ -9,9 +9,8 @@ from typing import Any
 
 import optax
 
-from thalweg.errors import OptionError
 from thalweg.given import check_known
-from thalweg.optax.signatures import counted
+from thalweg.optax.signatures import check_renamed, counted
 from thalweg.optax.transformation import as_transformation, stacks, without_where_false
 from thalweg.optax.values import dtype_name, pair
 from thalweg.options import defaults, types_of
@@ -75,14 +74,11 @@ def function_of(rule: type[Rule]) -> Callable[..., optax.GradientTransformationE
     """The function that makes a transformation of a rule, with the arguments that the rule names after optax."""
     name = rule.__name__.lower()
     arguments = {theirs: ours for theirs, ours in rule.OPTAX.items() if theirs != KEYWORDS}
-    renamed = {ours.partition("[")[0]: theirs for theirs, (ours, _) in reversed(arguments.items()) if ours}
     signature = signature_of(rule)
     called = {ours: theirs for theirs, (ours, _) in arguments.items() if ours and ours != theirs}
 
     def function(*given: Any, **options: Any) -> optax.GradientTransformationExtraArgs:
-        for option in options:
-            if option in renamed and option not in arguments:
-                raise OptionError(f"{name} has no option {option!r}: it is {renamed[option]!r} here")
+        check_renamed(name, options, called)
         check_known(name, options, list(signature.parameters))
         bound = signature.bind(*given, **options)
         bound.apply_defaults()

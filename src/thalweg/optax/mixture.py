@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +83,9 @@ def check_own(pattern: Pattern, transformation: Any) -> None:
 class Mixture:
     """The two functions of the transformation."""
 
+    #: What patterns are called in a warning.
+    PATTERNS: ClassVar[str] = "entries of the mixture"
+
     entries: tuple[tuple[Pattern, Any], ...]
     max_grad_norm: Any
     guarded: bool
@@ -91,12 +94,12 @@ class Mixture:
     def init(self, params: Tree) -> MixtureState:
         found = parameters(params)
         places = self.places(found)
-        idle = [pattern for place, (pattern, _) in enumerate(self.entries) if place not in places]
+        idle = self.unused_patterns(found, places)
         if idle and found.leaves:
             heard = HEARD.get()
             if heard is not None:
                 heard.unused_entries.extend(idle)
-            message = f"entries of the mixture that match no parameter: {', '.join(map(repr, idle))}"
+            message = f"{self.PATTERNS} that match no parameter: {', '.join(map(repr, idle))}"
             warnings.warn(message, UnusedOverrideWarning, stacklevel=2)
         states = tuple(each.init(params) for each in self.masked(found, places))
         zero = partial(jnp.zeros, [], jnp.int32, device=replicated_with(found.leaves[0]) if found.leaves else None)
@@ -123,6 +126,9 @@ class Mixture:
         skipped = jnp.where(fine, state.skipped, optax.safe_increment(state.skipped))
         kept = jax.tree.map(lambda new, old: jnp.where(fine, new, old), result.inner_states, state.inner_states)
         return jax.tree.map(lambda delta: jnp.where(fine, delta, 0), new), MixtureState(kept, skipped)
+
+    def unused_patterns(self, found: Named, places: Sequence[int]) -> list[Pattern]:
+        return [pattern for place, (pattern, _) in enumerate(self.entries) if place not in places]
 
     def masked(self, found: Named, places: Sequence[int]) -> list[Any]:
         """The transformations, each for its parameters alone."""

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import optax
 
 from thalweg.errors import OptionError
+from thalweg.optax.matrices import UNDECLARED, Layout, check_layout
 from thalweg.optax.options import AdafactorExtras, KronExtras, LambExtras, LarsExtras, Mask, MuonExtras, Schedulable
 from thalweg.optax.signatures import OPTAX, PSGD_JAX, counted, extras, with_signature
 from thalweg.optax.transformation import as_transformation, stacks, without_where_false
 from thalweg.optax.values import dtype_name, pair
 from thalweg.options import Unpack
-from thalweg.overrides import Overrides
+from thalweg.overrides import Overrides, is_list
 from thalweg.rules import LAMB, LARS, Adafactor, Kron, Muon
 from thalweg.rules.checks import require
 from thalweg.rules.muon import PUBLISHED
@@ -154,6 +155,7 @@ def adafactor(
      [0.9 0.9]]
     """
     momentum_dtype = dtype_name("dtype_momentum", dtype_momentum)
+    require(not is_list(eps), f"eps is one number here, and the second is min_scale, got eps={eps!r}")
     require(
         momentum is not None or momentum_dtype == "float32",
         f"dtype_momentum={momentum_dtype!r} has no effect here: it needs a momentum",
@@ -197,6 +199,7 @@ def muon(
     *,
     nesterov: bool = True,
     consistent_rms: Schedulable | None = None,
+    layout: Layout | None = None,
     overrides: Overrides = (),
     stacked_axes: Any = None,
     specs: Any = None,
@@ -204,7 +207,9 @@ def muon(
 ) -> optax.GradientTransformationExtraArgs:
     """Steps along momentum whose singular values are all made about 1, as ``optax.contrib.muon`` takes matrices.
 
-    Vectors are refused: give them to another optimizer with ``optax.partition``. Options: docs/jax.md.
+    layout: which axes of a parameter are inputs and outputs: "flax", "equinox", "torch", a :class:`MatrixAxes`, or a
+    function of a name and a parameter. Without one, parameters have two axes, (in, out), and others are refused.
+    Vectors are refused: :func:`muon_adamw` gives them to AdamW. Options: docs/jax.md.
 
     >>> import jax.numpy as jnp
     >>> solver = muon(learning_rate=0.1)
@@ -214,6 +219,8 @@ def muon(
     [[0.89 1.  ]
      [1.   0.93]]
     """
+    if layout is not None:
+        check_layout(layout)
     given = {
         "ns_coefficients": ns_coeffs,
         "ns_steps": ns_steps,
@@ -236,6 +243,7 @@ def muon(
         choices=choices,
         specs=specs,
         called=OPTAX["Muon"],
+        layout=UNDECLARED if layout is None else layout,
     )
 
 

@@ -12,6 +12,7 @@ from thalweg.optax import options as typed
 from thalweg.optax.transformation import stacks
 from thalweg.optax.values import dtype_name
 from thalweg.options import defaults, shown
+from thalweg.overrides import is_list
 from thalweg.rules import Rule
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -71,13 +72,25 @@ def with_signature(rule: type[Rule]) -> Callable[[F], F]:
 
 def extras(rule: type[Rule], given: Mapping[str, Any]) -> dict[str, Any]:
     """The options given beside the explicit ones, checked for their names, dtypes as names."""
-    called, renamed = rule.__name__.lower(), OPTAX.get(rule.__name__, {})
-    for name in given:
-        if name in renamed:
-            raise OptionError(f"{called} has no option {name!r}: it is {renamed[name]!r} here")
+    called = rule.__name__.lower()
+    check_renamed(called, given, OPTAX.get(rule.__name__, {}))
     check_known(called, given, [*SHOWN[rule], *(PSGD_JAX if called == "kron" else ())])
     options = {name: value for name, value in given.items() if not (name == "seed" and value is None)}
     return {name: dtype_name(name, v) if name.endswith("_dtype") else v for name, v in options.items()}
+
+
+def check_renamed(owner: str, given: Mapping[str, Any], theirs: Mapping[str, str]) -> None:
+    """Say so if an option has our name where it needs optax's. theirs: by ours, such as "b1" for "betas[0]"."""
+    for name, value in given.items():
+        if name in theirs.values():
+            continue
+        if name in theirs:
+            raise OptionError(f"{owner} has no option {name!r}: it is {theirs[name]!r} here")
+        parts = [theirs[f"{name}[{i}]"] for i in (0, 1) if f"{name}[{i}]" in theirs]
+        if parts:
+            values = value if is_list(value) and len(value) == 2 else ("...", "...")
+            written = ", ".join(f"{part}={each}" for part, each in zip(parts, values, strict=True))
+            raise OptionError(f"{owner} has no option {name!r}: it is {' and '.join(parts)} here: write {written}")
 
 
 def counted(stacked_axes: Any) -> dict[str, Any]:

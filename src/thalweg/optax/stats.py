@@ -59,7 +59,7 @@ def with_stats(solver: optax.GradientTransformation) -> optax.GradientTransforma
             "with_stats() takes a transformation of thalweg.optax itself: put wrappers of optax around with_stats(), "
             "and give mixture() entries that have it"
         )
-    made = Observed(owner.settings, owner.learning_rate, owner.choices, owner.specs)
+    made = Observed(owner.settings, owner.learning_rate, owner.choices, owner.specs, owner.layout)
     return optax.GradientTransformationExtraArgs(made.init, made.update)
 
 

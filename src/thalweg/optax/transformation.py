@@ -19,6 +19,7 @@ from thalweg.arrays import Squares
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
 from thalweg.given import plain
 from thalweg.optax.batches import Job, Leaf, Moment, first_entries, stepped
+from thalweg.optax.matrices import axes_in_tree, rule_of_axes
 from thalweg.optax.shards import check_whole, layout_of
 from thalweg.optax.states import Entries, kind_for, packed, unpacked
 from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parameters
@@ -48,6 +49,9 @@ class Heard:
     parts: list[tuple[Transformation, list[Leaf]]] = field(default_factory=list)
     #: Patterns of mixtures that choose no parameter.
     unused_entries: list[Any] = field(default_factory=list)
+    #: What is to be told of parameters, by name, and of transformations, by their ids.
+    notes: dict[str, str] = field(default_factory=dict)
+    group_notes: dict[int, str] = field(default_factory=dict)
 
 
 #: Filled by ``init`` where a caller asks for it.
@@ -83,10 +87,11 @@ def as_transformation(
     choices: Sequence[Choice] = (),
     specs: Any = None,
     called: Mapping[str, str] = MappingProxyType({}),
+    layout: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     """The transformation of a rule, options checked.
 
-    called: what the caller calls some options, for messages.
+    called: what the caller calls some options, for messages. layout: which axes of a parameter are a matrix, for Muon.
     """
     rate = plain(learning_rate)
     try:
@@ -94,7 +99,7 @@ def as_transformation(
         settings = checked_settings(rule, rate, options, variant, overrides)
     except OptionError as error:
         raise OptionError(in_words(str(error), {"lr": "learning_rate", **called})) from None
-    parts = Transformation(settings, rate, tuple(choices), specs)
+    parts = Transformation(settings, rate, tuple(choices), specs, layout)
     return optax.GradientTransformationExtraArgs(parts.init, parts.update)
 
 
@@ -164,6 +169,7 @@ class Transformation:
     learning_rate: Any
     choices: tuple[Choice, ...]
     specs: Any
+    layout: Any = None
     #: Settings by what was decided for a leaf, so that leaves of equal settings are known to be so.
     known: dict[Any, Setting] = field(default_factory=dict)
 
@@ -206,7 +212,7 @@ class Transformation:
         states = unpacked(kind, state, found.treedef)
         self.check_state(leaves, states, state.skipped)
         jobs = [
-            Job(leaf.names, leaf.p, leaf.setting, leaf.layout, g, entries)
+            Job(leaf.names, leaf.p, leaf.setting, leaf.layout, leaf.axes, g, entries)
             for leaf, g, entries in zip(leaves, grads, states, strict=True)
         ]
         lr = at_count(self.learning_rate, state.count)
@@ -255,17 +261,18 @@ class Transformation:
         """The parameters, with what holds for each."""
         if not found.leaves:  # optax asks so, with a tree that stands for any
             return []
-        chosen = [by_leaf(choice.chosen, params, choice.name) for choice in self.choices]
         specs = None if self.specs is None else by_spec(self.specs, params)
-        result, matched = [], set[int]()
+        settings = self.settings_of(params, found)
+        rules = [setting.rule for setting, _ in settings]
+        axes = axes_in_tree(self.layout, params, found, rules)
+        result, matched = [], {entry for _, entries in settings for entry in entries}
         for index, (name, p) in enumerate(zip(found.names, found.leaves, strict=True)):
-            setting, entries = self.setting(name, p, tuple(values[index] for values in chosen))
-            matched.update(entries)
             if specs is None:
                 check_whole(name, p)
             layout = ((),) * p.ndim if specs is None else layout_of(specs[index], p.ndim, name)
-            setting.rule.check_shape(name, p.shape)
-            result.append(Leaf((name,), p, setting, layout))
+            own = axes[index]
+            (rules[index] if own is None else rule_of_axes(rules[index], own)).check_shape(name, p.shape)
+            result.append(Leaf((name,), p, settings[index][0], layout, own))
         unused = [
             repr(pattern)
             for i, (pattern, _) in enumerate(self.settings.overrides)
@@ -275,6 +282,12 @@ class Transformation:
             message = f"overrides that match no parameter: {', '.join(unused)}"
             warnings.warn(message, UnusedOverrideWarning, stacklevel=3)
         return result
+
+    def settings_of(self, params: Tree, found: Named) -> list[tuple[Setting, list[int]]]:
+        """What holds for each parameter, and which entries of ``overrides`` match it."""
+        chosen = [by_leaf(choice.chosen, params, choice.name) for choice in self.choices]
+        pairs = enumerate(zip(found.names, found.leaves, strict=True))
+        return [self.setting(name, p, tuple(values[index] for values in chosen)) for index, (name, p) in pairs]
 
     def setting(self, name: str, p: Any, values: tuple[Any, ...]) -> tuple[Setting, list[int]]:
         """What holds for a leaf: the options of all, those of its mask, those of its name."""

@@ -1,0 +1,222 @@
+"""A mixture that is ready made: hidden matrices by Muon, all other parameters by AdamW."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+import jax
+import optax
+
+from thalweg.errors import OptionError
+from thalweg.mixtures import adamw_share
+from thalweg.optax.made import function_of
+from thalweg.optax.matrices import READERS, Layout, Reading, check_layout, read_tree, rule_of_axes
+from thalweg.optax.mixture import Mixture
+from thalweg.optax.optimizers import muon as muon_function
+from thalweg.optax.options import Schedulable
+from thalweg.optax.transformation import HEARD, Transformation
+from thalweg.optax.trees import Named, Tree, parameters
+from thalweg.overrides import Pattern, check_pattern, is_list, matches
+from thalweg.rules import AdamW, Muon
+from thalweg.rules.checks import check_choice, check_number
+
+#: Names of modules that are output layers wherever they are, and at the top of a model.
+HEADS = (
+    "lm_head",
+    "head",
+    "heads",
+    "classifier",
+    "classification_head",
+    "score",
+    "output_projection",
+    "fc_out",
+    "logits",
+)
+TOP_HEADS = ("logits", "out", "output", "outputs", "output_layer", "readout", "unembed")
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+#: The places of entries.
+HIDDEN, OTHER, VECTORS = range(3)
+ROLES = ("<hidden matrices>", "<embeddings and output layers>", "<norms, biases and vectors>")
+
+
+def muon_adamw(
+    learning_rate: Schedulable,
+    adamw_learning_rate: Schedulable | None = None,
+    *,
+    layout: Layout | None = None,
+    weight_decay: float | None = None,
+    first: Sequence[Pattern] = (),
+    other: Sequence[Pattern] = (),
+    muon: Mapping[str, Any] = NO_OPTIONS,
+    adamw: Mapping[str, Any] = NO_OPTIONS,
+    max_grad_norm: float | None = None,
+    on_nonfinite: Literal["propagate", "skip"] = "propagate",
+    specs: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Hidden matrices by Muon; embeddings, output layers, norms, biases and vectors by AdamW.
+
+    layout: how the model lays out its weights: "flax", "equinox" or "torch", or a function of a name and a parameter
+    that returns a :class:`MatrixAxes` for Muon, or None for AdamW. It must be given.
+
+    learning_rate, muon: of Muon. adamw_learning_rate, adamw: of AdamW; its rate, if not given, is that of Muon where
+    their steps have one size (``muon=dict(consistent_rms=0.2)``), and 0.015 of it elsewhere. weight_decay: of all
+    matrices; None leaves it to each rule. Norms, biases and vectors do not decay. first, other: patterns of parameters
+    that go to Muon, or to AdamW, whatever they are found to be; first wins. ``explain`` shows who steps what, and
+    docs/jax.md how parameters are told apart.
+
+    >>> import jax.numpy as jnp
+    >>> params = {"hidden": {"kernel": jnp.ones((4, 3)), "bias": jnp.ones(3)}, "out": {"kernel": jnp.ones((3, 2))}}
+    >>> from thalweg.optax import explain
+    >>> for row in explain(muon_adamw(0.02, layout="flax"), params).rows:
+    ...     print(row.name, row.rule, row.treatment)
+    hidden.bias AdamW elementwise
+    hidden.kernel Muon matrix 4 x 3
+    out.kernel AdamW elementwise
+    """
+    if layout is None:
+        raise OptionError(
+            f"muon_adamw needs layout: one of {', '.join(map(repr, READERS))}, or a function of (name, parameter); "
+            "flax keeps kernels as (in, out), equinox and torch keep weights as (out, in)"
+        )
+    check_layout(layout)
+    if max_grad_norm is not None:
+        check_number("max_grad_norm", max_grad_norm, low=0.0, open_low=True)
+    check_choice("on_nonfinite", on_nonfinite, "propagate", "skip")
+    if adamw_learning_rate is None:
+        matched = muon.get("consistent_rms") is not None
+        share = adamw_share(Muon, {"scaling": "match_rms_adamw"} if matched else muon)
+        adamw_learning_rate = scaled_rate(learning_rate, share)
+    decay = {} if weight_decay is None else {"weight_decay": weight_decay}
+    adamw_function = function_of(AdamW)
+    hidden = muon_function(learning_rate, **{**decay, **muon, "layout": layout, "specs": specs})
+    others = adamw_function(adamw_learning_rate, **{**decay, **adamw, "specs": specs})
+    vectors = adamw_function(adamw_learning_rate, **{**adamw, "weight_decay": 0.0, "specs": specs})
+    made = Routed(
+        tuple(zip(ROLES, (hidden, others, vectors), strict=True)),
+        max_grad_norm,
+        on_nonfinite == "skip",
+        specs,
+        layout,
+        checked_patterns(first, "first"),
+        checked_patterns(other, "other"),
+    )
+    return optax.GradientTransformationExtraArgs(made.init, made.update)
+
+
+def scaled_rate(rate: Any, share: float) -> Any:
+    """A share of a learning rate, which may be a schedule."""
+    if share == 1:
+        return rate
+    return (lambda count: rate(count) * share) if callable(rate) else rate * share
+
+
+def checked_patterns(patterns: Any, argument: str) -> tuple[Pattern, ...]:
+    if not is_list(patterns):
+        raise OptionError(f"{argument} must be a list of patterns, such as ['*.experts.*'], got {patterns!r}")
+    for pattern in patterns:
+        check_pattern(pattern)
+    return tuple(patterns)
+
+
+@dataclass(frozen=True, eq=False)
+class Routed(Mixture):
+    """The two functions of the transformation. Entries are for roles of parameters, which are told by their layout."""
+
+    PATTERNS: ClassVar[str] = "patterns of first and other"
+
+    layout: Layout
+    first: tuple[Pattern, ...]
+    other: tuple[Pattern, ...]
+
+    def init(self, params: Tree) -> Any:
+        result, heard = super().init(params), HEARD.get()
+        if heard is not None:
+            found = parameters(params)
+            readings = self.readings(found)
+            for name, reading in zip(found.names, readings, strict=True):
+                if reading.note:
+                    heard.notes[name] = f"AdamW steps it: {reading.note}; or give layout a function that tells its axes"
+            if isinstance(self.layout, str) and not self.other and not output_layers(self.layout, found, readings):
+                heard.group_notes[id(self.muon)] = "no output layer was recognized: name it in other=[...] for AdamW"
+        return result
+
+    @property
+    def muon(self) -> Transformation:
+        owner: Transformation = self.entries[HIDDEN][1].update.__self__
+        return owner
+
+    def readings(self, found: Named) -> list[Reading]:
+        tree = found.treedef.unflatten(found.leaves)
+        stacked = [setting.rule.stacked_axes for setting, _ in self.muon.settings_of(tree, found)]
+        return read_tree(self.layout, tree, found, stacked)
+
+    def places(self, found: Named) -> list[int]:
+        tree, readings = found.treedef.unflatten(found.leaves), self.readings(found)
+        rules = [setting.rule for setting, _ in self.muon.settings_of(tree, found)]
+        heads = output_layers(self.layout, found, readings)
+
+        def place(name: str, p: Any, reading: Reading, rule: Any) -> int:
+            if any(matches(pattern, name, p) for pattern in self.first):
+                return HIDDEN
+            is_flat = reading.axes is not None and 1 in rule_of_axes(rule, reading.axes).block(p.shape)
+            if reading.role == "vector" or is_flat:
+                return VECTORS
+            is_other = name in heads or any(matches(pattern, name, p) for pattern in self.other)
+            return OTHER if is_other or reading.role != "matrix" else HIDDEN
+
+        return [place(*each) for each in zip(found.names, found.leaves, readings, rules, strict=True)]
+
+    def unused_patterns(self, found: Named, places: Sequence[int]) -> list[Pattern]:
+        pairs = list(zip(found.names, found.leaves, strict=True))
+        return [
+            pattern for pattern in (*self.first, *self.other) if not any(matches(pattern, name, p) for name, p in pairs)
+        ]
+
+
+def output_layers(layout: Layout, found: Named, readings: Sequence[Reading]) -> set[str]:
+    """The weights of output layers: those that are named as such, or else the last layer, where its place is known.
+
+    The last layer is looked for at the top of a model. Fields of equinox's modules are in their order; flax and dicts
+    sort names, so that there a number must tell, as in Dense_0, Dense_1. A function as layout tells all by itself.
+    """
+    if not isinstance(layout, str):
+        return set()
+    matrices = {
+        name: [part for part in name.split(".") if part != "params"]
+        for name, reading in zip(found.names, readings, strict=True)
+        if reading.role == "matrix"
+    }
+    named = {name for name, parts in matrices.items() if is_head(parts)}
+    if named:
+        return named
+    sizes = dict(zip(found.names, (p.ndim for p in found.leaves), strict=True))
+    tops = [n for n, parts in matrices.items() if is_top(parts) and sizes[n] == 2 and "conv" not in parts[-2].lower()]
+    if tops and (len(tops) == 1 or is_in_order(layout, found)):
+        return {tops[-1]}
+    numbered = {name: re.fullmatch(r"(.*?)[._]?(\d+)", ".".join(matrices[name][:-1])) for name in tops}
+    known = {name: (number[1], int(number[2])) for name, number in numbered.items() if number}
+    if tops and len(known) == len(tops) and len({prefix for prefix, _ in known.values()}) == 1:
+        return {max(known, key=lambda name: known[name][1])}
+    return set()
+
+
+def is_head(parts: Sequence[str]) -> bool:
+    """Whether a module is named as output layers are. Within numbered blocks such names mean something else."""
+    before = [part for part in parts[:-1] if part in HEADS]
+    is_within = any(re.search(r"(^|_)\d+$", part) for part in parts[: parts.index(before[0])]) if before else False
+    return bool(before and not is_within) or (len(parts) == 2 and parts[0] in TOP_HEADS)
+
+
+def is_top(parts: Sequence[str]) -> bool:
+    """Whether a layer is an attribute of the model, or an element of a list that is one."""
+    return len(parts) == 2 or (len(parts) == 3 and parts[1].isdigit())
+
+
+def is_in_order(layout: Layout, found: Named) -> bool:
+    """Whether parameters come in the order in which the model has them."""
+    kinds = jax.tree_util.GetAttrKey, jax.tree_util.SequenceKey
+    return layout == "equinox" and all(path and isinstance(path[0], kinds) for path in found.paths)

@@ -1,0 +1,272 @@
+"""Which matrices Muon makes of the weights of flax and equinox, and which parameters muon_adamw gives to AdamW."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tolerances import FLOAT32, FLOAT64
+
+jax = pytest.importorskip("jax")
+optax = pytest.importorskip("optax")
+linen = pytest.importorskip("flax.linen")
+eqx = pytest.importorskip("equinox")
+
+import jax.numpy as jnp  # noqa: E402
+
+from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning  # noqa: E402
+from thalweg.optax import MatrixAxes, explain, export_state, muon, muon_adamw, stats, with_stats  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+class Block(linen.Module):
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        x = x + linen.MultiHeadDotProductAttention(num_heads=2)(linen.LayerNorm()(x))
+        return x + linen.Dense(8)(jnp.tanh(linen.Dense(12)(x)))
+
+
+class Net(linen.Module):
+    @linen.compact
+    def __call__(self, tokens: Any, image: Any) -> Any:
+        x = Block()(linen.Embed(10, 8)(tokens))
+        y = linen.Conv(6, (3, 3))(image)
+        y = linen.Conv(6, (3, 3), feature_group_count=6)(y)
+        y = linen.Conv(4, (3,))(y.reshape(1, -1, 6))
+        return linen.Dense(10)(x), y
+
+
+#: The matrices of Net by hand: (inputs, outputs).
+MATRICES = {
+    "Block_0.Dense_0.kernel": (0, 1),
+    "Block_0.Dense_1.kernel": (0, 1),
+    "Block_0.MultiHeadDotProductAttention_0.query.kernel": (0, (1, 2)),
+    "Block_0.MultiHeadDotProductAttention_0.key.kernel": (0, (1, 2)),
+    "Block_0.MultiHeadDotProductAttention_0.value.kernel": (0, (1, 2)),
+    "Block_0.MultiHeadDotProductAttention_0.out.kernel": ((0, 1), 2),
+    "Conv_0.kernel": ((0, 1, 2), 3),
+    "Conv_2.kernel": ((0, 1), 2),
+}
+
+
+def shapes_of_net() -> Any:
+    shapes = jax.eval_shape(Net().init, jax.random.key(0), jnp.zeros((1, 4), int), jnp.zeros((1, 4, 4, 3)))
+    return shapes["params"]
+
+
+def drawn(shapes: Any, seed: int) -> Any:
+    """Numbers in float64 where jax has it."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda s: jnp.asarray(rng.standard_normal(s.shape)), shapes)
+
+
+def named(tree: Any) -> dict[str, Any]:
+    pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in pairs}
+
+
+def trained(solver: Any, params: Any, steps: int = 4) -> Any:
+    state, update = solver.init(params), jax.jit(solver.update)
+    for seed in range(1, steps + 1):
+        updates, state = update(drawn(params, seed), state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def error(found: Any, wanted: Any, start: Any) -> float:
+    found, wanted, start = named(found), named(wanted), named(start)
+    return max(float(np.abs(found[k] - wanted[k]).max() / np.abs(wanted[k] - start[k]).max()) for k in wanted)
+
+
+def rules_of(solver: Any, params: Any) -> dict[str, str]:
+    return {row.name: row.rule for row in explain(solver, params).rows}
+
+
+@pytest.mark.parametrize("options", [dict(consistent_rms=0.2, weight_decay=0.1), dict(nesterov=False)], ids=str)
+def test_a_step_equals_that_of_optax_with_dimension_numbers(options: dict[str, Any]) -> None:
+    def numbers(params: Any) -> Any:
+        names = iter(named(params))
+        axes = lambda _: MATRICES.get(next(names))  # noqa: E731
+        found = jax.tree.map(axes, params)
+        is_axes = lambda x: x is None or isinstance(x, tuple)  # noqa: E731
+        return jax.tree.map(lambda a: a and optax.contrib.MuonDimensionNumbers(*a), found, is_leaf=is_axes)
+
+    shapes, nesterov = shapes_of_net(), options.get("nesterov", True)
+    theirs = optax.contrib.muon(0.02, adam_learning_rate=1e-3, muon_weight_dimension_numbers=numbers, **options)
+    adamw = dict(weight_decay=0.0, nesterov=nesterov)
+    ours = muon_adamw(0.02, 1e-3, layout="flax", muon=options, adamw=adamw)
+    with jax.enable_x64(True):
+        params = drawn(shapes, 0)
+        wanted, _ = trained(theirs, params)
+        found, state = trained(ours, params)
+    assert error(found, wanted, params) < FLOAT64
+    # state is shaped like the parameters, so that it shards and is saved as they are
+    kept = export_state(state, params)["state"]
+    assert all(kept[name]["momentum_buffer"].shape == named(params)[name].shape for name in MATRICES)
+
+
+def test_dimension_numbers_of_optax_and_axes_of_ours_say_the_same() -> None:
+    params = {"w": drawn(jax.ShapeDtypeStruct((3, 4, 5), jnp.float32), 0)}
+    theirs, _ = trained(muon(0.1, layout=lambda name, p: optax.contrib.MuonDimensionNumbers(2, 0)), params)
+    ours, _ = trained(muon(0.1, layout=MatrixAxes(inputs=-1, outputs=0)), params)
+    assert np.array_equal(ours["w"], theirs["w"])
+    (row,) = explain(muon(0.1, layout=MatrixAxes(2, 0)), params).rows
+    assert row.treatment == "4 matrices 3 x 5"  # the axis that is not named is stacked
+    stacked = jnp.stack([params["w"]] * 2)
+    told = explain(muon(0.1, layout=MatrixAxes(2, 0), stacked_axes=1), {"w": stacked})
+    assert told.rows[0].treatment == "8 matrices 3 x 5"
+
+
+@pytest.mark.parametrize("scaling", ["original", "optax"])
+def test_widths_are_those_of_outputs_over_inputs_in_every_layout(scaling: str) -> None:
+    params, g = {"w": jnp.zeros((8, 2))}, {"w": drawn(jax.ShapeDtypeStruct((8, 2), jnp.float32), 1)}
+    turned = jax.tree.map(jnp.transpose, g)
+
+    def step(layout: Any, params: Any, g: Any) -> Any:
+        solver = muon(0.1, layout=layout, scaling=scaling)
+        return solver.update(g, solver.init(params), params)[0]["w"]
+
+    by_torch, by_flax = (step(layout, params, g) for layout in ("torch", MatrixAxes(0, 1)))
+    assert np.allclose(np.linalg.norm(by_torch), 2 * np.linalg.norm(by_flax), rtol=FLOAT32)
+    other = step(MatrixAxes(0, 1), {"w": params["w"].T}, turned)
+    assert np.allclose(other.T, by_torch, rtol=FLOAT32, atol=FLOAT32)
+
+
+def test_flax_parameters_are_told_apart_and_what_is_not_understood_is_said() -> None:
+    shapes = shapes_of_net()
+    told = explain(muon_adamw(0.02, layout="flax"), shapes)
+    assert {row.name for row in told.rows if row.rule == "Muon"} == set(MATRICES)
+    assert {row.name for row in told.rows if row.weight_decay != "0"} == {
+        "Conv_1.kernel",
+        "Dense_0.kernel",
+        "Embed_0.embedding",
+    }
+    treatments = {row.name: row.treatment for row in told.rows}
+    assert treatments["Conv_0.kernel"] == "matrix 27 x 6"
+    assert treatments["Block_0.MultiHeadDotProductAttention_0.out.kernel"] == "matrix 8 x 8"
+    (warning,) = told.warnings
+    assert warning.startswith("Conv_1.kernel: AdamW steps it: a convolution of one channel")
+    assert [(group.rule, float(group.lr)) for group in told.groups] == [
+        ("Muon", 0.02),
+        ("AdamW", pytest.approx(3e-4)),
+        ("AdamW", pytest.approx(3e-4)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "heads"),
+    [
+        ({"Dense_2": (4, 4), "Dense_10": (4, 4)}, {"Dense_10"}),
+        ({"fc1": (4, 4), "fc2": (4, 4), "conv3": (4, 4)}, {"fc2"}),
+        ({"hidden": (4, 4), "out": (4, 4)}, {"out"}),
+        ({"a": (4, 4), "lm_head": (4, 4), "z": (4, 4)}, {"lm_head"}),
+        ({"first": (4, 4), "second": (4, 4)}, set()),
+    ],
+)
+def test_an_output_layer_of_flax_is_told_by_name_or_number(shapes: dict[str, Any], heads: set[str]) -> None:
+    params = {name: {"kernel": jnp.ones(shape)} for name, shape in shapes.items()}
+    told = explain(muon_adamw(0.02, layout="flax"), params)
+    assert {row.name for row in told.rows if row.rule == "AdamW"} == {f"{head}.kernel" for head in heads}
+    assert ("no output layer was recognized" in str(told)) == (not heads)
+
+
+class Model(eqx.Module):
+    embedding: Any
+    attention: Any
+    conv: Any
+    depthwise: Any
+    grouped: Any
+    gru: Any
+    norm: Any
+    positions: Any
+    mlp: Any
+    last: Any
+
+    def __init__(self) -> None:
+        nn, key = eqx.nn, jax.random.key(0)
+        self.embedding = nn.Embedding(9, 4, key=key)
+        self.attention = nn.MultiheadAttention(2, 8, key=key)
+        self.conv = nn.Conv2d(4, 8, 3, key=key)
+        self.depthwise = nn.Conv2d(8, 8, 3, groups=8, key=key)
+        self.grouped = nn.Conv2d(8, 8, 3, groups=2, key=key)
+        self.gru = nn.GRUCell(4, 8, key=key)
+        self.norm = nn.LayerNorm((4, 8))
+        self.positions = jnp.ones((4, 4))
+        self.mlp = nn.MLP(4, 4, 8, 1, key=key)
+        self.last = nn.Linear(8, 5, key=key)
+
+
+def test_equinox_parameters_are_told_apart_by_their_modules() -> None:
+    params = eqx.filter(Model(), eqx.is_inexact_array)
+    told = explain(muon_adamw(1e-3, layout="equinox", muon=dict(consistent_rms=0.2)), params)
+    assert {row.name: row.treatment for row in told.rows if row.rule == "Muon"} == {
+        **{f"attention.{part}_proj.weight": "matrix 8 x 8" for part in ("query", "key", "value", "output")},
+        "conv.weight": "matrix 8 x 36",
+        "grouped.weight": "2 matrices 4 x 36",
+        "gru.weight_ih": "3 matrices 8 x 4",
+        "gru.weight_hh": "3 matrices 8 x 8",
+        "mlp.layers.0.weight": "matrix 8 x 4",
+        "mlp.layers.1.weight": "matrix 4 x 8",
+    }
+    assert {float(group.lr) for group in told.groups} == {1e-3}  # steps have one size
+    assert told.warnings[0].startswith("positions: AdamW steps it: no layer of equinox.nn holds it")
+    found, _ = trained(muon_adamw(0.02, layout="equinox"), params, 1)
+    assert jax.tree.structure(found) == jax.tree.structure(params)
+
+
+def test_the_last_layer_of_an_equinox_mlp_is_its_output() -> None:
+    params = eqx.filter(eqx.nn.MLP(4, 3, 8, 2, key=jax.random.key(0)), eqx.is_inexact_array)
+    rules = rules_of(muon_adamw(0.02, layout="equinox"), params)
+    assert [name for name, rule in rules.items() if rule == "Muon"] == ["layers.0.weight", "layers.1.weight"]
+
+
+def test_rates_may_be_schedules_and_patterns_route_parameters() -> None:
+    params = {"a": {"kernel": jnp.ones((4, 4))}, "out": {"kernel": jnp.ones((4, 4))}}
+    solver = muon_adamw(lambda count: 0.1 / (count + 1), layout="flax", first=["out.*"], other=["a.*"])
+    assert rules_of(solver, params) == {"a.kernel": "AdamW", "out.kernel": "Muon"}
+    assert [float(group.lr) for group in explain(solver, params).groups] == pytest.approx([0.1, 0.0015])
+    with pytest.warns(UnusedOverrideWarning, match=r"patterns of first and other that match no parameter: 'ot.\*'"):
+        muon_adamw(0.1, layout="flax", other=["ot.*"]).init(params)
+
+
+def test_stacked_layers_are_declared() -> None:
+    params = {"layers": {"kernel": jnp.ones((3, 4, 5))}, "head": {"kernel": jnp.ones((4, 5))}}
+    assert rules_of(muon_adamw(0.02, layout="flax"), params)["layers.kernel"] == "AdamW"
+    solver = muon_adamw(0.02, layout="flax", muon=dict(stacked_axes={"layers": 1, "head": 0}))
+    rows = {row.name: row for row in explain(solver, params).rows}
+    assert rows["layers.kernel"].treatment == "3 matrices 4 x 5"
+    found, _ = trained(solver, params)
+    other = muon_adamw(0.02, layout="flax", muon=dict(overrides=[("layers.*", dict(stacked_axes=1))]))
+    assert np.array_equal(trained(other, params)[0]["layers"]["kernel"], found["layers"]["kernel"])
+
+
+def test_figures_of_small_parameters_that_are_stepped_together_are_their_own() -> None:
+    params = {"a": jnp.ones((2, 3, 4)), "b": jnp.ones((2, 3, 4))}
+    g = {"a": jnp.ones((2, 3, 4)), "b": 2 * jnp.ones((2, 3, 4))}
+    solver = with_stats(muon(0.1, layout=MatrixAxes(2, 1), beta=0.0))
+    _, state = solver.update(g, solver.init(params), params)
+    assert np.allclose(stats(state)["a"]["norm"], [12**0.5] * 2)
+    assert np.allclose(stats(state)["b"]["norm"], [2 * 12**0.5] * 2)
+
+
+def test_mistakes_are_told() -> None:
+    kernel = {"conv": {"kernel": jnp.ones((3, 3, 4, 4))}}
+    with pytest.raises(ParameterError, match=r"'conv.kernel' has shape \(3, 3, 4, 4\).*say layout='flax'"):
+        muon(0.1).init(kernel)
+    for function in (muon, muon_adamw):
+        with pytest.raises(OptionError, match=r"layout must be one of 'flax', 'equinox', 'torch'.*got 'flx'"):
+            function(0.1, layout="flx")
+    with pytest.raises(OptionError, match="muon_adamw needs layout: one of 'flax'"):
+        muon_adamw(0.1)
+    with pytest.raises(OptionError, match=r"layout must be .* got 3"):
+        muon(0.1, layout=3)
+    with pytest.raises(OptionError, match=r"'conv.kernel': inputs=0 and outputs=4 must be different axes among its 4"):
+        muon(0.1, layout=MatrixAxes(0, 4)).init(kernel)
+    with pytest.raises(OptionError, match=r"layout of parameter 'conv.kernel' must be a MatrixAxes or None, got 'x'"):
+        muon(0.1, layout=lambda name, p: "x").init(kernel)
+    with pytest.raises(ParameterError, match=r"'b' has shape .* of which layout makes no matrix"):
+        muon(0.1, layout="flax").init({"b": jnp.ones(3)})
+    with pytest.raises(OptionError, match=r"first must be a list of patterns"):
+        muon_adamw(0.1, layout="flax", first="*")
