@@ -256,8 +256,8 @@ class MuonOfAxes(Muon):
     def treatment(self, shape: Shape) -> str:
         return self.plain.treatment(self.seen(shape))
 
-    def block(self, shape: Shape) -> tuple[int, int]:
-        return self.plain.block(self.seen(shape))
+    def blocks(self, shape: Shape) -> list[tuple[int, int]]:
+        return self.plain.blocks(self.seen(shape))
 
     def made(
         self, xp: Space[A], tensors: tuple[A, ...], s: State[A], *, due: Truth = True, noise: Noise[A] | None = None
