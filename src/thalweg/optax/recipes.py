@@ -162,7 +162,7 @@ class Routed(Mixture):
         def place(name: str, p: Any, reading: Reading, rule: Any) -> int:
             if any(matches(pattern, name, p) for pattern in self.first):
                 return HIDDEN
-            is_flat = reading.axes is not None and 1 in rule_of_axes(rule, reading.axes).block(p.shape)
+            is_flat = reading.axes is not None and 1 in rule_of_axes(rule, reading.axes).blocks(p.shape)[0]
             if reading.role == "vector" or is_flat:
                 return VECTORS
             is_other = name in heads or any(matches(pattern, name, p) for pattern in self.other)

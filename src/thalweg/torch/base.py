@@ -216,7 +216,7 @@ class Optimizer(StatefulOptimizer):
                 return buckets, step.runs
         chosen = places if only is None else {only: places[only]}
         buckets = self._sorter.sort(self, chosen, settings, compiling=compiling)
-        runs = self._lay_out(buckets, compiling=compiling)
+        runs = self._lay_out(() if self._host.wanted else buckets, compiling=compiling)
         if not compiling:
             self._steps.pop(present, None)
             self._steps[present] = RememberedStep(buckets, runs, chosen, self.state, settings)
@@ -225,8 +225,8 @@ class Optimizer(StatefulOptimizer):
                 del self._steps[whole[0]]
         return buckets, runs
 
-    def _lay_out(self, buckets: Sequence[Bucket], *, compiling: bool) -> Runs:
-        return Runs(self._engines, () if self._host.wanted else buckets, self._check_state, compiling=compiling)
+    def _lay_out(self, buckets: Sequence[Bucket], *, compiling: bool = False) -> Runs:
+        return Runs(self._engines, buckets, self._check_state, compiling=compiling)
 
     def _take_turns(self, buckets: Sequence[Bucket]) -> None:
         """Step buckets whose state is on the host, as much of it at a time as the device has room for."""
@@ -238,9 +238,9 @@ class Optimizer(StatefulOptimizer):
                 nonfinite.extend(names)
                 return False
 
-            self._turns.take(self, buckets, functools.partial(self._take, commit=note), writes=False)
+            self._turns.take(self, buckets, self._lay_out, functools.partial(self._take, commit=note), writes=False)
             raise_if_nonfinite(self._in_order(nonfinite))
-        self._turns.take(self, buckets, functools.partial(self._take, looks=False))
+        self._turns.take(self, buckets, self._lay_out, functools.partial(self._take, looks=False))
 
     def _take(
         self,

@@ -85,6 +85,8 @@ def rows_of(operand: Operand, keys: Sequence[str], stacked_axes: int, seed: int)
     ]
 
 
+#: Bytes up to which the driver takes a copy of the host's memory at once, so that it need not be pinned.
+STAGED = 2**15
 #: While a step is recorded that will be replayed: copies that are made once it is, and not by every replay.
 deferred: ContextVar[list[tuple[Tensor, Tensor]] | None] = ContextVar("deferred", default=None)
 
@@ -118,7 +120,8 @@ class Uploads:
             return
         if self.pinned:
             if not self.is_capturing():
-                host = host.pin_memory()
+                if host.nbytes > STAGED:
+                    host = host.pin_memory()
                 if self.spare is None or self.spare.numel() < host.nbytes:
                     self.spare = torch.empty(host.nbytes, dtype=torch.uint8, pin_memory=True)
             else:

@@ -7,7 +7,9 @@ copy of what has moved, and one replay.
 from __future__ import annotations
 
 import os
+import struct
 import warnings
+from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -32,9 +34,12 @@ class Moving:
         for table in tables:
             self.places[id(table)] = slice(first, first + table.count)
             first += table.count
-        self.host = torch.zeros(first + rates, dtype=torch.int64)
+        self.host = array("q", bytes(8 * (first + rates)))
+        self.first = first
         self.device = torch.zeros(first + rates, dtype=torch.int64, device=device)
-        self.host_rates, self.rates = (x[first:].view(torch.float32) for x in (self.host, self.device))
+        self.rates = self.device[first:].view(torch.float32)
+        #: Of each pair, where the device finds it.
+        self.pairs = [(self.rates[2 * i : 2 * i + 1], self.rates[2 * i + 1 : 2 * i + 2]) for i in range(rates)]
         self.uploads, self.has_news = Uploads(device), True
         for table in tables:
             table.gradients, table.moving = self.device[self.places[id(table)]], self
@@ -42,7 +47,7 @@ class Moving:
         self.known = [(0.0, 0.0)] * rates
 
     def note(self, table: Any, addresses: Sequence[int]) -> None:
-        self.host[self.places[id(table)]] = torch.tensor(addresses, dtype=torch.int64)
+        self.host[self.places[id(table)]] = array("q", addresses)
         self.has_news = True
 
     def rate(self, place: int, lr: float | None, lr_scale: float) -> tuple[Tensor | None, Tensor]:
@@ -50,15 +55,15 @@ class Moving:
         pair = 0.0 if lr is None else lr, lr_scale
         if pair != self.known[place]:
             self.known[place] = pair
-            self.host_rates[2 * place : 2 * place + 2] = torch.tensor(pair)
+            self.host[self.first + place] = int.from_bytes(struct.pack("<2f", *pair), "little", signed=True)
             self.has_news = True
-        on_device = self.rates[2 * place : 2 * place + 2]
-        return None if lr is None else on_device[:1], on_device[1:]
+        rate, scale = self.pairs[place]
+        return None if lr is None else rate, scale
 
     def upload(self) -> None:
         """Copy what has moved, if anything has; always where a user records a graph, whose replays copy it again."""
         if self.has_news or self.uploads.captured or self.uploads.is_capturing():
-            self.uploads.refill(self.device, self.host.clone())
+            self.uploads.refill(self.device, torch.frombuffer(bytearray(self.host), dtype=torch.int64))
             self.has_news = False
 
 

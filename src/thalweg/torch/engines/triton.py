@@ -62,6 +62,7 @@ class TritonRun:
             if isinstance(launch, WholeLaunch) and launch.is_stale():
                 launch.lay_out(bucket)
         self.params = [p for bucket in buckets for p in bucket.params]
+        self.contiguous = [all(map(Tensor.is_contiguous, bucket.params)) for bucket in buckets]
         self.statistics: Statistics = {
             name: functools.partial(launch.figures, i)
             for bucket, launch in zip(buckets, self.launches, strict=True)
@@ -98,8 +99,8 @@ class TritonRun:
             self.scale = held_in(self.scale, buckets[0].grad_scale)
             self.allowed = held_in(self.allowed, buckets[0].allowed)
             buckets = [bucket.renewed(grad_scale=self.scale, allowed=self.allowed) for bucket in buckets]
-        for launch, bucket in zip(self.launches, buckets, strict=True):
-            launch.prepare(bucket, gradients_of(bucket))
+        for launch, bucket, contiguous in zip(self.launches, buckets, self.contiguous, strict=True):
+            launch.prepare(bucket, gradients_of(bucket, contiguous))
         if self.moving is not None:
             self.moving.upload()
         if is_capturing(self.params[0].device) and self not in self.engine.captured:
@@ -191,11 +192,11 @@ def passes_for(bucket: Bucket) -> Any:
     return made.passes_for(operands, bucket.grads, rule, handling, keys, sharded=bool(bucket.parts), rated=rated)
 
 
-def gradients_of(bucket: Bucket) -> Sequence[Tensor]:
-    """Gradients with the memory layout of their parameters, contiguous for shards; copies where they differ."""
+def gradients_of(bucket: Bucket, contiguous: bool) -> Sequence[Tensor]:
+    """Gradients that lie as their parameters do, contiguous for shards; copies where they differ."""
     if bucket.parts:
         return [g.resolve_neg().contiguous() for g in bucket.grads]
-    return gradients_like(bucket.params, bucket.grads, all(map(Tensor.is_contiguous, bucket.params)))
+    return gradients_like(bucket.params, bucket.grads, contiguous)
 
 
 def plain_launch(bucket: Bucket) -> Launch:

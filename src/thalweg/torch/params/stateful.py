@@ -15,7 +15,6 @@ from thalweg.given import plain
 from thalweg.mixtures import Entry
 from thalweg.rules.entries import Count
 from thalweg.settings import Setting, Settings
-from thalweg.torch.engines.protocol import Engine, EngineKind
 from thalweg.torch.offload.host import HostState, moved, on_host
 from thalweg.torch.params.checkpoints import (
     check_entries,
@@ -39,7 +38,6 @@ class StatefulOptimizer(GroupedOptimizer):
     """Groups of parameters with state that fits their options, and is restored as it was saved."""
 
     _host: HostState
-    _engines: dict[EngineKind, Engine]
 
     # What a step sends to the host is on its way when the step returns: whoever looks at state waits for it.
     @property

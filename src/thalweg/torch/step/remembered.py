@@ -65,7 +65,10 @@ class RememberedStep:
             self.examples.append(list(found.values()))
 
     def recall(
-        self, states: Mapping[Tensor, Any], settings: Sequence[Settings], rates: Sequence[tuple[Any, float]]
+        self,
+        states: Mapping[Tensor, Any],
+        settings: Sequence[Settings],
+        rates: Sequence[tuple[Any, float]],
     ) -> list[Bucket] | None:
         """The buckets of this step with the gradients, rates and numbers of now; None if the step no longer holds.
 
@@ -74,7 +77,7 @@ class RememberedStep:
         - the same parameters have gradients, of the same types, dtypes and sizes (that they have moved, or have other
           strides, is for the run to follow), placed like their parameters where they are DTensors;
         - the options of their groups are the same but for numbers that are not 0, and none has gained or lost its lr;
-        - parameters lie where they did, with the same dtypes, sizes and strides;
+        - parameters lie where they did, with the same strides (other dtypes and sizes show in gradients);
         - state is kept in the same dictionaries, in the same tensors, at the same addresses;
         - the parameters of a bucket have been stepped equally often.
 
@@ -131,8 +134,8 @@ class RememberedStep:
         params = self.params
         if self.are_dtensors:  # FSDP2 may exchange the shard of a DTensor that stays
             params, entries = ([getattr(x, "_local_tensor", x) for x in some] for some in (params, entries))
-        addresses = *map(Tensor.data_ptr, params), *map(Tensor.data_ptr, entries)
-        return [*addresses, *map(DTYPE, params), *map(Tensor.numel, params), *map(Tensor.stride, params)]
+        # another dtype or size shows in gradients, which torch holds to their parameters'
+        return [*map(Tensor.data_ptr, params), *map(Tensor.data_ptr, entries), *map(Tensor.stride, params)]
 
 
 def are_placed_alike(params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:

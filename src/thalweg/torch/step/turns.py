@@ -25,7 +25,8 @@ from thalweg.torch.sharding.shards import local, local_state
 from thalweg.torch.step.runs import Runs
 from thalweg.torch.wholes import most_whole
 
-#: Steps buckets as one, as they are laid out.
+#: Lays out buckets, and steps them as one as they are laid out.
+LayOut: TypeAlias = Callable[[Sequence[Bucket]], Runs]
 Take: TypeAlias = Callable[[Runs, Sequence[Bucket]], None]
 
 
@@ -84,7 +85,15 @@ class Turns:
     def chunks(self) -> set[Chunk]:
         return set(self.homes.values())
 
-    def take(self, optimizer: StatefulOptimizer, buckets: Sequence[Bucket], take: Take, *, writes: bool = True) -> None:
+    def take(
+        self,
+        optimizer: StatefulOptimizer,
+        buckets: Sequence[Bucket],
+        lay_out: LayOut,
+        take: Take,
+        *,
+        writes: bool = True,
+    ) -> None:
         """Step buckets in turns. writes: whether state changes."""
         params = [bucket.params for bucket in buckets]
         if len(params) != len(self.params) or any(a is not b for a, b in zip(params, self.params, strict=True)):
@@ -94,7 +103,7 @@ class Turns:
         def take_turn(turn: int) -> None:
             own = [share.of(buckets) for share in shares[turn]]
             if turn not in self.runs:
-                self.runs[turn] = Runs(optimizer._engines, own, optimizer._check_state)
+                self.runs[turn] = lay_out(own)
             take(self.runs[turn], own)
 
         def sent(chunk: Chunk, event: Event) -> None:
