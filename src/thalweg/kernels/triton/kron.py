@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -45,6 +45,54 @@ class Outcome(NamedTuple):
     stats: dict[str, Tensor]
 
 
+class Prepared(NamedTuple):
+    """A step that is ready to be launched."""
+
+    kernels: KronKernels
+    batch: Batch
+    begin: Callable[[], None]
+    launches: Launches
+    moving: Any
+    #: Where tensors are that may be others in the next step.
+    given: tuple[int, ...]
+    #: Whether the host counts, whether there are slices, and whether a step that is not finite is skipped.
+    counts: bool
+    stacked: bool
+    guarded: bool
+
+    def key(self) -> Hashable:
+        """What its launches depend on beside tables."""
+        begin: Any = self.begin
+        return id(self.launches), id(begin.func), self.batch.scratch_place, self.given
+
+    def count_step(self) -> None:
+        """The step is taken: count it, where the host does."""
+        if self.counts:
+            self.batch.count_step()
+
+    def follow_scratch(self) -> None:
+        self.batch.follow_scratch(self.kernels.scratch_for(self.batch))
+
+    def launch(self) -> None:
+        with torch.cuda.device(self.batch.device) if self.batch.device.type == "cuda" else contextlib.nullcontext():
+            if self.moving is None:
+                self.follow_scratch()
+            else:
+                self.moving.copy_addresses(self.batch)
+            self.begin()
+            if self.moving is None:
+                self.launches()
+            else:
+                compile_together([self.launches])
+                self.launches.launch_all()
+
+    def outcome(self) -> Outcome:
+        """What comes of it, on the device."""
+        shape = (-1, self.batch.slices) if self.stacked else (-1,)
+        rms, refreshed = (self.batch.figures[which.value].reshape(shape) for which in (UPDATE_RMS, DUE))
+        return Outcome(self.batch.finite if self.guarded else None, {"update_rms": rms, "refreshed": refreshed})
+
+
 class KronKernels:
     """Kron's kernels for one optimizer, with tables, scratch memory and launches that are kept between steps."""
 
@@ -54,7 +102,17 @@ class KronKernels:
         #: Scratch memory that captured graphs go on using.
         self.captured: list[Tensor] = []
 
-    def step(
+    def step(self, names: Sequence[str], params: Any, grads: Any, states: States, **given: Any) -> Outcome:
+        """Step parameters of one shape and dtype; everything is written in place, nothing is waited for.
+
+        given: as :meth:`prepare_step` takes it.
+        """
+        prepared = self.prepare_step(names, params, grads, states, **given)
+        prepared.launch()
+        prepared.count_step()
+        return prepared.outcome()
+
+    def prepare_step(
         self,
         names: Sequence[str],
         params: Sequence[Tensor],
@@ -68,31 +126,28 @@ class KronKernels:
         lr_scale: float = 1.0,
         grad_scale: Tensor | None = None,
         allowed: Tensor | None = None,
-        unmoved: bool = False,
-    ) -> Outcome:
-        """Step parameters of one shape and dtype; everything is written in place, nothing is waited for.
+        batch: Batch | None = None,
+        moving: Any = None,
+    ) -> Prepared:
+        """Take the gradients and numbers of a step, and count it where the host does; nothing is launched.
 
-        unmoved: the caller has seen that parameters and state, of these names, are where they were at the last step.
+        batch: that of these parameters, if the caller has seen that nothing has changed since it was made. moving: what
+        copies addresses and numbers to the device, so that launches can be recorded.
         """
-        batch = self.batch(names, params, grads, states, rule, handling, unmoved=unmoved)
+        if batch is None:
+            batch = self.batch(names, params, grads, states, rule, handling)
         known = t is not None and states[0]["refresh"].is_cpu
         refreshing = True
-        with torch.cuda.device(batch.device) if batch.device.type == "cuda" else contextlib.nullcontext():
-            batch.follow_gradients(grads)
-            batch.follow_scratch(self.scratch_for(batch))
-            if known:
-                assert t is not None
-                due = count_refreshes(formulas_of(batch, rule), rule, states, t)
-                batch.follow_due(due)
-                refreshing = any(due)
-            begin(batch, rule, handling, t if known else None, lr, lr_scale, grad_scale, allowed)
-            launches_of(batch, rule, handling, refreshing=refreshing, counted=not known)()
+        batch.follow_gradients(grads, moving)
         if known:
-            torch._foreach_add_([s["step"] for s in states], 1)
-        shape = (-1, batch.slices) if rule.stacked_axes else (-1,)
-        rms, refreshed = (batch.figures[which.value].reshape(shape) for which in (UPDATE_RMS, DUE))
-        finite = batch.finite if handling.on_nonfinite == "skip" else None
-        return Outcome(finite, {"update_rms": rms, "refreshed": refreshed})
+            assert t is not None
+            count = functools.partial(counted_on, formulas_of(batch, rule), rule, t)
+            refreshing = any(batch.look_at_refreshes(count, states))
+        first = begin(batch, rule, handling, t if known else None, lr, lr_scale, grad_scale, allowed, moving=moving)
+        launches = launches_of(batch, rule, handling, refreshing=refreshing, counted=not known)
+        given = tuple(x.data_ptr() for x in (lr, grad_scale, allowed) if isinstance(x, Tensor))
+        flags = known, rule.stacked_axes > 0, handling.on_nonfinite == "skip"
+        return Prepared(self, batch, first, launches, moving, given, *flags)
 
     def prepare(self, steps: Sequence[Mapping[str, Any]]) -> None:
         """Compile all that several steps will need, each given by its arguments, at once.
@@ -117,12 +172,9 @@ class KronKernels:
         states: States,
         rule: Kron,
         handling: Handling,
-        *,
-        unmoved: bool = False,
     ) -> Batch:
         known = self.batches.get(tuple(names))
-        memory = known[0][-1] if known is not None and unmoved else memory_of(params, states)
-        facts = layout_facts(rule, handling.seed), grads[0].dtype, memory
+        facts = layout_facts(rule, handling.seed), grads[0].dtype, memory_of(params, states)
         if known is None or known[0] != facts:
             batch = Batch(names, params, states, grads[0].dtype, rule, handling.seed)
             self.batches[tuple(names)] = known = facts, batch
@@ -148,18 +200,6 @@ def formulas_of(batch: Batch, rule: Kron, **known: bool) -> Formulas:
     return formulas_for(rule, len(batch.sizes), averages=batch.has_momentum, **known)
 
 
-def count_refreshes(formulas: Formulas, rule: Kron, states: States, t: int) -> list[bool]:
-    """Whose factors are due, with the host's counts."""
-    due, known = [], functools.cache(functools.partial(counted_on, formulas, rule, t))  # most have the same count
-    for s in states:
-        before = s["refresh"].item()
-        is_due, after = known(before)
-        due.append(is_due)
-        if after != before:
-            s["refresh"].fill_(after)
-    return due
-
-
 def begin(
     batch: Batch,
     rule: Kron,
@@ -171,12 +211,16 @@ def begin(
     allowed: Tensor | None,
     *,
     bare: bool = False,
-) -> None:
-    """Tell the device what holds for this step. t: its number, where the host knows it and whose factors are due."""
+    moving: Any = None,
+) -> Callable[[], None]:
+    """What tells the device what holds for this step. t: its number, where the host knows whose factors are due.
+
+    moving: what copies numbers to the device.
+    """
     rate = lr if isinstance(lr, Tensor) and lr.device == batch.device else None
     formulas = formulas_of(batch, rule, knows_t=t is not None, knows_lr=rate is None, bare=bare)
     tensors: dict[str, Tensor | None] = dict(lr=rate, grad_scale=grad_scale, allowed=allowed)
-    kind = formulas, *(None if each is None else each.dtype for each in tensors.values())
+    kind = formulas, moving is None, *(None if each is None else each.dtype for each in tensors.values())
     launch = batch.begins.get(kind)
     if launch is None:
         constant: dict[str, Any] = dict(
@@ -190,8 +234,11 @@ def begin(
             num_warps=4,
         )
         launch = batch.begins[kind] = Launch(formulas.begin, (ceiling(batch.count, 128),), constant)
-    numbers = numbers_of(formulas, rule, t, float(lr) if rate is None else None, lr_scale)
-    launch(**tensors, **numbers, sign=-1.0 if handling.maximize else 1.0)
+    numbers: Mapping[str, Any] = numbers_of(formulas, rule, t, float(lr) if rate is None else None, lr_scale)
+    if moving is not None:
+        numbers = moving.numbers(batch, numbers)
+    sign = -1.0 if handling.maximize else 1.0
+    return functools.partial(launch, **tensors, **numbers, sign=sign)
 
 
 #: Lists of launches that a batch keeps: with and without a refresh, and as many for options of another kind.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_float
 from typing import Any
 
 import torch
@@ -77,10 +80,14 @@ class Batch:
             row[column] % ALIGNMENT == 0 for row in addresses for column in (Q.value, Q.value + 1)
         )
         self.places = self.uploads.table(table)
+        #: Its row of the addresses of gradients.
+        self.gradient_places = self.places[G.value]
         self.figures = torch.zeros((FIGURES + OWN_FIGURES, self.count), dtype=torch.float32, device=self.device)
         self.due_flags = torch.zeros(self.count, dtype=torch.int64, device=self.device)
         self.finite = torch.ones(len(names), dtype=torch.bool, device=self.device)
         self.due: list[bool] = [False] * len(names)
+        #: The host's counts of refreshes and of steps, in the memory of the state.
+        self.counts: list[list[c_float]] = []
         self.grad_places: list[int] = []
         self.grads_aligned = True
         self.scratch_place = 0
@@ -113,17 +120,39 @@ class Batch:
 
     # ---- what moves
 
-    def follow_gradients(self, grads: Sequence[Tensor]) -> None:
-        places = [g.data_ptr() for g in grads]
+    def follow_gradients(self, grads: Sequence[Tensor], moving: Any = None) -> None:
+        """Note where gradients are now. moving: what copies their addresses to the device with those of others."""
+        places = list(map(Tensor.data_ptr, grads))
         # a graph carries its own copy along, which its replays leave in the table
         copies = self.gradient_uploads
         if places == self.grad_places and not copies.captured and not copies.is_capturing():
             return
         self.grad_places = places
         step = self.size // self.slices * grads[0].element_size()
-        addresses = [place + i * step for place in places for i in range(self.slices)]
-        self.grads_aligned = all(address % ALIGNMENT == 0 for address in addresses)
-        copies.refill(self.places[G.value], addresses)
+        addresses = places
+        if self.slices != 1:
+            addresses = [place + i * step for place in places for i in range(self.slices)]
+        self.grads_aligned = functools.reduce(operator.or_, addresses, 0) % ALIGNMENT == 0
+        if moving is not None:
+            moving.note(self, addresses)
+        else:
+            copies.refill(self.places[G.value], addresses)
+
+    def look_at_refreshes(self, count: Callable[[float], tuple[bool, float]], states: States) -> list[bool]:
+        """Whose factors are due, by the host's counts. count: from one before whether they are, and the one after."""
+        if not self.counts:
+            self.counts = [[c_float.from_address(s[key].data_ptr()) for s in states] for key in ("refresh", "step")]
+        known = functools.cache(count)  # most have the same count
+        found = [known(refresh.value) for refresh in self.counts[0]]
+        self.after = [after for _, after in found]
+        self.follow_due([is_due for is_due, _ in found])
+        return self.due
+
+    def count_step(self) -> None:
+        """A step more, by the host's counts."""
+        for refresh, step, after in zip(*self.counts, self.after, strict=True):
+            refresh.value = after
+            step.value += 1
 
     def follow_scratch(self, scratch: Tensor) -> None:
         place = scratch.data_ptr()

@@ -288,8 +288,10 @@ def emit_begin(begin: OfBeginning, found: Traced, figures: Mapping[Value, int], 
         stores[ACCUMULATED.value] = begin.of(found.refresh)
     stores |= {FIGURES + place: begin.of(value) for value, place in figures.items()}
     lines = [f"tl.store(figures + {i} * count + matrix, nothing + {text}, mask)" for i, text in stores.items()]
-    numbers = "".join(f"n{i}, " for i in range(len(begin.numbers)))
-    return BEGIN.format(numbers=numbers, body="\n".join(indented([*begin.lines, *lines], 4)))
+    names = [f"n{i}" for i in range(len(begin.numbers))]
+    numbers = "".join(f"{name}, " for name in names)
+    read = [f"{name} = number_of({name})" for name in names]
+    return BEGIN.format(numbers=numbers, body="\n".join(indented([*read, *begin.lines, *lines], 4)))
 
 
 def source_of(rule: Kron, parts: list[str]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class OwnerKernels(KronKernels):
             with torch.cuda.device(batch.device) if batch.device.type == "cuda" else contextlib.nullcontext():
                 batch.follow_scratch(self.scratch_for(batch))
                 batch.follow_due(job.due)
-                begin(batch, job.rule, Handling(), job.t, 0.0, 1.0, None, None, bare=True)
+                begin(batch, job.rule, Handling(), job.t, 0.0, 1.0, None, None, bare=True)()
                 self.launches(job, batch, refreshing=any(job.due))()
         return [(h, batch.figures[H_SQUARE.value].reshape(len(job.names), batch.slices)) for job, h, batch in laid_out]
 

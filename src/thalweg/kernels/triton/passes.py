@@ -254,10 +254,11 @@ def gradient_factor(numbers, grad_scale, SCALED: tl.constexpr):
 @triton.jit
 def number_of(x):
     """A number that is given as it is, or in memory."""
-    if x.dtype.is_ptr():
-        return tl.load(x).to(tl.float32)
-    else:
-        return x * 1.0
+    value = x
+    if hasattr(x, "dtype"):  # an interpreted kernel is given Python's own numbers
+        if x.dtype.is_ptr():
+            value = tl.load(x).to(tl.float32)
+    return value * 1.0
 
 
 @triton.jit

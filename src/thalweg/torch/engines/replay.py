@@ -10,7 +10,7 @@ import os
 import struct
 import warnings
 from array import array
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,22 +18,26 @@ from torch import Tensor
 
 from thalweg.errors import FallbackWarning
 
-#: Equal steps after which one is recorded.
-WARM = 3
+#: Equal steps after which one is recorded, and recorded steps that are kept: with a refresh of factors and without.
+WARM, MOST_RECORDED = 3, 4
+#: Pairs of numbers for which a batch of Kron has room.
+NUMBERS = 16
 
 
 class Moving:
     """Addresses of gradients, and rates, of all launches of a run: one table on the host, and one on the device."""
 
-    def __init__(self, tables: Sequence[Any], rates: int) -> None:
-        """tables: of gradients. rates: how many pairs of lr and lr_scale there are."""
+    def __init__(self, device: torch.device, tables: Sequence[Any], batches: Sequence[Any], rates: int) -> None:
+        """tables: of gradients. batches: of Kron. rates: how many pairs of lr and lr_scale there are."""
         from thalweg.kernels.triton.tables import Uploads
 
-        device = tables[0].device
         self.places, first = {}, 0
-        for table in tables:
+        for table in (*tables, *batches):
             self.places[id(table)] = slice(first, first + table.count)
             first += table.count
+        #: Where each batch has its numbers.
+        self.numbered = {id(batch): first + rates + i * NUMBERS for i, batch in enumerate(batches)}
+        rates += len(batches) * NUMBERS
         self.host = array("q", bytes(8 * (first + rates)))
         self.first = first
         self.device = torch.zeros(first + rates, dtype=torch.int64, device=device)
@@ -43,6 +47,7 @@ class Moving:
         self.uploads, self.has_news = Uploads(device), True
         for table in tables:
             table.gradients, table.moving = self.device[self.places[id(table)]], self
+        for table in (*tables, *batches):
             table.grad_places = []  # to be noted anew
         self.known = [(0.0, 0.0)] * rates
 
@@ -60,6 +65,20 @@ class Moving:
         rate, scale = self.pairs[place]
         return None if lr is None else rate, scale
 
+    def numbers(self, batch: Any, given: Mapping[str, float]) -> dict[str, Tensor]:
+        """Where the device finds the numbers of a batch, by name."""
+        first = self.numbered[id(batch)]
+        words = array("q", struct.pack(f"{2 * NUMBERS}f", *given.values(), *[0.0] * (2 * NUMBERS - len(given))))
+        if self.host[first : first + NUMBERS] != words:
+            self.host[first : first + NUMBERS] = words
+            self.has_news = True
+        floats = self.rates[2 * (first - self.first) :]
+        return {name: floats[i : i + 1] for i, name in enumerate(given)}
+
+    def copy_addresses(self, batch: Any) -> None:
+        """On the device: those of a batch's gradients, to where it has them."""
+        batch.gradient_places.copy_(self.device[self.places[id(batch)]])
+
     def upload(self) -> None:
         """Copy what has moved, if anything has; always where a user records a graph, whose replays copy it again."""
         if self.has_news or self.uploads.captured or self.uploads.is_capturing():
@@ -71,9 +90,9 @@ class Replay:
     """Launches of a run, recorded when they have been the same a few times."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.count = device, 0
-        self.key: Hashable = None
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.device = device
+        #: By key: how often a step was launched, and then its graph.
+        self.known: dict[Hashable, int | torch.cuda.CUDAGraph] = {}
         self.works = (
             device.type == "cuda" and torch.version.hip is None and os.environ.get("THALWEG_REPLAY", "1") != "0"
         )
@@ -83,15 +102,17 @@ class Replay:
         if not self.works or not self.may_record():
             launch()
             return
-        if key != self.key:
-            self.key, self.count, self.graph = key, 0, None
-        self.count += 1
-        if self.graph is None and self.count > WARM:
-            self.graph = self.record(launch)
-        if self.graph is None:
+        known = self.known.pop(key, 0)
+        if known == WARM:
+            known = self.record(launch) or 0
+        if isinstance(known, int):
             launch()
+            known += 1
         else:
-            self.graph.replay()
+            known.replay()
+        self.known[key] = known  # the last of them: the first are the oldest
+        while len(self.known) > MOST_RECORDED:
+            del self.known[next(iter(self.known))]
 
     def may_record(self) -> bool:
         """Not while a user records a graph of the whole step, nor while a profiler wants to see every launch."""

@@ -69,19 +69,22 @@ class TritonRun:
             for i, name in enumerate(bucket.names)
         }
         self.is_new, self.sharded = True, any(bucket.parts for bucket in buckets)
-        #: Those of all but Kron, which records its own.
-        self.plain = [launch for launch in self.launches if not isinstance(launch, KronLaunch)]
-        devices = {launch.device for launch in self.plain}
+        devices = {launch.device for launch in self.launches}
         self.moving: Moving | None = None
         self.replay: Replay | None = None
         #: Whether all is launched when it is time to write: no rank and no user is asked on the way.
         self.at_once = False
         if len(devices) == 1 and not self.sharded:
-            parts = [part for launch in self.plain for part in launch.parts()]
-            self.moving = Moving([part.passes.tables for part in parts if part.moves], len(parts))
+            (device,) = devices
+            kron = [launch for launch in self.launches if isinstance(launch, KronLaunch)]
+            parts = [part for launch in self.launches if not isinstance(launch, KronLaunch) for part in launch.parts()]
+            tables = [part.passes.tables for part in parts if part.moves]
+            self.moving = Moving(device, tables, [launch.batch for launch in kron], len(parts))
             for place, part in enumerate(parts):
                 part.moving = self.moving, place
-            self.replay = Replay(devices.pop())
+            for launch in kron:
+                launch.moving = self.moving
+            self.replay = Replay(device)
         #: What a GradScaler or the joint norm decides, where recorded steps find it.
         self.scale: Tensor | None = None
         self.allowed: Tensor | None = None
@@ -105,11 +108,14 @@ class TritonRun:
             self.moving.upload()
         if is_capturing(self.params[0].device) and self not in self.engine.captured:
             self.engine.captured.append(self)
-        if self.is_new:
-            self.is_new = False
-            kron = [launch for launch in self.launches if isinstance(launch, KronLaunch)]
-            if kron:
-                self.engine.kron.prepare([launch.arguments() for launch in kron])
+        kron = [launch for launch in self.launches if isinstance(launch, KronLaunch)]
+        if self.is_new and kron:
+            self.engine.kron.prepare([launch.arguments() for launch in kron])
+        self.is_new = False
+        for launch in kron:
+            self.engine.kron.scratch_for(launch.batch)
+        for launch in kron:  # when all of them have asked for the memory that they share
+            launch.prepared.follow_scratch()
 
     def measure(self, on_nonfinite: str) -> list[Computation]:
         """All passes before writing, unless nothing is asked between them. Without a guard they may write state."""
@@ -126,17 +132,20 @@ class TritonRun:
         if self.at_once:
             assert self.replay is not None
             with on_device(self.replay.device):
-                self.replay.run(self.launch_plain, tuple(launch.key() for launch in self.plain))
-        for launch in self.launches:
-            if not self.at_once or isinstance(launch, KronLaunch):
+                self.replay.run(self.launch_all, tuple([launch.key() for launch in self.launches]))
+        else:
+            for launch in self.launches:
                 with on_device(launch.device):
                     launch.write()
+        for launch in self.launches:
+            if isinstance(launch, KronLaunch):
+                launch.prepared.count_step()
         # what was saved for a backward pass is no longer what it was
         torch.autograd.graph.increment_version(self.params)
         return self.statistics
 
-    def launch_plain(self) -> None:
-        for launch in self.plain:
+    def launch_all(self) -> None:
+        for launch in self.launches:
             for _ in launch.measured():
                 pass
             launch.write()

@@ -182,22 +182,31 @@ def given(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Te
 class KronLaunch:
     """One bucket of Kron's: whole matrices of one shape, with all that happens to them."""
 
+    #: What copies addresses and numbers to the device; None: this launch does.
+    moving: Any = None
+
     def __init__(self, kernels: Any, bucket: Bucket) -> None:
         self.kernels, self.bucket = kernels, bucket
         self.grads: Sequence[Tensor] = ()
-        self.stepped: Any = None
-        self.params: Sequence[Tensor] = ()
-        #: Whether a step like the last one was recalled, which has been looked at already.
-        self.recalled = False
+        given = bucket.names, bucket.params, bucket.grads, bucket.states
+        self.batch = kernels.batch(*given, bucket.setting.settled, bucket.setting.handling)
+        self.prepared: Any = None
 
     @property
     def device(self) -> torch.device:
         return self.bucket.params[0].device
 
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
-        self.recalled = self.params is bucket.params
-        self.bucket, self.grads, self.params = bucket, grads, bucket.params
-        self.rate = bucket.rate
+        self.bucket, self.grads, self.rate = bucket, grads, bucket.rate
+        self.prepared = self.kernels.prepare_step(
+            **self.arguments(),
+            lr=bucket.lr,
+            lr_scale=bucket.lr_scale,
+            grad_scale=bucket.grad_scale,
+            allowed=bucket.allowed,
+            batch=self.batch,
+            moving=self.moving,
+        )
 
     def arguments(self) -> dict[str, Any]:
         bucket = self.bucket
@@ -211,18 +220,21 @@ class KronLaunch:
             t=bucket.t,
         )
 
+    def key(self) -> Hashable:
+        key: Hashable = self.prepared.key()
+        return key
+
     def measured(self) -> Computation:
         """Ask for nothing: sharded tensors go to their owners."""
         yield from ()
 
     def write(self) -> None:
-        bucket, given = self.bucket, self.arguments()
-        given.update(lr=bucket.lr, lr_scale=bucket.lr_scale, grad_scale=bucket.grad_scale)
-        self.stepped = self.kernels.step(**given, allowed=bucket.allowed, unmoved=self.recalled)
+        self.prepared.launch()
 
     def release(self) -> None:
         self.grads = ()
         self.bucket = replace(self.bucket, grads=(), grad_scale=None, allowed=None)
 
     def figures(self, index: int) -> dict[str, Any]:
-        return {**self.rate, **{key: values[index] for key, values in self.stepped.stats.items()}}
+        stats = self.prepared.outcome().stats
+        return {**self.rate, **{key: values[index] for key, values in stats.items()}}
