@@ -12,16 +12,16 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Truth, Value
+from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Value
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules.blocks import average, clip, is_zero, one_minus_power
 from thalweg.rules.checks import check_choice, check_count, check_fraction, check_number, require
 from thalweg.rules.entries import Count, Entry, Factor, Moment, Norm
 from thalweg.rules.factors import precondition
 from thalweg.rules.refresh import Factors, refreshed
-from thalweg.rules.rule import Noise, Rule, Update
+from thalweg.rules.rule import Rule, Update
 from thalweg.rules.schedules import Annealed
-from thalweg.rules.whole import Made, Shown, WholeRule
+from thalweg.rules.whole import Direction, Preparation, WholeRule
 
 ANNEALED = Annealed()
 
@@ -197,9 +197,9 @@ class Kron(WholeRule):
 
     # ---- a step in three parts: the first and the last go element by element, the middle needs the whole tensor
 
-    def shown(self, xp: Space[A], g: A, s: State[A], p: A, t: Scalar) -> Shown:
+    def prepare(self, xp, g, s, p, t) -> Preparation:
         """What is to be preconditioned, and what the factors learn from if it differs."""
-        state: State[A] = {}
+        state: State[Any] = {}
         if self.weight_decay_mode == "gradient" and not is_zero(self.weight_decay):
             g = g + self.weight_decay * p
         x = g
@@ -212,11 +212,9 @@ class Kron(WholeRule):
         accumulated = s["refresh"] + (probability.at(xp, t) if isinstance(probability, Annealed) else probability)
         due = accumulated >= 1 - 2.0**-12
         state["refresh"] = xp.where(due, accumulated - 1.0, accumulated)
-        return Shown((x,) if x is g or self.whiten == "momentum" else (x, g), state, due)
+        return Preparation((x,) if x is g or self.whiten == "momentum" else (x, g), state, due)
 
-    def made(
-        self, xp: Space[A], tensors: tuple[A, ...], s: State[A], *, due: Truth = True, noise: Noise[A] | None = None
-    ) -> Made:
+    def transform(self, xp, tensors, s, *, due=True, noise=None) -> Direction:
         """The first tensor preconditioned and clipped, and the factors, refreshed from the last one if due."""
         x, y = tensors[0], tensors[-1]
         shape = xp.shape(x)
@@ -232,7 +230,7 @@ class Kron(WholeRule):
 
         h = precondition(xp, factors, xp.reshape(x, seen))
         (h_square,) = xp.means(Squares(h, own))
-        return Made(xp.reshape(self.clipped(xp, h, h_square), shape), {"square": h_square}, state)
+        return Direction(xp.reshape(self.clipped(xp, h, h_square), shape), {"square": h_square}, state)
 
     def clipped(self, xp: Space[A], h: A, h_square: Scalar) -> Value:
         """What was preconditioned, within its bounds. h_square: the mean of its squares."""
@@ -242,9 +240,9 @@ class Kron(WholeRule):
             return clip(xp, h, (-self.clip, self.clip))
         return h / xp.maximum(xp.sqrt(h_square) / self.clip, 1.0)
 
-    def taken(self, xp: Space[A], made: Made, s: State[A], p: A, state: State[A], *, due: Truth, lr: Scalar) -> Update:
+    def apply(self, xp, direction, s, p, state, *, due, lr) -> Update:
         """The step, from what was whitened: decay and momentum."""
-        h, h_square = made.tensor, made.figures["square"]
+        h, h_square = direction.tensor, direction.figures["square"]
         if self.weight_decay_mode == "update" and not is_zero(self.weight_decay):
             h = h + self.weight_decay * p
         if self.momentum_mode == "polyak" and "momentum_buffer" in s:
@@ -266,7 +264,7 @@ class Kron(WholeRule):
         dense = [n for n, diagonal in zip(sizes, self.diagonals(sizes), strict=True) if not diagonal]
         return math.prod(shape) * (1 + sum(dense)) + sum(n**3 for n in dense)
 
-    def tensors_shown(self) -> int:
+    def whole_tensors(self) -> int:
         """An average to precondition, a gradient to learn from."""
         averaged = self.momentum_mode == "ema" and not is_zero(self.momentum)
         return 2 if averaged and self.whiten == "gradient" else 1

@@ -11,13 +11,13 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from thalweg.arrays import A, Scalar, Shape, Space, State, Truth
+from thalweg.arrays import A, Scalar, Shape, Space
 from thalweg.errors import ParameterError
 from thalweg.rules.blocks import average, is_zero, one_minus_power
 from thalweg.rules.checks import check_choice, check_count, check_flag, check_fraction, check_number, require
 from thalweg.rules.entries import Entry, Moment
-from thalweg.rules.rule import Noise, Rule, Update
-from thalweg.rules.whole import Made, Shown, WholeRule
+from thalweg.rules.rule import Rule, Update
+from thalweg.rules.whole import Direction, Preparation, WholeRule
 
 #: a, b and c of a step X <- a X + (b A + c A^2) X with A = X X^T.
 Triple: TypeAlias = tuple[float, float, float]
@@ -190,11 +190,11 @@ class Muon(WholeRule):
     def entries(self, shape: Shape) -> dict[str, Entry]:
         return {} if is_zero(self.momentum) else {"momentum_buffer": Moment()}
 
-    def shown(self, xp: Space[A], g: A, s: State[A], p: A, t: Scalar) -> Shown:
+    def prepare(self, xp, g, s, p, t) -> Preparation:
         """What is orthogonalized: momentum, or a mixture of it with the gradient."""
         b = self.momentum
         if "momentum_buffer" not in s:
-            return Shown((self.rounded(xp, g),), {})
+            return Preparation((self.rounded(xp, g),), {})
         if self.momentum_mode == "sum":
             m = b * s["momentum_buffer"] + g
             x = g + b * m if self.nesterov else m
@@ -202,11 +202,9 @@ class Muon(WholeRule):
             m = average(s["momentum_buffer"], g, 1 - b)
             now, later = (one_minus_power(xp, b, t + i) if self.bias_correction else 1.0 for i in (0, 1))
             x = b * (m / later) + (1 - b) * (g / now) if self.nesterov else m / now
-        return Shown((self.rounded(xp, x),), {"momentum_buffer": m})
+        return Preparation((self.rounded(xp, x),), {"momentum_buffer": m})
 
-    def made(
-        self, xp: Space[A], tensors: tuple[A, ...], s: State[A], *, due: Truth = True, noise: Noise[A] | None = None
-    ) -> Made:
+    def transform(self, xp, tensors, s, *, due=True, noise=None) -> Direction:
         """What is shown, orthogonalized block by block."""
         (x,) = tensors
         shape = xp.shape(x)
@@ -217,7 +215,7 @@ class Muon(WholeRule):
         x = self.orthogonalized(xp, x)
         if self.split_axis == 1 and self.split > 1:
             x = xp.swapaxes(xp.reshape(x, (count // self.split, self.split, rows, n)), 1, 2)
-        return Made(xp.reshape(x, shape), {"norm": norm}, {})
+        return Direction(xp.reshape(x, shape), {"norm": norm}, {})
 
     def normalized(self, xp: Space[A], x: A) -> tuple[A, A]:
         """Matrices divided by their norms, so that no singular value is above 1, and these norms."""
@@ -243,11 +241,11 @@ class Muon(WholeRule):
     def rounded(self, xp: Space[A], x: A) -> A:
         return x if self.ns_dtype is None else xp.rounded(x, self.ns_dtype)
 
-    def taken(self, xp: Space[A], made: Made, s: State[A], p: A, state: State[A], *, due: Truth, lr: Scalar) -> Update:
-        delta = xp.astype(made.tensor, xp.dtype(p)) * (-lr * self.scale(xp.shape(p)))
+    def apply(self, xp, direction, s, p, state, *, due, lr) -> Update:
+        delta = xp.astype(direction.tensor, xp.dtype(p)) * (-lr * self.scale(xp.shape(p)))
         if not is_zero(self.weight_decay):
             delta = delta - (lr * self.weight_decay) * p
-        norm = made.figures["norm"]
+        norm = direction.figures["norm"]
         return Update(delta, state, xp.isfinite(xp.sums((norm, None))[0]), {"norm": norm})
 
     # ---- what it costs to be whole
@@ -259,5 +257,5 @@ class Muon(WholeRule):
         less, more = sorted(self.block(shape))
         return self.blocks(shape) * self.ns_steps * less * less * (2 * more + less)
 
-    def dtype_shown(self, arithmetic: str) -> str:
+    def whole_dtype(self, arithmetic: str) -> str:
         return self.ns_dtype or arithmetic
