@@ -13,8 +13,7 @@ import pytest
 
 from thalweg import options
 from thalweg.errors import OptimError, OptionError
-from thalweg.given import check_known, plain
-from thalweg.overrides import matches
+from thalweg.given import check_known, matches, plain
 from thalweg.rules import RULES, Annealed
 from thalweg.settings import WHOLE_STEP, Handling, Setting, Settings, combined, option_names
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import re
 import typing
@@ -17,6 +18,9 @@ from thalweg.rules import RULES, Annealed
 from thalweg.settings import Handling, option_names
 
 ROOT = Path(__file__).resolve().parents[1]
+spec = importlib.util.spec_from_file_location("stubs", ROOT / "tools" / "stubs.py")
+stubs = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(stubs)
 NAMES = pytest.mark.parametrize("name", RULES)
 
 
@@ -107,13 +111,19 @@ def test_a_command_line_that_gives_every_option_leaves_a_variant_what_it_is(name
         assert getattr(front_end, name)(0.1, variant=variant, weight_decay=0.0).options["weight_decay"] == 0.0
 
 
-@pytest.mark.parametrize("name", [name for name in RULES if hasattr(options, f"{name}Options")])
+@NAMES
 def test_types_for_editors_name_every_option(name: str) -> None:
     typed = getattr(options, f"{name}Options")
-    assert set(typed.__annotations__) | set(options.CommonOptions.__annotations__) >= set(option_names(RULES[name]))
-    known = {*option_names(RULES[name]), "variant", "overrides"}
     inherited = {key for base in (typed, options.CommonOptions) for key in base.__annotations__}
-    assert inherited == known
+    assert inherited == {*option_names(RULES[name]), "variant", "overrides"}
+
+
+@pytest.mark.parametrize("file", stubs.FILES)
+def test_files_for_editors_are_what_the_tool_makes_of_the_fields(file: str) -> None:
+    for package in ("torch", "optax"):
+        if file.startswith(package):
+            pytest.importorskip(package)
+    assert (stubs.PACKAGE / file).read_text(encoding="utf-8") == stubs.FILES[file](), "run python tools/stubs.py"
 
 
 @NAMES
@@ -169,23 +179,13 @@ def test_groups_of_the_torch_front_end_hold_every_option_with_its_default(name: 
 def test_the_optax_front_end_has_an_option_for_every_option_of_its_rule(name: str) -> None:
     optax = pytest.importorskip("thalweg.optax")
     shown = inspect.signature(getattr(optax, name.lower())).parameters
-    theirs = {ours.partition("[")[0]: argument for argument, (ours, _) in RULES[name].OPTAX.items()}
-    renamed = theirs | {
-        "betas": "b1",
-        "beta2_decay": "decay_rate",
-        "scale_parameter": "multiply_by_parameter_scale",
-        "clip_threshold": "clipping_threshold",
-    }
-    if name == "Adafactor":
-        renamed |= {"weight_decay": "weight_decay_rate", "momentum_dtype": "dtype_momentum"}
-    if name == "Muon":
-        renamed |= {"ns_coefficients": "ns_coeffs", "momentum": "beta"}
-        renamed |= {"momentum_dtype": "mu_dtype", "rms": "consistent_rms"}
+    arguments = pytest.importorskip("thalweg.optax.functions").arguments_of(RULES[name])
+    renamed = {each.option: argument for argument, each in reversed(arguments.items()) if not each.is_mask}
     factors = {"precond_dtype"} if name != "Kron" else set()
     assert {renamed.get(option, option) for option in option_names(RULES[name]) if option not in factors} <= set(shown)
 
 
-NAMED_AS_IN_OPTAX = [*(name.lower() for name in RULES if RULES[name].OPTAX), "adafactor", "lamb", "lars"]
+NAMED_AS_IN_OPTAX = ["adafactor", "adamw", "lamb", "lars", "lion", "sgd"]
 
 
 @pytest.mark.parametrize("name", NAMED_AS_IN_OPTAX)

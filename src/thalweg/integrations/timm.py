@@ -12,8 +12,8 @@ from timm.optim._optim_factory import OptimInfo, default_registry
 from torch import Tensor
 
 from thalweg.integrations.recipes import RECIPES, rates
-from thalweg.options import defaults
 from thalweg.rules import RULES, Rule
+from thalweg.signatures import defaults
 from thalweg.torch import AdamW, Mixture, optimizer
 from thalweg.torch.mixture import Entries
 from thalweg.torch.recipes import is_matrix

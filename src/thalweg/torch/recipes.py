@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from thalweg.errors import OptionError, ParameterError
-from thalweg.overrides import Pattern, check_pattern, is_list, matches
+from thalweg.given import Pattern, check_pattern, is_list, matches
 from thalweg.rules import AdamW, Kron, Muon, Rule
 from thalweg.torch.mixture import Mixture
 from thalweg.torch.optimizers import optimizer
