@@ -15,27 +15,19 @@ import pytest
 from thalweg import numpy as front_end
 from thalweg import options
 from thalweg.rules import RULES, Annealed
+from thalweg.rules.options import options_of
 from thalweg.settings import Handling, option_names
 
 ROOT = Path(__file__).resolve().parents[1]
-spec = importlib.util.spec_from_file_location("stubs", ROOT / "tools" / "stubs.py")
-stubs = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(stubs)
+spec = importlib.util.spec_from_file_location("fields_tool", ROOT / "tools" / "fields.py")
+fields_tool = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(fields_tool)
 NAMES = pytest.mark.parametrize("name", RULES)
 
 
 def defaults(kind: Any) -> dict[str, Any]:
     assert all(f.default is not MISSING for f in fields(kind)), "every option has a default"
     return {f.name: f.default for f in fields(kind)}
-
-
-def documented(page: str) -> dict[str, str]:
-    """The first table under "## Options" of a page: option and default, without their backticks."""
-    text = (ROOT / "docs" / page).read_text()
-    section = text.split("\n## Options\n", 1)[1].split("\n## ", 1)[0]
-    rows = re.findall(r"^\| `([^`|]+)`[^|]*\| `([^`|]+)`[^|]*\|", section, re.MULTILINE)
-    assert rows, page
-    return dict(rows)
 
 
 @NAMES
@@ -118,21 +110,29 @@ def test_types_for_editors_name_every_option(name: str) -> None:
     assert inherited == {*option_names(RULES[name]), "variant", "overrides"}
 
 
-@pytest.mark.parametrize("file", stubs.FILES)
+@pytest.mark.parametrize("file", fields_tool.FILES)
 def test_files_for_editors_are_what_the_tool_makes_of_the_fields(file: str) -> None:
     for package in ("torch", "optax"):
         if file.startswith(package):
             pytest.importorskip(package)
-    assert (stubs.PACKAGE / file).read_text(encoding="utf-8") == stubs.FILES[file](), "run python tools/stubs.py"
+    assert (fields_tool.PACKAGE / file).read_text(encoding="utf-8") == fields_tool.FILES[file](), (
+        "run python tools/fields.py"
+    )
+
+
+@pytest.mark.parametrize("page", fields_tool.PAGES)
+def test_tables_of_options_are_what_the_tool_makes_of_the_fields(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert fields_tool.page(page) == text, "run python tools/fields.py"
+    every = {*(f.name for f in fields(fields_tool.PAGES[page]))}
+    section = text.split("\n## Options\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == every
 
 
 @NAMES
-def test_the_page_of_a_rule_documents_every_option_with_its_default(name: str) -> None:
-    assert documented(f"{name.lower()}.md") == {key: repr(default) for key, default in defaults(RULES[name]).items()}
-
-
-def test_the_page_of_options_documents_those_that_all_have() -> None:
-    assert documented("options.md") == {key: repr(default) for key, default in defaults(Handling).items()}
+def test_every_option_of_the_package_says_what_it_means(name: str) -> None:
+    assert {*options_of(RULES[name]), *options_of(Handling)} == set(option_names(RULES[name]))
+    assert all(known.doc.endswith(".") for kind in (RULES[name], Handling) for known in options_of(kind).values())
 
 
 @NAMES

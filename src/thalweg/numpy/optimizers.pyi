@@ -1,4 +1,4 @@
-"""Made by tools/stubs.py from the fields of the rules: change those, and run it."""
+"""Made by tools/fields.py from the fields of the rules: change those, and run it."""
 
 from typing import Any, Literal
 

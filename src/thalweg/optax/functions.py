@@ -232,7 +232,7 @@ def function_of(rule: type[Rule]) -> Callable[..., optax.GradientTransformationE
 
 
 def rename_options(rule: type[Rule], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as options of the rule. What is at the default of optax's argument is not given, if a variant has it."""
+    """Arguments as options of the rule. What is at the default of optax's argument is left to the variant."""
     arguments, mine = arguments_of(rule), {key: v for key, v in values.items() if key not in arguments_of(rule)}
     for key, argument in arguments.items():
         value = values.get(key, argument.default)

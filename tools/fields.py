@@ -1,16 +1,18 @@
-"""Write what editors and type checkers read of the optimizers, from the fields of the rules.
+"""Write all that is made from the fields of the rules: files for editors and type checkers, and tables of the docs.
 
-    python tools/stubs.py
+    python tools/fields.py
 
-writes ``thalweg/options.py``, the options of each optimizer as a ``TypedDict``, and the stubs of the modules that make
-classes and functions at run time. A test compares them with what this would write.
+writes ``thalweg/options.py``, the options of each optimizer as a ``TypedDict``, the stubs of the modules that make
+classes and functions at run time, and the tables of options in ``docs/``. Tests compare them with what it would write.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
@@ -19,12 +21,13 @@ from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
 from thalweg.rules import RULES, Rule
-from thalweg.rules.options import alternatives
+from thalweg.rules.options import Option, alternatives, hints_of, number_options, options_of
 from thalweg.settings import Handling
 from thalweg.signatures import BESIDE, Pair, Schedulable, defaults, types_of
 
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "thalweg"
-MADE = '"""Made by tools/stubs.py from the fields of the rules: change those, and run it."""'
+MADE = '"""Made by tools/fields.py from the fields of the rules: change those, and run it."""'
 IMPORTS = """from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
@@ -182,9 +185,48 @@ FILES: dict[str, Callable[[], str]] = {
 }
 
 
+# ---- tables of the docs
+
+#: The table under "## Options" of a page.
+TABLE = re.compile(r"(?<=\n## Options\n)(.*?)^\| option \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
+#: The pages, each with what it documents.
+PAGES: dict[str, type[Any]] = {"options.md": Handling, **{f"{name.lower()}.md": rule for name, rule in RULES.items()}}
+
+
+def table(kind: type[Any]) -> str:
+    """A row for each option: its default, what it means, its range, what it needs, whether it may be a schedule."""
+    known, numbers = options_of(kind), number_options(kind) if issubclass(kind, Rule) else ()
+    rows = ["| option | default | meaning |", "|---|---|---|"]
+    shared = {f.name for f in fields(Rule)}
+    for name, default in sorted(((f.name, f.default) for f in fields(kind)), key=lambda each: each[0] in shared):
+        meaning = " ".join([*sentences(kind, name, known[name]), *(["(s)"] if name in numbers else [])])
+        rows.append(f"| `{name}` | `{default!r}` | {meaning} |".replace("||", "‖"))
+    return "\n".join(rows) + "\n"
+
+
+def sentences(kind: type[Any], name: str, option: Option) -> Iterator[str]:
+    yield option.doc
+    if option.range:
+        pair = any(typing.get_origin(each) is tuple for each in alternatives(hints_of(kind)[name]))
+        yield f"{'Both ' + option.range if pair else option.range.capitalize()}."
+    if option.need is not None:
+        needed = option.need.describe(kind)
+        yield f"Needs {f'`{needed}`' if '=' in needed else needed}."
+
+
+def page(name: str) -> str:
+    """A page of the docs with its table as the fields have it."""
+    text = (DOCS / name).read_text(encoding="utf-8")
+    made, count = TABLE.subn(lambda found: found[1] + table(PAGES[name]), text, count=1)
+    assert count == 1, f"{name} has no table under its Options"
+    return made
+
+
 def main() -> None:
     for file, make in FILES.items():
         (PACKAGE / file).write_text(make(), encoding="utf-8")
+    for name in PAGES:
+        (DOCS / name).write_text(page(name), encoding="utf-8")
 
 
 if __name__ == "__main__":
