@@ -121,16 +121,6 @@ class TestKnown:
         assert set(names) == {f.name for kind in (RULES[name], Handling) for f in fields(kind)}
         assert len(names) == len(set(names)), "an option of a rule and one around it share a name"
 
-    @every_rule
-    def test_choices_for_editors_are_those_of_the_rules(self, name: str) -> None:
-        """Each is served, and none is missing where the rule names them."""
-        typed = getattr(options, f"{name}Options").__annotations__
-        for f in (f for kind in (RULES[name], Handling) for f in fields(kind)):
-            ours = set(re.findall(r"'([^']*)'|\"([^\"]*)\"", " ".join(re.findall(r"Literal\[[^\]]*\]", str(f.type)))))
-            text = typed[f.name].__forward_arg__
-            theirs = set(re.findall(r"'([^']*)'|\"([^\"]*)\"", " ".join(re.findall(r"Literal\[[^\]]*\]", text))))
-            assert ours == theirs, f.name
-
     @pytest.mark.parametrize("dtype", get_args(options.DType))
     @pytest.mark.parametrize("option", ["state_dtype", "momentum_dtype", "precond_dtype"])
     def test_dtypes_for_editors_are_those_that_are_served(self, option: str, dtype: str) -> None:

@@ -2,8 +2,8 @@
 
     python tools/fields.py
 
-writes ``thalweg/options.py``, the options of each optimizer as a ``TypedDict``, the stubs of the modules that make
-classes and functions at run time, and the tables of options in ``docs/``. Tests compare them with what it would write.
+writes the stubs of the modules that make types, classes and functions at run time, and the tables of options in
+``docs/``. Tests compare them with what it would write.
 """
 
 from __future__ import annotations
@@ -28,16 +28,13 @@ from thalweg.signatures import BESIDE, Pair, Schedulable, defaults, types_of
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "thalweg"
 MADE = '"""Made by tools/fields.py from the fields of the rules: change those, and run it."""'
-IMPORTS = """from __future__ import annotations
-
-from typing import Any, Literal, TypedDict
+IMPORTS = """from typing import Literal, TypedDict
 
 from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
-from thalweg.given import Overrides as Overrides
+from thalweg.given import Overrides
 from thalweg.rules import Annealed
-from thalweg.signatures import Pair as Pair
-from thalweg.signatures import Schedulable as Schedulable
+from thalweg.signatures import Pair, Schedulable
 """
 
 
@@ -63,9 +60,10 @@ def text_of(hint: Any) -> str:
 
 
 def typed_dicts() -> str:
-    """``thalweg/options.py``."""
+    """The stub of ``thalweg.options``."""
     shared = {**BESIDE, "stacked_axes": int, **{name: types_of(Rule)[name] for name in vars(Handling())}}
-    lines = [MADE, "", IMPORTS, "", "class CommonOptions(TypedDict, total=False):"]
+    names = ["CommonOptions", "DType", "Pair", "Schedulable", "StateDType", *(f"{name}Options" for name in RULES)]
+    lines = [MADE, "", IMPORTS, *listed(names), "", "class CommonOptions(TypedDict, total=False):"]
     lines += [f"    {name}: {text_of(hint)}" for name, hint in shared.items()]
     for name, rule in RULES.items():
         lines += ["", "", f"class {name}Options(CommonOptions, total=False):"]
@@ -158,7 +156,7 @@ COMMON = [
 SCHEDULES = ["from thalweg.signatures import Pair, Schedulable"]
 #: The files, by how each is made.
 FILES: dict[str, Callable[[], str]] = {
-    "options.py": typed_dicts,
+    "options.pyi": typed_dicts,
     "numpy/optimizers.pyi": lambda: classes(
         "numpy",
         [

@@ -15,8 +15,6 @@ from typing import Any
 
 from thalweg.arrays import Shape
 from thalweg.kernels.chunks import CHUNK
-from thalweg.owners import is_remembered as are_factors_remembered
-from thalweg.owners import owners_of
 from thalweg.plan import gpus
 from thalweg.plan.costs import shard
 from thalweg.plan.items import Entry, Item, entry_bytes, state_entries
@@ -28,6 +26,8 @@ from thalweg.programs.liveness import made_peak
 from thalweg.rules import Kron, WholeRule
 from thalweg.rules.entries import Entry as Declared
 from thalweg.rules.entries import Factor, PerSlice
+from thalweg.rules.whole import is_remembered as are_factors_remembered
+from thalweg.rules.whole import owners_of
 from thalweg.settings import Setting
 from thalweg.spaces.shape_arrays import BYTES, ORDER, Ledger
 from thalweg.storage import arithmetic

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -114,3 +115,20 @@ class WholeRule(Rule):
     def is_stackable(self, shape: Shape) -> bool:
         """Whether ``transform`` can take several parameters as one stack: it needs the prepared tensors alone."""
         return not self.needs_noise and not self.keys(shape, PerSlice)
+
+
+# ---- which rank owns which tensor
+
+
+def owners_of(tensors: Sequence[tuple[str, int]], ranks: int) -> list[int]:
+    """The rank that owns each tensor, told by its name and cost: the most work first, to the rank with the least."""
+    load, found = [0] * ranks, [0] * len(tensors)
+    for index in sorted(range(len(tensors)), key=lambda i: (-tensors[i][1], tensors[i][0])):
+        found[index] = owner = min(range(ranks), key=load.__getitem__)
+        load[owner] = load[owner] + tensors[index][1]
+    return found
+
+
+def is_remembered(on_nonfinite: str) -> bool:
+    """Whether owners keep whole factors from step to step: not if a step may turn out not to be taken."""
+    return on_nonfinite == "propagate"

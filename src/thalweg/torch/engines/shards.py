@@ -14,10 +14,10 @@ import torch
 from thalweg.arrays import State
 from thalweg.boundary import may_overflow, settled, stored, widened, written, written_entries
 from thalweg.errors import RuleError
-from thalweg.owners import is_remembered
 from thalweg.programs.evaluate import Order, order_for, updated
 from thalweg.rules import Direction, Rule, Update, WholeRule
 from thalweg.rules.entries import Factor, PerSlice
+from thalweg.rules.whole import is_remembered
 from thalweg.spaces.foreach import PerTensor, TensorList
 from thalweg.spaces.sharded import Partial, ReducedList, Sharded
 from thalweg.storage import arithmetic, declared

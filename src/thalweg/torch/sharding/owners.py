@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape, State
-from thalweg.owners import owners_of
 from thalweg.rules import Direction
 from thalweg.rules.noise import normal, tensor_id
+from thalweg.rules.whole import owners_of
 from thalweg.spaces import torch as xp
 from thalweg.torch.sharding.collectives import everyones, exchanged, group_over, widest
 from thalweg.torch.sharding.factors import Block, factor_shapes
