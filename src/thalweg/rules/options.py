@@ -11,7 +11,7 @@ import ast
 import functools
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple
@@ -197,35 +197,60 @@ def idle_options(rule: object) -> dict[str, str]:
 def check_options(rule: object) -> None:
     """Raise an OptionError for the first option that is of the wrong type or out of range."""
     kind: Any = type(rule)
-    for name, known in options_of(kind).items():
-        check_value(name, getattr(rule, name), hints_of(kind)[name], known)
+    for name, check in checks_of(kind).items():
+        check(getattr(rule, name))
+
+
+@functools.cache
+def checks_of(kind: Any) -> Mapping[str, Callable[[Any], None]]:
+    """The check of each option, made once: schedules have their values checked at every step."""
+    return {name: make_check(name, hints_of(kind)[name], known) for name, known in options_of(kind).items()}
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union else (hint,)
 
 
-def check_value(name: str, value: Any, hint: Any, known: Option) -> None:
+def make_check(name: str, hint: Any, known: Option) -> Callable[[Any], None]:
     kinds = alternatives(hint)
     choices = [choice for kind in kinds for choice in choices_of(kind)]
     others = [kind for kind in kinds if not choices_of(kind)]
     if kinds == (bool,):
-        check_flag(name, value)
-    elif not others or (choices and isinstance(value, str)):
-        check_choice(name, value, *choices)
-    elif any(type(value) is type(choice) and value == choice for choice in choices):
-        return
-    elif known.is_range:
-        check_bounds(name, value)
-    elif any(isinstance(kind, type) and isinstance(value, kind) for kind in others if kind not in (int, float)):
-        return  # a value that is an object of its own, such as a schedule
-    elif any(typing.get_args(kind) in ((float, float), (Scalar, Scalar)) for kind in others):
+        return functools.partial(check_flag, name)
+    if not others:
+        return lambda value: check_choice(name, value, *choices)
+    check_other = make_check_of_numbers(name, others, known)
+    if not choices:
+        return check_other
+
+    def check(value: Any) -> None:
+        if isinstance(value, str):
+            check_choice(name, value, *choices)
+        elif not any(type(value) is type(choice) and value == choice for choice in choices):
+            check_other(value)
+
+    return check
+
+
+def make_check_of_numbers(name: str, kinds: list[Any], known: Option) -> Callable[[Any], None]:
+    ends = known.ends
+    objects = tuple(kind for kind in kinds if isinstance(kind, type) and kind not in (int, float))
+
+    def check_each(value: Any) -> None:
         for index, each in enumerate(check_pair(name, value)):
-            check_number(f"{name}[{index}]", each, **known.ends)
-    elif int in others:
-        check_count(name, value, known.low, known.below)
-    elif float in others or Scalar in others or known.ends:
-        check_number(name, value, **known.ends)
+            check_number(f"{name}[{index}]", each, **ends)
+
+    def check(value: Any) -> None:
+        if not isinstance(value, objects):  # an object of its own, such as a schedule, is checked when it is made
+            check_number(name, value, **ends)
+
+    if known.is_range:
+        return functools.partial(check_bounds, name)
+    if any(typing.get_args(kind) in ((float, float), (Scalar, Scalar)) for kind in kinds):
+        return check_each
+    if int in kinds:
+        return lambda value: check_count(name, value, known.low, known.below)
+    return check if float in kinds or Scalar in kinds or ends else lambda value: None
 
 
 def choices_of(kind: Any) -> tuple[Any, ...]:
