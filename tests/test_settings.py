@@ -13,8 +13,7 @@ import pytest
 
 from thalweg import options
 from thalweg.errors import OptimError, OptionError
-from thalweg.given import check_known, plain
-from thalweg.overrides import matches
+from thalweg.given import check_known, matches, plain
 from thalweg.rules import RULES, Annealed
 from thalweg.settings import WHOLE_STEP, Handling, Setting, Settings, combined, option_names
 
@@ -121,16 +120,6 @@ class TestKnown:
         names = option_names(RULES[name])
         assert set(names) == {f.name for kind in (RULES[name], Handling) for f in fields(kind)}
         assert len(names) == len(set(names)), "an option of a rule and one around it share a name"
-
-    @every_rule
-    def test_choices_for_editors_are_those_of_the_rules(self, name: str) -> None:
-        """Each is served, and none is missing where the rule names them."""
-        typed = getattr(options, f"{name}Options").__annotations__
-        for f in (f for kind in (RULES[name], Handling) for f in fields(kind)):
-            ours = set(re.findall(r"'([^']*)'|\"([^\"]*)\"", " ".join(re.findall(r"Literal\[[^\]]*\]", str(f.type)))))
-            text = typed[f.name].__forward_arg__
-            theirs = set(re.findall(r"'([^']*)'|\"([^\"]*)\"", " ".join(re.findall(r"Literal\[[^\]]*\]", text))))
-            assert ours == theirs, f.name
 
     @pytest.mark.parametrize("dtype", get_args(options.DType))
     @pytest.mark.parametrize("option", ["state_dtype", "momentum_dtype", "precond_dtype"])

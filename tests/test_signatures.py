@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import re
 import typing
@@ -14,24 +15,19 @@ import pytest
 from thalweg import numpy as front_end
 from thalweg import options
 from thalweg.rules import RULES, Annealed
+from thalweg.rules.options import options_of
 from thalweg.settings import Handling, option_names
 
 ROOT = Path(__file__).resolve().parents[1]
+spec = importlib.util.spec_from_file_location("fields_tool", ROOT / "tools" / "fields.py")
+fields_tool = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(fields_tool)
 NAMES = pytest.mark.parametrize("name", RULES)
 
 
 def defaults(kind: Any) -> dict[str, Any]:
     assert all(f.default is not MISSING for f in fields(kind)), "every option has a default"
     return {f.name: f.default for f in fields(kind)}
-
-
-def documented(page: str) -> dict[str, str]:
-    """The first table under "## Options" of a page: option and default, without their backticks."""
-    text = (ROOT / "docs" / page).read_text()
-    section = text.split("\n## Options\n", 1)[1].split("\n## ", 1)[0]
-    rows = re.findall(r"^\| `([^`|]+)`[^|]*\| `([^`|]+)`[^|]*\|", section, re.MULTILINE)
-    assert rows, page
-    return dict(rows)
 
 
 @NAMES
@@ -107,22 +103,36 @@ def test_a_command_line_that_gives_every_option_leaves_a_variant_what_it_is(name
         assert getattr(front_end, name)(0.1, variant=variant, weight_decay=0.0).options["weight_decay"] == 0.0
 
 
-@pytest.mark.parametrize("name", [name for name in RULES if hasattr(options, f"{name}Options")])
+@NAMES
 def test_types_for_editors_name_every_option(name: str) -> None:
     typed = getattr(options, f"{name}Options")
-    assert set(typed.__annotations__) | set(options.CommonOptions.__annotations__) >= set(option_names(RULES[name]))
-    known = {*option_names(RULES[name]), "variant", "overrides"}
     inherited = {key for base in (typed, options.CommonOptions) for key in base.__annotations__}
-    assert inherited == known
+    assert inherited == {*option_names(RULES[name]), "variant", "overrides"}
+
+
+@pytest.mark.parametrize("file", fields_tool.FILES)
+def test_files_for_editors_are_what_the_tool_makes_of_the_fields(file: str) -> None:
+    for package in ("torch", "optax"):
+        if file.startswith(package):
+            pytest.importorskip(package)
+    assert (fields_tool.PACKAGE / file).read_text(encoding="utf-8") == fields_tool.FILES[file](), (
+        "run python tools/fields.py"
+    )
+
+
+@pytest.mark.parametrize("page", fields_tool.PAGES)
+def test_tables_of_options_are_what_the_tool_makes_of_the_fields(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert fields_tool.page(page) == text, "run python tools/fields.py"
+    every = {*(f.name for f in fields(fields_tool.PAGES[page]))}
+    section = text.split("\n## Options\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == every
 
 
 @NAMES
-def test_the_page_of_a_rule_documents_every_option_with_its_default(name: str) -> None:
-    assert documented(f"{name.lower()}.md") == {key: repr(default) for key, default in defaults(RULES[name]).items()}
-
-
-def test_the_page_of_options_documents_those_that_all_have() -> None:
-    assert documented("options.md") == {key: repr(default) for key, default in defaults(Handling).items()}
+def test_every_option_of_the_package_says_what_it_means(name: str) -> None:
+    assert {*options_of(RULES[name]), *options_of(Handling)} == set(option_names(RULES[name]))
+    assert all(known.doc.endswith(".") for kind in (RULES[name], Handling) for known in options_of(kind).values())
 
 
 @NAMES
@@ -169,23 +179,13 @@ def test_groups_of_the_torch_front_end_hold_every_option_with_its_default(name: 
 def test_the_optax_front_end_has_an_option_for_every_option_of_its_rule(name: str) -> None:
     optax = pytest.importorskip("thalweg.optax")
     shown = inspect.signature(getattr(optax, name.lower())).parameters
-    theirs = {ours.partition("[")[0]: argument for argument, (ours, _) in RULES[name].OPTAX.items()}
-    renamed = theirs | {
-        "betas": "b1",
-        "beta2_decay": "decay_rate",
-        "scale_parameter": "multiply_by_parameter_scale",
-        "clip_threshold": "clipping_threshold",
-    }
-    if name == "Adafactor":
-        renamed |= {"weight_decay": "weight_decay_rate", "momentum_dtype": "dtype_momentum"}
-    if name == "Muon":
-        renamed |= {"ns_coefficients": "ns_coeffs", "momentum": "beta"}
-        renamed |= {"momentum_dtype": "mu_dtype", "rms": "consistent_rms"}
+    arguments = pytest.importorskip("thalweg.optax.functions").arguments_of(RULES[name])
+    renamed = {each.option: argument for argument, each in reversed(arguments.items()) if not each.is_mask}
     factors = {"precond_dtype"} if name != "Kron" else set()
     assert {renamed.get(option, option) for option in option_names(RULES[name]) if option not in factors} <= set(shown)
 
 
-NAMED_AS_IN_OPTAX = [*(name.lower() for name in RULES if RULES[name].OPTAX), "adafactor", "lamb", "lars"]
+NAMED_AS_IN_OPTAX = ["adafactor", "adamw", "lamb", "lars", "lion", "sgd"]
 
 
 @pytest.mark.parametrize("name", NAMED_AS_IN_OPTAX)
@@ -199,17 +199,15 @@ def test_the_optax_front_end_begins_with_the_parameters_of_optax(name: str) -> N
     assert all(p.kind is p.KEYWORD_ONLY for p in ours[len(theirs) :])
 
 
-@pytest.mark.parametrize("name", ["adafactor", "adamw", "lamb", "lars", "sgd"])
+@pytest.mark.parametrize("name", ["Adafactor", "AdamW", "LAMB", "LARS", "Muon", "SGD"])
 def test_the_page_of_jax_documents_the_parameters_of_optax_with_their_defaults(name: str) -> None:
-    shown = inspect.signature(getattr(pytest.importorskip("thalweg.optax"), name)).parameters
-    section = (ROOT / "docs" / "jax.md").read_text().split(f"\n### `{name}`\n", 1)[1].split("\n### ", 1)[0]
-    rows = dict(re.findall(r"^\| `([^`|]+)`[^|]*\| `([^`|]+)`[^|]*\|", section, re.MULTILINE))
-    beside = {"learning_rate", "overrides", "stacked_axes", "specs"}
-    explicit = inspect.signature(getattr(pytest.importorskip("thalweg.optax"), name), follow_wrapped=False)
-    extras = set(re.findall(r"`([a-z_0-9]+)`", section.split("Beside them", 1)[1]))
-    documented = {key for key in explicit.parameters if key in rows or key in extras or key in beside}
-    common = set(option_names(RULES["LARS"])) & {f.name for f in fields(Handling)}
-    assert set(shown) - common - {"momentum_dtype"} <= documented
+    shown = inspect.signature(getattr(pytest.importorskip("thalweg.optax"), name.lower())).parameters
+    section = (ROOT / "docs" / "jax.md").read_text().split(f"\n### `{name.lower()}`\n", 1)[1].split("\n### ", 1)[0]
+    table, _, beside = section.partition("Beside them")
+    rows = dict(re.findall(r"^\| `([^`|]+)`[^|]*\| `([^`|]+)`[^|]*\|", table, re.MULTILINE))
+    assert {*RULES[name].OPTAX} - {"*"} <= set(rows)
+    other = {option for option in RULES[name].VARIANTS["optax"] if option in shown and option not in rows}
+    assert other <= set(re.findall(r"`([a-z_0-9]+)`", beside))
     for option, default in rows.items():
         expected = shown[option].default
         assert default == (

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import os
 import re
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import latex2mathml.converter
 from mkdocs.structure.files import File, Files
 
 from thalweg.rules import RULES, Rule
+from thalweg.rules.options import options_of
 from thalweg.settings import Handling
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -188,13 +188,9 @@ def described(rule: type[Rule]) -> str:
 
 
 def table(kind: type) -> str:
-    """A row for each field of a dataclass, with the comment above it."""
-    rows = ["| option | type | default | |", "|---|---|---|---|"]
-    comments = {}
-    for owner in reversed(kind.__mro__[:-1]):
-        for said, option in re.findall(r"((?:^ +#: .*\n)*)^ +(\w+): ", inspect.getsource(owner), re.MULTILINE):
-            comments[option] = " ".join(re.findall(r"#: (.*)", said)) or comments.get(option, "")
+    """A row for each option."""
+    rows, known = ["| option | type | default | |", "|---|---|---|---|"], options_of(kind)
     for field in fields(kind):
-        cells = (f"`{field.name}`", f"`{field.type}`", f"`{field.default!r}`", comments.get(field.name, ""))
+        cells = (f"`{field.name}`", f"`{field.type}`", f"`{field.default!r}`", known[field.name].doc)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)

@@ -57,6 +57,7 @@ __all__ = [
     "inverse_sqrt",
     "is_zero",
     "one_minus_power",
+    "option",
     "ratio_unless",
     "require",
     "set_num_threads",
@@ -71,6 +72,7 @@ _BLOCKS = {
     "rules.rule": ("Rule", "Update"),
     "rules.entries": ("Count", "Moment", "Norm", "Square"),
     "rules.blocks": ("average", "clip", "inverse_sqrt", "is_zero", "one_minus_power", "ratio_unless", "sign"),
+    "rules.options": ("option",),
     "rules.checks": (
         *("check_bounds", "check_choice", "check_count", "check_flag", "check_fraction", "check_number", "check_pair"),
         "require",
@@ -94,6 +96,7 @@ if TYPE_CHECKING:
         require,
     )
     from thalweg.rules.entries import Count, Moment, Norm, Square
+    from thalweg.rules.options import option
     from thalweg.rules.rule import Rule, Update
 else:  # unseen by type checkers, which would take every name for one that is there
 

@@ -12,8 +12,8 @@ from typing import Any
 from thalweg.codecs import CODECS
 from thalweg.dtypes import DTYPES
 from thalweg.errors import ResumeWarning, StateError
-from thalweg.mixtures import in_words
 from thalweg.rules import Rule
+from thalweg.settings import in_words
 
 #: The layout that this version writes. Newer layouts are refused by older versions.
 LAYOUT = 1

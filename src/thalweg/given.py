@@ -1,16 +1,34 @@
-"""What users give: names of options, as they may be spelt, and values, as they may come."""
+"""What users write: names of options, values, and the patterns that choose parameters for overrides and mixtures."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+import fnmatch
+import inspect
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from thalweg.errors import OptionError
-from thalweg.overrides import is_list
+from thalweg.errors import OptionError, ParameterError
 from thalweg.rules import Annealed, Rule
-from thalweg.rules.checks import is_known
+from thalweg.rules.checks import is_known, require
+from thalweg.rules.exempt import EXEMPT
+from thalweg.rules.options import elsewhere_of
+
+P = TypeVar("P")
+
+#: How many names of parameters an error tells.
+MOST_TOLD = 20
+#: What other libraries call options that every optimizer has.
+ELSEWHERE = {
+    **{"mu_dtype": "momentum_dtype", "dtype_momentum": "momentum_dtype", "accumulator_dtype": "momentum_dtype"},
+    **{"clip_grad_norm": "max_grad_norm", "max_norm": "max_grad_norm"},
+}
+
+# ---- names and values
 
 
 def check_known(owner: type[Rule] | str, given: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -33,7 +51,7 @@ def owner_name(owner: type[Rule] | str) -> str:
 
 def hint_for(owner: type[Rule] | str, name: str, known: Sequence[str], *, cutoff: float) -> str:
     """What to write instead of a name that is no option: as other libraries call it, or a likely misspelling."""
-    elsewhere = {} if isinstance(owner, str) else owner.ELSEWHERE
+    elsewhere = {} if isinstance(owner, str) else {**ELSEWHERE, **owner.ELSEWHERE, **elsewhere_of(owner)}
     if name in elsewhere:
         return f"here it is {elsewhere[name]}"
     close = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
@@ -67,3 +85,116 @@ def plain(value: Any) -> Any:
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         return value.item()
     return value
+
+
+def is_list(value: Any) -> bool:
+    """Whether a value is a list of any kind: Python's, or that of a configuration library."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+# ---- patterns
+
+#: Chooses parameters: a glob, a compiled regular expression (searched), or a predicate.
+Pattern: TypeAlias = str | re.Pattern[str] | Callable[[str, Any], bool]
+#: A pattern, and what holds for the parameters that it is the first to match. None: it matches none.
+PatternEntry: TypeAlias = tuple[Pattern | None, Any]
+#: Ordered: where several entries match, all apply and later ones win.
+OverrideList: TypeAlias = Sequence[tuple[Pattern, Mapping[str, Any]]]
+#: The same as users write it: "standard" stands for an entry, or for a list of this entry alone.
+Overrides: TypeAlias = Literal["standard"] | Sequence[Literal["standard"] | tuple[Pattern, Mapping[str, Any]]]
+
+#: The name of a module that normalises, in torch or flax: norm1, input_layernorm, LayerNorm_0, ln_2, bn3.
+NORM = re.compile(r"norm|^(ln|bn)(_|\d|$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Standard:
+    """The pattern of ``overrides="standard"``: tensors of one axis, and norms and biases of more."""
+
+    def __call__(self, name: str, parameter: Any) -> bool:
+        module, _, own = name.rpartition(".")
+        return parameter.ndim < 2 or "bias" in own or NORM.search(module.rpartition(".")[2]) is not None
+
+    def __repr__(self) -> str:
+        return "'standard'"
+
+
+STANDARD = Standard()
+
+
+def check_overrides(overrides: Any) -> OverrideList:
+    """The entries of overrides, that of "standard" written out."""
+    wanted = "overrides must be a list of (pattern, options), such as [('*.bias', dict(weight_decay=0))], or 'standard'"
+    overrides = ["standard"] if overrides == "standard" else overrides
+    require(is_list(overrides), f"{wanted}, got {overrides!r}")
+    entries = tuple((STANDARD, EXEMPT) if entry == "standard" else entry for entry in overrides)
+    for entry in entries:
+        pair = is_list(entry) and len(entry) == 2 and isinstance(entry[1], Mapping)
+        require(pair, f"{wanted}, got the entry {entry!r}")
+        check_pattern(entry[0])
+    return entries
+
+
+def as_written(overrides: OverrideList) -> list[Any]:
+    """Entries as a user would write them."""
+    return ["standard" if isinstance(p, Standard) else (p, dict(options)) for p, options in overrides]
+
+
+def check_pattern(pattern: Any) -> None:
+    chooses = isinstance(pattern, (str, re.Pattern)) or callable(pattern)
+    require(chooses, f"a pattern must be a glob, a compiled regular expression or a function, got {pattern!r}")
+    if not isinstance(pattern, (str, re.Pattern)):
+        check_predicate(pattern)
+
+
+def check_predicate(function: Callable[..., Any]) -> None:
+    """Refuse a function that cannot be called with a name and a parameter."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # one that does not tell
+        return
+    try:
+        signature.bind("name", None)
+    except TypeError:
+        raise OptionError(
+            f"a pattern that is a function takes (name, parameter) and answers True or False, got one of {signature}"
+        ) from None
+
+
+def matches(pattern: Pattern, name: str, parameter: Any) -> bool:
+    if isinstance(pattern, str):
+        return fnmatch.fnmatchcase(name, pattern)
+    if isinstance(pattern, re.Pattern):
+        return pattern.search(name) is not None
+    return bool(pattern(name, parameter))
+
+
+def divided(entries: Sequence[PatternEntry], named: Iterable[tuple[Any, P]]) -> dict[int, list[tuple[Any, P]]]:
+    """Parameters by the place of the first entry that matches them; raise if there are some without."""
+    found: dict[int, list[tuple[Any, P]]] = defaultdict(list)
+    missing = []
+    for name, parameter in named:
+        place = first_match(entries, str(name), parameter)
+        if place is None:
+            missing.append(name)
+        else:
+            found[place].append((name, parameter))
+    check_all_matched(missing)
+    return dict(sorted(found.items()))
+
+
+def first_match(entries: Sequence[PatternEntry], name: str, parameter: Any) -> int | None:
+    for place, (pattern, _) in enumerate(entries):
+        if pattern is not None and matches(pattern, name, parameter):
+            return place
+    return None
+
+
+def check_all_matched(missing: Sequence[Any]) -> None:
+    if missing:
+        told = ", ".join(map(repr, missing[:MOST_TOLD]))
+        more = f" and {len(missing) - MOST_TOLD} more" if len(missing) > MOST_TOLD else ""
+        raise ParameterError(
+            f"no entry of this mixture matches {told}{more}: add a last entry for all others, such as "
+            "('*', AdamW.options(lr=1e-3))"
+        )

@@ -9,18 +9,33 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from thalweg.dtypes import DTYPES, spelt_dtype
+from thalweg.dtypes import Name as DType
+from thalweg.dtypes import StateName as StateDType
+from thalweg.dtypes import spelt_dtype
 from thalweg.errors import OptionError
-from thalweg.given import check_known, differ, plain
-from thalweg.overrides import OverrideList, Pattern, Standard, check_overrides, matches
+from thalweg.given import (
+    OverrideList,
+    Pattern,
+    Standard,
+    as_written,
+    check_known,
+    check_overrides,
+    check_pattern,
+    differ,
+    is_list,
+    matches,
+    plain,
+)
 from thalweg.rules import Rule
-from thalweg.rules.checks import check_choice, check_flag, check_number, require
-from thalweg.rules.entries import Entry, Factor
-from thalweg.rules.rule import number_options, structure_of
+from thalweg.rules.checks import check_choice, check_number, require
+from thalweg.rules.entries import Entry as StateEntry
+from thalweg.rules.entries import Factor
+from thalweg.rules.options import check_options, number_options, option
+from thalweg.rules.rule import structure_of
 
 #: What options call eight bits, whatever the role of an entry makes of them.
 EIGHT_BITS = "int8"
@@ -30,49 +45,59 @@ EIGHT_BITS = "int8"
 class Handling:
     """Options that every optimizer has, around its rule."""
 
-    #: Climb instead of descending.
-    maximize: bool = False
-    #: Scale all gradients of a step down so that their joint norm is at most this.
-    max_grad_norm: float | None = None
-    #: What to do about a step that is not finite: let it through, leave the parameter and its
-    #: state as they were, or raise.
-    on_nonfinite: Literal["propagate", "skip", "raise"] = "propagate"
-    #: How results reach parameters of 16 bits. "compensated" keeps what rounding has cost, in 8 bits more.
-    rounding: Literal["nearest", "stochastic", "compensated"] = "nearest"
-    #: How state is stored; None is float32 (float64 for float64 parameters). "int8" is for momentum and squares of all
-    #: but small tensors, and leaves the rest as it is.
-    state_dtype: str | None = None
-    #: The same for momentum and first moments alone.
-    momentum_dtype: str | None = None
-    #: The same for Kron's factors alone.
-    precond_dtype: str | None = None
-    #: How state that is as large as its parameter reaches 16 bits or 8.
-    state_rounding: Literal["nearest", "stochastic"] = "nearest"
-    #: Makes the random numbers of one run differ from those of another.
-    seed: int = 0
+    maximize: bool = option(False, "Climb instead of descending: gradients change sign.")
+    max_grad_norm: float | None = option(
+        None,
+        "Scale all gradients of a step down together, so that their joint norm is at most this. Needs `step`, which "
+        "sees all of them.",
+        above=0,
+    )
+    on_nonfinite: Literal["propagate", "skip", "raise"] = option(
+        "propagate",
+        "What a step does with NaN or infinity: `'propagate'` lets it through, `'skip'` leaves the parameter and its "
+        "state unchanged (in torch: all of them, if any gradient is not finite), `'raise'` raises a `NonFiniteError` "
+        "and changes nothing.",
+    )
+    rounding: Literal["nearest", "stochastic", "compensated"] = option(
+        "nearest",
+        "How results are rounded to 16-bit parameters. `'stochastic'` rounds up or down at random, correct on average, "
+        "so that small steps are not lost. `'compensated'` keeps what rounding cost in 8 bits more, so that nothing is "
+        "lost.",
+    )
+    state_dtype: StateDType | None = option(
+        None,
+        "How state is stored: `'float32'`, `'float64'`, `'bfloat16'`, `'float16'` or `'int8'`. `None`: float32, or "
+        "float64 for float64 parameters. `'int8'` is for momentum and squares of all but small tensors, and leaves the "
+        "rest as it is.",
+    )
+    momentum_dtype: StateDType | None = option(
+        None, "The same for momentum and first moments alone; wins over `state_dtype`."
+    )
+    precond_dtype: DType | None = option(
+        None,
+        "The same for Kron's factors alone; wins over `state_dtype`. Not `'int8'`: factors are multiplied with one "
+        "another.",
+    )
+    state_rounding: Literal["nearest", "stochastic"] = option(
+        "nearest",
+        "How state as large as its parameter is rounded to 16 or 8 bits. `'stochastic'` is correct on average: a "
+        "second moment with `betas[1]=0.999` moves by less than half the distance between neighbours of bfloat16.",
+    )
+    seed: int = option(0, "Makes the random numbers of one run differ from those of another.")
 
     def __post_init__(self) -> None:
         for name in STORAGE:  # torch.bfloat16, or "bf16"
             object.__setattr__(self, name, spelt_dtype(getattr(self, name)))
 
     def validate(self) -> None:
-        check_flag("maximize", self.maximize)
-        if self.max_grad_norm is not None:
-            check_number("max_grad_norm", self.max_grad_norm, low=0.0, open_low=True)
-        check_choice("on_nonfinite", self.on_nonfinite, "propagate", "skip", "raise")
-        check_choice("rounding", self.rounding, "nearest", "stochastic", "compensated")
-        check_choice("state_rounding", self.state_rounding, "nearest", "stochastic")
         require(
             not isinstance(self.precond_dtype, str) or self.precond_dtype != EIGHT_BITS,
             f"precond_dtype={EIGHT_BITS!r}: factors are multiplied with one another and cannot be kept in eight bits; "
             f"use 'bfloat16', or momentum_dtype={EIGHT_BITS!r} for momentum alone",
         )
-        for name in STORAGE:
-            check_choice(name, getattr(self, name), None, *DTYPES, *([EIGHT_BITS] if name != "precond_dtype" else []))
-        whole = isinstance(self.seed, int) and not isinstance(self.seed, bool)
-        require(whole, f"seed must be a whole number, got {self.seed!r}")
+        check_options(self)
 
-    def stored(self, entry: Entry | type[Entry]) -> str | None:
+    def stored(self, entry: StateEntry | type[StateEntry]) -> str | None:
         """The dtype in which a state entry is kept, if it is large enough; None: in that of the arithmetic."""
         asked = next((dtype for option in entry.stored_by if (dtype := getattr(self, option)) is not None), None)
         return entry.eight_bits if asked == EIGHT_BITS else asked
@@ -288,3 +313,118 @@ def check_schedules(rule: Rule) -> None:
         if callable(getattr(rule, f.name)):
             number = f.name in number_options(type(rule))
             require(number, f"{f.name} cannot be a function of the step: it must be {f.type}")
+
+
+# ---- mixtures: several rules in one optimizer, each for the parameters that a pattern chooses
+
+
+@dataclass(frozen=True)
+class RuleOptions:
+    """A rule with its learning rate and its options, checked: what ``options()`` of an optimizer's class returns."""
+
+    settings: Settings
+    lr: Any
+
+    @property
+    def rule(self) -> type[Rule]:
+        return self.settings.rule
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What was given; all else is at its default."""
+        return self.settings.given
+
+    def within(self, whole: Mapping[str, Any], overrides: OverrideList) -> RuleOptions:
+        """As it holds in a mixture. whole: options of the whole step. overrides: of all rules; its own come later."""
+        own = self.settings
+        settings = Settings(own.rule, {**own.given, **whole}, own.variant, (*overrides, *own.overrides))
+        settings.validate_lr(self.lr(1) if callable(self.lr) else self.lr)
+        return RuleOptions(settings, self.lr)
+
+    def __repr__(self) -> str:
+        own = self.settings
+        given: dict[str, Any] = {"lr": self.lr, **({"variant": own.variant} if own.variant else {}), **own.given}
+        if own.overrides:
+            given["overrides"] = as_written(own.overrides)
+        return f"{own.rule.__name__}.options({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+
+#: A pattern, and what holds for the parameters that it is the first to match. None: it matches none.
+Entry: TypeAlias = tuple[Pattern | None, RuleOptions]
+
+
+def check_own(rule: type[Rule] | None, options: Mapping[str, Any]) -> type[Rule]:
+    """Refuse options of the whole step, which cannot belong to one rule of several."""
+    if rule is None:
+        raise OptionError("options() is for the class of one rule, such as AdamW.options(lr=1e-3)")
+    for name in WHOLE_STEP:
+        require(name not in options, f"{name} concerns the whole step: give it to the mixture, not to one of its rules")
+    return rule
+
+
+def checked_entries(
+    entries: Any, whole: Mapping[str, Any], overrides: OverrideList
+) -> list[tuple[Pattern | None, RuleOptions]]:
+    """The entries of a mixture, each with the options of the whole step and the overrides of all rules."""
+    wanted = (
+        "a mixture is a list of (pattern, options), such as "
+        "[('*.weight', Kron.options(lr=3e-4)), ('*', AdamW.options(lr=3e-4))]"
+    )
+    require(is_list(entries) and len(entries) > 0, f"{wanted}, got {entries!r}")
+    known: dict[str, type[Rule]] = {}
+    result: list[tuple[Pattern | None, RuleOptions]] = []
+    for entry in entries:
+        pair = is_list(entry) and len(entry) == 2 and isinstance(entry[1], RuleOptions)
+        require(pair, f"{wanted}, got the entry {entry!r}")
+        pattern, own = entry
+        check_pattern(pattern)
+        check_one_rule(known, own.rule)
+        result.append((pattern, merged(own, whole, overrides, f"entry {pattern!r}")))
+    return result
+
+
+def merged(own: RuleOptions, whole: Mapping[str, Any], overrides: OverrideList, where: str) -> RuleOptions:
+    try:
+        return own.within(whole, overrides)
+    except OptionError as error:
+        raise OptionError(f"{where}: {error}") from None
+
+
+def check_one_rule(known: dict[str, type[Rule]], rule: type[Rule]) -> None:
+    """Refuse two rules of one name: checkpoints tell rules by their names."""
+    if known.setdefault(rule.__name__, rule) is not rule:
+        raise OptionError(f"two rules are named {rule.__name__}: checkpoints need names that differ")
+
+
+def in_words(rules: Iterable[str]) -> str:
+    """The name of a rule, or the names of those in a mixture."""
+    names = list(dict.fromkeys(rules))
+    if len(names) < 2:
+        return "".join(names)
+    return f"a mixture of {', '.join(names[:-1])} and {names[-1]}"
+
+
+# ---- ready-made mixtures
+
+#: The learning rates of ready-made mixtures that get none: of AdamW, and of the rules for hidden matrices beside it.
+ADAMW_RATE = 3e-4
+RATES = {"Kron": 3e-4, "Muon": 0.02}
+
+
+def adamw_share(rule: type[Rule], options: Mapping[str, Any]) -> float:
+    """AdamW's learning rate beside a rule for hidden matrices, as a share of that rule's own.
+
+    It is 1 where steps of both have the same size, as under scaling="match_rms_adamw", and else that of the default
+    rates. options: those of the rule.
+    """
+    variant = rule.VARIANTS.get(options.get("variant") or "", {})
+    if {**variant, **options}.get("scaling") == "match_rms_adamw":
+        return 1.0
+    return ADAMW_RATE / RATES[rule.__name__]
+
+
+def rates_with_adamw(rule: type[Rule], options: Mapping[str, Any], lr: float | None) -> tuple[float, float]:
+    """The learning rates of a rule for hidden matrices and of AdamW beside it. lr: the user's; None: the default."""
+    share = adamw_share(rule, options)
+    lr = lr if lr is not None else ADAMW_RATE if share == 1 else RATES[rule.__name__]
+    return lr, lr * share

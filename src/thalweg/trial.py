@@ -19,8 +19,8 @@ from thalweg.arrays import Shape, is_number
 from thalweg.errors import OptimError, RuleError
 from thalweg.rules import RULES, Rule, Update
 from thalweg.rules.entries import Entry
+from thalweg.rules.options import is_structure, number_options
 from thalweg.rules.places import beginning_of, called_from, files_of, place_in, place_of_error
-from thalweg.rules.rule import number_options
 from thalweg.settings import Handling, Setting
 from thalweg.spaces import shapes
 from thalweg.spaces.shape_arrays import Ledger, Memory, ShapeOnly, broadcast
@@ -117,11 +117,6 @@ def kinds(value: Any) -> Hashable:
     if isinstance(value, tuple):
         return tuple(map(kinds, value))
     return value if is_structure(value) else "a number"
-
-
-def is_structure(value: Any) -> bool:
-    """Whether a value says how to compute, and not how much."""
-    return value is None or isinstance(value, (bool, str)) or (is_number(value) and value == 0)
 
 
 class Trial:

@@ -71,8 +71,8 @@ def test_the_role_of_an_entry_decides_what_eight_bits_mean() -> None:
     ("make", "options", "message"),
     [
         (Kron, dict(precond_dtype="int8"), r"precond_dtype='int8': factors .* use 'bfloat16'"),
-        (LAMB, dict(state_dtype="int4"), r"state_dtype must be one of .*'int8', got 'int4'"),
-        (LAMB, dict(momentum_dtype="uint8"), r"momentum_dtype must be one of .*'int8', got 'uint8'"),
+        (LAMB, dict(state_dtype="int4"), r"state_dtype must be one of .*'int8', None, got 'int4'"),
+        (LAMB, dict(momentum_dtype="uint8"), r"momentum_dtype must be one of .*'int8', None, got 'uint8'"),
         (LAMB, dict(overrides=[("w", dict(state_dtype="fp8"))]), r"entry 'w': state_dtype must be one of"),
         (Adafactor, dict(momentum_dtype="int8"), r"momentum_dtype='int8' has no effect here: it needs a momentum"),
     ],

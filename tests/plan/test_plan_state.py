@@ -94,8 +94,10 @@ def test_optax(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]]
     import thalweg.optax
 
     rule, own = OPTIMIZERS[name]
-    theirs = {ours: argument for argument, (ours, _) in RULES[rule].OPTAX.items()} | {"Adafactor": "dtype_momentum"}
-    name_there = theirs.get(rule, theirs.get("momentum_dtype", "momentum_dtype"))
+    from thalweg.optax.functions import arguments_of
+
+    theirs = {each.option: argument for argument, each in arguments_of(RULES[rule]).items()}
+    name_there = theirs.get("momentum_dtype", "momentum_dtype")
     called = {name_there: options["momentum_dtype"]} if "momentum_dtype" in options else {}
     given = {key: value for key, value in options.items() if not (called and key == "momentum_dtype")}
     learning_rate = {} if rule == "Adafactor" else {"learning_rate": 1e-3}

@@ -15,7 +15,7 @@ from world_steps import stepped as run_of  # noqa: E402
 
 import thalweg.torch  # noqa: E402
 from thalweg.errors import RuleError  # noqa: E402
-from thalweg.rules import Made, Rule, Shown, Update, WholeRule  # noqa: E402
+from thalweg.rules import Direction, Preparation, Rule, Update, WholeRule  # noqa: E402
 from thalweg.rules.entries import Moment  # noqa: E402
 from thalweg.torch.sharding import collectives  # noqa: E402
 
@@ -52,18 +52,18 @@ class Centred(WholeRule):
     def kind(self, shape: Any) -> Any:
         return shape
 
-    def shown(self, xp: Any, g: Any, s: Any, p: Any, t: Any) -> Shown:
+    def prepare(self, xp: Any, g: Any, s: Any, p: Any, t: Any) -> Preparation:
         m = self.momentum * s["momentum_buffer"] + g
-        return Shown((m,), {"momentum_buffer": m})
+        return Preparation((m,), {"momentum_buffer": m})
 
-    def made(self, xp: Any, tensors: Any, s: Any, *, due: Any = True, noise: Any = None) -> Made:
+    def transform(self, xp: Any, tensors: Any, s: Any, *, due: Any = True, noise: Any = None) -> Direction:
         (x,) = tensors
         axis = self.stacked_axes
         (means,) = xp.means((x, (axis,)))
         (mean,) = xp.means((x, tuple(range(axis, len(xp.shape(x))))))
-        return Made(x - means, {"mean": mean}, {})
+        return Direction(x - means, {"mean": mean}, {})
 
-    def taken(self, xp: Any, made: Made, s: Any, p: Any, state: Any, *, due: Any, lr: Any) -> Update:
+    def apply(self, xp: Any, made: Direction, s: Any, p: Any, state: Any, *, due: Any, lr: Any) -> Update:
         mean = made.figures["mean"]
         return Update(made.tensor * -lr, state, xp.isfinite(xp.sums((mean, None))[0]), {"mean": mean})
 

@@ -16,12 +16,11 @@ import keras
 from thalweg.boundary import advance
 from thalweg.errors import OptionError, StateError
 from thalweg.explain import Explanation, explained
-from thalweg.given import check_known
-from thalweg.options import defaults
-from thalweg.overrides import Overrides, Standard, as_written, check_overrides, matches
+from thalweg.given import Overrides, Standard, as_written, check_known, check_overrides, matches
 from thalweg.rules import RULES, Rule
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Setting, Settings, combined, option_names
+from thalweg.signatures import defaults
 from thalweg.storage import arithmetic, first_state
 from thalweg.trial import check_rule
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from thalweg import torch as front_end
-from thalweg.mixtures import rates_with_adamw
 from thalweg.rules import Kron, Muon, Rule
+from thalweg.settings import rates_with_adamw
 
 #: Makes an optimizer of a model, with the arguments of ``thalweg.torch.kron_adamw``.
 Recipe: TypeAlias = Callable[..., front_end.Optimizer]

@@ -12,9 +12,9 @@ from timm.optim._optim_factory import OptimInfo, default_registry
 from torch import Tensor
 
 from thalweg.integrations.recipes import RECIPES, RULE_OF
-from thalweg.mixtures import rates_with_adamw
-from thalweg.options import defaults
 from thalweg.rules import RULES, Rule
+from thalweg.settings import rates_with_adamw
+from thalweg.signatures import defaults
 from thalweg.torch import AdamW, Mixture, optimizer
 from thalweg.torch.mixture import Entries
 from thalweg.torch.routing import is_matrix

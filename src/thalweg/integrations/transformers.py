@@ -14,8 +14,8 @@ from transformers import Trainer, TrainingArguments
 from thalweg import torch as front_end
 from thalweg.errors import OptionError
 from thalweg.integrations.recipes import RECIPES, Recipe, with_rates
-from thalweg.options import defaults
 from thalweg.rules import RULES, Rule
+from thalweg.signatures import defaults
 
 
 def optimizer_cls_and_kwargs(

@@ -14,8 +14,7 @@ import numpy as np
 from thalweg.arrays import Shape
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
 from thalweg.exchange import warn_converted
-from thalweg.given import plain
-from thalweg.mixtures import RuleOptions, check_own
+from thalweg.given import Overrides, Standard, as_written, check_overrides, plain
 from thalweg.numpy.arrays import (
     Arr,
     Name,
@@ -30,9 +29,8 @@ from thalweg.numpy.checks import Rate, check_plain, check_served, checked_rate
 from thalweg.numpy.job import Job
 from thalweg.numpy.memory import Tracked
 from thalweg.numpy.stepping import Engine, Stepping
-from thalweg.overrides import Overrides, Standard, as_written, check_overrides
 from thalweg.rules.checks import check_flag, check_number
-from thalweg.settings import Setting, Settings, option_names
+from thalweg.settings import RuleOptions, Setting, Settings, check_own, option_names
 from thalweg.spaces import numpy as xp
 from thalweg.storage import check_eight_bits, codecs_of, converted, first_state, fitting_shapes
 from thalweg.trial import check_update

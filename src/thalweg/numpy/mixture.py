@@ -9,15 +9,14 @@ from typing import Any, Literal, TypeAlias
 
 from thalweg.errors import OptionError, UnusedOverrideWarning
 from thalweg.exchange import check_mixture
-from thalweg.mixtures import Entry, RuleOptions, check_all_matched, checked_entries, first_match
+from thalweg.given import Overrides, Pattern, check_all_matched, check_overrides, first_match, matches
 from thalweg.numpy.arrays import Arr, Name, pairs
 from thalweg.numpy.base import Optimizer, readable
 from thalweg.numpy.checks import Rate, checked_rate
 from thalweg.numpy.stepping import Engine
-from thalweg.overrides import Overrides, Pattern, check_overrides, matches
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
-from thalweg.settings import Settings
+from thalweg.settings import Entry, RuleOptions, Settings, checked_entries
 
 Entries: TypeAlias = Sequence[tuple[Pattern, RuleOptions]]
 

@@ -14,12 +14,12 @@ import optax
 from thalweg.arrays import is_number
 from thalweg.errors import ParameterError, UnusedOverrideWarning
 from thalweg.explain import Explanation, GroupRow, explained
+from thalweg.given import Standard, matches
 from thalweg.optax.batches import Leaf
 from thalweg.optax.matrices import rule_of_axes
 from thalweg.optax.transformation import HEARD, Heard, Transformation
 from thalweg.optax.trees import Tree, named
 from thalweg.optax.values import at_count, concrete
-from thalweg.overrides import Standard, matches
 
 
 def explain(solver: optax.GradientTransformation, params: Tree) -> Explanation:

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 
 from thalweg.arrays import A, Shape, Space, State, Truth
 from thalweg.errors import OptionError, ParameterError
+from thalweg.given import NORM
 from thalweg.optax.trees import Named, Path, Tree
-from thalweg.overrides import NORM
 from thalweg.rules import Muon, Rule
 from thalweg.rules.rule import Noise
-from thalweg.rules.whole import Made
+from thalweg.rules.whole import Direction
 
 
 class MatrixAxes(NamedTuple):
@@ -69,6 +69,14 @@ def read_tree(layout: Layout, params: Tree, found: Named, stacked: Sequence[int]
         reading = read(layout, name, p, tuple(p.shape[lead:]), owner_of(path, modules))
         result.append(checked(reading, name, p.ndim - lead))
     return result
+
+
+def declare_layout(layout: Any) -> Any:
+    """A layout that a user gave, checked. Without one, parameters have two axes."""
+    if layout is None:
+        return UNDECLARED
+    check_layout(layout)
+    return layout
 
 
 def check_layout(layout: Any) -> None:
@@ -259,14 +267,14 @@ class MuonOfAxes(Muon):
     def blocks(self, shape: Shape) -> list[tuple[int, int]]:
         return self.plain.blocks(self.seen(shape))
 
-    def made(
+    def transform(
         self, xp: Space[A], tensors: tuple[A, ...], s: State[A], *, due: Truth = True, noise: Noise[A] | None = None
-    ) -> Made:
+    ) -> Direction:
         x: Any = tensors[0]
         order = self.transposition(x.ndim)
         turned = jnp.transpose(x, order)
         space: Any = xp
-        made = self.plain.made(space, (jnp.reshape(turned, self.seen(x.shape)),), s, due=due, noise=noise)
+        made = self.plain.transform(space, (jnp.reshape(turned, self.seen(x.shape)),), s, due=due, noise=noise)
         back = sorted(range(x.ndim), key=order.__getitem__)
         return made._replace(tensor=jnp.transpose(jnp.reshape(made.tensor, turned.shape), back))
 

@@ -14,12 +14,11 @@ import optax
 
 from thalweg.arrays import Squares
 from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
-from thalweg.mixtures import check_all_matched
+from thalweg.given import Pattern, check_all_matched, check_pattern, is_list, matches
 from thalweg.optax.shards import Shards, layout_of
 from thalweg.optax.states import MixtureState
 from thalweg.optax.transformation import HEARD, Transformation, scale_to
 from thalweg.optax.trees import Named, Tree, by_spec, gradients, parameters
-from thalweg.overrides import Pattern, check_pattern, is_list, matches
 from thalweg.rules.checks import check_choice, check_number, require
 from thalweg.spaces import jax as whole
 from thalweg.spaces.jax import replicated_with

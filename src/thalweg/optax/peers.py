@@ -12,7 +12,6 @@ import optax.contrib
 
 from thalweg.errors import StateError, read_as
 from thalweg.given import differ
-from thalweg.mixtures import in_words
 from thalweg.optax.exchange import entries_by_name, imported, is_own, own_parts, placed
 from thalweg.optax.explain import transformations
 from thalweg.optax.peer_states import WRAPPERS, Kept, Peer, gathered
@@ -20,8 +19,8 @@ from thalweg.optax.trees import Named, Tree, named
 from thalweg.peers import Rename, Report, check_same_names, refused_option
 from thalweg.rules import LAMB, LARS, SGD, Adafactor, AdamW, Muon, Rule
 from thalweg.rules.lion import Lion
-from thalweg.rules.rule import number_options
-from thalweg.settings import Setting
+from thalweg.rules.options import number_options
+from thalweg.settings import Setting, in_words
 
 ADAM = {"exp_avg": (optax.ScaleByAdamState, "mu"), "exp_avg_sq": (optax.ScaleByAdamState, "nu")}
 TRACE = {"momentum_buffer": (optax.TraceState, "trace")}

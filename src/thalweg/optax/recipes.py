@@ -12,17 +12,15 @@ import jax
 import optax
 
 from thalweg.errors import OptionError
-from thalweg.mixtures import adamw_share
-from thalweg.optax.made import function_of
+from thalweg.given import Pattern, check_pattern, is_list, matches
+from thalweg.optax.functions import function_of
 from thalweg.optax.matrices import READERS, Layout, Reading, check_layout, read_tree, rule_of_axes
 from thalweg.optax.mixture import Mixture
-from thalweg.optax.optimizers import muon as muon_function
-from thalweg.optax.options import Schedulable
 from thalweg.optax.transformation import HEARD, Transformation
 from thalweg.optax.trees import Named, Tree, parameters
-from thalweg.overrides import Pattern, check_pattern, is_list, matches
 from thalweg.rules import AdamW, Muon
 from thalweg.rules.checks import check_choice, check_number
+from thalweg.settings import adamw_share
 
 #: Names of modules that are output layers wherever they are, and at the top of a model.
 HEADS = (
@@ -44,8 +42,8 @@ ROLES = ("<hidden matrices>", "<embeddings and output layers>", "<norms, biases 
 
 
 def muon_adamw(
-    learning_rate: Schedulable,
-    adamw_learning_rate: Schedulable | None = None,
+    learning_rate: Any,
+    adamw_learning_rate: Any = None,
     *,
     layout: Layout | None = None,
     weight_decay: float | None = None,
@@ -92,7 +90,7 @@ def muon_adamw(
         adamw_learning_rate = scaled_rate(learning_rate, share)
     decay = {} if weight_decay is None else {"weight_decay": weight_decay}
     adamw_function = function_of(AdamW)
-    hidden = muon_function(learning_rate, **{**decay, **muon, "layout": layout, "specs": specs})
+    hidden = function_of(Muon)(learning_rate, **{**decay, **muon, "layout": layout, "specs": specs})
     others = adamw_function(adamw_learning_rate, **{**decay, **adamw, "specs": specs})
     vectors = adamw_function(adamw_learning_rate, **{**adamw, "weight_decay": 0.0, "specs": specs})
     made = Routed(

@@ -17,14 +17,13 @@ import optax
 
 from thalweg.arrays import Squares
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
-from thalweg.given import plain
+from thalweg.given import OverrideList, Overrides, Standard, check_overrides, plain
 from thalweg.optax.batches import Job, Leaf, Moment, first_entries, stepped
 from thalweg.optax.matrices import axes_in_tree, rule_of_axes
 from thalweg.optax.shards import check_whole, layout_of
 from thalweg.optax.states import Entries, kind_for, packed, unpacked
 from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parameters
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
-from thalweg.overrides import OverrideList, Overrides, Standard, check_overrides
 from thalweg.rules import Rule
 from thalweg.settings import Setting, Settings, combined
 from thalweg.spaces.jax import replicated_with

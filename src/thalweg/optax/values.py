@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from thalweg.dtypes import DTYPES
 from thalweg.errors import OptionError
 from thalweg.rules import Rule
-from thalweg.rules.rule import number_options
+from thalweg.rules.options import number_options
 from thalweg.settings import EIGHT_BITS
 
 

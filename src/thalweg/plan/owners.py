@@ -15,8 +15,6 @@ from typing import Any
 
 from thalweg.arrays import Shape
 from thalweg.kernels.chunks import CHUNK
-from thalweg.owners import is_remembered as are_factors_remembered
-from thalweg.owners import owners_of
 from thalweg.plan import gpus
 from thalweg.plan.costs import shard
 from thalweg.plan.items import Entry, Item, entry_bytes, state_entries
@@ -28,6 +26,8 @@ from thalweg.programs.liveness import made_peak
 from thalweg.rules import Kron, WholeRule
 from thalweg.rules.entries import Entry as Declared
 from thalweg.rules.entries import Factor, PerSlice
+from thalweg.rules.whole import is_remembered as are_factors_remembered
+from thalweg.rules.whole import owners_of
 from thalweg.settings import Setting
 from thalweg.spaces.shape_arrays import BYTES, ORDER, Ledger
 from thalweg.storage import arithmetic
@@ -88,7 +88,7 @@ def rows_of_factors(setting: Setting, part: Part, world: int, rank: int) -> int:
 
 def word(setting: Setting, tensors: Sequence[Tensor]) -> int:
     """Bytes of a number in a message: all of it is in the widest dtype of what is shown of its tensors."""
-    shown = (rule_of(setting).dtype_shown(arithmetic(tensor.dtype)) for tensor in tensors)
+    shown = (rule_of(setting).whole_dtype(arithmetic(tensor.dtype)) for tensor in tensors)
     return BYTES[max(shown, key=ORDER.index, default="float32")]
 
 
@@ -103,7 +103,7 @@ def exchanged_bytes(
             continue
         rows = rows_of_factors(setting, part, world, rank)
         if owner != rank:
-            sent += rule.tensors_shown() * part.held.elements
+            sent += rule.whole_tensors() * part.held.elements
             if not is_remembered(setting):
                 sent += rows
             continue
@@ -133,7 +133,7 @@ def owner_peak(
     by_kernels: for which parameters owners have kernels for GPUs.
     """
     rule = rule_of(setting)
-    size, seen = word(setting, [part.whole for part in parts]), rule.tensors_shown()
+    size, seen = word(setting, [part.whole for part in parts]), rule.whole_tensors()
     waiting, after = peaks_on_parts(setting, parts, world, rank)
     mine = [(part.whole, own) for part, owner, own in zip(parts, owned, by_kernels, strict=True) if owner == rank]
     launched, listed = ([tensor for tensor, own in mine if own is chosen] for chosen in (True, False))
@@ -187,7 +187,7 @@ def buckets_of(setting: Setting, tensors: Sequence[Tensor]) -> list[gpus.Bucket]
 def work_peak(setting: Setting, tensor: Tensor) -> int:
     """What an owner needs for one tensor, which it first puts together."""
     rule = rule_of(setting)
-    put_together = rule.tensors_shown() * word(setting, [tensor]) * tensor.elements
+    put_together = rule.whole_tensors() * word(setting, [tensor]) * tensor.elements
     if not is_remembered(setting):
         put_together += whole_factors(setting, tensor)
     if not isinstance(rule, Kron):

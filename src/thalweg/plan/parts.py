@@ -18,7 +18,7 @@ from thalweg.plan import gpus
 from thalweg.plan.items import Entry, Item, state_entries
 from thalweg.plan.models import Tensor
 from thalweg.programs.liveness import OfWhole, lifetimes, listed, stepped
-from thalweg.rules import Made, Rule, Update, WholeRule
+from thalweg.rules import Direction, Rule, Update, WholeRule
 from thalweg.rules.entries import PerSlice, Square
 from thalweg.settings import Setting
 from thalweg.spaces import shapes
@@ -99,17 +99,17 @@ class OnParts:
         self.waiting = 0
 
     def update(self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any, noise: Any) -> Update:
-        tensors, state, due = self.rule.shown(xp, g, s, p, t)
+        tensors, state, due = self.rule.prepare(xp, g, s, p, t)
         self.waiting = self.ledger.live - self.ledger.start
         x = tensors[0]
         del tensors
         learned = self.rule.keys(xp.shape(p), PerSlice)
-        made = Made(
+        made = Direction(
             xp.zeros_like(x),
             {key: xp.full((), 0.0, x) for key in self.rule.FIGURES},
             {key: xp.zeros_like(entry) for key, entry in s.items() if key in learned},
         )
-        return self.rule.taken(xp, made, s, p, {**state, **made.state}, due=due, lr=lr * lr_scale)
+        return self.rule.apply(xp, made, s, p, {**state, **made.state}, due=due, lr=lr * lr_scale)
 
 
 def part_entries(setting: Setting, part: Part) -> dict[str, Entry]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from thalweg.arrays import Shape, is_number
+from thalweg.arrays import Shape
 from thalweg.programs.graph import OPERATORS, Value, needed_by
 from thalweg.programs.host import options_of
 from thalweg.programs.schedule import depths
 from thalweg.programs.trace import FUNCTIONS, Program, example_of, trace
 from thalweg.rules import Rule, Update
+from thalweg.rules.options import is_structure, number_options
 from thalweg.spaces import shapes
 from thalweg.spaces.shape_arrays import Ledger
 
@@ -124,7 +125,6 @@ def stand_in(rule: Rule) -> Rule:
     def of(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(of, value))
-        is_fixed = value is None or isinstance(value, (bool, str)) or (is_number(value) and value == 0)
-        return value if is_fixed else 0.5
+        return value if is_structure(value) else 0.5
 
-    return replace(rule, **{f.name: of(getattr(rule, f.name)) for f in fields(rule) if "Scalar" in str(f.type)})
+    return replace(rule, **{name: of(getattr(rule, name)) for name in number_options(type(rule))})

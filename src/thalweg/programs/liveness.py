@@ -151,8 +151,8 @@ def made_peak(rule: WholeRule, shape: Shape, precision: str, stack: int = 0, *, 
     own = {key: entry for key, entry in declared.items() if isinstance(entry, PerSlice)}
     state = {key: ledger.array(entry.shape(shape, rule.stacked_axes), precision) for key, entry in own.items()}
     ledger.begin()
-    shown = tuple(ledger.array(shape, rule.dtype_shown(precision)) for _ in range(rule.tensors_shown()))
-    rule.made(shapes, shown, state, noise=lambda: ledger.array(shape, precision))
+    shown = tuple(ledger.array(shape, rule.whole_dtype(precision)) for _ in range(rule.whole_tensors()))
+    rule.transform(shapes, shown, state, noise=lambda: ledger.array(shape, precision))
     return ledger.extra
 
 

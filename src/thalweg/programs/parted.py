@@ -15,7 +15,7 @@ from thalweg.arrays import Shape, Term, is_number
 from thalweg.programs.served import reason_underived
 from thalweg.rules.entries import Entry, Moment, Spread
 from thalweg.rules.rule import Rule, Update
-from thalweg.rules.whole import Made, WholeRule
+from thalweg.rules.whole import Direction, WholeRule
 
 #: The key under which the first part keeps what is shown.
 SHOWN = "shown"
@@ -76,7 +76,7 @@ def first_kind(cls: type[WholeRule]) -> type[Rule]:
 
     def update(self: Any, xp: Any, g: Any, s: Any, p: Any, *, t: Any, **_: Any) -> Update:
         (key,) = cls.entries(self, xp.shape(p))
-        shown = cls.shown(self, Unrounded(xp), g, {key: p}, p, t)
+        shown = cls.prepare(self, Unrounded(xp), g, {key: p}, p, t)
         (x,) = shown.tensors
         return Update(shown.state[key] - p, {SHOWN: x}, True, {})
 
@@ -89,8 +89,8 @@ def last_kind(cls: type[WholeRule]) -> type[Rule]:
         return {}
 
     def update(self: Any, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any, **_: Any) -> Update:
-        made = Made(g, dict.fromkeys(cls.FIGURES, 1.0), {})
-        answer = cls.taken(self, WithFigures(xp), made, {}, p, {}, due=True, lr=lr * lr_scale)
+        made = Direction(g, dict.fromkeys(cls.FIGURES, 1.0), {})
+        answer = cls.apply(self, WithFigures(xp), made, {}, p, {}, due=True, lr=lr * lr_scale)
         return Update(answer.delta, {}, True, {})
 
     return made_kind(cls, "Taken", entries, update)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import warnings
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from thalweg.rules.adafactor import Adafactor
 from thalweg.rules.adamw import AdamW
@@ -19,7 +21,7 @@ from thalweg.rules.muon import Muon
 from thalweg.rules.rule import Noise, Rule, Update
 from thalweg.rules.schedules import Annealed
 from thalweg.rules.sgd import SGD
-from thalweg.rules.whole import Made, Shown, WholeRule
+from thalweg.rules.whole import Direction, Preparation, WholeRule
 
 
 def found() -> Iterator[type[Rule]]:
@@ -36,6 +38,18 @@ _ORDERED: list[type[Rule]] = [SGD, AdamW, LARS, LAMB, Adafactor, Muon, Kron, *fo
 #: Every rule that comes with the package, by its name. Of a new one its file is enough.
 RULES: Mapping[str, type[Rule]] = {rule.__name__: rule for rule in dict.fromkeys(_ORDERED)}
 
+#: Records that had other names in thalweg 0.2.0.
+_FORMER = {"Shown": Preparation, "Made": Direction}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FORMER:
+        message = f"thalweg.rules.{name} is called {_FORMER[name].__name__} since thalweg 0.3.0"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return _FORMER[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "LAMB",
     "LARS",
@@ -44,12 +58,12 @@ __all__ = [
     "Adafactor",
     "AdamW",
     "Annealed",
+    "Direction",
     "Kron",
-    "Made",
     "Muon",
     "Noise",
+    "Preparation",
     "Rule",
-    "Shown",
     "Update",
     "WholeRule",
 ]

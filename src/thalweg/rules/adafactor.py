@@ -2,63 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Value
 from thalweg.rules.blocks import average, inverse_sqrt
-from thalweg.rules.checks import (
-    check_choice,
-    check_count,
-    check_flag,
-    check_fraction,
-    check_number,
-    check_pair,
-    is_known,
-    require,
-)
+from thalweg.rules.checks import check_number, is_known, require
 from thalweg.rules.entries import Entry, Moment, Square
-from thalweg.rules.rule import Noise, Rule, Update
+from thalweg.rules.options import Mask, option
+from thalweg.rules.rule import Rule, Update
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adafactor(Rule):
     """u = g / sqrt(row average x column average of g**2), clipped by RMS, scaled by RMS(p)."""
 
-    #: New squares get weight t**-abs(beta2_decay); either sign is accepted.
-    beta2_decay: Scalar = -0.8
-    #: Added to g**2 (or, under eps_mode="clamp", floor of the root), and floor of RMS(p).
-    eps: tuple[Scalar, Scalar] = (1e-30, 1e-3)
-    #: Largest RMS of u; None: unbounded.
-    clip_threshold: Scalar | None = 1.0
-    weight_decay: Scalar = 0.0
-    #: Step size min(cap, 1/sqrt(t)) with cap = lr, or 1e-2 without one. None: just when lr is None.
-    relative_step: bool | None = None
-    #: With relative_step: cap = 1e-6 t.
-    warmup_init: bool = False
-    #: Multiply the step size by RMS(p); "relative": only beside relative_step.
-    scale_parameter: bool | Literal["relative"] = True
-    momentum: Scalar | None = None
-    #: Average the update after its step size has been applied, or before.
-    momentum_mode: Literal["after_lr", "before_lr"] = "after_lr"
-    #: What scales the decay: the tensor's own step size, lr (or the cap), or nothing.
-    weight_decay_mode: Literal["alpha", "lr", "independent"] = "alpha"
-    #: Steps to subtract from t in the decay of squares, for fine-tuning.
-    decay_offset: Scalar = 0
-    #: Largest weight of old squares; None: approaches 1.
-    beta2_cap: Scalar | None = None
-    eps_mode: Literal["grad_sq", "clamp"] = "grad_sq"
-    factored: bool = True
-    #: Factor only where both axes have at least this size.
-    min_dim_size_to_factor: int = 128
-    #: Which two axes to factor: the largest, or the last.
-    factor_dims: Literal["largest2", "last2"] = "largest2"
-    #: Factor matrices only, never tensors of more axes.
-    only_2d: bool = False
+    beta2_decay: Scalar = option(
+        -0.8,
+        "New squares get weight t to the power -abs(beta2_decay). Either sign is accepted; not 0.",
+        elsewhere="decay_rate",
+    )
+    eps: tuple[Scalar, Scalar] = option(
+        (1e-30, 1e-3),
+        "Added to g² (see `eps_mode`), and least value of RMS(p).",
+        low=0,
+        elsewhere={"eps1": "eps=(eps1, eps2)", "eps2": "eps=(eps1, eps2)", "eps_scale": "eps=(eps, eps_scale)"},
+    )
+    clip_threshold: Scalar | None = option(
+        1.0, "Largest RMS of u; `None`: unbounded.", above=0, elsewhere="d clipping_threshold"
+    )
+    weight_decay: Scalar = option(0.0, "See `weight_decay_mode`.", low=0)
+    relative_step: bool | None = option(
+        None, "Step size min(cap, 1/sqrt(t)), with `lr`, or 1e-2, as the cap. `None`: where `lr` is `None`."
+    )
+    warmup_init: bool = option(False, "With the relative step: cap = 1e-6 t, and no `lr`.")
+    scale_parameter: bool | Literal["relative"] = option(
+        True,
+        "Multiply the step size by RMS(p). `'relative'`: only beside the relative step.",
+        elsewhere="multiply_by_parameter_scale",
+    )
+    momentum: Scalar | None = option(
+        None,
+        "Never bias corrected. `None` keeps no first moment.",
+        low=0,
+        below=1,
+        stores="momentum_dtype",
+        elsewhere="beta1 b1",
+    )
+    momentum_mode: Literal["after_lr", "before_lr"] = option(
+        "after_lr",
+        "Average the update after its step size has been applied, or (`'before_lr'`) before.",
+        needs="momentum",
+    )
+    weight_decay_mode: Literal["alpha", "lr", "independent"] = option(
+        "alpha",
+        "What scales the decay: `'alpha'` the tensor's own step size, `'lr'` the nominal one, `'independent'` nothing.",
+    )
+    decay_offset: Scalar = option(0, "Steps subtracted from t in `weight`, for fine-tuning.", low=0)
+    beta2_cap: Scalar | None = option(
+        None, "Largest weight of old squares. `None`: approaches 1.", low=0, below=1, elsewhere="beta2_max"
+    )
+    eps_mode: Literal["grad_sq", "clamp"] = option(
+        "grad_sq", "Add `eps[0]` to g², or (`'clamp'`, as torch) use it as a floor of the root."
+    )
+    factored: bool = option(True, "`False` keeps all squares of all tensors.")
+    min_dim_size_to_factor: int = option(
+        128, "Factor only where both axes have at least this size.", low=0, needs="factored"
+    )
+    factor_dims: Literal["largest2", "last2"] = option(
+        "largest2",
+        "The two axes to factor: the two largest (of equal ones, the later), or `'last2'`.",
+        needs="factored",
+    )
+    only_2d: bool = option(False, "Factor matrices only, never tensors of more axes.", needs="factored")
 
-    lr_optional: ClassVar[bool] = True
-    VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    lr_optional = True
+    VARIANTS = {
         "paper": {"min_dim_size_to_factor": 0, "only_2d": True, "scale_parameter": "relative"},
         "optax": {"relative_step": False, "weight_decay_mode": "independent"},
         "torch": {
@@ -93,48 +113,23 @@ class Adafactor(Rule):
         },
     }
 
-    ELSEWHERE: ClassVar[Mapping[str, str]] = {
-        **Rule.ELSEWHERE,
-        "decay_rate": "beta2_decay",
-        "beta1": "momentum",
-        "b1": "momentum",
-        "d": "clip_threshold",
-        "clipping_threshold": "clip_threshold",
-        "eps1": "eps=(eps1, eps2)",
-        "eps2": "eps=(eps1, eps2)",
-        "eps_scale": "eps=(eps, eps_scale)",
-        "multiply_by_parameter_scale": "scale_parameter",
-        "beta2_max": "beta2_cap",
+    OPTAX = {
+        **{"min_dim_size_to_factor": "min_dim_size_to_factor", "decay_rate": ("beta2_decay", 0.8)},
+        **{"decay_offset": "decay_offset", "multiply_by_parameter_scale": "scale_parameter"},
+        **{"clipping_threshold": "clip_threshold", "momentum": "momentum"},
+        **{"dtype_momentum": ("momentum_dtype", "float32"), "weight_decay_rate": ("weight_decay", None)},
+        **{"eps": "eps[0]", "factored": "factored", "weight_decay_mask": Mask("weight_decay")},
+        **{"*": "", "min_scale": "eps[1]"},
     }
 
     def validate(self) -> None:
         super().validate()
-        check_number("beta2_decay", self.beta2_decay)
         require(
             not is_known(self.beta2_decay) or self.beta2_decay != 0,
             "beta2_decay must not be 0: no square would ever be forgotten; the paper has -0.8",
         )
-        for index, eps in enumerate(check_pair("eps", self.eps)):
-            check_number(f"eps[{index}]", eps, low=0.0)
-        if self.clip_threshold is not None:
-            check_number("clip_threshold", self.clip_threshold, low=0.0, open_low=True)
-        check_number("weight_decay", self.weight_decay, low=0.0)
-        check_choice("relative_step", self.relative_step, None, True, False)
-        check_choice("scale_parameter", self.scale_parameter, True, False, "relative")
-        if self.momentum is not None:
-            check_fraction("momentum", self.momentum)
-        if self.beta2_cap is not None:
-            check_fraction("beta2_cap", self.beta2_cap)
-        check_number("decay_offset", self.decay_offset, low=0.0)
-        for flag in ("warmup_init", "factored", "only_2d"):
-            check_flag(flag, getattr(self, flag))
-        check_choice("momentum_mode", self.momentum_mode, "after_lr", "before_lr")
-        check_choice("weight_decay_mode", self.weight_decay_mode, "alpha", "lr", "independent")
-        check_choice("eps_mode", self.eps_mode, "grad_sq", "clamp")
         if self.eps_mode == "clamp":
             check_number("eps[0] under eps_mode='clamp'", self.eps[0], low=0.0, open_low=True)
-        check_choice("factor_dims", self.factor_dims, "largest2", "last2")
-        check_count("min_dim_size_to_factor", self.min_dim_size_to_factor)
 
     def idle(self, lr: Scalar | None) -> dict[str, str]:
         idle = super().idle(lr)
@@ -142,10 +137,6 @@ class Adafactor(Rule):
             idle["warmup_init"] = "relative_step=True"
         elif self.warmup_init:
             idle["lr"] = "warmup_init=False: the cap is 1e-6 t"
-        if self.momentum is None:
-            idle |= dict.fromkeys(("momentum_mode", "momentum_dtype"), "a momentum")
-        if not self.factored:
-            idle |= dict.fromkeys(("min_dim_size_to_factor", "factor_dims", "only_2d"), "factored=True")
         return idle
 
     def is_relative(self, lr: Scalar | None) -> bool:
@@ -182,22 +173,11 @@ class Adafactor(Rule):
             squares = {"row_var": Square(over=(column,)), "col_var": Square(over=(row,))}
         return squares if self.momentum is None else {**squares, "exp_avg": Moment()}
 
-    def update(
-        self,
-        xp: Space[A],
-        g: A,
-        s: State[A],
-        p: A,
-        *,
-        t: Scalar,
-        lr: Scalar | None,
-        lr_scale: Scalar = 1.0,
-        noise: Noise[A] | None = None,
-    ) -> Update:
+    def update(self, xp, g, s, p, *, t, lr, lr_scale=1.0, noise=None) -> Update:
         axes = self.own_axes(xp.shape(p))
         weight = self.weight_of_squares(xp, t)
         eps = 0.0 if self.eps_mode == "clamp" else self.eps[0]
-        state: State[A]
+        state: State[Any]
         if "variance" in s:
             # squares that overflow make u 0 and would go unnoticed, so they are averaged as well
             p_square, overflow = xp.means(Squares(p, axes), Squares(g, axes))

@@ -2,67 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
+from thalweg.arrays import Scalar, Shape, Squares
 from thalweg.rules.blocks import average, one_minus_power
-from thalweg.rules.checks import check_flag, check_fraction, check_number, check_pair
 from thalweg.rules.entries import Entry, Moment, Square
-from thalweg.rules.rule import Noise, Rule, Update
+from thalweg.rules.options import BETAS, Mask, option
+from thalweg.rules.rule import Rule, Update
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Rule):
     """The average of gradients over the root of the average of their squares, and decay apart from both."""
 
-    betas: tuple[Scalar, Scalar] = (0.9, 0.999)
-    eps: Scalar = 1e-8
-    weight_decay: Scalar = 0.01
-    #: Divides by the largest average of squares so far.
-    amsgrad: bool = False
-    #: Looks ahead by one step, as optax does: NAdamW.
-    nesterov: bool = False
-    #: False makes decay a part of the gradient: Adam with L2.
-    decoupled: bool = True
-    #: Added to the second moment under the square root.
-    eps_root: Scalar = 0.0
+    betas: tuple[Scalar, Scalar] = option(
+        (0.9, 0.999), "Memory of the first and of the second moment.", low=0, below=1, elsewhere=BETAS
+    )
+    eps: Scalar = option(1e-8, "Added to the root of the second moment.", low=0, elsewhere="epsilon")
+    weight_decay: Scalar = option(0.01, "See `decoupled`.", low=0)
+    amsgrad: bool = option(
+        False, "Divide by the largest second moment so far, which takes 4 bytes more for each parameter."
+    )
+    nesterov: bool = option(False, "Look ahead by one step, as `optax.nadamw` does.")
+    decoupled: bool = option(
+        True,
+        "p loses `lr * weight_decay` of itself in each step. `False`: decay is part of the gradient, which is Adam.",
+        elsewhere="decoupled_weight_decay",
+    )
+    eps_root: Scalar = option(0.0, "Added to the second moment, under the root.", low=0)
 
-    default_lr: ClassVar[float | None] = 1e-3
-
-    VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {"torch": {}, "optax": {"weight_decay": 1e-4}}
-
-    ELSEWHERE: ClassVar[Mapping[str, str]] = {
-        **Rule.ELSEWHERE,
-        "beta1": "betas=(beta1, beta2)",
-        "beta2": "betas=(beta1, beta2)",
-        "b1": "betas=(b1, b2)",
-        "b2": "betas=(b1, b2)",
-        "epsilon": "eps",
-        "decoupled_weight_decay": "decoupled",
+    default_lr = 1e-3
+    VARIANTS = {"torch": {}, "optax": {"weight_decay": 1e-4}}
+    OPTAX = {
+        **{"b1": "betas[0]", "b2": "betas[1]", "eps": "eps", "eps_root": "eps_root", "mu_dtype": "momentum_dtype"},
+        **{"weight_decay": "weight_decay", "mask": Mask("weight_decay"), "*": "", "nesterov": "nesterov"},
     }
-
-    OPTAX: ClassVar[Mapping[str, tuple[str, Any]]] = {
-        "b1": ("betas[0]", 0.9),
-        "b2": ("betas[1]", 0.999),
-        "eps": ("eps", 1e-8),
-        "eps_root": ("eps_root", 0.0),
-        "mu_dtype": ("momentum_dtype", None),
-        "weight_decay": ("weight_decay", 1e-4),
-        "mask": ("", None),
-        "*": ("", None),
-        "nesterov": ("nesterov", False),
-    }
-
-    def validate(self) -> None:
-        super().validate()
-        for index, beta in enumerate(check_pair("betas", self.betas)):
-            check_fraction(f"betas[{index}]", beta)
-        for name in ("eps", "eps_root", "weight_decay"):
-            check_number(name, getattr(self, name), low=0.0)
-        for flag in ("amsgrad", "nesterov", "decoupled"):
-            check_flag(flag, getattr(self, flag))
 
     @property
     def looks_at_shapes(self) -> bool:
@@ -72,19 +46,7 @@ class AdamW(Rule):
         largest: dict[str, Entry] = {"max_exp_avg_sq": Square()} if self.amsgrad else {}
         return {"exp_avg": Moment(), "exp_avg_sq": Square(), **largest}
 
-    def update(
-        self,
-        xp: Space[A],
-        g: A,
-        s: State[A],
-        p: A,
-        *,
-        t: Scalar,
-        lr: Scalar | None,
-        lr_scale: Scalar = 1.0,
-        noise: Noise[A] | None = None,
-    ) -> Update:
-        assert lr is not None
+    def update(self, xp, g, s, p, *, t, lr, lr_scale=1.0, noise=None) -> Update:
         lr, (b1, b2) = lr * lr_scale, self.betas
         if not self.decoupled:
             g = g + self.weight_decay * p

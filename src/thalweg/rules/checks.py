@@ -75,6 +75,9 @@ def check_choice(name: str, value: Any, *choices: Any) -> None:
     )
 
 
-def check_count(name: str, value: Any) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    require(whole, f"{name} must be a whole number >= 0, got {value!r}")
+def check_count(name: str, value: Any, low: float | None = 0, below: float | None = None) -> None:
+    """A whole number, of at least ``low`` and less than ``below``."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    ends = [*([] if low is None else [f">= {low:g}"]), *([] if below is None else [f"< {below:g}"])]
+    fits = whole and (low is None or value >= low) and (below is None or value < below)
+    require(fits, f"{name} must be a whole number{' ' if ends else ''}{' and '.join(ends)}, got {value!r}")

@@ -8,20 +8,21 @@ by descent on a Lie group. A *refresh* updates the factors; *precondition* appli
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Truth, Value
+from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Value
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules.blocks import average, clip, is_zero, one_minus_power
-from thalweg.rules.checks import check_choice, check_count, check_fraction, check_number, require
+from thalweg.rules.checks import require
 from thalweg.rules.entries import Count, Entry, Factor, Moment, Norm
 from thalweg.rules.factors import precondition
+from thalweg.rules.options import Mask, option
 from thalweg.rules.refresh import Factors, refreshed
-from thalweg.rules.rule import Noise, Rule, Update
+from thalweg.rules.rule import Update
 from thalweg.rules.schedules import Annealed
-from thalweg.rules.whole import Made, Shown, WholeRule
+from thalweg.rules.whole import Direction, Preparation, WholeRule
 
 ANNEALED = Annealed()
 
@@ -30,49 +31,91 @@ ANNEALED = Annealed()
 class Kron(WholeRule):
     """step = P g with P whitening g; P is a Kronecker product with one factor for each axis."""
 
-    #: Step size of the factors, relative to the norm of their gradient.
-    precond_lr: Scalar = 0.6
-    momentum: Scalar = 0.9
-    #: "ema": precondition a debiased average. "polyak": heavy ball on the preconditioned gradient.
-    momentum_mode: Literal["polyak", "ema"] = "ema"
-    weight_decay: Scalar = 0.0
-    #: Decay as part of the gradient, of the preconditioned update, or apart from both.
-    weight_decay_mode: Literal["gradient", "update", "decoupled"] = "decoupled"
-    #: Floor of the norm that the factors' step is divided by.
-    eps: Scalar = 1e-8
-    #: Largest magnitude of a coordinate of the update, or of its RMS (clip_mode); None: unbounded.
-    clip: Scalar | None = 1.1
-    clip_mode: Literal["value", "rms"] = "rms"
-    #: Share of the steps that refresh the factors: a number, or annealed.
-    precond_update_probability: Scalar | Annealed = ANNEALED
-    geometry: Literal["procrustes", "quad", "eq"] = "procrustes"
-    #: What the factors learn to whiten; "momentum" is for momentum_mode="ema".
-    whiten: Literal["gradient", "momentum"] = "momentum"
-    #: Axes larger than this get a diagonal factor.
-    max_size_dense: int | None = 8192
-    #: So do axes of size n with n**2 > max_skew * (number of elements).
-    max_skew: float | None = 1.0
-    #: How tensors of more than two axes are seen: as the most square matrix, without axes of
-    #: size 1, or as they are.
-    merge: Literal["matrix", "squeeze"] | None = "matrix"
-    #: Scale of the first Q; None takes it from the first gradient.
-    init_scale: float | None = None
-    #: Standard deviation of the noise added to what is whitened; bounds P by 1 / damping.
-    damping: Scalar = 1e-9
-    #: The same in units of the mean magnitude of what is whitened; None takes the rounding
-    #: error of the factors, so that directions without gradient never lose themselves in it.
-    relative_damping: Scalar | None = None
-    #: Draw that noise, or add its expectation ("expected").
-    damping_mode: Literal["noise", "expected"] = "noise"
-    #: Memory of the smoothed norms; 0 takes each norm as it comes.
-    lipschitz_beta: Scalar = 0.9
+    precond_lr: Scalar = option(
+        0.6,
+        "Step size of the factors, relative to the norm of their gradient.",
+        low=0,
+        high=1,
+        elsewhere="preconditioner_lr",
+    )
+    momentum: Scalar = option(
+        0.9, "Memory of momentum; 0 keeps none.", low=0, below=1, stores="momentum_dtype", elsewhere="b1 beta1"
+    )
+    momentum_mode: Literal["polyak", "ema"] = option(
+        "ema",
+        "`'ema'`: precondition a debiased average of gradients. `'polyak'`: heavy ball on the preconditioned gradient.",
+        needs="momentum",
+    )
+    weight_decay: Scalar = option(0.0, "See `weight_decay_mode`.", low=0)
+    weight_decay_mode: Literal["gradient", "update", "decoupled"] = option(
+        "decoupled",
+        "Decay as part of the gradient, of the preconditioned `'update'`, or `'decoupled'` from both and momentum.",
+    )
+    eps: Scalar = option(1e-8, "Least value of the norm that the factors' step is divided by.", low=0)
+    clip: Scalar | None = option(
+        1.1,
+        "Largest magnitude of a coordinate of h, or of its RMS; `None`: unbounded.",
+        above=0,
+        elsewhere={"update_rms_clipping": "clip, with clip_mode='rms'"},
+    )
+    clip_mode: Literal["value", "rms"] = option(
+        "rms", "What `clip` bounds: every coordinate, or the `'rms'` of all.", needs="clip"
+    )
+    precond_update_probability: Scalar | Annealed = option(
+        ANNEALED,
+        "Share of the steps that refresh the factors: a number, or `Annealed`.",
+        low=0,
+        high=1,
+        elsewhere="preconditioner_update_probability",
+    )
+    geometry: Literal["procrustes", "quad", "eq"] = option(
+        "procrustes", "How factors are learned: `'procrustes'`, `'quad'` or `'eq'`."
+    )
+    whiten: Literal["gradient", "momentum"] = option(
+        "momentum",
+        "What factors learn to whiten: the average of `momentum_mode='ema'`, or the `'gradient'`.",
+        elsewhere={"momentum_into_precond_update": "whiten='momentum', or 'gradient'"},
+    )
+    max_size_dense: int | None = option(
+        8192,
+        "Larger axes get a diagonal factor. 0: all are diagonal. `None`: no limit.",
+        low=0,
+        elsewhere="max_size_triangular",
+    )
+    max_skew: float | None = option(1.0, "So do axes of size n with n² > max_skew N. `None`: no limit.", above=0)
+    merge: Literal["matrix", "squeeze"] | None = option(
+        "matrix",
+        "Tensors of more than two axes: as the most square matrix, `'squeeze'` without axes of size 1, `None` as they "
+        "are.",
+        elsewhere="merge_dims",
+    )
+    init_scale: float | None = option(
+        None,
+        "Scale of the first Q; `None` takes it from the first gradient.",
+        above=0,
+        elsewhere="preconditioner_init_scale precond_init_scale",
+    )
+    damping: Scalar = option(
+        1e-9, "Standard deviation of the noise added to what is whitened: bounds P by 1 / damping.", low=0
+    )
+    relative_damping: Scalar | None = option(
+        None,
+        "The same in units of the mean magnitude of what is whitened; `None` takes the rounding error of the stored "
+        "factors, so that directions without gradient never lose themselves in it: 2^-23, or 2^-10 in float16 and 2^-7 "
+        "in bfloat16.",
+        low=0,
+    )
+    damping_mode: Literal["noise", "expected"] = option(
+        "noise", "Draw that noise, or add its `'expected'` effect, which is deterministic and not available for `'eq'`."
+    )
+    lipschitz_beta: Scalar = option(0.9, "Decay of the running norms L; 0 uses each norm as measured.", low=0, below=1)
 
-    default_lr: ClassVar[float | None] = 1e-3
-    first_default: ClassVar[str | None] = "polyak"
-
+    default_lr = 1e-3
+    first_default = "polyak"
+    has_factors = True
     #: The mean of squares of what is preconditioned, before it is clipped.
-    FIGURES: ClassVar[tuple[str, ...]] = ("square",)
-    VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    FIGURES = ("square",)
+    VARIANTS = {
         "polyak": {
             "precond_lr": 0.1,
             "momentum_mode": "polyak",
@@ -95,43 +138,18 @@ class Kron(WholeRule):
         },
     }
 
-    ELSEWHERE: ClassVar[Mapping[str, str]] = {
-        **Rule.ELSEWHERE,
-        "b1": "momentum",
-        "beta1": "momentum",
-        "preconditioner_lr": "precond_lr",
-        "preconditioner_update_probability": "precond_update_probability",
-        "preconditioner_init_scale": "init_scale",
-        "precond_init_scale": "init_scale",
-        "max_size_triangular": "max_size_dense",
-        "momentum_into_precond_update": "whiten='momentum', or 'gradient'",
-        "merge_dims": "merge",
-        "update_rms_clipping": "clip, with clip_mode='rms'",
+    OPTAX = {"*": "", "weight_decay_mask": Mask("weight_decay")}
+    ALSO_NAMED = {
+        "psgd-jax": {
+            **{"b1": "momentum", "mu_dtype": "momentum_dtype", "scanned_layers": "stacked_axes"},
+            **{"preconditioner_lr": "precond_lr", "preconditioner_init_scale": "init_scale"},
+            **{"preconditioner_update_probability": "precond_update_probability"},
+            **{"max_size_triangular": "max_size_dense"},
+        }
     }
 
     def validate(self) -> None:
         super().validate()
-        check_number("precond_lr", self.precond_lr, low=0.0, high=1.0)
-        check_fraction("momentum", self.momentum)
-        for name in ("weight_decay", "eps", "damping"):
-            check_number(name, getattr(self, name), low=0.0)
-        if self.relative_damping is not None:
-            check_number("relative_damping", self.relative_damping, low=0.0)
-        for name in ("clip", "max_skew", "init_scale"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), low=0.0, open_low=True)
-        if not isinstance(self.precond_update_probability, Annealed):
-            check_number("precond_update_probability", self.precond_update_probability, low=0.0, high=1.0)
-        if self.max_size_dense is not None:
-            check_count("max_size_dense", self.max_size_dense)
-        check_fraction("lipschitz_beta", self.lipschitz_beta)
-        check_choice("momentum_mode", self.momentum_mode, "polyak", "ema")
-        check_choice("weight_decay_mode", self.weight_decay_mode, "gradient", "update", "decoupled")
-        check_choice("clip_mode", self.clip_mode, "value", "rms")
-        check_choice("geometry", self.geometry, "procrustes", "quad", "eq")
-        check_choice("whiten", self.whiten, "gradient", "momentum")
-        check_choice("merge", self.merge, "matrix", "squeeze", None)
-        check_choice("damping_mode", self.damping_mode, "noise", "expected")
         require(
             self.whiten == "gradient" or self.momentum_mode == "ema",
             "whiten='momentum' needs momentum_mode='ema': polyak momentum comes after the preconditioner; "
@@ -141,12 +159,6 @@ class Kron(WholeRule):
             self.geometry != "eq" or self.damping_mode == "noise",
             "geometry='eq' probes with noise: damping_mode='expected' needs geometry 'procrustes' or 'quad'",
         )
-
-    def idle(self, lr: Scalar | None) -> dict[str, str]:
-        idle = {"clip_mode": "a clip"} if self.clip is None else {}
-        if is_zero(self.momentum):
-            idle |= dict.fromkeys(("momentum_mode", "momentum_dtype"), "a momentum above 0")
-        return idle
 
     @property
     def needs_noise(self) -> bool:
@@ -197,9 +209,9 @@ class Kron(WholeRule):
 
     # ---- a step in three parts: the first and the last go element by element, the middle needs the whole tensor
 
-    def shown(self, xp: Space[A], g: A, s: State[A], p: A, t: Scalar) -> Shown:
+    def prepare(self, xp, g, s, p, t) -> Preparation:
         """What is to be preconditioned, and what the factors learn from if it differs."""
-        state: State[A] = {}
+        state: State[Any] = {}
         if self.weight_decay_mode == "gradient" and not is_zero(self.weight_decay):
             g = g + self.weight_decay * p
         x = g
@@ -212,11 +224,9 @@ class Kron(WholeRule):
         accumulated = s["refresh"] + (probability.at(xp, t) if isinstance(probability, Annealed) else probability)
         due = accumulated >= 1 - 2.0**-12
         state["refresh"] = xp.where(due, accumulated - 1.0, accumulated)
-        return Shown((x,) if x is g or self.whiten == "momentum" else (x, g), state, due)
+        return Preparation((x,) if x is g or self.whiten == "momentum" else (x, g), state, due)
 
-    def made(
-        self, xp: Space[A], tensors: tuple[A, ...], s: State[A], *, due: Truth = True, noise: Noise[A] | None = None
-    ) -> Made:
+    def transform(self, xp, tensors, s, *, due=True, noise=None) -> Direction:
         """The first tensor preconditioned and clipped, and the factors, refreshed from the last one if due."""
         x, y = tensors[0], tensors[-1]
         shape = xp.shape(x)
@@ -232,7 +242,7 @@ class Kron(WholeRule):
 
         h = precondition(xp, factors, xp.reshape(x, seen))
         (h_square,) = xp.means(Squares(h, own))
-        return Made(xp.reshape(self.clipped(xp, h, h_square), shape), {"square": h_square}, state)
+        return Direction(xp.reshape(self.clipped(xp, h, h_square), shape), {"square": h_square}, state)
 
     def clipped(self, xp: Space[A], h: A, h_square: Scalar) -> Value:
         """What was preconditioned, within its bounds. h_square: the mean of its squares."""
@@ -242,9 +252,9 @@ class Kron(WholeRule):
             return clip(xp, h, (-self.clip, self.clip))
         return h / xp.maximum(xp.sqrt(h_square) / self.clip, 1.0)
 
-    def taken(self, xp: Space[A], made: Made, s: State[A], p: A, state: State[A], *, due: Truth, lr: Scalar) -> Update:
+    def apply(self, xp, direction, s, p, state, *, due, lr) -> Update:
         """The step, from what was whitened: decay and momentum."""
-        h, h_square = made.tensor, made.figures["square"]
+        h, h_square = direction.tensor, direction.figures["square"]
         if self.weight_decay_mode == "update" and not is_zero(self.weight_decay):
             h = h + self.weight_decay * p
         if self.momentum_mode == "polyak" and "momentum_buffer" in s:
@@ -266,7 +276,7 @@ class Kron(WholeRule):
         dense = [n for n, diagonal in zip(sizes, self.diagonals(sizes), strict=True) if not diagonal]
         return math.prod(shape) * (1 + sum(dense)) + sum(n**3 for n in dense)
 
-    def tensors_shown(self) -> int:
+    def whole_tensors(self) -> int:
         """An average to precondition, a gradient to learn from."""
         averaged = self.momentum_mode == "ema" and not is_zero(self.momentum)
         return 2 if averaged and self.whiten == "gradient" else 1

@@ -2,90 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
-from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
+from thalweg.arrays import A, Scalar, Shape, Space, Squares
 from thalweg.rules.blocks import clip, one_minus_power, ratio_unless, regained
-from thalweg.rules.checks import check_bounds, check_choice, check_flag, check_fraction, check_number, check_pair
 from thalweg.rules.entries import Entry, Moment, Square
 from thalweg.rules.exempt import exempted, treatment_of
-from thalweg.rules.rule import Noise, Rule, Update
+from thalweg.rules.options import BETAS, Mask, option
+from thalweg.rules.rule import Rule, Update
 
 
 @dataclass(frozen=True, kw_only=True)
 class LAMB(Rule):
     """u = Adam's direction + decay p; each tensor moves by lr |p| along u / |u|."""
 
-    betas: tuple[Scalar, Scalar] = (0.9, 0.999)
-    eps: Scalar = 1e-6
-    weight_decay: Scalar = 0.0
-    bias_correction: bool = True
-    #: False gives new gradients weight 1 instead of 1 - b1.
-    grad_averaging: bool = True
-    #: False takes every ratio as 1: AdamW.
-    trust: bool = True
-    #: "vectors": tensors of fewer than two axes have neither trust ratio nor decay. None: all are alike.
-    exempt: Literal["vectors"] | None = "vectors"
-    #: False adapts only tensors with weight decay, as apex and timm do.
-    always_adapt: bool = True
-    #: (low, high) for the trust ratio.
-    trust_clip: tuple[Scalar, Scalar] | None = None
-    #: (low, high) for |p| before it enters the ratio.
-    phi: tuple[Scalar, Scalar] | None = None
-    #: Whether a tensor with a trust ratio keeps its norm: a step turns it, and neither stretches nor shrinks it.
-    keep_norms: bool = False
-    #: Added to the second moment under the square root.
-    eps_root: Scalar = 0.0
-    #: Decay as part of u, apart from it ("decoupled"), or as part of the gradient ("l2").
-    weight_decay_mode: Literal["in_update", "decoupled", "l2"] = "in_update"
+    betas: tuple[Scalar, Scalar] = option(
+        (0.9, 0.999), "Memory of the first and of the second moment.", low=0, below=1, elsewhere=BETAS
+    )
+    eps: Scalar = option(1e-6, "Added to the root of the second moment.", low=0, elsewhere="epsilon")
+    weight_decay: Scalar = option(0.0, "See `weight_decay_mode`.", low=0)
+    bias_correction: bool = option(True, "Correct for moments that start at zero.", elsewhere="debias correct_bias")
+    grad_averaging: bool = option(True, "`False` gives new gradients weight 1 instead of 1 - b1.")
+    trust: bool = option(True, "`False` takes every ratio as 1: AdamW.", elsewhere={"adam": "trust=False"})
+    exempt: Literal["vectors"] | None = option(
+        "vectors",
+        "`'vectors'`: tensors of fewer than two axes have neither trust ratio nor decay. `None`: all are alike, as "
+        "in the paper.",
+    )
+    always_adapt: bool = option(
+        True,
+        "`False` takes the ratio as 1 for tensors whose `weight_decay` is 0, as apex and timm do.",
+        needs="trust",
+        elsewhere="use_nvlamb",
+    )
+    keep_norms: bool = option(
+        False, "`True` gives each tensor that has a ratio the norm again that it had before the step.", needs="trust"
+    )
+    trust_clip: tuple[Scalar, Scalar] | None = option(
+        None, "(low, high) that the ratio is kept within; high may be infinite.", is_range=True, needs="trust"
+    )
+    phi: tuple[Scalar, Scalar] | None = option(
+        None,
+        "(low, high) that ‖p‖ is kept within before it enters the ratio.",
+        is_range=True,
+        needs="trust",
+        elsewhere={"clamp_value": "phi=(0, clamp_value)"},
+    )
+    eps_root: Scalar = option(0.0, "Added to the second moment, under the root.", low=0)
+    weight_decay_mode: Literal["in_update", "decoupled", "l2"] = option(
+        "in_update",
+        "`'in_update'`: decay is part of `u` and rescaled with it. `'decoupled'`: p also loses `lr * weight_decay` of "
+        "itself, as in AdamW. `'l2'`: decay is part of the gradient.",
+        elsewhere={
+            "adam_w_mode": "weight_decay_mode='in_update', or 'l2'",
+            "decouple_weight_decay": "weight_decay_mode='decoupled'",
+            "decoupled_decay": "weight_decay_mode='decoupled'",
+        },
+    )
 
-    default_lr: ClassVar[float | None] = 1e-3
-    first_default: ClassVar[str | None] = "paper"
-
-    VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    default_lr = 1e-3
+    first_default = "paper"
+    VARIANTS = {
         "paper": {"exempt": None},
         "optax": {"exempt": None},
         "apex": {"exempt": None, "weight_decay": 0.01, "always_adapt": False, "max_grad_norm": 1.0},
         "nvlamb": {"exempt": None, "weight_decay": 0.01, "max_grad_norm": 1.0},
         "lambc": {"exempt": None, "weight_decay": 0.01, "max_grad_norm": 1.0, "trust_clip": (0.0, 1.0)},
     }
-
-    ELSEWHERE: ClassVar[Mapping[str, str]] = {
-        **Rule.ELSEWHERE,
-        "beta1": "betas=(beta1, beta2)",
-        "beta2": "betas=(beta1, beta2)",
-        "b1": "betas=(b1, b2)",
-        "b2": "betas=(b1, b2)",
-        "epsilon": "eps",
-        "adam": "trust=False",
-        "use_nvlamb": "always_adapt",
-        "adam_w_mode": "weight_decay_mode='in_update', or 'l2'",
-        "decouple_weight_decay": "weight_decay_mode='decoupled'",
-        "decoupled_decay": "weight_decay_mode='decoupled'",
-        "debias": "bias_correction",
-        "correct_bias": "bias_correction",
-        "clamp_value": "phi=(0, clamp_value)",
+    OPTAX = {
+        **{"b1": "betas[0]", "b2": "betas[1]", "eps": "eps", "eps_root": "eps_root", "weight_decay": "weight_decay"},
+        **{"mask": Mask("weight_decay"), "*": "", "trust_ratio_mask": Mask("trust", default=True)},
     }
-
-    def validate(self) -> None:
-        super().validate()
-        for index, beta in enumerate(check_pair("betas", self.betas)):
-            check_fraction(f"betas[{index}]", beta)
-        for name in ("eps", "eps_root", "weight_decay"):
-            check_number(name, getattr(self, name), low=0.0)
-        for flag in ("bias_correction", "grad_averaging", "trust", "always_adapt", "keep_norms"):
-            check_flag(flag, getattr(self, flag))
-        check_bounds("trust_clip", self.trust_clip)
-        check_bounds("phi", self.phi)
-        check_choice("exempt", self.exempt, "vectors", None)
-        check_choice("weight_decay_mode", self.weight_decay_mode, "in_update", "decoupled", "l2")
-
-    def idle(self, lr: Scalar | None) -> dict[str, str]:
-        idle = super().idle(lr)
-        needs_trust = ("trust_clip", "phi", "always_adapt", "keep_norms")
-        return idle if self.trust else idle | dict.fromkeys(needs_trust, "trust=True")
 
     @property
     def looks_at_shapes(self) -> bool:
@@ -103,19 +91,7 @@ class LAMB(Rule):
     def entries(self, shape: Shape) -> dict[str, Entry]:
         return {"exp_avg": Moment(), "exp_avg_sq": Square()}
 
-    def update(
-        self,
-        xp: Space[A],
-        g: A,
-        s: State[A],
-        p: A,
-        *,
-        t: Scalar,
-        lr: Scalar | None,
-        lr_scale: Scalar = 1.0,
-        noise: Noise[A] | None = None,
-    ) -> Update:
-        assert lr is not None
+    def update(self, xp, g, s, p, *, t, lr, lr_scale=1.0, noise=None) -> Update:
         lr, (b1, b2) = lr * lr_scale, self.betas
         if self.weight_decay_mode == "l2":
             g = g + self.weight_decay * p

@@ -2,86 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
 from thalweg.rules.blocks import is_zero, norm_kept, ratio_unless
-from thalweg.rules.checks import check_choice, check_flag, check_fraction, check_number
 from thalweg.rules.entries import Entry, Moment
 from thalweg.rules.exempt import exempted, treatment_of
-from thalweg.rules.rule import Noise, Rule, Update
+from thalweg.rules.options import Mask, option
+from thalweg.rules.rule import Rule, Update
 
 
 @dataclass(frozen=True, kw_only=True)
 class LARS(Rule):
     """Each tensor moves in proportion to its own norm: ratio = eta |p| / (|g| + decay |p|)."""
 
-    momentum: Scalar = 0.9
-    weight_decay: Scalar = 0.0
-    trust_coefficient: Scalar = 1e-3
-    eps: Scalar = 0.0
-    nesterov: bool = False
-    #: False takes every ratio as 1: SGD with momentum.
-    trust: bool = True
-    #: "vectors": tensors of fewer than two axes have neither trust ratio nor decay. None: all are alike.
-    exempt: Literal["vectors"] | None = None
-    #: False adapts only tensors with weight decay, as timm does.
-    always_adapt: bool = True
-    #: Whether a tensor with a trust ratio keeps its norm: a step turns it, and neither stretches nor shrinks it.
-    keep_norms: bool = False
-    #: "paper" measures |g| + decay |p|; "combined" measures |g + decay p|.
-    norm_mode: Literal["paper", "combined"] = "paper"
-    #: Whether the learning rate scales what enters the momentum, or what leaves it.
-    momentum_mode: Literal["lr_inside", "lr_outside"] = "lr_inside"
-    #: LARC's clipping: the layer's rate never exceeds lr.
-    clip: bool = False
-    #: The ratio of a tensor that is zero, or whose gradient is; "eta" means trust_coefficient.
-    zero_ratio: Scalar | Literal["eta"] = 1.0
+    momentum: Scalar = option(
+        0.9, "How much of the last step enters the next; 0 keeps no state.", low=0, below=1, stores="momentum_dtype"
+    )
+    weight_decay: Scalar = option(0.0, "L2 decay, added to the gradient.", low=0)
+    trust_coefficient: Scalar = option(
+        1e-3,
+        "The paper's eta: the fraction of its norm by which a tensor moves at `lr=1`.",
+        above=0,
+        needs="trust",
+        elsewhere="trust_coeff trust_coef eta",
+    )
+    eps: Scalar = option(0.0, "Added to the denominator of the ratio.", low=0, needs="trust", elsewhere="epsilon")
+    nesterov: bool = option(False, "Nesterov's momentum.", needs="momentum")
+    trust: bool = option(True, "`False` takes every ratio as 1: SGD with momentum.")
+    exempt: Literal["vectors"] | None = option(
+        None,
+        "`'vectors'`: tensors of fewer than two axes have neither trust ratio nor decay. `None`: all are alike, as "
+        "in the paper.",
+    )
+    always_adapt: bool = option(
+        True, "`False` takes the ratio as 1 for tensors whose `weight_decay` is 0, as timm does.", needs="trust"
+    )
+    keep_norms: bool = option(
+        False, "`True` gives each tensor that has a ratio the norm again that it had before the step.", needs="trust"
+    )
+    norm_mode: Literal["paper", "combined"] = option(
+        "paper",
+        "What the ratio measures: `'paper'` the norms of gradient and decay, added up; `'combined'` the norm of their "
+        "sum.",
+        needs="trust",
+    )
+    momentum_mode: Literal["lr_inside", "lr_outside"] = option(
+        "lr_inside",
+        "Whether `lr` scales what enters the momentum, or (`'lr_outside'`) what leaves it.",
+        needs="momentum",
+    )
+    clip: bool = option(
+        False,
+        "LARC's clipping: the rate `lr * ratio` of a tensor never exceeds `lr`.",
+        needs="trust",
+        elsewhere="trust_clip",
+    )
+    zero_ratio: Scalar | Literal["eta"] = option(
+        1.0,
+        "The ratio where ‖p‖ or the measured norm is 0: a number, or `'eta'` for `trust_coefficient`.",
+        low=0,
+        needs="trust",
+    )
 
-    default_lr: ClassVar[float | None] = 1.0
-
-    VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    default_lr = 1.0
+    VARIANTS = {
         "paper": {},
         "optax": {"norm_mode": "combined"},
         "timm": {"momentum": 0.0, "eps": 1e-8, "momentum_mode": "lr_outside", "always_adapt": False},
         "larc": {"trust_coefficient": 0.02, "eps": 1e-8, "momentum_mode": "lr_outside", "clip": True},
     }
-
-    ELSEWHERE: ClassVar[Mapping[str, str]] = {
-        **Rule.ELSEWHERE,
-        "trust_coeff": "trust_coefficient",
-        "trust_coef": "trust_coefficient",
-        "eta": "trust_coefficient",
-        "epsilon": "eps",
-        "trust_clip": "clip",
+    OPTAX = {
+        **{"weight_decay": "weight_decay", "weight_decay_mask": Mask("weight_decay", default=True)},
+        **{"trust_coefficient": "trust_coefficient", "eps": "eps", "trust_ratio_mask": Mask("trust", default=True)},
+        **{"momentum": "momentum", "nesterov": "nesterov"},
     }
-
-    def validate(self) -> None:
-        super().validate()
-        check_fraction("momentum", self.momentum)
-        check_number("weight_decay", self.weight_decay, low=0.0)
-        check_number("trust_coefficient", self.trust_coefficient, low=0.0, open_low=True)
-        check_number("eps", self.eps, low=0.0)
-        for flag in ("nesterov", "trust", "always_adapt", "keep_norms", "clip"):
-            check_flag(flag, getattr(self, flag))
-        check_choice("exempt", self.exempt, "vectors", None)
-        check_choice("norm_mode", self.norm_mode, "paper", "combined")
-        check_choice("momentum_mode", self.momentum_mode, "lr_inside", "lr_outside")
-        if isinstance(self.zero_ratio, str):
-            check_choice("zero_ratio", self.zero_ratio, "eta")
-        else:
-            check_number("zero_ratio", self.zero_ratio, low=0.0)
-
-    def idle(self, lr: Scalar | None) -> dict[str, str]:
-        idle = super().idle(lr)
-        if not self.trust:
-            needs_trust = ("trust_coefficient", "eps", "norm_mode", "clip", "zero_ratio", "always_adapt", "keep_norms")
-            idle |= dict.fromkeys(needs_trust, "trust=True")
-        if is_zero(self.momentum):
-            idle |= dict.fromkeys(("nesterov", "momentum_mode", "momentum_dtype"), "a momentum above 0")
-        return idle
 
     @property
     def looks_at_shapes(self) -> bool:
@@ -99,19 +95,7 @@ class LARS(Rule):
     def entries(self, shape: Shape) -> dict[str, Entry]:
         return {} if is_zero(self.momentum) else {"momentum_buffer": Moment()}
 
-    def update(
-        self,
-        xp: Space[A],
-        g: A,
-        s: State[A],
-        p: A,
-        *,
-        t: Scalar,
-        lr: Scalar | None,
-        lr_scale: Scalar = 1.0,
-        noise: Noise[A] | None = None,
-    ) -> Update:
-        assert lr is not None
+    def update(self, xp, g, s, p, *, t, lr, lr_scale=1.0, noise=None) -> Update:
         lr = lr * lr_scale
         decayed = g + self.weight_decay * p
         measured = decayed if self.norm_mode == "combined" else g
@@ -121,7 +105,7 @@ class LARS(Rule):
         ratio = self.ratio(xp, p_norm, g_norm, lr) if self.trust else 1.0
 
         step = decayed * (ratio * lr if self.momentum_mode == "lr_inside" else ratio)
-        state: State[A] = {}
+        state: State[Any] = {}
         if s:
             state["momentum_buffer"] = buffer = self.momentum * s["momentum_buffer"] + step
             step = step + self.momentum * buffer if self.nesterov else buffer

@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
+from thalweg.arrays import Scalar, Shape, Squares
 from thalweg.rules.blocks import average, sign
-from thalweg.rules.checks import check_fraction, check_number, check_pair
 from thalweg.rules.entries import Entry, Moment
-from thalweg.rules.rule import Noise, Rule, Update
+from thalweg.rules.options import BETAS, Mask, option
+from thalweg.rules.rule import Rule, Update
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lion(Rule):
     """Every weight moves by lr, against the sign of an average of its gradients; decay is apart from it."""
 
-    #: How much the sign, and then the memory, keep of earlier gradients.
-    betas: tuple[Scalar, Scalar] = (0.9, 0.99)
-    weight_decay: Scalar = 0.0
+    betas: tuple[Scalar, Scalar] = option(
+        (0.9, 0.99),
+        "How much of the average enters the sign, and how much of it remains.",
+        low=0,
+        below=1,
+        elsewhere=BETAS,
+    )
+    weight_decay: Scalar = option(0.0, "p loses `lr * weight_decay` of itself in each step.", low=0)
 
-    default_lr: ClassVar[float | None] = 1e-4
-
-    VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {"timm": {}, "optax": {"weight_decay": 1e-3}}
-
-    ELSEWHERE: ClassVar[Mapping[str, str]] = {**Rule.ELSEWHERE, "b1": "betas=(b1, b2)", "b2": "betas=(b1, b2)"}
-
-    OPTAX: ClassVar[Mapping[str, tuple[str, Any]]] = {
-        "b1": ("betas[0]", 0.9),
-        "b2": ("betas[1]", 0.99),
-        "mu_dtype": ("momentum_dtype", None),
-        "weight_decay": ("weight_decay", 1e-3),
-        "mask": ("", None),
+    default_lr = 1e-4
+    VARIANTS = {"timm": {}, "optax": {"weight_decay": 1e-3}}
+    OPTAX = {
+        **{"b1": "betas[0]", "b2": "betas[1]", "mu_dtype": "momentum_dtype", "weight_decay": "weight_decay"},
+        "mask": Mask("weight_decay"),
     }
-
-    def validate(self) -> None:
-        super().validate()
-        for index, beta in enumerate(check_pair("betas", self.betas)):
-            check_fraction(f"betas[{index}]", beta)
-        check_number("weight_decay", self.weight_decay, low=0.0)
 
     @property
     def looks_at_shapes(self) -> bool:
@@ -48,19 +38,7 @@ class Lion(Rule):
     def entries(self, shape: Shape) -> dict[str, Entry]:
         return {"exp_avg": Moment()}
 
-    def update(
-        self,
-        xp: Space[A],
-        g: A,
-        s: State[A],
-        p: A,
-        *,
-        t: Scalar,
-        lr: Scalar | None,
-        lr_scale: Scalar = 1.0,
-        noise: Noise[A] | None = None,
-    ) -> Update:
-        assert lr is not None
+    def update(self, xp, g, s, p, *, t, lr, lr_scale=1.0, noise=None) -> Update:
         b1, b2 = self.betas
         u = sign(xp, average(s["exp_avg"], g, 1 - b1)) + self.weight_decay * p
         (g_squares,) = xp.sums(Squares(g, self.own_axes(xp.shape(p))))

@@ -7,17 +7,18 @@ Newton-Schulz iteration, which takes matrix products alone and bears the roundin
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from thalweg.arrays import A, Scalar, Shape, Space, State, Truth
+from thalweg.arrays import A, Scalar, Shape, Space
 from thalweg.errors import ParameterError
 from thalweg.rules.blocks import average, is_zero, one_minus_power
-from thalweg.rules.checks import check_choice, check_count, check_flag, check_fraction, check_number, require
+from thalweg.rules.checks import check_count, check_number, require
 from thalweg.rules.entries import Entry, Moment
-from thalweg.rules.rule import Noise, Rule, Update
-from thalweg.rules.whole import Made, Shown, WholeRule
+from thalweg.rules.options import Mask, option
+from thalweg.rules.rule import Update
+from thalweg.rules.whole import Direction, Preparation, WholeRule
 
 #: a, b and c of a step X <- a X + (b A + c A^2) X with A = X X^T.
 Triple: TypeAlias = tuple[float, float, float]
@@ -31,87 +32,94 @@ MOST_STEPS = 100
 class Muon(WholeRule):
     """step = U V^T, about, for momentum of the singular value decomposition U S V^T."""
 
-    momentum: Scalar = 0.95
-    nesterov: bool = True
-    #: "ema": momentum is an average of gradients. "sum": the heavy ball's sum, larger by 1 / (1 - momentum).
-    momentum_mode: Literal["ema", "sum"] = "ema"
-    #: Divide the average by the weight that its terms have come to, as Adam does.
-    bias_correction: bool = False
-    #: Decoupled: parameters shrink by lr * weight_decay.
-    weight_decay: Scalar = 0.0
-    #: What a step is multiplied by, for a matrix of m rows and n columns. "original": sqrt(max(1, m / n)), or
-    #: sqrt(max(1, n / m)) if it is transposed. "match_rms_adamw": rms * sqrt(max(m, n)). "optax": sqrt(max(1, n / m)).
-    scaling: Literal["original", "match_rms_adamw", "optax"] | None = "original"
-    #: The RMS of a step at lr=1 under scaling="match_rms_adamw".
-    rms: Scalar = 0.2
-    #: Take each parameter for several matrices, side by side along an axis of it as a matrix, 0 for rows, 1 for
-    #: columns: so many of equal size, or a tuple of their sizes.
-    split: int | tuple[int, ...] = 1
-    split_axis: Literal[0, 1] = 0
-    #: Whether the first axis of a matrix is its input and not its output, as in kernels of shape (in, out). Of the
-    #: scalings, "original" alone looks at it.
-    transposed: bool = False
-    #: Steps of the Newton-Schulz iteration, and its coefficients: one triple, or one for each step, of which the last
-    #: serves all steps that are left.
-    ns_steps: int = 5
-    ns_coefficients: Triple | tuple[Triple, ...] = PUBLISHED
-    #: The dtype of the matrix products; None: as parameters are computed, in float32 or float64.
-    ns_dtype: Literal["bfloat16", "float32"] | None = "bfloat16"
-    #: What keeps the norm that momentum is divided by away from 0: its floor, or something added to it ("add").
-    eps: Scalar = 1e-7
-    eps_mode: Literal["floor", "add"] = "floor"
-    #: What to do about parameters that are no matrices: refuse them, or take each for a matrix of one row.
-    vectors: Literal["refuse", "row"] = "refuse"
+    momentum: Scalar = option(
+        0.95,
+        "Memory of momentum; 0 keeps none.",
+        low=0,
+        below=1,
+        stores="momentum_dtype",
+        elsewhere=dict.fromkeys(("b1", "beta", "beta1", "mu"), "") | {"betas": "momentum, which is one number"},
+    )
+    nesterov: bool = option(True, "Mix the gradient into momentum before it is orthogonalized.", needs="momentum")
+    momentum_mode: Literal["ema", "sum"] = option(
+        "ema",
+        "`'ema'`: an average of gradients. `'sum'`: the heavy ball's sum, larger by 1 / (1 - momentum). Steps are the "
+        "same, unless `eps` matters.",
+        needs="momentum",
+    )
+    bias_correction: bool = option(
+        False,
+        "Divide averages by the weight that their terms have come to, as Adam does. Not of a `'sum'`.",
+        needs="momentum",
+    )
+    weight_decay: Scalar = option(0.0, "Decoupled, times `lr` and not times the scale.", low=0)
+    scaling: Literal["original", "match_rms_adamw", "optax"] | None = option(
+        "original",
+        "The scale for m rows and n columns. `'original'`: sqrt(max(1, m / n)), or sqrt(max(1, n / m)) if "
+        "`transposed`. `'match_rms_adamw'`: rms sqrt(max(m, n)). `'optax'`: sqrt(max(1, n / m)), for kernels of shape "
+        "(in, out). `None`: 1.",
+        elsewhere="adjust_lr_fn adjust_lr",
+    )
+    rms: Scalar = option(
+        0.2,
+        "The RMS of a step at lr = 1.",
+        above=0,
+        needs="scaling = 'match_rms_adamw'",
+        elsewhere={"consistent_rms": "rms, with scaling='match_rms_adamw'"},
+    )
+    split: int | tuple[int, ...] = option(
+        1,
+        "Take each parameter for so many matrices of equal size, or for matrices of these sizes (a tuple).",
+        elsewhere={"num_heads": "", "split_sizes": "split, a tuple of sizes", "split_qkv": "split=3"},
+    )
+    split_axis: Literal[0, 1] = option(
+        0, "Side by side along rows (0) or along columns (1) of a parameter as a matrix.", needs="split > 1"
+    )
+    transposed: bool = option(
+        False, "The first axis is the input, not the output. `scaling='original'` alone looks at it."
+    )
+    ns_steps: int = option(5, "Steps of the iteration.", low=1, below=MOST_STEPS, elsewhere="num_ns_steps")
+    ns_coefficients: Triple | tuple[Triple, ...] = option(
+        PUBLISHED,
+        "a, b and c; or a tuple of such triples, one for each step, of which the last serves all steps that are left.",
+        elsewhere="ns_coeffs",
+    )
+    ns_dtype: Literal["bfloat16", "float32"] | None = option(
+        "bfloat16",
+        "The dtype of the products; sums within them are of float32. `'float32'`, or `None`: as parameters are "
+        "computed (float64 for float64).",
+    )
+    eps: Scalar = option(1e-7, "What keeps the norm away from 0.", low=0)
+    eps_mode: Literal["floor", "add"] = option(
+        "floor", "The least norm that is divided by, or what is added to it (`'add'`)."
+    )
+    vectors: Literal["refuse", "row"] = option(
+        "refuse", "Parameters that are no matrices: refuse them, or take each for a matrix of one `'row'`."
+    )
 
-    default_lr: ClassVar[float | None] = 0.02
-
-    FIGURES: ClassVar[tuple[str, ...]] = ("norm",)
-    IN_PARTS: ClassVar[bool] = True
-    VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    default_lr = 0.02
+    FIGURES = ("norm",)
+    IN_PARTS = True
+    VARIANTS = {
         "torch": {"weight_decay": 0.1},
         "original": {"eps_mode": "add"},
         "moonlight": {"momentum_mode": "sum", "eps_mode": "add", "weight_decay": 0.1, "scaling": "match_rms_adamw"},
         "optax": {"bias_correction": True, "scaling": "optax", "ns_dtype": None, "eps": 1e-8, "eps_mode": "add"},
     }
 
-    ELSEWHERE: ClassVar[Mapping[str, str]] = {
-        **Rule.ELSEWHERE,
-        "adjust_lr_fn": "scaling",
-        "adjust_lr": "scaling",
-        "b1": "momentum",
-        "beta": "momentum",
-        "beta1": "momentum",
-        "mu": "momentum",
-        "betas": "momentum, which is one number",
-        "consistent_rms": "rms, with scaling='match_rms_adamw'",
-        "ns_coeffs": "ns_coefficients",
-        "num_ns_steps": "ns_steps",
-        "num_heads": "split",
-        "split_sizes": "split, a tuple of sizes",
-        "split_qkv": "split=3",
+    OPTAX = {
+        **{"ns_coeffs": "ns_coefficients", "ns_steps": "ns_steps", "beta": "momentum", "eps": "eps"},
+        **{"weight_decay": "weight_decay", "weight_decay_mask": Mask("weight_decay"), "mu_dtype": "momentum_dtype"},
+        **{"*": "", "nesterov": "nesterov", "consistent_rms": ("rms", None)},
     }
 
     def validate(self) -> None:
         super().validate()
-        check_fraction("momentum", self.momentum)
-        for name in ("weight_decay", "eps"):
-            check_number(name, getattr(self, name), low=0.0)
-        check_number("rms", self.rms, low=0.0, open_low=True)
-        for name in ("nesterov", "bias_correction", "transposed"):
-            check_flag(name, getattr(self, name))
-        check_choice("momentum_mode", self.momentum_mode, "ema", "sum")
-        check_choice("scaling", self.scaling, "original", "match_rms_adamw", "optax", None)
-        check_choice("split_axis", self.split_axis, 0, 1)
-        check_choice("ns_dtype", self.ns_dtype, "bfloat16", "float32", None)
-        check_choice("eps_mode", self.eps_mode, "floor", "add")
-        check_choice("vectors", self.vectors, "refuse", "row")
-        for name in ("split", "ns_steps"):
-            given = getattr(self, name)
-            for each in given if name == "split" and isinstance(given, tuple) and given else (given,):
-                said = name if each is given else f"each size of {name}={given!r}"
-                check_count(said, each)
-                require(each >= 1, f"{said} must be a whole number >= 1, got {each!r}")
-        require(self.ns_steps < MOST_STEPS, f"ns_steps must be less than {MOST_STEPS}, got {self.ns_steps}")
+        sizes: tuple[Any, ...] = self.split if isinstance(self.split, tuple) and self.split else (self.split,)
+        for size in sizes:
+            said = "split" if size is self.split else f"each size of split={self.split!r}"
+            check_count(said, size)
+            require(size >= 1, f"{said} must be a whole number >= 1, got {size!r}")
         wanted = f"ns_coefficients must be three numbers, or three for each step, got {self.ns_coefficients!r}"
         require(isinstance(self.ns_coefficients, tuple) and len(self.ns_coefficients) > 0, wanted)
         for triple in self.triples:
@@ -122,17 +130,6 @@ class Muon(WholeRule):
             not (self.bias_correction and self.momentum_mode == "sum"),
             "bias_correction=True needs momentum_mode='ema': a sum has no weights to correct",
         )
-
-    def idle(self, lr: Scalar | None) -> dict[str, str]:
-        idle = super().idle(lr)
-        if is_zero(self.momentum):
-            names = ("nesterov", "momentum_mode", "bias_correction", "momentum_dtype")
-            idle |= dict.fromkeys(names, "a momentum above 0")
-        if self.scaling != "match_rms_adamw":
-            idle["rms"] = "scaling='match_rms_adamw'"
-        if self.split == 1:
-            idle["split_axis"] = "a split above 1"
-        return idle
 
     @property
     def triples(self) -> tuple[Any, ...]:
@@ -208,11 +205,11 @@ class Muon(WholeRule):
     def entries(self, shape: Shape) -> dict[str, Entry]:
         return {} if is_zero(self.momentum) else {"momentum_buffer": Moment()}
 
-    def shown(self, xp: Space[A], g: A, s: State[A], p: A, t: Scalar) -> Shown:
+    def prepare(self, xp, g, s, p, t) -> Preparation:
         """What is orthogonalized: momentum, or a mixture of it with the gradient."""
         b = self.momentum
         if "momentum_buffer" not in s:
-            return Shown((self.rounded(xp, g),), {})
+            return Preparation((self.rounded(xp, g),), {})
         if self.momentum_mode == "sum":
             m = b * s["momentum_buffer"] + g
             x = g + b * m if self.nesterov else m
@@ -220,17 +217,15 @@ class Muon(WholeRule):
             m = average(s["momentum_buffer"], g, 1 - b)
             now, later = (one_minus_power(xp, b, t + i) if self.bias_correction else 1.0 for i in (0, 1))
             x = b * (m / later) + (1 - b) * (g / now) if self.nesterov else m / now
-        return Shown((self.rounded(xp, x),), {"momentum_buffer": m})
+        return Preparation((self.rounded(xp, x),), {"momentum_buffer": m})
 
-    def made(
-        self, xp: Space[A], tensors: tuple[A, ...], s: State[A], *, due: Truth = True, noise: Noise[A] | None = None
-    ) -> Made:
+    def transform(self, xp, tensors, s, *, due=True, noise=None) -> Direction:
         """What is shown, orthogonalized block by block."""
         (x,) = tensors
         shape = xp.shape(x)
         blocks, rows, stack = self.blocks(shape), self.matrix(shape)[0], self.tensors(shape)
         if len(set(blocks)) > 1:
-            return self.made_of_unequal(xp, x, blocks, stack)
+            return self.transform_unequal(xp, x, blocks, stack)
         (m, n), split = blocks[0], len(blocks)
         if self.split_axis == 1 and split > 1:
             x = xp.swapaxes(xp.reshape(x, (stack, rows, split, n)), 1, 2)
@@ -238,9 +233,9 @@ class Muon(WholeRule):
         x = self.orthogonalized(xp, x)
         if self.split_axis == 1 and split > 1:
             x = xp.swapaxes(xp.reshape(x, (stack, split, rows, n)), 1, 2)
-        return Made(xp.reshape(x, shape), {"norm": norm}, {})
+        return Direction(xp.reshape(x, shape), {"norm": norm}, {})
 
-    def made_of_unequal(self, xp: Space[A], x: A, blocks: list[tuple[int, int]], stack: int) -> Made:
+    def transform_unequal(self, xp: Space[A], x: A, blocks: list[tuple[int, int]], stack: int) -> Direction:
         """Blocks of several sizes, each multiplied by what its scale is to that of the first one."""
         shape, parts, norms = xp.shape(x), [], []
         sizes, axis = tuple(block[self.split_axis] for block in blocks), 1 + self.split_axis
@@ -251,7 +246,7 @@ class Muon(WholeRule):
             parts.append(own if ratio == 1 else self.rounded(xp, own * math.sqrt(ratio)))
             norms.append(norm)
         norm = xp.reshape(xp.join(norms, 1), (stack * len(blocks), 1, 1))
-        return Made(xp.reshape(xp.join(parts, axis), shape), {"norm": norm}, {})
+        return Direction(xp.reshape(xp.join(parts, axis), shape), {"norm": norm}, {})
 
     def normalized(self, xp: Space[A], x: A) -> tuple[A, A]:
         """Matrices divided by their norms, so that no singular value is above 1, and these norms."""
@@ -277,11 +272,11 @@ class Muon(WholeRule):
     def rounded(self, xp: Space[A], x: A) -> A:
         return x if self.ns_dtype is None else xp.rounded(x, self.ns_dtype)
 
-    def taken(self, xp: Space[A], made: Made, s: State[A], p: A, state: State[A], *, due: Truth, lr: Scalar) -> Update:
-        delta = xp.astype(made.tensor, xp.dtype(p)) * (-lr * self.scale(xp.shape(p)))
+    def apply(self, xp, direction, s, p, state, *, due, lr) -> Update:
+        delta = xp.astype(direction.tensor, xp.dtype(p)) * (-lr * self.scale(xp.shape(p)))
         if not is_zero(self.weight_decay):
             delta = delta - (lr * self.weight_decay) * p
-        norm = made.figures["norm"]
+        norm = direction.figures["norm"]
         return Update(delta, state, xp.isfinite(xp.sums((norm, None))[0]), {"norm": norm})
 
     # ---- what it costs to be whole
@@ -293,5 +288,5 @@ class Muon(WholeRule):
         sides = map(sorted, self.blocks(shape))
         return self.tensors(shape) * self.ns_steps * sum(less * less * (2 * more + less) for less, more in sides)
 
-    def dtype_shown(self, arithmetic: str) -> str:
+    def whole_dtype(self, arithmetic: str) -> str:
         return self.ns_dtype or arithmetic

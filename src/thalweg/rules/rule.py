@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from thalweg.arrays import A, Axes, Scalar, Shape, Space, Squares, State, Truth, is_number
 from thalweg.errors import OptionError
-from thalweg.rules.checks import check_count, check_number, require
+from thalweg.rules.checks import check_number, require
 from thalweg.rules.entries import Entry
+from thalweg.rules.options import Mask, check_options, idle_options, is_structure, number_options, option
 
 #: Gives standard normal noise of the parameter's shape. Called only where noise is needed.
 Noise: TypeAlias = Callable[[], A]
@@ -39,7 +39,7 @@ class Rule(ABC):
     a scan, stacked experts): norms, averages and factors are then taken slice by slice.
     """
 
-    stacked_axes: int = 0
+    stacked_axes: int = option(0, "How many leading axes index independent tensors, each stepped by itself.", low=0)
 
     #: Whether the rule works on whole tensors, and not on sums over their parts.
     needs_whole: ClassVar[bool] = False
@@ -51,31 +51,27 @@ class Rule(ABC):
     version: ClassVar[int] = 1
     #: The variant that was the default in thalweg 0.1.0, where the default has changed since.
     first_default: ClassVar[str | None] = None
-    #: The arguments of optax's function, in its order: the option that each is here ("": a mask for decay), and its
-    #: default there. After "*" they are given by keyword.
-    OPTAX: ClassVar[Mapping[str, tuple[str, Any]]] = {}
+    #: Whether it keeps factors, which ``precond_dtype`` is for.
+    has_factors: ClassVar[bool] = False
     #: Options that make the rule equal to a published implementation, by its name.
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-
-    #: What other libraries call an option, or have in its place, and how to say it here.
+    #: The arguments of optax's function, in its order, each with its option here; "betas[0]" is a part of it.
+    #: Defaults are those of VARIANTS["optax"], unless one stands beside the option. After "*" they go by keyword.
+    OPTAX: ClassVar[Mapping[str, str | Mask | tuple[str, Any]]] = {}
+    #: Names of other libraries that the function of ``thalweg.optax`` understands beside those it shows.
+    ALSO_NAMED: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    #: What other libraries have that is no field here, and how to say it; fields say so of themselves.
     ELSEWHERE: ClassVar[Mapping[str, str]] = {
-        "learning_rate": "lr",
-        "alpha": "lr",
-        "decay": "weight_decay",
-        "wd": "weight_decay",
-        "weight_decay_rate": "weight_decay",
-        "mu_dtype": "momentum_dtype",
-        "dtype_momentum": "momentum_dtype",
-        "clip_grad_norm": "max_grad_norm",
-        "max_norm": "max_grad_norm",
+        **{"learning_rate": "lr", "alpha": "lr"},
+        **{"decay": "weight_decay", "wd": "weight_decay", "weight_decay_rate": "weight_decay"},
     }
 
     def validate(self) -> None:
-        """Raise an OptionError for the first option that is out of range or without effect.
+        """Raise an OptionError for options that are out of range, each by itself or one beside another.
 
         Numbers are checked; values that are traced or live on a device pass through.
         """
-        check_count("stacked_axes", self.stacked_axes)
+        check_options(self)
 
     def entries(self, shape: Shape) -> dict[str, Entry]:
         """What is kept for a parameter of this shape between steps, under its checkpoint keys."""
@@ -128,7 +124,7 @@ class Rule(ABC):
 
     def idle(self, lr: Scalar | None) -> dict[str, str]:
         """Options that have no effect beside the others, each with what would give it one."""
-        return {"precond_dtype": "Kron, which alone has factors"}
+        return idle_options(self) | ({} if self.has_factors else {"precond_dtype": "Kron, which alone has factors"})
 
     @property
     def needs_noise(self) -> bool:
@@ -177,13 +173,6 @@ def guarded(xp: Space[A], rule: Rule, g: A, update: Update) -> Update:
     return update._replace(finite=xp.isfinite(squares))
 
 
-@functools.cache
-def number_options(rule: type[Rule]) -> frozenset[str]:
-    """The options that are numbers of the arithmetic: they may be traced. Others decide how a rule computes."""
-    plain = ("float", "<class 'float'>", "tuple[float, float]")
-    return frozenset(f.name for f in fields(rule) if "Scalar" in str(f.type) or str(f.type) in plain)
-
-
 def replaced_numbers(rule: Rule, stand_in: Callable[[str], Any]) -> dict[str, Any]:
     """The options that are numbers, with something else for each, by the name of its input.
 
@@ -193,7 +182,7 @@ def replaced_numbers(rule: Rule, stand_in: Callable[[str], Any]) -> dict[str, An
     def of(name: str, value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(of(f"{name}[{i}]", each) for i, each in enumerate(value))
-        return stand_in(name) if is_number(value) and not isinstance(value, bool) and value != 0 else value
+        return stand_in(name) if is_number(value) and not is_structure(value) else value
 
     numbers = number_options(type(rule))
     return {name: of(name, value) for name, value in vars(rule).items() if name in numbers}

@@ -2,52 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
+from thalweg.arrays import Scalar, Shape, Squares, State
 from thalweg.rules.blocks import is_zero
-from thalweg.rules.checks import check_flag, check_fraction, check_number, require
+from thalweg.rules.checks import require
 from thalweg.rules.entries import Entry, Moment
-from thalweg.rules.rule import Noise, Rule, Update
+from thalweg.rules.options import option
+from thalweg.rules.rule import Rule, Update
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(Rule):
     """p moves against its gradient, or against a fading sum of gradients."""
 
-    momentum: Scalar = 0.0
-    #: What a gradient loses before it enters the sum; the first one loses nothing.
-    dampening: Scalar = 0.0
-    weight_decay: Scalar = 0.0
-    nesterov: bool = False
+    momentum: Scalar = option(0.0, "What remains of the buffer in each step.", low=0, below=1, stores="momentum_dtype")
+    dampening: Scalar = option(
+        0.0,
+        "What a gradient loses before it enters the buffer, but for the first one.",
+        low=0,
+        high=1,
+        needs="momentum",
+    )
+    weight_decay: Scalar = option(0.0, "Adds so much of p to its gradient.", low=0)
+    nesterov: bool = option(False, "Look ahead by one step. Not beside dampening.", needs="momentum")
 
-    default_lr: ClassVar[float | None] = 1e-3
-
-    VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {"torch": {}, "optax": {}}
-
-    ELSEWHERE: ClassVar[Mapping[str, str]] = {**Rule.ELSEWHERE, "accumulator_dtype": "momentum_dtype"}
-
-    OPTAX: ClassVar[Mapping[str, tuple[str, Any]]] = {
-        "momentum": ("momentum", None),
-        "nesterov": ("nesterov", False),
-        "accumulator_dtype": ("momentum_dtype", None),
-    }
+    default_lr = 1e-3
+    VARIANTS = {"torch": {}, "optax": {}}
+    OPTAX = {"momentum": ("momentum", None), "nesterov": "nesterov", "accumulator_dtype": "momentum_dtype"}
 
     def validate(self) -> None:
         super().validate()
-        check_fraction("momentum", self.momentum)
-        check_number("dampening", self.dampening, low=0.0, high=1.0)
-        check_number("weight_decay", self.weight_decay, low=0.0)
-        check_flag("nesterov", self.nesterov)
         require(not self.nesterov or is_zero(self.dampening), "nesterov=True needs dampening=0")
-
-    def idle(self, lr: Scalar | None) -> dict[str, str]:
-        idle = super().idle(lr)
-        if is_zero(self.momentum):
-            idle |= dict.fromkeys(("nesterov", "dampening", "momentum_dtype"), "a momentum above 0")
-        return idle
 
     @property
     def looks_at_shapes(self) -> bool:
@@ -56,22 +43,10 @@ class SGD(Rule):
     def entries(self, shape: Shape) -> dict[str, Entry]:
         return {} if is_zero(self.momentum) else {"momentum_buffer": Moment()}
 
-    def update(
-        self,
-        xp: Space[A],
-        g: A,
-        s: State[A],
-        p: A,
-        *,
-        t: Scalar,
-        lr: Scalar | None,
-        lr_scale: Scalar = 1.0,
-        noise: Noise[A] | None = None,
-    ) -> Update:
-        assert lr is not None
+    def update(self, xp, g, s, p, *, t, lr, lr_scale=1.0, noise=None) -> Update:
         (g_squares,) = xp.sums(Squares(g, self.own_axes(xp.shape(p))))
         step = g + self.weight_decay * p
-        state: State[A] = {}
+        state: State[Any] = {}
         if s:
             fresh = 1.0 if is_zero(self.dampening) else xp.where(t <= 1, 1.0, 1 - self.dampening)
             state["momentum_buffer"] = buffer = self.momentum * s["momentum_buffer"] + fresh * step

@@ -1,14 +1,15 @@
-"""Rules that need whole tensors: a step in three parts, so that only the middle one has to see a tensor as a whole.
+"""Rules that need whole tensors: a step in three parts, of which only the middle one has to see a tensor as a whole.
 
-Where a parameter is sharded over ranks, each rank takes the first and the last part on its own shard, and one rank, the
-owner of the parameter, takes the middle one. Where several parameters are of one shape, the middle part is taken for
-all of them as one stack.
+Where a parameter is sharded over ranks, each rank prepares and applies on its own shard, and one rank, the owner of
+the parameter, transforms. Several parameters of one shape are transformed as one stack.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,8 +18,8 @@ from thalweg.rules.entries import PerSlice
 from thalweg.rules.rule import Noise, Rule, Update
 
 
-class Shown(NamedTuple):
-    """What the first part of a step answers."""
+class Preparation(NamedTuple):
+    """What :meth:`WholeRule.prepare` returns."""
 
     #: What has to be seen as a whole: arrays of the parameter's shape, in one dtype.
     tensors: tuple[Any, ...]
@@ -28,8 +29,8 @@ class Shown(NamedTuple):
     due: Truth = True
 
 
-class Made(NamedTuple):
-    """What the middle part of a step answers."""
+class Direction(NamedTuple):
+    """What :meth:`WholeRule.transform` returns."""
 
     #: An array of the parameter's shape.
     tensor: Any
@@ -39,68 +40,95 @@ class Made(NamedTuple):
     state: State[Any]
 
 
+#: Methods that had other names in thalweg 0.2.0. Rules that define those are understood, with a warning.
+FORMER_NAMES = {
+    "shown": "prepare",
+    "made": "transform",
+    "taken": "apply",
+    "tensors_shown": "whole_tensors",
+    "dtype_shown": "whole_dtype",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class WholeRule(Rule):
-    """A rule that needs whole tensors. It has :meth:`shown`, :meth:`made` and :meth:`taken`; they make its update."""
+    """A rule that needs whole tensors: :meth:`prepare`, :meth:`transform` and :meth:`apply` make its update."""
 
     needs_whole: ClassVar[bool] = True
-    #: The names of the numbers that the middle part makes for the last one.
+    #: The names of the numbers that ``transform`` computes for ``apply``.
     FIGURES: ClassVar[tuple[str, ...]] = ()
-    #: Whether the first part looks at the gradient and the state alone and the last part at what was made and the
-    #: parameter alone, with figures that decide nothing but ``finite``: then fused code can be made of both.
+    #: Whether ``prepare`` reads the gradient and the state alone and ``apply`` the direction and the parameter alone,
+    #: with figures that decide nothing but ``finite``: then fused code can be made of both.
     IN_PARTS: ClassVar[bool] = False
 
-    @abstractmethod
-    def shown(self, xp: Space[A], g: A, s: State[A], p: A, t: Scalar) -> Shown:
-        """The first part, element by element: what has to be seen as a whole, and the new state as far as it goes."""
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for former, name in FORMER_NAMES.items():
+            if callable(vars(cls).get(former)):
+                message = f"{cls.__name__}.{former} is called {name} since thalweg 0.3.0: rename it"
+                warnings.warn(message, DeprecationWarning, stacklevel=2)
+                setattr(cls, name, vars(cls)[former])
+            elif name in vars(cls):  # for super().taken(...) of a class that still says so
+                setattr(cls, former, vars(cls)[name])
 
     @abstractmethod
-    def made(
+    def prepare(self, xp: Space[A], g: A, s: State[A], p: A, t: Scalar) -> Preparation:
+        """Element by element: what has to be seen as a whole, and the new state as far as it goes."""
+
+    @abstractmethod
+    def transform(
         self, xp: Space[A], tensors: tuple[A, ...], s: State[A], *, due: Truth = True, noise: Noise[A] | None = None
-    ) -> Made:
-        """The middle part: what is made of whole tensors.
+    ) -> Direction:
+        """Compute the direction of the step from whole tensors.
 
-        tensors: those of :meth:`shown`. s: the entries with a shape of their own, as they were before the step.
+        tensors: those of :meth:`prepare`. s: the entries with a shape of their own, as they were before the step.
         """
 
     @abstractmethod
-    def taken(self, xp: Space[A], made: Made, s: State[A], p: A, state: State[A], *, due: Truth, lr: Scalar) -> Update:
-        """The last part, element by element: the step. state: all that the other two parts have made of it."""
-
-    def update(
-        self,
-        xp: Space[A],
-        g: A,
-        s: State[A],
-        p: A,
-        *,
-        t: Scalar,
-        lr: Scalar | None,
-        lr_scale: Scalar = 1.0,
-        noise: Noise[A] | None = None,
+    def apply(
+        self, xp: Space[A], direction: Direction, s: State[A], p: A, state: State[A], *, due: Truth, lr: Scalar
     ) -> Update:
-        assert lr is not None
-        shown = self.shown(xp, g, s, p, t)
-        made = self.made(xp, shown.tensors, s, due=shown.due, noise=noise)
-        state = {**shown.state, **made.state}
-        return self.taken(xp, made, s, p, state, due=shown.due, lr=lr * lr_scale)
+        """Element by element: the step. state: the new one, as far as the other two parts have computed it."""
+
+    def update(self, xp, g, s, p, *, t, lr, lr_scale=1.0, noise=None) -> Update:
+        prepared = self.prepare(xp, g, s, p, t)
+        direction = self.transform(xp, prepared.tensors, s, due=prepared.due, noise=noise)
+        state = {**prepared.state, **direction.state}
+        return self.apply(xp, direction, s, p, state, due=prepared.due, lr=lr * lr_scale)
 
     def figure_shape(self, shape: Shape) -> Shape:
         """The shape of each figure for a parameter of this shape: one number for each tensor of a stack."""
         return (math.prod(shape[: self.stacked_axes]),)
 
     def cost(self, shape: Shape) -> int:
-        """About how many multiplications the middle part takes: by this, work is balanced over ranks."""
+        """About how many multiplications ``transform`` takes: by this, work is balanced over ranks."""
         return math.prod(shape)
 
-    def tensors_shown(self) -> int:
-        """How many tensors of the parameter's size are shown."""
+    def whole_tensors(self) -> int:
+        """How many tensors of the parameter's size have to be seen as a whole."""
         return 1
 
-    def dtype_shown(self, arithmetic: str) -> str:
-        """The dtype of what is shown and made, for a parameter that is computed in this precision."""
+    def whole_dtype(self, arithmetic: str) -> str:
+        """The dtype of these tensors and of the direction, for a parameter that is computed in this precision."""
         return arithmetic
 
     def is_stackable(self, shape: Shape) -> bool:
-        """Whether the middle part can be taken for several parameters as one stack: it needs but what is shown."""
+        """Whether ``transform`` can take several parameters as one stack: it needs the prepared tensors alone."""
         return not self.needs_noise and not self.keys(shape, PerSlice)
+
+
+# ---- which rank owns which tensor
+
+
+def owners_of(tensors: Sequence[tuple[str, int]], ranks: int) -> list[int]:
+    """The rank that owns each tensor, told by its name and cost: the most work first, to the rank with the least."""
+    load, found = [0] * ranks, [0] * len(tensors)
+    for index in sorted(range(len(tensors)), key=lambda i: (-tensors[i][1], tensors[i][0])):
+        found[index] = owner = min(range(ranks), key=load.__getitem__)
+        load[owner] = load[owner] + tensors[index][1]
+    return found
+
+
+def is_remembered(on_nonfinite: str) -> bool:
+    """Whether owners keep whole factors from step to step: not if a step may turn out not to be taken."""
+    return on_nonfinite == "propagate"

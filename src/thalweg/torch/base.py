@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import NonFiniteError, OptionError, ParameterError
-from thalweg.mixtures import Entry, RuleOptions, check_own
-from thalweg.overrides import Overrides, check_overrides
+from thalweg.given import Overrides, check_overrides
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
-from thalweg.settings import Settings
+from thalweg.settings import Entry, RuleOptions, Settings, check_own
 from thalweg.torch.engines.choice import reason_missing_for
 from thalweg.torch.engines.lists import Lists
 from thalweg.torch.engines.native import Native

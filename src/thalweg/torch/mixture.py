@@ -9,9 +9,17 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor
 
 from thalweg.errors import OptionError, ParameterError
-from thalweg.mixtures import Entry, RuleOptions, check_one_rule, checked_entries, divided, first_match, merged
-from thalweg.overrides import Overrides, Pattern, check_overrides
-from thalweg.settings import WHOLE_STEP, Handling, option_names
+from thalweg.given import Overrides, Pattern, check_overrides, divided, first_match
+from thalweg.settings import (
+    WHOLE_STEP,
+    Entry,
+    Handling,
+    RuleOptions,
+    check_one_rule,
+    checked_entries,
+    merged,
+    option_names,
+)
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.grouped import Params
 from thalweg.torch.params.groups import EngineName, engine_meant

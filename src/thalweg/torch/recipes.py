@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
-from thalweg.overrides import Pattern, check_overrides, check_pattern, is_list, matches
+from thalweg.given import Pattern, check_overrides, check_pattern, is_list, matches
 from thalweg.rules import AdamW, Kron, Muon, Rule
 from thalweg.settings import option_names
 from thalweg.torch.mixture import Chosen, Mixture

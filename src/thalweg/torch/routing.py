@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
-from thalweg.overrides import Pattern, matches
+from thalweg.given import Pattern, matches
 
 HIDDEN = "hidden matrices"
 OTHER = "embeddings, output layers and other tensors"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.kernels.chunks import CHUNK, WHOLE_CHUNK, pieces
 from thalweg.rules.rule import Update
-from thalweg.rules.whole import Made, WholeRule
+from thalweg.rules.whole import Direction, WholeRule
 from thalweg.spaces import torch as single
 from thalweg.spaces.foreach import TensorList
 
@@ -26,23 +26,23 @@ class InStacks:
         return getattr(self.rule, name)
 
     def update(self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any, noise: Any) -> Update:
-        shown = self.rule.shown(xp, g, s, p, t)
+        shown = self.rule.prepare(xp, g, s, p, t)
         answers = made_of_lists(self.rule, [x.tensors for x in shown.tensors])
         figures = {key: TensorList([made.figures[key] for made in answers]) for key in self.rule.FIGURES}
-        made = Made(TensorList([made.tensor for made in answers]), figures, {})
-        return self.rule.taken(xp, made, s, p, shown.state, due=shown.due, lr=lr * lr_scale)
+        made = Direction(TensorList([made.tensor for made in answers]), figures, {})
+        return self.rule.apply(xp, made, s, p, shown.state, due=shown.due, lr=lr * lr_scale)
 
 
-def made_of_lists(rule: WholeRule, lists: Sequence[Sequence[Tensor]]) -> list[Made]:
+def made_of_lists(rule: WholeRule, lists: Sequence[Sequence[Tensor]]) -> list[Direction]:
     """The middle part of a rule for each of several tensors of equal shape. lists: what is shown of them."""
     first = lists[0][0]
     stacked, shape = replace(rule, stacked_axes=rule.stacked_axes + 1), rule.figure_shape(tuple(first.shape))
     answers = []
     for members in pieces([max(1, first.numel())] * len(lists[0]), most_whole(first.device)):
-        made = stacked.made(single, tuple(torch.stack([tensors[i] for i in members]) for tensors in lists), {})
+        made = stacked.transform(single, tuple(torch.stack([tensors[i] for i in members]) for tensors in lists), {})
         figures = {key: own.reshape(len(members), *shape) for key, own in made.figures.items()}
         for i in range(len(members)):
-            answers.append(Made(made.tensor[i], {key: own[i] for key, own in figures.items()}, {}))
+            answers.append(Direction(made.tensor[i], {key: own[i] for key, own in figures.items()}, {}))
     return answers
 
 

@@ -28,24 +28,24 @@ TOLERANCE = SPACE["float32"] if DEVICE == "cpu" else TENSOR_CORES["float32"]
 class Mirrored(Kron):
     """Goes the other way: a sign in ``taken``."""
 
-    def taken(self, *args: Any, **named: Any) -> Any:
-        update = super().taken(*args, **named)
+    def apply(self, *args: Any, **named: Any) -> Any:
+        update = super().apply(*args, **named)
         return update._replace(delta=-update.delta)
 
 
 class Louder(Kron):
     """A factor in ``shown`` of what is preconditioned."""
 
-    def shown(self, *args: Any) -> Any:
-        shown = super().shown(*args)
+    def prepare(self, *args: Any) -> Any:
+        shown = super().prepare(*args)
         return shown._replace(tensors=(0.5 * shown.tensors[0], shown.tensors[-1]))
 
 
 class Learning(Kron):
     """Factors learn from something else."""
 
-    def shown(self, xp: Any, g: Any, s: Any, p: Any, t: Any) -> Any:
-        shown = super().shown(xp, g, s, p, t)
+    def prepare(self, xp: Any, g: Any, s: Any, p: Any, t: Any) -> Any:
+        shown = super().prepare(xp, g, s, p, t)
         return shown._replace(tensors=(shown.tensors[0], shown.tensors[-1] + 3.0 * p))
 
 
@@ -57,8 +57,8 @@ class Unclipped(Kron):
 class Sooner(Kron):
     """Factors are due at half the count."""
 
-    def shown(self, xp: Any, g: Any, s: Any, p: Any, t: Any) -> Any:
-        shown = super().shown(xp, g, s, p, t)
+    def prepare(self, xp: Any, g: Any, s: Any, p: Any, t: Any) -> Any:
+        shown = super().prepare(xp, g, s, p, t)
         accumulated = s["refresh"] + self.precond_update_probability
         due = accumulated >= 0.5
         left = xp.where(due, accumulated - 0.5, accumulated)
@@ -68,8 +68,8 @@ class Sooner(Kron):
 class Forgetful(Kron):
     """A momentum that also depends on the step."""
 
-    def taken(self, *args: Any, **named: Any) -> Any:
-        update = super().taken(*args, **named)
+    def apply(self, *args: Any, **named: Any) -> Any:
+        update = super().apply(*args, **named)
         kept = {key: 0.25 * entry for key, entry in update.state.items() if key == "momentum_buffer"}
         return update._replace(state={**update.state, **kept})
 
@@ -77,8 +77,8 @@ class Forgetful(Kron):
 class Strict(Kron):
     """Holds for not finite whatever is above a size, and shows another figure."""
 
-    def taken(self, xp: Any, made: Any, *args: Any, **named: Any) -> Any:
-        update, h_square = super().taken(xp, made, *args, **named), made.figures["square"]
+    def apply(self, xp: Any, made: Any, *args: Any, **named: Any) -> Any:
+        update, h_square = super().apply(xp, made, *args, **named), made.figures["square"]
         (total,) = xp.sums((h_square, None))
         return update._replace(finite=total < 1e-6, stats={**update.stats, "update_rms": 3.0 * h_square})
 
@@ -200,7 +200,7 @@ def test_counts_of_the_host_have_the_bits_of_the_rule(probability: Any) -> None:
     rule, p = Kron(precond_update_probability=probability, momentum=0.0), torch.zeros(2)
     state = expected = torch.zeros(())
     for t in range(1, 200):
-        _, after, due = rule.shown(space, p, {"refresh": expected}, p, t)
+        _, after, due = rule.prepare(space, p, {"refresh": expected}, p, t)
         is_due, left = counted_on(formulas_for(rule, 1, averages=False), rule, t, state.item())
         state, expected = torch.tensor(left), after["refresh"]
         assert is_due == bool(due)
@@ -208,8 +208,8 @@ def test_counts_of_the_host_have_the_bits_of_the_rule(probability: Any) -> None:
 
 
 class Summing(Kron):
-    def taken(self, xp: Any, made: Any, *args: Any, **named: Any) -> Any:
-        update, h_square = super().taken(xp, made, *args, **named), made.figures["square"]
+    def apply(self, xp: Any, made: Any, *args: Any, **named: Any) -> Any:
+        update, h_square = super().apply(xp, made, *args, **named), made.figures["square"]
         return update._replace(finite=xp.isfinite(xp.sums((h_square * h_square, None))[0]))
 
 

@@ -52,7 +52,7 @@ class Both:
         self.seen += [learned, shown, h]
         for i, name in enumerate(self.names):
             noise = normal(space, learned[i], seed=5, tensor=tensor_id(name), t=self.t)
-            made = self.rule.made(
+            made = self.rule.transform(
                 space, (before[i], learned[i]), self.expected[i], due=due[i], noise=lambda noise=noise: noise
             )
             self.expected[i] = made.state

@@ -45,7 +45,7 @@ def stored_in(dtypes: Mapping[str, str]) -> tuple[Stored, ...]:
 
 def source_of_parts(rule: WholeRule, shape: Shape, dtypes: Mapping[str, str]) -> str:
     """The Triton of the first and the last part of a rule that needs whole tensors."""
-    (key,), shown = rule.entries(shape), rule.dtype_shown("float32")
+    (key,), shown = rule.entries(shape), rule.whole_dtype("float32")
     parts: list[tuple[Rule, dict[str, str]]] = [
         (first_part(rule), {PARAMETER: dtypes[key], GRADIENT: dtypes[GRADIENT], SHOWN: shown}),
         (last_part(rule), {**{name: dtypes[name] for name in dtypes if name != key}, GRADIENT: shown}),

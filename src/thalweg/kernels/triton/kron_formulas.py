@@ -23,7 +23,7 @@ from thalweg.programs.evaluate import stand_in
 from thalweg.programs.graph import Extent, Graph, Value, needed_by
 from thalweg.programs.host import function_of, options_of
 from thalweg.programs.trace import GRADIENT, PARAMETER, Tracing, symbolic
-from thalweg.rules import Annealed, Kron, Made, factors, refresh
+from thalweg.rules import Annealed, Direction, Kron, factors, refresh
 from thalweg.rules.places import files_of
 
 #: A trace has two axes: the slices of a parameter, and the elements of one slice.
@@ -97,12 +97,12 @@ def traced(rule: Kron, count: int, *, averages: bool, knows_t: bool, knows_lr: b
     xp: Any = Tracing(graph, SHAPE)
     rule, p = cast(Kron, symbolic(rule, graph)), inputs[PARAMETER]
     s: dict[str, Any] = {key: inputs[key] for key in ((MOMENTUM, "refresh") if averages and not bare else ("refresh",))}
-    (x, *others), state, due = rule.shown(xp, inputs[GRADIENT], s, p, inputs["t"])
+    (x, *others), state, due = rule.prepare(xp, inputs[GRADIENT], s, p, inputs["t"])
     y = others[-1] if others else x
     h = rule.clipped(xp, inputs[WHITENED], inputs[H_SQUARE])
     lr = inputs["lr"] * inputs["lr_scale"]
-    made_of_it = Made(h, {"square": inputs[H_SQUARE]}, {})
-    update = rule.taken(xp, made_of_it, s, p, dict(state), due=due, lr=lr)
+    made_of_it = Direction(h, {"square": inputs[H_SQUARE]}, {})
+    update = rule.apply(xp, made_of_it, s, p, dict(state), due=due, lr=lr)
     new = p + update.delta, update.state.get(MOMENTUM)
     if bare:
         x, y, new = inputs[MOMENTUM if averages else GRADIENT], inputs[GRADIENT], (h, None)

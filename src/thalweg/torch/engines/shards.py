@@ -14,10 +14,10 @@ import torch
 from thalweg.arrays import State
 from thalweg.boundary import may_overflow, settled, stored, widened, written, written_entries
 from thalweg.errors import RuleError
-from thalweg.owners import is_remembered
 from thalweg.programs.evaluate import Order, order_for, updated
-from thalweg.rules import Made, Rule, Update, WholeRule
+from thalweg.rules import Direction, Rule, Update, WholeRule
 from thalweg.rules.entries import Factor, PerSlice
+from thalweg.rules.whole import is_remembered
 from thalweg.spaces.foreach import PerTensor, TensorList
 from thalweg.spaces.sharded import Partial, ReducedList, Sharded
 from thalweg.storage import arithmetic, declared
@@ -110,20 +110,20 @@ def every(space: Sharded, by_slice: Any) -> Asking:
 def updated_by_owners(rule: WholeRule, bucket: Bucket, space: Sharded, given: dict[str, Any], owners: Owners) -> Asking:
     """A step in three parts: the first and the last element by element on shards, the middle by owners."""
     p, g, s, t = (given.pop(name) for name in ("p", "g", "s", "t"))
-    shown = rule.shown(space, g, s, p, t)
+    shown = rule.prepare(space, g, s, p, t)
     del g
     tensors, state, due = shown
     requests = requests_of(rule, bucket, tensors, s, t, due)
     del shown, tensors
     answers = yield Question(owners.make, requests)
     everywhere = tuple(range(len(bucket.parts[0].shape)))
-    made = Made(
+    made = Direction(
         TensorList([answer.tensor for answer in answers]),
         {key: ReducedList([answer.figures[key] for answer in answers], everywhere) for key in rule.FIGURES},
         {key: TensorList([answer.state[key] for answer in answers]) for key in answers[0].state},
     )
     lr: Any = bucket.lr
-    update: Update = rule.taken(space, made, s, p, {**state, **made.state}, due=due, lr=lr * bucket.lr_scale)
+    update: Update = rule.apply(space, made, s, p, {**state, **made.state}, due=due, lr=lr * bucket.lr_scale)
     return update
 
 

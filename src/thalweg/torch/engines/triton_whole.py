@@ -50,7 +50,7 @@ class Stack:
         setting, rule = bucket.setting, cast(WholeRule, bucket.setting.settled)
         count, shape, device = len(bucket.params), tuple(bucket.params[0].shape), bucket.params[0].device
         (self.key,) = rule.entries(shape)
-        dtype = getattr(torch, rule.dtype_shown("float32"))
+        dtype = getattr(torch, rule.whole_dtype("float32"))
         self.room = room.of(count * bucket.params[0].numel(), dtype, device)
         self.shown = self.room.view(count, *shape)
         self.figures: dict[str, Tensor] = {}
@@ -95,7 +95,7 @@ class Stack:
 
         passes = self.first.passes
         passes.go(self.first.step, passes.last, WRITE)
-        made = self.whole.made(space_of_kernels(), (self.shown,), {})
+        made = self.whole.transform(space_of_kernels(), (self.shown,), {})
         self.figures = made.figures
         tensors = made.tensor.contiguous().unbind()
         self.last.grads = tensors  # kept until all has been launched

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from thalweg.errors import ResumeWarning, StateError
 from thalweg.exchange import check_version
-from thalweg.mixtures import in_words as rules_in_words
 from thalweg.rules import Rule
+from thalweg.settings import in_words as rules_in_words
 from thalweg.spaces import torch as xp
 from thalweg.storage import RECORD, check_codes, check_eight_bits
 from thalweg.torch.offload.host import moved

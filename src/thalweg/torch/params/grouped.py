@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
-from thalweg.given import plain
-from thalweg.mixtures import Entry
-from thalweg.overrides import OverrideList, Pattern
+from thalweg.given import OverrideList, Pattern, plain
 from thalweg.rules import Rule
 from thalweg.rules.checks import require
-from thalweg.settings import Settings, option_names
+from thalweg.settings import Entry, Settings, option_names
 from thalweg.torch.params.checks import check_parameter, reason_against_flat
 from thalweg.torch.params.groups import EngineName, GroupSettings, check_group, defaults_of, to_plain
 from thalweg.torch.params.idle import Idleness, warn_if_used_up

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from thalweg.errors import OptionError
 from thalweg.given import check_known, check_not_misspelt
-from thalweg.mixtures import Entry, RuleOptions
 from thalweg.rules import Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, require
-from thalweg.settings import Settings, option_names
+from thalweg.settings import Entry, RuleOptions, Settings, option_names
 from thalweg.torch.params.rates import rate_shown
 from thalweg.torch.sharding.agreement import BESIDE_OPTIONS
 

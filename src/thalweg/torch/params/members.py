@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from thalweg.arrays import Shape
 from thalweg.errors import OptionError, ParameterError
-from thalweg.mixtures import Entry
-from thalweg.overrides import OverrideList, Pattern, Standard, matches
+from thalweg.given import OverrideList, Pattern, Standard, matches
+from thalweg.settings import Entry
 from thalweg.torch.params.checks import check_exchanged, check_parameter
 
 Groups = Sequence[Mapping[str, Any]]

@@ -12,9 +12,8 @@ from torch import Tensor
 from thalweg.errors import OptionError, StateError, read_as
 from thalweg.exchange import warn_converted
 from thalweg.given import plain
-from thalweg.mixtures import Entry
 from thalweg.rules.entries import Count
-from thalweg.settings import Setting, Settings
+from thalweg.settings import Entry, Setting, Settings
 from thalweg.torch.offload.host import HostState, moved, on_host
 from thalweg.torch.params.checkpoints import (
     check_entries,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ParameterError
-from thalweg.overrides import OverrideList
+from thalweg.given import OverrideList
 from thalweg.rules import Rule
 from thalweg.settings import option_names
 from thalweg.torch.sharding.collectives import everyones, largest_words

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape, State
-from thalweg.rules import Kron, Made
+from thalweg.rules import Direction, Kron
 from thalweg.torch.sharding.requests import Assembled
 
 
@@ -20,7 +20,7 @@ class OwnerWhitening:
     def __init__(self) -> None:
         self.kernels: Any = None
 
-    def whiten(self, works: Sequence[Assembled]) -> dict[str, Made]:
+    def whiten(self, works: Sequence[Assembled]) -> dict[str, Direction]:
         """By name the whitened tensor, the mean of its squares, and the factors."""
         if not works:
             return {}
@@ -54,7 +54,7 @@ class OwnerWhitening:
         for batch, (h, squares) in zip(batches.values(), self.kernels.whitened(jobs), strict=True):
             shape = batch[0].request.rule.figure_shape(tuple(batch[0].tensors[0].shape))
             for work, own, square in zip(batch, h, squares, strict=True):
-                done[work.request.name] = Made(own, {"square": square.reshape(shape)}, work.factors)
+                done[work.request.name] = Direction(own, {"square": square.reshape(shape)}, work.factors)
         return done
 
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape, State
-from thalweg.owners import owners_of
-from thalweg.rules import Made
+from thalweg.rules import Direction
 from thalweg.rules.noise import normal, tensor_id
+from thalweg.rules.whole import owners_of
 from thalweg.spaces import torch as xp
 from thalweg.torch.sharding.collectives import everyones, exchanged, group_over, widest
 from thalweg.torch.sharding.factors import Block, factor_shapes
@@ -41,7 +41,7 @@ class Owners:
             group.known.clear()
             group.whole.clear()
 
-    def make(self, requests: Sequence[Request]) -> list[Made]:
+    def make(self, requests: Sequence[Request]) -> list[Direction]:
         """For each request this rank's shard of the tensor that was made, and this rank's rows of its factors."""
         together: dict[tuple[MeshGroup, ...], list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
@@ -83,7 +83,7 @@ class OwnerGroup:
         self.known.clear()
         self.whole.clear()
 
-    def make(self, requests: Sequence[Request]) -> list[Made]:
+    def make(self, requests: Sequence[Request]) -> list[Direction]:
         """Send shards to their owners, do the work on the tensors that this rank owns, send the results back."""
         if any(request.name not in self.blocks for request in requests):
             self.learn(requests)
@@ -148,7 +148,7 @@ class OwnerGroup:
         if request.name in cold:
             yield from (blocks[key] for key in request.matrices)
 
-    def worked(self, requests: Sequence[Request], readers: list[Reader], cold: set[str]) -> dict[str, Made]:
+    def worked(self, requests: Sequence[Request], readers: list[Reader], cold: set[str]) -> dict[str, Direction]:
         """Assemble the tensors that this rank owns, and do the work on them. Readers are empty afterwards."""
 
         def put_together(request: Request, key: str, whole: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ class OwnerGroup:
                 blocks[key].of(whole).copy_(reader.next(blocks[key].shape))
             return whole
 
-        done: dict[str, Made] = {}
+        done: dict[str, Direction] = {}
         for_kernels = []
         stacks: dict[Any, list[tuple[str, list[Tensor]]]] = defaultdict(list)
         for request in self.mine(requests):
@@ -180,7 +180,7 @@ class OwnerGroup:
                     key: put_together(request, key, room(shapes[key])) for key in request.matrices
                 }
             known = {**self.whole[request.name], **{key: request.factors[key] for key in request.norms}}
-            done[request.name] = request.rule.made(
+            done[request.name] = request.rule.transform(
                 xp, tuple(tensors), known, due=request.due, noise=partial(noise_of, request, tensors[0])
             )
             if not request.remembered:
@@ -205,7 +205,7 @@ class OwnerGroup:
             self.whole[request.name] = room_for_factors(shapes, norms, request.stored, request.tensors[0].device)
         return self.whole[request.name]
 
-    def answer_for(self, request: Request, whole: Made, rank: int, dtype: torch.dtype) -> Iterator[Tensor]:
+    def answer_for(self, request: Request, whole: Direction, rank: int, dtype: torch.dtype) -> Iterator[Tensor]:
         """The pieces that an owner sends back to a rank, in a message of this dtype."""
         blocks = self.blocks[request.name][rank]
         yield blocks["p"].of(whole.tensor)
@@ -224,13 +224,13 @@ class OwnerGroup:
             shapes += [tuple(request.factors[key].shape) for key in request.norms]
         return shapes
 
-    def answer(self, request: Request, reader: Reader, dtype: torch.dtype) -> Made:
+    def answer(self, request: Request, reader: Reader, dtype: torch.dtype) -> Direction:
         rule, keys = request.rule, [*request.matrices, *request.norms]
         tensor, *rest = (reader.next(shape) for shape in self.answer_shapes(request, dtype))
         shape = rule.figure_shape(request.part.shape)
         figures = {key: from_words(rest.pop(0), request.dtype).reshape(shape) for key in rule.FIGURES}
         factors = {key: own.to(request.dtype) for key, own in zip(keys, rest, strict=bool(request.due))}
-        return Made(tensor.to(request.dtype), figures, factors if request.due else dict(request.factors))
+        return Direction(tensor.to(request.dtype), figures, factors if request.due else dict(request.factors))
 
     def exchanged(
         self, requests: Sequence[Request], outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[int]

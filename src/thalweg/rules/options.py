@@ -1,0 +1,259 @@
+"""An option is a field that says all about itself: default, type, range, meaning, what it needs, other names.
+
+The annotation is the type, and its ``Literal`` the choices. :func:`option` says the rest. From both come the check and
+its message, "has no effect", signatures, types for editors, and the tables of the docs. A plain ``beta: float = 0.9``
+is an option too, of which nothing is checked.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple
+
+from thalweg.arrays import Scalar, is_number
+from thalweg.rules.blocks import is_zero
+from thalweg.rules.checks import check_bounds, check_choice, check_count, check_flag, check_number, check_pair
+
+#: What is given for betas where they are two options.
+BETAS = {name: f"betas=({name[:-1]}1, {name[:-1]}2)" for name in ("beta1", "beta2", "b1", "b2")}
+
+
+class Mask(NamedTuple):
+    """An argument of an optax function: a tree of truth values, and where it is False an option is off."""
+
+    option: str
+    default: Any = None
+
+
+class Need(NamedTuple):
+    """What another option has to be: "trust" (on), "split > 1", "scaling = 'match_rms_adamw'"."""
+
+    option: str
+    relation: str = ""
+    value: Any = None
+
+    @classmethod
+    def parse(cls, text: str) -> Need:
+        name, relation, value = re.fullmatch(r"(\w+)(?: (=|>) (.+))?", text).groups()  # type: ignore[union-attr]
+        return cls(name, relation or "", ast.literal_eval(value) if value else None)
+
+    def is_met(self, rule: object) -> bool:
+        value = getattr(rule, self.option)
+        if self.relation == "=":
+            return bool(value == self.value)
+        if self.relation == ">":
+            return not is_number(value) or value > self.value
+        return value is not None if self.may_be_none(type(rule)) else not is_zero(value)
+
+    def may_be_none(self, kind: Any) -> bool:
+        return NoneType in typing.get_args(hints_of(kind)[self.option])
+
+    def describe(self, kind: Any) -> str:
+        """What to write, for the class of a rule that has the option."""
+        if self.relation:
+            return f"{self.option}={self.value!r}" if self.relation == "=" else f"a {self.option} above {self.value}"
+        if hints_of(kind)[self.option] is bool:
+            return f"{self.option}=True"
+        return f"a {self.option}" if self.may_be_none(kind) else f"a {self.option} above 0"
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of an option beside its default and its type."""
+
+    #: What it means: sentences, as the docs have them.
+    doc: str = ""
+    #: The least and the largest number, itself included (``low``, ``high``) or not (``above``, ``below``).
+    low: float | None = None
+    above: float | None = None
+    high: float | None = None
+    below: float | None = None
+    #: Whether a pair is (low, high) with low < high, of which high may be infinite.
+    is_range: bool = False
+    #: What gives it an effect.
+    need: Need | None = None
+    #: An option around every rule that has no effect unless this one is on.
+    stores: str = ""
+    #: What other libraries call it, or have in its place, and how to say it here.
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ends(self) -> dict[str, Any]:
+        """The range, as ``check_number`` takes it."""
+        low, high = self.low if self.above is None else self.above, self.high if self.below is None else self.below
+        lower = {} if low is None else {"low": low, "open_low": self.above is not None}
+        return lower if high is None else {**lower, "high": high, "open_high": self.below is not None}
+
+    @property
+    def range(self) -> str:
+        """The range, in words."""
+        ends = self.ends
+        if "low" in ends and "high" in ends:
+            return (
+                f"in {'(' if ends['open_low'] else '['}{ends['low']}, {ends['high']}{')' if ends['open_high'] else ']'}"
+            )
+        return "" if not ends else f"{'above' if ends['open_low'] else 'at least'} {ends['low']}"
+
+
+def option(
+    default: Any,
+    doc: str = "",
+    *,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    below: float | None = None,
+    is_range: bool = False,
+    needs: str = "",
+    stores: str = "",
+    elsewhere: Mapping[str, str] | str = "",
+) -> Any:
+    """A field that is an option. Beside its default, all by keyword:
+
+    doc: what it means. low, above, high, below: the range of a number, or of each of a pair. is_range: a pair that is
+    (low, high). needs: another option without which it has no effect: "trust", "split > 1", "scaling = 'optax'".
+    stores: an option around the rule that has no effect without this one. elsewhere: names that other libraries have
+    for it, separated by spaces; or a mapping from such names to what to write here.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class Options:
+    ...     beta: float = option(0.9, "Memory of the average.", low=0, below=1)
+    >>> check_options(Options(beta=1.0))
+    Traceback (most recent call last):
+    thalweg.errors.OptionError: beta must be a finite number >= 0 and < 1, got 1.0
+    """
+    names = elsewhere if isinstance(elsewhere, Mapping) else dict.fromkeys(elsewhere.split(), "")
+    need = Need.parse(needs) if needs else None
+    return field(
+        default=default, metadata={"option": Option(doc, low, above, high, below, is_range, need, stores, names)}
+    )
+
+
+@functools.cache
+def options_of(kind: Any) -> Mapping[str, Option]:
+    """The options of a rule that say something about themselves."""
+    return {f.name: f.metadata["option"] for f in fields(kind) if "option" in f.metadata}
+
+
+@functools.cache
+def hints_of(kind: Any) -> Mapping[str, Any]:
+    """The types of all options. Names that are known only where a rule was written are taken for anything."""
+    try:
+        hints = typing.get_type_hints(kind, include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        hints = {}
+    return {f.name: hints.get(f.name, plain_hint(f)) for f in fields(kind)}
+
+
+def plain_hint(f: Field[Any]) -> Any:
+    plain = {"float": float, "bool": bool, "int": int, "str": str, "Scalar": Scalar}
+    return plain.get(str(f.type), Any) if isinstance(f.type, str) else f.type
+
+
+def is_of_arithmetic(f: Field[Any]) -> bool:
+    """Whether an option is a number of the arithmetic: it may be traced. Others decide how a rule computes."""
+    return "Scalar" in str(f.type) or str(f.type) in ("float", "<class 'float'>", "tuple[float, float]")
+
+
+@functools.cache
+def number_options(kind: Any) -> frozenset[str]:
+    return frozenset(f.name for f in fields(kind) if is_of_arithmetic(f))
+
+
+def is_structure(value: Any) -> bool:
+    """Whether the value of a number says how to compute, and not how much: a rule may ask whether it is off."""
+    return value is None or isinstance(value, (bool, str)) or (is_number(value) and value == 0)
+
+
+def elsewhere_of(kind: Any) -> dict[str, str]:
+    """How to say here what other libraries call otherwise."""
+    return {
+        theirs: here or name for name, known in options_of(kind).items() for theirs, here in known.elsewhere.items()
+    }
+
+
+def idle_options(rule: object) -> dict[str, str]:
+    """Options that have no effect because another is off, each with what it needs."""
+    found: dict[str, str] = {}
+    kind: Any = type(rule)
+    for name, known in options_of(kind).items():
+        needed = {name: known.need, **({known.stores: Need(name)} if known.stores else {})}
+        found |= {
+            each: need.describe(kind) for each, need in needed.items() if need is not None and not need.is_met(rule)
+        }
+    return found
+
+
+# ---- checks
+
+
+def check_options(rule: object) -> None:
+    """Raise an OptionError for the first option that is of the wrong type or out of range."""
+    kind: Any = type(rule)
+    for name, check in checks_of(kind).items():
+        check(getattr(rule, name))
+
+
+@functools.cache
+def checks_of(kind: Any) -> Mapping[str, Callable[[Any], None]]:
+    """The check of each option, made once: schedules have their values checked at every step."""
+    return {name: make_check(name, hints_of(kind)[name], known) for name, known in options_of(kind).items()}
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union else (hint,)
+
+
+def make_check(name: str, hint: Any, known: Option) -> Callable[[Any], None]:
+    kinds = alternatives(hint)
+    choices = [choice for kind in kinds for choice in choices_of(kind)]
+    others = [kind for kind in kinds if not choices_of(kind)]
+    if kinds == (bool,):
+        return functools.partial(check_flag, name)
+    if not others:
+        return lambda value: check_choice(name, value, *choices)
+    check_other = make_check_of_numbers(name, others, known)
+    if not choices:
+        return check_other
+
+    def check(value: Any) -> None:
+        if isinstance(value, str):
+            check_choice(name, value, *choices)
+        elif not any(type(value) is type(choice) and value == choice for choice in choices):
+            check_other(value)
+
+    return check
+
+
+def make_check_of_numbers(name: str, kinds: list[Any], known: Option) -> Callable[[Any], None]:
+    ends = known.ends
+    objects = tuple(kind for kind in kinds if isinstance(kind, type) and kind not in (int, float))
+
+    def check_each(value: Any) -> None:
+        for index, each in enumerate(check_pair(name, value)):
+            check_number(f"{name}[{index}]", each, **ends)
+
+    def check(value: Any) -> None:
+        if not isinstance(value, objects):  # an object of its own, such as a schedule, is checked when it is made
+            check_number(name, value, **ends)
+
+    if known.is_range:
+        return functools.partial(check_bounds, name)
+    if any(typing.get_args(kind) in ((float, float), (Scalar, Scalar)) for kind in kinds):
+        return check_each
+    if int in kinds:
+        return lambda value: check_count(name, value, known.low, known.below)
+    return check if float in kinds or Scalar in kinds or ends else lambda value: None
+
+
+def choices_of(kind: Any) -> tuple[Any, ...]:
+    if typing.get_origin(kind) is Literal:
+        return typing.get_args(kind)
+    return {bool: (True, False), NoneType: (None,)}.get(kind, ()) if isinstance(kind, type) else ()

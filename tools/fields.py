@@ -1,0 +1,230 @@
+"""Write all that is made from the fields of the rules: files for editors and type checkers, and tables of the docs.
+
+    python tools/fields.py
+
+writes the stubs of the modules that make types, classes and functions at run time, and the tables of options in
+``docs/``. Tests compare them with what it would write.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal
+
+from thalweg.dtypes import Name as DType
+from thalweg.dtypes import StateName as StateDType
+from thalweg.given import Overrides
+from thalweg.rules import RULES, Rule
+from thalweg.rules.options import Option, alternatives, hints_of, number_options, options_of
+from thalweg.settings import Handling
+from thalweg.signatures import BESIDE, Pair, Schedulable, defaults, types_of
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PACKAGE = Path(__file__).resolve().parents[1] / "src" / "thalweg"
+MADE = '"""Made by tools/fields.py from the fields of the rules: change those, and run it."""'
+IMPORTS = """from typing import Literal, TypedDict
+
+from thalweg.dtypes import Name as DType
+from thalweg.dtypes import StateName as StateDType
+from thalweg.given import Overrides
+from thalweg.rules import Annealed
+from thalweg.signatures import Pair, Schedulable
+"""
+
+
+def text_of(hint: Any) -> str:
+    """A type, as it is written."""
+    aliases = {"Overrides": Overrides, "StateDType | None": StateDType | None, "DType | None": DType | None}
+    for name, alias in aliases.items():
+        if hint == alias:
+            return name
+    kinds = list(alternatives(hint))
+    for alias, name in ((Schedulable, "Schedulable"), (Pair, "Pair")):
+        if set(alternatives(alias)) <= set(kinds):
+            rest = [kind for kind in kinds if kind not in alternatives(alias)]
+            before = [text_of(kind) for kind in rest if kind is not NoneType]
+            return " | ".join([*before, name, *(["None"] if NoneType in rest else [])])
+    if len(kinds) > 1:
+        return " | ".join(map(text_of, kinds))
+    if typing.get_origin(hint) is Literal:
+        return f"Literal[{', '.join(map(repr, typing.get_args(hint)))}]".replace("'", '"')
+    if typing.get_origin(hint) is tuple:
+        return f"tuple[{', '.join(map(text_of, typing.get_args(hint)))}]"
+    return {NoneType: "None", Any: "Any", Ellipsis: "..."}.get(hint) or hint.__name__
+
+
+def typed_dicts() -> str:
+    """The stub of ``thalweg.options``."""
+    shared = {**BESIDE, "stacked_axes": int, **{name: types_of(Rule)[name] for name in vars(Handling())}}
+    names = ["CommonOptions", "DType", "Pair", "Schedulable", "StateDType", *(f"{name}Options" for name in RULES)]
+    lines = [MADE, "", IMPORTS, *listed(names), "", "class CommonOptions(TypedDict, total=False):"]
+    lines += [f"    {name}: {text_of(hint)}" for name, hint in shared.items()]
+    for name, rule in RULES.items():
+        lines += ["", "", f"class {name}Options(CommonOptions, total=False):"]
+        lines += [f"    {option}: {text_of(hint)}" for option, hint in types_of(rule).items() if option not in shared]
+    return "\n".join(lines) + "\n"
+
+
+def written(default: Any) -> str:
+    """A default in a stub."""
+    plain = isinstance(default, (bool, int, float, str, NoneType)) or default == ()
+    return f" = {default!r}".replace("'", '"') if plain else " = ..."
+
+
+def classes(front_end: str, imports: list[str]) -> str:
+    """The stub of ``optimizers.py`` of a front end with classes."""
+    base = __import__(f"thalweg.{front_end}.base", fromlist=["Optimizer"]).Optimizer
+    arguments = list(inspect.signature(base.__init__).parameters.values())[1:]
+    lines = [MADE, "", "from typing import Any, Literal", "", *imports, "", *listed(["optimizer", *RULES]), ""]
+    lines += ["def optimizer(rule: type[Rule]) -> type[Optimizer]: ...", ""]
+    for name, rule in RULES.items():
+        lines += [f"class {name}(Optimizer):", "    def __init__(", "        self,"]
+        lines += [f"        {line}," for line in constructor(rule, arguments)]
+        lines += ["    ) -> None: ...", ""]
+    return "\n".join(lines)
+
+
+def constructor(rule: type[Rule], arguments: list[inspect.Parameter]) -> Iterator[str]:
+    types, has_default = types_of(rule), rule.default_lr is not None or rule.lr_optional
+    for p in arguments:
+        if p.kind is p.POSITIONAL_OR_KEYWORD:
+            default = written(rule.default_lr) if p.name == "lr" and has_default else ""
+            yield f"{p.name}: {p.annotation}{default}"
+    yield "*"
+    for option, default in defaults(rule).items():
+        yield f"{option}: {text_of(types[option])}{written(default)}"
+    for p in arguments:
+        if p.kind is p.KEYWORD_ONLY:
+            yield f"{p.name}: {p.annotation}{written(p.default)}"
+
+
+def functions() -> str:
+    """The stub of ``thalweg.optax.functions``."""
+    from thalweg.optax.functions import BESIDE, FUNCTIONS, function_of, transformation
+
+    names = ["function_of", "transformation", *FUNCTIONS]
+    lines = [MADE, "", "from collections.abc import Callable, Mapping", "from typing import Any, Literal", ""]
+    lines += ["import optax", "", "from thalweg.given import Overrides", "from thalweg.rules import Annealed, Rule", ""]
+    lines += [*listed(names), "", "BESIDE: Mapping[str, Any]", "ADDED: Mapping[str, Mapping[str, Any]]", ""]
+    assert set(BESIDE) == {"overrides", "stacked_axes", "specs"}
+    for function in (function_of, transformation):
+        shown = inspect.signature(inspect.unwrap(function))
+        lines += [f"def {function.__name__}{str(shown).replace(chr(39), '')}: ...", ""]
+    for rule in RULES.values():
+        lines += list(function_stub(rule))
+    return "\n".join(lines)
+
+
+def function_stub(rule: type[Rule]) -> Iterator[str]:
+    from thalweg.optax.functions import function_of
+
+    keyword = False
+    yield f"def {rule.__name__.lower()}("
+    parameters = list(inspect.signature(function_of(rule)).parameters.values())
+    also = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Any)
+        for known in rule.ALSO_NAMED.values()
+        for name in known
+    ]
+    for p in (*parameters, *also):
+        if p.kind is p.KEYWORD_ONLY and not keyword:
+            keyword = True
+            yield "    *,"
+        default = "" if p.default is p.empty else written(p.default)
+        yield f"    {p.name}: {text_of(p.annotation)}{default},"
+    yield ") -> optax.GradientTransformationExtraArgs: ..."
+    yield ""
+
+
+def listed(names: list[str]) -> list[str]:
+    return ["__all__: list[str] = [", *(f'    "{name}",' for name in names), "]"]
+
+
+COMMON = [
+    "from thalweg.dtypes import Name as DType",
+    "from thalweg.dtypes import StateName as StateDType",
+    "from thalweg.given import Overrides",
+    "from thalweg.rules import Annealed, Rule",
+]
+SCHEDULES = ["from thalweg.signatures import Pair, Schedulable"]
+#: The files, by how each is made.
+FILES: dict[str, Callable[[], str]] = {
+    "options.pyi": typed_dicts,
+    "numpy/optimizers.pyi": lambda: classes(
+        "numpy",
+        [
+            *COMMON[:3],
+            "from thalweg.numpy.base import Optimizer",
+            "from thalweg.numpy.checks import Rate",
+            "from thalweg.numpy.stepping import Engine",
+            *COMMON[3:],
+            *SCHEDULES,
+        ],
+    ),
+    "torch/optimizers.pyi": lambda: classes(
+        "torch",
+        [
+            *COMMON,
+            *SCHEDULES,
+            "from thalweg.torch.base import Optimizer",
+            "from thalweg.torch.params.grouped import Params",
+            "from thalweg.torch.params.groups import EngineName",
+            "from thalweg.torch.params.rates import Rate",
+        ],
+    ),
+    "optax/functions.pyi": functions,
+}
+
+
+# ---- tables of the docs
+
+#: The table under "## Options" of a page.
+TABLE = re.compile(r"(?<=\n## Options\n)(.*?)^\| option \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
+#: The pages, each with what it documents.
+PAGES: dict[str, type[Any]] = {"options.md": Handling, **{f"{name.lower()}.md": rule for name, rule in RULES.items()}}
+
+
+def table(kind: type[Any]) -> str:
+    """A row for each option: its default, what it means, its range, what it needs, whether it may be a schedule."""
+    known, numbers = options_of(kind), number_options(kind) if issubclass(kind, Rule) else ()
+    rows = ["| option | default | meaning |", "|---|---|---|"]
+    shared = {f.name for f in fields(Rule)}
+    for name, default in sorted(((f.name, f.default) for f in fields(kind)), key=lambda each: each[0] in shared):
+        meaning = " ".join([*sentences(kind, name, known[name]), *(["(s)"] if name in numbers else [])])
+        rows.append(f"| `{name}` | `{default!r}` | {meaning} |".replace("||", "‖"))
+    return "\n".join(rows) + "\n"
+
+
+def sentences(kind: type[Any], name: str, option: Option) -> Iterator[str]:
+    yield option.doc
+    if option.range:
+        pair = any(typing.get_origin(each) is tuple for each in alternatives(hints_of(kind)[name]))
+        yield f"{'Both ' + option.range if pair else option.range.capitalize()}."
+    if option.need is not None:
+        needed = option.need.describe(kind)
+        yield f"Needs {f'`{needed}`' if '=' in needed else needed}."
+
+
+def page(name: str) -> str:
+    """A page of the docs with its table as the fields have it."""
+    text = (DOCS / name).read_text(encoding="utf-8")
+    made, count = TABLE.subn(lambda found: found[1] + table(PAGES[name]), text, count=1)
+    assert count == 1, f"{name} has no table under its Options"
+    return made
+
+
+def main() -> None:
+    for file, make in FILES.items():
+        (PACKAGE / file).write_text(make(), encoding="utf-8")
+    for name in PAGES:
+        (DOCS / name).write_text(page(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
