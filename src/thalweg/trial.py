@@ -23,7 +23,7 @@ from thalweg.rules.places import beginning_of, called_from, files_of, place_in, 
 from thalweg.rules.rule import number_options
 from thalweg.settings import Handling, Setting
 from thalweg.spaces import shapes
-from thalweg.spaces.shape_arrays import Ledger, Memory, ShapeOnly, broadcast
+from thalweg.spaces.shapes import Memory, Meter, ShapeOnly, broadcast
 
 #: Keys of state that stand for something else: in checkpoints, in programs, or in the states of optax.
 RESERVED_KEYS = ("step", "p", "g", "t", "lr", "lr_scale", "count", "skipped", "Q", "L")
@@ -130,10 +130,10 @@ class Trial:
     def __init__(self, rule: Rule, shape: Shape) -> None:
         self.rule, self.shape, self.name = rule, shape, type(rule).__name__
         self.files = files_of(type(rule))
-        self.ledger = Tracked(self)
+        self.meter = Tracked(self)
 
     def array(self, shape: Shape = ()) -> Tried:
-        return self.ledger.array(shape, "float32")
+        return self.meter.array(shape, "float32")
 
     def symbol(self, value: Any) -> Any:
         if isinstance(value, tuple):
@@ -204,8 +204,8 @@ class Trial:
             return None
 
 
-class Tracked(Ledger):
-    """A ledger of arrays that know the trial they are in."""
+class Tracked(Meter):
+    """A meter of arrays that know the trial they are in."""
 
     def __init__(self, trial: Trial) -> None:
         super().__init__()
@@ -227,8 +227,8 @@ def refusing(what: str, library: str = "") -> Any:
 
 
 def trial_of(x: Any) -> Trial:
-    ledger: Any = object.__getattribute__(x, "memory").ledger
-    found: Trial = ledger.trial
+    meter: Any = object.__getattribute__(x, "memory").meter
+    found: Trial = meter.trial
     return found
 
 
@@ -238,7 +238,7 @@ class Tried(ShapeOnly):
     __slots__ = ()
 
     def view(self, shape: Shape, *, is_turned: bool = False, dtype: str | None = None) -> ShapeOnly:
-        return self.ledger.array(shape, dtype or self.dtype)
+        return self.meter.array(shape, dtype or self.dtype)
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("__"):

@@ -77,9 +77,10 @@ class Batch:
             row[column] % ALIGNMENT == 0 for row in addresses for column in (Q.value, Q.value + 1)
         )
         self.places = self.uploads.table(table)
-        self.figures = torch.zeros((FIGURES + OWN_FIGURES, self.count), dtype=torch.float32, device=self.device)
-        self.due_flags = torch.zeros(self.count, dtype=torch.int64, device=self.device)
-        self.finite = torch.ones(len(names), dtype=torch.bool, device=self.device)
+        keep = self.uploads.keep
+        self.figures = keep(torch.zeros((FIGURES + OWN_FIGURES, self.count), dtype=torch.float32, device=self.device))
+        self.due_flags = keep(torch.zeros(self.count, dtype=torch.int64, device=self.device))
+        self.finite = keep(torch.ones(len(names), dtype=torch.bool, device=self.device))
         self.due: list[bool] = [False] * len(names)
         self.grad_places: list[int] = []
         self.grads_aligned = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -133,6 +133,13 @@ class StatefulOptimizer(GroupedOptimizer):
                 if p.requires_grad:
                     settings = self._checked_settings(index, self.param_groups[index])
                     self._state(name, p, self._setting(settings, name, p), self.param_groups[index])
+
+    def _settings(self) -> Iterator[tuple[Tensor, Setting, Any]]:
+        """Every parameter that is stepped, what holds for it, and its learning rate."""
+        for name, p, index in self._homes():
+            if p.requires_grad:
+                group = self.param_groups[index]
+                yield p, self._setting(self._checked_settings(index, group), name, p), self._rate(group)[0]
 
     def explain(self, *, code: bool = False) -> Explanation:
         """How every parameter will be treated, what its state will cost, and what looks like a mistake.
