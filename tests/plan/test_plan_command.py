@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -21,6 +22,10 @@ from thalweg.errors import CommandError
 from thalweg.plan import plan
 from thalweg.plan.command import command, complete_model, complete_optimizers, complete_option
 from thalweg.plan.optimizers import MIXTURES, OPTIMIZERS
+
+#: What is planned of a model with norms: Muon refuses those, and mixtures need torch.
+PLANNED = [name for name in OPTIMIZERS if name != "Muon"]
+PLANNED += MIXTURES if importlib.util.find_spec("torch") is not None else ()
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -45,7 +50,7 @@ def test_one_row_for_each_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
     every = (*OPTIMIZERS, *MIXTURES)
     lines = [line for line in text.splitlines() if line and "not planned" not in line]
     rows = {line.split()[0]: line for line in lines if line.split()[0] in every}
-    assert list(rows) == [*(name for name in OPTIMIZERS if name != "Muon"), *MIXTURES]
+    assert list(rows) == PLANNED
     assert rows["LAMB"].split()[1:3] == ["996", "MB"]
     assert "Activations are not counted" in text
     assert "3.35 TB/s" in text
@@ -88,7 +93,7 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
     }
     assert (record["bandwidth"], record["flops"], record["memory"]) == (2e12, 5e13, 10**9)
     found = {cost["optimizer"]: cost for cost in record["optimizers"]}
-    assert list(found) == [*(name for name in OPTIMIZERS if name != "Muon"), *MIXTURES]
+    assert list(found) == PLANNED
     lamb, kron = found["LAMB"], found["Kron"]
     assert lamb["parameter_bytes"] == lamb["gradient_bytes"] == 2 * 25557032
     assert lamb["state_bytes"] == (2 + 4) * 25557032 + 4 * 161
@@ -155,23 +160,23 @@ def test_the_largest_model_takes_seconds_and_no_memory() -> None:
     plan("gpt2", optimizers=["LAMB"])  # loads what is needed
     tracemalloc.start()
     try:
-        start = time.perf_counter()
+        start = time.process_time()
         found = plan("llama-70b", optimizers=["LAMB"], world=8, layout="fsdp2")
-        assert time.perf_counter() - start < 10
+        assert time.process_time() - start < 10
         assert tracemalloc.get_traced_memory()[1] < 50 * 2**20
     finally:
         tracemalloc.stop()
     assert found.model.parameters == 70_553_706_496
 
 
-#: What a plan takes once the kernels that it asks are loaded: seconds, and how much memory the process grew by, in MiB.
+#: What a plan takes once the kernels that it asks are loaded: seconds of a CPU, and how much memory the process grew by, in MiB.
 LARGEST = """
 import resource, time
 from thalweg.plan import plan
 plan("gpt2")
-start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+start, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 plan("llama-70b", {arguments})
-print(time.perf_counter() - start, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+print(time.process_time() - start, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
@@ -182,7 +187,7 @@ def test_the_largest_model_with_every_optimizer_takes_seconds(arguments: str) ->
     """Tables of kernels are laid out in pieces: those of the whole model would take more than a gigabyte."""
     pytest.importorskip("resource")
     command_line = [sys.executable, "-c", LARGEST.format(arguments=arguments)]
-    answer = subprocess.run(command_line, check=True, capture_output=True, text=True, timeout=60)
+    answer = subprocess.run(command_line, check=True, capture_output=True, text=True, timeout=600)
     seconds, grown = map(float, answer.stdout.split())
     assert seconds < 10
     assert grown < 200

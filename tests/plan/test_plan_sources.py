@@ -48,7 +48,6 @@ def test_one_file(tmp_path: Path) -> None:
     path = written(tmp_path / "m.safetensors", {"w": ("BF16", [6, 4]), "b": ("F32", [6]), "s": ("F64", [])})
     model = resolve(str(path))
     assert model.tensors == (Tensor("w", (6, 4), "bfloat16"), Tensor("b", (6,)), Tensor("s", (), "float64"))
-    assert model.says_dtype
     assert {tensor.dtype for tensor in resolve(str(path), "float16").tensors} == {"float16"}
 
 

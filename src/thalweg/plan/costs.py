@@ -42,11 +42,15 @@ def frozen_bytes(tensors: Iterable[Tensor]) -> int:
     return total
 
 
+#: Bytes of a parameter's count of steps, by front end; in JAX one count serves all.
+COUNTERS = {"torch": 4, "numpy": 8, "optax": 0}
+
+
 def counter_bytes(front_end: str, tensors: int, setting: Setting) -> int:
     """Counts of steps: one for each parameter, or in JAX one for all, and one more for steps left out."""
     if front_end == "optax":
         return 4 * (2 if setting.handling.on_nonfinite == "skip" else 1)
-    return {"torch": 4, "numpy": 8}[front_end] * tensors
+    return COUNTERS[front_end] * tensors
 
 
 # ---- bytes moved

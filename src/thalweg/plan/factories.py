@@ -138,7 +138,7 @@ def listed(model: Any, text: str) -> Model:
     if "jax" in sys.modules:
         leaves = tuple(of_jax(model))
         if leaves:
-            return Model(text, f"{type(model).__name__} of JAX", leaves, says_dtype=True)
+            return Model(text, f"{type(model).__name__} of JAX", leaves)
     raise CommandError(
         f"{text} returned a {type(model).__name__}: it must return a torch.nn.Module, an nnx.Module or a tree of JAX "
         "arrays"
@@ -154,7 +154,7 @@ def of_torch(model: Any, name: str, about: str) -> Model:
         (trained if p.requires_grad else frozen).append(tensor)
     if not trained:
         raise CommandError(f"{name} has no floating-point parameters" + (" that require a gradient" * bool(frozen)))
-    return Model(name, about, tuple(trained), says_dtype=True, frozen=tuple(frozen), module=model)
+    return Model(name, about, tuple(trained), frozen=tuple(frozen), module=model)
 
 
 def of_jax(model: Any) -> Iterator[Tensor]:

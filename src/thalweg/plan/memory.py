@@ -194,7 +194,7 @@ def gpu_scratch(buckets: Sequence[Sequence[Item]]) -> int:
 
     def ghost(item: Item) -> Ghost:
         whole = item.whole if item.across(None) else None
-        return Ghost(item.tensor.shape, item.tensor.dtype, item.entries, whole)
+        return Ghost(item.tensor.shape, item.tensor.dtype, tuple(item.entries.items()), whole)
 
     settled = [(replace(bucket[0].setting, rule=bucket[0].rule), bucket) for bucket in buckets]
     return scratch_bytes([(s, [ghost(item) for item in part]) for s, own in settled for part in portions(own)])
@@ -216,6 +216,7 @@ def estimate(buckets: Sequence[Sequence[Item]]) -> int:
 
 def portions(bucket: Sequence[Item]) -> Iterator[Sequence[Item]]:
     """Pieces of about equal size, each of whole tensors. Those of rules that need whole tensors have small tables."""
+    bucket = sorted(bucket, key=lambda item: item.tensor.shape)  # equal pieces are laid out once
     *starts, total = accumulate((item.tensor.elements for item in bucket), initial=0)
     count = 1 if bucket[0].rule.needs_whole else max(1, -(-total // MOST_AT_ONCE))
     # tensors without elements at the end belong to the last piece

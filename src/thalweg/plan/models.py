@@ -36,8 +36,6 @@ class Model:
     about: str
     #: Those that are trained.
     tensors: tuple[Tensor, ...]
-    #: Whether the source itself said in which dtype the parameters are stored.
-    says_dtype: bool = False
     #: Weights that are not trained. They take memory for themselves, without gradient and state, in any dtype.
     frozen: tuple[Tensor, ...] = ()
     #: The same as an ``nn.Module`` without memory, where torch has built it.

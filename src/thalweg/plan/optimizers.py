@@ -165,18 +165,15 @@ def assign_mixture(name: str, model: Model, options: Sequence[Option]) -> list[A
     """Ask the mixture itself, which torch makes for the model without memory."""
     if importlib.util.find_spec("torch") is None:
         raise Refused('mixtures are planned where torch is installed: pip install "thalweg[torch]"')
-    own = [o for o in options if o.optimizer == name]
-    taken = [o for o in options if o.optimizer in (None, name)]
-    given: dict[str, Any] = {rule.lower(): given_to(name, rule, options) for rule in rules_of(name)}
-    for rule, each in zip(rules_of(name), given.values(), strict=True):
-        for option in [key for key in each if key in WHOLE_STEP or key not in option_names(rule_of(rule))]:
-            del each[option]
-    for option in own:
-        if option.name not in WHOLE_STEP and not any(option.name in each for each in given.values()):
+    taken = [option for option in options if option.optimizer in (None, name)]
+    has = {rule.lower(): set(option_names(rule_of(rule))) - {*WHOLE_STEP} for rule in rules_of(name)}
+    given: dict[str, Any] = {rule: {o.name: o.value for o in taken if o.name in own} for rule, own in has.items()}
+    whole = WHOLE_STEP if has else ()
+    given |= {option.name: option.value for option in taken if option.name in whole}
+    for option in taken:
+        if option.optimizer == name and option.name not in {*whole}.union(*has.values()):
             known = ", ".join(rules_of(name)) or "it is planned as it is written"
             raise CommandError(f"{name} has no rule with an option {option.name!r}: {known}")
-    if given:
-        given |= {option.name: option.value for option in taken if option.name in WHOLE_STEP}
     module = model.module if model.module is not None else stand_in((*model.tensors, *model.frozen))
     trained = {tensor.name for tensor in model.tensors}
     names = {}

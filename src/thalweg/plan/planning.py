@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from thalweg.errors import CommandError
 from thalweg.explain import Explanation, explained
 from thalweg.kernels.cpu.library import reason_missing
+from thalweg.plan.costs import COUNTERS
 from thalweg.plan.items import item_of
 from thalweg.plan.memory import why_unfused
 from thalweg.plan.models import Model, Tensor
@@ -34,8 +35,6 @@ ENGINES = ("auto", "reference", "foreach", "fused")
 LAYOUTS = ("ddp", "fsdp2")
 #: Bytes a second where none are given: an H100 SXM's memory, and that of a server of a few channels.
 BANDWIDTHS = {"cuda": 3.35e12, "cpu": 1e11}
-#: What a count of steps takes in the explanation of a parameter; in JAX one count serves all.
-COUNTERS = {"torch": 4, "numpy": 8, "optax": 0}
 
 
 @dataclass(frozen=True)

@@ -231,9 +231,8 @@ def owner_peak(
     working += max((work_peak(item) for item in single), default=0)
     # stacks are made when all is put together
     working = max(working, seen * whole + whole + stack_peak(stacked))
-    whitening = seen * for_kernels + whole + fresh
     returning = whole + fresh + 2 * (whole + factors) + given + rows
-    most = max(waiting + max(2 * going + came, working, whitening, returning), after)
+    most = max(waiting + max(2 * going + came, working, returning), after)
     # an owner has kernels for its tensors, in addition to those for tensors that every rank has whole
     return most + sum(gpu_scratch(bare_buckets(some)) for some in (launched, everyone))
 

@@ -13,7 +13,6 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -143,7 +142,7 @@ def from_shapes(path: Path, content: Any) -> Model:
     if not isinstance(content, dict) or not content:
         raise CommandError(f'{path} must hold shapes, such as {{"weight": [768, 768]}} or [[768, 768], [768]]')
     tensors = tuple(from_entry(path, name, entry) for name, entry in content.items())
-    return Model(str(path), "shapes", tensors, says_dtype=any(isinstance(e, dict) for e in content.values()))
+    return Model(str(path), "shapes", tensors)
 
 
 def from_entry(path: Path, name: str, entry: Any) -> Tensor:
@@ -213,7 +212,7 @@ def read_safetensors(files: list[Path], name: str) -> Model:
         about += (
             f", {left_out} tensor{'s' * (left_out > 1)} that {'are' if left_out > 1 else 'is'} no parameter left out"
         )
-    return Model(name, about, tuple(found.values()), says_dtype=True)
+    return Model(name, about, tuple(found.values()))
 
 
 def header_of(file: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -272,7 +271,7 @@ def from_configuration(name: str, content: Mapping[str, Any]) -> Model:
     module, version = build_module(name, kind, content, dtype if served else None)
     model = of_torch(module, name, f"{type(module).__name__}, shapes from {version}")
     # the check of dtypes reports one that is not supported
-    return replace(model, says_dtype=served) if served or dtype is None else model.stored_as(dtype)
+    return model if served or dtype is None else model.stored_as(dtype)
 
 
 def build_module(name: str, kind: str, content: Mapping[str, Any], dtype: str | None) -> tuple[Any, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -25,7 +26,7 @@ class Ghost(NamedTuple):
 
     shape: Shape
     dtype: str
-    state: Mapping[str, Kept]
+    state: tuple[tuple[str, Kept], ...]
     #: Of the whole parameter, if this is a part.
     whole: Shape | None = None
 
@@ -33,28 +34,40 @@ class Ghost(NamedTuple):
 def scratch_bytes(buckets: Sequence[tuple[Setting, Sequence[Ghost]]]) -> int:
     """What kernels keep on a GPU for buckets of parameters, each with what holds for it."""
     total, stacks, batches = 0, 0, []
-    for number, (setting, ghosts) in enumerate(buckets):
+    for setting, ghosts in buckets:
         rule: Any = setting.settled
-        names = [f"{number}.{i}" for i in range(len(ghosts))]
-        params = [empty(ghost.shape, ghost.dtype) for ghost in ghosts]
-        states = [{"step": empty(()), **{key: empty(*e) for key, e in ghost.state.items()}} for ghost in ghosts]
         if isinstance(rule, Kron):
             from thalweg.kernels.triton.kron_batch import Batch
 
+            names, params, states = made_of(ghosts)
             batches.append(Batch(names, params, states, params[0].dtype, rule, setting.handling.seed))
         elif isinstance(rule, WholeRule):
             shape = ghosts[0].shape
             count = min(len(ghosts), max(1, WHOLE_CHUNK // max(1, math.prod(shape))))
             stacks = max(stacks, middle_peak(rule, shape, "float32", count, widens=False))
         else:
-            parts = [Part(g.whole, (0,) * len(g.whole), ((),) * len(g.whole)) for g in ghosts if g.whole is not None]
-            bucket = Bucket(names, params, params, states, setting, None, None, parts=parts)
-            total += passes_for(bucket, params).uploads.kept_bytes
+            total += kept_by_passes(setting, tuple(ghosts))
     if batches:
         from thalweg.kernels.triton import kron
 
         total += kron.scratch_bytes(batches)
     return total + stacks
+
+
+@functools.lru_cache(maxsize=1024)
+def kept_by_passes(setting: Setting, ghosts: tuple[Ghost, ...]) -> int:
+    names, params, states = made_of(ghosts)
+    parts = [Part(g.whole, (0,) * len(g.whole), ((),) * len(g.whole)) for g in ghosts if g.whole is not None]
+    bucket = Bucket(names, params, params, states, setting, None, None, parts=parts)
+    kept: int = passes_for(bucket, params).uploads.kept_bytes
+    return kept
+
+
+def made_of(ghosts: Sequence[Ghost]) -> tuple[list[str], list[Tensor], list[dict[str, Tensor]]]:
+    """Names, parameters and states of tensors without memory."""
+    params = [empty(ghost.shape, ghost.dtype) for ghost in ghosts]
+    states = [{"step": empty(()), **{key: empty(*entry) for key, entry in ghost.state}} for ghost in ghosts]
+    return [str(i) for i in range(len(ghosts))], params, states
 
 
 def empty(shape: Shape, dtype: str = "float32") -> Tensor:

@@ -139,7 +139,9 @@ class StatefulOptimizer(GroupedOptimizer):
         for name, p, index in self._homes():
             if p.requires_grad:
                 group = self.param_groups[index]
-                yield p, self._setting(self._checked_settings(index, group), name, p), self._rate(group)[0]
+                setting, _ = self._checked_settings(index, group).of(name, p)
+                setting.rule.check_shape(name, tuple(p.shape))
+                yield p, setting, self._rate(group)[0]
 
     def explain(self, *, code: bool = False) -> Explanation:
         """How every parameter will be treated, what its state will cost, and what looks like a mistake.
