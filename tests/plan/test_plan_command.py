@@ -169,7 +169,7 @@ def test_the_largest_model_takes_seconds_and_no_memory() -> None:
     assert found.model.parameters == 70_553_706_496
 
 
-#: What a plan takes once the kernels that it asks are loaded: seconds of a CPU, and how much memory the process grew by, in MiB.
+#: What a plan takes once kernels are loaded: seconds of a CPU, and how much memory the process grew by, in MiB.
 LARGEST = """
 import resource, time
 from thalweg.plan import plan
