@@ -18,13 +18,21 @@ NAMES += ["race.json", "state.safetensors", "gemma3.json", "images-idx3.gz", "co
 STATES = ["adamw.torch.json", "kron.torch.json", "optimizer.pt", "own.torch.json", "own.numpy.json", "adamw.optax.json"]
 #: What reading a kind needs, by how its name ends.
 NEEDED = {"idx1": ["torch"], "idx3.gz": ["torch"], "state.safetensors": ["safetensors"]}
+NEEDED |= {"config.json": ["torch"], "gemma3.json": ["torch"], "model.safetensors": ["safetensors"]}
+NEEDED |= {"model.safetensors.index.json": ["safetensors"]}
 NEEDED |= {name: ["torch", "optax"] for name in STATES}
 
 
 @pytest.fixture(autouse=True)
 def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes its own time; what reaches it was checked before."""
-    monkeypatch.setattr("thalweg.plan.library.built", lambda *_: None)
+
+    def build(*_: object) -> tuple[object, str]:
+        import torch
+
+        return torch.nn.Linear(2, 2, device="meta"), "nobody"
+
+    monkeypatch.setattr("thalweg.plan.sources.build_module", build)
 
 
 def kind_of(name: str, folder: Path) -> Kind:

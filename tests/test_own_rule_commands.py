@@ -70,7 +70,7 @@ def test_its_peak_is_measured(rule: type[Rule], front_end: str) -> None:
         stepper = thalweg.numpy.optimizer(rule)(lr=1e-3, engine="reference")
         measured = traced_peak(lambda: stepper.step(arrays, grads), warm_up=1)
     assert measured > 2**20
-    assert planned == pytest.approx(measured, rel=0.05, abs=2**20)
+    assert measured <= planned <= 1.4 * measured
 
 
 def parabola() -> ArrayTask:
@@ -166,7 +166,7 @@ class TestByReference:
         ("reference", "message"),
         [
             ("spelt_rules:Spelled", "module 'spelt_rules' has no 'Spelled': its rules are Rule, Spelt"),
-            ("spelt_rules:average", "a rule is a class derived from thalweg.Rule"),
+            ("spelt_rules:average", "it must be a rule, or a function that takes a model"),
             ("no_such_module:Rule", "there is no module 'no_such_module'"),
             ("spelt rules:Rule", "write module:Class"),
         ],

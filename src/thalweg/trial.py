@@ -23,7 +23,7 @@ from thalweg.rules.options import is_structure, number_options
 from thalweg.rules.places import beginning_of, called_from, files_of, place_in, place_of_error
 from thalweg.settings import Handling, Setting
 from thalweg.spaces import shapes
-from thalweg.spaces.shape_arrays import Ledger, Memory, ShapeOnly, broadcast
+from thalweg.spaces.shapes import Memory, Meter, ShapeOnly, broadcast
 
 #: Keys of state that stand for something else: in checkpoints, in programs, or in the states of optax.
 RESERVED_KEYS = ("step", "p", "g", "t", "lr", "lr_scale", "count", "skipped", "Q", "L")
@@ -125,10 +125,10 @@ class Trial:
     def __init__(self, rule: Rule, shape: Shape) -> None:
         self.rule, self.shape, self.name = rule, shape, type(rule).__name__
         self.files = files_of(type(rule))
-        self.ledger = Tracked(self)
+        self.meter = Tracked(self)
 
     def array(self, shape: Shape = ()) -> Tried:
-        return self.ledger.array(shape, "float32")
+        return self.meter.array(shape, "float32")
 
     def symbol(self, value: Any) -> Any:
         if isinstance(value, tuple):
@@ -199,8 +199,8 @@ class Trial:
             return None
 
 
-class Tracked(Ledger):
-    """A ledger of arrays that know the trial they are in."""
+class Tracked(Meter):
+    """A meter of arrays that know the trial they are in."""
 
     def __init__(self, trial: Trial) -> None:
         super().__init__()
@@ -222,8 +222,8 @@ def refusing(what: str, library: str = "") -> Any:
 
 
 def trial_of(x: Any) -> Trial:
-    ledger: Any = object.__getattribute__(x, "memory").ledger
-    found: Trial = ledger.trial
+    meter: Any = object.__getattribute__(x, "memory").meter
+    found: Trial = meter.trial
     return found
 
 
@@ -233,7 +233,7 @@ class Tried(ShapeOnly):
     __slots__ = ()
 
     def view(self, shape: Shape, *, is_turned: bool = False, dtype: str | None = None) -> ShapeOnly:
-        return self.ledger.array(shape, dtype or self.dtype)
+        return self.meter.array(shape, dtype or self.dtype)
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("__"):

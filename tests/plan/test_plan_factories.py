@@ -171,16 +171,14 @@ def test_mistakes_are_named(write: Write) -> None:
     )
     write("planned_needs", "import something_that_is_not_installed")
     write("planned_broken", "1 / 0")
-    assert "there is no module 'planned_missing' in the current folder or among the installed ones" in said(
-        "planned_missing:build"
-    )
-    assert "there is no module 'planned_missing' in the current folder" in said("planned_missing.inner:build")
+    for text in ("planned_missing:build", "planned_missing.inner:build"):
+        assert said(text).startswith("there is no module 'planned_missing")
+        assert said(text).endswith("or among the installed ones")
     assert "planned_wrong has no 'bulid': it has build, fails" in said("planned_wrong:bulid")
     assert "planned_wrong:number cannot be called: it is a int" in said("planned_wrong:number")
-    assert "planned_needs needs a module that is not installed: something_that_is_not_installed" in said(
-        "planned_needs:build"
-    )
-    assert "planned_broken could not be imported: ZeroDivisionError: division by zero" in said("planned_broken:build")
+    assert "No module named 'something_that_is_not_installed'" in said("planned_needs:build")
+    assert "module 'planned_broken' cannot be imported (" in said("planned_broken:build")
+    assert said("planned_broken:build").endswith("ZeroDivisionError: division by zero")
     assert "'planned_wrong:' must be module:factory" in said("planned_wrong:")
 
 

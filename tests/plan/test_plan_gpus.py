@@ -14,7 +14,8 @@ from lanes import one_in
 from measured_peaks import allocator_kept, allocator_peak, torch_optimizer
 
 from thalweg.errors import CommandError
-from thalweg.plan import gpus, plan
+from thalweg.plan import memory, plan
+from thalweg.plan.items import item_of
 from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import Option, setting_of
 
@@ -113,9 +114,9 @@ def test_lists_and_kernels_may_share_a_model() -> None:
 
 
 def test_the_native_core_is_not_asked_for_what_gpus_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    from thalweg.plan import peaks, planning
+    from thalweg.plan import planning
 
-    for module in (peaks, planning):
+    for module in (memory, planning):
         monkeypatch.setattr(module, "reason_missing", lambda: "there is no compiler")
     assert planned("LAMB", {}, TINY, device="cuda", engine="fused").engine == "fused"
     assert planned("LAMB", {}, TINY, device="cuda").engine == "fused"
@@ -173,14 +174,16 @@ def test_kron_keeps_what_is_planned(rule: str, options: dict[str, Any], shapes: 
 def test_large_models_are_laid_out_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which changes next to nothing in what they are found to keep."""
     shapes = [(4096, 2048)] * 80
-    told = gpus.Shown((4096, 2048), "float32", {})
-    assert [len(some) for some in gpus.laid_out_together(setting_of("LAMB"), [told] * 100)] == [50, 50]
-    assert [len(some) for some in gpus.laid_out_together(setting_of("Kron"), [told] * 100)] == [100]
-    nothing = told._replace(shape=(0, 4))
-    assert [len(some) for some in gpus.laid_out_together(setting_of("LAMB"), [told, nothing])] == [2]
-    assert [len(some) for some in gpus.laid_out_together(setting_of("LAMB"), [nothing, nothing])] == [2]
+
+    def portions(rule: str, *sizes: tuple[int, ...]) -> list[int]:
+        return [len(some) for some in memory.portions([item_of(Tensor("w", s), setting_of(rule)) for s in sizes])]
+
+    assert portions("LAMB", *[(4096, 2048)] * 100) == [50, 50]
+    assert portions("Kron", *[(4096, 2048)] * 100) == [100]
+    assert portions("LAMB", (4096, 2048), (0, 4)) == [2]
+    assert portions("LAMB", (0, 4), (0, 4)) == [2]
     in_pieces = {rule: planned(rule, {}, shapes).peak_bytes for rule in ("LARS", "LAMB", "Adafactor")}
-    monkeypatch.setattr(gpus, "MOST_AT_ONCE", 2**60)
+    monkeypatch.setattr(memory, "MOST_AT_ONCE", 2**60)
     for rule, found in in_pieces.items():
         whole = planned(rule, {}, shapes).peak_bytes
         assert found != whole

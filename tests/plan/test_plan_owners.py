@@ -13,8 +13,8 @@ from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import Option
 
 MATRIX = 4 * 1000 * 1000
-#: Small things: norms of factors, means of squares, counts.
-BESIDE = 1000
+#: Small things: norms of factors, means of squares, counts, in blocks of memory.
+BESIDE = 40 * 512
 
 
 def share(shape: tuple[int, ...] = (1000, 1000), many: int = 12, dtype: str = "float32", **how: Any) -> Any:

@@ -16,12 +16,11 @@ from sharded_costs import LAYOUTS, Case, Measured, Sent, measure
 from world import world
 
 from thalweg.kernels.cpu.library import reason_missing
-from thalweg.plan.costs import ring, shard
-from thalweg.plan.items import entry_bytes
+from thalweg.plan.items import Item, entry_bytes, shard
 from thalweg.plan.models import Tensor
 from thalweg.plan.optimizers import Option, setting_of
-from thalweg.plan.parts import Part, messages, part_entries
-from thalweg.plan.shards import Place, is_launched, largest_share, share_of
+from thalweg.plan.ranks import is_launched, messages, ring
+from thalweg.plan.shares import Place, Share, largest_share, share_of
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 
@@ -86,6 +85,11 @@ def setting(case: Case) -> Any:
     return setting_of(case.optimizer, [Option(key, value, case.optimizer) for key, value in case.options.items()])
 
 
+def planned_share(case: Case, place: Place, rank: int) -> Share:
+    tensors = tensors_of(case)
+    return share_of([setting(case)] * len(tensors), tensors, place, rank)
+
+
 def each(runs: list[tuple[Case, list[Measured]]], check: Callable[..., None], which: Callable[[Case], bool]) -> None:
     """Check all cases of a sort, naming the one that fails."""
     chosen = [(case, ranks) for case, ranks in runs if which(case)]
@@ -100,10 +104,11 @@ def each(runs: list[tuple[Case, list[Measured]]], check: Callable[..., None], wh
 def test_state_of_every_rank(runs: Any) -> None:
     def check(case: Case, ranks: list[Measured]) -> None:
         place = Place("torch", "cpu", "foreach", len(ranks), "fsdp2")
-        planned = [share_of(setting(case), tensors_of(case), place, rank) for rank in range(len(ranks))]
+        planned = [planned_share(case, place, rank) for rank in range(len(ranks))]
         assert [share.parameter_bytes for share in planned] == [found.parameter_bytes for found in ranks]
         assert [share.state_bytes for share in planned] == [found.state_bytes for found in ranks]
-        most = largest_share(setting(case), tensors_of(case), place)
+        tensors = tensors_of(case)
+        most = largest_share([setting(case)] * len(tensors), tensors, place)
         assert most == max(planned, key=lambda share: share.total_bytes)
 
     each(runs, check, is_planned)
@@ -115,7 +120,7 @@ def test_bytes_sent_and_collectives(runs: Any) -> None:
     def check(case: Case, ranks: list[Measured]) -> None:
         place = Place("torch", "cpu", "foreach", len(ranks), "fsdp2")
         for rank, found in enumerate(ranks):
-            planned = share_of(setting(case), tensors_of(case), place, rank)
+            planned = planned_share(case, place, rank)
             always = "precond_update_probability" not in case.options
             wanted = [planned.sent_bytes, planned.sent_bytes if always else planned.sent_between]
             assert [sent_bytes(step, len(ranks)) for step in found.sent] == wanted
@@ -133,7 +138,7 @@ def is_planned(case: Case) -> bool:
     return case.layout == "fsdp2"
 
 
-def parts_of(case: Case, world: int, rank: int) -> list[Part]:
+def parts_of(case: Case, world: int, rank: int) -> list[Item]:
     """Cut over every dimension of the mesh in turn, as DTensor does it."""
     sizes, axes = LAYOUTS[case.layout][0][world], LAYOUTS[case.layout][1]
     at = [rank // math.prod(sizes[dimension + 1 :]) % size for dimension, size in enumerate(sizes)]
@@ -144,7 +149,8 @@ def parts_of(case: Case, world: int, rank: int) -> list[Part]:
             if axis is not None and axis < len(held):
                 held[axis] = shard(held[axis], sizes[dimension], at[dimension])
                 mesh[axis].append(str(dimension))
-        found.append(Part(tensor, Tensor(tensor.name, tuple(held), tensor.dtype), tuple(map(tuple, mesh))))
+        own = Tensor(tensor.name, tuple(held), tensor.dtype)
+        found.append(Item(own, setting(case).for_shape(tensor.shape), tensor.shape, tuple(map(tuple, mesh))))
     return found
 
 
@@ -154,11 +160,11 @@ def test_every_message_in_every_layout(runs: Any) -> None:
     def check(case: Case, ranks: list[Measured]) -> None:
         for rank, found in enumerate(ranks):
             parts = parts_of(case, len(ranks), rank)
-            planned = messages(setting(case), parts)
+            planned = messages(parts)
             wanted = [(int(dimension), size) for (_, _, dimension), size in planned.items()]
             for step in found.sent:
                 assert sorted((sent.dimension, sent.payload) for sent in step) == sorted(wanted)
-            kept = sum(entry_bytes(entry) for part in parts for entry in part_entries(setting(case), part).values())
+            kept = sum(entry_bytes(entry) for part in parts for entry in part.entries.values())
             assert kept + 4 * len(parts) == found.state_bytes
 
     each(runs, check, lambda case: case.optimizer in BY_SUMS)
@@ -195,12 +201,12 @@ def test_kernels_keep_and_send_what_is_planned(launched: Any) -> None:
     def check(case: Case, ranks: list[Measured]) -> None:
         place = Place("torch", "cuda", case.engine, 2, "fsdp2")
         for rank, found in enumerate(ranks):
-            planned = share_of(setting(case), tensors_of(case), place, rank)
+            planned = planned_share(case, place, rank)
             assert (planned.parameter_bytes, planned.state_bytes) == (found.parameter_bytes, found.state_bytes)
             assert [sent_bytes(step, 2) for step in found.sent] == [planned.sent_bytes] * 2
             parts = parts_of(case, 2, rank)
-            by_kernels = [is_launched(setting(case), part, place) for part in parts]
-            wanted = sorted(messages(setting(case), parts, by_kernels).values())
+            by_kernels = [is_launched(part, place.device, place.engine) for part in parts]
+            wanted = sorted(messages(parts, by_kernels).values())
             assert [sorted(sent.payload for sent in step) for step in found.sent] == [wanted] * 2
             assert len(wanted) == planned.collectives
 
@@ -224,7 +230,7 @@ def test_owners_with_kernels_keep_and_send_what_is_planned(options: dict[str, An
     )
     place = Place("torch", "cuda", "auto", 2, "fsdp2")
     for rank, found in enumerate(world(2).run(interpreted_measure, case)):
-        planned = share_of(setting(case), tensors_of(case), place, rank)
+        planned = planned_share(case, place, rank)
         assert (planned.parameter_bytes, planned.state_bytes) == (found.parameter_bytes, found.state_bytes)
         assert [sent_bytes(step, 2) for step in found.sent] == [planned.sent_bytes, planned.sent_between]
         assert [len(step) for step in found.sent] == [planned.collectives] * 2

@@ -10,12 +10,13 @@ import pytest
 from cases import EVERY
 from lanes import one_in
 
+from thalweg.arrays import Squares
 from thalweg.boundary import advance
 from thalweg.rules import RULES
 from thalweg.settings import Settings
 from thalweg.spaces import numpy as with_numbers
 from thalweg.spaces import shapes
-from thalweg.spaces.shape_arrays import Ledger
+from thalweg.spaces.shapes import Meter, Reduction
 from thalweg.storage import first_state
 
 SHAPES = [(), (1,), (7,), (0,), (3, 0), (5, 4), (130, 140), (3, 4, 5, 2), (2, 130, 140)]
@@ -51,8 +52,8 @@ def test_a_step_has_the_shapes_and_dtypes_that_it_has_with_numbers(
     rule: str, options: dict[str, Any], dtype: str, library: Any
 ) -> None:
     for shape in SHAPES:
-        ledger = Ledger(library)
-        found = outcome(shapes, rule, options, ledger.array(shape, dtype), ledger.array(shape, dtype))
+        meter = Meter(library)
+        found = outcome(shapes, rule, options, meter.array(shape, dtype), meter.array(shape, dtype))
         random = np.random.default_rng(0)
         p, g = (np.asarray(random.standard_normal(shape), dtype) for _ in range(2))
         with np.errstate(all="ignore"):
@@ -61,62 +62,62 @@ def test_a_step_has_the_shapes_and_dtypes_that_it_has_with_numbers(
 
 @pytest.mark.parametrize(("rule", "options"), one_in(9, OPTIONS))
 def test_nothing_outlives_a_step(rule: str, options: dict[str, Any]) -> None:
-    ledger = Ledger("numpy")
-    p, g = ledger.array((130, 140), "float32"), ledger.array((130, 140), "float32")
-    ledger.begin()
+    meter = Meter("numpy")
+    p, g = meter.array((130, 140), "float32"), meter.array((130, 140), "float32")
+    meter.begin()
     outcome(shapes, rule, options, p, g)
     gc.collect()
-    assert ledger.live == p.nbytes + g.nbytes
-    assert ledger.extra > 0
+    assert meter.live == meter.start
+    assert meter.extra > 0
 
 
 def test_views_share_memory_and_copies_do_not() -> None:
-    ledger = Ledger("torch")
-    x = ledger.array((4, 6), "float32")
-    ledger.begin()
-    views = [shapes.reshape(x, (2, 2, 6)), shapes.swapaxes(x, 0, 1), shapes.reshape(shapes.swapaxes(x, 0, 1), (6, 4))]
-    views.append(shapes.reshape(shapes.swapaxes(shapes.reshape(x, (1, 4, 6)), 0, 1), (4, 6)))
-    assert ledger.extra == 0
-    copied = shapes.reshape(shapes.swapaxes(x, 0, 1), (24,))
-    assert ledger.extra == copied.nbytes == x.nbytes
-    del x, views
-    assert ledger.live == copied.nbytes
-
-
-def test_what_numpy_writes_over_its_operands_is_not_counted_twice() -> None:
-    size = 400_000
-
-    def needed(library: Any, expression: Any) -> float:
-        ledger = Ledger(library)
-        x, y = ledger.array((size // 4,), "float32"), ledger.array((size // 4,), "float32")
-        ledger.begin()
-        expression(x, y)
-        return ledger.extra / size
-
-    reused = [
-        lambda x, y: (x + y) + y,
-        lambda x, y: y * (x * 2),
-        lambda x, y: (x + y) - y,
-        lambda x, y: -(x + y),
-        lambda x, y: (x * 2) / y,
+    meter = Meter("torch")
+    x = meter.array((32, 48), "float32")
+    meter.begin()
+    views = [
+        shapes.reshape(x, (16, 2, 48)),
+        shapes.swapaxes(x, 0, 1),
+        shapes.reshape(shapes.swapaxes(x, 0, 1), (48, 32)),
     ]
-    fresh = [lambda x, y: y - (x + y), lambda x, y: (x + y) * 2, lambda x, y: 2 * (x + y), lambda x, y: 1 - (x + y)]
-    assert [needed("numpy", one) for one in reused] == [1] * len(reused)
-    assert [needed("numpy", one) for one in fresh] == [2] * len(fresh)
-    assert [needed("torch", one) for one in (*reused, *fresh)] == [2] * (len(reused) + len(fresh))
+    views.append(shapes.reshape(shapes.swapaxes(shapes.reshape(x, (1, 32, 48)), 0, 1), (32, 48)))
+    assert meter.extra == 0
+    copied = shapes.reshape(shapes.swapaxes(x, 0, 1), (32 * 48,))
+    assert meter.extra == copied.nbytes == x.nbytes
+    del x, views
+    assert meter.live == copied.nbytes
 
 
 def test_products_are_counted() -> None:
-    ledger = Ledger("torch")
-    x, y = ledger.array((2, 5, 7), "float32"), ledger.array((2, 7, 3), "float32")
+    meter = Meter("torch")
+    x, y = meter.array((2, 5, 7), "float32"), meter.array((2, 7, 3), "float32")
     assert shapes.matmul(x, y).shape == (2, 5, 3)
-    assert ledger.flops == 2 * 2 * 5 * 7 * 3
-    assert ledger.product_bytes == 4 * 2 * (35 + 21 + 15)
+    assert meter.flops == 2 * 2 * 5 * 7 * 3
+    assert meter.product_bytes == 4 * 2 * (35 + 21 + 15)
+
+
+def test_memory_is_counted_in_blocks_and_at_its_most() -> None:
+    meter = Meter()
+    x = meter.array((100,), "float32")
+    assert meter.live == 512
+    meter.begin()
+    y = x + 1.0
+    del y
+    assert (meter.live, meter.extra) == (512, 512)
+
+
+def test_reductions_are_noted() -> None:
+    x = Meter().array((5, 7), "float32")
+    shapes.sums((x, None), Squares(x, (0,)))
+    shapes.amax(x, (1,))
+    sums, largest = x.meter.reductions
+    assert sums == [Reduction("sum", (5, 7), "float32", None), Reduction("sum", (5, 7), "float32", (0,))]
+    assert largest == [Reduction("max", (5, 7), "float32", (1,))]
 
 
 def test_there_is_no_truth_in_it() -> None:
-    x = Ledger().array((2, 2), "float32")
+    x = Meter().array((2, 2), "float32")
     with pytest.raises(TypeError, match="no truth value"):
         bool(x > 0)
     with pytest.raises(ValueError, match="cannot be broadcast"):
-        x + Ledger().array((3, 2), "float32")
+        x + Meter().array((3, 2), "float32")

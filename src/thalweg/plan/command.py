@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.plan.models import BUILTIN
-from thalweg.plan.optimizers import OPTIMIZERS, known_optimizer, parsed_option
+from thalweg.plan.optimizers import MIXTURES, OPTIMIZERS, known_optimizer, parsed_option
 from thalweg.plan.planning import DEVICES, ENGINES, FRONT_ENDS, LAYOUTS, Plan, plan
 from thalweg.show.choices import Dtype
 from thalweg.show.completion import lists_of, options_of
@@ -21,9 +21,6 @@ with extra("cli"):
     import click
     from click.shell_completion import CompletionItem
 
-#: What a file that can be planned may be called.
-SUFFIXES = (".safetensors", ".json")
-
 
 def complete_model(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
     """Built-in names, or, once something like a path is there, files."""
@@ -32,7 +29,7 @@ def complete_model(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem
 
 
 def complete_optimizers(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(text) for text in lists_of(OPTIMIZERS, incomplete)]
+    return [CompletionItem(text) for text in lists_of([*OPTIMIZERS, *MIXTURES], incomplete)]
 
 
 def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
@@ -42,13 +39,16 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
 
 
 @click.command("plan")
-@click.argument("model", shell_complete=complete_model)
+@click.argument("model", required=False, shell_complete=complete_model)
+@click.option("--model", "model_option", hidden=True, shell_complete=complete_model, help="The same as MODEL.")
 @click.option(
     "--optimizers",
     "--optimizer",
+    "--rules",
     metavar="LIST",
     shell_complete=complete_optimizers,
-    help=f"Only these, separated by commas: {','.join(OPTIMIZERS).lower()}, or module:MyRule.",
+    help=f"Only these, separated by commas: {','.join([*OPTIMIZERS, *MIXTURES]).lower()}, module:MyRule, or "
+    "module:function for a mixture.",
 )
 @click.option(
     "--dtype",
@@ -86,7 +86,8 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Draw plan.png and plan.svg into this folder."
 )
 def command(
-    model: str,
+    model: str | None,
+    model_option: str | None,
     optimizers: str | None,
     dtype: str | None,
     frozen: Sequence[str],
@@ -119,6 +120,8 @@ def command(
     thalweg plan checkpoints/mistral/                        reads only the headers of safetensors
     thalweg plan config.json --front-end optax
     thalweg plan mymodel:build --device cpu                  a function that returns an nn.Module
+    thalweg plan gpt2 --optimizers muon_adamw,adamw          Muon for hidden matrices, AdamW for the rest
+    thalweg plan mymodel:build --optimizers mymodel:mixture  a function that makes a mixture of a model
     thalweg plan gpt2 --option momentum_dtype=bfloat16 --option kron.max_size_dense=2048
     thalweg plan gpt2 --optimizers adafactor --explain       every parameter and its treatment
     thalweg plan gpt2 --json | jq '.optimizers[] | {optimizer, state_bytes}'
@@ -126,8 +129,11 @@ def command(
 
     Parameters, gradients, state and peak are counted; activations are not. No GPU is needed.
     """
+    if (model is None) == (model_option is None):
+        given = "twice" if model else "not at all"
+        raise click.UsageError(f"MODEL is given {given}: say thalweg plan gpt2")
     found = plan(
-        model,
+        model or model_option or "",
         optimizers=None if optimizers is None else asked_optimizers(optimizers),
         options=[parsed_option(text) for text in options],
         dtype=dtype,

@@ -1,10 +1,8 @@
-"""What a step must move in memory and send to other ranks.
+"""What a step must move in memory, and the matrix products that it needs.
 
 Bytes moved are a floor: what has to be read from memory and written to it if tensors are larger than caches, each pass
 over a tensor reading it anew, and passes being parted only by sums that must be complete. ``programs.budget`` finds it
-for every rule but Kron, whose products are counted here. Bytes sent are counted for
-the collectives that a step needs beyond those of the gradients, which are not counted: sums in ``parts``, Kron's
-messages in ``owners``.
+for every rule but those that need whole tensors, whose products are counted by ``programs.footprint``.
 """
 
 from __future__ import annotations
@@ -15,12 +13,12 @@ from collections.abc import Iterable
 from thalweg.arrays import Shape
 from thalweg.dtypes import DTYPES
 from thalweg.errors import RuleError
+from thalweg.plan.items import Item
 from thalweg.plan.models import Tensor
 from thalweg.plan.optimizers import setting_of
 from thalweg.programs import budget
-from thalweg.programs.liveness import products_of
-from thalweg.rules.entries import Entry as Declared
-from thalweg.rules.entries import Factor, Spread
+from thalweg.programs.footprint import footprint
+from thalweg.rules.entries import Entry, Factor, Spread
 from thalweg.settings import Setting
 from thalweg.storage import arithmetic
 
@@ -44,11 +42,15 @@ def frozen_bytes(tensors: Iterable[Tensor]) -> int:
     return total
 
 
+#: Bytes of a parameter's count of steps, by front end; in JAX one count serves all.
+COUNTERS = {"torch": 4, "numpy": 8, "optax": 0}
+
+
 def counter_bytes(front_end: str, tensors: int, setting: Setting) -> int:
     """Counts of steps: one for each parameter, or in JAX one for all, and one more for steps left out."""
     if front_end == "optax":
         return 4 * (2 if setting.handling.on_nonfinite == "skip" else 1)
-    return {"torch": 4, "numpy": 8}[front_end] * tensors
+    return COUNTERS[front_end] * tensors
 
 
 # ---- bytes moved
@@ -65,54 +67,41 @@ def bytes_moved(optimizer: str | Setting, tensor: Tensor, *, refresh: bool = Tru
     [20, 28, 28, 40, 24]
     """
     setting = setting_of(optimizer) if isinstance(optimizer, str) else optimizer
+    return moved_by(Item(tensor, setting, whole), refresh=refresh)
+
+
+def moved_by(item: Item, *, refresh: bool = True) -> int:
+    tensor = item.tensor
     try:
-        if not setting.rule.needs_whole:
-            return budget.bytes_moved(setting, whole or tensor.shape, tensor.dtype, tensor.shape)
-    except RuleError:  # nor is it known in passes what another rule does that no machine can read
+        if not item.rule.needs_whole:
+            return budget.bytes_moved(item.setting, item.shape, tensor.dtype, tensor.shape)
+    except RuleError:  # a rule that cannot be traced has no passes either
         pass
-    clipping = parameter_bytes(tensor) if setting.handling.max_grad_norm is not None else 0
-    return clipping + moved_by_products(setting, tensor, refresh=refresh) + moved_by_applying(setting, tensor)
+    clipping = parameter_bytes(tensor) if item.setting.handling.max_grad_norm is not None else 0
+    return clipping + moved_by_products(item, refresh=refresh) + moved_by_applying(item)
 
 
-def moved_by_products(setting: Setting, tensor: Tensor, *, refresh: bool) -> int:
-    """Operands and results of Kron's matrix products, each read or written once, and factors that are refreshed."""
-    factors = bytes_of_role(setting, tensor, Factor)
-    return products_of(setting, tensor.shape, tensor.dtype, refresh).bytes + (factors if refresh else 0)
+def moved_by_products(item: Item, *, refresh: bool) -> int:
+    """Operands and results of matrix products, each read or written once, and factors that are refreshed."""
+    found = footprint(item.setting, item.tensor.shape, item.tensor.dtype, refresh=refresh)
+    return found.product_bytes + (bytes_of_role(item, Factor) if refresh else 0)
 
 
-def moved_by_applying(setting: Setting, tensor: Tensor) -> int:
-    """What is left for Kron when its products are done: the preconditioned gradient, momentum and the parameter."""
+def moved_by_applying(item: Item) -> int:
+    """What is left when products are done: the preconditioned gradient, momentum and the parameter."""
+    tensor = item.tensor
     p, h = parameter_bytes(tensor), tensor.elements * DTYPES[arithmetic(tensor.dtype)].bytes
-    m = bytes_of_role(setting, tensor, Spread)
+    m = bytes_of_role(item, Spread)
     return (h + p + m) + (p + m)
 
 
-def bytes_of_role(setting: Setting, tensor: Tensor, role: type[Declared]) -> int:
-    size = budget.sizes_of(setting, tensor.shape, tensor.dtype)
-    return sum(size[key] for key in setting.rule_at(1).keys(tensor.shape, role))
+def bytes_of_role(item: Item, role: type[Entry]) -> int:
+    size = budget.sizes_of(item.setting, item.tensor.shape, item.tensor.dtype)
+    return sum(size[key] for key in item.rule.keys(item.tensor.shape, role))
 
 
-def flops(setting: Setting, tensor: Tensor, *, refresh: bool = True) -> int:
+def flops(item: Item, *, refresh: bool = True) -> int:
     """Floating point operations of the matrix products of a step, two for each multiplication."""
-    return products_of(setting, tensor.shape, tensor.dtype, refresh).flops if setting.rule.needs_whole else 0
-
-
-# ---- bytes sent
-
-
-def shard(size: int, world: int, rank: int) -> int:
-    """How much of an axis a rank has: whole chunks of ceil(size / world), as torch.chunk cuts them."""
-    chunk = -(-size // world)
-    return max(0, min(chunk, size - rank * chunk))
-
-
-def local(tensor: Tensor, world: int, rank: int) -> Tensor:
-    """A rank's part of a parameter; tensors without axes are everywhere."""
-    if not tensor.shape:
-        return tensor
-    return Tensor(tensor.name, (shard(tensor.shape[0], world, rank), *tensor.shape[1:]), tensor.dtype)
-
-
-def ring(total: int, world: int) -> int:
-    """What each rank sends in a ring that sums so many bytes over all ranks."""
-    return round(2 * (world - 1) / world * total)
+    if not item.rule.needs_whole:
+        return 0
+    return footprint(item.setting, item.tensor.shape, item.tensor.dtype, refresh=refresh).flops

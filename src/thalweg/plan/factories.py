@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import inspect
-import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from thalweg.errors import CommandError
 from thalweg.plan.models import Model, Tensor
+from thalweg.show.modules import imported, said
 
 #: Arguments that a factory may ask for and that are given to it: what random numbers begin with.
 RANDOM = ("rngs", "key", "rng")
@@ -26,8 +25,7 @@ def built(text: str) -> Model:
     except CommandError:
         raise
     except Exception as error:
-        told = str(error).strip().split("\n")[0]
-        raise CommandError(f"{text} could not be built: {type(error).__name__}: {told}") from error
+        raise CommandError(f"{text} could not be built: {said(error)}") from error
     return listed(model, text)
 
 
@@ -35,7 +33,7 @@ def found_factory(text: str) -> Callable[..., Any]:
     module_name, _, path = text.partition(":")
     if not module_name or not path:
         raise CommandError(f"MODEL {text!r} must be module:factory, such as mymodel:build")
-    found: Any = imported(module_name, text)
+    found: Any = imported(module_name)
     for name in path.split("."):
         if not hasattr(found, name):
             public = [known for known in vars(found) if not known.startswith("_") and callable(getattr(found, known))]
@@ -45,28 +43,6 @@ def found_factory(text: str) -> Callable[..., Any]:
         raise CommandError(f"{text} cannot be called: it is a {type(found).__name__}; name a class or a function")
     called: Callable[..., Any] = found
     return called
-
-
-def imported(module_name: str, text: str) -> Any:
-    """The module, looked for in the current folder first."""
-    here = os.getcwd()
-    added = here not in sys.path
-    if added:
-        sys.path.insert(0, here)
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as missing:
-        if missing.name and (module_name == missing.name or module_name.startswith(f"{missing.name}.")):
-            raise CommandError(
-                f"{text}: there is no module {missing.name!r} in the current folder or among the installed ones"
-            ) from None
-        raise CommandError(f"{module_name} needs a module that is not installed: {missing.name}") from None
-    except Exception as error:
-        raise CommandError(f"{module_name} could not be imported: {type(error).__name__}: {error}") from error
-    finally:
-        if added:
-            with contextlib.suppress(ValueError):
-                sys.path.remove(here)
 
 
 def shaped(factory: Callable[..., Any]) -> Any:
@@ -162,7 +138,7 @@ def listed(model: Any, text: str) -> Model:
     if "jax" in sys.modules:
         leaves = tuple(of_jax(model))
         if leaves:
-            return Model(text, f"{type(model).__name__} of JAX", leaves, says_dtype=True)
+            return Model(text, f"{type(model).__name__} of JAX", leaves)
     raise CommandError(
         f"{text} returned a {type(model).__name__}: it must return a torch.nn.Module, an nnx.Module or a tree of JAX "
         "arrays"
@@ -178,7 +154,7 @@ def of_torch(model: Any, name: str, about: str) -> Model:
         (trained if p.requires_grad else frozen).append(tensor)
     if not trained:
         raise CommandError(f"{name} has no floating-point parameters" + (" that require a gradient" * bool(frozen)))
-    return Model(name, about, tuple(trained), says_dtype=True, frozen=tuple(frozen))
+    return Model(name, about, tuple(trained), frozen=tuple(frozen), module=model)
 
 
 def of_jax(model: Any) -> Iterator[Tensor]:

@@ -1,17 +1,20 @@
-"""Parameters with what holds for them, and what is kept for each."""
+"""Parameters with what holds for them: whole ones, and what a rank holds of one."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
-from thalweg.arrays import Shape
+from thalweg.arrays import Axes, Shape
 from thalweg.plan.models import Tensor
 from thalweg.programs import budget
 from thalweg.programs.budget import entry_bytes
+from thalweg.rules import Rule
 from thalweg.settings import Setting
-from thalweg.storage import Kept as Entry
+from thalweg.storage import Kept, kind
 
-__all__ = ["Entry", "Item", "entry_bytes", "state_entries"]
+__all__ = ["Item", "entry_bytes", "item_of", "shard", "sort_items"]
 
 
 @dataclass(frozen=True)
@@ -20,19 +23,61 @@ class Item:
 
     tensor: Tensor
     setting: Setting
-    #: The shape of the whole parameter, if this is a shard.
+    #: The shape of the whole parameter, if this is a shard, and by axis the mesh dimensions that divide it.
     whole: Shape | None = None
+    mesh: tuple[tuple[str, ...], ...] = ()
 
     @property
-    def entries(self) -> dict[str, Entry]:
-        return state_entries(self.setting, self.tensor, self.whole)
+    def shape(self) -> Shape:
+        """Of the whole parameter."""
+        return self.tensor.shape if self.whole is None else self.whole
+
+    @property
+    def rule(self) -> Rule:
+        return self.setting.rule_at(1)
+
+    @property
+    def entries(self) -> dict[str, Kept]:
+        """Shape and dtype of everything that is kept for it, like the parameter in shards; factors are whole."""
+        held = None if self.whole is None else self.tensor.shape
+        return dict(budget.state_entries(self.setting, self.shape, self.tensor.dtype, held))
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for those that may be stepped together."""
+        return self.setting, self.tensor.dtype, kind(self.rule, self.setting.handling, self.shape)
+
+    def across(self, axes: Axes) -> tuple[str, ...]:
+        """The mesh dimensions over which a sum along these axes goes."""
+        chosen = range(len(self.mesh)) if axes is None or not self.mesh else axes
+        return tuple(dict.fromkeys(dimension for axis in chosen for dimension in self.mesh[axis]))
 
 
-def state_entries(setting: Setting, tensor: Tensor, whole: Shape | None = None) -> dict[str, Entry]:
-    """Shape and dtype of everything that is kept for a parameter, or for a shard of one that has the shape ``whole``.
+def item_of(tensor: Tensor, setting: Setting, world: int = 1, rank: int = 0) -> Item:
+    """What a rank holds of a parameter: of the first axis its part, as FSDP2 cuts it; without axes, all."""
+    setting = setting.for_shape(tensor.shape)
+    if world == 1:
+        return Item(tensor, setting)
+    mesh = (("ranks",), *((),) * (len(tensor.shape) - 1)) if tensor.shape else ()
+    return Item(local(tensor, world, rank), setting, tensor.shape, mesh)
 
-    Of Kron's factors, a rank keeps rows.
-    """
-    if whole is None:
-        return dict(budget.state_entries(setting, tensor.shape, tensor.dtype))
-    return dict(budget.state_entries(setting, whole, tensor.dtype, tensor.shape))
+
+def shard(size: int, world: int, rank: int) -> int:
+    """How much of an axis a rank has: whole chunks of ceil(size / world), as torch.chunk cuts them."""
+    chunk = -(-size // world)
+    return max(0, min(chunk, size - rank * chunk))
+
+
+def local(tensor: Tensor, world: int, rank: int) -> Tensor:
+    """A rank's part of a parameter; tensors without axes are everywhere."""
+    if not tensor.shape:
+        return tensor
+    return Tensor(tensor.name, (shard(tensor.shape[0], world, rank), *tensor.shape[1:]), tensor.dtype)
+
+
+def sort_items(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
+    """Items of equal keys together, in their order."""
+    found: dict[Hashable, list[Item]] = defaultdict(list)
+    for item in items:
+        found[key(item)].append(item)
+    return list(found.values())

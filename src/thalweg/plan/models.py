@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeAlias
 
 from thalweg.arrays import Shape
 from thalweg.dtypes import DTYPES
@@ -36,10 +36,10 @@ class Model:
     about: str
     #: Those that are trained.
     tensors: tuple[Tensor, ...]
-    #: Whether the source itself said in which dtype the parameters are stored.
-    says_dtype: bool = False
     #: Weights that are not trained. They take memory for themselves, without gradient and state, in any dtype.
     frozen: tuple[Tensor, ...] = ()
+    #: The same as an ``nn.Module`` without memory, where torch has built it.
+    module: Any = field(default=None, repr=False, compare=False)
 
     @property
     def parameters(self) -> int:
@@ -67,65 +67,94 @@ class Model:
         return replace(self, tensors=trained, frozen=(*self.frozen, *frozen))
 
 
-def made(name: str, about: str, named: Iterable[tuple[str, Shape]]) -> Model:
-    """A model of float32 tensors."""
-    return Model(name, about, tuple(Tensor(*pair) for pair in named))
+Named: TypeAlias = Iterator[tuple[str, Shape]]
 
 
-#: What is built in: one line about it, and the configuration it is made from.
-CONFIGURATIONS: dict[str, tuple[str, Mapping[str, Any]]] = {
-    "gpt2": ("GPT-2 124M, tied head", {"model_type": "gpt2"}),
-    "bert-large": (
-        "BERT-large 335M",
-        {
-            "model_type": "bert",
-            "hidden_size": 1024,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "intermediate_size": 4096,
-        },
-    ),
-    "resnet50": ("ResNet-50 25.6M", {"model_type": "resnet50"}),
-    "llama-1b": (
-        "Llama 3.2 1B, tied head",
-        {
-            "model_type": "llama",
-            "vocab_size": 128256,
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "llama-8b": (
-        "Llama 3.1 8B",
-        {
-            "model_type": "llama",
-            "vocab_size": 128256,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-        },
-    ),
-    "llama-70b": (
-        "Llama 3.1 70B",
-        {
-            "model_type": "llama",
-            "vocab_size": 128256,
-            "hidden_size": 8192,
-            "intermediate_size": 28672,
-            "num_hidden_layers": 80,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-        },
-    ),
+def weighted(name: str, *shape: int) -> Named:
+    """A weight, and a bias as long as its first axis."""
+    yield f"{name}.weight", shape
+    yield f"{name}.bias", shape[:1]
+
+
+def gpt2(hidden: int = 768, layers: int = 12) -> Named:
+    """Its projections are stored the other way around: inputs x outputs."""
+    yield "transformer.wte.weight", (50257, hidden)
+    yield "transformer.wpe.weight", (1024, hidden)
+    for layer in range(layers):
+        inside = f"transformer.h.{layer}"
+        for norm, projections in (
+            ("ln_1", (("attn.c_attn", 1, 3), ("attn.c_proj", 1, 1))),
+            ("ln_2", (("mlp.c_fc", 1, 4), ("mlp.c_proj", 4, 1))),
+        ):
+            yield from weighted(f"{inside}.{norm}", hidden)
+            for name, inputs, outputs in projections:
+                yield f"{inside}.{name}.weight", (inputs * hidden, outputs * hidden)
+                yield f"{inside}.{name}.bias", (outputs * hidden,)
+    yield from weighted("transformer.ln_f", hidden)
+
+
+def llama(
+    hidden: int, inner: int, layers: int, keys: int = 1024, *, tied: bool = False, vocabulary: int = 128256
+) -> Named:
+    yield "model.embed_tokens.weight", (vocabulary, hidden)
+    for layer in range(layers):
+        inside = f"model.layers.{layer}"
+        for name, rows in (("q", hidden), ("k", keys), ("v", keys), ("o", hidden)):
+            yield f"{inside}.self_attn.{name}_proj.weight", (rows, hidden)
+        yield f"{inside}.mlp.gate_proj.weight", (inner, hidden)
+        yield f"{inside}.mlp.up_proj.weight", (inner, hidden)
+        yield f"{inside}.mlp.down_proj.weight", (hidden, inner)
+        yield f"{inside}.input_layernorm.weight", (hidden,)
+        yield f"{inside}.post_attention_layernorm.weight", (hidden,)
+    yield "model.norm.weight", (hidden,)
+    if not tied:
+        yield "lm_head.weight", (vocabulary, hidden)
+
+
+def bert(hidden: int = 1024, layers: int = 24) -> Named:
+    for name, rows in (("word", 30522), ("position", 512), ("token_type", 2)):
+        yield f"embeddings.{name}_embeddings.weight", (rows, hidden)
+    yield from weighted("embeddings.LayerNorm", hidden)
+    for layer in range(layers):
+        inside = f"encoder.layer.{layer}"
+        for part in ("self.query", "self.key", "self.value", "output.dense"):
+            yield from weighted(f"{inside}.attention.{part}", hidden, hidden)
+        yield from weighted(f"{inside}.attention.output.LayerNorm", hidden)
+        yield from weighted(f"{inside}.intermediate.dense", 4 * hidden, hidden)
+        yield from weighted(f"{inside}.output.dense", hidden, 4 * hidden)
+        yield from weighted(f"{inside}.output.LayerNorm", hidden)
+    yield from weighted("pooler.dense", hidden, hidden)
+
+
+def resnet50() -> Named:
+    """With the names of torchvision: bottleneck blocks of three convolutions, each with a norm."""
+    yield "conv1.weight", (64, 3, 7, 7)
+    yield from weighted("bn1", 64)
+    before = 64
+    for stage, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), 1):
+        for block in range(blocks):
+            inside, after = f"layer{stage}.{block}", 4 * width
+            for place, shape in enumerate(((width, before, 1, 1), (width, width, 3, 3), (after, width, 1, 1)), 1):
+                yield f"{inside}.conv{place}.weight", shape
+                yield from weighted(f"{inside}.bn{place}", shape[0])
+            if before != after:
+                yield f"{inside}.downsample.0.weight", (after, before, 1, 1)
+                yield from weighted(f"{inside}.downsample.1", after)
+            before = after
+    yield from weighted("fc", 1000, before)
+
+
+#: What is built in: one line about it, and its tensors.
+BUILT_IN: Mapping[str, tuple[str, Callable[[], Named]]] = {
+    "gpt2": ("GPT-2 124M, tied head", gpt2),
+    "bert-large": ("BERT-large 335M", bert),
+    "resnet50": ("ResNet-50 25.6M", resnet50),
+    "llama-1b": ("Llama 3.2 1B, tied head", lambda: llama(2048, 8192, 16, 512, tied=True)),
+    "llama-8b": ("Llama 3.1 8B", lambda: llama(4096, 14336, 32)),
+    "llama-70b": ("Llama 3.1 70B", lambda: llama(8192, 28672, 80)),
 }
 #: Names of the models that are built in.
-BUILTIN = tuple(CONFIGURATIONS)
+BUILTIN = tuple(BUILT_IN)
 
 
 def spelt(name: str) -> str:
@@ -136,15 +165,13 @@ def spelt(name: str) -> str:
 
 @functools.cache
 def builtin(name: str) -> Model:
-    """A model that is built in.
+    """A model that is built in, of float32 tensors.
 
     >>> builtin("gpt2").parameters
     124439808
     """
-    from thalweg.plan.families import tensors_of
-
     known = spelt(name)
-    if known not in CONFIGURATIONS:
+    if known not in BUILT_IN:
         raise CommandError(f"there is no built-in model {name!r}: {suggestion(name, BUILTIN)}")
-    about, configuration = CONFIGURATIONS[known]
-    return made(known, about, tensors_of(configuration))
+    about, named = BUILT_IN[known]
+    return Model(known, about, tuple(Tensor(*pair) for pair in named()))

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from thalweg.errors import CommandError
 from thalweg.explain import Explanation, explained
 from thalweg.kernels.cpu.library import reason_missing
-from thalweg.plan.items import Item
-from thalweg.plan.models import Model
+from thalweg.plan.costs import COUNTERS
+from thalweg.plan.items import item_of
+from thalweg.plan.memory import why_unfused
+from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import (
-    DEFAULT_LR,
+    MIXTURES,
     OPTIMIZERS,
-    UNKNOWN_LR,
+    Assigned,
     Option,
+    Refused,
+    assign,
     check_known_options,
     check_used,
+    is_mixture,
     known_optimizer,
     setting_of,
 )
-from thalweg.plan.peaks import torch_unserved
-from thalweg.plan.shards import Place, Share, is_divided, largest_share, reason_against_part
+from thalweg.plan.ranks import reason_against_part
+from thalweg.plan.shares import Place, Share, largest_share
 from thalweg.plan.sources import prepared, resolve
-from thalweg.settings import Setting
 
 FRONT_ENDS = ("torch", "numpy", "optax")
 DEVICES = ("cpu", "cuda")
@@ -32,8 +35,6 @@ ENGINES = ("auto", "reference", "foreach", "fused")
 LAYOUTS = ("ddp", "fsdp2")
 #: Bytes a second where none are given: an H100 SXM's memory, and that of a server of a few channels.
 BANDWIDTHS = {"cuda": 3.35e12, "cpu": 1e11}
-#: What a count of steps takes in the explanation of a parameter; in JAX one count serves all.
-COUNTERS = {"torch": 4, "numpy": 8, "optax": 0}
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Cost:
     """What one optimizer costs the rank that needs most."""
 
     optimizer: str
-    setting: Setting
+    #: What holds for each parameter.
+    assigned: tuple[Assigned, ...]
     share: Share
     #: Seconds that moving takes at the plan's bandwidth, and products at its rate where one is given.
     seconds: float
@@ -69,6 +71,8 @@ class Plan:
     flops: float | None
     memory: int | None
     options: tuple[Option, ...] = field(default=())
+    #: Optimizers that do not take this model, by name, and why.
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def parameter_bytes(self) -> int:
@@ -80,13 +84,18 @@ class Plan:
         """Of one rank's weights that are not trained."""
         return self.costs[0].share.frozen_bytes
 
+    def by_rule(self, cost: Cost) -> dict[str, list[Tensor]]:
+        """Which parameters an optimizer steps by which rule."""
+        found: dict[str, list[Tensor]] = {}
+        for tensor, (setting, _) in zip(self.model.tensors, cost.assigned, strict=True):
+            found.setdefault(type(setting.rule).__name__, []).append(tensor)
+        return found
+
     def explain(self, optimizer: str) -> Explanation:
         """Every parameter, as ``explain()`` of an optimizer lists them."""
         name = known_optimizer(optimizer)
-        setting = setting_of(name, self.options)
-        lr: Any = DEFAULT_LR.get(name, UNKNOWN_LR)
-        counter = COUNTERS[self.place.front_end]
-        hosted = self.place.offload_state and not (setting.rule.needs_whole and is_divided(self.place))
+        known = next((cost.assigned for cost in self.costs if cost.optimizer == name), None)
+        place = self.place
         return Explanation(
             [
                 explained(
@@ -96,10 +105,12 @@ class Plan:
                     setting.for_shape(t.shape),
                     lr=lr,
                     rms=1.0 if t.elements else None,
-                    counter_bytes=counter,
-                    is_hosted=hosted,
+                    counter_bytes=COUNTERS[place.front_end],
+                    is_hosted=place.offload_state and not (setting.rule.needs_whole and place.is_divided),
                 )
-                for t in self.model.tensors
+                for t, (setting, lr) in zip(
+                    self.model.tensors, known or assign(name, self.model, self.options), strict=True
+                )
             ]
         )
 
@@ -132,29 +143,50 @@ def plan(
     >>> [cost.share.state_bytes for cost in plan("gpt2", optimizers=["SGD", "Adafactor"]).costs]
     [497759824, 1287060]
     """
-    names = [known_optimizer(name) for name in optimizers] if optimizers is not None else list(OPTIMIZERS)
-    device = device or ("cpu" if front_end == "numpy" else "cuda")
-    place = checked_place(Place(front_end, device, engine, world, layout, offload_state))
+    place = checked_place(
+        Place(front_end, device or ("cpu" if front_end == "numpy" else "cuda"), engine, world, layout, offload_state)
+    )
+    names = [known_optimizer(name) for name in optimizers] if optimizers is not None else all_optimizers(front_end)
+    for name in names:
+        if is_mixture(name) and front_end != "torch":
+            raise CommandError(f"{name} is a mixture of thalweg.torch: it is planned with --front-end torch")
     for what, value in (("bandwidth", bandwidth), ("flops", flops), ("memory", memory)):
         if value is not None and not value > 0:
             raise CommandError(f"{what} must be above 0, got {value}")
     given = tuple(options)
     check_known_options(given, names)
-    settings = {name: setting_of(name, given) for name in names}
-    check_used(given, settings)
+    check_used(given, {name: setting_of(name, given) for name in names if not is_mixture(name)})
     patterns = (frozen,) if isinstance(frozen, str) else tuple(frozen)
     found = resolve(model, dtype, patterns) if isinstance(model, str) else prepared(model, dtype, patterns)
-    for name, setting in settings.items():
-        check_served(name, setting, found, place)
-    rate = bandwidth or BANDWIDTHS[device]
-    costs = tuple(cost_of(name, setting, found, place, rate, flops, memory) for name, setting in settings.items())
-    return Plan(found, place, costs, rate, flops, memory, given)
+    rate, costs, refused = bandwidth or BANDWIDTHS[place.device], [], {}
+    for name in names:
+        try:
+            assigned = assign(name, found, given)
+        except Refused as reason:
+            refused[name] = str(reason)
+            continue
+        check_served(name, assigned, found, place)
+        costs.append(cost_of(name, assigned, found, place, rate, flops, memory))
+    if not costs:
+        raise CommandError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
+    return Plan(found, place, tuple(costs), rate, flops, memory, given, refused)
+
+
+def all_optimizers(front_end: str) -> list[str]:
+    """What is planned where nothing else is said."""
+    return [*OPTIMIZERS, *(MIXTURES if front_end == "torch" else ())]
 
 
 def cost_of(
-    name: str, setting: Setting, model: Model, place: Place, rate: float, flops: float | None, memory: int | None
+    name: str,
+    assigned: Sequence[Assigned],
+    model: Model,
+    place: Place,
+    rate: float,
+    flops: float | None,
+    memory: int | None,
 ) -> Cost:
-    share = largest_share(setting, model.tensors, place, model.frozen)
+    share = largest_share([setting for setting, _ in assigned], model.tensors, place, model.frozen)
 
     def seconds(moved: int, products: int) -> float:
         # they take turns: a product waits for what is moved before it
@@ -163,7 +195,7 @@ def cost_of(
     known = memory is not None and share.peak_bytes is not None
     return Cost(
         optimizer=name,
-        setting=setting,
+        assigned=tuple(assigned),
         share=share,
         seconds=seconds(share.moved_bytes, share.flops),
         seconds_between=seconds(share.moved_between, share.flops_between),
@@ -205,18 +237,14 @@ def check_word(what: str, word: str, known: Sequence[str]) -> None:
         raise CommandError(f"there is no {what} {word!r}: it must be one of {', '.join(known)}")
 
 
-def check_served(name: str, setting: Setting, model: Model, place: Place) -> None:
-    """Say what cannot be stepped so: slices that are not there, what native code or kernels do not take."""
-    for tensor in model.tensors:
-        if setting.rule.stacked_axes > len(tensor.shape):
-            raise CommandError(
-                f"{name}: stacked_axes={setting.rule.stacked_axes}, but {tensor.name!r} has shape {tensor.shape}: "
-                f"it must be at most {len(tensor.shape)}"
-            )
-        if place.engine != "fused":
-            continue
-        divided = reason_against_part(setting, tensor, place.device) if is_divided(place) else ""
-        if reason := divided or torch_unserved(Item(tensor, setting.for_shape(tensor.shape)), place.device):
+def check_served(name: str, assigned: Sequence[Assigned], model: Model, place: Place) -> None:
+    """Say what native code or kernels do not take, where they are asked for."""
+    if place.engine != "fused":
+        return
+    for tensor, (setting, _) in zip(model.tensors, assigned, strict=True):
+        item = item_of(tensor, setting)
+        divided = reason_against_part(item, place.device) if place.is_divided else ""
+        if reason := divided or why_unfused(item, place.device):
             raise CommandError(
                 f"engine 'fused' cannot run {name} for {tensor.name!r}: {reason}; "
                 "use 'auto', which takes the fastest that can run"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from thalweg.plan.optimizers import OPTIMIZERS
+from thalweg.plan.optimizers import OPTIMIZERS, applies, is_mixture
 from thalweg.plan.planning import Cost, Plan
 
 
@@ -28,17 +28,22 @@ def recorded(found: Plan, *, explain: bool = False) -> dict[str, Any]:
         "flops": found.flops,
         "memory": found.memory,
         "optimizers": [recorded_cost(found, cost, explain) for cost in found.costs],
+        "refused": dict(found.refused),
     }
 
 
 def recorded_cost(found: Plan, cost: Cost, explain: bool) -> dict[str, Any]:
-    share = cost.share
-    rule_name, own = OPTIMIZERS[cost.optimizer]
-    options = {option.name: option.value for option in found.options if option.optimizer in (None, cost.optimizer)}
-    record = {
-        "optimizer": cost.optimizer,
-        "rule": rule_name,
-        "options": {**own, **{name: value for name, value in options.items() if has_option(cost, name)}},
+    share, name = cost.share, cost.optimizer
+    rule, own = (None, {}) if is_mixture(name) else OPTIMIZERS[name]
+    asked = [o for o in found.options if o.optimizer == name or (o.optimizer is None and applies(o, name))]
+    record: dict[str, Any] = {
+        "optimizer": name,
+        "rule": rule,
+        "rules": {
+            each: {"tensors": len(some), "parameters": sum(tensor.elements for tensor in some)}
+            for each, some in found.by_rule(cost).items()
+        },
+        "options": {**own, **{option.name: option.value for option in asked}},
         "engine": share.engine,
         "rank": share.rank,
         "parameter_bytes": share.parameter_bytes,
@@ -47,6 +52,7 @@ def recorded_cost(found: Plan, cost: Cost, explain: bool) -> dict[str, Any]:
         "state_bytes": share.state_bytes,
         "host_bytes": share.host_bytes,
         "peak_bytes": share.peak_bytes,
+        "peak_is_bound": share.peak_is_bound,
         "total_bytes": share.total_bytes if share.peak_bytes is not None else None,
         "fits": cost.fits,
         "moved_bytes": share.moved_bytes,
@@ -63,7 +69,3 @@ def recorded_cost(found: Plan, cost: Cost, explain: bool) -> dict[str, Any]:
         rows = found.explain(cost.optimizer)
         record["tensors"] = [asdict(row) for row in rows.rows]
     return record
-
-
-def has_option(cost: Cost, name: str) -> bool:
-    return hasattr(cost.setting.rule, name) or hasattr(cost.setting.handling, name) or name == "variant"

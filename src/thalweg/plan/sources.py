@@ -1,21 +1,29 @@
-"""What the word MODEL may mean: a built-in name, files, a configuration, a list of shapes, or a factory."""
+"""What the word MODEL may mean: a built-in name, files, a configuration, a list of shapes, or a factory.
+
+Files are read by their own libraries: safetensors reads headers and no tensor, transformers builds a configuration's
+model without memory. Of transformers its own code alone is run, and nothing is fetched: what a configuration says of
+code, kernels and weights from elsewhere is left out before transformers sees it.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
+import math
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from thalweg.dtypes import DTYPES
 from thalweg.errors import CommandError
-from thalweg.plan.configurations import from_configuration
-from thalweg.plan.factories import built
-from thalweg.plan.headers import files_in, indexed, is_shape, read_safetensors
+from thalweg.plan.factories import built, of_torch
 from thalweg.plan.models import BUILTIN, Model, Tensor, builtin, spelt
 from thalweg.show.dtypes import known_dtype, listed_dtypes, spelt_dtype
+from thalweg.show.files import check_file
 from thalweg.show.lists import suggestion
+from thalweg.show.modules import said
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 #: A model's name on a hub: its owner's name and its own.
@@ -107,13 +115,24 @@ def in_file(path: Path) -> Model:
         raise CommandError(f"{path} must be a .safetensors or a .json file")
     if path.name.endswith(".safetensors.index.json"):
         return read_safetensors(list(indexed(path)), str(path.parent))
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CommandError(f"{path} is not valid JSON: {error}") from None
+    content = read_json(path)
     if isinstance(content, dict) and ("model_type" in content or "architectures" in content):
         return from_configuration(str(path), content)
     return from_shapes(path, content)
+
+
+def read_json(path: Path) -> Any:
+    check_file(path)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"{path} is not valid JSON: {error}") from None
+
+
+# ---- a JSON of shapes
+
+#: Shapes as a file has them, at most.
+MOST_AXES, MOST_ELEMENTS = 64, 2**63
 
 
 def from_shapes(path: Path, content: Any) -> Model:
@@ -123,7 +142,7 @@ def from_shapes(path: Path, content: Any) -> Model:
     if not isinstance(content, dict) or not content:
         raise CommandError(f'{path} must hold shapes, such as {{"weight": [768, 768]}} or [[768, 768], [768]]')
     tensors = tuple(from_entry(path, name, entry) for name, entry in content.items())
-    return Model(str(path), "shapes", tensors, says_dtype=any(isinstance(e, dict) for e in content.values()))
+    return Model(str(path), "shapes", tensors)
 
 
 def from_entry(path: Path, name: str, entry: Any) -> Tensor:
@@ -135,3 +154,194 @@ def from_entry(path: Path, name: str, entry: Any) -> Tensor:
     if dtype not in DTYPES:
         raise CommandError(f"{path}: {name!r} has dtype {dtype!r}: {listed_dtypes()}")
     return Tensor(name, tuple(shape), dtype)
+
+
+def is_shape(shape: Any) -> TypeGuard[list[int]]:
+    """Whether it is a list of sizes that a tensor can have."""
+    is_list = isinstance(shape, list) and len(shape) <= MOST_AXES
+    return is_list and all(map(is_size, shape)) and math.prod(shape) < MOST_ELEMENTS
+
+
+def is_size(n: Any) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool) and 0 <= n < MOST_ELEMENTS
+
+
+# ---- safetensors
+
+#: Whole numbers and truth values: nothing that is trained.
+COUNTS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
+#: Floating point that models carry along and do not train.
+BUFFERS = re.compile(r"(^|\.)(running_mean|running_var|inv_freq|masked_bias|position_ids)$|(^|\.)h\.\d+\.attn\.bias$")
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The safetensors files of a model in a folder: those its index names, or all there are."""
+    indexes = sorted(folder.glob("*.safetensors.index.json"))
+    return list(indexed(indexes[0])) if indexes else sorted(folder.glob("*.safetensors"))
+
+
+def indexed(index: Path) -> Iterator[Path]:
+    """The files that an index names, which lie beside it."""
+    try:
+        names = sorted({str(name) for name in read_json(index)["weight_map"].values()})
+    except (KeyError, AttributeError, TypeError):
+        raise CommandError(f"{index} is not an index of safetensors files: it has no weight_map") from None
+    for name in names:
+        file = index.parent / Path(name).name
+        if not os.path.isfile(file):  # pathlib raises where a name is too long
+            raise CommandError(f"{index} names a file that is not there: {file}")
+        yield file
+
+
+def read_safetensors(files: list[Path], name: str) -> Model:
+    """One model from all of its files. Dtypes that cannot be trained keep the format's names."""
+    found: dict[str, Tensor] = {}
+    left_out = 0
+    for file in files:
+        for key, shape, kind in header_of(file):
+            if key in found:
+                raise CommandError(f"{file}: the tensor {key!r} is in another file of this model as well")
+            if kind in COUNTS or is_buffer(key, shape):
+                left_out += 1
+                continue
+            found[key] = Tensor(key, shape, spelt_dtype(kind))
+    if not found:
+        raise CommandError(f"{name}: it has no floating-point tensor")
+    about = f"{len(files)} safetensors file{'s' * (len(files) > 1)}"
+    if left_out:
+        about += (
+            f", {left_out} tensor{'s' * (left_out > 1)} that {'are' if left_out > 1 else 'is'} no parameter left out"
+        )
+    return Model(name, about, tuple(found.values()))
+
+
+def header_of(file: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and dtype of each tensor of a file, in their order; safetensors checks the header."""
+    check_file(file)
+    with open(file, "rb") as stream:
+        start = stream.read(8)
+    if start[:1] == b"\x80" or start[:2] == b"PK":
+        raise CommandError(f"{file} is a pickle, which plan does not open: save the model as safetensors")
+    try:
+        safetensors = importlib.import_module("safetensors")
+    except ImportError:
+        raise CommandError(f"{file}: install safetensors to plan it: pip install safetensors") from None
+    try:
+        with safetensors.safe_open(file, framework="numpy") as opened:
+            slices = {key: opened.get_slice(key) for key in opened.offset_keys()}
+            entries = [(key, own.get_shape(), own.get_dtype()) for key, own in slices.items()]
+    except (safetensors.SafetensorError, OSError) as error:
+        raise CommandError(f"{file} is damaged, or not a safetensors file: {error}") from None
+    for key, shape, kind in entries:
+        if not is_shape(shape):
+            raise CommandError(f"{file} is damaged: the tensor {key!r} has shape {shape!r:.60}, which no tensor has")
+        yield key, tuple(shape), kind
+
+
+def is_buffer(key: str, shape: tuple[int, ...]) -> bool:
+    """Whether it is one of the well-known tensors that models store and do not train."""
+    return BUFFERS.search(key) is not None and (not key.endswith(".attn.bias") or len(shape) == 4)
+
+
+# ---- configurations of Hugging Face
+
+#: Entries that count modules, by their names; how many there may be, and how large any other number may be.
+COUNTED = re.compile(r"layer|depth|block|stage|repeat|expert")
+MOST_LAYERS, MOST_WIDE = 10_000, 2**31
+#: Entries that change no shape, and for which transformers may load code, kernels or packages from elsewhere.
+LEFT_OUT = (
+    *("auto_map", "quantization_config", "attn_implementation", "_attn_implementation"),
+    *("_attn_implementation_internal", "experts_implementation", "_experts_implementation"),
+    "_experts_implementation_internal",
+)
+#: Entries that would fetch the weights of a part.
+PRETRAINED = "use_pretrained_backbone"
+
+
+def from_configuration(name: str, content: Mapping[str, Any]) -> Model:
+    """The model of a configuration, in the dtype that it says, as transformers builds it without memory."""
+    kind = content.get("model_type")
+    if kind is None:
+        raise CommandError(f"{name}: this configuration has no model_type: it is not the config.json of a model")
+    if not isinstance(kind, str):
+        raise CommandError(f"{name}: the configuration's model_type must be a name such as 'llama', got {kind!r:.60}")
+    check_sizes(name, content)
+    dtype = said_dtype(content)
+    served = dtype in DTYPES
+    module, version = build_module(name, kind, content, dtype if served else None)
+    model = of_torch(module, name, f"{type(module).__name__}, shapes from {version}")
+    # the check of dtypes reports one that is not supported
+    return model if served or dtype is None else model.stored_as(dtype)
+
+
+def build_module(name: str, kind: str, content: Mapping[str, Any], dtype: str | None) -> tuple[Any, str]:
+    """A module without memory, and who built it. kind: the configuration's model type."""
+    instead = "give its .safetensors, or module:factory"
+    try:
+        torch: Any = importlib.import_module("torch")
+        transformers: Any = importlib.import_module("transformers")
+    except ImportError as error:
+        raise CommandError(
+            f"{name}: install {error.name} to plan {kind}: pip install torch transformers; or {instead}, or one of "
+            f"{', '.join(BUILTIN)}"
+        ) from None
+    version = f"transformers {transformers.__version__}"
+    if kind not in transformers.CONFIG_MAPPING:
+        raise CommandError(f"{name}: {version} does not know the model type {kind!r}; {instead}")
+    try:
+        config = transformers.CONFIG_MAPPING[kind].from_dict(without_elsewhere(content))
+        with torch.device("meta"):
+            module = from_config(transformers, config, content, None if dtype is None else getattr(torch, dtype))
+    except Exception as error:
+        raise CommandError(f"{name}: {version} could not build it: {said(error)}; {instead}") from error
+    return module, version
+
+
+def check_sizes(name: str, content: Any, key: str = "") -> None:
+    """Refuse numbers that no model has, before somebody makes so many layers."""
+    if isinstance(content, Mapping):
+        for inner, value in content.items():
+            check_sizes(name, value, str(inner))
+    elif isinstance(content, list):
+        for value in content:
+            check_sizes(name, value, key)
+    elif isinstance(content, int) and abs(content) > (most := MOST_LAYERS if COUNTED.search(key) else MOST_WIDE):
+        raise CommandError(f"{name}: the configuration's {key} is {content!r:.30}, and may be {most:,} at most")
+
+
+def said_dtype(content: Mapping[str, Any]) -> Any:
+    """What the configuration says of dtypes, or else that of its language model; None if neither does."""
+    inner = content.get("text_config")
+    for own in (content, inner if isinstance(inner, Mapping) else {}):
+        for key in ("dtype", "torch_dtype"):
+            if own.get(key) is not None:
+                return spelt_dtype(str(own[key]))
+    return None
+
+
+def from_config(transformers: Any, config: Any, content: Mapping[str, Any], dtype: Any) -> Any:
+    """A module of the class that the configuration names, or else one that predicts words, or one without a head."""
+    asked = content.get("architectures")
+    for architecture in asked if isinstance(asked, list) else ():
+        found: Any = getattr(transformers, architecture, None) if isinstance(architecture, str) else None
+        if not is_class_of(found, transformers.PreTrainedModel):
+            continue
+        own = config if isinstance(config, found.config_class) else config.get_text_config()
+        if isinstance(own, found.config_class):
+            return found._from_config(own, dtype=dtype, attn_implementation="eager")
+    causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    auto = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
+    return auto.from_config(config, dtype=dtype, attn_implementation="eager", trust_remote_code=False)
+
+
+def is_class_of(found: Any, base: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, base)
+
+
+def without_elsewhere(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration, and those within it, without what may lead out of this machine."""
+    return {
+        key: False if key == PRETRAINED else without_elsewhere(value) if isinstance(value, Mapping) else value
+        for key, value in content.items()
+        if key not in LEFT_OUT
+    }

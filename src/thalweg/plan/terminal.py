@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from thalweg.plan.models import Tensor
+from thalweg.plan.optimizers import is_mixture
 from thalweg.plan.planning import BANDWIDTHS, Cost, Plan
 from thalweg.show.extras import extra
 from thalweg.show.palette import colour_of
@@ -72,7 +73,9 @@ def table_of(found: Plan) -> Table:
 
 
 def peak(cost: Cost) -> str:
-    return "XLA decides" if cost.share.peak_bytes is None else human_bytes(cost.share.peak_bytes)
+    if cost.share.peak_bytes is None:
+        return "XLA decides"
+    return ("≤ " if cost.share.peak_is_bound else "") + human_bytes(cost.share.peak_bytes)
 
 
 def total(cost: Cost) -> str:
@@ -93,7 +96,8 @@ def fitting(found: Plan, cost: Cost) -> Text:
 def notes(found: Plan) -> Iterator[str]:
     """What the columns mean, and what is not counted."""
     place = found.place
-    yield "state: kept between steps. peak: needed in addition during a step, after the first."
+    bound = " ≤: it is a bound." if any(cost.share.peak_is_bound for cost in found.costs) else ""
+    yield f"state: kept between steps. peak: needed in addition during a step, after the first.{bound}"
     if place.offload_state:
         yield (
             "on host: of the state, what is in the host's memory. A step moves as much over the bus, each way, "
@@ -120,6 +124,14 @@ def notes(found: Plan) -> Iterator[str]:
                 cores = place.device == "cuda" and "fused" in share.engine
                 rate = "on tensor cores, such as --flops 300TFLOPS" if cores else "in float32, such as --flops 60TFLOPS"
                 yield f"{cost.optimizer}: the time of its products is not counted; set their rate {rate}."
+    for cost in found.costs:
+        if is_mixture(cost.optimizer):
+            own = sorted(found.by_rule(cost).items(), key=lambda pair: pair[0] == "AdamW")
+            parts = (f"{rule} steps {counted(some)}" for rule, some in own)
+            names = "" if found.model.module is not None else " (told apart by their names)"
+            yield f"{cost.optimizer}: {'; '.join(parts)}{names}."
+    for name, reason in found.refused.items():
+        yield f"{name} is not planned: {reason}"
     if place.world > 1:
         yield "Figures are those of the rank that needs most. sent: without the reduction of gradients."
 

@@ -19,8 +19,6 @@ from thalweg.programs.schedule import depths
 from thalweg.programs.trace import FUNCTIONS, Program, example_of, trace
 from thalweg.rules import Rule, Update
 from thalweg.rules.options import is_structure, number_options
-from thalweg.spaces import shapes
-from thalweg.spaces.shape_arrays import Ledger
 
 #: Completes reductions over ranks: takes what ``xp.partial`` made of them, yields messages, returns their values.
 Complete: TypeAlias = Callable[[Sequence[Any]], Generator[Any, Any, Sequence[Any]]]
@@ -109,8 +107,8 @@ def order_for(rule: Rule, kept: Rule, keys: Sequence[str], shape: Shape, *, with
     kept: the rule whose state is given, with these keys; it may be another at other steps.
     """
     example = example_of(rule, shape)
-    kinds = kept.init(shapes, Ledger().array(example, "float32"))
-    state = tuple((key, tuple(kinds[key].shape)) for key in keys)
+    entries = kept.entries(example)
+    state = tuple((key, entries[key].shape(example, kept.stacked_axes)) for key in keys)
     return traced(stand_in(rule), example, state, with_lr)
 
 

@@ -1,10 +1,15 @@
-"""The space of shapes: arrays without numbers, to learn what a rule would keep and allocate, without allocating it."""
+"""The space of shapes: arrays without numbers, to learn what a rule would do, keep and allocate, without doing it.
+
+A meter knows how many bytes such arrays take together, now and at most. They come and go as Python's references to
+them do, just as those of numpy and torch. Operations are counted as if each wrote a new array, so that what a meter
+found at most is a bound: numpy writes some sums over an operand that nobody else has.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from thalweg.arrays import (
     Axes,
@@ -23,9 +28,157 @@ from thalweg.arrays import (
     reduced_shape,
 )
 from thalweg.dtypes import NARROW
-from thalweg.spaces.shape_arrays import ShapeOnly, applied
 
 R = TypeVar("R")
+Library: TypeAlias = Literal["numpy", "torch"]
+
+BYTES = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int32": 4,
+    "int64": 8,
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+}
+#: Of two dtypes in one operation, the later one is the result's.
+ORDER = tuple(BYTES)
+#: Memory comes in blocks, on GPUs of this many bytes.
+BLOCK = 512
+
+
+class Reduction(NamedTuple):
+    """A sum or a maximum that was asked for."""
+
+    kind: str
+    #: Of what was reduced, and along which axes.
+    shape: Shape
+    dtype: str
+    axes: Axes
+
+
+class Meter:
+    """What some arrays take together, and the products and reductions that they went through."""
+
+    def __init__(
+        self, library: Library = "torch", *, selects: bool = False, branch: bool = True, widens: bool = False
+    ) -> None:
+        #: Whose operations are counted.
+        self.library = library
+        #: Whether products of 16 bits are made in float32, as on CPUs.
+        self.widens = widens
+        #: Whether both sides of a branch are computed, because the host does not know which is asked for.
+        self.selects = selects
+        #: Which side is taken otherwise.
+        self.branch = branch
+        #: Bytes that are alive now, were when counting began, and have been at most since then.
+        self.live = self.start = self.most = 0
+        #: Floating point operations of matrix products, and bytes of their operands and results.
+        self.flops = self.product_bytes = 0
+        #: What was reduced, together where it was asked for together.
+        self.reductions: list[list[Reduction]] = []
+
+    def begin(self) -> None:
+        """Take what is alive now for what was there before."""
+        self.start = self.most = self.live
+
+    @property
+    def extra(self) -> int:
+        """The most that has been alive at once, beyond what was there at the beginning."""
+        return self.most - self.start
+
+    def array(self, shape: Shape, dtype: str) -> ShapeOnly:
+        size = math.prod(shape) * BYTES[dtype]
+        return ShapeOnly(shape, dtype, Memory(self, -(-size // BLOCK) * BLOCK))
+
+
+class Memory:
+    """What an array and the views of it take. It is freed with the last of them."""
+
+    __slots__ = ("meter", "size")
+
+    def __init__(self, meter: Meter, size: int) -> None:
+        self.meter, self.size = meter, size
+        meter.live += size
+        meter.most = max(meter.most, meter.live)
+
+    def __del__(self) -> None:
+        self.meter.live -= self.size
+
+
+def _operator(dtype: str | None = None) -> Callable[..., Any]:
+    def method(x: ShapeOnly, *other: Any) -> Any:
+        (y,) = other or (x,)
+        return applied(x, y, dtype=dtype) if isinstance(y, (ShapeOnly, int, float)) else NotImplemented
+
+    return method
+
+
+class ShapeOnly:
+    """An array without numbers."""
+
+    __slots__ = ("dtype", "is_turned", "memory", "shape")
+
+    def __init__(self, shape: Shape, dtype: str, memory: Memory, *, is_turned: bool = False) -> None:
+        self.shape, self.dtype, self.memory = shape, dtype, memory
+        #: Whether it is a view of an array that has its elements in another order.
+        self.is_turned = is_turned
+
+    @property
+    def meter(self) -> Meter:
+        return self.memory.meter
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * BYTES[self.dtype]
+
+    def new(self, shape: Shape | None = None, dtype: str | None = None) -> ShapeOnly:
+        return self.meter.array(self.shape if shape is None else shape, dtype or self.dtype)
+
+    def view(self, shape: Shape, *, is_turned: bool = False, dtype: str | None = None) -> ShapeOnly:
+        return ShapeOnly(shape, dtype or self.dtype, self.memory, is_turned=is_turned)
+
+    def __getitem__(self, index: int) -> ShapeOnly:
+        return self.view(self.shape[1:], is_turned=self.is_turned)
+
+    def __bool__(self) -> bool:
+        raise TypeError("an array without numbers has no truth value")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _operator()
+    __pow__ = __rpow__ = __and__ = __rand__ = __xor__ = __rxor__ = __rshift__ = __neg__ = __abs__ = _operator()
+    __gt__ = __ge__ = __lt__ = __le__ = _operator(dtype="bool")
+    __eq__ = __ne__ = _operator(dtype="bool")
+    __hash__ = None  # type: ignore[assignment]
+
+
+def applied(*operands: Any, dtype: str | None = None) -> ShapeOnly:
+    """A new array, the result of an elementwise operation; numbers among the operands widen nothing."""
+    arrays = [x for x in operands if isinstance(x, ShapeOnly)]
+    widest = dtype or max((x.dtype for x in arrays), key=ORDER.index)
+    return arrays[0].new(broadcast([x.shape for x in arrays]), widest)
+
+
+def broadcast(shapes: list[Shape]) -> Shape:
+    if len(set(shapes)) == 1:
+        return shapes[0]
+    ndim = max(map(len, shapes))
+    padded = [(1,) * (ndim - len(shape)) + shape for shape in shapes]
+    found = []
+    for sizes in zip(*padded, strict=True):
+        size = next((n for n in sizes if n != 1), 1)
+        if any(n not in (1, size) for n in sizes):
+            raise ValueError(f"shapes {', '.join(map(str, shapes))} cannot be broadcast together")
+        found.append(size)
+    return tuple(found)
+
+
+# ---- the functions of the space
 
 
 def shape(x: ShapeOnly) -> Shape:
@@ -94,39 +247,49 @@ def where(condition: Truth, x: Value, y: Value) -> Value:
     if isinstance(condition, bool):
         return x if condition else y
     kinds = [value.dtype for value in (x, y) if isinstance(value, ShapeOnly)]
-    of_numbers = "float64" if condition.ledger.library == "numpy" else "float32"
+    of_numbers = "float64" if condition.meter.library == "numpy" else "float32"
     return applied(condition, x, y, dtype=kinds[0] if kinds else of_numbers)
 
 
 def sums(*terms: Term) -> tuple[Scalar, ...]:
+    note("sum", *terms)
     return tuple(astype(total(term), term[0].dtype) for term in terms)
 
 
 def means(*terms: Term) -> tuple[Scalar, ...]:
+    note("sum", *terms)
     return tuple(astype(total(term) / count(term[0].shape, term[1]), term[0].dtype) for term in terms)
+
+
+def note(kind: str, *terms: Any) -> None:
+    """Tell the meter of reductions that are asked for together."""
+    if terms:
+        found = [Reduction(kind, own.shape, own.dtype, axes) for own, axes in terms]
+        terms[0][0].meter.reductions.append(found)
 
 
 def total(term: Term) -> Any:
     """numpy stores squares before it sums them, in float64; torch has norms."""
     x, axes = term
-    by_numpy = x.ledger.library == "numpy"
+    by_numpy = x.meter.library == "numpy"
     values = x * x if isinstance(term, Squares) and (by_numpy or axes == ()) else x
     shape = () if axes is None else reduced_shape(x.shape, axes)
     return values.new(shape, "float64" if by_numpy and axes else None)
 
 
 def amax(x: ShapeOnly, axes: Axes) -> Scalar:
+    note("max", (x, axes))
     return x.new(() if axes is None else reduced_shape(x.shape, axes))
 
 
 def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
-    """The side that the ledger says; both, and a choice between them, if it says that the host does not know."""
+    """The side that the meter says; both, and a choice between them, if it says that the host does not know."""
     if isinstance(condition, bool):
         return yes() if condition else no()
-    if condition.ledger.selects:
+    if condition.meter.selects:
         chosen: R = select(condition, yes(), no())
         return chosen
-    return yes() if condition.ledger.branch else no()
+    return yes() if condition.meter.branch else no()
 
 
 def select(condition: ShapeOnly, yes: Any, no: Any) -> Any:
@@ -177,33 +340,36 @@ def join(parts: Sequence[ShapeOnly], axis: int) -> ShapeOnly:
 
 
 def matmul(x: ShapeOnly, y: ShapeOnly) -> ShapeOnly:
-    if x.dtype in NARROW and x.ledger.widens:
+    if x.dtype in NARROW and x.meter.widens:
         return astype(matmul(astype(x, "float32"), astype(y, "float32")), x.dtype)
     batch = max(x.shape[:-2], y.shape[:-2], key=math.prod)
     rows, inner, columns = *x.shape[-2:], y.shape[-1]
-    ledger, several = x.ledger, math.prod(batch)
+    meter, several = x.meter, math.prod(batch)
     # torch lays out what is broadcast over two axes of a batch
     laid_out = [
         operand.new((*batch, *operand.shape[-2:]))
         for operand in (x, y)
-        if ledger.library == "torch" and batch[:1] not in ((), (1,)) and math.prod(operand.shape[:-2]) < several
+        if meter.library == "torch" and batch[:1] not in ((), (1,)) and math.prod(operand.shape[:-2]) < several
     ]
     result = x.new((*batch, rows, columns))
     del laid_out
-    ledger.flops += 2 * several * rows * inner * columns
-    ledger.product_bytes += x.nbytes + y.nbytes + result.nbytes
+    meter.flops += 2 * several * rows * inner * columns
+    meter.product_bytes += x.nbytes + y.nbytes + result.nbytes
     return result
 
 
 def matmul_add(x: ShapeOnly, y: ShapeOnly, z: ShapeOnly, product: float, plus: float) -> ShapeOnly:
-    """In one call by torch; numpy has the product, its multiple and that of z beside one another."""
+    """In one call by torch for a batch; else there are the product, its multiple and that of z beside one another."""
+    if x.dtype in NARROW and x.meter.widens:
+        wide = [astype(own, "float32") for own in (x, y, z)]
+        return astype(matmul_add(wide[0], wide[1], wide[2], product, plus), x.dtype)
     made = matmul(x, y)
-    return applied(product * made, plus * z) if made.ledger.library == "numpy" else made
+    return made if made.meter.library == "torch" and x.ndim == 3 else applied(product * made, plus * z)
 
 
 def rounded(x: ShapeOnly, dtype: str) -> ShapeOnly:
     """numpy keeps the dtype: it makes distances between neighbours, and rounds multiples of them."""
-    if x.ledger.library == "torch":
+    if x.meter.library == "torch":
         return astype(x, dtype)
     if dtype == "float32":
         return astype(astype(x, "float32"), x.dtype)
@@ -227,12 +393,12 @@ def upper(x: ShapeOnly) -> ShapeOnly:
 
 def solve(matrix: ShapeOnly, right: ShapeOnly) -> ShapeOnly:
     rows, columns = right.shape[-2:]
-    matrix.ledger.flops += math.prod(right.shape[:-2]) * rows * rows * columns
-    wide = [astype(x, "float64") for x in (matrix, right)] if right.ledger.library == "numpy" else [matrix, right]
+    matrix.meter.flops += math.prod(right.shape[:-2]) * rows * rows * columns
+    wide = [astype(x, "float64") for x in (matrix, right)] if right.meter.library == "numpy" else [matrix, right]
     result = wide[1].new()
     del wide
     result = astype(result, right.dtype)
-    matrix.ledger.product_bytes += matrix.nbytes + right.nbytes + result.nbytes
+    matrix.meter.product_bytes += matrix.nbytes + right.nbytes + result.nbytes
     return result
 
 

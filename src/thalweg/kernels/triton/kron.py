@@ -30,6 +30,7 @@ from thalweg.kernels.triton.kron_plan import Plan
 from thalweg.kernels.triton.kron_refresh import Refresh
 from thalweg.kernels.triton.kron_served import reason_unserved
 from thalweg.kernels.triton.products import ceiling
+from thalweg.kernels.triton.tables import in_blocks
 from thalweg.rules import Kron
 from thalweg.settings import Handling
 
@@ -189,6 +190,12 @@ class KronKernels:
         if found is None or found.numel() < batch.scratch_size:
             found = self.scratch[device] = torch.empty(batch.scratch_size, dtype=torch.uint8, device=device)
         return found
+
+
+def scratch_bytes(batches: Sequence[Batch]) -> int:
+    """What the kernels of an optimizer keep for some batches: tables of each, and scratch memory that all share."""
+    shared = max((batch.scratch_size for batch in batches), default=0)
+    return sum(batch.uploads.kept_bytes for batch in batches) + in_blocks(shared)
 
 
 def layout_facts(rule: Kron, seed: int) -> tuple[Any, ...]:

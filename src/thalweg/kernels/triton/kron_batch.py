@@ -82,9 +82,10 @@ class Batch:
         self.places = self.uploads.table(table)
         #: Its row of the addresses of gradients.
         self.gradient_places = self.places[G.value]
-        self.figures = torch.zeros((FIGURES + OWN_FIGURES, self.count), dtype=torch.float32, device=self.device)
-        self.due_flags = torch.zeros(self.count, dtype=torch.int64, device=self.device)
-        self.finite = torch.ones(len(names), dtype=torch.bool, device=self.device)
+        keep = self.uploads.keep
+        self.figures = keep(torch.zeros((FIGURES + OWN_FIGURES, self.count), dtype=torch.float32, device=self.device))
+        self.due_flags = keep(torch.zeros(self.count, dtype=torch.int64, device=self.device))
+        self.finite = keep(torch.ones(len(names), dtype=torch.bool, device=self.device))
         self.due: list[bool] = [False] * len(names)
         #: The host's counts of refreshes and of steps, in the memory of the state.
         self.counts: list[list[c_float]] = []

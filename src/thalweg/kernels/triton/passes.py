@@ -114,7 +114,7 @@ class Passes:
         self.partials = self.empty(sums, self.tables.chunk_count)
         self.totals, self.failures = self.empty(rows, sums), self.empty(rows, 1)
         self.figures = self.empty(OWN_FIGURES + emitted.figures, rows)
-        self.finite = torch.empty(len(operands), dtype=torch.bool, device=self.device)
+        self.finite = self.uploads.keep(torch.empty(len(operands), dtype=torch.bool, device=self.device))
         begins = list(itertools.accumulate(self.tables.slices, initial=0))
         self.operand_begins = self.uploads.table(torch.tensor(begins, dtype=torch.int32))
 
@@ -130,7 +130,7 @@ class Passes:
             self.uploads.refill(self.options, self.numbers())
 
     def empty(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.float32, device=self.device)
+        return self.uploads.keep(torch.empty(shape, dtype=torch.float32, device=self.device))
 
     # ---- for passes of a kind to fill in
 

@@ -61,7 +61,7 @@ class Statistics:
         sizes = torch.cat([owned.T.flatten(), (owned * (copies - 1)).T.flatten()])
         firsts, rests = (torch.cumsum(sizes, 0) - sizes).reshape(2, count, -1)
         firsts = firsts[[index if each.is_owner else each.inherits for index, each in enumerate(statistics)]]
-        self.sums = torch.empty(int(sizes.sum()), dtype=torch.float32, device=uploads.device)
+        self.sums = uploads.keep(torch.empty(int(sizes.sum()), dtype=torch.float32, device=uploads.device))
         #: By statistic that has memory of its own, the first copies of all tensors.
         self.totals = self.sums[: int(owned.sum())].split(owned.sum(0).tolist())
         geometry = numbers(
@@ -77,13 +77,14 @@ class Statistics:
             for number in {each.made_by for each in statistics if each.made_by >= 0}
             for own in [torch.tensor([each.made_by == number for each in statistics])]
         }
-        self.entries = numbers([own.matrices.entries for own in cuts], KINDS.value)
+        self.entries = [own.matrices.entries for own in cuts]
         self.uploads = uploads
 
     def blocks(self, kinds: Sequence[str]) -> Tensor:
         """Blocks of entries of these kinds, of all tensors: (tensor and kind, block)."""
         chosen = torch.tensor([kind in kinds for kind in SMALL])
-        return self.uploads.table(enumerated(torch.where(chosen, -(-self.entries // COMPUTED), 0).flatten()))
+        blocks = -(-numbers(self.entries, KINDS.value) // COMPUTED)
+        return self.uploads.table(enumerated(torch.where(chosen, blocks, 0).flatten()))
 
     def add_up(self, compiled: Compiled, number: int) -> None:
         """Add to the first copies of what a pass has made all others."""

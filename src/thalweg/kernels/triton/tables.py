@@ -30,6 +30,8 @@ P, STATE, RECORD, SIZE, POSITION, WIDTH, WHOLE_WIDTH, STEP, KEYS, SCALES, COLUMN
 )
 #: Addresses from which the widest loads can be made are multiples of this.
 ALIGNMENT = 16
+#: A device's memory is given out in multiples of this.
+BLOCK_BYTES = 512
 
 
 class Operand(NamedTuple):
@@ -91,6 +93,10 @@ STAGED = 2**15
 deferred: ContextVar[list[tuple[Tensor, Tensor]] | None] = ContextVar("deferred", default=None)
 
 
+def in_blocks(size: int) -> int:
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
+
+
 class Uploads:
     """Copies of host tables on a device, made without waiting.
 
@@ -103,13 +109,24 @@ class Uploads:
         self.pinned = device.type == "cuda"
         self.spare: Tensor | None = None
         self.captured: list[Tensor] = []
+        #: Bytes of the device that are kept from step to step, in the blocks that they come in.
+        self.kept_bytes = 0
+
+    def keep(self, memory: Tensor) -> Tensor:
+        """Count memory that is kept from step to step."""
+        self.kept_bytes += in_blocks(memory.nbytes)
+        return memory
+
+    def drop(self, memory: Tensor) -> None:
+        """Count memory no longer."""
+        self.kept_bytes -= in_blocks(memory.nbytes)
 
     def is_capturing(self) -> bool:
         return self.pinned and torch.cuda.is_current_stream_capturing()
 
     def table(self, values: Tensor) -> Tensor:
         """A table that is made once."""
-        return (values.pin_memory() if self.pinned else values).to(self.device, non_blocking=True)
+        return self.keep((values.pin_memory() if self.pinned else values).to(self.device, non_blocking=True))
 
     def refill(self, table: Tensor, values: Sequence[int] | Tensor) -> None:
         """New numbers for a table, in place."""
@@ -161,7 +178,7 @@ class Tables:
         self.chunks = self.uploads.table(torch.stack([owners, pieces], 1).to(torch.int32).contiguous())
         #: By row: where its chunks begin in the list of all, with the end of the last behind them.
         self.begins = self.uploads.table(torch.cat([torch.zeros(1, dtype=torch.int64), ends]).to(torch.int32))
-        self.gradients = torch.empty(self.count, dtype=torch.int64, device=self.device)
+        self.gradients = self.uploads.keep(torch.empty(self.count, dtype=torch.int64, device=self.device))
         #: What copies the addresses of gradients to the device, with those of other tables; None: each by itself.
         self.moving: Any = None
         self.aligned = all(address % ALIGNMENT == 0 for address in rows[:, : SIZE.value].flatten().tolist())

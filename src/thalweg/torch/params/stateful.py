@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -132,6 +132,15 @@ class StatefulOptimizer(GroupedOptimizer):
                 if p.requires_grad:
                     settings = self._checked_settings(index, self.param_groups[index])
                     self._state(name, p, self._setting(settings, name, p), self.param_groups[index])
+
+    def _treatments(self) -> Iterator[tuple[Tensor, Setting, Any]]:
+        """Every parameter that is stepped, what holds for it, and its learning rate."""
+        for name, p, index in self._homes():
+            if p.requires_grad:
+                group = self.param_groups[index]
+                setting, _ = self._checked_settings(index, group).of(name, p)
+                setting.rule.check_shape(name, tuple(p.shape))
+                yield p, setting, self._rate(group)[0]
 
     def explain(self, *, code: bool = False) -> Explanation:
         """How every parameter will be treated, what its state will cost, and what looks like a mistake.

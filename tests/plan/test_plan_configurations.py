@@ -1,4 +1,4 @@
-"""Where transformers is installed it tells the parameters of a configuration; where it is not, a table does."""
+"""transformers tells the parameters of a configuration; without it, one sentence says what to install."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from thalweg.plan import library
-from thalweg.plan.configurations import from_configuration
-from thalweg.plan.families import FAMILIES
-from thalweg.plan.library import without_elsewhere
-from thalweg.plan.sources import resolve
+from thalweg.errors import CommandError
+from thalweg.plan.models import builtin
+from thalweg.plan.sources import from_configuration, resolve, without_elsewhere
 
 SMALL = {
     "hidden_size": 48,
@@ -81,20 +79,54 @@ def test_todays_models_are_asked_of_transformers(kind: str, transformers: Any, t
     assert {tensor.dtype for tensor in resolve(str(path), "fp16").tensors} == {"float16"}
 
 
-@pytest.mark.parametrize("kind", sorted(CONFIGURATIONS.keys() & FAMILIES.keys()))
-def test_the_table_says_what_transformers_says(kind: str, transformers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = from_configuration("m", configured(kind))
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    mine = from_configuration("m", configured(kind))
-    assert mine.about == f"{FAMILIES[kind].built}, shapes from thalweg's own table"
-    assert (mine.tensors, mine.frozen) == (told.tensors, told.frozen)
+#: The configurations of what is built in.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "gpt2": {"model_type": "gpt2"},
+    "bert-large": {
+        "model_type": "bert",
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    },
+    **{
+        name: {
+            "model_type": "llama",
+            "vocab_size": 128256,
+            "hidden_size": hidden,
+            "intermediate_size": inner,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": 8,
+            "tie_word_embeddings": name == "llama-1b",
+        }
+        for name, hidden, inner, layers, heads in (
+            ("llama-1b", 2048, 8192, 16, 32),
+            ("llama-8b", 4096, 14336, 32, 32),
+            ("llama-70b", 8192, 28672, 80, 64),
+        )
+    },
+}
 
 
-def test_a_class_that_no_table_has_is_named_to_whoever_lacks_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    model = from_configuration("m", configured("vit", architectures=["ViTForImageClassification"]))
-    wanted = "ViTModel, shapes from thalweg's own table; install transformers to plan ViTForImageClassification"
-    assert model.about == wanted
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_is_built_in_is_what_transformers_builds(name: str, transformers: Any) -> None:
+    asked = {"architectures": ["BertModel"]} if name == "bert-large" else {}
+    assert builtin(name).tensors == from_configuration("m", {**PUBLISHED[name], **asked}).tensors
+
+
+@pytest.mark.parametrize("missing", ["torch", "transformers"])
+def test_what_to_install_is_told_in_one_sentence(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing == "transformers":
+        pytest.importorskip("torch")
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(CommandError) as error:
+        from_configuration("config.json", configured("qwen3_moe"))
+    assert str(error.value) == (
+        f"config.json: install {missing} to plan qwen3_moe: pip install torch transformers; or give its .safetensors, "
+        "or module:factory, or one of gpt2, bert-large, resnet50, llama-1b, llama-8b, llama-70b"
+    )
 
 
 def test_the_class_that_is_named_is_built(transformers: Any) -> None:
@@ -104,7 +136,7 @@ def test_the_class_that_is_named_is_built(transformers: Any) -> None:
     # a class that is not there, or of another family, is not
     for architectures in (["OfSomebody"], ["BertModel"], ["logging"], [3], "ViTModel", None):
         assert from_configuration("m", configured("vit", architectures=architectures)).about.startswith("ViTModel, ")
-    # none named, and no table: the head that predicts words, if there is one
+    # none named: the head that predicts words, if there is one
     mamba = from_configuration("m", {"model_type": "mamba", "hidden_size": 48, "num_hidden_layers": 1})
     assert mamba.about.startswith("MambaForCausalLM, ")
     swin = from_configuration("m", {"model_type": "dinov2", **SEEN})
@@ -122,17 +154,14 @@ def test_what_leads_elsewhere_is_left_out() -> None:
 
 
 def test_what_transformers_does_not_build_is_told(transformers: Any, tmp_path: Path) -> None:
-    with pytest.raises(library.Declined, match=r"transformers \S+ does not know the model type 'resnet50'"):
-        library.built("m", {"model_type": "resnet50"}, None, None)
+    with pytest.raises(CommandError, match=r"m: transformers \S+ does not know the model type 'resnet50'; give its"):
+        from_configuration("m", {"model_type": "resnet50"})
     path = tmp_path / "config.json"
     path.write_text('{"model_type": "mamba", "hidden_size": "wide"}')
     with pytest.raises(
-        ValueError, match=r"config.json: transformers \S+ could not build it: .*; give its .safetensors"
+        CommandError, match=r"config.json: transformers \S+ could not build it: .*; give its .safetensors"
     ):
         resolve(str(path))
-    # the table may know better, and says why it was asked
-    model = from_configuration("m", configured("olmo2", hidden_act="squared away"))
-    assert "shapes from thalweg's own table: transformers" in model.about
 
 
 def test_built_in_models_and_shapes_do_not_load_transformers(tmp_path: Path) -> None:

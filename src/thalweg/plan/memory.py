@@ -1,0 +1,259 @@
+"""How much memory a step needs beyond parameters, gradients and state, at its peak.
+
+Engines that work in place say themselves what they keep. For those that answer with new values there is a bound: the
+temporaries of the rule (``programs.footprint``), of as many parameters at a time as ``kernels.chunks`` allows, as if
+all of a list had their most at the same moment. State is there already: these are the peaks of a step after the first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple
+
+from thalweg.kernels.chunks import CHUNK, SMALL, STACK, WHOLE_CHUNK, extent, pieces
+from thalweg.kernels.cpu.library import reason_missing
+from thalweg.kernels.cpu.served import reason_unserved
+from thalweg.kernels.threads import num_threads, of_machine
+from thalweg.kernels.triton.served import reason_against
+from thalweg.plan.items import Item, sort_items
+from thalweg.programs.footprint import LR, Footprint, footprint
+from thalweg.rules import Kron, WholeRule
+from thalweg.rules.entries import Factor
+
+#: CUDA's memory is given out in multiples of this.
+BLOCK = 512
+#: Elements of tensors that kernels lay out together, about: tables of larger models would fill memory here.
+MOST_AT_ONCE = 2**29
+#: Elements that torch's norms of a list of tensors add up in one piece.
+NORMED = 2**16
+#: Without torch and Triton kernels cannot be asked. What they keep is taken to be one in so many bytes of the
+#: parameters in float32; for Kron so many times a parameter and its factors, as many together as this memory holds.
+SHARE, KRON_SHARE, KRON_TOGETHER = 1 / 200, 2.5, 256 * 2**20
+#: What bounds have on top, for what is not arrays: copies within operations, and in numpy Python's own objects.
+ON_TOP, OBJECTS = 1.01, 2**16
+
+
+class Peak(NamedTuple):
+    """Bytes at the peak, and the engines that step; None: the compiler decides. is_bound: it may be less."""
+
+    bytes: int | None
+    engine: str
+    is_bound: bool = False
+
+
+# ---- torch
+
+
+def torch_peak(items: Sequence[Item], *, engine: str, device: str) -> Peak:
+    ways: dict[str, list[list[Item]]] = {}
+    in_place: list[list[Item]] = []
+    for bucket in sort_items(items, lambda item: (item.kind, bool(why_unfused(item, device)))):
+        way = choose_engine(engine, len(bucket), why_unfused(bucket[0], device))
+        is_list = way != "fused" or (device == "cpu" and not is_native(bucket[0]))
+        ways.setdefault(way, [])
+        (ways[way] if is_list else in_place).append(bucket)
+    policy = items[0].setting.handling.on_nonfinite if items else "propagate"
+    selects = device == "cuda" and policy == "skip"
+    steps = [step for way, own in ways.items() for b in own for step in steps_of(b, way, device, selects=selects)]
+    most, used = round(ON_TOP * in_turn(steps, together=policy == "raise")), " + ".join(sorted(ways))
+    if device == "cuda":
+        buckets = [*in_place, *(bucket for own in ways.values() for bucket in own)]
+        # between fused kernels, stacks of whole tensors are multiplied by libraries
+        is_bound = bool(steps) or any(b[0].rule.needs_whole and not isinstance(b[0].rule, Kron) for b in in_place)
+        return Peak(gpu_scratch(in_place) + max(most, joint_bytes(buckets)), used, is_bound)
+    return Peak(native_scratch([item for bucket in in_place for item in bucket]) + most, used, bool(steps))
+
+
+def why_unfused(item: Item, device: str) -> str | None:
+    """Why native code, or a fused kernel on a GPU, cannot step a parameter; None or "" if it can."""
+    if device == "cuda":
+        return reason_against(item.setting, item.shape, item.tensor.dtype, item.entries)
+    return reason_unserved(item.rule, item.setting.handling, item.tensor.shape, item.tensor.dtype) or reason_missing()
+
+
+def choose_engine(wanted: str, count: int, unfused: str | None) -> str:
+    if wanted != "auto":
+        return wanted
+    if not unfused:
+        return "fused"
+    return "reference" if count == 1 else "foreach"
+
+
+def is_native(item: Item) -> bool:
+    """Whether what is called fused on CPUs is native code; the products of others are not."""
+    return not item.rule.needs_whole
+
+
+# ---- engines that answer with new values
+
+
+class Step(NamedTuple):
+    """Some parameters that are stepped together: bytes at the peak, and of new values and of new parameters."""
+
+    peak: int
+    result: int
+    parameter: int
+    is_copy: bool = False
+
+
+def steps_of(bucket: Sequence[Item], way: str, device: str = "cpu", **ways: Any) -> Iterator[Step]:
+    """Steps of an engine of lists, one after the other."""
+    if not bucket:
+        return
+    if way == "reference":
+        yield from (step_of([take(item, **ways)]) for item in bucket)
+    elif way == "foreach":
+        rule = bucket[0].rule
+        stacks = isinstance(rule, WholeRule) and rule.is_stackable(bucket[0].shape) and device == "cuda"
+        for part in cut(bucket, WHOLE_CHUNK if stacks else CHUNK):
+            yield step_of([take(item, **ways) for item in part])
+    else:  # Kron on CPUs: noise by native code, small tensors of equal shape as one stack
+        handling = bucket[0].setting.handling
+        apart = handling.on_nonfinite != "propagate" or handling.is_random
+
+        def alike(item: Item) -> Any:
+            return (item.tensor.name if apart or item.tensor.elements > SMALL else None), item.kind, item.tensor.shape
+
+        for stack in sort_items(bucket, alike):
+            for part in cut(stack, STACK):
+                count = 0 if len(part) == 1 else len(part)
+                yield step_of([take(part[0], given_noise=True, stack=count, **ways)], is_copy=bool(count))
+
+
+def take(item: Item, **ways: Any) -> Footprint:
+    return footprint(item.setting, item.tensor.shape, item.tensor.dtype, whole=item.whole, **ways)
+
+
+def step_of(several: Sequence[Footprint], *, is_copy: bool = False) -> Step:
+    peak, result = sum(own.peak for own in several), sum(own.result for own in several)
+    return Step(peak, result, sum(own.parameter for own in several), is_copy)
+
+
+def cut(bucket: Sequence[Item], limit: int) -> Iterator[Sequence[Item]]:
+    """Parts of at most so many elements, or of one tensor that is larger."""
+    extents = (extent(one.tensor.elements, (math.prod(shape) for shape, _ in one.entries.values())) for one in bucket)
+    for members in pieces(extents, limit):
+        yield [bucket[i] for i in members]
+
+
+def in_turn(steps: Iterable[Step], *, together: bool = False, committed: bool = False) -> int:
+    """Bytes at the peak of steps one after the other: while one is computed, the result before it is still there.
+
+    together: nothing is written before all are computed. committed: new state has taken the place of the old one by
+    then, but for that of a stack, which is copied.
+    """
+    peak = before = 0
+    for step in steps:
+        peak = max(peak, before + step.peak)
+        left = step.parameter if committed and not step.is_copy else step.result
+        before = before + step.result if together else left
+    return peak
+
+
+def parts_peak(items: Sequence[Item]) -> int:
+    """Where lists are sharded, they are not cut, and all of them wait for sums in the middle of their arithmetic."""
+    return sum(take(item).peak for item in items)
+
+
+# ---- native code
+
+
+def native_scratch(items: Sequence[Item]) -> int:
+    if not items:
+        return 0
+    from thalweg.kernels.cpu.scratch import scratch_bytes
+    from thalweg.kernels.cpu.tables import Operand, Options
+
+    settings = list(dict.fromkeys(item.setting for item in items))
+    options = [Options(setting.rule_at(1), setting.handling, 1, LR, 1.0) for setting in settings]
+    operands = []
+    for item in items:
+        tensor, entries = item.tensor, item.entries
+        keys = list(item.rule.entries(item.shape))
+        dtypes = (tensor.dtype, tensor.dtype, *(entries[key][1] for key in keys))
+        places = (1,) * len(keys)
+        group = settings.index(item.setting)
+        operands.append(Operand(tensor.name, tensor.shape, 1, 1, places, dtypes, group, whole=item.whole))
+    return scratch_bytes(operands, options, num_threads(of_machine))
+
+
+# ---- kernels for GPUs
+
+
+def gpu_scratch(buckets: Sequence[Sequence[Item]]) -> int:
+    """What kernels keep from step to step: they say so themselves where torch and Triton are installed."""
+    if not buckets:
+        return 0
+    if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
+        return estimate(buckets)
+    from thalweg.torch.engines.scratch import Ghost, scratch_bytes
+
+    def ghost(item: Item) -> Ghost:
+        whole = item.whole if item.across(None) else None
+        return Ghost(item.tensor.shape, item.tensor.dtype, tuple(item.entries.items()), whole)
+
+    settled = [(replace(bucket[0].setting, rule=bucket[0].rule), bucket) for bucket in buckets]
+    return scratch_bytes([(s, [ghost(item) for item in part]) for s, own in settled for part in portions(own)])
+
+
+def estimate(buckets: Sequence[Sequence[Item]]) -> int:
+    """The same without asking."""
+    total, shared = 0.0, 0.0
+    for bucket in buckets:
+        first = bucket[0]
+        if isinstance(first.rule, Kron):
+            factors = [first.entries[key][0] for key in first.rule.keys(first.shape, Factor)]
+            needed = KRON_SHARE * 4 * (first.tensor.elements + sum(map(math.prod, factors)))
+            shared = max(shared, needed * min(len(bucket), max(1, KRON_TOGETHER // needed)))
+        else:
+            total += SHARE * 4 * sum(item.tensor.elements for item in bucket)
+    return round(total + shared)
+
+
+def portions(bucket: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """Pieces of about equal size, each of whole tensors. Those of rules that need whole tensors have small tables."""
+    bucket = sorted(bucket, key=lambda item: item.tensor.shape)  # equal pieces are laid out once
+    *starts, total = accumulate((item.tensor.elements for item in bucket), initial=0)
+    count = 1 if bucket[0].rule.needs_whole else max(1, -(-total // MOST_AT_ONCE))
+    # tensors without elements at the end belong to the last piece
+    numbers = [min(start * count // max(1, total), count - 1) for start in starts]
+    for _, some in groupby(zip(numbers, bucket, strict=True), lambda pair: pair[0]):
+        yield [item for _, item in some]
+
+
+def joint_bytes(buckets: Sequence[Sequence[Item]]) -> int:
+    """What it takes to know the joint norm of all gradients before a step, list after list; 0 if no option needs it."""
+    handlings = [bucket[0].setting.handling for bucket in buckets]
+    if not any(handling.max_grad_norm is not None or handling.on_nonfinite == "skip" for handling in handlings):
+        return 0
+    # a number for each piece of each tensor, as if all had as many as the largest, and then one for each tensor
+    most = [max(-(-item.tensor.elements // NORMED) for item in bucket) for bucket in buckets]
+    return max(in_blocks(4 * len(b) * pieces_) + BLOCK * len(b) for b, pieces_ in zip(buckets, most, strict=True))
+
+
+def in_blocks(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
+# ---- numpy
+
+
+def numpy_peak(items: Sequence[Item], *, engine: str) -> Peak:
+    def is_fused(item: Item) -> bool:
+        return engine == "fused" or (engine == "auto" and not why_unfused(item, "cpu"))
+
+    fused, others = ([item for item in items if is_fused(item) is wanted] for wanted in (True, False))
+    in_place, stacked = ([item for item in fused if is_native(item) is wanted] for wanted in (True, False))
+    steps = [*steps_of(others, "reference", library="numpy"), *steps_of(stacked, "fused", library="numpy")]
+    handling = items[0].setting.handling if items else None
+    most = in_turn(steps, committed=True, together=handling is not None and handling.on_nonfinite == "raise")
+    if handling is not None and handling.max_grad_norm is not None and (engine == "reference" or reason_missing()):
+        # before that the squares of each gradient, in float64
+        most = max(most, 8 * max(item.tensor.elements for item in items))
+    used = " + ".join(name for name, some in (("fused", fused), ("reference", others)) if some)
+    bound = round(ON_TOP * most) + OBJECTS if steps else 0
+    return Peak(native_scratch(in_place) + bound, used, bool(steps))

@@ -1,0 +1,74 @@
+"""What kernels for GPUs keep between steps, told without a GPU: they are laid out over tensors without memory."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from thalweg.arrays import Shape
+from thalweg.kernels.chunks import WHOLE_CHUNK
+from thalweg.programs.footprint import middle_peak
+from thalweg.rules import Kron, WholeRule
+from thalweg.settings import Setting
+from thalweg.spaces.sharded import Part
+from thalweg.storage import Kept
+from thalweg.torch.engines.protocol import Bucket
+from thalweg.torch.engines.triton import passes_for
+
+
+class Ghost(NamedTuple):
+    """A parameter without memory, or the part of it that a rank holds."""
+
+    shape: Shape
+    dtype: str
+    state: tuple[tuple[str, Kept], ...]
+    #: Of the whole parameter, if this is a part.
+    whole: Shape | None = None
+
+
+def scratch_bytes(buckets: Sequence[tuple[Setting, Sequence[Ghost]]]) -> int:
+    """What kernels keep on a GPU for buckets of parameters, each with what holds for it."""
+    total, stacks, batches = 0, 0, []
+    for setting, ghosts in buckets:
+        rule: Any = setting.settled
+        if isinstance(rule, Kron):
+            from thalweg.kernels.triton.kron_batch import Batch
+
+            names, params, states = made_of(ghosts)
+            batches.append(Batch(names, params, states, params[0].dtype, rule, setting.handling.seed))
+        elif isinstance(rule, WholeRule):
+            shape = ghosts[0].shape
+            count = min(len(ghosts), max(1, WHOLE_CHUNK // max(1, math.prod(shape))))
+            stacks = max(stacks, middle_peak(rule, shape, "float32", count, widens=False))
+        else:
+            total += kept_by_passes(setting, tuple(ghosts))
+    if batches:
+        from thalweg.kernels.triton import kron
+
+        total += kron.scratch_bytes(batches)
+    return total + stacks
+
+
+@functools.lru_cache(maxsize=1024)
+def kept_by_passes(setting: Setting, ghosts: tuple[Ghost, ...]) -> int:
+    names, params, states = made_of(ghosts)
+    parts = [Part(g.whole, (0,) * len(g.whole), ((),) * len(g.whole)) for g in ghosts if g.whole is not None]
+    bucket = Bucket(names, params, params, states, setting, None, None, parts=parts)
+    kept: int = passes_for(bucket).uploads.kept_bytes
+    return kept
+
+
+def made_of(ghosts: Sequence[Ghost]) -> tuple[list[str], list[Tensor], list[dict[str, Tensor]]]:
+    """Names, parameters and states of tensors without memory."""
+    params = [empty(ghost.shape, ghost.dtype) for ghost in ghosts]
+    states = [{"step": empty(()), **{key: empty(*entry) for key, entry in ghost.state}} for ghost in ghosts]
+    return [str(i) for i in range(len(ghosts))], params, states
+
+
+def empty(shape: Shape, dtype: str = "float32") -> Tensor:
+    return torch.empty(shape, dtype=cast(torch.dtype, getattr(torch, dtype)), device="meta")
