@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import CommandError
-from thalweg.race.contestants import CONTESTANTS, MIXTURES
+from thalweg.race.contestants import CONTESTANTS, MIXTURES, enter
 from thalweg.show.completion import lists_of, options_of
 from thalweg.show.console import aside, console
 from thalweg.show.extras import extra, need
 from thalweg.show.lists import chosen, counts, words
 from thalweg.show.options import parsed_option
-from thalweg.show.registered import OWN, named
+from thalweg.show.registered import OWN
 
 with extra("cli"):
     import click
@@ -54,13 +54,15 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
     "--optimizers",
     metavar="LIST",
     shell_complete=complete_optimizers,
-    help="Only these, separated by commas; mixtures are muon_adamw and kron_adamw, a rule of your own mymodule:MyRule.",
+    help="Race only these, separated by commas: rules, muon_adamw, kron_adamw, or your own as module:MyRule or "
+    "module:function, which makes an optimizer for a model.",
 )
 @click.option(
     "--against",
     multiple=True,
     metavar="LIST",
-    help="Also these, by import name or package: torch.optim.Adam,timm,mymodule:Class; may be repeated.",
+    help="Race these of other libraries too, by import name or package: torch.optim.Adam,timm,mymodule:Class; may be "
+    "repeated.",
 )
 @click.option(
     "--option",
@@ -188,8 +190,8 @@ def command(
 
 
 def asked_optimizers(text: str) -> list[str]:
-    """Those named, as they are spelt here; one's own as ``module:MyRule``."""
-    found = [str(named(word)) for word in words(text, "optimizer")]
+    """The names under which optimizers race; the user's own are imported."""
+    found = [str(enter(word)) for word in words(text, "optimizer")]
     return chosen(",".join(found), [*CONTESTANTS, *MIXTURES, *OWN], "optimizer")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from thalweg.errors import CommandError
 from thalweg.race.asked import check_owners, split_rates, with_asked
-from thalweg.race.contestants import CONTESTANTS, Contestant
+from thalweg.race.contestants import CONTESTANTS, Contestant, Mixed, enter
 from thalweg.race.device import Device
 from thalweg.race.programme import Programme, programme, taking_part
 from thalweg.race.records import Book, Damage
@@ -21,7 +21,6 @@ from thalweg.race.summary import Summary, summarized
 from thalweg.race.sweep import plan
 from thalweg.race.task import Task, check_names, check_rates
 from thalweg.race.tasks import resolve
-from thalweg.show.registered import named
 from thalweg.show.surroundings import machine, versions
 
 RECORDS, PROGRAMME = "runs.jsonl", "race.json"
@@ -100,14 +99,14 @@ class Race:
                 on_run(run)
 
     def rehearse(self) -> None:
-        """Take one step with everyone of whom something is asked or who is not ours: what fails, fails now.
+        """Take one step with every optimizer that has options of the user's or is not a rule of ours: it may fail.
 
         On a GPU with everyone, at every batch size: kernels are compiled before times are taken.
         """
         seen = set()
         for run in self.waiting:
             contestant = self.contestants[run.contestant]
-            doubtful = contestant.given or isinstance(contestant, Rival) or run.device != "cpu"
+            doubtful = contestant.given or isinstance(contestant, (Rival, Mixed)) or run.device != "cpu"
             if doubtful and (run.task, run.batch_size, run.contestant) not in seen:
                 seen.add((run.task, run.batch_size, run.contestant))
                 begun(self.tasks[run.task], taking_part(self.tasks[run.task], contestant), run).step()
@@ -156,7 +155,7 @@ def race(
     steps: of each run at the task's own batch size.
     folder: where runs are recorded and, if they are there already, taken from.
     """
-    names = [named(each) for each in optimizers or CONTESTANTS]
+    names = [enter(each) for each in optimizers or CONTESTANTS]
     check_names(names)
     entrants = [*(CONTESTANTS[name] for name in names), *map(rival, entries(against, names))]
     options, rates = split_rates(options or {}, rates or {})

@@ -18,7 +18,7 @@ from thalweg.race.rivals import Rival
 from thalweg.race.run import Run
 from thalweg.race.task import Landscape, Task
 from thalweg.show.files import check_file
-from thalweg.show.registered import OWN
+from thalweg.show.registered import OWN, OWN_MIXTURES
 
 #: Powers of 2 around the learning rate that is expected to be best at another batch size than the task's own.
 ELSEWHERE = range(-4, 4)
@@ -60,7 +60,7 @@ class Programme:
     courses: Sequence[Course]
     #: Those of other libraries.
     rivals: Sequence[str] = ()
-    #: Rules of the user's own.
+    #: Rules and mixtures of the user's own.
     own: Sequence[str] = ()
     #: By name, the options that somebody asked for, as Python would write them.
     given: Mapping[str, str] = field(default_factory=dict)
@@ -144,7 +144,7 @@ def programme(
         contestants=names,
         courses=courses,
         rivals=[contestant.name for contestant in chosen if isinstance(contestant, Rival)],
-        own=[each.name for each in chosen if each.name in OWN],
+        own=[each.name for each in chosen if each.name in OWN or each.name in OWN_MIXTURES],
         given={contestant.name: written(contestant.given) for contestant in chosen if contestant.given},
     )
 
