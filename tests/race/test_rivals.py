@@ -504,8 +504,8 @@ import torch
 
 def half_and_half(model, lr, momentum=0.0):
     weights = [p for p in model.parameters() if p.ndim > 1]
-    return torch.optim.SGD([{"params": weights}, {"params": [p for p in model.parameters() if p.ndim < 2], "lr": lr / 10}],
-                           lr=lr, momentum=momentum)
+    rest = [p for p in model.parameters() if p.ndim < 2]
+    return torch.optim.SGD([{"params": weights}, {"params": rest, "lr": lr / 10}], lr=lr, momentum=momentum)
 
 def nothing(model, lr):
     return None
@@ -524,14 +524,10 @@ def test_a_function_of_ones_own_races_as_a_mixture(
     asked = ["--option", "half_and_half.momentum=0.5", "--json", "--out", "out"]
     assert run([*own, *asked]) == 0
     summary = json.loads(capsys.readouterr().out)
-    assert {who["name"]: who["options"] for who in summary["contestants"]}[
-        "half_and_half"
-    ] == "half_and_half(momentum=0.5)"
+    assert summary["contestants"][0]["options"] == "half_and_half(momentum=0.5)"
     assert {result["contestant"] for result in summary["courses"][0]["results"]} == {"half_and_half", "muon_adamw"}
     assert run(["race", "--redraw", "--out", "out"]) == 0
     assert run([*own, "--option", "half_and_half.momentun=0.5", "--out", "out"]) == 1
     assert "did you mean" in capsys.readouterr().err
-    assert (
-        run(["race", "text", "--optimizers", "own_mixture:nothing", "--lr", "0.02", "--steps", "2", "--out", "no"]) == 1
-    )
+    assert run(["race", "text", "--optimizers", "own_mixture:nothing", "--lr", "0.02", "--out", "no"]) == 1
     assert "must return an optimizer of torch" in capsys.readouterr().err

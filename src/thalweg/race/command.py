@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ with extra("cli"):
 TASKS = ("digits", "valley", "text", "fashion")
 #: Matrices this small gain nothing from threads, which stall when others want the cores.
 SMALL = ("digits", "valley", "text")
+#: Tasks in numpy: their runs do not get in one another's way, if each has a core.
+PLAIN = ("digits", "valley")
 ENGINES = ("auto", "reference", "foreach", "fused")
 #: What draws pictures, and the report.
 DRAWN_BY = ("matplotlib", "plotly")
@@ -142,6 +145,7 @@ def command(
     from thalweg.race.contest import race, recorded
     from thalweg.race.rivals import entries, known_as
     from thalweg.race.terminal import progress_bars
+    from thalweg.race.workers import Workers, count_workers
 
     if redraw:
         need("cli", *DRAWN_BY)
@@ -151,8 +155,8 @@ def command(
         ours = None if optimizers is None else asked_optimizers(optimizers)
         theirs = [word for text in against for word in words(text, "--against")]
         by_word = known_as(entries(theirs, ours or list(CONTESTANTS)))
-        ready = race(
-            task,
+        arguments: dict[str, Any] = dict(
+            task=task,
             against=theirs,
             options=options_given(options, by_word),
             optimizers=ours,
@@ -165,9 +169,8 @@ def command(
             engine=engine,
             device=device,
             data=data,
-            folder=folder,
-            command=shlex.join(["thalweg", *sys.argv[1:]]),
         )
+        ready = race(**arguments, folder=folder, command=shlex.join(["thalweg", *sys.argv[1:]]))
         tell_damage(ready.damaged, "done again")
         if missing := not_drawn():
             aside().print(f"{missing} is not installed: the race is run and recorded, but not drawn.")
@@ -175,8 +178,14 @@ def command(
         if done:
             aside().print(f"{done} of {total} runs are recorded in {folder} already.")
         try:
-            with progress_bars(aside(), ready) as (on_measure, on_run):
-                outcome = ready.run(on_measure, on_run)
+            # those that a worker would have to import first run here
+            shared = task in PLAIN and not theirs and set(ours or ()) <= set(CONTESTANTS)
+            count = count_workers(ready) if shared else 1
+            with (
+                Workers(count, arguments) if count > 1 else nullcontext() as workers,
+                progress_bars(aside(), ready) as (on_measure, on_run),
+            ):
+                outcome = ready.run(on_measure, on_run, workers)
         except KeyboardInterrupt:
             kept, total = ready.progress
             aside().print(

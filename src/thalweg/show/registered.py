@@ -64,9 +64,7 @@ def place(rule: type[Rule]) -> tuple[str, str]:
 def found(reference: str) -> Any:
     module_name, _, attribute = reference.partition(":")
     if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
-        raise CommandError(
-            f"{reference!r} is neither a rule nor a function: write module:Class or module:function, such as mymodule:MyRule"
-        )
+        raise CommandError(f"{reference!r} is not a rule: write module:Class, such as mymodule:MyRule")
     value = module = imported(module_name)
     for part in attribute.split("."):
         if not hasattr(value, part):
