@@ -79,6 +79,7 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
 @click.option("--seeds", type=click.IntRange(1), help="Repetitions of each run, from seeds 0, 1, ...")
 @click.option("--lr", "rates", multiple=True, metavar="RATES", help="Rates to try: 0.01,0.1 or lamb,kron=0.003,0.01.")
 @click.option("--more-lr", "more_rates", multiple=True, metavar="RATES", help="Rates to try beside the task's own.")
+@click.option("--beyond", type=click.IntRange(0), help="Rates to add to everyone's while a best one is at an edge.")
 @click.option("--full", is_flag=True, help="Finish every run with every seed, also those that were stopped early.")
 @click.option(
     "--batch",
@@ -108,6 +109,7 @@ def command(
     seeds: int | None,
     rates: Sequence[str],
     more_rates: Sequence[str],
+    beyond: int | None,
     full: bool,
     batch_sizes: str | None,
     engine: str,
@@ -164,6 +166,7 @@ def command(
             seeds=seeds,
             rates=rates_given(rates, by_word),
             more_rates=rates_given(more_rates, by_word, "--more-lr"),
+            beyond=beyond,
             full=full,
             batch_sizes=None if batch_sizes is None else counts(batch_sizes, "batch sizes"),
             engine=engine,

@@ -158,6 +158,7 @@ def race(
     seeds: int | None = None,
     rates: Mapping[str, Sequence[float]] | None = None,
     more_rates: Mapping[str, Sequence[float]] | None = None,
+    beyond: int | None = None,
     full: bool = False,
     batch_sizes: Sequence[int] | None = None,
     engine: str = "auto",
@@ -171,6 +172,7 @@ def race(
     against: optimizers of other libraries by import name, such as "torch.optim.Adam", or by package, such as "timm".
     options: by contestant, or under "" for all that have them. rates: likewise, instead of the task's own, and tried as
     they are; more_rates: likewise, beside the task's own.
+    beyond: how many rates everyone may try beside these, while somebody's best is at an edge; None: as the task says.
     full: finish every run, with every seed, also those that an earlier race stopped.
     steps: of each run at the task's own batch size.
     folder: where runs are recorded and, if they are there already, taken from.
@@ -186,6 +188,8 @@ def race(
     for what, count in (("steps", steps), ("seeds", seeds), *(("batch_sizes", size) for size in batch_sizes or ())):
         if count is not None and count < 1:
             raise CommandError(f"{what} must be whole numbers from 1 on, got {count}")
+    if beyond is not None and beyond < 0:
+        raise CommandError(f"beyond must be a whole number from 0 on, got {beyond}")
     tasks = [task] if isinstance(task, Task) else resolve(task, None if data is None else Path(data), device)
     for each in tasks:
         each.check()
@@ -197,6 +201,7 @@ def race(
         seeds=seeds,
         rates=rates,
         more_rates=more_rates,
+        beyond=beyond,
         full=full,
         batch_sizes=batch_sizes,
         engine=engine,
