@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import CommandError
+from thalweg.race import sweep
 
 FACTOR = 3.0
 #: The rates that run with every seed.
@@ -43,15 +44,7 @@ def next_rate(tried: Mapping[float, float], middle: float) -> float:
     for rate in (middle, middle * FACTOR, middle / FACTOR):
         if rounded(rate) not in tried:
             return rounded(rate)
-    rates = sorted(tried)
-    place = rates.index(min(rates, key=lambda rate: tried[rate]))
-    if math.isinf(tried[rates[place]]) or place == 0:
-        return rounded(rates[0] / FACTOR)
-    if place == len(rates) - 1:
-        return rounded(rates[-1] * FACTOR)
-    neighbours = sorted((rates[place - 1], rates[place + 1]), key=lambda rate: tried[rate])
-    between = [rounded(math.sqrt(rates[place] * other)) for other in neighbours]
-    return next((rate for rate in between if rate not in tried), between[0])
+    return sweep.next_rate(tried, diverged=math.isinf(min(tried.values())), beyond=FACTOR, digits=2)
 
 
 def at_edge(best: float, tried: Collection[float]) -> bool:

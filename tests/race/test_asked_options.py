@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import json
 import re
@@ -169,7 +170,7 @@ def test_the_command_shows_options_in_table_and_page(tmp_path: Path, capsys: pyt
     printed = capsys.readouterr().out
     assert "LAMB: betas=(0.9, 0.95), momentum_dtype='bfloat16', weight_decay=0.01" in printed
     assert "SGD: momentum_dtype='bfloat16', weight_decay=0.01" in printed
-    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    page = html.unescape((tmp_path / "index.html").read_text(encoding="utf-8"))
     assert "betas=(0.9, 0.95), momentum_dtype='bfloat16', weight_decay=0.01" in page
 
 

@@ -14,9 +14,10 @@ import pytest
 from browser import chromium
 from race_summary import CONTESTANTS, LAYERS, race_summary
 
-from thalweg.race.page import document, write
+from thalweg.race.page import write
 from thalweg.race.verdict import verdict
 from thalweg.show.extras import MissingExtra
+from thalweg.show.page import embed
 
 HOSTILE = "</script><b>x</b> \u2028 \"'&amp; é漢 %{x} $1 ${title}"
 NAMES = [contestant["name"] for contestant in CONTESTANTS]
@@ -51,19 +52,21 @@ def test_the_file_holds_the_summary_and_loads_nothing(summary: dict[str, Any], t
     assert get_plotlyjs() in text
     ours = text.replace(get_plotlyjs(), "")
     assert not re.findall(r"(?:src|href)\s*=|url\(|@import|https?://|\bfetch\(|XMLHttpRequest", ours)
-    assert embedded_in(text) == summary
+    figures = embedded_in(text)["courses"][0]["figures"]
+    curves = {trace["contestant"]: trace["y"] for trace in figures["loss"]["log steps"]["data"] if "fill" not in trace}
+    assert curves == {r["contestant"]: r["curve"]["loss"] for r in summary["courses"][0]["results"]}
     write(summary, tmp_path / "again.html")
     assert (tmp_path / "again.html").read_bytes() == path.read_bytes()
 
 
 def embedded_in(text: str) -> Any:
-    found = re.search(r'<script type="application/json" id="summary">(.*?)</script>', text, re.S)
+    found = re.search(r'<script type="application/json" id="report">(.*?)</script>', text, re.S)
     assert found
     return json.loads(found.group(1))
 
 
 def test_no_name_ends_the_script_it_stands_in() -> None:
-    text = document.embedded({"title": HOSTILE})
+    text = embed({"title": HOSTILE})
     assert json.loads(text) == {"title": HOSTILE}
     assert "<" not in text
     assert text.isascii()
@@ -71,7 +74,7 @@ def test_no_name_ends_the_script_it_stands_in() -> None:
 
 def test_numbers_that_json_has_no_word_for_are_null() -> None:
     numbers = {"a": [1.5, float("nan"), (float("inf"), -float("inf"))], "b": 3, "c": None, "d": True}
-    assert json.loads(document.embedded(numbers)) == {"a": [1.5, None, [None, None]], "b": 3, "c": None, "d": True}
+    assert json.loads(embed(numbers)) == {"a": [1.5, None, [None, None]], "b": 3, "c": None, "d": True}
 
 
 def test_without_plotly_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -275,15 +278,15 @@ def test_the_map_has_every_path(fresh: Any, summary: dict[str, Any]) -> None:
 def test_the_sweep_marks_the_chosen_and_the_diverged(fresh: Any, summary: dict[str, Any]) -> None:
     traces = fresh.evaluate("document.querySelector('#sweep').data.filter(t => t.contestant === 'Kron')")
     result = next(r for r in summary["courses"][0]["results"] if r["contestant"] == "Kron")
-    line, crosses, early = traces
+    line, chosen, crosses, early = traces
     assert (line["x"], line["y"]) == (result["sweep"]["lr"], [None, *result["sweep"]["loss"][1:]])
     assert (early["x"], early["y"]) == (result["sweep"]["lr"][:1], result["sweep"]["loss"][:1])
     assert early["customdata"][0].endswith("stopped at step 55")
-    assert [x for x, size in zip(line["x"], line["marker"]["size"], strict=True) if size > 6] == [result["lr"]]
+    assert (chosen["x"], chosen["y"]) == ([result["lr"]], [line["y"][line["x"].index(result["lr"])]])
     assert crosses["x"] == [result["sweep"]["lr"][-1]]
     assert crosses["customdata"] == ["diverged"]
     # a finite loss of 1e200 must not squeeze the others into one line
-    _, crosses, _ = fresh.evaluate("document.querySelector('#sweep').data.filter(t => t.contestant === 'LAMB')")
+    _, _, crosses, _ = fresh.evaluate("document.querySelector('#sweep').data.filter(t => t.contestant === 'LAMB')")
     assert crosses["customdata"] == ["10²⁰⁰"]
     assert fresh.evaluate("document.querySelector('#sweep').layout.yaxis.range[1]") < 3
 
@@ -354,7 +357,7 @@ def test_the_table_sorts_and_marks_the_best(opened: Open, summary: dict[str, Any
 def test_dark_changes_page_and_charts(fresh: Any) -> None:
     def colours() -> tuple[str, str, str]:
         return fresh.evaluate(
-            "[getComputedStyle(document.body).backgroundColor, document.querySelector('#loss').layout.font.color,"
+            "[getComputedStyle(document.body).backgroundColor, document.querySelector('#loss')._fullLayout.font.color,"
             " document.querySelector('#loss').data.find(t => t.contestant === 'AdamW' && !t.fill).line.color]"
         )
 

@@ -454,7 +454,8 @@ def test_the_command_shows_rivals_in_table_pictures_and_page(
     ):
         assert f"{name}  lr {lr:g}" in picture
         assert colour in picture
-        assert f'"name":"{name}","colour":"{colour}","baseline":false,"rival":true' in page
+        assert f'data-contestant="{name}"' in page
+        assert f'"{colour}"' in page
     (tmp_path / "race.svg").unlink()
     assert run(["race", "--redraw", "--out", str(tmp_path)]) == 0
     assert (tmp_path / "race.svg").read_text(encoding="utf-8") == picture
@@ -496,3 +497,37 @@ def test_mistakes_are_told_in_one_line(
     assert words in told
     assert told.count("\n") == 1
     assert not (tmp_path / "new").exists()
+
+
+OWN_MIXTURE = """
+import torch
+
+def half_and_half(model, lr, momentum=0.0):
+    weights = [p for p in model.parameters() if p.ndim > 1]
+    rest = [p for p in model.parameters() if p.ndim < 2]
+    return torch.optim.SGD([{"params": weights}, {"params": rest, "lr": lr / 10}], lr=lr, momentum=momentum)
+
+def nothing(model, lr):
+    return None
+"""
+
+
+def test_a_function_of_ones_own_races_as_a_mixture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    from thalweg.cli import run
+
+    (tmp_path / "own_mixture.py").write_text(OWN_MIXTURE)
+    monkeypatch.chdir(tmp_path)
+    own = ["race", "text", "--optimizers", "own_mixture:half_and_half,muon_adamw", "--lr", "0.02", "--steps", "2"]
+    asked = ["--option", "half_and_half.momentum=0.5", "--json", "--out", "out"]
+    assert run([*own, *asked]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["contestants"][0]["options"] == "half_and_half(momentum=0.5)"
+    assert {result["contestant"] for result in summary["courses"][0]["results"]} == {"half_and_half", "muon_adamw"}
+    assert run(["race", "--redraw", "--out", "out"]) == 0
+    assert run([*own, "--option", "half_and_half.momentun=0.5", "--out", "out"]) == 1
+    assert "did you mean" in capsys.readouterr().err
+    assert run(["race", "text", "--optimizers", "own_mixture:nothing", "--lr", "0.02", "--out", "no"]) == 1
+    assert "must return an optimizer of torch" in capsys.readouterr().err

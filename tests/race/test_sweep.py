@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from thalweg.errors import CommandError
 from thalweg.race.array_task import ArrayTask
 from thalweg.race.contest import Race, race, recorded
 from thalweg.race.run import Run
@@ -67,6 +68,15 @@ def test_a_grid_is_widened_beyond_the_edge_where_the_best_is_and_no_further_than
     assert rates_of(ready)[5:] == added
     assert course["results"][0]["lr"] == chosen
     assert f"{len(added)} of them beside the grid, because a best rate was at its edge" in course["search"]
+
+
+def test_whoever_asks_says_how_far_beyond_the_edge_a_grid_may_go() -> None:
+    for beyond, added in ((0, []), (1, [0.00333]), (4, [0.00333, 0.00111, 0.00037, 0.000123])):
+        ready = race(bowl(1e-9), optimizers=["SGD"], beyond=beyond)
+        ready.run()
+        assert rates_of(ready)[5:] == added
+    with pytest.raises(CommandError, match="beyond must be a whole number from 0 on, got -1"):
+        race(bowl(0.1), beyond=-1)
 
 
 def test_everyone_gets_as_many_trials_and_given_rates_stay_as_they_are() -> None:

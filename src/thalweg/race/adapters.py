@@ -11,6 +11,7 @@ import numpy as np
 
 from thalweg.errors import CommandError
 from thalweg.numpy.arrays import checked_pair, pairs
+from thalweg.race.contestants import Contestant
 from thalweg.race.rivals import WANTED, Rival
 from thalweg.race.task import Array, Schedule
 from thalweg.show.modules import place_of, said
@@ -31,7 +32,7 @@ class Stepper(Protocol):
 
 
 @contextmanager
-def blamed(rival: Rival, task: str, what: str) -> Iterator[None]:
+def blamed(rival: Contestant, task: str, what: str) -> Iterator[None]:
     """Whatever a rival raises is told in one sentence, with its name and its task."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""Options that somebody asked for: who has them, and whether they can be so."""
+"""Validate options: which contestants have them, and whether their rules accept the values."""
 
 from __future__ import annotations
 

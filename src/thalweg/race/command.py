@@ -8,17 +8,18 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from thalweg.errors import CommandError
-from thalweg.race.contestants import CONTESTANTS, MIXTURES
+from thalweg.race.contestants import CONTESTANTS, MIXTURES, enter
 from thalweg.show.completion import lists_of, options_of
 from thalweg.show.console import aside, console
 from thalweg.show.extras import extra, need
 from thalweg.show.lists import chosen, counts, words
 from thalweg.show.options import parsed_option
-from thalweg.show.registered import OWN, named
+from thalweg.show.registered import OWN
 
 with extra("cli"):
     import click
@@ -28,6 +29,8 @@ with extra("cli"):
 TASKS = ("digits", "valley", "text", "fashion")
 #: Matrices this small gain nothing from threads, which stall when others want the cores.
 SMALL = ("digits", "valley", "text")
+#: Tasks in numpy: their runs do not get in one another's way, if each has a core.
+PLAIN = ("digits", "valley")
 ENGINES = ("auto", "reference", "foreach", "fused")
 #: What draws pictures, and the report.
 DRAWN_BY = ("matplotlib", "plotly")
@@ -54,13 +57,15 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
     "--optimizers",
     metavar="LIST",
     shell_complete=complete_optimizers,
-    help="Only these, separated by commas; mixtures are muon_adamw and kron_adamw, a rule of your own mymodule:MyRule.",
+    help="Race only these, separated by commas: rules, muon_adamw, kron_adamw, or your own as module:MyRule or "
+    "module:function, which makes an optimizer for a model.",
 )
 @click.option(
     "--against",
     multiple=True,
     metavar="LIST",
-    help="Also these, by import name or package: torch.optim.Adam,timm,mymodule:Class; may be repeated.",
+    help="Race these of other libraries too, by import name or package: torch.optim.Adam,timm,mymodule:Class; may be "
+    "repeated.",
 )
 @click.option(
     "--option",
@@ -74,6 +79,7 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
 @click.option("--seeds", type=click.IntRange(1), help="Repetitions of each run, from seeds 0, 1, ...")
 @click.option("--lr", "rates", multiple=True, metavar="RATES", help="Rates to try: 0.01,0.1 or lamb,kron=0.003,0.01.")
 @click.option("--more-lr", "more_rates", multiple=True, metavar="RATES", help="Rates to try beside the task's own.")
+@click.option("--beyond", type=click.IntRange(0), help="Rates to add to everyone's while a best one is at an edge.")
 @click.option("--full", is_flag=True, help="Finish every run with every seed, also those that were stopped early.")
 @click.option(
     "--batch",
@@ -103,6 +109,7 @@ def command(
     seeds: int | None,
     rates: Sequence[str],
     more_rates: Sequence[str],
+    beyond: int | None,
     full: bool,
     batch_sizes: str | None,
     engine: str,
@@ -140,6 +147,7 @@ def command(
     from thalweg.race.contest import race, recorded
     from thalweg.race.rivals import entries, known_as
     from thalweg.race.terminal import progress_bars
+    from thalweg.race.workers import Workers, count_workers
 
     if redraw:
         need("cli", *DRAWN_BY)
@@ -149,8 +157,8 @@ def command(
         ours = None if optimizers is None else asked_optimizers(optimizers)
         theirs = [word for text in against for word in words(text, "--against")]
         by_word = known_as(entries(theirs, ours or list(CONTESTANTS)))
-        ready = race(
-            task,
+        arguments: dict[str, Any] = dict(
+            task=task,
             against=theirs,
             options=options_given(options, by_word),
             optimizers=ours,
@@ -158,14 +166,14 @@ def command(
             seeds=seeds,
             rates=rates_given(rates, by_word),
             more_rates=rates_given(more_rates, by_word, "--more-lr"),
+            beyond=beyond,
             full=full,
             batch_sizes=None if batch_sizes is None else counts(batch_sizes, "batch sizes"),
             engine=engine,
             device=device,
             data=data,
-            folder=folder,
-            command=shlex.join(["thalweg", *sys.argv[1:]]),
         )
+        ready = race(**arguments, folder=folder, command=shlex.join(["thalweg", *sys.argv[1:]]))
         tell_damage(ready.damaged, "done again")
         if missing := not_drawn():
             aside().print(f"{missing} is not installed: the race is run and recorded, but not drawn.")
@@ -173,8 +181,14 @@ def command(
         if done:
             aside().print(f"{done} of {total} runs are recorded in {folder} already.")
         try:
-            with progress_bars(aside(), ready) as (on_measure, on_run):
-                outcome = ready.run(on_measure, on_run)
+            # those that a worker would have to import first run here
+            shared = task in PLAIN and not theirs and set(ours or ()) <= set(CONTESTANTS)
+            count = count_workers(ready) if shared else 1
+            with (
+                Workers(count, arguments) if count > 1 else nullcontext() as workers,
+                progress_bars(aside(), ready) as (on_measure, on_run),
+            ):
+                outcome = ready.run(on_measure, on_run, workers)
         except KeyboardInterrupt:
             kept, total = ready.progress
             aside().print(
@@ -188,8 +202,8 @@ def command(
 
 
 def asked_optimizers(text: str) -> list[str]:
-    """Those named, as they are spelt here; one's own as ``module:MyRule``."""
-    found = [str(named(word)) for word in words(text, "optimizer")]
+    """The names under which optimizers race; the user's own are imported."""
+    found = [str(enter(word)) for word in words(text, "optimizer")]
     return chosen(",".join(found), [*CONTESTANTS, *MIXTURES, *OWN], "optimizer")
 
 

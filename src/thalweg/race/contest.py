@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thalweg.errors import CommandError
 from thalweg.race.asked import check_owners, split_rates, with_asked
-from thalweg.race.contestants import CONTESTANTS, Contestant
+from thalweg.race.contestants import CONTESTANTS, Contestant, Mixed, enter
 from thalweg.race.device import Device
-from thalweg.race.programme import Programme, programme, taking_part
+from thalweg.race.programme import Course, Programme, programme, taking_part
 from thalweg.race.records import Book, Damage
 from thalweg.race.rivals import Rival, entries, rival
-from thalweg.race.run import Progress, Record, Run, begun, execute
+from thalweg.race.run import Progress, Record, Result, Run, begun, execute
 from thalweg.race.summary import Summary, summarized
 from thalweg.race.sweep import plan
 from thalweg.race.task import Task, check_names, check_rates
 from thalweg.race.tasks import resolve
-from thalweg.show.registered import named
 from thalweg.show.surroundings import machine, versions
+
+if TYPE_CHECKING:
+    from thalweg.race.workers import Workers
 
 RECORDS, PROGRAMME = "runs.jsonl", "race.json"
 PACKAGES = ("thalweg", "numpy", "torch")
@@ -74,40 +76,57 @@ class Race:
         self,
         on_measure: Callable[[Progress], None] = lambda progress: None,
         on_run: Callable[[Run], None] = lambda run: None,
+        workers: Workers | None = None,
     ) -> Outcome:
-        """Run what is waiting. Interrupted, it leaves every finished run recorded."""
+        """Run what is waiting, one after another or by workers. Interrupted, it leaves every finished run recorded."""
         self.rehearse()
         with nullcontext() if self.book is None else self.book.room():
-            self._run(on_measure, on_run)
+            self._run(on_measure, on_run, workers)
         return Outcome(self.programme, self.records, summarized(self.programme, self.records))
 
-    def _run(self, on_measure: Callable[[Progress], None], on_run: Callable[[Run], None]) -> None:
+    def _run(
+        self, on_measure: Callable[[Progress], None], on_run: Callable[[Run], None], workers: Workers | None
+    ) -> None:
         if self.book is not None:
             self.book.mend()
         saved = len(self.waiting) < len(self.wanted)
         if saved:
             self.save_programme()
         for course in self.programme.courses:
-            while (now := plan(course, self.records)).waiting:
-                run = now.waiting[0]
-                task, contestant = self.tasks[run.task], self.contestants[run.contestant]
-                hopeless = now.sweeps[run.contestant].hopeless
-                result = execute(task, taking_part(task, contestant), run, on_measure, hopeless)
-                self.add(Record(run, result, where(contestant, run.device)))
+            finished = self.run_course(course, on_measure) if workers is None else workers.run(course, self.records)
+            for run, result in finished:
+                if workers is not None:
+                    on_measure(Progress(run, run.steps, result.loss[-1]))
+                self.add(Record(run, result, where(self.contestants[run.contestant], run.device)))
                 if not saved:  # not before: a race that cannot even begin leaves the one before it to be drawn
                     self.save_programme()
                     saved = True
                 on_run(run)
 
+    def run_course(self, course: Course, on_measure: Callable[[Progress], None]) -> Iterator[tuple[Run, Result]]:
+        """The runs that a course waits for, each as soon as it is finished: what waits next depends on its record."""
+        while (now := plan(course, self.records)).waiting:
+            run = now.waiting[0]
+            yield run, self.execute(run, on_measure, now.sweeps[run.contestant].hopeless)
+
+    def execute(
+        self,
+        run: Run,
+        on_measure: Callable[[Progress], None] = lambda progress: None,
+        hopeless: Callable[[Run, int, float | None], bool] = lambda run, step, loss: False,
+    ) -> Result:
+        task = self.tasks[run.task]
+        return execute(task, taking_part(task, self.contestants[run.contestant]), run, on_measure, hopeless)
+
     def rehearse(self) -> None:
-        """Take one step with everyone of whom something is asked or who is not ours: what fails, fails now.
+        """Take one step with every optimizer that has options of the user's or is not a rule of ours: it may fail.
 
         On a GPU with everyone, at every batch size: kernels are compiled before times are taken.
         """
         seen = set()
         for run in self.waiting:
             contestant = self.contestants[run.contestant]
-            doubtful = contestant.given or isinstance(contestant, Rival) or run.device != "cpu"
+            doubtful = contestant.given or isinstance(contestant, (Rival, Mixed)) or run.device != "cpu"
             if doubtful and (run.task, run.batch_size, run.contestant) not in seen:
                 seen.add((run.task, run.batch_size, run.contestant))
                 begun(self.tasks[run.task], taking_part(self.tasks[run.task], contestant), run).step()
@@ -139,6 +158,7 @@ def race(
     seeds: int | None = None,
     rates: Mapping[str, Sequence[float]] | None = None,
     more_rates: Mapping[str, Sequence[float]] | None = None,
+    beyond: int | None = None,
     full: bool = False,
     batch_sizes: Sequence[int] | None = None,
     engine: str = "auto",
@@ -152,11 +172,12 @@ def race(
     against: optimizers of other libraries by import name, such as "torch.optim.Adam", or by package, such as "timm".
     options: by contestant, or under "" for all that have them. rates: likewise, instead of the task's own, and tried as
     they are; more_rates: likewise, beside the task's own.
+    beyond: how many rates everyone may try beside these, while somebody's best is at an edge; None: as the task says.
     full: finish every run, with every seed, also those that an earlier race stopped.
     steps: of each run at the task's own batch size.
     folder: where runs are recorded and, if they are there already, taken from.
     """
-    names = [named(each) for each in optimizers or CONTESTANTS]
+    names = [enter(each) for each in optimizers or CONTESTANTS]
     check_names(names)
     entrants = [*(CONTESTANTS[name] for name in names), *map(rival, entries(against, names))]
     options, rates = split_rates(options or {}, rates or {})
@@ -167,6 +188,8 @@ def race(
     for what, count in (("steps", steps), ("seeds", seeds), *(("batch_sizes", size) for size in batch_sizes or ())):
         if count is not None and count < 1:
             raise CommandError(f"{what} must be whole numbers from 1 on, got {count}")
+    if beyond is not None and beyond < 0:
+        raise CommandError(f"beyond must be a whole number from 0 on, got {beyond}")
     tasks = [task] if isinstance(task, Task) else resolve(task, None if data is None else Path(data), device)
     for each in tasks:
         each.check()
@@ -178,6 +201,7 @@ def race(
         seeds=seeds,
         rates=rates,
         more_rates=more_rates,
+        beyond=beyond,
         full=full,
         batch_sizes=batch_sizes,
         engine=engine,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from thalweg.rules import RULES
 from thalweg.show.modules import source_digest
-from thalweg.show.registered import ByRule, rule_of
+from thalweg.show.registered import OWN_MIXTURES, ByRule, named, rule_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,13 @@ class Contestant:
 class Mixed(Contestant):
     """A mixture: a model's hidden matrices by a rule, all else by AdamW. Its ``rule`` is the function that makes it.
 
-    Both have the learning rate that is tried, unless AdamW's is given.
+    Both have the learning rate that is tried, unless AdamW's is given. A function of the user's, ``module:function``,
+    is called as ``function(model, lr=..., **options)`` and returns any optimizer of torch.
     """
 
-    #: Options that somebody may ask for.
-    known: ClassVar[tuple[str, ...]] = ("adamw_lr", "weight_decay", "max_grad_norm")
-    closed: ClassVar[bool] = True
+    #: Options that somebody may ask for, and whether there are no others.
+    known: Sequence[str] = ("adamw_lr", "weight_decay", "max_grad_norm")
+    closed: bool = True
 
     @property
     def tuned_like(self) -> str:
@@ -68,7 +69,7 @@ def made(name: str) -> Contestant:
 
 
 #: By name, those who race when they are asked for: only tasks in torch have a model that tells matrices apart.
-MIXTURES: Mapping[str, Mixed] = {
+MIXTURES: dict[str, Mixed] = {
     mixed.name: mixed
     for mixed in (
         Mixed(name="kron_adamw", rule="kron_adamw", options=dict(weight_decay=0.0)),
@@ -130,3 +131,20 @@ LARGE_RATES: Mapping[str, Sequence[float]] = {
         "Kron": 1e-3,
     }.items()
 }
+
+
+def enter(reference: Any) -> Any:
+    """The name under which an optimizer races: a rule or a mixture by name, ``module:MyRule``, ``module:function``."""
+    name = named(reference)
+    if name in OWN_MIXTURES:
+        make = OWN_MIXTURES[name]
+        parameters = inspect.signature(make).parameters.values()
+        named_ones = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+        MIXTURES[name] = Mixed(
+            name=name,
+            rule=name,
+            known=[option for option in named_ones[1:] if option not in ("lr", "engine")],
+            closed=not any(p.kind is p.VAR_KEYWORD for p in parameters),
+            fingerprint=source_digest(inspect.getmodule(make)),
+        )
+    return name

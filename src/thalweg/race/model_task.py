@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -49,6 +50,8 @@ class ModelTask(Task):
                     "only on tasks in numpy: digits, valley, or an ArrayTask of your own"
                 )
             return torch_optimizer(contestant, list(model.parameters()), lr, self.name)
+        if contestant.name in registered.OWN_MIXTURES:
+            return self.own_mixture(contestant, model, lr, conditions)
         try:
             if isinstance(contestant, Mixed):
                 make = registered.torch_mixture(contestant.rule)
@@ -58,6 +61,20 @@ class ModelTask(Task):
             return kind(model.named_parameters(), lr=lr, engine=conditions.engine, **contestant.options)
         except ValueError as error:  # ours, and that of torch for a model without parameters
             raise CommandError(f"task {self.name!r}, {contestant.name}: {error}") from None
+
+    def own_mixture(self, contestant: Contestant, model: Any, lr: float, conditions: Conditions) -> Any:
+        """What a function of the user's makes for the model."""
+        import torch
+
+        make = registered.torch_mixture(contestant.rule)
+        engine = {"engine": conditions.engine} if "engine" in inspect.signature(make).parameters else {}
+        with blamed(contestant, self.name, f"{contestant.name}(model, lr={lr:g})"):
+            found = make(model, lr=lr, **engine, **contestant.options)
+        if not isinstance(found, torch.optim.Optimizer):
+            raise CommandError(
+                f"{contestant.name} returned a {type(found).__name__}: it must return an optimizer of torch"
+            )
+        return found
 
 
 class ModelTraining(Training):
@@ -78,7 +95,7 @@ class ModelTraining(Training):
 
     @property
     def foreign(self) -> bool:
-        return isinstance(self.contestant, Rival)
+        return not hasattr(self.optimizer, "stats")
 
     def step(self) -> None:
         import torch
@@ -93,7 +110,7 @@ class ModelTraining(Training):
                 got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
                 raise CommandError(f"task {self.task.name!r}: loss must return a tensor with one element, got {got}")
             self.task.call("the backward pass of loss", loss.backward)
-        if isinstance(self.contestant, Rival):
+        if self.foreign:
             with blamed(self.contestant, self.task.name, "step()"):
                 self.optimizer.step()
             return

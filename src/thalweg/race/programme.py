@@ -18,7 +18,7 @@ from thalweg.race.rivals import Rival
 from thalweg.race.run import Run
 from thalweg.race.task import Landscape, Task
 from thalweg.show.files import check_file
-from thalweg.show.registered import OWN
+from thalweg.show.registered import OWN, OWN_MIXTURES
 
 #: Powers of 2 around the learning rate that is expected to be best at another batch size than the task's own.
 ELSEWHERE = range(-4, 4)
@@ -60,7 +60,7 @@ class Programme:
     courses: Sequence[Course]
     #: Those of other libraries.
     rivals: Sequence[str] = ()
-    #: Rules of the user's own.
+    #: Rules and mixtures of the user's own.
     own: Sequence[str] = ()
     #: By name, the options that somebody asked for, as Python would write them.
     given: Mapping[str, str] = field(default_factory=dict)
@@ -101,6 +101,7 @@ def programme(
     seeds: int | None = None,
     rates: Mapping[str, Sequence[float]] | None = None,
     more_rates: Mapping[str, Sequence[float]] | None = None,
+    beyond: int | None = None,
     full: bool = False,
     batch_sizes: Sequence[int] | None = None,
     engine: str = "auto",
@@ -135,7 +136,8 @@ def programme(
                 for seed in range(task.seeds if seeds is None else seeds)
             ]
             fixed = [contestant.name for contestant in chosen if of(contestant, rates or {})]
-            courses.append(course(task, batch_size, runs, full, fixed))
+            widen = task.widen if beyond is None else beyond
+            courses.append(course(task, batch_size, runs, full, widen, fixed))
     names = {contestant.name: str(taking_part(tasks[0], contestant)) for contestant in chosen}
     title = tasks[0].title or tasks[0].name if len(tasks) == 1 else "Down the valley"
     return Programme(
@@ -144,12 +146,14 @@ def programme(
         contestants=names,
         courses=courses,
         rivals=[contestant.name for contestant in chosen if isinstance(contestant, Rival)],
-        own=[each.name for each in chosen if each.name in OWN],
+        own=[each.name for each in chosen if each.name in OWN or each.name in OWN_MIXTURES],
         given={contestant.name: written(contestant.given) for contestant in chosen if contestant.given},
     )
 
 
-def course(task: Task, batch_size: int | None, runs: Sequence[Run], full: bool, fixed: Sequence[str]) -> Course:
+def course(
+    task: Task, batch_size: int | None, runs: Sequence[Run], full: bool, widen: int, fixed: Sequence[str]
+) -> Course:
     return Course(
         name=task.name if batch_size is None else f"{task.name}@{batch_size}",
         task=task.name,
@@ -163,7 +167,7 @@ def course(task: Task, batch_size: int | None, runs: Sequence[Run], full: bool, 
         contours=None if task.landscape is None else contours(task.landscape),
         runs=runs,
         full=full or not task.halving,
-        widen=task.widen,
+        widen=widen,
         fixed=fixed,
     )
 

@@ -28,7 +28,7 @@ class Damage:
 
 
 class Book:
-    """The records of a folder. What is damaged is told, forgotten, and never counted as done."""
+    """The records of a folder. Damaged lines are reported and skipped; their runs are run again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.race.contestants import CONTESTANTS
 from thalweg.race.run import Progress, Run, measuring_times
-from thalweg.race.summary import NEAR, Summary, in_percent
+from thalweg.race.summary import NEAR, Summary
+from thalweg.race.table import columns_of
 from thalweg.show.extras import extra
 from thalweg.show.palette import colour_of
-from thalweg.show.units import human_bytes, human_seconds
+from thalweg.show.units import count_words
 
 if TYPE_CHECKING:
     from thalweg.race.contest import Race
@@ -113,7 +114,9 @@ def results_table(course: Summary, notes: str = "") -> Table:
     batches = "" if course["batch_size"] is None else f", batches of {course['batch_size']:,}"
     seeds = len(course["seeds"])
     table = Table(
-        title=Text(f"{course['title']}{batches}: {counted(course['steps'], 'step')}, {counted(seeds, 'seed')}", "bold"),
+        title=Text(
+            f"{course['title']}{batches}: {count_words(course['steps'], 'step')}, {count_words(seeds, 'seed')}", "bold"
+        ),
         title_justify="left",
         caption=Text(caption, "dim"),
         caption_justify="left",
@@ -122,45 +125,15 @@ def results_table(course: Summary, notes: str = "") -> Table:
         collapse_padding=True,  # so that all of it fits into 80 columns
         pad_edge=False,
     )
-    target = "" if course["target"] is None else f" to {course['target']:g}"
-    titles = ["optimizer", "lr", course["loss_name"]]
-    titles += [course["score_name"]] if course["score_name"] else []
-    titles += [f"steps{target}", f"seconds{target}"] if target else []
-    memory = any(result["peak_bytes"] is not None for result in course["results"])
-    for title in (*titles, "rates", "seconds", "state", *(["memory"] if memory else [])):
-        first = title == "optimizer"
-        table.add_column(Text(title), justify="left" if first else "right", no_wrap=first)
+    columns = [column for column in columns_of(course) if column.short]
+    table.add_column("optimizer", no_wrap=True)
+    for column in columns:
+        table.add_column(Text(column.short), justify="right")
     for result in course["results"]:
-        table.add_row(*row(result, course))
+        values = [(column, column.value(result)) for column in columns]
+        cells = [column.missing if value is None else column.short_words(value) for column, value in values]
+        table.add_row(Text(result["contestant"], style="bold"), *cells)
     return table
-
-
-def row(result: Summary, course: Summary) -> list[Any]:
-    def number(value: float | None, form: Callable[[float], str], without: str = "–") -> str:
-        return without if value is None else form(value)
-
-    cells: list[Any] = [Text(result["contestant"], style="bold"), f"{result['lr']:g}"]
-    cells.append(number(result["loss"], "{:.3g}".format, "diverged"))
-    if course["score_name"]:
-        cells.append(number(result["score"], "{:.1%}".format if in_percent(course) else "{:.4g}".format))
-    if course["target"] is not None:
-        cells += [number(result["steps_to_target"], "{:,}".format), number(result["seconds_to_target"], human_seconds)]
-    cells += [near_words(result["near"]), human_seconds(result["seconds"]), human_bytes(result["state_bytes"])]
-    if any(other["peak_bytes"] is not None for other in course["results"]):
-        cells.append(number(result["peak_bytes"], human_bytes))
-    return cells
-
-
-def near_words(near: Summary | None) -> str:
-    """How far a learning rate may be off, as a factor."""
-    if near is None:
-        return "–"
-    factor = near["high"] / near["low"]
-    return f"{'≥ ' if near['open'] else ''}{factor:{'.0f' if factor >= 10 else '.2g'}}×"
-
-
-def counted(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def edges(course: Summary) -> str:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import html
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from thalweg.show.extras import extra
+from thalweg.show.palette import THEMES
 
 with extra("cli"):
     import matplotlib
+    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.patheffects import withStroke
+    from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, PercentFormatter
 
-INK, QUIET, FAINT = "#333333", "#777777", "#e4e4e4"
-LINE_HEIGHT = 0.048  # of a label, as a share of the axes
+INK, QUIET, FAINT = (THEMES["picture"][tone] for tone in ("ink", "quiet", "faint"))
+#: Points in a pixel of a plotly figure.
+POINTS = 0.75
+#: By plotly's dashes, matplotlib's; and markers likewise.
+DASHES = {"solid": "-", "6px,4px": "--", "9px,3px,2px,3px": "-.", "2px,4px": (0, (1, 3))}
+MARKERS = {"circle": "o", "circle-open": "o", "diamond": "D", "x-thin": "x"}
 #: Identical pictures are identical files, byte for byte.
 REPEATABLE: Any = {"svg.hashsalt": "thalweg", "svg.fonttype": "none", "font.family": ["DejaVu Sans"]}
 
@@ -71,15 +81,125 @@ def entitle(axes: Axes, title: str, subtitle: str = "") -> None:
         )
 
 
-def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """The nearest heights, in the same order from below, with at least that gap between them."""
-    # levels that may not fall: heights less the gaps below them; equal neighbours are pooled to their mean
-    pools: list[tuple[float, int]] = []
-    for index, height in enumerate(heights):
-        total, count = height - index * gap, 1
-        while pools and pools[-1][0] / pools[-1][1] >= total / count:
-            below, below_count = pools.pop()
-            total, count = total + below, count + below_count
-        pools.append((total, count))
-    levels = [total / count for total, count in pools for _ in range(count)]
-    return [level + index * gap for index, level in enumerate(levels)]
+# ---- figures of plotly, drawn by matplotlib, which needs no browser
+
+
+def resolve_colours(figure: Any, tones: Mapping[str, str]) -> Any:
+    """The same figure with a colour for each name behind an @."""
+    if isinstance(figure, str):
+        return tones.get(figure[1:], figure) if figure.startswith("@") else figure
+    if isinstance(figure, Mapping):
+        return {key: resolve_colours(value, tones) for key, value in figure.items()}
+    return [resolve_colours(value, tones) for value in figure] if isinstance(figure, (list, tuple)) else figure
+
+
+def draw_figure(axes: Axes, figure: Mapping[str, Any], tones: Mapping[str, str]) -> None:
+    """Draw the traces, axes, lines and names of a plotly figure: of what plotly can, what our charts use."""
+    figure = resolve_colours(figure, tones)
+    layout = figure["layout"]
+    quieten(axes)
+    for name in ("x", "y"):
+        draw_axis(axes, name, layout[f"{name}axis"])
+    on_map = any(trace["type"] == "contour" for trace in figure["data"])
+    for order, trace in enumerate(figure["data"], start=2):
+        if trace["type"] == "contour":
+            draw_contour(axes, trace)
+        else:
+            draw_trace(axes, trace, order, halo=on_map)
+    for shape in layout.get("shapes", ()):
+        line = shape["line"]
+        axes.axhline(shape["y0"], color=line["color"], linewidth=POINTS * line["width"], linestyle=DASHES[line["dash"]])
+    for name in ("x", "y"):
+        if span := layout[f"{name}axis"].get("range"):
+            ends = [10**end for end in span] if layout[f"{name}axis"].get("type") == "log" else span
+            axes.set(**{f"{name}lim": ends})
+    for label in layout.get("annotations", ()):
+        draw_label(axes, label, log=layout["yaxis"].get("type") == "log")
+
+
+def draw_axis(axes: Axes, name: str, wanted: Mapping[str, Any]) -> None:
+    axis = getattr(axes, f"{name}axis")
+    axes.set(**{f"{name}scale": wanted.get("type", "linear"), f"{name}label": wanted.get("title", {}).get("text", "")})
+    if wanted.get("tickvals"):
+        axis.set_major_locator(FixedLocator(wanted["tickvals"]))
+        axis.set_major_formatter(lambda value, place: wanted["ticktext"][place or 0])
+        axis.set_minor_formatter(NullFormatter())
+    elif wanted.get("type", "linear") == "linear":
+        axis.set_major_locator(MaxNLocator(5 if name == "x" else 7, steps=[1, 2, 2.5, 5, 10]))
+    if wanted.get("tickformat"):
+        axis.set_major_formatter(PercentFormatter(1, decimals=int(wanted["tickformat"][1])))
+    if wanted.get("showgrid") is False:
+        axes.grid(visible=False, axis=name)  # type: ignore[arg-type]
+    if wanted.get("showticklabels") is False:
+        axis.set_ticks([])
+
+
+def draw_contour(axes: Axes, trace: Mapping[str, Any]) -> None:
+    heights, lines = np.array(trace["z"]), trace["contours"]
+    levels = np.arange(lines["start"], lines["end"] + lines["size"] / 2, lines["size"])
+    colours = LinearSegmentedColormap.from_list("", [tuple(stop) for stop in trace["colorscale"]])
+    shown: Any = {"cmap": colours, "norm": Normalize(levels[0], levels[-1]), "extend": "both"}
+    axes.contourf(trace["x"], trace["y"], heights, levels=levels, **shown)
+    line = trace["line"]
+    axes.contour(trace["x"], trace["y"], heights, levels=levels, colors=line["color"], linewidths=line["width"])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def draw_trace(axes: Axes, trace: Mapping[str, Any], order: int, *, halo: bool) -> None:
+    x, y = (np.array([np.nan if value is None else value for value in trace[name]], float) for name in ("x", "y"))
+    mode, line, label = trace["mode"], trace.get("line", {}), trace.get("contestant", "")
+    around: Any = {"path_effects": [withStroke(linewidth=2.9, foreground="white", alpha=0.8)]} if halo else {}
+    if trace.get("fill"):
+        ends = np.flatnonzero(np.isnan(x))
+        for begin, end in zip([0, *(ends[:-1] + 1)], ends, strict=True):
+            axes.fill(x[begin:end], y[begin:end], color=trace["fillcolor"], linewidth=0)
+        return
+    for direction in ("x", "y"):
+        if bars := trace.get(f"error_{direction}"):
+            reach: Any = {f"{direction}err": [bars["arrayminus"], bars["array"]]}
+            axes.errorbar(x, y, fmt="none", ecolor=bars["color"], alpha=0.4, elinewidth=1.5, **reach)
+    if "lines" in mode:
+        kept = ~np.isnan(y) if trace.get("connectgaps") else slice(None)
+        style: Any = {"color": line["color"], "linestyle": DASHES[line["dash"]], "linewidth": POINTS * line["width"]}
+        axes.plot(x[kept], y[kept], label=label, zorder=order, **style, **around)
+    if "markers" in mode:
+        draw_marks(axes, x, y, trace["marker"], order)
+    for at, text in enumerate(trace.get("text", ())):
+        font = trace["textfont"]
+        look: Any = {"color": font["color"], "fontsize": POINTS * font["size"], "parse_math": False}
+        axes.annotate(text, (x[at], y[at]), xytext=(0, 8), textcoords="offset points", ha="center", **look)
+
+
+def draw_marks(axes: Axes, x: Any, y: Any, marker: Mapping[str, Any], order: int) -> None:
+    edge = marker.get("line", {})
+    symbol = marker.get("symbol", "circle")
+    face = "none" if symbol == "circle-open" else marker.get("color", "none")
+    look: Any = {"marker": MARKERS[symbol], "markersize": POINTS * marker["size"], "markerfacecolor": face}
+    look |= {
+        "markeredgecolor": edge.get("color", marker.get("color")),
+        "markeredgewidth": POINTS * edge.get("width", 0),
+    }
+    axes.plot(x, y, linestyle="none", zorder=order, **look)
+
+
+def draw_label(axes: Axes, label: Mapping[str, Any], *, log: bool) -> None:
+    """A name beside an end of a curve, with a thin line to it where it had to move; or one at the edge of the axes."""
+    font, y = label["font"], 10 ** label["y"] if log else label["y"]
+    look: Any = {
+        "color": font["color"],
+        "fontsize": POINTS * font["size"],
+        "parse_math": False,
+        "annotation_clip": False,
+    }
+    look |= {"fontweight": "bold" if "weight" in font else "normal", "va": label.get("yanchor", "center")}
+    if label.get("xref") == "paper":
+        away = -8 if label["xanchor"] == "right" else 0
+        where: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": label["xanchor"]}
+        axes.annotate(html.unescape(label["text"]), (label["x"], y), xytext=(away, 0), **where, **look)
+        return
+    line = {"arrowstyle": "-", "linewidth": 0.8, "relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 0, "color": font["color"]}
+    moved = (16, POINTS * label["yshift"])
+    axes.annotate(
+        html.unescape(label["text"]), (label["x"], y), xytext=moved, textcoords="offset points", arrowprops=line, **look
+    )

@@ -15,6 +15,10 @@ R = TypeVar("R")
 
 #: Rules of the user's that were asked for, by their names.
 OWN: dict[str, type[Rule]] = {}
+#: The mixtures of the package, whose names no other may have.
+TAKEN = ("kron_adamw", "muon_adamw")
+#: Functions of the user's that make a mixture for a model, by their names.
+OWN_MIXTURES: dict[str, Callable[..., Any]] = {}
 
 
 def rule_of(name: str) -> type[Rule]:
@@ -25,6 +29,8 @@ def rule_of(name: str) -> type[Rule]:
 def named(reference: Any) -> Any:
     """The name of a rule that is given as ``module:MyRule`` or as a class, which is known by it from then on.
 
+    A function ``module:function``, which makes an optimizer for a model, is known by its name in ``OWN_MIXTURES``.
+
     It is that of the class, or all of the reference where another rule is called so. What is neither is returned as
     it is.
     """
@@ -33,6 +39,10 @@ def named(reference: Any) -> Any:
         if ":" not in reference:
             return reference
         rule = found(reference.strip())
+        if inspect.isfunction(rule):
+            name = rule.__name__ if rule.__name__ not in TAKEN else reference.strip()
+            OWN_MIXTURES[name] = rule
+            return name
     elif not inspect.isclass(reference):
         return reference
     try:
@@ -110,10 +120,10 @@ def torch_optimizer(rule: str) -> Any:
 
 
 def torch_mixture(name: str) -> Any:
-    """The function of ``thalweg.torch`` that makes a mixture for a model."""
+    """The function that makes a mixture for a model: of ``thalweg.torch``, or the user's own."""
     import thalweg.torch
 
-    return getattr(thalweg.torch, name)
+    return OWN_MIXTURES[name] if name in OWN_MIXTURES else getattr(thalweg.torch, name)
 
 
 def optax_function(rule: str) -> Any:

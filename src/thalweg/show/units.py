@@ -70,3 +70,32 @@ def human_seconds(seconds: float) -> str:
         if seconds >= size or unit == "µs":
             break
     return f"{seconds / size:.3g} {unit}" if seconds else "0 s"
+
+
+def short_number(value: float | None, digits: int = 3) -> str:
+    """A few digits; powers of ten for what is very small or very large; a dash for what is not there.
+
+    >>> [short_number(x) for x in (0, 0.05, 12345.6, 8.38e-5, 1e200, -1e-3, None)]
+    ['0', '0.05', '12,346', '8.38×10⁻⁵', '10²⁰⁰', '-0.001', '–']
+    """
+    if value is None:
+        return "–"
+    size = abs(value)
+    if size == 0 or 1e-3 <= size < 1e6:
+        rounded = round(value) if size >= 1000 else float(f"{value:.{digits}g}")
+        return f"{rounded:,.10f}".rstrip("0").rstrip(".")
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    power = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"10{power}" if float(mantissa) == 1 else f"{float(mantissa):g}×10{power}"
+
+
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def count_words(count: int, one: str, more: str = "") -> str:
+    """
+    >>> count_words(1, "step"), count_words(2000, "step"), count_words(3, "run is", "runs are")
+    ('1 step', '2,000 steps', '3 runs are')
+    """
+    return f"{count:,} {one if count == 1 else more or f'{one}s'}"

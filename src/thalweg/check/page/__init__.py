@@ -9,7 +9,7 @@ from string import Template
 from thalweg.check.run import Report
 from thalweg.check.tables import again, rows, surroundings
 from thalweg.check.verdicts import FAILED, NOT_OFFERED, PASSED, Verdict
-from thalweg.show.page import part
+from thalweg.show.page import frame_page, read_part
 
 MARKS = {PASSED: "✓", FAILED: "✗", NOT_OFFERED: "–"}
 
@@ -17,18 +17,21 @@ MARKS = {PASSED: "✓", FAILED: "✗", NOT_OFFERED: "–"}
 def document(reports: Sequence[Report]) -> str:
     """The whole file, for one optimizer or several side by side."""
     failed = [each for report in reports for each in report.failed]
-    return Template(part("page.html", __name__)).substitute(
-        style=part("page.css") + part("page.css", __name__),
-        theme=part("theme.js"),
-        title=escape(reports[0].subject if len(reports) == 1 else f"{len(reports)} optimizers"),
-        verdict=f"{len(failed)} of {sum(len(report.verdicts) for report in reports)} verdicts are failures."
-        if failed
-        else "Nothing failed.",
+    total = sum(len(report.verdicts) for report in reports)
+    body = Template(read_part("page.html", __name__)).substitute(
         results=results(reports),
         nothing_failed="" if failed else "hidden",
         failures="\n".join(failure(name, reports) for name in dict.fromkeys(each.check for each in failed)),
         groups="\n".join(group(name, reports) for name in names_of(reports, "group")),
         surroundings=escape(surroundings(reports)),
+    )
+    return frame_page(
+        verb="check",
+        title=reports[0].subject if len(reports) == 1 else f"{len(reports)} optimizers",
+        verdict=f"{len(failed)} of {total} verdicts are failures." if failed else "Nothing failed.",
+        style=read_part("page.css", __name__),
+        body=body,
+        scripts='<script>watchTheme(document.getElementById("dark"), () => {});</script>',
     )
 
 

@@ -1,164 +1,181 @@
-/* The page: what is chosen, and everything drawn from it. */
+/* The page: what is chosen, and showing it. Words, tables and figures come from Python. */
 
-const summary = JSON.parse(document.getElementById("summary").textContent);
-const view = {
-  course: 0,
-  contestants: new Map(summary.contestants.map((contestant) => [contestant.name, contestant])),
-  hidden: new Set(),
-  log: !summary.courses.some(belowZero),
-  clock: false,
-  dark: false,
-  sort: { title: "", ascending: true },
+const report = JSON.parse(document.getElementById("report").textContent);
+const view = { course: 0, hidden: new Set(), log: report.log, clock: false, sort: { title: "", ascending: true } };
+const TOUCH = matchMedia("(pointer: coarse)").matches; // there a finger on a chart scrolls the page
+const NARROW = 700; // pixels; names at the ends of curves find no room, and the chips must do
+const CONFIG = {
+  displaylogo: false,
+  displayModeBar: TOUCH ? false : "hover",
+  modeBarButtons: [["toImage", "resetScale2d"]],
+  toImageButtonOptions: { format: "svg", filename: "thalweg-race" },
 };
 
-function at(id) {
-  return document.getElementById(id);
+const at = (id) => document.getElementById(id);
+const tones = () => report.themes[isDark() ? "dark" : "light"];
+const pressed = (id, is) => at(id).setAttribute("aria-pressed", String(is));
+
+/** A copy in the colours of the theme; what belongs to an optimizer keeps its name. */
+function tinted(figure) {
+  const names = tones();
+  const tint = (key, value) => (typeof value === "string" && value[0] === "@" && key !== "contestant" && key !== "name"
+    ? names[value.slice(1)] ?? value : value);
+  return JSON.parse(JSON.stringify(figure), tint);
+}
+
+/** A figure in its place; plotly changes what is there rather than draw anew. */
+function show(place, figure, config = CONFIG) {
+  const { data, layout } = tinted(figure);
+  for (const trace of data) trace.visible = !view.hidden.has(trace.contestant);
+  const labels = layout.annotations ?? [];
+  const shown = labels.filter(({ name }) => !name || (place.clientWidth >= NARROW && !view.hidden.has(name)));
+  if (labels.length) layout.margin = { l: 8, r: shown.some(({ name }) => name) ? 96 : 14, t: 22, b: 8 };
+  if (figure.follows && data.some((trace) => !trace.visible)) { // the axis follows what is seen
+    delete layout.yaxis.range;
+    layout.yaxis.autorange = true;
+  }
+  const family = getComputedStyle(document.body).fontFamily;
+  const template = tinted(report.template);
+  template.layout.xaxis.fixedrange = template.layout.yaxis.fixedrange = TOUCH;
+  Object.assign(template.layout, { dragmode: TOUCH ? false : "zoom" });
+  template.layout.font.family = template.layout.hoverlabel.font.family = family;
+  const uirevision = [view.course, view.log, view.clock].join(" ");
+  Plotly.react(place, data, { ...layout, annotations: shown, template, uirevision }, config);
+  const { width, height } = place._fullLayout;
+  if (width !== place.clientWidth || height !== place.clientHeight) Plotly.Plots.resize(place);
 }
 
 /** Everything on the page that depends on a choice. */
 function draw() {
-  const course = summary.courses[view.course];
-  view.dark = isDark();
-  showChips();
-  showWords(course);
-  showTable(course, view, () => showTable(course, view, draw));
-  showChart("map", course.contours !== null, () => mapFigure(course, view));
+  const { words, figures } = report.courses[view.course];
+  for (const [id, text] of Object.entries(words)) at(id).textContent = text;
+  for (const [place, name] of Object.keys(report.places).entries()) {
+    document.documentElement.style.setProperty(`--tint-${place}`, tones()[place]);
+    document.querySelector(`.chip:nth-child(${place + 1})`).setAttribute("aria-pressed", String(!view.hidden.has(name)));
+  }
+  showTable();
+  showChart("map", figures.map);
   drawCurves();
-  showChart("sweep", true, () => sweepFigure(course, view));
-  showBatches(course);
-  showLayers("update", course, view);
-  showLayers("trust", course, view);
+  showChart("sweep", figures.sweep);
+  at("batch-pair").hidden = !figures["batch-loss"];
+  showChart("batch-loss", figures["batch-loss"]);
+  showChart("batch-score", figures["batch-score"]);
+  showPanels("update", figures.update);
+  showPanels("trust", figures.trust);
 }
 
 /** What the switches for the axes change. */
 function drawCurves() {
-  const course = summary.courses[view.course];
+  const { loss, score } = report.courses[view.course].figures;
+  const clock = view.clock ? "seconds" : "steps";
   pressed("log", view.log);
   pressed("by-steps", !view.clock);
   pressed("by-seconds", view.clock);
-  showChart("loss", true, () => lossFigure(course, view));
-  showChart("score", hasScores(course), () => scoreFigure(course, view));
-}
-
-function pressed(id, is) {
-  at(id).setAttribute("aria-pressed", String(is));
+  showChart("loss", loss[`${view.log ? "log" : "linear"} ${clock}`]);
+  showChart("score", score?.[clock]);
 }
 
 /** A chart with its section, if it has one of its own; what is hidden has no size and is not drawn. */
-function showChart(id, wanted, figure) {
+function showChart(id, figure) {
   const section = at(`${id}-section`);
-  if (section) section.hidden = !wanted;
-  if (wanted) show(id, figure());
+  if (section) section.hidden = !figure;
+  if (figure) show(at(id), figure);
   else Plotly.purge(id);
 }
 
-function hasScores(course) {
-  return course.score_name !== null && course.results.some((result) => result.curve.score);
-}
-
-function showBatches(course) {
-  const others = summary.courses.filter((other) => other.task === course.task && other.batch_size !== null);
-  const several = new Set(others.map((other) => other.batch_size)).size > 1;
-  const courses = others.sort((a, b) => a.batch_size - b.batch_size);
-  at("batch-pair").hidden = !several;
-  const words = scoreWords(course);
-  showChart("batch-loss", several, () => batchFigure(courses, view, "loss", number, !courses.some(belowZero)));
-  showChart("batch-score", several && hasScores(course), () => batchFigure(courses, view, "score", words, false));
-}
-
-function showWords(course) {
-  const several = new Set(summary.courses.map((other) => other.title)).size > 1;
-  at("title").textContent = several ? course.title : summary.title;
-  at("verdict").textContent = course.verdict;
-  at("about").textContent = course.about;
-  const seeds = course.seeds.length > 1 ? `mean of ${count(course.seeds.length, "seed")}, and their range` : "one seed";
-  const batches = course.batch_size === null ? "" : ` with batches of ${course.batch_size.toLocaleString("en")}`;
-  const parameters = course.results.length ? `, ${count(course.results[0].parameters, "parameter")}` : "";
-  const size = `${count(course.steps, "step")}${batches}${parameters}`;
-  at("results-note").textContent = `${size}; ${seeds}. Each optimizer at the best of its learning rates. ${course.search}`;
-  at("loss-title").textContent = course.loss_name;
-  const others = summary.contestants.some(({ rival }) => rival) ? " Dashes and dots: other libraries." : "";
-  at("loss-note").textContent = `${course.seeds.length > 1
-    ? "Mean over seeds, in a band from the least to the largest. Dashed: baselines." : "Dashed: baselines."}${others}`;
-  at("score-title").textContent = course.score_name ?? "";
-  at("score-note").textContent = "Mean over seeds.";
-  at("sweep-note").textContent =
-    `Final ${course.loss_name} at each rate. Ringed: the one chosen. Crosses: diverged, or off the chart. `
-    + "Hollow: stopped early, with the loss it had. Near the best, in the table: how far apart the rates around it are "
-    + `that lose at most ${100 * summary.near}\u00a0% of what it won.`;
-  at("batch-loss-title").textContent = `${course.loss_name} by batch size`;
-  at("batch-score-title").textContent = `${course.score_name} by batch size`;
-}
-
-function showChips() {
-  for (const chip of at("chips").children) {
-    const { name, colour } = view.contestants.get(chip.dataset.contestant);
-    chip.setAttribute("aria-pressed", String(!view.hidden.has(name)));
-    chip.style.setProperty("--colour", shade(colour));
+/** One heat map for each optimizer, and the scale that all of them share. */
+function showPanels(kind, layers) {
+  at(`${kind}-section`).hidden = !layers;
+  const panels = at(kind);
+  if (panels.dataset.course !== String(view.course)) {
+    for (const heat of panels.querySelectorAll(".heat")) Plotly.purge(heat);
+    panels.replaceChildren(...(layers?.panels ?? []).map(makePanel));
+    panels.dataset.course = view.course;
   }
+  if (!layers) return;
+  for (const [place, panel] of [...panels.children].entries()) {
+    panel.hidden = view.hidden.has(panel.dataset.contestant);
+    const drawn = [isDark(), panel.clientWidth].join(" "); // no other choice changes it
+    if (panel.hidden || panel.dataset.drawn === drawn) continue;
+    panel.dataset.drawn = drawn;
+    show(panel.querySelector(".heat"), layers.panels[place], { ...CONFIG, displayModeBar: false }); // it would cover cells
+  }
+  at(`${kind}-scale`).innerHTML = "<span></span><span class=\"ramp\"></span><span></span>";
+  const [low, ramp, high] = at(`${kind}-scale`).children;
+  [low.textContent, high.textContent] = layers.scale;
+  ramp.style.background = `linear-gradient(90deg, ${report.ramp.join(", ")})`;
 }
 
-function makeChips() {
-  for (const { name, options } of summary.contestants) {
-    const chip = element("button", "", at("chips"), "chip");
-    chip.type = "button";
-    chip.dataset.contestant = name;
-    chip.title = options ?? "";
-    element("span", "", chip, "dot");
-    element("span", name, chip, "name");
-    chip.addEventListener("click", () => {
-      if (!view.hidden.delete(name)) view.hidden.add(name);
-      draw();
-    });
-  }
+function makePanel({ contestant, height }) {
+  const panel = document.createElement("div");
+  panel.className = `panel tint-${report.places[contestant]}`;
+  panel.innerHTML = '<h3><span class="dot"></span><span class="name"></span></h3><div class="heat"></div>';
+  panel.dataset.contestant = contestant;
+  panel.querySelector(".name").textContent = contestant;
+  panel.querySelector(".heat").style.height = `${height}px`;
+  return panel;
 }
 
-function makeCourses() {
-  for (const { title, batch_size: size } of summary.courses) {
-    element("option", size === null ? title : `${title}, batches of ${size.toLocaleString("en")}`, at("course"));
+function showTable() {
+  const table = at("results");
+  if (table.dataset.course !== String(view.course)) {
+    table.innerHTML = report.courses[view.course].table; // Python has escaped every text in it
+    table.dataset.course = view.course;
+    for (const button of table.querySelectorAll("thead button")) button.addEventListener("click", () => sortBy(button));
+    sortRows(table);
   }
-  at("course-choice").hidden = summary.courses.length < 2;
-  at("course").addEventListener("change", (event) => {
-    view.course = event.target.selectedIndex;
+  for (const row of table.tBodies[0].rows) row.classList.toggle("dim", view.hidden.has(row.dataset.contestant));
+}
+
+function sortBy(button) {
+  const again = view.sort.title === button.textContent;
+  const ascending = again ? !view.sort.ascending : button.dataset.best !== "most";
+  view.sort = { title: button.textContent, ascending };
+  sortRows(at("results"));
+}
+
+/** In the order of the column that was asked for, what is missing last; at first as they came: best loss first. */
+function sortRows(table) {
+  const heads = [...table.tHead.rows[0].cells];
+  const place = heads.findIndex((cell) => cell.textContent === view.sort.title);
+  for (const [here, cell] of heads.entries()) {
+    if (here === place) cell.setAttribute("aria-sort", view.sort.ascending ? "ascending" : "descending");
+    else cell.removeAttribute("aria-sort");
+  }
+  if (place < 0) return;
+  const value = (row) => row.cells[place].dataset.value;
+  const order = (a, b) => (Number.isNaN(Number(a)) ? a.localeCompare(b) : a - b) * (view.sort.ascending ? 1 : -1);
+  const rows = [...table.tBodies[0].rows];
+  const known = rows.filter((row) => value(row) !== undefined).sort((a, b) => order(value(a), value(b)));
+  table.tBodies[0].append(...known, ...rows.filter((row) => value(row) === undefined));
+}
+
+for (const chip of at("chips").children) {
+  chip.classList.add(`tint-${report.places[chip.dataset.contestant]}`);
+  chip.addEventListener("click", () => {
+    const name = chip.dataset.contestant;
+    if (!view.hidden.delete(name)) view.hidden.add(name);
     draw();
   });
 }
-
-function makeSwitches() {
-  at("log").addEventListener("click", () => {
-    view.log = !view.log;
+at("course").addEventListener("change", (event) => {
+  view.course = event.target.selectedIndex;
+  draw();
+});
+at("log").addEventListener("click", () => {
+  view.log = !view.log;
+  drawCurves();
+});
+for (const [id, clock] of [["by-steps", false], ["by-seconds", true]]) {
+  at(id).addEventListener("click", () => {
+    view.clock = clock;
     drawCurves();
   });
-  for (const [id, clock] of [["by-steps", false], ["by-seconds", true]]) {
-    at(id).addEventListener("click", () => {
-      view.clock = clock;
-      drawCurves();
-    });
-  }
 }
-
-function sayOnce() {
-  at("title").textContent = summary.title;
-  at("missing").hidden = !summary.missing;
-  at("missing").textContent = `${count(summary.missing, "run is", "runs are")} missing: this was drawn before the end.`;
-  at("command").textContent = summary.command;
-  const { gpu, cpu, cores, system } = summary.machine; // all missing where no run is recorded
-  const made = new Date(summary.made);
-  const date = Number.isNaN(made.getTime()) ? summary.made
-    : `${made.toLocaleString("en-GB", { dateStyle: "long", timeStyle: "short", timeZone: "UTC" })} UTC`;
-  const versions = Object.entries(summary.versions).map(([package_, version]) => `${package_} ${version}`);
-  const all = [date, gpu, cpu, cores && count(cores, "core"), system, ...versions];
-  at("surroundings").textContent = all.filter(Boolean).join(" · ");
-}
-
 let pending = 0;
 addEventListener("resize", () => {
   clearTimeout(pending);
   pending = setTimeout(draw, 120);
 });
 watchTheme(at("dark"), draw);
-sayOnce();
-makeChips();
-makeCourses();
-makeSwitches();
 draw();
