@@ -58,6 +58,8 @@ class Adafactor(Rule):
     only_2d: bool = False
 
     lr_optional: ClassVar[bool] = True
+    #: After it torch has eps, whose first number is a floor there, and is added to squares here.
+    TORCH: ClassVar[tuple[str, ...]] = ("beta2_decay",)
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"min_dim_size_to_factor": 0, "only_2d": True, "scale_parameter": "relative"},
         "optax": {"relative_step": False, "weight_decay_mode": "independent"},

@@ -43,6 +43,7 @@ class AdamW(Rule):
         "decoupled_weight_decay": "decoupled",
     }
 
+    TORCH: ClassVar[tuple[str, ...]] = ("betas", "eps", "weight_decay", "amsgrad")
     OPTAX: ClassVar[Mapping[str, tuple[str, Any]]] = {
         "b1": ("betas[0]", 0.9),
         "b2": ("betas[1]", 0.999),

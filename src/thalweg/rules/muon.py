@@ -62,6 +62,8 @@ class Muon(WholeRule):
 
     default_lr: ClassVar[float | None] = 0.02
 
+    #: After them torch has adjust_lr_fn, where None is the original scaling, and none of them here.
+    TORCH: ClassVar[tuple[str, ...]] = ("weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps")
     FIGURES: ClassVar[tuple[str, ...]] = ("norm",)
     IN_PARTS: ClassVar[bool] = True
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {

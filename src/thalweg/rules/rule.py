@@ -54,6 +54,8 @@ class Rule(ABC):
     #: The arguments of optax's function, in its order: the option that each is here ("": a mask for decay), and its
     #: default there. After "*" they are given by keyword.
     OPTAX: ClassVar[Mapping[str, tuple[str, Any]]] = {}
+    #: The options that torch's optimizer of this name takes by position after ``lr``, in its order.
+    TORCH: ClassVar[tuple[str, ...]] = ()
     #: Options that make the rule equal to a published implementation, by its name.
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 

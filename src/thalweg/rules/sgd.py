@@ -29,6 +29,7 @@ class SGD(Rule):
 
     ELSEWHERE: ClassVar[Mapping[str, str]] = {**Rule.ELSEWHERE, "accumulator_dtype": "momentum_dtype"}
 
+    TORCH: ClassVar[tuple[str, ...]] = ("momentum", "dampening", "weight_decay", "nesterov")
     OPTAX: ClassVar[Mapping[str, tuple[str, Any]]] = {
         "momentum": ("momentum", None),
         "nesterov": ("nesterov", False),

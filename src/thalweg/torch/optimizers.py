@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from thalweg.options import (
     AdafactorOptions,
@@ -66,10 +66,14 @@ if TYPE_CHECKING:
     class KronArguments(KronOptions, Beside, total=False): ...
 
     class SGD(Optimizer):
-        def __init__(self, params: Params, lr: Rate = 1e-3, **options: Unpack[SGDArguments]) -> None: ...
+        def __init__(
+            self, params: Params, lr: Rate = 1e-3, *positional: Any, **options: Unpack[SGDArguments]
+        ) -> None: ...
 
     class AdamW(Optimizer):
-        def __init__(self, params: Params, lr: Rate = 1e-3, **options: Unpack[AdamWArguments]) -> None: ...
+        def __init__(
+            self, params: Params, lr: Rate = 1e-3, *positional: Any, **options: Unpack[AdamWArguments]
+        ) -> None: ...
 
     class Lion(Optimizer):
         def __init__(self, params: Params, lr: Rate = 1e-4, **options: Unpack[LionArguments]) -> None: ...
@@ -81,10 +85,14 @@ if TYPE_CHECKING:
         def __init__(self, params: Params, lr: Rate = 1e-3, **options: Unpack[LAMBArguments]) -> None: ...
 
     class Adafactor(Optimizer):
-        def __init__(self, params: Params, lr: Rate = None, **options: Unpack[AdafactorArguments]) -> None: ...
+        def __init__(
+            self, params: Params, lr: Rate = None, *positional: Any, **options: Unpack[AdafactorArguments]
+        ) -> None: ...
 
     class Muon(Optimizer):
-        def __init__(self, params: Params, lr: Rate = 0.02, **options: Unpack[MuonArguments]) -> None: ...
+        def __init__(
+            self, params: Params, lr: Rate = 0.02, *positional: Any, **options: Unpack[MuonArguments]
+        ) -> None: ...
 
     class Kron(Optimizer):
         def __init__(self, params: Params, lr: Rate = 1e-3, **options: Unpack[KronArguments]) -> None: ...
