@@ -49,12 +49,20 @@ def test_the_torch_front_end_shows_every_option_with_the_default_of_its_rule(nam
     for shown in (inspect.signature(cls), inspect.signature(cls.__init__)):
         named = {key: p for key, p in shown.parameters.items() if key not in ("self", "params", "lr")}
         assert {key: p.default for key, p in named.items()} == expected
-        assert all(p.kind is p.KEYWORD_ONLY for p in named.values())
-    assert list(inspect.signature(cls).parameters)[:2] == ["params", "lr"]
+        by_position = [key for key, p in shown.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        assert [key for key in by_position if key != "self"] == ["params", "lr", *RULES[name].TORCH]
+        assert all(p.kind is p.KEYWORD_ONLY for key, p in named.items() if key not in by_position)
     parameters = pytest.importorskip("torch.nn").Linear(2, 2, bias=False).parameters()
     assert cls(parameters).defaults.keys() >= {
         *(key for key in expected if key not in beside and expected[key] is not None)
     }
+
+
+@NAMES
+def test_by_position_are_the_arguments_of_torch_in_its_order(name: str) -> None:
+    torch = pytest.importorskip("torch.optim")
+    theirs = [*inspect.signature(getattr(torch, name)).parameters][2:] if hasattr(torch, name) else []
+    assert list(RULES[name].TORCH) == theirs[: len(RULES[name].TORCH)]
 
 
 @pytest.mark.parametrize("module", ["numpy", "torch", "optax"])

@@ -96,9 +96,10 @@ def constructor(rule: type[Rule], arguments: list[inspect.Parameter]) -> Iterato
         if p.kind is p.POSITIONAL_OR_KEYWORD:
             default = written(rule.default_lr) if p.name == "lr" and has_default else ""
             yield f"{p.name}: {p.annotation}{default}"
-    yield "*"
-    for option, default in defaults(rule).items():
-        yield f"{option}: {text_of(types[option])}{written(default)}"
+    values = defaults(rule)
+    by_position = rule.TORCH if any(p.kind is p.VAR_POSITIONAL for p in arguments) else ()
+    for option in (*by_position, "*", *(name for name in values if name not in by_position)):
+        yield option if option == "*" else f"{option}: {text_of(types[option])}{written(values[option])}"
     for p in arguments:
         if p.kind is p.KEYWORD_ONLY:
             yield f"{p.name}: {p.annotation}{written(p.default)}"

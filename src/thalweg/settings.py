@@ -66,9 +66,9 @@ class Handling:
     )
     state_dtype: StateDType | None = option(
         None,
-        "How state is stored: `'float32'`, `'float64'`, `'bfloat16'`, `'float16'` or `'int8'`. `None`: float32, or "
-        "float64 for float64 parameters. `'int8'` is for momentum and squares of all but small tensors, and leaves the "
-        "rest as it is.",
+        "How state is stored: `'float32'`, `'float64'`, `'bfloat16'`, `'float16'` or `'int8'`; `'bf16'` and "
+        "`torch.bfloat16` are understood too. `None`: float32, or float64 for float64 parameters. `'int8'` is for "
+        "momentum and squares of all but small tensors, and leaves the rest as it is.",
     )
     momentum_dtype: StateDType | None = option(
         None, "The same for momentum and first moments alone; wins over `state_dtype`."

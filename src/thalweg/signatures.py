@@ -56,22 +56,23 @@ def make_class(rule: type[Rule], base: type[Any], maker: Callable[[type[Rule]], 
     shipped = RULES.get(rule.__name__) is rule
     arguments = list(inspect.signature(base.__init__).parameters.values())
     lr_given = rule.default_lr is not None or rule.lr_optional
-    keyword, variable = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
+    either, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    by_position = rule.TORCH if any(p.kind is p.VAR_POSITIONAL for p in arguments) else ()
     beside = {p.name: p.default for p in arguments if p.kind is keyword}
+    options = {**dict.fromkeys(by_position), **defaults(rule), **beside}
     types = {**types_of(rule), **get_type_hints(base.__init__)}
     parameters = [
-        p.replace(default=rule.default_lr) if p.name == "lr" and lr_given else p
-        for p in arguments
-        if p.kind not in (keyword, variable)
+        p.replace(default=rule.default_lr) if p.name == "lr" and lr_given else p for p in arguments if p.kind is either
     ]
     parameters += [
-        inspect.Parameter(name, keyword, default=value) for name, value in {**defaults(rule), **beside}.items()
+        inspect.Parameter(name, either if name in by_position else keyword, default=value)
+        for name, value in options.items()
     ]
     parameters = [p if p.name == "self" else p.replace(annotation=types.get(p.name, Any)) for p in parameters]
-    first = [p.name for p in parameters if p.kind is not keyword and p.name != "self"]
+    before_lr = [p.name for p in parameters if p.name != "self"].index("lr")
 
     def constructor(self: Any, *given: Any, **options: Any) -> None:
-        if len(given) <= first.index("lr"):
+        if len(given) <= before_lr:
             options.setdefault("lr", rule.default_lr)
         base.__init__(self, *given, **options)
 

@@ -42,6 +42,21 @@ def test_what_failed_is_shown_with_how_to_see_it_again(capsys: pytest.CaptureFix
     assert "thalweg check &#x27;check_faulty:Adam(lr=0.1)&#x27; --only loading-twice" in page.read_text("utf-8")
 
 
+def test_one_that_cannot_be_constructed_is_a_row(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    table, page = tmp_path / "found.md", tmp_path / "found.html"
+    others = "torch.optim.AdamW(lr=-1),thalweg.torch.AdamW"
+    files = ["--markdown", str(table), "--html", str(page)]
+    assert run(["check", "thalweg.torch.LAMB", "--against", others, *FEW, *files]) == 1
+    printed = capsys.readouterr().out
+    assert "failed: torch.optim.AdamW(lr=-1), construction" in printed
+    assert "Invalid learning rate: -1" in printed
+    assert "again: thalweg check 'torch.optim.AdamW(lr=-1)'\n" in printed
+    assert "| `torch.optim.AdamW(lr=-1)` | 0 of 1 | - | construction |" in table.read_text()
+    assert "Invalid learning rate: -1" in table.read_text()
+    assert "| `thalweg.torch.AdamW` | 2 of 2 | - | none |" in table.read_text()
+    assert "Invalid learning rate: -1" in page.read_text("utf-8")
+
+
 def test_the_page_escapes_every_text_and_asks_for_nothing() -> None:
     evil = "</td><script src='http://x'>$title & \""
     verdicts = [
@@ -87,6 +102,7 @@ def test_the_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["torch.optim.AdamW", "--facts", '{"even": true}'], "unknown facts even"),
         (["torch.optim.AdamW(0.1)"], "write options as Name(lr=0.1"),
         (["AdamW"], "write module:Class"),
+        (["torch.optim.AdamW", "--against", "torch.optim.AdamV"], "module 'torch.optim' has no 'AdamV'"),
         (["json:dumps"], "cannot be tried"),
     ],
 )

@@ -38,7 +38,7 @@ def test_whole_name_by_name_and_in_any_order(case: str, shapes: dict[Any, Any], 
         present = {name: None if name in missing else g for name, g in grads.items()}
         whole.step(first, present)
         for name, weights in second.items():
-            single.update(name, weights, present[name])
+            single.update(name, weights, present[name], shape=weights.shape)
         turned.step({name: third[name] for name in order}, {n: g for n, g in present.items() if g is not None})
     assert bits(first) == bits(second) == bits(third)
     assert fingerprint(whole) == fingerprint(single)

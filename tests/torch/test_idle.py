@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
-from thalweg import IdleWarning  # noqa: E402
+from thalweg import IdleWarning, ParameterError  # noqa: E402
 
 RULES = [thalweg.torch.AdamW, thalweg.torch.LAMB, thalweg.torch.Adafactor]
 
@@ -36,6 +36,30 @@ def test_a_generator_that_is_used_up() -> None:
     groups = [{"params": params}, {"params": params, "lr": 0.2}]
     with pytest.warns(IdleWarning, match="parameter group 1 has no parameters: its 'params' is an iterator"):
         thalweg.torch.AdamW(groups, lr=0.1)
+
+
+ENTRIES = {
+    "by name": [("weight", thalweg.torch.Muon.options()), ("*", thalweg.torch.AdamW.options())],
+    "by function": [(lambda name, p: True, thalweg.torch.AdamW.options())],
+}
+
+
+@pytest.mark.parametrize("entries", ENTRIES.values(), ids=ENTRIES)
+def test_a_generator_that_is_used_up_before_a_mixture_divides_it(entries: Any) -> None:
+    params = model().named_parameters()
+    groups = [{"params": params}, {"params": params, "lr": 0.2}]
+    with pytest.warns(IdleWarning, match="a parameter group of this mixture has no parameters: its 'params' is"):
+        optimizer = thalweg.torch.Mixture(groups, entries)
+    assert optimizer.num_parameters == 2
+    with pytest.warns(IdleWarning), pytest.raises(ParameterError, match="params has groups without any parameter"):
+        thalweg.torch.Mixture(groups, entries)
+
+
+def test_a_generator_that_is_used_up_in_a_group_for_a_ready_made_mixture() -> None:
+    optimizer = thalweg.torch.muon_adamw(torch.nn.Sequential(model(), torch.nn.Tanh(), model()))
+    optimizer.add_param_group({"params": []})
+    with pytest.warns(IdleWarning, match="a parameter group of this mixture has no parameters"):
+        optimizer.add_param_group({"params": iter([])})
 
 
 def test_parameters_that_were_materialized_elsewhere() -> None:

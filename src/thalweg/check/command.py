@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,12 @@ def command(
     thalweg check torch.optim.AdamW --against thalweg.torch.AdamW,thalweg.torch.LAMB
     thalweg check mypackage:MyOptimizer --ranks                 replicas and shards too, by four processes
 
-    The exit code is 1 if a check failed.
+    The exit code is 1 if a check failed, or if one of --against cannot be constructed.
     """
     from thalweg.check.page import document
-    from thalweg.check.references import listed, subject_of
+    from thalweg.check.references import ConstructionError, listed, subject_of
     from thalweg.check.registry import chosen_checks
-    from thalweg.check.run import check
+    from thalweg.check.run import check, report_unconstructed
     from thalweg.check.tables import as_markdown
     from thalweg.check.terminal import progress, show, show_list
     from thalweg.show.console import aside, console
@@ -74,15 +75,21 @@ def command(
         show_list(console(), chosen_checks(subject.kind, only, ranks=bool(ranks)))
         return 0
     others = listed(against or "")
-    for reference in others:
-        subject_of(reference)  # mistakes are told before anything is checked
+    for reference in others:  # mistakes are told before anything is checked
+        with suppress(ConstructionError):
+            subject_of(reference)
     reports = []
     for place, reference in enumerate([optimizer, *others]):
         own: dict[str, Any] = given if place == 0 else {"options": {}, "facts": {}}
-        with progress(aside(), reference) as on_verdict:
-            found = check(
-                reference, only=only, ranks=ranks or 0, facts=own["facts"], on_verdict=on_verdict, **own["options"]
-            )
+        try:
+            with progress(aside(), reference) as on_verdict:
+                found = check(
+                    reference, only=only, ranks=ranks or 0, facts=own["facts"], on_verdict=on_verdict, **own["options"]
+                )
+        except ConstructionError as error:
+            if place == 0:
+                raise
+            found = report_unconstructed(reference, error)
         reports.append(found)
     show(console(), reports)
     if json_file is not None:

@@ -21,6 +21,10 @@ from thalweg.show.published import ready_timm
 DECLARED = "check_facts"
 
 
+class ConstructionError(CommandError):
+    """An optimizer that exists and cannot be constructed, or cannot take a first step."""
+
+
 def subject_of(given: Any, options: Mapping[str, Any] | None = None, facts: Mapping[str, Any] | None = None) -> Subject:
     """A subject from ``package.Class``, ``module:Class``, ``package.Class(lr=0.1)``, or from the class itself."""
     written: dict[str, Any] = {}
@@ -88,7 +92,7 @@ def attempt(subject: Subject, make: Callable[[], Any]) -> Any:
         return make()
     except Exception as error:
         given = json.dumps(dict(subject.options), default=str)
-        raise CommandError(f"{subject.name} cannot be tried with the options {given}: {said(error)}") from error
+        raise ConstructionError(f"{subject.name} cannot be tried with the options {given}: {said(error)}") from error
 
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:

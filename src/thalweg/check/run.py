@@ -9,7 +9,7 @@ from typing import Any
 
 from thalweg.check.references import subject_of
 from thalweg.check.registry import chosen_checks
-from thalweg.check.verdicts import FAILED, Verdict, verdict_of
+from thalweg.check.verdicts import CONSTRUCTION, FAILED, Verdict, verdict_of
 from thalweg.show.surroundings import versions
 
 
@@ -71,3 +71,15 @@ def check(
                 found.verdicts.append(world.verdict(each, optimizer, options, facts))
                 on_verdict(found.verdicts[-1])
     return found
+
+
+def report_unconstructed(reference: str, error: Exception) -> Report:
+    """The report of an optimizer that cannot be constructed: one verdict, with the reason."""
+    verdict = Verdict(
+        check=CONSTRUCTION,
+        group=CONSTRUCTION,
+        holds="The optimizer can be constructed with its options, and steps a matrix.",
+        outcome=FAILED,
+        seen=str(error),
+    )
+    return Report(subject=reference, options={}, versions={}, verdicts=[verdict])

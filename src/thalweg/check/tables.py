@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from thalweg.check.run import Report
-from thalweg.check.verdicts import NOT_OFFERED, PASSED, Verdict
+from thalweg.check.verdicts import CONSTRUCTION, NOT_OFFERED, PASSED, Verdict
 
 #: Names of checks in one cell.
 MOST = 10
@@ -30,10 +30,11 @@ def share(verdicts: Sequence[Verdict]) -> str:
 def again(report: Report, verdict: Verdict) -> str:
     """The command that runs this check alone."""
     options = ", ".join(f"{key}={value!r}" for key, value in report.options.items())
-    reference = report.subject.partition("(")[0] + (f"({options})" if options else "")
+    reference = report.subject.partition("(")[0] + f"({options})" if options else report.subject
     ranks = ["--ranks", str(verdict.ranks)] if verdict.ranks else []
     facts = ["--facts", json.dumps(dict(report.facts))] if report.facts else []
-    return shlex.join(["thalweg", "check", reference, *facts, *ranks, "--only", verdict.check])
+    only = ["--only", verdict.check] if verdict.check != CONSTRUCTION else []
+    return shlex.join(["thalweg", "check", reference, *facts, *ranks, *only])
 
 
 def surroundings(reports: Sequence[Report]) -> str:

@@ -11,6 +11,8 @@ from thalweg.check.surroundings import surroundings_kept
 from thalweg.show.modules import said
 
 PASSED, FAILED, NOT_OFFERED = "passed", "failed", "not offered"
+#: The group, and the only check, of an optimizer that cannot be constructed.
+CONSTRUCTION = "construction"
 
 
 @dataclass(frozen=True, kw_only=True)

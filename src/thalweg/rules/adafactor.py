@@ -78,6 +78,8 @@ class Adafactor(Rule):
     only_2d: bool = option(False, "Factor matrices only, never tensors of more axes.", needs="factored")
 
     lr_optional = True
+    #: After it torch has eps, whose first number is a floor there, and is added to squares here.
+    TORCH = ("beta2_decay",)
     VARIANTS = {
         "paper": {"min_dim_size_to_factor": 0, "only_2d": True, "scale_parameter": "relative"},
         "optax": {"relative_step": False, "weight_decay_mode": "independent"},

@@ -38,6 +38,8 @@ class AdamW(Rule):
         **{"weight_decay": "weight_decay", "mask": Mask("weight_decay"), "*": "", "nesterov": "nesterov"},
     }
 
+    TORCH = ("betas", "eps", "weight_decay", "amsgrad")
+
     @property
     def looks_at_shapes(self) -> bool:
         return False

@@ -98,6 +98,8 @@ class Muon(WholeRule):
     )
 
     default_lr = 0.02
+    #: After them torch has adjust_lr_fn, where None is the original scaling, and none of them here.
+    TORCH = ("weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps")
     FIGURES = ("norm",)
     IN_PARTS = True
     VARIANTS = {

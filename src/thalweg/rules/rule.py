@@ -53,6 +53,8 @@ class Rule(ABC):
     first_default: ClassVar[str | None] = None
     #: Whether it keeps factors, which ``precond_dtype`` is for.
     has_factors: ClassVar[bool] = False
+    #: The options that torch's optimizer of this name takes by position after ``lr``, in its order.
+    TORCH: ClassVar[tuple[str, ...]] = ()
     #: Options that make the rule equal to a published implementation, by its name.
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     #: The arguments of optax's function, in its order, each with its option here; "betas[0]" is a part of it.

@@ -31,6 +31,7 @@ class SGD(Rule):
     default_lr = 1e-3
     VARIANTS = {"torch": {}, "optax": {}}
     OPTAX = {"momentum": ("momentum", None), "nesterov": "nesterov", "accumulator_dtype": "momentum_dtype"}
+    TORCH = ("momentum", "dampening", "weight_decay", "nesterov")
 
     def validate(self) -> None:
         super().validate()

@@ -46,7 +46,7 @@ class Optimizer(StatefulOptimizer):
         self,
         params: Params,
         lr: Rate,
-        *,
+        *positional: Any,
         variant: str | None = None,
         overrides: Overrides = (),
         engine: EngineName = "auto",
@@ -58,6 +58,7 @@ class Optimizer(StatefulOptimizer):
         **options: Any,
     ) -> None:
         check_given(params)
+        options |= name_positional(self.rule, positional, options)
         entry = checked_options(self.rule, lr, options, variant, overrides)
         engine = engine_meant(engine, foreach, fused, differentiable)
         self._begin(
@@ -361,6 +362,21 @@ def without_autocast() -> Iterator[None]:
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
         yield
+
+
+def name_positional(rule: type[Rule], positional: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that were given by position after lr, by name: in the order of torch, where torch has the optimizer."""
+    order = ", ".join(("params", "lr", *rule.TORCH))
+    if len(positional) > len(rule.TORCH):
+        raise TypeError(
+            f"{rule.__name__} takes {order} by position, and {2 + len(positional)} were given: give all other options "
+            "by name, such as weight_decay=0.01"
+        )
+    given = dict(zip(rule.TORCH, positional, strict=False))
+    for name in given:
+        if name in options:
+            raise TypeError(f"{rule.__name__} got {name} twice, by position and by name: by position it takes {order}")
+    return given
 
 
 def checked_options(

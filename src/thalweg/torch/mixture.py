@@ -23,6 +23,7 @@ from thalweg.settings import (
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.grouped import Params
 from thalweg.torch.params.groups import EngineName, engine_meant
+from thalweg.torch.params.idle import warn_if_used_up
 from thalweg.torch.params.members import check_given
 
 Entries: TypeAlias = Sequence[tuple[Pattern, RuleOptions]]
@@ -86,6 +87,8 @@ class Mixture(Optimizer):
         checked = checked_entries(entries, whole, self._for_all)
         engine = engine_meant(engine, foreach, fused, differentiable)
         self._begin(params, checked, whole, engine=engine, offload_state=offload_state, capturable=capturable)
+        if not self.param_groups:
+            raise ParameterError("params has groups without any parameter: pass list(model.named_parameters()) in one")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, which the patterns divide, or which go to one rule; on any error nothing is added.
@@ -96,6 +99,7 @@ class Mixture(Optimizer):
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
         groups, entries = len(self.param_groups), len(self._entries)
+        given = param_group.get("params")
         try:
             for own in self._divided(dict(param_group)):
                 self._check_options_of(own)
@@ -103,6 +107,8 @@ class Mixture(Optimizer):
         except Exception:
             del self.param_groups[groups:], self._entries[entries:]
             raise
+        if len(self.param_groups) == groups:
+            warn_if_used_up(given, "a parameter group of this mixture")
 
     def _divided(self, group: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """A group for each entry that gets some of the parameters."""
@@ -119,7 +125,7 @@ class Mixture(Optimizer):
             names = group.pop("param_names", None)
             position = sum(len(own["params"]) for own in self.param_groups)
             pairs, are_named = with_names(group["params"], names, position)
-            if not are_named:
+            if pairs and not are_named:
                 check_names_unneeded(self._entries)
             check_chosen(self._entries, pairs)
             for place, own in divided(self._entries, pairs).items():

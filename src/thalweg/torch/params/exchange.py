@@ -11,6 +11,7 @@ from torch import Tensor
 from thalweg.exchange import by_known_name, check_exchanged, check_mixture, exchanged
 from thalweg.rules import Rule
 from thalweg.torch.params.stateful import StatefulOptimizer
+from thalweg.torch.params.states import convert_count
 from thalweg.torch.sharding.shards import whole
 
 
@@ -21,12 +22,11 @@ def export_state(optimizer: StatefulOptimizer) -> dict[str, Any]:
     brought together: every rank has to call it.
     """
     found = {
-        name: {key: to_numpy(entry) for key, entry in optimizer.state[p].items()}
+        name: {"step": to_numpy(convert_count(name, state.get("step"))).astype("int64")}
+        | {key: to_numpy(entry) for key, entry in state.items() if key != "step"}
         for name, p in optimizer._named()
-        if optimizer.state.get(p)
+        if (state := optimizer.state.get(p))
     }
-    for entries in found.values():
-        entries["step"] = entries["step"].astype("int64")
     last = max((int(entries["step"]) for entries in found.values()), default=0)
     rule = getattr(optimizer, "rule", None) or rules_by_name(optimizer)
     return exchanged(rule, found, iteration=last)

@@ -96,7 +96,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
             del self.param_groups[before:]
             raise
         if not self.param_groups[before]["params"]:
-            warn_if_used_up(param_group["params"], before)
+            warn_if_used_up(param_group["params"], f"parameter group {before}")
         self._reported = False
         self._members.note_shapes(self.param_groups)
 

@@ -46,11 +46,11 @@ class Idleness:
             warnings.warn(f"this optimizer trains nothing: {reason}; {advice}", IdleWarning, stacklevel=6)
 
 
-def warn_if_used_up(given: Any, group: int) -> None:
+def warn_if_used_up(given: Any, group: str) -> None:
     """Warn of a generator that had no parameters left for a group."""
     if isinstance(given, Iterator):
         warnings.warn(
-            f"parameter group {group} has no parameters: its 'params' is an iterator that is used up, or was empty; "
+            f"{group} has no parameters: its 'params' is an iterator that is used up, or was empty; "
             "pass list(model.parameters()), or leave the group out",
             IdleWarning,
             stacklevel=5,

@@ -29,7 +29,14 @@ from thalweg.torch.params.explain import Explanation, explained, explained_group
 from thalweg.torch.params.grouped import GroupedOptimizer
 from thalweg.torch.params.groups import defaults_of, loaded_group
 from thalweg.torch.params.rates import check_rate
-from thalweg.torch.params.states import as_found, converted_entries, expected_entries, first_entries
+from thalweg.torch.params.states import (
+    as_found,
+    convert_count,
+    converted_entries,
+    expected_entries,
+    first_entries,
+    is_count_tensor,
+)
 from thalweg.torch.sharding.agreement import in_words
 
 
@@ -73,7 +80,7 @@ class StatefulOptimizer(GroupedOptimizer):
         """Refuse options that do not go with a parameter or its state; keep the state as they ask for."""
         setting.rule.check_shape(name, tuple(p.shape))
         state = self.state.get(p)
-        as_kept = as_found(setting, p, state) if state else setting
+        as_kept = as_found(setting, p, {key: e for key, e in state.items() if key != "step"}) if state else setting
         self._check_state(name, p, as_kept)
         if state and as_kept is not setting:
             self._convert_state(name, p, setting, state)
@@ -116,6 +123,15 @@ class StatefulOptimizer(GroupedOptimizer):
                 state.update({key: state[key].to(place) for key in setting.rule.keys(tuple(p.shape), Count)})
             self._move_to_host(name, p, setting, state)
         return state
+
+    def _convert_counts(self, places: Mapping[Tensor, tuple[str, int]]) -> None:
+        """Make tensors of counts of steps that users have written into state as plain numbers."""
+        states = self.state
+        for p, (name, index) in places.items():
+            state = states.get(p)
+            if state and not is_count_tensor(step := state.get("step")):
+                place = self._place_of_counts(p, self.param_groups[index])
+                state["step"] = convert_count(name, step).to(place)
 
     def _place_of_counts(self, p: Tensor, group: Mapping[str, Any]) -> torch.device:
         """Where counts live: with the host, unless the device alone may know them."""

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from thalweg.codecs import CODECS
+from thalweg.errors import StateError
+from thalweg.given import plain
 from thalweg.rules.entries import Moment, Square
 from thalweg.settings import EIGHT_BITS, Setting
 from thalweg.spaces import torch as xp
@@ -55,6 +58,27 @@ def as_found(setting: Setting, p: Tensor, s: Mapping[str, Tensor]) -> Setting:
         "rounding": "compensated" if RECORD in s else "nearest",
     }
     return replace(setting, handling=replace(handling, **kept_as))
+
+
+def is_count_tensor(step: Any) -> bool:
+    """Whether this is a count of steps as engines read it."""
+    return isinstance(step, Tensor) and step.dtype is torch.float32 and step.ndim == 0
+
+
+def convert_count(name: str, step: Any) -> Tensor:
+    """A count of steps, which may be a plain number or another tensor of one number, as engines read it."""
+    if not isinstance(step, Tensor):
+        step = plain(step)
+        is_number = isinstance(step, (int, float)) and not isinstance(step, bool)
+        is_valid = is_number and step >= 0 and float(step).is_integer()
+    else:
+        is_valid = step.numel() == 1
+    if not is_valid:
+        raise StateError(
+            f"state['step'] of {name!r} must be a whole number >= 0, or a tensor of one, got {step!r}; to begin anew, "
+            "call clear_state()"
+        )
+    return torch.as_tensor(step, dtype=torch.float32).reshape(()).clone()
 
 
 def converted_entries(setting: Setting, p: Tensor, name: str, s: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -51,6 +51,7 @@ class Sorter:
 
         places: the name and group of those to be stepped. settings: of each group.
         """
+        optimizer._convert_counts(places)
         named = [(name, p, index) for p, (name, index) in places.items() if p.grad is not None]
         gradients = {p: gradient_of(name, p) for name, p, _ in named}
         members: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)

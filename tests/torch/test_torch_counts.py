@@ -1,0 +1,104 @@
+"""Counts of steps that users write into state: plain numbers are understood, all else is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import thalweg.torch  # noqa: E402
+from thalweg.errors import StateError  # noqa: E402
+
+ENGINES = pytest.mark.parametrize("engine", ["auto", "reference", "foreach", "fused"])
+EVERY = pytest.mark.parametrize("name", thalweg.rules.RULES)
+
+
+def begin(name: str, engine: str = "auto", steps: int = 3, **options: Any) -> tuple[Any, Any]:
+    params = [torch.nn.Parameter(torch.linspace(-1, 1, n * 3).reshape(n, 3)) for n in (4, 2)]
+    engine = "auto" if engine == "fused" and name == "Muon" else engine  # which has no fused code on CPUs
+    optimizer = getattr(thalweg.torch, name)(params, lr=0.1, engine=engine, **options)
+    for _ in range(steps):
+        step(params, optimizer)
+    return params, optimizer
+
+
+def step(params: Any, optimizer: Any) -> None:
+    for p in params:
+        p.grad = p.detach().cos() - 0.5
+    optimizer.step()
+
+
+@EVERY
+@ENGINES
+@pytest.mark.parametrize("count", [0, 7, 2.0, torch.tensor(7), torch.tensor([2.0])], ids=repr)
+def test_a_count_is_understood_at_a_later_step(name: str, engine: str, count: Any) -> None:
+    params, optimizer = begin(name, engine)
+    others, expected = begin(name, engine)
+    for p, q in zip(params, others, strict=True):
+        optimizer.state[p]["step"] = count
+        expected.state[q]["step"].fill_(float(count))
+    for _ in range(2):
+        step(params, optimizer)
+        step(others, expected)
+    for p, q in zip(params, others, strict=True):
+        assert torch.equal(p, q)
+        found = optimizer.state[p]["step"]
+        assert (found.dtype, found.shape, float(found)) == (torch.float32, (), float(count) + 2)
+
+
+@ENGINES
+def test_a_count_is_understood_before_the_first_step_where_it_is_all_of_the_state(engine: str) -> None:
+    params, optimizer = begin("SGD", engine, steps=0)
+    for p in params:
+        optimizer.state[p]["step"] = 0
+    step(params, optimizer)
+    others, _ = begin("SGD", engine, steps=1)
+    assert all(map(torch.equal, params, others))
+
+
+@EVERY
+@ENGINES
+def test_a_count_without_the_rest_of_the_state_is_refused(name: str, engine: str) -> None:
+    params, optimizer = begin(name, engine, steps=0, **({"momentum": 0.9} if name == "SGD" else {}))
+    optimizer.state[params[1]]["step"] = 0
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(StateError, match=r"the state of '1' does not fit its options.* clear_state\(\)"):
+        step(params, optimizer)
+    assert all(map(torch.equal, params, before))
+    assert dict(optimizer.state) == {params[1]: {"step": 0}}
+    optimizer.clear_state()
+    step(params, optimizer)
+
+
+@ENGINES
+@pytest.mark.parametrize("count", [-1, 2.5, float("nan"), float("inf"), True, "3", None, torch.zeros(2)], ids=repr)
+def test_what_is_no_count_is_refused_and_nothing_changes(engine: str, count: Any) -> None:
+    params, optimizer = begin("AdamW", engine)
+    optimizer.state[params[1]]["step"] = count
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(StateError, match=r"state\['step'\] of '1' must be a whole number >= 0, or a tensor of one"):
+        step(params, optimizer)
+    assert all(map(torch.equal, params, before))
+    assert optimizer.state[params[0]]["step"] == 3
+    assert optimizer.state[params[1]]["step"] is count
+
+
+def test_a_count_of_a_parameter_without_a_gradient() -> None:
+    params, optimizer = begin("AdamW")
+    optimizer.state[params[1]]["step"] = 0
+    for _ in range(3):
+        params[0].grad, params[1].grad = torch.ones(4, 3), None
+        optimizer.step()
+    assert isinstance(optimizer.state[params[1]]["step"], torch.Tensor)
+    step(params, optimizer)
+    assert [int(optimizer.state[p]["step"]) for p in params] == [7, 1]
+
+
+def test_a_count_is_saved_and_loaded() -> None:
+    params, optimizer = begin("LAMB")
+    optimizer.state[params[0]]["step"] = 1
+    assert thalweg.torch.export_state(optimizer)["state"]["0"]["step"] == 1
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert [float(optimizer.state[p]["step"]) for p in params] == [1.0, 3.0]
