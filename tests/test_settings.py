@@ -99,7 +99,7 @@ class TestHandling:
             ("state_rounding", "compensated"),
             ("precond_dtype", "int8"),
             ("state_dtype", np.float32),
-            ("momentum_dtype", "half"),
+            ("momentum_dtype", "float8"),
             ("precond_dtype", ""),
             ("seed", 1.0),
             ("seed", True),

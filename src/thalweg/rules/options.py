@@ -249,7 +249,13 @@ def make_check_of_numbers(name: str, kinds: list[Any], known: Option) -> Callabl
     if any(typing.get_args(kind) in ((float, float), (Scalar, Scalar)) for kind in kinds):
         return check_each
     if int in kinds:
-        return lambda value: check_count(name, value, known.low, known.below)
+        several = any(typing.get_origin(kind) is tuple for kind in kinds)  # which the rule checks
+
+        def check_whole(value: Any) -> None:
+            if not (several and isinstance(value, tuple)):
+                check_count(name, value, known.low, known.below)
+
+        return check_whole
     return check if float in kinds or Scalar in kinds or ends else lambda value: None
 
 
