@@ -211,7 +211,7 @@ class Optimizer(StatefulOptimizer):
         step = None if compiling else self._steps.get(present)
         if step is not None:
             rates = [self._rate(groups[bucket.group]) for bucket in step.buckets]
-            buckets = step.recall(self.state, settings, rates)
+            buckets = step.recall(self._states_of(only), settings, rates)
             if buckets is not None:
                 return buckets, step.runs
         chosen = places if only is None else {only: places[only]}
@@ -219,11 +219,15 @@ class Optimizer(StatefulOptimizer):
         runs = self._lay_out(() if self._host.wanted else buckets, compiling=compiling)
         if not compiling:
             self._steps.pop(present, None)
-            self._steps[present] = RememberedStep(buckets, runs, chosen, self.state, settings)
+            self._steps[present] = RememberedStep(buckets, runs, chosen, self._states_of(only), settings)
             whole = [key for key in self._steps if isinstance(key, bytes)]
             if len(whole) > MOST_REMEMBERED:
                 del self._steps[whole[0]]
         return buckets, runs
+
+    def _states_of(self, only: Tensor | None) -> Mapping[Tensor, Any]:
+        """The states of one parameter, or of all."""
+        return self.state if only is None else {only: self.state.get(only, {})}
 
     def _lay_out(self, buckets: Sequence[Bucket], *, compiling: bool = False) -> Runs:
         return Runs(self._engines, buckets, self._check_state, compiling=compiling)

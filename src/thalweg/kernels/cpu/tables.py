@@ -259,7 +259,9 @@ class Tables:
 
     def finite(self) -> list[bool]:
         """For each operand whether all of its step is finite."""
-        return [all(self.outcomes[row].finite for row in span) for span in self.spans]
+        flags = array("i", bytes(self.outcomes))[::2]
+        broken = {owner for owner, fine in zip(self.owners, flags, strict=True) if not fine}
+        return [owner not in broken for owner in range(len(self.spans))]
 
     def skip(self, which: Sequence[bool]) -> None:
         """Leave some operands as they are in the stage that writes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from thalweg.codecs import scale_key
 from thalweg.errors import StateError
 from thalweg.kernels.cpu.library import borrow_openmp, reason_missing
-from thalweg.kernels.cpu.tables import END, MEASURE, REHEARSE, WRITE, Counts, Operand, Options, Tables
+from thalweg.kernels.cpu.tables import END, MEASURE, REHEARSE, WRITE, Counts, Figures, Operand, Options, Tables
 from thalweg.kernels.cpu.tables import sums_of_squares as native_sums
 from thalweg.kernels.threads import num_threads
 from thalweg.storage import RECORD
@@ -23,6 +24,8 @@ from thalweg.torch.engines.memory import gradients_like, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
 from thalweg.torch.params.checks import NAMES
 from thalweg.torch.sharding.collectives import Computation, Question, summed
+
+IS_CPU = operator.attrgetter("is_cpu")
 
 
 class Native:
@@ -61,10 +64,12 @@ class NativeRun:
         self.contiguous = all(map(Tensor.is_contiguous, self.params))
         self.names = [name for bucket in buckets for name in bucket.names]
         self.counts = Counts([s["step"].data_ptr() for bucket in buckets for s in bucket.states])
-        self.statistics: Statistics = {name: functools.partial(self.figures, i) for i, name in enumerate(self.names)}
-        self.rates: list[tuple[dict[str, Any], int]] = []
+        self.latest = Latest()
+        self.statistics: Statistics = {name: functools.partial(self.latest.of, i) for i, name in enumerate(self.names)}
         #: For each parameter whether all of its step is finite and allowed; None if nobody asked.
         self.finite: list[bool] | None = None
+        #: Whether a GradScaler forbids the step. Without a guard, passes that measure may write state.
+        self.forbidden = False
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         self.buckets, self.finite = buckets, None
@@ -76,12 +81,15 @@ class NativeRun:
         self.tables.fill(list(map(options_of, buckets)), num_threads(torch.get_num_threads))
 
     def measure(self, on_nonfinite: str) -> Iterator[Computation]:
+        allowed = all(bucket.allowed is None or bool(bucket.allowed) for bucket in self.buckets)
+        self.forbidden = not allowed and on_nonfinite == "propagate"
+        if self.forbidden:
+            return
         if self.sharded:
             yield self.measure_shards()
         elif on_nonfinite != "propagate":
             self.tables.run(MEASURE, WRITE)
-            allowed = [b.allowed is None or bool(b.allowed) for b in self.buckets for _ in b.params]
-            self.finite = [fine and free for fine, free in zip(self.tables.finite(), allowed, strict=True)]
+            self.finite = [allowed and fine for fine in self.tables.finite()]
 
     def measure_shards(self) -> Computation:
         for number in range(self.tables.rounds):
@@ -108,6 +116,8 @@ class NativeRun:
         return [name for name, fine in zip(self.names, finite, strict=True) if not fine]
 
     def write(self) -> Statistics:
+        if self.forbidden:
+            return {}
         if self.sharded:
             self.tables.run(REHEARSE, END)
         elif self.finite is None:
@@ -120,18 +130,25 @@ class NativeRun:
         # what was saved for a backward pass is no longer what it was
         torch.autograd.graph.increment_version(self.params)
         self.counts.advance(self.finite)
-        self.latest = self.tables.figures()
-        self.rates = [(bucket.rate, len(bucket.names)) for bucket in self.buckets]
+        self.latest.figures = self.tables.figures()
+        self.latest.rates = [(bucket.rate, len(bucket.names)) for bucket in self.buckets]
         return self.statistics
-
-    def figures(self, index: int) -> dict[str, Any]:
-        """What the last step of a parameter computed on its way."""
-        ends = itertools.accumulate(count for _, count in self.rates)
-        rate = next(rate for (rate, _), end in zip(self.rates, ends, strict=True) if index < end)
-        return {**rate, **self.latest.of(index, lambda v, shape: torch.tensor(v, dtype=torch.float64).reshape(shape))}
 
     def release(self, *, taken: bool) -> None:
         self.buckets, self.grads = (), []
+
+
+class Latest:
+    """What the last step of a run computed on its way; it keeps no parameter alive."""
+
+    figures: Figures
+    #: Of each bucket, with the number of its parameters.
+    rates: Sequence[tuple[dict[str, Any], int]] = ()
+
+    def of(self, index: int) -> dict[str, Any]:
+        ends = itertools.accumulate(count for _, count in self.rates)
+        rate = next(rate for (rate, _), end in zip(self.rates, ends, strict=True) if index < end)
+        return {**rate, **self.figures.of(index, lambda v, shape: torch.tensor(v, dtype=torch.float64).reshape(shape))}
 
 
 def options_of(bucket: Bucket) -> Options:
@@ -180,8 +197,10 @@ def borrow_torch_threads() -> None:
 
 def sums_of_squares(gradients: Sequence[Tensor]) -> Tensor | None:
     """The sum of squares of each gradient, in double precision; None if native code cannot tell."""
-    served = all(g.device.type == "cpu" and type(g) is Tensor and is_dense(g) and not g.is_neg() for g in gradients)
-    if not served or reason_missing() is not None:
+    if reason_missing() is not None or not set(map(type, gradients)) <= {Tensor} or not all(map(IS_CPU, gradients)):
+        return None
+    dense = all(map(Tensor.is_contiguous, gradients)) or all(map(is_dense, gradients))
+    if not dense or any(map(Tensor.is_neg, gradients)):
         return None
     borrow_torch_threads()
     arrays = [(g.data_ptr(), NAMES[g.dtype], g.numel()) for g in gradients]

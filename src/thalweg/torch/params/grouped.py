@@ -26,6 +26,8 @@ Params: TypeAlias = Iterable[Any]
 
 #: Options that are decided for all groups together.
 JOINT = ("max_grad_norm", "on_nonfinite")
+#: What a group holds beside options, in lists.
+MEMBERS = ("params", "param_names")
 
 
 class GroupedOptimizer(torch.optim.Optimizer):
@@ -184,7 +186,9 @@ class GroupedOptimizer(torch.optim.Optimizer):
         values = list(chain.from_iterable(map(dict.values, self.param_groups)))
         if len(values) != len(self._values) or not all(map(operator.is_, values, self._values)):
             self._settings = [self._checked_settings(i, group) for i, group in enumerate(self.param_groups)]
-            self._values = values
+            # a list may be edited where it is
+            edited = any(type(v) is list for group in self.param_groups for k, v in group.items() if k not in MEMBERS)
+            self._values = [] if edited else values
         return self._settings
 
     def _checked_settings(self, index: int, group: Mapping[str, Any]) -> Settings:

@@ -147,7 +147,8 @@ class GroupSettings:
 
     def of(self, index: int, group: Mapping[str, Any]) -> Settings:
         entry = self.entry_of(group)
-        values = [group.get(name) for name in option_names(entry.rule)]
+        given = [group.get(name) for name in option_names(entry.rule)]
+        values = [tuple(v) if isinstance(v, list) else v for v in given]  # a list may be edited where it is
         cached = self.known.get(index)
         if cached is not None and cached[0] is entry and same(cached[1], values):
             return cached[2]

@@ -58,7 +58,8 @@ class StatefulOptimizer(GroupedOptimizer):
 
     def _remember(self, entries: list[Entry]) -> None:
         super()._remember(entries)
-        self._resolved: dict[int, tuple[Settings, Setting]] = {}
+        #: By the address of a parameter: what holds for it, as it was found of these settings for this shape.
+        self._resolved: dict[int, tuple[Settings, Setting, torch.Size]] = {}
         self._conversion_told = False
         #: Whether a state is being loaded that was kept under other options than those that come with it.
         self._imports = False
@@ -68,12 +69,12 @@ class StatefulOptimizer(GroupedOptimizer):
 
     def _setting(self, settings: Settings, name: str, p: Tensor) -> Setting:
         found = self._resolved.get(id(p))
-        if found is None or found[0] is not settings:
+        if found is None or found[0] is not settings or found[2] != p.shape:
             setting, _ = settings.of(name, p)
             # schedulers that cycle momentum change numbers at every step
-            if found is None or found[1].kind != setting.kind:
+            if found is None or found[1].kind != setting.kind or found[2] != p.shape:
                 self._fit_state(name, p, setting)
-            self._resolved[id(p)] = found = settings, setting
+            self._resolved[id(p)] = found = settings, setting, p.shape
         return found[1]
 
     def _fit_state(self, name: str, p: Tensor, setting: Setting) -> None:

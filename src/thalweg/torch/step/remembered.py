@@ -22,7 +22,7 @@ from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.sharding.shards import is_distributed, local
 from thalweg.torch.step.runs import Runs
 
-DTYPE, GRAD = map(operator.attrgetter, ("dtype", "grad"))
+DTYPE, GRAD, LAYOUT, SHAPE = map(operator.attrgetter, ("dtype", "grad", "layout", "shape"))
 #: Steps of different parameters that are remembered at once: experts and adversaries take turns.
 MOST_REMEMBERED = 8
 
@@ -51,7 +51,7 @@ class RememberedStep:
         self.params = [named[name] for bucket in buckets for name in bucket.names]
         self.are_dtensors = any(map(is_distributed, self.params))
         grads = [g for bucket in buckets for g in bucket.grads]
-        self.grads = [list(map(type, map(GRAD, self.params))), list(map(DTYPE, grads)), list(map(Tensor.numel, grads))]
+        self.types, self.grads = list(map(type, map(GRAD, self.params))), forms_of(grads)
         self.holders, self.entries = held_by(states)
         self.memory = self.memory_of(self.entries)
         self.counts = [counts_of(bucket) for bucket in buckets]
@@ -74,10 +74,10 @@ class RememberedStep:
 
         It holds as long as
 
-        - the same parameters have gradients, of the same types, dtypes and sizes (that they have moved, or have other
-          strides, is for the run to follow), placed like their parameters where they are DTensors;
+        - the same parameters have gradients, of the same types, dtypes, shapes and layouts (that they have moved, or
+          have other strides, is for the run to follow), placed like their parameters where they are DTensors;
         - the options of their groups are the same but for numbers that are not 0, and none has gained or lost its lr;
-        - parameters lie where they did, with the same strides (other dtypes and sizes show in gradients);
+        - parameters lie where they did, with the same dtypes, shapes and strides;
         - state is kept in the same dictionaries, in the same tensors, at the same addresses;
         - the parameters of a bucket have been stepped equally often.
 
@@ -85,7 +85,7 @@ class RememberedStep:
         the optimizer forgets its steps. The device, the engine and what hooks do follow from these.
         """
         grads: list[Any] = list(map(GRAD, self.params))
-        if list(map(type, grads)) != self.grads[0]:
+        if list(map(type, grads)) != self.types:
             return None
         held = grads
         if self.are_dtensors:
@@ -94,7 +94,7 @@ class RememberedStep:
             held = local_gradients(grads)
         holders, entries = held_by(states)
         if (
-            [list(map(DTYPE, held)), list(map(Tensor.numel, held))] != self.grads[1:]
+            forms_of(held) != self.grads
             or not are_the_same(holders, self.holders)
             or not are_the_same(entries, self.entries)
             or self.memory_of(entries) != self.memory
@@ -134,8 +134,8 @@ class RememberedStep:
         params = self.params
         if self.are_dtensors:  # FSDP2 may exchange the shard of a DTensor that stays
             params, entries = ([getattr(x, "_local_tensor", x) for x in some] for some in (params, entries))
-        # another dtype or size shows in gradients, which torch holds to their parameters'
-        return [*map(Tensor.data_ptr, params), *map(Tensor.data_ptr, entries), *map(Tensor.stride, params)]
+        addresses = *map(Tensor.data_ptr, params), *map(Tensor.data_ptr, entries)
+        return [*addresses, *map(DTYPE, params), *map(SHAPE, params), *map(Tensor.stride, params)]
 
 
 def are_placed_alike(params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
@@ -155,6 +155,11 @@ def local_gradients(grads: Sequence[Tensor]) -> list[Tensor]:
 
 
 # Whole lists go through ``map``: these are asked at every step.
+
+
+def forms_of(grads: Sequence[Tensor]) -> list[Any]:
+    """All that is checked of gradients but where they are."""
+    return [*map(DTYPE, grads), *map(SHAPE, grads), *map(LAYOUT, grads)]
 
 
 def held_by(states: Mapping[Tensor, Any]) -> tuple[list[Any], list[Tensor]]:

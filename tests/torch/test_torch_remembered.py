@@ -1,0 +1,635 @@
+"""A step that repeats is remembered: whatever changes between two steps, the next is as if nothing were remembered."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from side_by_side import needs_core
+from tolerances import FUSED
+
+torch = pytest.importorskip("torch")
+
+from side_by_side_torch import agree  # noqa: E402
+
+import thalweg.torch  # noqa: E402
+from thalweg.errors import OptimError, StateError  # noqa: E402
+from thalweg.torch.params.members import Members  # noqa: E402
+
+pytestmark = needs_core
+
+SHAPES = {"w": (3, 4), "b": (5,), "v": (3, 4), "u": (4, 3)}
+#: Steps of moderate size, with all that a rule keeps and sums up.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "SGD": dict(lr=0.1, momentum=0.9, weight_decay=0.1),
+    "AdamW": dict(lr=0.01, weight_decay=0.1),
+    "Lion": dict(lr=0.01, weight_decay=0.1),
+    "LARS": dict(lr=1.0, weight_decay=0.1),
+    "LAMB": dict(lr=0.05, weight_decay=0.1),
+    "Adafactor": dict(lr=0.05, min_dim_size_to_factor=2, momentum=0.9, weight_decay=0.1),
+}
+MIXED = [
+    ("w", thalweg.torch.LAMB.options(**OPTIONS["LAMB"])),
+    ("*", thalweg.torch.AdamW.options(**OPTIONS["AdamW"])),
+]
+
+
+def drawn(shape: tuple[int, ...], *seeds: int) -> Any:
+    generator = torch.Generator().manual_seed(sum(1000**place * (seed + 1) for place, seed in enumerate(seeds)))
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+class Training:
+    """Named parameters and the optimizer that steps them."""
+
+    def __init__(self, rule: str, engine: str, **options: Any) -> None:
+        self.params = {name: torch.nn.Parameter(drawn(shape, i)) for i, (name, shape) in enumerate(SHAPES.items())}
+        #: Those that get no gradient for now.
+        self.idle: set[str] = set()
+        self.one_by_one, self.sorts, self.time = False, 0, 0
+        given: Any = self.params.items()
+        if rule == "Mixture":
+            self.optimizer: Any = thalweg.torch.Mixture(given, MIXED, engine=engine, **options)
+        else:
+            self.optimizer = getattr(thalweg.torch, rule)(given, **{**OPTIONS[rule], **options}, engine=engine)
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        groups: list[dict[str, Any]] = self.optimizer.param_groups
+        return groups
+
+    def give_gradients(self) -> None:
+        self.time += 1
+        for i, (name, p) in enumerate(self.params.items()):
+            p.grad = None if name in self.idle else drawn(p.shape, i, self.time).to(p.dtype)
+
+    def step(self) -> str:
+        """Take a step; tell what it raised."""
+        before = {name: p.detach().clone() for name, p in self.params.items()}
+        counts = {name: self.count(name) for name in self.params}
+        try:
+            with self.counting():
+                if self.one_by_one:
+                    for p in self.params.values():
+                        self.optimizer.step_parameter(p)
+                else:
+                    self.optimizer.step()
+        except OptimError as error:
+            for name, p in self.params.items():
+                assert torch.equal(p, before[name]), f"{name} was changed by a step that raised"
+                assert self.count(name) == counts[name]
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def count(self, name: str) -> int:
+        state = self.optimizer.state.get(self.params[name])
+        return int(state["step"]) if state else 0
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count how often parameters are sorted."""
+        sorter = self.optimizer._sorter
+        sort = sorter.sort
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            self.sorts += 1
+            return sort(*arguments, **named)
+
+        sorter.sort = counted
+        try:
+            yield
+        finally:
+            del sorter.sort
+
+    def forget(self) -> None:
+        """See everything anew in the next step."""
+        self.optimizer._members = Members()
+        self.optimizer._values = []
+        self.optimizer._group_settings.known.clear()
+        self.optimizer._steps.clear()
+
+
+#: Done to a training before its gradients are given, or after.
+Change: TypeAlias = Callable[[Training], None]
+
+
+class Both:
+    """A training by native code and one by the reference, which remembers nothing."""
+
+    def __init__(self, rule: str, engine: str = "auto", **options: Any) -> None:
+        self.ours, self.theirs = Training(rule, engine, **options), Training(rule, "reference", **options)
+
+    def step(self, change: Change | None = None, *, late: Change | None = None) -> tuple[int, str]:
+        """A step of both after a change; late: with its gradients there. How often ours sorted, and what it raised."""
+        self.ours.sorts = 0
+        said = []
+        for training in (self.ours, self.theirs):
+            if change is not None:
+                change(training)
+            training.give_gradients()
+            if late is not None:
+                late(training)
+            if training is self.theirs:
+                training.forget()
+            said.append(training.step())
+        assert said[0] == said[1]
+        ours, theirs = ([(name, p) for name, p in each.params.items()] for each in (self.ours, self.theirs))
+        agree(self.ours.optimizer, ours, self.theirs.optimizer, theirs)
+        return self.ours.sorts, said[0]
+
+
+# ---- what is changed
+
+
+def set_option(index: int = 0, **news: Any) -> Change:
+    def change(training: Training) -> None:
+        known = {name: value for name, value in news.items() if name in training.groups[index]}
+        training.groups[index].update(known)
+
+    return change
+
+
+def add_group(training: Training) -> None:
+    name = f"new{len(training.params)}"
+    training.params[name] = torch.nn.Parameter(drawn((2, 3), 50 + len(training.params)))
+    training.optimizer.add_param_group({"params": [(name, training.params[name])]})
+
+
+def swap_order(training: Training) -> None:
+    group = training.groups[-1]
+    group["params"] = group["params"][::-1]
+    group["param_names"] = group["param_names"][::-1]
+
+
+def exchange(training: Training) -> None:
+    """As trainers do: another tensor, with the state of the one before."""
+    old, new = training.params["v"], torch.nn.Parameter(training.params["v"].detach().clone())
+    if old in training.optimizer.state:
+        training.optimizer.state[new] = training.optimizer.state.pop(old)
+    for group in training.groups:
+        group["params"] = [new if p is old else p for p in group["params"]]
+    training.params["v"] = new
+
+
+def set_data(value: Callable[[Any], Any]) -> Change:
+    def change(training: Training) -> None:
+        p = training.params["w"]
+        p.grad, p.data = None, value(p.data)
+
+    return change
+
+
+def turn_square(training: Training) -> None:
+    """Another order in memory, with the same shape: in place."""
+    p = training.params["w"]
+    p.grad = None
+    p.data = p.data.t().contiguous().t()
+
+
+def load_own_state(training: Training) -> None:
+    training.optimizer.load_state_dict(copy.deepcopy(training.optimizer.state_dict()))
+
+
+def delete_state(training: Training) -> None:
+    training.optimizer.state.pop(training.params["b"], None)
+
+
+def of_state(how: Callable[[dict[str, Any], str], None]) -> Change:
+    """Do something to an entry of a state, if there is one."""
+
+    def change(training: Training) -> None:
+        state = training.optimizer.state.get(training.params["v"], {})
+        for key in list(state)[1:2]:
+            how(state, key)
+
+    return change
+
+
+def clone_entry(state: dict[str, Any], key: str) -> None:
+    state[key] = state[key].clone()
+
+
+def move_entry(state: dict[str, Any], key: str) -> None:
+    state[key].data = state[key].data.clone()
+
+
+def reset_entry(state: dict[str, Any], key: str) -> None:
+    state[key].zero_()
+
+
+def count_otherwise(state: dict[str, Any], key: str) -> None:
+    state["step"].add_(3)
+
+
+def set_idle(*names: str) -> Change:
+    def change(training: Training) -> None:
+        training.idle = set(names)
+
+    return change
+
+
+def freeze(training: Training) -> None:
+    training.params["b"].requires_grad_(not training.params["b"].requires_grad)
+
+
+def clear(training: Training) -> None:
+    training.optimizer.clear_state()
+
+
+def copy_deeply(training: Training) -> None:
+    training.params, training.optimizer = copy.deepcopy((training.params, training.optimizer))
+
+
+def pickle_all(training: Training) -> None:
+    training.params, training.optimizer = pickle.loads(pickle.dumps((training.params, training.optimizer)))
+
+
+def hook(training: Training) -> None:
+    """Somebody scales all gradients before each step."""
+
+    def double(optimizer: Any, *_: Any) -> None:
+        for p in training.params.values():
+            if p.grad is not None:
+                p.grad.data = p.grad.data * 2
+
+    training.optimizer.register_step_pre_hook(double)
+
+
+def move_between_groups(training: Training) -> None:
+    """A parameter of a mixture has another rule from now on."""
+    first, last = training.groups
+    first["params"], last["params"] = [*first["params"], last["params"][0]], last["params"][1:]
+    first["param_names"], last["param_names"] = [*first["param_names"], last["param_names"][0]], last["param_names"][1:]
+    training.optimizer.state.pop(first["params"][-1])
+
+
+def set_threads(n: int) -> Change:
+    def change(training: Training) -> None:
+        torch.set_num_threads(n)
+        thalweg.set_num_threads(n + 1 if n > 1 else None)
+
+    return change
+
+
+def gradient(how: Callable[[Any], Any], *names: str) -> Change:
+    def change(training: Training) -> None:
+        for name in names or training.params:
+            p = training.params[name]
+            if p.grad is not None:
+                p.grad = how(p.grad)
+
+    return change
+
+
+def set_gradient(how: Callable[[Any], Any]) -> Change:
+    """Of a gradient that stays: what torch refuses to assign as one."""
+
+    def change(training: Training) -> None:
+        g = training.params["w"].grad
+        if g is not None:
+            g.data = how(g.data)
+
+    return change
+
+
+def turned(g: Any) -> Any:
+    return g.t().contiguous().t() if g.ndim == 2 else g
+
+
+def strided(g: Any) -> Any:
+    return torch.stack([g, g], -1)[..., 0]
+
+
+def expanded(g: Any) -> Any:
+    return g[:1].expand_as(g)
+
+
+def negative(g: Any) -> Any:
+    return torch._neg_view(g)
+
+
+def scaler_says(scale: float, found_inf: float) -> Change:
+    def change(training: Training) -> None:
+        training.optimizer.grad_scale = torch.tensor(scale)
+        training.optimizer.found_inf = torch.tensor(found_inf)
+
+    return change
+
+
+def nothing(training: Training) -> None:
+    pass
+
+
+SAME, ANEW = 0, 1
+#: By what is changed before the gradients of a step are there: for which rule, and whether the step is made anew.
+CHANGES: dict[str, tuple[str, Change, int]] = {
+    "nothing": ("LAMB", nothing, SAME),
+    "a group is added": ("AdamW", add_group, ANEW),
+    "maximize": ("AdamW", set_option(maximize=True), ANEW),
+    "weight decay is no longer 0": ("Lion", set_option(weight_decay=0.2), ANEW),
+    "weight decay becomes 0": ("LAMB", set_option(weight_decay=0.0), ANEW),
+    "nesterov": ("SGD", set_option(nesterov=True), ANEW),
+    "trust": ("LARS", set_option(trust=False), ANEW),
+    "lr": ("LARS", set_option(lr=0.3), SAME),
+    "lr becomes 0": ("LAMB", set_option(lr=0.0), SAME),
+    "lr is a tensor": ("AdamW", set_option(lr=torch.tensor(0.02, dtype=torch.float64)), SAME),
+    "betas": ("AdamW", set_option(betas=(0.8, 0.9)), SAME),
+    "betas in a list": ("AdamW", set_option(betas=[0.8, 0.9]), SAME),
+    "momentum": ("SGD", set_option(momentum=0.5), SAME),
+    "another weight decay": ("LAMB", set_option(weight_decay=0.5), SAME),
+    "eps": ("LAMB", set_option(eps=1e-3), SAME),
+    "order of parameters": ("LAMB", swap_order, ANEW),
+    "another parameter": ("Adafactor", exchange, ANEW),
+    "other storage": ("LAMB", set_data(torch.clone), ANEW),
+    "cast": ("AdamW", set_data(lambda x: x.float()), ANEW),
+    "turned in memory": ("AdamW", turn_square, ANEW),
+    "another shape": ("AdamW", set_data(lambda x: x[:2].clone()), ANEW),
+    "another shape of the same size": ("AdamW", set_data(lambda x: x.reshape(4, 3)), ANEW),
+    "a state is loaded": ("LAMB", load_own_state, ANEW),
+    "a state is deleted": ("LAMB", delete_state, ANEW),
+    "an entry is a clone": ("LAMB", of_state(clone_entry), ANEW),
+    "an entry has other storage": ("Adafactor", of_state(move_entry), ANEW),
+    "an entry has other numbers": ("LAMB", of_state(reset_entry), SAME),
+    "a count": ("AdamW", of_state(count_otherwise), ANEW),
+    "fewer gradients": ("LAMB", set_idle("w", "u"), ANEW),
+    "no gradients": ("LAMB", set_idle(*SHAPES), ANEW),
+    "frozen": ("LAMB", freeze, SAME),
+    "state is cleared": ("LAMB", clear, ANEW),
+    "a deep copy": ("LAMB", copy_deeply, ANEW),
+    "pickled": ("LAMB", pickle_all, ANEW),
+    "a hook": ("AdamW", hook, SAME),
+    "another entry of a mixture": ("Mixture", move_between_groups, ANEW),
+    "lr of a mixture's entry": ("Mixture", set_option(1, lr=0.3), SAME),
+    "three threads": ("LAMB", set_threads(3), SAME),
+    "one thread": ("LAMB", set_threads(1), SAME),
+}
+#: The same for what is changed when gradients are there.
+GRADIENTS: dict[str, tuple[str, Change, int]] = {
+    "turned": ("AdamW", gradient(turned), SAME),
+    "strided": ("LAMB", gradient(strided), SAME),
+    "expanded": ("Adafactor", gradient(expanded), SAME),
+    "negative views": ("LAMB", gradient(negative, "v"), SAME),
+    "another dtype": ("AdamW", set_gradient(lambda g: g.float()), ANEW),
+    "a sparse gradient": ("AdamW", gradient(lambda g: g.to_sparse(), "v"), ANEW),
+    "a gradient of another shape": ("AdamW", set_gradient(lambda g: g.reshape(4, 3)), ANEW),
+    "a GradScaler's scale": ("LARS", scaler_says(4.0, 0.0), SAME),
+}
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+    thalweg.set_num_threads(None)
+
+
+#: Options before a change.
+BEFORE: dict[str, dict[str, Any]] = {"weight decay is no longer 0": dict(weight_decay=0.0)}
+#: What is said of changes that are refused.
+REFUSED = {
+    "another shape": "StateError: the state of 'w' does not fit its options",
+    "another shape of the same size": "StateError: the state of 'w' does not fit its options",
+    "a gradient of another shape": "ParameterError: the gradient of 'w' has shape (4, 3), and its parameter (3, 4)",
+    "a sparse gradient": "ParameterError: the gradient of 'v' is sparse",
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_one_change_between_two_steps(name: str) -> None:
+    rule, change, anew = CHANGES[name]
+    both = Both(rule, **BEFORE.get(name, {}))
+    assert [both.step() for _ in range(3)] == [(1, ""), (0, ""), (0, "")]
+    sorts, said = both.step(change)
+    assert sorts == anew
+    assert said.startswith(REFUSED.get(name, ""))
+    assert bool(said) == (name in REFUSED)
+    if not said:
+        assert [both.step() for _ in range(2)] == [(0, ""), (0, "")], "it is remembered again"
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_one_step_with_other_gradients(name: str) -> None:
+    rule, change, anew = GRADIENTS[name]
+    both = Both(rule)
+    assert [both.step() for _ in range(3)] == [(1, ""), (0, ""), (0, "")]
+    sorts, said = both.step(late=change)
+    assert sorts == anew
+    assert said.startswith(REFUSED.get(name, ""))
+    assert bool(said) == (name in REFUSED)
+    assert both.step() == (0 if said else anew, ""), "the next has the gradients of before"
+
+
+# ---- what is remembered with it
+
+
+ALL = ["SGD", "AdamW", "Lion", "LARS", "LAMB", "Adafactor"]
+
+
+def test_a_skip_by_a_grad_scaler() -> None:
+    """It sets found_inf for the time of a step, which then changes nothing."""
+    both = Both("LAMB")
+    for found_inf in (0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0):
+        before = copy.deepcopy([both.ours.params, both.ours.optimizer.state_dict()["state"]])
+        for training in (both.ours, both.theirs):
+            training.give_gradients()
+            scaler_says(2.0, found_inf)(training)
+            training.step()
+        for name, p in both.ours.params.items():
+            torch.testing.assert_close(p, both.theirs.params[name], rtol=FUSED["float64"], atol=FUSED["float64"])
+        if found_inf:
+            assert_equal([both.ours.params, both.ours.optimizer.state_dict()["state"]], before)
+    assert both.ours.count("w") == 4
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("rule", ["AdamW", "LAMB"])
+@pytest.mark.parametrize("options", [dict(on_nonfinite="raise"), dict(on_nonfinite="skip"), dict(max_grad_norm=0.5)])
+def test_steps_that_are_guarded_or_clipped(rule: str, options: dict[str, Any]) -> None:
+    """A step that is refused or skipped changes nothing, and the next goes on as remembered."""
+    both = Both(rule, **options)
+    spoilt = gradient(lambda g: g.index_fill(0, torch.tensor([0]), float("inf")), "b")
+    large = gradient(lambda g: g * 100)
+    assert both.step() == (1, "")
+    for late in (None, large) if "max_grad_norm" in options else (None, spoilt, large, spoilt, None):
+        sorts, said = both.step(late=late)
+        assert sorts == 0
+        assert said.startswith("NonFiniteError") == (late is spoilt and options == dict(on_nonfinite="raise"))
+
+
+@pytest.mark.parametrize("rule", ["LAMB", "Mixture"])
+def test_sets_of_gradients_that_take_turns(rule: str) -> None:
+    both = Both(rule)
+    sets = [("w",), ("b", "u"), ()]
+    sorts = [both.step(set_idle(*idle))[0] for _ in range(4) for idle in sets]
+    # the state that a later set makes is news to those before it, once
+    assert sum(sorts[:6]) <= 5
+    assert sorts[6:] == [0] * 6
+
+
+@pytest.mark.parametrize("rule", ["AdamW", "Adafactor"])
+def test_parameters_that_are_stepped_one_by_one(rule: str) -> None:
+    both = Both(rule)
+    for training in (both.ours, both.theirs):
+        training.one_by_one = True
+    sorts = [both.step()[0] for _ in range(4)]
+    assert sorts == [len(SHAPES), 0, 0, 0]
+    assert both.step(of_state(clone_entry))[0] == 1, "the one that has it"
+
+
+def test_lists_of_torch_are_remembered_too() -> None:
+    both = Both("LAMB", "foreach")
+    assert [both.step()[0] for _ in range(3)] == [1, 0, 0]
+    assert both.ours.optimizer.engine == "foreach"
+    assert both.step(set_option(weight_decay=0.0))[0] == 1
+    assert both.step(of_state(clone_entry))[0] == 1
+    _, said = both.step(CHANGES["another shape of the same size"][1])
+    assert said.startswith(REFUSED["another shape of the same size"])
+
+
+def test_numbers_of_single_parameters() -> None:
+    """Overrides give one parameter another number; what a scheduler writes reaches all others."""
+    both = Both("LAMB", overrides=[("b", dict(weight_decay=0.3)), ("u", dict(lr_scale=0.5))])
+    assert [both.step()[0] for _ in range(2)] == [1, 0]
+    for number in (0.2, 0.4):
+        assert both.step(set_option(weight_decay=number, lr=number / 10)) == (0, "")
+    assert both.step(set_option(weight_decay=0.3))[0] == 0, "where one of them is the number of the others"
+    assert both.step(set_option(weight_decay=0.2))[0] == 0
+
+
+def test_a_list_of_options_that_is_edited() -> None:
+    both = Both("AdamW")
+
+    def set_list(training: Training) -> None:
+        training.groups[0]["betas"] = [0.8, 0.9]
+
+    def edit_list(training: Training) -> None:
+        training.groups[0]["betas"][0] = 0.5
+
+    for change in (set_list, nothing, edit_list, nothing):
+        both.step(change)
+
+
+# ---- what a step costs
+
+
+@contextmanager
+def calls_counted(found: list[str]) -> Iterator[None]:
+    """Note the functions of thalweg that are called."""
+    home = str(Path(thalweg.__file__).parent)
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(home):
+            found.append(frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [*((rule, {}) for rule in ALL), ("LAMB", dict(on_nonfinite="raise")), ("AdamW", dict(max_grad_norm=1.0))],
+)
+def test_a_step_calls_few_functions_however_many_tensors_there_are(rule: str, options: dict[str, Any]) -> None:
+    counts = []
+    for tensors in (10, 1000):
+        params = [torch.nn.Parameter(torch.ones(2, 3)) for _ in range(tensors)]
+        optimizer = getattr(thalweg.torch, rule)(params, **OPTIONS[rule], **options)
+        calls: list[str] = []
+        for step in range(3):
+            kept = [p.grad for p in params]  # so that new ones are elsewhere
+            for p in params:
+                p.grad = torch.ones(2, 3)
+            if step < 2:
+                optimizer.step()
+        with calls_counted(calls):
+            optimizer.step()
+        del kept
+        counts.append(len(calls))
+    assert counts[0] == counts[1]
+    assert counts[0] <= 120
+
+
+# ---- what a step keeps
+
+
+@pytest.mark.parametrize("engine", ["auto", "foreach"])
+@pytest.mark.parametrize("rule", [*ALL, "Mixture"])
+def test_nothing_is_kept_alive(rule: str, engine: str) -> None:
+    """No gradient after a step, and no parameter that was taken out of its group."""
+    training = Training(rule, engine)
+    for _ in range(3):
+        training.give_gradients()
+        grads = [weakref.ref(p.grad) for p in training.params.values()]
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        gc.collect()
+        assert [g() for g in grads] == [None] * len(grads)
+    old = weakref.ref(training.params["v"])
+    exchange(training)
+    training.idle = {"v", "b"}
+    training.give_gradients()
+    training.optimizer.step()
+    gc.collect()
+    assert old() is None
+
+
+# ---- many changes
+
+
+def load_if_it_fits(training: Training) -> None:
+    with suppress(StateError):
+        load_own_state(training)
+
+
+NOT_ANY_TIME = ("cast", "another shape", "another entry of a mixture", "lr of a mixture's entry")
+#: What can be done at any time, and leaves something that both engines step in float64.
+ANY_TIME: dict[str, Change] = {
+    **{name: change for name, (_, change, _) in CHANGES.items() if name not in NOT_ANY_TIME},
+    "a state is loaded": load_if_it_fits,
+    "all gradients": set_idle(),
+    "descend": set_option(maximize=False),
+    "lr of the last group": set_option(-1, lr=0.02),
+    "turned back in memory": set_data(lambda x: x.contiguous()),
+    "the old shape": set_data(lambda x: x.reshape(SHAPES["w"])),
+}
+LATE = {name: change for name, (_, change, _) in GRADIENTS.items() if name != "another dtype"}
+
+
+@pytest.mark.filterwarnings("ignore::thalweg.errors.IdleWarning")
+@settings(max_examples=25)
+@given(
+    rule=st.sampled_from(["LAMB", "AdamW", "Adafactor", "Mixture"]),
+    options=st.sampled_from([{}, {}, dict(max_grad_norm=1.0), dict(on_nonfinite="raise")]),
+    steps=st.lists(
+        st.tuples(st.lists(st.sampled_from(list(ANY_TIME)), max_size=3), st.sampled_from([None, None, None, *LATE])),
+        min_size=6,
+        max_size=10,
+    ),
+)
+def test_many_changes(rule: str, options: dict[str, Any], steps: list[tuple[list[str], str | None]]) -> None:
+    both = Both(rule, **options)
+    both.step()
+    for names, late in steps:
+
+        def change(training: Training, names: Sequence[str] = names) -> None:
+            for name in names:
+                ANY_TIME[name](training)
+
+        both.step(change, late=LATE.get(late or ""))
