@@ -329,7 +329,7 @@ class MuonAdamW(Stepping):
 
     def explain(self) -> Explanation:
         """Which rule steps each variable, how, at which rate, and what it keeps, once the optimizer is built."""
-        lr = float(keras.ops.convert_to_numpy(self.learning_rate))
+        lr = float(keras.ops.convert_to_tensor(self.learning_rate))
         stepped = [own.chosen for own in self._stepped]
         groups = []
         for settings, share in ((self._muon, 1.0), (self._adamw, self._share)):
