@@ -114,6 +114,33 @@ def test_options_and_arguments() -> None:
     assert optimizer.engine == "foreach"
 
 
+MATCHED = dict(scaling="match_rms_adamw")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "arguments", "expected"),
+    [
+        (muon_adamw, dict(), (0.02, 3e-4)),
+        (muon_adamw, dict(lr=0.04), (0.04, 6e-4)),
+        (muon_adamw, dict(muon=dict(lr=0.04)), (0.04, 6e-4)),
+        (muon_adamw, dict(lr=1e-3, muon=MATCHED), (1e-3, 1e-3)),
+        (muon_adamw, dict(lr=1e-3, muon=dict(variant="moonlight")), (1e-3, 1e-3)),
+        (muon_adamw, dict(muon=MATCHED), (3e-4, 3e-4)),
+        (muon_adamw, dict(lr=1e-3, adamw_lr=0.5, muon=MATCHED), (1e-3, 0.5)),
+        (muon_adamw, dict(lr=0.04, adamw_lr=0.5), (0.04, 0.5)),
+        (muon_adamw, dict(adamw_lr=0.5), (0.02, 0.5)),
+        (kron_adamw, dict(), (3e-4, 3e-4)),
+        (kron_adamw, dict(lr=1e-3), (1e-3, 1e-3)),
+    ],
+)
+def test_the_rate_of_adamw_follows_from_that_of_matrices(recipe: Any, arguments: Any, expected: Any) -> None:
+    optimizer = recipe(Decoder(), **arguments)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert rates == pytest.approx([expected[0], expected[1], expected[1]])
+    told = str(optimizer.explain())
+    assert all(f"lr {rate:.6g}" in told for rate in expected)
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(
         ParameterError, match=r"kron_adamw needs the model itself.*got generator: write kron_adamw\(model\)"

@@ -160,8 +160,8 @@ class Routed(Mixture):
         def place(name: str, p: Any, reading: Reading, rule: Any) -> int:
             if any(matches(pattern, name, p) for pattern in self.first):
                 return HIDDEN
-            is_flat = reading.axes is not None and 1 in rule_of_axes(rule, reading.axes).blocks(p.shape)[0]
-            if reading.role == "vector" or is_flat:
+            blocks = rule_of_axes(rule, reading.axes).blocks(p.shape) if reading.axes is not None else []
+            if reading.role == "vector" or any(1 in block for block in blocks):
                 return VECTORS
             is_other = name in heads or any(matches(pattern, name, p) for pattern in self.other)
             return OTHER if is_other or reading.role != "matrix" else HIDDEN

@@ -14,7 +14,7 @@ from torch import nn
 from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
 from thalweg.given import Pattern, check_overrides, check_pattern, is_list, matches
 from thalweg.rules import AdamW, Kron, Muon, Rule
-from thalweg.settings import option_names
+from thalweg.settings import option_names, rates_with_adamw
 from thalweg.torch.mixture import Chosen, Mixture
 from thalweg.torch.optimizers import optimizer
 from thalweg.torch.routing import HIDDEN, OTHER, VECTORS, Role, roles_of
@@ -24,8 +24,8 @@ NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 def kron_adamw(
     model: nn.Module,
-    lr: float = 3e-4,
-    adamw_lr: float = 3e-4,
+    lr: float | None = None,
+    adamw_lr: float | None = None,
     *,
     weight_decay: float | None = None,
     first: Sequence[Pattern] = (),
@@ -36,10 +36,10 @@ def kron_adamw(
 ) -> Mixture:
     """Hidden matrices by Kron; embeddings, output layers, norms, biases and vectors by AdamW.
 
-    lr, kron: of Kron. adamw_lr, adamw: of AdamW. weight_decay: of all matrices, decoupled; None leaves it to each
-    rule. Norms, biases and vectors do not decay. first, other: patterns of parameters that go to Kron, or to AdamW,
-    whatever they are found to be; first wins. arguments: of :class:`Mixture`. docs/mixtures.md says how parameters are
-    told apart.
+    lr, kron: of Kron; lr is 3e-4 if it is not given. adamw_lr, adamw: of AdamW, which has Kron's rate if it is given
+    none. weight_decay: of all matrices, decoupled; None leaves it to each rule. Norms, biases and vectors do not decay.
+    first, other: patterns of parameters that go to Kron, or to AdamW, whatever they are found to be; first wins.
+    arguments: of :class:`Mixture`. docs/mixtures.md says how parameters are told apart.
     """
     decay = {} if weight_decay is None else {"weight_decay_mode": "decoupled"}
     return by_matrices(model, Kron, lr, {**decay, **kron}, adamw_lr, adamw, weight_decay, first, other, arguments)
@@ -47,8 +47,8 @@ def kron_adamw(
 
 def muon_adamw(
     model: nn.Module,
-    lr: float = 0.02,
-    adamw_lr: float = 3e-4,
+    lr: float | None = None,
+    adamw_lr: float | None = None,
     *,
     weight_decay: float | None = None,
     first: Sequence[Pattern] = (),
@@ -59,9 +59,11 @@ def muon_adamw(
 ) -> Mixture:
     """Hidden matrices by Muon; embeddings, output layers, norms, biases and vectors by AdamW.
 
-    lr, muon: of Muon. adamw_lr, adamw: of AdamW. weight_decay: of all matrices; None leaves it to each rule. Norms,
-    biases and vectors do not decay. first, other: patterns of parameters that go to Muon, or to AdamW, whatever they
-    are found to be; first wins. arguments: of :class:`Mixture`. docs/mixtures.md says how parameters are told apart.
+    lr, muon: of Muon. adamw_lr, adamw: of AdamW. Without adamw_lr, AdamW has 0.015 of Muon's rate, or the same under
+    ``muon=dict(scaling="match_rms_adamw")``; without lr, these are 0.02 and 3e-4, or both 3e-4. weight_decay: of all
+    matrices; None leaves it to each rule. Norms, biases and vectors do not decay. first, other: patterns of parameters
+    that go to Muon, or to AdamW, whatever they are found to be; first wins. arguments: of :class:`Mixture`.
+    docs/mixtures.md says how parameters are told apart.
     """
     return by_matrices(model, Muon, lr, muon, adamw_lr, adamw, weight_decay, first, other, arguments)
 
@@ -69,9 +71,9 @@ def muon_adamw(
 def by_matrices(
     model: nn.Module,
     rule: type[Rule],
-    lr: float,
+    lr: float | None,
     options: Mapping[str, Any],
-    adamw_lr: float,
+    adamw_lr: float | None,
     adamw: Mapping[str, Any],
     weight_decay: float | None,
     first: Sequence[Pattern],
@@ -83,6 +85,8 @@ def by_matrices(
     check_arguments(recipe, rule, arguments)
     warn_of_unused(model, first=check_patterns(first, "first"), other=check_patterns(other, "other"))
     roles = roles_of(model, first, other)
+    lr, beside = rates_with_adamw(rule, options, options.get("lr", lr))
+    adamw_lr = beside if adamw_lr is None else adamw_lr
     decay = {} if weight_decay is None else {"weight_decay": weight_decay}
     overrides = [*overrides_of(roles, rule), *check_overrides(options.get("overrides", ()))]
     makers = {
