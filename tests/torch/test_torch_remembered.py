@@ -573,7 +573,7 @@ def test_a_step_calls_few_functions_however_many_tensors_there_are(rule: str, op
 
 
 @pytest.mark.parametrize("engine", ["auto", "foreach"])
-@pytest.mark.parametrize("rule", [*ALL, "Mixture"])
+@pytest.mark.parametrize("rule", ["LAMB", "Adafactor", "Mixture"])
 def test_nothing_is_kept_alive(rule: str, engine: str) -> None:
     """No gradient after a step, and no parameter that was taken out of its group."""
     training = Training(rule, engine)
@@ -616,7 +616,7 @@ LATE = {name: change for name, (_, change, _) in GRADIENTS.items() if name != "a
 
 
 @pytest.mark.filterwarnings("ignore::thalweg.errors.IdleWarning")
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     rule=st.sampled_from(["LAMB", "AdamW", "Adafactor", "Mixture"]),
     options=st.sampled_from([{}, {}, dict(max_grad_norm=1.0), dict(on_nonfinite="raise")]),
