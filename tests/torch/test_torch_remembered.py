@@ -21,6 +21,9 @@ from tolerances import FUSED
 torch = pytest.importorskip("torch")
 
 from side_by_side_torch import agree  # noqa: E402
+from world import world  # noqa: E402
+from world_repeated import engine_told, engine_told_of_fsdp2  # noqa: E402
+from world_steps import Run  # noqa: E402
 
 import thalweg.torch  # noqa: E402
 from thalweg.errors import OptimError, StateError  # noqa: E402
@@ -570,7 +573,7 @@ def test_a_step_calls_few_functions_however_many_tensors_there_are(rule: str, op
 
 
 @pytest.mark.parametrize("engine", ["auto", "foreach"])
-@pytest.mark.parametrize("rule", [*ALL, "Mixture"])
+@pytest.mark.parametrize("rule", ["LAMB", "Adafactor", "Mixture"])
 def test_nothing_is_kept_alive(rule: str, engine: str) -> None:
     """No gradient after a step, and no parameter that was taken out of its group."""
     training = Training(rule, engine)
@@ -613,7 +616,7 @@ LATE = {name: change for name, (_, change, _) in GRADIENTS.items() if name != "a
 
 
 @pytest.mark.filterwarnings("ignore::thalweg.errors.IdleWarning")
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     rule=st.sampled_from(["LAMB", "AdamW", "Adafactor", "Mixture"]),
     options=st.sampled_from([{}, {}, dict(max_grad_norm=1.0), dict(on_nonfinite="raise")]),
@@ -633,3 +636,15 @@ def test_many_changes(rule: str, options: dict[str, Any], steps: list[tuple[list
                 ANY_TIME[name](training)
 
         both.step(change, late=LATE.get(late or ""))
+
+
+# ---- shards
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("rule", ["LAMB", "LARS"])
+def test_native_code_steps_shards_by_default(rule: str) -> None:
+    """Also those that are not contiguous on one of the ranks."""
+    for layout in ("first axis", "odd memory"):
+        assert world(2).run(engine_told, Run(rule), layout) == [("fused", [])] * 2
+    assert world(2).run(engine_told_of_fsdp2, rule) == [("fused", True)] * 2

@@ -47,6 +47,8 @@ class NativeRun:
         #: Shards that are not contiguous, with the copies that are stepped in their place.
         self.staged: list[tuple[Tensor, Tensor]] = []
         operands: list[Operand] = []
+        #: What is stepped: parameters, or those copies. Gradients have to lie like them.
+        self.stepped: list[Tensor] = []
         for group, bucket in enumerate(buckets):
             for name, p, s in zip(bucket.names, bucket.params, bucket.states, strict=True):
                 check_state(name, p, bucket.setting)
@@ -57,11 +59,12 @@ class NativeRun:
                     )
             stepped, pairs = stage_shards(bucket) if bucket.parts else (bucket, [])
             self.staged += pairs
+            self.stepped += stepped.params
             operands += operands_of(stepped, group)
         self.tables = Tables(operands, list(map(options_of, buckets)))
         #: Of all parameters, in the order of the buckets.
         self.params = [p for bucket in buckets for p in bucket.params]
-        self.contiguous = all(map(Tensor.is_contiguous, self.params))
+        self.contiguous = all(map(Tensor.is_contiguous, self.stepped))
         self.names = [name for bucket in buckets for name in bucket.names]
         self.counts = Counts([s["step"].data_ptr() for bucket in buckets for s in bucket.states])
         self.latest = Latest()
@@ -74,7 +77,7 @@ class NativeRun:
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         self.buckets, self.finite = buckets, None
         #: Kept until they have been read: some are copies.
-        self.grads = gradients_like(self.params, [g for bucket in buckets for g in bucket.grads], self.contiguous)
+        self.grads = gradients_like(self.stepped, [g for bucket in buckets for g in bucket.grads], self.contiguous)
         for tensor, copy in self.staged:
             copy.copy_(tensor)
         self.tables.point(map(Tensor.data_ptr, self.grads))
