@@ -34,6 +34,11 @@ class Contestant:
     images: float
 
 
+def is_input(name: str, parameter: Any) -> bool:
+    """Whether a parameter is the layer that images come in by, in the models of the tasks."""
+    return name.startswith("patches.") or name == "0.weight"
+
+
 def groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
     """Matrices with decay, tensors of one axis without."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
@@ -140,7 +145,7 @@ CONTESTANTS = {
     "muon_adamw": Contestant("thalweg", mixture(muon_adamw, muon={"scaling": "match_rms_adamw"}), 2e-3, 2e-3),
     "muon_adamw, input by AdamW": Contestant(
         "thalweg",
-        mixture(muon_adamw, muon={"scaling": "match_rms_adamw"}, other=["patches.*", "0.weight"]),
+        mixture(muon_adamw, muon={"scaling": "match_rms_adamw"}, other=[is_input]),
         2e-3,
         2e-3,
     ),

@@ -101,6 +101,7 @@ def test_optax(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]]
     called = {name_there: options["momentum_dtype"]} if "momentum_dtype" in options else {}
     given = {key: value for key, value in options.items() if not (called and key == "momentum_dtype")}
     learning_rate = {} if rule == "Adafactor" else {"learning_rate": 1e-3}
+    given |= {"layout": "torch"} if rule == "Muon" else {}
     solver = getattr(thalweg.optax, rule.lower())(**learning_rate, **own, **given, **called)
     params = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
     leaves = jax.tree.leaves(jax.eval_shape(solver.init, params))  # what init would allocate, compiled or not
