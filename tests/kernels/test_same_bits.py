@@ -152,7 +152,7 @@ def test_one_by_one_or_the_whole_model(rule: str, mode: str) -> None:
     single = made(rule, "fused", **options)
     for step in grads:
         for name, weights in params.items():
-            single.update(name, weights, step[name])
+            single.update(name, weights, step[name], shape=weights.shape)
     for name in params:
         assert (bits(params[name]), bits(single.state[name]), bits(single.stats()[name])) == expected[name]
 
