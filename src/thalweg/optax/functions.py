@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import jax.numpy as jnp
 import optax
+from jax import numpy as jnp
 
 from thalweg.errors import OptionError
 from thalweg.given import Overrides, check_known, differ, is_list
