@@ -146,11 +146,11 @@ def test_kernels_keep_what_is_planned_to_the_block(rule: str, options: dict[str,
 @pytest.mark.parametrize(("rule", "options"), one_in(3, [case for case in OPTIONS if case[0] != "Kron"]))
 def test_tables_of_larger_tensors(rule: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """They are laid out, and not run."""
-    from thalweg.torch.engines.triton import Triton
+    from thalweg.torch.engines.triton import TritonRun
 
-    monkeypatch.setattr(Triton, "write", lambda self: {})
-    monkeypatch.setattr(Triton, "measure", lambda self, _: [])
-    monkeypatch.setattr(Triton, "nonfinite", lambda self: [])
+    monkeypatch.setattr(TritonRun, "write", lambda self: {})
+    monkeypatch.setattr(TritonRun, "measure", lambda self, _: [])
+    monkeypatch.setattr(TritonRun, "nonfinite", lambda self: [])
     optimizer, step = torch_optimizer(rule, LARGE, "float32", "fused", options)
     kept = allocator_kept(optimizer, step)
     assert kept > 2**15

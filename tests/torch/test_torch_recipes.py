@@ -339,7 +339,7 @@ def test_a_pattern_that_matches_nothing_is_told(argument: str) -> None:
     ("arguments", "said"),
     [
         (dict(muon_lr=0.1), "has no argument 'muon_lr': write lr, the rate of Muon; adamw_lr is that of AdamW"),
-        (dict(betas=(0.9, 0.95)), r"has no argument 'betas': write muon=dict\(betas=...\) or adamw=dict\(betas=...\)"),
+        (dict(betas=(0.9, 0.95)), r"has no argument 'betas': write adamw=dict\(betas=...\)"),
         (dict(momentum=0.9), r"has no argument 'momentum': write muon=dict\(momentum=...\)$"),
         (dict(ns_steps=3), r"write muon=dict\(ns_steps=...\)$"),
         (dict(max_grad_nrom=1.0), "write 'max_grad_norm'"),

@@ -206,12 +206,17 @@ def stand_in(tensors: Iterable[Tensor]) -> Any:
     class Norm(nn.Module):
         """A norm, whatever it computes."""
 
+    class Conv1D(nn.Module):
+        """A linear layer of GPT-2, stored (in, out)."""
+
     def module_for(name: str, own: str, shape: Shape) -> Any:
         """A module that has parameters. own: what its first one is called."""
         if NORM.search(name):
             return Norm()
         if any(part in name.lower() for part in EMBEDDING):
             return nn.Embedding(1, 1, device="meta")
+        if own == "weight" and len(shape) == 2 and name in ("c_attn", "c_fc", "c_proj"):
+            return Conv1D()
         if own == "weight" and len(shape) == 2:
             return nn.Linear(shape[1], shape[0], device="meta")
         if own == "weight" and 3 <= len(shape) <= 5:

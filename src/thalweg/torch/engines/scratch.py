@@ -18,6 +18,7 @@ from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 from thalweg.storage import Kept
 from thalweg.torch.engines.protocol import Bucket
+from thalweg.torch.engines.replay import NUMBERS
 from thalweg.torch.engines.triton import passes_for
 
 
@@ -33,7 +34,11 @@ class Ghost(NamedTuple):
 
 def scratch_bytes(buckets: Sequence[tuple[Setting, Sequence[Ghost]]]) -> int:
     """What kernels keep on a GPU for buckets of parameters, each with what holds for it."""
+    from thalweg.kernels.triton.tables import in_blocks
+
     total, stacks, batches = 0, 0, []
+    # addresses of gradients, and rates, of all that is not sharded are one table
+    moving, is_sharded = 0, any(ghost.whole is not None for _, ghosts in buckets for ghost in ghosts)
     for setting, ghosts in buckets:
         rule: Any = setting.settled
         if isinstance(rule, Kron):
@@ -41,17 +46,22 @@ def scratch_bytes(buckets: Sequence[tuple[Setting, Sequence[Ghost]]]) -> int:
 
             names, params, states = made_of(ghosts)
             batches.append(Batch(names, params, states, params[0].dtype, rule, setting.handling.seed))
+            moving += batches[-1].count + NUMBERS
         elif isinstance(rule, WholeRule):
             shape = ghosts[0].shape
             count = min(len(ghosts), max(1, WHOLE_CHUNK // max(1, math.prod(shape))))
             stacks = max(stacks, middle_peak(rule, shape, "float32", count, widens=False))
         else:
             total += kept_by_passes(setting, tuple(ghosts))
+            if not is_sharded:
+                rows = sum(math.prod(ghost.shape[: rule.stacked_axes]) for ghost in ghosts)
+                total -= in_blocks(8 * rows)
+                moving += rows + 1
     if batches:
         from thalweg.kernels.triton import kron
 
         total += kron.scratch_bytes(batches)
-    return total + stacks
+    return total + stacks + (0 if is_sharded else in_blocks(8 * moving))
 
 
 @functools.lru_cache(maxsize=1024)
