@@ -203,6 +203,7 @@ def test_torch_s_fused_adamw_is_the_control() -> None:
 
 
 def test_optimizers_by_name_class_and_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
     assert [resolve_optimizer(name) for name in ("lamb", "AdamW", "Muon_AdamW")] == ["LAMB", "AdamW", "muon_adamw"]
     assert resolve_optimizer(RULES["LARS"]) == "LARS"
     (tmp_path / "own_mixture.py").write_text(

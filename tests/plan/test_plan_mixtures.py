@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("click")
+pytest.importorskip("torch")
+
 from thalweg.cli import run
 from thalweg.errors import CommandError
 from thalweg.plan import Plan, plan
 from thalweg.plan.models import BUILTIN, Model, Tensor, builtin
 from thalweg.plan.optimizers import Option, assign, stand_in
-
-pytest.importorskip("torch")
 
 #: A small model of blocks, with an embedding and a head.
 TENSORS = (

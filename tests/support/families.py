@@ -6,8 +6,10 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-from torch import nn
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
 
 #: Sizes that tell what is what: no two that mean different things are equal.
 TEXT: dict[str, Any] = dict(

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from tolerances import WORLD, WORLD_TRAINED
-from torch.distributed.fsdp import fully_shard
 from world_layouts import layout as laid_out
 from world_layouts import mesh, ranks, torch, whole
 from world_steps import LR, TYPICAL, Run, in_one_process, odd_memory, stepped, unequal
@@ -62,7 +61,7 @@ def engine_told_of_fsdp2(rule: str) -> tuple[str, bool]:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3)).double()
         if sharded:
-            fully_shard(model, mesh=mesh(ranks()))
+            torch.distributed.fsdp.fully_shard(model, mesh=mesh(ranks()))
         optimizer = getattr(thalweg.torch, rule)(model.named_parameters(), lr=LR[rule], **TYPICAL[rule])
         for step in range(4):
             optimizer.zero_grad()

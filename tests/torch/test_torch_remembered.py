@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from side_by_side import needs_core
 from tolerances import FUSED
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("hypothesis")
 
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 from side_by_side_torch import agree  # noqa: E402
 from world import world  # noqa: E402
 from world_repeated import engine_told, engine_told_of_fsdp2  # noqa: E402
