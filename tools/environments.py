@@ -24,7 +24,7 @@ ENVIRONMENTS = {
     "jax": (["jax"], ["torch"], ["tests"]),
     "cli": (
         ["cli"],
-        ["torch", "jax", "ml_dtypes", "safetensors"],
+        ["torch", "jax", "ml_dtypes"],
         ["tests/race", "tests/plan", "tests/bench", "tests/show"],
     ),
 }
