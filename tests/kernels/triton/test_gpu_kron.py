@@ -89,6 +89,25 @@ def test_a_step_like_the_last_is_not_sorted_again(monkeypatch: pytest.MonkeyPatc
     assert {float(state["step"]) for state in optimizer.state.values()} == {3.0}
 
 
+def test_sets_of_gradients_that_take_turns_follow_gradients_each_by_itself() -> None:
+    """Two remembered steps share the tables of a matrix, and gradients that stay where the other step met them."""
+    shapes = {"matrix": (6, 5), "vector": (7,)}
+    first, second = gradients(2, shapes=shapes)
+    results = []
+    for engine in ("auto", "reference"):
+        named = parameters(shapes=shapes)
+        optimizer, (matrix, vector) = kron(named, engine), (p for _, p in named)
+        matrix.grad, vector.grad = first["matrix"].clone(), first["vector"].clone()
+        optimizer.step()
+        matrix.grad, vector.grad = second["matrix"].clone(), None
+        optimizer.step()
+        vector.grad = second["vector"].clone()  # and that of the matrix is left where it is
+        optimizer.step()
+        results.append([p.detach().clone() for _, p in named])
+    for found, wanted in zip(*results, strict=True):
+        assert (found - wanted).abs().max().item() <= TOLERANCE * wanted.abs().max().item()
+
+
 def test_what_it_does_not_serve_runs_otherwise() -> None:
     named, steps = parameters(shapes={"a": (6, 5)}), gradients(1, shapes={"a": (6, 5)})
     optimizer = kron(named, "auto", geometry="eq")

@@ -126,7 +126,8 @@ class Batch:
         places = list(map(Tensor.data_ptr, grads))
         # a graph carries its own copy along, which its replays leave in the table
         copies = self.gradient_uploads
-        if places == self.grad_places and not copies.captured and not copies.is_capturing():
+        # several remembered steps may share a batch, and each has a table of its own to keep up to date
+        if moving is None and places == self.grad_places and not copies.captured and not copies.is_capturing():
             return
         self.grad_places = places
         step = self.size // self.slices * grads[0].element_size()

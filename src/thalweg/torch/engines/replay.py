@@ -52,8 +52,10 @@ class Moving:
         self.known = [(0.0, 0.0)] * rates
 
     def note(self, table: Any, addresses: Sequence[int]) -> None:
-        self.host[self.places[id(table)]] = array("q", addresses)
-        self.has_news = True
+        place, found = self.places[id(table)], array("q", addresses)
+        if self.host[place] != found:
+            self.host[place] = found
+            self.has_news = True
 
     def rate(self, place: int, lr: float | None, lr_scale: float) -> tuple[Tensor | None, Tensor]:
         """Where the device finds a rate and what multiplies it."""
