@@ -1,5 +1,5 @@
 # make race: all optimizers on handwritten digits, with a table, pictures and a report.
-# make test: what a change can break, in about nine minutes on two cores. make test-fast: most of it, in two.
+# make test: what a change can break, in about twenty minutes on two cores. make test-fast: most of it, in a few.
 # make docs: the docs as a site, in build/site. make fuzz: files that lie, for five minutes.
 # make test-all: every combination and every environment. make release-checks: that, and all about the released package.
 # Each target installs what it needs into .venv; a second call finds it there.
@@ -7,7 +7,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
-# Most of what tests install is never imported: what is, Python compiles when it is.
+# Most of what is installed is never imported: what is, Python compiles when it is.
 UNCOMPILED := --no-compile
 
 # The native core is built with the package. Without a compiler the package installs without it; with one, what does
@@ -18,7 +18,8 @@ EDITABLE := $(PIP) $(if $(shell command -v $(CXX)),--config-settings wheel.cmake
 
 .PHONY: race test test-fast test-all test-environments test-integrations wheel wheels sanitize release-checks docs fuzz format clean
 
-race: .venv/ready-to-race
+# What is installed for tests serves the race too. Else a core of few options is built, for this machine alone.
+race: $(if $(wildcard .venv/ready-to-test),.venv/ready-to-test,.venv/ready-to-race)
 	$(BIN)/thalweg race
 
 test: .venv/ready-to-test
@@ -82,7 +83,7 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/ready-to-race: .venv/bin/python pyproject.toml constraints.txt $(NATIVE)
-	$(EDITABLE) ".[cli]"
+	THALWEG_QUICK=1 $(EDITABLE) ".[cli]" $(UNCOMPILED)
 	touch $@
 
 .venv/ready-to-test: .venv/bin/python pyproject.toml constraints.txt tests/peers.txt tests/peers-need.txt $(NATIVE)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from thalweg.bench.bandwidth import torch_yardstick
-from thalweg.bench.quiet import undisturbed
+from thalweg.bench.quiet import run_undisturbed
 from thalweg.show.devices import Device
 
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if not header:
                 header = ["threads", "MiB", *measures]
                 sys.stdout.write(f"| {' | '.join(header)} |\n{'|---' * len(header)}|\n")
-            passes, _ = undisturbed(
+            passes, _ = run_undisturbed(
                 lambda measures=measures: [each() / 1e9 for each in measures.values()], given.repeats
             )
             kinds = zip(*(each.result for each in passes), strict=True)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thalweg.show.published import hollow_timm, installed
+from thalweg.show.published import hollow_timm, is_installed
 
 WIDTH = 512
 IN_A_ROW = 10
@@ -45,8 +45,8 @@ def optimizers() -> dict[str, Callable[[Any], Any]]:
         "torch AdamW(fused=True)": peer("torch.optim", "AdamW", fused=True),
         "torch AdamW(foreach=True)": peer("torch.optim", "AdamW", foreach=True),
     }
-    if installed("timm"):
-        if not installed("torchvision"):
+    if is_installed("timm"):
+        if not is_installed("torchvision"):
             hollow_timm()
         found["timm Lamb"] = peer("timm.optim.lamb", "Lamb", max_grad_norm=None)
     return found

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
 import thalweg.torch
-from benchmarks.training.asked import names
-from benchmarks.training.protocol import Records, Run
-from benchmarks.training.run import Trainer, identity_of, say, settings_of
-from benchmarks.training.tasks import Block, Task, begin, images
+from benchmarks.training.draw import Field, load_fields, read_curve
+from benchmarks.training.tasks import Block, SuiteTask, begin, draw_numbers, images
+from thalweg.errors import CommandError
+from thalweg.race.contest import race
+from thalweg.race.contestants import Contestant
+from thalweg.race.run import Record
 from thalweg.race.tasks.text import standard_library
+from thalweg.race.terminal import progress_bars
+from thalweg.show.arguments import split_words
+from thalweg.show.console import aside
 
 #: By name: the dtype of the weights, and options of the optimizer.
 CONTESTANTS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
@@ -73,126 +79,131 @@ class ByteGPT(nn.Module):
         return logits
 
 
-def text(device: str, size: Size, steps: int) -> Task:
+def make_text(size: Size, steps: int) -> SuiteTask:
     everything = standard_library(TEXT_BYTES)
     tenth = len(everything) // 10
     parts = dict(zip(("train", "validation", "test"), everything.tensor_split([-2 * tenth, -tenth]), strict=True))
-    data = {part: found.to(device) for part, found in parts.items()}
-    window = torch.arange(size.context + 1, device=device)
+
+    data = {**parts, "window": torch.arange(size.context + 1)}
 
     def loss_at(model: nn.Module, part: str, starts: Tensor) -> Tensor:
-        tokens = data[part][starts[:, None] + window].long()
+        tokens = data[part][starts[:, None] + data["window"]].long()
         weights = {name: p.float() for name, p in model.named_parameters()}  # so that all but their rounding is alike
         logits = functional_call(model, weights, (tokens[:, :-1],))
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
     def score(model: nn.Module, part: str, quick: bool) -> float:
-        starts = torch.linspace(0, len(data[part]) - size.context - 2, 512, device=device).long()
+        starts = torch.linspace(0, len(data[part]) - size.context - 2, 512, device=data[part].device).long()
         return torch.stack([loss_at(model, part, some) for some in starts.split(128)]).mean().item()
 
-    return Task(
+    return SuiteTask(
         name="text",
+        title="text",
         about=f"nats a byte on unseen files of Python source; {size.layers} layers of width {size.width}",
         steps=steps,
         batch_size=size.batch,
-        choices=len(data["train"]) - size.context - 1,
-        epochs=False,
-        model=lambda: begin(ByteGPT(size), size.layers),
+        loss_name="validation loss",
+        score_name="test loss",
+        best_score="least",
+        model=lambda seed: begin(ByteGPT(size), size.layers),
+        batches=lambda seed, batch: draw_numbers(len(parts["train"]) - size.context - 1, seed, batch),
         loss=lambda model, chosen: loss_at(model, "train", chosen),
+        evaluate=lambda model: score(model, "validation", False),
         score=score,
-        higher_is_better=False,
-        clip=1.0,
+        data=data,
+        captures=False,  # weights have different dtypes, so that each contestant trains a model of its own
+        max_grad_norm=1.0,
         decay=0.1,
         fingerprint=hashlib.sha256(everything.numpy().tobytes()).hexdigest()[:12],
     )
 
 
-def entered(task: str) -> list[str]:
+def make_lamb(dtype: torch.dtype, model: nn.Module, *, lr: float, **options: Any) -> Optimizer:
+    """LAMB, once the weights have their dtype."""
+    return thalweg.torch.LAMB(model.to(dtype).named_parameters(), lr=lr, overrides="standard", **options)
+
+
+def enter(task: SuiteTask) -> Iterator[Contestant]:
     """Those who take part: weights of a convnet, which batch norm scales, stay in float32."""
-    return [name for name, (dtype, _) in CONTESTANTS.items() if task == "text" or dtype == torch.float32]
+    for name, (dtype, options) in CONTESTANTS.items():
+        if task.name == "text" or dtype == torch.float32:
+            given = {**options, "weight_decay": task.decay}
+            yield Contestant(name=name, rule=name, kind="mixture", make=partial(make_lamb, dtype), options=given)
 
 
-def train_all(own: Task, records: Records, trainers: Mapping[torch.dtype, Trainer], seeds: int) -> None:
-    """Run what is not recorded yet."""
-    for seed in range(seeds):
-        for lr in RATES[own.name]:
-            for name in entered(own.name):
-                dtype, options = CONTESTANTS[name]
-                trainer = trainers[dtype]
-                settings = {"lr": lr, "weight_decay": own.decay, "overrides": "standard", **options}
-                optimizer = thalweg.torch.LAMB(trainer.model.named_parameters(), **settings)
-                told = settings_of([optimizer])
-                if any((run["lr"], run["seed"]) == (lr, seed) for run in records.of(name, told)):
-                    continue
-                trainer.begin(seed)
-                run = {"contestant": name, "lr": lr, "seed": seed, "settings": told, "alone": True}
-                run |= trainer.run([optimizer], seed, own.steps)
-                records.add(run)
-                say(f"{own.name}, {name}, lr {lr:g}, seed {seed}: test {run['test']}, {run['ms']:.2f} ms a step")
+def train_all(task: SuiteTask, device: str, folder: Path, seeds: int) -> None:
+    """Run what is not recorded yet: every rate with every seed."""
+    contestants, rates = list(enter(task)), {"": RATES[task.name]}
+    ready = race(task, optimizers=contestants, rates=rates, seeds=seeds, full=True, device=device, folder=folder)
+    with progress_bars(aside(), ready) as (on_measure, on_run):
+        ready.run(on_measure, on_run)
 
 
-def by_name(record: Mapping[str, Any], lr: float) -> Iterator[tuple[str, list[Run]]]:
+def list_records(field: Field, lr: float) -> Iterator[tuple[str, list[Record]]]:
     for name in CONTESTANTS:
-        if runs := [run for run in record["runs"] if run["contestant"] == name and run["lr"] == lr]:
-            yield name, runs
+        if found := [each for each in field.records if (each.run.contestant, each.run.lr) == (name, lr)]:
+            yield name, found
 
 
-def rates_of(record: Mapping[str, Any]) -> list[float]:
-    return list(dict.fromkeys(run["lr"] for run in record["runs"]))
+def list_rates(field: Field) -> list[float]:
+    return list(dict.fromkeys(record.run.lr for record in field.records))
 
 
-def table(record: Mapping[str, Any]) -> str:
+def write_table(field: Field) -> str:
     """At each rate the mean of the seeds on test data, and each of them."""
-    rates = rates_of(record)
-    about = f"{record['about']}; {record['parameters']:,} parameters, {record['steps']} steps of {record['batch_size']}"
+    rates, parameters = list_rates(field), field.records[0].result.parameters
+    course = field.course
+    about = f"{course.about}; {parameters:,} parameters, {course.steps} steps of {course.batch_size}"
+    device = field.where["machine"].get("gpu", "cpu")
     lines = [
-        f"## {record['task']}\n\n{about[0].upper()}{about[1:]}; {record['device']}, torch {record['torch']}.\n",
+        f"## {course.title}\n\n{about[0].upper()}{about[1:]}; {device}, torch {field.where['versions']['torch']}.\n",
         f"| | bytes a parameter, weights and state | {' | '.join(f'lr {lr:g}' for lr in rates)} |",
         "|---|---:" + "|---" * len(rates) + "|",
     ]
     cells: dict[str, list[str]] = {}
     size = {}
     for lr in rates:
-        for name, runs in by_name(record, lr):
-            tests = [run["test"] for run in runs]
+        for name, records in list_records(field, lr):
+            scores = [(record.result.score or [None])[-1] for record in records]
+            tests = [None if score is None else field.read_score(score) for score in scores]
             known = [test for test in tests if test is not None]
             mean = f"**{statistics.mean(known):.4g}**" if len(known) == len(tests) else "diverged"
-            shown = ", ".join("-" if test is None else f"{test:.4g}" for test in tests)
-            cells.setdefault(name, []).append(f"{mean} ({shown})")
-            size[name] = CONTESTANTS[name][0].itemsize + runs[0]["state_bytes"] / record["parameters"]
+            every = ", ".join("-" if test is None else f"{test:.4g}" for test in tests)
+            cells.setdefault(name, []).append(f"{mean} ({every})")
+            size[name] = CONTESTANTS[name][0].itemsize + records[0].result.state_bytes / parameters
     lines += [f"| {name} | {size[name]:.2f} | {' | '.join(row)} |" for name, row in cells.items()]
     return "\n".join([*lines, ""])
 
 
-def draw(records: Sequence[Mapping[str, Any]], path: Path) -> None:
+def draw(fields: Sequence[Field], path: Path) -> None:
     """A panel for each task and rate: validation on the way, the mean of the seeds in a band of all of them."""
     from thalweg.show.pictures import figure, quieten, save
 
-    panels = [(record, lr) for record in records for lr in rates_of(record)]
+    panels = [(field, lr) for field in fields for lr in list_rates(field)]
     picture = figure(5 * len(panels), 4.2)
-    for axes, (record, lr) in zip(picture.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    for axes, (field, lr) in zip(picture.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         quieten(axes)
         late = []
-        for name, runs in by_name(record, lr):
-            moments = list(zip(*(run["curve"] for run in runs), strict=False))
+        for name, records in list_records(field, lr):
+            moments = list(zip(*map(read_curve, records), strict=False))
             steps = [moment[0][0] for moment in moments]
-            scores = [[score for _, score in moment] for moment in moments]
+            scores = [[field.read_loss(loss) for _, loss in moment] for moment in moments]
             (line,) = axes.plot(steps, [statistics.mean(seen) for seen in scores], label=name)
             axes.fill_between(steps, [*map(min, scores)], [*map(max, scores)], alpha=0.15, color=line.get_color())
             late += [score for seen in scores[len(scores) // 3 :] for score in seen]
         room = (max(late) - min(late)) / 20
-        axes.set(xlabel="step", ylim=(min(late) - room, max(late) + room), title=f"{record['task']}, lr {lr:g}")
-        axes.set_ylabel(f"validation: {record['about'].split(';')[0]}")
+        axes.set(xlabel="step", ylim=(min(late) - room, max(late) + room), title=f"{field.course.title}, lr {lr:g}")
+        axes.set_ylabel(f"validation: {field.course.about.split(';')[0]}")
         axes.legend(fontsize=7, frameon=False)
     save(picture, path.parent, path.stem, ["svg"])
 
 
-def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tasks", type=names, default=["text"], help="text, convnet or both (default: text)")
+    parser.add_argument("--tasks", default="text", help="text, convnet or both (default: text)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--data", type=Path, help="folder of the four files of Fashion-MNIST, for the convnet")
-    parser.add_argument("--records", type=Path, required=True, help="folder where runs are recorded, a file a task")
+    parser.add_argument("--records", type=Path, required=True, help="folder where runs are recorded, a folder a task")
     parser.add_argument("--draw", type=Path, help="draw the recorded runs into this SVG file, and run nothing")
     parser.add_argument("--seeds", type=int, default=3, help="first weights and batches (default: %(default)s)")
     parser.add_argument("--steps", type=int, help="default: 1000 of the GPT, eight epochs of the convnet")
@@ -201,6 +212,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--batch", type=int, default=32, help="of the GPT (default: %(default)s)")
     given = parser.parse_args(arguments)
+    given.tasks = split_words(given.tasks, "--tasks")
     if unknown := set(given.tasks) - set(RATES):
         parser.error(f"--tasks must be among {', '.join(RATES)}, got {', '.join(sorted(unknown))}")
     if "convnet" in given.tasks and given.data is None and given.draw is None:
@@ -209,27 +221,22 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    given = parsed(arguments)
-    for name in [] if given.draw else given.tasks:
-        if name == "text":
-            size = Size(given.width, given.layers, given.context, given.batch)
-            own = text(given.device, size, given.steps or 1000)
-        else:
-            own = replace(images(given.device, given.data, "fashion", CONVNET_BATCH), name=name)
-            own.steps = given.steps or own.steps
-        dtypes = {CONTESTANTS[each][0] for each in entered(name)}
-        trainers = {dtype: Trainer(in_dtype(own, dtype), given.device) for dtype in dtypes}
-        records = Records(given.records / f"{name}.json", identity_of(own, trainers[torch.float32], given.device))
-        records.load(records.path)
-        train_all(own, records, trainers, given.seeds)
-    found = [json.loads(path.read_text()) for path in sorted(given.records.glob("*.json"), reverse=True)]
+    given = parse(arguments)
+    try:
+        for name in [] if given.draw else given.tasks:
+            if name == "text":
+                size = Size(given.width, given.layers, given.context, given.batch)
+                task = make_text(size, given.steps or 1000)
+            else:
+                task = replace(images(given.data, "fashion", CONVNET_BATCH), name=name, title=name)
+                task = replace(task, steps=given.steps or task.steps)
+            train_all(task, given.device, given.records / name, given.seeds)
+        found = sorted(load_fields(given.records).values(), key=lambda field: field.course.title, reverse=True)
+    except CommandError as error:
+        raise SystemExit(str(error)) from None
     if given.draw:
         draw(found, given.draw)
-    sys.stdout.write("\n".join(map(table, found)))
-
-
-def in_dtype(own: Task, dtype: torch.dtype) -> Task:
-    return replace(own, model=lambda: own.model().to(dtype))
+    sys.stdout.write("\n".join(map(write_table, found)))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from thalweg.bench.quiet import undisturbed
+from thalweg.bench.quiet import run_undisturbed
 
 WIDTH, LAYERS, VOCABULARY, CONTEXT, BATCH = 256, 8, 1024, 16, 2
 #: Iterations one after the other before the next contestant's turn; the first of them is not counted.
@@ -100,7 +100,7 @@ def train(turns: int, engine: str) -> dict[str, Any]:
 
     for _ in range(2):
         everyone()
-    rounds, _ = undisturbed(everyone, turns)
+    rounds, _ = run_undisturbed(everyone, turns)
     took = [[one for each in rounds for one in each.result[index]] for index in range(len(found))]
     rows = [
         {

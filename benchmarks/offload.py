@@ -29,7 +29,7 @@ import thalweg.torch
 from thalweg.bench.workload import Workload
 from thalweg.plan.sources import resolve
 from thalweg.show.devices import Device
-from thalweg.torch.offload.lanes import CudaLanes
+from thalweg.torch.offload.lanes import Lanes
 
 RULES = "LAMB,AdamW"
 WAYS: Mapping[str, Mapping[str, Any]] = {
@@ -58,7 +58,7 @@ def seconds(work: Callable[[], Any], times: int = 1) -> float:
 
 def bus(size: int = 2**28) -> tuple[float, float, float]:
     """Bytes a second to the GPU, from it, and each way while both are under way."""
-    lanes = CudaLanes(torch.device("cuda", torch.cuda.current_device()))
+    lanes = Lanes(torch.device("cuda", torch.cuda.current_device()))
     host, other = (torch.frombuffer(lanes.on_host(size), dtype=torch.uint8) for _ in range(2))
     room, beside = (lanes.on_device(size) for _ in range(2))
 

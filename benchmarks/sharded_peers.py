@@ -28,7 +28,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
-from thalweg.show.published import hollow_timm, installed
+from thalweg.show.published import hollow_timm, is_installed
 
 MODELS = {
     "even": [(64, 32), (64,), (32, 64), (32,), (16, 8, 3, 3), (16,), (130, 140), (140, 2)],
@@ -54,7 +54,7 @@ class Peer:
         return f"{self.package} {self.name}" + (f"({told})" if told else "")
 
     def build(self, params: Any) -> Any:
-        if self.package == "timm" and not installed("torchvision"):
+        if self.package == "timm" and not is_installed("torchvision"):
             hollow_timm()
         return getattr(importlib.import_module(self.module), self.name)(params, **self.options)
 
@@ -303,7 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     # nobody compiles: what is compared is arithmetic and messages
     os.environ.update(TORCHDYNAMO_DISABLE="1", GLOO_SOCKET_IFNAME="lo")
-    chosen = [peer for peer in PEERS if installed(peer.package) and given.only.lower() in peer.title.lower()]
+    chosen = [peer for peer in PEERS if is_installed(peer.package) and given.only.lower() in peer.title.lower()]
     packages = sorted({peer.package for peer in chosen} | {"torch"})
     versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
     say(f"{date.today()}. python {platform.python_version()}, {versions}; 2 gloo ranks, float32.\n")

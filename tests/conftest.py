@@ -7,9 +7,6 @@ import importlib.util
 import os
 from pathlib import Path
 
-import pytest
-from lanes import mark_again, mark_nightly
-
 # tests that compare float64 need jax to have it, before jax is imported anywhere
 os.environ.setdefault("JAX_ENABLE_X64", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -32,7 +29,7 @@ collect_ignore_glob = []
 if importlib.util.find_spec("optax") is None:
     collect_ignore_glob += ["optax/*.py", "support/*jax*.py", "support/optax_runs.py"]
 if importlib.util.find_spec("torch") is None:
-    collect_ignore_glob += ["support/check_faulty*.py", "support/simulated_lanes.py"]
+    collect_ignore_glob += ["support/check_faulty*.py", "support/mixed.py", "support/simulated_lanes.py"]
     collect_ignore_glob += ["support/world_accelerate.py", "support/world_deepspeed.py"]
 if importlib.util.find_spec("hypothesis") is None:
     collect_ignore_glob += ["support/hostile_files.py", "test_hostile_files.py"]
@@ -46,13 +43,3 @@ def pytest_collection_finish() -> None:
     """What is there before the first test stays: no test that collects garbage has to look through it."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.hookimpl(tryfirst=True)  # before -m is heeded
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if "browser" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.nightly)
-    mark_nightly(items)
-    if "again" in config.getoption("-m"):
-        mark_again(items)

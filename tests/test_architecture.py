@@ -20,6 +20,7 @@ def loaded_by(code: str) -> set[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "frameworks"),
     [

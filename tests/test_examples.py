@@ -90,7 +90,7 @@ def on_two_ranks(example: str, *arguments: str) -> dict[int, float]:
     return losses_in(told[0][0])
 
 
-@pytest.mark.world
+@pytest.mark.slow
 @pytest.mark.nightly
 def test_fsdp2_and_tensor_parallelism_are_one_training(tmp_path: Path) -> None:
     arguments = ("--optimizer", "Adafactor", "--steps", "5")
@@ -100,7 +100,7 @@ def test_fsdp2_and_tensor_parallelism_are_one_training(tmp_path: Path) -> None:
     assert sharded == pytest.approx(on_two_ranks("tensor_parallel.py", *arguments), abs=PRINTED)
 
 
-@pytest.mark.world
+@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize(("ranks", "optimizer"), [(2, "LARS"), (4, "Kron")])
 def test_tensor_parallelism_equals_one_rank(ranks: int, optimizer: str) -> None:
@@ -110,7 +110,7 @@ def test_tensor_parallelism_equals_one_rank(ranks: int, optimizer: str) -> None:
     assert parallel == pytest.approx(by_torchrun(1, "fsdp2.py", *arguments), abs=PRINTED)
 
 
-@pytest.mark.world
+@pytest.mark.slow
 @pytest.mark.nightly
 def test_resume_on_another_number_of_ranks(tmp_path: Path) -> None:
     def trained(ranks: int, folder: str, stop: int) -> dict[int, float]:

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lanes import by_turns
 from tolerances import FLOAT64
 
 import thalweg.numpy
 from thalweg.errors import StateError
-from thalweg.exchange import exchanged
+from thalweg.exchange import pack_state
 from thalweg.rules import LAMB
 
 SHAPES = {"layers.0.w": (20, 30), "layers.0.b": (7,), "layers.1.b": (7,), "conv": (3, 4, 5), "scale": ()}
@@ -129,7 +130,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.in_turn
+@by_turns()
 @pytest.mark.slow
 @pytest.mark.parametrize(("here", "there"), PAIRS, ids=[f"{here} to {there}" for here, there in PAIRS])
 @pytest.mark.parametrize("case", CASES)
@@ -183,10 +184,10 @@ def test_what_does_not_fit_is_refused_by_name(front_end: str) -> None:
     if front_end == "numpy":  # which knows its parameters only when they come
         return
     with pytest.raises(StateError, match="'other' that is not here"):
-        make("LAMB", drawn(0), exchanged(LAMB, {**good["state"], "other": good["state"]["scale"]}))
+        make("LAMB", drawn(0), pack_state(LAMB, {**good["state"], "other": good["state"]["scale"]}))
     wrong = {**good["state"], "conv": {**good["state"]["conv"], "exp_avg": np.zeros((2, 2))}}
     with pytest.raises(StateError, match="the state of 'conv' does not fit"):
-        make("LAMB", drawn(0), exchanged(LAMB, wrong))
+        make("LAMB", drawn(0), pack_state(LAMB, wrong))
 
 
 def test_jax_refuses_different_step_counts_and_missing_parameters() -> None:
@@ -196,9 +197,9 @@ def test_jax_refuses_different_step_counts_and_missing_parameters() -> None:
     good = first.exported()["state"]
     late = {**good, "conv": {**good["conv"], "step": np.array(7)}}
     with pytest.raises(StateError, match=r"different numbers of steps, \[1, 7\]"):
-        InJax("LAMB", drawn(0), exchanged(LAMB, late))
+        InJax("LAMB", drawn(0), pack_state(LAMB, late))
     with pytest.raises(StateError, match="no entry for parameter 'scale'"):
-        InJax("LAMB", drawn(0), exchanged(LAMB, {name: s for name, s in good.items() if name != "scale"}))
+        InJax("LAMB", drawn(0), pack_state(LAMB, {name: s for name, s in good.items() if name != "scale"}))
 
 
 def test_sixteen_bits_survive() -> None:

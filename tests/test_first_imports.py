@@ -23,6 +23,7 @@ def answer(code: str) -> str:
     return (ended.stdout + ended.stderr).strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_an_optimizer_asked_of_the_package_is_told_where_it_is(name: str) -> None:
     for code, kind in ((f"from thalweg import {name}", "ImportError"), (f"thalweg.{name}", "AttributeError")):

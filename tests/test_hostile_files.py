@@ -70,6 +70,7 @@ def test_a_small_state_takes_little(tmp_path: Path) -> None:
             kind.read(tmp_path / kind.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, *STATES])
 def test_what_is_whole_is_read_and_no_lie_gets_an_exception_of_another_kind(name: str, tmp_path: Path) -> None:
     kind = kind_of(name, tmp_path)

@@ -74,6 +74,7 @@ def by_numpy(rule: type[Rule], engine: str) -> tuple[dict[str, Any], str]:
     return params, optimizer.engine
 
 
+@pytest.mark.slow
 @every
 @pytest.mark.parametrize("engine", ["reference", "foreach", "auto"])
 def test_torch(rule: type[Rule], engine: str) -> None:

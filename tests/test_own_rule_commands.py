@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lanes import one_in
+from lanes import by_turns, one_in
 from own_rules import Signed, every
 
 import thalweg.numpy
@@ -21,7 +21,7 @@ from thalweg.plan import plan
 from thalweg.plan.models import Model, Tensor
 from thalweg.race import ArrayTask, ModelTask, race
 from thalweg.show.palette import COLOURS, RIVALS, colour_of
-from thalweg.show.registered import named
+from thalweg.show.registered import name_rule
 
 MODEL = Model("small", "", (Tensor("w", (60, 40)), Tensor("b", (40,))))
 ELEMENTS = MODEL.parameters
@@ -45,7 +45,7 @@ def test_plans_of_shards(rule: type[Rule]) -> None:
     assert cost.share.state_bytes == 4 * (30 * 40 + 20) + 4 * 2
 
 
-@pytest.mark.in_turn
+@by_turns()
 @pytest.mark.parametrize("front_end", ["torch", "numpy"])
 @every
 def test_its_peak_is_measured(rule: type[Rule], front_end: str) -> None:
@@ -88,7 +88,7 @@ def parabola() -> ArrayTask:
 def test_a_race_in_numpy(rule: type[Rule]) -> None:
     summary = race(parabola(), optimizers=[rule, "LAMB"], seeds=1).run().summary
     looks = {who["name"]: who for who in summary["contestants"]}
-    name = named(rule)  # with its module, if another of its name was met before
+    name = name_rule(rule)  # with its module, if another of its name was met before
     assert looks[name]["colour"] == colour_of(name)
     assert looks[name]["colour"] not in (*COLOURS.values(), *RIVALS)
     (course,) = summary["courses"]

@@ -259,6 +259,7 @@ def test_a_dataclass_that_is_not_frozen_is_refused_by_python() -> None:
         dataclass(kw_only=True)(type("Mine", (Fine,), {}))
 
 
+@pytest.mark.slow
 def test_what_is_fine_is_let_through_once_for_each_structure() -> None:
     p = np.ones((2, 3))
     optimizer = thalweg.numpy.optimizer(Fine)(lambda t: 0.1 / t, beta=lambda t: 0.9 - 0.1 / t)

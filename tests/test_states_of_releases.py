@@ -85,6 +85,7 @@ def test_torch_goes_on(path: Path, form: str) -> None:
     check_after(path, {name: p.detach().numpy() for name, p in params.items()})
 
 
+@pytest.mark.slow
 @saved
 def test_optax_goes_on(path: Path) -> None:
     jax = pytest.importorskip("jax")

@@ -147,6 +147,18 @@ def listed(names: list[str]) -> list[str]:
     return ["__all__: list[str] = [", *(f'    "{name}",' for name in names), "]"]
 
 
+#: Classes that ``thalweg.integrations.keras`` makes at run time, as type checkers read them there.
+KERAS = re.compile(r"(?<=^if TYPE_CHECKING:\n\n)(    class \w+\(Optimizer\): \.\.\.\n\n)+", re.MULTILINE)
+
+
+def keras_classes() -> str:
+    """The adapter for Keras, with a class for every rule."""
+    text = (PACKAGE / "integrations" / "keras.py").read_text(encoding="utf-8")
+    made, count = KERAS.subn("".join(f"    class {name}(Optimizer): ...\n\n" for name in RULES), text)
+    assert count == 1, "integrations/keras.py has no classes for type checkers"
+    return made
+
+
 COMMON = [
     "from thalweg.dtypes import Name as DType",
     "from thalweg.dtypes import StateName as StateDType",
@@ -174,12 +186,11 @@ FILES: dict[str, Callable[[], str]] = {
             *COMMON,
             *SCHEDULES,
             "from thalweg.torch.base import Optimizer",
-            "from thalweg.torch.params.grouped import Params",
-            "from thalweg.torch.params.groups import EngineName",
-            "from thalweg.torch.params.rates import Rate",
+            "from thalweg.torch.params.groups import EngineName, Params, Rate",
         ],
     ),
     "optax/functions.pyi": functions,
+    "integrations/keras.py": keras_classes,
 }
 
 
@@ -210,12 +221,16 @@ def sentences(kind: type[Any], name: str, option: Option) -> Iterator[str]:
     if option.need is not None:
         needed = option.need.describe(kind)
         yield f"Needs {f'`{needed}`' if '=' in needed else needed}."
+    for value, (need, _) in option.requires.items():
+        yield f"`{value!r}` needs `{need.describe(kind)}`."
 
 
 def page(name: str) -> str:
-    """A page of the docs with its table as the fields have it."""
-    text = (DOCS / name).read_text(encoding="utf-8")
-    made, count = TABLE.subn(lambda found: found[1] + table(PAGES[name]), text, count=1)
+    """A page of the docs with its table as the fields have it; for a new rule, the beginning of a page."""
+    file, kind = DOCS / name, PAGES[name]
+    text = f"# {kind.__name__}\n\n{inspect.getdoc(kind)}\n\n## Options\n\n| option |\n"
+    text = file.read_text(encoding="utf-8") if file.exists() else text
+    made, count = TABLE.subn(lambda found: found[1] + table(kind), text, count=1)
     assert count == 1, f"{name} has no table under its Options"
     return made
 

@@ -1,15 +1,14 @@
-"""Who trains: thalweg's optimizers with their settings, and peers.
+"""Who trains: thalweg's optimizers with their settings, and peers, each as a function of a model and a rate.
 
-Each is a function of a model, a rate and the task's decay, which answers a list of optimizers, and the rates that its
-search begins from. What is alike: matrices decay, tensors of one axis do not, except under settings named "default",
-which are what a user gets who passes a model's parameters, a rate and a decay alone.
+What is alike: matrices decay, tensors of one axis do not, except under settings named "default", which are what a user
+gets who passes a model's parameters, a rate and a decay alone.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,20 +17,38 @@ from torch import nn
 from torch.optim import Optimizer
 
 import thalweg.torch as ours
+from benchmarks.training.tasks import SuiteTask
+from thalweg.race.contestants import Contestant
 from thalweg.show.published import hollow_timm
-from thalweg.torch.recipes import kron_adamw, muon_adamw
 from thalweg.torch.routing import HIDDEN, roles_of
 
-Make = Callable[[nn.Module, float, float], list[Optimizer]]
+Make = Callable[..., Optimizer]
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Entry:
     package: str
     make: Make
     #: The middle of the first three rates, on text and on images.
     text: float
     images: float
+    #: Its decay, divided by the task's.
+    decay: float = 1.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def enter(name: str, task: SuiteTask) -> Contestant:
+    """A contestant of the race on a task."""
+    entry = CONTESTANTS[name]
+    middle = entry.text if task.name.startswith("text") else entry.images
+    return Contestant(
+        name=name,
+        rule=name,
+        kind="mixture",
+        make=entry.make,
+        options={**entry.options, "weight_decay": entry.decay * task.decay},
+        rates=[float(f"{middle * factor:.2g}") for factor in (1 / 3, 1, 3)],
+    )
 
 
 def is_input(name: str, parameter: Any) -> bool:
@@ -39,72 +56,77 @@ def is_input(name: str, parameter: Any) -> bool:
     return name.startswith("patches.") or name == "0.weight"
 
 
-def groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """Matrices with decay, tensors of one axis without."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    return [
-        {"params": matrices, "weight_decay": decay},
+def make_own(kind: str, model: nn.Module, *, lr: float, standard: bool = True, **options: Any) -> Optimizer:
+    overrides = "standard" if standard else ()
+    made: Optimizer = getattr(ours, kind)(model.named_parameters(), lr=lr, overrides=overrides, **options)
+    return made
+
+
+def make_peer(path: str, model: nn.Module, *, lr: float, weight_decay: float, **options: Any) -> Optimizer:
+    """An optimizer of another package, by its path: matrices with decay, tensors of one axis without."""
+    if path.startswith("timm."):
+        hollow_timm()
+    module, _, name = path.rpartition(".")
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]
+    made: Optimizer = getattr(importlib.import_module(module), name)(groups, lr=lr, **options)
+    return made
 
 
-def own(kind: str, *, decay: float = 1.0, standard: bool = True, **options: Any) -> Make:
-    """An optimizer of ours. decay: times the task's."""
+class Together(Optimizer):
+    """Two optimizers of parts of a model as one."""
 
-    def make(model: nn.Module, lr: float, task_decay: float) -> list[Optimizer]:
-        settings = {
-            "lr": lr,
-            "weight_decay": decay * task_decay,
-            "overrides": "standard" if standard else (),
-            **options,
-        }
-        return [getattr(ours, kind)(model.named_parameters(), **settings)]
+    def __init__(self, *parts: Optimizer) -> None:
+        self.parts = parts
+        self.param_groups = [group for part in parts for group in part.param_groups]
+        self.defaults: dict[str, Any] = {}
 
-    return make
+    @property
+    def state(self) -> Any:
+        return {key: value for part in self.parts for key, value in part.state.items()}
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none)
 
-def peer(path: str, *, decay: float = 1.0, **options: Any) -> Make:
-    """An optimizer of another package, by its path."""
-
-    def make(model: nn.Module, lr: float, task_decay: float) -> list[Optimizer]:
-        if path.startswith("timm."):
-            hollow_timm()
-        module, _, name = path.rpartition(".")
-        return [getattr(importlib.import_module(module), name)(groups(model, decay * task_decay), lr=lr, **options)]
-
-    return make
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for part in self.parts:
+            part.step()
 
 
-def torch_muon(model: nn.Module, lr: float, decay: float, *, adamw_lr: float = 2e-3) -> list[Optimizer]:
+def make_torch_muon(model: nn.Module, *, lr: float, weight_decay: float, adamw_lr: float) -> Optimizer:
     """torch's Muon for the hidden matrices that it takes, those of two axes; torch's AdamW for all else."""
     roles = roles_of(model)
     hidden = {name for name, p in model.named_parameters() if roles[name].role == HIDDEN and p.ndim == 2}
-    rest = [(name, p) for name, p in model.named_parameters() if name not in hidden]
-    return [
-        torch.optim.Muon(
-            [p for name, p in model.named_parameters() if name in hidden],
-            lr=lr,
-            weight_decay=decay,
-            adjust_lr_fn="match_rms_adamw",
-        ),
-        torch.optim.AdamW(
-            [
-                {"params": [p for _, p in rest if p.ndim >= 2], "weight_decay": decay},
-                {"params": [p for _, p in rest if p.ndim < 2], "weight_decay": 0.0},
-            ],
-            lr=adamw_lr,
-            betas=(0.9, 0.95),
-        ),
+
+    def choose(is_hidden: bool, is_matrix: bool = True) -> Iterator[nn.Parameter]:
+        named = model.named_parameters()
+        return (p for name, p in named if (name in hidden) == is_hidden and (p.ndim >= 2) == is_matrix)
+
+    muon = torch.optim.Muon(choose(True), lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+    rest = [
+        {"params": list(choose(False)), "weight_decay": weight_decay},
+        {"params": list(choose(False, False)), "weight_decay": 0.0},
     ]
+    return Together(muon, torch.optim.AdamW(rest, lr=adamw_lr, betas=(0.9, 0.95)))
 
 
-def mixture(recipe: Callable[..., Optimizer], **options: Any) -> Make:
-    def make(model: nn.Module, lr: float, decay: float) -> list[Optimizer]:
-        return [recipe(model, lr, 2e-3, weight_decay=decay, adamw={"betas": (0.9, 0.95)}, **options)]
-
-    return make
+def own(kind: str, text: float, images: float | None = None, *, decay: float = 1.0, **options: Any) -> Entry:
+    return Entry("thalweg", partial(make_own, kind), text, text if images is None else images, decay, options)
 
 
+def peer(path: str, rate: float, *, decay: float = 1.0, **options: Any) -> Entry:
+    return Entry(path.partition(".")[0], partial(make_peer, path), rate, rate, decay, options)
+
+
+def mixture(make: Make, rate: float, package: str = "thalweg", **options: Any) -> Entry:
+    return Entry(package, make, rate, rate, options={"adamw_lr": 2e-3, **options})
+
+
+ADAMW = {"betas": (0.9, 0.95)}
+MUON: dict[str, Any] = {"muon": {"scaling": "match_rms_adamw"}, "adamw": ADAMW}
 #: Polyak momentum adds up ten steps, so that rates are a tenth, and decay is ten times as much.
 POLYAK = {"variant": "polyak", "weight_decay_mode": "decoupled"}
 NO_SCALE = {"scale_parameter": False, "relative_step": False, "weight_decay_mode": "lr", "beta2_cap": 0.999}
@@ -115,43 +137,38 @@ lamb = partial(own, "LAMB")
 lars = partial(own, "LARS", decay=0.01)
 
 CONTESTANTS = {
-    "torch AdamW": Contestant("torch", peer("torch.optim.AdamW", betas=(0.9, 0.95), fused=True), 2e-3, 2e-3),
+    "torch AdamW": peer("torch.optim.AdamW", 2e-3, fused=True, **ADAMW),
     # Kron: the default, the first default, "psgd", and steps from one to the other
-    "Kron": Contestant("thalweg", kron(), 1e-3, 1e-3),
-    "Kron psgd": Contestant("thalweg", kron(variant="psgd"), 1e-3, 1e-3),
-    "Kron polyak": Contestant("thalweg", kron(variant="polyak", standard=False, decay=0.0), 3e-4, 3e-4),
-    "Kron polyak, decoupled decay": Contestant("thalweg", kron(**POLYAK, decay=10.0), 3e-4, 3e-4),
-    "Kron, precond_lr 0.3": Contestant("thalweg", kron(precond_lr=0.3), 1e-3, 1e-3),
-    "Kron, precond_lr 1": Contestant("thalweg", kron(precond_lr=1.0), 1e-3, 1e-3),
-    "Kron, init_scale 1": Contestant("thalweg", kron(init_scale=1.0), 1e-3, 1e-3),
-    "Kron, whiten gradient": Contestant("thalweg", kron(whiten="gradient"), 2e-3, 2e-3),
-    "Kron, max_skew None": Contestant("thalweg", kron(max_skew=None), 1e-3, 1e-3),
+    "Kron": kron(1e-3),
+    "Kron psgd": kron(1e-3, variant="psgd"),
+    "Kron polyak": kron(3e-4, variant="polyak", standard=False, decay=0.0),
+    "Kron polyak, decoupled decay": kron(3e-4, **POLYAK, decay=10.0),
+    "Kron, precond_lr 0.3": kron(1e-3, precond_lr=0.3),
+    "Kron, precond_lr 1": kron(1e-3, precond_lr=1.0),
+    "Kron, init_scale 1": kron(1e-3, init_scale=1.0),
+    "Kron, whiten gradient": kron(2e-3, whiten="gradient"),
+    "Kron, max_skew None": kron(1e-3, max_skew=None),
     # LAMB and LARS: a trust ratio for tensors of one axis, or none
-    "LAMB": Contestant("thalweg", lamb(standard=False), 0.02, 0.02),
-    "LAMB paper": Contestant("thalweg", lamb(variant="paper", standard=False), 0.02, 0.02),
-    "LAMB, norms kept": Contestant("thalweg", lamb(decay=0.0, keep_norms=True), 0.02, 0.02),
-    "timm Lamb": Contestant("timm", peer("timm.optim.lamb.Lamb", max_grad_norm=None), 0.02, 0.02),
-    "LARS": Contestant("thalweg", lars(standard=False), 6.0, 6.0),
-    "LARS, exempt vectors": Contestant("thalweg", lars(standard=False, exempt="vectors"), 3.0, 3.0),
-    "timm Lars": Contestant("timm", peer("timm.optim.lars.Lars", momentum=0.9, decay=0.01), 3.0, 3.0),
+    "LAMB": lamb(0.02, standard=False),
+    "LAMB paper": lamb(0.02, variant="paper", standard=False),
+    "LAMB, norms kept": lamb(0.02, decay=0.0, keep_norms=True),
+    "timm Lamb": peer("timm.optim.lamb.Lamb", 0.02, max_grad_norm=None),
+    "LARS": lars(6.0, standard=False),
+    "LARS, exempt vectors": lars(3.0, standard=False, exempt="vectors"),
+    "timm Lars": peer("timm.optim.lars.Lars", 3.0, momentum=0.9, decay=0.01),
     # Adafactor: with a rate of the user's, near zero state first
-    "Adafactor": Contestant("thalweg", adafactor(), 0.03, 0.03),
-    "Adafactor as_adamw": Contestant("thalweg", adafactor(variant="as_adamw"), 2e-3, 1e-3),
-    "Adafactor no scale": Contestant("thalweg", adafactor(**NO_SCALE), 1e-3, 1e-3),
-    "Adafactor big_vision": Contestant("thalweg", adafactor(variant="big_vision", weight_decay_mode="lr"), 2e-3, 2e-3),
-    "torch Adafactor": Contestant("torch", peer("torch.optim.Adafactor"), 0.03, 0.03),
+    "Adafactor": adafactor(0.03),
+    "Adafactor as_adamw": adafactor(2e-3, 1e-3, variant="as_adamw"),
+    "Adafactor no scale": adafactor(1e-3, **NO_SCALE),
+    "Adafactor big_vision": adafactor(2e-3, variant="big_vision", weight_decay_mode="lr"),
+    "torch Adafactor": peer("torch.optim.Adafactor", 0.03),
     # mixtures
-    "kron_adamw": Contestant("thalweg", mixture(kron_adamw), 1e-3, 1e-3),
-    "muon_adamw": Contestant("thalweg", mixture(muon_adamw, muon={"scaling": "match_rms_adamw"}), 2e-3, 2e-3),
-    "muon_adamw, input by AdamW": Contestant(
-        "thalweg",
-        mixture(muon_adamw, muon={"scaling": "match_rms_adamw"}, other=[is_input]),
-        2e-3,
-        2e-3,
-    ),
-    "torch Muon and AdamW": Contestant("torch", torch_muon, 2e-3, 2e-3),
+    "kron_adamw": mixture(ours.kron_adamw, 1e-3, adamw=ADAMW),
+    "muon_adamw": mixture(ours.muon_adamw, 2e-3, **MUON),
+    "muon_adamw, input by AdamW": mixture(partial(ours.muon_adamw, other=[is_input]), 2e-3, **MUON),
+    "torch Muon and AdamW": mixture(make_torch_muon, 2e-3, package="torch"),
     # baselines and slow peers
-    "torch SGD": Contestant("torch", peer("torch.optim.SGD", momentum=0.9, nesterov=True, decay=0.01), 0.1, 0.1),
-    "Lion": Contestant("thalweg", own("Lion"), 3e-4, 3e-4),
-    "kron-torch": Contestant("kron_torch", peer("kron_torch.Kron"), 1e-3, 1e-3),
+    "torch SGD": peer("torch.optim.SGD", 0.1, momentum=0.9, nesterov=True, decay=0.01),
+    "Lion": own("Lion", 3e-4),
+    "kron-torch": peer("kron_torch.Kron", 1e-3),
 }

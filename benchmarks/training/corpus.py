@@ -28,15 +28,15 @@ PARTS = ("train", "validation", "test")
 Pair = tuple[int, int]
 
 
-def files() -> list[Path]:
+def list_files() -> list[Path]:
     folders = {Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib")}
     return [path for folder in folders for path in folder.rglob("*.py") if path.is_file()]
 
 
-def sources(limit: int) -> Iterator[tuple[str, bytes]]:
+def read_sources(limit: int) -> Iterator[tuple[str, bytes]]:
     """(part, content) of different files, in the order of their digests, until there are enough bytes."""
     found = {}
-    for path in files():
+    for path in list_files():
         if path.stat().st_size in SIZES:
             content = path.read_bytes()
             found[hashlib.sha256(content).digest()] = content
@@ -75,7 +75,7 @@ def learn_merges(counts: Counter[bytes], merges: int) -> list[Pair]:
             word = words[index]
             for old in pairwise(word):
                 totals[old] -= weights[index]
-            words[index] = word = merged(word, pair, new)
+            words[index] = word = merge(word, pair, new)
             for fresh in pairwise(word):
                 totals[fresh] += weights[index]
                 places[fresh].add(index)
@@ -87,7 +87,7 @@ def learn_merges(counts: Counter[bytes], merges: int) -> list[Pair]:
     return learned
 
 
-def merged(word: list[int], pair: Pair, new: int) -> list[int]:
+def merge(word: list[int], pair: Pair, new: int) -> list[int]:
     out, i = [], 0
     while i < len(word):
         if i + 1 < len(word) and (word[i], word[i + 1]) == pair:
@@ -99,20 +99,20 @@ def merged(word: list[int], pair: Pair, new: int) -> list[int]:
     return out
 
 
-def encoded(word: bytes, ranks: dict[Pair, int]) -> list[int]:
+def encode(word: bytes, ranks: dict[Pair, int]) -> list[int]:
     """A word as tokens, by the merges in the order they were learned."""
     tokens = list(word)
     while len(tokens) > 1:
         rank, pair = min((ranks.get(pair, len(ranks)), pair) for pair in pairwise(tokens))
         if rank == len(ranks):
             break
-        tokens = merged(tokens, pair, 256 + rank)
+        tokens = merge(tokens, pair, 256 + rank)
     return tokens
 
 
-def made(vocabulary: int, limit: int) -> dict[str, NDArray[np.uint16]]:
+def make_tokens(vocabulary: int, limit: int) -> dict[str, NDArray[np.uint16]]:
     texts = {part: bytearray() for part in PARTS}
-    for part, content in sources(limit):
+    for part, content in read_sources(limit):
         texts[part] += content + b"\n"
     counts = Counter(WORDS.findall(bytes(texts["train"][:SAMPLE_BYTES])))
     merges = learn_merges(counts, vocabulary - 256)
@@ -122,19 +122,19 @@ def made(vocabulary: int, limit: int) -> dict[str, NDArray[np.uint16]]:
     for part, text in texts.items():
         words = WORDS.findall(bytes(text))
         for word in set(words) - known.keys():
-            known[word] = np.array(encoded(word, ranks), np.uint16)
+            known[word] = np.array(encode(word, ranks), np.uint16)
         tokens[part] = np.concatenate([known[word] for word in words])
     return tokens
 
 
-def tokens(vocabulary: int, limit: int = TEXT_BYTES) -> tuple[dict[str, NDArray[np.uint16]], str]:
+def load_tokens(vocabulary: int, limit: int = TEXT_BYTES) -> tuple[dict[str, NDArray[np.uint16]], str]:
     """The tokens of each part, and a digest that other sources would change. Kept for the next time."""
-    listed = hashlib.sha256(repr((vocabulary, limit, sorted(map(str, files())))).encode()).hexdigest()[:12]
+    listed = hashlib.sha256(repr((vocabulary, limit, sorted(map(str, list_files())))).encode()).hexdigest()[:12]
     kept = Path(tempfile.gettempdir()) / f"thalweg-corpus-{listed}.npz"
     if kept.is_file():
         with np.load(kept) as arrays:
             found = {part: arrays[part] for part in PARTS}
     else:
-        found = made(vocabulary, limit)
+        found = make_tokens(vocabulary, limit)
         np.savez(kept, **found)
     return found, hashlib.sha256(b"".join(found[part].tobytes() for part in PARTS)).hexdigest()[:12]

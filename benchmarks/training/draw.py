@@ -3,7 +3,7 @@
     python -m benchmarks.training.draw
 
 Writes results.md beside the records, and a picture of every task into docs/images if matplotlib is installed. Runs
-nothing: the same records give the same files.
+nothing: the same records give the same files. ``thalweg race --redraw --out FOLDER`` draws one task's folder as a race.
 """
 
 from __future__ import annotations
@@ -12,11 +12,17 @@ import argparse
 import importlib.util
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.training.protocol import TASKS, Result, half_range, read, results, score_at, steps_to
+from benchmarks.training.tasks import TASKS
 from thalweg.errors import CommandError
+from thalweg.race.contest import PROGRAMME, RECORDS
+from thalweg.race.programme import Course, Programme
+from thalweg.race.records import Book
+from thalweg.race.run import Record
+from thalweg.race.summary import course_summary
 
 ROOT = Path(__file__).resolve().parents[2]
 BASELINE = "torch AdamW"
@@ -27,56 +33,117 @@ HEAD = (
     "| optimizer | lr | rates tried | test | validation when {0}'s time is over | to {0}'s end | ms a step | state |\n"
     "|---|---|---|---|---|---|---|---|"
 )
+Curve = Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A contestant at the rate that the race chooses, seed by seed."""
+
+    contestant: str
+    lr: float
+    #: Every rate that was tried, in order.
+    rates: Sequence[float]
+    #: Whether seed 0 alone chose the rate: no other one ran with other seeds.
+    chosen_once: bool
+    #: How many seeds ran at the chosen rate; how many diverged.
+    seeds: int
+    diverged: int
+    #: Of the seeds that did not diverge: by step the loss on validation, and at the end the score on test data.
+    curves: Sequence[Curve]
+    tests: Sequence[float]
+    #: A step's milliseconds while nothing else used the device; None: never measured so.
+    ms: float | None
+    #: Bytes of state for each parameter.
+    state: float
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether a rate beyond the chosen one might have been better."""
+        return self.lr in (self.rates[0], self.rates[-1])
 
 
 class Field:
-    """The results of one task, and what they are measured against."""
+    """The results of one task, best first, and what they are measured against."""
 
-    def __init__(self, record: Mapping[str, Any]) -> None:
-        self.record = record
-        self.results = results(record)
-        self.higher: bool = record["higher_is_better"]
-        self.digits = 2 if self.higher else 3
-        self.base = next((result for result in self.results if result.contestant == BASELINE), None)
+    def __init__(self, course: Course, records: Sequence[Record]) -> None:
+        self.course, self.where = course, records[-1].where
+        latest = {record.run.contestant: record.run.optimizer for record in records}  # the last settings of a name
+        self.records = [record for record in records if record.run.optimizer == latest[record.run.contestant]]
+        self.entered = list(latest)
+        self.is_share = course.best_score == "most"
+        self.digits = 2 if self.is_share else 3
+        summary = course_summary(course, self.records)
+        found = [self.read_result(result) for result in summary["results"]]
+        sign = -1 if self.is_share else 1
+        self.results = sorted(
+            (result for result in found if result.curves), key=lambda result: sign * statistics.mean(result.tests)
+        )
+        self.base = self.find(BASELINE)
 
-    @property
-    def entered(self) -> list[str]:
-        return list(dict.fromkeys(run["contestant"] for run in self.record["runs"]))
+    def read_result(self, summary: Mapping[str, Any]) -> Result:
+        own = [record for record in self.records if record.run.contestant == summary["contestant"]]
+        chosen = [record for record in own if record.run.lr == summary["lr"]]
+        ended = [record.result for record in chosen if record.result.loss[-1] is not None]
+        others = [record for record in own if record.run.lr != summary["lr"] and record.run.seed]
+        alone = [record.result for record in own if not record.where.get("shared")]
+        ms = [1000 * result.seconds[-1] / result.step[-1] for result in alone]
+        rates = sorted({record.run.lr for record in own})
+        return Result(
+            contestant=summary["contestant"],
+            lr=summary["lr"],
+            rates=rates,
+            chosen_once=len(rates) > 1 and not others,
+            seeds=len(chosen),
+            diverged=len(chosen) - len(ended),
+            curves=[read_curve(record) for record in chosen if record.result.loss[-1] is not None],
+            tests=[self.read_score(result.score[-1]) for result in ended if result.score],
+            ms=statistics.median(ms) if ms else None,
+            state=own[0].result.state_bytes / own[0].result.parameters,
+        )
 
-    def of(self, contestant: str) -> Result | None:
+    def find(self, contestant: str) -> Result | None:
         return next((result for result in self.results if result.contestant == contestant), None)
 
-    def with_spread(self, values: Sequence[float]) -> str:
-        if len(values) == 1:
-            return f"{values[0]:.{self.digits}f} (one seed)"
-        return f"{statistics.mean(values):.{self.digits}f} ± {half_range(values):.{self.digits}f}"
+    def read_score(self, score: float | None) -> float:
+        """A score as tables have it: shares in percent."""
+        return round(100 * (score or 0.0), 4) if self.is_share else (score or 0.0)
 
-    def rate(self, result: Result) -> str:
+    def read_loss(self, loss: float) -> float:
+        """A loss on validation data as tables have it: the percentage that is right, where the loss is what is not."""
+        return round(100 - 100 * loss, 4) if self.is_share else loss
+
+    def write_spread(self, values: Sequence[float], more: str = "", seeds: int | None = None) -> str:
+        mean = f"{statistics.mean(values):.{self.digits}f}"
+        if (len(values) if seeds is None else seeds) == 1:
+            return f"{mean} (one seed)"
+        return f"{mean} ± {half_range(values):.{self.digits}f}{more}"
+
+    def write_rate(self, result: Result) -> str:
         return f"{result.lr:g}" + (" (edge)" if result.at_edge else "")
 
-    def test(self, result: Result) -> str:
+    def write_test(self, result: Result) -> str:
         """On test data, after as many steps as all others."""
-        if result.seeds == 1:
-            return f"{result.test:.{self.digits}f} (one seed)"
         diverged = f", {result.diverged} of {result.seeds} diverged" if result.diverged else ""
-        return f"{result.test:.{self.digits}f} ± {result.spread:.{self.digits}f}{diverged}"
+        return self.write_spread(result.tests, diverged, result.seeds)
 
-    def at_equal_seconds(self, result: Result) -> str:
+    def write_at_equal_seconds(self, result: Result) -> str:
         """On validation data, when the baseline's time is over; others may be in the middle of their schedule."""
         if self.base is None:
             return f"no {BASELINE}"
         if self.base.ms is None or result.ms is None:
             return "no time"
-        step = min(self.record["steps"] * self.base.ms / result.ms, self.record["steps"])
-        scores = [score_at(curve, step) for curve in result.curves]
-        known = [score for score in scores if score is not None]
-        return self.with_spread(known) if len(known) == len(scores) else "not scored by then"
+        step = min(self.course.steps * self.base.ms / result.ms, self.course.steps)
+        losses = [loss_at(curve, step) for curve in result.curves]
+        known = [self.read_loss(loss) for loss in losses if loss is not None]
+        return self.write_spread(known) if len(known) == len(losses) else "not scored by then"
 
-    def to_the_baseline(self, result: Result) -> str:
+    def write_way_to_the_baseline(self, result: Result) -> str:
         """Steps, and seconds, until the baseline's final validation is reached."""
         if self.base is None or result is self.base:
             return ""
-        found = [steps_to(curve, self.base.validation, self.higher) for curve in result.curves]
+        goal = round(statistics.mean(curve[-1][1] for curve in self.base.curves), 9)  # a loss that is equal is enough
+        found = [steps_to(curve, goal) for curve in result.curves]
         reached = [steps for steps in found if steps is not None]
         if not reached:
             return "never"
@@ -85,70 +152,104 @@ class Field:
         some = "" if len(reached) == len(found) else f" ({len(reached)} of {len(found)} seeds)"
         return f"{statistics.mean(reached):.0f}{spread} steps{seconds}{some}"
 
-    def row(self, result: Result) -> str:
-        cells = (
-            result.contestant,
-            self.rate(result),
-            str(result.trials),
-            self.test(result),
-            self.at_equal_seconds(result),
-            self.to_the_baseline(result),
-            "" if result.ms is None else f"{result.ms:.2f}",
-            f"{result.state_bytes / self.record['parameters']:.2f} bytes",
+    def write_row(self, result: Result) -> str:
+        return write_line(
+            [
+                result.contestant,
+                self.write_rate(result),
+                str(len(result.rates)),
+                self.write_test(result),
+                self.write_at_equal_seconds(result),
+                self.write_way_to_the_baseline(result),
+                "" if result.ms is None else f"{result.ms:.2f}",
+                f"{result.state:.2f} bytes",
+            ]
         )
-        return line(cells)
 
 
-def line(cells: Sequence[str]) -> str:
+def read_curve(record: Record) -> list[tuple[int, float]]:
+    """The loss by step, up to where it diverged."""
+    points = zip(record.result.step, record.result.loss, strict=True)
+    return [(step, loss) for step, loss in points if loss is not None]
+
+
+def half_range(values: Sequence[float]) -> float:
+    return (max(values) - min(values)) / 2
+
+
+def steps_to(curve: Curve, wanted: float) -> float | None:
+    """The step at which a curve reaches a loss, between two of its points; None if it never does."""
+    before: tuple[int, float] | None = None
+    for step, loss in curve:
+        if loss <= wanted:
+            if before is None or before[1] == loss:
+                return float(step)
+            return before[0] + (step - before[0]) * (before[1] - wanted) / (before[1] - loss)
+        before = (step, loss)
+    return None
+
+
+def loss_at(curve: Curve, step: float) -> float | None:
+    """The loss at a step, between two points of a curve; None before the first, and that of the end after it."""
+    before: tuple[int, float] | None = None
+    for at, loss in curve:
+        if step <= at:
+            if before is None:
+                return loss if step == at else None
+            return before[1] + (loss - before[1]) * (step - before[0]) / (at - before[0])
+        before = (at, loss)
+    return curve[-1][1]
+
+
+def write_line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def section(field: Field, contestants: Collection[str]) -> str:
+def write_section(field: Field, contestants: Collection[str]) -> str:
     """The contestants of a task, best first, and who is missing."""
-    record = field.record
+    course, first = field.course, field.records[0]
+    device = field.where["machine"].get("gpu", "cpu")
     about = (
-        f"{record['about']}; {record['parameters']:,} parameters, {record['steps']} steps of {record['batch_size']}; "
-        f"{record['device']}, torch {record['torch']}, data {record['data']}."
+        f"{course.about}; {first.result.parameters:,} parameters, {course.steps} steps of {course.batch_size}; "
+        f"{device}, torch {field.where['versions']['torch']}, data {first.run.fingerprint[:12]}."
     )
-    lines = [f"## {record['task']}", "", about[0].upper() + about[1:], "", HEAD.format(BASELINE)]
-    lines += map(field.row, field.results)
-    by_one = [result.contestant for result in field.results if result.trials > 1 and result.chosen_by == 1]
-    missing = [name for name in contestants if name not in field.entered]
-    diverged = [name for name in field.entered if field.of(name) is None]
-    for told, who in (
-        ("Rate chosen by seed 0 alone", by_one),
-        ("Diverged at every rate", diverged),
-        (NOT_RUN.capitalize(), missing),
+    lines = [f"## {course.title}", "", about[0].upper() + about[1:], "", HEAD.format(BASELINE)]
+    lines += map(field.write_row, field.results)
+    for remark, who in (
+        ("Rate chosen by seed 0 alone", [result.contestant for result in field.results if result.chosen_once]),
+        ("Diverged at every rate", [name for name in field.entered if field.find(name) is None]),
+        (NOT_RUN.capitalize(), [name for name in contestants if name not in field.entered]),
     ):
-        lines += ["", f"{told}: {'; '.join(who)}."] if who else []
+        lines += ["", f"{remark}: {'; '.join(who)}."] if who else []
     return "\n".join(lines) + "\n"
 
 
-def summary(fields: Mapping[str, Field], contestants: Collection[str]) -> str:
+def write_summary(fields: Mapping[str, Field], contestants: Collection[str]) -> str:
     """The same measure on all tasks, side by side, for each measure."""
     entered = [name for name in contestants if any(name in field.entered for field in fields.values())]
     parts = []
     for title, measure in (
-        ("At equal steps: test", Field.test),
-        (f"At equal seconds: validation when {BASELINE}'s time is over", Field.at_equal_seconds),
-        (f"To {BASELINE}'s final validation", Field.to_the_baseline),
-        ("Learning rates", Field.rate),
+        ("At equal steps: test", Field.write_test),
+        (f"At equal seconds: validation when {BASELINE}'s time is over", Field.write_at_equal_seconds),
+        (f"To {BASELINE}'s final validation", Field.write_way_to_the_baseline),
+        ("Learning rates", Field.write_rate),
     ):
-        rows = [line([name, *(cell(field, name, measure) for field in fields.values())]) for name in entered]
-        head = [f"## {title}", "", line(["", *fields]), "|---" * (len(fields) + 1) + "|"]
+        rows = [
+            write_line([name, *(write_cell(field, name, measure) for field in fields.values())]) for name in entered
+        ]
+        head = [f"## {title}", "", write_line(["", *fields]), "|---" * (len(fields) + 1) + "|"]
         parts.append("\n".join([*head, *rows]) + "\n")
     return "\n".join(parts)
 
 
-def cell(field: Field, name: str, measure: Callable[[Field, Result], str]) -> str:
-    result = field.of(name)
+def write_cell(field: Field, name: str, measure: Callable[[Field, Result], str]) -> str:
+    result = field.find(name)
     if result is None:
         return "diverged" if name in field.entered else NOT_RUN
     return measure(field, result)
 
 
-def report(records: Sequence[Mapping[str, Any]], contestants: Collection[str]) -> str:
-    found = {record["task"]: Field(record) for record in records}
+def write_report(found: Mapping[str, Field], contestants: Collection[str]) -> str:
     fields = {task: found[task] for task in (*TASKS, *found) if task in found}
     text = """# Recorded training runs
 
@@ -157,46 +258,61 @@ loss (text) is the better the less, a percentage (fashion, vit) the more. ±: ha
 and the worst seed. (edge): the chosen rate is the least or the largest that was tried. No time: the device was shared
 in every run, so that times do not count. Seconds are those of training steps, without compilation and scoring.
 """
-    return "\n".join([text, summary(fields, contestants), *(section(field, contestants) for field in fields.values())])
+    sections = [write_section(field, contestants) for field in fields.values()]
+    return "\n".join([text, write_summary(fields, contestants), *sections])
 
 
-def picture(field: Field, folder: Path) -> None:
+def draw_picture(field: Field, folder: Path) -> None:
     """Validation on the way, by steps and by seconds: the mean of the seeds in a band of all of them.
 
     Those with one seed are drawn where nobody has more.
     """
     from thalweg.show.pictures import entitle, figure, quieten, save
 
-    record = field.record
     drawn = [result for result in field.results if result.seeds > 1] or field.results
     if not drawn:  # everyone diverged
         return
     best = [result for result in drawn if result.contestant != BASELINE][: CURVES - 1]
-    made = figure(11, 4.6)
-    by_steps, by_seconds = made.subplots(1, 2, sharey=True)
+    picture = figure(11, 4.6)
+    by_steps, by_seconds = picture.subplots(1, 2, sharey=True)
     late: list[float] = []
     for result in (result for result in drawn if result in best or result.contestant == BASELINE):
         moments = list(zip(*result.curves, strict=False))
         steps = [moment[0][0] for moment in moments]
-        scores = [[score for _, score in moment] for moment in moments]
+        scores = [[field.read_loss(loss) for _, loss in moment] for moment in moments]
         mean, least, most = ([of(seen) for seen in scores] for of in (statistics.mean, min, max))
         style: dict[str, Any] = {"color": "black", "linewidth": 2.5} if result.contestant == BASELINE else {}
-        (drawn_line,) = by_steps.plot(steps, mean, label=f"{result.contestant}, lr {result.lr:g}", **style)
-        look: dict[str, Any] = {"color": drawn_line.get_color()}
+        (line,) = by_steps.plot(steps, mean, label=f"{result.contestant}, lr {result.lr:g}", **style)
+        look: dict[str, Any] = {"color": line.get_color()}
         by_steps.fill_between(steps, least, most, alpha=0.12, **look)
         if result.ms is not None:
             seconds = [step * result.ms / 1000 for step in steps]
-            by_seconds.plot(seconds, mean, **look, linewidth=drawn_line.get_linewidth())
+            by_seconds.plot(seconds, mean, **look, linewidth=line.get_linewidth())
             by_seconds.fill_between(seconds, least, most, alpha=0.12, **look)
         late += mean[len(mean) // 4 :]
     room = (max(late) - min(late)) / 15
     for axes, name in ((by_steps, "step"), (by_seconds, "seconds")):
         quieten(axes)
         axes.set(xlabel=name, ylim=(min(late) - room, max(late) + room))
-    by_steps.set_ylabel("validation, %" if field.higher else "validation loss")
+    by_steps.set_ylabel("validation, %" if field.is_share else "validation loss")
     by_steps.legend(fontsize=8, frameon=False)
-    entitle(by_steps, record["task"], f"{record['about']}; {record['device']}")
-    save(made, folder, f"training-{record['task']}", ["svg"])
+    entitle(by_steps, field.course.title, f"{field.course.about}; {field.where['machine'].get('gpu', 'cpu')}")
+    save(picture, folder, f"training-{field.course.title}", ["svg"])
+
+
+def load_fields(folder: Path) -> dict[str, Field]:
+    """By task, all that its folder holds: every race there has added to it."""
+    found = {}
+    for path in sorted(folder.glob(f"*/{PROGRAMME}")):
+        (course,) = Programme.load(path).courses
+        records = [
+            record
+            for record in Book(path.with_name(RECORDS)).records.values()
+            if (record.run.task, record.run.steps, record.run.batch_size)
+            == (course.task, course.steps, course.batch_size)
+        ]
+        found[course.title] = Field(replace(course, runs=[record.run for record in records]), records)
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -207,17 +323,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from benchmarks.training.contestants import CONTESTANTS
 
     try:
-        found = [read(path) for path in sorted(given.records.glob("*.json"))]
+        found = load_fields(given.records)
     except CommandError as error:
         raise SystemExit(str(error)) from None
     if not found:
         raise SystemExit(
             f"{given.records} holds no records: run python -m benchmarks.training.run --records, or name another"
         )
-    (given.records / "results.md").write_text(report(found, CONTESTANTS))
+    (given.records / "results.md").write_text(write_report(found, CONTESTANTS))
     if importlib.util.find_spec("matplotlib") is not None:
-        for record in found:
-            picture(Field(record), given.pictures)
+        for field in found.values():
+            draw_picture(field, given.pictures)
 
 
 if __name__ == "__main__":

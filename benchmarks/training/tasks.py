@@ -1,14 +1,17 @@
 """What is trained: a GPT on Python sources, and a convnet and a vision transformer on Fashion-MNIST.
 
-All data lie on the device, and a step reads its batch by the numbers in ``task.chosen``, so that a GPU can replay the
-whole forward and backward pass as one graph.
+They are tasks of the race: ``thalweg race benchmarks.training.tasks:text`` races the rules of the package on one. All
+data lie on the device, and a batch is the numbers of its examples, so that a GPU can replay the whole forward and
+backward pass as one graph.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.training import corpus
-from benchmarks.training.protocol import TEXTS
 from thalweg.errors import CommandError
+from thalweg.race.array_task import shuffle_batches
+from thalweg.race.contestants import LARGE_RATES
+from thalweg.race.model_task import ModelTask, ModelTraining
+from thalweg.race.task import Measure
 from thalweg.race.tasks import fashion
+
+Loss = Callable[[nn.Module, Tensor], Tensor]
+TEXTS = ("text", "text-plain", "text-124m")
+TASKS = (*TEXTS, "fashion-512", "fashion-2048", "fashion-8192", "vit-1024")
 
 VOCABULARY, CONTEXT = 4096, 256
 #: Width, layers and heads of the GPTs, by the size in a task's name.
@@ -28,36 +38,98 @@ SIZES = {"": (512, 6, 8), "124m": (896, 12, 14), "tiny": (64, 2, 2)}
 VALIDATION = 5000
 
 
-@dataclass
-class Task:
-    name: str
-    about: str
-    steps: int
-    batch_size: int
-    #: Where a batch may start: batches are drawn from the whole numbers below this.
-    choices: int
-    #: Draw each number once an epoch, or independently.
-    epochs: bool
-    model: Callable[[], nn.Module]
-    #: The loss of the chosen part of the training data.
-    loss: Callable[[nn.Module, Tensor], Tensor]
-    #: The score on "validation" or "test"; quick: of a part of it.
-    score: Callable[[nn.Module, str, bool], float]
-    higher_is_better: bool
-    clip: float | None
-    decay: float
-    fingerprint: str
-    compiled: bool = False
+@dataclass(frozen=True, kw_only=True)
+class SuiteTask(ModelTask):
+    """A task of the suite. A batch is the numbers of its examples, which lie on the device."""
 
-    def order(self, seed: int) -> Tensor:
-        """The numbers that make each step's batch, alike for every optimizer."""
-        generator = torch.Generator().manual_seed(seed)
-        shape = (self.steps, self.batch_size)
-        if not self.epochs:
-            return torch.randint(self.choices, shape, generator=generator)
-        rounds = -(-self.steps * self.batch_size // self.choices)
-        numbers = torch.cat([torch.randperm(self.choices, generator=generator) for _ in range(rounds)])
-        return numbers[: self.steps * self.batch_size].view(shape)
+    #: How good a model is on "validation" or "test"; quick: by a part of the data.
+    score: Callable[[nn.Module, str, bool], float]
+    #: The weight decay that all have, but for those whose rule asks for another.
+    decay: float
+    warm_up: float = 0.05
+    seeds: int = 1
+    #: What losses and scores read. It is moved to the device of the model that is trained.
+    data: dict[str, Tensor] = field(repr=False, compare=False)
+    #: Whether a GPU replays the forward and backward pass as one graph, compiled; and that graph, once it is there.
+    captures: bool = True
+    captured: list[Graph] = field(default_factory=list, repr=False, compare=False)
+
+    def place_model(self, model: nn.Module) -> nn.Module:
+        """Move the data to the model. On a GPU it is always the same module, whose passes are captured once."""
+        device = next(model.parameters()).device
+        self.data.update({key: tensor.to(device) for key, tensor in self.data.items()})
+        if device.type != "cuda" or not self.captures:
+            return model
+        if not self.captured:
+            self.captured.append(Graph(self, model))
+        self.captured[0].model.load_state_dict(model.state_dict())
+        return self.captured[0].model
+
+    def training(self, *parts: Any) -> SuiteTraining:
+        return SuiteTraining(*parts)
+
+
+class SuiteTraining(ModelTraining):
+    task: SuiteTask
+
+    def compute_gradients(self, batch: Tensor) -> None:
+        if self.task.captured:
+            self.task.captured[0].run(batch)
+        else:
+            super().compute_gradients(batch)
+
+    def measure(self) -> Measure:
+        """Validation, of which a part chooses nothing and is enough on the way; test data only at the end."""
+        is_over = self.steps == self.last
+        self.model.eval()
+        with torch.no_grad(), self.device.mixed_precision():
+            validation = self.task.score(self.model, "validation", not is_over)
+            test = self.task.score(self.model, "test", False) if is_over else math.nan
+        self.model.train()
+        return Measure(validation if self.task.best_score == "least" else 1 - validation, test)
+
+
+class Graph:
+    """The forward and backward pass of a model on a GPU, compiled and captured. It writes the gradients anew."""
+
+    def __init__(self, task: SuiteTask, model: nn.Module) -> None:
+        self.task, self.model = task, model
+        self.batch = next(iter(task.batches(0, task.batch_size))).to(next(model.parameters()).device)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            loss = self.compile_loss()
+            for _ in range(3):
+                self.run_backward(loss)
+        torch.cuda.current_stream().wait_stream(stream)
+        model.zero_grad(set_to_none=True)  # so that the graph owns them
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.run_backward(loss)
+
+    def compile_loss(self) -> Loss:
+        try:
+            compiled = torch.compile(self.task.loss)
+            self.run_backward(compiled)
+        except Exception as error:  # no compiler: slower, and the same
+            sys.stderr.write(f"{self.task.name}: not compiled: {type(error).__name__}: {error}\n")
+            return self.task.loss
+        return compiled
+
+    def run_backward(self, loss: Loss) -> None:
+        self.model.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            value = loss(self.model, self.batch)
+        value.backward()
+
+    def run(self, batch: Tensor) -> None:
+        self.batch.copy_(batch)
+        self.graph.replay()
+
+
+def draw_numbers(count: int, seed: int, batch_size: int) -> Iterator[Tensor]:
+    """Batches of the whole numbers below a count, each once an epoch."""
+    return (torch.from_numpy(numbers) for numbers in shuffle_batches(count, seed, batch_size))
 
 
 # ---- text
@@ -109,41 +181,45 @@ class GPT(nn.Module):
         return logits
 
 
-def text(device: str, kind: str, *, tiny: bool = False) -> Task:
+def text(kind: str = "", *, tiny: bool = False) -> SuiteTask:
     """A GPT with GPT-2's first weights, or ("plain") with those that torch's modules have of themselves."""
-    parts, digest = corpus.tokens(VOCABULARY, 3_000_000 if tiny else corpus.TEXT_BYTES)
-    data = {part: torch.from_numpy(found.astype("int32")).to(device) for part, found in parts.items()}
+    parts, digest = corpus.load_tokens(VOCABULARY, 3_000_000 if tiny else corpus.TEXT_BYTES)
     width, layers, heads = SIZES["tiny" if tiny else "" if kind == "plain" else kind]
     batch = 4 if tiny else 64
-    window = torch.arange(CONTEXT + 1, device=device)
 
-    def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
-        tokens = tokens.long()
+    data = {part: torch.from_numpy(found.astype("int32")) for part, found in parts.items()}
+    data["window"] = torch.arange(CONTEXT + 1)
+
+    def loss_at(model: nn.Module, part: str, starts: Tensor) -> Tensor:
+        tokens = data[part][starts[:, None] + data["window"]].long()
         logits = model(tokens[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
     def score(model: nn.Module, part: str, quick: bool) -> float:
         rounds = 1 if tiny else 4 if quick else 24
-        found = data[part]
-        starts = torch.linspace(0, len(found) - CONTEXT - 2, rounds * batch, device=device).long()
-        losses = [loss_of(model, found[own[:, None] + window]) for own in starts.view(rounds, batch)]
-        return torch.stack(losses).mean().item()
+        starts = torch.linspace(0, len(data[part]) - CONTEXT - 2, rounds * batch, device=data[part].device).long()
+        return torch.stack([loss_at(model, part, some) for some in starts.view(rounds, batch)]).mean().item()
 
-    return Task(
-        name=f"text-{kind}" if kind else "text",
+    name = f"text-{kind}" if kind else "text"
+    return SuiteTask(
+        name=name,
+        title=name,
         about="nats a token on unseen files of Python source",
         steps=800,
         batch_size=batch,
-        choices=len(data["train"]) - CONTEXT - 1,
-        epochs=False,
-        model=lambda: GPT(width, layers, heads) if kind == "plain" else begin(GPT(width, layers, heads), layers),
-        loss=lambda model, chosen: loss_of(model, data["train"][chosen[:, None] + window]),
+        loss_name="validation loss",
+        score_name="test loss",
+        best_score="least",
+        model=lambda seed: GPT(width, layers, heads) if kind == "plain" else begin(GPT(width, layers, heads), layers),
+        batches=lambda seed, size: draw_numbers(len(parts["train"]) - CONTEXT - 1, seed, size),
+        loss=lambda model, chosen: loss_at(model, "train", chosen),
+        evaluate=lambda model: score(model, "validation", False),
         score=score,
-        higher_is_better=False,
-        clip=1.0,
+        data=data,
+        max_grad_norm=1.0,
         decay=0.1,
-        fingerprint=digest,
-        compiled=True,
+        rates=LARGE_RATES,
+        fingerprint=digest + (" tiny" if tiny else ""),
     )
 
 
@@ -151,20 +227,7 @@ def text(device: str, kind: str, *, tiny: bool = False) -> Task:
 
 
 def convnet() -> nn.Module:
-    def convolution(inputs: int, outputs: int) -> list[nn.Module]:
-        return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
-
-    return nn.Sequential(
-        *convolution(1, 32),
-        nn.MaxPool2d(2),
-        *convolution(32, 64),
-        *convolution(64, 128),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(128 * 49, 256),
-        nn.ReLU(),
-        nn.Linear(256, 10),
-    )
+    return fashion.large_network((28, 28))
 
 
 class ViT(nn.Module):
@@ -185,49 +248,52 @@ class ViT(nn.Module):
         return logits
 
 
-def images(device: str, folder: Path, name: str, batch_size: int, *, tiny: bool = False) -> Task:
+def images(folder: Path, name: str, batch_size: int, *, tiny: bool = False) -> SuiteTask:
     """Eight epochs of the convnet at any batch size, or sixteen of the transformer."""
-    read = fashion.load(folder)
+    read = {part: torch.from_numpy(found.copy()) for part, found in fashion.load(folder).items()}
     shuffled = torch.randperm(len(read["train_labels"]), generator=torch.Generator().manual_seed(0))
-    chosen = {"train": shuffled[VALIDATION:], "validation": shuffled[:VALIDATION]}
-
-    def on_device(found: Any) -> Tensor:
-        return torch.from_numpy(found.copy()).to(device)
-
-    train, labels = on_device(read["train_images"]), on_device(read["train_labels"]).long()
-    pixels = {part: train[own.to(device)] for part, own in chosen.items()}
-    answers = {part: labels[own.to(device)] for part, own in chosen.items()}
-    pixels["test"], answers["test"] = on_device(read["test_images"]), on_device(read["test_labels"]).long()
+    numbers = {"train": shuffled[VALIDATION:], "validation": shuffled[:VALIDATION]}
+    pixels = {part: read["train_images"][own] for part, own in numbers.items()} | {"test": read["test_images"]}
+    answers = {part: read["train_labels"][own] for part, own in numbers.items()} | {"test": read["test_labels"]}
     if tiny:
         pixels, answers = ({part: found[:600] for part, found in own.items()} for own in (pixels, answers))
 
-    def seen(some: Tensor) -> Tensor:
-        return (some[:, None].float() / 255 - 0.2860) / 0.3530
+    data = {f"{part} images": found for part, found in pixels.items()}
+    data |= {f"{part} labels": found.long() for part, found in answers.items()}
+
+    def answer(model: nn.Module, some: Tensor) -> Tensor:
+        logits: Tensor = model((some[:, None].float() / 255 - 0.2860) / 0.3530)
+        return logits
+
+    def loss(model: nn.Module, chosen: Tensor) -> Tensor:
+        return F.cross_entropy(answer(model, data["train images"][chosen]).float(), data["train labels"][chosen])
 
     def score(model: nn.Module, part: str, quick: bool) -> float:
-        right = [
-            (model(seen(some)).argmax(1) == wanted).sum()
-            for some, wanted in zip(pixels[part].split(2500), answers[part].split(2500), strict=True)
-        ]
-        return 100 * torch.stack(right).sum().item() / len(answers[part])
+        some, wanted = data[f"{part} images"], data[f"{part} labels"]
+        pairs = zip(some.split(2500), wanted.split(2500), strict=True)
+        right = [(answer(model, each).argmax(1) == labels).sum() for each, labels in pairs]
+        return torch.stack(right).sum().item() / len(wanted)
 
     count = len(answers["train"])
     epochs = 8 if name == "fashion" else 16
-    return Task(
+    return SuiteTask(
         name=f"{name}-{batch_size}",
+        title=f"{name}-{batch_size}",
         about="percent of unseen images told right",
         steps=max(epochs * count // batch_size, 2),
         batch_size=batch_size,
-        choices=count,
-        epochs=True,
-        model=convnet if name == "fashion" else lambda: begin(ViT(), 6),
-        loss=lambda model, own: F.cross_entropy(model(seen(pixels["train"][own])).float(), answers["train"][own]),
+        loss_name="validation error",
+        score_name="test accuracy",
+        model=lambda seed: convnet() if name == "fashion" else begin(ViT(), 6),
+        batches=lambda seed, size: draw_numbers(count, seed, size),
+        loss=loss,
+        evaluate=lambda model: 1 - score(model, "validation", False),
         score=score,
-        higher_is_better=True,
-        clip=None if name == "fashion" else 1.0,
+        data=data,
+        max_grad_norm=None if name == "fashion" else 1.0,
         decay=0.05,
-        fingerprint=hashlib.sha256(read["train_images"].tobytes()).hexdigest()[:12] + (" tiny" if tiny else ""),
-        compiled=True,
+        rates=LARGE_RATES,
+        fingerprint=hashlib.sha256(read["train_images"].numpy().tobytes()).hexdigest()[:12] + (" tiny" if tiny else ""),
     )
 
 
@@ -247,11 +313,11 @@ def check_task(name: str, data: Path | None) -> None:
         fashion.find(data, file)
 
 
-def task(name: str, device: str, data: Path | None, *, tiny: bool = False) -> Task:
+def make_task(name: str, data: Path | None, *, tiny: bool = False) -> SuiteTask:
     """A task by its name: "text", "fashion-512", "vit-1024", with any batch size."""
     check_task(name, data)
     kind, _, batch = name.partition("-")
     if kind == "text":
-        return text(device, batch, tiny=tiny)
+        return text(batch, tiny=tiny)
     assert data is not None
-    return images(device, data, kind, int(batch), tiny=tiny)
+    return images(data, kind, int(batch), tiny=tiny)

@@ -9,6 +9,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from thalweg.arrays import Scalar, Squares
 from thalweg.errors import (
     FallbackWarning,
     IdleWarning,
@@ -22,6 +23,21 @@ from thalweg.errors import (
     UnusedOverrideWarning,
 )
 from thalweg.kernels.threads import set_num_threads
+from thalweg.rules import RULES
+from thalweg.rules.blocks import average, clip, inverse_sqrt, is_zero, one_minus_power, ratio_unless, sign
+from thalweg.rules.checks import (
+    check_bounds,
+    check_choice,
+    check_count,
+    check_flag,
+    check_fraction,
+    check_number,
+    check_pair,
+    require,
+)
+from thalweg.rules.entries import Count, Moment, Norm, Square
+from thalweg.rules.options import option
+from thalweg.rules.rule import Rule, Update
 
 __version__ = "0.2.0"
 
@@ -66,47 +82,16 @@ __all__ = [
 
 #: The front ends, each with the packages it stands on and the extra that installs them.
 _FRONT_ENDS = {"numpy": (("numpy",), ""), "torch": (("torch",), "[torch]"), "optax": (("jax", "optax"), "[jax]")}
-#: What a rule of one's own is made of, by the module that has it: loaded when it is asked for.
-_BLOCKS = {
-    "arrays": ("Scalar", "Squares"),
-    "rules.rule": ("Rule", "Update"),
-    "rules.entries": ("Count", "Moment", "Norm", "Square"),
-    "rules.blocks": ("average", "clip", "inverse_sqrt", "is_zero", "one_minus_power", "ratio_unless", "sign"),
-    "rules.options": ("option",),
-    "rules.checks": (
-        *("check_bounds", "check_choice", "check_count", "check_flag", "check_fraction", "check_number", "check_pair"),
-        "require",
-    ),
-}
-
 if TYPE_CHECKING:
     from thalweg import numpy as numpy
     from thalweg import optax as optax
     from thalweg import torch as torch
-    from thalweg.arrays import Scalar, Squares
-    from thalweg.rules.blocks import average, clip, inverse_sqrt, is_zero, one_minus_power, ratio_unless, sign
-    from thalweg.rules.checks import (
-        check_bounds,
-        check_choice,
-        check_count,
-        check_flag,
-        check_fraction,
-        check_number,
-        check_pair,
-        require,
-    )
-    from thalweg.rules.entries import Count, Moment, Norm, Square
-    from thalweg.rules.options import option
-    from thalweg.rules.rule import Rule, Update
 else:  # unseen by type checkers, which would take every name for one that is there
 
     def __getattr__(name: str) -> Any:
-        """A front end or a part of a rule, loaded when it is asked for; for the name of a rule of ours, where it is."""
+        """A front end, loaded when it is asked for; for the name of a rule, where it is."""
         if name in _FRONT_ENDS:
             return _front_end(name)
-        for module, names in _BLOCKS.items():
-            if name in names:
-                return getattr(importlib.import_module(f"thalweg.{module}"), name)
         if (told := _whereabouts(name)) is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         # ``from thalweg import LAMB`` asks by ``hasattr`` first, and would drop the message of an AttributeError
@@ -114,7 +99,7 @@ else:  # unseen by type checkers, which would take every name for one that is th
         raise ImportError(told, name=__name__) if importing else AttributeError(told)
 
     def __dir__() -> list[str]:
-        return [*globals(), *_FRONT_ENDS, *(name for names in _BLOCKS.values() for name in names)]
+        return [*globals(), *_FRONT_ENDS]
 
 
 def _front_end(name: str) -> Any:
@@ -130,8 +115,6 @@ def _front_end(name: str) -> Any:
 
 def _whereabouts(name: str) -> str | None:
     """For the name of an optimizer, a sentence that says how to import it."""
-    from thalweg.rules import RULES
-
     rule = {rule.lower(): rule for rule in RULES}.get(name.lower())
     if rule is None:
         return None

@@ -162,16 +162,32 @@ class Space(Protocol[A]):
         """product * (x @ y) + plus * z, rounded once to the dtype of these arrays, which they share."""
         ...
 
+    def matmul_rounded(self, x: A, y: A, dtype: str) -> A:
+        """x @ y, ``rounded`` to a dtype that may be another than theirs."""
+        ...
+
+    def matmul_symmetric(self, x: A, y: A) -> A:
+        """x @ y where the product is known to be symmetric: one half of it need not be computed."""
+        ...
+
+    def matmul_add_symmetric(self, x: A, y: A, z: A, product: float, plus: float) -> A:
+        """product * (x @ y) + plus * z where x @ y and z are known to be symmetric."""
+        ...
+
     def rounded(self, x: A, dtype: str) -> A:
         """x with no more digits than a dtype has; in that dtype where the library multiplies matrices in it."""
+        ...
+
+    def add_identity(self, x: A, a: float) -> A:
+        """x + a I, for square matrices."""
         ...
 
     def matrix_norm(self, x: A) -> A:
         """The Frobenius norm of each matrix, as (..., 1, 1), in float32 if x is in a narrower dtype."""
         ...
 
-    def divided(self, x: A, by: A) -> A:
-        """x / by, with one number for each matrix: (..., 1, 1)."""
+    def divided(self, x: A, by: A, dtype: str | None) -> A:
+        """x / by, with one number for each matrix: (..., 1, 1); ``rounded`` once to a dtype, unless that is None."""
         ...
 
     def upper(self, x: A) -> A: ...
@@ -203,14 +219,32 @@ def number_minimum(x: float, y: float) -> float:
     return x if x < y or x != x else y
 
 
-def number_function(of_numbers: Callable[..., Any], of_arrays: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that answers Python numbers by ``of_numbers`` and all else by ``of_arrays``."""
+#: Functions of elements, with what they are of Python numbers, in the order in which spaces define them.
+ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    "abs": abs,
+    "sqrt": math.sqrt,
+    "exp": math.exp,
+    "log": number_log,
+    "expm1": math.expm1,
+    "cos": math.cos,
+    "floor": math.floor,
+    "isfinite": math.isfinite,
+    "maximum": number_maximum,
+    "minimum": number_minimum,
+}
 
-    def function(*operands: Any) -> Any:
-        chosen = of_numbers if all(is_number(x) for x in operands) else of_arrays
-        return chosen(*operands)
 
-    return function
+def elementwise(of_arrays: Callable[[str], Callable[..., Any]]) -> list[Callable[..., Any]]:
+    """The functions of elements of a space, by those that its library has, by name, for arrays."""
+
+    def function(of_numbers: Callable[..., Any], of_arrays: Callable[..., Any]) -> Callable[..., Any]:
+        def apply(*operands: Any) -> Any:
+            chosen = of_numbers if all(is_number(x) for x in operands) else of_arrays
+            return chosen(*operands)
+
+        return apply
+
+    return [function(of_numbers, of_arrays(name)) for name, of_numbers in ELEMENTWISE.items()]
 
 
 def reduced_shape(shape: Shape, axes: Sequence[int]) -> Shape:

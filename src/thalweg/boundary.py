@@ -29,7 +29,7 @@ class Advance(NamedTuple):
 
     p: Any
     state: State[Any]
-    #: Whether the step was finite and allowed; None if nobody asked (``on_nonfinite="propagate"``).
+    #: Whether the step was finite and allowed; None under ``on_nonfinite="propagate"``.
     finite: Truth | None
     stats: Mapping[str, Scalar]
 
@@ -62,10 +62,10 @@ def advance(
     new, record = written(xp, handling, p, s, update.delta, tensor=tensor, t=t)
     update.state.update(record)
     finite = finite_throughout(xp, update, new) if handling.on_nonfinite != "propagate" else None
-    return settled(xp, handling, p, s, update, new, finite, allowed)
+    return settle(xp, handling, p, s, update, new, finite, allowed)
 
 
-def settled(
+def settle(
     xp: Space[A],
     handling: Handling,
     p: A,

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import thalweg
 from thalweg.errors import OptimError
+from thalweg.show.arguments import suggest
 from thalweg.show.extras import MissingExtra, extra
-from thalweg.show.lists import suggestion
 
 with extra("cli"):
     import click
@@ -18,8 +18,8 @@ with extra("cli"):
 VERBS = {
     "race": "Which optimizer learns fastest? Run them side by side and draw what happened.",
     "plan": "What will it cost? State, peak and traffic for a model, before anything is allocated.",
-    "bench": "How fast is it here? Steps of ours and of others, in turns, on this machine.",
-    "check": "Does an optimizer, anybody's, keep what users rely on? More than a hundred small checks.",
+    "bench": "How fast is it here? Steps of thalweg and of others, in turns, on this machine.",
+    "check": "Does an optimizer, yours or another's, keep what users rely on? More than a hundred small checks.",
 }
 #: Exit codes beside 0: it could not be done; it was asked for wrongly, as click has it; Ctrl-C.
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
@@ -33,7 +33,7 @@ class Verbs(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         if cmd_name not in VERBS:
-            ctx.fail(f"there is no verb {cmd_name!r}: {suggestion(cmd_name, VERBS)}")
+            ctx.fail(f"there is no verb {cmd_name!r}: {suggest(cmd_name, VERBS)}")
         command: click.Command = importlib.import_module(f"thalweg.{cmd_name}.command").command
         return command
 
@@ -66,7 +66,7 @@ def command() -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """The exit code of a command. A user's mistake is told in one sentence, without a traceback."""
+    """The exit code of a command. A user's mistake gives one sentence, without a traceback."""
     try:
         code = command.main(None if arguments is None else list(arguments), prog_name="thalweg", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as nothing:
@@ -74,21 +74,21 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return MISUSED
     except click.UsageError as error:
         asked = error.ctx.command_path if error.ctx else "thalweg"
-        return told(f"{error.format_message()} ({asked} --help says more)", MISUSED)
+        return report(f"{error.format_message()} ({asked} --help says more)", MISUSED)
     except click.ClickException as error:
-        return told(error.format_message(), error.exit_code)
+        return report(error.format_message(), error.exit_code)
     except (OptimError, MissingExtra) as error:
-        return told(str(error), FAILED)
+        return report(str(error), FAILED)
     except (KeyboardInterrupt, click.Abort):
-        return told("stopped", INTERRUPTED)
-    except BrokenPipeError:  # whoever read the output has seen enough
+        return report("stopped", INTERRUPTED)
+    except BrokenPipeError:  # the reader of the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:
-        return told(f"{error.filename or 'the system'}: {error.strerror or error}", FAILED)
+        return report(f"{error.filename or 'the system'}: {error.strerror or error}", FAILED)
     return code if isinstance(code, int) else 0
 
 
-def told(message: str, code: int) -> int:
+def report(message: str, code: int) -> int:
     sys.stderr.write(f"thalweg: {message}\n")
     return code

@@ -51,6 +51,15 @@ class CommandError(OptimError):
 
 
 @contextmanager
+def say_where(where: str) -> Iterator[None]:
+    """Within: errors of options say where the options were given."""
+    try:
+        yield
+    except OptionError as error:
+        raise OptionError(f"{where}: {error}") from None
+
+
+@contextmanager
 def read_as(what: str) -> Iterator[None]:
     """Within: errors that values of no sensible type or size lead to are said of what is read, a state from a file."""
     try:

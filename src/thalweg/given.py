@@ -105,6 +105,14 @@ Overrides: TypeAlias = Literal["standard"] | Sequence[Literal["standard"] | tupl
 
 #: The name of a module that normalises, in torch or flax: norm1, input_layernorm, LayerNorm_0, ln_2, bn3.
 NORM = re.compile(r"norm|^(ln|bn)(_|\d|$)", re.IGNORECASE)
+#: Parts of the name of a module, or of a parameter, that is a table to look up.
+TABLE = re.compile(r"embed|token|^wte$|^wpe$", re.IGNORECASE)
+#: Names of modules that are output layers wherever they are, but for lists of layers; and those that are at the top.
+HEADS = re.compile(
+    r"(?!.*(multi|attention)_?heads?$)(\w+_)?heads?|classifier|score|predictions?|output_projection|fc_out|(to_)?logits|qa_outputs|"
+    r"policy|(policy|action|value)_net"
+)
+TOP_HEADS = re.compile(r"out|outputs?|output_layer|readout|unembed")
 
 
 @dataclass(frozen=True)
@@ -159,6 +167,21 @@ def check_predicate(function: Callable[..., Any]) -> None:
         raise OptionError(
             f"a pattern that is a function takes (name, parameter) and answers True or False, got one of {signature}"
         ) from None
+
+
+def check_patterns(patterns: Any, argument: str) -> tuple[Pattern, ...]:
+    """Refuse what is no list of patterns. argument: what it was given for."""
+    require(is_list(patterns), f"{argument} must be a list of patterns, such as ['*.experts.*'], got {patterns!r}")
+    for pattern in patterns:
+        check_pattern(pattern)
+    return tuple(patterns)
+
+
+def unused_patterns(patterns: Iterable[Pattern], named: Iterable[tuple[str, Any]]) -> list[Pattern]:
+    """Those that match no parameter, which are most likely typing mistakes. "standard" may match none."""
+    pairs = list(named)
+    asked = (pattern for pattern in patterns if not isinstance(pattern, Standard))
+    return [pattern for pattern in asked if not any(matches(pattern, *pair) for pair in pairs)]
 
 
 def matches(pattern: Pattern, name: str, parameter: Any) -> bool:

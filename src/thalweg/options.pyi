@@ -114,13 +114,15 @@ class MuonOptions(CommonOptions, total=False):
     momentum_mode: Literal["ema", "sum"]
     bias_correction: bool
     weight_decay: Schedulable
-    scaling: Literal["original", "match_rms_adamw", "optax"] | None
+    cautious_decay: bool
+    scaling: Literal["original", "spectral_unclamped", "match_rms_adamw", "optax"] | None
     rms: Schedulable
     split: int | tuple[int, ...]
     split_axis: Literal[0, 1]
     transposed: bool
     ns_steps: int
-    ns_coefficients: tuple[float, float, float] | tuple[tuple[float, float, float], ...]
+    ns_coefficients: tuple[float, float, float] | tuple[tuple[float, float, float], ...] | Literal["polar_express", "quintic", "cubic"]
+    ns_method: Literal["plain", "gram", "auto"]
     ns_dtype: Literal["bfloat16", "float32"] | None
     eps: Schedulable
     eps_mode: Literal["floor", "add"]

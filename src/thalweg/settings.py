@@ -11,12 +11,13 @@ import contextlib
 import functools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.dtypes import spelt_dtype
-from thalweg.errors import OptionError
+from thalweg.errors import OptionError, say_where
 from thalweg.given import (
     OverrideList,
     Pattern,
@@ -127,7 +128,8 @@ class Setting:
         return {f.name: getattr(self.rule, f.name) for f in fields(self.rule) if callable(getattr(self.rule, f.name))}
 
     @functools.cached_property
-    def settled(self) -> Rule:
+    def stored_rule(self) -> Rule:
+        """The rule as it is best for state that is stored so."""
         return self.rule.for_storage(self.handling.stored(Factor))
 
     @functools.cached_property
@@ -143,8 +145,8 @@ class Setting:
     def rule_at(self, t: Any) -> Rule:
         """The rule with every schedule replaced by its value at step t, checked."""
         if not self.scheduled:
-            return self.settled
-        rule = replace(self.settled, **{name: plain(schedule(t)) for name, schedule in self.scheduled.items()})
+            return self.stored_rule
+        rule = replace(self.stored_rule, **{name: plain(schedule(t)) for name, schedule in self.scheduled.items()})
         rule.validate()
         return rule
 
@@ -172,7 +174,7 @@ class Settings:
         if self.variant is not None:
             check_choice("variant", self.variant, *known.VARIANTS)
         if self.variant is not None and given.keys() >= set(option_names(known)):
-            # a command line that was made of the signature: what is at its default there, nobody has asked for
+            # a command line that was made of the signature: what is at its default there was not asked for
             given = {name: value for name, value in given.items() if differ(value, self.default(name))}
             object.__setattr__(self, "given", given)
         options = {**known.VARIANTS.get(self.variant or "", {}), **given}
@@ -186,7 +188,7 @@ class Settings:
             options = {name: plain(value) for name, value in given.items()}
             if isinstance(pattern, Standard):
                 options = {name: value for name, value in options.items() if name in option_names(self.rule)}
-            try:
+            with say_where(f"overrides, entry {pattern!r}"):
                 for name in WHOLE_STEP:
                     require(name not in options, f"{name} concerns the whole step and cannot differ between parameters")
                 require("lr" not in options, "lr is given for all: use lr_scale, which multiplies it, in an entry")
@@ -195,14 +197,12 @@ class Settings:
                     combined(self.base, options)
                 except OptionError:
                     combined(before, options)
-            except OptionError as error:
-                raise OptionError(f"overrides, entry {pattern!r}: {error}") from None
             with contextlib.suppress(OptionError):  # two that cannot go together may match different parameters
                 before = combined(before, options)
             yield pattern, options
 
     def validate_lr(self, lr: Any, unasked: Container[str] = ()) -> None:
-        """Check lr, and that no option was given in vain, but for those that nobody asked for."""
+        """Check lr, and that options have an effect. unasked: those that the user has not asked for."""
         self.base.rule.validate_lr(lr)
         if (lr is None) in self.checked_for:  # all that the effect of options can depend on
             return
@@ -211,10 +211,8 @@ class Settings:
         self.check_effect(given, {}, lr)
         for pattern, options in self.overrides:
             news = {name: v for name, v in options.items() if name != "lr_scale" and self.is_news(name, v)}
-            try:
+            with say_where(f"overrides, entry {pattern!r}"):
                 self.check_effect(news, options, lr)
-            except OptionError as error:
-                raise OptionError(f"overrides, entry {pattern!r}: {error}") from None
         self.checked_for.add(lr is None)
 
     def check_effect(self, given: Mapping[str, Any], entry: Mapping[str, Any], lr: Any) -> None:
@@ -238,7 +236,7 @@ class Settings:
         return self.rule.VARIANTS.get(self.variant or "", {}).get(name, self.default(name))
 
     def default(self, name: str) -> Any:
-        return next(f.default for kind in (self.rule, Handling) for f in fields(kind) if f.name == name)
+        return defaults(self.rule)[name]
 
     def of(
         self, name: str, parameter: Any, base: Setting | None = None, *, shape: tuple[int, ...] | None = None
@@ -264,10 +262,8 @@ class Settings:
         said: dict[str, Any] = {}
         for pattern, options in (self.overrides[index] for index in matched):
             said |= options
-            try:
+            with say_where(f"parameter {name!r}, overrides, entry {pattern!r}"):
                 setting = combined(setting, options)
-            except OptionError as error:
-                raise OptionError(f"parameter {name!r}, overrides, entry {pattern!r}: {error}") from None
         found = setting.for_shape(shape)
         # what is said by name holds for every shape
         kept = {option: value for option, value in said.items() if option in vars(found.rule) and option != "exempt"}
@@ -289,8 +285,14 @@ class Settings:
 
 
 @functools.cache
+def defaults(rule: type[Rule]) -> Mapping[str, Any]:
+    """Every option of a rule and around it, with its default."""
+    return MappingProxyType({f.name: f.default for kind in (rule, Handling) for f in fields(kind)})
+
+
+@functools.cache
 def option_names(rule: type[Rule]) -> tuple[str, ...]:
-    return tuple(f.name for kind in (rule, Handling) for f in fields(kind))
+    return tuple(defaults(rule))
 
 
 def combined(setting: Setting, options: Mapping[str, Any]) -> Setting:
@@ -384,10 +386,8 @@ def checked_entries(
 
 
 def merged(own: RuleOptions, whole: Mapping[str, Any], overrides: OverrideList, where: str) -> RuleOptions:
-    try:
+    with say_where(where):
         return own.within(whole, overrides)
-    except OptionError as error:
-        raise OptionError(f"{where}: {error}") from None
 
 
 def check_one_rule(known: dict[str, type[Rule]], rule: type[Rule]) -> None:

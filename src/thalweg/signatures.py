@@ -9,7 +9,6 @@ import operator
 import types
 from abc import ABCMeta
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any, TypeAlias, get_type_hints
 
 from thalweg.arrays import Scalar
@@ -17,17 +16,13 @@ from thalweg.given import Overrides
 from thalweg.rules import RULES, Rule
 from thalweg.rules.options import alternatives, hints_of, number_options
 from thalweg.settings import Handling
+from thalweg.settings import defaults as defaults
 
 #: A number, or a function of the step (counted from 1).
 Schedulable: TypeAlias = float | Callable[[int], Any]
 Pair: TypeAlias = tuple[float, float] | Callable[[int], Any]
 #: Arguments beside options that every optimizer has.
 BESIDE = {"variant": str | None, "overrides": Overrides}
-
-
-def defaults(rule: type[Rule]) -> dict[str, Any]:
-    """Every option of a rule and around it, with its default."""
-    return {f.name: f.default for kind in (rule, Handling) for f in fields(kind)}
 
 
 def types_of(rule: type[Rule]) -> dict[str, Any]:
@@ -92,7 +87,7 @@ def make_class(rule: type[Rule], base: type[Any], maker: Callable[[type[Rule]], 
 
 
 class RuleClass(ABCMeta):
-    """The type of classes made of rules that no module of ours has: a pickle names the rule, and makes them again.
+    """The type of classes made of rules that no module of thalweg has: a pickle names the rule, and makes them again.
 
     It is one of abstract classes, so that they can be mixed with such.
     """

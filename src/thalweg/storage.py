@@ -49,7 +49,9 @@ def is_compensated(handling: Handling, dtype: str) -> bool:
     return handling.rounding == "compensated" and dtype in NARROW
 
 
-def kept(rule: Rule, handling: Handling, shape: Shape, dtype: str, held: Shape | None = None) -> dict[str, Kept]:
+def describe_state(
+    rule: Rule, handling: Handling, shape: Shape, dtype: str, held: Shape | None = None
+) -> dict[str, Kept]:
     """Shape and dtype of all that is kept for a parameter: entries that its rule declares, and what goes with them.
 
     held: the shape of a shard, for which less is kept of what is laid out like the parameter.

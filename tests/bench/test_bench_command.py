@@ -14,9 +14,8 @@ from thalweg.bench.quiet import Round
 from thalweg.bench.record import Comparison, Entrant, Heat, Times
 from thalweg.bench.rounds import Progress
 from thalweg.errors import CommandError
-from thalweg.show.devices import Device
-from thalweg.show.options import Given
-from thalweg.show.surroundings import machine
+from thalweg.show.arguments import Given
+from thalweg.show.devices import Device, machine
 
 pytest.importorskip("click")
 pytest.importorskip("rich")
@@ -66,6 +65,7 @@ def test_tables_and_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert "thalweg.numpy Kron" in Path("here/bench.svg").read_text()
 
 
+@pytest.mark.slow
 def test_json_goes_to_standard_output_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["bench", "--optimizers", "sgd", "--json", *QUICK]) == 0
     read = json.loads(capsys.readouterr().out)
@@ -167,7 +167,7 @@ def test_no_gpu_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cli.run(["bench", "--device", "cuda"]) == 1
-    assert capsys.readouterr().err == ("thalweg: there is no GPU here that PyTorch can use: try --device cpu\n")
+    assert capsys.readouterr().err == ("thalweg: there is no device 'cuda': PyTorch can use no GPU here; try cpu\n")
 
 
 def test_help_teaches_by_examples() -> None:
@@ -286,6 +286,7 @@ def test_long_names_and_long_bars_fit_into_the_picture(gpu: bool, tmp_path: Path
     assert ("circles and ratios: the host" in drawn) == gpu
 
 
+@pytest.mark.slow
 def test_pictures_are_the_same_file_twice_and_none_of_nothing(tmp_path: Path) -> None:
     from thalweg.bench.draw import draw
 

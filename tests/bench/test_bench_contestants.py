@@ -21,16 +21,17 @@ from tolerances import FLOAT32
 
 from thalweg.bench.contestants import Contestant, Ready, Stepping, ready_numpy, ready_torch
 from thalweg.bench.models import build_module, small_model
-from thalweg.bench.ours import FRONT_ENDS, MIXTURES, count_floor, enter, is_mixture, resolve_optimizer
+from thalweg.bench.ours import FRONT_ENDS, count_floor, enter, resolve_optimizer
 from thalweg.bench.peers import CONTROL, PEERS
 from thalweg.bench.rounds import silence
 from thalweg.bench.workload import PERIOD, Workload, repeat
 from thalweg.errors import CommandError
 from thalweg.plan.models import Model, Tensor
 from thalweg.rules import RULES
+from thalweg.show.arguments import Given
 from thalweg.show.devices import Device
-from thalweg.show.options import Given
-from thalweg.show.published import PACKAGES, installed
+from thalweg.show.published import PACKAGES, is_installed
+from thalweg.show.registered import MIXTURES, is_mixture
 
 OURS = [contestant for name in (*RULES, *MIXTURES) for contestant in enter(name)]
 EVERYONE = [*OURS, *PEERS]
@@ -40,7 +41,7 @@ EVERYONE = [*OURS, *PEERS]
 def uncompiled(contestant: Contestant) -> Iterator[None]:
     """Krons that compile themselves take a minute for it; the same code runs without."""
     with silence(contestant), warnings.catch_warnings():
-        if not installed("torch"):
+        if not is_installed("torch"):
             yield
             return
         import torch
@@ -189,7 +190,7 @@ def test_ours_come_in_every_front_end_with_the_same_settings() -> None:
     for rule in RULES:
         assert [c.front_end for c in enter(rule)] == list(FRONT_ENDS)
     lamb = {}
-    for contestant in (c for c in enter("LAMB") if installed(c.front_end)):
+    for contestant in (c for c in enter("LAMB") if is_installed(c.front_end)):
         own = ready(contestant, Workload(TINY, Device()))
         own.prepare()
         own.step()
@@ -206,12 +207,12 @@ def test_optimizers_by_name_class_and_reference(tmp_path: Path, monkeypatch: pyt
     pytest.importorskip("torch")
     assert [resolve_optimizer(name) for name in ("lamb", "AdamW", "Muon_AdamW")] == ["LAMB", "AdamW", "muon_adamw"]
     assert resolve_optimizer(RULES["LARS"]) == "LARS"
-    (tmp_path / "own_mixture.py").write_text(
+    (tmp_path / "built_mixture.py").write_text(
         "import thalweg.torch as tt\n\ndef build(model, lr=0.1):\n    return tt.muon_adamw(model, lr=lr)\n"
     )
     monkeypatch.chdir(tmp_path)
-    name = resolve_optimizer("own_mixture:build")
-    assert name == "own_mixture:build"
+    name = resolve_optimizer("built_mixture:build")
+    assert name == "build"
     assert is_mixture(name)
     with pytest.raises(CommandError, match="there is no optimizer 'muon_adam': did you mean 'muon_adamw'"):
         resolve_optimizer("muon_adam")
@@ -286,7 +287,7 @@ def test_numbers_repeat_but_rows_do_not() -> None:
 def test_timm_is_loaded_without_what_it_would_import() -> None:
     """By its own files where torchvision is missing; this process must not be the one that finds out."""
     pytest.importorskip("torch")
-    if not installed("timm") or installed("torchvision"):
+    if not is_installed("timm") or is_installed("torchvision"):
         pytest.skip("needs timm without torchvision")
     program = (
         "import sys\n"

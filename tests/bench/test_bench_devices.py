@@ -84,7 +84,7 @@ def test_of_jax_on_a_gpu_the_compiler_tells() -> None:
 def test_no_gpu_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(CommandError, match="there is no GPU here that PyTorch can use: try --device cpu"):
+    with pytest.raises(CommandError, match="there is no device 'cuda': PyTorch can use no GPU here; try cpu"):
         Device("cuda")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import sys
 from dataclasses import replace
@@ -18,8 +19,8 @@ from thalweg.bench.peers import PEERS
 from thalweg.bench.workload import Workload
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.plan.models import Model, Tensor
+from thalweg.show.arguments import Given
 from thalweg.show.devices import Device
-from thalweg.show.options import Given
 
 NUMPY_LAMB = next(c for c in enter("LAMB") if c.front_end == "numpy")
 #: One tensor of 8 MiB, much more than what an interpreter does by the way.
@@ -30,6 +31,7 @@ needs_proc = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_proc
 def test_what_a_step_allocates_is_seen() -> None:
     workload = Workload(ONE, Device())
@@ -75,13 +77,21 @@ def test_an_engine_that_is_not_there_is_a_reason_too() -> None:
     assert "engine" in found.how
 
 
+@pytest.mark.slow
 @needs_proc
 def test_options_and_own_rules_are_known_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Path(inspect.getsourcefile(own_rules) or "").read_text()
     (tmp_path / "rules_of_mine.py").write_text(source)
+    (tmp_path / "mixtures_of_mine.py").write_text(
+        "import thalweg.torch as tt\n\ndef build(model, lr=0.1):\n    return tt.muon_adamw(model, lr=lr)\n"
+    )
     monkeypatch.chdir(tmp_path)
     for reference, option in (("rules_of_mine:Signed", "beta"), ("LAMB", "eps")):
         name = resolve_optimizer(reference)
         one = next(c for c in enter(name, [Given("", option, 0.5)]) if c.front_end == "numpy")
+        found = measure_in_process(Workload(TINY, Device()), one, Stepping())
+        assert found.extra is not None, found.how
+    if importlib.util.find_spec("torch"):
+        (one,) = enter(resolve_optimizer("mixtures_of_mine:build"))
         found = measure_in_process(Workload(TINY, Device()), one, Stepping())
         assert found.extra is not None, found.how

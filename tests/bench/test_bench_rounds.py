@@ -22,7 +22,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rest between steps, and no other process on the machine."""
     monkeypatch.setattr(rounds, "REST", 0.0)
     monkeypatch.setattr(Device, "release_memory", lambda self: None)
-    monkeypatch.setattr(quiet, "busy_elsewhere", lambda: 0.0)
+    monkeypatch.setattr(quiet, "count_busy_elsewhere", lambda: 0.0)
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_progress_goes_forward(workload: Workload) -> None:
 
 def test_a_disturbed_round_is_told(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10_000))
-    monkeypatch.setattr(quiet, "busy_elsewhere", lambda: 1e3 * next(clock))
+    monkeypatch.setattr(quiet, "count_busy_elsewhere", lambda: 1e3 * next(clock))
     seen: list[Progress] = []
     found = compare(workload, [made_up("one", [])], yardstick(), method(on_progress=seen.append))
     assert found.disturbed

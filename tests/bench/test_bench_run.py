@@ -15,10 +15,9 @@ from thalweg.bench import Bench, Comparison, Progress, Stopped, bandwidth, bench
 from thalweg.errors import CommandError
 from thalweg.kernels.cpu.library import levels, load, reason_missing
 from thalweg.rules import RULES
-from thalweg.show.devices import Device
-from thalweg.show.options import Given
-from thalweg.show.published import PACKAGES, installed
-from thalweg.show.surroundings import architecture
+from thalweg.show.arguments import Given
+from thalweg.show.devices import Device, architecture
+from thalweg.show.published import PACKAGES, is_installed
 
 #: What needs numpy alone.
 OURS_ALONE: dict[str, Any] = dict(front_ends=["numpy"], against=[], repeats=2, memory=False, wait=0.0)
@@ -49,7 +48,7 @@ def test_every_rule_of_ours_on_numpy_alone() -> None:
         assert row.bandwidth is not None
     assert comparison.rows[0].ratio == 1
     assert (found.device, found.dtype, found.stopped, found.moving_grads) == ("cpu", "float32", False, True)
-    assert found.absent == [package for package in PACKAGES if not installed(package)]
+    assert found.absent == [package for package in PACKAGES if not is_installed(package)]
     assert {"python", "thalweg", "numpy"} <= set(found.versions)
     assert found.machine["architecture"] == architecture()
     assert found.machine["native_core"] == (None if reason_missing() else levels(load())[-1])
@@ -170,7 +169,7 @@ def test_what_is_not_there_is_named(options: dict[str, Any], message: str) -> No
 
 
 def test_who_is_asked_for_and_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "installed", lambda package: package == "numpy")
+    monkeypatch.setattr(run, "is_installed", lambda package: package == "numpy")
     with pytest.raises(CommandError, match="timm is not installed, and --against asks for it: pip install timm"):
         bench(TINY, against=["timm"])
     with pytest.raises(CommandError, match="optax is not installed, and --front-ends asks for it: pip install"):
@@ -183,7 +182,7 @@ def test_who_is_asked_for_and_not_installed_is_an_error(monkeypatch: pytest.Monk
 
 
 def test_numpy_does_not_step_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "installed", lambda package: True)
+    monkeypatch.setattr(run, "is_installed", lambda package: True)
     gpu = Device()
     gpu.cuda = object()
     with pytest.raises(CommandError, match=r"thalweg\.numpy steps on CPUs only"):

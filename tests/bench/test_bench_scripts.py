@@ -35,7 +35,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "REST", 0.0)
     monkeypatch.setattr(run, "LARGE", 0)
     monkeypatch.setattr(Device, "release_memory", lambda self: None)
-    monkeypatch.setattr(quiet, "busy_elsewhere", lambda: 0.0)
+    monkeypatch.setattr(quiet, "count_busy_elsewhere", lambda: 0.0)
     monkeypatch.setattr(quiet, "LOOK", 0.0)
     monkeypatch.setattr(run, "resolve", lambda name, dtype: TINY)
     monkeypatch.setattr(devices, "prepare_process", lambda device, threads=None: None)
@@ -62,6 +62,21 @@ def test_muon(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "torch.optim.Muon",
     }
     assert "| thalweg.torch.Muon |" in capsys.readouterr().out
+
+
+@pytest.mark.slow  # programs are interpreted
+def test_products(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers are right before anything is timed, by kernels and by the library."""
+    pytest.importorskip("triton")
+    products = script("products")
+    monkeypatch.setattr(products, "MODELS", {"GPT-2": {(2048, 2048): 1, (4096, 2048): 1}})
+    monkeypatch.setattr(products, "TILINGS", [products.Tiling(16, 2, 16, 4, 2)])
+    monkeypatch.setattr(products, "choose_best", lambda found, model: {"x q": "library"})
+    products.main(["--device", "cpu", "--sweep", "--scale", "128", "--seconds", "0", "--rounds", "1", "--calls", "1"])
+    said = capsys.readouterr().out
+    assert "no time left for GPT-2: x x^T" in said
+    assert "| GPT-2 | Gram by symmetric kernels |" in said
+    assert "WRONG" not in said
 
 
 def test_step_jax(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -95,7 +110,7 @@ def test_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
 def test_lean_step_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match=r"lean_step\.py: there is no GPU here"):
+    with pytest.raises(SystemExit, match=r"lean_step\.py: there is no device 'cuda'"):
         script("lean_step").main([])
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib
-import json
+import shutil
 import types
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("rich")
+
+from thalweg.race.contest import RECORDS
+from thalweg.race.records import Book
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks/results/lean_training"
 TINY = ["--device", "cpu", "--width", "32", "--layers", "1", "--context", "8", "--batch", "2", "--steps", "3"]
 
 
@@ -23,59 +28,37 @@ def lean(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_it_runs_once_and_goes_on_with_more_seeds(
     lean: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain, leanest = "float32 weights, float32 state", "bfloat16 weights, compensated, int8 state"
     monkeypatch.setattr(lean, "CONTESTANTS", {name: lean.CONTESTANTS[name] for name in (plain, leanest)})
     lean.main([*TINY, "--records", str(tmp_path), "--seeds", "1"])
-    first = json.loads((tmp_path / "text.json").read_text())
-    assert [(run["contestant"], run["lr"]) for run in first["runs"]] == [
-        (name, lr) for lr in lean.RATES["text"] for name in (plain, leanest)
-    ]
+    first = list(Book(tmp_path / "text" / RECORDS).records)
+    ran = {(run.contestant, run.lr) for run in first}
+    assert ran == {(name, lr) for lr in (0.02, 0.0025) for name in (plain, leanest)}
     assert "| bfloat16 weights, compensated, int8 state |" in capsys.readouterr().out
     lean.main([*TINY, "--records", str(tmp_path), "--seeds", "2"])
-    second = json.loads((tmp_path / "text.json").read_text())
-    assert second["runs"][: len(first["runs"])] == first["runs"]
-    assert [run["seed"] for run in second["runs"]] == [0] * 4 + [1] * 4
+    second = list(Book(tmp_path / "text" / RECORDS).records)
+    assert second[: len(first)] == first
+    assert [run.seed for run in second] == [0] * 4 + [1] * 4
 
 
-RECORD = {
-    "task": "text",
-    "about": "nats a byte; 2 layers",
-    "steps": 2,
-    "batch_size": 8,
-    "parameters": 100,
-    "device": "cpu",
-    "torch": "2",
-    "runs": [
-        {"contestant": name, "lr": 0.02, "seed": seed, "test": test, "state_bytes": 800, "curve": [[1, 4.0], [2, 3.0]]}
-        for name, tests in {
-            "float32 weights, float32 state": (2.0, 2.1),
-            "bfloat16 weights, nearest": (2.5, None),
-        }.items()
-        for seed, test in enumerate(tests)
-    ],
-}
-
-
-def test_the_table_has_every_seed_and_says_who_diverged(lean: types.ModuleType) -> None:
-    rows = lean.table(RECORD).splitlines()
-    assert rows[-2:] == [
-        "| float32 weights, float32 state | 12.00 | **2.05** (2, 2.1) |",
-        "| bfloat16 weights, nearest | 10.00 | diverged (2.5, -) |",
-    ]
-
-
-def test_drawing_runs_nothing(
+def test_drawing_runs_nothing_and_makes_the_picture_again(
     lean: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(lean, "train_all", None)
-    (tmp_path / "text.json").write_text(json.dumps(RECORD))
-    lean.main(["--records", str(tmp_path), "--draw", str(tmp_path / "lean.svg")])
+    shutil.copytree(RESULTS, tmp_path / "records")
+    lean.main(["--records", str(tmp_path / "records"), "--draw", str(tmp_path / "lean.svg")])
     assert "nats a byte" in (tmp_path / "lean.svg").read_text()
-    assert "## text" in capsys.readouterr().out
+    rows = capsys.readouterr().out.splitlines()
+    assert (
+        "| bfloat16 weights, nearest | 10.00 | **1.49** (1.486, 1.498, 1.485) | **2.197** (2.218, 2.198, 2.175) |"
+        in rows
+    )
+    assert "| float32 weights, int8 state | 6.14 | **93.5** (93.33, 93.73, 93.44) |" in rows
 
 
 def test_a_convnet_without_data_is_refused(lean: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from own_rules import Signed
 
 from thalweg.check import Report, Verdict, check, parametrize
 from thalweg.check.page import document
-from thalweg.check.tables import again
+from thalweg.check.tables import repeat_command
 from thalweg.cli import run
 
 FEW = ["--only", "zero-grad,loading-twice,odd"]
@@ -73,7 +73,7 @@ def test_the_page_escapes_every_text_and_asks_for_nothing() -> None:
 def test_the_command_that_shows_a_failure_again() -> None:
     failed = Verdict(check="odd", group="numbers", holds="", outcome="failed", ranks=3)
     found = Report(subject="a:B", options={"lr": 1}, versions={}, facts={"odd": True}, verdicts=[failed])
-    assert again(found, failed) == """thalweg check 'a:B(lr=1)' --facts '{"odd": true}' --ranks 3 --only odd"""
+    assert repeat_command(found, failed) == """thalweg check 'a:B(lr=1)' --facts '{"odd": true}' --ranks 3 --only odd"""
 
 
 def test_exit_code_0_where_nothing_failed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from lanes import one_in
 
 pytest.importorskip("optax")
 
 from check_faulty_jax import FAULTS
 
-from thalweg.check import check
+from thalweg.check import parametrize
 from thalweg.check.references import subject_of
 from thalweg.check.registry import checks_of
 from thalweg.check.subject import Subject
-from thalweg.check.verdicts import verdict_of
+from thalweg.check.verdicts import run_check
 from thalweg.rules import RULES
+
+pytestmark = pytest.mark.slow  # many small programs are compiled
 
 CHECKS = checks_of("optax")
 
@@ -31,18 +36,25 @@ def test_every_check_has_a_faulty_transformation() -> None:
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_check_catches_its_fault(name: str) -> None:
-    found = verdict_of(CHECKS[name], subject_of(FAULTS[name], {"learning_rate": 0.1}))
+    found = run_check(CHECKS[name], subject_of(FAULTS[name], {"learning_rate": 0.1}))
     assert found.outcome == "failed", found.seen
     assert found.seen
 
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_check_passes_good_ones(name: str) -> None:
-    found = verdict_of(CHECKS[name], good("optax:adamw"))
+    found = run_check(CHECKS[name], good("optax:adamw"))
     assert found.outcome == "passed", found.seen
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("rule", RULES)
-def test_ours_have_no_failure(rule: str) -> None:
-    assert not (found := check(f"thalweg.optax:{rule.lower()}", learning_rate=0.01).failed), found
+def checks_for(rule: str) -> list[Any]:
+    """The checks of one of our functions, as parameters."""
+    checks = parametrize(f"thalweg.optax:{rule.lower()}", learning_rate=0.01).args[1]
+    return [pytest.param(*each.values, id=f"{rule.lower()}-{each.id}") for each in checks]
+
+
+@pytest.mark.parametrize(
+    "check", [each for place, rule in enumerate(RULES) for each in one_in(len(RULES), checks_for(rule), first=place)]
+)
+def test_ours_keep_what_users_rely_on(check: Callable[[], Any]) -> None:
+    check()

@@ -12,7 +12,6 @@ from world_steps import Run, differences  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.world,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 

@@ -12,7 +12,7 @@ from world import world
 from world_accelerate import alone, together
 
 
-@pytest.mark.world
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["DDP", "FSDP2"])
 def test_ranks_learn_what_one_process_learns(way: str, tmp_path: Path) -> None:
     expected = alone()

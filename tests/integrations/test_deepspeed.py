@@ -9,7 +9,7 @@ from tolerances import FUSED
 from world import world
 from world_deepspeed import trained
 
-pytestmark = pytest.mark.world
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(("rule", "options"), [("AdamW", {}), ("LAMB", {"trust": False})])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from cases import FUSED_OPTIONS, Case
-from lanes import one_in
+from lanes import by_turns, one_in
 from side_by_side import NARROW, agree, draw, draw_gradients, every_dtype, every_rule, needs_core
 
-pytestmark = [needs_core, pytest.mark.in_turn]
+pytestmark = [needs_core, pytest.mark.slow]
 
 STEPS = 4
 #: Smaller and larger than a tile, a few with axes before, between and behind those that may be factored.
@@ -26,6 +26,7 @@ SHAPES = {
 }
 
 
+@by_turns()
 @pytest.mark.parametrize(("case", "options"), one_in(2, FUSED_OPTIONS))
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_it_equals_its_rule(case: Case, options: dict, dtype: str) -> None:
@@ -33,6 +34,7 @@ def test_it_equals_its_rule(case: Case, options: dict, dtype: str) -> None:
     agree(case.name, draw(SHAPES, dtype), grads, **options, moves=options.get("lr") != 0.0)
 
 
+@by_turns()
 @pytest.mark.parametrize(("case", "options"), one_in(2, FUSED_OPTIONS, first=1))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_it_equals_its_rule_in_sixteen_bits(case: Case, options: dict, dtype: str) -> None:
@@ -41,6 +43,7 @@ def test_it_equals_its_rule_in_sixteen_bits(case: Case, options: dict, dtype: st
     agree(case.name, draw(SHAPES, dtype), grads, **options, moves=not small, lockstep=True)
 
 
+@by_turns()
 @every_rule
 @every_dtype
 def test_zeros_stay_defined(rule: str, dtype: str) -> None:

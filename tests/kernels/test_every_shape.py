@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from lanes import by_turns
 from side_by_side import NARROW, agree, draw, draw_gradients, every_dtype, every_rule, needs_core
 
 from thalweg.errors import OptionError
 from thalweg.kernels.threads import set_num_threads
 from thalweg.numpy import Adafactor
 
-pytestmark = [needs_core, pytest.mark.in_turn]
+pytestmark = [needs_core, pytest.mark.slow]
 
 #: Around vector widths, lanes, pieces, tiles, tasks and what one thread does alone.
 SIZES = [0, 1, 2, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 255, 256, 257, 1023, 1024, 1025, 2047, 2049]
@@ -67,6 +68,7 @@ def several_threads() -> Any:
     set_num_threads(None)
 
 
+@by_turns()
 @every_rule
 @every_dtype
 @pytest.mark.usefixtures("several_threads")
@@ -77,6 +79,7 @@ def test_vectors_of_every_size(rule: str, dtype: str) -> None:
     agree(rule, draw(shapes, dtype), grads, weight_decay=0.1, **options, lockstep=dtype in NARROW)
 
 
+@by_turns()
 @pytest.mark.parametrize(
     "options",
     [{}, dict(eps=(0.3, 1e-3), eps_mode="clamp"), dict(momentum=0.9, weight_decay=0.1, clip_threshold=0.5)],
@@ -100,6 +103,7 @@ class TestFactored:
         agree("Adafactor", draw(given, dtype), grads, lr=0.05, min_dim_size_to_factor=1, **options)
 
 
+@by_turns()
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_factored_in_sixteen_bits(dtype: str, rounding: str) -> None:

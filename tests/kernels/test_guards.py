@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lanes import by_turns
 from raw_arrays import Arrays, bits, copies
 from side_by_side import Both, assert_close, draw, draw_gradients, every_rule, kind, made, needs_core
 
 from thalweg.errors import NonFiniteError
 from thalweg.kernels.threads import set_num_threads
 
-pytestmark = [needs_core, pytest.mark.in_turn]
+pytestmark = needs_core
 
 #: Unfactored and factored, and one that stays as it is.
 SHAPES = {"vector": (1500,), "matrix": (40, 30), "bystander": (33,)}
@@ -75,6 +76,7 @@ def poisoned(step: Arrays, value: float, where: str) -> Arrays:
     return bad
 
 
+@by_turns()
 @every_rule
 @policies
 @pytest.mark.parametrize("where", ["first", "middle", "last", "everywhere"])
@@ -85,6 +87,7 @@ def test_strange_gradients_after_good_ones(rule: str, policy: str, where: str, d
         check(rule, draw(SHAPES, dtype), [good, poisoned(bad, value, where)], on_nonfinite=policy)
 
 
+@by_turns()
 @every_rule
 @policies
 def test_strange_gradients_that_several_threads_see(rule: str, policy: str) -> None:
@@ -94,6 +97,7 @@ def test_strange_gradients_that_several_threads_see(rule: str, policy: str) -> N
             check(rule, draw(LARGE, "float32"), [good, poisoned(bad, value, where)], on_nonfinite=policy)
 
 
+@by_turns()
 @every_rule
 @policies
 @pytest.mark.parametrize("where", ["last", "everywhere"])
@@ -103,6 +107,7 @@ def test_strange_gradients_at_the_first_step(rule: str, policy: str, where: str)
         check(rule, draw(SHAPES, "float32"), [poisoned(bad, value, where)], on_nonfinite=policy)
 
 
+@by_turns()
 @every_rule
 @policies
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -113,6 +118,7 @@ def test_strange_gradients_in_sixteen_bits(rule: str, policy: str, dtype: str) -
             check(rule, draw(SHAPES, dtype), [good, poisoned(bad, value, where)], on_nonfinite=policy)
 
 
+@by_turns()
 @every_rule
 @policies
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -123,6 +129,7 @@ def test_strange_parameters(rule: str, policy: str, dtype: str) -> None:
             check(rule, poisoned(draw(SHAPES, dtype), value, where), [step], on_nonfinite=policy)
 
 
+@by_turns()
 @every_rule
 @policies
 def test_strange_gradients_that_are_clipped_by_their_joint_norm(rule: str, policy: str) -> None:
@@ -139,6 +146,7 @@ def test_a_parameter_of_zeros_whose_gradient_has_a_nan() -> None:
         check("LARS", params, [{"w": np.array([1, 2, np.nan, 3, 4], "float32")}], on_nonfinite=policy)
 
 
+@by_turns()
 @every_rule
 @pytest.mark.parametrize("policy", ["skip", "raise"])
 def test_sums_that_only_float64_can_hold(rule: str, policy: str) -> None:
@@ -154,6 +162,7 @@ def test_sums_that_only_float64_can_hold(rule: str, policy: str) -> None:
             both.agree()
 
 
+@by_turns()
 @pytest.mark.parametrize("policy", ["skip", "raise"])
 @pytest.mark.parametrize("shape", [(2, 1000), (40, 30), (600, 600)], ids=str)
 def test_sums_of_rows_and_columns_that_only_float64_can_hold(policy: str, shape: Any) -> None:
@@ -162,6 +171,7 @@ def test_sums_of_rows_and_columns_that_only_float64_can_hold(policy: str, shape:
         check("Adafactor", params, [step], on_nonfinite=policy)
 
 
+@by_turns()
 @every_rule
 @policies
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30, 1e15, 1e-15, 0.0])
@@ -172,6 +182,7 @@ def test_strange_gradients_in_one_slice_of_a_stack(rule: str, policy: str, value
         both.agree()
 
 
+@by_turns()
 @every_rule
 @pytest.mark.parametrize("policy", ["propagate", "skip"])
 def test_a_slice_whose_squares_vanish_in_float32(rule: str, policy: str) -> None:
@@ -181,6 +192,7 @@ def test_a_slice_whose_squares_vanish_in_float32(rule: str, policy: str) -> None
         assert_close("w", both.found["w"], both.expected["w"], "float32")
 
 
+@by_turns()
 @every_rule
 @pytest.mark.parametrize("policy", ["skip", "raise"])
 def test_a_slice_whose_sum_of_squares_only_float64_can_hold(rule: str, policy: str) -> None:
@@ -198,6 +210,7 @@ def strange_slice(rule: str, policy: str, value: float) -> tuple[Both, bool]:
     return decisions(rule, draw(shapes, "float32"), [good, bad], on_nonfinite=policy, stacked_axes=1, **options)
 
 
+@by_turns()
 @every_rule
 @pytest.mark.parametrize("policy", ["skip", "raise"])
 def test_the_others_go_on_or_nothing_does(rule: str, policy: str) -> None:
@@ -230,6 +243,7 @@ def test_a_refused_first_step_leaves_no_trace(rule: str) -> None:
     assert bits(optimizer.state) == bits(twin.state)
 
 
+@by_turns()
 @every_rule
 @pytest.mark.parametrize("policy", ["skip", "raise"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import KRON
+from lanes import by_turns
 from raw_arrays import bits, copies
 from side_by_side import draw, draw_gradients, needs_core
 from tolerances import NATIVE_NORMALS, SPACE
@@ -19,7 +20,7 @@ from thalweg.numpy import Kron
 from thalweg.rules.noise import NORMAL_STREAMS, normal, stream_key
 from thalweg.spaces import numpy as reference
 
-pytestmark = [needs_core, pytest.mark.in_turn]
+pytestmark = needs_core
 
 LEVELS = [] if reason_missing() is not None else levels(load())
 #: Several of each shape, some too large to be stacked with others.
@@ -48,6 +49,7 @@ def filled(size: int, dtype: str, threads: int = 1, **key: Any) -> Any:
     return out
 
 
+@by_turns()
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("size", [1, 17, 1000, 16_385, 100_003])
 def test_the_noise_is_that_of_the_rules(dtype: str, size: int) -> None:
@@ -81,6 +83,8 @@ def test_the_noise_beyond_positions_of_32_bits() -> None:
         assert len(set(whole)) == 2000
 
 
+@pytest.mark.slow
+@by_turns()
 @pytest.mark.parametrize("options", KRON.options.values(), ids=KRON.options)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_it_equals_the_reference(options: dict, dtype: str) -> None:

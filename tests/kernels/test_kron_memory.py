@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import KRON
+from lanes import once
 from measured_peaks import allocator_peak, numpy_optimizer, torch_optimizer, traced_peak
 from raw_arrays import copies
 from side_by_side import draw, draw_gradients, needs_core
@@ -18,7 +19,7 @@ from thalweg.plan import plan
 from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import Option
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]
+pytestmark = pytest.mark.slow
 
 #: Twenty-two numbers of float32 for each element of a stack, as docs/kron.md says, and Python's own.
 BOUND = 22.1 * 4 * STACK
@@ -51,6 +52,7 @@ def test_stacks_are_bounded_in_torch(shapes: list[tuple[int, ...]], options: dic
     assert measured <= planned(shapes, options, "torch") <= 1.05 * measured
 
 
+@once(1)
 @needs_core
 @each_model
 def test_stacks_are_bounded_in_numpy(shapes: list[tuple[int, ...]], options: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ class Guarded:
         return set(self.buffer[: self.edge]) == {CANARY} == set(self.buffer[end:])
 
 
+@pytest.mark.slow
 @every_rule
 @every_dtype
 @pytest.mark.parametrize("offset", [0, 1, 2, 3, 4, 6])

@@ -22,17 +22,19 @@ from thalweg.arrays import Scalar, Squares
 from thalweg.errors import FallbackWarning, RuleError
 from thalweg.kernels.cpu import compiled as compilation
 from thalweg.kernels.cpu import compiler, shipped, structs
-from thalweg.kernels.cpu import emit as emission
-from thalweg.kernels.cpu.compiled import emitted, kind_of, reason_uncompiled, warn_slow
+from thalweg.kernels.cpu.compiled import CODES, emit_kind, kind_of, reason_uncompiled, warn_slow
 from thalweg.kernels.cpu.library import load, reason_missing
-from thalweg.kernels.cpu.served import reason_unserved
+from thalweg.kernels.cpu.reasons import reason_unserved
 from thalweg.kernels.cpu.tables import END, MEASURE, Operand, Options, Tables
 from thalweg.rules import Rule, Update
 from thalweg.rules.entries import Moment, Square
 from thalweg.settings import Handling
 from thalweg.spaces import numpy as xp
 
-pytestmark = pytest.mark.skipif(reason_missing() is not None, reason="there is no native core here")
+pytestmark = [
+    pytest.mark.slow,  # C++ is compiled
+    pytest.mark.skipif(reason_missing() is not None, reason="there is no native core here"),
+]
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no compiler here")
 
 
@@ -166,10 +168,9 @@ def test_a_mutant_of_a_rule_changes_its_native_code(mutant: Rule, origin: Rule) 
 
 def test_numbers_of_a_rule_need_no_other_code() -> None:
     one, other = rules.LAMB(eps=1e-3, betas=(0.5, 0.6), weight_decay=0.1), rules.LAMB(weight_decay=0.7)
-    assert emitted(kind_of(one, (3,))) is emitted(kind_of(other, (3,)))
+    assert emit_kind(kind_of(one, (3,))) is emit_kind(kind_of(other, (3,)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", one_in(3, range(3)))
 @pytest.mark.parametrize(
     "rule", [rule for rule in rules.RULES.values() if not rule.needs_whole], ids=lambda r: r.__name__
@@ -180,7 +181,7 @@ def test_the_package_has_the_code_of_every_option_of_its_rules(rule: type[Rule],
     random = np.random.default_rng(seed)
     tried = 0
     for _ in range(20):
-        chosen = shipped.made(rule, {name: values[random.integers(len(values))] for name, values in every.items()})
+        chosen = shipped.make_rule(rule, {name: values[random.integers(len(values))] for name, values in every.items()})
         if chosen is None:
             continue
         chosen = replace(chosen, stacked_axes=int(random.integers(2)))
@@ -191,7 +192,7 @@ def test_the_package_has_the_code_of_every_option_of_its_rules(rule: type[Rule],
             if not has_lr and not chosen.lr_optional:
                 continue
             kind = kind_of(chosen, (2, *shape), has_lr=has_lr, exact=exact, guarded=guarded)
-            for each in emitted(kind).functions:
+            for each in emit_kind(kind).functions:
                 assert load().thalweg_find(each.name.encode()) >= 0, f"{chosen}, {shape}: {each.source}"
     assert tried > 5
 
@@ -231,20 +232,20 @@ class TestWhatIsKept:
         assert reason_uncompiled(Softened(), (3,)) == ""
         (path,) = self.files(tmp_path)
         key = path.stem.split("-")[0]
-        assert compiler.kept(key) == path
+        assert compiler.find_kept(key) == path
         changed = tmp_path / "changed"
         shutil.copy2(path, changed)
         with changed.open("ab") as file:
             file.write(b"x")
         changed.replace(path)  # not written over: this process has it in memory
-        assert compiler.kept(key) is None
+        assert compiler.find_kept(key) is None
 
     @needs_compiler
     def test_what_others_can_write_to_is_not_loaded(self, tmp_path: Path) -> None:
         assert reason_uncompiled(Softened(), (3,)) == ""
         (path,) = self.files(tmp_path)
         path.parent.chmod(0o777)
-        assert compiler.kept(path.stem.split("-")[0]) is None
+        assert compiler.find_kept(path.stem.split("-")[0]) is None
         compilation._kinds.clear(), compilation._reasons.clear()
         with pytest.warns(FallbackWarning, match="others may write to: make it your own"):
             assert "THALWEG_CACHE" in reason_uncompiled(Softened(), (3,))
@@ -269,7 +270,6 @@ class TestWhatIsKept:
         assert self.files(tmp_path) == []
 
     @needs_compiler
-    @pytest.mark.slow
     def test_many_processes_may_begin_at_once(self, tmp_path: Path) -> None:
         script = (
             "import sys; sys.path[:0] = sys.argv[1:]\n"
@@ -347,7 +347,7 @@ class Pooled(Rule):
     [
         (Peaks(), (3, 4), "Peaks needs amax over axes"),
         (Pooled(), (2, 3, 4), "Pooled sums rows or columns over whole tensors, of which no native code is made"),
-        (Margins(), (3,), "Margins keeps 'rows', and kernels are made for state of elements, rows and columns"),
+        (Margins(), (3,), "Margins: v19 = sum_squares(v18) has the axes (0, 0): they must be some of axes [0]"),
     ],
 )
 def test_rows_and_columns_that_native_code_cannot_serve_are_refused(rule: Rule, shape: Any, reason: str) -> None:
@@ -364,7 +364,7 @@ def test_rows_and_columns_that_native_code_cannot_serve_are_refused(rule: Rule, 
 def test_what_cannot_be_made_is_said(rule: Rule, reason: str) -> None:
     assert reason_uncompiled(rule, (3, 4)) == reason
     with pytest.raises(RuleError, match=re.escape(reason)):
-        emitted(kind_of(rule, (3, 4)))
+        emit_kind(kind_of(rule, (3, 4)))
 
 
 def test_what_the_native_code_says_of_itself_is_what_python_takes_it_for() -> None:
@@ -378,4 +378,4 @@ def test_what_the_native_code_says_of_itself_is_what_python_takes_it_for() -> No
     assert shared.items() <= (told | {"OPERANDS": 2 + told["ROOM"]}).items()
     assert {name: told[name.upper()] for name in structs.DTYPES} == structs.DTYPES
     (operations,) = re.findall(r"enum Operation[^{]*{([^}]*)}", (native / "scalars.h").read_text())
-    assert tuple(re.findall(r"\w+", operations.lower())) == emission.OPERATIONS
+    assert tuple(re.findall(r"\w+", operations.lower())) == CODES

@@ -64,6 +64,7 @@ class Kron(rules.Kron):
 @needs_core
 @pytest.mark.parametrize("toy", [0.0, 0.5])
 class TestAnOptionThatARuleAdds:
+    @pytest.mark.slow
     def test_numpy(self, toy: float) -> None:
         w, g = np.ones((3, 4)), np.full((3, 4), 0.5)
         optimizer = thalweg.numpy.optimizer(LAMB)(0.1, toy=toy)

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lanes import by_turns
 from raw_arrays import Arrays, bits, copies
 from side_by_side import DTYPES, draw, draw_gradients, every_dtype, every_rule, kind, made, needs_core
 
 from thalweg.kernels.cpu.library import levels, load, reason_missing
 from thalweg.kernels.threads import set_num_threads
 
-pytestmark = [needs_core, pytest.mark.in_turn]
+pytestmark = needs_core
 
 #: Below and above what one thread steps alone, cut into one task and several, factored and not.
 SHAPES = {
@@ -61,6 +62,7 @@ def trained(rule: str, params: Arrays, grads: list[Arrays], **options: Any) -> A
     return {name: (bits(arrays[name]), bits(optimizer.state[name]), bits(optimizer.stats()[name])) for name in arrays}
 
 
+@by_turns()
 @every_rule
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -73,6 +75,7 @@ def test_for_any_number_of_threads(rule: str, mode: dict, dtype: str) -> None:
     assert all(result == results[0] for result in results[1:])
 
 
+@by_turns()
 @every_rule
 @every_dtype
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
@@ -87,6 +90,7 @@ def test_for_vectors_of_any_width(rule: str, dtype: str, mode: dict) -> None:
     assert all(result == results[0] for result in results)
 
 
+@by_turns()
 @every_rule
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_stochastic_rounding_for_vectors_of_any_width_and_any_number_of_threads(rule: str, dtype: str) -> None:
@@ -141,6 +145,7 @@ def test_in_any_order_of_the_parameters(rule: str) -> None:
         assert trained(rule, {name: params[name] for name in names}, grads) == expected
 
 
+@by_turns()
 @every_rule
 @pytest.mark.parametrize("mode", ["propagate", "skip", "narrow state"])
 def test_one_by_one_or_the_whole_model(rule: str, mode: str) -> None:
@@ -171,6 +176,7 @@ def test_among_others_of_other_dtypes(rule: str) -> None:
         assert {name: together[f"{dtype} {name}"] for name in model} == alone
 
 
+@by_turns()
 @every_rule
 @pytest.mark.parametrize("policy", ["skip", "raise"])
 def test_being_watched_changes_nothing(rule: str, policy: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lanes import by_turns
 from raw_arrays import bits, copies
 from side_by_side import (
     DTYPES,
@@ -21,7 +22,7 @@ from side_by_side import (
     needs_core,
 )
 
-pytestmark = [needs_core, pytest.mark.in_turn]
+pytestmark = needs_core
 
 SHAPES = {"number": (), "vector": (1030,), "matrix": (70, 40), "conv": (9, 7, 3, 2)}
 FACTORED = dict(min_dim_size_to_factor=2, momentum=0.9)
@@ -29,6 +30,7 @@ FACTORED = dict(min_dim_size_to_factor=2, momentum=0.9)
 FULL: dict[str, dict[str, Any]] = {"LARS": {}, "LAMB": {}, "Adafactor": FACTORED}
 
 
+@by_turns()
 @every_rule
 @pytest.mark.parametrize(("of_parameter", "of_gradient"), list(itertools.product(DTYPES, DTYPES)))
 def test_gradients_in_every_dtype(rule: str, of_parameter: str, of_gradient: str) -> None:
@@ -36,6 +38,7 @@ def test_gradients_in_every_dtype(rule: str, of_parameter: str, of_gradient: str
     agree(rule, draw(SHAPES, of_parameter), grads, weight_decay=0.1, **FULL[rule], lockstep=True)
 
 
+@by_turns()
 @every_rule
 @every_dtype
 @pytest.mark.parametrize("option", ["state_dtype", "momentum_dtype"])
@@ -81,6 +84,7 @@ STACKED: dict[int, dict[str, tuple[int, ...]]] = {
 }
 
 
+@by_turns()
 @every_rule
 @every_dtype
 @pytest.mark.parametrize("axes", STACKED)
@@ -90,6 +94,7 @@ def test_stacked_tensors(rule: str, dtype: str, axes: int) -> None:
     agree(rule, params, grads, stacked_axes=axes, weight_decay=0.1, **FULL[rule], lockstep=True)
 
 
+@by_turns()
 @every_rule
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_stacked_tensors_that_many_threads_step(rule: str, dtype: str) -> None:
@@ -98,6 +103,7 @@ def test_stacked_tensors_that_many_threads_step(rule: str, dtype: str) -> None:
     agree(rule, params, grads, stacked_axes=1, **FULL[rule])
 
 
+@by_turns()
 @every_rule
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_a_stack_is_its_slices_one_by_one(rule: str, dtype: str) -> None:
@@ -121,6 +127,7 @@ def test_a_stack_is_its_slices_one_by_one(rule: str, dtype: str) -> None:
             assert_close(key, own[key], entry, dtype)
 
 
+@by_turns()
 @every_rule
 @pytest.mark.parametrize("shape", [(0, 6, 5), (3, 0), (0,)], ids=str)
 def test_stacks_without_elements(rule: str, shape: tuple[int, ...]) -> None:

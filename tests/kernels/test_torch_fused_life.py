@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-import gc
 import os
-import pickle
 import subprocess
 import sys
-import weakref
 from typing import Any
 
 import pytest
@@ -43,43 +40,6 @@ def test_saved_under_one_engine_and_resumed_under_another(rule: str, first: str,
 
 
 @every_rule
-def test_loading_in_the_middle_of_a_run(rule: str) -> None:
-    """State lies elsewhere then, and what lay there before is nobody's."""
-    steps, named = gradients(4, "float64"), parameters("float64")
-    optimizer = make(rule, named, **FULL[rule])
-    train(optimizer, named, steps[:2])
-    saved, weights = copy.deepcopy(optimizer.state_dict()), [p.detach().clone() for _, p in named]
-    train(optimizer, named, steps[2:])
-    after = [p.detach().clone() for _, p in named]
-    optimizer.load_state_dict(saved)
-    with torch.no_grad():
-        for (_, p), w in zip(named, weights, strict=True):
-            p.copy_(w)
-    train(optimizer, named, steps[2:])
-    assert all(torch.equal(p, w) for (_, p), w in zip(named, after, strict=True))
-
-
-@every_rule
-@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
-def test_copies_go_on_by_themselves(rule: str, how: str) -> None:
-    steps, named = gradients(4), parameters()
-    optimizer = make(rule, named, **FULL[rule])
-    train(optimizer, named, steps[:2])
-    other = copy.deepcopy(optimizer) if how == "deepcopy" else pickle.loads(pickle.dumps(optimizer))
-    before = [p.detach().clone() for _, p in named]
-    entries = [{k: v.clone() for k, v in optimizer.state[p].items()} for _, p in named]
-    copied = list(zip([name for name, _ in named], other.parameters(), strict=True))
-    train(other, copied, steps[2:])
-    assert other.engine == "fused"
-    assert all(torch.equal(p, w) for (_, p), w in zip(named, before, strict=True))
-    assert all(
-        torch.equal(optimizer.state[p][k], v) for (_, p), e in zip(named, entries, strict=True) for k, v in e.items()
-    )
-    train(optimizer, named, steps[2:])
-    assert all(torch.equal(p, q) for (_, p), (_, q) in zip(named, copied, strict=True))
-
-
-@every_rule
 def test_one_parameter_at_a_time(rule: str) -> None:
     steps, named, single = gradients(3), parameters(), parameters()
     whole, parts = make(rule, named, **FULL[rule]), make(rule, single, **FULL[rule])
@@ -109,33 +69,6 @@ def test_in_the_backward_pass(rule: str) -> None:
             other.step()
     assert optimizer.engine == "fused"
     agree(optimizer, list(model.named_parameters()), other, list(twin.named_parameters()))
-
-
-@every_rule
-def test_what_was_saved_for_a_backward_pass_is_known_to_be_gone(rule: str) -> None:
-    """As with the optimizers of torch: stepping between forward and backward raises there."""
-    p = torch.nn.Parameter(torch.ones(5))
-    optimizer = make(rule, [p])
-    loss = (p * p).sum()
-    version = p._version
-    p.grad = torch.ones(5)
-    optimizer.step()
-    assert optimizer.engine == "fused"
-    assert p._version > version
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
-@every_rule
-def test_gradients_are_let_go_after_a_step(rule: str) -> None:
-    """zero_grad(set_to_none=True) gives their memory back."""
-    named = parameters()
-    optimizer = make(rule, named, **FULL[rule])
-    train(optimizer, named, gradients(1))
-    alive = [weakref.ref(p.grad) for _, p in named]
-    optimizer.zero_grad(set_to_none=True)
-    gc.collect()
-    assert [ref() for ref in alive] == [None] * len(named)
 
 
 @every_rule

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from cases import FUSED_RULES, Case
+from lanes import by_turns
 from side_by_side import every_dtype, every_rule, needs_core
 
 torch = pytest.importorskip("torch")
@@ -15,7 +16,7 @@ from side_by_side_torch import FULL, SHAPES, agree, gradients, make, parameters,
 import thalweg.torch  # noqa: E402
 from thalweg.kernels.threads import set_num_threads  # noqa: E402
 
-pytestmark = [needs_core, pytest.mark.in_turn]
+pytestmark = needs_core
 
 TABLE = [
     pytest.param(case, options, id=f"{case.name}-{description}")
@@ -24,12 +25,14 @@ TABLE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "options"), TABLE)
 def test_it_equals_the_reference(case: Case, options: dict) -> None:
     side_by_side(case.name, gradients(3, "float64"), "float64", **options)
     side_by_side(case.name, gradients(3), **options)
 
 
+@by_turns()
 @every_rule
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
@@ -37,6 +40,7 @@ def test_in_sixteen_bits(rule: str, dtype: str, rounding: str) -> None:
     side_by_side(rule, gradients(1, dtype), dtype, rounding=rounding, **FULL[rule])
 
 
+@by_turns()
 @every_rule
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize(
@@ -56,6 +60,7 @@ def test_around_the_rule(rule: str, dtype: str, options: dict) -> None:
     side_by_side(rule, gradients(3, dtype, shapes), dtype, shapes, weight_decay=0.1, **options, **FULL[rule])
 
 
+@by_turns()
 @every_rule
 @pytest.mark.parametrize("axes", [1, 2])
 def test_stacks_of_single_numbers(rule: str, axes: int) -> None:
@@ -70,6 +75,7 @@ def test_two_stacked_axes(rule: str) -> None:
     side_by_side(rule, gradients(2, "float64", shapes), "float64", shapes, stacked_axes=2, **FULL[rule])
 
 
+@by_turns()
 @every_rule
 @every_dtype
 @pytest.mark.parametrize("stored", ["bfloat16", "float16", "float32"])
@@ -106,6 +112,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(rule: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
 
 
+@by_turns()
 @every_rule
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_numpy_and_torch_give_the_same_bits(rule: str, dtype: str) -> None:
@@ -121,6 +128,7 @@ def test_numpy_and_torch_give_the_same_bits(rule: str, dtype: str) -> None:
     assert all((arrays[name] == p.detach().numpy()).all() for name, p in named)
 
 
+@by_turns()
 @every_rule
 @pytest.mark.parametrize("lr", ["float32", "float64", "one element"])
 def test_a_learning_rate_that_is_a_tensor(rule: str, lr: str) -> None:

@@ -64,6 +64,7 @@ def test_the_table_has_every_option_of_every_rule() -> None:
 
 
 class TestEveryOption:
+    @pytest.mark.slow
     @pytest.mark.parametrize(("name", "option"), EVERY)
     def test_a_copy_has_it_and_the_original_has_not(self, name: str, option: str) -> None:
         value, original = OPTIONS[name][option].value, made(name, **beside(name, option))
@@ -75,6 +76,7 @@ class TestEveryOption:
         assert fingerprint(original) == before
         assert shown(changed) == shown(made(name, **beside(name, option), **{option: value}))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("name", "option"), EVERY)
     def test_it_has_an_effect(self, name: str, option: str) -> None:
         """On the parameters or on the state: an option without one must be refused."""

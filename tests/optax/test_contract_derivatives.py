@@ -12,11 +12,11 @@ import numpy as np
 import optax
 import pytest
 import tolerances
-from lanes import one_in
+from lanes import once, one_in
 
 from thalweg.optax import adafactor, kron, lamb, lars
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]  # many small programs are compiled
+pytestmark = pytest.mark.slow  # many small programs are compiled
 
 Tree = Any
 MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
@@ -62,6 +62,7 @@ def assert_near(found: Any, expected: float) -> None:
     assert abs(float(found) - expected) <= tolerances.FINITE_DIFFERENCES * max(1.0, abs(expected))
 
 
+@once(0)
 @each
 def test_derivatives_by_learning_rate_and_parameters_are_those_of_finite_differences(name: str) -> None:
     f = jax.jit(partial(outcome, name))
@@ -74,6 +75,7 @@ def test_derivatives_by_learning_rate_and_parameters_are_those_of_finite_differe
     assert_near(jnp.sum(by_params["w"] * direction), along)
 
 
+@once(1)
 @each
 def test_checkpointing_steps_changes_no_derivative(name: str) -> None:
     plain = jax.jit(jax.grad(partial(outcome, name)))(0.1, PARAMS)

@@ -15,10 +15,11 @@ import numpy as np
 import optax
 import pytest
 import tolerances
+from lanes import by_turns, once
 
 from thalweg.optax import adafactor, kron, lamb, lars
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]  # many small programs are compiled
+pytestmark = pytest.mark.slow  # many small programs are compiled
 
 Tree = Any
 MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
@@ -39,6 +40,7 @@ def abstract_step(tx: Any, params: Tree, grads: Tree) -> tuple[Tree, Any]:
     return jax.eval_shape(tx.update, grads, jax.eval_shape(tx.init, params), params)
 
 
+@by_turns("dtype")
 @each
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_statistics_of_parameters_of_up_to_32_bits_are_float32(name: str, dtype: Any) -> None:
@@ -50,6 +52,7 @@ def test_statistics_of_parameters_of_up_to_32_bits_are_float32(name: str, dtype:
         assert found.count.dtype == jnp.int32
 
 
+@once(1)
 @each
 def test_statistics_of_float64_parameters_are_float64(name: str) -> None:
     # adafactor's dtype_momentum is float32 unless it is given, as in optax
@@ -59,6 +62,7 @@ def test_statistics_of_float64_parameters_are_float64(name: str) -> None:
     assert state.count.dtype == jnp.int32
 
 
+@by_turns("p_dtype", "g_dtype", first=2)
 @each
 @pytest.mark.parametrize("p_dtype", [jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64])
 @pytest.mark.parametrize("g_dtype", [jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64])
@@ -70,6 +74,7 @@ def test_updates_have_the_dtype_to_which_parameters_and_gradients_promote(
     assert not any(x.weak_type for x in jax.tree.leaves(updates))
 
 
+@once(3)
 @each
 def test_leaves_of_several_dtypes_keep_their_own(name: str) -> None:
     params = {str(d): jnp.asarray(W, d) for d in ("bfloat16", "float16", "float32", "float64")}
@@ -77,6 +82,7 @@ def test_leaves_of_several_dtypes_keep_their_own(name: str) -> None:
     assert {key: x.dtype.name for key, x in updates.items()} == {key: key for key in params}
 
 
+@once(4)
 @each
 def test_momentum_and_statistics_are_stored_as_asked(name: str) -> None:
     tx = MADE[name](0.1, state_dtype=jnp.bfloat16)
@@ -102,6 +108,7 @@ def test_dtypes_of_momentum_go_by_any_of_their_names() -> None:
         assert solver.init(params).variance["w"].dtype == jnp.float32
 
 
+@by_turns("dtype", first=5)
 @each
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_gradients_of_zero_and_tiny_ones_make_no_nan(name: str, dtype: Any) -> None:
@@ -113,6 +120,7 @@ def test_gradients_of_zero_and_tiny_ones_make_no_nan(name: str, dtype: Any) -> N
         assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(state))
 
 
+@once(6)
 @each
 def test_options_that_are_arrays_of_float64_leave_float32_as_it_is(name: str) -> None:
     wide = {
@@ -140,6 +148,7 @@ def test_options_that_are_arrays_of_float64_leave_float32_as_it_is(name: str) ->
     assert all(float(jnp.abs(x - found[0]).max()) <= tolerances.FLOAT32 * size for x in found[1:])
 
 
+@by_turns(first=7)
 @pytest.mark.parametrize("name", ["adafactor", "lamb", "lars"])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_stochastic_rounding_moves_parameters_right_on_average(name: str, dtype: Any) -> None:

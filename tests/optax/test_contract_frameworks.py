@@ -10,12 +10,13 @@ import numpy as np
 import optax
 import pytest
 import tolerances
+from lanes import once
 from optax_runs import MADE, each
 
 from thalweg import UnusedOverrideWarning
 from thalweg.optax import lamb
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]  # many small programs are compiled
+pytestmark = pytest.mark.slow  # many small programs are compiled
 
 X = np.cos(np.arange(20, dtype=np.float32)).reshape(5, 4)
 
@@ -38,6 +39,7 @@ def assert_alike(found: list[Any], expected: list[Any], before: list[Any]) -> No
         assert float(jnp.abs(a - b).max()) <= tolerances.FLOAT32 * distance
 
 
+@once(0)
 @each
 def test_linen_parameters_in_a_train_state_step_as_plain_arrays(name: str) -> None:
     linen = pytest.importorskip("flax.linen")
@@ -65,6 +67,7 @@ def test_linen_parameters_in_a_train_state_step_as_plain_arrays(name: str) -> No
     assert_alike(jax.tree.leaves(state.params), flat_steps(name, before, history), before)
 
 
+@once(1)
 @each
 def test_flax_writes_and_reads_the_state(name: str) -> None:
     serialization = pytest.importorskip("flax.serialization")
@@ -78,6 +81,7 @@ def test_flax_writes_and_reads_the_state(name: str) -> None:
         assert (a == b).all()
 
 
+@once(2)
 @each
 def test_nnx_optimizer_steps_as_plain_arrays(name: str) -> None:
     nnx = pytest.importorskip("flax.nnx")
@@ -95,6 +99,7 @@ def test_nnx_optimizer_steps_as_plain_arrays(name: str) -> None:
     assert_alike(jax.tree.leaves(nnx.state(model, nnx.Param)), flat_steps(name, before, history), before)
 
 
+@once(3)
 @each
 def test_nnx_state_is_a_tree_as_any_other(name: str) -> None:
     nnx = pytest.importorskip("flax.nnx")
@@ -105,6 +110,7 @@ def test_nnx_state_is_a_tree_as_any_other(name: str) -> None:
     assert jax.tree.structure(state) == jax.tree.structure(jax.eval_shape(tx.init, params))
 
 
+@once(4)
 @each
 def test_equinox_modules_step_as_plain_arrays(name: str) -> None:
     eqx = pytest.importorskip("equinox")

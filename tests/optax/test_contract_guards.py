@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import optax
 import pytest
 import tolerances
+from lanes import by_turns, once
 from optax_runs import GRADS, MADE, PARAMS, Tree, each
 
 from thalweg.optax import lamb, lars
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]  # many small programs are compiled
+pytestmark = pytest.mark.slow  # many small programs are compiled
 
 
 def equal(a: Tree, b: Tree) -> bool:
@@ -26,6 +27,7 @@ def assert_alike(found: Tree, expected: Tree) -> None:
         assert float(jnp.abs(a - b).max()) <= tolerances.FLOAT32 * float(jnp.abs(b).max())
 
 
+@once(0)
 @each
 def test_one_bad_element_leaves_all_parameters_state_and_count_as_they_were(name: str) -> None:
     tx = MADE[name](0.1, on_nonfinite="skip")
@@ -50,6 +52,7 @@ def test_one_bad_element_leaves_all_parameters_state_and_count_as_they_were(name
     assert update._cache_size() == 1
 
 
+@once(1)
 @each
 def test_without_a_guard_what_is_not_finite_goes_through_and_there_is_no_count_of_it(name: str) -> None:
     tx = MADE[name](0.1)
@@ -61,6 +64,7 @@ def test_without_a_guard_what_is_not_finite_goes_through_and_there_is_no_count_o
     assert state.count == 1
 
 
+@once(2)
 @each
 def test_a_float16_parameter_that_would_overflow_is_not_finite(name: str) -> None:
     params, grads = {"w": jnp.full((4, 3), 60000.0, jnp.float16)}, {"w": jnp.full((4, 3), -1.0, jnp.float16)}
@@ -70,6 +74,7 @@ def test_a_float16_parameter_that_would_overflow_is_not_finite(name: str) -> Non
     assert (updates["w"] == 0).all()
 
 
+@by_turns("limit", first=3)
 @each
 @pytest.mark.parametrize("limit", [0.5, 100.0])
 def test_clipping_by_the_joint_norm_is_that_of_optax_before(name: str, limit: float) -> None:
@@ -82,6 +87,7 @@ def test_clipping_by_the_joint_norm_is_that_of_optax_before(name: str, limit: fl
     assert (optax.tree.norm(GRADS) > limit) == (limit < 1)
 
 
+@once(4)
 @each
 def test_clipping_a_gradient_of_zero_and_one_that_is_not_finite(name: str) -> None:
     tx = MADE[name](0.1, max_grad_norm=1.0, on_nonfinite="skip")
@@ -110,6 +116,7 @@ def test_gradients_of_float16_do_not_overflow_the_joint_norm() -> None:
     )
 
 
+@once(5)
 @each
 def test_climbing_is_descending_along_the_opposite_gradient(name: str) -> None:
     up, down = MADE[name](0.1, maximize=True), MADE[name](0.1)

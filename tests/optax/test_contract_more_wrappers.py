@@ -12,11 +12,12 @@ import numpy as np
 import optax
 import pytest
 import tolerances
+from lanes import once
 from optax_runs import GRADS, MADE, PARAMS, Tree, each, run
 
 from thalweg.optax import adafactor, kron, lamb, lars
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]  # many small programs are compiled
+pytestmark = pytest.mark.slow  # many small programs are compiled
 
 
 def loss(params: Tree) -> jax.Array:
@@ -47,16 +48,19 @@ def assert_alike(found: Tree, expected: Tree, before: Tree = PARAMS) -> None:
         assert float(jnp.abs(a - b).max()) <= tolerances.FLOAT32 * distance
 
 
+@once(0)
 @each
 def test_schedule_free_descends(name: str) -> None:
     descends(optax.contrib.schedule_free(MADE[name](0.1), learning_rate=0.1, b1=0.9))
 
 
+@once(1)
 @each
 def test_mechanic_descends(name: str) -> None:
     descends(optax.contrib.mechanize(MADE[name](0.1), s_init=1e-2), steps=40)
 
 
+@once(2)
 @each
 def test_sharpness_aware_minimization_descends(name: str) -> None:
     sam = optax.contrib.sam(MADE[name](0.1), optax.chain(optax.contrib.normalize(), optax.sgd(0.05)), sync_period=2)
@@ -67,6 +71,7 @@ def test_the_adversary_of_sharpness_aware_minimization_may_be_one_of_ours() -> N
     descends(optax.contrib.sam(optax.sgd(0.1), lars(0.05), sync_period=2))
 
 
+@once(3)
 @each
 def test_reducing_on_a_plateau_scales_what_comes_before(name: str) -> None:
     tx = optax.chain(MADE[name](0.1), optax.contrib.reduce_on_plateau(factor=0.5, patience=3))
@@ -75,6 +80,7 @@ def test_reducing_on_a_plateau_scales_what_comes_before(name: str) -> None:
     descends(tx, value=True)
 
 
+@once(4)
 @each
 def test_complex_parameters_are_served_as_pairs(name: str) -> None:
     w = PARAMS["w"]
@@ -85,6 +91,7 @@ def test_complex_parameters_are_served_as_pairs(name: str) -> None:
     assert_alike((found["z"].real, found["z"].imag), (parts["re"], parts["im"]), (w, w + 1))
 
 
+@once(5)
 @each
 def test_a_flattened_tree_steps_as_one_vector(name: str) -> None:
     found, _ = run(optax.flatten(MADE[name](0.1)))
@@ -116,6 +123,7 @@ def test_other_wrappers_pass_parameters_and_extra_arguments_on() -> None:
 # ---- functions over states
 
 
+@once(6)
 @each
 def test_mapping_over_the_parameters_of_a_state_reaches_all_but_the_counts(name: str) -> None:
     tx = MADE[name](0.1, on_nonfinite="skip")
@@ -128,6 +136,7 @@ def test_mapping_over_the_parameters_of_a_state_reaches_all_but_the_counts(name:
             assert all((a == b + 7).all() for a, b in zip(own, old, strict=True))
 
 
+@once(7)
 @each
 def test_mapping_over_a_state_beside_trees_like_the_parameters(name: str) -> None:
     tx = MADE[name](0.1)
@@ -160,6 +169,7 @@ def test_mapping_over_a_state_goes_with_options_by_leaf(factory: Any, options: d
     assert all((x >= 7).all() for x in jax.tree.leaves(mapped._replace(count=None)))
 
 
+@once(8)
 @each
 def test_counts_and_statistics_are_found_by_name(name: str) -> None:
     tx = optax.chain(optax.clip(1.0), MADE[name](0.1))
@@ -172,6 +182,7 @@ def test_counts_and_statistics_are_found_by_name(name: str) -> None:
     assert set(optax.tree.get(state, field)) == {"w", "b"}
 
 
+@once(9)
 @each
 def test_states_can_be_pickled(name: str) -> None:
     state = MADE[name](0.1).init(PARAMS)

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 import tolerances
-from lanes import one_in
+from lanes import once, one_in
 from optax_runs import GRADS, PARAMS, Tree
 
 from thalweg import OptionError, UnusedOverrideWarning
@@ -30,7 +30,7 @@ NESTED = {"layers": [{"w": PARAMS["w"], "bias": PARAMS["b"]}, {"w": PARAMS["w"] 
 SLOPES = jax.tree.map(lambda p: jnp.sin(3 * p + 1), NESTED)
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]  # many small programs are compiled
+pytestmark = pytest.mark.slow  # many small programs are compiled
 
 
 def after(tx: Any, params: Tree = PARAMS, grads: Tree = GRADS, steps: int = 1) -> Tree:
@@ -51,6 +51,7 @@ def same(a: Tree, b: Tree) -> bool:
     )
 
 
+@once(0)
 @each
 def test_stacked_layers_step_as_separate_ones_however_they_are_named(name: str) -> None:
     layers = [jnp.cos(k + jnp.arange(12, dtype=jnp.float32)).reshape(4, 3) * (k + 1) for k in range(2)]
@@ -163,6 +164,7 @@ def test_one_word_exempts_leaves_of_one_axis() -> None:
     assert same(found, after(lamb(0.1, weight_decay=0.5, overrides=by_hand), NESTED, SLOPES)["layers"][0])
 
 
+@once(1)
 @each
 def test_overrides_scale_the_learning_rate(name: str) -> None:
     params, grads = {"w": PARAMS["w"]}, {"w": GRADS["w"]}
@@ -194,6 +196,7 @@ def test_dtypes_of_overrides_go_by_any_of_their_names() -> None:
         assert (state.exp_avg["w"].dtype, state.exp_avg["b"].dtype) == (jnp.bfloat16, jnp.float32)
 
 
+@once(2)
 @each
 def test_overrides_that_match_nothing_are_told_once_at_init(name: str) -> None:
     tx = MADE[name](0.1, overrides=[("*.bais", dict(lr_scale=0.0)), ("w", dict(lr_scale=0.5))])
@@ -209,6 +212,7 @@ def test_overrides_that_match_nothing_are_told_once_at_init(name: str) -> None:
 # ---- values of every kind
 
 
+@once(3)
 @each
 def test_learning_rates_of_every_kind_mean_the_same(name: str) -> None:
     params, grads = {"w": PARAMS["w"]}, {"w": GRADS["w"]}
@@ -234,6 +238,7 @@ def test_schedules_count_steps_from_zero(name: str) -> None:
     assert same(after(tx, steps=3), first)
 
 
+@once(4)
 @each
 def test_a_schedule_may_use_what_only_arrays_have(name: str) -> None:
     tx = MADE[name](lambda count: 0.1 * 0.5 ** count.astype(jnp.float32))

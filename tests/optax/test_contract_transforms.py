@@ -13,10 +13,11 @@ import numpy as np
 import optax
 import pytest
 import tolerances
+from lanes import by_turns, once
 
 from thalweg.optax import adafactor, kron, lamb, lars
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]  # many small programs are compiled
+pytestmark = pytest.mark.slow  # many small programs are compiled
 
 Tree = Any
 MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
@@ -90,6 +91,7 @@ def assert_alike(found: Tree, expected: Tree) -> None:
         assert np.abs(wide_a - wide_b).max() <= bound * max(1.0, np.abs(wide_b).max())
 
 
+@once(0)
 @each
 def test_many_steps_take_one_compilation(name: str) -> None:
     looped(name)
@@ -98,6 +100,7 @@ def test_many_steps_take_one_compilation(name: str) -> None:
     assert step._cache_size() == 1
 
 
+@once(1)
 @each
 def test_a_state_made_under_jit_is_the_same_and_needs_no_other_program(name: str) -> None:
     init = MADE[name](0.1).init
@@ -111,6 +114,7 @@ def test_a_state_made_under_jit_is_the_same_and_needs_no_other_program(name: str
     assert (len(traces), step._cache_size()) == (1, 1)
 
 
+@once(2)
 @each
 def test_a_step_keeps_shapes_dtypes_weak_types_and_structure_of_the_state(name: str) -> None:
     tx = MADE[name](0.1)
@@ -120,6 +124,7 @@ def test_a_step_keeps_shapes_dtypes_weak_types_and_structure_of_the_state(name: 
     assert described(looped(name)[0]) == described(PARAMS)
 
 
+@once(3)
 @each_slowly
 def test_schedules_take_one_compilation(name: str) -> None:
     traces: list[int] = []
@@ -138,6 +143,7 @@ def test_schedules_take_one_compilation(name: str) -> None:
     assert described(state) == described(tx.init(PARAMS))
 
 
+@once(4)
 @each
 def test_an_abstract_state_has_the_shapes_and_dtypes_of_the_real_one(name: str) -> None:
     for options in ({}, dict(on_nonfinite="skip"), dict(state_dtype="bfloat16")):
@@ -150,6 +156,7 @@ def test_an_abstract_state_has_the_shapes_and_dtypes_of_the_real_one(name: str) 
                 assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
 
 
+@once(5)
 @each
 def test_a_scan_over_steps_equals_a_loop(name: str) -> None:
     params, state = jax.jit(partial(scanned, name))(PARAMS)
@@ -157,6 +164,7 @@ def test_a_scan_over_steps_equals_a_loop(name: str) -> None:
     assert_alike(state, looped(name)[1])
 
 
+@once(6)
 @each_slowly
 def test_an_ensemble_under_vmap_equals_separate_runs(name: str) -> None:
     members = [jax.tree.map(lambda p, k=k: p * k + k / 8, PARAMS) for k in (1.0, 2.0)]
@@ -172,6 +180,7 @@ def test_an_ensemble_under_vmap_equals_separate_runs(name: str) -> None:
         assert_alike(jax.tree.map(lambda x, i=index: x[i], state), alone_state)
 
 
+@once(7)
 @each_slowly
 def test_a_learning_rate_for_each_member_of_an_ensemble(name: str) -> None:
     params = {"w": PARAMS["w"]}
@@ -185,6 +194,7 @@ def test_a_learning_rate_for_each_member_of_an_ensemble(name: str) -> None:
     assert_alike(together[0], jax.jit(one)(0.1)["w"])
 
 
+@once(8)
 @each
 def test_donated_buffers_are_all_used_and_change_no_number(name: str) -> None:
     tx = MADE[name](0.1)
@@ -205,6 +215,7 @@ def test_donated_buffers_are_all_used_and_change_no_number(name: str) -> None:
     assert_alike(params, looped(name)[0])
 
 
+@once(9)
 @each
 def test_the_first_state_shares_no_memory_with_parameters_or_within_itself(name: str) -> None:
     state = jax.tree.leaves(MADE[name](0.1).init(PARAMS))
@@ -212,6 +223,7 @@ def test_the_first_state_shares_no_memory_with_parameters_or_within_itself(name:
     assert len(set(places)) == len(places)
 
 
+@once(10)
 @each
 def test_programs_call_nothing_on_the_host(name: str) -> None:
     tx = MADE[name](0.1, on_nonfinite="skip", max_grad_norm=1.0)
@@ -220,6 +232,7 @@ def test_programs_call_nothing_on_the_host(name: str) -> None:
     assert "sqrt" in program
 
 
+@once(11)
 @each
 def test_without_jit_numbers_are_the_same(name: str) -> None:
     with jax.disable_jit():
@@ -228,6 +241,7 @@ def test_without_jit_numbers_are_the_same(name: str) -> None:
     assert_alike(state, looped(name)[1])
 
 
+@once(12)
 @each
 def test_ordinary_input_makes_no_nan_anywhere_inside_and_leaks_no_tracer(name: str) -> None:
     tx = MADE[name](0.1, on_nonfinite="skip")
@@ -242,6 +256,7 @@ def test_ordinary_input_makes_no_nan_anywhere_inside_and_leaks_no_tracer(name: s
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves((updates, state)))
 
 
+@by_turns("options", first=13)
 @each
 @pytest.mark.parametrize("options", [{}, dict(on_nonfinite="skip", max_grad_norm=1.0)], ids=["plain", "guarded"])
 def test_strict_promotion_of_dtypes_and_ranks_is_kept(name: str, options: dict[str, Any]) -> None:
@@ -268,6 +283,7 @@ def test_an_abstract_tree_has_a_state_as_in_optax() -> None:
     assert described(lamb(0.1).init(structs)) == described(lamb(0.1).init(PARAMS))
 
 
+@once(14)
 @each
 def test_parameters_committed_to_a_device_take_one_compilation(name: str) -> None:
     tx = MADE[name](0.1)

@@ -13,9 +13,10 @@ import numpy as np
 import optax
 import pytest
 import tolerances
+from lanes import by_turns, once
 from optax_runs import MADE, Tree, each
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]  # many small programs are compiled
+pytestmark = pytest.mark.slow  # many small programs are compiled
 
 
 class Pair(NamedTuple):
@@ -80,7 +81,7 @@ def trained(tx: optax.GradientTransformation, params: Tree, steps: int = 2) -> t
     return params, state
 
 
-@pytest.mark.in_turn
+@by_turns()
 @each
 @pytest.mark.parametrize("container", containers())
 def test_leaves_step_the_same_in_every_container(name: str, container: str) -> None:
@@ -94,6 +95,7 @@ def test_leaves_step_the_same_in_every_container(name: str, container: str) -> N
     assert state.count == 2
 
 
+@once(0)
 @each
 def test_leaves_of_one_shape_step_as_each_does_alone(name: str) -> None:
     tree = [array(4, 3, start=1), array(4, 3, start=2), array(3, start=1), array(3, start=2)]
@@ -103,6 +105,7 @@ def test_leaves_of_one_shape_step_as_each_does_alone(name: str) -> None:
         assert float(jnp.abs(own - alone).max()) <= tolerances.FLOAT32 * float(jnp.abs(own - before).max())
 
 
+@once(1)
 @each
 def test_single_numbers_are_parameters(name: str) -> None:
     params, _ = trained(MADE[name](0.1), {"scale": jnp.float32(2.0), "shift": jnp.float32(-1.0)})
@@ -112,6 +115,7 @@ def test_single_numbers_are_parameters(name: str) -> None:
     assert params["shift"] != -1.0
 
 
+@by_turns("shape", first=2)
 @each
 @pytest.mark.parametrize("shape", [(0,), (4, 0)])
 def test_arrays_without_elements_pass_and_leave_others_alone(name: str, shape: tuple[int, ...]) -> None:
@@ -122,6 +126,7 @@ def test_arrays_without_elements_pass_and_leave_others_alone(name: str, shape: t
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(state))
 
 
+@by_turns("shape", first=3)
 @each
 @pytest.mark.parametrize("shape", [(0,), (2, 0, 3)])
 def test_arrays_without_elements_do_not_make_a_step_count_as_not_finite(name: str, shape: tuple[int, ...]) -> None:
@@ -130,6 +135,7 @@ def test_arrays_without_elements_do_not_make_a_step_count_as_not_finite(name: st
     assert (params["w"] != array(4, 3)).any()
 
 
+@once(4)
 @each
 def test_numpy_arrays_step_as_arrays_of_jax_and_are_left_as_they_were(name: str) -> None:
     before = {"w": np.asarray(array(4, 3)), "b": np.asarray(array(3))}
@@ -149,6 +155,7 @@ def test_numpy_arrays_step_as_arrays_of_jax_and_are_left_as_they_were(name: str)
     assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(state))
 
 
+@once(5)
 @each
 def test_python_numbers_step_as_arrays_of_jax(name: str) -> None:
     tx = MADE[name](0.1)
@@ -161,6 +168,7 @@ def test_python_numbers_step_as_arrays_of_jax(name: str) -> None:
     assert not any(x.weak_type for x in jax.tree.leaves((updates, state)))
 
 
+@once(6)
 @each
 def test_an_empty_tree_has_a_state_and_counts(name: str) -> None:
     for options in ({}, dict(on_nonfinite="skip"), dict(max_grad_norm=1.0)):
@@ -170,6 +178,7 @@ def test_an_empty_tree_has_a_state_and_counts(name: str) -> None:
         assert state.count == 1
 
 
+@once(7)
 @each
 def test_inputs_are_left_as_they_were_and_equal_runs_give_equal_bits(name: str) -> None:
     params = {"w": array(4, 3), "b": array(3)}

@@ -12,11 +12,12 @@ import numpy as np
 import optax
 import pytest
 import tolerances
+from lanes import by_turns, once
 from optax_runs import GRADS, MADE, PARAMS, Tree, each, run
 
 from thalweg.optax import adafactor, kron, lamb, lars
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]  # many small programs are compiled
+pytestmark = pytest.mark.slow  # many small programs are compiled
 
 
 @lru_cache
@@ -31,6 +32,7 @@ def assert_alike(found: Tree, expected: Tree, before: Tree = PARAMS) -> None:
         assert float(jnp.abs(a - b).max()) <= tolerances.FLOAT32 * distance
 
 
+@once(0)
 @each
 def test_chains_before_and_after(name: str) -> None:
     tx = optax.chain(optax.scale(-0.5), MADE[name](0.1), optax.scale(2.0))
@@ -43,6 +45,7 @@ def test_chains_before_and_after(name: str) -> None:
         assert (a == b).all()
 
 
+@once(1)
 @each
 def test_masked_leaves_pass_by_and_others_step_as_alone(name: str) -> None:
     tx = optax.masked(MADE[name](0.1), {"w": True, "b": False})
@@ -69,6 +72,7 @@ def test_a_mask_of_an_optimizer_inside_a_partition_is_a_tree_of_all_parameters()
     assert_alike(params, run(solver())[0])
 
 
+@once(2)
 @each
 def test_several_small_steps_make_one(name: str) -> None:
     tx = optax.MultiSteps(MADE[name](0.1), every_k_schedule=2)
@@ -78,6 +82,7 @@ def test_several_small_steps_make_one(name: str) -> None:
     assert optax.tree.get(state.inner_opt_state, "count") == 2
 
 
+@by_turns("dtype", first=3)
 @each
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_apply_if_finite_leaves_parameters_and_state_at_a_nan(name: str, dtype: Any) -> None:
@@ -107,6 +112,7 @@ def test_bfloat16_parameters_with_float32_gradients_go_through_the_wrappers() ->
         assert jax.tree.map(lambda a, b: bool((a == b).all()), found, expected) == {"w": True, "b": True}
 
 
+@once(4)
 @each
 def test_lookahead_steps_its_fast_parameters_as_the_optimizer_does(name: str) -> None:
     tx = optax.lookahead(MADE[name](0.1), sync_period=5, slow_step_size=0.5)
@@ -115,6 +121,7 @@ def test_lookahead_steps_its_fast_parameters_as_the_optimizer_does(name: str) ->
     assert all((params.slow[key] == PARAMS[key]).all() for key in PARAMS)
 
 
+@once(5)
 @each
 def test_injected_learning_rates_take_effect_when_changed_in_the_state(name: str) -> None:
     static = {"adafactor": ADAFACTOR_STATIC, "kron": KRON_STATIC}.get(name, ())
@@ -182,6 +189,7 @@ def test_an_injected_option_that_is_refused_says_what_is_wrong() -> None:
         optax.inject_hyperparams(lamb)(learning_rate=0.1, stacked_axes=1).init(PARAMS)
 
 
+@once(6)
 @each
 def test_extra_arguments_that_nobody_knows_are_ignored(name: str) -> None:
     tx = MADE[name](0.1)

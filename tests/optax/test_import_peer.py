@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 import tolerances
+from lanes import by_turns
 from optax_runs import SOON, compiled, error, leaves, matrices, problem
 
 import thalweg.optax as ours
@@ -104,8 +105,8 @@ def halves(noise: Any) -> tuple[Any, Any]:
     return jax.tree.map(lambda x: x[:HALF], noise), jax.tree.map(lambda x: x[HALF:], noise)
 
 
+@by_turns("case", "dtype")
 @pytest.mark.slow  # many small programs are compiled
-@pytest.mark.in_turn("case", "dtype")
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("case", CASES)
 def test_five_steps_there_and_five_here_are_ten_there(case: str, dtype: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lanes import one_in
+from lanes import by_turns, once, one_in
 from optax_runs import (
     FEWER,
     PREFIX,
@@ -27,7 +27,7 @@ import jax.numpy as jnp  # noqa: E402
 
 from thalweg.optax import adafactor  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]
+pytestmark = pytest.mark.slow
 
 TOLERANCE = {"float64": OPTAX_ADAFACTOR, "float32": FLOAT32}
 DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -95,6 +95,7 @@ TOGETHER = {
 FULL = {"defaults", "min_dim_size_to_factor 16", "not factored", *TOGETHER}
 
 
+@by_turns("row")
 @DTYPES
 @pytest.mark.parametrize("row", one_in(12, [*EACH, *TOGETHER]))
 def test_equals_optax(row: str, dtype: str) -> None:
@@ -127,6 +128,7 @@ def test_every_option_of_optax_has_a_row() -> None:
     }
 
 
+@once(1)
 @DTYPES
 def test_a_decay_offset_that_has_been_passed_equals_optax(dtype: str) -> None:
     """State from step 12 on, offset 10: the squares are as at step 3."""
@@ -146,6 +148,7 @@ def test_a_decay_offset_that_has_been_passed_equals_optax(dtype: str) -> None:
     assert error(without, theirs, params) > 1000 * TOLERANCE[dtype]
 
 
+@once(2)
 @DTYPES
 def test_all_leaves_alike_are_stepped_each_by_itself(dtype: str) -> None:
     """Leaves of equal shape are stacked, and give what each gives alone."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lanes import by_turns, once
 from optax_runs import compiled, error, problem
 from tolerances import FLOAT32, FLOAT64, ROUNDED_STEP
 
@@ -17,7 +18,7 @@ import jax.numpy as jnp  # noqa: E402
 import thalweg.optax as ours  # noqa: E402
 from thalweg.errors import OptionError, ParameterError  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]
+pytestmark = pytest.mark.slow
 
 RATES = {"adafactor": 0.01, "lamb": 0.01, "lars": 1.0}
 SMALL = {"layers": [{"w": (8, 6), "bias": (6,)}]}
@@ -42,6 +43,7 @@ def dtypes(state: Any) -> set[str]:
 # ---- 16 bits
 
 
+@by_turns()
 @EVERY
 @HALVES
 def test_state_of_16_bit_parameters_is_float32_where_optax_has_16_bits(name: str, half: str) -> None:
@@ -147,6 +149,7 @@ def test_optax_adafactor_is_lost_with_a_negative_decay_rate_and_ours_takes_eithe
     assert error(mine, right, params) < FLOAT64
 
 
+@by_turns("bad", first=1)
 @EVERY
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_gradient_that_is_not_finite_goes_through_as_in_optax_unless_steps_are_skipped(name: str, bad: float) -> None:
@@ -170,6 +173,7 @@ def test_squares_that_overflow_stop_a_parameter_for_good_as_in_optax_unless_step
         assert bool((updates != 0).all()) is moves
 
 
+@by_turns("shape", first=2)
 @EVERY
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0, 2)])
 def test_empty_parameters_pass_as_in_optax(name: str, shape: tuple[int, ...]) -> None:
@@ -181,6 +185,7 @@ def test_empty_parameters_pass_as_in_optax(name: str, shape: tuple[int, ...]) ->
         assert bool((updates["other"] < 0).all())
 
 
+@by_turns("p", "shape", first=3)
 @EVERY
 @pytest.mark.parametrize(("p", "g"), [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)], ids=["p = 0", "g = 0", "both"])
 @pytest.mark.parametrize("shape", [(), (3,), (130, 130)])
@@ -249,6 +254,7 @@ def test_a_refusal_names_the_option_as_it_was_given(name: str, option: str, valu
         getattr(ours, name)(**{"learning_rate": RATES[name], option: value})
 
 
+@once(4)
 @EVERY
 def test_optax_steps_integers_into_zero_and_ours_refuses_them(name: str) -> None:
     assert (after(optax, name, jnp.ones(3, int), jnp.ones(3))[0] == 0).all()
@@ -256,6 +262,7 @@ def test_optax_steps_integers_into_zero_and_ours_refuses_them(name: str) -> None
         after(ours, name, jnp.ones(3, int), jnp.ones(3))
 
 
+@once(5)
 @EVERY
 def test_optax_fails_on_python_numbers_and_ours_steps_them(name: str) -> None:
     with pytest.raises(AttributeError):
@@ -272,6 +279,7 @@ def test_optax_lars_fails_without_a_trust_ratio_mask_and_ours_takes_none_as_ever
     assert (mine == everywhere).all()
 
 
+@by_turns("option", first=6)
 @EVERY
 @pytest.mark.parametrize("option", ["learning_rate", "weight_decay"])
 def test_a_schedule_may_take_its_count_for_an_array_as_in_optax(name: str, option: str) -> None:

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 import pytest
-from lanes import one_in
+from lanes import by_turns, one_in
 from optax_runs import (
     FEWER,
     PREFIX,
@@ -28,7 +28,7 @@ import jax.numpy as jnp  # noqa: E402
 
 from thalweg.optax import lamb, lars  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn]
+pytestmark = pytest.mark.slow
 
 TOLERANCE = {"float64": FLOAT64, "float32": FLOAT32}
 DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -115,12 +115,14 @@ def agree(mine: Any, theirs: Any, row: str, options: dict, dtype: str) -> None:
     assert error(ours, others, params) < TOLERANCE[dtype]
 
 
+@by_turns()
 @DTYPES
 @pytest.mark.parametrize("row", one_in(8, LAMB, first=2))
 def test_lamb_equals_optax(row: str, dtype: str) -> None:
     agree(lamb, optax.lamb, row, {"learning_rate": 0.01, **LAMB[row]}, dtype)
 
 
+@by_turns()
 @DTYPES
 @pytest.mark.parametrize("row", one_in(8, LARS))
 def test_lars_equals_optax(row: str, dtype: str) -> None:

@@ -17,7 +17,7 @@ pytest.importorskip("optax")
 import thalweg.numpy as reference
 import thalweg.optax as ours
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]
+pytestmark = pytest.mark.slow
 
 SHAPES = {
     "layers": [{"w": (6, 4), "bias": (7,)}, {"w": (6, 4)}],

@@ -58,6 +58,7 @@ def test_one_row_for_each_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
     assert "sent" not in text
 
 
+@pytest.mark.slow
 def test_not_a_terminal_has_no_escape_codes_and_no_broken_lines(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "gpt2", "--memory", "3GB", "--world", "8", "--layout", "fsdp2", "--explain")
     assert "\x1b" not in text
@@ -118,6 +119,7 @@ def test_the_function_and_the_command_say_the_same(capsys: pytest.CaptureFixture
     assert [cost["engine"] for cost in record["optimizers"]] == [cost.share.engine for cost in found.costs]
 
 
+@pytest.mark.slow
 def test_every_parameter_is_listed_as_explain_of_torch_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     torch = pytest.importorskip("torch")
     import thalweg.torch

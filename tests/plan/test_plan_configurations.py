@@ -60,6 +60,7 @@ def transformers() -> Any:
     return pytest.importorskip("transformers")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
 def test_todays_models_are_asked_of_transformers(kind: str, transformers: Any, tmp_path: Path) -> None:
     import torch
@@ -164,6 +165,7 @@ def test_what_transformers_does_not_build_is_told(transformers: Any, tmp_path: P
         resolve(str(path))
 
 
+@pytest.mark.slow
 def test_built_in_models_and_shapes_do_not_load_transformers(tmp_path: Path) -> None:
     (tmp_path / "shapes.json").write_text('{"w": [3, 4]}')
     program = (

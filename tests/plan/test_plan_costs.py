@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from thalweg.plan.costs import bytes_moved, flops
 from thalweg.plan.items import Item, item_of, local, shard
 from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import OPTIMIZERS, Option, setting_of
-from thalweg.plan.ranks import kernel_peak, messages, owners, ring
+from thalweg.plan.ranks import choose_owners, kernel_peak, messages, ring
 
 MATRIX = Tensor("w", (4096, 4096))
 N = MATRIX.elements
@@ -142,7 +143,7 @@ def test_owners_take_the_longest_first() -> None:
     kron = setting("Kron")
 
     def owned(tensors: list[Tensor], world: int) -> list[int | None]:
-        return owners([item_of(tensor, kron) for tensor in tensors], world)
+        return [item.owner for item in choose_owners([item_of(tensor, kron) for tensor in tensors], world)]
 
     tensors = [Tensor("a", (400, 400)), Tensor("b", (200, 200)), Tensor("c", (200, 200)), Tensor("d", (50,))]
     assert owned(tensors, 2) == [0, 1, 1, 1]
@@ -262,9 +263,8 @@ def test_all_squares_are_known_in_one_round() -> None:
     matrix, vector, wide = Tensor("w", (512, 256)), Tensor("b", (512,)), Tensor("d", (512,), "float64")
 
     def told(*tensors: Tensor, **options: Any) -> list[int]:
-        served = [tensor.dtype != "float64" for tensor in tensors]
         parts = [item_of(tensor, setting("Adafactor", **options), 4, 1) for tensor in tensors]
-        return list(messages(parts, served).values())
+        return list(messages([replace(part, by_kernels=part.tensor.dtype != "float64") for part in parts]).values())
 
     assert told(vector) == [3 * 4]
     assert told(vector, on_nonfinite="raise") == [3 * 4, 4]

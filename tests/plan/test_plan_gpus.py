@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from lanes import one_in
+from lanes import by_turns, one_in
 from measured_peaks import allocator_kept, allocator_peak, torch_optimizer
 
 from thalweg.errors import CommandError
@@ -76,7 +76,8 @@ def planned(
 # ---- what runs
 
 
-@pytest.mark.in_turn
+@pytest.mark.slow
+@by_turns()
 @needs_kernels
 @pytest.mark.usefixtures("kernels_serve_the_cpu")
 @pytest.mark.parametrize(("rule", "options"), [*OPTIONS, *((rule, options) for rule, options, _ in UNSERVED)])
@@ -126,8 +127,8 @@ def test_the_native_core_is_not_asked_for_what_gpus_do(monkeypatch: pytest.Monke
 # ---- what they keep
 
 
+@by_turns("rule", "dtype")
 @pytest.mark.slow
-@pytest.mark.in_turn("rule", "dtype")
 @needs_kernels
 @pytest.mark.usefixtures("kernels_serve_the_cpu")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -157,8 +158,8 @@ def test_tables_of_larger_tensors(rule: str, options: dict[str, Any], monkeypatc
     assert planned(rule, options, LARGE, engine="fused").peak_bytes == kept
 
 
+@by_turns()
 @pytest.mark.slow
-@pytest.mark.in_turn
 @needs_kernels
 @pytest.mark.usefixtures("kernels_serve_the_cpu")
 @pytest.mark.parametrize(("rule", "options"), [case for case in OPTIONS if case[0] == "Kron"])

@@ -16,7 +16,7 @@ from thalweg.cli import run
 from thalweg.errors import CommandError
 from thalweg.plan import Plan, plan
 from thalweg.plan.models import BUILTIN, Model, Tensor, builtin
-from thalweg.plan.optimizers import Option, assign, stand_in
+from thalweg.plan.optimizers import Option, assign, build_stand_in
 
 #: A small model of blocks, with an embedding and a head.
 TENSORS = (
@@ -124,7 +124,7 @@ def test_names_tell_what_modules_tell(name: str) -> None:
     kinds = {"gpt2": "gpt2", "bert-large": "bert", "llama-1b": "llama"}
     asked = {"architectures": ["BertModel"]} if name == "bert-large" else {}
     real = from_configuration("m", {"model_type": kinds[name], **asked, "tie_word_embeddings": name != "bert-large"})
-    theirs, mine = roles_of(real.module), roles_of(stand_in(real.tensors))
+    theirs, mine = roles_of(real.module), roles_of(build_stand_in(real.tensors))
     assert mine == theirs
 
 

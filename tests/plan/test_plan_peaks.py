@@ -9,7 +9,7 @@ import importlib.util
 from typing import Any
 
 import pytest
-from lanes import one_in
+from lanes import by_turns, one_in
 from measured_peaks import allocator_peak, numpy_optimizer, torch_optimizer, traced_peak
 
 from thalweg.kernels.cpu.library import reason_missing
@@ -76,7 +76,8 @@ def planned(
     return peak, found.costs[0].share.engine
 
 
-@pytest.mark.in_turn
+@pytest.mark.slow
+@by_turns()
 @pytest.mark.parametrize(("engine", "dtype"), [("reference", "bfloat16"), ("foreach", "float32")])
 @some_cases
 def test_torch(rule: str, options: dict[str, Any], engine: str, dtype: str) -> None:
@@ -87,7 +88,8 @@ def test_torch(rule: str, options: dict[str, Any], engine: str, dtype: str) -> N
     assert measured <= planned(rule, options, dtype, "torch", engine)[0] <= TORCH_BOUND * measured
 
 
-@pytest.mark.in_turn
+@pytest.mark.slow
+@by_turns()
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16" if HAS_BFLOAT16 else "float16"])
 @some_cases
 def test_numpy(rule: str, options: dict[str, Any], dtype: str) -> None:
@@ -101,6 +103,7 @@ def test_numpy(rule: str, options: dict[str, Any], dtype: str) -> None:
 FUSED_SHAPES = [shape for shape in SHAPES if 0 not in shape]
 
 
+@pytest.mark.slow
 @needs_core
 @pytest.mark.parametrize(("rule", "options"), one_in(2, [case for case in OPTIONS if case[0] == "Kron"]))
 def test_kron_with_native_noise(rule: str, options: dict[str, Any]) -> None:
@@ -121,6 +124,7 @@ def test_kron_with_native_noise_in_torch(options: dict[str, Any]) -> None:
     assert measured <= found <= TORCH_BOUND * measured
 
 
+@pytest.mark.slow
 @needs_core
 @pytest.mark.parametrize(
     ("rule", "options", "shapes", "least"),
@@ -146,6 +150,7 @@ def test_native_code_in_numpy(rule: str, options: dict[str, Any], shapes: list[t
     assert found == pytest.approx(measured - state, rel=0.05, abs=MEBIBYTE // 8)
 
 
+@pytest.mark.slow
 @needs_core
 @pytest.mark.parametrize(("rule", "options"), [case for case in OPTIONS if case[0] not in ("Kron", "Muon")])
 def test_native_code_in_torch_asks_torch_for_next_to_nothing(rule: str, options: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lanes import by_turns
 
 from thalweg.errors import CommandError
 from thalweg.kernels.staging import STAGED
@@ -52,7 +53,7 @@ def rate(name: str) -> dict[str, float]:
     return {} if name == "Adafactor" else {"lr": 1e-3}
 
 
-@pytest.mark.in_turn
+@by_turns()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize(("name", "options", "shapes"), EVERY)
 def test_torch(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]], dtype: str) -> None:

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from tolerances import SPACE  # noqa: E402
 
 from thalweg.errors import RuleError  # noqa: E402
-from thalweg.programs.evaluate import order_for, updated  # noqa: E402
+from thalweg.programs.evaluate import order_for, update_by  # noqa: E402
 from thalweg.rules import LAMB, LARS, Adafactor, Kron, Rule, Update  # noqa: E402
 from thalweg.spaces.foreach import PerTensor, TensorList  # noqa: E402
 from thalweg.spaces.sharded import Part, Sharded  # noqa: E402
@@ -52,11 +52,11 @@ def run(
         rounds += 1
         watch()
         yield
-        return [partial.completed(iter([figure for figure, _ in partial.asked])) for partial in partials]
+        return [partial.complete(iter([figure for figure, _ in partial.asked])) for partial in partials]
 
     keys = [key for key in given if key not in ("p", "g", "t", "lr", "lr_scale")]
     order = order_for(rule, rule, keys, shape, with_lr=given["lr"] is not None)
-    running = updated(rule, order, xp, given, complete)
+    running = update_by(rule, order, xp, given, complete)
     try:
         while True:
             next(running)

@@ -1,17 +1,15 @@
-"""Rules that nobody wrote, drawn from what a space can do: their graphs and their passes compute what they say."""
+"""Rules that nobody wrote, drawn from what a space can do: their programs compute what they say."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from evaluate import evaluate, numbers_of, simulate
+from programs import program_of, run_program
 
 from thalweg.arrays import Scalar, Squares
-from thalweg.programs.schedule import schedule
-from thalweg.programs.trace import trace
 from thalweg.rules import Rule, Update
 from thalweg.rules.entries import Moment
 from thalweg.spaces import numpy as xp
@@ -22,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thalweg.kernels.cpu.library import reason_missing
-from thalweg.kernels.cpu.served import reason_unserved
+from thalweg.kernels.cpu.reasons import reason_unserved
 from thalweg.kernels.cpu.tables import END, MEASURE, Operand, Options, Tables
 from thalweg.settings import Handling
 
@@ -81,29 +79,21 @@ LINES = st.lists(
 ).map(tuple)
 
 
-def given_arrays(rule: Drawn, seed: int) -> dict[str, Any]:
-    random = np.random.default_rng(seed)
-    arrays = {name: random.standard_normal(SHAPE) for name in ("p", "g", *NAMES)}
-    return {**arrays, **numbers_of(rule), "t": 3, "lr": 0.1, "lr_scale": 0.5}
-
-
 @given(lines=LINES, seed=st.integers(0, 2**16))
-def test_graphs_and_passes_compute_what_the_rule_does(lines: Any, seed: int) -> None:
-    rule = Drawn(lines=lines)
-    inputs = given_arrays(rule, seed)
+def test_programs_compute_what_the_rule_does(lines: Any, seed: int) -> None:
+    rule, random = Drawn(lines=lines), np.random.default_rng(seed)
+    inputs = {name: random.standard_normal(SHAPE) for name in ("p", "g", *NAMES)}
     state = {name: inputs[name] for name in NAMES}
     update = rule.update(xp, inputs["g"], state, inputs["p"], t=3, lr=0.1, lr_scale=0.5)
-    program = trace(rule, SHAPE, dict.fromkeys(NAMES, SHAPE))
-    found = evaluate(program, inputs)
-    for key, value in {"delta": update.delta, **update.state, "size": update.stats["size"]}.items():
-        np.testing.assert_allclose(found[key], value, rtol=1e-12, atol=1e-12, err_msg=key)
-    after = {"p": inputs["p"] + update.delta, "g": inputs["g"], **update.state}
+    program = program_of(rule, SHAPE)
+    after = {"p": inputs["p"] + update.delta, **update.state, "size": update.stats["size"]}
     for exact in ((), NAMES[:1], NAMES):
         for guarded in (False, True):
-            passes = schedule(program, dict.fromkeys(program.memory, 4), exact=exact, guarded=guarded)
-            memory = simulate(passes, inputs)
+            given = dict(exact=exact, guarded=guarded, t=3, lr=0.1, lr_scale=0.5)
+            found = run_program(program, rule, inputs["p"], inputs["g"], state, **given)
             for key, value in after.items():
-                np.testing.assert_allclose(memory[key], value, rtol=1e-12, atol=1e-12, err_msg=f"{key}, {passes}")
+                mine = {"p": found.p, **found.state, **found.stats}[key]
+                np.testing.assert_allclose(mine, value, rtol=1e-12, atol=1e-12, err_msg=f"{key}, {found.source}")
 
 
 def stepped_natively(rule: Rule, arrays: dict[str, Any]) -> dict[str, Any]:
@@ -137,13 +127,3 @@ def test_native_code_computes_what_the_rule_does(lines: Any, seed: int) -> None:
         for key, value in {"p": exact["p"] + update.delta, **update.state}.items():
             scale = max(1.0, float(np.abs(value).max()))
             np.testing.assert_allclose(found[key], value, rtol=tolerance, atol=tolerance * scale, err_msg=key)
-
-
-def test_the_simulation_sees_what_is_missing() -> None:
-    """A pass that reads too little is found out, or the test above would prove nothing."""
-    rule = Drawn(lines=(("squares", 0, 0),))
-    program = trace(rule, SHAPE, dict.fromkeys(NAMES, SHAPE))
-    found = schedule(program, dict.fromkeys(program.memory, 4))
-    poorer = replace(found, passes=(replace(found.passes[0], reads=()), *found.passes[1:]))
-    with pytest.raises(AssertionError, match="is not read in this pass"):
-        simulate(poorer, given_arrays(rule, 0))

@@ -92,12 +92,6 @@ def test_rounds_are_what_ranks_wait_for() -> None:
     assert {name: passes_of(setting_of(name), MATRIX, "float32").rounds for name in wanted} == wanted
 
 
-def test_a_schedule_tells_itself_in_words() -> None:
-    assert str(passes_of(setting_of("LARS"), MATRIX, "float32")) == (
-        "read p, g; then read p, g, momentum_buffer and write p, momentum_buffer"
-    )
-
-
 def test_the_page_of_engines_tells_the_same() -> None:
     page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
     rows = dict(re.findall(r"^\| ([^|]+?) \| [^|]+ \| ([^|]+?) \|$", page, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""A traced rule is the rule: run value by value, its graph computes the same numbers."""
+"""A traced rule is the rule: its program, written as Python and run, computes the same numbers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import FUSED_OPTIONS
-from evaluate import evaluate, numbers_of
+from programs import program_of, run_program
 
 from thalweg.errors import RuleError
-from thalweg.programs.trace import Program, trace
 from thalweg.rules import LAMB, LARS, Adafactor, Rule, Update
 from thalweg.rules.entries import Moment
 from thalweg.settings import Settings
@@ -28,31 +27,25 @@ def arrays(rule: Rule, shape: tuple[int, ...], seed: int = 0) -> tuple[Any, Any,
     return p, g, state
 
 
-def program_of(rule: Rule, shape: tuple[int, ...], lr: float | None = 0.1) -> Program:
-    p = np.zeros(shape)
-    return trace(rule, shape, {key: entry.shape for key, entry in rule.init(xp, p).items()}, lr=lr)
-
-
-def both(rule: Rule, shape: tuple[int, ...], lr: float | None, t: int = 3) -> tuple[dict[str, Any], dict[str, Any]]:
-    p, g, state = arrays(rule, shape)
-    update = rule.update(xp, g, state, p, t=t, lr=lr, lr_scale=0.5)
-    wanted = {"delta": update.delta, **update.state, "finite": update.finite, **update.stats}
-    inputs = {"p": p, "g": g, **state, **numbers_of(rule), "t": t, "lr": lr, "lr_scale": 0.5}
-    return evaluate(program_of(rule, shape, lr), inputs), wanted
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("case", "options"), FUSED_OPTIONS)
-def test_a_graph_computes_what_its_rule_does(case: Any, options: dict[str, Any], shape: str) -> None:
+def test_a_program_computes_what_its_rule_does(case: Any, options: dict[str, Any], shape: str) -> None:
     given = {key: value for key, value in options.items() if key not in ("variant", "lr")}
     lr = options.get("lr", 0.1)
     rule = Settings(case.rule, given, options.get("variant")).base.rule_at(3)
     if rule.stacked_axes > len(SHAPES[shape]):
         pytest.skip("fewer axes than are stacked")
-    found, wanted = both(rule, SHAPES[shape], lr)
-    assert list(found) == list(wanted)
-    for key, value in wanted.items():
-        np.testing.assert_allclose(found[key], value, rtol=1e-14, atol=0, err_msg=key)
+    p, g, state = arrays(rule, SHAPES[shape])
+    wanted = rule.update(xp, g, state, p, t=3, lr=lr, lr_scale=0.5)
+    program = program_of(rule, SHAPES[shape], lr)
+    for exact, guarded in ((state, False), ((), True)):
+        found = run_program(program, rule, p, g, state, exact=exact, guarded=guarded, t=3, lr=lr, lr_scale=0.5)
+        assert list(found.state) == list(wanted.state)
+        assert list(found.stats) == list(wanted.stats)
+        assert found.finite == wanted.finite
+        np.testing.assert_allclose(found.p, p + wanted.delta, rtol=1e-14, atol=0)
+        for key, value in {**wanted.state, **wanted.stats}.items():
+            np.testing.assert_allclose({**found.state, **found.stats}[key], value, rtol=1e-14, atol=0, err_msg=key)
 
 
 @pytest.mark.parametrize("rule", [LARS(), LAMB(), Adafactor(momentum=0.5)], ids=lambda rule: type(rule).__name__)
@@ -77,11 +70,11 @@ class Signed(LAMB):
         return -super().ratio(xp, p_norm, u_norm)
 
 
-def test_a_mutant_has_another_graph() -> None:
+def test_a_mutant_has_another_program() -> None:
     p, g, state = arrays(LAMB(), (6, 5))
-    inputs = {"p": p, "g": g, **state, **numbers_of(LAMB()), "t": 3, "lr": 0.1, "lr_scale": 1.0}
-    kept, changed = (evaluate(program_of(rule, (6, 5)), inputs)["delta"] for rule in (LAMB(), Signed()))
-    np.testing.assert_array_equal(kept, -changed)
+    rules = LAMB(), Signed()
+    kept, changed = (run_program(program_of(rule, (6, 5)), rule, p, g, state, t=3, lr=0.1).p for rule in rules)
+    np.testing.assert_allclose(kept - p, p - changed, rtol=1e-12)
 
 
 # ---- rules that no code can be made of

@@ -14,7 +14,7 @@ import pytest
 
 from thalweg.errors import CommandError
 from thalweg.race.array_task import ArrayTask
-from thalweg.race.contest import race, recorded
+from thalweg.race.contest import load_race, race
 
 TASK = ArrayTask(
     name="parabola",
@@ -142,7 +142,7 @@ def test_other_options_are_other_runs_and_are_recorded(tmp_path: Path) -> None:
     summary = asked.run().summary
     (who,) = summary["contestants"]
     assert (who["given"], who["options"]) == ("weight_decay=0.25", "LAMB(eps=0.001, weight_decay=0.25)")
-    again, _ = recorded(tmp_path)
+    again, _ = load_race(tmp_path)
     assert again.summary["contestants"] == summary["contestants"]
     last = json.loads((tmp_path / "runs.jsonl").read_text().splitlines()[-1])
     assert last["run"]["optimizer"] == "LAMB(eps=0.001, weight_decay=0.25)"

@@ -29,6 +29,7 @@ def drawn(function: object) -> object:
     return pytest.mark.skipif(bool(missing), reason=f"{missing} not installed")(function)  # type: ignore[operator]
 
 
+@pytest.mark.slow
 @drawn
 def test_the_command_prints_a_table_and_writes_pictures_and_a_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -94,6 +95,7 @@ def test_a_damaged_record_is_reported_and_redone(
     assert len(path.read_bytes().splitlines()) == 6
 
 
+@pytest.mark.slow
 @drawn
 def test_remarks_are_not_broken_into_lines_where_nobody_watches(
     tmp_path: Path, raced: Path, capsys: pytest.CaptureFixture[str]
@@ -121,6 +123,7 @@ task = ArrayTask(
 """
 
 
+@pytest.mark.slow
 @drawn
 def test_a_task_of_your_own_with_any_name_any_score_and_losses_below_zero(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -137,6 +140,7 @@ def test_a_task_of_your_own_with_any_name_any_score_and_losses_below_zero(
     assert "10^" not in picture, "the axis is not logarithmic"
 
 
+@pytest.mark.slow
 @drawn
 def test_json_is_all_there_is_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["race", *QUICK, "--json", "--out", str(tmp_path)]) == 0

@@ -13,9 +13,11 @@ import torch
 from race_files import write_clothes
 
 from thalweg.race.contest import race
-from thalweg.race.device import Device
-from thalweg.race.model_task import ModelTraining
+from thalweg.race.contestants import CONTESTANTS
+from thalweg.race.model_task import ModelTask, ModelTraining
+from thalweg.race.task import Conditions, Schedule
 from thalweg.race.tasks import fashion, text
+from thalweg.show.devices import Device
 
 
 class Card:
@@ -45,17 +47,22 @@ class Card:
 
 def test_memory_of_a_gpu_is_counted_from_the_start_of_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card()
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monkeypatch.setattr(torch, "cuda", card)
     device = Device("cuda")
+    task = ModelTask(name="line", model=lambda seed: model, batches=lambda *_: iter([]), loss=max, evaluate=max)
+    conditions, schedule, sgd = Conditions(0, None), Schedule(0.1, 1), CONTESTANTS["SGD"]
+    training = ModelTraining(task, model, sgd, optimizer, schedule, conditions, device, device.count_bytes_in_use())
     card.allocated = card.peak = 170
-    device.forget_peak()
+    training.begin_measuring()
     card.peak = 400
-    assert device.peak_bytes() == 300
-    device.forget_peak()
-    assert device.peak_bytes() == 70
-    device.wait()
+    assert training.peak_bytes() == 300
+    training.begin_measuring()
+    assert training.peak_bytes() == 70
+    training.wait()
     assert card.waited == 1
-    assert device.about() == {"gpu": "Imaginary 9000"}
+    assert device.describe() == "Imaginary 9000"
 
 
 def test_a_cpu_is_not_waited_for_and_tells_no_memory() -> None:
@@ -63,7 +70,6 @@ def test_a_cpu_is_not_waited_for_and_tells_no_memory() -> None:
     device.wait()
     device.forget_peak()
     assert device.peak_bytes() is None
-    assert device.about() == {}
     with device.mixed_precision():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
 
@@ -73,6 +79,7 @@ TINY = replace(
 )
 
 
+@pytest.mark.slow
 def test_the_largest_peak_of_a_run_is_recorded_without_the_copy_that_is_compared_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -81,6 +88,7 @@ def test_the_largest_peak_of_a_run_is_recorded_without_the_copy_that_is_compared
     assert record.result.peak_bytes == 10 * 49
 
 
+@pytest.mark.slow
 def test_the_large_text_measures_text_that_it_is_not_trained_on() -> None:
     task = text.task(size=TINY)
     assert task.loss_name == "validation loss, nats a byte"
@@ -92,6 +100,7 @@ def test_the_large_text_measures_text_that_it_is_not_trained_on() -> None:
     assert task.fingerprint != text.task(size=replace(TINY, layers=2)).fingerprint
 
 
+@pytest.mark.slow
 def test_the_large_fashion_learns_and_keeps_a_twelfth_of_its_images_back(tmp_path: Path) -> None:
     write_clothes(tmp_path, train=48, test=20)
     task = fashion.task(tmp_path, large=True)

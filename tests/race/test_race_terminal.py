@@ -19,6 +19,7 @@ from thalweg.race.run import Progress
 from thalweg.race.terminal import edges, progress_bars, results_table
 
 
+@pytest.mark.slow
 def test_the_table_fits_into_80_columns() -> None:
     screen = io.StringIO()
     course: dict[str, Any] = race_summary()["courses"][0]

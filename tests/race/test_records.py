@@ -11,10 +11,10 @@ import pytest
 
 from thalweg.errors import CommandError
 from thalweg.race.array_task import ArrayTask
-from thalweg.race.contest import PROGRAMME, RECORDS, Race, race, recorded
+from thalweg.race.contest import PROGRAMME, RECORDS, Race, load_race, race
 from thalweg.race.records import Book
 from thalweg.race.run import Run
-from thalweg.show.surroundings import machine
+from thalweg.show.devices import machine
 
 TASK = ArrayTask(
     name="parabola",
@@ -113,14 +113,14 @@ def test_a_line_that_was_not_finished_is_done_again_even_if_it_reads_well(tmp_pa
 
 
 def test_a_record_of_another_version_is_not_trusted(tmp_path: Path) -> None:
-    from thalweg.race.records import checksum
+    from thalweg.race.records import compute_checksum
 
     ready(tmp_path).run()
     path = tmp_path / RECORDS
     first, *rest = path.read_text().splitlines()
     content = json.loads(first)
     del content["checksum"], content["result"]["engine"]
-    path.write_text("\n".join([json.dumps({**content, "checksum": checksum(content)}), *rest]) + "\n")
+    path.write_text("\n".join([json.dumps({**content, "checksum": compute_checksum(content)}), *rest]) + "\n")
     (told,) = ready(tmp_path).damaged
     assert "another version" in told.why
 
@@ -139,30 +139,30 @@ def test_what_changes_a_run_makes_it_another(tmp_path: Path) -> None:
 
 def test_a_race_can_be_drawn_without_its_task_and_before_its_end(tmp_path: Path) -> None:
     whole = ready(tmp_path).run()
-    outcome, damaged = recorded(tmp_path)
+    outcome, damaged = load_race(tmp_path)
     assert damaged == []
     assert {**outcome.summary, "made": ""} == {**whole.summary, "made": ""}
     path = tmp_path / RECORDS
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
-    part, _ = recorded(tmp_path)
+    part, _ = load_race(tmp_path)
     assert part.summary["missing"] == 6
     assert [result["contestant"] for result in part.summary["courses"][0]["results"]] == ["SGD"]
 
 
 def test_a_folder_without_a_race_or_with_a_spoilt_one_is_told(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="has no recorded race to draw"):
-        recorded(tmp_path)
+        load_race(tmp_path)
     for spoilt in ("{", "null", '{"title": "", "command": "", "contestants": {"Nobody": ""}, "courses": []}'):
         (tmp_path / PROGRAMME).write_text(spoilt)
         with pytest.raises(CommandError, match=r"race\.json is damaged"):
-            recorded(tmp_path)
+            load_race(tmp_path)
 
 
 def test_a_race_that_cannot_begin_leaves_the_one_before_it_to_be_drawn(tmp_path: Path) -> None:
     ready(tmp_path).run()
     with pytest.raises(CommandError, match="engine must be"):
         ready(tmp_path, engine="warp").run()
-    outcome, _ = recorded(tmp_path)
+    outcome, _ = load_race(tmp_path)
     assert outcome.summary["missing"] == 0
 
 

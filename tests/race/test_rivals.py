@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lanes import by_turns
 from tolerances import FLOAT32, FLOAT64
 
 from thalweg.errors import CommandError
 from thalweg.race.array_task import ArrayTask
-from thalweg.race.contest import race, recorded
-from thalweg.race.rivals import named
+from thalweg.race.contest import load_race, race
+from thalweg.race.rivals import name_references
 from thalweg.race.tasks import resolve
 from thalweg.show.extras import MissingExtra
 from thalweg.show.palette import COLOURS, RIVALS
@@ -76,8 +77,8 @@ def curves(task: Any, **asked: Any) -> dict[str, Any]:
     return {result["contestant"]: result["curve"]["loss"] for result in course["results"]}
 
 
+@by_turns()
 @pytest.mark.slow
-@pytest.mark.in_turn
 @pytest.mark.parametrize(("task", "tolerance"), [(TASK, FLOAT64), (SINGLE, FLOAT32)], ids=["float64", "float32"])
 @pytest.mark.parametrize(
     ("package", "theirs", "ours", "options"),
@@ -125,6 +126,7 @@ def test_a_task_in_torch_is_raced_on_by_optimizers_of_torch() -> None:
     assert found["RMSprop"][-1] != found["AdamW"][-1]
 
 
+@pytest.mark.slow
 def test_everyone_starts_from_the_same_place_with_as_many_rates_and_seeds() -> None:
     pytest.importorskip("torch")
     ready = race(TASK, optimizers=["AdamW", "SGD", "Kron"], against=["torch.optim.Adam", "torch.optim.SGD"])
@@ -278,7 +280,7 @@ def test_what_fails_fails_before_anything_is_run(
 ) -> None:
     pytest.importorskip(reference.partition(".")[0] if reference.startswith("optax") else "torch")
     write(tmp_path, monkeypatch, "rival_factories", FACTORIES)
-    (name,) = named([reference])
+    (name,) = name_references([reference])
     with pytest.raises(CommandError) as caught:
         race(
             TASK,
@@ -339,7 +341,7 @@ def test_runs_of_a_rival_are_its_own_and_of_its_version(tmp_path: Path, monkeypa
     assert (looks["Adam"]["colour"], looks["Adam"]["rival"], looks["SGD"]["rival"]) == (RIVALS[0], True, False)
     assert looks["Adam"]["options"] == "torch.optim.Adam(eps=1e-06)"
     assert not set(RIVALS) & set(COLOURS.values())
-    again, _ = recorded(tmp_path)
+    again, _ = load_race(tmp_path)
     assert {**again.summary, "made": ""} == {**summary, "made": ""}
     last = json.loads((tmp_path / "runs.jsonl").read_text().splitlines()[-1])
     assert last["run"]["optimizer"] == "torch.optim.Adam(eps=1e-06)"
@@ -351,8 +353,14 @@ def test_runs_of_a_rival_are_its_own_and_of_its_version(tmp_path: Path, monkeypa
 
 def test_names_are_short_where_nobody_else_has_them() -> None:
     references = ["torch.optim.Adam", "optax.adam", "timm.optim.Lamb", "mine:Sharp", "torch.optim.SGD"]
-    assert list(named(references)) == ["torch.optim.Adam", "optax.adam", "timm.optim.Lamb", "Sharp", "torch.optim.SGD"]
-    assert list(named(["optax.adam", "optax.adam", "optax:adam"])) == ["adam"]
+    assert list(name_references(references)) == [
+        "torch.optim.Adam",
+        "optax.adam",
+        "timm.optim.Lamb",
+        "Sharp",
+        "torch.optim.SGD",
+    ]
+    assert list(name_references(["optax.adam", "optax.adam", "optax:adam"])) == ["adam"]
 
 
 def test_a_package_races_with_all_that_is_like_those_who_take_part() -> None:
@@ -373,7 +381,7 @@ def test_a_package_races_with_all_that_is_like_those_who_take_part() -> None:
 
 
 def test_a_package_that_is_not_installed_is_told_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thalweg.race.rivals.installed", lambda package: False)
+    monkeypatch.setattr("thalweg.race.rivals.is_installed", lambda package: False)
     with pytest.raises(
         CommandError, match="kron_torch is not installed, and --against asks for it: pip install kron-torch"
     ):

@@ -12,10 +12,11 @@ import pytest
 from tolerances import FLOAT32
 
 from thalweg.errors import CommandError
-from thalweg.race.array_task import ArrayTask, shuffled
+from thalweg.race.array_task import ArrayTask, shuffle_batches
 from thalweg.race.contest import race
 from thalweg.race.contestants import CONTESTANTS, RATES
-from thalweg.race.run import Progress, Result, execute, linear_decay, measuring_times
+from thalweg.race.run import Progress, Result, execute, measuring_times
+from thalweg.race.task import Schedule
 from thalweg.race.tasks import resolve
 
 (DIGITS,) = resolve("digits")
@@ -115,22 +116,28 @@ def test_update_sizes_and_trust_ratios_are_those_of_the_rule() -> None:
         if name.endswith("bias"):  # exempt
             assert set(ratios) == {1.0}
             continue
-        np.testing.assert_allclose(sizes, [linear_decay(0.02, 5)(t) for t in range(1, 6)], rtol=FLOAT32)
+        np.testing.assert_allclose(sizes, [Schedule(0.02, 5)(t) for t in range(1, 6)], rtol=FLOAT32)
         assert all(ratio is not None and ratio > 0 for ratio in ratios)
     adafactor = result_of("Adafactor", steps=2).layers
     assert adafactor is not None
     assert adafactor.trust is None
 
 
+def test_the_rate_rises_over_a_share_of_the_steps_if_asked() -> None:
+    schedule = Schedule(0.5, 40, warm_up=0.1)
+    assert [schedule(t) for t in (1, 2, 4)] == pytest.approx([0.125, 0.25, 0.5])
+    assert [schedule(t) for t in (5, 40)] == pytest.approx([0.5 * 36 / 37, 0.5 / 37])
+
+
 def test_the_rate_decays_to_almost_nothing() -> None:
-    schedule = linear_decay(0.5, 10)
+    schedule = Schedule(0.5, 10)
     assert [schedule(1), schedule(10)] == pytest.approx([0.5, 0.05])
     assert np.all(np.diff([schedule(t) for t in range(1, 11)]) < 0)
 
 
 def test_batches_show_everyone_equally_often_whatever_their_size() -> None:
     for size in (1, 3, 7, 10, 25):
-        batches = shuffled(10, 0, size)
+        batches = shuffle_batches(10, 0, size)
         seen = np.concatenate([next(batches) for _ in range(20)])
         counts = np.bincount(seen, minlength=10)
         assert len(seen) == 20 * size
@@ -149,6 +156,7 @@ def parabola(**changes: object) -> ArrayTask:
     return replace(task, **changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_task_of_a_few_lines_is_raced_with_everyone() -> None:
     summary = race(parabola(), steps=30).run().summary
     (course,) = summary["courses"]

@@ -13,7 +13,7 @@ import pytest
 
 from thalweg.errors import CommandError
 from thalweg.race.array_task import ArrayTask
-from thalweg.race.contest import Race, race, recorded
+from thalweg.race.contest import Race, load_race, race
 from thalweg.race.run import Run
 from thalweg.race.sweep import plan
 
@@ -133,11 +133,11 @@ def test_a_race_goes_on_with_more_seeds_more_rates_and_to_the_end(tmp_path: Path
     assert {seed for _, seed in more} == {3, 4}
     assert {lr for lr, _ in more} == {lr for lr, seed in first if seed == 1}, "the same two rates"
     assert set(ran(seeds=3, more_rates={"SGD": [0.2]})) >= {(0.2, 0)}
-    stopped = {(run.lr, run.seed) for run, record in recorded(tmp_path)[0].records.items() if record.stopped}
+    stopped = {(run.lr, run.seed) for run, record in load_race(tmp_path)[0].records.items() if record.stopped}
     assert stopped
     rest = ran(seeds=3, full=True)
     assert set(rest) >= stopped
-    outcome, _ = recorded(tmp_path)
+    outcome, _ = load_race(tmp_path)
     assert not any(record.stopped for record in outcome.records.values())
     assert outcome.summary["missing"] == 0
     assert set(outcome.summary["courses"][0]["results"][0]["sweep"]["stopped"]) == {None}

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from race_files import idx, write_clothes
-from tolerances import FINITE_DIFFERENCES
+from tolerances import FINITE_DIFFERENCES, FLOAT32
 
 from thalweg.errors import CommandError
 from thalweg.race.contest import race
-from thalweg.race.task import Conditions
+from thalweg.race.task import Conditions, Schedule
 from thalweg.race.tasks import TASKS, resolve
 from thalweg.race.tasks.valley import FUNCTIONS, Function
 from thalweg.rules import RULES
@@ -262,6 +262,7 @@ def deep(seed: int) -> Any:
     return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
 
 
+@pytest.mark.slow
 def test_mixtures_race_by_name_at_the_rates_of_adamw() -> None:
     task = model_task(model=deep, rates={"AdamW": (0.01, 0.03)})
     asked = dict(optimizers=["AdamW", "muon_adamw", "kron_adamw"], options={"": dict(weight_decay=0.25)})
@@ -273,7 +274,7 @@ def test_mixtures_race_by_name_at_the_rates_of_adamw() -> None:
     assert outcome.programme.own == []
     for name in ("muon_adamw", "kron_adamw"):
         assert "weight_decay=0.25" in outcome.programme.contestants[name]
-        start = task.start(held.contestants[name], lambda step: 0.01 * step, Conditions(0, 8))
+        start = task.start(held.contestants[name], Schedule(0.01, 2), Conditions(0, 8))
         start.step()
         groups = {(group["rule"], group["lr"]) for group in start.optimizer.param_groups}  # type: ignore[attr-defined]
         assert groups == {(name.partition("_")[0].title(), 0.01), ("AdamW", 0.01)}
@@ -285,7 +286,7 @@ def test_the_rest_of_a_mixture_may_have_a_rate_of_its_own_on_the_same_way_down()
     assert "adamw_lr=0.002" in held.run().programme.contestants["muon_adamw"]
     mixed = held.contestants["muon_adamw"]
     mixed = replace(mixed, options={**mixed.options, "adamw_lr": 0.002})
-    start = task.start(mixed, lambda step: 0.03 / step, Conditions(0, 8))
+    start = task.start(mixed, Schedule(0.03, 2), Conditions(0, 8))
     for share in (1.0, 0.5):
         start.step()
         rates = {group["rule"]: group["lr"] for group in start.optimizer.param_groups}  # type: ignore[attr-defined]
@@ -341,15 +342,27 @@ def test_an_error_within_torch_is_told_with_the_line_that_called_it() -> None:
         race(task, optimizers=["SGD"]).run()
 
 
+def test_gradients_are_clipped_together_if_the_task_says_so() -> None:
+    """A step of SGD is as long as the rate times the norm."""
+    torch = pytest.importorskip("torch")
+    task = model_task(max_grad_norm=1e-3)
+    sgd = replace(race(task, optimizers=["SGD"]).contestants["SGD"], options={})
+    training = task.start(sgd, Schedule(0.5, 1), Conditions(0, 8))
+    before = training.parameters()
+    training.step()
+    moved = [p - before[name] for name, p in training.parameters().items()]
+    assert float(torch.cat([each.flatten() for each in moved]).norm()) == pytest.approx(0.5e-3, rel=FLOAT32)
+
+
 def test_batches_may_be_named_tuples() -> None:
     torch = pytest.importorskip("torch")
-    from thalweg.race.device import Device
+    from thalweg.show.devices import Device
 
     class Pair(NamedTuple):
         x: Any
         y: Any
 
-    pair = Device("cpu").moved(Pair(torch.ones(2), [torch.zeros(1)]))
+    pair = Device("cpu").move(Pair(torch.ones(2), [torch.zeros(1)]))
     assert (type(pair), pair.x.tolist(), pair.y[0].tolist()) == (Pair, [1, 1], [0])
 
 
@@ -366,5 +379,5 @@ def test_a_gpu_that_is_not_there_is_told() -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    with pytest.raises(CommandError, match="no device 'cuda': torch finds no CUDA device here"):
+    with pytest.raises(CommandError, match="no device 'cuda': PyTorch can use no GPU here; try cpu"):
         race(model_task(), optimizers=["SGD"], device="cuda").run()

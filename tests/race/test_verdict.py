@@ -57,7 +57,7 @@ def test_the_first_sentence_says_who_won_and_by_how_much(results: list[Any], wor
 @pytest.mark.parametrize(
     ("results", "words"),
     [
-        ([result("A", 0.5)], "Nobody reached a loss of 0.1."),
+        ([result("A", 0.5)], "No contestant reached a loss of 0.1."),
         ([result("A", 0.05, steps=7, seconds=3.0)], "A reached a loss of 0.1 first, in 7 steps."),
         (
             [result("A", 0.05, steps=1, seconds=3.0), result("B", 0.06, steps=9, seconds=0.5)],
@@ -73,4 +73,4 @@ def test_a_unit_stands_behind_the_number() -> None:
     results = [result("A", 2.1, 2.3), result("B", 2.4, 2.6)]
     said = verdict({"results": results, "loss_name": "loss, nats a byte", "target": 2.0})
     assert said.startswith("A won: it ended with a loss of 2.2 nats a byte (2.1 to 2.3 over 2 seeds), 12% below B with")
-    assert said.endswith("Nobody reached a loss of 2 nats a byte.")
+    assert said.endswith("No contestant reached a loss of 2 nats a byte.")

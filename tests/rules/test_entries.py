@@ -29,8 +29,6 @@ ELSEWHERE = {
     "kernels/triton/kron_batch.py",
     "kernels/triton/kron_formulas.py",
     "kernels/triton/kron_owners.py",
-    # what owners give these kernels
-    "torch/sharding/owner_kernels.py",
     # the states of other libraries' optimizers
     "optax/peers.py",
     "torch/peers/formats.py",
@@ -89,6 +87,7 @@ def test_what_stores_an_entry_is_an_option() -> None:
         assert {option for entry in entries.values() for option in entry.stored_by} <= set(STORAGE)
 
 
+@pytest.mark.slow
 def test_a_key_stands_in_its_rule_and_nowhere_else() -> None:
     homes: dict[str, set[str]] = {}
     for rule, _, entries in every_entry():

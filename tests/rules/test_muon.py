@@ -52,6 +52,9 @@ def test_orthogonalizes_by_the_published_polynomial(shape: tuple[int, int]) -> N
     [
         (dict(scaling="original"), (8, 2), 2.0),
         (dict(scaling="original"), (2, 8), 1.0),
+        (dict(scaling="spectral_unclamped"), (8, 2), 2.0),
+        (dict(scaling="spectral_unclamped"), (2, 8), 0.5),
+        (dict(scaling="spectral_unclamped", transposed=True), (2, 8), 2.0),
         (dict(scaling="match_rms_adamw"), (2, 25), 1.0),
         (dict(scaling="match_rms_adamw", rms=0.5), (16, 3), 2.0),
         (dict(scaling="optax"), (2, 8), 2.0),
@@ -87,6 +90,16 @@ def test_without_momentum_nothing_is_kept() -> None:
     assert error(got, p - 0.1 * orthogonalized(grads[0]), p) < FLOAT64
 
 
+def test_cautious_decay_helps_steps_that_go_towards_zero() -> None:
+    p, grads = gradients((5, 3), 1)
+    options: dict[str, Any] = dict(**EXACT, momentum=0.0, scaling=None)
+    step = orthogonalized(grads[0])
+    got, _ = run(Muon(**options, weight_decay=0.3, cautious_decay=True), p, grads, lr=0.1)
+    helped = step * p >= 0
+    assert 0 < helped.sum() < p.size
+    assert error(got, p - 0.1 * step - 0.03 * np.where(helped, p, 0.0), p) < FLOAT64
+
+
 def test_coefficients_by_step() -> None:
     cubic, quintic = (1.5, -0.5, 0.0), (3.0, -4.0, 2.0)
     p, grads = gradients((4, 6), 1)
@@ -99,12 +112,30 @@ def test_coefficients_by_step() -> None:
     assert error(got, p - left @ np.diag(values) @ right, p) < FLOAT64
 
 
+@pytest.mark.parametrize(("name", "least", "most"), [("polar_express", 0.86, 1.13), ("quintic", 0.97, 1.04)])
+def test_named_coefficients_move_singular_values_near_one(name: Any, least: float, most: float) -> None:
+    """Those of at least 0.01, in five steps."""
+    values = np.logspace(0, -2, 12)
+    for a, b, c in Muon(ns_coefficients=name).triples[:5]:
+        values = a * values + b * values**3 + c * values**5
+    assert values.min() > least
+    assert values.max() < most
+
+
+def test_named_coefficients_are_those_of_their_numbers() -> None:
+    p, grads = gradients((4, 6), 2)
+    named, _ = run(Muon(**EXACT, ns_coefficients="cubic", ns_steps=7), p, grads, lr=0.1)
+    numbers, _ = run(Muon(**EXACT, ns_coefficients=(1.5, -0.5, 0.0), ns_steps=7), p, grads, lr=0.1)
+    np.testing.assert_array_equal(named, numbers)
+
+
 OTHERWISE: dict[str, Any] = dict(
     momentum=0.5,
     nesterov=False,
     momentum_mode="sum",
     bias_correction=True,
     weight_decay=0.3,
+    cautious_decay=True,
     scaling="match_rms_adamw",
     rms=0.5,
     split=2,
@@ -112,6 +143,7 @@ OTHERWISE: dict[str, Any] = dict(
     transposed=True,
     ns_steps=3,
     ns_coefficients=(2.0, -1.5, 0.5),
+    ns_method="gram",
     ns_dtype="bfloat16",
     eps=3.0,
     eps_mode="add",
@@ -120,10 +152,12 @@ OTHERWISE: dict[str, Any] = dict(
 #: What an option needs beside it to have an effect.
 BESIDE: dict[str, dict[str, Any]] = {
     "rms": dict(scaling="match_rms_adamw"),
+    "cautious_decay": dict(weight_decay=0.3),
     "split_axis": dict(split=2),
     "momentum_mode": dict(eps=3.0),
     "bias_correction": dict(eps=3.0),
     "eps_mode": dict(eps=3.0),
+    "ns_method": dict(ns_dtype="bfloat16"),
 }
 
 
@@ -300,3 +334,53 @@ def test_numpy_rounds_as_bfloat16_does() -> None:
         rounded = xp.rounded(values, "bfloat16")
         assert rounded.dtype == values.dtype
         np.testing.assert_array_equal(rounded, values.astype(ml_dtypes.bfloat16).astype(values.dtype))
+
+
+# ---- the Gram iteration
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 16), (5, 5), (1, 7), (7, 1)])
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 9])
+def test_gram_iterations_are_the_plain_ones(shape: tuple[int, int], steps: int) -> None:
+    p, grads = gradients(shape, 2)
+    cubic, quintic = (1.5, -0.5, 0.0), (3.0, -4.0, 2.0)
+    for triples in ((quintic, cubic), (3.4445, -4.7750, 2.0315)):
+        options: dict[str, Any] = dict(**EXACT, ns_steps=steps, ns_coefficients=triples)
+        wanted, _ = run(Muon(**options), p, grads, lr=0.1)
+        got, _ = run(Muon(**options, ns_method="gram"), p, grads, lr=0.1)
+        assert error(got, wanted, p) < FLOAT64
+
+
+def draw_matrix(rows: int, columns: int, values: Any) -> Any:
+    rng = np.random.default_rng(0)
+    left, right = (np.linalg.qr(rng.standard_normal((size, len(values))))[0] for size in (rows, columns))
+    return left @ np.diag(values) @ right.T
+
+
+@pytest.mark.parametrize("shape", [(96, 192), (400, 100), (64, 1024)], ids=str)
+@pytest.mark.parametrize(
+    "values",
+    [np.ones, lambda n: np.logspace(0, -3, n), lambda n: np.logspace(0, -7, n), lambda n: np.eye(1, n)[0] + 1e-4],
+    ids=["equal", "thousand", "ten million", "one"],
+)
+def test_gram_iterations_of_badly_conditioned_momentum(shape: tuple[int, int], values: Any) -> None:
+    """In float16 they are as near to exact ones as plain ones in bfloat16, and no singular value is too large."""
+    x = draw_matrix(*shape, values(min(shape)))
+    exact, plain, gram = (
+        -run(Muon(ns_dtype=dtype, ns_method=method, momentum=0.0, scaling=None), 0 * x, [x], lr=1.0)[0]
+        for dtype, method in ((None, "plain"), ("bfloat16", "plain"), ("bfloat16", "auto"))
+    )
+    left, found, right = np.linalg.svd(x / np.linalg.norm(x), full_matrices=False)
+    moved = np.diag(left.T @ gram @ right.T)[found > 0.01]
+    assert moved.min() > 0.67
+    assert np.linalg.norm(gram, 2) < 1.23  # the polynomial itself has a peak of 1.202
+    assert np.linalg.norm(gram - exact) < np.linalg.norm(plain - exact) + 1e-3 * np.linalg.norm(exact)
+
+
+def test_the_iteration_is_chosen_by_the_shape() -> None:
+    rule = Muon(ns_method="auto")
+    assert [rule.iterates_gram(*shape) for shape in ((8, 16), (16, 8), (8, 15), (8, 8))] == [True, True, False, False]
+    assert rule.cost((10, 1000)) == 100 * (4 * 1000 + 14 * 10) == rule.cost((1000, 10))
+    assert rule.cost((10, 10)) == Muon().cost((10, 10))
+    assert not Muon().iterates_gram(8, 800)
+    assert Muon(ns_method="gram").iterates_gram(8, 8)

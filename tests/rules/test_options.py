@@ -31,7 +31,7 @@ class Every(Signed):
     count: int = option(1, low=1, below=4)
     limit: int | None = option(None, low=0, needs="count > 1")
     seed_like: int = option(0)
-    maybe: bool | Literal["often"] = option(True)
+    maybe: bool | Literal["often"] = option(True, requires={"often": "count = 1: there is no second chance"})
     plain: float = 0.5
 
 
@@ -55,6 +55,7 @@ class Every(Signed):
         (dict(seed_like=0.5), "seed_like must be a whole number, got 0.5"),
         (dict(maybe=1), "maybe must be one of True, False, 'often', got 1"),
         (dict(maybe="seldom"), "maybe must be one of True, False, 'often', got 'seldom'"),
+        (dict(maybe="often", count=2), "maybe='often' needs count=1: there is no second chance"),
     ],
     ids=str,
 )

@@ -24,7 +24,6 @@ def test_parameters_that_were_flattened_are_refused(optimizer: str, mark: str) -
         getattr(thalweg.torch, optimizer)([("weight", p)], lr=0.1)
 
 
-@pytest.mark.world
 @pytest.mark.slow
 @pytest.mark.parametrize("whole_names", [False, True])
 def test_fsdp1_itself_is_refused(whole_names: bool) -> None:

@@ -16,7 +16,7 @@ from world_faults import (
     ways_to_step,
 )
 
-pytestmark = [pytest.mark.world, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SECOND = "parameter 'second' in group 0, of shape (6,) and dtype torch.float64, placed as S(0) over 2 ranks"
 FAULTS = {

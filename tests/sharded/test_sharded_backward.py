@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from lanes import by_turns
 from tolerances import WORLD_TRAINED
 
 pytest.importorskip("torch")
@@ -11,10 +12,10 @@ from world import world
 from world_steps import LR, TYPICAL, cases_for
 from world_training import beside_other_wrappers, furthest_in_backward, refusal
 
-pytestmark = [pytest.mark.world, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.in_turn("wrapper", "pieces")
+@by_turns("wrapper", "pieces")
 @cases_for()
 @pytest.mark.parametrize(("wrapper", "pieces"), [("FSDP2", 1), ("FSDP2", 2), ("FSDP2, offloaded", 1)])
 def test_sharded_gradients_are_reduced_before_the_step(rule: str, wrapper: str, pieces: int) -> None:

@@ -14,7 +14,7 @@ from world import world
 from world_layouts import SHAPES
 from world_steps import RULES, Run, differences
 
-pytestmark = [pytest.mark.world, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("seed", one_in(20, range(40)))

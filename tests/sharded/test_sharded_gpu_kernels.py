@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from lanes import one_in
+from lanes import by_turns, once, one_in
 from tolerances import FLIPPED
 from world import world
 from world_layouts import LAYOUTS
@@ -18,7 +18,7 @@ from world_messages import EACH, GROUPS, messages
 from world_repeated import times_sorted
 from world_steps import TYPICAL, Run, differences, differences_in_odd_memory, flipped
 
-pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.in_turn(together=True)]
+pytestmark = pytest.mark.slow
 
 #: Smaller than those of other engines' tests, and fewer: every program is interpreted.
 NAMES = ("scalar", "short", "vector", "matrix", "even", "kernel")
@@ -36,12 +36,14 @@ def test_every_layout_gives_the_numbers_of_one_process(size: int, layout: str) -
     assert world(size).run(differences, run_of("LAMB"), layout) == [[]] * size
 
 
+@by_turns()
 @pytest.mark.parametrize("rule", ["LARS", "Adafactor"])
 @pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "last axis"), (4, "two axes")])
 def test_other_rules_on_some_layouts(rule: str, size: int, layout: str) -> None:
     assert world(size).run(differences, run_of(rule), layout) == [[]] * size
 
 
+@by_turns("size", first=1)
 @every_rule
 @pytest.mark.parametrize(
     ("size", "layout"), [(2, "first axis"), (2, "mixed"), pytest.param(4, "two axes", marks=pytest.mark.nightly)]
@@ -53,6 +55,7 @@ def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
     assert all(own[1:] == [expected] * 2 for own in heard)
 
 
+@by_turns("options", first=2)
 @every_rule
 @pytest.mark.parametrize(
     "options", one_in(3, [dict(on_nonfinite="skip"), dict(on_nonfinite="raise"), dict(max_grad_norm=0.5)]), ids=str
@@ -63,6 +66,7 @@ def test_what_is_decided_by_all_ranks(rule: str, options: Mapping[str, Any]) -> 
     assert world(2).run(differences, run, "first axis") == [[]] * 2
 
 
+@by_turns(first=3)
 @pytest.mark.parametrize("rule", ["LARS", "LAMB"])
 @pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "last axis"), (4, "first axis twice")])
 def test_random_bits_are_those_of_the_place_in_the_whole(rule: str, size: int, layout: str) -> None:
@@ -72,6 +76,7 @@ def test_random_bits_are_those_of_the_place_in_the_whole(rule: str, size: int, l
         assert all(share < FLIPPED for share in shares.values()), shares
 
 
+@once(4)
 @every_rule
 def test_ranks_may_have_their_memory_in_another_order(rule: str) -> None:
     """All of them take the same engine, or they would wait for messages that never come."""

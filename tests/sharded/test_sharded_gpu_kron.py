@@ -17,7 +17,7 @@ from world_kernels import by_owners
 from world_messages import EACH, messages
 from world_steps import TYPICAL, Run, stepped_errors
 
-pytestmark = [pytest.mark.world, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 #: A vector, a matrix with two dense factors and one with a dense and a diagonal one: every program is interpreted.
 NAMES = ("vector", "matrix", "even")

@@ -6,12 +6,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lanes import one_in
+from lanes import by_turns, one_in
 from world import world
 from world_layouts import LAYOUTS
 from world_steps import TYPICAL, Run, cases_for, differences, differences_untraced
 
-pytestmark = [pytest.mark.world, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 LAID_OUT = pytest.mark.parametrize(
     ("size", "layout"), one_in(4, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts])
@@ -23,7 +23,7 @@ def check(size: int, run: Run, layout: str) -> None:
     assert world(size).run(differences, run, layout) == [[]] * size
 
 
-@pytest.mark.in_turn
+@by_turns()
 @cases_for()
 @LAID_OUT
 @pytest.mark.parametrize(("dtype", "engine"), [("float64", "auto"), ("float32", "auto"), ("float64", "foreach")])
@@ -33,14 +33,14 @@ def test_every_layout_gives_the_numbers_of_one_process(
     check(size, Run(rule, dtype, engine=engine), layout)
 
 
-@pytest.mark.in_turn
+@by_turns()
 @pytest.mark.parametrize("rule", ["LARS", "LAMB"])
 @pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "mixed"), (4, "two axes")])
 def test_native_code_by_name(rule: str, size: int, layout: str) -> None:
     check(size, Run(rule, engine="fused"), layout)
 
 
-@pytest.mark.in_turn
+@by_turns()
 @pytest.mark.parametrize("rule", ["LARS", "LAMB", "Adafactor"])
 @pytest.mark.parametrize("options", [{}, dict(on_nonfinite="raise")], ids=str)
 def test_rules_that_cannot_be_traced(rule: str, options: dict[str, str]) -> None:

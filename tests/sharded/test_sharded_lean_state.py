@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 from world import world
 from world_lean import kernel_state_apart, refused, resumed, saved, state_apart
 
-pytestmark = [pytest.mark.world, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 LEAN = dict(state_dtype="int8", state_rounding="stochastic")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from lanes import one_in
+from lanes import by_turns, once, one_in
 
 pytest.importorskip("torch")
 
@@ -15,7 +15,7 @@ from world_layouts import LAYOUTS, SHAPES
 from world_messages import EACH, GROUPS, messages
 from world_steps import TYPICAL, Run, cases_for
 
-pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.in_turn(together=True)]
+pytestmark = pytest.mark.slow
 
 #: And how many teams; as many as there are groups but for these.
 TEAMS = {name: 1 for name, groups in GROUPS.items() if groups == 2} | {"meshes": 4}
@@ -34,6 +34,7 @@ def later_steps(size: int, run: Run, layout: str) -> list[dict[str, int]]:
     return heard[0][1:]  # type: ignore[no-any-return]
 
 
+@by_turns("size")
 @cases_for()
 @pytest.mark.parametrize(
     ("size", "layout"), one_in(4, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts])
@@ -43,6 +44,7 @@ def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
     assert later_steps(size, run, layout) == [expected(rule, layout)] * 2
 
 
+@by_turns("how", first=1)
 @cases_for()
 @pytest.mark.parametrize(
     "how",
@@ -68,6 +70,7 @@ def test_nothing_else_makes_more_of_them(rule: str, how: Mapping[str, Any]) -> N
     assert later_steps(2, run, "first axis") == [expected(rule, "first axis")] * 2
 
 
+@once(2)
 @cases_for()
 def test_kinds_of_parameters_share_them(rule: str) -> None:
     """Rows and columns for some, whole squares for others, sums for each slice."""
@@ -76,6 +79,7 @@ def test_kinds_of_parameters_share_them(rule: str) -> None:
     assert later_steps(4, run, "two axes") == [expected(rule, "two axes")] * 2
 
 
+@by_turns("options", first=3)
 @cases_for()
 @pytest.mark.parametrize(("options", "more"), [(dict(max_grad_norm=1.0), 1), (dict(on_nonfinite="raise"), 1)], ids=str)
 def test_what_guards_cost(rule: str, options: Mapping[str, Any], more: int) -> None:

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lanes import by_turns
 
 pytest.importorskip("torch")
 
 from world import world
 from world_mixtures import RULES, differences, messages, resumed_elsewhere, told_apart
 
-pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.in_turn(together=True)]
+pytestmark = pytest.mark.slow
 
 
+@by_turns()
 @pytest.mark.parametrize("layout", ["first axis", "last axis", "mixed"])
 @pytest.mark.parametrize("arguments", [{}, dict(max_grad_norm=1.0, on_nonfinite="skip", engine="foreach")], ids=str)
 def test_steps_are_those_of_one_process(layout: str, arguments: dict[str, Any]) -> None:

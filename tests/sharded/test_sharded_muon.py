@@ -15,7 +15,7 @@ from world_whole import dtypes_sent, norms
 
 import thalweg.torch
 
-pytestmark = pytest.mark.world
+pytestmark = pytest.mark.slow
 
 #: Of the model, those that are matrices.
 MATRICES = ("row", "column", "matrix", "even", "cube", "kernel")
@@ -26,6 +26,12 @@ OPTIONS: dict[str, Any] = dict(weight_decay=0.01)
 def test_products_in_bfloat16(size: int, layout: str) -> None:
     run = Run("Muon", "float32", OPTIONS, names=MATRICES, rates=(1.0, 0.5))
     assert world(size).run(differences, run, layout) == [[]] * size
+
+
+def test_gram_iterations() -> None:
+    """Chosen by whole shapes, not by those of shards."""
+    run = Run("Muon", "float32", dict(OPTIONS, ns_method="auto"), names=MATRICES, rates=(1.0, 0.5))
+    assert world(2).run(differences, run, "mixed") == [[]] * 2
 
 
 def test_blocks_of_unequal_size() -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 
 import pytest
+from lanes import by_turns
 
 pytest.importorskip("torch")
 
 from world import world
 from world_steps import TYPICAL, Run, cases_for, differences, stepped_errors
 
-pytestmark = [pytest.mark.world, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.in_turn
+@by_turns()
 @cases_for()
 @pytest.mark.parametrize("policy", ["skip", "raise", "propagate"])
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_gradients_that_are_not_finite(rule: str, size: int, layout: str, policy
     assert world(size).run(differences, run, layout) == [[]] * size
 
 
-@pytest.mark.in_turn
+@by_turns()
 @cases_for()
 @pytest.mark.parametrize("policy", ["skip", "raise"])
 def test_squares_that_overflow_in_the_sum_of_all_ranks_alone(rule: str, policy: str) -> None:

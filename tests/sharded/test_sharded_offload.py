@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 from world import world
 from world_offload import offloaded_apart
 
-pytestmark = [pytest.mark.world, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("options", [{}, dict(state_dtype="int8", on_nonfinite="raise")], ids=["float32", "codes"])

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from cases import EXACT, OPTION_IDS, OPTIONS, Case
-from lanes import one_in
+from lanes import by_turns, once, one_in
 
 pytest.importorskip("torch")
 
 from world import world
 from world_steps import Run, cases_for, differences
 
-pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.in_turn(together=True)]
+pytestmark = pytest.mark.slow
 
 SHARDED_OPTIONS = [
     pytest.param(case, options, id=name) for (case, _, options), name in zip(OPTIONS, OPTION_IDS, strict=True)
@@ -36,6 +36,7 @@ def test_options_of_rules_over_two_axes(case: Case, options: Mapping[str, Any]) 
     check(Run(case.name, options=options, rates=(1.0, 0.5)), "two axes", 4)
 
 
+@by_turns("engine", "dtype")
 @cases_for()
 @pytest.mark.parametrize("engine", ["reference", "foreach", "auto"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -43,6 +44,7 @@ def test_engines(rule: str, engine: str, dtype: str) -> None:
     check(Run(rule, dtype, engine=engine), "mixed")
 
 
+@by_turns("options", "size", first=1)
 @cases_for()
 @pytest.mark.parametrize(
     "options",
@@ -68,6 +70,7 @@ def test_options_of_steps(rule: str, options: Mapping[str, Any], size: int, layo
     check(Run(rule, options={**typical, **options}, rates=(1.0, 0.5)), layout, size)
 
 
+@by_turns("kind", first=2)
 @cases_for()
 @pytest.mark.parametrize("kind", ["momentum_dtype", "state_dtype"])
 def test_state_of_16_bits(rule: str, kind: str) -> None:
@@ -76,6 +79,7 @@ def test_state_of_16_bits(rule: str, kind: str) -> None:
     check(Run(rule, options={**momentum, kind: "bfloat16"}, rates=(1.0,)), "mixed")
 
 
+@by_turns("layout", first=3)
 @cases_for()
 @pytest.mark.parametrize("layout", ["mixed", "first axis"])
 def test_groups_with_options_of_their_own(rule: str, layout: str) -> None:
@@ -84,6 +88,7 @@ def test_groups_with_options_of_their_own(rule: str, layout: str) -> None:
     check(Run(rule, groups=groups), layout)
 
 
+@once(4)
 @cases_for()
 def test_overrides(rule: str) -> None:
     overrides = (("*e*", dict(weight_decay=0.2)), ("matrix", dict(lr_scale=0.1)), ("kernel", dict(stacked_axes=1)))
@@ -94,6 +99,7 @@ def test_overrides(rule: str) -> None:
 STACKED = tuple(name for name in ("row", "column", "matrix", "even", "cube", "kernel"))
 
 
+@by_turns("stacked_axes", "size", first=5)
 @cases_for()
 @pytest.mark.parametrize("stacked_axes", [1, 2])
 @pytest.mark.parametrize(
@@ -107,6 +113,7 @@ def test_stacked_axes_that_are_divided(rule: str, stacked_axes: int, size: int, 
     check(Run(rule, options=dict(options, stacked_axes=stacked_axes), names=names), layout, size)
 
 
+@by_turns("kind", "size", first=6)
 @cases_for()
 @pytest.mark.parametrize("kind", ["partial", "copies", "elsewhere"])
 @pytest.mark.parametrize(
@@ -116,18 +123,21 @@ def test_gradients_that_are_laid_out_otherwise(rule: str, kind: str, size: int, 
     check(Run(rule, gradients=kind), layout, size)
 
 
+@by_turns("one_by_one", first=7)
 @cases_for()
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_rates_that_are_tensors(rule: str, one_by_one: bool) -> None:
     check(Run(rule, tensor_rate=True, one_by_one=one_by_one), "mixed")
 
 
+@by_turns("layout", first=8)
 @cases_for()
 @pytest.mark.parametrize("layout", ["first axis", "mixed"])
 def test_parameters_stepped_one_by_one(rule: str, layout: str) -> None:
     check(Run(rule, one_by_one=True), layout)
 
 
+@by_turns("size", first=9)
 @cases_for()
 @pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (4, "meshes")])
 def test_parameters_without_gradients(rule: str, size: int, layout: str) -> None:

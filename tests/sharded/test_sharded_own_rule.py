@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 from world import world
 from world_own_rules import differences
 
-pytestmark = [pytest.mark.world, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("engine", ["foreach", "fused"])

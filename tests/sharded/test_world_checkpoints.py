@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lanes import one_in  # noqa: E402
+from lanes import by_turns, one_in  # noqa: E402
 from world import world  # noqa: E402
 from world_checkpoints import CASES, NAMES, RULES, resume, save  # noqa: E402
 
-pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.in_turn(together=True)]
+pytestmark = pytest.mark.slow
 
 EVERY = pytest.mark.parametrize("case", one_in(3, NAMES))
 #: One of each kind of state.
@@ -37,6 +37,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return checkpoint
 
 
+@by_turns()
 @EVERY
 @pytest.mark.parametrize(
     ("before", "ranks", "after", "others"),
@@ -51,6 +52,7 @@ def test_elsewhere(saved: Callable[..., Path], case: str, before: str, ranks: in
     assert world(others).run(resume, saved(case, before, ranks), case, after) == [[]] * others
 
 
+@by_turns("before", first=1)
 @SOME
 @pytest.mark.parametrize(
     ("before", "ranks", "after", "others"),
@@ -74,6 +76,7 @@ def test_further(saved: Callable[..., Path], case: str, before: str, ranks: int,
     assert world(others).run(resume, saved(case, before, ranks), case, after) == [[]] * others
 
 
+@by_turns("way", first=2)
 @SOME
 @pytest.mark.parametrize("way", one_in(2, ["flat", "offloaded", "full", "full, flat", "broadcast"]))
 def test_every_form_of_a_state_dict(saved: Callable[..., Path], case: str, way: str) -> None:

@@ -9,28 +9,31 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import world_checkpoint_faults as faults  # noqa: E402
-from lanes import one_in  # noqa: E402
+from lanes import by_turns, once, one_in  # noqa: E402
 from world import World, world  # noqa: E402
 from world_checkpoints import NAMES, RULES, resume, save  # noqa: E402
 
-pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.in_turn(together=True)]
+pytestmark = pytest.mark.slow
 
 EVERY = pytest.mark.parametrize("case", NAMES)
 RULE = pytest.mark.parametrize("case", [name for name in NAMES if name in (*RULES, "Adafactor, factored")])
 FINE = [[], []]
 
 
+@by_turns("layout")
 @EVERY
 @pytest.mark.parametrize("layout", ["FSDP2", "TP"])
 def test_the_step_that_loaders_make_moves_nothing(case: str, layout: str) -> None:
     assert world(2).run(faults.state_by_a_step, case, layout) == FINE
 
 
+@once(1)
 @EVERY
 def test_state_before_the_first_step(case: str) -> None:
     assert world(2).run(faults.state_when_asked, case, "FSDP2") == FINE
 
 
+@once(2)
 @RULE
 def test_saved_before_the_first_step(tmp_path: Path, case: str) -> None:
     world(2).run(faults.save_before_steps, tmp_path / "checkpoint", case, "TP")
@@ -42,12 +45,14 @@ def test_to_the_last_bit_on_the_same_ranks(tmp_path: Path, case: str) -> None:
     assert world(2).run(faults.same_bits, tmp_path / "checkpoint", case, "FSDP2", "float32") == FINE
 
 
+@once(4)
 @RULE
 def test_chances_of_rounding_come_back(tmp_path: Path, case: str) -> None:
     found = world(2).run(faults.same_bits, tmp_path / "checkpoint", case, "FSDP2", "bfloat16", rounding="stochastic")
     assert found == FINE
 
 
+@by_turns("way", first=5)
 @pytest.mark.parametrize("way", ["nested", "flat"])
 @RULE
 def test_a_parameter_without_a_gradient_so_far(tmp_path: Path, case: str, way: str) -> None:
@@ -60,6 +65,7 @@ def test_a_frozen_parameter(tmp_path: Path, way: str) -> None:
     assert world(2).run(resume, tmp_path, "LAMB", "TP", way, frozen=["wide.weight"]) == FINE
 
 
+@once(6)
 @RULE
 def test_saved_while_training_goes_on(tmp_path: Path, case: str) -> None:
     assert world(2).run(faults.saved_while_training, tmp_path / "checkpoint", case, "FSDP2") == FINE
@@ -86,6 +92,7 @@ def test_no_checkpoint_is_written_over(tmp_path: Path) -> None:
     assert world(2).run(resume, tmp_path, "LAMB", "FSDP2") == FINE
 
 
+@by_turns("before", first=7)
 @pytest.mark.parametrize(("before", "after"), [("plain", "FSDP2"), ("FSDP2", "plain"), ("TP", "FSDP2")])
 @EVERY
 def test_load_state_dict_by_itself(case: str, before: str, after: str) -> None:

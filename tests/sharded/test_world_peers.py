@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from world import world  # noqa: E402
 from world_peers import continued  # noqa: E402
 
-pytestmark = [pytest.mark.world, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(

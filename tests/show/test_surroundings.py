@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from thalweg.show import surroundings
-from thalweg.show.surroundings import machine
+from thalweg.show import devices
+from thalweg.show.devices import machine
 
 INTEL = "processor\t: 0\nmodel name\t: Imaginary 9000 @ 2 GHz\n\nprocessor\t: 1\nmodel name\t: Imaginary 9000 @ 2 GHz\n"
 ARM = "processor\t: {}\nCPU implementer\t: {}\nCPU architecture: 8\nCPU part\t: {}\nCPU revision\t: 1\n\n"
@@ -26,7 +26,7 @@ def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         path = tmp_path / "cpuinfo"
         if cpuinfo is not None:
             path.write_text(cpuinfo)
-        monkeypatch.setattr(surroundings, "CPUINFO", str(path))
+        monkeypatch.setattr(devices, "CPUINFO", str(path))
         for name, answer in {"processor": "", **answers}.items():
             monkeypatch.setattr(platform, name, lambda answer=answer: answer)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lanes import one_in
+from lanes import by_turns, one_in
 from tolerances import FLOAT32, SUMMED
 
 from thalweg.arrays import Squares
@@ -114,7 +114,7 @@ def check(made: Any, x: Any, given: Any, means: Any) -> None:
             assert error < SUMMED, f"the {name} of {kind} over {axes} of {x.shape} is off by {error:.2g}"
 
 
-@pytest.mark.in_turn
+@by_turns()
 @every_space
 @pytest.mark.parametrize("shape", one_in(2, map(pytest.param, SHAPES)), ids=str)
 def test_sums_and_means_of_millions(space: Any, shape: tuple[int, ...]) -> None:

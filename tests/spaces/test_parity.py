@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from cases import OPTION_IDS, OPTIONS, Case
 from drive import gradients, run
-from lanes import one_in
+from lanes import by_turns, one_in
 from tolerances import SPACE
 
 from thalweg.boundary import advance
@@ -48,7 +48,8 @@ SOME = pytest.mark.parametrize(("case", "description", "options"), one_in(3, OPT
 DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32"])
 
 
-@pytest.mark.in_turn
+@pytest.mark.slow
+@by_turns()
 @pytest.mark.parametrize(("case", "description", "options"), one_in(3, OPTIONS, first=2), ids=OPTION_IDS)
 @DTYPES
 def test_torch(case: Case, description: str, options: dict, dtype: str) -> None:
@@ -58,9 +59,9 @@ def test_torch(case: Case, description: str, options: dict, dtype: str) -> None:
     agree(case, options, dtype, xp=xp, to=torch.tensor)
 
 
-@pytest.mark.in_turn("case", "dtype")
+@by_turns()
 @pytest.mark.slow
-@SOME
+@pytest.mark.parametrize(("case", "description", "options"), one_in(6, OPTIONS, first=2), ids=OPTION_IDS)
 @DTYPES
 def test_jax_under_jit(case: Case, description: str, options: dict, dtype: str) -> None:
     jax = pytest.importorskip("jax")
@@ -73,7 +74,7 @@ def test_jax_under_jit(case: Case, description: str, options: dict, dtype: str) 
     agree(case, options, dtype, xp=xp, to=jnp.asarray, step=jax.jit, count=jnp.int32, shapes=shapes)
 
 
-@pytest.mark.in_turn
+@by_turns()
 @pytest.mark.slow
 @SOME
 @DTYPES

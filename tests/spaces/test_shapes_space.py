@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import EVERY
-from lanes import one_in
+from lanes import by_turns, one_in
 
 from thalweg.arrays import Squares
 from thalweg.boundary import advance
@@ -44,7 +44,8 @@ def outcome(space: Any, rule: str, options: dict[str, Any], p: Any, g: Any) -> d
     return {key: (space.shape(x), space.dtype(x)) for key, x in {**state, **news}.items()}
 
 
-@pytest.mark.in_turn
+@pytest.mark.slow
+@by_turns()
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("rule", "options"), OPTIONS)
@@ -60,6 +61,7 @@ def test_a_step_has_the_shapes_and_dtypes_that_it_has_with_numbers(
             assert found == outcome(with_numbers, rule, options, p, g), shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "options"), one_in(9, OPTIONS))
 def test_nothing_outlives_a_step(rule: str, options: dict[str, Any]) -> None:
     meter = Meter("numpy")

@@ -89,10 +89,10 @@ class FakeCuda:
     def is_available(self) -> bool:
         return True
 
-    def get_device_name(self) -> str:
+    def get_device_name(self, device: str = "") -> str:
         return "Imaginary 9000"
 
-    def synchronize(self) -> None:
+    def synchronize(self, device: str = "") -> None:
         self.log.append("wait")
 
     def _sleep(self, cycles: int) -> None:
@@ -103,19 +103,19 @@ class FakeCuda:
         assert enable_timing
         return FakeEvent(self)
 
-    def mem_get_info(self) -> tuple[int, int]:
+    def mem_get_info(self, device: str = "") -> tuple[int, int]:
         return 70, 80
 
     def empty_cache(self) -> None:
         self.log.append("empty_cache")
 
-    def reset_peak_memory_stats(self) -> None:
+    def reset_peak_memory_stats(self, device: str = "") -> None:
         self.peak = self.allocated
 
-    def memory_allocated(self) -> int:
+    def memory_allocated(self, device: str = "") -> int:
         return self.allocated
 
-    def max_memory_allocated(self) -> int:
+    def max_memory_allocated(self, device: str = "") -> int:
         return self.peak
 
 

@@ -109,6 +109,13 @@ class RemembersRate(Adam):
         s["rate"] = rate
 
 
+class RemembersDecay(Adam):
+    def one(self, group, p, g, s):
+        decay = s.pop("decay", group["weight_decay"])
+        super().one({**group, "weight_decay": decay}, p, g, s)
+        s["decay"] = decay
+
+
 class LosesKeys(Adam):
     def __init__(self, params, **options):
         super().__init__(params, **options)
@@ -151,6 +158,12 @@ class ReadsTwice(Adam):
     def __init__(self, params, **options):
         self.count = sum(1 for _ in params)
         super().__init__(params, **options)
+
+
+class ReadsGroupsTwice(Adam):
+    def add_param_group(self, group):
+        self.count = sum(1 for _ in group["params"])
+        super().add_param_group(group)
 
 
 class Prints(Adam):
@@ -362,6 +375,15 @@ class LoadsNothingEmpty(Adam):
         super().load_state_dict(state_dict)
 
 
+class LoadsForAll(Adam):
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        known = next(iter(self.state.values()), {})
+        for p in (p for group in self.param_groups for p in group["params"] if known and not self.state.get(p)):
+            g = torch.zeros(p.shape)
+            self.state[p] = {"t": known["t"].clone(), "m": g, "v": g.clone()}
+
+
 class LosesOptions(Adam):
     def load_state_dict(self, state_dict):
         super().load_state_dict(state_dict)
@@ -516,6 +538,17 @@ class TakesAnything(Adam):
         super().__init__(given or [Parameter(torch.zeros(1))], **options)
 
 
+class TakesSets(Adam):
+    def add_param_group(self, group):
+        super().add_param_group({**group, "params": list(group["params"])})
+
+
+class MakesRatesNumbers(Adam):
+    def before(self, params):
+        for group in self.param_groups:
+            group["lr"] = float(group["lr"])
+
+
 class Unchecked(Adam):
     def check(self, *options):
         pass
@@ -613,12 +646,14 @@ FAULTS: dict[str, Any] = {
     "closure-with-gradients": ClosureWithoutGradients,
     "groups-have-their-own-lr": ForgetsGroups,
     "lr-is-read-in-each-step": RemembersRate,
+    "options-are-read-in-each-step": RemembersDecay,
     "defaults-fill-groups": LosesKeys,
     "options-stay-as-given": OverwritesRate,
     "foreign-keys": DropsForeignKeys,
     "added-group-is-stepped": KeepsItsList,
     "names-are-kept": DropsNames,
     "parameters-from-an-iterator": ReadsTwice,
+    "groups-from-iterators": ReadsGroupsTwice,
     "prints-nothing": Prints,
     "zero-grad": AlwaysZeroes,
     "gradients-untouched": WritesGradients,
@@ -659,6 +694,7 @@ FAULTS: dict[str, Any] = {
     "loading-twice": Adam,
     "loading-replaces": LoadsOnce,
     "loading-before-the-first-step": LoadsNothingEmpty,
+    "loading-unstepped-parameters": LoadsForAll,
     "options-come-back": LosesOptions,
     "foreign-keys-come-back": SavesItsOwnKeysOnly,
     "saving-changes-nothing": SavingResets,
@@ -682,6 +718,7 @@ FAULTS: dict[str, Any] = {
     "complex-parameters": DropsImaginary,
     "transposed": ByStorage,
     "channels-last": ByStorage,
+    "gaps-between-elements": ByStorage,
     "views-stay-inside": ForgetsOffset,
     "written-in-place": Reallocates,
     "gradients-with-other-strides": GradientsByStorage,
@@ -694,6 +731,7 @@ FAULTS: dict[str, Any] = {
     "twice-in-two-groups": AddsUnseen,
     "no-parameters": TakesAnything,
     "no-tensors": TakesAnything,
+    "sets-of-parameters": TakesSets,
     "no-leaves": TakesAnything,
     "lr-out-of-range": Unchecked,
     "weight-decay-out-of-range": Unchecked,
@@ -712,6 +750,7 @@ FAULTS: dict[str, Any] = {
     "nan-is-not-hidden": HidesNan,
     "frozen-nan": SharesTheNormOfParameters,
     "schedulers": RemembersRate,
+    "schedulers-with-lr-as-a-tensor": MakesRatesNumbers,
     "schedulers-resume": LosesOptions,
     "one-cycle": LosesKeys,
     "grad-scaler": ClaimsToUnscale,

@@ -27,11 +27,11 @@ from hypothesis import strategies as st
 
 import thalweg.numpy
 from thalweg.errors import CommandError, OptimError
-from thalweg.kernels.cpu.compiler import SUFFIX, kept
+from thalweg.kernels.cpu.compiler import SUFFIX, find_kept
 from thalweg.plan.sources import resolve
 from thalweg.race.programme import Programme
-from thalweg.race.records import Book, checksum
-from thalweg.show.options import parsed_option
+from thalweg.race.records import Book, compute_checksum
+from thalweg.show.arguments import parse_option
 
 #: Of processor time and of memory: so many times the file, and what any reading takes.
 SECONDS, FACTOR, BESIDE = 1.0, 64, 4_000_000
@@ -67,7 +67,7 @@ def safetensors(header: Any, data: bytes = b"\0" * 64) -> bytes:
 def record(content: Any) -> bytes:
     """A line of a race, with the checksum of what it says."""
     return (
-        json.dumps({**content, "checksum": checksum(content)} if isinstance(content, dict) else content) + "\n"
+        json.dumps({**content, "checksum": compute_checksum(content)} if isinstance(content, dict) else content) + "\n"
     ).encode()
 
 
@@ -171,12 +171,12 @@ def read_cache(path: Path) -> None:
     file = folder / f"{KEY}-{hashlib.sha256(CODE).hexdigest()[:32]}{SUFFIX}"
     file.write_bytes(path.read_bytes())
     with mock.patch.dict(os.environ, THALWEG_CACHE=str(folder)):
-        if (kept(KEY) is not None) != (path.read_bytes() == CODE):
+        if (find_kept(KEY) is not None) != (path.read_bytes() == CODE):
             raise AssertionError("changed code would be loaded, or whole code would not be")
 
 
 def read_option(path: Path) -> Any:
-    return parsed_option(f"x={path.read_text(errors='replace')}")
+    return parse_option(f"x={path.read_text(errors='replace')}")
 
 
 def kinds(folder: Path) -> dict[str, Kind]:

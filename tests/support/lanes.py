@@ -1,94 +1,113 @@
-"""Which tests `make test` leaves to `make test-all`, and `make test-fast` to `make test`: products of parameters.
+"""The three lanes of tests, and how a test of many parameters says which of them each lane has.
 
-A test marked `in_turn` keeps as few of its combinations as meet every value of every parameter, and all others are
-marked `nightly`. With names, `in_turn("rule", "dtype")`, it is every value of these arguments alone. A module marked
-`in_turn(together=True)` keeps every test, and every value in one test or another: each test has one rule, by turns.
-
-`make test-fast` takes every module in this way: what it does without is marked `again`.
+A test without a marker is in every lane. One marked `slow` is not in `make test-fast`. One marked `nightly` is in
+`make test-all` alone. Parameters are marked like tests: `one_in`, `by_turns` and `once` write these marks.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
+from typing import Any, TypeVar
 
 import pytest
 
-#: Names of parameters and what they stand for, or "test" and its name.
-Values: TypeAlias = frozenset[tuple[tuple[str, ...], str]]
-
-
-def mark_nightly(items: Iterable[pytest.Item]) -> None:
-    """Mark what the ordinary lane does without."""
-    pools: dict[str, dict[pytest.Item, Values]] = {}
-    for item in items:
-        marker = item.get_closest_marker("in_turn")
-        if marker is not None and item.get_closest_marker("nightly") is None:
-            test = item.nodeid.partition("[")[0]
-            pool = test.partition("::")[0] if marker.kwargs.get("together") else test
-            pools.setdefault(pool, {})[item] = values_of(item, marker.args)
-    mark_others(pools.values(), "nightly")
-
-
-def mark_again(items: Iterable[pytest.Item]) -> None:
-    """Mark what the fast lane does without, of what the ordinary lane has."""
-    pools: dict[str, dict[pytest.Item, Values]] = {}
-    for item in items:
-        if not any(map(item.get_closest_marker, ("slow", "nightly", "gpu"))):
-            pools.setdefault(item.nodeid.partition("::")[0], {})[item] = values_of(item)
-    mark_others(pools.values(), "again")
-
-
-def mark_others(pools: Iterable[dict[pytest.Item, Values]], name: str) -> None:
-    """Mark all items of a pool but a few that have every value among them."""
-    for pool in pools:
-        kept = covering(list(pool.values()))
-        for place, item in enumerate(pool):
-            if place not in kept:
-                item.add_marker(getattr(pytest.mark, name))
-
-
-def values_of(item: pytest.Item, names: Sequence[str] = ()) -> Values:
-    """What an item is the test of: the values of these parameters, or of all."""
-    params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-    if unknown := set(names) - set(params):
-        raise pytest.UsageError(f"{item.nodeid}: in_turn names {', '.join(sorted(unknown))}, which it has not")
-    alike = [(name,) for name in names] or [argnames(mark.args[0]) for mark in item.iter_markers("parametrize")]
-    if not names:  # those of fixtures too
-        alike += [(name,) for name in params if not any(name in names for names in alike)]
-    given = {(names, repr([params[name] for name in names])) for names in alike}
-    return frozenset({(("test",), item.nodeid.partition("[")[0]), *given})
-
-
-def argnames(given: str | Sequence[str]) -> tuple[str, ...]:
-    """The names of one parametrization, as pytest reads them."""
-    return tuple(name.strip() for name in given.split(",")) if isinstance(given, str) else tuple(given)
-
-
-def covering(found: Sequence[Values]) -> set[int]:
-    """Places of a few that have every value among them, each as seldom as can be: of a table the diagonal."""
-    missing: Values = frozenset().union(*found)
-    times: Counter[tuple[tuple[str, ...], str]] = Counter()
-    kept: set[int] = set()
-    places = list(range(len(found)))
-    while missing:
-        places = [i for i in places if not missing.isdisjoint(found[i])]
-        best = max(places, key=lambda i: (len(found[i] & missing), -sum(times[v] for v in found[i]), -i))
-        kept.add(best)
-        times.update(found[best])
-        missing -= found[best]
-    return kept
+Test = TypeVar("Test", bound=Callable[..., Any])
 
 
 def one_in(number: int, table: Iterable[Any], first: int = 0) -> list[Any]:
-    """Parameters of a long table, of which the ordinary lane has one of every so many.
+    """Parameters of a long table, of which `make test` has one of every so many.
 
     first: where it begins. Tests of the same table begin at different rows, so that most rows are met by one of them.
     """
-    found = []
-    for place, row in enumerate(table):
-        param = row if hasattr(row, "marks") else pytest.param(*(row if isinstance(row, tuple) else (row,)))
-        marks = param.marks if place % number == first % number else [*param.marks, pytest.mark.nightly]
-        found.append(pytest.param(*param.values, id=param.id, marks=marks))
-    return found
+    rows = [as_param(row) for row in table]
+    return [row if place % number == first % number else with_nightly(row) for place, row in enumerate(rows)]
+
+
+def by_turns(*names: str, first: int = 0) -> Callable[[Test], Test]:
+    """Above several parametrizations: `make test` has the first values of all lists, the second of all, and so on.
+
+    A list that is at its end begins again, until the longest is through; with names, the longest of those named.
+    All other combinations are marked `nightly`. first: where every list begins.
+    """
+
+    def apply(test: Test) -> Test:
+        lists = take_lists(test)
+        chosen = [each for each in lists if not names or not set(names).isdisjoint(each.names)]
+        if unknown := set(names) - {name for each in lists for name in each.names}:
+            raise ValueError(f"{test.__name__} has no parameter {', '.join(sorted(unknown))}")
+        return parametrize(test, lists, max(len(each.ordinary) for each in chosen), first)
+
+    return apply
+
+
+def once(place: int) -> Callable[[Test], Test]:
+    """Above parametrizations: `make test` has one combination, of the values at this place of every list."""
+
+    def apply(test: Test) -> Test:
+        return parametrize(test, take_lists(test), 1, place)
+
+    return apply
+
+
+class List:
+    """One parametrization: its names, and its rows with their ids."""
+
+    def __init__(self, mark: pytest.Mark) -> None:
+        names, table = mark.args
+        self.names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+        self.indirect = self.names if mark.kwargs.get("indirect") else []
+        ids = mark.kwargs.get("ids")
+        given = list(ids) if ids is not None and not callable(ids) else None
+        self.rows = []
+        for place, each in enumerate(table):
+            row = as_param((each,) if len(self.names) == 1 and not hasattr(each, "marks") else each)
+            words = [word_of(ids, name, value, place) for name, value in zip(self.names, row.values, strict=True)]
+            name = row.id or (given and given[place]) or "-".join(words)
+            self.rows.append(pytest.param(*row.values, id=str(name), marks=row.marks))
+        #: Places of the rows that are not left to the night by themselves.
+        self.ordinary = [place for place, row in enumerate(self.rows) if not is_nightly(row)]
+
+
+def take_lists(test: Any) -> list[List]:
+    """Take the parametrizations off a test or a class."""
+    marks = [mark for mark in test.pytestmark if mark.name == "parametrize"]
+    test.pytestmark = [mark for mark in test.pytestmark if mark.name != "parametrize"]
+    return [List(mark) for mark in marks]
+
+
+def parametrize(test: Test, lists: Sequence[List], number: int, first: int) -> Test:
+    """Every combination; `number` of them, which take each list by turns, are not marked `nightly`."""
+    turns = range(first, first + number)
+    kept = {tuple(each.ordinary[turn % len(each.ordinary)] for each in lists) for turn in turns}
+    params = []
+    for places in product(*(range(len(each.rows)) for each in lists)):
+        rows = [each.rows[place] for each, place in zip(lists, places, strict=True)]
+        values = [value for row in rows for value in row.values]
+        marks = [mark for row in rows for mark in row.marks]
+        param = pytest.param(*values, id="-".join(str(row.id) for row in rows), marks=marks)
+        params.append(param if places in kept or is_nightly(param) else with_nightly(param))
+    names, indirect = ([name for each in lists for name in getattr(each, of)] for of in ("names", "indirect"))
+    return pytest.mark.parametrize(names, params, indirect=indirect)(test)
+
+
+def as_param(row: Any) -> Any:
+    """A row of one value, or of several where it is a tuple or a list, as pytest has it."""
+    return row if hasattr(row, "marks") else pytest.param(*(row if isinstance(row, (tuple, list)) else (row,)))
+
+
+def with_nightly(param: Any) -> Any:
+    return pytest.param(*param.values, id=param.id, marks=[*param.marks, pytest.mark.nightly])
+
+
+def is_nightly(param: Any) -> bool:
+    return any(mark.name == "nightly" for mark in param.marks)
+
+
+def word_of(ids: Any, name: str, value: Any, place: int) -> str:
+    """What stands for a value in the name of a test."""
+    if callable(ids) and (word := ids(value)) is not None:
+        return str(word)
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return str(value)
+    return getattr(value, "__name__", f"{name}{place}")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from thalweg import Moment, Rule, Squares, Update, average, ratio_unless, sign
+from thalweg import Moment, Rule, Squares, Update, average, option, ratio_unless, sign
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,9 @@ class Turned(Signed):
 
 @dataclass(frozen=True, kw_only=True)
 class Layerwise(Signed):
-    """One that asks for sums, which ranks have to complete."""
+    """One that asks for sums, which ranks have to complete, and keeps all that `thalweg check` asks for."""
+
+    weight_decay: float = option(0.0, "p loses `lr * weight_decay` of itself in each step.", low=0)
 
     def update(
         self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
@@ -49,8 +51,10 @@ class Layerwise(Signed):
         m = average(s["exp_avg"], g, 1 - self.beta)
         own = self.own_axes(xp.shape(p))
         p_squares, m_squares = xp.sums(Squares(p, own), Squares(m, own))
-        ratio = ratio_unless(xp, m_squares <= 0, xp.sqrt(p_squares), xp.sqrt(m_squares), 1.0)
-        return Update(m * (ratio * -lr * lr_scale), {"exp_avg": m}, xp.isfinite(m_squares), {"trust_ratio": ratio})
+        smaller = xp.minimum(p_squares, m_squares)
+        ratio = ratio_unless(xp, smaller <= 0, xp.sqrt(p_squares), xp.sqrt(m_squares), 1.0)
+        step = (m * ratio + self.weight_decay * p) * (-lr * lr_scale)
+        return Update(step, {"exp_avg": m}, xp.isfinite(m_squares), {"trust_ratio": ratio})
 
 
 every = pytest.mark.parametrize("rule", [Signed, Turned], ids=lambda rule: rule.__name__)

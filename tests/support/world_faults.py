@@ -91,7 +91,7 @@ def later_disagreement(fault: str) -> list[str]:
     elif fault == "option":  # both change their trust, and only one to what it should be
         optimizer.param_groups[0].update(trust=False, weight_decay=0.5 if odd else 0.25)
     elif fault == "gradients":  # both lose a gradient, but not the same
-        next(p for name, p in optimizer._named() if name == ("first" if odd else "second")).grad = None
+        next(p for name, p, _ in optimizer._homes() if name == ("first" if odd else "second")).grad = None
     return [*said, words(optimizer.step)[0]]
 
 

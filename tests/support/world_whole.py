@@ -119,15 +119,14 @@ def sharded_errors(rule: Any) -> list[str]:
 
 def dtypes_sent(run: Run, layout: str) -> list[str]:
     """Of all messages to owners and from them, on this rank."""
-    sent, send = [], collectives.exchanged
-    from thalweg.torch.sharding import owners
+    sent, send = [], collectives.exchange
 
     def watched(*pieces: Any, dtype: Any, **rest: Any) -> Any:
         sent.append(str(dtype))
         return send(*pieces, dtype=dtype, **rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owners, "exchanged", watched)
+        patch.setattr(collectives, "exchange", watched)
         run_of(run, laid_out(layout))
     return sent
 

@@ -72,6 +72,7 @@ def both(make: Any, dtype: Any = None) -> tuple[Any, list, Any, list]:
     return make(plain, False), plain, make(moved, True), moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
 @pytest.mark.parametrize(
     ("dtype", "beside"),
@@ -299,6 +300,7 @@ def test_an_error_changes_nothing_in_any_turn(lanes: SimulatedLanes) -> None:
     assert not fresh.state
 
 
+@pytest.mark.slow
 def test_one_by_one_and_compiled(lanes: SimulatedLanes) -> None:
     plain, named, moved, others = both(lambda named, offload_state: lamb(named, offload_state))
     for optimizer, own in ((plain, named), (moved, others)):

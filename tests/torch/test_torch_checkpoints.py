@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 from cases import CASES, OPTION_IDS, OPTIONS, Case
-from lanes import one_in
+from lanes import by_turns, one_in
 
 torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
 from thalweg.errors import OptimError, StateError  # noqa: E402
-
-pytestmark = pytest.mark.in_turn
 
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach"])
@@ -79,12 +77,15 @@ def resumed(case: Case, engine: str, dtype: Any = None, **options: Any) -> Any:
     return again
 
 
+@pytest.mark.slow
+@by_turns()
 @ENGINES
 @pytest.mark.parametrize(("case", "description", "options"), one_in(3, OPTIONS, first=2), ids=OPTION_IDS)
 def test_resumes_to_the_last_bit(case: Case, description: str, options: dict, engine: str) -> None:
     resumed(case, engine, **options)
 
 
+@by_turns()
 @ENGINES
 @EVERY
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -97,6 +98,7 @@ def test_resumes_in_every_dtype(case: Case, engine: str, dtype: Any) -> None:
     assert {entry.dtype for entry in entries} <= {kept}
 
 
+@by_turns()
 @ENGINES
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
@@ -114,31 +116,6 @@ def test_chosen_dtypes_survive(name: str, options: dict, expected: dict, engine:
     again = resumed(case, engine, **options)
     for state in again.state.values():
         assert {key: state[key].dtype for key in expected} == expected
-
-
-@EVERY
-def test_loading_copies(case: Case) -> None:
-    params = tensors()
-    optimizer = make(case, params)
-    train(params, optimizer, 0, 2)
-    saved = optimizer.state_dict()
-    kept = copy.deepcopy(saved)
-    others = tensors()
-    other = make(case, others)
-    other.load_state_dict(saved)
-    train(others, other, 2, 4)
-    assert identical(saved, kept)
-
-
-@EVERY
-def test_options_come_with_the_state(case: Case) -> None:
-    params = tensors()
-    optimizer = make(case, params, lr=0.125, weight_decay=0.25)
-    train(params, optimizer, 0, 1)
-    other = make(case, tensors())
-    other.load_state_dict(optimizer.state_dict())
-    assert other.lr == 0.125
-    assert other.param_groups[0]["weight_decay"] == 0.25
 
 
 @pytest.mark.parametrize(
@@ -163,27 +140,6 @@ def test_options_that_shape_the_state_come_with_it(name: str, options: dict) -> 
     train(params, optimizer, 3, 5)
     train(others, other, 3, 5)
     assert identical(snapshot(params, optimizer), snapshot(others, other))
-
-
-@EVERY
-def test_a_state_from_before_the_first_step(case: Case) -> None:
-    params, others = tensors(), tensors()
-    optimizer, other = make(case, params), make(case, others)
-    other.load_state_dict(through_file(optimizer.state_dict()))
-    train(params, optimizer, 0, 2)
-    train(others, other, 0, 2)
-    assert identical(snapshot(params, optimizer), snapshot(others, other))
-
-
-@EVERY
-def test_a_parameter_that_was_never_stepped(case: Case) -> None:
-    params, others = tensors(), tensors()
-    optimizer, other = make(case, params), make(case, others)
-    train(params[1:], optimizer, 0, 2)
-    train(others, other, 0, 1)
-    other.load_state_dict(through_file(optimizer.state_dict()))
-    assert not other.state.get(others[0])
-    assert all(other.state[p]["step"] == 2 for p in others[1:])
 
 
 def of_another(case: Case) -> Case:
@@ -239,6 +195,7 @@ MISFITS: dict[str, tuple[Callable[[Case], Any], str]] = {
 }
 
 
+@by_turns()
 @EVERY
 @pytest.mark.parametrize("misfit", MISFITS)
 def test_what_does_not_fit_is_refused_and_changes_nothing(case: Case, misfit: str) -> None:
@@ -254,22 +211,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(case: Case, misfit: st
     train(params, optimizer, 2, 3)
 
 
-@EVERY
-@pytest.mark.parametrize("sizes", [[2, 3], [5, 0]], ids=str)
-def test_other_groups_are_refused_and_nothing_changes(case: Case, sizes: list[int]) -> None:
-    def grouped(params: list[Any], cut: int) -> Any:
-        return make(case, [{"params": params[:cut]}, {"params": params[cut:]}] if cut < 5 else params)
-
-    first, second = tensors(), tensors()
-    optimizer, other = grouped(first, 3), grouped(second, sizes[0])
-    train(first, optimizer, 0, 2)
-    train(second, other, 0, 2)
-    before = snapshot(first, optimizer)
-    with pytest.raises(ValueError, match="group"):
-        optimizer.load_state_dict(other.state_dict())
-    assert identical(snapshot(first, optimizer), before)
-
-
+@by_turns()
 @EVERY
 @pytest.mark.parametrize("option", [dict(weight_decay=-1.0), dict(lr=-1.0), dict(state_dtype="uint8")], ids=str)
 def test_a_state_with_impossible_options_is_refused_whole(case: Case, option: dict) -> None:
@@ -296,6 +238,7 @@ def test_a_state_without_an_option_that_came_later(case: Case) -> None:
     assert optimizer.param_groups[0]["maximize"] is False
 
 
+@by_turns()
 @ENGINES
 @pytest.mark.parametrize(
     ("name", "before", "after"),

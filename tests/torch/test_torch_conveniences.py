@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import gc
 import re
 import warnings
 from typing import Any
 
 import pytest
 from cases import CASES, OPTION_IDS, OPTIONS, Case
-from lanes import one_in
+from lanes import by_turns, one_in
 from tolerances import ROUNDED_STEP
 
 torch = pytest.importorskip("torch")
@@ -18,8 +17,6 @@ torch = pytest.importorskip("torch")
 import thalweg.torch  # noqa: E402
 from thalweg.errors import NonFiniteError, OptionError, ParameterError, UnusedOverrideWarning  # noqa: E402
 from thalweg.torch import step_in_backward  # noqa: E402
-
-pytestmark = pytest.mark.in_turn
 
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach"])
@@ -60,6 +57,7 @@ def equal(first: list[Any], second: list[Any]) -> bool:
 # ---- overrides
 
 
+@by_turns()
 @ENGINES
 @EVERY
 @pytest.mark.parametrize(
@@ -92,6 +90,7 @@ def test_overrides_by_name_need_names(case: Case) -> None:
     make(case, net.parameters(), overrides=[(lambda name, p: p.ndim == 1, dict(lr_scale=0.5))])
 
 
+@by_turns()
 @EVERY
 @pytest.mark.parametrize("option", [dict(maximize=True), dict(max_grad_norm=1.0), dict(weight_decy=1.0), dict(lr=1.0)])
 def test_refused_overrides(case: Case, option: dict) -> None:
@@ -136,6 +135,7 @@ def state_of(optimizer: Any) -> list[Any]:
     return [entry.clone() for p in optimizer.parameters() for _, entry in sorted(optimizer.state[p].items())]
 
 
+@by_turns()
 @ENGINES
 @EVERY
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -159,6 +159,7 @@ def test_skip_leaves_everything(case: Case, engine: str, value: float, norm: flo
     assert not equal(values(net), before)
 
 
+@by_turns()
 @ENGINES
 @EVERY
 def test_skip_at_the_very_first_step(case: Case, engine: str) -> None:
@@ -173,6 +174,7 @@ def test_skip_at_the_very_first_step(case: Case, engine: str) -> None:
     assert equal(values(net), values(other))
 
 
+@by_turns()
 @ENGINES
 @EVERY
 @pytest.mark.parametrize("norm", [None, 1.0], ids=["no clipping", "clipping"])
@@ -191,6 +193,7 @@ def test_raise_names_all_and_changes_nothing(case: Case, engine: str, norm: floa
     train(net, optimizer, 1)
 
 
+@by_turns()
 @ENGINES
 @EVERY
 def test_propagate_lets_it_through(case: Case, engine: str) -> None:
@@ -203,6 +206,7 @@ def test_propagate_lets_it_through(case: Case, engine: str) -> None:
     assert finite == {"0.weight": True, "0.bias": False, "2.weight": True, "2.bias": True}
 
 
+@by_turns()
 @ENGINES
 @pytest.mark.parametrize(
     ("dtype", "size", "value"), [(torch.float64, 4, 1e30), (torch.float16, 10000, 1000.0)], ids=["float64", "float16"]
@@ -328,6 +332,7 @@ def test_step_in_backward_raises_what_is_not_finite(case: Case) -> None:
 # ---- looking inside
 
 
+@by_turns()
 @pytest.mark.parametrize(("case", "description", "options"), one_in(3, OPTIONS), ids=OPTION_IDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_explained_bytes_are_those_allocated(case: Case, description: str, options: dict, dtype: Any) -> None:
@@ -383,6 +388,7 @@ def test_explain_warns(case: Case) -> None:
     assert rounded.explain().warnings == []
 
 
+@by_turns()
 @ENGINES
 @EVERY
 def test_stats(case: Case, engine: str) -> None:
@@ -408,19 +414,6 @@ def test_stats_of_both_engines_agree(case: Case) -> None:
     assert found[0].keys() == found[1].keys()
     for name, figures in found[0].items():
         assert figures == pytest.approx(found[1][name])
-
-
-@EVERY
-def test_an_optimizer_is_freed_with_its_model(case: Case) -> None:
-    import weakref
-
-    net = model()
-    optimizer = make(case, net.named_parameters())
-    train(net, optimizer, 1)
-    seen = weakref.ref(next(net.parameters()))
-    del net, optimizer
-    gc.collect()
-    assert seen() is None
 
 
 @EVERY

@@ -30,6 +30,7 @@ def step(params: Any, optimizer: Any) -> None:
     optimizer.step()
 
 
+@pytest.mark.slow
 @EVERY
 @ENGINES
 @pytest.mark.parametrize("count", [0, 7, 2.0, torch.tensor(7), torch.tensor([2.0])], ids=repr)

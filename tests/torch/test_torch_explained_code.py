@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from thalweg.kernels import triton  # noqa: E402
-from thalweg.kernels.cpu.compiled import emitted, kind_of  # noqa: E402
+from thalweg.kernels.cpu.compiled import emit_kind, kind_of  # noqa: E402
 from thalweg.rules import RULES  # noqa: E402
 from thalweg.torch import LAMB, Adafactor, Kron  # noqa: E402
 
@@ -23,7 +23,7 @@ def test_code_is_shown_when_it_is_asked_for() -> None:
     found = LAMB(parameters(), exempt=None).explain(code=True)
     (title,) = found.code
     assert title == "LAMB, trust ratio, float32 on cpu:"
-    functions = emitted(kind_of(RULES["LAMB"](), (3,))).functions
+    functions = emit_kind(kind_of(RULES["LAMB"](), (3,))).functions
     assert all(each.source in found.code[title] for each in functions)
     assert "load<X>(exp_avg_tile + i)" in str(found)
 

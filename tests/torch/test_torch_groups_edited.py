@@ -176,6 +176,7 @@ def test_groups_that_make_no_sense_are_refused_and_nothing_is_stepped(case: Case
     assert all(torch.equal(a, b) for a, b in zip(params, before, strict=True))
 
 
+@pytest.mark.slow
 @EVERY
 def test_nobody_keeps_parameters_that_have_left_the_groups(case: Case) -> None:
     params = parameters(*SHAPES)
@@ -205,3 +206,15 @@ def test_names_that_were_left_behind_count_for_nothing(case: Case) -> None:
     del by_name.param_groups[0]["params"][1]
     with pytest.raises(OptionError, match="need a name for every parameter"):
         by_name.step()
+
+
+def test_names_that_two_parameters_have_are_refused_at_every_step() -> None:
+    params = parameters((3, 2), (3, 2))
+    optimizer = thalweg.torch.SGD([("first", params[0]), ("second", params[1])], lr=0.1)
+    optimizer.param_groups[0]["param_names"] = ["first", "first"]
+    before = copies(params)
+    for step in range(2):
+        give_gradients(params, step)
+        with pytest.raises(ParameterError, match="two parameters are named 'first'"):
+            optimizer.step()
+    assert all(map(torch.equal, params, before))

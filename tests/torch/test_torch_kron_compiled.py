@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from lanes import by_turns
 
 torch = pytest.importorskip("torch")
 
@@ -60,7 +61,7 @@ def assert_equal(first: Any, second: Any) -> None:
     assert first.engine == second.engine
 
 
-@pytest.mark.in_turn
+@by_turns()
 @pytest.mark.parametrize("geometry", ["procrustes", "eq"])
 @pytest.mark.parametrize("engine", ["auto", "reference", "foreach"])
 def test_a_compiled_step_is_the_eager_step(engine: str, geometry: str) -> None:

@@ -168,18 +168,6 @@ def test_in_the_backward_pass() -> None:
     assert_same(ours, theirs)
 
 
-def test_a_scaler() -> None:
-    ours, theirs = model(), model()
-    optimizer, scaler = Mixture(ours.named_parameters(), entries()), torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for step in range(3):
-        optimizer.zero_grad()
-        scaler.scale(loss_of(ours, step)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    train(theirs, apart(theirs), range(3))
-    assert_same(ours, theirs)
-
-
 @pytest.mark.slow
 def test_compiled_steps_run_as_they_are_beside_kron() -> None:
     ours, theirs = model(), model()

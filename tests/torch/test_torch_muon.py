@@ -45,8 +45,13 @@ def test_blocks_that_do_not_divide_are_refused_when_they_are_given() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_stacks_have_the_bits_of_single_tensors(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    whole = wholes.made_of_lists
-    monkeypatch.setattr(wholes, "made_of_lists", lambda rule, lists: asked.append(len(lists[0])) or whole(rule, lists))
+    whole = wholes.transform_lists
+
+    def watched(rule: Any, lists: Any) -> Any:
+        asked.append(len(lists[0]))
+        return whole(rule, lists)
+
+    monkeypatch.setattr(wholes, "transform_lists", watched)
     found = []
     for engine in ("foreach", "reference"):
         params = parameters(dtype)
@@ -113,16 +118,33 @@ def test_a_rule_that_needs_whole_tensors() -> None:
             torch.testing.assert_close(p.detach(), wanted, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.world
+@pytest.mark.slow
 def test_a_rule_that_needs_whole_tensors_over_ranks() -> None:
     from world import world
 
     assert world(2).run(sharded_errors, Centred) == [[], []]
 
 
-@pytest.mark.world
+@pytest.mark.slow
 def test_a_rule_that_does_not_tell_its_parts_is_refused_over_ranks() -> None:
     from world import world
 
     for (said,) in world(2).run(sharded_errors, InOnePart):
         assert "InOnePart needs whole tensors, and parameter '0' is sharded: derive the rule from" in said
+
+
+@pytest.mark.parametrize("scaling", ["original", "spectral_unclamped"])
+def test_runs_of_torch_go_on_with_their_scaling(scaling: str) -> None:
+    """Scalings that this version of torch may not know yet."""
+    p = torch.nn.Parameter(torch.randn(4, 8, generator=torch.Generator().manual_seed(0)))
+    theirs = torch.optim.Muon([p], lr=0.02)
+    p.grad = torch.ones_like(p)
+    theirs.step()
+    state = theirs.state_dict()
+    state["param_groups"][0]["adjust_lr_fn"] = scaling
+    ours = thalweg.torch.Muon([p], lr=0.02, variant="torch", scaling=scaling)
+    thalweg.torch.import_peer(ours, state, "torch.Muon")
+    assert torch.equal(ours.state[p]["momentum_buffer"], theirs.state[p]["momentum_buffer"])
+    other = thalweg.torch.Muon([p], lr=0.02, variant="torch", scaling="match_rms_adamw")
+    with pytest.raises(thalweg.errors.StateError, match=f"scaling='{scaling}'"):
+        thalweg.torch.import_peer(other, state, "torch.Muon")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import CASES, OPTION_IDS, OPTIONS, Case
-from lanes import one_in
+from lanes import by_turns, once, one_in
 from published_runs import error, peer, problem, torch_peer
 from tolerances import FLIPPED, FLOAT32, FLOAT64, ROUNDED_WALK
 
@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 import thalweg.numpy  # noqa: E402
 import thalweg.torch  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn(together=True)]
+pytestmark = pytest.mark.slow
 
 SHAPES = [(), (7,), (6, 4), (4, 9), (6, 4), (3, 4, 5), (6, 1)]
 STEPS = 10
@@ -51,6 +51,7 @@ def small_problem(dtype: str = "float64", shapes: Sequence[Any] = SHAPES, steps:
     return params, [[np.asarray(rng.standard_normal(p.shape)).astype(dtype) for p in params] for _ in range(steps)]
 
 
+@by_turns("case")
 @ENGINES
 @pytest.mark.parametrize(("case", "description", "options"), one_in(3, OPTIONS, first=1), ids=OPTION_IDS)
 def test_engines_equal_numpy(case: Case, description: str, options: dict, engine: str) -> None:
@@ -64,6 +65,7 @@ def test_engines_equal_numpy(case: Case, description: str, options: dict, engine
     assert optimizer.engine == engine
 
 
+@once(1)
 @EVERY
 def test_engines_agree_in_float32(case: Case) -> None:
     params, grads = small_problem("float32")
@@ -71,6 +73,7 @@ def test_engines_agree_in_float32(case: Case) -> None:
     assert error(first, second, params) < FLOAT32
 
 
+@by_turns("options", first=2)
 @ENGINES
 @EVERY
 @pytest.mark.parametrize("options", [dict(max_grad_norm=0.7), dict(maximize=True), dict(on_nonfinite="skip")], ids=str)
@@ -84,6 +87,7 @@ def test_handling_equals_numpy(case: Case, engine: str, options: dict) -> None:
     assert error(found, list(current.values()), params) < FLOAT64
 
 
+@by_turns(first=3)
 @ENGINES
 @EVERY
 def test_max_grad_norm_equals_clipping_before(case: Case, engine: str) -> None:
@@ -99,6 +103,7 @@ def test_max_grad_norm_equals_clipping_before(case: Case, engine: str) -> None:
     assert error(drive(clipped, grads), drive(plain, grads, clip_and_step), params) < FLOAT32
 
 
+@by_turns(first=4)
 @ENGINES
 @EVERY
 def test_capturable_gives_the_same_numbers(case: Case, engine: str) -> None:
@@ -107,36 +112,7 @@ def test_capturable_gives_the_same_numbers(case: Case, engine: str) -> None:
     assert error(capturable, drive(make(case, named(params), engine), grads), params) < FLOAT64
 
 
-@ENGINES
-@EVERY
-def test_maximize_is_a_step_on_the_negative(case: Case, engine: str) -> None:
-    params, grads = small_problem()
-    up = drive(make(case, named(params), engine, maximize=True), grads)
-    down = drive(make(case, named(params), engine), [[-g for g in row] for row in grads])
-    for a, b in zip(up, down, strict=True):
-        assert (a == b).all()
-
-
-@ENGINES
-@EVERY
-@pytest.mark.parametrize("shape", [(), (1,)], ids=["0-d", "one element"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_lr_as_a_tensor(case: Case, engine: str, shape: tuple, dtype: str) -> None:
-    params, grads = small_problem("float32")
-    lr = torch.full(shape, case.lr, dtype=getattr(torch, dtype))
-    found = drive(make(case, named(params), engine, lr=lr), grads)
-    assert error(found, drive(make(case, named(params), engine), grads), params) < FLOAT32
-    assert [a.shape for a in found] == SHAPES
-
-
-@ENGINES
-@EVERY
-def test_lr_0_moves_nothing(case: Case, engine: str) -> None:
-    params, grads = small_problem(steps=2)
-    for a, b in zip(drive(make(case, named(params), engine, lr=0.0), grads), params, strict=True):
-        assert (a == b).all()
-
-
+@by_turns("engine", first=8)
 @pytest.mark.parametrize("engine", ["reference", "foreach", "auto"])
 @EVERY
 def test_a_float32_tensor_does_not_depend_on_its_neighbours(case: Case, engine: str) -> None:
@@ -166,6 +142,7 @@ def test_a_float32_tensor_does_not_depend_on_its_neighbours(case: Case, engine: 
         assert not torch.equal(p, v.to(p.dtype))
 
 
+@by_turns(first=9)
 @ENGINES
 @EVERY
 def test_gradients_are_never_written(case: Case, engine: str) -> None:
@@ -180,26 +157,7 @@ def test_gradients_are_never_written(case: Case, engine: str) -> None:
 # ---- how tensors lie in memory
 
 
-@ENGINES
-@EVERY
-def test_memory_layout_does_not_matter(case: Case, engine: str) -> None:
-    rng = np.random.default_rng(5)
-    shapes = [(4, 3, 2, 2), (6, 4), (6, 4)]
-    start = [torch.tensor(rng.standard_normal(shape)) for shape in shapes]
-    rows = [[rng.standard_normal(shape) for shape in shapes] for _ in range(4)]
-    strange = [
-        start[0].clone(memory_format=torch.channels_last),
-        start[1].t().contiguous().t(),
-        torch.zeros(12, 8, dtype=torch.float64)[::2, ::2].copy_(start[2]),
-    ]
-    options = dict(precond_update_probability=0.4) if case.name == "Kron" else {}
-    laid = make(case, [(f"p{i}", torch.nn.Parameter(p)) for i, p in enumerate(strange)], engine, **options)
-    strides = [p.stride() for p in laid.parameters()]
-    plain = make(case, named(start), engine, **options)
-    assert error(drive(laid, rows), drive(plain, rows), [p.numpy() for p in start]) < FLOAT64
-    assert [p.stride() for p in laid.parameters()] == strides
-
-
+@by_turns("policy", first=11)
 @ENGINES
 @EVERY
 @pytest.mark.parametrize("policy", ["propagate", "skip", "raise"])
@@ -217,6 +175,7 @@ def test_empty_parameters(case: Case, engine: str, policy: str) -> None:
     assert optimizer.skipped == 0
 
 
+@by_turns(first=12)
 @ENGINES
 @EVERY
 def test_parameters_on_meta(case: Case, engine: str) -> None:
@@ -230,6 +189,7 @@ def test_parameters_on_meta(case: Case, engine: str) -> None:
     assert all(int(optimizer.state[p]["step"]) == 2 for p in params)
 
 
+@by_turns(first=13)
 @ENGINES
 @EVERY
 def test_parameters_without_gradient_are_left_alone(case: Case, engine: str) -> None:
@@ -254,6 +214,7 @@ def test_parameters_without_gradient_are_left_alone(case: Case, engine: str) -> 
 # ---- 16 bits
 
 
+@by_turns("case", first=14)
 @ENGINES
 @pytest.mark.parametrize("case", one_in(3, CASES, first=2), ids=lambda case: case.name)
 def test_stochastic_rounding_moves_as_far_as_float32(case: Case, engine: str) -> None:
@@ -277,6 +238,7 @@ def test_stochastic_rounding_moves_as_far_as_float32(case: Case, engine: str) ->
     assert moved["bfloat16", "nearest"] == 0
 
 
+@by_turns(first=15)
 @ENGINES
 @EVERY
 def test_rounding_is_the_same_on_both_engines(case: Case, engine: str) -> None:
@@ -305,6 +267,7 @@ def published(ours: Callable[[Any], Any], theirs: Callable[[Any], Any]) -> float
     return error(torch_peer(ours, params, grads), torch_peer(theirs, params, grads), params)
 
 
+@by_turns("options", first=16)
 @ENGINES
 @pytest.mark.parametrize("options", [{}, dict(lr=0.3, weight_decay=0.1), dict(maximize=True)], ids=str)
 def test_equals_torch_adafactor(engine: str, options: dict) -> None:
@@ -315,6 +278,7 @@ def test_equals_torch_adafactor(engine: str, options: dict) -> None:
     assert ours < FLOAT64
 
 
+@once(17)
 @ENGINES
 def test_equals_transformers_adafactor(engine: str) -> None:
     transformers = peer("transformers.optimization")
@@ -327,6 +291,7 @@ def test_equals_transformers_adafactor(engine: str) -> None:
     )
 
 
+@once(18)
 @ENGINES
 def test_equals_timm_lamb(engine: str) -> None:
     timm = peer("timm.optim.lamb")
@@ -338,6 +303,7 @@ def test_equals_timm_lamb(engine: str) -> None:
     )
 
 
+@once(19)
 @ENGINES
 def test_equals_timm_lars(engine: str) -> None:
     timm = peer("timm.optim.lars")
@@ -351,6 +317,7 @@ def test_equals_timm_lars(engine: str) -> None:
     )
 
 
+@by_turns("ours", first=20)
 @ENGINES
 @pytest.mark.parametrize(
     ("ours", "theirs"),
@@ -369,7 +336,7 @@ def test_without_trust_equals(ours: Any, theirs: Any, engine: str) -> None:
 # ---- torch.compile
 
 
-@pytest.mark.in_turn
+@by_turns()
 @ENGINES
 @pytest.mark.parametrize("case", one_in(len(CASES), CASES, first=3), ids=lambda case: case.name)
 def test_compiled_step(case: Case, engine: str) -> None:

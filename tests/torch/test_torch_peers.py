@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lanes import one_in  # noqa: E402
+from lanes import by_turns, one_in  # noqa: E402
 from peer_cases import (  # noqa: E402
     BEFORE,
     IN_ALL,
@@ -43,8 +43,8 @@ def ours(source: Source, params: Any) -> Any:
     return getattr(thalweg.torch, source.rule)(params, **{"lr": source.lr, **source.ours})
 
 
+@by_turns()
 @QUIET
-@pytest.mark.in_turn
 @pytest.mark.parametrize("source", ROWS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_run_is_continued(

@@ -28,7 +28,7 @@ from world_steps import Run  # noqa: E402
 
 import thalweg.torch  # noqa: E402
 from thalweg.errors import OptimError, StateError  # noqa: E402
-from thalweg.torch.params.members import Members  # noqa: E402
+from thalweg.torch.params.groups import Groups  # noqa: E402
 
 pytestmark = needs_core
 
@@ -117,9 +117,9 @@ class Training:
 
     def forget(self) -> None:
         """See everything anew in the next step."""
-        self.optimizer._members = Members()
-        self.optimizer._values = []
-        self.optimizer._group_settings.known.clear()
+        known = self.optimizer._groups
+        self.optimizer._groups = Groups(known.entries)
+        self.optimizer._groups.are_reported = known.are_reported
         self.optimizer._steps.clear()
 
 
@@ -379,9 +379,9 @@ CHANGES: dict[str, tuple[str, Change, int]] = {
 }
 #: The same for what is changed when gradients are there.
 GRADIENTS: dict[str, tuple[str, Change, int]] = {
-    "turned": ("AdamW", gradient(turned), SAME),
-    "strided": ("LAMB", gradient(strided), SAME),
-    "expanded": ("Adafactor", gradient(expanded), SAME),
+    "turned": ("AdamW", gradient(turned), ANEW),
+    "strided": ("LAMB", gradient(strided), ANEW),
+    "expanded": ("Adafactor", gradient(expanded), ANEW),
     "negative views": ("LAMB", gradient(negative, "v"), SAME),
     "another dtype": ("AdamW", set_gradient(lambda g: g.float()), ANEW),
     "a sparse gradient": ("AdamW", gradient(lambda g: g.to_sparse(), "v"), ANEW),
@@ -409,6 +409,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 def test_one_change_between_two_steps(name: str) -> None:
     rule, change, anew = CHANGES[name]
@@ -546,6 +547,7 @@ def calls_counted(found: list[str]) -> Iterator[None]:
         sys.setprofile(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "options"),
     [*((rule, {}) for rule in ALL), ("LAMB", dict(on_nonfinite="raise")), ("AdamW", dict(max_grad_norm=1.0))],
@@ -573,6 +575,7 @@ def test_a_step_calls_few_functions_however_many_tensors_there_are(rule: str, op
 # ---- what a step keeps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["auto", "foreach"])
 @pytest.mark.parametrize("rule", ["LAMB", "Adafactor", "Mixture"])
 def test_nothing_is_kept_alive(rule: str, engine: str) -> None:
@@ -616,6 +619,7 @@ ANY_TIME: dict[str, Change] = {
 LATE = {name: change for name, (_, change, _) in GRADIENTS.items() if name != "another dtype"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::thalweg.errors.IdleWarning")
 @settings(max_examples=15)
 @given(
@@ -642,7 +646,7 @@ def test_many_changes(rule: str, options: dict[str, Any], steps: list[tuple[list
 # ---- shards
 
 
-@pytest.mark.world
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["LAMB", "LARS"])
 def test_native_code_steps_shards_by_default(rule: str) -> None:
     """Also those that are not contiguous on one of the ranks."""

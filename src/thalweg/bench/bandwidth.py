@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from thalweg.show.devices import Device, count_threads
 
-#: Bytes, much more than caches hold: whoever is measured next finds nothing of its own in them.
+#: Bytes, much more than caches hold: the optimizer that is measured next finds nothing of its own in them.
 SIZE = 2**30
 #: Passes in a row on a GPU, whose host runs ahead of it.
 QUEUED = 10

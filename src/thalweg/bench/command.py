@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.bench.models import SMALL
-from thalweg.bench.ours import ALL, FRONT_ENDS, MIXTURES, USUAL
+from thalweg.bench.ours import ALL, FRONT_ENDS, USUAL
 from thalweg.bench.quiet import WAIT
 from thalweg.bench.record import Comparison
 from thalweg.bench.rounds import Progress
@@ -17,12 +17,12 @@ from thalweg.bench.run import DEVICES, DTYPES, ENGINES, Stopped, bench
 from thalweg.errors import CommandError
 from thalweg.plan.models import BUILTIN
 from thalweg.rules import RULES
-from thalweg.show.completion import lists_of
+from thalweg.show.arguments import choose_names, parse_option, split_words
+from thalweg.show.choices import complete_words
 from thalweg.show.devices import prepare_process
 from thalweg.show.extras import extra
-from thalweg.show.lists import chosen, words
-from thalweg.show.options import parsed_option
-from thalweg.show.published import PACKAGES, installed
+from thalweg.show.published import PACKAGES, is_installed
+from thalweg.show.registered import MIXTURES
 from thalweg.show.units import parse_size
 
 with extra("cli"):
@@ -38,7 +38,7 @@ NOBODY = "none"
 def complete_list(names: Iterable[str]) -> Complete:
     """Complete the last word of a list."""
     known = list(names)
-    return lambda ctx, param, incomplete: [CompletionItem(text) for text in lists_of(known, incomplete)]
+    return lambda ctx, param, incomplete: [CompletionItem(text) for text in complete_words(known, incomplete)]
 
 
 def complete_model(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
@@ -63,7 +63,7 @@ def complete_model(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem
 @click.option(
     "--against",
     metavar="LIST",
-    shell_complete=complete_list([*(package for package in PACKAGES if installed(package)), NOBODY]),
+    shell_complete=complete_list([*(package for package in PACKAGES if is_installed(package)), NOBODY]),
     help=f"Packages to compare with: some of {', '.join(PACKAGES)}, or {NOBODY}.  [default: all that are installed]",
 )
 @click.option(
@@ -166,15 +166,15 @@ def command(
 
     if models is not None and other_models is not None:
         raise CommandError(f"MODEL and --model are one and the same: write thalweg bench {models},{other_models}")
-    asked = words(next((text for text in (models, other_models) if text is not None), "gpt2"), "MODEL")
+    asked = split_words(next((text for text in (models, other_models) if text is not None), "gpt2"), "MODEL")
     measure = partial(
         bench,
         asked,
-        optimizers=words(optimizers, "--optimizers"),
-        options=[parsed_option(text) for text in options],
+        optimizers=split_words(optimizers, "--optimizers"),
+        options=[parse_option(text) for text in options],
         device=device,
         against=choose_packages(against),
-        front_ends=None if front_ends is None else chosen(front_ends, FRONT_ENDS, "front end"),
+        front_ends=None if front_ends is None else choose_names(front_ends, FRONT_ENDS, "front end"),
         moving_grads=gradients == "move",
         budget=None if budget is None else parse_size(budget, "a budget"),
         **given,
@@ -208,14 +208,14 @@ def command(
         raise KeyboardInterrupt
     if not ran:
         why = [f"{name} ({why})" for comparison in found.comparisons for name, why in comparison.left_out.items()]
-        raise CommandError(f"no contestant could run: {', '.join(why) or 'nobody was asked to'}")
+        raise CommandError(f"no contestant could run: {', '.join(why) or 'none was chosen'}")
 
 
 def choose_packages(text: str | None) -> list[str] | None:
     """Packages by the names they are imported by: ``kron-torch`` is ``kron_torch``."""
     if text is None:
         return None
-    return [] if text.strip() == NOBODY else chosen(text.replace("-", "_"), PACKAGES, "package")
+    return [] if text.strip() == NOBODY else choose_names(text.replace("-", "_"), PACKAGES, "package")
 
 
 def spell_command(ctx: click.Context) -> str:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from thalweg.bench.contestants import Contestant, Ready, Stepping
 from thalweg.plan.models import Model, Tensor
 from thalweg.show import registered
+from thalweg.show.arguments import Given, freeze
 from thalweg.show.devices import Device
-from thalweg.show.options import Given, frozen
 
 if TYPE_CHECKING:
     from thalweg.bench.workload import Workload
@@ -39,6 +39,7 @@ def measure_in_process(workload: Workload, contestant: Contestant, stepping: Ste
         "dtype": workload.dtype,
         "rule": spell_reference(contestant.rule),
         "name": contestant.name,
+        "own_front_end": contestant.front_end if contestant.package == "thalweg" else "",
         "options": dict(contestant.options),
         "stepping": asdict(stepping),
     }
@@ -57,22 +58,22 @@ def measure_in_process(workload: Workload, contestant: Contestant, stepping: Ste
 
 def spell_reference(rule: str) -> str:
     """A rule as another process finds it: a user's own by its module."""
-    return ":".join(registered.place(registered.OWN[rule])) if rule in registered.OWN else rule
+    own = {**registered.OWN, **registered.OWN_MIXTURES}
+    return ":".join(registered.place(own[rule])) if rule in own else rule
 
 
 def measure_on_gpu(contestant: Contestant, ready: Ready) -> Memory:
     """Measure on a GPU: what torch's allocator counts, or what JAX's compiler has set aside for temporaries."""
     if contestant.front_end == "optax":
         return Memory(int(ready.compiled["temporary_bytes"]), "temporaries of the compiled program")
-    import torch
-
+    device = Device("cuda")
     ready.prepare()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    device.wait()
+    device.forget_peak()
+    before = device.count_bytes_in_use()
     ready.step()
-    torch.cuda.synchronize()
-    return Memory(max(0, torch.cuda.max_memory_allocated() - before), "torch.cuda.max_memory_allocated")
+    device.wait()
+    return Memory(max(0, (device.peak_bytes() or 0) - before), "torch.cuda.max_memory_allocated")
 
 
 def status(key: str) -> int:
@@ -89,9 +90,11 @@ def measure(asked: dict[str, Any]) -> int:
 
     model = Model("", "", tuple(Tensor(name, tuple(shape)) for name, shape in asked["tensors"]))
     rule = resolve_optimizer(asked["rule"])
-    options = [Given(rule, name, frozen(value)) for name, value in asked["options"].items()]
-    everyone = [*PEERS, *enter(rule, options)]
-    contestant = next(c for c in everyone if c.name == asked["name"])
+    options = [Given(rule, name, freeze(value)) for name, value in asked["options"].items()]
+    if front_end := asked["own_front_end"]:  # its name there depends on what other rules were asked for
+        contestant = next(each for each in enter(rule, options) if each.front_end == front_end)
+    else:
+        contestant = next(each for each in PEERS if each.name == asked["name"])
     device = Device("cpu")
     ready = contestant.make(Workload(model, device, asked["dtype"]), Stepping(**asked["stepping"]))
     for _ in range(WARM_UP):  # state is made, functions are compiled

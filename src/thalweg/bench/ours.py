@@ -15,8 +15,8 @@ from thalweg.programs import budget
 from thalweg.rules import RULES
 from thalweg.settings import Setting, Settings, option_names
 from thalweg.show import registered
-from thalweg.show.lists import suggestion
-from thalweg.show.options import Given
+from thalweg.show.arguments import Given, suggest
+from thalweg.show.registered import MIXTURES, is_mixture
 
 if TYPE_CHECKING:
     from thalweg.bench.workload import Workload
@@ -26,7 +26,6 @@ FRONT_ENDS = ("torch", "numpy", "optax")
 USUAL = ("lamb", "lars", "adafactor")
 #: Instead of a list: every rule.
 ALL = "all"
-MIXTURES = ("muon_adamw", "kron_adamw")
 #: What rules are given beside ``lr``; those that are not here have their defaults.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "LAMB": dict(lr=1e-3, weight_decay=0.01),
@@ -47,19 +46,11 @@ def resolve_optimizer(reference: Any) -> str:
     >>> resolve_optimizer("lamb"), resolve_optimizer("muon_adamw")
     ('LAMB', 'muon_adamw')
     """
-    if isinstance(reference, str) and ":" in reference:
-        value = registered.found(reference.strip())
-        if callable(value) and not inspect.isclass(value):
-            return reference.strip()
-    name = str(registered.named(reference))
-    known = {each.lower(): each for each in (*RULES, *registered.OWN, *MIXTURES)}
+    name = str(registered.name_rule(reference))
+    known = {each.lower(): each for each in (*RULES, *MIXTURES, *registered.OWN, *registered.OWN_MIXTURES)}
     if name.strip().lower() not in known:
-        raise CommandError(f"there is no optimizer {name!r}: {suggestion(name, [*RULES, *MIXTURES])}")
+        raise CommandError(f"there is no optimizer {name!r}: {suggest(name, [*RULES, *MIXTURES])}")
     return known[name.strip().lower()]
-
-
-def is_mixture(name: str) -> bool:
-    return name in MIXTURES or (":" in name and name not in registered.OWN)
 
 
 def enter(name: str, options: Sequence[Given] = ()) -> Iterator[Contestant]:
@@ -87,7 +78,10 @@ def enter(name: str, options: Sequence[Given] = ()) -> Iterator[Contestant]:
 
     def on_optax(workload: Workload, stepping: Stepping) -> Ready:
         options = {"learning_rate" if option == "lr" else option: value for option, value in given.items()}
-        return ready_optax(registered.optax_function(name)(**options), workload, stepping)
+        make = registered.optax_function(name)
+        if "layout" in inspect.signature(make).parameters:  # shapes are those that torch's modules have
+            options["layout"] = "torch"
+        return ready_optax(make(**options), workload, stepping)
 
     for front_end, make in (("torch", on_torch), ("numpy", on_numpy), ("optax", on_optax)):
         shown = f"thalweg.{front_end} {name.lower() if front_end == 'optax' else name}"
@@ -101,7 +95,7 @@ def enter_mixture(name: str, options: Mapping[str, Any]) -> Contestant:
     def make(workload: Workload, stepping: Stepping) -> Ready:
         from thalweg.bench.models import build_module
 
-        function: Callable[..., Any] = registered.torch_mixture(name) if ready_made else registered.found(name)
+        function: Callable[..., Any] = registered.torch_mixture(name)
         given = {**(dict(engine=stepping.engine) if ready_made else {}), **options}
         return ready_torch(
             lambda params: function(build_module(dict(zip(workload.names, params, strict=True))), **given),

@@ -2,7 +2,7 @@
 
 Settings make the work comparable: arithmetic of the same kind on the same tensors, not each one's defaults.
 
-LAMB        Weight decay within the update and a trust ratio for every tensor. Nobody clips gradients together, which
+LAMB        Weight decay within the update and a trust ratio for every tensor. No one clips gradients together, which
             would be one more pass over them (timm's default), but apex, whose kernels compute that norm always.
             pytorch_optimizer has no bias correction: a little less.
 LARS        Momentum 0.9, weight decay, a trust ratio for every tensor; pytorch_optimizer leaves vectors out of it.
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.bench.contestants import Contestant, Ready, Stepping, ready_optax, ready_torch
 from thalweg.bench.ours import SETTINGS
-from thalweg.show.published import PUBLISHED, ready_timm
+from thalweg.show.published import PUBLISHED, prepare_timm
 
 if TYPE_CHECKING:
     from thalweg.bench.workload import Workload
@@ -48,7 +48,7 @@ def enter_torch(
 
     def make(workload: Workload, stepping: Stepping) -> Ready:
         if package == "timm":
-            ready_timm()
+            prepare_timm()
         return ready_torch(build, workload, stepping, writes_grads=writes_grads)
 
     return Contestant(name, rule, package, "torch", make, copies + writes_grads, SETTINGS.get(rule, {}))

@@ -1,8 +1,8 @@
 """Rounds that other processes leave alone.
 
-Other work on the machine does not hit all alike: whoever has its threads meet at barriers waits for the one that lost
-its core, and takes ten times as long where others take twice. So rounds are chosen, by what other processes took of the
-cores meanwhile and by nothing else. The system tells that on Linux; elsewhere every round counts.
+Other work on the machine does not hit all alike: an optimizer whose threads meet at barriers waits for the thread that
+lost its core, and takes ten times as long where others take twice. So rounds are chosen by what other processes took of
+the cores meanwhile, and by nothing else. Linux reports that; elsewhere every round counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Round(Generic[T]):
     others: float
 
 
-def undisturbed(
+def run_undisturbed(
     run: Callable[[], T],
     count: int,
     *,
@@ -40,33 +40,33 @@ def undisturbed(
 ) -> tuple[list[Round[T]], list[Round[T]]]:
     """The rounds that count, as many as asked for and in their order; and those left out.
 
-    ``on_round`` is told how many rounds were quiet so far, and how disturbed the last one was.
+    ``on_round`` is called with how many rounds were quiet so far, and how disturbed the last one was.
     """
     rounds: list[Round[T]] = []
     quiet = 0
     while quiet < count and len(rounds) < PATIENCE * count:
         wait_for_quiet(wait)
-        rounds.append(watched(run))
+        rounds.append(watch_round(run))
         quiet += rounds[-1].others <= QUIET
         on_round(quiet, rounds[-1].others)
     least = sorted(range(len(rounds)), key=lambda i: rounds[i].others)[:count]
     return [rounds[i] for i in sorted(least)], [rounds[i] for i in range(len(rounds)) if i not in least]
 
 
-def watched(run: Callable[[], T]) -> Round[T]:
-    begin, busy = time.perf_counter(), busy_elsewhere()
+def watch_round(run: Callable[[], T]) -> Round[T]:
+    begin, busy = time.perf_counter(), count_busy_elsewhere()
     result = run()
     cores = (time.perf_counter() - begin) * (os.cpu_count() or 1)
-    return Round(result, max(0.0, busy_elsewhere() - busy) / cores)
+    return Round(result, max(0.0, count_busy_elsewhere() - busy) / cores)
 
 
 def wait_for_quiet(seconds: float) -> None:
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end and watched(lambda: time.sleep(LOOK)).others > QUIET:
+    while time.perf_counter() < end and watch_round(lambda: time.sleep(LOOK)).others > QUIET:
         pass
 
 
-def busy_elsewhere() -> float:
+def count_busy_elsewhere() -> float:
     """Seconds of all cores that went to others than this process, other machines on the same cores included."""
     try:
         first = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]

@@ -17,7 +17,7 @@ from thalweg.bench import memory
 from thalweg.bench.bandwidth import SIZE, Yardstick
 from thalweg.bench.contestants import Contestant, Ready, Stepping
 from thalweg.bench.ours import count_floor
-from thalweg.bench.quiet import QUIET, WAIT, undisturbed
+from thalweg.bench.quiet import QUIET, WAIT, run_undisturbed
 from thalweg.bench.record import Comparison, Entrant, Heat, Times
 from thalweg.show.devices import Device
 from thalweg.show.units import human_bytes
@@ -187,7 +187,7 @@ def run_heat(
             warnings.simplefilter("ignore")
             for _ in range(WARM_UP):
                 run_round()
-            measured = Heat(*undisturbed(run_round, method.repeats, wait=method.wait, on_round=on_round))
+            measured = Heat(*run_undisturbed(run_round, method.repeats, wait=method.wait, on_round=on_round))
     finally:
         gc.enable()
     found.heats.append(measured)

@@ -18,11 +18,9 @@ from thalweg.kernels.cpu.library import level_used
 from thalweg.plan.models import Model
 from thalweg.plan.sources import resolve
 from thalweg.rules import RULES
-from thalweg.show.devices import Device
-from thalweg.show.lists import suggestion
-from thalweg.show.options import Given
-from thalweg.show.published import PACKAGES, how_to_install, installed
-from thalweg.show.surroundings import machine, versions
+from thalweg.show.arguments import Given, suggest
+from thalweg.show.devices import Device, machine, versions
+from thalweg.show.published import PACKAGES, how_to_install, is_installed
 
 DEVICES = ("cpu", "cuda")
 ENGINES = ("auto", "reference", "foreach", "fused")
@@ -101,7 +99,7 @@ def bench(
         inner=inner,
         moving_grads=moving_grads,
         repeats=repeats,
-        absent=[package for package in PACKAGES if not installed(package)],
+        absent=[package for package in PACKAGES if not is_installed(package)],
     )
     method = Method(
         stepping=Stepping(engine=engine, inner=inner, moving_grads=moving_grads),
@@ -158,23 +156,23 @@ def list_contestants(
     against: Sequence[str] | None,
     front_ends: Sequence[str] | None,
 ) -> list[Contestant]:
-    """Ours, each followed by its peers. Packages that nobody asked for by name are left out where they are missing."""
+    """Ours, each followed by its peers. Packages that were not named are left out where they are missing."""
     for option, asked in (("--against", against), ("--front-ends", front_ends)):
         for package in asked or ():
-            if not installed(package):
+            if not is_installed(package):
                 how = how_to_install(package)
                 raise CommandError(f"{package} is not installed, and {option} asks for it: {how}")
-    own = [front_end for front_end in front_ends or FRONT_ENDS if installed(front_end)]
+    own = [front_end for front_end in front_ends or FRONT_ENDS if is_installed(front_end)]
     if device.cuda is not None:
         if "numpy" in (front_ends or ()):
             raise CommandError("thalweg.numpy steps on CPUs only: take --device cpu, or --front-ends torch,optax")
         own = [front_end for front_end in own if front_end != "numpy"]
-    packages = [package for package in (PACKAGES if against is None else against) if installed(package)]
+    packages = [package for package in (PACKAGES if against is None else against) if is_installed(package)]
     found: list[Contestant] = []
     for name in names:
         ours = list(enter(name, options))
         found += [contestant for front_end in own for contestant in ours if contestant.front_end == front_end]
-        found += [c for c in PEERS if c.rule == name and c.package in packages and installed(c.front_end)]
+        found += [c for c in PEERS if c.rule == name and c.package in packages and is_installed(c.front_end)]
     if CONTROL.package in packages and CONTROL not in found:
         found.append(CONTROL)
     return found
@@ -188,7 +186,7 @@ def put_first(contestants: list[Contestant], reference: str | None) -> list[Cont
         chosen = [contestant for contestant in contestants if reference.lower() in contestant.name.lower()][:1]
         if not chosen:
             names = [contestant.name for contestant in contestants]
-            raise CommandError(f"there is no contestant {reference!r}: {suggestion(reference, names)}")
+            raise CommandError(f"there is no contestant {reference!r}: {suggest(reference, names)}")
     return [*chosen, *(contestant for contestant in contestants if contestant not in chosen)]
 
 
@@ -209,4 +207,4 @@ def resolve_model(model: str | Model, dtype: str) -> Model:
 def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
     for name in given:
         if name not in known:
-            raise CommandError(f"there is no {what} {name!r}: {suggestion(name, known)}")
+            raise CommandError(f"there is no {what} {name!r}: {suggest(name, known)}")

@@ -1,4 +1,4 @@
-"""The check: does an optimizer, anybody's, keep what users rely on?
+"""The check: does an optimizer of any library keep what users rely on?
 
 ``thalweg.check.check`` runs all checks and returns a report; ``thalweg check`` shows it; ``parametrize`` makes one
 test of pytest a check.

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from thalweg.check.references import subject_of
-from thalweg.check.registry import Check, chosen_checks
-from thalweg.check.verdicts import FAILED, NOT_OFFERED, verdict_of
+from thalweg.check.references import subject_of, untried_subject
+from thalweg.check.registry import Check, choose_checks
+from thalweg.check.subject import Subject
+from thalweg.check.verdicts import FAILED, NOT_OFFERED, run_check
 
 
 def parametrize(
     optimizer: Any, *, only: str | None = None, facts: Mapping[str, Any] | None = None, **options: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a test with an argument ``check``, which is called with the name of each check in turn.
+    """Decorate a test with an argument ``check``: one test for each check, which it calls.
+
+    Nothing is constructed before the first of them runs.
 
     >>> import torch
     >>> @parametrize(torch.optim.AdamW, lr=0.1)
@@ -22,11 +26,13 @@ def parametrize(
     """
     import pytest
 
-    subject = subject_of(optimizer, options, facts)
+    @functools.cache
+    def subject() -> Subject:
+        return subject_of(optimizer, options, facts)
 
-    def calling(each: Check) -> Callable[[], None]:
+    def bind(each: Check) -> Callable[[], None]:
         def call() -> None:
-            verdict = verdict_of(each, subject)
+            verdict = run_check(each, subject())
             if verdict.outcome == FAILED:
                 pytest.fail(f"{each.holds} Seen: {verdict.seen}", pytrace=False)
             if verdict.outcome == NOT_OFFERED:
@@ -34,5 +40,5 @@ def parametrize(
 
         return call
 
-    checks = chosen_checks(subject.kind, only)
-    return pytest.mark.parametrize("check", [pytest.param(calling(each), id=each.name) for each in checks])
+    checks = choose_checks(untried_subject(optimizer, options, facts).kind, only)
+    return pytest.mark.parametrize("check", [pytest.param(bind(each), id=each.name) for each in checks])

@@ -7,7 +7,19 @@ from typing import Any
 
 import torch
 
-from thalweg.check.problem import begun, draw, fresh, give, has, refused, same, stepped, train, values, weights
+from thalweg.check.problem import (
+    assert_refused,
+    assert_same,
+    begin,
+    draw,
+    give,
+    make_fresh,
+    require_option,
+    run_steps,
+    train,
+    values,
+    weights,
+)
 from thalweg.check.registry import Failed, NotOffered, holds
 from thalweg.check.subject import Subject
 
@@ -24,15 +36,15 @@ OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
 }
 
 
-def checked_range(option: str) -> None:
+def register_range_check(option: str) -> None:
     """Register the check that values out of an option's range are refused."""
 
     def out_of_range(s: Subject) -> None:
-        has(made := s.make(weights(s)), option)
+        require_option(made := s.make(weights(s)), option)
         pair = isinstance(made.param_groups[0][option], (tuple, list))
         for value in OUT_OF_RANGE[option]:
             if isinstance(value, tuple) == pair:
-                refused(partial(s.make, weights(s), **{option: value}), f"{option}={value}")
+                assert_refused(partial(s.make, weights(s), **{option: value}), f"{option}={value}")
 
     out_of_range.__name__ = f"{option}_out_of_range"
     out_of_range.__doc__ = f"Values of {option} such as {OUT_OF_RANGE[option][0]} are refused, with a word."
@@ -40,76 +52,83 @@ def checked_range(option: str) -> None:
 
 
 for each in OUT_OF_RANGE:
-    checked_range(each)
+    register_range_check(each)
 
 
 @holds("bad input")
 def no_parameters(s: Subject) -> None:
     """An empty list of parameters is refused: most often a model was filtered to nothing."""
-    refused(lambda: s.make([]), "an empty list", WRONG)
+    assert_refused(lambda: s.make([]), "an empty list", WRONG)
 
 
 @holds("bad input")
 def no_tensors(s: Subject) -> None:
     """What is no tensor is refused."""
-    refused(lambda: s.make([1.0, "weight"]), "numbers and texts as parameters", WRONG)
+    assert_refused(lambda: s.make([1.0, "weight"]), "numbers and texts as parameters", WRONG)
+
+
+@holds("bad input")
+def sets_of_parameters(s: Subject) -> None:
+    """A set of parameters is refused: its order differs between processes, and state goes by it."""
+    assert_refused(lambda: s.make([{"params": set(weights(s))}]), "a group with a set", (TypeError,))
 
 
 @holds("bad input")
 def no_leaves(s: Subject) -> None:
     """A tensor that was computed is refused: stepping it changes no parameter."""
-    refused(lambda: s.make([weights(s)[0] * 2]), "a tensor that is no leaf", WRONG)
+    assert_refused(lambda: s.make([weights(s)[0] * 2]), "a tensor that is no leaf", WRONG)
 
 
 @holds("bad input")
 def lr_of_a_group_out_of_range(s: Subject) -> None:
     """A negative lr of a group is refused, as that of all is."""
-    refused(lambda: s.make([{"params": weights(s), "lr": -0.1}]), "a group with lr=-0.1")
+    assert_refused(lambda: s.make([{"params": weights(s), "lr": -0.1}]), "a group with lr=-0.1")
 
 
 @holds("bad input")
 def misspelt_option(s: Subject) -> None:
     """An option that does not exist is refused: a typing mistake must not train with defaults."""
-    refused(lambda: s.make(weights(s), weight_decya=0.1), "weight_decya=0.1")
+    assert_refused(lambda: s.make(weights(s), weight_decya=0.1), "weight_decya=0.1")
 
 
 @holds("bad input")
 def bad_group_is_not_added(s: Subject) -> None:
     """When add_param_group refuses a group, the optimizer is as before."""
-    params, optimizer = begun(s)
+    params, optimizer = begin(s)
+    number = len(optimizer.param_groups)
     for wrong in ({"params": params[:1]}, {"params": [torch.ones(2) * params[0].sum()]}):
-        refused(partial(optimizer.add_param_group, wrong), "a parameter that is there, or no leaf", WRONG)
-    if len(optimizer.param_groups) != 1:
-        raise Failed(f"there are {len(optimizer.param_groups)} groups after a group was refused")
-    same(train(optimizer, params, 1, first=3), stepped(s, steps=4), "after a group was refused")
+        assert_refused(partial(optimizer.add_param_group, wrong), "a parameter that is there, or no leaf", WRONG)
+    if len(optimizer.param_groups) != number:
+        raise Failed(f"there are {len(optimizer.param_groups)} groups after a group was refused, and were {number}")
+    assert_same(train(optimizer, params, 1, first=3), run_steps(s, steps=4), "after a group was refused")
 
 
 @holds("bad input")
 def failing_closure(s: Subject) -> None:
     """An error in a closure comes out, and parameters and state are as before."""
-    params, optimizer = begun(s)
+    params, optimizer = begin(s)
 
     def closure() -> float:
         raise KeyError("from the closure")
 
     give(params, 3)
-    refused(lambda: optimizer.step(closure), "an error in the closure", (KeyError,))
-    same(values(params), stepped(s, steps=3), "after an error in the closure")
-    same(train(optimizer, params, 1, first=3), stepped(s, steps=4), "one step after an error in the closure")
+    assert_refused(lambda: optimizer.step(closure), "an error in the closure", (KeyError,))
+    assert_same(values(params), run_steps(s, steps=3), "after an error in the closure")
+    assert_same(train(optimizer, params, 1, first=3), run_steps(s, steps=4), "one step after an error in the closure")
 
 
 @holds("bad input")
 def failed_step_changes_nothing(s: Subject) -> None:
     """A step that fails at the last parameter has not written the first: the run can go on."""
     shapes = [(6, 4), (6, 4), (5, 6)]
-    params, optimizer = fresh(s, shapes=shapes)
+    params, optimizer = make_fresh(s, shapes=shapes)
     train(optimizer, params, 2)
     give(params, 2)
     params[2].grad = draw((5, 6), 1).float().to_sparse()
     try:
         optimizer.step()
     except Exception:
-        same(values(params), stepped(s, shapes, 2), "after a step that failed")
-        same(train(optimizer, params, 1, first=2), stepped(s, shapes, 3), "one step after a step that failed")
+        assert_same(values(params), run_steps(s, shapes, 2), "after a step that failed")
+        assert_same(train(optimizer, params, 1, first=2), run_steps(s, shapes, 3), "one step after a step that failed")
         return
     raise NotOffered("sparse gradients are taken: no step fails here")

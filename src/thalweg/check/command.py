@@ -22,18 +22,26 @@ SOME_FAILED = 1
 @click.option("--options", metavar="JSON", help="Options of OPTIMIZER, such as '{\"lr\": 0.1}'.")
 @click.option("--facts", metavar="JSON", help="What its author declares, such as '{\"couples_parameters\": true}'.")
 @click.option("--only", metavar="LIST", help="Checks or groups, separated by commas, such as state,zero-grad.")
-@click.option("--against", metavar="LIST", help="Others to put beside it, such as 'torch.optim.SGD(lr=0.1)'.")
+@click.option("--against", metavar="LIST", help="Other optimizers to compare with, such as 'torch.optim.SGD(lr=0.1)'.")
 @click.option(
     "--ranks",
     type=click.IntRange(2, 8),
     is_flag=False,
     flag_value=4,
-    help="Check replicas, shards and their checkpoints too, by so many processes: 4 unless a number follows.",
+    help="Also check replicas, shards and their checkpoints, with this many processes (4 if no number is given).",
 )
-@click.option("--list", "listing", is_flag=True, help="List the checks for such an optimizer and run none.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all verdicts there.")
-@click.option("--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Write a table there, a row each.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with all of it there.")
+@click.option("--list", "listing", is_flag=True, help="List the checks for this optimizer and run none.")
+@click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all verdicts to this file."
+)
+@click.option(
+    "--markdown",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a table to this file, one row per optimizer.",
+)
+@click.option(
+    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with everything to this file."
+)
 def command(
     optimizer: str,
     options: str | None,
@@ -46,7 +54,7 @@ def command(
     markdown: Path | None,
     html: Path | None,
 ) -> int:
-    """Does an optimizer, yours or anybody's, keep what users rely on? More than a hundred small checks.
+    """Does an optimizer, yours or another library's, keep what users rely on? More than a hundred small checks.
 
     OPTIMIZER is a class for torch, a function that makes a gradient transformation for optax, or a rule.
 
@@ -57,25 +65,25 @@ def command(
     thalweg check thalweg.torch.LAMB --only state,layouts       some groups
     thalweg check mypackage:MyOptimizer --only lr-zero          one check again
     thalweg check torch.optim.AdamW --against thalweg.torch.AdamW,thalweg.torch.LAMB
-    thalweg check mypackage:MyOptimizer --ranks                 replicas and shards too, by four processes
+    thalweg check mypackage:MyOptimizer --ranks                 replicas and shards too, with four processes
 
     The exit code is 1 if a check failed, or if one of --against cannot be constructed.
     """
     from thalweg.check.page import document
-    from thalweg.check.references import ConstructionError, listed, subject_of
-    from thalweg.check.registry import chosen_checks
+    from thalweg.check.references import ConstructionError, split_references, subject_of
+    from thalweg.check.registry import choose_checks
     from thalweg.check.run import check, report_unconstructed
     from thalweg.check.tables import as_markdown
     from thalweg.check.terminal import progress, show, show_list
     from thalweg.show.console import aside, console
 
-    given = {"options": parsed_json(options, "--options"), "facts": parsed_json(facts, "--facts")}
+    given = {"options": parse_json(options, "--options"), "facts": parse_json(facts, "--facts")}
     if listing:
         subject = subject_of(optimizer, given["options"], given["facts"])
-        show_list(console(), chosen_checks(subject.kind, only, ranks=bool(ranks)))
+        show_list(console(), choose_checks(subject.kind, only, ranks=bool(ranks)))
         return 0
-    others = listed(against or "")
-    for reference in others:  # mistakes are told before anything is checked
+    others = split_references(against or "")
+    for reference in others:  # report mistakes before anything is checked
         with suppress(ConstructionError):
             subject_of(reference)
     reports = []
@@ -101,8 +109,8 @@ def command(
     return SOME_FAILED if any(each.failed for each in reports) else 0
 
 
-def parsed_json(text: str | None, option: str) -> dict[str, Any]:
-    """An object of JSON, lists as they are."""
+def parse_json(text: str | None, option: str) -> dict[str, Any]:
+    """Read a JSON object, such as the value of --options."""
     try:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:

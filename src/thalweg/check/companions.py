@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import lr_scheduler
+from torch.optim import lr_scheduler, swa_utils
 
-from thalweg.check.problem import close, fresh, give, same, stepped, train, values, weights
+from thalweg.check.problem import (
+    assert_close,
+    assert_finite,
+    assert_same,
+    give,
+    make_fresh,
+    run_steps,
+    train,
+    unless_refused,
+    values,
+    weights,
+)
 from thalweg.check.registry import Failed, NotOffered, holds
 from thalweg.check.subject import Subject
+from thalweg.show.modules import describe_error
+
+#: The step whose gradients overflow.
+OVERFLOW = 9
 
 
 def rate_of(optimizer: Any) -> float:
@@ -23,21 +39,96 @@ def rate_of(optimizer: Any) -> float:
     return float(rate)
 
 
-@holds("companions")
-def schedulers(s: Subject) -> None:
-    """A scheduler of torch steps as setting lr by hand does."""
+#: Schedulers of torch, each made for an optimizer.
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda t: 1.0 / (1 + t)),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda _: 0.9),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 2),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [1, 3]),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, total_iters=2),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, total_iters=3),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.8),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 4),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 4),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 2),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, total_iters=2), lr_scheduler.ExponentialLR(o, 0.5)], [2]
+    ),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.LinearLR(o, total_iters=2), lr_scheduler.ExponentialLR(o, 0.5)]
+    ),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
+    "SWALR": lambda o: swa_utils.SWALR(o, 0.01, 3),
+}
+#: Those that change momentum or betas too, where there are any.
+CYCLES: dict[str, Callable[[Any], Any]] = {
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=8, cycle_momentum=has_momentum(o)),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 2, cycle_momentum=has_momentum(o)),
+}
+#: Options that schedulers change.
+SCHEDULED = ("lr", "momentum", "betas")
+
+
+def has_momentum(optimizer: Any) -> bool:
+    return any(key in optimizer.defaults for key in ("momentum", "betas"))
+
+
+def follow_schedule(s: Subject, name: str, schedule: Callable[[Any], Any]) -> None:
+    """Fail unless a scheduler steps as setting the options that it sets by hand does."""
     params, others = weights(s), weights(s)
     scheduled, by_hand = s.make(params), s.make(others)
-    rate = rate_of(by_hand)
-    schedule = lr_scheduler.LambdaLR(scheduled, lambda t: 1.0 / (1 + t))
-    for t in range(4):
-        by_hand.param_groups[0]["lr"] = rate / (1 + t)
+    rate_of(by_hand)
+    try:
+        scheduler = schedule(scheduled)
+    except Exception as error:
+        raise Failed(f"{name} cannot be made for it: {describe_error(error)}") from error
+    rates = set()
+    for t in range(5):
+        for group, other in zip(scheduled.param_groups, by_hand.param_groups, strict=True):
+            other.update({key: group[key] for key in SCHEDULED if key in group})
+        rates.add(rate_of(scheduled))
         train(scheduled, params, 1, first=t)
-        schedule.step()
         train(by_hand, others, 1, first=t)
-    same(values(params), values(others), "with LambdaLR")
-    if all(map(torch.equal, values(params), stepped(s, steps=4))):
+        scheduler.step(*([float(t)] if name == "ReduceLROnPlateau" else []))
+    assert_same(values(params), values(others), f"with {name}")
+    if len(rates) == 1:
+        raise Failed(f"{name} changes nothing")
+    assert_finite(params, f"with {name}")
+
+
+@holds("companions")
+def schedulers(s: Subject) -> None:
+    """Schedulers of torch step as setting lr by hand does, and lr has an effect."""
+    for name, schedule in SCHEDULERS.items():
+        follow_schedule(s, name, schedule)
+    params, optimizer = make_fresh(s)
+    halving = lr_scheduler.LambdaLR(optimizer, lambda t: 1.0 / (1 + t))
+    for t in range(3):
+        train(optimizer, params, 1, first=t)
+        halving.step()
+    if all(map(torch.equal, values(params), run_steps(s, steps=3))):
         raise Failed("LambdaLR changes nothing")
+
+
+@holds("companions")
+def schedulers_with_lr_as_a_tensor(s: Subject) -> None:
+    """Where lr may be a tensor, a scheduler changes its value, and it stays a tensor: compiled steps rely on that."""
+    params = weights(s)
+    rate = rate_of(s.make(params))
+    with unless_refused("lr as a tensor"):
+        optimizer = s.make(params, lr=torch.tensor(rate, dtype=torch.float64))
+        train(optimizer, params, 1)
+    schedule = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    schedule.step()
+    found = optimizer.param_groups[0]["lr"]
+    if not isinstance(found, Tensor) or float(found) != rate / 2:
+        raise Failed(f"lr was a tensor of {rate} and is {found} after it was halved")
+    others = weights(s)
+    plain = s.make(others, lr=rate)
+    train(plain, others, 1)
+    for group in plain.param_groups:
+        group["lr"] = rate / 2
+    assert_close(train(optimizer, params, 1, first=1), train(plain, others, 1, first=1), weights(s), "lr halved", 1e-4)
 
 
 @holds("companions")
@@ -60,51 +151,44 @@ def schedulers_resume(s: Subject) -> None:
             train(optimizer, params, 1, first=t)
             schedule.step()
         runs.append(values(params))
-    same(runs[1], runs[0], "resumed with StepLR")
+    assert_same(runs[1], runs[0], "resumed with StepLR")
 
 
 @holds("companions")
 def one_cycle(s: Subject) -> None:
-    """OneCycleLR, which cycles momentum or betas too where there are any, drives it."""
-    params, optimizer = fresh(s)
-    rate_of(optimizer)
-    cycles = any(key in optimizer.defaults for key in ("momentum", "betas"))
-    schedule = lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=6, cycle_momentum=cycles)
-    for t in range(5):
-        train(optimizer, params, 1, first=t)
-        schedule.step()
-    if not all(p.isfinite().all() for p in params):
-        raise Failed("parameters are not finite after a cycle")
+    """OneCycleLR and CyclicLR, which change momentum or betas too where there are any, step as doing so by hand."""
+    for name, schedule in CYCLES.items():
+        follow_schedule(s, name, schedule)
 
 
 @holds("companions")
 def grad_scaler(s: Subject) -> None:
-    """GradScaler's unscaled steps are those without it, and after overflow nothing is written."""
-    params, optimizer = fresh(s)
-    before: list[Tensor] = []
+    """GradScaler's unscaled steps are those without it; a step that overflows writes nothing and does not count."""
+    params, optimizer = make_fresh(s)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for t in range(4):
+    for t in (0, 1, OVERFLOW, 2):
+        before = values(params)
         give(params, t)
         for p in params:
             assert p.grad is not None
             p.grad *= scaler.get_scale()
-            if t == 3:
+            if t == OVERFLOW:
                 p.grad.fill_(float("inf"))
-        before = values(params)
         scaler.scale(torch.tensor(0.0))
         scaler.step(optimizer)
         scaler.update()
-    same(values(params), before, "after gradients that overflowed")
-    close(params, stepped(s, steps=3), weights(s), "through GradScaler", 1e-5)
+        if t == OVERFLOW:
+            assert_same(values(params), before, "after gradients that overflowed")
+    assert_close(params, run_steps(s, steps=3), weights(s), "through GradScaler", 1e-5)
 
 
 @holds("companions")
 def autocast_ignored(s: Subject) -> None:
     """A step within autocast is the same as outside: its arithmetic is not lowered."""
-    params, optimizer = fresh(s)
+    params, optimizer = make_fresh(s)
     with torch.autocast("cpu", torch.bfloat16):
         found = train(optimizer, params, 3)
-    same(found, stepped(s, steps=3), "within autocast")
+    assert_same(found, run_steps(s, steps=3), "within autocast")
 
 
 @holds("companions")
@@ -113,7 +197,7 @@ def deterministic_algorithms(s: Subject) -> None:
     before = torch.are_deterministic_algorithms_enabled()
     try:
         torch.use_deterministic_algorithms(True)
-        stepped(s, steps=2)
+        run_steps(s, steps=2)
     finally:
         torch.use_deterministic_algorithms(before)
 
@@ -140,7 +224,7 @@ def in_backward(s: Subject) -> None:
                 whole.step()
                 whole.zero_grad()
         runs.append(values(params))
-    close(runs[1], runs[0], weights(s), "stepped within backward()", 1e-5)
+    assert_close(runs[1], runs[0], weights(s), "stepped within backward()", 1e-5)
 
 
 @holds("companions")
@@ -154,4 +238,4 @@ def compiles(s: Subject) -> None:
         give(params, t)
         compiled()
         train(plain, others, 1, first=t)
-    close(params, values(others), weights(s), "compiled", 1e-4)
+    assert_close(params, values(others), weights(s), "compiled", 1e-4)

@@ -6,11 +6,27 @@ import contextlib
 import copy
 import io
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn import Parameter
+from torch.optim import optimizer as hooks
 
-from thalweg.check.problem import begun, close, fresh, give, moved, refused, same, stepped, train, values, weights
+from thalweg.check.problem import (
+    assert_close,
+    assert_moved,
+    assert_refused,
+    assert_same,
+    begin,
+    give,
+    make_fresh,
+    require_option,
+    run_steps,
+    train,
+    values,
+    weights,
+)
 from thalweg.check.registry import Failed, holds
 from thalweg.check.subject import Subject
 
@@ -25,17 +41,21 @@ def is_an_optimizer(s: Subject) -> None:
 @holds("contract")
 def step_moves_parameters(s: Subject) -> None:
     """A step moves every parameter that has a gradient."""
-    moved(stepped(s, steps=3), weights(s), "after three steps")
+    assert_moved(run_steps(s, steps=3), weights(s), "after three steps")
 
 
 @holds("contract")
 def closure_loss(s: Subject) -> None:
-    """step(closure) evaluates the closure and returns its loss."""
-    params, optimizer = fresh(s)
+    """step(closure) evaluates the closure and returns its loss; without one the step is the same and returns None."""
+    params, optimizer = make_fresh(s)
     give(params, 0)
     found = optimizer.step(lambda: torch.tensor(7.0))
     if found is None or float(found) != 7.0:
         raise Failed(f"the loss was 7 and step returned {found}")
+    assert_same(values(params), run_steps(s), "after step(closure)")
+    give(params, 1)
+    if (found := optimizer.step()) is not None:
+        raise Failed(f"without a closure step returned {found}")
 
 
 @holds("contract")
@@ -56,7 +76,7 @@ def closure_with_gradients(s: Subject) -> None:
         optimizer.step(closure)
     if seen != [True] * len(seen) or not seen:
         raise Failed("gradients are off within the closure" if seen else "the closure was not called")
-    moved(params, weights(s), "after step(closure)")
+    assert_moved(params, weights(s), "after step(closure)")
 
 
 @holds("contract")
@@ -67,8 +87,8 @@ def groups_have_their_own_lr(s: Subject) -> None:
     rate = optimizer.param_groups[0]["lr"] or 1e-2
     optimizer.param_groups[0]["lr"] = 8 * rate
     fast = train(optimizer, params, 1)
-    plain = stepped(s)
-    same(fast[1:], plain[1:], "the lr of another group was changed")
+    plain = run_steps(s)
+    assert_same(fast[1:], plain[1:], "the lr of another group was changed")
     if torch.equal(fast[0], plain[0]):
         raise Failed("lr of the first group times 8 changes nothing")
 
@@ -76,12 +96,26 @@ def groups_have_their_own_lr(s: Subject) -> None:
 @holds("contract")
 def lr_is_read_in_each_step(s: Subject) -> None:
     """A change of group["lr"] between steps holds from the next step on: schedulers do just that."""
-    params, optimizer = begun(s)
+    params, optimizer = begin(s)
     for group in optimizer.param_groups:
         group["lr"] = 8 * (group["lr"] or 1e-2)
     changed = train(optimizer, params, 1, first=3)
-    if all(torch.equal(one, other) for one, other in zip(changed, stepped(s, steps=4), strict=True)):
+    if all(torch.equal(one, other) for one, other in zip(changed, run_steps(s, steps=4), strict=True)):
         raise Failed("lr times 8 after three steps changes nothing")
+
+
+@holds("contract")
+def options_are_read_in_each_step(s: Subject) -> None:
+    """A change of an option of a group, such as weight_decay, holds from the next step on."""
+    params = weights(s)
+    optimizer = s.make(params)
+    require_option(optimizer, "weight_decay")
+    train(optimizer, params, 1)
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.5
+    changed = train(optimizer, params, 1, first=1)
+    if all(map(torch.equal, changed, run_steps(s, steps=2))):
+        raise Failed("weight_decay 0.5 after a step changes nothing")
 
 
 @holds("contract")
@@ -99,7 +133,7 @@ def defaults_fill_groups(s: Subject) -> None:
 @holds("contract")
 def options_stay_as_given(s: Subject) -> None:
     """A step does not overwrite options of groups, which belong to the user and to schedulers."""
-    params, optimizer = fresh(s)
+    params, optimizer = make_fresh(s)
     keys = [key for key in optimizer.defaults if key != "step"]
     before = {key: copy.deepcopy(optimizer.param_groups[0][key]) for key in keys}
     train(optimizer, params, 3)
@@ -115,7 +149,7 @@ def foreign_keys(s: Subject) -> None:
     params = weights(s)
     optimizer = s.make([{"params": params, "foreign_key": "kept"}])
     optimizer.param_groups[0]["initial_lr"] = 123.0
-    same(train(optimizer, params, 3), stepped(s, steps=3), "with foreign keys in the group")
+    assert_same(train(optimizer, params, 3), run_steps(s, steps=3), "with foreign keys in the group")
     if optimizer.param_groups[0].get("foreign_key") != "kept":
         raise Failed("the foreign key is gone")
 
@@ -128,7 +162,7 @@ def added_group_is_stepped(s: Subject) -> None:
     train(optimizer, params[:1], 2)
     optimizer.add_param_group({"params": params[1:]})
     train(optimizer, params, 1, first=2)
-    moved(params, weights(s), "after add_param_group")
+    assert_moved(params, weights(s), "after add_param_group")
 
 
 @holds("contract")
@@ -136,25 +170,43 @@ def names_are_kept(s: Subject) -> None:
     """named_parameters() can be given, and names are saved with the groups: checkpoints go by them."""
     params = weights(s)
     optimizer = s.make([(f"layer.{place}", p) for place, p in enumerate(params)])
-    names = optimizer.state_dict()["param_groups"][0].get("param_names")
-    if list(names or ()) != [f"layer.{place}" for place in range(len(params))]:
-        raise Failed(f"param_names of the state dict is {names}")
+    found: dict[str, int] = {}
+    for group, saved in zip(optimizer.param_groups, optimizer.state_dict()["param_groups"], strict=True):
+        found |= dict(zip(saved.get("param_names") or (), map(id, group["params"]), strict=False))
+    if found != {f"layer.{place}": id(p) for place, p in enumerate(params)}:
+        raise Failed(f"param_names of the state dict are {', '.join(found) or 'missing'}, or in another order")
     # Not to the bit: noise of an optimizer's own may follow names.
-    close(train(optimizer, params, 2), stepped(s, steps=2), weights(s), "with names", 1e-4)
+    assert_close(train(optimizer, params, 2), run_steps(s, steps=2), weights(s), "with names", 1e-4)
 
 
 @holds("contract")
 def parameters_from_an_iterator(s: Subject) -> None:
     """model.parameters() is an iterator that can be read once; all of it is stepped."""
     params = weights(s)
-    same(train(s.make(iter(params)), params, 1), stepped(s), "from an iterator")
+    assert_same(train(s.make(iter(params)), params, 1), run_steps(s), "from an iterator")
+
+
+@holds("contract")
+def groups_from_iterators(s: Subject) -> None:
+    """Parameters may come as a tuple, or as groups that are iterators themselves, with names or without."""
+    ways: dict[str, Callable[[list[Parameter]], Any]] = {
+        "a tuple": tuple,
+        "a group with an iterator": lambda params: [{"params": iter(params)}],
+        "an iterator of groups": lambda params: iter([{"params": tuple(params)}]),
+    }
+    for name, way in ways.items():
+        params = weights(s)
+        assert_same(train(s.make(way(params)), params, 1), run_steps(s), f"from {name}")
+    params = weights(s)
+    optimizer = s.make([{"params": [(f"layer.{place}", p) for place, p in enumerate(params)]}])
+    assert_close(train(optimizer, params, 2), run_steps(s, steps=2), weights(s), "from a group with names", 1e-4)
 
 
 @holds("contract")
 def prints_nothing(s: Subject) -> None:
     """Nothing is printed: what a program prints is its own."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        begun(s)
+        begin(s)
     if printed.getvalue():
         raise Failed(f"printed was {printed.getvalue().splitlines()[0][:80]!r}")
 
@@ -162,7 +214,7 @@ def prints_nothing(s: Subject) -> None:
 @holds("contract")
 def zero_grad(s: Subject) -> None:
     """zero_grad() drops gradients, and zero_grad(set_to_none=False) makes them zero."""
-    params, optimizer = begun(s, steps=1)
+    params, optimizer = begin(s, steps=1)
     give(params, 1)
     optimizer.zero_grad(set_to_none=False)
     if any(p.grad is None or p.grad.any() for p in params):
@@ -175,57 +227,66 @@ def zero_grad(s: Subject) -> None:
 @holds("contract")
 def gradients_untouched(s: Subject) -> None:
     """Gradients are read, never written: logging and accumulation read them after the step."""
-    params, optimizer = fresh(s)
+    params, optimizer = make_fresh(s)
     for t in range(3):
         give(params, t)
         before = values([p.grad for p in params if p.grad is not None])
         optimizer.step()
         if any(p.grad is None for p in params):
             raise Failed("a gradient is gone after the step")
-        same(values([p.grad for p in params if p.grad is not None]), before, f"gradients after step {t + 1}")
+        assert_same(values([p.grad for p in params if p.grad is not None]), before, f"gradients after step {t + 1}")
 
 
 @holds("contract")
 def no_gradient_no_step(s: Subject) -> None:
     """A parameter without a gradient stays as it is: it took no part in the loss."""
-    params, optimizer = fresh(s)
+    params, optimizer = make_fresh(s)
     for t in range(3):
         give(params, t)
         params[0].grad = None
         optimizer.step()
-    same(values(params[:1]), values(weights(s)[:1]), "a parameter without a gradient")
-    moved(params[1:], weights(s)[1:], "beside one without a gradient")
+    assert_same(values(params[:1]), values(weights(s)[:1]), "a parameter without a gradient")
+    assert_moved(params[1:], weights(s)[1:], "beside one without a gradient")
 
 
 @holds("contract")
 def step_hooks(s: Subject) -> None:
-    """Hooks before and after a step are each called once a step: profilers and trainers register them."""
+    """Hooks before and after a step, its own and those of all optimizers, are each called once until removed."""
     params = weights(s)
     optimizer, calls = s.make(params), []
-    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
-    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
-    train(optimizer, params, 2)
-    if calls != ["before", "after"] * 2:
-        raise Failed(f"in two steps the hooks were called as {', '.join(calls) or 'never'}")
+    handles = [
+        hooks.register_optimizer_step_pre_hook(lambda *_: calls.append("before all")),
+        optimizer.register_step_pre_hook(lambda *_: calls.append("before")),
+        optimizer.register_step_post_hook(lambda *_: calls.append("after")),
+        hooks.register_optimizer_step_post_hook(lambda *_: calls.append("after all")),
+    ]
+    try:
+        train(optimizer, params, 2)
+    finally:
+        for handle in handles:
+            handle.remove()
+    train(optimizer, params, 1, first=2)
+    if calls != ["before all", "before", "after", "after all"] * 2:
+        raise Failed(f"in two steps, and one after their removal, hooks were called: {', '.join(calls) or 'never'}")
 
 
 @holds("contract")
 def pickling(s: Subject) -> None:
     """A pickle of parameters and optimizer continues as they do: whole trainers are pickled."""
-    params, optimizer = begun(s)
+    params, optimizer = begin(s)
     others, other = pickle.loads(pickle.dumps((params, optimizer)))
-    same(train(other, others, 2, first=3), train(optimizer, params, 2, first=3), "two steps after unpickling")
+    assert_same(train(other, others, 2, first=3), train(optimizer, params, 2, first=3), "two steps after unpickling")
 
 
 @holds("contract")
 def deep_copies(s: Subject) -> None:
     """A deep copy continues as the original does, and neither changes the other."""
-    params, optimizer = begun(s)
+    params, optimizer = begin(s)
     before = values(params)
     others, other = copy.deepcopy((params, optimizer))
     copied = train(other, others, 2, first=3)
-    same(values(params), before, "the original after steps of its copy")
-    same(train(optimizer, params, 2, first=3), copied, "the original beside its copy")
+    assert_same(values(params), before, "the original after steps of its copy")
+    assert_same(train(optimizer, params, 2, first=3), copied, "the original beside its copy")
 
 
 @holds("contract")
@@ -236,13 +297,13 @@ def instances_are_apart(s: Subject) -> None:
     for t in range(3):
         train(other, others, 1, first=t + 50)
         train(optimizer, params, 1, first=t)
-    same(values(params), stepped(s, steps=3), "beside another instance")
+    assert_same(values(params), run_steps(s, steps=3), "beside another instance")
 
 
 @holds("contract")
 def state_by_parameter(s: Subject) -> None:
     """State is kept under parameters: distributed checkpoints take nothing else."""
-    params, optimizer = begun(s)
+    params, optimizer = begin(s)
     if strangers := [key for key in optimizer.state if not any(key is p for p in params)]:
         raise Failed(f"state has an entry for {strangers[0]!r}"[:120])
 
@@ -250,17 +311,17 @@ def state_by_parameter(s: Subject) -> None:
 @holds("contract")
 def autograd_sees_the_write(s: Subject) -> None:
     """A step counts as a write: backward() through values from before it raises instead of using the new ones."""
-    params, optimizer = fresh(s)
+    params, optimizer = make_fresh(s)
     give(params, 0)
     loss = (params[0] * params[0]).sum()
     optimizer.step()
-    refused(loss.backward, "backward() through a parameter that a step has written since", (RuntimeError,))
+    assert_refused(loss.backward, "backward() through a parameter that a step has written since", (RuntimeError,))
 
 
 @holds("contract")
 def parameters_stay_leaves(s: Subject) -> None:
     """Parameters require gradients and have no history after a step, and neither has the state."""
-    params, optimizer = begun(s)
+    params, optimizer = begin(s)
     if any(not p.is_leaf or not p.requires_grad for p in params):
         raise Failed("a parameter is no leaf any more, or requires no gradient")
     for leaf in (each for state in optimizer.state.values() for each in state.values()):
@@ -271,18 +332,20 @@ def parameters_stay_leaves(s: Subject) -> None:
 @holds("contract")
 def replaced_data(s: Subject) -> None:
     """After p.data = other, as module.to() does, the step writes what the module now has."""
-    params, optimizer = begun(s)
+    params, optimizer = begin(s)
     for p in params:
         p.data = p.data.clone()
-    same(train(optimizer, params, 1, first=3), stepped(s, steps=4), "after p.data was replaced")
+    assert_same(train(optimizer, params, 1, first=3), run_steps(s, steps=4), "after p.data was replaced")
 
 
 @holds("contract")
 def replaced_parameters(s: Subject) -> None:
     """Groups are the truth about what is stepped: FSDP and quantization put other parameters there."""
-    params, optimizer = fresh(s)
+    params, optimizer = make_fresh(s)
     others = [Parameter(p.detach().clone()) for p in params]
-    optimizer.param_groups[0]["params"] = others
+    instead = dict(zip(params, others, strict=True))
+    for group in optimizer.param_groups:
+        group["params"] = [instead[p] for p in group["params"]]
     found = train(optimizer, others, 2)
-    same(found, stepped(s, steps=2), "parameters that were put into the group")
-    same(values(params), values(weights(s)), "parameters that were taken out of the group")
+    assert_same(found, run_steps(s, steps=2), "parameters that were put into the group")
+    assert_same(values(params), values(weights(s)), "parameters that were taken out of the group")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from thalweg.check.problem import begun, close, draw, kept, leaves, stepped, values, weights
+from thalweg.check.problem import assert_close, begin, copy_state, draw, leaves, run_steps, values, weights
 from thalweg.check.registry import Failed, NotOffered, holds
 from thalweg.check.subject import Subject
 
@@ -41,9 +41,9 @@ def gradient(p: torch.Tensor, place: int, t: int) -> torch.Tensor:
 def gpu_steps_as_cpu(s: Subject) -> None:
     """Steps on a GPU go the way of those on the CPU."""
     params = on_gpu(weights(s))
-    close(
+    assert_close(
         train_there(s.make(params), params, 4),
-        stepped(s, steps=4),
+        run_steps(s, steps=4),
         weights(s),
         "on the GPU and on the CPU",
         TENSOR_CORES,
@@ -53,15 +53,15 @@ def gpu_steps_as_cpu(s: Subject) -> None:
 @holds("devices")
 def state_moves_to_another_device(s: Subject) -> None:
     """A run begun on the CPU continues on a GPU, with its state there: models are moved between stages."""
-    params, optimizer = begun(s)
+    params, optimizer = begin(s)
     others = on_gpu(params)
     other = s.make(others)
-    other.load_state_dict(kept(optimizer))
+    other.load_state_dict(copy_state(optimizer))
     for path, leaf in leaves(other.state_dict()["state"]):
         if isinstance(leaf, torch.Tensor) and leaf.numel() > 1 and not leaf.is_cuda:
             raise Failed(f"{path} is on {leaf.device} after loading for parameters on the GPU")
     found = train_there(other, others, 3, first=3)
-    close(found, stepped(s, steps=6), weights(s), "continued on the GPU and on the CPU", TENSOR_CORES)
+    assert_close(found, run_steps(s, steps=6), weights(s), "continued on the GPU and on the CPU", TENSOR_CORES)
 
 
 @holds("devices")
@@ -90,4 +90,4 @@ def cuda_graphs(s: Subject) -> None:
             assert p.grad is not None
             p.grad.copy_(gradient(p, place, t))
         graph.replay()
-    close([p.cpu() for p in params], expected, weights(s), "replayed and not captured", 1e-4)
+    assert_close([p.cpu() for p in params], expected, weights(s), "replayed and not captured", 1e-4)

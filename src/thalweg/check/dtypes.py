@@ -5,7 +5,19 @@ from __future__ import annotations
 import torch
 from torch.nn import Parameter
 
-from thalweg.check.problem import begun, close, draw, finite, fresh, give, moved, same, stepped, train, weights
+from thalweg.check.problem import (
+    assert_close,
+    assert_finite,
+    assert_moved,
+    assert_same,
+    begin,
+    draw,
+    give,
+    make_fresh,
+    run_steps,
+    train,
+    weights,
+)
 from thalweg.check.registry import Failed, NotOffered, holds
 from thalweg.check.subject import Subject
 
@@ -14,7 +26,7 @@ from thalweg.check.subject import Subject
 def dtypes_are_kept(s: Subject) -> None:
     """Parameters keep their dtype."""
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        params, _ = begun(s, dtype)
+        params, _ = begin(s, dtype)
         if any(p.dtype != dtype for p in params):
             raise Failed(f"a parameter in {dtype} is {params[0].dtype} after a step")
 
@@ -22,9 +34,9 @@ def dtypes_are_kept(s: Subject) -> None:
 @holds("dtypes")
 def bfloat16_moves(s: Subject) -> None:
     """Parameters in bfloat16 move, and stay finite, in ten steps of the lr that was given."""
-    params, _ = begun(s, torch.bfloat16, steps=10)
-    finite(params, "after ten steps in bfloat16")
-    moved(params, weights(s, torch.bfloat16), "after ten steps in bfloat16")
+    params, _ = begin(s, torch.bfloat16, steps=10)
+    assert_finite(params, "after ten steps in bfloat16")
+    assert_moved(params, weights(s, torch.bfloat16), "after ten steps in bfloat16")
 
 
 @holds("dtypes")
@@ -46,18 +58,18 @@ def bfloat16_follows_float32(s: Subject) -> None:
 @holds("dtypes")
 def float16_small_gradients(s: Subject) -> None:
     """float16 gradients of 1e-4, whose squares float16 does not hold, give finite steps."""
-    params, optimizer = fresh(s, torch.float16)
+    params, optimizer = make_fresh(s, torch.float16)
     train(optimizer, params, 3, size=1e-4)
-    finite(params, "after float16 gradients of 1e-4")
+    assert_finite(params, "after float16 gradients of 1e-4")
 
 
 @holds("dtypes")
 def float16_large_gradients(s: Subject) -> None:
     """float16 gradients of 1000, whose squares float16 does not hold, give finite steps that move."""
-    params, optimizer = fresh(s, torch.float16)
+    params, optimizer = make_fresh(s, torch.float16)
     train(optimizer, params, 3, size=1000.0)
-    finite(params, "after float16 gradients of 1000")
-    moved(params, weights(s, torch.float16), "after float16 gradients of 1000")
+    assert_finite(params, "after float16 gradients of 1000")
+    assert_moved(params, weights(s, torch.float16), "after float16 gradients of 1000")
 
 
 @holds("dtypes")
@@ -70,13 +82,13 @@ def mixed_dtypes(s: Subject) -> None:
         give(half, t, [7])
         give(full, t)
         optimizer.step()
-    close(full, stepped(s, [(6, 4)], 3), weights([(6, 4)]), "beside a bfloat16 parameter", 1e-5)
+    assert_close(full, run_steps(s, [(6, 4)], 3), weights([(6, 4)]), "beside a bfloat16 parameter", 1e-5)
 
 
 @holds("dtypes")
 def float64_is_not_rounded(s: Subject) -> None:
-    """A parameter in float64 is not rounded to float32 on its way: its digits are wanted."""
-    params, _ = begun(s, torch.float64, steps=1)
+    """A parameter in float64 is never rounded to float32."""
+    params, _ = begin(s, torch.float64, steps=1)
     for place, p in enumerate(params):
         if torch.equal(p, p.float().double()):
             raise Failed(f"parameter {place} has no digits beyond float32 after a step")
@@ -85,11 +97,11 @@ def float64_is_not_rounded(s: Subject) -> None:
 @holds("dtypes")
 def default_dtype_ignored(s: Subject) -> None:
     """torch.set_default_dtype(float64) leaves the steps of float32 parameters as they are."""
-    plain = stepped(s, steps=3)
+    plain = run_steps(s, steps=3)
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float64)
-        same(stepped(s, steps=3), plain, "with float64 as the default dtype")
+        assert_same(run_steps(s, steps=3), plain, "with float64 as the default dtype")
     finally:
         torch.set_default_dtype(before)
 
@@ -107,4 +119,4 @@ def complex_parameters(s: Subject) -> None:
     except Exception as error:
         raise NotOffered(f"complex parameters: {type(error).__name__}") from error
     for part in ("real", "imag"):
-        moved([getattr(params[0].detach(), part)], [getattr(start, part)], f"the {part} part")
+        assert_moved([getattr(params[0].detach(), part)], [getattr(start, part)], f"the {part} part")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from thalweg.check.problem import refused, weights
+from thalweg.check.problem import assert_refused, weights
 from thalweg.check.registry import Failed, NotOffered, holds
 from thalweg.check.subject import Subject
 
@@ -25,7 +25,7 @@ FOR_ALL, FOR_EACH = "get_error_inputs_for_all_optims", "optim_error_inputs_func_
 EVERYWHERE = {"lr", "weight_decay", "betas", "momentum", "eps"}
 
 
-def table() -> dict[str, Callable[..., list[Any]]]:
+def load_table() -> dict[str, Callable[..., list[Any]]]:
     """The functions that make the rows, by their names.
 
     Only they are taken from the file: importing it takes ten seconds, needs other packages, and changes settings of
@@ -53,7 +53,7 @@ def is_needed(node: ast.stmt) -> bool:
 def rows(s: Subject) -> tuple[list[Any], list[Any]]:
     """The rows for all optimizers, and those about options that the subject has."""
     try:
-        inside = table()
+        inside = load_table()
         for_all = inside[FOR_ALL]("cpu", torch.float32)
         each = {name: make("cpu", torch.float32) for name, make in inside.items() if name.startswith(FOR_EACH)}
     except NotOffered:
@@ -65,10 +65,10 @@ def rows(s: Subject) -> tuple[list[Any], list[Any]]:
     options = s.make(weights(s)).param_groups[0]
     found = [row for row in own[len(for_all) :] if row.optimizer_error_input.params is None]
     others = [row for rows in each.values() for row in rows[len(for_all) :]]
-    return for_all, [*found, *(row for row in others if concerns(row.optimizer_error_input, options))]
+    return for_all, [*found, *(row for row in others if is_about(row.optimizer_error_input, options))]
 
 
-def concerns(row: Any, options: dict[str, Any]) -> bool:
+def is_about(row: Any, options: dict[str, Any]) -> bool:
     """Whether another optimizer's row is about common options that this one has, in the form in which it has them."""
     return row.params is None and all(
         key in EVERYWHERE
@@ -91,7 +91,7 @@ def torch_error_inputs(s: Subject) -> None:
         params = weights(s) if given.params is None else given.params
         make = partial(s.make, params, **given.kwargs)
         if not issubclass(row.error_type, Warning):
-            refused(make, given.desc)
+            assert_refused(make, given.desc)
             continue
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -111,4 +111,4 @@ def torch_error_options(s: Subject) -> None:
         raise NotOffered("none of its options is in the table")
     for row in found:
         given = row.optimizer_error_input
-        refused(partial(s.make, weights(s), **given.kwargs), f"{given.kwargs} ({given.desc})")
+        assert_refused(partial(s.make, weights(s), **given.kwargs), f"{given.kwargs} ({given.desc})")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thalweg.check.problem import begun, fresh, give, tensors_of, train
+from thalweg.check.problem import begin, give, make_fresh, tensors_of, train
 from thalweg.check.registry import Failed, holds
 from thalweg.check.subject import Subject
 
@@ -23,9 +23,9 @@ class Allocations(TorchDispatchMode):
         self.known: set[int] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = {leaf.untyped_storage()._cdata for leaf in flat((args, kwargs or {}))}
+        before = {leaf.untyped_storage()._cdata for leaf in tensors_in((args, kwargs or {}))}
         found = function(*args, **(kwargs or {}))
-        for leaf in flat(found):
+        for leaf in tensors_in(found):
             storage = leaf.untyped_storage()
             if storage._cdata not in before and storage._cdata not in self.known:
                 self._count(storage)
@@ -44,17 +44,17 @@ class Allocations(TorchDispatchMode):
         weakref.finalize(storage, gone)
 
 
-def flat(value: Any) -> list[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return [leaf for each in inside for leaf in flat(each)]
+    return [leaf for each in inside for leaf in tensors_in(each)]
 
 
 @holds("memory")
 def state_does_not_grow(s: Subject) -> None:
     """State takes as many bytes after twelve steps as after three."""
-    params, optimizer = begun(s)
+    params, optimizer = begin(s)
     before = sum(leaf.nbytes for leaf in tensors_of(optimizer).values())
     train(optimizer, params, 9, first=3)
     after = sum(leaf.nbytes for leaf in tensors_of(optimizer).values())
@@ -65,7 +65,7 @@ def state_does_not_grow(s: Subject) -> None:
 @holds("memory")
 def gradients_are_released(s: Subject) -> None:
     """After zero_grad() nothing holds the gradients: they are as large as the model."""
-    params, optimizer = fresh(s)
+    params, optimizer = make_fresh(s)
     for t in range(2):
         give(params, t)
         held = [weakref.ref(p.grad) for p in params if p.grad is not None]
@@ -83,7 +83,7 @@ def gradients_are_released(s: Subject) -> None:
 @holds("memory")
 def everything_is_released(s: Subject) -> None:
     """When an optimizer is dropped, so are its parameters: sweeps make hundreds in one process."""
-    params, optimizer = begun(s)
+    params, optimizer = begin(s)
     held = [weakref.ref(each) for each in params]
     del params, optimizer
     gc.collect()
@@ -96,7 +96,7 @@ def temporaries(s: Subject) -> None:
     """Declared: a step needs no more memory for its time than this multiple of the parameters."""
     s.needs("temporaries", "not declared")
     shapes = [(64, 64)] * 4
-    params, optimizer = fresh(s, shapes=shapes)
+    params, optimizer = make_fresh(s, shapes=shapes)
     train(optimizer, params, 2)
     give(params, 2)
     gc.collect()

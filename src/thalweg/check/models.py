@@ -9,9 +9,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from thalweg.check.problem import WEIGHT, close, draw, values
+from thalweg.check.problem import WEIGHT, assert_close, draw, values
 from thalweg.check.registry import holds
-from thalweg.check.sharded import grid, holds_for_shards, line, near, whole_of
+from thalweg.check.sharded import grid, holds_for_shards, line, tolerance_for, whole_of
 from thalweg.check.subject import Subject
 
 WIDTH = 6
@@ -32,7 +32,7 @@ def batch(t: int) -> Tensor:
     return draw((4 * dist.get_world_size(), WIDTH), 3, t).float()
 
 
-def trains_as_one_process(s: Subject, model: nn.Module, where: str) -> None:
+def assert_trains_as_one_process(s: Subject, model: nn.Module, where: str) -> None:
     """Fail unless a sharded model and a whole one, both given the same batches, step alike."""
     whole = model_for(s)
     start = values(list(whole.parameters()))
@@ -44,7 +44,7 @@ def trains_as_one_process(s: Subject, model: nn.Module, where: str) -> None:
             each(batch(t)).square().mean().backward()
             optimizer.step()
         runs.append(whole_of(list(each.parameters())))
-    close(runs[1], runs[0], start, f"{where} and in one process", near(s))
+    assert_close(runs[1], runs[0], start, f"{where} and in one process", tolerance_for(s))
 
 
 def in_parallel(model: nn.Module, columns: DeviceMesh) -> nn.Module:
@@ -58,13 +58,13 @@ def fsdp2(s: Subject) -> None:
     model = model_for(s)
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=line())
-    trains_as_one_process(s, model, "under FSDP2")
+    assert_trains_as_one_process(s, model, "under FSDP2")
 
 
 @holds_for_shards("shards")
 def tensor_parallel(s: Subject) -> None:
     """A model whose layers are sharded by columns and by rows, as tensor parallelism does, trains as in one process."""
-    trains_as_one_process(s, in_parallel(model_for(s), line()), "under tensor parallelism")
+    assert_trains_as_one_process(s, in_parallel(model_for(s), line()), "under tensor parallelism")
 
 
 @holds_for_shards("shards")
@@ -72,4 +72,4 @@ def fsdp2_and_tensor_parallel(s: Subject) -> None:
     """A model under both, on a mesh of two dimensions, trains as in one process."""
     model = in_parallel(model_for(s), grid()["columns"])
     fully_shard(model, mesh=grid()["rows"])
-    trains_as_one_process(s, model, "under FSDP2 and tensor parallelism")
+    assert_trains_as_one_process(s, model, "under FSDP2 and tensor parallelism")

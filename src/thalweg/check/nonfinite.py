@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from thalweg.check.problem import close, fresh, give, same, stepped, train, values, weights
+from thalweg.check.problem import assert_close, assert_same, give, make_fresh, run_steps, train, values, weights
 from thalweg.check.registry import Failed, NotOffered, holds
 from thalweg.check.subject import Subject
 
@@ -13,7 +13,7 @@ SHAPES = [(6, 4), (6, 4), (5, 6)]
 
 def after_one(s: Subject, bad: float) -> list[torch.nn.Parameter] | None:
     """Parameters after a step in which one element of the first gradient is bad; None where it is refused."""
-    params, optimizer = fresh(s, shapes=SHAPES)
+    params, optimizer = make_fresh(s, shapes=SHAPES)
     give(params, 0)
     assert params[0].grad is not None
     params[0].grad[2, 1] = bad
@@ -22,7 +22,7 @@ def after_one(s: Subject, bad: float) -> list[torch.nn.Parameter] | None:
     except Exception as error:
         if not str(error).strip():
             raise Failed(f"{type(error).__name__} without a word") from None
-        same(values(params), values(weights(SHAPES)), "after a gradient that was refused")
+        assert_same(values(params), values(weights(SHAPES)), "after a gradient that was refused")
         return None
     return params
 
@@ -32,7 +32,9 @@ def stays_local(s: Subject, bad: float) -> None:
     params = after_one(s, bad)
     if params is None or torch.equal(params[1], weights(SHAPES)[1]):
         return  # refused or skipped
-    close(params[1:], stepped(s, SHAPES, 1)[1:], weights(SHAPES)[1:], f"others, beside a gradient with {bad}", 1e-5)
+    assert_close(
+        params[1:], run_steps(s, SHAPES, 1)[1:], weights(SHAPES)[1:], f"others, beside a gradient with {bad}", 1e-5
+    )
 
 
 @holds("non-finite")
@@ -67,4 +69,4 @@ def frozen_nan(s: Subject) -> None:
         found = train(s.make(params), params, 2)
     except Exception as error:
         raise NotOffered(f"parameters with NaN: {type(error).__name__}") from error
-    close(found[1:], stepped(s, SHAPES, 2)[1:], weights(SHAPES)[1:], "beside a parameter that is NaN", 1e-5)
+    assert_close(found[1:], run_steps(s, SHAPES, 2)[1:], weights(SHAPES)[1:], "beside a parameter that is NaN", 1e-5)

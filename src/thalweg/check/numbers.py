@@ -8,15 +8,15 @@ import torch
 
 from thalweg.check.problem import (
     GRADIENT,
-    close,
-    finite,
-    fresh,
+    assert_close,
+    assert_finite,
+    assert_same,
     give,
-    has,
-    offered,
-    same,
-    stepped,
+    make_fresh,
+    require_option,
+    run_steps,
     train,
+    unless_refused,
     values,
     weights,
 )
@@ -29,21 +29,21 @@ COUPLED = "steps depend on other parameters"
 @holds("numbers")
 def deterministic(s: Subject) -> None:
     """The same run gives the same bits: else no result can be reproduced."""
-    same(stepped(s, steps=5), stepped(s, steps=5), "the same run again")
+    assert_same(run_steps(s, steps=5), run_steps(s, steps=5), "the same run again")
 
 
 @holds("numbers")
 def independent_of_the_global_seed(s: Subject) -> None:
     """Steps do not depend on torch's global generator: replicas with different seeds would drift apart."""
-    params, optimizer = fresh(s)
+    params, optimizer = make_fresh(s)
     torch.manual_seed(1)
-    same(train(optimizer, params, 5), stepped(s, steps=5), "with another global seed")
+    assert_same(train(optimizer, params, 5), run_steps(s, steps=5), "with another global seed")
 
 
 @holds("numbers")
 def generators_untouched(s: Subject) -> None:
     """A step draws nothing from global generators: dropout and data order would depend on the optimizer."""
-    params, optimizer = fresh(s)
+    params, optimizer = make_fresh(s)
     before = torch.get_rng_state(), random.getstate()
     train(optimizer, params, 3)
     if not torch.equal(torch.get_rng_state(), before[0]):
@@ -57,11 +57,11 @@ def independent_of_other_parameters(s: Subject) -> None:
     """A parameter's steps do not depend on which others the optimizer has, of the same shape too."""
     s.refuses("couples_parameters", COUPLED)
     shapes = [(6, 4), (6, 4), (5, 6)]
-    together, start = stepped(s, shapes, 4), weights(shapes)
+    together, start = run_steps(s, shapes, 4), weights(shapes)
     for place, shape in enumerate(shapes):
         alone = weights([shape], which=[place])
         found = train(s.make(alone), alone, 4, which=[place])
-        close(found, together[place : place + 1], start[place : place + 1], f"parameter {place} by itself", 1e-5)
+        assert_close(found, together[place : place + 1], start[place : place + 1], f"parameter {place} by itself", 1e-5)
 
 
 @holds("numbers")
@@ -71,7 +71,7 @@ def order_of_parameters(s: Subject) -> None:
     params = weights(s)
     backwards, which = params[::-1], range(len(params))[::-1]
     train(s.make(backwards), backwards, 4, which=which)
-    close(params, stepped(s, steps=4), weights(s), "in the opposite order", 1e-5)
+    assert_close(params, run_steps(s, steps=4), weights(s), "in the opposite order", 1e-5)
 
 
 @holds("numbers")
@@ -80,25 +80,25 @@ def one_group_or_many(s: Subject) -> None:
     s.refuses("couples_parameters", COUPLED)
     params = weights(s)
     found = train(s.make([{"params": [p]} for p in params]), params, 4)
-    close(found, stepped(s, steps=4), weights(s), "with a group each", 1e-5)
+    assert_close(found, run_steps(s, steps=4), weights(s), "with a group each", 1e-5)
 
 
 @holds("numbers")
 def lr_zero(s: Subject) -> None:
     """A learning rate of 0 moves nothing: warm-ups begin there, and loading sharded state relies on it."""
     s.needs("lr_zero_is_no_step", "declared otherwise")
-    params, optimizer = fresh(s)
+    params, optimizer = make_fresh(s)
     for group in optimizer.param_groups:
         group["lr"] = 0.0
-    same(train(optimizer, params, 2), values(weights(s)), "after two steps with lr 0")
+    assert_same(train(optimizer, params, 2), values(weights(s)), "after two steps with lr 0")
 
 
 @holds("numbers")
 def zero_gradients(s: Subject) -> None:
     """Gradients of zero from the first step on give finite steps: unused experts and dead units have them."""
-    params, optimizer = fresh(s)
+    params, optimizer = make_fresh(s)
     train(optimizer, params, 3, size=0.0)
-    finite(params, "after three gradients of zero")
+    assert_finite(params, "after three gradients of zero")
 
 
 @holds("numbers")
@@ -108,7 +108,7 @@ def zero_parameters(s: Subject) -> None:
     with torch.no_grad():
         for p in params:
             p.zero_()
-    finite(train(s.make(params), params, 5), "after five steps from zero")
+    assert_finite(train(s.make(params), params, 5), "after five steps from zero")
     for place, p in enumerate(params):
         if not p.any():
             raise Failed(f"parameter {place} {tuple(p.shape)} is still zero after five steps")
@@ -117,23 +117,23 @@ def zero_parameters(s: Subject) -> None:
 @holds("numbers")
 def huge_gradients(s: Subject) -> None:
     """Gradients of 1e15, whose squares float32 still holds, give finite parameters."""
-    params, optimizer = fresh(s, lr=1e-3)
+    params, optimizer = make_fresh(s, lr=1e-3)
     train(optimizer, params, 3, size=1e15)
-    finite(params, "after gradients of 1e15")
+    assert_finite(params, "after gradients of 1e15")
 
 
 @holds("numbers")
 def tiny_gradients(s: Subject) -> None:
     """Gradients of 1e-25, whose squares vanish in float32, give finite parameters."""
-    params, optimizer = fresh(s)
+    params, optimizer = make_fresh(s)
     train(optimizer, params, 3, size=1e-25)
-    finite(params, "after gradients of 1e-25")
+    assert_finite(params, "after gradients of 1e-25")
 
 
 @holds("numbers")
 def descends(s: Subject) -> None:
     """A simple bowl is descended: the sum of squares is smaller after fifty steps."""
-    params, optimizer = fresh(s)
+    params, optimizer = make_fresh(s)
     before = sum(float(p.detach().square().sum()) for p in params)
     for _ in range(50):
         for p in params:
@@ -148,26 +148,28 @@ def descends(s: Subject) -> None:
 def maximize(s: Subject) -> None:
     """maximize=True ascends: it steps as minimizing does with opposite gradients."""
     params = weights(s)
-    has(s.make(params), "maximize")
+    require_option(s.make(params), "maximize")
     optimizer = s.make(params, maximize=True)
     train(optimizer, params, 3, size=-GRADIENT)
-    same(values(params), stepped(s, steps=3), "maximize=True with opposite gradients")
+    assert_same(values(params), run_steps(s, steps=3), "maximize=True with opposite gradients")
 
 
 @holds("numbers")
 def float64_agrees(s: Subject) -> None:
     """float64 and float32 go the same way: else one of them computes something else."""
     params = weights(s, torch.float64)
-    close(stepped(s, steps=3), train(s.make(params), params, 3), weights(s, torch.float64), "float32 and float64", 2e-2)
+    assert_close(
+        run_steps(s, steps=3), train(s.make(params), params, 3), weights(s, torch.float64), "float32 and float64", 2e-2
+    )
 
 
 @holds("numbers")
 def scale_invariant(s: Subject) -> None:
     """Declared: gradients that are 1024 times as large make the same steps."""
     s.needs("scale_invariant", "not declared")
-    params, optimizer = fresh(s)
+    params, optimizer = make_fresh(s)
     train(optimizer, params, 3, size=1024 * GRADIENT)
-    close(values(params), stepped(s, steps=3), weights(s), "with gradients times 1024", 1e-3)
+    assert_close(values(params), run_steps(s, steps=3), weights(s), "with gradients times 1024", 1e-3)
 
 
 @holds("numbers")
@@ -180,26 +182,27 @@ def odd(s: Subject) -> None:
             p.neg_()
     optimizer = s.make(params)
     train(optimizer, params, 3, size=-GRADIENT)
-    same([-p for p in values(params)], stepped(s, steps=3), "opposite parameters and gradients")
+    assert_same([-p for p in values(params)], run_steps(s, steps=3), "opposite parameters and gradients")
 
 
 @holds("numbers")
 def lr_as_a_tensor(s: Subject) -> None:
-    """Where lr may be a tensor, it steps as the number does."""
-    params = weights(s)
-    rate = float(s.make(params).param_groups[0]["lr"] or 1e-2)
-    plain = stepped(s, steps=3, lr=rate)
-    with offered("lr as a tensor"):
-        found = train(s.make(params, lr=torch.tensor(rate)), params, 3)
-    close(found, plain, weights(s), "with a tensor as lr", 1e-4)
+    """Where lr may be a tensor of one element, in float32 or float64, it steps as the number does."""
+    rate = float(s.make(weights(s)).param_groups[0]["lr"] or 1e-2)
+    plain = run_steps(s, steps=3, lr=rate)
+    for shape, dtype in (((), torch.float32), ((1,), torch.float64)):
+        params = weights(s)
+        with unless_refused("lr as a tensor"):
+            found = train(s.make(params, lr=torch.full(shape, rate, dtype=dtype)), params, 3)
+        assert_close(found, plain, weights(s), f"with a tensor of shape {shape} as lr", 1e-4)
 
 
 @holds("numbers")
 def weight_decay_shrinks(s: Subject) -> None:
     """weight_decay pulls parameters towards zero: they end nearer to it than without."""
     params = weights(s)
-    has(s.make(params), "weight_decay")
-    sizes = [[float(p.norm()) for p in stepped(s, steps=10, lr=1e-2, weight_decay=decay)] for decay in (0.0, 0.5)]
+    require_option(s.make(params), "weight_decay")
+    sizes = [[float(p.norm()) for p in run_steps(s, steps=10, lr=1e-2, weight_decay=decay)] for decay in (0.0, 0.5)]
     if not sum(sizes[1]) < sum(sizes[0]):
         raise Failed(f"norms with decay 0.5 sum to {sum(sizes[1]):.4g}, without to {sum(sizes[0]):.4g}")
 
@@ -209,11 +212,11 @@ def weight_decay_by_group(s: Subject) -> None:
     """A group's own weight_decay holds for it alone: biases and norms go without."""
     s.refuses("couples_parameters", COUPLED)
     params = weights(s)
-    has(s.make(params), "weight_decay")
+    require_option(s.make(params), "weight_decay")
     groups = [{"params": params[:1], "weight_decay": 0.5}, {"params": params[1:]}]
     found = train(s.make(groups, weight_decay=0.0), params, 3)
-    same(found[1:], stepped(s, steps=3, weight_decay=0.0)[1:], "decay of another group")
-    if torch.equal(found[0], stepped(s, steps=3, weight_decay=0.0)[0]):
+    assert_same(found[1:], run_steps(s, steps=3, weight_decay=0.0)[1:], "decay of another group")
+    if torch.equal(found[0], run_steps(s, steps=3, weight_decay=0.0)[0]):
         raise Failed("a group's own weight_decay changes nothing")
 
 
@@ -221,13 +224,13 @@ def weight_decay_by_group(s: Subject) -> None:
 def late_parameters(s: Subject) -> None:
     """A parameter whose first gradient comes late begins then: its averages start at their own first step."""
     s.refuses("couples_parameters", COUPLED)
-    params, optimizer = fresh(s)
+    params, optimizer = make_fresh(s)
     for t in range(8):
         give(params, t)
         params[0].grad = None if t < 6 else params[0].grad
         optimizer.step()
     alone = weights(s)[:1]
-    close(
+    assert_close(
         params[:1],
         train(s.make(alone), alone, 2, first=6),
         weights(s)[:1],

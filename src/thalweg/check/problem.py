@@ -61,7 +61,7 @@ def train(
     return values(params)
 
 
-def fresh(
+def make_fresh(
     subject: Subject, dtype: torch.dtype = torch.float32, shapes: Shapes | None = None, **more: Any
 ) -> tuple[list[Parameter], Any]:
     """Parameters and an optimizer for them."""
@@ -69,16 +69,16 @@ def fresh(
     return params, subject.make(params, **more)
 
 
-def begun(subject: Subject, dtype: torch.dtype = torch.float32, steps: int = 3) -> tuple[list[Parameter], Any]:
+def begin(subject: Subject, dtype: torch.dtype = torch.float32, steps: int = 3) -> tuple[list[Parameter], Any]:
     """Parameters and their optimizer in the middle of a run."""
-    params, optimizer = fresh(subject, dtype)
+    params, optimizer = make_fresh(subject, dtype)
     train(optimizer, params, steps)
     return params, optimizer
 
 
-def stepped(subject: Subject, shapes: Shapes | None = None, steps: int = 1, **more: Any) -> list[Tensor]:
+def run_steps(subject: Subject, shapes: Shapes | None = None, steps: int = 1, **more: Any) -> list[Tensor]:
     """The parameters after some steps of an optimizer that is made for it."""
-    params, optimizer = fresh(subject, shapes=shapes, **more)
+    params, optimizer = make_fresh(subject, shapes=shapes, **more)
     return train(optimizer, params, steps)
 
 
@@ -86,7 +86,7 @@ def values(params: Sequence[Tensor]) -> list[Tensor]:
     return [p.detach().clone() for p in params]
 
 
-def kept(optimizer: Any) -> Any:
+def copy_state(optimizer: Any) -> Any:
     """A copy of the state dict, which nothing changes."""
     return copy.deepcopy(optimizer.state_dict())
 
@@ -108,7 +108,7 @@ def tensors_of(optimizer: Any) -> dict[str, Tensor]:
     return {path: leaf for path, leaf in leaves(optimizer.state_dict()["state"]) if isinstance(leaf, Tensor)}
 
 
-def same(found: Any, wanted: Any, where: str) -> None:
+def assert_same(found: Any, wanted: Any, where: str) -> None:
     """Fail unless all tensors and numbers are equal to the bit."""
     ours, theirs = dict(leaves(found)), dict(leaves(wanted))
     if ours.keys() != theirs.keys():
@@ -117,14 +117,16 @@ def same(found: Any, wanted: Any, where: str) -> None:
         other = theirs[path]
         if isinstance(one, Tensor) and isinstance(other, Tensor):
             if one.dtype != other.dtype or one.shape != other.shape:
-                raise Failed(f"{where}: {path} is {described(one)}, not {described(other)}")
+                raise Failed(f"{where}: {path} is {describe(one)}, not {describe(other)}")
             if not torch.equal(one.nan_to_num(), other.nan_to_num()) or not torch.equal(one.isnan(), other.isnan()):
                 raise Failed(f"{where}: {path} differs by up to {(one - other).abs().max().item():.3g}")
         elif isinstance(one, (int, float, str, bool)) and one != other:
             raise Failed(f"{where}: {path} is {one!r}, not {other!r}")
 
 
-def close(found: Sequence[Tensor], wanted: Sequence[Tensor], start: Sequence[Tensor], where: str, rtol: float) -> None:
+def assert_close(
+    found: Sequence[Tensor], wanted: Sequence[Tensor], start: Sequence[Tensor], where: str, rtol: float
+) -> None:
     """Fail unless two runs from the same start went the same way, up to a share of the way."""
     for place, (one, other, begin) in enumerate(zip(found, wanted, start, strict=True)):
         way = (other.double() - begin.double()).norm().item()
@@ -134,23 +136,23 @@ def close(found: Sequence[Tensor], wanted: Sequence[Tensor], start: Sequence[Ten
             raise Failed(f"{where}: tensor {place} is {apart:.3g} apart after a way of {way:.3g}")
 
 
-def described(value: Tensor) -> str:
+def describe(value: Tensor) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
-def finite(params: Sequence[Tensor], where: str) -> None:
+def assert_finite(params: Sequence[Tensor], where: str) -> None:
     for place, p in enumerate(params):
         if not p.isfinite().all():
             raise Failed(f"{where}: parameter {place} has {int((~p.isfinite()).sum())} values that are not finite")
 
 
-def moved(params: Sequence[Tensor], start: Sequence[Tensor], where: str) -> None:
+def assert_moved(params: Sequence[Tensor], start: Sequence[Tensor], where: str) -> None:
     for place, (p, begin) in enumerate(zip(params, start, strict=True)):
         if p.numel() and torch.equal(p, begin):
             raise Failed(f"{where}: parameter {place} {tuple(p.shape)} did not move")
 
 
-def refused(action: Callable[[], Any], what: str, kinds: tuple[type[BaseException], ...] = (Exception,)) -> None:
+def assert_refused(action: Callable[[], Any], what: str, kinds: tuple[type[BaseException], ...] = (Exception,)) -> None:
     """Fail unless an action raises an error that says something."""
     try:
         action()
@@ -164,7 +166,7 @@ def refused(action: Callable[[], Any], what: str, kinds: tuple[type[BaseExceptio
 
 
 @contextmanager
-def offered(what: str) -> Iterator[None]:
+def unless_refused(what: str) -> Iterator[None]:
     """Errors within mean that it is not offered."""
     try:
         yield
@@ -174,6 +176,6 @@ def offered(what: str) -> Iterator[None]:
         raise NotOffered(f"{what}: {type(error).__name__}") from error
 
 
-def has(optimizer: Any, option: str) -> None:
+def require_option(optimizer: Any, option: str) -> None:
     if option not in optimizer.param_groups[0]:
         raise NotOffered(f"there is no {option}")

@@ -32,7 +32,7 @@ class Ranks:
     ) -> None:
         """reply: what a rank calls with a question; a function of a module. preload: modules imported once for all.
 
-        message_limit: seconds after which a message that nobody answers is an error in the rank that waits for it.
+        message_limit: seconds after which an unanswered message is an error in the rank that waits for it.
         """
         self.size = size
         self.reply = reply

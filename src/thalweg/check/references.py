@@ -11,11 +11,11 @@ from dataclasses import fields, replace
 from typing import Any
 
 from thalweg.check.subject import Facts, Subject
-from thalweg.check.surroundings import surroundings_kept
+from thalweg.check.surroundings import keep_surroundings
 from thalweg.errors import CommandError
 from thalweg.rules import Rule
-from thalweg.show.modules import imported, said
-from thalweg.show.published import ready_timm
+from thalweg.show.modules import describe_error, import_user_module
+from thalweg.show.published import prepare_timm
 
 #: Where an author declares facts: an attribute of the class or function.
 DECLARED = "check_facts"
@@ -26,13 +26,23 @@ class ConstructionError(CommandError):
 
 
 def subject_of(given: Any, options: Mapping[str, Any] | None = None, facts: Mapping[str, Any] | None = None) -> Subject:
-    """A subject from ``package.Class``, ``module:Class``, ``package.Class(lr=0.1)``, or from the class itself."""
+    """A subject from ``package.Class``, ``module:Class``, ``package.Class(lr=0.1)``, or from the class itself.
+
+    It is constructed and stepped once, and what it tells by that is among its facts.
+    """
+    subject = untried_subject(given, options, facts)
+    with keep_surroundings(subject.kind):
+        return probe(subject)
+
+
+def untried_subject(given: Any, options: Mapping[str, Any] | None, facts: Mapping[str, Any] | None) -> Subject:
+    """A subject of which nothing has been constructed yet."""
     written: dict[str, Any] = {}
     name, factory = getattr(given, "__qualname__", str(given)), given
     if isinstance(given, str):
         name = given.strip()
-        reference, written = parsed(name)
-        factory = resolved(reference)
+        reference, written = parse_call(name)
+        factory = resolve(reference)
     if inspect.isclass(factory) and issubclass(factory, Rule):
         import thalweg.torch
 
@@ -43,15 +53,13 @@ def subject_of(given: Any, options: Mapping[str, Any] | None = None, facts: Mapp
     known = [field.name for field in fields(Facts)]
     if unknown := sorted(set(declared) - set(known)):
         raise CommandError(f"{name}: unknown facts {', '.join(unknown)}; there are {', '.join(known)}")
-    subject = Subject(
+    return Subject(
         name=name,
         factory=factory,
         options={**written, **(options or {})},
         facts=Facts(**declared),
         kind="torch" if is_for_torch(factory) else "optax",
     )
-    with surroundings_kept(subject.kind):
-        return probed(subject)
 
 
 def is_for_torch(factory: Any) -> bool:
@@ -60,8 +68,8 @@ def is_for_torch(factory: Any) -> bool:
     return inspect.isclass(factory) or first in ("params", "parameters")
 
 
-def probed(subject: Subject) -> Subject:
-    """The subject, with the facts that it tells by itself; an error where nothing can be made of it."""
+def probe(subject: Subject) -> Subject:
+    """Construct and step the subject; return it with the facts that it tells by that."""
     if subject.kind == "optax":
         made = attempt(subject, subject.make)
         if not (hasattr(made, "init") and hasattr(made, "update")):
@@ -71,15 +79,15 @@ def probed(subject: Subject) -> Subject:
         import jax.numpy as jnp
 
         vectors = {"vector": jnp.ones(4)}
-        return found_out(subject, lambda: made.update(vectors, made.init(vectors), vectors))
+        return try_vectors(subject, lambda: made.update(vectors, made.init(vectors), vectors))
     from thalweg.check import problem
 
-    attempt(subject, lambda: problem.stepped(subject, [(4, 3)]))
-    return found_out(subject, lambda: problem.stepped(subject, [(4,)]))
+    attempt(subject, lambda: problem.run_steps(subject, [(4, 3)]))
+    return try_vectors(subject, lambda: problem.run_steps(subject, [(4,)]))
 
 
-def found_out(subject: Subject, step_a_vector: Callable[[], Any]) -> Subject:
-    """The subject; it needs matrices where a vector is refused."""
+def try_vectors(subject: Subject, step_a_vector: Callable[[], Any]) -> Subject:
+    """Step a vector; where that is refused, the subject needs matrices."""
     try:
         step_a_vector()
     except Exception:
@@ -92,13 +100,15 @@ def attempt(subject: Subject, make: Callable[[], Any]) -> Any:
         return make()
     except Exception as error:
         given = json.dumps(dict(subject.options), default=str)
-        raise ConstructionError(f"{subject.name} cannot be tried with the options {given}: {said(error)}") from error
+        raise ConstructionError(
+            f"{subject.name} cannot be tried with the options {given}: {describe_error(error)}"
+        ) from error
 
 
-def parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """The reference and the options of what is written like a call.
+def parse_call(text: str) -> tuple[str, dict[str, Any]]:
+    """Split what is written like a call into the reference and the options.
 
-    >>> parsed("torch.optim.SGD(lr=0.1, nesterov=True)")
+    >>> parse_call("torch.optim.SGD(lr=0.1, nesterov=True)")
     ('torch.optim.SGD', {'lr': 0.1, 'nesterov': True})
     """
     reference, bracket, _ = text.partition("(")
@@ -113,25 +123,25 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
         raise CommandError(f"{text!r}: write options as Name(lr=0.1, betas=(0.9, 0.95))") from None
 
 
-def listed(text: str) -> list[str]:
-    """References between commas, which may have options in brackets.
+def split_references(text: str) -> list[str]:
+    """Split at the commas between references, which may have options in brackets.
 
-    >>> listed("torch.optim.SGD(lr=0.1, momentum=0.9), optax:lamb(learning_rate=0.1)")
+    >>> split_references("torch.optim.SGD(lr=0.1, momentum=0.9), optax:lamb(learning_rate=0.1)")
     ['torch.optim.SGD(lr=0.1, momentum=0.9)', 'optax:lamb(learning_rate=0.1)']
     """
     return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
 
 
-def resolved(reference: str) -> Any:
-    """What ``module:Name`` or ``package.module.Name`` stands for."""
+def resolve(reference: str) -> Any:
+    """Import what ``module:Name`` or ``package.module.Name`` stands for."""
     module, colon, attribute = reference.partition(":")
     if not colon:
         module, _, attribute = reference.rpartition(".")
     if not module or not all(part.isidentifier() for part in f"{module}.{attribute}".split(".")):
         raise CommandError(f"{reference!r} is no optimizer: write module:Class, such as torch.optim:AdamW")
     if module.partition(".")[0] == "timm":
-        ready_timm()
-    found = imported(module)
+        prepare_timm()
+    found = import_user_module(module)
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise CommandError(f"module {module!r} has no {attribute!r}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thalweg.errors import CommandError
-from thalweg.show.lists import suggestion, words
+from thalweg.show.arguments import split_words, suggest
 
 #: Where the checks of a framework are, in the order in which they are run.
 ROOMS = {
@@ -72,20 +72,20 @@ def checks_of(kind: str) -> dict[str, Check]:
     return dict(sorted(FOUND[kind].items(), key=lambda item: rooms.index(item[1].run.__module__)))
 
 
-def chosen_checks(kind: str, only: str | None, *, ranks: bool = False) -> list[Check]:
+def choose_checks(kind: str, only: str | None, *, ranks: bool = False) -> list[Check]:
     """Those of some groups or names, such as ``state,closure-loss``; all for None. Those of ranks come last."""
     checks = list(checks_of(kind).values())
     if ranks and kind == "torch":
         checks += checks_of("ranks").values()
     if only is None:
         return checks
-    asked = [word.lower().replace("_", "-").replace(" ", "-") for word in words(only, "--only")]
+    asked = [word.lower().replace("_", "-").replace(" ", "-") for word in split_words(only, "--only")]
     for word in asked:
         if word in (known := names_of(checks)):
             continue
         if kind == "torch" and word in names_of(checks_of("ranks").values()):
             raise CommandError(f"{word} is checked by several processes: add --ranks 4")
-        raise CommandError(f"there is no check or group {word!r}: {suggestion(word, sorted(known))}")
+        raise CommandError(f"there is no check or group {word!r}: {suggest(word, sorted(known))}")
     return [each for each in checks if not names_of([each]).isdisjoint(asked)]
 
 

@@ -11,41 +11,51 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.check.models import batch, model_for
-from thalweg.check.problem import begun, close, fresh, give, same, stepped, tensors_of, train, values
+from thalweg.check.problem import (
+    assert_close,
+    assert_same,
+    begin,
+    give,
+    make_fresh,
+    run_steps,
+    tensors_of,
+    train,
+    values,
+)
 from thalweg.check.registry import Failed, NotOffered, holds
-from thalweg.check.sharded import near, same_on_all_ranks
+from thalweg.check.sharded import assert_same_on_all_ranks, tolerance_for
 from thalweg.check.subject import Subject
 
 
 @holds("replicas", "ranks")
 def replicas_stay_together(s: Subject) -> None:
     """Replicas whose ranks have different seeds, as under DDP, stay equal to the bit."""
-    params, optimizer = fresh(s)
+    params, optimizer = make_fresh(s)
     torch.manual_seed(dist.get_rank())
     found = train(optimizer, params, 5)
-    same_on_all_ranks({f"parameter {place}": p for place, p in enumerate(found)}, "after five steps")
+    assert_same_on_all_ranks({f"parameter {place}": p for place, p in enumerate(found)}, "after five steps")
 
 
 @holds("replicas", "ranks")
 def replicas_have_the_same_state(s: Subject) -> None:
     """The state is the same on every rank: one of them saves it for all."""
-    params, optimizer = fresh(s)
+    params, optimizer = make_fresh(s)
     torch.manual_seed(dist.get_rank())
     train(optimizer, params, 5)
-    same_on_all_ranks(tensors_of(optimizer), "after five steps")
+    assert_same_on_all_ranks(tensors_of(optimizer), "after five steps")
 
 
 @holds("replicas", "ranks")
 def replicas_resume(s: Subject) -> None:
     """A state that the first rank saved and every rank loads continues the run to the bit."""
-    params, optimizer = begun(s)
+    params, optimizer = begin(s)
     box = [copy.deepcopy(optimizer.state_dict()) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(box)
     others = [torch.nn.Parameter(p) for p in values(params)]
     other = s.make(others)
     torch.manual_seed(dist.get_rank())
     other.load_state_dict(box[0])
-    same(train(other, others, 3, first=3), stepped(s, steps=6), "three steps after resuming")
+    assert_same(train(other, others, 3, first=3), run_steps(s, steps=6), "three steps after resuming")
 
 
 @holds("replicas", "ranks")
@@ -53,7 +63,7 @@ def replicas_send_nothing(s: Subject) -> None:
     """Replicas are stepped without messages: their gradients are already the same on every rank."""
     if s.facts.collectives is not None:
         raise NotOffered("messages are declared")
-    params, optimizer = begun(s, steps=1)
+    params, optimizer = begin(s, steps=1)
     give(params, 1)
     with CommDebugMode() as seen:
         optimizer.step()
@@ -75,7 +85,9 @@ def train_replicas(s: Subject, **how: Any) -> None:
             run(mine).square().mean().backward()
             optimizer.step()
         runs.append(values(list(model.parameters())))
-    close(runs[1], runs[0], values(list(model_for(s).parameters())), "under DDP and in one process", near(s))
+    assert_close(
+        runs[1], runs[0], values(list(model_for(s).parameters())), "under DDP and in one process", tolerance_for(s)
+    )
 
 
 @holds("replicas", "ranks")

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 from torch.nn import Parameter
 
-from thalweg.check.problem import Shapes, close, shapes_for, stepped, tensors_of, train, weights
+from thalweg.check.problem import Shapes, assert_close, run_steps, shapes_for, tensors_of, train, weights
 from thalweg.check.registry import Failed, NotOffered
 from thalweg.check.sharded import (
     MATRICES,
@@ -31,22 +31,22 @@ from thalweg.check.sharded import (
     holds_for_shards,
     line,
     module_of,
-    near,
     split,
     spread,
+    tolerance_for,
     train_shards,
 )
 from thalweg.check.subject import Subject
-from thalweg.show.modules import said
+from thalweg.show.modules import describe_error
 
 
-def begun_shards(s: Subject, place: Place = by_rows, shapes: Shapes | None = None) -> tuple[list[Parameter], Any, Any]:
+def begin_shards(s: Subject, place: Place = by_rows, shapes: Shapes | None = None) -> tuple[list[Parameter], Any, Any]:
     """Sharded parameters, their optimizer in the middle of a run, and the whole parameters."""
     params, optimizer = spread(s, place, shapes)
     return params, optimizer, train_shards(optimizer, params, 3)
 
 
-def again(s: Subject, reached: Any, place: Place) -> tuple[list[Parameter], Any]:
+def place_again(s: Subject, reached: Any, place: Place) -> tuple[list[Parameter], Any]:
     """Parameters with these values, placed anew, and an optimizer that has not stepped."""
     params = [Parameter(place(p, which)) for which, p in enumerate(reached)]
     return params, s.make(params)
@@ -55,7 +55,7 @@ def again(s: Subject, reached: Any, place: Place) -> tuple[list[Parameter], Any]
 def continues(s: Subject, params: Any, optimizer: Any, shapes: Shapes, where: str) -> None:
     """Fail unless two more steps end where five of one process do."""
     found = train_shards(optimizer, params, 2, first=3)
-    close(found, stepped(s, shapes, 5), weights(shapes), f"two steps after {where}", near(s))
+    assert_close(found, run_steps(s, shapes, 5), weights(shapes), f"two steps after {where}", tolerance_for(s))
 
 
 def together(action: Callable[[], Any] | None) -> Any:
@@ -64,11 +64,11 @@ def together(action: Callable[[], Any] | None) -> Any:
     try:
         found = action() if action else None
     except CheckpointException as error:
-        wrong = said(next(iter(error.failures.values()))[0])
+        wrong = describe_error(next(iter(error.failures.values()))[0])
     except Failed as what:
         wrong = str(what)
     except Exception as error:
-        wrong = said(error)
+        wrong = describe_error(error)
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, (found if dist.get_rank() == 0 else None, wrong))
     for _, each in every:
@@ -79,7 +79,7 @@ def together(action: Callable[[], Any] | None) -> Any:
 
 def save(s: Subject, shapes: Shapes, mesh: DeviceMesh, files: str) -> Any:
     """Three steps, then files; the whole parameters."""
-    params, optimizer, reached = begun_shards(s, lambda p, _: split(p, mesh, Shard(0)), shapes)
+    params, optimizer, reached = begin_shards(s, lambda p, _: split(p, mesh, Shard(0)), shapes)
     state = get_optimizer_state_dict(module_of(params), optimizer)
     state_dict_saver.save({"optimizer": state}, checkpoint_id=files, process_group=group_of(mesh))
     return reached
@@ -104,7 +104,7 @@ def through_files(
     """Fail unless a run that is saved by the ranks of one mesh continues on another. Others wait meanwhile."""
 
     def resume() -> None:
-        others, other = again(s, reached, lambda p, _: split(p, after, *(placements or (Shard(0),))))
+        others, other = place_again(s, reached, lambda p, _: split(p, after, *(placements or (Shard(0),))))
         load(others, other, after, files)
         continues(s, others, other, shapes, where)
 
@@ -151,9 +151,9 @@ def files_of_uneven_shards(s: Subject) -> None:
 @holds_for_shards("checkpoints")
 def gathered_by_one_process(s: Subject) -> None:
     """A whole state, gathered from all ranks, continues the run in one process as if it had never been sharded."""
-    params, optimizer, reached = begun_shards(s)
+    params, optimizer, reached = begin_shards(s)
     saved = get_optimizer_state_dict(module_of(params), optimizer, options=StateDictOptions(full_state_dict=True))
-    others, other = again(s, reached, lambda p, _: p.clone())
+    others, other = place_again(s, reached, lambda p, _: p.clone())
     set_optimizer_state_dict(module_of(others), other, copy.deepcopy(saved), options=StateDictOptions())
     continues(s, others, other, shapes_for(s), "loading in one process")
 
@@ -167,7 +167,7 @@ def spread_from_one_process(s: Subject) -> None:
     if all(leaf.dim() == 0 for leaf in tensors_of(single).values()):
         raise NotOffered("no tensor of the state has a shape")
     saved = copy.deepcopy(get_optimizer_state_dict(module_of(whole), single))
-    others, other = again(s, reached, by_rows)
+    others, other = place_again(s, reached, by_rows)
     how = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_optimizer_state_dict(module_of(others), other, saved if dist.get_rank() == 0 else {}, options=how)
     continues(s, others, other, shapes_for(s), "loading the state of one process")
@@ -176,8 +176,8 @@ def spread_from_one_process(s: Subject) -> None:
 @holds_for_shards("checkpoints")
 def state_dict_of_each_rank(s: Subject) -> None:
     """state_dict() and load_state_dict() of every rank continue a sharded run."""
-    _, optimizer, reached = begun_shards(s)
-    others, other = again(s, reached, by_rows)
+    _, optimizer, reached = begin_shards(s)
+    others, other = place_again(s, reached, by_rows)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     continues(s, others, other, shapes_for(s), "load_state_dict on every rank")
 
@@ -186,9 +186,9 @@ def state_dict_of_each_rank(s: Subject) -> None:
 def flattened_state(s: Subject) -> None:
     """A state with one key an entry, as other parallel programs exchange it, continues a sharded run."""
     flat = StateDictOptions(flatten_optimizer_state_dict=True)
-    params, optimizer, reached = begun_shards(s)
+    params, optimizer, reached = begin_shards(s)
     saved = copy.deepcopy(get_optimizer_state_dict(module_of(params), optimizer, options=flat))
-    others, other = again(s, reached, by_rows)
+    others, other = place_again(s, reached, by_rows)
     set_optimizer_state_dict(module_of(others), other, saved, options=flat)
     continues(s, others, other, shapes_for(s), "loading a flattened state")
 
@@ -196,10 +196,10 @@ def flattened_state(s: Subject) -> None:
 @holds_for_shards("checkpoints")
 def options_of_sharded_groups_come_back(s: Subject) -> None:
     """Options of groups come back with the state of a sharded run: schedules continue where they were."""
-    params, optimizer, reached = begun_shards(s)
+    params, optimizer, reached = begin_shards(s)
     optimizer.param_groups[0]["lr"] = 0.123
     saved = copy.deepcopy(get_optimizer_state_dict(module_of(params), optimizer))
-    others, other = again(s, reached, by_rows)
+    others, other = place_again(s, reached, by_rows)
     set_optimizer_state_dict(module_of(others), other, saved)
     if float(other.param_groups[0]["lr"]) != 0.123:
         raise Failed(f"lr 0.123 came back as {other.param_groups[0]['lr']}")

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from thalweg.check.references import subject_of
-from thalweg.check.registry import chosen_checks
-from thalweg.check.verdicts import CONSTRUCTION, FAILED, Verdict, verdict_of
-from thalweg.show.surroundings import versions
+from thalweg.check.registry import choose_checks
+from thalweg.check.verdicts import CONSTRUCTION, FAILED, Verdict, run_check
+from thalweg.show.devices import versions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Report:
     subject: str
     options: Mapping[str, Any]
     versions: Mapping[str, str]
-    #: What was declared beside what the optimizer itself declares.
+    #: What the caller declared, added to what the optimizer declares.
     facts: Mapping[str, Any] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
 
@@ -58,10 +58,10 @@ def check(
         versions=versions(dict.fromkeys((package, "thalweg", subject.kind))),
         facts=dict(facts or {}),
     )
-    checks = chosen_checks(subject.kind, only, ranks=ranks > 0)
+    checks = choose_checks(subject.kind, only, ranks=ranks > 0)
     together = [each for each in checks if each.kind == "ranks"]
     for each in checks[: len(checks) - len(together)]:  # those of ranks come last
-        found.verdicts.append(verdict_of(each, subject))
+        found.verdicts.append(run_check(each, subject))
         on_verdict(found.verdicts[-1])
     if together:
         from thalweg.check.world import World

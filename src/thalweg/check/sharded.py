@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tenso
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thalweg.check.problem import Shapes, close, give, offered, shapes_for, stepped, values, weights
+from thalweg.check.problem import Shapes, assert_close, give, run_steps, shapes_for, unless_refused, values, weights
 from thalweg.check.registry import Failed, NotOffered, holds
 from thalweg.check.subject import Subject
 
@@ -39,10 +39,10 @@ class Outputs(TorchDispatchMode):
         return found
 
 
-def near(s: Subject) -> float:
+def tolerance_for(s: Subject) -> float:
     """How near shards of float32 parameters must come to one process."""
     with Outputs() as seen:
-        stepped(s, [(4, 3)])
+        run_steps(s, [(4, 3)])
     return NEAR_IN_16_BITS if seen.in_16_bits else NEAR
 
 
@@ -84,7 +84,7 @@ def holds_for_shards(group: str) -> Callable[[Callable[[Subject], None]], Callab
     def register(function: Callable[[Subject], None]) -> Callable[[Subject], None]:
         @functools.wraps(function)
         def run(s: Subject) -> None:
-            with offered("shards of rows"):
+            with unless_refused("shards of rows"):
                 params, optimizer = spread(s)
                 train_shards(optimizer, params, 1)
             function(s)
@@ -125,15 +125,15 @@ def whole_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [each.full_tensor() if isinstance(each, DTensor) else each for each in values(tensors)]
 
 
-def equals_one_process(s: Subject, place: Place, shapes: Shapes | None = None, where: str = "sharded") -> None:
+def assert_equals_one_process(s: Subject, place: Place, shapes: Shapes | None = None, where: str = "sharded") -> None:
     """Fail unless sharded parameters step as those of one process do."""
     found = shapes_for(s) if shapes is None else shapes
     params, optimizer = spread(s, place, found)
     after = train_shards(optimizer, params, 3)
-    close(after, stepped(s, found, 3), weights(found), f"{where} and in one process", near(s))
+    assert_close(after, run_steps(s, found, 3), weights(found), f"{where} and in one process", tolerance_for(s))
 
 
-def same_on_all_ranks(tensors: dict[str, Tensor], where: str) -> None:
+def assert_same_on_all_ranks(tensors: dict[str, Tensor], where: str) -> None:
     """Fail unless all ranks have the same bits."""
     for name, mine in tensors.items():
         every = [torch.empty_like(mine).contiguous() for _ in range(dist.get_world_size())]

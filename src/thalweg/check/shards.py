@@ -9,20 +9,20 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn import Parameter
 
-from thalweg.check.problem import close, moved, same, stepped, values, weights
+from thalweg.check.problem import assert_close, assert_moved, assert_same, run_steps, values, weights
 from thalweg.check.registry import Failed, holds
 from thalweg.check.sharded import (
     MATRICES,
+    assert_equals_one_process,
     by_rows,
-    equals_one_process,
     give_shards,
     grid,
     halves,
     holds_for_shards,
     line,
-    near,
     split,
     spread,
+    tolerance_for,
     train_shards,
     whole_of,
 )
@@ -35,7 +35,7 @@ UNEVEN = [(13, 4), (11, 3)]
 @holds("shards", "ranks")
 def shards_of_rows(s: Subject) -> None:
     """Parameters sharded by rows, as FSDP2 does, step as in one process: norms and factors are of whole tensors."""
-    equals_one_process(s, by_rows)
+    assert_equals_one_process(s, by_rows)
 
 
 @holds_for_shards("shards")
@@ -44,49 +44,51 @@ def shards_with_different_seeds(s: Subject) -> None:
     params, optimizer = spread(s, shapes=MATRICES)
     torch.manual_seed(1 + dist.get_rank())
     found = train_shards(optimizer, params, 5)
-    close(found, stepped(s, MATRICES, 5), weights(MATRICES), "with a seed by rank and in one process", near(s))
+    assert_close(
+        found, run_steps(s, MATRICES, 5), weights(MATRICES), "with a seed by rank and in one process", tolerance_for(s)
+    )
 
 
 @holds_for_shards("shards")
 def shards_of_columns(s: Subject) -> None:
     """Matrices sharded by columns, as tensor parallelism does, step as in one process."""
-    equals_one_process(s, lambda p, _: split(p, line(), Shard(1)), MATRICES)
+    assert_equals_one_process(s, lambda p, _: split(p, line(), Shard(1)), MATRICES)
 
 
 @holds_for_shards("shards")
 def uneven_shards(s: Subject) -> None:
     """Rows that the ranks cannot share evenly step as in one process."""
-    equals_one_process(s, by_rows, UNEVEN)
+    assert_equals_one_process(s, by_rows, UNEVEN)
 
 
 @holds_for_shards("shards")
 def empty_shards(s: Subject) -> None:
     """Fewer rows than ranks, so that some ranks have none, step as in one process, and no rank waits for another."""
-    equals_one_process(s, by_rows, [(1, 6), (6, 4)])
+    assert_equals_one_process(s, by_rows, [(1, 6), (6, 4)])
 
 
 @holds_for_shards("shards")
 def replicated_dtensors(s: Subject) -> None:
     """DTensors that every rank has as a whole step as in one process: nothing is summed twice."""
-    equals_one_process(s, lambda p, _: split(p, line(), Replicate()), where="replicated")
+    assert_equals_one_process(s, lambda p, _: split(p, line(), Replicate()), where="replicated")
 
 
 @holds_for_shards("shards")
 def replicated_shards(s: Subject) -> None:
     """Shards with replicas of each, as hybrid FSDP has them, step as in one process."""
-    equals_one_process(s, lambda p, _: split(p, grid(), Replicate(), Shard(0)), where="sharded and replicated")
+    assert_equals_one_process(s, lambda p, _: split(p, grid(), Replicate(), Shard(0)), where="sharded and replicated")
 
 
 @holds_for_shards("shards")
 def shards_of_rows_and_columns(s: Subject) -> None:
     """Matrices sharded both ways, on a mesh of two dimensions, step as in one process."""
-    equals_one_process(s, lambda p, _: split(p, grid(), Shard(0), Shard(1)), MATRICES)
+    assert_equals_one_process(s, lambda p, _: split(p, grid(), Shard(0), Shard(1)), MATRICES)
 
 
 @holds_for_shards("shards")
 def shards_of_shards(s: Subject) -> None:
     """Rows sharded over both dimensions of a mesh step as in one process."""
-    equals_one_process(s, lambda p, _: split(p, grid(), Shard(0), Shard(0)), [*MATRICES, *UNEVEN])
+    assert_equals_one_process(s, lambda p, _: split(p, grid(), Shard(0), Shard(0)), [*MATRICES, *UNEVEN])
 
 
 @holds_for_shards("shards")
@@ -95,20 +97,20 @@ def stages(s: Subject) -> None:
     own = int(dist.get_rank() >= dist.get_world_size() // 2)
     shapes = [MATRICES, [(6, 4)]][own]  # one stage has more of them: what is sent must not depend on it
     mesh = halves()[own]
-    equals_one_process(s, lambda p, _: split(p, mesh, Shard(0)), shapes, "in stages")
+    assert_equals_one_process(s, lambda p, _: split(p, mesh, Shard(0)), shapes, "in stages")
 
 
 @holds_for_shards("shards")
 def plain_tensors_among_shards(s: Subject) -> None:
     """Plain tensors beside sharded ones step as in one process: some layers are left whole."""
-    equals_one_process(s, lambda p, place: by_rows(p) if place else p, MATRICES)
+    assert_equals_one_process(s, lambda p, place: by_rows(p) if place else p, MATRICES)
 
 
 @holds_for_shards("shards")
 def different_placements(s: Subject) -> None:
     """Parameters by rows, by columns and replicated step together as in one process."""
     ways = [Shard(0), Shard(1), Replicate()]
-    equals_one_process(s, lambda p, place: split(p, line(), ways[place % 3]), MATRICES)
+    assert_equals_one_process(s, lambda p, place: split(p, line(), ways[place % 3]), MATRICES)
 
 
 @holds_for_shards("shards")
@@ -116,8 +118,8 @@ def shards_without_gradients(s: Subject) -> None:
     """A sharded parameter without a gradient stays as it is, and the others step as without it."""
     params, optimizer = spread(s, shapes=MATRICES)
     found = train_shards(optimizer, params, 3, without=[0])
-    same(found[:1], values(weights(MATRICES)[:1]), "a parameter without a gradient")
-    moved(found[1:], weights(MATRICES)[1:], "beside one without a gradient")
+    assert_same(found[:1], values(weights(MATRICES)[:1]), "a parameter without a gradient")
+    assert_moved(found[1:], weights(MATRICES)[1:], "beside one without a gradient")
 
 
 @holds_for_shards("shards")
@@ -129,10 +131,16 @@ def groups_of_shards(s: Subject) -> None:
         optimizer = s.make([{"params": params[:1]}, {"params": params[1:]}])
         optimizer.param_groups[0]["lr"] = 8 * (optimizer.param_groups[0]["lr"] or 1e-2)
         runs.append(train_shards(optimizer, params, 3))
-    close(runs[1], runs[0], weights(MATRICES), "in two groups, sharded and in one process", near(s))
+    assert_close(runs[1], runs[0], weights(MATRICES), "in two groups, sharded and in one process", tolerance_for(s))
     if not s.facts.couples_parameters:
-        plain = stepped(s, MATRICES, 3)
-        close(runs[1][1:], plain[1:], weights(MATRICES)[1:], "sharded, the lr of another group was changed", near(s))
+        plain = run_steps(s, MATRICES, 3)
+        assert_close(
+            runs[1][1:],
+            plain[1:],
+            weights(MATRICES)[1:],
+            "sharded, the lr of another group was changed",
+            tolerance_for(s),
+        )
 
 
 @holds_for_shards("shards")
@@ -145,8 +153,10 @@ def added_group_of_shards(s: Subject) -> None:
         train_shards(optimizer, params[:1], 2)
         optimizer.add_param_group({"params": params[1:]})
         runs.append(train_shards(optimizer, params, 2, first=2))
-    close(runs[1], runs[0], weights(MATRICES), "after add_param_group, sharded and in one process", near(s))
-    moved(runs[1], weights(MATRICES), "after add_param_group")
+    assert_close(
+        runs[1], runs[0], weights(MATRICES), "after add_param_group, sharded and in one process", tolerance_for(s)
+    )
+    assert_moved(runs[1], weights(MATRICES), "after add_param_group")
 
 
 @holds_for_shards("shards")
@@ -156,7 +166,7 @@ def lr_zero_for_shards(s: Subject) -> None:
     params, optimizer = spread(s)
     for group in optimizer.param_groups:
         group["lr"] = 0.0
-    same(train_shards(optimizer, params, 2), values(weights(s)), "after two steps with lr 0")
+    assert_same(train_shards(optimizer, params, 2), values(weights(s)), "after two steps with lr 0")
 
 
 @holds_for_shards("shards")
@@ -170,7 +180,7 @@ def gradients_of_shards_untouched(s: Subject) -> None:
         after = [p.grad for p in params if p.grad is not None]
         if len(after) < len(params):
             raise Failed("a gradient is gone after the step")
-        same(whole_of(after), before, f"gradients after step {t + 1}")
+        assert_same(whole_of(after), before, f"gradients after step {t + 1}")
 
 
 @holds_for_shards("shards")
@@ -187,12 +197,12 @@ def nan_in_one_shard(s: Subject) -> None:
     except Exception as error:
         if not str(error).strip():
             raise Failed(f"{type(error).__name__} without a word") from None
-        same(whole_of(params), values(weights(MATRICES)), "after a gradient that was refused")
+        assert_same(whole_of(params), values(weights(MATRICES)), "after a gradient that was refused")
         return
     found, start = whole_of(params), weights(MATRICES)
     if all(map(_equal, found, start)):
         return  # skipped by all ranks
-    close(found[1:], stepped(s, MATRICES)[1:], start[1:], "others, beside a shard with NaN", near(s))
+    assert_close(found[1:], run_steps(s, MATRICES)[1:], start[1:], "others, beside a shard with NaN", tolerance_for(s))
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

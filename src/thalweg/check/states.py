@@ -9,7 +9,20 @@ from typing import Any
 
 import torch
 
-from thalweg.check.problem import begun, fresh, kept, leaves, refused, same, stepped, tensors_of, train, values, weights
+from thalweg.check.problem import (
+    assert_refused,
+    assert_same,
+    begin,
+    copy_state,
+    give,
+    leaves,
+    make_fresh,
+    run_steps,
+    tensors_of,
+    train,
+    values,
+    weights,
+)
 from thalweg.check.registry import Failed, NotOffered, holds
 from thalweg.check.subject import Subject
 
@@ -21,7 +34,7 @@ def through_a_file(state: Any, *, weights_only: bool) -> Any:
     return torch.load(file, weights_only=weights_only)
 
 
-def restored(s: Subject, params: Any, state: Any, **more: Any) -> tuple[list[torch.nn.Parameter], Any]:
+def restore(s: Subject, params: Any, state: Any, **more: Any) -> tuple[list[torch.nn.Parameter], Any]:
     """Other parameters with the same values, and an optimizer with that state."""
     others = [torch.nn.Parameter(p.detach().clone()) for p in params]
     optimizer = s.make(others, **more)
@@ -32,32 +45,32 @@ def restored(s: Subject, params: Any, state: Any, **more: Any) -> tuple[list[tor
 @holds("state")
 def resumes_to_the_bit(s: Subject) -> None:
     """A run that is saved and resumed in the middle ends as one that was never stopped."""
-    params, optimizer = begun(s)
-    others, other = restored(s, params, through_a_file(optimizer.state_dict(), weights_only=False))
-    same(train(other, others, 3, first=3), stepped(s, steps=6), "three steps after resuming")
+    params, optimizer = begin(s)
+    others, other = restore(s, params, through_a_file(optimizer.state_dict(), weights_only=False))
+    assert_same(train(other, others, 3, first=3), run_steps(s, steps=6), "three steps after resuming")
 
 
 @holds("state")
 def resumes_with_weights_only(s: Subject) -> None:
     """torch.load(weights_only=True), its default, takes the state: no code is run by loading it."""
-    _, optimizer = begun(s)
+    _, optimizer = begin(s)
     through_a_file(optimizer.state_dict(), weights_only=True)
 
 
 @holds("state")
 def resumes_16_bits(s: Subject) -> None:
     """A run in bfloat16 resumes to the bit too: loading must not round the state."""
-    params, optimizer = begun(s, torch.bfloat16)
-    others, other = restored(s, params, kept(optimizer))
-    same(train(other, others, 3, first=3), train(optimizer, params, 3, first=3), "three steps after resuming")
+    params, optimizer = begin(s, torch.bfloat16)
+    others, other = restore(s, params, copy_state(optimizer))
+    assert_same(train(other, others, 3, first=3), train(optimizer, params, 3, first=3), "three steps after resuming")
 
 
 @holds("state")
 def loading_keeps_dtypes(s: Subject) -> None:
     """Loading keeps the dtype of every tensor of the state: torch's base class casts to the parameter's."""
-    params, optimizer = begun(s, torch.bfloat16)
-    before = kept(optimizer)
-    _, other = restored(s, params, copy.deepcopy(before))
+    params, optimizer = begin(s, torch.bfloat16)
+    before = copy_state(optimizer)
+    _, other = restore(s, params, copy.deepcopy(before))
     after = tensors_of(other)
     for path, leaf in leaves(before["state"]):
         if isinstance(leaf, torch.Tensor) and after[path].dtype != leaf.dtype:
@@ -67,42 +80,55 @@ def loading_keeps_dtypes(s: Subject) -> None:
 @holds("state")
 def loading_twice(s: Subject) -> None:
     """A state dict can be loaded again after the optimizer that took it has stepped: it is not shared."""
-    params, optimizer = begun(s)
-    state = kept(optimizer)
+    params, optimizer = begin(s)
+    state = copy_state(optimizer)
     before = copy.deepcopy(state)
-    others, other = restored(s, params, state)
+    others, other = restore(s, params, state)
     train(other, others, 2, first=3)
-    same(state["state"], before["state"], "the state dict that was loaded, two steps later")
+    assert_same(state["state"], before["state"], "the state dict that was loaded, two steps later")
 
 
 @holds("state")
 def loading_replaces(s: Subject) -> None:
     """Loading into an optimizer that has stepped leaves nothing of its own state behind."""
-    params, optimizer = begun(s)
+    params, optimizer = begin(s)
     others = weights(s)
     other = s.make(others)
     train(other, others, 5, first=20)
-    other.load_state_dict(kept(optimizer))
+    other.load_state_dict(copy_state(optimizer))
     with torch.no_grad():
         for p, q in zip(others, params, strict=True):
             p.copy_(q)
-    same(train(other, others, 2, first=3), train(optimizer, params, 2, first=3), "an optimizer that had stepped")
+    assert_same(train(other, others, 2, first=3), train(optimizer, params, 2, first=3), "an optimizer that had stepped")
 
 
 @holds("state")
 def loading_before_the_first_step(s: Subject) -> None:
     """The state of an optimizer that has not stepped can be saved and loaded."""
     params = weights(s)
-    others, other = restored(s, params, kept(s.make(params)))
-    same(train(other, others, 2), stepped(s, steps=2), "after loading a fresh state")
+    others, other = restore(s, params, copy_state(s.make(params)))
+    assert_same(train(other, others, 2), run_steps(s, steps=2), "after loading a fresh state")
+
+
+@holds("state")
+def loading_unstepped_parameters(s: Subject) -> None:
+    """A parameter that had no gradient before saving begins after loading as one that is new."""
+    s.refuses("couples_parameters", "steps depend on other parameters")
+    params, optimizer = make_fresh(s)
+    for t in range(2):
+        give(params, t)
+        params[0].grad = None
+        optimizer.step()
+    others, other = restore(s, params, through_a_file(optimizer.state_dict(), weights_only=False))
+    assert_same(train(other, others, 2, first=2), train(optimizer, params, 2, first=2), "two steps after resuming")
 
 
 @holds("state")
 def options_come_back(s: Subject) -> None:
     """Options of groups are saved and restored: schedules continue where they were."""
-    params, optimizer = begun(s)
+    params, optimizer = begin(s)
     optimizer.param_groups[0]["lr"] = 0.123
-    _, other = restored(s, params, kept(optimizer))
+    _, other = restore(s, params, copy_state(optimizer))
     if float(other.param_groups[0]["lr"]) != 0.123:
         raise Failed(f"lr 0.123 came back as {other.param_groups[0]['lr']}")
 
@@ -110,9 +136,9 @@ def options_come_back(s: Subject) -> None:
 @holds("state")
 def foreign_keys_come_back(s: Subject) -> None:
     """Foreign keys of groups are saved and restored: schedulers keep initial_lr there."""
-    params, optimizer = begun(s)
+    params, optimizer = begin(s)
     optimizer.param_groups[0]["initial_lr"] = 0.25
-    _, other = restored(s, params, kept(optimizer))
+    _, other = restore(s, params, copy_state(optimizer))
     if other.param_groups[0].get("initial_lr") != 0.25:
         raise Failed("initial_lr is gone after loading")
 
@@ -120,48 +146,60 @@ def foreign_keys_come_back(s: Subject) -> None:
 @holds("state")
 def saving_changes_nothing(s: Subject) -> None:
     """state_dict() in every step leaves the run as it is."""
-    params, optimizer = fresh(s)
+    params, optimizer = make_fresh(s)
     for t in range(4):
         train(optimizer, params, 1, first=t)
         optimizer.state_dict()
-    same(values(params), stepped(s, steps=4), "with state_dict() after every step")
+    assert_same(values(params), run_steps(s, steps=4), "with state_dict() after every step")
 
 
 @holds("state")
 def other_groups_refused(s: Subject) -> None:
-    """State for fewer parameters or more groups is refused, and nothing is changed by it."""
-    params, optimizer = begun(s)
-    others = weights(s)
-    for given in (others[:-1], [{"params": others[:1]}, {"params": others[1:]}]):
-        foreign = kept(s.make(given))
-        refused(partial(optimizer.load_state_dict, foreign), "state for others", (ValueError, KeyError))
-    same(train(optimizer, params, 1, first=3), stepped(s, steps=4), "after a state that was refused")
+    """State for fewer parameters, more groups or groups of other sizes is refused, and nothing is changed by it."""
+    params, others = weights(s), weights(s)
+
+    def in_two(params: list[torch.nn.Parameter], first: int) -> Any:
+        return s.make([{"params": params[:first]}, {"params": params[first:]}])
+
+    for optimizer, foreign in (
+        (s.make(params), s.make(others[:-1])),
+        (s.make(params), in_two(others, 1)),
+        (in_two(params, 1), in_two(others, 2)),
+    ):
+        before = train(optimizer, params, 3)
+        options = copy_state(optimizer)["param_groups"]
+        assert_refused(
+            partial(optimizer.load_state_dict, copy_state(foreign)), "state for others", (ValueError, KeyError)
+        )
+        assert_same(values(params), before, "parameters after a state that was refused")
+        assert_same(copy_state(optimizer)["param_groups"], options, "groups after a state that was refused")
+        train(optimizer, params, 1, first=3)
 
 
 @holds("state")
 def other_shapes_refused(s: Subject) -> None:
     """State of another shape is refused, by loading or by the next step: it must not be broadcast."""
-    params, optimizer = fresh(s, shapes=[(6, 4)])
-    others, foreign = fresh(s, shapes=[(6, 1)])
+    params, optimizer = make_fresh(s, shapes=[(6, 4)])
+    others, foreign = make_fresh(s, shapes=[(6, 1)])
     train(foreign, others, 2)
     if all(leaf.numel() <= 1 for leaf in tensors_of(foreign).values()):
         raise NotOffered("no tensor of the state has a shape")
 
     def load_and_step() -> None:
-        optimizer.load_state_dict(kept(foreign))
+        optimizer.load_state_dict(copy_state(foreign))
         train(optimizer, params, 1)
 
-    refused(load_and_step, "state of another shape, then a step")
+    assert_refused(load_and_step, "state of another shape, then a step")
 
 
 @holds("state")
 def loads_into_other_dtypes(s: Subject) -> None:
     """A float32 run continues with parameters in bfloat16 or float64: models are converted between stages."""
-    params, optimizer = begun(s)
+    params, optimizer = begin(s)
     for dtype in (torch.float64, torch.bfloat16):
         others = [torch.nn.Parameter(p.detach().to(dtype)) for p in params]
         other = s.make(others)
-        other.load_state_dict(kept(optimizer))
+        other.load_state_dict(copy_state(optimizer))
         found = train(other, others, 1, first=3)
         if any(p.dtype != dtype or not p.isfinite().all() for p in found):
             raise Failed(f"a step in {dtype} with the state of a float32 run is not finite or has another dtype")
@@ -169,14 +207,26 @@ def loads_into_other_dtypes(s: Subject) -> None:
 
 @holds("state")
 def state_dict_hooks(s: Subject) -> None:
-    """Hooks of state_dict() and load_state_dict() are called: checkpoint libraries register them."""
-    _, optimizer = begun(s)
+    """Hooks of state_dict() and load_state_dict() are called, and what they return is saved and loaded."""
+    _, optimizer = begin(s)
     calls: list[str] = []
-    optimizer.register_state_dict_pre_hook(lambda *_: calls.append("save"))
-    optimizer.register_load_state_dict_post_hook(lambda *_: calls.append("load"))
-    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    if calls != ["save", "load"]:
+
+    def change_rate(_: Any, state: dict[str, Any]) -> dict[str, Any]:
+        calls.append("before loading")
+        return {**state, "param_groups": [{**group, "lr": 0.123} for group in state["param_groups"]]}
+
+    optimizer.register_state_dict_pre_hook(lambda *_: calls.append("before saving"))
+    optimizer.register_state_dict_post_hook(lambda _, state: {**state, "extra": 1})
+    optimizer.register_load_state_dict_pre_hook(change_rate)
+    optimizer.register_load_state_dict_post_hook(lambda *_: calls.append("after loading"))
+    saved = copy.deepcopy(optimizer.state_dict())
+    if saved.pop("extra", None) != 1:
+        raise Failed("what a hook after state_dict() returned is not what it returned")
+    optimizer.load_state_dict(saved)
+    if calls != ["before saving", "before loading", "after loading"]:
         raise Failed(f"called were {', '.join(calls) or 'none'}")
+    if float(optimizer.param_groups[0]["lr"]) != 0.123:
+        raise Failed("what a hook before load_state_dict() returned was not loaded")
 
 
 @holds("state")
@@ -198,4 +248,4 @@ def distributed_state_dict(s: Subject) -> None:
     other = s.make(second.parameters())
     set_optimizer_state_dict(second, other, state)
     found = train(other, list(second.parameters()), 2, first=3)
-    same(found, stepped(s, steps=5), "two steps after resuming by name")
+    assert_same(found, run_steps(s, steps=5), "two steps after resuming by name")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def surroundings_kept(kind: str) -> Iterator[None]:
+def keep_surroundings(kind: str) -> Iterator[None]:
     """Generators, warnings and torch's modes stay as they were; nothing is printed, logged or compiled meanwhile."""
     state, level = random.getstate(), logging.root.manager.disable
     with warnings.catch_warnings(), contextlib.ExitStack() as stack:

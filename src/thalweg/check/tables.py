@@ -1,4 +1,4 @@
-"""Reports as tables: passed of those offered, what failed, how to see it again; and the same in Markdown."""
+"""Reports as tables: passed of those offered, failures, and the command that repeats each; also in Markdown."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ def rows(reports: Sequence[Report]) -> list[list[str]]:
     groups = list(dict.fromkeys(verdict.group for report in reports for verdict in report.verdicts))
     found = []
     for group in groups:
-        found.append([group, *(share([v for v in report.verdicts if v.group == group]) for report in reports)])
-    return [*found, ["all", *(share(report.verdicts) for report in reports)]]
+        found.append([group, *(count_passed([v for v in report.verdicts if v.group == group]) for report in reports)])
+    return [*found, ["all", *(count_passed(report.verdicts) for report in reports)]]
 
 
-def share(verdicts: Sequence[Verdict]) -> str:
+def count_passed(verdicts: Sequence[Verdict]) -> str:
+    """Passed of those offered, as text."""
     offered = [each.outcome for each in verdicts if each.outcome != NOT_OFFERED]
     return f"{offered.count(PASSED)} of {len(offered)}" if offered else "-"
 
 
-def again(report: Report, verdict: Verdict) -> str:
-    """The command that runs this check alone."""
+def repeat_command(report: Report, verdict: Verdict) -> str:
+    """Write the command that runs this check alone."""
     options = ", ".join(f"{key}={value!r}" for key, value in report.options.items())
     reference = report.subject.partition("(")[0] + f"({options})" if options else report.subject
     ranks = ["--ranks", str(verdict.ranks)] if verdict.ranks else []
@@ -47,8 +48,10 @@ def as_markdown(reports: Sequence[Report]) -> str:
     titles = ["optimizer", "in one process", "over ranks", "failed"]
     lines = [line(titles), line(["---"] * len(titles))]
     for report in reports:
-        shares = [share([each for each in report.verdicts if (each.ranks > 0) is ranks]) for ranks in (False, True)]
-        lines.append(line([f"`{report.subject}`", *shares, some(each.check for each in report.failed)]))
+        shares = [
+            count_passed([each for each in report.verdicts if (each.ranks > 0) is ranks]) for ranks in (False, True)
+        ]
+        lines.append(line([f"`{report.subject}`", *shares, shorten_list(each.check for each in report.failed)]))
     for report in reports:
         if report.failed:
             lines += ["", f"`{report.subject}`:", ""]
@@ -56,10 +59,10 @@ def as_markdown(reports: Sequence[Report]) -> str:
     return "\n".join([*lines, "", surroundings(reports), ""])
 
 
-def some(names: Iterable[str]) -> str:
+def shorten_list(names: Iterable[str]) -> str:
     """All names, or the first ones and how many others there are.
 
-    >>> some(["zero-grad", "odd"])
+    >>> shorten_list(["zero-grad", "odd"])
     'zero-grad, odd'
     """
     every = list(names)

@@ -1,4 +1,4 @@
-"""Reports as seen in a terminal: what failed first, and optimizers side by side."""
+"""Print reports: optimizers side by side, then what failed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from thalweg.check.registry import Check
 from thalweg.check.run import Report
-from thalweg.check.tables import again, rows, surroundings
+from thalweg.check.tables import repeat_command, rows, surroundings
 from thalweg.check.verdicts import FAILED, NOT_OFFERED, PASSED, Verdict
 from thalweg.show.extras import extra
 
@@ -31,7 +31,7 @@ def progress(console: Console, subject: str) -> Iterator[Callable[[Verdict], Non
 
 
 def show(console: Console, reports: Sequence[Report]) -> None:
-    """Counts by group for each, then what failed, with how to see it again."""
+    """Print counts by group, then each failure with the command that repeats it."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("group")
     for report in reports:
@@ -46,7 +46,7 @@ def show(console: Console, reports: Sequence[Report]) -> None:
                 console.print(Text(f"failed: {report.subject}, {verdict.check}", STYLES[FAILED]))
                 console.print(Text(f"  must hold: {verdict.holds}"))
                 console.print(Text(f"  seen: {verdict.seen}"))
-                console.print(Text(f"  again: {again(report, verdict)}", "dim"), soft_wrap=True)
+                console.print(Text(f"  again: {repeat_command(report, verdict)}", "dim"), soft_wrap=True)
     for report in reports:
         missing = [f"{each.check} ({each.seen})" for each in report.verdicts if each.outcome == NOT_OFFERED]
         if missing:

@@ -38,7 +38,7 @@ def train(made: Any, params: Any, steps: int, state: Any = None, first: int = 1,
     return params, state
 
 
-def same(one: Any, other: Any, where: str, rtol: float = 0.0) -> None:
+def assert_same(one: Any, other: Any, where: str, rtol: float = 0.0) -> None:
     """Fail unless two trees are equal, or the same up to a share of their size."""
     if str(jax.tree.structure(one)) != str(jax.tree.structure(other)):
         raise Failed(f"{where}: the structure is another one")
@@ -91,7 +91,7 @@ def inputs_untouched(s: Subject) -> None:
     state = made.init(params)
     before = copy.deepcopy(jax.tree.map(np.array, (params, grads, state)))
     made.update(grads, state, params)
-    same((params, grads, state), before, "what was given to update")
+    assert_same((params, grads, state), before, "what was given to update")
 
 
 @optax_holds("contract")
@@ -114,14 +114,14 @@ def state_keeps_its_form(s: Subject) -> None:
 @optax_holds("numbers")
 def deterministic(s: Subject) -> None:
     """The same run gives the same bits."""
-    same(train(s.make(), tree(0), 4)[0], train(s.make(), tree(0), 4)[0], "the same run again")
+    assert_same(train(s.make(), tree(0), 4)[0], train(s.make(), tree(0), 4)[0], "the same run again")
 
 
 @optax_holds("numbers")
 def jit_agrees(s: Subject) -> None:
     """Under jit the steps are the same, up to rounding."""
     made = s.make()
-    same(train(made, tree(0), 3, update=jax.jit(made.update))[0], train(made, tree(0), 3)[0], "under jit", 1e-5)
+    assert_same(train(made, tree(0), 3, update=jax.jit(made.update))[0], train(made, tree(0), 3)[0], "under jit", 1e-5)
 
 
 @optax_holds("numbers")
@@ -149,7 +149,7 @@ def scan_agrees(s: Subject) -> None:
         return (optax.apply_updates(carry[0], updates), state), None
 
     (found, _), _ = jax.lax.scan(body, (params, made.init(params)), grads)
-    same(found, train(made, params, 3)[0], "within scan", 1e-5)
+    assert_same(found, train(made, params, 3)[0], "within scan", 1e-5)
 
 
 @optax_holds("numbers")
@@ -159,7 +159,7 @@ def vmap_agrees(s: Subject) -> None:
     params, grads = (jax.tree.map(lambda a, b: jnp.stack([a, b]), tree(t), tree(t + 5)) for t in (0, 1))
     updates, _ = jax.vmap(made.update)(grads, jax.vmap(made.init)(params), params)
     alone, _ = made.update(tree(1), made.init(tree(0)), tree(0))
-    same(jax.tree.map(lambda leaf: leaf[0], updates), alone, "the first of two", 1e-4)
+    assert_same(jax.tree.map(lambda leaf: leaf[0], updates), alone, "the first of two", 1e-4)
 
 
 @optax_holds("numbers")
@@ -169,7 +169,7 @@ def independent_of_other_parameters(s: Subject) -> None:
     made, params = s.make(), {"a": tree(0)["a"]}
     alone, _ = made.update({"a": tree(1)["a"]}, made.init(params), params)
     both, _ = made.update(tree(1), made.init(tree(0)), tree(0))
-    same(alone["a"], both["a"], "by itself", 1e-5)
+    assert_same(alone["a"], both["a"], "by itself", 1e-5)
 
 
 @optax_holds("numbers")
@@ -201,7 +201,7 @@ def resumes_to_the_bit(s: Subject) -> None:
     params, state = train(made, tree(0), 3)
     saved = pickle.loads(pickle.dumps([np.asarray(leaf) for leaf in jax.tree.leaves(state)]))
     again = jax.tree.unflatten(jax.tree.structure(state), [jnp.asarray(leaf) for leaf in saved])
-    same(train(made, params, 2, again, 4)[0], train(made, params, 2, state, 4)[0], "after resuming")
+    assert_same(train(made, params, 2, again, 4)[0], train(made, params, 2, state, 4)[0], "after resuming")
 
 
 @optax_holds("dtypes")
@@ -235,7 +235,7 @@ def params_asked_for(s: Subject) -> None:
         if "param" not in str(error).lower():
             raise Failed(f"{type(error).__name__} without a word about params") from None
         return
-    same(updates, made.update(tree(1), made.init(tree(0)), tree(0))[0], "without params")
+    assert_same(updates, made.update(tree(1), made.init(tree(0)), tree(0))[0], "without params")
 
 
 @optax_holds("bad input")
@@ -257,7 +257,7 @@ def nan_stays_local(s: Subject) -> None:
     grads["a"] = grads["a"].at[0, 0].set(jnp.nan)
     updates, _ = made.update(grads, made.init(params), params)
     if any(bool(leaf.any()) for leaf in jax.tree.leaves(updates["b"])):
-        same(updates["b"], plain["b"], "beside a gradient with NaN", 1e-5)
+        assert_same(updates["b"], plain["b"], "beside a gradient with NaN", 1e-5)
 
 
 @optax_holds("companions")
@@ -267,7 +267,7 @@ def schedules(s: Subject) -> None:
     if not isinstance(rate, float):
         raise NotOffered("learning_rate is not given as a number")
     found, _ = train(s.make(learning_rate=lambda count: jnp.float32(rate)), tree(0), 3)
-    same(found, train(s.make(), tree(0), 3)[0], "with a schedule", 1e-5)
+    assert_same(found, train(s.make(), tree(0), 3)[0], "with a schedule", 1e-5)
 
 
 @optax_holds("companions")
@@ -278,7 +278,7 @@ def injected_hyperparameters(s: Subject) -> None:
         raise NotOffered("learning_rate is not given as a number")
     others = [name for name in inspect.signature(s.factory).parameters if name != "learning_rate"]
     made = optax.inject_hyperparams(s.factory, static_args=others)(**s.options)
-    same(train(made, tree(0), 3)[0], train(s.make(), tree(0), 3)[0], "with injected hyperparameters", 1e-4)
+    assert_same(train(made, tree(0), 3)[0], train(s.make(), tree(0), 3)[0], "with injected hyperparameters", 1e-4)
 
 
 @optax_holds("companions")
@@ -288,8 +288,8 @@ def masked(s: Subject) -> None:
     made, params = optax.masked(s.make(), {"a": True, "b": False}), tree(0)
     updates, _ = made.update(tree(1), made.init(params), params)
     whole, _ = s.make().update(tree(1), s.make().init(params), params)
-    same(updates["a"], whole["a"], "under a mask", 1e-5)
-    same(updates["b"], tree(1)["b"], "what is masked")
+    assert_same(updates["a"], whole["a"], "under a mask", 1e-5)
+    assert_same(updates["b"], tree(1)["b"], "what is masked")
 
 
 @optax_holds("companions")
@@ -301,4 +301,4 @@ def multi_steps(s: Subject) -> None:
     found, _ = made.update(tree(2), state, params)
     mean = jax.tree.map(lambda a, b: (a + b) / 2, tree(1), tree(2))
     wanted, _ = s.make().update(mean, s.make().init(params), params)
-    same(found, wanted, "two gradients accumulated", 1e-3)
+    assert_same(found, wanted, "two gradients accumulated", 1e-3)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from thalweg.check.registry import Check, Failed, NotOffered
 from thalweg.check.subject import Subject
-from thalweg.check.surroundings import surroundings_kept
-from thalweg.show.modules import said
+from thalweg.check.surroundings import keep_surroundings
+from thalweg.show.modules import describe_error
 
 PASSED, FAILED, NOT_OFFERED = "passed", "failed", "not offered"
 #: The group, and the only check, of an optimizer that cannot be constructed.
@@ -30,9 +30,9 @@ class Verdict:
     ranks: int = 0
 
 
-def verdict_of(each: Check, subject: Subject) -> Verdict:
+def run_check(each: Check, subject: Subject) -> Verdict:
     begin, outcome, seen = time.perf_counter(), PASSED, ""
-    with surroundings_kept(subject.kind):
+    with keep_surroundings(subject.kind):
         try:
             each.run(subject)
         except NotOffered as why:
@@ -40,9 +40,9 @@ def verdict_of(each: Check, subject: Subject) -> Verdict:
         except Failed as what:
             outcome, seen = FAILED, str(what)
         except Exception as error:
-            outcome, seen = FAILED, said(error)
-    return judged(each, outcome, seen, time.perf_counter() - begin)
+            outcome, seen = FAILED, describe_error(error)
+    return judge(each, outcome, seen, time.perf_counter() - begin)
 
 
-def judged(each: Check, outcome: str, seen: str, seconds: float = 0.0) -> Verdict:
+def judge(each: Check, outcome: str, seen: str, seconds: float = 0.0) -> Verdict:
     return Verdict(check=each.name, group=each.group, holds=each.holds, outcome=outcome, seen=seen, seconds=seconds)

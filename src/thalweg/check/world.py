@@ -10,7 +10,7 @@ from typing import Any
 from thalweg.check.ranks import Ranks, Silence
 from thalweg.check.references import subject_of
 from thalweg.check.registry import ROOMS, Check, checks_of
-from thalweg.check.verdicts import FAILED, Verdict, judged, verdict_of
+from thalweg.check.verdicts import FAILED, Verdict, judge, run_check
 from thalweg.errors import CommandError
 
 #: Seconds that other ranks may take to answer after the first one has.
@@ -39,7 +39,7 @@ class World:
         spoken = [verdict for verdict in said if isinstance(verdict, Verdict)]
         found = next((verdict for verdict in spoken if verdict.outcome == FAILED), None)
         if silent := [str(rank) for rank, verdict in enumerate(said) if isinstance(verdict, Silence)]:
-            found = found or judged(each, FAILED, f"no answer of rank {', '.join(silent)}")
+            found = found or judge(each, FAILED, f"no answer of rank {', '.join(silent)}")
         if silent or len({verdict.outcome for verdict in spoken}) > 1:
             self.ranks.end()
         return replace(found or spoken[0], ranks=self.ranks.size)
@@ -50,6 +50,6 @@ def reply(asked: tuple[str, Any, Mapping[str, Any], Mapping[str, Any]]) -> Verdi
     name, given, options, facts = asked
     each = checks_of("ranks")[name]
     try:
-        return verdict_of(each, subject_of(given, options, facts))
+        return run_check(each, subject_of(given, options, facts))
     except CommandError as error:
-        return judged(each, FAILED, str(error))
+        return judge(each, FAILED, str(error))

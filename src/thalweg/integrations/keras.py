@@ -18,8 +18,8 @@ import keras
 
 from thalweg import rules
 from thalweg.boundary import advance
-from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
-from thalweg.explain import Explanation, GroupRow, explained
+from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning, say_where
+from thalweg.explain import Explanation, GroupRow, explain_parameter
 from thalweg.given import (
     OverrideList,
     Overrides,
@@ -28,7 +28,7 @@ from thalweg.given import (
     check_known,
     check_overrides,
     is_list,
-    matches,
+    unused_patterns,
 )
 from thalweg.integrations.keras_roles import Role, Routing
 from thalweg.rules import RULES, Rule
@@ -125,7 +125,7 @@ class Stepping(keras.optimizers.Optimizer):
         chosen = self._choose(names, variables)
         super().build(variables)
         self._stepped = [
-            Stepped(name, each, self._kept(variable, each.setting))
+            Stepped(name, each, self._add_state(variable, each.setting))
             for name, each, variable in zip(names, chosen, variables, strict=True)
         ]
 
@@ -139,9 +139,9 @@ class Stepping(keras.optimizers.Optimizer):
         setting.rule.check_shape(name, tuple(variable.shape))
         return setting
 
-    def _kept(self, variable: Any, setting: Setting) -> dict[str, Any]:
+    def _add_state(self, variable: Any, setting: Setting) -> dict[str, Any]:
         """New variables for the state of one."""
-        state = first_state(xp, setting.settled, setting.handling, value_of(variable))
+        state = first_state(xp, setting.stored_rule, setting.handling, value_of(variable))
         return {
             key: self.add_variable(
                 xp.shape(entry),
@@ -160,7 +160,7 @@ class Stepping(keras.optimizers.Optimizer):
         rate = rate if share == 1 else rate * share
         result = advance(
             xp,
-            setting.settled,
+            setting.stored_rule,
             setting.handling,
             p,
             gradient,
@@ -180,13 +180,13 @@ class Stepping(keras.optimizers.Optimizer):
     def _pairs(self) -> list[tuple[Stepped, Any]]:
         return list(zip(self._stepped, self._trainable_variables, strict=True)) if self.built else []
 
-    def _explained(self, overrides: OverrideList, groups: Sequence[GroupRow] = ()) -> Explanation:
+    def _explain_all(self, overrides: OverrideList, groups: Sequence[GroupRow] = ()) -> Explanation:
         if not self.built:
             raise StateError("explain() needs the variables: call build(model.trainable_variables) first, or fit()")
         rate, pairs = self._learning_rate if self._has_rate else None, self._pairs()
         lr = float(rate.numpy()) if isinstance(rate, keras.Variable) else rate
         rows = [
-            explained(
+            explain_parameter(
                 own.name,
                 tuple(v.shape),
                 v.dtype,
@@ -198,11 +198,10 @@ class Stepping(keras.optimizers.Optimizer):
             )
             for own, v in pairs
         ]
-        patterns = [pattern for pattern, _ in overrides if not isinstance(pattern, Standard)]
-        unused = [pattern for pattern in patterns if not any(matches(pattern, o.name, v) for o, v in pairs)]
+        unused = unused_patterns((pattern for pattern, _ in overrides), ((own.name, v) for own, v in pairs))
         return Explanation(rows, unused, groups)
 
-    def _written(self, settings: Settings) -> list[Any]:
+    def _overrides_to_save(self, settings: Settings) -> list[Any]:
         """Overrides for a file, with what exclude_from_weight_decay() named, which Keras does not save."""
         if any(not isinstance(pattern, (str, Standard)) for pattern, _ in settings.overrides):
             raise OptionError("overrides that are no globs cannot be saved: write their patterns as strings")
@@ -238,7 +237,7 @@ class Optimizer(Stepping):
         **options: Any,
     ) -> None:
         theirs = {name: options.pop(name) for name in OF_KERAS if name in options}
-        settings = checked_settings(self.rule, options, variant, overrides, OF_KERAS)
+        settings = check_settings(self.rule, options, variant, overrides, OF_KERAS)
         rate = self.rule.default_lr if learning_rate is None else learning_rate
         settings.validate_lr(1.0 if callable(rate) else rate)
         limit = settings.base.handling.max_grad_norm  # that of a variant
@@ -257,12 +256,12 @@ class Optimizer(Stepping):
 
     def explain(self) -> Explanation:
         """How each variable is treated and what it keeps, once the optimizer is built."""
-        return self._explained(self._settings.overrides)
+        return self._explain_all(self._settings.overrides)
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         del config["weight_decay"]
-        ours = {"variant": self._settings.variant, "overrides": self._written(self._settings)}
+        ours = {"variant": self._settings.variant, "overrides": self._overrides_to_save(self._settings)}
         return {**config, **self._settings.given, **ours}
 
 
@@ -295,8 +294,8 @@ class MuonAdamW(Stepping):
         **theirs: Any,
     ) -> None:
         check_arguments(theirs)
-        included = checked_patterns("include_layers", include_layers)
-        excluded = checked_patterns("exclude_layers", exclude_layers)
+        included = check_expressions("include_layers", include_layers)
+        excluded = check_expressions("exclude_layers", exclude_layers)
         check_flag("exclude_embeddings", exclude_embeddings)
         if adam_lr_ratio is not None:
             check_number("adam_lr_ratio", adam_lr_ratio, low=0.0)
@@ -321,7 +320,7 @@ class MuonAdamW(Stepping):
 
     def _choose(self, names: Sequence[str], variables: Sequence[Any]) -> list[Chosen]:
         paths = [name.replace(".", "/") for name in names]
-        unused = self._routing.unused(paths)
+        unused = self._routing.unused_expressions(paths)
         if unused:
             told = f"patterns of layers that are found in no path: {', '.join(map(repr, unused))}"
             warnings.warn(told, UnusedOverrideWarning, stacklevel=3)
@@ -343,17 +342,17 @@ class MuonAdamW(Stepping):
             count = sum(isinstance(own.setting.rule, settings.rule) for own in stepped)
             notes = () if share == 1 else (f"{share:g} of learning_rate",)
             groups.append(GroupRow(None, count, 0, float(f"{lr * share:.6g}"), notes, settings.rule.__name__))
-        return self._explained([*self._muon.overrides, *self._adamw.overrides], groups)
+        return self._explain_all([*self._muon.overrides, *self._adamw.overrides], groups)
 
     def get_config(self) -> dict[str, Any]:
         options = {
-            name: {**settings.given, "variant": settings.variant, "overrides": self._written(settings)}
+            name: {**settings.given, "variant": settings.variant, "overrides": self._overrides_to_save(settings)}
             for name, settings in (("muon", self._muon), ("adamw", self._adamw))
         }
         return {**super().get_config(), **self._given, **options}
 
 
-def checked_settings(
+def check_settings(
     rule: type[Rule],
     options: Mapping[str, Any],
     variant: str | None = None,
@@ -375,10 +374,8 @@ def checked_settings(
 def settings_of(rule: type[Rule], given: Mapping[str, Any], argument: str) -> Settings:
     """The settings of one rule of a mixture."""
     options = {name: value for name, value in given.items() if name not in ("variant", "overrides")}
-    try:
-        return checked_settings(rule, options, given.get("variant"), given.get("overrides", ()))
-    except OptionError as error:
-        raise OptionError(f"{argument}: {error}") from None
+    with say_where(argument):
+        return check_settings(rule, options, given.get("variant"), given.get("overrides", ()))
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:
@@ -396,7 +393,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         raise OptionError(f"muon_adamw has no option {name!r}: write {' or '.join(places)}")
 
 
-def checked_patterns(argument: str, patterns: Any) -> tuple[str, ...]:
+def check_expressions(argument: str, patterns: Any) -> tuple[str, ...]:
     if not is_list(patterns) or not all(isinstance(pattern, str) for pattern in patterns):
         wanted = "must be a list of regular expressions, such as ['output_dense']"
         raise OptionError(f"{argument} {wanted}, got {patterns!r}")
@@ -467,8 +464,6 @@ if TYPE_CHECKING:
 
     class AdamW(Optimizer): ...
 
-    class Lion(Optimizer): ...
-
     class LARS(Optimizer): ...
 
     class LAMB(Optimizer): ...
@@ -478,6 +473,8 @@ if TYPE_CHECKING:
     class Muon(Optimizer): ...
 
     class Kron(Optimizer): ...
+
+    class Lion(Optimizer): ...
 
 else:
     globals().update({name: optimizer(rule) for name, rule in RULES.items()})

@@ -12,11 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from thalweg.arrays import Shape
-from thalweg.given import NORM
+from thalweg.given import HEADS, NORM, TOP_HEADS
 
-#: Layers that are output layers wherever they are, and those that are where they belong to the model itself.
-HEADS = re.compile(r"(?!multi|attention)(\w+_)?heads?|classifier|score|predictions?|logits|output_projection")
-TOP_HEADS = re.compile(r"out|outputs?|output_layer|readout")
 #: Weights that are no matrices, whatever axes they have.
 VECTORS = ("gamma", "beta", "alpha", "scale")
 #: The name of one of several layers of a kind, in which names of output layers mean something else.
@@ -75,7 +72,7 @@ class Routing:
             return Role("other", hint=f"{hint} include_layers=[...]")
         return Role("hidden", split)
 
-    def unused(self, paths: Sequence[str]) -> list[str]:
+    def unused_expressions(self, paths: Sequence[str]) -> list[str]:
         """Patterns that are found in no path."""
         return [
             own for own in (*self.include_layers, *self.exclude_layers) if not any(is_found([own], p) for p in paths)

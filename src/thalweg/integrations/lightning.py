@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 
 from thalweg.errors import OptionError
-from thalweg.integrations.recipes import RECIPES, with_rates
-from thalweg.torch import Optimizer
+from thalweg.torch import Optimizer, recipes
+from thalweg.torch.recipes import RECIPES
 
 
 class MixtureOf:
@@ -33,8 +33,7 @@ class MixtureOf:
         self.recipe, self.options = recipe, dict(options or {})
 
     def __call__(self, module: nn.Module) -> Optimizer:
-        recipe = RECIPES[self.recipe]
-        return name_groups(recipe(module, **with_rates(recipe, self.options)))
+        return name_groups(getattr(recipes, self.recipe)(module, **self.options))
 
 
 def name_groups(optimizer: Optimizer) -> Optimizer:

@@ -11,12 +11,12 @@ from timm.optim import list_optimizers
 from timm.optim._optim_factory import OptimInfo, default_registry
 from torch import Tensor
 
-from thalweg.integrations.recipes import RECIPES, RULE_OF
 from thalweg.rules import RULES, Rule
 from thalweg.settings import rates_with_adamw
 from thalweg.signatures import defaults
-from thalweg.torch import AdamW, Mixture, optimizer
+from thalweg.torch import AdamW, Mixture, optimizer, recipes
 from thalweg.torch.mixture import Entries
+from thalweg.torch.recipes import RECIPES
 from thalweg.torch.routing import is_matrix
 
 
@@ -52,7 +52,7 @@ def info_of_mixture(recipe: str) -> OptimInfo:
     return OptimInfo(
         name=name_of(recipe),
         opt_class=partial(mixture, recipe),
-        description=described(RECIPES[recipe]),
+        description=described(getattr(recipes, recipe)),
         has_eps=False,
     )
 
@@ -79,7 +79,7 @@ def mixture(
 
     adamw: options of AdamW. options: of the other rule. Without adamw_lr, AdamW's rate follows from lr.
     """
-    rule = RULE_OF[recipe]
+    rule = RECIPES[recipe]
     decay = {"weight_decay_mode": "decoupled"} if recipe == "kron_adamw" else {}  # as the recipe has it
     lr, beside = rates_with_adamw(rule, options, lr)
     adamw_lr = beside if adamw_lr is None else adamw_lr

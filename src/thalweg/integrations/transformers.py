@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 
 from thalweg import torch as front_end
 from thalweg.errors import OptionError
-from thalweg.integrations.recipes import RECIPES, Recipe, with_rates
 from thalweg.rules import RULES, Rule
 from thalweg.signatures import defaults
+from thalweg.torch import recipes
+from thalweg.torch.recipes import RECIPES
+
+#: Makes an optimizer of a model, with the arguments of ``thalweg.torch.kron_adamw``.
+Recipe: TypeAlias = Callable[..., front_end.Optimizer]
 
 
 def optimizer_cls_and_kwargs(
@@ -32,14 +37,20 @@ def optimizer_cls_and_kwargs(
     What is returned first makes a function of the model, not a class: classes are not given the names of parameters.
     """
     given = {"weight_decay": args.weight_decay, **parsed(args.optim_args), **options}
-    recipe = RECIPES.get(rule.lower()) if isinstance(rule, str) else None if isinstance(rule, type) else rule
+    recipe: Recipe | None = None if isinstance(rule, (str, type)) else rule
+    if isinstance(rule, str) and rule.lower() in RECIPES:
+        recipe = getattr(recipes, rule.lower())
     if recipe is None:
         kind = class_of(rule)
         given = {"lr": args.learning_rate, **adam_options(args, kind.rule), **given}
         return partial(partial, by_rule, kind), given  # a Trainer calls the first without arguments
     adamw = {**adam_options(args, RULES["AdamW"]), **given.pop("adamw", {})}
     given = {"lr": args.learning_rate, **given, **({"adamw": adamw} if adamw else {})}
-    return partial(partial, by_recipe, recipe), with_rates(recipe, given)
+    usual = {name: p.default for name, p in inspect.signature(recipe).parameters.items()}
+    lr, adamw_lr = usual.get("lr"), usual.get("adamw_lr")
+    if isinstance(lr, float) and isinstance(adamw_lr, float):  # a function of the user's own: the ratio of its defaults
+        given = {"adamw_lr": given["lr"] * adamw_lr / lr, **given}
+    return partial(partial, by_recipe, recipe), given
 
 
 def by_rule(

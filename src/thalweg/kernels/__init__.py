@@ -1,4 +1,5 @@
-"""The only second copies of formulas: rules fused by hand, where measurement demands it.
+"""Fast code: native passes for CPUs, Triton kernels for GPUs, and products of matrices.
 
-Each kernel is tested against its rule, state included, and states how many bytes it moves.
+Passes and kernels are made from rules; Kron's products on GPUs are written by hand. Each is tested against its rule,
+state included.
 """

@@ -54,8 +54,8 @@ def checked_pair(name: Name, weights: Any, gradient: Any, shape: Shape | None) -
     # subclasses may compute in their own way; their memory is what is wanted
     weights, gradient = weights.view(np.ndarray), gradient.view(np.ndarray)
     if shape is not None:
-        weights = shaped(f"parameter {name!r}", weights, shape)
-        gradient = shaped(f"the gradient of {name!r}", gradient, shape)
+        weights = view_as(f"parameter {name!r}", weights, shape)
+        gradient = view_as(f"the gradient of {name!r}", gradient, shape)
     if weights.shape != gradient.shape:
         raise ParameterError(
             f"the gradient of {name!r} has shape {gradient.shape}, and its parameter {weights.shape}: "
@@ -116,11 +116,16 @@ def address(x: Arr) -> int:
     return start
 
 
+def narrow_rms(x: Arr) -> float | None:
+    """The root mean square of an array of 16 bits, which rounding depends on."""
+    return float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))) if x.size and x.dtype.itemsize <= 2 else None
+
+
 def is_size(n: Any) -> bool:
     return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and bool(n >= 0)
 
 
-def shaped(what: str, x: Arr, shape: Shape) -> Arr:
+def view_as(what: str, x: Arr, shape: Shape) -> Arr:
     """A flat buffer, seen in the shape of the parameter it holds."""
     sizes = isinstance(shape, (tuple, list)) and all(is_size(n) for n in shape)
     if not sizes:

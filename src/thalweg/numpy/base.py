@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from types import MethodType
 from typing import Any, TypeVar, overload
 
@@ -14,14 +15,18 @@ import numpy as np
 from thalweg.arrays import Shape
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
 from thalweg.exchange import warn_converted
+from thalweg.explain import Explanation, explain_parameter, write_programs
 from thalweg.given import Overrides, Standard, as_written, check_overrides, plain
 from thalweg.numpy.arrays import (
     Arr,
     Name,
     address,
     check_apart,
+    check_array,
     checked_name,
     checked_pair,
+    dtype_name,
+    narrow_rms,
     pairs,
     span,
 )
@@ -90,6 +95,8 @@ class Optimizer(Stepping):
         self._rates_checked: Any = None
         #: The places of rules and of the overrides of each that have matched a parameter.
         self._matched: set[tuple[int, int]] = set()
+        #: The places of rules that step a parameter.
+        self._used: set[int] = set()
         self.lr = lr
 
     # ---- options
@@ -264,20 +271,57 @@ class Optimizer(Stepping):
             warn_converted(name, tracked.state, state)
         tracked.state, tracked.operand, tracked.unserved = state, None, None
         self._matched.update((place, index) for index in matched)
+        self._used.add(place)
         tracked.setting, tracked.shape, tracked.is_raw = setting, weights.shape, is_raw
         tracked.place, tracked.made_by = place, type(setting.rule)
         return setting
 
     def _report_unused(self, complete: bool) -> None:
         """Warn, once, of overrides that matched no parameter of a whole model."""
-        every = [(place, settings) for place, (settings, _) in enumerate(self._parts())]
-        overrides = {(place, i): o for place, settings in every for i, (o, _) in enumerate(settings.overrides)}
-        used = {id(overrides[key]) for key in self._matched}
-        unused = {id(o): o for o in overrides.values() if id(o) not in used and not isinstance(o, Standard)}
+        unused = self._unused(self._matched)
         if unused and complete:
-            self._matched.update(overrides)
-            shown = ", ".join(map(repr, unused.values()))
+            self._matched.update(self._overrides())
+            shown = ", ".join(map(repr, unused))
             warnings.warn(f"overrides that match no parameter: {shown}", UnusedOverrideWarning, stacklevel=3)
+
+    def _overrides(self) -> dict[tuple[int, int], Any]:
+        """The patterns of all overrides, by the place of their rule and their own."""
+        every = enumerate(settings.overrides for settings, _ in self._parts())
+        return {(place, i): pattern for place, own in every for i, (pattern, _) in enumerate(own)}
+
+    def _unused(self, matched: Collection[tuple[int, int]]) -> list[Any]:
+        """Patterns of overrides that are not among those that matched."""
+        overrides = self._overrides()
+        used = {id(overrides[key]) for key in matched}
+        unused = {id(o): o for o in overrides.values() if id(o) not in used and not isinstance(o, Standard)}
+        return list(unused.values())
+
+    def explain(self, params: Mapping[str, Arr] | Sequence[Arr], *, program: bool = False) -> Explanation:
+        """How each parameter of a model will be treated, what its state will cost, and what looks like a mistake.
+
+        program: show the arithmetic of each treatment too, as Python for numpy. No state is made.
+        """
+        rows, written, matched = [], [], set[tuple[int, int]]()
+        used: set[int] = set()
+        for name, weights in params.items() if isinstance(params, Mapping) else enumerate(params):
+            check_array(f"parameter {checked_name(name)!r}", weights)
+            place = self._place_of(name, weights)
+            settings, rate = self._parts()[place]
+            setting, entries = settings.of(str(name), weights)
+            matched.update((place, index) for index in entries)
+            used.add(place)
+            lr = plain(rate(1)) if callable(rate) else rate
+            scaled = replace(setting, lr_scale=setting.lr_scale * self.lr_scale(name))
+            facts = str(name), weights.shape, dtype_name(weights), scaled
+            row = explain_parameter(*facts, lr=lr, rms=narrow_rms(weights), counter_bytes=0)
+            rows.append(row)
+            written.append((row, setting, lr is not None))
+        programs = write_programs(written if program else ())
+        return Explanation(rows, self._unused(matched), unused_entries=self._unused_entries(used), programs=programs)
+
+    def _unused_entries(self, used: Collection[int]) -> list[Any]:
+        """The patterns of a mixture whose places are not among these."""
+        return []
 
     # ---- copies
 

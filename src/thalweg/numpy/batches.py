@@ -39,7 +39,7 @@ def batches(jobs: Sequence[Job]) -> Iterator[list[Job]]:
             yield [batch[i] for i in members]
 
 
-def stacked(jobs: Sequence[Job]) -> Job:
+def stack_jobs(jobs: Sequence[Job]) -> Job:
     """Several jobs as one, with a leading axis more."""
     first = jobs[0]
     counts = first.rule.keys(first.weights.shape, Count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
+from array import array
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,13 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from thalweg.arrays import Shape
-from thalweg.codecs import scale_key
-from thalweg.kernels.cpu.served import reason_unserved
+from thalweg.kernels.cpu.operands import operand_of
+from thalweg.kernels.cpu.reasons import reason_unserved
 from thalweg.kernels.cpu.tables import END, MEASURE, WRITE, Operand, Options, Tables, sums_of_squares
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.numpy.arrays import Arr, Name, address, dtype_name
 from thalweg.numpy.job import Job
-from thalweg.storage import RECORD
 
 
 def reason_against(job: Job) -> str | None:
@@ -63,7 +63,7 @@ class Fused:
             if group == len(options):
                 declared = job.tracked.setting.rule if job.tracked.setting is not None else None
                 options.append(Options(job.rule, job.handling, job.t, job.lr, job.lr_scale, grad_scale, declared))
-            operands.append(operand_of(job, group, gradient))
+            operands.append(show_job(job, group, gradient))
         names = tuple([job.name for job in jobs])
         layout = [each.layout for each in options]
         laid = self.known.get(names)
@@ -72,7 +72,7 @@ class Fused:
             self.known = {own: each for own, each in self.known.items() if len(own) == len(names) == 1}
             laid = self.known[names] = Laid(operands, layout, Tables(operands, options))
         self.tables = laid.tables
-        self.tables.point(map(address, self.copies))
+        self.tables.point(array("Q", map(address, self.copies)))
         self.tables.fill(options, num_threads(of_machine))
 
     def step(self) -> None:
@@ -90,7 +90,7 @@ class Fused:
     def stats(self) -> list[Any]:
         """For each job a function that tells its figures."""
         figures = self.tables.figures()
-        return [partial(figures.of, index, reshaped) for index in range(len(self.tables.spans))]
+        return [partial(figures.of, index, reshape) for index in range(len(self.tables.spans))]
 
     def release(self) -> None:
         """Let go of copies that were made for a step."""
@@ -105,31 +105,23 @@ class Laid(NamedTuple):
     tables: Tables
 
 
-def operand_of(job: Job, group: int, gradient: Arr) -> Operand:
+def show_job(job: Job, group: int, gradient: Arr) -> Operand:
     """How native code is shown a parameter: as the last time, if nothing has moved but its gradient."""
     tracked, known = job.tracked, job.tracked.operand
     dtypes = dtype_name(job.weights), dtype_name(gradient)
     if known is not None and (known.p, known.group) == (job.place[0], group) and known.dtypes[:2] == dtypes:
         return known
     assert tracked.setting is not None
-    state, keys = tracked.state, list(tracked.setting.rule.entries(job.weights.shape))
-    beside = [state.get(key) for key in (*map(scale_key, keys), RECORD)]
-    *scales, record = [0 if x is None else address(x) for x in beside]
-    tracked.operand = Operand(
-        job.name,
-        job.weights.shape,
-        job.place[0],
-        0,
-        tuple([address(state[key]) for key in keys]),
-        (*dtypes, *[dtype_name(state[key]) for key in keys]),
-        group,
-        scales=tuple(scales),
-        record=record,
-    )
+    rule, shape = tracked.setting.rule, job.weights.shape
+    tracked.operand = operand_of(rule, job.name, shape, job.weights, dtypes[1], tracked.state, place, group)
     return tracked.operand
 
 
-def reshaped(values: list[float], shape: Shape) -> Arr:
+def place(x: Arr) -> tuple[int, str]:
+    return address(x), dtype_name(x)
+
+
+def reshape(values: list[float], shape: Shape) -> Arr:
     return np.array(values).reshape(shape)
 
 

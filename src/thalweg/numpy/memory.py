@@ -12,7 +12,7 @@ import numpy as np
 
 from thalweg.arrays import Shape, State
 from thalweg.errors import OptionError, ParameterError, StateError
-from thalweg.exchange import check_exchanged, exchanged
+from thalweg.exchange import check_exchanged, pack_state
 from thalweg.kernels.cpu.tables import Operand
 from thalweg.numpy.arrays import Arr, Name
 from thalweg.numpy.checkpoints import check_whole, read_file, read_state, write_file
@@ -33,7 +33,7 @@ class Tracked:
     #: What has made the state; None if a file did not say.
     made_by: type[Rule] | None = None
     shape: Shape | None = None
-    #: Whether it is a buffer of one axis whose shape nobody has told: it may hold a matrix, and is no vector.
+    #: Whether it is a buffer of one axis without a given shape: it may hold a matrix, and is not taken for a vector.
     is_raw: bool = False
     #: Tells the figures of the last step.
     stats: Callable[[], Mapping[str, Any]] = dict
@@ -79,13 +79,13 @@ class Memory:
         return {name: known.skipped for name, known in self._tracked.items()}
 
     def stats(self) -> dict[Name, dict[str, Any]]:
-        """What the last step of each parameter computed on its way: trust ratios, norms, clipping."""
+        """Statistics of the last step of each parameter: trust ratios, norms, clipping."""
 
-        def shown(value: Any) -> Any:
+        def show(value: Any) -> Any:
             array = np.asarray(value)
             return array.item() if array.size == 1 else array.squeeze()
 
-        return {name: {key: shown(v) for key, v in known.stats().items()} for name, known in self._tracked.items()}
+        return {name: {key: show(v) for key, v in known.stats().items()} for name, known in self._tracked.items()}
 
     def clear_state(self) -> None:
         """Forget every parameter, and the count of iterations."""
@@ -94,7 +94,7 @@ class Memory:
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs, as plain values and copies of arrays."""
         made_by, lr = self._told()
-        return exchanged(made_by, copy.deepcopy(self.state), lr=lr, iteration=self.iteration)
+        return pack_state(made_by, copy.deepcopy(self.state), lr=lr, iteration=self.iteration)
 
     def _told(self) -> tuple[Any, Any]:
         """What a checkpoint says of the rule, or of those of a mixture by name, and of learning rates."""

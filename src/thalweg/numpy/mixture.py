@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
@@ -68,7 +68,6 @@ class Mixture(Optimizer):
         self._global_step = global_step
         self._rates_checked: Any = None
         self._matched: set[tuple[int, int]] = set()
-        #: The places of entries that are the first to match a parameter.
         self._used: set[int] = set()
         self._entries_reported = False
 
@@ -80,7 +79,6 @@ class Mixture(Optimizer):
         if place is None:
             check_all_matched([name])
             raise AssertionError
-        self._used.add(place)
         return place
 
     # ---- options
@@ -147,11 +145,13 @@ class Mixture(Optimizer):
         super()._report_unused(complete)
         if complete and not self._entries_reported:
             self._entries_reported = True
-            idle = [pattern for place, (pattern, _) in enumerate(self._entries) if place not in self._used]
-            if idle:
+            if idle := self._unused_entries(self._used):
                 shown = ", ".join(map(repr, idle))
                 message = f"entries of the mixture that match no parameter: {shown}"
                 warnings.warn(message, UnusedOverrideWarning, stacklevel=4)
+
+    def _unused_entries(self, used: Collection[int]) -> list[Any]:
+        return [pattern for place, (pattern, _) in enumerate(self._entries) if place not in used]
 
     # ---- checkpoints
 

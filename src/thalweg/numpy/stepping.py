@@ -14,7 +14,7 @@ from thalweg.boundary import Advance, advance, slice_of
 from thalweg.errors import NonFiniteError, OptionError
 from thalweg.kernels.cpu.library import reason_missing, warn_once
 from thalweg.numpy.arrays import Arr, is_aliased
-from thalweg.numpy.batches import batches, normals, stacked
+from thalweg.numpy.batches import batches, normals, stack_jobs
 from thalweg.numpy.fused import Fused, reason_against, squares_of
 from thalweg.numpy.job import Job
 from thalweg.numpy.memory import Memory
@@ -52,13 +52,13 @@ class Stepping(Memory):
         aliased = len(jobs) > 1 and is_aliased([job.place for job in jobs], [job.gradient_place for job in jobs])
         policy = self._settings.base.handling.on_nonfinite
         known = len(self._tracked)
-        fused, others = self._divided(jobs, aliased)
+        fused, others = self._divide(jobs, aliased)
         self._engines_used = {name for name, used in (("fused", fused), ("reference", others)) if used}
-        results: Iterable[tuple[Job, Advance]] = ((job, self._computed(job, scale)) for job in others)
+        results: Iterable[tuple[Job, Advance]] = ((job, self._compute(job, scale)) for job in others)
         # Kron has products that numpy does best, and native code for the rest
         by_shape = [job for job in fused if job.rule.needs_whole]
         if by_shape:
-            results = itertools.chain(results, self._computed_by_shape(by_shape, scale))
+            results = itertools.chain(results, self._compute_by_shape(by_shape, scale))
             fused = [job for job in fused if not job.rule.needs_whole]
         if fused:
             self._fused.prepare(fused, scale)
@@ -83,7 +83,7 @@ class Stepping(Memory):
                 if job.name in new:
                     self._tracked[job.name] = self._tracked.pop(job.name)
 
-    def _divided(self, jobs: Sequence[Job], aliased: bool) -> tuple[list[Job], list[Job]]:
+    def _divide(self, jobs: Sequence[Job], aliased: bool) -> tuple[list[Job], list[Job]]:
         """The jobs for native code, and those for the reference."""
         if self._wanted_engine == "reference":
             return [], list(jobs)
@@ -113,18 +113,18 @@ class Stepping(Memory):
                 tracked.skipped += 1
             self._tracked[job.name] = tracked
 
-    def _computed_by_shape(self, jobs: Sequence[Job], scale: float | None) -> Iterator[tuple[Job, Advance]]:
+    def _compute_by_shape(self, jobs: Sequence[Job], scale: float | None) -> Iterator[tuple[Job, Advance]]:
         """Noise by native code, products by BLAS, and small arrays of equal shape as one batch."""
         for batch in batches(jobs):
             if len(batch) == 1:
-                yield batch[0], self._computed(batch[0], scale, partial(normals, batch))
+                yield batch[0], self._compute(batch[0], scale, partial(normals, batch))
             else:
-                result = self._computed(stacked(batch), scale, partial(normals, batch))
+                result = self._compute(stack_jobs(batch), scale, partial(normals, batch))
                 for i, job in enumerate(batch):
                     part = slice_of(result, i)
                     yield job, part._replace(state={key: np.array(entry) for key, entry in part.state.items()})
 
-    def _computed(self, job: Job, grad_scale: float | None = None, noise: Callable[[], Arr] | None = None) -> Advance:
+    def _compute(self, job: Job, grad_scale: float | None = None, noise: Callable[[], Arr] | None = None) -> Advance:
         with np.errstate(all="ignore"):  # what is not finite is dealt with below, or wanted
             result = advance(
                 xp,

@@ -22,7 +22,7 @@ from thalweg.codecs import scale_key
 from thalweg.dtypes import NARROW
 from thalweg.errors import ParameterError
 from thalweg.optax.matrices import MatrixAxes, rule_of_axes
-from thalweg.optax.shards import Layout, Shards, gathered, own_part, typed_layout
+from thalweg.optax.shards import MeshAxes, Shards, gather_whole, own_part, typed_layout
 from thalweg.optax.states import Entries
 from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.rules.entries import Count, Entry, Spread
@@ -45,13 +45,13 @@ class Leaf:
     p: Any
     setting: Setting
     #: How it is sharded inside shard_map; only empty tuples elsewhere.
-    layout: Layout
+    mesh_axes: MeshAxes
     #: Which matrix it is; None: as its rule sees it by itself.
     axes: MatrixAxes | None
 
     @property
     def space(self) -> Any:
-        return Shards(self.layout) if any(self.layout) else whole
+        return Shards(self.mesh_axes) if any(self.mesh_axes) else whole
 
     def keys(self, role: type[Entry]) -> list[str]:
         """The entries of its state that have a role."""
@@ -70,35 +70,35 @@ class Job(Leaf):
 
 
 @dataclass(frozen=True)
-class Moment:
+class Step:
     """What all parameters of one step share."""
 
     #: The number of the step, from 1.
     t: Any
     lr: Any
     grad_scale: Any
-    #: Whether anybody asks if steps are finite.
+    #: Whether steps that are not finite are left out.
     guarded: bool
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LeafUpdate:
     delta: Any
     state: Entries
     finite: Any
-    #: Figures that the rule computed on its way.
+    #: Figures that the rule computed anyway.
     stats: Mapping[str, Any]
 
 
 def first_entries(leaf: Leaf) -> Entries:
     """The state of a parameter before its first step."""
-    rule, handling = leaf.setting.settled, leaf.setting.handling
+    rule, handling = leaf.setting.stored_rule, leaf.setting.handling
     check_update(rule, leaf.space.shape(leaf.p))
     check_groups(leaf)
-    inner = within(rule, leaf.layout)
+    inner = within(rule, leaf.mesh_axes)
     if not rule.needs_whole:
         return first_state(leaf.space, rule, handling, leaf.p)
-    state, spread = first_state(whole, rule, handling, gathered(leaf.p, inner)), leaf.spread()
+    state, spread = first_state(whole, rule, handling, gather_whole(leaf.p, inner)), leaf.spread()
     return {
         key: own_part(entry, inner[: entry.ndim]) if key in spread else by_stack(entry, leaf.p, rule.stacked_axes)
         for key, entry in state.items()
@@ -107,9 +107,9 @@ def first_entries(leaf: Leaf) -> Entries:
 
 def check_groups(leaf: Leaf) -> None:
     """Refuse a parameter that is sharded within a group: scales are of positions in the whole."""
-    shape, rule = leaf.space.shape(leaf.p), leaf.setting.settled
+    shape, rule = leaf.space.shape(leaf.p), leaf.setting.stored_rule
     groups = coded_groups(rule, leaf.setting.handling, shape)
-    if groups is None or not any(leaf.layout):
+    if groups is None or not any(leaf.mesh_axes):
         return
     axis, row = groups.axis, math.prod(leaf.p.shape[groups.axis :])
     if leaf.p.shape[axis + 1 :] != shape[axis + 1 :] or row % groups.size:
@@ -125,24 +125,24 @@ def by_stack(entry: Any, p: Any, stacked: int) -> Any:
     if not stacked or not whole.over_devices(p) or entry.ndim < stacked:
         return entry
     stack = jnp.sum(p, axis=tuple(range(stacked, p.ndim)))
-    return whole.sharded_like(entry, jnp.reshape(stack, stack.shape + (1,) * (entry.ndim - stacked)))
+    return whole.shard_like(entry, jnp.reshape(stack, stack.shape + (1,) * (entry.ndim - stacked)))
 
 
-def within(rule: Rule, layout: Layout) -> Layout:
+def within(rule: Rule, mesh_axes: MeshAxes) -> MeshAxes:
     """How single tensors are sharded, for rules that need them whole; the sharding of a stack is kept."""
-    return ((),) * rule.stacked_axes + layout[rule.stacked_axes :] if rule.needs_whole else ()
+    return ((),) * rule.stacked_axes + mesh_axes[rule.stacked_axes :] if rule.needs_whole else ()
 
 
-def stepped(jobs: Sequence[Job], moment: Moment) -> list[Outcome]:
+def step_all(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
     """One step of every parameter, in their order."""
-    found: dict[int, Outcome] = {}
+    found: dict[int, LeafUpdate] = {}
     for members in batches(jobs):
         if len(members) == 1:
-            found[members[0]] = outcome(jobs[members[0]], moment)
+            found[members[0]] = step_job(jobs[members[0]], step)
             continue
-        result = outcome(stacked([jobs[i] for i in members]), moment)
+        result = step_job(stack_jobs([jobs[i] for i in members]), step)
         for place, i in enumerate(members):
-            found[i] = unstacked(result, place, len(members), jobs[i].keys(Count))
+            found[i] = unstack(result, place, len(members), jobs[i].keys(Count))
     return [found[i] for i in range(len(jobs))]
 
 
@@ -156,11 +156,11 @@ def batches(jobs: Sequence[Job]) -> Iterable[list[int]]:
             found[index].append(index)
             continue
         entries = tuple((key, entry.shape, entry.dtype) for key, entry in job.state.items())
-        found[id(job.setting), job.p.shape, job.p.dtype, job.g.dtype, job.layout, job.axes, entries].append(index)
+        found[id(job.setting), job.p.shape, job.p.dtype, job.g.dtype, job.mesh_axes, job.axes, entries].append(index)
     return found.values()
 
 
-def stacked(jobs: Sequence[Job]) -> Job:
+def stack_jobs(jobs: Sequence[Job]) -> Job:
     """Several as one, with a leading axis more."""
     first = jobs[0]
     counts = first.keys(Count)
@@ -173,14 +173,14 @@ def stacked(jobs: Sequence[Job]) -> Job:
         names=tuple(name for job in jobs for name in job.names),
         p=jnp.stack([job.p for job in jobs]),
         setting=first.setting,
-        layout=((), *first.layout),
+        mesh_axes=((), *first.mesh_axes),
         axes=first.axes,
         g=jnp.stack([job.g for job in jobs]),
         state=state,
     )
 
 
-def unstacked(result: Outcome, place: int, members: int, counts: Sequence[str]) -> Outcome:
+def unstack(result: LeafUpdate, place: int, members: int, counts: Sequence[str]) -> LeafUpdate:
     """One of several. counts: the entries that are the same for all of them."""
 
     def own(figure: Any) -> Any:
@@ -191,38 +191,38 @@ def unstacked(result: Outcome, place: int, members: int, counts: Sequence[str]) 
 
     state = {key: entry if key in counts else entry[place] for key, entry in result.state.items()}
     stats = {key: own(value) for key, value in result.stats.items()}
-    return Outcome(result.delta[place], state, result.finite, stats)
+    return LeafUpdate(result.delta[place], state, result.finite, stats)
 
 
-def outcome(job: Job, moment: Moment) -> Outcome:
+def step_job(job: Job, step: Step) -> LeafUpdate:
     """One step of one parameter, or of one stack."""
     handling, dtype = job.setting.handling, job.p.dtype.name
-    rule = rule_in_precision(job.setting.rule_at(moment.t), arithmetic(dtype))
+    rule = rule_in_precision(job.setting.rule_at(step.t), arithmetic(dtype))
     if len(job.names) > 1:
         rule = replace(rule, stacked_axes=rule.stacked_axes + 1)
     if job.axes is not None:
         rule = rule_of_axes(rule, job.axes)
     tensor = tensor_id(job.names[0])
-    update = proposed_by(rule, job, moment, tensor)
+    update = propose_by(rule, job, step, tensor)
     delta, finite = update.delta, None
     rounded = handling.rounding != "nearest" and dtype in NARROW
-    if rounded or moment.guarded:
-        new, record = written(job.space, handling, job.p, job.state, delta, tensor=tensor, t=moment.t)
+    if rounded or step.guarded:
+        new, record = written(job.space, handling, job.p, job.state, delta, tensor=tensor, t=step.t)
         update.state.update(record)
-        finite = finite_throughout(job.space, update, new) if moment.guarded else None
+        finite = finite_throughout(job.space, update, new) if step.guarded else None
         delta = new.astype(delta.dtype) - job.p.astype(delta.dtype) if rounded else delta
-    return Outcome(delta.astype(jnp.promote_types(job.p.dtype, job.g.dtype)), update.state, finite, update.stats)
+    return LeafUpdate(delta.astype(jnp.promote_types(job.p.dtype, job.g.dtype)), update.state, finite, update.stats)
 
 
-def proposed_by(rule: Rule, job: Job, moment: Moment, tensor: int) -> Update:
-    """The rule's answer; from gathered parts where it needs the whole."""
+def propose_by(rule: Rule, job: Job, step: Step, tensor: int) -> Update:
+    """The rule's answer; from gather_whole parts where it needs the whole."""
     if not rule.needs_whole:
-        return asked(rule, job, moment, tensor, job.space)
-    inner, stacked, typed = within(rule, job.layout), rule.stacked_axes, typed_layout(job.p)
+        return ask_rule(rule, job, step, tensor, job.space)
+    inner, stacked, typed = within(rule, job.mesh_axes), rule.stacked_axes, typed_layout(job.p)
 
     def gather(x: Any) -> Any:
         if typed is None:
-            return gathered(x, inner[: x.ndim])
+            return gather_whole(x, inner[: x.ndim])
         return jax.sharding.reshard(x, PartitionSpec(*typed.spec[:stacked]))
 
     def scatter(x: Any) -> Any:
@@ -232,26 +232,26 @@ def proposed_by(rule: Rule, job: Job, moment: Moment, tensor: int) -> Update:
 
     spread = job.spread()
     state = {key: gather(entry) if key in spread else entry for key, entry in job.state.items()}
-    update = asked(rule, replace(job, p=gather(job.p), g=gather(job.g), state=state), moment, tensor, whole)
+    update = ask_rule(rule, replace(job, p=gather(job.p), g=gather(job.g), state=state), step, tensor, whole)
     own = {
-        key: scatter(entry) if key in spread else whole.replicated(entry, min(stacked, entry.ndim))
+        key: scatter(entry) if key in spread else whole.replicate(entry, min(stacked, entry.ndim))
         for key, entry in update.state.items()
     }
     return update._replace(delta=scatter(update.delta), state=own)
 
 
-def asked(rule: Rule, job: Job, moment: Moment, tensor: int, xp: Any) -> Update:
+def ask_rule(rule: Rule, job: Job, step: Step, tensor: int, xp: Any) -> Update:
     precision = arithmetic(job.p.dtype.name)
 
     def noise() -> Any:
         """Of each parameter its own, by positions in the whole stack."""
         like, seed = job.p.astype(precision), job.setting.handling.seed
-        stack = job.layout[: rule.stacked_axes] + ((),) * (like.ndim - rule.stacked_axes)
+        stack = job.mesh_axes[: rule.stacked_axes] + ((),) * (like.ndim - rule.stacked_axes)
         if len(job.names) == 1:
-            return normal(Shards(stack) if any(stack) else xp, like, seed=seed, tensor=tensor, t=moment.t)
+            return normal(Shards(stack) if any(stack) else xp, like, seed=seed, tensor=tensor, t=step.t)
         ids = jnp.asarray([tensor_id(name) for name in job.names], jnp.uint32)
         one: Any = Shards(stack[1:]) if any(stack) else xp
-        return jax.vmap(lambda own, number: normal(one, own, seed=seed, tensor=number, t=moment.t))(like, ids)
+        return jax.vmap(lambda own, number: normal(one, own, seed=seed, tensor=number, t=step.t))(like, ids)
 
     return proposed(
         xp,
@@ -260,10 +260,10 @@ def asked(rule: Rule, job: Job, moment: Moment, tensor: int, xp: Any) -> Update:
         job.p,
         job.g,
         job.state,
-        t=moment.t,
-        lr=in_precision(moment.lr, precision),
+        t=step.t,
+        lr=in_precision(step.lr, precision),
         lr_scale=job.setting.lr_scale,
         tensor=tensor,
-        grad_scale=in_precision(moment.grad_scale, precision),
+        grad_scale=in_precision(step.grad_scale, precision),
         noise=noise,
     )

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from thalweg.codecs import CODECS, grouping_of, scale_key
 from thalweg.errors import StateError
-from thalweg.exchange import by_known_name, check_exchanged, check_mixture, exchanged, warn_converted
-from thalweg.optax.states import KINDS, SEVERAL, Entries, MixtureState, fields_of
+from thalweg.exchange import by_known_name, check_exchanged, check_mixture, pack_state, warn_converted
+from thalweg.optax.states import SEVERAL, STATE_CLASSES, Entries, MixtureState, fields_of
 from thalweg.optax.trees import Tree, dotted, named
 from thalweg.rules import Rule
 from thalweg.spaces import jax as space
@@ -39,7 +39,7 @@ def export_state(state: Tree, params: Tree) -> dict[str, Any]:
             rules[name] = rule
     ordered = {name: found[name] for name in names if name in found}
     made_by = rules if is_mixed(state) else parts[0][0]
-    return exchanged(made_by, ordered, iteration=max(int(part.count) for _, part in parts))
+    return pack_state(made_by, ordered, iteration=max(int(part.count) for _, part in parts))
 
 
 def import_state(state: Tree, params: Tree, exported: Mapping[str, Any]) -> Tree:
@@ -54,19 +54,19 @@ def import_state(state: Tree, params: Tree, exported: Mapping[str, Any]) -> Tree
     else:
         check_exchanged(exported, parts[0][0])
     given = by_known_name(exported, named(params).names)
-    return jax.tree.map(lambda part: imported(part, params, given) if is_own(part) else part, state, is_leaf=is_own)
+    return jax.tree.map(lambda part: import_part(part, params, given) if is_own(part) else part, state, is_leaf=is_own)
 
 
 def is_own(part: Any) -> bool:
-    return type(part) in KINDS
+    return type(part) in STATE_CLASSES
 
 
 def own_parts(state: Tree) -> list[tuple[type[Rule], Any]]:
-    """The states of ours within a state, with the rules they are of."""
+    """The states of thalweg.optax within a state, with the rules they are of."""
     parts = [part for part in jax.tree.leaves(state, is_leaf=is_own) if is_own(part)]
     if not parts:
         raise StateError("this must be the state of an optimizer of thalweg.optax, and it has none")
-    return [(KINDS[type(part)], part) for part in parts]
+    return [(STATE_CLASSES[type(part)], part) for part in parts]
 
 
 def is_mixed(state: Tree) -> bool:
@@ -76,7 +76,7 @@ def is_mixed(state: Tree) -> bool:
     return mixed or len({rule for rule, _ in own_parts(state)}) > 1
 
 
-def numbered(part: Any, params: Tree) -> Iterator[tuple[str, str, str, Any]]:
+def number_leaves(part: Any, params: Tree) -> Iterator[tuple[str, str, str, Any]]:
     """(field, parameter, key, leaf) of every array of a state, and one without key for every parameter."""
     found = named(params)
     names = dict(zip(found.paths, found.names, strict=True))
@@ -95,14 +95,14 @@ def numbered(part: Any, params: Tree) -> Iterator[tuple[str, str, str, Any]]:
 def entries_by_name(part: Any, params: Tree) -> dict[str, Entries]:
     """State by parameter and key; nothing for parameters of which nothing is kept."""
     found: dict[str, Entries] = {}
-    for _, name, key, leaf in numbered(part, params):
+    for _, name, key, leaf in number_leaves(part, params):
         entries = found.setdefault(name, {})
         if key:
             entries[key] = leaf
     return found
 
 
-def imported(part: Any, params: Tree, given: Mapping[str, Any]) -> Any:
+def import_part(part: Any, params: Tree, given: Mapping[str, Any]) -> Any:
     """One state with new contents, checked."""
     present, told = entries_by_name(part, params), False
     for name, entries in present.items():
@@ -110,7 +110,7 @@ def imported(part: Any, params: Tree, given: Mapping[str, Any]) -> Any:
             raise StateError(f"this state has no entry for parameter {name!r}")
         check_codes(space, name, on_device(given[name]))
         if given[name].keys() - {"step"} != entries.keys():
-            own = recoded(on_device(given[name]), entries)
+            own = recode(on_device(given[name]), entries)
             if not told and own.keys() == entries.keys():
                 told = True
                 warn_converted(name, given[name].keys() - {"step"}, own)
@@ -131,20 +131,20 @@ def imported(part: Any, params: Tree, given: Mapping[str, Any]) -> Any:
             "parameters, so they must be equal"
         )
     fields: dict[str, list[Any]] = {field: [] for field in fields_of(part)}
-    for field, name, key, leaf in numbered(part, params):
+    for field, name, key, leaf in number_leaves(part, params):
         if key:
-            fields[field].append(placed(given[name][key], leaf))
+            fields[field].append(place_like(given[name][key], leaf))
     trees = {
         field: jax.tree.unflatten(jax.tree.structure(getattr(part, field)), leaves) for field, leaves in fields.items()
     }
-    return part._replace(count=placed(steps.pop() if steps else part.count, part.count), **trees)
+    return part._replace(count=place_like(steps.pop() if steps else part.count, part.count), **trees)
 
 
 def on_device(entries: Mapping[str, Any]) -> Entries:
     return {key: jnp.asarray(entry) for key, entry in entries.items() if key != "step"}
 
 
-def recoded(found: Entries, like: Entries) -> Entries:
+def recode(found: Entries, like: Entries) -> Entries:
     """State as another is kept: in codes or not, with a record or not. Scales tell how codes are grouped."""
     state = declared(space, found)
     for key in coded_keys(space, found):
@@ -160,7 +160,7 @@ def recoded(found: Entries, like: Entries) -> Entries:
     return state
 
 
-def placed(value: Any, like: Any) -> Any:
+def place_like(value: Any, like: Any) -> Any:
     """A value in the dtype and on the devices of another."""
     array = jnp.asarray(value, like.dtype)
     return jax.device_put(array, like.sharding) if getattr(like, "committed", False) else array

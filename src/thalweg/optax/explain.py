@@ -13,8 +13,8 @@ import optax
 
 from thalweg.arrays import is_number
 from thalweg.errors import ParameterError, UnusedOverrideWarning
-from thalweg.explain import Explanation, GroupRow, explained
-from thalweg.given import Standard, matches
+from thalweg.explain import Explanation, GroupRow, explain_parameter, write_programs
+from thalweg.given import unused_patterns
 from thalweg.optax.batches import Leaf
 from thalweg.optax.matrices import rule_of_axes
 from thalweg.optax.transformation import HEARD, Heard, Transformation
@@ -22,11 +22,12 @@ from thalweg.optax.trees import Tree, named
 from thalweg.optax.values import at_count, concrete
 
 
-def explain(solver: optax.GradientTransformation, params: Tree) -> Explanation:
+def explain(solver: optax.GradientTransformation, params: Tree, *, program: bool = False) -> Explanation:
     """How each parameter will be treated, how many bytes of state it takes, and what looks like a mistake.
 
-    solver: one of ours, a mixture, or either of them within wrappers of optax; parameters that are stepped by other
-    transformations have no row. params: arrays, or their shapes. A group is a transformation. No state is made.
+    solver: a transformation of thalweg.optax or a mixture, also within wrappers of optax; parameters that other
+    transformations step have no row. params: arrays, or their shapes. A group is a transformation. No state is made.
+    program: show the arithmetic of each treatment too, as Python for numpy.
 
     >>> import jax.numpy as jnp
     >>> from thalweg.optax import lamb
@@ -42,27 +43,31 @@ def explain(solver: optax.GradientTransformation, params: Tree) -> Explanation:
         raise ParameterError("explain() needs a transformation of thalweg.optax in the solver, and found none")
     sizes = dict(zip(found.names, map(rms_of, found.leaves), strict=True))
     several = len({owner.settings.rule for owner, _ in parts}) > 1
-    rows, groups, unused = {}, [], []
+    rows, groups, unused, written = {}, [], [], []
     for owner, leaves in parts:
         rate = concrete(at_count(owner.learning_rate, 0))
         for leaf in leaves:
             name = leaf.names[0]
             shape, dtype = leaf.p.shape, leaf.p.dtype.name
             # one count serves all
-            row = explained(name, shape, dtype, leaf.setting, lr=rate, rms=sizes[name], counter_bytes=0)
-            own = leaf.setting.rule_at(1)
-            treatment = row.treatment if leaf.axes is None else rule_of_axes(own, leaf.axes).treatment(shape)
+            row = explain_parameter(name, shape, dtype, leaf.setting, lr=rate, rms=sizes[name], counter_bytes=0)
+            setting = leaf.setting
+            if leaf.axes is not None:
+                setting = replace(setting, rule=rule_of_axes(setting.rule_at(1), leaf.axes))
+            treatment = row.treatment if leaf.axes is None else setting.rule.treatment(shape)
             told = (*row.warnings, *([heard.notes[name]] if name in heard.notes else []))
-            rows[name] = replace(row, weight_decay=shown(row.weight_decay), treatment=treatment, warnings=told)
+            rows[name] = replace(row, weight_decay=show(row.weight_decay), treatment=treatment, warnings=told)
+            written.append((rows[name], setting, rate is not None))
         groups.append(group_of(owner, leaves, rate, several, heard.group_notes.get(id(owner))))
-        patterns = [pattern for pattern, _ in owner.settings.overrides if not isinstance(pattern, Standard)]
-        unused += [pattern for pattern in patterns if not any(matches(pattern, x.names[0], x.p) for x in leaves)]
+        patterns = (pattern for pattern, _ in owner.settings.overrides)
+        unused += unused_patterns(patterns, ((leaf.names[0], leaf.p) for leaf in leaves))
     ordered = [rows[name] for name in found.names if name in rows]
-    return Explanation(ordered, unused, groups, unused_entries=heard.unused_entries)
+    programs = write_programs(written if program else ())
+    return Explanation(ordered, unused, groups, unused_entries=heard.unused_entries, programs=programs)
 
 
 def transformations(solver: optax.GradientTransformation, params: Tree) -> Heard:
-    """The transformations of ours within a solver. Values of their parameters are not known."""
+    """The transformations of thalweg.optax within a solver. Values of their parameters are not known."""
     heard = Heard()
     token = HEARD.set(heard)
     try:
@@ -77,10 +82,10 @@ def transformations(solver: optax.GradientTransformation, params: Tree) -> Heard
 def group_of(owner: Transformation, leaves: Sequence[Leaf], rate: Any, several: bool, note: str | None) -> GroupRow:
     schedule = ["a schedule gives lr, shown here as at the first step"] if callable(owner.learning_rate) else []
     notes = [*schedule, *([note] if note else [])]
-    return GroupRow(None, len(leaves), 0, shown(rate), tuple(notes), owner.settings.rule.__name__ if several else "")
+    return GroupRow(None, len(leaves), 0, show(rate), tuple(notes), owner.settings.rule.__name__ if several else "")
 
 
-def shown(value: Any) -> Any:
+def show(value: Any) -> Any:
     """A number as it is; what is injected as a hyperparameter is known to the state alone."""
     return f"{value:g}" if is_number(value) else value if value is None else "in the state"
 

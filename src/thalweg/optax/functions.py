@@ -248,14 +248,11 @@ def rename_options(rule: type[Rule], values: Mapping[str, Any]) -> dict[str, Any
             if not stored or mine.get(stored[0]) is not None:
                 mine[argument.option] = argument.default
     for option in dict.fromkeys(each.option for each in arguments.values() if each.index is not None):
-        parts = [(key, each) for key, each in arguments.items() if each.option == option]
-        (one, _), (other, _) = sorted(parts, key=lambda p: p[1].index or 0)
-        require(
-            not is_list(values.get(one)),
-            f"{one} is one number here, and the second is {other}, got {one}={values.get(one)!r}",
-        )
-        first, second = (values.get(key, each.default) for key, each in sorted(parts, key=lambda p: p[1].index or 0))
-        if any(key in values for key, _ in parts):
+        places = {each.index: key for key, each in arguments.items() if each.option == option}
+        first, second = (values.get(places[i], arguments[places[i]].default) for i in (0, 1))
+        told = f"{places[0]} is one number here, and the second is {places[1]}, got {places[0]}={first!r}"
+        require(not is_list(first), told)
+        if any(key in values for key in places.values()):
             mine[option] = pair(first, second)
     return mine
 

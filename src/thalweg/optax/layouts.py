@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from thalweg.optax.states import KINDS, SEVERAL
+from thalweg.optax.states import SEVERAL, STATE_CLASSES
 from thalweg.optax.trees import Tree, by_spec, named
 
 Spec = jax.sharding.PartitionSpec
@@ -24,7 +24,7 @@ def state_specs(state: Tree, params: Tree, specs: Tree) -> Tree:
     """
     found = named(params)
     own = {
-        tuple(path): (tuple(p.shape), padded(spec, len(p.shape)))
+        tuple(path): (tuple(p.shape), pad(spec, len(p.shape)))
         for path, p, spec in zip(found.paths, found.leaves, by_spec(specs, params), strict=True)
     }
 
@@ -32,7 +32,7 @@ def state_specs(state: Tree, params: Tree, specs: Tree) -> Tree:
         """By the parameter whose path is the end of the leaf's."""
         for start in range(len(path) + 1):
             if tuple(path[start:]) in own:
-                return followed(tuple(leaf.shape), *own[tuple(path[start:])])
+                return follow(tuple(leaf.shape), *own[tuple(path[start:])])
         return Spec()
 
     def of_factors(part: Any, several: Sequence[str]) -> Any:
@@ -49,20 +49,20 @@ def state_specs(state: Tree, params: Tree, specs: Tree) -> Tree:
         return type(part)(**both, **rest)
 
     def of_part(path: Sequence[Any], part: Any) -> Any:
-        several = [field for field in SEVERAL if hasattr(part, field)] if isinstance(part, kinds) else []
+        several = [field for field in SEVERAL if hasattr(part, field)] if isinstance(part, classes) else []
         if several:
             return of_factors(part, several)
         return walk(lambda inner, leaf: of_leaf((*path, *inner), leaf), part)
 
-    kinds, walk = tuple(KINDS), jax.tree_util.tree_map_with_path
-    return walk(of_part, state, is_leaf=lambda part: isinstance(part, kinds))
+    classes, walk = tuple(STATE_CLASSES), jax.tree_util.tree_map_with_path
+    return walk(of_part, state, is_leaf=lambda part: isinstance(part, classes))
 
 
-def padded(spec: Spec, ndim: int) -> tuple[Any, ...]:
+def pad(spec: Spec, ndim: int) -> tuple[Any, ...]:
     return (*spec, *[None] * (ndim - len(spec)))
 
 
-def followed(shape: tuple[int, ...], p_shape: tuple[int, ...], spec: tuple[Any, ...]) -> Spec:
+def follow(shape: tuple[int, ...], p_shape: tuple[int, ...], spec: tuple[Any, ...]) -> Spec:
     """The spec of something that has its parameter's axes, some reduced to size 1, or the last ones to groups."""
     lead = len(shape) - 1
     grouped = 0 < lead < len(p_shape) and (lead < len(p_shape) - 1 or shape[lead] not in (1, p_shape[lead]))

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from thalweg.arrays import A, Shape, Space, State, Truth
 from thalweg.errors import OptionError, ParameterError
-from thalweg.given import NORM
+from thalweg.given import NORM, TABLE
 from thalweg.optax.trees import Named, Path, Tree
 from thalweg.rules import Muon, Rule
 from thalweg.rules.rule import Noise
@@ -52,8 +52,6 @@ class Reading:
 Layout: TypeAlias = Any
 
 VECTOR = Reading("vector")
-#: Parts of the name of a table that is looked up.
-TABLE = re.compile(r"embed|token|^wte$|^wpe$", re.IGNORECASE)
 #: flax's names of projections in attention, of (in, heads, size) and of (heads, size, out).
 TO_HEADS, FROM_HEADS = ("query", "key", "value"), ("out",)
 
@@ -67,7 +65,7 @@ def read_tree(layout: Layout, params: Tree, found: Named, stacked: Sequence[int]
     result = []
     for path, name, p, lead in zip(found.paths, found.names, found.leaves, stacked, strict=True):
         reading = read(layout, name, p, tuple(p.shape[lead:]), owner_of(path, modules))
-        result.append(checked(reading, name, p.ndim - lead))
+        result.append(check_reading(reading, name, p.ndim - lead))
     return result
 
 
@@ -109,7 +107,7 @@ def read(layout: Layout, name: str, p: Any, shape: Shape, module: Any) -> Readin
     return matrix(axes) if isinstance(axes, MatrixAxes) else matrix(MatrixAxes(axes.reduction_axis, axes.output_axis))
 
 
-def checked(reading: Reading, name: str, ndim: int) -> Reading:
+def check_reading(reading: Reading, name: str, ndim: int) -> Reading:
     """A reading with axes counted from 0."""
     if reading.axes is None:
         return reading
@@ -237,10 +235,12 @@ class MuonOfAxes(Muon):
 
     @functools.cached_property
     def plain(self) -> Muon:
-        """The rule of a stack of matrices. Both of its two scalings by width are that of outputs over inputs here."""
+        """The rule of a stack of matrices. Its scalings by width are those of outputs over inputs here."""
         options = {f.name: getattr(self, f.name) for f in fields(Muon)} | {"stacked_axes": 1}
         if self.scaling in ("original", "optax"):
             options["scaling"] = "optax" if self.inputs_first else "original"
+        if self.scaling == "spectral_unclamped":
+            options["transposed"] = self.inputs_first
         if self.axes.split > 1 and self.split == 1:
             options |= {"split": self.axes.split, "split_axis": 1 if self.inputs_first else 0}
         return Muon(**options)

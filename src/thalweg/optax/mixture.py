@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import jax
@@ -14,21 +13,20 @@ import optax
 
 from thalweg.arrays import Squares
 from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
-from thalweg.given import Pattern, check_all_matched, check_pattern, is_list, matches
-from thalweg.optax.shards import Shards, layout_of
-from thalweg.optax.states import MixtureState
+from thalweg.given import Pattern, check_all_matched, check_pattern, first_match, is_list
+from thalweg.optax.shards import Shards, mesh_axes_of
+from thalweg.optax.states import MixtureState, first_count
 from thalweg.optax.transformation import HEARD, Transformation, scale_to
 from thalweg.optax.trees import Named, Tree, by_spec, gradients, parameters
 from thalweg.rules.checks import check_choice, check_number, require
 from thalweg.spaces import jax as whole
-from thalweg.spaces.jax import replicated_with
 from thalweg.storage import arithmetic
 
-Entries: TypeAlias = Sequence[tuple[Pattern, optax.GradientTransformation]]
+MixtureEntries: TypeAlias = Sequence[tuple[Pattern, optax.GradientTransformation]]
 
 
 def mixture(
-    entries: Entries,
+    entries: MixtureEntries,
     *,
     max_grad_norm: float | None = None,
     on_nonfinite: Literal["propagate", "skip"] = "propagate",
@@ -48,14 +46,10 @@ def mixture(
     >>> print(updates["dense"]["w"][0].round(3), updates["dense"]["b"])
     [-0.1 -0.1] [-0.5 -0.5]
     """
-    if max_grad_norm is not None:
-        check_number("max_grad_norm", max_grad_norm, low=0.0, open_low=True)
-    check_choice("on_nonfinite", on_nonfinite, "propagate", "skip")
-    made = Mixture(tuple(checked(entries)), max_grad_norm, on_nonfinite == "skip", specs)
-    return optax.GradientTransformationExtraArgs(made.init, made.update)
+    return Mixture(tuple(check_entries(entries)), max_grad_norm, on_nonfinite, specs).transformation
 
 
-def checked(entries: Any) -> list[tuple[Pattern, Any]]:
+def check_entries(entries: Any) -> list[tuple[Pattern, Any]]:
     wanted = "a mixture is a list of (pattern, transformation), such as [('*.w', kron(3e-4)), ('*', adamw(3e-4))]"
     require(is_list(entries) and len(entries) > 0, f"{wanted}, got {entries!r}")
     result = []
@@ -87,8 +81,21 @@ class Mixture:
 
     entries: tuple[tuple[Pattern, Any], ...]
     max_grad_norm: Any
-    guarded: bool
+    on_nonfinite: str
     specs: Any
+
+    def __post_init__(self) -> None:
+        if self.max_grad_norm is not None:
+            check_number("max_grad_norm", self.max_grad_norm, low=0.0, open_low=True)
+        check_choice("on_nonfinite", self.on_nonfinite, "propagate", "skip")
+
+    @property
+    def transformation(self) -> optax.GradientTransformationExtraArgs:
+        return optax.GradientTransformationExtraArgs(self.init, self.update)
+
+    @property
+    def guarded(self) -> bool:
+        return self.on_nonfinite == "skip"
 
     def init(self, params: Tree) -> MixtureState:
         found = parameters(params)
@@ -100,9 +107,8 @@ class Mixture:
                 heard.unused_entries.extend(idle)
             message = f"{self.PATTERNS} that match no parameter: {', '.join(map(repr, idle))}"
             warnings.warn(message, UnusedOverrideWarning, stacklevel=2)
-        states = tuple(each.init(params) for each in self.masked(found, places))
-        zero = partial(jnp.zeros, [], jnp.int32, device=replicated_with(found.leaves[0]) if found.leaves else None)
-        return MixtureState(states, zero() if self.guarded else None)
+        states = tuple(each.init(params) for each in self.mask_entries(found, places))
+        return MixtureState(states, first_count(found.leaves) if self.guarded else None)
 
     def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, MixtureState]:
         if params is None:
@@ -110,9 +116,9 @@ class Mixture:
         found = parameters(params)
         grads, spaces = gradients(updates, found), self.spaces(params, found)
         scale = scale_to(self.max_grad_norm, list(zip(spaces, grads, strict=True)))
-        given = grads if scale is None else [scaled(g, scale) for g in grads]
+        given = grads if scale is None else [scale_gradient(g, scale) for g in grads]
         new, news = found.treedef.unflatten(given), []
-        for each, own in zip(self.masked(found, self.places(found)), state.inner_states, strict=True):
+        for each, own in zip(self.mask_entries(found, self.places(found)), state.inner_states, strict=True):
             new, inner = each.update(new, own, params, **extra_args)
             news.append(inner)
         result = MixtureState(tuple(news), state.skipped)
@@ -129,19 +135,15 @@ class Mixture:
     def unused_patterns(self, found: Named, places: Sequence[int]) -> list[Pattern]:
         return [pattern for place, (pattern, _) in enumerate(self.entries) if place not in places]
 
-    def masked(self, found: Named, places: Sequence[int]) -> list[Any]:
+    def mask_entries(self, found: Named, places: Sequence[int]) -> list[Any]:
         """The transformations, each for its parameters alone."""
         masks = [found.treedef.unflatten([place == own for own in places]) for place in range(len(self.entries))]
         return [optax.masked(each, mask) for (_, each), mask in zip(self.entries, masks, strict=True)]
 
     def places(self, found: Named) -> list[int]:
         """For each parameter the place of the first entry that matches it."""
-        pairs = list(zip(found.names, found.leaves, strict=True))
-        places = [
-            next((i for i, (pattern, _) in enumerate(self.entries) if matches(pattern, name, p)), None)
-            for name, p in pairs
-        ]
-        check_all_matched([name for (name, _), place in zip(pairs, places, strict=True) if place is None])
+        places = [first_match(self.entries, *pair) for pair in zip(found.names, found.leaves, strict=True)]
+        check_all_matched([name for name, place in zip(found.names, places, strict=True) if place is None])
         return [place for place in places if place is not None]
 
     def spaces(self, params: Tree, found: Named) -> list[Any]:
@@ -150,11 +152,11 @@ class Mixture:
             return [whole] * len(found.leaves)
         specs = by_spec(self.specs, params)
         triples = zip(specs, found.leaves, found.names, strict=True)
-        layouts = [layout_of(spec, p.ndim, name) for spec, p, name in triples]
-        return [Shards(layout) if any(layout) else whole for layout in layouts]
+        divisions = [mesh_axes_of(spec, p.ndim, name) for spec, p, name in triples]
+        return [Shards(own) if any(own) else whole for own in divisions]
 
 
-def scaled(g: Any, scale: Any) -> Any:
+def scale_gradient(g: Any, scale: Any) -> Any:
     precision = arithmetic(g.dtype.name)
     return (g.astype(precision) * scale.astype(precision)).astype(g.dtype)
 

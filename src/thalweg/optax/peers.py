@@ -1,8 +1,9 @@
-"""Runs that optax's own optimizers have started, continued by ours."""
+"""Runs that optax's own optimizers have started, continued by ours, whatever wrappers are around their states."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -11,17 +12,31 @@ import optax
 import optax.contrib
 
 from thalweg.errors import StateError, read_as
+from thalweg.exchange import Rename, Report, check_same_names, refused_option, rename_parameter
 from thalweg.given import differ
-from thalweg.optax.exchange import entries_by_name, imported, is_own, own_parts, placed
+from thalweg.optax.exchange import entries_by_name, import_part, is_own, own_parts, place_like
 from thalweg.optax.explain import transformations
-from thalweg.optax.peer_states import WRAPPERS, Kept, Peer, gathered
 from thalweg.optax.trees import Named, Tree, named
-from thalweg.peers import Rename, Report, check_same_names, refused_option
 from thalweg.rules import LAMB, LARS, SGD, Adafactor, AdamW, Muon, Rule
 from thalweg.rules.lion import Lion
 from thalweg.rules.options import number_options
 from thalweg.settings import Setting, in_words
 
+#: The parts of states that can be continued, with their fields that are trees like the parameters.
+KEPT: dict[type[Any], tuple[str, ...]] = {
+    optax.ScaleByAdamState: ("mu", "nu"),
+    optax.ScaleByLionState: ("mu",),
+    optax.TraceState: ("trace",),
+    optax.FactoredState: ("v_row", "v_col", "v"),
+    optax.EmaState: ("ema",),
+    optax.contrib.MuonState: ("mu",),
+}
+#: Wrappers with state of their own, and the field that has what they are around.
+WRAPPERS: dict[type[Any], str] = {
+    optax.MultiStepsState: "inner_opt_state",
+    optax.ApplyIfFiniteState: "inner_state",
+    optax.InjectStatefulHyperparamsState: "inner_state",
+}
 ADAM = {"exp_avg": (optax.ScaleByAdamState, "mu"), "exp_avg_sq": (optax.ScaleByAdamState, "nu")}
 TRACE = {"momentum_buffer": (optax.TraceState, "trace")}
 #: Of each rule what it continues, and for each key of its state the part and the field that optax has it in.
@@ -49,6 +64,30 @@ MEANING: dict[type[Rule], dict[str, Any]] = {
     Muon: {"momentum_mode": "ema"},
     Adafactor: {"momentum_mode": "after_lr"},
 }
+
+
+@dataclass
+class PeerParameter:
+    """What optax keeps for one parameter."""
+
+    #: Steps taken; None if the state does not tell.
+    count: int | None
+    #: By part and field.
+    entries: dict[tuple[type[Any], str], Any] = field(default_factory=dict)
+    #: Whether a trace is one of steps, which the learning rate and its sign have entered, as in optax.lars.
+    of_steps: bool = False
+    #: The coefficients that optax.contrib.muon has in its state.
+    ns_coeffs: Any = None
+
+
+@dataclass
+class Peer:
+    """What a state of optax has."""
+
+    parameters: dict[str, PeerParameter] = field(default_factory=dict)
+    #: Steps taken, of states that keep nothing for parameters.
+    count: int | None = None
+    wrappers: list[Any] = field(default_factory=list)
 
 
 def import_peer(
@@ -79,10 +118,10 @@ def import_peer(
     """
     found, start = named(params), solver.init(params)
     with read_as("this state"):
-        return continued(solver, params, gathered(peer_state, rename), found, start, step)
+        return continue_run(solver, params, read_state(peer_state, rename), found, start, step)
 
 
-def continued(
+def continue_run(
     solver: optax.GradientTransformation, params: Tree, peer: Peer, found: Named, start: Tree, step: int | None
 ) -> tuple[Tree, Report]:
     """The state of a solver with what a peer has, and the report. found: the parameters. start: a fresh state."""
@@ -97,11 +136,11 @@ def continued(
             raise StateError(
                 f"no transformation of thalweg.optax steps {name!r} in this solver: import its parts apart"
             )
-        found_here = taken(name, shapes[name], settings[name], entries.get(name, {}), kept, pairs)
+        found_here = take_entries(name, shapes[name], settings[name], entries.get(name, {}), kept, pairs)
         given[name] = {"step": steps_of(kept.count, step), **found_here}
     steps = max((entry["step"] for entry in given.values()), default=None)
     steps = steps_of(peer.count, step) if steps is None else steps
-    state = renewed(start, peer, params, given, steps)
+    state = renew_state(start, peer, params, given, steps)
     rules = list(dict.fromkeys(type(setting.rule) for setting in settings.values()))
     sources = in_words(TAKEN[rule][0] if rule in TAKEN else "optax" for rule in rules)
     untold = options_of(list(settings.values()), several=len(rules) > 1)
@@ -119,10 +158,15 @@ def steps_of(found: int | None, step: int | None) -> int:
     return known
 
 
-def taken(
-    name: str, shape: tuple[int, ...], setting: Setting, own: Mapping[str, Any], kept: Kept, pairs: dict[str, str]
+def take_entries(
+    name: str,
+    shape: tuple[int, ...],
+    setting: Setting,
+    own: Mapping[str, Any],
+    kept: PeerParameter,
+    pairs: dict[str, str],
 ) -> dict[str, Any]:
-    """The entries of a parameter's state, from those of optax. pairs is told which became which."""
+    """The entries of a parameter's state, from those of optax. pairs: filled with which became which."""
     rule, result = setting.rule, {}
     source, keys = TAKEN.get(type(rule), ("", {}))
     has = {kind for kind, _ in kept.entries}
@@ -155,7 +199,7 @@ def taken(
     return result
 
 
-def check_meaning(name: str, rule: Rule, source: str, kept: Kept) -> None:
+def check_meaning(name: str, rule: Rule, source: str, kept: PeerParameter) -> None:
     """Refuse options under which the entries of state are something else."""
     wanted = dict(MEANING.get(type(rule), {}))
     if isinstance(rule, LARS):
@@ -163,7 +207,8 @@ def check_meaning(name: str, rule: Rule, source: str, kept: Kept) -> None:
     if isinstance(rule, SGD) and kept.of_steps:
         raise StateError(f"the trace of {name!r} is one of steps, as that of optax.lars: SGD has one of gradients")
     if isinstance(rule, Muon):
-        theirs, ours = jnp.asarray(kept.ns_coeffs), jnp.asarray(rule.ns_coefficients, jnp.float32)
+        given = rule.triples if isinstance(rule.ns_coefficients, str) else rule.ns_coefficients
+        theirs, ours = jnp.asarray(kept.ns_coeffs), jnp.asarray(given, jnp.float32)
         if theirs.shape != ours.shape or not jnp.allclose(theirs, ours):
             wanted["ns_coefficients"] = theirs.tolist()
     for option, value in wanted.items():
@@ -172,27 +217,27 @@ def check_meaning(name: str, rule: Rule, source: str, kept: Kept) -> None:
             raise refused_option(source, name, option, value, found, f"the solver with {option}={value!r}")
 
 
-def renewed(state: Tree, peer: Peer, params: Tree, given: Mapping[str, Any], steps: int) -> Tree:
+def renew_state(state: Tree, peer: Peer, params: Tree, given: Mapping[str, Any], steps: int) -> Tree:
     """A fresh state with the contents of another. Wrappers go on where both have them."""
     accumulating = [part for part in peer.wrappers if int(getattr(part, "mini_step", 0))]
 
     def renew(part: Any) -> Any:
         if is_own(part):
-            new = imported(part, params, given)
-            return new if entries_by_name(part, params) else new._replace(count=placed(steps, part.count))
+            new = import_part(part, params, given)
+            return new if entries_by_name(part, params) else new._replace(count=place_like(steps, part.count))
         if is_counter(part):
-            return part._replace(count=placed(steps, part.count))
+            return part._replace(count=place_like(steps, part.count))
         if type(part) not in WRAPPERS:
             return part
         inner, own = WRAPPERS[type(part)], part._asdict()
         rest = own.pop(inner)
         theirs = [other for other in peer.wrappers if type(other) is type(part)]
         if len(theirs) == 1:
-            own = {name: carried(value, getattr(theirs[0], name)) for name, value in own.items()}
+            own = {name: carry_over(value, getattr(theirs[0], name)) for name, value in own.items()}
             if [*map(id, accumulating)] == [id(theirs[0])] and alike(part.acc_grads, theirs[0].acc_grads):
                 accumulating.clear()
         elif isinstance(part, optax.InjectStatefulHyperparamsState):
-            own |= {"count": placed(steps, part.count), "hyperparams_states": within(part.hyperparams_states)}
+            own |= {"count": place_like(steps, part.count), "hyperparams_states": within(part.hyperparams_states)}
         return type(part)(**own, **{inner: within(rest)})
 
     def within(tree: Tree) -> Tree:
@@ -212,12 +257,12 @@ def is_counter(part: Any) -> bool:
     return getattr(part, "_fields", None) == ("count",)
 
 
-def carried(own: Any, theirs: Any) -> Any:
+def carry_over(own: Any, theirs: Any) -> Any:
     """What another state has, where this one has it too."""
     if alike(own, theirs):
-        return jax.tree.map(placed, theirs, own)
+        return jax.tree.map(place_like, theirs, own)
     if isinstance(own, dict) and isinstance(theirs, dict):
-        return {name: carried(value, theirs[name]) if name in theirs else value for name, value in own.items()}
+        return {name: carry_over(value, theirs[name]) if name in theirs else value for name, value in own.items()}
     return own
 
 
@@ -235,3 +280,67 @@ def options_of(settings: list[Setting], *, several: bool) -> dict[str, Any]:
         for option in sorted(number_options(kind) - setting.rule.idle(1.0).keys() - {"stacked_axes"}):
             found.setdefault(f"{kind.__name__}.{option}" if several else option, getattr(setting.rule, option))
     return found
+
+
+# ---- what a state of optax has
+
+
+def read_state(state: Tree, rename: Rename | None) -> Peer:
+    """All that can be continued of a state; raise if it has anything else."""
+    peer = Peer()
+
+    def walk(part: Any, count: int | None, last: bool) -> None:
+        """count: of the wrappers and the chain that this is in. last: whether it is the end of a chain."""
+        kind = type(part)
+        if kind in KEPT:
+            keep(part, count_in(part, count), last)
+        elif kind in WRAPPERS:
+            peer.wrappers.append(part)
+            walk(getattr(part, WRAPPERS[kind]), count_in(part, count), last)
+        elif kind is optax.MaskedState:
+            walk(part.inner_state, count, last)
+        elif kind is optax.transforms.PartitionState:
+            walk(part.inner_states, count, False)
+        elif kind is tuple or isinstance(part, Mapping):
+            chain = [*part.values()] if isinstance(part, Mapping) else [*part]
+            for place, each in enumerate(chain):
+                walk(each, own_count(chain, count), 0 < place == len(chain) - 1)
+            peer.count = own_count(chain, count) if peer.count is None else peer.count
+        elif kind is optax.ScaleByScheduleState:
+            pass
+        elif jax.tree.leaves(part):
+            known = ", ".join(sorted(known.__name__ for known in KEPT))
+            raise StateError(f"this state has a {kind.__name__}, which cannot be continued here: {known} can be")
+
+    def keep(part: Any, count: int | None, last: bool) -> None:
+        for attribute in KEPT[type(part)]:
+            tree = named(getattr(part, attribute))
+            for theirs, leaf in zip(tree.names, tree.leaves, strict=True):
+                name = rename_parameter(theirs, rename)
+                kept = peer.parameters.setdefault(name, PeerParameter(count))
+                if (type(part), attribute) in kept.entries:
+                    twice = f"this state has two {type(part).__name__} for parameter {name!r}"
+                    raise StateError(f"{twice}: pass the part that is to be continued, or correct rename=")
+                kept.entries[type(part), attribute] = leaf
+                kept.of_steps = last
+                kept.ns_coeffs = getattr(part, "ns_coeffs", None)
+
+    walk(state, None, False)
+    return peer
+
+
+def own_count(chain: list[Any], count: int | None) -> int | None:
+    """The number of steps that the parts of a chain have taken; count: if they do not tell."""
+    told = {int(part.count) for part in chain if type(part) not in WRAPPERS and count_in(part, None) is not None}
+    if len(told) > 1:
+        raise StateError(
+            f"parts of this state have taken different numbers of steps, {sorted(told)}: here is one count for all"
+        )
+    return min(told, default=count)
+
+
+def count_in(part: Any, count: int | None) -> int | None:
+    """The steps that a part has counted; count: if it does not. (Every tuple has a method of that name.)"""
+    fields = getattr(part, "_fields", ())
+    told = next((name for name in ("gradient_step", "count") if name in fields), None)
+    return count if told is None else int(getattr(part, told))

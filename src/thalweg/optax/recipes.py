@@ -12,29 +12,15 @@ import jax
 import optax
 
 from thalweg.errors import OptionError
-from thalweg.given import Pattern, check_pattern, is_list, matches
+from thalweg.given import HEADS, TOP_HEADS, Pattern, check_patterns, matches, unused_patterns
 from thalweg.optax.functions import function_of
 from thalweg.optax.matrices import READERS, Layout, Reading, check_layout, read_tree, rule_of_axes
 from thalweg.optax.mixture import Mixture
 from thalweg.optax.transformation import HEARD, Transformation
 from thalweg.optax.trees import Named, Tree, parameters
 from thalweg.rules import AdamW, Muon
-from thalweg.rules.checks import check_choice, check_number
 from thalweg.settings import adamw_share
 
-#: Names of modules that are output layers wherever they are, and at the top of a model.
-HEADS = (
-    "lm_head",
-    "head",
-    "heads",
-    "classifier",
-    "classification_head",
-    "score",
-    "output_projection",
-    "fc_out",
-    "logits",
-)
-TOP_HEADS = ("logits", "out", "output", "outputs", "output_layer", "readout", "unembed")
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 #: The places of entries.
 HIDDEN, OTHER, VECTORS = range(3)
@@ -63,8 +49,8 @@ def muon_adamw(
     learning_rate, muon: of Muon. adamw_learning_rate, adamw: of AdamW; its rate, if not given, is that of Muon where
     their steps have one size (``muon=dict(consistent_rms=0.2)``), and 0.015 of it elsewhere. weight_decay: of all
     matrices; None leaves it to each rule. Norms, biases and vectors do not decay. first, other: patterns of parameters
-    that go to Muon, or to AdamW, whatever they are found to be; first wins. ``explain`` shows who steps what, and
-    docs/jax.md how parameters are told apart.
+    that go to Muon, or to AdamW, whatever they are found to be; first wins. ``explain`` shows who steps what;
+    docs/jax.md says how parameters are assigned.
 
     >>> import jax.numpy as jnp
     >>> params = {"hidden": {"kernel": jnp.ones((4, 3)), "bias": jnp.ones(3)}, "out": {"kernel": jnp.ones((3, 2))}}
@@ -81,48 +67,36 @@ def muon_adamw(
             "flax keeps kernels as (in, out), equinox and torch keep weights as (out, in)"
         )
     check_layout(layout)
-    if max_grad_norm is not None:
-        check_number("max_grad_norm", max_grad_norm, low=0.0, open_low=True)
-    check_choice("on_nonfinite", on_nonfinite, "propagate", "skip")
     if adamw_learning_rate is None:
         matched = muon.get("consistent_rms") is not None
         share = adamw_share(Muon, {"scaling": "match_rms_adamw"} if matched else muon)
-        adamw_learning_rate = scaled_rate(learning_rate, share)
+        adamw_learning_rate = scale_rate(learning_rate, share)
     decay = {} if weight_decay is None else {"weight_decay": weight_decay}
     adamw_function = function_of(AdamW)
     hidden = function_of(Muon)(learning_rate, **{**decay, **muon, "layout": layout, "specs": specs})
     others = adamw_function(adamw_learning_rate, **{**decay, **adamw, "specs": specs})
     vectors = adamw_function(adamw_learning_rate, **{**adamw, "weight_decay": 0.0, "specs": specs})
-    made = Routed(
+    return Routed(
         tuple(zip(ROLES, (hidden, others, vectors), strict=True)),
         max_grad_norm,
-        on_nonfinite == "skip",
+        on_nonfinite,
         specs,
         layout,
-        checked_patterns(first, "first"),
-        checked_patterns(other, "other"),
-    )
-    return optax.GradientTransformationExtraArgs(made.init, made.update)
+        check_patterns(first, "first"),
+        check_patterns(other, "other"),
+    ).transformation
 
 
-def scaled_rate(rate: Any, share: float) -> Any:
+def scale_rate(rate: Any, share: float) -> Any:
     """A share of a learning rate, which may be a schedule."""
     if share == 1:
         return rate
     return (lambda count: rate(count) * share) if callable(rate) else rate * share
 
 
-def checked_patterns(patterns: Any, argument: str) -> tuple[Pattern, ...]:
-    if not is_list(patterns):
-        raise OptionError(f"{argument} must be a list of patterns, such as ['*.experts.*'], got {patterns!r}")
-    for pattern in patterns:
-        check_pattern(pattern)
-    return tuple(patterns)
-
-
 @dataclass(frozen=True, eq=False)
 class Routed(Mixture):
-    """The two functions of the transformation. Entries are for roles of parameters, which are told by their layout."""
+    """The two functions of the transformation. Entries are for roles of parameters, which follow from the layout."""
 
     PATTERNS: ClassVar[str] = "patterns of first and other"
 
@@ -169,10 +143,7 @@ class Routed(Mixture):
         return [place(*each) for each in zip(found.names, found.leaves, readings, rules, strict=True)]
 
     def unused_patterns(self, found: Named, places: Sequence[int]) -> list[Pattern]:
-        pairs = list(zip(found.names, found.leaves, strict=True))
-        return [
-            pattern for pattern in (*self.first, *self.other) if not any(matches(pattern, name, p) for name, p in pairs)
-        ]
+        return unused_patterns((*self.first, *self.other), zip(found.names, found.leaves, strict=True))
 
 
 def output_layers(layout: Layout, found: Named, readings: Sequence[Reading]) -> set[str]:
@@ -204,9 +175,9 @@ def output_layers(layout: Layout, found: Named, readings: Sequence[Reading]) -> 
 
 def is_head(parts: Sequence[str]) -> bool:
     """Whether a module is named as output layers are. Within numbered blocks such names mean something else."""
-    before = [part for part in parts[:-1] if part in HEADS]
+    before = [part for part in parts[:-1] if HEADS.fullmatch(part)]
     is_within = any(re.search(r"(^|_)\d+$", part) for part in parts[: parts.index(before[0])]) if before else False
-    return bool(before and not is_within) or (len(parts) == 2 and parts[0] in TOP_HEADS)
+    return bool(before and not is_within) or (len(parts) == 2 and TOP_HEADS.fullmatch(parts[0]) is not None)
 
 
 def is_top(parts: Sequence[str]) -> bool:

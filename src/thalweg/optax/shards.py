@@ -19,10 +19,10 @@ from thalweg.spaces import jax as whole
 
 Arr: TypeAlias = jax.Array
 #: For each axis of a parameter the mesh axes over which it is sharded.
-Layout: TypeAlias = tuple[tuple[str, ...], ...]
+MeshAxes: TypeAlias = tuple[tuple[str, ...], ...]
 
 
-def layout_of(spec: Any, ndim: int, name: str) -> Layout:
+def mesh_axes_of(spec: Any, ndim: int, name: str) -> MeshAxes:
     """A PartitionSpec, axis by axis."""
     if not isinstance(spec, PartitionSpec) or len(spec) > ndim:
         raise OptionError(
@@ -69,18 +69,18 @@ def count_of(axes: Sequence[str]) -> int:
 class Shards:
     """The jax space, seen from one device of several that hold a parameter together."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, mesh_axes: MeshAxes) -> None:
+        self.mesh_axes = mesh_axes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(whole, name)  # elementwise work needs no other device
 
     def shape(self, x: Arr) -> Shape:
-        return tuple(n * count_of(axes) for n, axes in zip(x.shape, self.layout, strict=True))
+        return tuple(n * count_of(axes) for n, axes in zip(x.shape, self.mesh_axes, strict=True))
 
     def across(self, axes: Axes) -> tuple[str, ...]:
         """The mesh axes over which these axes of a parameter are sharded."""
-        chosen = self.layout if axes is None else [self.layout[axis] for axis in axes]
+        chosen = self.mesh_axes if axes is None else [self.mesh_axes[axis] for axis in axes]
         return tuple(name for names in chosen for name in names)
 
     def zeros_reduced(self, x: Arr, axes: tuple[int, ...]) -> Arr:
@@ -113,7 +113,7 @@ class Shards:
         """Positions in the whole parameter, so that random numbers do not depend on its sharding."""
         place, stride = jnp.zeros(like.shape, jnp.uint32), 1
         for axis in reversed(range(like.ndim)):
-            first = own_place(self.layout[axis]) * like.shape[axis]
+            first = own_place(self.mesh_axes[axis]) * like.shape[axis]
             index = jax.lax.broadcasted_iota(jnp.uint32, like.shape, axis) + jnp.uint32(first)
             place = place + index * jnp.uint32(stride & 0xFFFFFFFF)
             stride *= self.shape(like)[axis]
@@ -134,24 +134,24 @@ def own_place(axes: Sequence[str]) -> Any:
     return jax.lax.axis_index(tuple(axes)) if axes else jnp.int32(0)
 
 
-def gathered(x: Arr, layout: Layout) -> Arr:
+def gather_whole(x: Arr, mesh_axes: MeshAxes) -> Arr:
     """The whole of which every device holds a part, for rules that need it.
 
     By a sum of parts amid zeros: so shard_map can tell that the result is the same on every device.
     """
-    names = tuple(name for axes in layout for name in axes)
+    names = tuple(name for axes in mesh_axes for name in axes)
     if not names:
         return x
-    shape = tuple(n * count_of(axes) for n, axes in zip(x.shape, layout, strict=True))
-    starts = [own_place(axes) * n for n, axes in zip(x.shape, layout, strict=True)]
+    shape = tuple(n * count_of(axes) for n, axes in zip(x.shape, mesh_axes, strict=True))
+    starts = [own_place(axes) * n for n, axes in zip(x.shape, mesh_axes, strict=True)]
     total: Arr = jax.lax.psum(jax.lax.dynamic_update_slice(jnp.zeros(shape, x.dtype), x, starts), names)
     return total
 
 
-def own_part(x: Arr, layout: Layout) -> Arr:
+def own_part(x: Arr, mesh_axes: MeshAxes) -> Arr:
     """The part of a whole that this device holds."""
-    if not any(layout):
+    if not any(mesh_axes):
         return x
-    shape = tuple(n // count_of(axes) for n, axes in zip(x.shape, layout, strict=True))
-    starts = [own_place(axes) * n for n, axes in zip(shape, layout, strict=True)]
+    shape = tuple(n // count_of(axes) for n, axes in zip(x.shape, mesh_axes, strict=True))
+    starts = [own_place(axes) * n for n, axes in zip(shape, mesh_axes, strict=True)]
     return jax.lax.dynamic_slice(x, starts, shape)

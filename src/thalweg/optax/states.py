@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 
 from thalweg.errors import StateError
 from thalweg.optax.trees import Tree, TreeDef
 from thalweg.rules import LAMB, LARS, Adafactor, Kron, Muon, Rule
+from thalweg.spaces.jax import replicated_with
 
 #: The state of one parameter under its checkpoint keys, as rules have it.
 Entries: TypeAlias = dict[str, Any]
@@ -90,34 +92,39 @@ WRITTEN: dict[type[Rule], type[Any]] = {
     Kron: KronState,
 }
 #: The classes of states, also those that are made, with the rules they are of.
-KINDS: dict[type[Any], type[Rule]] = {kind: rule for rule, kind in WRITTEN.items()}
+STATE_CLASSES: dict[type[Any], type[Rule]] = {state_class: rule for rule, state_class in WRITTEN.items()}
 
 
-def kind_for(rule: type[Rule], keys: tuple[str, ...], beside: tuple[str, ...]) -> type[Any]:
+def state_class_for(rule: type[Rule], keys: tuple[str, ...], beside: tuple[str, ...]) -> type[Any]:
     """The class of states of a rule that keeps these entries. beside: scales and records that are kept with them."""
     written = WRITTEN.get(rule)
     if written is not None and not beside:
         return written
-    return made_kind(rule, (*(keys if written is None else fields_of(written)), *beside))
+    return make_state_class(rule, (*(keys if written is None else fields_of(written)), *beside))
 
 
 @functools.cache
-def made_kind(rule: type[Rule], keys: tuple[str, ...]) -> type[Any]:
+def make_state_class(rule: type[Rule], keys: tuple[str, ...]) -> type[Any]:
     """The class of states of a rule that has none here, with a field for every entry that it keeps."""
     fields: Any = namedtuple(f"{rule.__name__}State", ["count", *keys, "skipped"], defaults=[None])  # type: ignore[misc]
 
-    def reduced(state: Any) -> Any:
+    def reduce(state: Any) -> Any:
         return remade, (rule, keys, tuple(state))
 
     # a class of its own, so that copies and pickles find it again by its rule
-    body = {"__slots__": (), "__reduce__": reduced, "__doc__": f"The state of {rule.__name__}."}
+    body = {"__slots__": (), "__reduce__": reduce, "__doc__": f"The state of {rule.__name__}."}
     made = type(fields.__name__, (fields,), body)
-    KINDS[made] = rule
+    STATE_CLASSES[made] = rule
     return made
 
 
 def remade(rule: type[Rule], keys: tuple[str, ...], values: tuple[Any, ...]) -> Any:
-    return made_kind(rule, keys)(*values)
+    return make_state_class(rule, keys)(*values)
+
+
+def first_count(leaves: Sequence[Any]) -> Any:
+    """A count of steps before the first, where parameters are: one that moves there is compiled for twice."""
+    return jnp.zeros([], jnp.int32, device=replicated_with(leaves[0]) if leaves else None)
 
 
 #: Fields that are one number for all parameters.
@@ -126,16 +133,18 @@ COUNTS = ("count", "skipped")
 SEVERAL = ("Q", "L")
 
 
-def fields_of(kind: Any) -> list[str]:
-    return [field for field in kind._fields if field not in COUNTS]
+def fields_of(state_class: Any) -> list[str]:
+    return [field for field in state_class._fields if field not in COUNTS]
 
 
-def unpacked(kind: type[Any], state: Any, treedef: TreeDef) -> list[Entries]:
+def unpack(state_class: type[Any], state: Any, treedef: TreeDef) -> list[Entries]:
     """The state of each parameter, in the order of the tree's leaves."""
-    if not isinstance(state, kind):
-        raise StateError(f"this is not a state of this optimizer: expected {kind.__name__}, got {type(state).__name__}")
+    if not isinstance(state, state_class):
+        raise StateError(
+            f"this is not a state of this optimizer: expected {state_class.__name__}, got {type(state).__name__}"
+        )
     try:
-        columns = {field: treedef.flatten_up_to(getattr(state, field)) for field in fields_of(kind)}
+        columns = {field: treedef.flatten_up_to(getattr(state, field)) for field in fields_of(state_class)}
     except (ValueError, TypeError, KeyError) as error:
         raise StateError(f"this state was made for parameters of another structure: {error}") from None
     found: list[Entries] = [{} for _ in range(treedef.num_leaves)]
@@ -148,13 +157,15 @@ def unpacked(kind: type[Any], state: Any, treedef: TreeDef) -> list[Entries]:
     return found
 
 
-def packed(kind: type[Any], treedef: TreeDef, states: Sequence[Entries], *, count: Any, skipped: Any) -> Any:
-    """The reverse of ``unpacked``."""
-    trees = {field: treedef.unflatten([joined(entries, field) for entries in states]) for field in fields_of(kind)}
-    return kind(count=count, skipped=skipped, **trees)
+def pack(state_class: type[Any], treedef: TreeDef, states: Sequence[Entries], *, count: Any, skipped: Any) -> Any:
+    """The reverse of ``unpack``."""
+    trees = {
+        field: treedef.unflatten([join_field(entries, field) for entries in states]) for field in fields_of(state_class)
+    }
+    return state_class(count=count, skipped=skipped, **trees)
 
 
-def joined(entries: Entries, field: str) -> Any:
+def join_field(entries: Entries, field: str) -> Any:
     """One field of one parameter: an array, a tuple of numbered ones, or None."""
     if field not in SEVERAL:
         return entries.get(field)

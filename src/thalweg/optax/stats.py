@@ -1,4 +1,4 @@
-"""Figures that a step computes on its way, kept in the state."""
+"""Figures that a step computes anyway, kept in the state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Observed(Transformation):
 
     def init(self, params: Tree) -> StatsState:
         inner = super().init(params)
-        _, _, stats = jax.eval_shape(self.shown_step, params, inner, params)
+        _, _, stats = jax.eval_shape(self.step_with_figures, params, inner, params)
         # beside the parameters from the start, like the count of steps
         zeros = partial(jnp.zeros, device=replicated_with(parameters(params).leaves[0])) if stats else jnp.zeros
         return StatsState(inner, jax.tree.map(lambda x: zeros(x.shape, x.dtype), stats))
@@ -35,10 +35,10 @@ class Observed(Transformation):
     def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, Any]:
         if not isinstance(state, StatsState):
             raise StateError(f"with_stats() needs a state of its own init(), got one of {type(state).__name__}")
-        deltas, inner, stats = self.shown_step(updates, state.inner_state, params)
+        deltas, inner, stats = self.step_with_figures(updates, state.inner_state, params)
         return deltas, StatsState(inner, stats)
 
-    def shown_step(self, updates: Tree, state: Any, params: Tree) -> tuple[Tree, Any, dict[str, Any]]:
+    def step_with_figures(self, updates: Tree, state: Any, params: Tree) -> tuple[Tree, Any, dict[str, Any]]:
         deltas, inner, stats = self.step(updates, state, params)
         return deltas, inner, jax.tree.map(as_figure, stats)
 
@@ -49,7 +49,7 @@ def as_figure(x: Any) -> Any:
 
 
 def with_stats(solver: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """A transformation of ours whose state also has the figures that its steps compute anyway, such as trust ratios.
+    """A transformation whose state also has the figures that its steps compute anyway, such as trust ratios.
 
     Wrappers of optax go around it: ``optax.chain(optax.clip(1.0), with_stats(lamb(1e-3)))``. ``stats(state)`` reads.
     """

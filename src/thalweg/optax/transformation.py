@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -18,16 +17,15 @@ import optax
 from thalweg.arrays import Squares
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
 from thalweg.given import OverrideList, Overrides, Standard, check_overrides, plain
-from thalweg.optax.batches import Job, Leaf, Moment, first_entries, stepped
+from thalweg.optax.batches import Job, Leaf, Step, first_entries, step_all
 from thalweg.optax.matrices import axes_in_tree, rule_of_axes
-from thalweg.optax.shards import check_whole, layout_of
-from thalweg.optax.states import Entries, kind_for, packed, unpacked
+from thalweg.optax.shards import check_whole, mesh_axes_of
+from thalweg.optax.states import Entries, first_count, pack, state_class_for, unpack
 from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parameters
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
 from thalweg.rules import Rule
 from thalweg.settings import Setting, Settings, combined
-from thalweg.spaces.jax import replicated_with
-from thalweg.storage import arithmetic, kept
+from thalweg.storage import arithmetic, describe_state
 
 
 @dataclass(frozen=True)
@@ -95,14 +93,14 @@ def as_transformation(
     rate = plain(learning_rate)
     try:
         check_names(check_overrides(overrides), called)
-        settings = checked_settings(rule, rate, options, variant, overrides)
+        settings = check_settings(rule, rate, options, variant, overrides)
     except OptionError as error:
         raise OptionError(in_words(str(error), {"lr": "learning_rate", **called})) from None
     parts = Transformation(settings, rate, tuple(choices), specs, layout)
     return optax.GradientTransformationExtraArgs(parts.init, parts.update)
 
 
-def checked_settings(
+def check_settings(
     rule: type[Rule], learning_rate: Any, options: Mapping[str, Any], variant: str | None, overrides: Overrides
 ) -> Settings:
     """Options as rules have them. What is known already is checked; what is traced, or will be, cannot be."""
@@ -172,15 +170,15 @@ class Transformation:
     #: Settings by what was decided for a leaf, so that leaves of equal settings are known to be so.
     known: dict[Any, Setting] = field(default_factory=dict)
 
-    def kind(self, leaves: Sequence[Leaf]) -> type[Any]:
+    def state_class(self, leaves: Sequence[Leaf]) -> type[Any]:
         """The class of states for these parameters."""
         declared: dict[str, None] = {}
         found: dict[str, None] = {}
         for leaf in leaves:
             shape, setting = leaf.space.shape(leaf.p), leaf.setting
             declared |= dict.fromkeys(setting.rule.entries(shape))
-            found |= dict.fromkeys(kept(setting.settled, setting.handling, shape, leaf.p.dtype.name))
-        return kind_for(self.settings.rule, tuple(declared), tuple(key for key in found if key not in declared))
+            found |= dict.fromkeys(describe_state(setting.stored_rule, setting.handling, shape, leaf.p.dtype.name))
+        return state_class_for(self.settings.rule, tuple(declared), tuple(key for key in found if key not in declared))
 
     @property
     def guarded(self) -> bool:
@@ -192,32 +190,31 @@ class Transformation:
         heard = HEARD.get()
         if heard is not None:
             heard.parts.append((self, leaves))
-        states = [first_entries(leaf) for leaf in leaves]
-        # beside the parameters from the start: a count that moves there with the first step is compiled for twice
-        zero = partial(jnp.zeros, [], jnp.int32, device=replicated_with(found.leaves[0]) if found.leaves else None)
-        return packed(self.kind(leaves), found.treedef, states, count=zero(), skipped=zero() if self.guarded else None)
+        states, count = [first_entries(leaf) for leaf in leaves], first_count(found.leaves)
+        skipped = first_count(found.leaves) if self.guarded else None
+        return pack(self.state_class(leaves), found.treedef, states, count=count, skipped=skipped)
 
     def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, Any]:
         deltas, result, _ = self.step(updates, state, params)
         return deltas, result
 
     def step(self, updates: Tree, state: Any, params: Tree) -> tuple[Tree, Any, dict[str, Mapping[str, Any]]]:
-        """What ``update`` answers, and the figures that it computed on its way, by parameter."""
+        """What ``update`` answers, and the figures that it computed, by parameter."""
         if params is None:
             raise ParameterError("update() needs the parameters: update(gradients, state, params)")
         found = parameters(params)
         grads, leaves = gradients(updates, found), self.leaves(params, found)
-        kind = self.kind(leaves)
-        states = unpacked(kind, state, found.treedef)
+        state_class = self.state_class(leaves)
+        states = unpack(state_class, state, found.treedef)
         self.check_state(leaves, states, state.skipped)
         jobs = [
-            Job(leaf.names, leaf.p, leaf.setting, leaf.layout, leaf.axes, g, entries)
+            Job(leaf.names, leaf.p, leaf.setting, leaf.mesh_axes, leaf.axes, g, entries)
             for leaf, g, entries in zip(leaves, grads, states, strict=True)
         ]
         lr = at_count(self.learning_rate, state.count)
-        moment = Moment(optax.safe_increment(state.count), lr, self.grad_scale(jobs), self.guarded)
-        outcomes = stepped(jobs, moment)
-        deltas, count, skipped = [o.delta for o in outcomes], moment.t, state.skipped
+        step = Step(optax.safe_increment(state.count), lr, self.grad_scale(jobs), self.guarded)
+        outcomes = step_all(jobs, step)
+        deltas, count, skipped = [o.delta for o in outcomes], step.t, state.skipped
         news = [o.state for o in outcomes]
         if self.guarded:
             fine = jnp.all(jnp.stack([jnp.asarray(o.finite) for o in outcomes])) if outcomes else jnp.asarray(True)
@@ -225,7 +222,7 @@ class Transformation:
             news = [{k: jnp.where(fine, new[k], old[k]) for k in new} for new, old in zip(news, states, strict=True)]
             count = jnp.where(fine, count, state.count)
             skipped = jnp.where(fine, skipped, optax.safe_increment(skipped))
-        result = packed(kind, found.treedef, news, count=count, skipped=skipped)
+        result = pack(state_class, found.treedef, news, count=count, skipped=skipped)
         stats = {
             job.names[0]: o.stats if lr is None else {"lr": lr * job.setting.lr_scale, **o.stats}
             for job, o in zip(jobs, outcomes, strict=True)
@@ -241,14 +238,14 @@ class Transformation:
             )
         shapes: dict[Any, Any] = {}
         for leaf, entries in zip(leaves, states, strict=True):
-            kind = id(leaf.setting), leaf.p.shape, leaf.p.dtype, leaf.layout
-            if kind not in shapes:
+            alike = id(leaf.setting), leaf.p.shape, leaf.p.dtype, leaf.mesh_axes
+            if alike not in shapes:
                 made = jax.eval_shape(lambda p, leaf=leaf: first_entries(replace(leaf, p=p)), leaf.p)
-                shapes[kind] = {key: entry.shape for key, entry in made.items()}
+                shapes[alike] = {key: entry.shape for key, entry in made.items()}
             found = {key: jnp.shape(entry) for key, entry in entries.items()}
-            if found != shapes[kind]:
+            if found != shapes[alike]:
                 raise StateError(
-                    f"the state of parameter {leaf.names[0]!r} does not fit its options: they need {shapes[kind]}, "
+                    f"the state of parameter {leaf.names[0]!r} does not fit its options: they need {shapes[alike]}, "
                     f"and the state has {found}; make the state with init() of this optimizer"
                 )
 
@@ -268,10 +265,10 @@ class Transformation:
         for index, (name, p) in enumerate(zip(found.names, found.leaves, strict=True)):
             if specs is None:
                 check_whole(name, p)
-            layout = ((),) * p.ndim if specs is None else layout_of(specs[index], p.ndim, name)
+            mesh_axes = ((),) * p.ndim if specs is None else mesh_axes_of(specs[index], p.ndim, name)
             own = axes[index]
             (rules[index] if own is None else rule_of_axes(rules[index], own)).check_shape(name, p.shape)
-            result.append(Leaf((name,), p, settings[index][0], layout, own))
+            result.append(Leaf((name,), p, settings[index][0], mesh_axes, own))
         unused = [
             repr(pattern)
             for i, (pattern, _) in enumerate(self.settings.overrides)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -91,27 +92,19 @@ def as_array(leaf: Any, what: str) -> Any:
         raise ParameterError(f"{what} must be an array, got {type(leaf).__name__}") from None
 
 
-def by_leaf(chosen: Any, params: Tree, option: str) -> list[Any]:
+def by_leaf(chosen: Any, params: Tree, option: str, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
     """One value for each leaf of params, from a value, a tree that is a prefix of params, or a function of params."""
     if callable(chosen):
         chosen = chosen(params)
     try:
-        full = jax.tree.map(lambda value, part: jax.tree.map(lambda _: value, part), chosen, params)
+        full = jax.tree.map(lambda value, part: jax.tree.map(lambda _: value, part), chosen, params, is_leaf=is_leaf)
     except (ValueError, TypeError, KeyError) as error:
         raise OptionError(
             f"{option} must be a tree with the structure of the parameters, or a prefix of it: {error}"
         ) from None
-    return jax.tree.leaves(full)
+    return jax.tree.leaves(full, is_leaf=is_leaf)
 
 
 def by_spec(specs: Any, params: Tree) -> list[Any]:
     """The PartitionSpec of each leaf of params, from a tree of them that is a prefix of params."""
-
-    def is_spec(x: Any) -> bool:
-        return isinstance(x, jax.sharding.PartitionSpec)
-
-    try:
-        full = jax.tree.map(lambda own, part: jax.tree.map(lambda _: own, part), specs, params, is_leaf=is_spec)
-    except (ValueError, TypeError, KeyError) as error:
-        raise OptionError(f"specs must be a tree with the structure of the parameters: {error}") from None
-    return jax.tree.leaves(full, is_leaf=is_spec)
+    return by_leaf(specs, params, "specs", lambda x: isinstance(x, jax.sharding.PartitionSpec))

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.plan.models import BUILTIN
-from thalweg.plan.optimizers import MIXTURES, OPTIMIZERS, known_optimizer, parsed_option
+from thalweg.plan.optimizers import MIXTURES, OPTIMIZERS, parse_option, resolve_optimizer
 from thalweg.plan.planning import DEVICES, ENGINES, FRONT_ENDS, LAYOUTS, Plan, plan
-from thalweg.show.choices import Dtype
-from thalweg.show.completion import lists_of, options_of
+from thalweg.show.arguments import split_words
+from thalweg.show.choices import Dtype, complete_options, complete_words
 from thalweg.show.extras import extra
-from thalweg.show.lists import words
 from thalweg.show.units import parse_quantity, parse_rate, parse_size
 
 with extra("cli"):
@@ -29,12 +28,13 @@ def complete_model(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem
 
 
 def complete_optimizers(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(text) for text in lists_of([*OPTIMIZERS, *MIXTURES], incomplete)]
+    return [CompletionItem(text) for text in complete_words([*OPTIMIZERS, *MIXTURES], incomplete)]
 
 
 def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
     return [
-        CompletionItem(text) for text in options_of({name: rule for name, (rule, _) in OPTIMIZERS.items()}, incomplete)
+        CompletionItem(text)
+        for text in complete_options({name: rule for name, (rule, _) in OPTIMIZERS.items()}, incomplete)
     ]
 
 
@@ -134,8 +134,8 @@ def command(
         raise click.UsageError(f"MODEL is given {given}: say thalweg plan gpt2")
     found = plan(
         model or model_option or "",
-        optimizers=None if optimizers is None else asked_optimizers(optimizers),
-        options=[parsed_option(text) for text in options],
+        optimizers=None if optimizers is None else parse_optimizers(optimizers),
+        options=[parse_option(text) for text in options],
         dtype=dtype,
         frozen=frozen,
         front_end=front_end,
@@ -149,9 +149,9 @@ def command(
         memory=None if memory is None else parse_size(memory, option="--memory"),
     )
     if as_json:
-        from thalweg.plan.record import recorded
+        from thalweg.plan.record import record_plan
 
-        click.echo(json.dumps(recorded(found, explain=explain), indent=2, default=str))
+        click.echo(json.dumps(record_plan(found, explain=explain), indent=2, default=str))
     else:
         show(found, explain)
     if out is not None:
@@ -178,9 +178,9 @@ def show(found: Plan, explain: bool) -> None:
         click.echo(str(found.explain(cost.optimizer)))
 
 
-def asked_optimizers(text: str) -> list[str]:
+def parse_optimizers(text: str) -> list[str]:
     """Each of a list between commas once, as it is spelt here."""
-    return list(dict.fromkeys(known_optimizer(word) for word in words(text, "optimizer")))
+    return list(dict.fromkeys(resolve_optimizer(word) for word in split_words(text, "optimizer")))
 
 
 def parse_flops(text: str) -> float:

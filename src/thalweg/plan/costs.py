@@ -67,10 +67,10 @@ def bytes_moved(optimizer: str | Setting, tensor: Tensor, *, refresh: bool = Tru
     [20, 28, 28, 40, 24]
     """
     setting = setting_of(optimizer) if isinstance(optimizer, str) else optimizer
-    return moved_by(Item(tensor, setting, whole), refresh=refresh)
+    return bytes_moved_by(Item(tensor, setting, whole), refresh=refresh)
 
 
-def moved_by(item: Item, *, refresh: bool = True) -> int:
+def bytes_moved_by(item: Item, *, refresh: bool = True) -> int:
     tensor = item.tensor
     try:
         if not item.rule.needs_whole:
@@ -78,16 +78,16 @@ def moved_by(item: Item, *, refresh: bool = True) -> int:
     except RuleError:  # a rule that cannot be traced has no passes either
         pass
     clipping = parameter_bytes(tensor) if item.setting.handling.max_grad_norm is not None else 0
-    return clipping + moved_by_products(item, refresh=refresh) + moved_by_applying(item)
+    return clipping + bytes_moved_by_products(item, refresh=refresh) + bytes_moved_by_applying(item)
 
 
-def moved_by_products(item: Item, *, refresh: bool) -> int:
+def bytes_moved_by_products(item: Item, *, refresh: bool) -> int:
     """Operands and results of matrix products, each read or written once, and factors that are refreshed."""
     found = footprint(item.setting, item.tensor.shape, item.tensor.dtype, refresh=refresh)
     return found.product_bytes + (bytes_of_role(item, Factor) if refresh else 0)
 
 
-def moved_by_applying(item: Item) -> int:
+def bytes_moved_by_applying(item: Item) -> int:
     """What is left when products are done: the preconditioned gradient, momentum and the parameter."""
     tensor = item.tensor
     p, h = parameter_bytes(tensor), tensor.elements * DTYPES[arithmetic(tensor.dtype)].bytes

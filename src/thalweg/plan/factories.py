@@ -11,29 +11,29 @@ from typing import Any
 
 from thalweg.errors import CommandError
 from thalweg.plan.models import Model, Tensor
-from thalweg.show.modules import imported, said
+from thalweg.show.modules import describe_error, import_user_module
 
 #: Arguments that a factory may ask for and that are given to it: what random numbers begin with.
 RANDOM = ("rngs", "key", "rng")
 
 
-def built(text: str) -> Model:
+def build_model(text: str) -> Model:
     """The parameters of what a factory returns; ``module:factory`` names it."""
-    factory = found_factory(text)
+    factory = find_factory(text)
     try:
-        model = shaped(factory)
+        model = call_without_memory(factory)
     except CommandError:
         raise
     except Exception as error:
-        raise CommandError(f"{text} could not be built: {said(error)}") from error
-    return listed(model, text)
+        raise CommandError(f"{text} could not be built: {describe_error(error)}") from error
+    return list_parameters(model, text)
 
 
-def found_factory(text: str) -> Callable[..., Any]:
+def find_factory(text: str) -> Callable[..., Any]:
     module_name, _, path = text.partition(":")
     if not module_name or not path:
         raise CommandError(f"MODEL {text!r} must be module:factory, such as mymodel:build")
-    found: Any = imported(module_name)
+    found: Any = import_user_module(module_name)
     for name in path.split("."):
         if not hasattr(found, name):
             public = [known for known in vars(found) if not known.startswith("_") and callable(getattr(found, known))]
@@ -45,16 +45,16 @@ def found_factory(text: str) -> Callable[..., Any]:
     return called
 
 
-def shaped(factory: Callable[..., Any]) -> Any:
+def call_without_memory(factory: Callable[..., Any]) -> Any:
     """What a factory returns, with nothing allocated for it."""
     if is_torch_class(factory):
         return on_meta(factory)
     if "jax" in sys.modules:
-        return traced(factory)
+        return trace_shapes(factory)
     if "torch" in sys.modules or importlib.util.find_spec("torch") is not None:
         return on_meta(factory)
     if importlib.util.find_spec("jax") is not None:
-        return traced(factory)
+        return trace_shapes(factory)
     raise CommandError('a factory needs torch or JAX: pip install "thalweg[torch]" or "thalweg[jax]"')
 
 
@@ -70,7 +70,7 @@ def on_meta(factory: Callable[..., Any]) -> Any:
         return factory()
 
 
-def traced(factory: Callable[..., Any]) -> Any:
+def trace_shapes(factory: Callable[..., Any]) -> Any:
     """By flax where it is, else by jax; what is no model of JAX, a torch module for one, is let through as it is."""
     import jax
 
@@ -118,12 +118,14 @@ def beginnings(factory: Callable[..., Any]) -> dict[str, Any]:
 def is_tree_of_arrays(result: Any) -> bool:
     import jax
 
-    if "flax" in sys.modules:
-        from flax import nnx
-
-        if isinstance(result, nnx.Module):
-            return True
+    if is_flax_module(result):
+        return True
     return all(hasattr(leaf, "dtype") or isinstance(leaf, (int, float)) for leaf in jax.tree.leaves(result))
+
+
+def is_flax_module(model: Any) -> bool:
+    flax = sys.modules.get("flax.nnx")
+    return flax is not None and isinstance(model, flax.Module)
 
 
 def is_torch_model(model: Any) -> bool:
@@ -131,7 +133,7 @@ def is_torch_model(model: Any) -> bool:
     return torch is not None and isinstance(model, torch.nn.Module)
 
 
-def listed(model: Any, text: str) -> Model:
+def list_parameters(model: Any, text: str) -> Model:
     """The parameters of a model that a factory gave."""
     if is_torch_model(model):
         return of_torch(model, text, f"{type(model).__name__} of torch")
@@ -161,11 +163,10 @@ def of_jax(model: Any) -> Iterator[Tensor]:
     """Leaves of floating point: of an nnx.Module those that are parameters, of any other tree all."""
     import jax
 
-    if "flax" in sys.modules:
+    if is_flax_module(model):
         from flax import nnx
 
-        if isinstance(model, nnx.Module):
-            model = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+        model = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     for path, leaf in jax.tree_util.tree_flatten_with_path(model)[0]:
         if isinstance(leaf, jax.ShapeDtypeStruct) and jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating):
             name = jax.tree_util.keystr(path, simple=True, separator=".") or "params"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from thalweg.arrays import Axes, Shape
 from thalweg.plan.models import Tensor
 from thalweg.programs import budget
 from thalweg.programs.budget import entry_bytes
 from thalweg.rules import Rule
+from thalweg.rules.entries import Entry
+from thalweg.rules.whole import is_remembered
 from thalweg.settings import Setting
 from thalweg.storage import Kept, kind
 
@@ -26,6 +28,10 @@ class Item:
     #: The shape of the whole parameter, if this is a shard, and by axis the mesh dimensions that divide it.
     whole: Shape | None = None
     mesh: tuple[tuple[str, ...], ...] = ()
+    #: The rank that transforms a sharded parameter as a whole; None: every rank does, or none has to.
+    owner: int | None = None
+    #: Whether kernels for GPUs step this shard, or transform the whole for its owner.
+    by_kernels: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -46,6 +52,18 @@ class Item:
     def kind(self) -> Hashable:
         """Equal for those that may be stepped together."""
         return self.setting, self.tensor.dtype, kind(self.rule, self.setting.handling, self.shape)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the owner keeps whole factors from step to step."""
+        return is_remembered(self.setting.handling.on_nonfinite)
+
+    def keys(self, role: type[Entry]) -> list[str]:
+        return self.rule.keys(self.shape, role)
+
+    def whole_item(self) -> Item:
+        """The whole parameter of which this is a shard."""
+        return Item(replace(self.tensor, shape=self.shape), self.setting)
 
     def across(self, axes: Axes) -> tuple[str, ...]:
         """The mesh dimensions over which a sum along these axes goes."""

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 from thalweg.kernels.chunks import CHUNK, SMALL, STACK, WHOLE_CHUNK, extent, pieces
 from thalweg.kernels.cpu.library import reason_missing
-from thalweg.kernels.cpu.served import reason_unserved
+from thalweg.kernels.cpu.reasons import reason_unserved
+from thalweg.kernels.staging import ALIGNED, aligned
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.kernels.triton.served import reason_against
 from thalweg.plan.items import Item, sort_items
 from thalweg.programs.footprint import LR, Footprint, footprint
 from thalweg.rules import Kron, WholeRule
 from thalweg.rules.entries import Factor
+from thalweg.storage import Kept
 
-#: CUDA's memory is given out in multiples of this.
-BLOCK = 512
 #: Elements of tensors that kernels lay out together, about: tables of larger models would fill memory here.
 MOST_AT_ONCE = 2**29
 #: Elements that torch's norms of a list of tensors add up in one piece.
@@ -105,12 +105,12 @@ def steps_of(bucket: Sequence[Item], way: str, device: str = "cpu", **ways: Any)
     if not bucket:
         return
     if way == "reference":
-        yield from (step_of([take(item, **ways)]) for item in bucket)
+        yield from (add_footprints([measure_item(item, **ways)]) for item in bucket)
     elif way == "foreach":
         rule = bucket[0].rule
         stacks = isinstance(rule, WholeRule) and rule.is_stackable(bucket[0].shape) and device == "cuda"
         for part in cut(bucket, WHOLE_CHUNK if stacks else CHUNK):
-            yield step_of([take(item, **ways) for item in part])
+            yield add_footprints([measure_item(item, **ways) for item in part])
     else:  # Kron on CPUs: noise by native code, small tensors of equal shape as one stack
         handling = bucket[0].setting.handling
         apart = handling.on_nonfinite != "propagate" or handling.is_random
@@ -121,14 +121,16 @@ def steps_of(bucket: Sequence[Item], way: str, device: str = "cpu", **ways: Any)
         for stack in sort_items(bucket, alike):
             for part in cut(stack, STACK):
                 count = 0 if len(part) == 1 else len(part)
-                yield step_of([take(part[0], given_noise=True, stack=count, **ways)], is_copy=bool(count))
+                yield add_footprints(
+                    [measure_item(part[0], given_noise=True, stack=count, **ways)], is_copy=bool(count)
+                )
 
 
-def take(item: Item, **ways: Any) -> Footprint:
+def measure_item(item: Item, **ways: Any) -> Footprint:
     return footprint(item.setting, item.tensor.shape, item.tensor.dtype, whole=item.whole, **ways)
 
 
-def step_of(several: Sequence[Footprint], *, is_copy: bool = False) -> Step:
+def add_footprints(several: Sequence[Footprint], *, is_copy: bool = False) -> Step:
     peak, result = sum(own.peak for own in several), sum(own.result for own in several)
     return Step(peak, result, sum(own.parameter for own in several), is_copy)
 
@@ -154,30 +156,30 @@ def in_turn(steps: Iterable[Step], *, together: bool = False, committed: bool = 
     return peak
 
 
-def parts_peak(items: Sequence[Item]) -> int:
-    """Where lists are sharded, they are not cut, and all of them wait for sums in the middle of their arithmetic."""
-    return sum(take(item).peak for item in items)
-
-
 # ---- native code
 
 
 def native_scratch(items: Sequence[Item]) -> int:
     if not items:
         return 0
+    from thalweg.kernels.cpu.operands import operand_of
     from thalweg.kernels.cpu.scratch import scratch_bytes
-    from thalweg.kernels.cpu.tables import Operand, Options
+    from thalweg.kernels.cpu.tables import Options
 
     settings = list(dict.fromkeys(item.setting for item in items))
     options = [Options(setting.rule_at(1), setting.handling, 1, LR, 1.0) for setting in settings]
-    operands = []
-    for item in items:
-        tensor, entries = item.tensor, item.entries
-        keys = list(item.rule.entries(item.shape))
-        dtypes = (tensor.dtype, tensor.dtype, *(entries[key][1] for key in keys))
-        places = (1,) * len(keys)
-        group = settings.index(item.setting)
-        operands.append(Operand(tensor.name, tensor.shape, 1, 1, places, dtypes, group, whole=item.whole))
+
+    def place(kept: Kept) -> tuple[int, str]:
+        return 1, kept[1]  # wherever it is
+
+    operands = [
+        operand_of(
+            *(item.rule, own.name, own.shape, (own.shape, own.dtype), own.dtype, item.entries, place),
+            group=settings.index(item.setting),
+            whole=item.whole,
+        )
+        for item, own in ((item, item.tensor) for item in items)
+    ]
     return scratch_bytes(operands, options, num_threads(of_machine))
 
 
@@ -232,11 +234,7 @@ def joint_bytes(buckets: Sequence[Sequence[Item]]) -> int:
         return 0
     # a number for each piece of each tensor, as if all had as many as the largest, and then one for each tensor
     most = [max(-(-item.tensor.elements // NORMED) for item in bucket) for bucket in buckets]
-    return max(in_blocks(4 * len(b) * pieces_) + BLOCK * len(b) for b, pieces_ in zip(buckets, most, strict=True))
-
-
-def in_blocks(size: int) -> int:
-    return -(-size // BLOCK) * BLOCK
+    return max(aligned(4 * len(b) * pieces_) + ALIGNED * len(b) for b, pieces_ in zip(buckets, most, strict=True))
 
 
 # ---- numpy

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from thalweg.arrays import Shape
 from thalweg.dtypes import DTYPES
 from thalweg.errors import CommandError
-from thalweg.show.lists import suggestion
+from thalweg.show.arguments import suggest
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Model:
         frozen = tuple(replace(tensor, dtype=dtype) if tensor.dtype in DTYPES else tensor for tensor in self.frozen)
         return replace(self, tensors=trained, frozen=frozen)
 
-    def freezing(self, patterns: Sequence[str]) -> Model:
+    def freeze(self, patterns: Sequence[str]) -> Model:
         """The same model with parameters frozen whose names match one of these patterns, such as ``*.embed*``."""
         named = (*self.tensors, *self.frozen)
         for pattern in patterns:
@@ -70,7 +70,7 @@ class Model:
 Named: TypeAlias = Iterator[tuple[str, Shape]]
 
 
-def weighted(name: str, *shape: int) -> Named:
+def weight_and_bias(name: str, *shape: int) -> Named:
     """A weight, and a bias as long as its first axis."""
     yield f"{name}.weight", shape
     yield f"{name}.bias", shape[:1]
@@ -86,11 +86,11 @@ def gpt2(hidden: int = 768, layers: int = 12) -> Named:
             ("ln_1", (("attn.c_attn", 1, 3), ("attn.c_proj", 1, 1))),
             ("ln_2", (("mlp.c_fc", 1, 4), ("mlp.c_proj", 4, 1))),
         ):
-            yield from weighted(f"{inside}.{norm}", hidden)
+            yield from weight_and_bias(f"{inside}.{norm}", hidden)
             for name, inputs, outputs in projections:
                 yield f"{inside}.{name}.weight", (inputs * hidden, outputs * hidden)
                 yield f"{inside}.{name}.bias", (outputs * hidden,)
-    yield from weighted("transformer.ln_f", hidden)
+    yield from weight_and_bias("transformer.ln_f", hidden)
 
 
 def llama(
@@ -114,34 +114,34 @@ def llama(
 def bert(hidden: int = 1024, layers: int = 24) -> Named:
     for name, rows in (("word", 30522), ("position", 512), ("token_type", 2)):
         yield f"embeddings.{name}_embeddings.weight", (rows, hidden)
-    yield from weighted("embeddings.LayerNorm", hidden)
+    yield from weight_and_bias("embeddings.LayerNorm", hidden)
     for layer in range(layers):
         inside = f"encoder.layer.{layer}"
         for part in ("self.query", "self.key", "self.value", "output.dense"):
-            yield from weighted(f"{inside}.attention.{part}", hidden, hidden)
-        yield from weighted(f"{inside}.attention.output.LayerNorm", hidden)
-        yield from weighted(f"{inside}.intermediate.dense", 4 * hidden, hidden)
-        yield from weighted(f"{inside}.output.dense", hidden, 4 * hidden)
-        yield from weighted(f"{inside}.output.LayerNorm", hidden)
-    yield from weighted("pooler.dense", hidden, hidden)
+            yield from weight_and_bias(f"{inside}.attention.{part}", hidden, hidden)
+        yield from weight_and_bias(f"{inside}.attention.output.LayerNorm", hidden)
+        yield from weight_and_bias(f"{inside}.intermediate.dense", 4 * hidden, hidden)
+        yield from weight_and_bias(f"{inside}.output.dense", hidden, 4 * hidden)
+        yield from weight_and_bias(f"{inside}.output.LayerNorm", hidden)
+    yield from weight_and_bias("pooler.dense", hidden, hidden)
 
 
 def resnet50() -> Named:
     """With the names of torchvision: bottleneck blocks of three convolutions, each with a norm."""
     yield "conv1.weight", (64, 3, 7, 7)
-    yield from weighted("bn1", 64)
+    yield from weight_and_bias("bn1", 64)
     before = 64
     for stage, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), 1):
         for block in range(blocks):
             inside, after = f"layer{stage}.{block}", 4 * width
             for place, shape in enumerate(((width, before, 1, 1), (width, width, 3, 3), (after, width, 1, 1)), 1):
                 yield f"{inside}.conv{place}.weight", shape
-                yield from weighted(f"{inside}.bn{place}", shape[0])
+                yield from weight_and_bias(f"{inside}.bn{place}", shape[0])
             if before != after:
                 yield f"{inside}.downsample.0.weight", (after, before, 1, 1)
-                yield from weighted(f"{inside}.downsample.1", after)
+                yield from weight_and_bias(f"{inside}.downsample.1", after)
             before = after
-    yield from weighted("fc", 1000, before)
+    yield from weight_and_bias("fc", 1000, before)
 
 
 #: What is built in: one line about it, and its tensors.
@@ -157,7 +157,7 @@ BUILT_IN: Mapping[str, tuple[str, Callable[[], Named]]] = {
 BUILTIN = tuple(BUILT_IN)
 
 
-def spelt(name: str) -> str:
+def spell_builtin(name: str) -> str:
     """The built-in name that is meant, or the name as it is: ``bert_large``, ``Llama1B``."""
     key = name.lower().replace("_", "").replace("-", "")
     return next((known for known in BUILTIN if known.replace("-", "") == key), name)
@@ -170,8 +170,8 @@ def builtin(name: str) -> Model:
     >>> builtin("gpt2").parameters
     124439808
     """
-    known = spelt(name)
+    known = spell_builtin(name)
     if known not in BUILT_IN:
-        raise CommandError(f"there is no built-in model {name!r}: {suggestion(name, BUILTIN)}")
+        raise CommandError(f"there is no built-in model {name!r}: {suggest(name, BUILTIN)}")
     about, named = BUILT_IN[known]
     return Model(known, about, tuple(Tensor(*pair) for pair in named()))

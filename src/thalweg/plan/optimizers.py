@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,15 +11,14 @@ from typing import Any, NamedTuple
 
 from thalweg.arrays import Shape
 from thalweg.errors import CommandError, OptimError, OptionError, ParameterError
-from thalweg.given import NORM, check_known
+from thalweg.given import NORM, TABLE, check_known
 from thalweg.plan.models import Model, Tensor
 from thalweg.rules import Rule
 from thalweg.settings import WHOLE_STEP, Setting, Settings, option_names
-from thalweg.show import registered
-from thalweg.show.dtypes import spelt_dtype
-from thalweg.show.lists import suggestion
-from thalweg.show.modules import said
-from thalweg.show.registered import OWN, ByRule, named, rule_of
+from thalweg.show import arguments, registered
+from thalweg.show.arguments import suggest
+from thalweg.show.modules import describe_error
+from thalweg.show.registered import OWN, ByRule, name_rule, rule_of
 
 #: Every optimizer of one rule: the rule it follows, and options that are usual and not its defaults.
 OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, Any]]] = ByRule(
@@ -55,35 +53,25 @@ class Option:
         return f"{self.optimizer.lower()}.{self.name}" if self.optimizer else self.name
 
 
-def parsed_option(text: str) -> Option:
+def parse_option(text: str) -> Option:
     """An option as the command line has it: ``momentum_dtype=bfloat16``, ``kron.max_size_dense=2048``.
 
-    >>> parsed_option("kron.max_size_dense=2048")
+    >>> parse_option("kron.max_size_dense=2048")
     Option(name='max_size_dense', value=2048, optimizer='Kron')
     """
-    name, equals, value = text.partition("=")
-    name, value = name.strip(), value.strip()
-    owner, dot, rest = name.partition(".")
-    if not equals or not name or not value or (dot and not rest):
-        raise CommandError(f"--option {text!r} must be NAME=VALUE, such as momentum_dtype=bfloat16")
-    try:
-        parsed = ast.literal_eval(value)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        parsed = value
-    if name.endswith("dtype"):
-        parsed = spelt_dtype(parsed)
-    return Option(rest, parsed, known_optimizer(owner)) if dot else Option(name, parsed)
+    owner, name, value = arguments.parse_option(text)
+    return Option(name, value, resolve_optimizer(owner) if owner else None)
 
 
-def known_optimizer(name: Any) -> str:
+def resolve_optimizer(name: Any) -> str:
     """The optimizer of that name as it is spelt here: ``adamw`` is AdamW. module:function names a mixture."""
-    if isinstance(name, str) and ":" in name and not is_rule(registered.found(name.strip())):
+    if isinstance(name, str) and ":" in name and not is_rule(registered.import_attribute(name.strip())):
         return name.strip()
-    name = str(named(name)).strip()
+    name = str(name_rule(name)).strip()
     every = (*OPTIMIZERS, *MIXTURES)
     found = next((known for known in (*every, *OWN) if known.lower() == name.lower()), None)
     if found is None:
-        hint, known = suggestion(name, every), f"here are {', '.join(every)}"
+        hint, known = suggest(name, every), f"here are {', '.join(every)}"
         raise CommandError(f"there is no optimizer {name!r}: {hint if hint.endswith(known) else f'{hint} T{known}'}")
     return found
 
@@ -109,9 +97,9 @@ def setting_of(name: str, options: Iterable[Option] = ()) -> Setting:
 
     An option for this optimizer alone must have an effect; one for all may have none here.
     """
-    name, options = known_optimizer(name), tuple(options)
+    name, options = resolve_optimizer(name), tuple(options)
     rule_name, own = OPTIMIZERS[name]
-    given = given_to(name, rule_name, options)
+    given = options_for(name, rule_name, options)
     variant = given.pop("variant", None)
     try:
         rule = rule_of(rule_name)
@@ -130,7 +118,7 @@ def rate_of(rule: type[Rule]) -> float | None:
     return 1e-3 if rule.default_lr is None and not rule.lr_optional else rule.default_lr
 
 
-def given_to(name: str, rule: str, options: Iterable[Option]) -> dict[str, Any]:
+def options_for(name: str, rule: str, options: Iterable[Option]) -> dict[str, Any]:
     """The options that a rule of an optimizer is given: those for it, and of those for all the ones that it has."""
     has = (*option_names(rule_of(rule)), "variant")
     return {o.name: o.value for o in options if o.optimizer == name or (o.optimizer is None and o.name in has)}
@@ -173,32 +161,30 @@ def assign_mixture(name: str, model: Model, options: Sequence[Option]) -> list[A
         if option.optimizer == name and option.name not in {*whole}.union(*has.values()):
             known = ", ".join(rules_of(name)) or "it is planned as it is written"
             raise CommandError(f"{name} has no rule with an option {option.name!r}: {known}")
-    module = model.module if model.module is not None else stand_in((*model.tensors, *model.frozen))
+    module = model.module if model.module is not None else build_stand_in((*model.tensors, *model.frozen))
     trained = {tensor.name for tensor in model.tensors}
     names = {}
     for path, p in module.named_parameters():
         p.requires_grad_(path in trained)
         names[id(p)] = path
-    make = registered.torch_mixture(name) if name in MIXTURES else registered.found(name)
+    make = registered.torch_mixture(name) if name in MIXTURES else registered.import_attribute(name)
     try:
         optimizer = make(module, **given)
-        found = {names.get(id(p)): Assigned(setting, lr) for p, setting, lr in optimizer._treatments()}
+        found = {names.get(id(each.p)): Assigned(each.setting, each.lr) for each in optimizer._treatments()}
     except OptimError as error:
         raise Refused(str(error)) from None
     except Exception as error:
         wanted = "a rule, or a function that takes a model and returns an optimizer of thalweg.torch"
-        raise CommandError(f"{name} could not be made for {model.name}, it must be {wanted}: {said(error)}") from error
+        raise CommandError(
+            f"{name} could not be made for {model.name}, it must be {wanted}: {describe_error(error)}"
+        ) from error
     for tensor in model.tensors:
         if tensor.name not in found:
             raise Refused(f"it leaves out parameter {tensor.name!r}")
     return [found[tensor.name] for tensor in model.tensors]
 
 
-#: The name of a module that is an embedding.
-EMBEDDING = "embed", "wte", "wpe"
-
-
-def stand_in(tensors: Iterable[Tensor]) -> Any:
+def build_stand_in(tensors: Iterable[Tensor]) -> Any:
     """A module without memory for a model that is known by names and shapes alone: names tell what its modules are."""
     import torch
     from torch import nn
@@ -213,7 +199,7 @@ def stand_in(tensors: Iterable[Tensor]) -> Any:
         """A module that has parameters. own: what its first one is called."""
         if NORM.search(name):
             return Norm()
-        if any(part in name.lower() for part in EMBEDDING):
+        if TABLE.search(name):
             return nn.Embedding(1, 1, device="meta")
         if own == "weight" and len(shape) == 2 and name in ("c_attn", "c_fc", "c_proj"):
             return Conv1D()
@@ -270,5 +256,5 @@ def check_known_options(options: Iterable[Option], names: Sequence[str]) -> None
             raise CommandError(f"nothing that is planned depends on the learning rate: leave out --option {option}")
         if option.optimizer is None and not any(applies(option, name) for name in names):
             known = {own for name in names for rule in rules_of(name) for own in option_names(rule_of(rule))}
-            hint = suggestion(option.name, sorted(known))
+            hint = suggest(option.name, sorted(known))
             raise CommandError(f"no optimizer here has an option {option.name!r}: {hint}")

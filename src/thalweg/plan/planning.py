@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from thalweg.errors import CommandError
-from thalweg.explain import Explanation, explained
+from thalweg.explain import Explanation, explain_parameter
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.plan.costs import COUNTERS
 from thalweg.plan.items import item_of
@@ -22,12 +22,12 @@ from thalweg.plan.optimizers import (
     check_known_options,
     check_used,
     is_mixture,
-    known_optimizer,
+    resolve_optimizer,
     setting_of,
 )
 from thalweg.plan.ranks import reason_against_part
 from thalweg.plan.shares import Place, Share, largest_share
-from thalweg.plan.sources import prepared, resolve
+from thalweg.plan.sources import prepare, resolve
 
 FRONT_ENDS = ("torch", "numpy", "optax")
 DEVICES = ("cpu", "cuda")
@@ -93,12 +93,12 @@ class Plan:
 
     def explain(self, optimizer: str) -> Explanation:
         """Every parameter, as ``explain()`` of an optimizer lists them."""
-        name = known_optimizer(optimizer)
+        name = resolve_optimizer(optimizer)
         known = next((cost.assigned for cost in self.costs if cost.optimizer == name), None)
         place = self.place
         return Explanation(
             [
-                explained(
+                explain_parameter(
                     t.name,
                     t.shape,
                     t.dtype,
@@ -143,10 +143,10 @@ def plan(
     >>> [cost.share.state_bytes for cost in plan("gpt2", optimizers=["SGD", "Adafactor"]).costs]
     [497759824, 1287060]
     """
-    place = checked_place(
-        Place(front_end, device or ("cpu" if front_end == "numpy" else "cuda"), engine, world, layout, offload_state)
-    )
-    names = [known_optimizer(name) for name in optimizers] if optimizers is not None else all_optimizers(front_end)
+    device = device or ("cpu" if front_end == "numpy" else "cuda")
+    place = Place(front_end, device, engine, world, layout, offload_state)
+    check_place(place)
+    names = [resolve_optimizer(name) for name in optimizers] if optimizers is not None else all_optimizers(front_end)
     for name in names:
         if is_mixture(name) and front_end != "torch":
             raise CommandError(f"{name} is a mixture of thalweg.torch: it is planned with --front-end torch")
@@ -157,7 +157,7 @@ def plan(
     check_known_options(given, names)
     check_used(given, {name: setting_of(name, given) for name in names if not is_mixture(name)})
     patterns = (frozen,) if isinstance(frozen, str) else tuple(frozen)
-    found = resolve(model, dtype, patterns) if isinstance(model, str) else prepared(model, dtype, patterns)
+    found = resolve(model, dtype, patterns) if isinstance(model, str) else prepare(model, dtype, patterns)
     rate, costs, refused = bandwidth or BANDWIDTHS[place.device], [], {}
     for name in names:
         try:
@@ -203,7 +203,7 @@ def cost_of(
     )
 
 
-def checked_place(place: Place) -> Place:
+def check_place(place: Place) -> None:
     check_word("front end", place.front_end, FRONT_ENDS)
     check_word("device", place.device, DEVICES)
     check_word("engine", place.engine, ENGINES)
@@ -229,7 +229,6 @@ def checked_place(place: Place) -> Place:
         )
     if place.engine == "fused" and place.device == "cpu" and (reason := reason_missing()) is not None:
         raise CommandError(f"engine 'fused' cannot run: {reason}; use 'auto', which takes the fastest that can run")
-    return place
 
 
 def check_word(what: str, word: str, known: Sequence[str]) -> None:

@@ -1,27 +1,32 @@
 """Sharded parameters: what ranks tell one another, and what owners of whole tensors keep and need.
 
-Rules are run on shards as ``spaces.sharded`` runs them: shapes are those of the whole, and sums along a sharded axis
-cross ranks. What crosses in one round goes in one message for each mesh dimension. Rules that need whole tensors have
-owners (``thalweg.rules.whole``), with the messages of ``torch.sharding.owners``.
+A rule is run on shards round by round, as ``programs.evaluate`` orders its sums. What crosses ranks in one round goes
+in one message for each mesh dimension. Rules that need whole tensors have owners (``thalweg.rules.whole``), with the
+messages of ``torch.sharding.owners``.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from thalweg.arrays import Axes, Shape
+from thalweg.errors import RuleError
 from thalweg.kernels.chunks import CHUNK
-from thalweg.kernels.cpu import served as native
+from thalweg.kernels.cpu import reasons as native
+from thalweg.kernels.staging import aligned
 from thalweg.kernels.triton import served as kernels
 from thalweg.plan.items import Item, entry_bytes, shard, sort_items
-from thalweg.plan.memory import gpu_scratch, in_blocks, joint_bytes, why_unfused
+from thalweg.plan.memory import gpu_scratch, joint_bytes, why_unfused
+from thalweg.programs.evaluate import order_for
 from thalweg.programs.footprint import footprint, middle_peak
+from thalweg.programs.graph import Value
 from thalweg.rules import Kron, WholeRule
-from thalweg.rules.entries import Entry, Factor, PerSlice, Square
-from thalweg.rules.whole import is_remembered, owners_of
+from thalweg.rules.entries import Entry, Factor, PerSlice
+from thalweg.rules.whole import owners_of
 from thalweg.spaces.shapes import BYTES, ORDER
 from thalweg.storage import Kept, arithmetic
 
@@ -39,12 +44,7 @@ def is_launched(item: Item, device: str, engine: str) -> bool:
     """Whether kernels for GPUs step a part, or whiten the whole for its owner."""
     if device != "cuda" or engine not in ("auto", "fused"):
         return False
-    return not (why_unfused(whole_of(item), device) or reason_against_part(item, device))
-
-
-def whole_of(item: Item) -> Item:
-    """The whole parameter of which an item is a part."""
-    return Item(replace(item.tensor, shape=item.shape), item.setting)
+    return not (why_unfused(item.whole_item(), device) or reason_against_part(item, device))
 
 
 # ---- sums that cross ranks
@@ -62,44 +62,67 @@ class Figures(NamedTuple):
 
 def rounds_of(item: Item) -> list[list[Figures]]:
     """What a step of one parameter asks of other ranks, round by round."""
-    found = footprint(
-        item.setting, item.tensor.shape, item.tensor.dtype, whole=item.shape, by_owners=item.rule.needs_whole
-    )
-    told = []
-    for together in found.reductions:
-        # what has no axes is one number for a tensor already, and known to all
-        asked = [
-            Figures(own.kind, count_of(own.shape, own.axes), own.dtype, item.across(own.axes))
-            for own in together
-            if own.shape and item.across(own.axes)
-        ]
-        if asked:
-            told.append(asked)
-    keeps_all = any(isinstance(entry, Square) and not entry.over for entry in item.rule.entries(item.shape).values())
-    if keeps_all and len(told) > 1 and told[1][0].kind == "sum":
-        told[:2] = [told[0] + told[1]]  # where all squares are kept, those of u need no sum before them
-    return told
+    try:
+        rounds = [*([] if item.rule.needs_whole else rounds_of_program(item)), *rounds_of_guards(item)]
+    except RuleError:  # what cannot be traced is run as it is, and asks as it goes
+        found = footprint(item.setting, item.tensor.shape, item.tensor.dtype, whole=item.shape).reductions
+        rounds = [[figures_of(item, own.kind, own.shape, own.axes) for own in asked if own.shape] for asked in found]
+    crossing = ([figures for figures in each if figures.mesh] for each in rounds)
+    return [each for each in crossing if each]
 
 
-def count_of(shape: tuple[int, ...], axes: Sequence[int] | None) -> int:
-    """How many numbers are left of a shape that is summed along some axes."""
-    if axes is None:
-        return 1
-    along = {axis % len(shape) for axis in axes}
-    return math.prod(size for axis, size in enumerate(shape) if axis not in along)
+def rounds_of_program(item: Item) -> Iterator[list[Figures]]:
+    """The sums of a traced rule."""
+    rule = item.rule
+    order = order_for(rule, item.setting.rule, tuple(rule.entries(item.shape)), item.shape, with_lr=True)
+    for _, reductions in order.rounds:
+        if reductions:
+            yield [
+                figures_of(item, kind_of(value), held_shape(item, value.args[0]), value.axes) for value in reductions
+            ]
+    finite = order.program.finite
+    if item.setting.handling.on_nonfinite != "propagate" and isinstance(finite, Value) and finite.extent:
+        yield [figures_of(item, "sum", held_shape(item, finite), None)]
 
 
-def messages(items: Sequence[Item], by_kernels: Sequence[bool] | None = None) -> dict[tuple[int, str, str], int]:
-    """Bytes of every message of a step, by round, kind and mesh dimension. by_kernels: what kernels for GPUs step."""
+def rounds_of_guards(item: Item) -> Iterator[list[Figures]]:
+    """Whether what is written is finite, each with a round of its own; float16 ends at 65504."""
+    narrow = [key for key, (_, dtype) in item.entries.items() if dtype == "float16"]
+    checked = [key for key in narrow if key in item.keys(Factor)]
+    if item.setting.handling.on_nonfinite != "propagate":
+        checked += ["p", *narrow]
+    for _ in checked:
+        yield [figures_of(item, "max", item.tensor.shape, None)]
+
+
+def kind_of(value: Value) -> str:
+    return "max" if value.op == "amax" else "sum"
+
+
+def held_shape(item: Item, value: Value) -> Shape:
+    """The shape of what a rank has of a value: 1 along axes along which it does not vary."""
+    return tuple(size if axis in (value.extent or ()) else 1 for axis, size in enumerate(item.tensor.shape))
+
+
+def figures_of(item: Item, kind: str, shape: Shape, axes: Axes) -> Figures:
+    """What is left of something of this shape that is reduced along some axes."""
+    gone = range(len(shape)) if axes is None else {axis % len(shape) for axis in axes if shape}
+    numbers = math.prod(size for axis, size in enumerate(shape) if axis not in gone)
+    return Figures(kind, numbers, arithmetic(item.tensor.dtype), item.across(axes))
+
+
+def messages(items: Sequence[Item]) -> dict[tuple[int, str, str], int]:
+    """Bytes of every message of a step, by round, kind and mesh dimension."""
     asked: list[tuple[int, Figures]] = []
-    for item, own in zip(items, by_kernels or [False] * len(items), strict=True):
+    for item in items:
         handling = item.setting.handling
         if handling.max_grad_norm is not None or handling.on_nonfinite == "skip":
             # squares of all gradients, before anything else
             asked.append((0, Figures("sum", 1, arithmetic(item.tensor.dtype), item.across(None))))
         passed: Counter[str] = Counter()  # sums are asked for together, and so are maxima
+        by_kernels = item.by_kernels and not item.rule.needs_whole
         for told in rounds_of(item):
-            kind = "sum" if own else told[0].kind  # kernels for GPUs have nothing but sums
+            kind = "sum" if by_kernels else told[0].kind  # kernels for GPUs have nothing but sums
             passed[kind] += 1
             asked += [(passed[kind], figures._replace(kind=kind)) for figures in told]
     gathered: dict[tuple[int, str, str], list[Figures]] = {}
@@ -119,10 +142,10 @@ def ring(total: int, world: int) -> int:
     return round(2 * (world - 1) / world * total)
 
 
-def kernel_peak(items: Sequence[Item], sums: Sequence[int]) -> int:
+def kernel_peak(items: Sequence[Item], sums: Iterable[int]) -> int:
     """Bytes at the peak where kernels for GPUs step parts in place: what they keep, and the largest message."""
     buckets = sort_items(items, lambda item: (item.kind, item.mesh))
-    return gpu_scratch(buckets) + max([joint_bytes(buckets), *map(in_blocks, sums)])
+    return gpu_scratch(buckets) + max([joint_bytes(buckets), *map(aligned, sums)])
 
 
 # ---- owners
@@ -133,28 +156,27 @@ def whole_rule(item: Item) -> WholeRule:
     return item.rule
 
 
-def owners(items: Sequence[Item], world: int) -> list[int | None]:
-    """The owner of each whole tensor. None: it has no axes, and all ranks do it."""
-    chosen = iter(
-        owners_of([(item.tensor.name, whole_rule(item).cost(item.shape)) for item in items if item.shape], world)
-    )
-    return [next(chosen) if item.shape else None for item in items]
+def choose_owners(items: Sequence[Item], world: int) -> list[Item]:
+    """Items with the owners of those that have to be seen whole. What has no axes every rank has, and none owns."""
+    whole = [item for item in items if item.rule.needs_whole and item.shape]
+    chosen = iter(owners_of([(item.tensor.name, whole_rule(item).cost(item.shape)) for item in whole], world))
+    return [replace(item, owner=next(chosen)) if item.rule.needs_whole and item.shape else item for item in items]
 
 
-def kept_entries(item: Item, world: int, rank: int) -> dict[str, Kept]:
+def entries_on(item: Item, world: int, rank: int) -> dict[str, Kept]:
     """What a rank keeps of a parameter's state: momentum like the parameter, and rows of every factor."""
-    kept = item.entries
-    if item.shape and item.rule.needs_whole:
-        for key in item.rule.keys(item.shape, Factor):
-            shape, dtype = kept[key]
-            kept[key] = (shard(shape[0], world, rank), *shape[1:]), dtype
-    return kept
+    entries = item.entries
+    if world > 1 and item.shape and item.rule.needs_whole:
+        for key in item.keys(Factor):
+            shape, dtype = entries[key]
+            entries[key] = (shard(shape[0], world, rank), *shape[1:]), dtype
+    return entries
 
 
 def counts(item: Item, role: type[Entry]) -> dict[str, int]:
     """The elements of each whole entry of a role."""
     entries = item.entries
-    return {key: math.prod(entries[key][0]) for key in item.rule.keys(item.shape, role)}
+    return {key: math.prod(entries[key][0]) for key in item.keys(role)}
 
 
 def factor_bytes(item: Item) -> int:
@@ -162,21 +184,17 @@ def factor_bytes(item: Item) -> int:
     return BYTES[arithmetic(item.tensor.dtype)] * sum(counts(item, Factor).values())
 
 
-def kept_by_owner(item: Item, *, by_kernels: bool) -> int:
+def bytes_of_owner(item: Item) -> int:
     """Bytes of whole factors between steps. Kernels write them in place, as they are stored, and their norms too."""
-    if not by_kernels:
-        return factor_bytes(item) if remembers(item) else 0
-    return sum(entry_bytes(item.entries[key]) for key in item.rule.keys(item.shape, PerSlice))
-
-
-def remembers(item: Item) -> bool:
-    return is_remembered(item.setting.handling.on_nonfinite)
+    if not item.by_kernels:
+        return factor_bytes(item) if item.remembers else 0
+    return sum(entry_bytes(item.entries[key]) for key in item.keys(PerSlice))
 
 
 def rows_of_factors(item: Item, world: int, rank: int) -> int:
     """The elements of a parameter's factors that a rank keeps."""
-    kept = kept_entries(item, world, rank)
-    return sum(math.prod(kept[key][0]) for key in item.rule.keys(item.shape, Factor))
+    entries = entries_on(item, world, rank)
+    return sum(math.prod(entries[key][0]) for key in item.keys(Factor))
 
 
 def word(items: Sequence[Item]) -> int:
@@ -184,15 +202,14 @@ def word(items: Sequence[Item]) -> int:
     return BYTES[widest(whole_rule(item).whole_dtype(arithmetic(item.tensor.dtype)) for item in items)]
 
 
-def exchanged_bytes(items: Sequence[Item], owned: Sequence[int | None], world: int, rank: int, *, refresh: bool) -> int:
+def bytes_to_others(items: Sequence[Item], world: int, rank: int, *, refresh: bool) -> int:
     """What a rank sends in the two messages of a step; a refresh sends every rank its rows of the factors."""
-    sent, size = 0, word([item for item, owner in zip(items, owned, strict=True) if owner is not None])
-    for item, owner in zip(items, owned, strict=True):
-        if owner is None:
-            continue
+    owned = [item for item in items if item.owner is not None]
+    sent, size = 0, word(owned)
+    for item in owned:
         rule, rows = whole_rule(item), rows_of_factors(item, world, rank)
-        if owner != rank:
-            sent += rule.whole_tensors() * item.tensor.elements + (0 if remembers(item) else rows)
+        if item.owner != rank:
+            sent += rule.whole_tensors() * item.tensor.elements + (0 if item.remembers else rows)
             continue
         figures = len(rule.FIGURES) * math.prod(rule.figure_shape(item.shape)) * (2 if size == 2 else 1)
         sent += math.prod(item.shape) - item.tensor.elements + (world - 1) * figures
@@ -203,34 +220,29 @@ def exchanged_bytes(items: Sequence[Item], owned: Sequence[int | None], world: i
     return sent * size
 
 
-def owner_peak(
-    items: Sequence[Item], owned: Sequence[int | None], by_kernels: Sequence[bool], world: int, rank: int
-) -> int:
-    """Bytes at the peak of a step that refreshes; a message is there twice while it is put together.
-
-    by_kernels: for which parameters owners have kernels for GPUs.
-    """
+def owner_peak(items: Sequence[Item], world: int, rank: int) -> int:
+    """Bytes at the peak of a step that refreshes; a message is there twice while it is put together."""
     size = word(items)
     on_parts = [footprint(i.setting, i.tensor.shape, i.tensor.dtype, whole=i.shape, by_owners=True) for i in items]
     waiting, after = sum(own.waiting for own in on_parts), sum(own.peak for own in on_parts)
     seen = max(whole_rule(item).whole_tensors() for item in items)
-    mine = [(whole_of(item), own) for item, owner, own in zip(items, owned, by_kernels, strict=True) if owner == rank]
-    launched, listed = ([item for item, own in mine if own is chosen] for chosen in (True, False))
-    everyone = [item for item, owner, own in zip(items, owned, by_kernels, strict=True) if owner is None and own]
+    mine = [item for item in items if item.owner == rank]
+    launched, in_lists = ([i.whole_item() for i in mine if i.by_kernels is chosen] for chosen in (True, False))
+    everyone = [item for item in items if item.owner is None and item.by_kernels]
     given = size * sum(item.tensor.elements for item in items)
-    whole, for_kernels = (size * sum(i.tensor.elements for i in some) for some in ([i for i, _ in mine], launched))
-    factors = sum(factor_bytes(item) for item, _ in mine)
+    for_kernels, others = (size * sum(i.tensor.elements for i in some) for some in (launched, in_lists))
+    whole, factors = for_kernels + others, sum(map(factor_bytes, mine))
     rows = size * sum(rows_of_factors(item, world, rank) for item in items)
     going, came = seen * given, seen * whole
-    if not all(map(remembers, items)):
+    if not all(item.remembers for item in items):
         going, came = going + rows, came + factors
-    fresh = sum(factor_bytes(item) for item in listed if is_made_anew(item))
+    fresh = sum(factor_bytes(item) for item in in_lists if is_made_anew(item))
     # what there are kernels for is put together first; the rest one after the other, from what came to what goes back
-    stacked, single = ([i for i in listed if whole_rule(i).is_stackable(i.shape) is chosen] for chosen in (True, False))
-    working = came + seen * for_kernels + fresh + (whole - for_kernels)
+    stacks, single = ([i for i in in_lists if whole_rule(i).is_stackable(i.shape) is ok] for ok in (True, False))
+    working = came + seen * for_kernels + fresh + others
     working += max((work_peak(item) for item in single), default=0)
     # stacks are made when all is put together
-    working = max(working, seen * whole + whole + stack_peak(stacked))
+    working = max(working, seen * whole + whole + stack_peak(stacks))
     returning = whole + fresh + 2 * (whole + factors) + given + rows
     most = max(waiting + max(2 * going + came, working, returning), after)
     # an owner has kernels for its tensors, in addition to those for tensors that every rank has whole
@@ -239,8 +251,8 @@ def owner_peak(
 
 def is_made_anew(item: Item) -> bool:
     """Whether refreshed factors on their way are beside those that their owner keeps: if it keeps none, or rounded."""
-    entries, factors = item.entries, item.rule.keys(item.shape, Factor)
-    return not remembers(item) or any(entries[key][1] != arithmetic(item.tensor.dtype) for key in factors)
+    entries, precision = item.entries, arithmetic(item.tensor.dtype)
+    return not item.remembers or any(entries[key][1] != precision for key in item.keys(Factor))
 
 
 def without_momentum(item: Item) -> Item:
@@ -251,7 +263,8 @@ def without_momentum(item: Item) -> Item:
 
 def bare_buckets(items: Sequence[Item]) -> list[list[Item]]:
     """Whole tensors as kernels whiten them: those of one shape together, in float32."""
-    bare = [without_momentum(replace(i, tensor=replace(i.tensor, dtype="float32"))) for i in map(whole_of, items)]
+    whole = [item.whole_item() for item in items]
+    bare = [without_momentum(replace(item, tensor=replace(item.tensor, dtype="float32"))) for item in whole]
     return sort_items(bare, lambda item: (item.setting, item.shape))
 
 
@@ -259,7 +272,7 @@ def work_peak(item: Item) -> int:
     """What an owner needs for one tensor, which it first puts together."""
     rule = whole_rule(item)
     put_together = rule.whole_tensors() * word([item]) * item.tensor.elements
-    if not remembers(item):
+    if not item.remembers:
         put_together += factor_bytes(item)
     if not isinstance(rule, Kron):
         return put_together + middle_peak(rule, item.shape, arithmetic(item.tensor.dtype))

@@ -6,26 +6,25 @@ are stored in parts beside a whole copy at the rank that owns the parameter and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.kernels.staging import SLOTS, staged, together
 from thalweg.plan import costs
 from thalweg.plan.items import Item, entry_bytes, item_of, local, shard, sort_items
-from thalweg.plan.memory import Peak, numpy_peak, parts_peak, torch_peak
+from thalweg.plan.memory import Peak, measure_item, numpy_peak, torch_peak
 from thalweg.plan.models import Tensor
 from thalweg.plan.ranks import (
-    exchanged_bytes,
+    bytes_of_owner,
+    bytes_to_others,
+    choose_owners,
+    entries_on,
     is_launched,
-    kept_by_owner,
-    kept_entries,
     kernel_peak,
     messages,
     owner_peak,
-    owners,
     ring,
-    whole_of,
 )
 from thalweg.settings import Setting
 from thalweg.storage import keys_like_parameter
@@ -35,27 +34,27 @@ from thalweg.storage import keys_like_parameter
 class Share:
     """What one rank keeps, needs in a step, moves and sends."""
 
+    engine: str
     rank: int
     parameter_bytes: int
     state_bytes: int
+    #: Of the state, what is in the host's memory.
+    host_bytes: int
     #: None where the compiler decides.
     peak_bytes: int | None
     #: Whether the peak is a bound: a step may need less.
     peak_is_bound: bool
     moved_bytes: int
+    #: The same for a step in which Kron does not refresh its factors; and so below.
+    moved_between: int
+    flops: int
+    flops_between: int
     sent_bytes: int
+    sent_between: int
     #: Messages to other ranks, each of them one collective.
     collectives: int
-    flops: int
-    #: The same for a step in which Kron does not refresh its factors.
-    moved_between: int
-    sent_between: int
-    flops_between: int
-    engine: str
     #: Of weights that are not trained.
     frozen_bytes: int = 0
-    #: Of the state, what is in the host's memory.
-    host_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -86,77 +85,69 @@ def largest_share(
     settings: Sequence[Setting], tensors: Sequence[Tensor], place: Place, frozen: Sequence[Tensor] = ()
 ) -> Share:
     """The share of the rank that needs most. settings: of each tensor. frozen: weights that are not trained."""
-    whole = [item_of(tensor, own) for tensor, own in zip(tensors, settings, strict=True) if own.rule.needs_whole]
     ranks = [0]  # no other has more
-    if place.is_divided and whole:
-        owned = owners(whole, place.world)
+    if place.is_divided and any(setting.rule.needs_whole for setting in settings):
+        items = [item_of(tensor, own) for tensor, own in zip(tensors, settings, strict=True)]
+        owned = choose_owners(items, place.world)
         # ranks that hold and own alike need the same
         lengths = {tensor.shape[0] for tensor in (*tensors, *frozen) if tensor.shape}
         unlike: dict[Any, int] = {}
         for rank in range(place.world):
             held = tuple(shard(length, place.world, rank) for length in lengths)
-            mine = sorted(item.shape for item, owner in zip(whole, owned, strict=True) if owner == rank)
+            mine = sorted(item.shape for item in owned if item.owner == rank)
             unlike.setdefault((held, tuple(mine)), rank)
         ranks = list(unlike.values())
-    shares = [share_of(settings, tensors, place, rank) for rank in ranks]
-    most = [with_frozen(share, frozen, place) for share in shares]
-    return max(most, key=lambda share: share.total_bytes)
+    return max((share_of(settings, tensors, place, rank, frozen) for rank in ranks), key=lambda own: own.total_bytes)
 
 
-def with_frozen(share: Share, frozen: Sequence[Tensor], place: Place) -> Share:
-    """A rank's share with its part of the weights that are not trained: they lie as parameters do."""
-    held = [local(tensor, place.world, share.rank) for tensor in frozen] if place.is_divided else frozen
-    return replace(share, frozen_bytes=costs.frozen_bytes(held))
-
-
-def share_of(settings: Sequence[Setting], tensors: Sequence[Tensor], place: Place, rank: int) -> Share:
+def share_of(
+    settings: Sequence[Setting], tensors: Sequence[Tensor], place: Place, rank: int, frozen: Sequence[Tensor] = ()
+) -> Share:
     """The share of one rank. settings: of each tensor."""
     world = place.world if place.is_divided else 1
     items = [item_of(tensor, own, world, rank) for tensor, own in zip(tensors, settings, strict=True)]
-    whole = [item for item in items if item.rule.needs_whole] if world > 1 else []
-    owned = owners(whole, world)
-    by_kernels = [world > 1 and is_launched(item, place.device, place.engine) for item in items]
-    launched = {item.tensor.name for item, own in zip(items, by_kernels, strict=True) if own}
-    # lists and owners have messages of their own; kernels have nothing but sums
-    as_sums = [own and not item.rule.needs_whole for item, own in zip(items, by_kernels, strict=True)]
-    sums = messages(items, as_sums) if world > 1 else {}
-    peak = peak_of(items, place) if world == 1 else peak_of_parts(items, whole, owned, by_kernels, sums, place, rank)
-    mine = [whole_of(item) for item, owner in zip(whole, owned, strict=True) if owner in (rank, None)]
-    kept = [entry for item in items for entry in (kept_entries(item, world, rank) if whole else item.entries).values()]
-    state = costs.counter_bytes(place.front_end, len(items), items[0].setting) + sum(map(entry_bytes, kept))
-    for item, owner in zip(whole, owned, strict=True):
-        if owner == rank:
-            state += kept_by_owner(item, by_kernels=item.tensor.name in launched)
+    if world > 1:
+        on_ranks = choose_owners(items, world)
+        items = [replace(item, by_kernels=is_launched(item, place.device, place.engine)) for item in on_ranks]
+    whole = [item for item in items if world > 1 and item.rule.needs_whole]
+    elementwise = [item for item in items if world == 1 or not item.rule.needs_whole]
+    mine = [item.whole_item() for item in whole if item.owner in (rank, None)]
+    sums = messages(items) if world > 1 else {}
+    peak = peak_of(items, place) if world == 1 else peak_of_parts(elementwise, whole, sums, place, rank)
+    state = costs.counter_bytes(place.front_end, len(items), items[0].setting)
+    state += sum(entry_bytes(entry) for item in items for entry in entries_on(item, world, rank).values())
+    state += sum(bytes_of_owner(item) for item in whole if item.owner == rank)
     hosted = sizes_on_host(items) if place.offload_state and not whole else []
-    elsewhere = {id(item) for item in whole}
+    not_trained = [local(tensor, world, rank) for tensor in frozen] if world > 1 else frozen
 
     def moved(refresh: bool) -> int:
-        here = sum(costs.moved_by(item, refresh=refresh) for item in items if id(item) not in elsewhere)
-        products = sum(costs.moved_by_products(item, refresh=refresh) for item in mine)
-        return here + products + sum(costs.moved_by_applying(item) for item in whole)
+        here = sum(costs.bytes_moved_by(item, refresh=refresh) for item in elementwise)
+        products = sum(costs.bytes_moved_by_products(item, refresh=refresh) for item in mine)
+        return here + products + sum(costs.bytes_moved_by_applying(item) for item in whole)
 
     def sent(refresh: bool) -> int:
-        exchanged = exchanged_bytes(whole, owned, world, rank, refresh=refresh) if whole else 0
-        return ring(sum(sums.values()), world) + exchanged
+        to_others = bytes_to_others(whole, world, rank, refresh=refresh) if whole else 0
+        return ring(sum(sums.values()), world) + to_others
 
     def products(refresh: bool) -> int:
         return sum(costs.flops(item, refresh=refresh) for item in (mine if whole else items))
 
     return Share(
+        engine=peak.engine,
         rank=rank,
         parameter_bytes=sum(costs.parameter_bytes(item.tensor) for item in items),
         state_bytes=state,
+        host_bytes=sum(hosted),
         peak_bytes=None if peak.bytes is None else peak.bytes + room_for(hosted),
         peak_is_bound=peak.is_bound,
-        host_bytes=sum(hosted),
         moved_bytes=moved(True),
         moved_between=moved(False),
+        flops=products(True),
+        flops_between=products(False),
         sent_bytes=sent(True),
         sent_between=sent(False),
         collectives=len(sums) + (2 if whole else 0),
-        flops=products(True),
-        flops_between=products(False),
-        engine=peak.engine,
+        frozen_bytes=costs.frozen_bytes(not_trained),
     )
 
 
@@ -169,29 +160,17 @@ def peak_of(items: Sequence[Item], place: Place) -> Peak:
 
 
 def peak_of_parts(
-    items: Sequence[Item],
-    whole: Sequence[Item],
-    owned: Sequence[int | None],
-    by_kernels: Sequence[bool],
-    sums: dict[Any, int],
-    place: Place,
-    rank: int,
+    elementwise: Sequence[Item], whole: Sequence[Item], sums: Mapping[Any, int], place: Place, rank: int
 ) -> Peak:
     """Where every rank has a part of each parameter, and owners work on whole ones."""
-    parts = [(item, own) for item, own in zip(items, by_kernels, strict=True) if not item.rule.needs_whole]
-    launched, listed = ([item for item, own in parts if own is chosen] for chosen in (True, False))
-    engines = {"fused" if own else "foreach" for own in by_kernels}
-    peak, is_bound = 0, False
-    if launched:
-        peak += kernel_peak(launched, list(sums.values()))
-    if listed and place.engine == "fused" and place.device == "cpu":
-        return peak_of(listed, place)  # native code steps parts only where it is asked for
-    if listed:
-        peak, is_bound = peak + parts_peak(listed), True
-    if whole:
-        own = [own for item, own in zip(items, by_kernels, strict=True) if item.rule.needs_whole]
-        peak, is_bound = peak + owner_peak(whole, owned, own, place.world, rank), True
-    return Peak(peak, " + ".join(sorted(engines)), is_bound)
+    launched, in_lists = ([item for item in elementwise if item.by_kernels is chosen] for chosen in (True, False))
+    engines = {"fused" if item.by_kernels else "foreach" for item in (*elementwise, *whole)}
+    if in_lists and place.engine == "fused" and place.device == "cpu":
+        return peak_of(in_lists, place)  # native code steps parts only where it is asked for
+    # where lists are sharded, they are not cut, and all of them wait for sums in the middle of their arithmetic
+    peak = (kernel_peak(launched, sums.values()) if launched else 0) + sum(measure_item(item).peak for item in in_lists)
+    peak += owner_peak(whole, place.world, rank) if whole else 0
+    return Peak(peak, " + ".join(sorted(engines)), bool(in_lists or whole))
 
 
 def sizes_on_host(items: Sequence[Item]) -> list[int]:

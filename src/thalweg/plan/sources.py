@@ -16,14 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from thalweg.dtypes import DTYPES
+from thalweg.dtypes import DTYPES, spelt_dtype
 from thalweg.errors import CommandError
-from thalweg.plan.factories import built, of_torch
-from thalweg.plan.models import BUILTIN, Model, Tensor, builtin, spelt
-from thalweg.show.dtypes import known_dtype, listed_dtypes, spelt_dtype
-from thalweg.show.files import check_file
-from thalweg.show.lists import suggestion
-from thalweg.show.modules import said
+from thalweg.plan.factories import build_model, of_torch
+from thalweg.plan.models import BUILTIN, Model, Tensor, builtin, spell_builtin
+from thalweg.show.arguments import check_file, list_dtypes, parse_dtype, suggest
+from thalweg.show.modules import describe_error
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 #: A model's name on a hub: its owner's name and its own.
@@ -38,14 +36,14 @@ def resolve(text: str, dtype: str | None = None, frozen: Sequence[str] = ()) -> 
     >>> resolve("llama-1b").parameters
     1235814400
     """
-    return prepared(found(text), dtype, frozen)
+    return prepare(read_model(text), dtype, frozen)
 
 
-def prepared(model: Model, dtype: str | None = None, frozen: Sequence[str] = ()) -> Model:
+def prepare(model: Model, dtype: str | None = None, frozen: Sequence[str] = ()) -> Model:
     """A model with parameters of a dtype that can be trained in, but for those that are frozen."""
-    model = model.freezing(frozen)
+    model = model.freeze(frozen)
     if dtype is not None:
-        return model.stored_as(known_dtype(dtype))
+        return model.stored_as(parse_dtype(dtype))
     for tensor in model.tensors:
         if tensor.dtype not in DTYPES:
             raise CommandError(
@@ -55,8 +53,8 @@ def prepared(model: Model, dtype: str | None = None, frozen: Sequence[str] = ())
     return model
 
 
-def found(text: str) -> Model:
-    if spelt(text) in BUILTIN:
+def read_model(text: str) -> Model:
+    if spell_builtin(text) in BUILTIN:
         return builtin(text)
     path = Path(text)
     if path.is_dir():
@@ -64,12 +62,12 @@ def found(text: str) -> Model:
     if path.is_file():
         return in_file(path)
     if ":" in text and not text.endswith((".safetensors", ".json")):
-        return built(text)
+        return build_model(text)
     if is_on_a_hub(text):
-        raise CommandError(told_of_hubs(text))
+        raise CommandError(explain_hubs(text))
     if path.suffix or len(path.parts) > 1:
         raise CommandError(f"there is no file or folder {text}")
-    hint = suggestion(text, BUILTIN)
+    hint = suggest(text, BUILTIN)
     stop = "" if hint.endswith("?") else "."
     raise CommandError(
         f"there is no model {text!r}: {hint}{stop} MODEL may also be a .safetensors file, a folder of them, a "
@@ -84,12 +82,12 @@ def is_on_a_hub(text: str) -> bool:
     return ON_A_HUB.fullmatch(text) is not None and path.suffix not in known and not path.parent.is_dir()
 
 
-def told_of_hubs(text: str) -> str:
+def explain_hubs(text: str) -> str:
     """What to give instead of a name on a hub, as commands to type."""
     name = text.partition("/")[2]
     ways = f"`hf download {text} config.json --local-dir {name}`, then `thalweg plan {name}`"
-    if spelt(name) in BUILTIN:
-        ways = f"it is built in, `thalweg plan {spelt(name)}`; or {ways}"
+    if spell_builtin(name) in BUILTIN:
+        ways = f"it is built in, `thalweg plan {spell_builtin(name)}`; or {ways}"
     return (
         f"there is no file or folder {text}, and plan downloads nothing. If it is a model on a hub: {ways}. Other "
         "models: `thalweg plan config.json`, `thalweg plan model.safetensors`, `thalweg plan "
@@ -114,7 +112,7 @@ def in_file(path: Path) -> Model:
     if path.suffix != ".json":
         raise CommandError(f"{path} must be a .safetensors or a .json file")
     if path.name.endswith(".safetensors.index.json"):
-        return read_safetensors(list(indexed(path)), str(path.parent))
+        return read_safetensors(list(files_in_index(path)), str(path.parent))
     content = read_json(path)
     if isinstance(content, dict) and ("model_type" in content or "architectures" in content):
         return from_configuration(str(path), content)
@@ -152,7 +150,7 @@ def from_entry(path: Path, name: str, entry: Any) -> Tensor:
     if not is_shape(shape):
         raise CommandError(f"{path}: {name!r} must have a shape, a list of whole numbers >= 0, got {shape!r:.60}")
     if dtype not in DTYPES:
-        raise CommandError(f"{path}: {name!r} has dtype {dtype!r}: {listed_dtypes()}")
+        raise CommandError(f"{path}: {name!r} has dtype {dtype!r}: {list_dtypes()}")
     return Tensor(name, tuple(shape), dtype)
 
 
@@ -177,10 +175,10 @@ BUFFERS = re.compile(r"(^|\.)(running_mean|running_var|inv_freq|masked_bias|posi
 def files_in(folder: Path) -> list[Path]:
     """The safetensors files of a model in a folder: those its index names, or all there are."""
     indexes = sorted(folder.glob("*.safetensors.index.json"))
-    return list(indexed(indexes[0])) if indexes else sorted(folder.glob("*.safetensors"))
+    return list(files_in_index(indexes[0])) if indexes else sorted(folder.glob("*.safetensors"))
 
 
-def indexed(index: Path) -> Iterator[Path]:
+def files_in_index(index: Path) -> Iterator[Path]:
     """The files that an index names, which lie beside it."""
     try:
         names = sorted({str(name) for name in read_json(index)["weight_map"].values()})
@@ -266,7 +264,7 @@ def from_configuration(name: str, content: Mapping[str, Any]) -> Model:
     if not isinstance(kind, str):
         raise CommandError(f"{name}: the configuration's model_type must be a name such as 'llama', got {kind!r:.60}")
     check_sizes(name, content)
-    dtype = said_dtype(content)
+    dtype = dtype_in(content)
     served = dtype in DTYPES
     module, version = build_module(name, kind, content, dtype if served else None)
     model = of_torch(module, name, f"{type(module).__name__}, shapes from {version}")
@@ -293,12 +291,12 @@ def build_module(name: str, kind: str, content: Mapping[str, Any], dtype: str | 
         with torch.device("meta"):
             module = from_config(transformers, config, content, None if dtype is None else getattr(torch, dtype))
     except Exception as error:
-        raise CommandError(f"{name}: {version} could not build it: {said(error)}; {instead}") from error
+        raise CommandError(f"{name}: {version} could not build it: {describe_error(error)}; {instead}") from error
     return module, version
 
 
 def check_sizes(name: str, content: Any, key: str = "") -> None:
-    """Refuse numbers that no model has, before somebody makes so many layers."""
+    """Refuse numbers that no model has, before transformers makes so many layers."""
     if isinstance(content, Mapping):
         for inner, value in content.items():
             check_sizes(name, value, str(inner))
@@ -309,7 +307,7 @@ def check_sizes(name: str, content: Any, key: str = "") -> None:
         raise CommandError(f"{name}: the configuration's {key} is {content!r:.30}, and may be {most:,} at most")
 
 
-def said_dtype(content: Mapping[str, Any]) -> Any:
+def dtype_in(content: Mapping[str, Any]) -> Any:
     """What the configuration says of dtypes, or else that of its language model; None if neither does."""
     inner = content.get("text_config")
     for own in (content, inner if isinstance(inner, Mapping) else {}):

@@ -10,7 +10,7 @@ from thalweg.plan.optimizers import is_mixture
 from thalweg.plan.planning import BANDWIDTHS, Cost, Plan
 from thalweg.show.extras import extra
 from thalweg.show.palette import colour_of
-from thalweg.show.units import human_bytes, human_seconds
+from thalweg.show.units import human_bytes, human_seconds, scale_down
 
 with extra("cli"):
     from rich import box
@@ -29,16 +29,16 @@ def heading(found: Plan) -> str:
     where = f"{place.front_end} on {place.device}" + (f", {place.world} ranks, {place.layout}" if several else "")
     each = " on each rank" if several else ""
     told = (
-        f"{model.name} ({model.about}): {counted(model.tensors)}\n"
+        f"{model.name} ({model.about}): {count_parameters(model.tensors)}\n"
         f"{where}: parameters take {human_bytes(found.parameter_bytes)}, gradients the same{each}"
     )
     if not model.frozen:
         return told
     without = "without gradients and state"
-    return f"{told}\nfrozen: {counted(model.frozen)}, take {human_bytes(found.frozen_bytes)}{each}, {without}"
+    return f"{told}\nfrozen: {count_parameters(model.frozen)}, take {human_bytes(found.frozen_bytes)}{each}, {without}"
 
 
-def counted(tensors: Sequence[Tensor]) -> str:
+def count_parameters(tensors: Sequence[Tensor]) -> str:
     """How many numbers there are, in how many tensors, and in which dtypes, the one of most numbers first."""
     by_dtype = Counter[str]()
     for tensor in tensors:
@@ -127,7 +127,7 @@ def notes(found: Plan) -> Iterator[str]:
     for cost in found.costs:
         if is_mixture(cost.optimizer):
             own = sorted(found.by_rule(cost).items(), key=lambda pair: pair[0] == "AdamW")
-            parts = (f"{rule} steps {counted(some)}" for rule, some in own)
+            parts = (f"{rule} steps {count_parameters(some)}" for rule, some in own)
             names = "" if found.model.module is not None else " (told apart by their names)"
             yield f"{cost.optimizer}: {'; '.join(parts)}{names}."
     for name, reason in found.refused.items():
@@ -141,12 +141,8 @@ def human_count(count: int) -> str:
     >>> human_count(124_439_808), human_count(999)
     ('124 M', '999')
     """
-    size = float(count)
-    for unit in ("", "k", "M", "B", "T"):
-        if size < 999.5 or unit == "T":
-            break
-        size /= 1000
-    return f"{size:.3g} {unit}".strip()
+    size, prefix = scale_down(count, ("", "k", "M", "B", "T"))
+    return f"{size:.3g} {prefix}".strip()
 
 
 def human_flops(count: float) -> str:
@@ -154,8 +150,5 @@ def human_flops(count: float) -> str:
     >>> human_flops(1.178e12)
     '1.18 TFLOP'
     """
-    for unit in ("", "k", "M", "G", "T", "P"):
-        if count < 999.5 or unit == "P":
-            break
-        count /= 1000
-    return f"{count:.3g} {unit}FLOP"
+    count, prefix = scale_down(count, ("", "k", "M", "G", "T", "P"))
+    return f"{count:.3g} {prefix}FLOP"

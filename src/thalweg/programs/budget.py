@@ -11,13 +11,13 @@ from thalweg.codecs import bytes_of, scale_key
 from thalweg.programs.schedule import Schedule, schedule
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of, trace
 from thalweg.settings import Setting
-from thalweg.storage import RECORD, Kept, arithmetic, kept, kind
+from thalweg.storage import RECORD, Kept, arithmetic, describe_state, kind
 
 
 @functools.lru_cache(maxsize=4096)
 def state_entries(setting: Setting, shape: Shape, dtype: str, held: Shape | None = None) -> Mapping[str, Kept]:
     """Shape and dtype of everything that is kept for a parameter, or for a shard that has the shape ``held``."""
-    return kept(setting.rule_at(1), setting.handling, shape, dtype, held)
+    return describe_state(setting.rule_at(1), setting.handling, shape, dtype, held)
 
 
 def entry_bytes(entry: Kept) -> int:
@@ -38,9 +38,18 @@ def sizes_of(setting: Setting, shape: Shape, dtype: str, held: Shape | None = No
 
 def passes_of(setting: Setting, shape: Shape, dtype: str) -> Schedule:
     """The passes of a step over parameters of the same kind as one of this shape and dtype."""
+    # whether lr is given is not known here: the larger of both
+    rates = (True, False) if setting.rule_at(1).lr_optional else (True,)
+    found = [schedule_of(setting, shape, dtype, has_lr=has_lr) for has_lr in reversed(rates)]
+    size = sizes_of(setting, shape, dtype)
+    return max(found, key=lambda each: each.count_bytes(size))
+
+
+def schedule_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool) -> Schedule:
+    """The passes of a step over such parameters. has_lr: whether a learning rate is given."""
     rule = setting.rule_at(1)
     alike = kind(rule, setting.handling, shape)
-    return scheduled(setting, alike, len(shape), Example(example_of(rule, shape), shape), dtype)
+    return schedule_kind(setting, alike, len(shape), Example(example_of(rule, shape), shape), dtype, has_lr)
 
 
 def bytes_moved(setting: Setting, shape: Shape, dtype: str, held: Shape | None = None) -> int:
@@ -48,7 +57,7 @@ def bytes_moved(setting: Setting, shape: Shape, dtype: str, held: Shape | None =
     size = sizes_of(setting, shape, dtype, held)
     # all gradients are read once more to be clipped together
     clipping = size[GRADIENT] if setting.handling.max_grad_norm is not None else 0
-    return clipping + passes_of(setting, shape, dtype).moved(size)
+    return clipping + passes_of(setting, shape, dtype).count_bytes(size)
 
 
 class Example:
@@ -65,22 +74,15 @@ class Example:
 
 
 @functools.lru_cache(maxsize=1024)
-def scheduled(setting: Setting, kind: Hashable, axes: int, example: Example, dtype: str) -> Schedule:
+def schedule_kind(setting: Setting, kind: Hashable, axes: int, example: Example, dtype: str, has_lr: bool) -> Schedule:
     shape, rule = example.shape, setting.rule_at(1)
     declared = rule.entries(shape).items()
     entries = {key: entry.shape(shape, rule.stacked_axes) for key, entry in declared}
     stored = state_entries(setting, example.own, dtype)
     exact = [key for key in entries if stored[key][1] == arithmetic(dtype)]
-    size = sizes_of(setting, example.own, dtype)
-    # whether lr is given is not known here: the larger of both
-    rates = (None, 1.0) if rule.lr_optional else (1.0,)
-    found = [
-        schedule(
-            trace(rule, shape, entries, lr=lr),
-            size,
-            exact=exact,
-            guarded=setting.handling.on_nonfinite != "propagate",
-        )
-        for lr in rates
-    ]
-    return max(found, key=lambda each: each.moved(size))
+    return schedule(
+        trace(rule, shape, entries, lr=1.0 if has_lr else None),
+        sizes_of(setting, example.own, dtype),
+        exact=exact,
+        guarded=setting.handling.on_nonfinite != "propagate",
+    )

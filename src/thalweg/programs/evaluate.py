@@ -9,16 +9,16 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from thalweg.arrays import Shape
-from thalweg.programs.graph import OPERATORS, Value, needed_by
+from thalweg.programs.graph import Value, needed_by
 from thalweg.programs.host import options_of
+from thalweg.programs.operations import OPERATIONS
 from thalweg.programs.schedule import depths
-from thalweg.programs.trace import FUNCTIONS, Program, example_of, trace
+from thalweg.programs.trace import Program, example_of, stand_in, trace
 from thalweg.rules import Rule, Update
-from thalweg.rules.options import is_structure, number_options
 
 #: Completes reductions over ranks: takes what ``xp.partial`` made of them, yields messages, returns their values.
 Complete: TypeAlias = Callable[[Sequence[Any]], Generator[Any, Any, Sequence[Any]]]
@@ -35,8 +35,7 @@ class Order:
 
 
 def order_of(program: Program) -> Order:
-    results = [program.delta, *program.state.values(), program.finite, *program.stats.values()]
-    needed, depth = needed_by(results), depths(program)
+    needed, depth = program.needed, depths(program)
     reductions = [value for value in program.graph.values if value in needed and value.is_reduction]
     done: set[Value] = set()
     rounds = []
@@ -47,11 +46,11 @@ def order_of(program: Program) -> Order:
         rounds.append((tuple(value for value in own if value.op != "input"), tuple(last)))
         done.update(own, last)
     uses = Counter(arg for value in needed for arg in value.values)
-    uses.update(value for value in results if isinstance(value, Value))
+    uses.update(value for value in program.answers if isinstance(value, Value))
     return Order(program, tuple(rounds), uses)
 
 
-def evaluated(
+def evaluate(
     order: Order, xp: Any, inputs: dict[str, Any], complete: Complete
 ) -> Generator[Any, Any, tuple[Any, dict[str, Any], Any, dict[str, Any]]]:
     """Delta, state, finite and stats of a rule, as its ``update`` computes them in the space xp.
@@ -64,7 +63,7 @@ def evaluated(
     }
     inputs.clear()
 
-    def taken(value: Any) -> Any:
+    def take(value: Any) -> Any:
         if not isinstance(value, Value):
             return value
         left[value] -= 1
@@ -72,24 +71,24 @@ def evaluated(
 
     for values, reductions in order.rounds:
         for value in values:
-            known[value] = applied(xp, value.op, [taken(arg) for arg in value.args])
+            known[value] = apply(xp, value.op, [take(arg) for arg in value.args])
         if reductions:
-            partials = [xp.partial(value.op, taken(value.args[0]), value.axes) for value in reductions]
+            partials = [xp.partial(value.op, take(value.args[0]), value.axes) for value in reductions]
             known.update(zip(reductions, (yield from complete(partials)), strict=True))
             del partials
-    state = {key: taken(value) for key, value in program.state.items()}
-    stats = {key: taken(value) for key, value in program.stats.items()}
-    return taken(program.delta), state, taken(program.finite), stats
+    state = {key: take(value) for key, value in program.state.items()}
+    stats = {key: take(value) for key, value in program.stats.items()}
+    return take(program.delta), state, take(program.finite), stats
 
 
-def applied(xp: Any, op: str, args: Sequence[Any]) -> Any:
-    return getattr(xp, op)(*args) if op == "where" or op in FUNCTIONS else OPERATORS[op](*args)
+def apply(xp: Any, op: str, args: Sequence[Any]) -> Any:
+    return getattr(xp, op)(*args) if OPERATIONS[op].is_function else OPERATIONS[op].compute(*args)
 
 
 # ---- programs of rules
 
 
-def updated(
+def update_by(
     rule: Rule,
     order: Order,
     xp: Any,
@@ -98,7 +97,7 @@ def updated(
 ) -> Generator[Any, Any, Update]:
     """What the rule answers. given: p, g, the entries of the state, t, lr and lr_scale."""
     given.update(options_of(rule))
-    return Update(*(yield from evaluated(order, xp, given, complete)))
+    return Update(*(yield from evaluate(order, xp, given, complete)))
 
 
 def order_for(rule: Rule, kept: Rule, keys: Sequence[str], shape: Shape, *, with_lr: bool) -> Order:
@@ -109,20 +108,9 @@ def order_for(rule: Rule, kept: Rule, keys: Sequence[str], shape: Shape, *, with
     example = example_of(rule, shape)
     entries = kept.entries(example)
     state = tuple((key, entries[key].shape(example, kept.stacked_axes)) for key in keys)
-    return traced(stand_in(rule), example, state, with_lr)
+    return trace_order(stand_in(rule), example, state, with_lr)
 
 
 @functools.lru_cache(maxsize=256)
-def traced(rule: Rule, shape: Shape, state: tuple[tuple[str, Shape], ...], with_lr: bool) -> Order:
+def trace_order(rule: Rule, shape: Shape, state: tuple[tuple[str, Shape], ...], with_lr: bool) -> Order:
     return order_of(trace(rule, shape, dict(state), lr=1.0 if with_lr else None))
-
-
-def stand_in(rule: Rule) -> Rule:
-    """A rule of the same graph that is equal for all values of its numbers, those on a device included."""
-
-    def of(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(of, value))
-        return value if is_structure(value) else 0.5
-
-    return replace(rule, **{name: of(getattr(rule, name)) for name in number_options(type(rule))})

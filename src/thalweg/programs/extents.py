@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 from thalweg.arrays import Shape
 from thalweg.errors import RuleError
-from thalweg.programs.graph import Extent, Value, needed_by
+from thalweg.programs.graph import Extent, Value
 from thalweg.programs.trace import PARAMETER, Program
 from thalweg.rules.entries import Entry, Spread
 
@@ -91,11 +91,6 @@ def is_spread(entry: Entry) -> TypeGuard[Spread]:
     return isinstance(entry, Spread)
 
 
-def needed(program: Program) -> set[Value]:
-    """All that something is made of."""
-    return needed_by([*program.results.values(), program.finite, *program.stats.values()])
-
-
 def matrix_kinds_of(program: Program, stacked_axes: int) -> MatrixKinds:
     """The kinds of a program that can be seen as matrices; a RuleError says why it cannot."""
     found = kinds_of(program, stacked_axes)
@@ -108,7 +103,7 @@ def kinds_of(program: Program, stacked_axes: int) -> Kinds:
     """The kinds of a program's values, seen over those axes along which some do not vary."""
     every = program.memory[PARAMETER] or frozenset()
     stacked = frozenset(range(stacked_axes))
-    extents = {value.extent for value in needed(program)} | set(program.memory.values())
+    extents = {value.extent for value in program.needed} | set(program.memory.values())
     partial = [extent for extent in extents if extent is not None and extent != every and not extent <= stacked]
     missing = sorted(frozenset().union(*(every - extent for extent in partial)))
     if not missing:
@@ -123,7 +118,7 @@ def kinds_of(program: Program, stacked_axes: int) -> Kinds:
 def reason_unseen(program: Program, kinds: Kinds) -> str:
     """Why a program cannot be seen as matrices, "" if it can."""
     name = program.rule_name
-    for value in needed(program):
+    for value in program.needed:
         if not kinds.of(value):
             what = f"{value.op} over axes {value.axes}" if value.is_reduction else f"values along axes {value.extent}"
             return f"{name} needs {what}, and kernels are made for rows and columns of two axes"
@@ -135,6 +130,6 @@ def reason_unseen(program: Program, kinds: Kinds) -> str:
             return f"{name} keeps {key!r}, and kernels are made for state of elements, rows and columns"
         if kind != ELEMENT and kinds.of(program.state[key]) != kind:
             return f"{name} makes {key!r} of fewer axes than it has"
-    if kinds.axes is not None and not any(value.is_reduction for value in needed(program)):
+    if kinds.axes is not None and not any(value.is_reduction for value in program.needed):
         return f"{name} keeps rows or columns and sums nothing"
     return ""

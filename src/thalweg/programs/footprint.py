@@ -14,7 +14,7 @@ from thalweg.rules.whole import WholeRule
 from thalweg.settings import Setting
 from thalweg.spaces import shapes
 from thalweg.spaces.shapes import Library, Meter, Reduction
-from thalweg.storage import arithmetic, kept
+from thalweg.storage import arithmetic, describe_state
 
 #: Any learning rate will do: no number is ever computed.
 LR = 1e-3
@@ -102,9 +102,8 @@ def footprint(
         shape, rule = (stack, *shape), replace(rule, stacked_axes=rule.stacked_axes + 1)
     p, g = meter.array(shape, dtype), meter.array(shape, dtype)
     declared = rule.entries(whole or shape)
-    state = {
-        key: meter.array(*entry) for key, entry in kept(rule, setting.handling, whole or shape, dtype, shape).items()
-    }
+    entries = describe_state(rule, setting.handling, whole or shape, dtype, shape)
+    state = {key: meter.array(*entry) for key, entry in entries.items()}
     copied = p.nbytes + g.nbytes + sum(e.nbytes for key, e in state.items() if not isinstance(declared.get(key), Count))
     meter.begin()
     if by_owners:

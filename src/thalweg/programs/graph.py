@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import linecache
-import operator
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 from thalweg.arrays import is_number
 from thalweg.errors import RuleError
+from thalweg.programs.operations import OPERATIONS, REDUCTIONS
 from thalweg.rules.places import Place, place_in
 
 #: The axes along which a value varies; None: a number that the host knows, the same for every tensor.
@@ -17,25 +17,6 @@ Extent: TypeAlias = frozenset[int] | None
 #: What a value may be computed from: another value, or a number that stands in the rule.
 Operand: TypeAlias = Any
 
-#: What Python computes of two numbers, by the name of the operation.
-OPERATORS: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "div": operator.truediv,
-    "pow": operator.pow,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "lt": operator.lt,
-    "le": operator.le,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "and": operator.and_,
-    "neg": operator.neg,
-    "abs": operator.abs,
-}
-#: Sums and the like: they combine what lies along some axes, and need all of it.
-REDUCTIONS = ("sum", "sum_squares", "mean", "mean_squares", "amax")
 #: Neutral elements: x * 1, x + 0 and so on are x.
 NEUTRAL = {"mul": 1.0, "div": 1.0, "add": 0.0, "sub": 0.0, "pow": 1.0}
 
@@ -74,12 +55,12 @@ class Value:
     @property
     def is_mean(self) -> bool:
         """Whether a reduction is divided by how many it combines."""
-        return self.op in ("mean", "mean_squares")
+        return self.is_reduction and REDUCTIONS[self.op].is_mean
 
     @property
     def is_squared(self) -> bool:
         """Whether a reduction is one of squares."""
-        return self.op in ("sum_squares", "mean_squares")
+        return self.is_reduction and REDUCTIONS[self.op].is_squared
 
     def __repr__(self) -> str:
         shown = [self.name] if self.name else []
@@ -104,31 +85,31 @@ class Value:
     # ---- what a rule cannot do with it
 
     def __bool__(self) -> bool:
-        raise self.refused("branches on a value that is known only when it runs: use xp.where, not if, and, or, not")
+        raise self.refusal("branches on a value that is known only when it runs: use xp.where, not if, and, or, not")
 
     def __float__(self) -> float:
-        raise self.refused("turns a value into a Python number, which is known only when it runs")
+        raise self.refusal("turns a value into a Python number, which is known only when it runs")
 
     __int__ = __index__ = __float__
 
     def __iter__(self) -> Iterator[Any]:
-        raise self.refused("iterates over a value: a rule works on whole arrays")
+        raise self.refusal("iterates over a value: a rule works on whole arrays")
 
     def __array__(self, *_: Any) -> Any:
-        raise self.refused("hands a value to numpy: use the functions of xp")
+        raise self.refusal("hands a value to numpy: use the functions of xp")
 
     def __iadd__(self, other: Any) -> Any:  # type: ignore[misc]
-        raise self.refused("changes a value in place: write x = x + y instead of x += y")
+        raise self.refusal("changes a value in place: write x = x + y instead of x += y")
 
     __isub__ = __imul__ = __itruediv__ = __ipow__ = __iadd__
 
     def __setitem__(self, *_: Any) -> None:
-        raise self.refused("changes a value in place: use xp.where")
+        raise self.refusal("changes a value in place: use xp.where")
 
     def __getitem__(self, _: Any) -> Any:
-        raise self.refused("takes a part of a value: a rule works on whole arrays")
+        raise self.refusal("takes a part of a value: a rule works on whole arrays")
 
-    def refused(self, what: str) -> RuleError:
+    def refusal(self, what: str) -> RuleError:
         return RuleError(f"{self.graph.place()} {what}")
 
 
@@ -155,7 +136,7 @@ class Graph:
             if not isinstance(arg, Value) and not is_number(arg):
                 raise RuleError(f"{self.place()} computes with a {type(arg).__name__}: use arrays, options and numbers")
         if not any(isinstance(arg, Value) for arg in args):
-            return OPERATORS[op](*args)
+            return OPERATIONS[op].compute(*args)
         if self.simplified and op in NEUTRAL and len(args) == 2:
             if is_number(args[1]) and args[1] == NEUTRAL[op]:
                 return args[0]

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from thalweg.programs.graph import OPERATORS, Value
-from thalweg.programs.trace import FUNCTIONS
+from thalweg.programs.graph import Value
+from thalweg.programs.operations import OPERATIONS
 from thalweg.rules import Rule
 
 
@@ -26,16 +26,11 @@ def power(a: float, b: float) -> float:
         return math.inf
 
 
-def chosen(condition: Any, yes: float, no: float) -> float:
-    return yes if condition else no
-
-
-FOUND: Mapping[str, Callable[..., Any]] = {
-    **OPERATORS,
-    **FUNCTIONS,
+#: What is computed of numbers: as Python does, where arrays raise nothing either.
+COMPUTE: Mapping[str, Callable[..., Any]] = {
+    **{name: operation.compute for name, operation in OPERATIONS.items()},
     "div": quotient,
     "pow": power,
-    "where": chosen,
 }
 
 
@@ -60,7 +55,7 @@ def function_of(operands: Iterable[Any], *, as_arrays: bool = False) -> Callable
             if operand.op == "input":
                 text = f"given[{operand.name!r}]"
             else:
-                names[f"_{operand.op}"] = FOUND[operand.op]
+                names[f"_{operand.op}"] = COMPUTE[operand.op]
                 args = [of(arg) for arg in operand.args]
                 text = f"_{operand.op}({', '.join(args)})"
                 if as_arrays and operand.extent is not None:

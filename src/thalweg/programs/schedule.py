@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from thalweg.programs.graph import Value, needed_by
 from thalweg.programs.trace import PARAMETER, Program
+from thalweg.programs.verify import verify_schedule
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Schedule:
         """How often ranks wait for one another's sums before they can go on, if tensors are sharded."""
         return len(self.passes) - 1
 
-    def moved(self, size: Mapping[str, int]) -> int:
+    def count_bytes(self, size: Mapping[str, int]) -> int:
         """Bytes that go to memory or come from it. size: of p, g and each entry of the state."""
         large = sum(size[name] for each in self.passes for name in (*each.reads, *each.writes))
         return large + sum(2 * size[name] for name in self.small)
@@ -87,19 +88,21 @@ def schedule(
     best: tuple[tuple[int, int], tuple[Pass, ...]] | None = None
     for chosen in itertools.product(*(range(first, last + 1) for first in earliest.values())):
         written = dict(zip(earliest, chosen, strict=True))
-        passes = laid_out(program, written, last, depth, waited_for, free, set(exact), size)
+        passes = lay_out(program, written, last, depth, waited_for, free, set(exact), size)
         if passes is None:
             continue
-        cost = Schedule(program, passes, ()).moved(size)
+        cost = Schedule(program, passes, ()).count_bytes(size)
         # of equals, the one that writes early: less is left for the end
         rank = cost, sum(written.values())
         if best is None or rank < best[0]:
             best = rank, passes
     assert best is not None, "to write everything in the last pass is always possible"
-    return Schedule(program, best[1], small)
+    found = Schedule(program, best[1], small)
+    verify_schedule(found, set(exact), guarded=guarded, complete=complete)
+    return found
 
 
-def laid_out(
+def lay_out(
     program: Program,
     written: Mapping[str, int],
     last: int,
@@ -161,7 +164,7 @@ def reads_of(
     for chosen in subsets([value for value in results if isinstance(value, Value)]):
         names = leaves(program, targets, stop=chosen)
         if not names & gone:
-            found.append(names | {results[value] for value in chosen if value in reached(program, targets, chosen)})
+            found.append(names | {results[value] for value in chosen if value in reach(program, targets, chosen)})
     if written[PARAMETER] == number:
         found = [names | {PARAMETER} for names in found if PARAMETER not in gone]
     return tuple(min(found, key=lambda names: (bytes_of(names, size), sorted(names)))) if found else None
@@ -172,7 +175,7 @@ def subsets(values: Sequence[Value]) -> Iterator[set[Value]]:
         yield from map(set, itertools.combinations(values, count))
 
 
-def reached(program: Program, targets: Iterable[object], stop: set[Value]) -> set[Value]:
+def reach(program: Program, targets: Iterable[object], stop: set[Value]) -> set[Value]:
     """What is computed element by element on the way to the targets; sums, and all below an element, are known."""
     every = program.memory[PARAMETER]
     found: set[Value] = set()
@@ -189,7 +192,7 @@ def reached(program: Program, targets: Iterable[object], stop: set[Value]) -> se
 
 def leaves(program: Program, targets: Iterable[object], stop: set[Value]) -> set[str]:
     """The names of what is read for them, of what is as large as a parameter."""
-    return {v.name for v in reached(program, targets, stop) if v.op == "input" and v not in stop and v.name}
+    return {v.name for v in reach(program, targets, stop) if v.op == "input" and v not in stop and v.name}
 
 
 def depths(program: Program) -> dict[Value, int]:
@@ -210,5 +213,4 @@ def reductions_before(values: Iterable[object]) -> set[Value]:
 
 def reductions_of(program: Program) -> list[Value]:
     """All reductions that are needed for something."""
-    wanted = reductions_before([*program.results.values(), program.finite, *program.stats.values()])
-    return sorted(wanted, key=lambda value: value.index)
+    return sorted((value for value in program.needed if value.is_reduction), key=lambda value: value.index)

@@ -7,43 +7,24 @@ else (flags, names, None, the number of axes) decides what the graph looks like.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from thalweg.arrays import (
-    Axes,
-    Shape,
-    Squares,
-    Term,
-    is_number,
-    number_log,
-    number_maximum,
-    number_minimum,
-    reduced_shape,
-)
+from thalweg.arrays import Axes, Shape, Squares, Term, is_number, reduced_shape
 from thalweg.errors import RuleError
-from thalweg.programs.graph import Extent, Graph, Value
+from thalweg.programs.graph import Extent, Graph, Value, needed_by
+from thalweg.programs.operations import OPERATIONS
+from thalweg.programs.verify import verify
 from thalweg.rules import Rule, Update
+from thalweg.rules.options import is_structure, number_options
 from thalweg.rules.places import files_of
 from thalweg.rules.rule import guarded, replaced_numbers
 
 #: Inputs that are as large as a parameter, beside its state.
 PARAMETER, GRADIENT = "p", "g"
-#: Elementwise functions of a space, with what Python computes of numbers.
-FUNCTIONS: dict[str, Any] = {
-    "sqrt": math.sqrt,
-    "exp": math.exp,
-    "log": number_log,
-    "expm1": math.expm1,
-    "cos": math.cos,
-    "abs": abs,
-    "floor": math.floor,
-    "isfinite": math.isfinite,
-    "maximum": number_maximum,
-    "minimum": number_minimum,
-}
+#: Elementwise functions of a space.
+FUNCTIONS = [name for name, operation in OPERATIONS.items() if operation.is_function]
 
 
 @dataclass(frozen=True)
@@ -58,6 +39,8 @@ class Program:
     state: Mapping[str, Any]
     finite: Any
     stats: Mapping[str, Any]
+    #: How many leading axes are stacked: each place along them is a tensor.
+    stacked_axes: int = 0
 
     @property
     def entries(self) -> list[str]:
@@ -72,6 +55,16 @@ class Program:
     def results(self) -> dict[str, Any]:
         """What is written: the parameter and its state."""
         return {PARAMETER: self.delta, **self.state}
+
+    @property
+    def answers(self) -> list[Any]:
+        """All that the rule answers with."""
+        return [self.delta, *self.state.values(), self.finite, *self.stats.values()]
+
+    @functools.cached_property
+    def needed(self) -> set[Value]:
+        """All that something is computed from."""
+        return needed_by(self.answers)
 
 
 class Tracing:
@@ -100,15 +93,15 @@ class Tracing:
         return self.graph.apply("where", condition, x, y)
 
     def sums(self, *terms: Term) -> tuple[Any, ...]:
-        return tuple(self.reduced("sum_squares" if isinstance(term, Squares) else "sum", *term) for term in terms)
+        return tuple(self.reduce("sum_squares" if isinstance(term, Squares) else "sum", *term) for term in terms)
 
     def means(self, *terms: Term) -> tuple[Any, ...]:
-        return tuple(self.reduced("mean_squares" if isinstance(term, Squares) else "mean", *term) for term in terms)
+        return tuple(self.reduce("mean_squares" if isinstance(term, Squares) else "mean", *term) for term in terms)
 
     def amax(self, x: Any, axes: Axes) -> Any:
-        return self.reduced("amax", x, axes)
+        return self.reduce("amax", x, axes)
 
-    def reduced(self, op: str, x: Any, axes: Axes) -> Any:
+    def reduce(self, op: str, x: Any, axes: Axes) -> Any:
         ndim = len(self.whole)
         over = tuple(range(ndim)) if axes is None else tuple(sorted(axis % ndim for axis in axes))
         if not isinstance(x, Value) or x.extent is None or (over and not x.extent & set(over)):
@@ -122,12 +115,12 @@ class Tracing:
             return functools.partial(self.function, name)
         raise RuleError(
             f"{self.graph.place()} uses xp.{name}, of which no fused code can be made: it can be made of arithmetic, "
-            f"where, sums, means, amax, {', '.join(FUNCTIONS)}"
+            f"sums, means, amax, {', '.join(FUNCTIONS)}"
         )
 
     def function(self, name: str, *operands: Any) -> Any:
         if all(is_number(operand) for operand in operands):
-            return FUNCTIONS[name](*operands)
+            return OPERATIONS[name].compute(*operands)
         return self.graph.apply(name, *operands)
 
 
@@ -144,7 +137,6 @@ def trace(
     memory: dict[str, Extent] = {PARAMETER: every, GRADIENT: every}
     memory.update({key: extent_of(entry, shape) for key, entry in state.items()})
     inputs = {name: graph.input(name, extent) for name, extent in memory.items()}
-    own = frozenset(range(rule.stacked_axes))
     try:
         xp = Tracing(graph, shape)
         update = symbolic(rule, graph).update(
@@ -161,8 +153,15 @@ def trace(
         raise
     except (TypeError, AttributeError) as error:
         raise RuleError(f"{type(rule).__name__} cannot be read by a machine: {error}") from error
-    check_update(graph, update, memory, own)
-    return Program(graph.rule_name, graph, memory, update.delta, update.state, update.finite, update.stats)
+    if not isinstance(update, Update):
+        raise RuleError(f"{graph.rule_name}.update must answer with an Update, got a {type(update).__name__}")
+    if set(update.state) != set(state):
+        raise RuleError(
+            f"{graph.rule_name}.update must answer with the state {sorted(state)}, got {sorted(update.state)}"
+        )
+    program = Program(graph.rule_name, graph, memory, *update, rule.stacked_axes)
+    verify(program)
+    return program
 
 
 def example_of(rule: Rule, shape: Shape) -> Shape:
@@ -184,19 +183,12 @@ def extent_of(entry: Shape, shape: Shape) -> Extent:
     return frozenset(axis for axis, size in enumerate(shape) if axis < len(entry) and (entry[axis] != 1 or size == 1))
 
 
-def check_update(graph: Graph, update: Any, memory: Mapping[str, Extent], own: frozenset[int]) -> None:
-    """Say what is wrong with a rule's answer."""
-    name = graph.rule_name
-    if not isinstance(update, Update):
-        raise RuleError(f"{name}.update must answer with an Update, got a {type(update).__name__}")
-    entries = {key: extent for key, extent in memory.items() if key not in (PARAMETER, GRADIENT)}
-    if set(update.state) != set(entries):
-        raise RuleError(f"{name}.update must answer with the state {sorted(entries)}, got {sorted(update.state)}")
-    for key, value in {PARAMETER: update.delta, **update.state}.items():
-        extent = value.extent if isinstance(value, Value) else None
-        if not (extent or frozenset()) <= (memory[key] or frozenset()):
-            what = "delta" if key == PARAMETER else f"state {key!r}"
-            raise RuleError(f"{name}.update makes a {what} of more axes than the one that it was given")
-    for key, value in {"finite": update.finite, **update.stats}.items():
-        if isinstance(value, Value) and not (value.extent or frozenset()) <= own:
-            raise RuleError(f"{name}.update: {key} must be one number for each tensor")
+def stand_in(rule: Rule) -> Rule:
+    """A rule of the same graph that is equal for all values of its numbers, those on a device included."""
+
+    def of(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(of, value))
+        return value if is_structure(value) else 0.5
+
+    return replace(rule, **{name: of(getattr(rule, name)) for name in number_options(type(rule))})

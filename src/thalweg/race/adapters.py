@@ -1,20 +1,22 @@
-"""Optimizers of other libraries on tasks of ours: made, given their learning rate, and told of when they fail."""
+"""Optimizers for models and arrays: ours, and those of other libraries, which step arrays through an adapter."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import numpy as np
 
-from thalweg.errors import CommandError
+from thalweg.errors import CommandError, OptimError
 from thalweg.numpy.arrays import checked_pair, pairs
 from thalweg.race.contestants import Contestant
-from thalweg.race.rivals import WANTED, Rival
+from thalweg.race.rivals import WANTED
 from thalweg.race.task import Array, Schedule
-from thalweg.show.modules import place_of, said
+from thalweg.show import registered
+from thalweg.show.modules import describe_failure
 
 
 class Stepper(Protocol):
@@ -32,23 +34,56 @@ class Stepper(Protocol):
 
 
 @contextmanager
-def blamed(rival: Contestant, task: str, what: str) -> Iterator[None]:
-    """Whatever a rival raises is told in one sentence, with its name and its task."""
+def blame(contestant: Contestant, task: str, what: str) -> Iterator[None]:
+    """Say in one sentence what an optimizer that is not ours raises, with its name and its task."""
     try:
         yield
     except CommandError:
         raise
     except Exception as error:
-        who = rival.name if rival.name == rival.rule else f"{rival.name} ({rival.rule})"
-        raise CommandError(f"task {task!r}, {who}: {what} failed{place_of(error)}: {said(error)}") from error
+        who = contestant.name if contestant.name == contestant.rule else f"{contestant.name} ({contestant.rule})"
+        raise CommandError(f"task {task!r}, {who}: {what} failed{describe_failure(error)}") from error
 
 
-def torch_optimizer(rival: Rival, params: Any, lr: float, task: str) -> Any:
-    """An optimizer of torch for these parameters."""
+def make_for_model(contestant: Contestant, model: Any, lr: float, engine: str, task: str) -> Any:
+    """An optimizer of torch for a model."""
+    if contestant.kind == "optax":
+        raise CommandError(
+            f"task {task!r} is in torch, and {contestant.name} is of optax, which races only on tasks in numpy: "
+            "digits, valley, or an ArrayTask of your own"
+        )
+    if contestant.kind == "torch":
+        return make_for_tensors(contestant, list(model.parameters()), lr, task)
+    if contestant.make is not None:
+        return make_own_mixture(contestant, contestant.make, model, lr, engine, task)
+    try:
+        if contestant.kind == "mixture":
+            make = registered.torch_mixture(contestant.rule)
+            return make(model, lr, engine=engine, **{"adamw_lr": lr, **contestant.options})
+        kind = registered.torch_optimizer(contestant.rule)
+        return kind(model.named_parameters(), lr=lr, engine=engine, **contestant.options)
+    except ValueError as error:  # ours, and that of torch for a model without parameters
+        raise CommandError(f"task {task!r}, {contestant.name}: {error}") from None
+
+
+def make_own_mixture(
+    contestant: Contestant, make: Callable[..., Any], model: Any, lr: float, engine: str, task: str
+) -> Any:
+    """What a function of the user's makes for the model."""
     torch: Any = importlib.import_module("torch")
-    options = written_call(rival, f"lr={lr:g}")
-    with blamed(rival, task, options):
-        made = rival.make(params, lr=lr, **rival.options)
+    engines = {"engine": engine} if "engine" in inspect.signature(make).parameters else {}
+    with blame(contestant, task, f"{contestant.name}(model, lr={lr:g})"):
+        made = make(model, lr=lr, **engines, **contestant.options)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise CommandError(f"{contestant.name} returned a {type(made).__name__}: it must return an optimizer of torch")
+    return made
+
+
+def make_for_tensors(rival: Contestant, params: Any, lr: float, task: str) -> Any:
+    """An optimizer of another library for tensors of torch."""
+    torch: Any = importlib.import_module("torch")
+    with blame(rival, task, write_call(rival, f"lr={lr:g}")):
+        made = rival.make(params, lr=lr, **rival.options)  # type: ignore[misc]
     if not isinstance(made, torch.optim.Optimizer):
         raise CommandError(f"{rival.rule} returned a {type(made).__name__}, not an optimizer: {WANTED}")
     if any("lr" not in group for group in made.param_groups):
@@ -56,17 +91,34 @@ def torch_optimizer(rival: Rival, params: Any, lr: float, task: str) -> Any:
     return made
 
 
-def written_call(rival: Rival, rate: str) -> str:
+def make_for_arrays(
+    contestant: Contestant, params: Mapping[str, Array], schedule: Schedule, engine: str, task: str
+) -> Stepper:
+    """An optimizer for arrays of numpy."""
+    if contestant.is_rival:
+        return (ByTorch if contestant.kind == "torch" else ByOptax)(contestant, params, schedule, task)
+    if contestant.kind == "mixture":
+        raise CommandError(
+            f"task {task!r} is plain numpy, and {contestant.name} needs a model of torch, whose modules tell "
+            "parameters apart: race it on text, on fashion, or on a ModelTask of your own"
+        )
+    try:
+        made: Stepper = registered.numpy_optimizer(contestant.rule)(lr=schedule, engine=engine, **contestant.options)
+    except OptimError as error:
+        raise CommandError(f"task {task!r}, {contestant.name}: {error}") from None
+    return made
+
+
+def write_call(rival: Contestant, rate: str) -> str:
     inner = ", ".join([rate, *(f"{name}={value!r}" for name, value in rival.options.items())])
     return f"{rival.rule.rpartition('.')[2]}(..., {inner})" if rival.kind == "torch" else f"{rival.rule}({inner})"
 
 
-def scheduled(optimizer: Any, schedule: Schedule) -> Callable[[int], None]:
+def follow_schedule(optimizer: Any, schedule: Schedule) -> Callable[[int], None]:
     """What sets the rates of an optimizer of torch for a step; groups with rates of their own keep their proportion."""
-    first = schedule(1)
-    shares = [float(group["lr"]) / first for group in optimizer.param_groups]
+    shares = [float(group["lr"]) / schedule.lr for group in optimizer.param_groups]
 
-    def at(step: int) -> None:
+    def set_rate(step: int) -> None:
         for group, share in zip(optimizer.param_groups, shares, strict=True):
             rate = schedule(step) * share
             if hasattr(group["lr"], "fill_"):  # a tensor, which others may hold
@@ -74,7 +126,7 @@ def scheduled(optimizer: Any, schedule: Schedule) -> Callable[[int], None]:
             else:
                 group["lr"] = rate
 
-    return at
+    return set_rate
 
 
 def leaves(state: Any) -> Iterator[Any]:
@@ -93,12 +145,12 @@ class ByTorch:
 
     engine = "torch"
 
-    def __init__(self, rival: Rival, params: Mapping[str, Array], schedule: Schedule, task: str) -> None:
+    def __init__(self, rival: Contestant, params: Mapping[str, Array], schedule: Schedule, task: str) -> None:
         self.torch: Any = importlib.import_module("torch")
         self.rival, self.task, self.steps = rival, task, 0
         self.tensors = {name: self.torch.nn.Parameter(self.tensor(p)) for name, p in params.items()}
-        self.optimizer = torch_optimizer(rival, list(self.tensors.values()), schedule(1), task)
-        self.set_rate = scheduled(self.optimizer, schedule)
+        self.optimizer = make_for_tensors(rival, list(self.tensors.values()), schedule.lr, task)
+        self.set_rate = follow_schedule(self.optimizer, schedule)
 
     def tensor(self, array: Array) -> Any:
         if array.dtype.name == "bfloat16":  # not numpy's own
@@ -113,7 +165,7 @@ class ByTorch:
         for name, weights, gradient in pairs(params, grads):
             _, gradient = checked_pair(name, weights, gradient, None)
             self.tensors[str(name)].grad = self.tensor(np.array(gradient, weights.dtype, order="C"))
-        with blamed(self.rival, self.task, "step()"):
+        with blame(self.rival, self.task, "step()"):
             self.optimizer.step()
         for name, p in self.tensors.items():
             result = p.detach()
@@ -133,22 +185,24 @@ class ByOptax:
 
     engine = "optax"
 
-    def __init__(self, rival: Rival, params: Mapping[str, Array], schedule: Schedule, task: str) -> None:
+    def __init__(self, rival: Contestant, params: Mapping[str, Array], schedule: Schedule, task: str) -> None:
         self.jax: Any = importlib.import_module("jax")
         self.rival, self.task = rival, task
         self.double = any(p.dtype == np.float64 for p in params.values())
-        with self.precision(), blamed(rival, task, written_call(rival, f"learning_rate={schedule(1):g}")):
+        with self.precision(), blame(rival, task, write_call(rival, f"learning_rate={schedule.lr:g}")):
             # optax counts from 0
-            made = rival.make(learning_rate=lambda count: schedule(count + 1), **rival.options)
+            made = rival.make(  # type: ignore[misc]
+                learning_rate=lambda count: schedule(count + 1), **rival.options
+            )
         if not callable(getattr(made, "init", None)) or not callable(getattr(made, "update", None)):
             raise CommandError(f"{rival.rule} returned a {type(made).__name__}, not an optimizer: {WANTED}")
         self.update = self.jax.jit(made.update)
-        with self.precision(), blamed(rival, task, "init()"):
+        with self.precision(), blame(rival, task, "init()"):
             self.kept = made.init(dict(params))
         # compiled now, off the clock; a second time for states that change their types in the first step
         nothing, kept = {name: np.zeros_like(p) for name, p in params.items()}, self.kept
         for _ in range(2):
-            with self.precision(), blamed(rival, task, "update()"):
+            with self.precision(), blame(rival, task, "update()"):
                 _, kept = self.update(nothing, kept, dict(params))
 
     @contextmanager
@@ -169,7 +223,7 @@ class ByOptax:
                 f"task {self.task!r}, {self.rival.name}: optax needs a gradient for every "
                 f"parameter, and {missing} has none"
             )
-        with self.precision(), blamed(self.rival, self.task, "update()"):
+        with self.precision(), blame(self.rival, self.task, "update()"):
             gradients = {name: known[name].astype(p.dtype, copy=False) for name, p in params.items()}
             updates, self.kept = self.update(gradients, self.kept, dict(params))
             for name, p in params.items():
@@ -181,8 +235,3 @@ class ByOptax:
 
     def stats(self) -> Mapping[Any, Mapping[str, Any]]:
         return {}
-
-
-def stepper(rival: Rival, params: Mapping[str, Array], schedule: Schedule, task: str) -> Stepper:
-    """Whatever can step the arrays of a task for a rival."""
-    return (ByTorch if rival.kind == "torch" else ByOptax)(rival, params, schedule, task)

@@ -9,11 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from thalweg.errors import CommandError, OptimError
-from thalweg.race.adapters import Stepper, stepper
-from thalweg.race.contestants import Contestant, Mixed
-from thalweg.race.rivals import Rival
-from thalweg.race.task import Array, Conditions, Measure, Schedule, Task, Training, measured, relative
-from thalweg.show.registered import numpy_optimizer
+from thalweg.race.adapters import Stepper, make_for_arrays
+from thalweg.race.contestants import Contestant
+from thalweg.race.task import Array, Conditions, Measure, Schedule, Task, Training, read_measure, relative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,30 +56,14 @@ class ArrayTask(Task):
                     f"task {self.name!r}: init must return arrays by name, and {name!r} is a {type(p).__name__}"
                 )
         params = {name: np.array(p) for name, p in params.items()}
-        return ArrayTraining(self, params, self.optimizer(contestant, params, schedule, conditions), conditions)
-
-    def optimizer(
-        self, contestant: Contestant, params: Mapping[str, Array], schedule: Schedule, conditions: Conditions
-    ) -> Stepper:
-        if isinstance(contestant, Rival):
-            return stepper(contestant, params, schedule, self.name)
-        if isinstance(contestant, Mixed):
-            raise CommandError(
-                f"task {self.name!r} is plain numpy, and {contestant.name} needs a model of torch, whose modules tell "
-                "parameters apart: race it on text, on fashion, or on a ModelTask of your own"
-            )
-        kind = numpy_optimizer(contestant.rule)
-        try:
-            made: Stepper = kind(lr=schedule, engine=conditions.engine, **contestant.options)
-        except OptimError as error:
-            raise CommandError(f"task {self.name!r}, {contestant.name}: {error}") from None
-        return made
+        optimizer = make_for_arrays(contestant, params, schedule, conditions.engine, self.name)
+        return ArrayTraining(self, params, optimizer, conditions)
 
 
 class ArrayTraining(Training):
     def __init__(self, task: ArrayTask, params: dict[str, Array], optimizer: Stepper, conditions: Conditions) -> None:
         self.task, self.params, self.optimizer = task, params, optimizer
-        self.batches = None if task.batches is None else task.begun(task.batches, conditions)
+        self.batches = None if task.batches is None else task.begin_batches(task.batches, conditions)
 
     def step(self) -> None:
         batch = None if self.batches is None else self.task.next_batch(self.batches)
@@ -97,7 +79,7 @@ class ArrayTraining(Training):
 
     def measure(self) -> Measure:
         with np.errstate(all="ignore"):
-            return measured(self.task, self.task.call("evaluate", self.task.evaluate, self.params))
+            return read_measure(self.task, self.task.call("evaluate", self.task.evaluate, self.params))
 
     def parameters(self) -> dict[str, Array]:
         return {name: p.copy() for name, p in self.params.items()}
@@ -120,7 +102,7 @@ def rms(x: Array) -> float:
     return float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))) if x.size else 0.0
 
 
-def shuffled(count: int, seed: int, batch_size: int) -> Iterator[Array]:
+def shuffle_batches(count: int, seed: int, batch_size: int) -> Iterator[Array]:
     """Batches of indices, endlessly: everyone in a new order, over and over, cut into equal parts.
 
     A batch may be larger than the set; then it holds some examples more than once.

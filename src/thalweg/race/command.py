@@ -14,11 +14,10 @@ from typing import Any
 
 from thalweg.errors import CommandError
 from thalweg.race.contestants import CONTESTANTS, MIXTURES, enter
-from thalweg.show.completion import lists_of, options_of
+from thalweg.show.arguments import choose_names, parse_counts, parse_option, split_words
+from thalweg.show.choices import complete_options, complete_words
 from thalweg.show.console import aside, console
 from thalweg.show.extras import extra, need
-from thalweg.show.lists import chosen, counts, words
-from thalweg.show.options import parsed_option
 from thalweg.show.registered import OWN
 
 with extra("cli"):
@@ -42,12 +41,13 @@ def complete_task(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]
 
 
 def complete_optimizers(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(text) for text in lists_of([*CONTESTANTS, *MIXTURES], incomplete)]
+    return [CompletionItem(text) for text in complete_words([*CONTESTANTS, *MIXTURES], incomplete)]
 
 
 def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
     return [
-        CompletionItem(text) for text in options_of({who.name: who.rule for who in CONTESTANTS.values()}, incomplete)
+        CompletionItem(text)
+        for text in complete_options({who.name: who.rule for who in CONTESTANTS.values()}, incomplete)
     ]
 
 
@@ -144,19 +144,19 @@ def command(
         for library in THREADS:  # it has to be said before numpy is loaded
             os.environ.setdefault(library, "1")
     need("cli", "rich")
-    from thalweg.race.contest import race, recorded
-    from thalweg.race.rivals import entries, known_as
+    from thalweg.race.contest import load_race, race
+    from thalweg.race.rivals import list_rivals, names_by_word
     from thalweg.race.terminal import progress_bars
     from thalweg.race.workers import Workers, count_workers
 
     if redraw:
         need("cli", *DRAWN_BY)
-        outcome, damaged = recorded(folder)
+        outcome, damaged = load_race(folder)
         tell_damage(damaged, "left out")
     else:
         ours = None if optimizers is None else asked_optimizers(optimizers)
-        theirs = [word for text in against for word in words(text, "--against")]
-        by_word = known_as(entries(theirs, ours or list(CONTESTANTS)))
+        theirs = [word for text in against for word in split_words(text, "--against")]
+        by_word = names_by_word(list_rivals(theirs, ours or list(CONTESTANTS)))
         arguments: dict[str, Any] = dict(
             task=task,
             against=theirs,
@@ -168,7 +168,7 @@ def command(
             more_rates=rates_given(more_rates, by_word, "--more-lr"),
             beyond=beyond,
             full=full,
-            batch_sizes=None if batch_sizes is None else counts(batch_sizes, "batch sizes"),
+            batch_sizes=None if batch_sizes is None else parse_counts(batch_sizes, "batch sizes"),
             engine=engine,
             device=device,
             data=data,
@@ -203,8 +203,8 @@ def command(
 
 def asked_optimizers(text: str) -> list[str]:
     """The names under which optimizers race; the user's own are imported."""
-    found = [str(enter(word)) for word in words(text, "optimizer")]
-    return chosen(",".join(found), [*CONTESTANTS, *MIXTURES, *OWN], "optimizer")
+    found = [str(enter(word)) for word in split_words(text, "optimizer")]
+    return choose_names(",".join(found), [*CONTESTANTS, *MIXTURES, *OWN], "optimizer")
 
 
 def show(summary: Any, folder: Path, *, as_json: bool) -> None:
@@ -258,8 +258,10 @@ def rates_given(texts: Sequence[str], by_word: Mapping[str, str], flag: str = "-
     found: dict[str, set[float]] = {}
     for text in texts:
         names, equals, values = text.rpartition("=")
-        for word in chosen(names, list(by_word), "optimizer") if equals else [""]:
-            found.setdefault(by_word.get(word, ""), set()).update(rate(value, flag) for value in words(values, flag))
+        for word in choose_names(names, list(by_word), "optimizer") if equals else [""]:
+            found.setdefault(by_word.get(word, ""), set()).update(
+                rate(value, flag) for value in split_words(values, flag)
+            )
     return {owner: sorted(rates) for owner, rates in found.items()}
 
 
@@ -270,8 +272,8 @@ def options_given(texts: Sequence[str], by_word: Mapping[str, str]) -> dict[str,
     {'': {'eps': 1e-08}, 'Kron': {'clip': None}}
     """
     found: dict[str, dict[str, Any]] = {}
-    for owner, name, value in map(parsed_option, texts):
-        for word in chosen(owner, list(by_word), "optimizer") if owner else [""]:
+    for owner, name, value in map(parse_option, texts):
+        for word in choose_names(owner, list(by_word), "optimizer") if owner else [""]:
             found.setdefault(by_word.get(word, ""), {})[name] = value
     return found
 

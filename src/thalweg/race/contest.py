@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thalweg.errors import CommandError
-from thalweg.race.asked import check_owners, split_rates, with_asked
-from thalweg.race.contestants import CONTESTANTS, Contestant, Mixed, enter
-from thalweg.race.device import Device
-from thalweg.race.programme import Course, Programme, programme, taking_part
+from thalweg.race.contestants import CONTESTANTS, Contestant, check_owners, enter, give_options, split_rates
+from thalweg.race.programme import Course, Programme, make_programme, prepare
 from thalweg.race.records import Book, Damage
-from thalweg.race.rivals import Rival, entries, rival
-from thalweg.race.run import Progress, Record, Result, Run, begun, execute
-from thalweg.race.summary import Summary, summarized
+from thalweg.race.rivals import enter_rival, list_rivals
+from thalweg.race.run import Progress, Record, Result, Run, execute, start_training
+from thalweg.race.summary import Summary, summarize
 from thalweg.race.sweep import plan
 from thalweg.race.task import Task, check_names, check_rates
 from thalweg.race.tasks import resolve
-from thalweg.show.surroundings import machine, versions
+from thalweg.show.devices import Device, machine, versions
 
 if TYPE_CHECKING:
     from thalweg.race.workers import Workers
@@ -82,7 +80,7 @@ class Race:
         self.rehearse()
         with nullcontext() if self.book is None else self.book.room():
             self._run(on_measure, on_run, workers)
-        return Outcome(self.programme, self.records, summarized(self.programme, self.records))
+        return Outcome(self.programme, self.records, summarize(self.programme, self.records))
 
     def _run(
         self, on_measure: Callable[[Progress], None], on_run: Callable[[Run], None], workers: Workers | None
@@ -116,20 +114,20 @@ class Race:
         hopeless: Callable[[Run, int, float | None], bool] = lambda run, step, loss: False,
     ) -> Result:
         task = self.tasks[run.task]
-        return execute(task, taking_part(task, self.contestants[run.contestant]), run, on_measure, hopeless)
+        return execute(task, prepare(task, self.contestants[run.contestant]), run, on_measure, hopeless)
 
     def rehearse(self) -> None:
-        """Take one step with every optimizer that has options of the user's or is not a rule of ours: it may fail.
+        """Take one step with every optimizer that has options or an engine of the user's or is not a rule: it may fail.
 
         On a GPU with everyone, at every batch size: kernels are compiled before times are taken.
         """
         seen = set()
         for run in self.waiting:
             contestant = self.contestants[run.contestant]
-            doubtful = contestant.given or isinstance(contestant, (Rival, Mixed)) or run.device != "cpu"
+            doubtful = contestant.given or contestant.kind != "rule" or (run.engine, run.device) != ("auto", "cpu")
             if doubtful and (run.task, run.batch_size, run.contestant) not in seen:
                 seen.add((run.task, run.batch_size, run.contestant))
-                begun(self.tasks[run.task], taking_part(self.tasks[run.task], contestant), run).step()
+                start_training(self.tasks[run.task], prepare(self.tasks[run.task], contestant), run).step()
 
     def add(self, record: Record) -> None:
         if self.book is not None:
@@ -143,15 +141,16 @@ class Race:
 
 def where(contestant: Contestant, device: str) -> dict[str, object]:
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    packages = [*PACKAGES, *([contestant.package] if isinstance(contestant, Rival) else [])]
-    gpu = {} if device == "cpu" else Device(device).about()
+    packages = [*PACKAGES, *([contestant.rule.partition(".")[0]] if contestant.is_rival else [])]
+    place = Device(device)
+    gpu = {} if place.cuda is None else {"gpu": place.describe()}
     return {"date": date, "versions": versions(packages), "machine": {**machine(), **gpu}}
 
 
 def race(
     task: str | Task = "digits",
     *,
-    optimizers: Sequence[str] | None = None,
+    optimizers: Sequence[str | Contestant] | None = None,
     against: Sequence[str] = (),
     options: Mapping[str, Mapping[str, Any]] | None = None,
     steps: int | None = None,
@@ -169,22 +168,22 @@ def race(
 ) -> Race:
     """A race on a task by name or of your own, ready to :meth:`Race.run`.
 
+    optimizers: names, ``module:MyRule``, ``module:function`` or ``Contestant``; None takes every rule.
     against: optimizers of other libraries by import name, such as "torch.optim.Adam", or by package, such as "timm".
     options: by contestant, or under "" for all that have them. rates: likewise, instead of the task's own, and tried as
     they are; more_rates: likewise, beside the task's own.
-    beyond: how many rates everyone may try beside these, while somebody's best is at an edge; None: as the task says.
+    beyond: how many more rates every contestant may try while the best of any is at an edge; None: as the task says.
     full: finish every run, with every seed, also those that an earlier race stopped.
     steps: of each run at the task's own batch size.
     folder: where runs are recorded and, if they are there already, taken from.
     """
-    names = [enter(each) for each in optimizers or CONTESTANTS]
-    check_names(names)
-    entrants = [*(CONTESTANTS[name] for name in names), *map(rival, entries(against, names))]
+    ours = [enter_contestant(each) for each in optimizers or CONTESTANTS]
+    entrants = [*ours, *map(enter_rival, list_rivals(against, [each.name for each in ours]))]
     options, rates = split_rates(options or {}, rates or {})
     for given in (rates, more_rates or {}):
         check_owners(given, entrants, "rates")
         check_rates(given)
-    contestants = with_asked(entrants, options)
+    contestants = give_options(entrants, options)
     for what, count in (("steps", steps), ("seeds", seeds), *(("batch_sizes", size) for size in batch_sizes or ())):
         if count is not None and count < 1:
             raise CommandError(f"{what} must be whole numbers from 1 on, got {count}")
@@ -193,7 +192,7 @@ def race(
     tasks = [task] if isinstance(task, Task) else resolve(task, None if data is None else Path(data), device)
     for each in tasks:
         each.check()
-    chosen = programme(
+    chosen = make_programme(
         tasks,
         command=command,
         contestants=contestants,
@@ -210,7 +209,15 @@ def race(
     return Race(tasks, contestants, chosen, None if folder is None else Path(folder))
 
 
-def recorded(folder: Path) -> tuple[Outcome, list[Damage]]:
+def enter_contestant(given: str | Contestant) -> Contestant:
+    if isinstance(given, Contestant):
+        return given
+    name = enter(given)
+    check_names([name])
+    return CONTESTANTS[name]
+
+
+def load_race(folder: Path) -> tuple[Outcome, list[Damage]]:
     """The race of a folder as far as it has got, without running anything; and the records that are damaged."""
     plan, book = Programme.load(folder / PROGRAMME), Book(folder / RECORDS)
-    return Outcome(plan, book.records, summarized(plan, book.records)), book.damaged
+    return Outcome(plan, book.records, summarize(plan, book.records)), book.damaged

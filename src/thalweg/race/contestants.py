@@ -1,105 +1,110 @@
-"""Who races: every rule, those of the package and one's own, and mixtures that are ready made."""
+"""Who races: rules, mixtures and optimizers of other libraries, with the options that the user gives them."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
+from thalweg.errors import CommandError, OptionError
+from thalweg.given import check_known
 from thalweg.rules import RULES
-from thalweg.show.modules import source_digest
-from thalweg.show.registered import OWN_MIXTURES, ByRule, named, rule_of
+from thalweg.settings import Settings, option_names
+from thalweg.show.arguments import suggest
+from thalweg.show.modules import digest_source
+from thalweg.show.registered import MIXTURES as PACKAGED_MIXTURES
+from thalweg.show.registered import OWN_MIXTURES, ByRule, name_rule, rule_of
+
+#: What a learning rate is called, here and in optax.
+RATE_NAMES = frozenset({"lr", "learning_rate"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
-    """An optimizer: one of our rules with some options."""
+    """An optimizer that takes part.
+
+    A mixture steps a model's hidden matrices by a rule and all else by AdamW. Any function that is called as
+    ``function(model, lr=..., **options)`` and returns an optimizer of torch is one.
+    """
 
     name: str
+    #: The rule, the function that makes a mixture, or what an optimizer of another library is imported by.
     rule: str
+    kind: Literal["rule", "mixture", "torch", "optax"] = "rule"
     options: Mapping[str, Any] = field(default_factory=dict)
-    #: What somebody asked for, which wins over what a task asks for.
+    #: What the user asked for, which wins over what a task asks for.
     given: Mapping[str, Any] = field(default_factory=dict)
-
+    #: Makes the optimizer, unless thalweg has it.
+    make: Callable[..., Any] | None = field(default=None, repr=False)
+    #: Options of what is not a rule, and whether it takes no others.
+    known: Sequence[str] = ()
+    closed: bool = True
+    #: Learning rates to try, instead of the task's for it or for the thalweg optimizer that it is like.
+    rates: Sequence[float] = ()
+    like: str = ""
     #: Changes when the optimizer does, beside the version of thalweg.
     fingerprint: str = field(default="", repr=False)
 
     @property
-    def tuned_like(self) -> str:
-        """Whose learning rates are tried."""
-        return self.name
+    def is_rival(self) -> bool:
+        """Whether it comes from another library."""
+        return self.kind in ("torch", "optax")
+
+    @property
+    def option_names(self) -> Sequence[str]:
+        return (*option_names(rule_of(self.rule)), "variant") if self.kind == "rule" else self.known
 
     def with_options(self, options: Mapping[str, Any]) -> Contestant:
         return replace(self, options={**self.options, **options})
 
-    def asked(self, given: Mapping[str, Any]) -> Contestant:
-        return replace(self, given=given)
-
     def __str__(self) -> str:
-        return f"{self.rule}({written(self.options)})"
+        return f"{self.rule}({write_options(self.options)})"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mixed(Contestant):
-    """A mixture: a model's hidden matrices by a rule, all else by AdamW. Its ``rule`` is the function that makes it.
-
-    Both have the learning rate that is tried, unless AdamW's is given. A function of the user's, ``module:function``,
-    is called as ``function(model, lr=..., **options)`` and returns any optimizer of torch.
-    """
-
-    #: Options that somebody may ask for, and whether there are no others.
-    known: Sequence[str] = ("adamw_lr", "weight_decay", "max_grad_norm")
-    closed: bool = True
-
-    @property
-    def tuned_like(self) -> str:
-        return "AdamW"
-
-
-def written(options: Mapping[str, Any]) -> str:
+def write_options(options: Mapping[str, Any]) -> str:
     """Options as Python would write them."""
     return ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
 
 
-def made(name: str) -> Contestant:
-    """A rule that has no row below, with its own defaults; one of the user's is another when its source changes."""
-    fingerprint = "" if name in RULES else source_digest(inspect.getmodule(rule_of(name)))
+def enter_rule(name: str) -> Contestant:
+    """A rule with its own defaults; one of the user's is another when its source changes."""
+    fingerprint = "" if name in RULES else digest_source(inspect.getmodule(rule_of(name)))
     return Contestant(name=name, rule=name, fingerprint=fingerprint)
 
 
+def enter_mixture(name: str, **options: Any) -> Contestant:
+    """A mixture of the package. Both of its parts have the learning rate that is tried, unless AdamW's is given."""
+    known = ("adamw_lr", "weight_decay", "max_grad_norm")
+    return Contestant(name=name, rule=name, kind="mixture", options=options, known=known, like="AdamW")
+
+
 #: By name, those who race when they are asked for: only tasks in torch have a model that tells matrices apart.
-MIXTURES: dict[str, Mixed] = {
-    mixed.name: mixed
-    for mixed in (
-        Mixed(name="kron_adamw", rule="kron_adamw", options=dict(weight_decay=0.0)),
+MIXTURES: dict[str, Contestant] = {
+    mixture.name: mixture
+    for mixture in (
+        enter_mixture("kron_adamw", weight_decay=0.0),
         # scaled so that a step is as long as AdamW's, since both have one rate
-        Mixed(
-            name="muon_adamw",
-            rule="muon_adamw",
-            options=dict(weight_decay=0.0, muon=dict(scaling="match_rms_adamw")),
-        ),
+        enter_mixture("muon_adamw", weight_decay=0.0, muon=dict(scaling="match_rms_adamw")),
     )
 }
 
-#: Everyone: with the options that follow, or with its own where a rule is not listed here.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "SGD": dict(momentum=0.9),
+    # users who want weight decay compared pass --option weight_decay=0.01
+    "AdamW": dict(weight_decay=0.0),
+    "LARS": dict(momentum=0.9),
+    "LAMB": {},
+    # layers of small models are factored too, which by default are too small to be worth it
+    "Adafactor": dict(min_dim_size_to_factor=0),
+    # biases go along as matrices of one row, and models are too small for bfloat16 to save time
+    "Muon": dict(vectors="row", ns_dtype=None),
+    "Kron": {},
+}
+#: Everyone: with these options, or with its own where a rule has none here.
 CONTESTANTS: Mapping[str, Contestant] = ByRule(
-    {
-        contestant.name: contestant
-        for contestant in (
-            Contestant(name="SGD", rule="SGD", options=dict(momentum=0.9)),
-            # users who want weight decay compared pass --option weight_decay=0.01
-            Contestant(name="AdamW", rule="AdamW", options=dict(weight_decay=0.0)),
-            Contestant(name="LARS", rule="LARS", options=dict(momentum=0.9)),
-            Contestant(name="LAMB", rule="LAMB"),
-            # layers of small models are factored too, which by default are too small to be worth it
-            Contestant(name="Adafactor", rule="Adafactor", options=dict(min_dim_size_to_factor=0)),
-            # biases go along as matrices of one row, and models are too small for bfloat16 to save time
-            Contestant(name="Muon", rule="Muon", options=dict(vectors="row", ns_dtype=None)),
-            Contestant(name="Kron", rule="Kron"),
-        )
-    },
-    made,
+    {name: Contestant(name=name, rule=name, options=options) for name, options in OPTIONS.items()},
+    enter_rule,
     beside=MIXTURES,
 )
 
@@ -135,16 +140,113 @@ LARGE_RATES: Mapping[str, Sequence[float]] = {
 
 def enter(reference: Any) -> Any:
     """The name under which an optimizer races: a rule or a mixture by name, ``module:MyRule``, ``module:function``."""
-    name = named(reference)
+    name = name_rule(reference)
     if name in OWN_MIXTURES:
         make = OWN_MIXTURES[name]
         parameters = inspect.signature(make).parameters.values()
         named_ones = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-        MIXTURES[name] = Mixed(
+        MIXTURES[name] = Contestant(
             name=name,
             rule=name,
+            kind="mixture",
+            make=make,
             known=[option for option in named_ones[1:] if option not in ("lr", "engine")],
             closed=not any(p.kind is p.VAR_KEYWORD for p in parameters),
-            fingerprint=source_digest(inspect.getmodule(make)),
+            like="AdamW",
+            fingerprint=digest_source(inspect.getmodule(make)),
         )
     return name
+
+
+def is_packaged(contestant: Contestant) -> bool:
+    """Whether every installation of thalweg has it."""
+    return contestant.name in RULES or contestant.name in PACKAGED_MIXTURES
+
+
+# ---- options that the user asks for
+
+
+def split_rates(
+    asked: Mapping[str, Mapping[str, Any]], rates: Mapping[str, Sequence[float]]
+) -> tuple[dict[str, dict[str, Any]], dict[str, Sequence[float]]]:
+    """The options without learning rates, which are tried one after another; and the rates with them.
+
+    asked, rates: by contestant; under "" those for all that have them.
+    """
+    options: dict[str, dict[str, Any]] = {}
+    all_rates = dict(rates)
+    for owner, given in asked.items():
+        if not isinstance(given, Mapping):
+            raise CommandError(f"options of {owner or 'all optimizers'} must be a dict, got {given!r}")
+        options[owner] = {name: value for name, value in given.items() if name not in RATE_NAMES}
+        for name in given.keys() & RATE_NAMES:
+            if owner in all_rates:
+                raise CommandError(
+                    f"the learning rate of {owner or 'all optimizers'} is given twice, as a rate and as an option"
+                )
+            all_rates[owner] = given[name] if isinstance(given[name], (list, tuple)) else [given[name]]
+    return options, all_rates
+
+
+def give_options(contestants: Sequence[Contestant], asked: Mapping[str, Mapping[str, Any]]) -> list[Contestant]:
+    """Everyone with the options that the user asks for, validated by their rules. asked: as for ``split_rates``."""
+    check_owners(asked, contestants)
+    everywhere = asked.get("", {})
+    entrants = []
+    for contestant in contestants:
+        for_all = {name: value for name, value in everywhere.items() if has(contestant, name, value)}
+        given = validate_options(contestant, for_all, asked.get(contestant.name, {}))
+        entrants.append(replace(contestant, given=given))
+    for name, value in everywhere.items():
+        if any(name in each.given or name in asked.get(each.name, {}) for each in entrants):
+            continue
+        if any(has(contestant, name, value) for contestant in contestants):
+            raise CommandError(f"the option {name}={value!r} has no effect on any optimizer here")
+        known = sorted({option for contestant in contestants for option in contestant.option_names} - {"variant"})
+        raise CommandError(f"no optimizer here has an option {name!r}: {suggest(name, known)}")
+    return entrants
+
+
+def check_owners(asked: Iterable[str], contestants: Sequence[Contestant], what: str = "options") -> None:
+    """Refuse options and rates that are for an optimizer which does not race."""
+    names = [contestant.name for contestant in contestants]
+    for owner in asked:
+        if owner and owner not in names:
+            if owner in CONTESTANTS:
+                raise CommandError(
+                    f"there are {what} for {owner}, which does not take part: the optimizers are {', '.join(names)}"
+                )
+            raise CommandError(f"there is no optimizer {owner!r}: {suggest(str(owner), names)}")
+
+
+def has(contestant: Contestant, name: str, value: Any) -> bool:
+    """Whether an option for all concerns this one."""
+    if contestant.kind == "rule" and name == "variant":
+        return value in rule_of(contestant.rule).VARIANTS
+    return name in contestant.option_names
+
+
+def validate_options(contestant: Contestant, for_all: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of one: an option of its own must have an effect, one for all is left out where it has none."""
+    given = {**for_all, **own}
+    try:
+        if contestant.kind != "rule":
+            if contestant.closed:
+                check_known(contestant.name, given, contestant.known)
+            return given
+        check_known(rule_of(contestant.rule), given, contestant.option_names)
+        idle = make_settings(contestant, given).base.rule.idle(1.0)
+        given = {name: value for name, value in given.items() if name in own or name not in idle}
+        make_settings(contestant, given).validate_lr(1.0, unasked=contestant.options.keys() - given.keys())
+    except OptionError as error:
+        message = str(error)
+        raise CommandError(
+            message if message.startswith(contestant.name) else f"{contestant.name}: {message}"
+        ) from None
+    return given
+
+
+def make_settings(contestant: Contestant, given: Mapping[str, Any]) -> Settings:
+    options = {**contestant.options, **given}
+    variant = options.pop("variant", None)
+    return Settings(rule_of(contestant.rule), options, variant)

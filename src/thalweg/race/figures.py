@@ -45,6 +45,15 @@ class Look:
     def line(self) -> Figure:
         return {"color": self.colour, "width": 2.4, "dash": self.dash}
 
+    def trace(self, mode: str, x: Sequence[Any], y: Sequence[Any], **more: Any) -> Figure:
+        """A trace of plotly that belongs to the optimizer."""
+        return {**self.owner, "type": "scatter", "mode": mode, "x": x, "y": y, **more}
+
+    def label(self, text: str, **more: Any) -> Figure:
+        """A name in the optimizer's colour, where ``more`` says; it goes when the optimizer is hidden."""
+        font = {"color": self.colour, "size": 14, "weight": 600}
+        return {"name": self.name, "text": plain(text), "showarrow": False, "font": font, **more}
+
 
 Looks = Mapping[str, Look]
 
@@ -135,25 +144,11 @@ def draw_losses(
     target = course["target"]
     if target is not None:
         line = {"color": "@quiet", "width": 1.2, "dash": "2px,4px"}
-        layout["shapes"] = [
-            {
-                "type": "line",
-                "xref": "paper",
-                "x0": 0,
-                "x1": 1,
-                "y0": target,
-                "y1": target,
-                "layer": "below",
-                "line": line,
-            }
-        ]
-        labels.append(
-            {
-                **{"xref": "paper", "x": 0, "y": on_axis(target, log), "text": f"target {short_number(target)}"},
-                **{"showarrow": False, "xanchor": "left", "yanchor": "bottom"},
-                "font": {"color": "@quiet", "size": 13},
-            }
-        )
+        across = {"xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target}
+        layout["shapes"] = [{"type": "line", **across, "layer": "below", "line": line}]
+        place = {"xref": "paper", "x": 0, "y": on_axis(target, log), "xanchor": "left", "yanchor": "bottom"}
+        font = {"color": "@quiet", "size": 13}
+        labels.append({**place, "text": f"target {short_number(target)}", "showarrow": False, "font": font})
     return {"follows": True, "data": data, "layout": layout | {"annotations": labels}}
 
 
@@ -191,12 +186,9 @@ def draw_curve(
     words: Callable[[Any], str],
 ) -> Figure:
     """Hovering shows the number itself, even where the axis cannot."""
-    look = looks[result["contestant"]]
-    return {
-        **look.owner,
-        **{"type": "scatter", "mode": "lines", "x": times_of(result, clock), "y": [lift(v) for v in values]},
-        **{"line": look.line, "customdata": [words(value) for value in values], "hovertemplate": VALUE},
-    }
+    look, lifted = looks[result["contestant"]], [lift(v) for v in values]
+    hover = {"customdata": [words(value) for value in values], "hovertemplate": VALUE}
+    return look.trace("lines", times_of(result, clock), lifted, line=look.line, **hover)
 
 
 def draw_band(result: Summary, looks: Looks, clock: bool, lift: Callable[[Any], Any]) -> Figure:
@@ -213,11 +205,7 @@ def draw_band(result: Summary, looks: Looks, clock: bool, lift: Callable[[Any], 
     for stretch in (each for each in stretches if len(each) > 1):
         x += [*(times[at] for at in stretch), *(times[at] for at in reversed(stretch)), None]
         y += [*(lift(curve["high"][at]) for at in stretch), *(lift(curve["low"][at]) for at in reversed(stretch)), None]
-    return {
-        **look.owner,
-        **{"type": "scatter", "mode": "lines", "fill": "toself", "x": x, "y": y, "hoverinfo": "skip"},
-        **{"line": {"width": 0}, "fillcolor": look.faint},
-    }
+    return look.trace("lines", x, y, fill="toself", hoverinfo="skip", line={"width": 0}, fillcolor=look.faint)
 
 
 def label_ends(
@@ -234,18 +222,15 @@ def label_ends(
     for result in (result for result in results if result["loss"] is not None):
         last = result["curve"]["loss"][-1]
         end = on_axis(lift(result["loss"] if last is None else last), log)
-        y = min(max(end, span[0]), span[1])  # who has left the chart is named at its edge
+        y = min(max(end, span[0]), span[1])  # a curve that has left the chart is named at its edge
         ends.append((HEIGHT * (y - span[0]) / (span[1] - span[0]), y, result))
     ends.sort(key=lambda end: end[0])
     pixels = spread([pixel for pixel, _, _ in ends], GAP)
-    return [
-        {
-            **{"name": result["contestant"], "x": times_of(result, clock)[-1], "y": y, "text": plain(label(result))},
-            **{"xshift": 6, "yshift": pixel - before, "xanchor": "left", "showarrow": False},
-            "font": {"color": looks[result["contestant"]].colour, "size": 14, "weight": 600},
-        }
-        for (before, y, result), pixel in zip(ends, pixels, strict=True)
-    ]
+    labels = []
+    for (before, y, result), pixel in zip(ends, pixels, strict=True):
+        place = {"x": times_of(result, clock)[-1], "y": y, "xshift": 6, "yshift": pixel - before, "xanchor": "left"}
+        labels.append(looks[result["contestant"]].label(label(result), **place))
+    return labels
 
 
 # ---- what is known at the end
@@ -254,26 +239,19 @@ def label_ends(
 def draw_final_scores(course: Summary, looks: Looks) -> Figure:
     """The final score of everyone, best at the top: a mark for the mean, and a line over the range of seeds."""
     words = score_words(course)
-    ranked = sorted((r for r in course["results"] if r["score"] is not None), key=lambda result: result["score"])
+    sign = 1 if course["best_score"] == "most" else -1
+    ranked = sorted((r for r in course["results"] if r["score"] is not None), key=lambda result: sign * result["score"])
     data, labels = [], []
     for row, result in enumerate(ranked):
         look = looks[result["contestant"]]
         marker = {"color": look.colour, "size": 12, "symbol": "diamond" if look.dash == "6px,4px" else "circle"}
+        text = {"text": [words(result["score"])], "textposition": "top center"}
+        font = {"color": look.colour, "size": 13}
+        bars = reach([result], "score", look)
         data.append(
-            {
-                **look.owner,
-                **{"type": "scatter", "mode": "markers+text", "x": [result["score"]], "y": [row], "marker": marker},
-                **{"error_x": reach([result], "score", look), "text": [words(result["score"])]},
-                **{"textposition": "top center", "textfont": {"color": look.colour, "size": 13}},
-            }
+            look.trace("markers+text", [result["score"]], [row], marker=marker, error_x=bars, **text, textfont=font)
         )
-        labels.append(
-            {
-                **{"name": result["contestant"], "xref": "paper", "x": 0, "y": row, "text": plain(look.name)},
-                **{"xanchor": "right", "showarrow": False},
-                "font": {"color": look.colour, "size": 14, "weight": 600},
-            }
-        )
+        labels.append(look.label(look.name, xref="paper", x=0, y=row, xanchor="right"))
     y = {"range": [-0.5, len(ranked) - 0.3], "showgrid": False, "showticklabels": False}
     x = {"tickformat": ".1%" if in_percent(course) else ""}
     return {"data": data, "layout": {"xaxis": x, "yaxis": y, "annotations": labels}}
@@ -311,43 +289,27 @@ def draw_rates(result: Summary, looks: Looks, lift: Callable[[Any], Any], top: f
     failed = [at for at, loss in enumerate(losses) if lift(loss) is None]
     early = [at for at, step in enumerate(stopped) if step is not None and at not in failed]
     ended = [lift(loss) if step is None else None for loss, step in zip(losses, stopped, strict=True)]
-    chosen = rates.index(result["lr"]) if result["lr"] in rates else None
-    shared = {
-        **look.owner,
-        "type": "scatter",
-        "hovertemplate": "%{fullData.name}<br>lr %{x:.3~g}: <b>%{customdata}</b><extra></extra>",
-    }
+    chosen = [at for at, lr in enumerate(rates) if lr == result["lr"]]
+    hover = "%{fullData.name}<br>lr %{x:.3~g}: <b>%{customdata}</b><extra></extra>"
 
-    def marks(places: Sequence[int], y: Numbers, words: Sequence[str], marker: Figure) -> Figure:
+    def mark(places: Sequence[int], y: Numbers, words: Sequence[str], marker: Figure) -> Figure:
         x = [rates[at] for at in places]
-        return {**shared, "mode": "markers", "x": x, "y": y, "customdata": words, "marker": marker}
+        return look.trace("markers", x, y, customdata=words, marker=marker, hovertemplate=hover)
 
-    line = {"mode": "lines+markers", "x": rates, "y": ended, "customdata": [loss_words(loss) for loss in losses]}
+    words = [loss_words(loss) for loss in losses]
+    line = {"line": {**look.line, "width": 2}, "marker": {"color": look.colour, "size": 6}, "connectgaps": True}
+    ring = {"color": "@paper", "size": 11, "line": {"color": look.colour, "width": 3}, "opacity": 1}
+    cross = {"symbol": "x-thin", "size": 8, "line": {"color": look.colour, "width": 2}}
+    hollow = {"symbol": "circle-open", "size": 7, "color": look.colour, "line": {"width": 1}}
     return [
-        {
-            **shared,
-            **line,
-            "line": {**look.line, "width": 2},
-            "connectgaps": True,
-            "marker": {"color": look.colour, "size": 6},
-        },
-        marks(
-            [] if chosen is None else [chosen],
-            [] if chosen is None else [ended[chosen]],
-            [] if chosen is None else [loss_words(losses[chosen])],
-            {"color": "@paper", "size": 11, "line": {"color": look.colour, "width": 3}, "opacity": 1},
-        ),
-        marks(
-            failed,
-            [top] * len(failed),
-            [loss_words(losses[at]) for at in failed],
-            {"symbol": "x-thin", "size": 8, "line": {"color": look.colour, "width": 2}},
-        ),
-        marks(
+        look.trace("lines+markers", rates, ended, customdata=words, hovertemplate=hover, **line),
+        mark(chosen, [ended[at] for at in chosen], [words[at] for at in chosen], ring),
+        mark(failed, [top] * len(failed), [words[at] for at in failed], cross),
+        mark(
             early,
             [lift(losses[at]) for at in early],
-            [f"{loss_words(losses[at])}, stopped at step {stopped[at]}" for at in early],
-            {"symbol": "circle-open", "size": 7, "color": look.colour, "line": {"width": 1}},
+            [f"{words[at]}, stopped at step {stopped[at]}" for at in early],
+            hollow,
         ),
     ]
 
@@ -361,15 +323,11 @@ def draw_batches(courses: Sequence[Summary], looks: Looks, key: str) -> Figure:
         found = {size: result for size, result in sorted(found.items()) if result[key] is not None}
         if found:
             results = list(found.values())
-            data.append(
-                {
-                    **look.owner,
-                    **{"type": "scatter", "mode": "lines+markers", "x": list(found), "y": [r[key] for r in results]},
-                    **{"error_y": reach(results, key, look), "line": look.line},
-                    **{"marker": {"color": look.colour, "size": 8}, "hovertemplate": VALUE},
-                    "customdata": [words(result[key]) for result in results],
-                }
-            )
+            values = [result[key] for result in results]
+            hover = {"customdata": [words(value) for value in values], "hovertemplate": VALUE}
+            style = {"line": look.line, "marker": {"color": look.colour, "size": 8}}
+            bars = reach(results, key, look)
+            data.append(look.trace("lines+markers", list(found), values, error_y=bars, **style, **hover))
     log = key == "loss" and not any(map(below_zero, courses))
     span = air_around([value for trace in data for value in trace["y"]], log=log)
     y = log_axis(span) if log else {"tickformat": ".1%" if key == "score" and all(map(in_percent, courses)) else ""}
@@ -405,18 +363,16 @@ def draw_map(course: Summary, looks: Looks) -> Figure:
     # from above the lowest ground, which a grid cannot resolve, to the highest
     start, end = known[len(known) * 3 // 100], known[-1]
     walked = [result for result in course["results"] if result["path"]]
+    where = {"type": "contour", "x": ground["x"], "y": ground["y"], "z": heights}
+    lines = {"start": start, "end": end, "size": (end - start) / 18 or 1}
     contour = {
-        **{
-            "type": "contour",
-            "x": ground["x"],
-            "y": ground["y"],
-            "z": heights,
-            "hoverinfo": "skip",
-            "showscale": False,
-        },
-        **{"autocontour": False, "contours": {"start": start, "end": end, "size": (end - start) / 18 or 1}},
-        **{"line": {"color": "@contour", "width": 0.7, "smoothing": 1}},
+        **where,
+        "autocontour": False,
+        "contours": lines,
+        "line": {"color": "@contour", "width": 0.7, "smoothing": 1},
         "colorscale": [[0, "@valley"], [0.6, "@slope"], [1, "@height"]],
+        "hoverinfo": "skip",
+        "showscale": False,
     }
     minimum = {"symbol": "x-thin", "size": 13, "line": {"color": "@ink", "width": 2.5}}
     begin = {"symbol": "circle", "size": 12, "color": "@paper", "line": {"color": "@ink", "width": 2}}
@@ -439,14 +395,10 @@ def draw_path(result: Summary, looks: Looks) -> list[Figure]:
     look, path = looks[result["contestant"]], result["path"]
     end = {"color": look.colour, "size": 10, "line": {"color": "@paper", "width": 1.5}}
     x, y = ([point[axis] for point in path] for axis in (0, 1))
-    line = {"type": "scatter", "mode": "lines", "x": x, "y": y, "line": look.line}
+    last = f"%{{fullData.name}}, at the end<br>{PLACE}"
     return [
-        {**look.owner, **line, "hovertemplate": f"%{{fullData.name}}<br>{PLACE}"},
-        {
-            **draw_places(path[-1:], end, ""),
-            **look.owner,
-            "hovertemplate": f"%{{fullData.name}}, at the end<br>{PLACE}",
-        },
+        look.trace("lines", x, y, line=look.line, hovertemplate=f"%{{fullData.name}}<br>{PLACE}"),
+        look.trace("markers", x[-1:], y[-1:], marker=end, hovertemplate=last),
     ]
 
 

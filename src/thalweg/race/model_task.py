@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from thalweg.errors import CommandError, OptimError
-from thalweg.race.adapters import blamed, leaves, scheduled, torch_optimizer
-from thalweg.race.contestants import Contestant, Mixed
-from thalweg.race.device import Device
-from thalweg.race.rivals import Rival
-from thalweg.race.task import Conditions, Measure, Schedule, Task, Training, measured, relative
-from thalweg.show import registered
+from thalweg.race.adapters import blame, follow_schedule, leaves, make_for_model
+from thalweg.race.contestants import Contestant
+from thalweg.race.task import Conditions, Measure, Schedule, Task, Training, read_measure, relative
+from thalweg.show.devices import Device
+from thalweg.show.extras import extra
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,57 +25,36 @@ class ModelTask(Task):
     loss: Callable[[Any, Any], Any]
     #: The loss, or the loss and a score, of a model; called without gradients and in ``eval`` mode.
     evaluate: Callable[[Any], Any]
+    #: The norm of all gradients together that a step may have at most; larger ones are scaled down to it.
+    max_grad_norm: float | None = None
 
     functions: ClassVar[tuple[str, ...]] = ("model", "batches", "loss", "evaluate")
 
     def start(self, contestant: Contestant, schedule: Schedule, conditions: Conditions) -> Training:
+        with extra("torch"):
+            import torch
         device = Device(conditions.device)
-        import torch
+        occupied = device.count_bytes_in_use()
 
-        with device.seeded(conditions.seed, 0):
+        with device.seed_torch(conditions.seed, 0):
             model = self.call("model", self.model, conditions.seed)
         if not isinstance(model, torch.nn.Module):
             raise CommandError(f"task {self.name!r}: model must return a torch.nn.Module, got {type(model).__name__}")
-        model.to(device.name)
-        optimizer = self.optimizer(contestant, model, schedule(1), conditions)
-        return ModelTraining(self, model, contestant, optimizer, schedule, conditions, device)
+        model = self.place_model(model.to(device.name))
+        optimizer = make_for_model(contestant, model, schedule.lr, conditions.engine, self.name)
+        return self.training(self, model, contestant, optimizer, schedule, conditions, device, occupied)
 
-    def optimizer(self, contestant: Contestant, model: Any, lr: float, conditions: Conditions) -> Any:
-        if isinstance(contestant, Rival):
-            if contestant.kind != "torch":
-                raise CommandError(
-                    f"task {self.name!r} is in torch, and {contestant.name} is of {contestant.kind}, which races "
-                    "only on tasks in numpy: digits, valley, or an ArrayTask of your own"
-                )
-            return torch_optimizer(contestant, list(model.parameters()), lr, self.name)
-        if contestant.name in registered.OWN_MIXTURES:
-            return self.own_mixture(contestant, model, lr, conditions)
-        try:
-            if isinstance(contestant, Mixed):
-                make = registered.torch_mixture(contestant.rule)
-                options = {"adamw_lr": lr, **contestant.options}
-                return make(model, lr, engine=conditions.engine, **options)
-            kind = registered.torch_optimizer(contestant.rule)
-            return kind(model.named_parameters(), lr=lr, engine=conditions.engine, **contestant.options)
-        except ValueError as error:  # ours, and that of torch for a model without parameters
-            raise CommandError(f"task {self.name!r}, {contestant.name}: {error}") from None
+    def place_model(self, model: Any) -> Any:
+        """The model that is trained: the one given, or another with its weights."""
+        return model
 
-    def own_mixture(self, contestant: Contestant, model: Any, lr: float, conditions: Conditions) -> Any:
-        """What a function of the user's makes for the model."""
-        import torch
-
-        make = registered.torch_mixture(contestant.rule)
-        engine = {"engine": conditions.engine} if "engine" in inspect.signature(make).parameters else {}
-        with blamed(contestant, self.name, f"{contestant.name}(model, lr={lr:g})"):
-            found = make(model, lr=lr, **engine, **contestant.options)
-        if not isinstance(found, torch.optim.Optimizer):
-            raise CommandError(
-                f"{contestant.name} returned a {type(found).__name__}: it must return an optimizer of torch"
-            )
-        return found
+    def training(self, *parts: Any) -> ModelTraining:
+        return ModelTraining(*parts)
 
 
 class ModelTraining(Training):
+    """A training of a model. What a task trains otherwise, its own subclass says."""
+
     def __init__(
         self,
         task: ModelTask,
@@ -87,31 +64,43 @@ class ModelTraining(Training):
         schedule: Schedule,
         conditions: Conditions,
         device: Device,
+        occupied: int = 0,
     ) -> None:
         self.task, self.model, self.contestant, self.optimizer = task, model, contestant, optimizer
-        self.set_rate = scheduled(optimizer, schedule)
+        self.set_rate, self.last = follow_schedule(optimizer, schedule), schedule.steps
         self.device, self.seed, self.steps = device, conditions.seed, 0
-        self.batches = task.begun(task.batches, conditions)
+        self.occupied = occupied
+        self.batches = task.begin_batches(task.batches, conditions)
 
     @property
     def foreign(self) -> bool:
         return not hasattr(self.optimizer, "stats")
 
     def step(self) -> None:
-        import torch
-
         self.steps += 1
         self.set_rate(self.steps)
-        batch = self.device.moved(self.task.next_batch(self.batches))
+        batch = self.device.move(self.task.next_batch(self.batches))
+        with self.device.seed_torch(self.seed, self.steps):  # for dropout and the like
+            self.compute_gradients(batch)
+        self.step_optimizer()
+
+    def compute_gradients(self, batch: Any) -> None:
+        import torch
+
         self.optimizer.zero_grad()
-        with self.device.seeded(self.seed, self.steps):  # for dropout and the like
-            loss = self.task.call("loss", self.task.loss, self.model, batch)
-            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-                got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-                raise CommandError(f"task {self.task.name!r}: loss must return a tensor with one element, got {got}")
-            self.task.call("the backward pass of loss", loss.backward)
+        loss = self.task.call("loss", self.task.loss, self.model, batch)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise CommandError(f"task {self.task.name!r}: loss must return a tensor with one element, got {got}")
+        self.task.call("the backward pass of loss", loss.backward)
+
+    def step_optimizer(self) -> None:
+        import torch
+
+        if self.task.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.task.max_grad_norm)
         if self.foreign:
-            with blamed(self.contestant, self.task.name, "step()"):
+            with blame(self.contestant, self.task.name, "step()"):
                 self.optimizer.step()
             return
         try:
@@ -125,7 +114,7 @@ class ModelTraining(Training):
         training = self.model.training
         self.model.eval()
         with torch.no_grad():
-            found = measured(self.task, self.task.call("evaluate", self.task.evaluate, self.model))
+            found = read_measure(self.task, self.task.call("evaluate", self.task.evaluate, self.model))
         self.model.train(training)
         return found
 
@@ -162,4 +151,6 @@ class ModelTraining(Training):
         self.device.wait()
 
     def peak_bytes(self) -> int | None:
-        return self.device.peak_bytes()
+        """Without what was occupied before the training."""
+        peak = self.device.peak_bytes()
+        return None if peak is None else peak - self.occupied

@@ -42,7 +42,7 @@ def loss_and_gradients(params: Params, images: Array, labels: Array) -> tuple[fl
     for (name, _, _), x in zip(reversed(LAYERS), reversed(inputs), strict=True):
         gradients[f"{name}.weight"] = upstream.T @ x
         gradients[f"{name}.bias"] = upstream.sum(axis=0)
-        # x left a ReLU, whose slope is 1 where x is positive; the images' own gradient is computed in vain, cheaply
+        # x left a ReLU, whose slope is 1 where x is positive; the gradient of the images is computed and not used
         upstream = (upstream @ params[f"{name}.weight"]) * (x > 0)
     return cross_entropy(log_probabilities, labels), {name: gradients[name] for name in params}
 

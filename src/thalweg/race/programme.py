@@ -13,12 +13,10 @@ import numpy as np
 
 import thalweg
 from thalweg.errors import CommandError
-from thalweg.race.contestants import CONTESTANTS, RATES, Contestant, written
-from thalweg.race.rivals import Rival
+from thalweg.race.contestants import CONTESTANTS, RATES, Contestant, is_packaged, write_options
 from thalweg.race.run import Run
 from thalweg.race.task import Landscape, Task
-from thalweg.show.files import check_file
-from thalweg.show.registered import OWN, OWN_MIXTURES
+from thalweg.show.arguments import check_file
 
 #: Powers of 2 around the learning rate that is expected to be best at another batch size than the task's own.
 ELSEWHERE = range(-4, 4)
@@ -38,6 +36,8 @@ class Course:
     steps: int
     loss_name: str
     score_name: str | None
+    #: Which scores are better: the "most", or the "least".
+    best_score: str = "most"
     target: float | None
     #: The map of a function of two variables: x, y, value by y and x, and its minima.
     contours: Mapping[str, Any] | None
@@ -62,7 +62,7 @@ class Programme:
     rivals: Sequence[str] = ()
     #: Rules and mixtures of the user's own.
     own: Sequence[str] = ()
-    #: By name, the options that somebody asked for, as Python would write them.
+    #: By name, the options that the user gave, as Python would write them.
     given: Mapping[str, str] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
@@ -92,7 +92,7 @@ class Programme:
             raise CommandError(f"{path} is damaged, or was written by another version: run the race again") from None
 
 
-def programme(
+def make_programme(
     tasks: Sequence[Task],
     *,
     command: str,
@@ -120,7 +120,7 @@ def programme(
                     task=task.name,
                     fingerprint=task.fingerprint + contestant.fingerprint,
                     contestant=contestant.name,
-                    optimizer=str(taking_part(task, contestant)),
+                    optimizer=str(prepare(task, contestant)),
                     lr=lr,
                     seed=seed,
                     batch_size=batch_size,
@@ -131,27 +131,27 @@ def programme(
                 )
                 for contestant in chosen
                 for lr in sorted(
-                    {*rates_for(task, contestant, rates or {}, batch_size), *of(contestant, more_rates or {})}
+                    {*rates_for(task, contestant, rates or {}, batch_size), *rates_of(contestant, more_rates or {})}
                 )
                 for seed in range(task.seeds if seeds is None else seeds)
             ]
-            fixed = [contestant.name for contestant in chosen if of(contestant, rates or {})]
+            fixed = [contestant.name for contestant in chosen if rates_of(contestant, rates or {})]
             widen = task.widen if beyond is None else beyond
-            courses.append(course(task, batch_size, runs, full, widen, fixed))
-    names = {contestant.name: str(taking_part(tasks[0], contestant)) for contestant in chosen}
+            courses.append(make_course(task, batch_size, runs, full, widen, fixed))
+    names = {contestant.name: str(prepare(tasks[0], contestant)) for contestant in chosen}
     title = tasks[0].title or tasks[0].name if len(tasks) == 1 else "Down the valley"
     return Programme(
         title=title,
         command=command,
         contestants=names,
         courses=courses,
-        rivals=[contestant.name for contestant in chosen if isinstance(contestant, Rival)],
-        own=[each.name for each in chosen if each.name in OWN or each.name in OWN_MIXTURES],
-        given={contestant.name: written(contestant.given) for contestant in chosen if contestant.given},
+        rivals=[each.name for each in chosen if each.is_rival],
+        own=[each.name for each in chosen if not each.is_rival and not is_packaged(each)],
+        given={each.name: write_options(each.given) for each in chosen if each.given},
     )
 
 
-def course(
+def make_course(
     task: Task, batch_size: int | None, runs: Sequence[Run], full: bool, widen: int, fixed: Sequence[str]
 ) -> Course:
     return Course(
@@ -163,8 +163,9 @@ def course(
         steps=runs[0].steps,
         loss_name=task.loss_name,
         score_name=task.score_name,
+        best_score=task.best_score,
         target=task.target,
-        contours=None if task.landscape is None else contours(task.landscape),
+        contours=None if task.landscape is None else draw_contours(task.landscape),
         runs=runs,
         full=full or not task.halving,
         widen=widen,
@@ -172,8 +173,8 @@ def course(
     )
 
 
-def taking_part(task: Task, contestant: Contestant) -> Contestant:
-    """A contestant with the options that the task asks of it, and those that somebody does."""
+def prepare(task: Task, contestant: Contestant) -> Contestant:
+    """A contestant with the options of the task and those of the user."""
     return contestant.with_options({**task.options.get(contestant.name, {}), **contestant.given})
 
 
@@ -193,21 +194,22 @@ def rates_for(
     Those are tuned at the task's own batch size. At another the best is expected to grow with the square root of the
     batch, and looked for around there, in steps of 2.
     """
-    if found := of(contestant, given):
+    if found := rates_of(contestant, given):
         return found
-    own = [float(lr) for lr in task.rates.get(contestant.tuned_like, RATES[contestant.tuned_like])]
+    like = contestant.like or contestant.name
+    own = [float(lr) for lr in contestant.rates or task.rates.get(like, RATES[like])]
     if batch_size == task.batch_size or batch_size is None or task.batch_size is None:
         return own
     middle = own[len(own) // 2] * math.sqrt(batch_size / task.batch_size)
     return [float(f"{middle * 2.0**power:.3g}") for power in ELSEWHERE]
 
 
-def of(contestant: Contestant, rates: Mapping[str, Sequence[float]]) -> list[float]:
+def rates_of(contestant: Contestant, rates: Mapping[str, Sequence[float]]) -> list[float]:
     """A contestant's own rates among those given, or those for all."""
     return [float(lr) for lr in rates.get(contestant.name, rates.get("", ()))]
 
 
-def contours(landscape: Landscape) -> dict[str, Any]:
+def draw_contours(landscape: Landscape) -> dict[str, Any]:
     x, y = np.linspace(*landscape.x, GRID), np.linspace(*landscape.y, GRID)
     value = landscape.value(*np.meshgrid(x, y))
     return {

@@ -14,7 +14,7 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from thalweg.race.run import Layers, Record, Result, Run
-from thalweg.show.files import check_file
+from thalweg.show.arguments import check_file
 
 P = TypeVar("P", Run, Result)
 
@@ -44,7 +44,7 @@ class Book:
             if not line.strip():
                 continue
             try:
-                record = read(line.decode("utf-8"))
+                record = read_record(line.decode("utf-8"))
                 if number == len(lines):
                     raise ValueError("the line is cut off")
             except ValueError as error:  # of JSON and of UTF-8 too
@@ -75,7 +75,7 @@ class Book:
         """Write the file anew without its damaged lines, so that what follows stands on a line of its own."""
         if self.damaged:
             now = Book(self.path)  # another race may have added to it since it was read
-            whole = "".join(written(record) for record in now.records.values())
+            whole = "".join(write_record(record) for record in now.records.values())
             new = self.path.with_suffix(".new")
             new.write_text(whole, encoding="utf-8")
             os.replace(new, self.path)
@@ -83,20 +83,20 @@ class Book:
 
     def add(self, record: Record) -> None:
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(written(record))
+            file.write(write_record(record))
         self.records[record.run] = record
 
 
-def written(record: Record) -> str:
+def write_record(record: Record) -> str:
     content = {"run": asdict(record.run), "result": asdict(record.result), "where": dict(record.where)}
-    return json.dumps({**content, "checksum": checksum(content)}) + "\n"
+    return json.dumps({**content, "checksum": compute_checksum(content)}) + "\n"
 
 
-def read(line: str) -> Record:
+def read_record(line: str) -> Record:
     """The record in a line; a ValueError says what is wrong with it."""
     try:
         content = json.loads(line)
-        is_its = isinstance(content, dict) and content.pop("checksum", None) == checksum(content)
+        is_its = isinstance(content, dict) and content.pop("checksum", None) == compute_checksum(content)
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not JSON: {error}") from None
     except RecursionError:
@@ -107,14 +107,14 @@ def read(line: str) -> Record:
         raise ValueError("its checksum does not match its content")
     try:
         result = content["result"]
-        layers = None if result["layers"] is None else Layers(**tuples(Layers, result["layers"]))
-        found = Result(**{**tuples(Result, result), "layers": layers})
-        return Record(checked(Run(**content["run"])), checked(found), content["where"])
+        layers = None if result["layers"] is None else Layers(**read_fields(Layers, result["layers"]))
+        found = Result(**{**read_fields(Result, result), "layers": layers})
+        return Record(check_types(Run(**content["run"])), check_types(found), content["where"])
     except (TypeError, KeyError, AttributeError) as error:  # whole, and of another version
         raise ValueError(f"it is a record of another version: {error}") from None
 
 
-def checked(part: P) -> P:
+def check_types(part: P) -> P:
     """The part of a record, if its fields have the types that they should have."""
     for name, hint in get_type_hints(type(part)).items():
         kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
@@ -124,13 +124,13 @@ def checked(part: P) -> P:
     return part
 
 
-def checksum(content: Mapping[str, Any]) -> str:
+def compute_checksum(content: Mapping[str, Any]) -> str:
     """Of the content, however it is laid out: key order and spaces do not count."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-def tuples(kind: type, content: Mapping[str, Any]) -> dict[str, Any]:
+def read_fields(kind: type, content: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a dataclass with tuples where JSON has lists."""
 
     def frozen(value: Any) -> Any:

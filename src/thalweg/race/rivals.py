@@ -5,19 +5,16 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from thalweg.errors import CommandError
-from thalweg.race.contestants import CONTESTANTS, MIXTURES, Contestant
+from thalweg.race.contestants import CONTESTANTS, MIXTURES, RATE_NAMES, Contestant
 from thalweg.show.extras import need
-from thalweg.show.modules import digest, imported, source_digest
-from thalweg.show.published import PUBLISHED, how_to_install, installed, ready_timm
+from thalweg.show.modules import digest, digest_source, import_user_module
+from thalweg.show.published import PUBLISHED, how_to_install, is_installed, prepare_timm
 
-#: What a learning rate is called, here and in optax.
-RATE_NAMES = frozenset({"lr", "learning_rate"})
-#: Packages that an extra of ours brings.
+#: Packages that thalweg's extras install.
 EXTRAS = {"torch": "torch", "optax": "jax", "jax": "jax"}
 WANTED = (
     "it must be a class derived from torch.optim.Optimizer, a function (params, lr=...) that returns such an "
@@ -39,51 +36,28 @@ COMPARABLE: Mapping[str, Mapping[str, Any]] = {
 
 
 class Entry(NamedTuple):
-    """Somebody who was asked to race: the name, where to import it from, and what is known of it."""
+    """A requested contestant: the name, where to import it from, and what is known of it."""
 
     name: str
     reference: str
-    #: One of ours of its kind, whose rates it gets; and its options.
+    #: The thalweg optimizer of its kind, whose rates it gets; and its options.
     like: str = ""
     options: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rival(Contestant):
-    """An optimizer that is not ours. Its ``rule`` is the name it is imported by."""
-
-    kind: Literal["torch", "optax"]
-    make: Callable[..., Any] = field(repr=False)
-    #: Options that it names, and whether it takes no others.
-    known: Sequence[str] = ()
-    closed: bool = False
-    #: One of ours of its kind, where that is known.
-    like: str = ""
-
-    @property
-    def package(self) -> str:
-        return self.rule.partition(".")[0]
-
-    @property
-    def tuned_like(self) -> str:
-        """One of ours of its kind or with the same name, or AdamW."""
-        last = self.rule.rpartition(".")[2].lower()
-        return self.like or next((name for name in CONTESTANTS if name.lower() == last), "AdamW")
-
-
-def entries(words: Sequence[str], optimizers: Sequence[str]) -> list[Entry]:
+def list_rivals(words: Sequence[str], optimizers: Sequence[str]) -> list[Entry]:
     """Everyone who is asked for: by import name, or by package, all of it that is like one of these optimizers."""
     packages = {word: word.strip().replace("-", "_") for word in words}
-    singly = [Entry(*each) for each in named([word for word in words if packages[word] not in PUBLISHED]).items()]
+    single = name_references([word for word in words if packages[word] not in PUBLISHED])
     together = [
-        each for package in packages.values() if package in PUBLISHED for each in of_package(package, optimizers)
+        each for package in packages.values() if package in PUBLISHED for each in list_package(package, optimizers)
     ]
-    return [*singly, *together]
+    return [*(Entry(*each) for each in single.items()), *together]
 
 
-def of_package(package: str, optimizers: Sequence[str]) -> list[Entry]:
+def list_package(package: str, optimizers: Sequence[str]) -> list[Entry]:
     """Optimizers of a package that are like one of these, under short names such as timm.Lamb."""
-    if not installed(package):
+    if not is_installed(package):
         raise CommandError(f"{package} is not installed, and --against asks for it: {how_to_install(package)}")
     found = [
         Entry(f"{package}.{reference.rpartition('.')[2]}", reference, rule, COMPARABLE.get(reference, {}))
@@ -96,10 +70,10 @@ def of_package(package: str, optimizers: Sequence[str]) -> list[Entry]:
     return found
 
 
-def named(references: Sequence[str]) -> dict[str, str]:
+def name_references(references: Sequence[str]) -> dict[str, str]:
     """References by the names they race under: the last part, or all of it where others are called so.
 
-    >>> named(["torch.optim.Adam", "torch.optim.AdamW", "mine:Sharp"])
+    >>> name_references(["torch.optim.Adam", "torch.optim.AdamW", "mine:Sharp"])
     {'Adam': 'torch.optim.Adam', 'torch.optim.AdamW': 'torch.optim.AdamW', 'Sharp': 'mine:Sharp'}
     """
     whole = {dotted(reference): reference for reference in references}
@@ -111,7 +85,7 @@ def named(references: Sequence[str]) -> dict[str, str]:
     }
 
 
-def known_as(asked: Sequence[Entry]) -> dict[str, str]:
+def names_by_word(asked: Sequence[Entry]) -> dict[str, str]:
     """Names of contestants by what they may be called: their names, and those of other libraries by import name too."""
     words = {dotted(entry.reference): entry.name for entry in asked}
     return {**words, **{name: name for name in (*CONTESTANTS, *MIXTURES, *(entry.name for entry in asked))}}
@@ -129,10 +103,10 @@ def dotted(reference: str) -> str:
     return full
 
 
-def rival(entry: Entry) -> Rival:
-    """An optimizer that was asked for, imported and looked at."""
+def enter_rival(entry: Entry) -> Contestant:
+    """Import an optimizer that the user asks for, and see how it is made."""
     reference = entry.reference.strip()
-    module, make = found(reference)
+    module, make = import_reference(reference)
     kind = kind_of(reference, make)
     signature = parameters_of(make)
     parameters = [] if signature is None else list(signature.values())
@@ -141,29 +115,31 @@ def rival(entry: Entry) -> Rival:
     rate = "lr" if kind == "torch" else "learning_rate"
     if closed and rate not in names:
         raise CommandError(f"{reference} takes no {rate}: {WANTED}")
-    return Rival(
+    rule = dotted(reference)
+    namesakes = [name for name in CONTESTANTS if name.lower() == rule.rpartition(".")[2].lower()]
+    return Contestant(
         name=entry.name,
-        rule=dotted(reference),
+        rule=rule,
         options=entry.options,
-        like=entry.like,
+        like=entry.like or next(iter(namesakes), "AdamW"),
         kind=kind,
         make=make,
         known=[option for option in names if option not in (*RATE_NAMES, "params")],
         closed=closed,
-        fingerprint=digest(version_of(module).encode(), source_digest(module).encode()),
+        fingerprint=digest(version_of(module).encode(), digest_source(module).encode()),
     )
 
 
-def found(reference: str) -> tuple[Any, Any]:
+def import_reference(reference: str) -> tuple[Any, Any]:
     """The module of a reference, and what it names there."""
     name, _, attribute = reference.partition(":") if ":" in reference else reference.rpartition(".")
     package = name.partition(".")[0]
     if package in EXTRAS:
         need(EXTRAS[package], package)
-    if package == "timm" and installed("timm"):
-        ready_timm()
+    if package == "timm" and is_installed("timm"):
+        prepare_timm()
     try:
-        module = imported(name)
+        module = import_user_module(name)
     except CommandError as error:
         raise CommandError(f"{reference}: {error}") from error
     value = module

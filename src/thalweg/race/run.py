@@ -98,7 +98,7 @@ def execute(
     hopeless: Callable[[Run, int, float | None], bool] = lambda run, step, loss: False,
 ) -> Result:
     """Train once. A run that diverges has a record of full length; one that is hopeless ends there."""
-    training = begun(task, contestant, run)
+    training = start_training(task, contestant, run)
     times = measuring_times(run.steps)
     measures, seconds, done, peak = [training.measure()], [0.0], 0, None
     if not math.isfinite(measures[0].loss):
@@ -108,7 +108,7 @@ def execute(
     watched: list[dict[str, tuple[float, float | None]]] = []
     path = [] if task.landscape is None else [place(training.parameters())]
 
-    def stepped(until: int) -> float:
+    def take_steps(until: int) -> float:
         """Seconds that the steps took."""
         nonlocal done
         training.begin_measuring()
@@ -123,12 +123,12 @@ def execute(
 
     for until in times[1:]:
         spent = seconds[-1]
-        if going(measures):
+        if is_going(measures):
             several = done < until - 1
-            spent += stepped(until - 1)
+            spent += take_steps(until - 1)
             used = training.peak_bytes()
             before = training.parameters()  # which takes memory of its own
-            spent += stepped(until)
+            spent += take_steps(until)
             used = used if several else training.peak_bytes()
             peak = used if peak is None or used is None else max(peak, used)
             # without a trust ratio a rule still tells one, of 1
@@ -138,16 +138,16 @@ def execute(
         else:
             measures.append(measures[-1])
         seconds.append(spent)
-        loss = known(measures[-1].loss) if going(measures) else None
+        loss = finite(measures[-1].loss) if is_going(measures) else None
         on_measure(Progress(run, until, loss))
         if hopeless(run, until, loss):
             break
-    alive = [going(measures[: i + 1]) for i in range(len(measures))]
-    scores = [known(m.score) if fine else None for m, fine in zip(measures, alive, strict=True)]
+    alive = [is_going(measures[: i + 1]) for i in range(len(measures))]
+    scores = [finite(m.score) if fine else None for m, fine in zip(measures, alive, strict=True)]
     return Result(
         step=tuple(times[: len(measures)]),
         seconds=tuple(seconds),
-        loss=tuple(known(m.loss) if fine else None for m, fine in zip(measures, alive, strict=True)),
+        loss=tuple(finite(m.loss) if fine else None for m, fine in zip(measures, alive, strict=True)),
         score=None if measures[0].score is None else tuple(scores),
         layers=layers_of(watched, times[1:]),
         path=None if task.landscape is None else tuple(path),
@@ -158,20 +158,15 @@ def execute(
     )
 
 
-def begun(task: Task, contestant: Contestant, run: Run) -> Training:
+def start_training(task: Task, contestant: Contestant, run: Run) -> Training:
     """The training of a run, before its first step."""
     conditions = Conditions(run.seed, run.batch_size, run.engine, run.device)
-    return task.start(contestant, linear_decay(run.lr, run.steps), conditions)
+    return task.start(contestant, Schedule(run.lr, run.steps, task.warm_up), conditions)
 
 
-def going(measures: Sequence[Measure]) -> bool:
+def is_going(measures: Sequence[Measure]) -> bool:
     """Whether a run is still worth going on with."""
     return abs(measures[-1].loss) <= DIVERGED * max(1.0, abs(measures[0].loss))
-
-
-def linear_decay(lr: float, steps: int) -> Schedule:
-    """From lr at step 1 down to lr / steps at the last, so that no one is judged amid its noise."""
-    return lambda t: lr * (steps + 1 - t) / steps
 
 
 def measuring_times(steps: int) -> list[int]:
@@ -205,12 +200,12 @@ def layers_of(watched: Sequence[Mapping[str, tuple[float, float | None]]], times
     return Layers(
         names=names,
         step=tuple(times[: len(watched)]),
-        update=tuple(tuple(known(moment[name][0]) for moment in watched) for name in names),
-        trust=tuple(tuple(known(moment[name][1]) for moment in watched) for name in names) if has_trust else None,
+        update=tuple(tuple(finite(moment[name][0]) for moment in watched) for name in names),
+        trust=tuple(tuple(finite(moment[name][1]) for moment in watched) for name in names) if has_trust else None,
     )
 
 
-def known(x: float | None) -> float | None:
+def finite(x: float | None) -> float | None:
     """A number that can be written down; None for what is infinite or no number."""
     return x if x is not None and math.isfinite(x) else None
 

@@ -19,7 +19,7 @@ Summary = dict[str, Any]
 NEAR = 0.02
 
 
-def summarized(programme: Programme, records: Mapping[Run, Record]) -> Summary:
+def summarize(programme: Programme, records: Mapping[Run, Record]) -> Summary:
     """Every course with everyone at the best of their learning rates, the best of them first."""
     plans = [plan(course, records) for course in programme.courses]
     there = [records[run] for each in plans for run in each.runs if run in records]
@@ -71,6 +71,7 @@ def course_summary(course: Course, records: Sequence[Record]) -> Summary:
         "seeds": sorted({run.seed for run in course.runs}),
         "loss_name": course.loss_name,
         "score_name": (course.score_name or "score") if scored else None,
+        "best_score": course.best_score,
         "target": course.target,
         "results": sorted(results, key=lambda result: or_infinite(result["loss"])),
         "search": search_words(course, records),
@@ -104,7 +105,7 @@ def result_summary(name: str, rates: Mapping[float, Sequence[Record]], course: C
     eligible = [lr for lr, results in ends.items() if len(results) == seeds]
     best = min(eligible, key=lambda lr: or_infinite(finals[lr]))
     results = ends[best]
-    curve = averaged(results)
+    curve = average(results)
     reached = [i for i, loss in enumerate(curve["loss"]) if loss is not None and within(loss, course.target)]
     finally_scored = [result.score[-1] for result in results if result.score is not None]
     sweep = {
@@ -159,7 +160,7 @@ def near(sweep: Summary, best: float, losses: Sequence[float | None]) -> Summary
     return {"low": rates[low], "high": rates[high], "open": any(unknown)}
 
 
-def averaged(results: Sequence[Result]) -> Summary:
+def average(results: Sequence[Result]) -> Summary:
     """The mean over seeds with its least and largest, measure by measure."""
     losses = list(zip(*(result.loss for result in results), strict=True))
     scores = [result.score for result in results if result.score is not None]

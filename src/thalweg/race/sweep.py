@@ -62,7 +62,7 @@ class Sweep:
     def run(self, lr: float, seed: int | None = None) -> Run:
         return replace(self.first, lr=lr, seed=self.seeds[0] if seed is None else seed)
 
-    def kept(self, share: float) -> int:
+    def count_kept(self, share: float) -> int:
         return len(self.tried) if self.full else max(FEWEST, math.ceil(share * len(self.grid)))
 
     def done(self, run: Run) -> bool:
@@ -105,7 +105,7 @@ class Sweep:
             return False
         others = [self.records[self.run(lr)].result for lr in self.tried if lr != run.lr and self.done(self.run(lr))]
         better = sum(or_infinite(loss_at(other, step)) < loss for other in others)
-        return better >= self.kept(share)
+        return better >= self.count_kept(share)
 
 
 def next_rate(tried: Mapping[float, Any], *, diverged: bool, beyond: float = BEYOND, digits: int = 3) -> float:
@@ -156,7 +156,7 @@ def plan(course: Course, records: Mapping[Run, Record]) -> Plan:
     over = all(sweep.over for sweep in sweeps.values())
     runs, later = [sweep.run(lr) for sweep in sweeps.values() for lr in sweep.tried], 0
     for sweep in sweeps.values():
-        kept = sweep.kept(REPEATED)
+        kept = sweep.count_kept(REPEATED)
         if over:
             runs += sweep.repeats(sorted(sweep.tried, key=sweep.standing)[:kept])
         elif len(sweep.tried) <= kept:

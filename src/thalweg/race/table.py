@@ -50,7 +50,7 @@ def columns_of(course: Summary) -> list[Column]:
             lambda r: r["score"],
             percent if in_percent(course) else short_number,
             "{:.1%}".format if in_percent(course) else "{:.4g}".format,
-            "most",
+            course["best_score"],
             "score",
         ),
         Column(

@@ -7,18 +7,35 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy.typing as npt
 
 from thalweg.errors import CommandError
 from thalweg.race.contestants import CONTESTANTS, RATES, Contestant
-from thalweg.show.lists import suggestion
-from thalweg.show.modules import place_of, said
+from thalweg.show.arguments import suggest
+from thalweg.show.modules import describe_failure
 
-#: A learning rate as a function of the step, which counts from 1.
-Schedule: TypeAlias = Callable[[int], float]
 Array: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A learning rate by step, counted from 1: up to ``lr`` over a share of the steps, then down in a straight line.
+
+    The last is ``lr / steps``, so that no one is judged amid its noise.
+    """
+
+    lr: float
+    steps: int
+    warm_up: float = 0.0
+
+    def __call__(self, t: Any) -> Any:
+        rising = max(int(self.warm_up * self.steps), 1) if self.warm_up else 0
+        if not rising:
+            return self.lr * (self.steps + 1 - t) / self.steps
+        is_rising = t <= rising  # JAX traces it: no branch
+        return self.lr * (is_rising * t / rising + (1 - is_rising) * (self.steps + 1 - t) / (self.steps + 1 - rising))
 
 
 class Measure(NamedTuple):
@@ -48,7 +65,7 @@ class Training(ABC):
 
     @abstractmethod
     def figures(self) -> Mapping[str, Mapping[str, Any]]:
-        """What the optimizer's last step computed on its way, by parameter."""
+        """Statistics of the optimizer's last step, by parameter."""
 
     @abstractmethod
     def state_bytes(self) -> int: ...
@@ -103,6 +120,10 @@ class Task(ABC):
     target: float | None = None
     loss_name: str = "training loss"
     score_name: str | None = None
+    #: Which scores are better: the "most", or the "least".
+    best_score: Literal["most", "least"] = "most"
+    #: The share of the steps over which the learning rate rises, before it falls in a straight line.
+    warm_up: float = 0.0
     #: Learning rates to try, by contestant: as many for everyone, and the best of them inside, not at an end.
     rates: Mapping[str, Sequence[float]] = field(default_factory=lambda: RATES)
     #: Further options, by contestant.
@@ -110,7 +131,7 @@ class Task(ABC):
     landscape: Landscape | None = None
     #: Whether a learning rate that does badly may be stopped before its last step.
     halving: bool = True
-    #: How many rates everyone may try beyond their own, while somebody's best is at an edge.
+    #: How many more rates every contestant may try while the best of any is at an edge.
     widen: int = 3
     #: Changes when the task does, so that runs of another version are not taken for runs of this one.
     fingerprint: str = ""
@@ -119,7 +140,7 @@ class Task(ABC):
 
     @abstractmethod
     def start(self, contestant: Contestant, schedule: Schedule, conditions: Conditions) -> Training:
-        """A new training: the same for the same seed, whoever takes part."""
+        """A new training: the same for the same seed, whichever optimizers take part."""
 
     def check(self) -> None:
         """Raise a CommandError for what cannot be right."""
@@ -131,6 +152,12 @@ class Task(ABC):
         for name in self.functions:
             if not callable(getattr(self, name)):
                 raise CommandError(f"task {self.name!r}: {name} must be a function, got {getattr(self, name)!r}")
+        if not isinstance(self.warm_up, Real) or not 0 <= self.warm_up < 1:
+            raise CommandError(
+                f"task {self.name!r}: warm_up must be a share of the steps below 1, got {self.warm_up!r}"
+            )
+        if self.best_score not in ("most", "least"):
+            raise CommandError(f"task {self.name!r}: best_score must be 'most' or 'least', got {self.best_score!r}")
         if self.target is not None and not isinstance(self.target, Real):
             raise CommandError(f"task {self.name!r}: target must be a number, a loss, got {self.target!r}")
         for field_name, by_contestant in (("rates", self.rates), ("options", self.options)):
@@ -145,15 +172,15 @@ class Task(ABC):
                 raise CommandError(f"task {self.name!r}: options of {contestant} must be a dict, got {options!r}")
 
     def call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of the task; whatever it raises is told with its place, in one sentence."""
+        """Call a function of the task; report whatever it raises in one sentence, with its place."""
         try:
             return function(*arguments)
         except (CommandError, KeyboardInterrupt):
             raise
         except Exception as error:
-            raise CommandError(f"task {self.name!r}: {what} failed{place_of(error)}: {said(error)}") from error
+            raise CommandError(f"task {self.name!r}: {what} failed{describe_failure(error)}") from error
 
-    def begun(self, batches: Callable[[int, Any], Any], conditions: Conditions) -> Iterator[Any]:
+    def begin_batches(self, batches: Callable[[int, Any], Any], conditions: Conditions) -> Iterator[Any]:
         """The batches for these conditions, from the first on."""
         found = self.call("batches", batches, conditions.seed, conditions.batch_size)
         try:
@@ -176,7 +203,7 @@ def check_names(names: Iterable[str], where: str = "", known: Iterable[str] = CO
     """Raise a CommandError for an optimizer that does not race."""
     for name in names:
         if name not in known:
-            raise CommandError(f"{where}there is no optimizer {name!r}: {suggestion(str(name), known)}")
+            raise CommandError(f"{where}there is no optimizer {name!r}: {suggest(str(name), known)}")
 
 
 def check_rates(rates: Mapping[str, Any], where: str = "") -> None:
@@ -196,7 +223,7 @@ def relative(change: float, size: float) -> float:
     return change / size if size > 0 else math.nan
 
 
-def measured(task: Task, answer: Any) -> Measure:
+def read_measure(task: Task, answer: Any) -> Measure:
     """What ``evaluate`` answered, checked: a loss, or a loss and a score."""
     if isinstance(answer, (tuple, list)) and len(answer) == 2:
         loss, score = answer

@@ -100,7 +100,7 @@ def results_tables(summary: Summary) -> list[Any]:
 
 
 def asked_notes(contestants: Sequence[Summary]) -> str:
-    """Who is not one of ours, and what was asked of whom: a line for each."""
+    """Contestants of other libraries, and the options of each: a line for each."""
     told = {who["name"]: who["options"] if who.get("rival") else who.get("given") for who in contestants}
     lines = [words if words.startswith(name) else f"{name}: {words}" for name, words in told.items() if words]
     return "".join(f"\n{line}" for line in lines)

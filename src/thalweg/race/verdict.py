@@ -17,23 +17,23 @@ def verdict(course: Mapping[str, Any]) -> str:
     if not finished:
         return "Every run of this course diverged."
     failed = [result["contestant"] for result in results if result["loss"] is None]
-    sentences = [winner(finished, course["loss_name"]), *on_the_way(finished, course)]
-    sentences += [f"{listed(failed)} diverged."] if failed else []
+    sentences = [describe_winner(finished, course["loss_name"]), *describe_way(finished, course)]
+    sentences += [f"{join_names(failed)} diverged."] if failed else []
     return " ".join(sentences)
 
 
-def winner(finished: Results, loss_name: str) -> str:
+def describe_winner(finished: Results, loss_name: str) -> str:
     best = min(finished, key=lambda result: result["loss"])
     # what differs in digits that are not shown is level: two makes of one optimizer, say
     level = [result for result in finished if f"{result['loss']:.3g}" == f"{best['loss']:.3g}"]
     others = [result for result in finished if result not in level]
-    who = listed([result["contestant"] for result in level])
-    name, unit = named(loss_name)
-    ended = f"ended {'level, ' if len(level) > 1 else ''}with a {name} of {loss_of(best, unit)}"
+    who = join_names([result["contestant"] for result in level])
+    name, unit = split_unit(loss_name)
+    ended = f"ended {'level, ' if len(level) > 1 else ''}with a {name} of {describe_loss(best, unit)}"
     if not others:
         return f"{who} {ended}."
     second = min(others, key=lambda result: result["loss"])
-    behind = f"{by_how_much(best['loss'], second['loss'])} {second['contestant']} with {loss_of(second)}"
+    behind = f"{compare_losses(best['loss'], second['loss'])} {second['contestant']} with {describe_loss(second)}"
     alone = best["seeds"] == 1 or second["seeds"] == 1
     clear = not alone and best["loss_high"] < second["loss_low"]
     unclear = "in the one seed that ran" if alone else "but not clearly, for the seeds of both overlap"
@@ -42,9 +42,9 @@ def winner(finished: Results, loss_name: str) -> str:
     return f"{who} {'won' if clear else f'leads, {unclear}'}: it {ended}, {behind}."
 
 
-def by_how_much(loss: float, other: float) -> str:
+def compare_losses(loss: float, other: float) -> str:
     """
-    >>> by_how_much(0.6, 0.8), by_how_much(0.799, 0.8), by_how_much(0.02, 0.8), by_how_much(-0.5, 0.25)
+    >>> compare_losses(0.6, 0.8), compare_losses(0.799, 0.8), compare_losses(0.02, 0.8), compare_losses(-0.5, 0.25)
     ('25% below', 'less than 1% below', '40 times less than', '0.75 below')
     """
     if loss <= 0:
@@ -56,44 +56,44 @@ def by_how_much(loss: float, other: float) -> str:
     return f"{share:.0%} below" if share >= 0.01 else "less than 1% below"
 
 
-def named(loss_name: str) -> tuple[str, str]:
+def split_unit(loss_name: str) -> tuple[str, str]:
     """What is measured, and in what, where the name says so after a comma.
 
-    >>> named("loss, nats a byte"), named("loss")
+    >>> split_unit("loss, nats a byte"), split_unit("loss")
     (('loss', ' nats a byte'), ('loss', ''))
     """
     name, _, unit = loss_name.partition(", ")
     return name, f" {unit}" if unit else ""
 
 
-def loss_of(result: Mapping[str, Any], unit: str = "") -> str:
+def describe_loss(result: Mapping[str, Any], unit: str = "") -> str:
     loss = f"{result['loss']:.3g}{unit}"
     if result["seeds"] == 1:
         return f"{loss} (one seed)"
     return f"{loss} ({result['loss_low']:.3g} to {result['loss_high']:.3g} over {result['seeds']} seeds)"
 
 
-def on_the_way(finished: Results, course: Mapping[str, Any]) -> list[str]:
+def describe_way(finished: Results, course: Mapping[str, Any]) -> list[str]:
     """Who reached the target first, in steps and by the clock."""
     if course["target"] is None:
         return []
-    name, unit = named(course["loss_name"])
+    name, unit = split_unit(course["loss_name"])
     goal = f"a {name} of {course['target']:.3g}{unit}"
     arrived = [result for result in finished if result["steps_to_target"] is not None]
     if not arrived:
-        return [f"Nobody reached {goal}."]
+        return [f"No contestant reached {goal}."]
     steps = min(result["steps_to_target"] for result in arrived)
     first = [result["contestant"] for result in arrived if result["steps_to_target"] == steps]
-    said = [f"{listed(first)} reached {goal} first, in {steps:,} step{'' if steps == 1 else 's'}."]
+    said = [f"{join_names(first)} reached {goal} first, in {steps:,} step{'' if steps == 1 else 's'}."]
     quickest = min(arrived, key=lambda result: result["seconds_to_target"])
     if first != [quickest["contestant"]]:  # fewer steps are not less time
         said.append(f"By the clock {quickest['contestant']} was first, after {quickest['seconds_to_target']:.3g} s.")
     return said
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """
-    >>> listed(["A"]), listed(["A", "B"]), listed(["A", "B", "C"])
+    >>> join_names(["A"]), join_names(["A", "B"]), join_names(["A", "B", "C"])
     ('A', 'A and B', 'A, B, and C')
     """
     if len(names) < 3:

@@ -47,7 +47,7 @@ class Workers:
         self.pool.shutdown(wait=error is None, cancel_futures=True)
 
     def run(self, course: Course, records: Mapping[Run, Record]) -> Iterator[tuple[Run, Result]]:
-        """The runs that a course waits for, each as soon as it is finished; whoever iterates adds it to the records.
+        """The runs that a course waits for, each as soon as it is finished; the caller adds it to the records.
 
         Of each contestant one run at a time, in its order: whether a run is hopeless depends on those before it.
         """

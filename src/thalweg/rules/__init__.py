@@ -24,7 +24,7 @@ from thalweg.rules.sgd import SGD
 from thalweg.rules.whole import Direction, Preparation, WholeRule
 
 
-def found() -> Iterator[type[Rule]]:
+def find_rules() -> Iterator[type[Rule]]:
     """The rules in the files of this folder, in the order of their names."""
     for file in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{file.name}")
@@ -34,7 +34,7 @@ def found() -> Iterator[type[Rule]]:
                 yield value
 
 
-_ORDERED: list[type[Rule]] = [SGD, AdamW, LARS, LAMB, Adafactor, Muon, Kron, *found()]
+_ORDERED: list[type[Rule]] = [SGD, AdamW, LARS, LAMB, Adafactor, Muon, Kron, *find_rules()]
 #: Every rule that comes with the package, by its name. Of a new one its file is enough.
 RULES: Mapping[str, type[Rule]] = {rule.__name__: rule for rule in dict.fromkeys(_ORDERED)}
 

@@ -32,6 +32,7 @@ class AdamW(Rule):
     eps_root: Scalar = option(0.0, "Added to the second moment, under the root.", low=0)
 
     default_lr = 1e-3
+    looks_at_shapes = False
     VARIANTS = {"torch": {}, "optax": {"weight_decay": 1e-4}}
     OPTAX = {
         **{"b1": "betas[0]", "b2": "betas[1]", "eps": "eps", "eps_root": "eps_root", "mu_dtype": "momentum_dtype"},
@@ -39,10 +40,6 @@ class AdamW(Rule):
     }
 
     TORCH = ("betas", "eps", "weight_decay", "amsgrad")
-
-    @property
-    def looks_at_shapes(self) -> bool:
-        return False
 
     def entries(self, shape: Shape) -> dict[str, Entry]:
         largest: dict[str, Entry] = {"max_exp_avg_sq": Square()} if self.amsgrad else {}

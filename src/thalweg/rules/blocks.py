@@ -22,13 +22,13 @@ def ratio_unless(xp: Space[A], undefined: Truth, above: Scalar, below: Scalar, o
     return xp.where(undefined, otherwise, above / xp.where(undefined, 1.0, below))
 
 
-def norm_kept(xp: Space[A], norm: Scalar, new_squares: Scalar) -> Scalar:
+def keep_norm(xp: Space[A], norm: Scalar, new_squares: Scalar) -> Scalar:
     """What gives a tensor, whose squares have a new sum, its former norm again; 1 if either is zero or overflows."""
     new_norm = xp.sqrt(xp.where(xp.isfinite(new_squares), new_squares, 0.0))
     return ratio_unless(xp, xp.minimum(norm, new_norm) <= 0, norm, new_norm, 1.0)
 
 
-def regained(xp: Space[A], lost: Scalar) -> tuple[Scalar, Scalar]:
+def regain_norm(xp: Space[A], lost: Scalar) -> tuple[Scalar, Scalar]:
     """What gives a tensor, which has lost this part of its squares, its former norm again; and the same less 1.
 
     The first is 1 / sqrt(1 - lost), the second to the last digit for the smallest of losses. Of a tensor of which less

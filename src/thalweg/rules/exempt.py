@@ -1,32 +1,37 @@
-"""Tensors of fewer than two axes, which rules with a trust ratio may leave out."""
+"""Trust ratios: what rules that have them share. Tensors of fewer than two axes may be left out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Literal
 
 from thalweg.arrays import Shape
+from thalweg.rules.rule import Rule
 
 #: What holds for a tensor that is left out, as far as a rule has such options.
 EXEMPT: Mapping[str, Any] = MappingProxyType({"weight_decay": 0.0, "trust": False})
 
-R = TypeVar("R")
 
+class TrustRule(Rule):
+    """A rule that has a trust ratio for each tensor, and these options."""
 
-def exempted(rule: R, shape: Shape) -> R:
-    """A rule as its option ``exempt`` has it for a parameter of this shape."""
-    known: Any = rule
-    if known.exempt is None:
-        return rule
-    is_vector = len(shape) - known.stacked_axes < 2
-    made: R = replace(known, exempt=None, **(EXEMPT if is_vector else {}))
-    return made
+    trust: bool
+    exempt: Literal["vectors"] | None
+    keep_norms: bool
 
+    @property
+    def looks_at_shapes(self) -> bool:
+        return self.trust
 
-def treatment_of(rule: Any) -> str:
-    """What a tensor that is not left out meets, in words."""
-    if not rule.trust:
-        return "no trust ratio"
-    return "trust ratio, norm kept" if rule.keep_norms else "trust ratio"
+    def for_shape(self, shape: Shape) -> Rule:
+        if self.exempt is None:
+            return self
+        own: Any = {"exempt": None, **(EXEMPT if len(shape) - self.stacked_axes < 2 else {})}
+        return replace(self, **own)
+
+    def treatment(self, shape: Shape) -> str:
+        if not self.trust:
+            return "no trust ratio"
+        return "trust ratio, norm kept" if self.keep_norms else "trust ratio"

@@ -15,11 +15,10 @@ from typing import Any, Literal
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Value
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules.blocks import average, clip, is_zero, one_minus_power
-from thalweg.rules.checks import require
 from thalweg.rules.entries import Count, Entry, Factor, Moment, Norm
 from thalweg.rules.factors import precondition
 from thalweg.rules.options import Mask, option
-from thalweg.rules.refresh import Factors, refreshed
+from thalweg.rules.refresh import Factors, refresh_factors
 from thalweg.rules.rule import Update
 from thalweg.rules.schedules import Annealed
 from thalweg.rules.whole import Direction, Preparation, WholeRule
@@ -69,11 +68,17 @@ class Kron(WholeRule):
         elsewhere="preconditioner_update_probability",
     )
     geometry: Literal["procrustes", "quad", "eq"] = option(
-        "procrustes", "How factors are learned: `'procrustes'`, `'quad'` or `'eq'`."
+        "procrustes",
+        "How factors are learned: `'procrustes'`, `'quad'` or `'eq'`.",
+        requires={"eq": "damping_mode = 'noise': it probes with noise"},
     )
     whiten: Literal["gradient", "momentum"] = option(
         "momentum",
         "What factors learn to whiten: the average of `momentum_mode='ema'`, or the `'gradient'`.",
+        requires={
+            "momentum": "momentum_mode = 'ema': polyak momentum comes after the preconditioner; add whiten='gradient', "
+            "or take variant='polyak'"
+        },
         elsewhere={"momentum_into_precond_update": "whiten='momentum', or 'gradient'"},
     )
     max_size_dense: int | None = option(
@@ -106,7 +111,7 @@ class Kron(WholeRule):
         low=0,
     )
     damping_mode: Literal["noise", "expected"] = option(
-        "noise", "Draw that noise, or add its `'expected'` effect, which is deterministic and not available for `'eq'`."
+        "noise", "Draw that noise, or add its `'expected'` effect, which is deterministic."
     )
     lipschitz_beta: Scalar = option(0.9, "Decay of the running norms L; 0 uses each norm as measured.", low=0, below=1)
 
@@ -147,18 +152,6 @@ class Kron(WholeRule):
             **{"max_size_triangular": "max_size_dense"},
         }
     }
-
-    def validate(self) -> None:
-        super().validate()
-        require(
-            self.whiten == "gradient" or self.momentum_mode == "ema",
-            "whiten='momentum' needs momentum_mode='ema': polyak momentum comes after the preconditioner; "
-            "add whiten='gradient', or take variant='polyak'",
-        )
-        require(
-            self.geometry != "eq" or self.damping_mode == "noise",
-            "geometry='eq' probes with noise: damping_mode='expected' needs geometry 'procrustes' or 'quad'",
-        )
 
     @property
     def needs_noise(self) -> bool:
@@ -234,7 +227,7 @@ class Kron(WholeRule):
         own = tuple(range(1, len(seen)))
         old = self.unpack(xp, s, seen)
         y = xp.reshape(y, seen)
-        factors, norms = xp.cond(due, lambda: refreshed(xp, self, *old, y, noise), lambda: old)
+        factors, norms = xp.cond(due, lambda: refresh_factors(xp, self, *old, y, noise), lambda: old)
         state = {}
         for i, (q, norm) in enumerate(zip(factors, norms, strict=True)):
             state[f"Q_{i}"] = xp.reshape(q, xp.shape(s[f"Q_{i}"]))

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from thalweg.arrays import A, Scalar, Shape, Space, Squares
-from thalweg.rules.blocks import clip, one_minus_power, ratio_unless, regained
+from thalweg.rules.blocks import clip, one_minus_power, ratio_unless, regain_norm
 from thalweg.rules.entries import Entry, Moment, Square
-from thalweg.rules.exempt import exempted, treatment_of
+from thalweg.rules.exempt import TrustRule
 from thalweg.rules.options import BETAS, Mask, option
-from thalweg.rules.rule import Rule, Update
+from thalweg.rules.rule import Update
 
 
 @dataclass(frozen=True, kw_only=True)
-class LAMB(Rule):
+class LAMB(TrustRule):
     """u = Adam's direction + decay p; each tensor moves by lr |p| along u / |u|."""
 
     betas: tuple[Scalar, Scalar] = option(
@@ -75,16 +75,6 @@ class LAMB(Rule):
         **{"mask": Mask("weight_decay"), "*": "", "trust_ratio_mask": Mask("trust", default=True)},
     }
 
-    @property
-    def looks_at_shapes(self) -> bool:
-        return self.trust
-
-    def for_shape(self, shape: Shape) -> LAMB:
-        return exempted(self, shape)
-
-    def treatment(self, shape: Shape) -> str:
-        return treatment_of(self)
-
     def expected_rms(self, lr: float | None, p_rms: float) -> float:
         return (lr or 0.0) * p_rms if self.trust else lr or 0.0
 
@@ -121,7 +111,7 @@ class LAMB(Rule):
             unit = xp.where(p_norm <= 0, 1.0, p_norm)
             shared, length = move / unit * (products[0] / unit), move * u_norm / unit
             lost = xp.where(p_norm <= 0, 0.0, decay * (2 - decay) + 2 * kept * shared - length * length)
-            turned, more = regained(xp, lost)
+            turned, more = regain_norm(xp, lost)
             delta = (more * kept - decay) * p - (turned * move) * u
         else:
             delta = u * -move

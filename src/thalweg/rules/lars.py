@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
-from thalweg.rules.blocks import is_zero, norm_kept, ratio_unless
+from thalweg.rules.blocks import is_zero, keep_norm, ratio_unless
 from thalweg.rules.entries import Entry, Moment
-from thalweg.rules.exempt import exempted, treatment_of
+from thalweg.rules.exempt import TrustRule
 from thalweg.rules.options import Mask, option
-from thalweg.rules.rule import Rule, Update
+from thalweg.rules.rule import Update
 
 
 @dataclass(frozen=True, kw_only=True)
-class LARS(Rule):
+class LARS(TrustRule):
     """Each tensor moves in proportion to its own norm: ratio = eta |p| / (|g| + decay |p|)."""
 
     momentum: Scalar = option(
@@ -79,16 +79,6 @@ class LARS(Rule):
         **{"momentum": "momentum", "nesterov": "nesterov"},
     }
 
-    @property
-    def looks_at_shapes(self) -> bool:
-        return self.trust
-
-    def for_shape(self, shape: Shape) -> LARS:
-        return exempted(self, shape)
-
-    def treatment(self, shape: Shape) -> str:
-        return treatment_of(self)
-
     def expected_rms(self, lr: float | None, p_rms: float) -> float:
         return (lr or 0.0) * self.trust_coefficient * p_rms if self.trust else lr or 0.0
 
@@ -113,7 +103,7 @@ class LARS(Rule):
         finite = xp.isfinite(g_squares)
         if self.trust and self.keep_norms:
             (new_squares,) = xp.sums(Squares(p + delta, axes))
-            turned = norm_kept(xp, p_norm, new_squares)
+            turned = keep_norm(xp, p_norm, new_squares)
             delta = (turned - 1) * p + turned * delta
             finite = xp.isfinite(g_squares + new_squares)
         stats = {"trust_ratio": ratio, "param_norm": p_norm, "grad_norm": g_norm}

@@ -25,15 +25,12 @@ class Lion(Rule):
     weight_decay: Scalar = option(0.0, "p loses `lr * weight_decay` of itself in each step.", low=0)
 
     default_lr = 1e-4
+    looks_at_shapes = False
     VARIANTS = {"timm": {}, "optax": {"weight_decay": 1e-3}}
     OPTAX = {
         **{"b1": "betas[0]", "b2": "betas[1]", "mu_dtype": "momentum_dtype", "weight_decay": "weight_decay"},
         "mask": Mask("weight_decay"),
     }
-
-    @property
-    def looks_at_shapes(self) -> bool:
-        return False
 
     def entries(self, shape: Shape) -> dict[str, Entry]:
         return {"exp_avg": Moment()}

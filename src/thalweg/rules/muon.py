@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from thalweg.arrays import A, Scalar, Shape, Space
 from thalweg.errors import ParameterError
@@ -17,14 +17,12 @@ from thalweg.rules.blocks import average, is_zero, one_minus_power
 from thalweg.rules.checks import check_count, check_number, require
 from thalweg.rules.entries import Entry, Moment
 from thalweg.rules.options import Mask, option
+from thalweg.rules.orthogonal import COEFFICIENTS, Triple, count_gram, iterate_gram, iterate_plain, rounded
 from thalweg.rules.rule import Update
 from thalweg.rules.whole import Direction, Preparation, WholeRule
 
-#: a, b and c of a step X <- a X + (b A + c A^2) X with A = X X^T.
-Triple: TypeAlias = tuple[float, float, float]
-
 PUBLISHED: Triple = (3.4445, -4.7750, 2.0315)
-#: More steps than anybody needs.
+#: More steps than are ever needed.
 MOST_STEPS = 100
 
 
@@ -49,15 +47,22 @@ class Muon(WholeRule):
     )
     bias_correction: bool = option(
         False,
-        "Divide averages by the weight that their terms have come to, as Adam does. Not of a `'sum'`.",
+        "Divide averages by the weight that their terms have come to, as Adam does.",
         needs="momentum",
+        requires={True: "momentum_mode = 'ema': a sum has no weights to correct"},
     )
     weight_decay: Scalar = option(0.0, "Decoupled, times `lr` and not times the scale.", low=0)
-    scaling: Literal["original", "match_rms_adamw", "optax"] | None = option(
+    cautious_decay: bool = option(
+        False,
+        "Decay elements only where the step does not take them away from 0 (Chen et al. 2025, arXiv:2510.12402).",
+        needs="weight_decay",
+        elsewhere="cautious_wd cautious_weight_decay",
+    )
+    scaling: Literal["original", "spectral_unclamped", "match_rms_adamw", "optax"] | None = option(
         "original",
         "The scale for m rows and n columns. `'original'`: sqrt(max(1, m / n)), or sqrt(max(1, n / m)) if "
-        "`transposed`. `'match_rms_adamw'`: rms sqrt(max(m, n)). `'optax'`: sqrt(max(1, n / m)), for kernels of shape "
-        "(in, out). `None`: 1.",
+        "`transposed`. `'spectral_unclamped'`: the same without max. `'match_rms_adamw'`: rms sqrt(max(m, n)). "
+        "`'optax'`: sqrt(max(1, n / m)), for kernels of shape (in, out). `None`: 1.",
         elsewhere="adjust_lr_fn adjust_lr",
     )
     rms: Scalar = option(
@@ -76,18 +81,26 @@ class Muon(WholeRule):
         0, "Side by side along rows (0) or along columns (1) of a parameter as a matrix.", needs="split > 1"
     )
     transposed: bool = option(
-        False, "The first axis is the input, not the output. `scaling='original'` alone looks at it."
+        False,
+        "The first axis is the input, not the output. Only `scaling='original'` and `'spectral_unclamped'` look at it.",
     )
     ns_steps: int = option(5, "Steps of the iteration.", low=1, below=MOST_STEPS, elsewhere="num_ns_steps")
-    ns_coefficients: Triple | tuple[Triple, ...] = option(
+    ns_coefficients: Triple | tuple[Triple, ...] | Literal["polar_express", "quintic", "cubic"] = option(
         PUBLISHED,
-        "a, b and c; or a tuple of such triples, one for each step, of which the last serves all steps that are left.",
+        "a, b and c; or a tuple of such triples, one for each step, of which the last serves all steps that are left; "
+        "or the name of [published ones](muon.md#coefficients).",
         elsewhere="ns_coeffs",
+    )
+    ns_method: Literal["plain", "gram", "auto"] = option(
+        "plain",
+        "How the iteration is computed: all of a matrix at every step, or from products along its smaller side "
+        "(`'gram'`), which takes fewer multiplications for the same polynomial. `'auto'`: `'gram'` where one side is "
+        "at least twice the other.",
     )
     ns_dtype: Literal["bfloat16", "float32"] | None = option(
         "bfloat16",
         "The dtype of the products; sums within them are of float32. `'float32'`, or `None`: as parameters are "
-        "computed (float64 for float64).",
+        "computed (float64 for float64). For `'bfloat16'`, `ns_method='gram'` multiplies in float16.",
     )
     eps: Scalar = option(1e-7, "What keeps the norm away from 0.", low=0)
     eps_mode: Literal["floor", "add"] = option(
@@ -123,19 +136,18 @@ class Muon(WholeRule):
             check_count(said, size)
             require(size >= 1, f"{said} must be a whole number >= 1, got {size!r}")
         wanted = f"ns_coefficients must be three numbers, or three for each step, got {self.ns_coefficients!r}"
-        require(isinstance(self.ns_coefficients, tuple) and len(self.ns_coefficients) > 0, wanted)
+        is_named = isinstance(self.ns_coefficients, str)
+        require(is_named or (isinstance(self.ns_coefficients, tuple) and len(self.ns_coefficients) > 0), wanted)
         for triple in self.triples:
             require(isinstance(triple, tuple) and len(triple) == 3, wanted)
             for number in triple:
                 check_number("each of ns_coefficients", number)
-        require(
-            not (self.bias_correction and self.momentum_mode == "sum"),
-            "bias_correction=True needs momentum_mode='ema': a sum has no weights to correct",
-        )
 
     @property
     def triples(self) -> tuple[Any, ...]:
         """The coefficients, step by step, as far as they are given."""
+        if isinstance(self.ns_coefficients, str):
+            return COEFFICIENTS[self.ns_coefficients]
         given: tuple[Any, ...] = self.ns_coefficients
         return (given,) if not isinstance(given[0], tuple) else given
 
@@ -186,6 +198,9 @@ class Muon(WholeRule):
         """The square of what an orthogonal matrix is multiplied by, beside ``rms``."""
         if self.scaling == "match_rms_adamw":
             return max(rows, columns)
+        if self.scaling == "spectral_unclamped":
+            ratio = max(1, rows) / max(1, columns)
+            return 1 / ratio if self.transposed else ratio
         turned = self.transposed or self.scaling == "optax"
         ratio = columns / max(1, rows) if turned else rows / max(1, columns)
         return 1.0 if self.scaling is None else max(1.0, ratio)
@@ -231,8 +246,8 @@ class Muon(WholeRule):
         (m, n), split = blocks[0], len(blocks)
         if self.split_axis == 1 and split > 1:
             x = xp.swapaxes(xp.reshape(x, (stack, rows, split, n)), 1, 2)
-        x, norm = self.normalized(xp, xp.reshape(x, (stack * split, m, n)))
-        x = self.orthogonalized(xp, x)
+        x, norm = self.normalize(xp, xp.reshape(x, (stack * split, m, n)))
+        x = self.orthogonalize(xp, x)
         if self.split_axis == 1 and split > 1:
             x = xp.swapaxes(xp.reshape(x, (stack, split, rows, n)), 1, 2)
         return Direction(xp.reshape(x, shape), {"norm": norm}, {})
@@ -243,41 +258,44 @@ class Muon(WholeRule):
         sizes, axis = tuple(block[self.split_axis] for block in blocks), 1 + self.split_axis
         cut = xp.cut(xp.reshape(x, (stack, *self.matrix(shape))), axis, sizes)
         for part, block in zip(cut, blocks, strict=True):
-            own, norm = self.normalized(xp, part)
-            own, ratio = self.orthogonalized(xp, own), self.squared_scale(*block) / self.squared_scale(*blocks[0])
+            own, norm = self.normalize(xp, part)
+            own, ratio = self.orthogonalize(xp, own), self.squared_scale(*block) / self.squared_scale(*blocks[0])
             parts.append(own if ratio == 1 else self.rounded(xp, own * math.sqrt(ratio)))
             norms.append(norm)
         norm = xp.reshape(xp.join(norms, 1), (stack * len(blocks), 1, 1))
         return Direction(xp.reshape(xp.join(parts, axis), shape), {"norm": norm}, {})
 
-    def normalized(self, xp: Space[A], x: A) -> tuple[A, A]:
+    def normalize(self, xp: Space[A], x: A) -> tuple[A, A]:
         """Matrices divided by their norms, so that no singular value is above 1, and these norms."""
         norm = xp.matrix_norm(x)
         below = xp.maximum(norm, self.eps) if self.eps_mode == "floor" else norm + self.eps
-        return self.rounded(xp, xp.divided(x, self.rounded(xp, below))), norm
+        return xp.divided(x, self.rounded(xp, below), self.dtype_of_products(*xp.shape(x)[1:])), norm
 
-    def orthogonalized(self, xp: Space[A], x: A) -> A:
-        """Matrices (k, m, n) with singular values between 0 and 1, after the Newton-Schulz iteration.
+    def orthogonalize(self, xp: Space[A], x: A) -> A:
+        """Matrices (k, m, n) with singular values between 0 and 1, after the Newton-Schulz iteration."""
+        steps = [self.triples[min(step, len(self.triples) - 1)] for step in range(self.ns_steps)]
+        shape = xp.shape(x)[1:]
+        if self.iterates_gram(*shape):
+            return iterate_gram(xp, x, steps, self.dtype_of_products(*shape), self.ns_dtype)
+        return iterate_plain(xp, x, steps, self.ns_dtype)
 
-        Inner products are those along the longer side, so that there are fewer.
-        """
-        triples, (_, m, n) = self.triples, xp.shape(x)
-        for step in range(self.ns_steps):
-            a, b, c = triples[min(step, len(triples) - 1)]
-            turned = xp.swapaxes(x, 1, 2)
-            gram = self.rounded(xp, xp.matmul(turned, x) if m > n else xp.matmul(x, turned))
-            polynomial = self.rounded(xp, xp.matmul_add(gram, gram, gram, c, b))
-            operands = (x, polynomial) if m > n else (polynomial, x)
-            x = self.rounded(xp, xp.matmul_add(*operands, x, 1.0, a))
-        return x
+    def dtype_of_products(self, rows: int, columns: int) -> str | None:
+        """float16 has as many bits as bfloat16, and the digits that the Gram iteration needs."""
+        return "float16" if self.ns_dtype == "bfloat16" and self.iterates_gram(rows, columns) else self.ns_dtype
+
+    def iterates_gram(self, rows: int, columns: int) -> bool:
+        """By the shape alone: so numbers do not depend on how parameters are batched and sharded."""
+        is_long = max(rows, columns) >= 2 * min(rows, columns)
+        return self.ns_method == "gram" or (self.ns_method == "auto" and is_long)
 
     def rounded(self, xp: Space[A], x: A) -> A:
-        return x if self.ns_dtype is None else xp.rounded(x, self.ns_dtype)
+        return rounded(xp, x, self.ns_dtype)
 
     def apply(self, xp, direction, s, p, state, *, due, lr) -> Update:
         delta = xp.astype(direction.tensor, xp.dtype(p)) * (-lr * self.scale(xp.shape(p)))
         if not is_zero(self.weight_decay):
-            delta = delta - (lr * self.weight_decay) * p
+            decay = (lr * self.weight_decay) * p
+            delta = delta - (xp.where(delta * p <= 0, decay, 0.0) if self.cautious_decay else decay)
         norm = direction.figures["norm"]
         return Update(delta, state, xp.isfinite(xp.sums((norm, None))[0]), {"norm": norm})
 
@@ -287,8 +305,13 @@ class Muon(WholeRule):
         return (self.tensors(shape) * len(self.blocks(shape)), 1, 1)
 
     def cost(self, shape: Shape) -> int:
-        sides = map(sorted, self.blocks(shape))
-        return self.tensors(shape) * self.ns_steps * sum(less * less * (2 * more + less) for less, more in sides)
+        return self.tensors(shape) * sum(self.count_products(*sorted(block)) for block in self.blocks(shape))
+
+    def count_products(self, less: int, more: int) -> int:
+        """Multiplications within the products of one matrix."""
+        if self.iterates_gram(less, more):
+            return count_gram(self.ns_steps, less, more)
+        return self.ns_steps * less * less * (2 * more + less)
 
     def whole_dtype(self, arithmetic: str) -> str:
         return self.ns_dtype or arithmetic

@@ -13,12 +13,21 @@ import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, NamedTuple
 
 from thalweg.arrays import Scalar, is_number
 from thalweg.rules.blocks import is_zero
-from thalweg.rules.checks import check_bounds, check_choice, check_count, check_flag, check_number, check_pair
+from thalweg.rules.checks import (
+    check_bounds,
+    check_choice,
+    check_count,
+    check_flag,
+    check_number,
+    check_pair,
+    is_known,
+    require,
+)
 
 #: What is given for betas where they are two options.
 BETAS = {name: f"betas=({name[:-1]}1, {name[:-1]}2)" for name in ("beta1", "beta2", "b1", "b2")}
@@ -46,7 +55,7 @@ class Need(NamedTuple):
     def is_met(self, rule: object) -> bool:
         value = getattr(rule, self.option)
         if self.relation == "=":
-            return bool(value == self.value)
+            return is_known(value) and bool(value == self.value)
         if self.relation == ">":
             return not is_number(value) or value > self.value
         return value is not None if self.may_be_none(type(rule)) else not is_zero(value)
@@ -78,6 +87,8 @@ class Option:
     is_range: bool = False
     #: What gives it an effect.
     need: Need | None = None
+    #: By value, what another option has to be beside it, and why.
+    requires: Mapping[Any, tuple[Need, str]] = field(default_factory=dict)
     #: An option around every rule that has no effect unless this one is on.
     stores: str = ""
     #: What other libraries call it, or have in its place, and how to say it here.
@@ -111,6 +122,7 @@ def option(
     below: float | None = None,
     is_range: bool = False,
     needs: str = "",
+    requires: Mapping[Any, str] = MappingProxyType({}),
     stores: str = "",
     elsewhere: Mapping[str, str] | str = "",
 ) -> Any:
@@ -118,6 +130,7 @@ def option(
 
     doc: what it means. low, above, high, below: the range of a number, or of each of a pair. is_range: a pair that is
     (low, high). needs: another option without which it has no effect: "trust", "split > 1", "scaling = 'optax'".
+    requires: by value, what another option must be beside it, and why: {True: "mode = 'ema': sums have no weights"}.
     stores: an option around the rule that has no effect without this one. elsewhere: names that other libraries have
     for it, separated by spaces; or a mapping from such names to what to write here.
 
@@ -131,9 +144,10 @@ def option(
     """
     names = elsewhere if isinstance(elsewhere, Mapping) else dict.fromkeys(elsewhere.split(), "")
     need = Need.parse(needs) if needs else None
-    return field(
-        default=default, metadata={"option": Option(doc, low, above, high, below, is_range, need, stores, names)}
-    )
+    parts = {value: text.partition(": ") for value, text in requires.items()}
+    beside = {value: (Need.parse(wanted), why) for value, (wanted, _, why) in parts.items()}
+    known = Option(doc, low, above, high, below, is_range, need, beside, stores, names)
+    return field(default=default, metadata={"option": known})
 
 
 @functools.cache
@@ -195,10 +209,20 @@ def idle_options(rule: object) -> dict[str, str]:
 
 
 def check_options(rule: object) -> None:
-    """Raise an OptionError for the first option that is of the wrong type or out of range."""
+    """Raise an OptionError for the first option of the wrong type, out of range, or impossible beside another."""
     kind: Any = type(rule)
     for name, check in checks_of(kind).items():
         check(getattr(rule, name))
+    for name, value, need, why in requirements_of(kind):
+        if getattr(rule, name) == value:
+            require(need.is_met(rule), f"{name}={value!r} needs {need.describe(kind)}{f': {why}' if why else ''}")
+
+
+@functools.cache
+def requirements_of(kind: Any) -> list[tuple[str, Any, Need, str]]:
+    """Values of options that need another option: each with what it has to be, and why."""
+    known = options_of(kind).items()
+    return [(name, value, *need) for name, own in known for value, need in own.requires.items()]
 
 
 @functools.cache

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 Factors = tuple[list[A], list[A]]
 
 
-def refreshed(xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, noise: Noise[A] | None) -> Factors[A]:
+def refresh_factors(
+    xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, noise: Noise[A] | None
+) -> Factors[A]:
     """One step of every factor towards whitening y. Nothing learned is lost to a bad y.
 
     A slice of y that is all zero teaches nothing, and a step that ends in NaN or infinity
@@ -40,7 +42,7 @@ def refreshed(xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, 
     largest = xp.amax(xp.abs(y), own)
     started = factors
     if rule.init_scale is None:
-        started = scaled_to(xp, rule, factors, norms, y, largest)
+        started = scale_to(xp, rule, factors, norms, y, largest)
     (magnitude,) = xp.means((xp.abs(y), own))
     strength = strength_of(rule, magnitude)
     probe = None
@@ -61,10 +63,10 @@ def refreshed(xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, 
         total = total + xp.reshape(xp.sums((x, tuple(range(1, len(xp.shape(x))))))[0], (batch,))
     good = xp.isfinite(total) & xp.reshape(largest > 0, (batch,))
 
-    def kept(new: list[A], old: list[A]) -> list[A]:
+    def keep_good(new: list[A], old: list[A]) -> list[A]:
         return [xp.where(per_slice(xp, good, a), a, b) for a, b in zip(new, old, strict=True)]
 
-    return kept(new_factors, factors), kept(new_norms, norms)
+    return keep_good(new_factors, factors), keep_good(new_norms, norms)
 
 
 def strength_of(rule: Kron, magnitude: Scalar) -> Scalar:
@@ -73,7 +75,7 @@ def strength_of(rule: Kron, magnitude: Scalar) -> Scalar:
     return rule.damping + relative * magnitude
 
 
-def scaled_to(xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, largest: Scalar) -> list[A]:
+def scale_to(xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, largest: Scalar) -> list[A]:
     """Before the first refresh: give Q the scale (mean of y**4)**(-1/8) that whitens y."""
     small = y / unit_of(xp, largest)
     (fourth,) = xp.means((small * small * small * small, tuple(range(1, len(xp.shape(y))))))

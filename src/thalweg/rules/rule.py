@@ -27,7 +27,7 @@ class Update(NamedTuple):
     state: State[Any]
     #: Whether all that entered and left was finite, from sums that were computed anyway. None: the gradient tells.
     finite: Truth | None = None
-    #: Figures the step computed anyway, for whoever wants to look: trust ratios, norms, RMS.
+    #: Figures the step computed anyway, for users to look at: trust ratios, norms, RMS.
     stats: Mapping[str, Scalar] = MappingProxyType({})
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from thalweg.arrays import Scalar, Shape, Squares, State
 from thalweg.rules.blocks import is_zero
-from thalweg.rules.checks import require
 from thalweg.rules.entries import Entry, Moment
 from thalweg.rules.options import option
 from thalweg.rules.rule import Rule, Update
@@ -26,20 +25,13 @@ class SGD(Rule):
         needs="momentum",
     )
     weight_decay: Scalar = option(0.0, "Adds so much of p to its gradient.", low=0)
-    nesterov: bool = option(False, "Look ahead by one step. Not beside dampening.", needs="momentum")
+    nesterov: bool = option(False, "Look ahead by one step.", needs="momentum", requires={True: "dampening = 0"})
 
     default_lr = 1e-3
+    looks_at_shapes = False
     VARIANTS = {"torch": {}, "optax": {}}
     OPTAX = {"momentum": ("momentum", None), "nesterov": "nesterov", "accumulator_dtype": "momentum_dtype"}
     TORCH = ("momentum", "dampening", "weight_decay", "nesterov")
-
-    def validate(self) -> None:
-        super().validate()
-        require(not self.nesterov or is_zero(self.dampening), "nesterov=True needs dampening=0")
-
-    @property
-    def looks_at_shapes(self) -> bool:
-        return False
 
     def entries(self, shape: Shape) -> dict[str, Entry]:
         return {} if is_zero(self.momentum) else {"momentum_buffer": Moment()}

@@ -1,14 +1,16 @@
-"""Values of options that click reads: a dtype, by any of its names."""
+"""Values of options that click reads and shells complete: dtypes, lists of names, options of optimizers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from thalweg.dtypes import DTYPES
 from thalweg.errors import CommandError
-from thalweg.show.dtypes import known_dtype
+from thalweg.settings import option_names
+from thalweg.show.arguments import parse_dtype
 from thalweg.show.extras import extra
+from thalweg.show.registered import rule_of
 
 with extra("cli"):
     import click
@@ -28,9 +30,25 @@ class Dtype(click.ParamType):  # type: ignore[type-arg]  # it takes none before 
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
-            return known_dtype(str(value), self.known)
+            return parse_dtype(str(value), self.known)
         except CommandError as error:
             self.fail(str(error), param, ctx)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(name) for name in self.known if name.startswith(incomplete.lower())]
+
+
+def complete_words(names: Iterable[str], incomplete: str) -> list[str]:
+    """Lists between commas whose last name is completed: each of the names once."""
+    before, comma, last = incomplete.rpartition(",")
+    taken = before.lower().split(",")
+    lower = (name.lower() for name in names)
+    return [f"{before}{comma}{name}" for name in lower if name.startswith(last.lower()) and name not in taken]
+
+
+def complete_options(rules: Mapping[str, str], incomplete: str) -> list[str]:
+    """Names of options, for all optimizers or behind the name of one. rules: by optimizer, the name of its rule."""
+    owner, dot, _ = incomplete.partition(".")
+    chosen = [rule for name, rule in rules.items() if not dot or name.lower() == owner.lower()]
+    names = (f"{owner}.{name}=" if dot else f"{name}=" for rule in chosen for name in option_names(rule_of(rule)))
+    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]

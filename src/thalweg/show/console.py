@@ -1,4 +1,4 @@
-"""The terminal: colours and moving bars only where somebody watches."""
+"""The terminal: colours and moving bars only on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ with extra("cli"):
 
 def console() -> Console:
     """Where results go. Not a terminal: no colours, no bars, and lines as long as they need to be."""
-    spelt(sys.stdout)
+    replace_unknown_letters(sys.stdout)
     return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200, no_color=True)
 
 
@@ -24,7 +24,7 @@ def aside() -> Console:
     return Console(stderr=True, highlight=False, no_color=not watched, soft_wrap=not watched)
 
 
-def spelt(stream: TextIO) -> None:
+def replace_unknown_letters(stream: TextIO) -> None:
     """A stream that has no letter for something, as in ASCII, gets a question mark instead of failing."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         stream.reconfigure(errors="replace")

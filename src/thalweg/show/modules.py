@@ -18,7 +18,7 @@ from thalweg.errors import CommandError
 LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
-def imported(name: str) -> Any:
+def import_user_module(name: str) -> Any:
     """A module of the user's, from the current folder too, as ``python -m`` would find it."""
     here = os.getcwd()
     sys.path.insert(0, here)
@@ -27,9 +27,9 @@ def imported(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise CommandError(f"there is no module {name!r} in {here} or among the installed ones") from None
-        raise CommandError(f"module {name!r} cannot be imported{place_of(error)}: {said(error)}") from error
+        raise CommandError(f"module {name!r} cannot be imported{describe_failure(error)}") from error
     except Exception as error:
-        raise CommandError(f"module {name!r} cannot be imported{place_of(error)}: {said(error)}") from error
+        raise CommandError(f"module {name!r} cannot be imported{describe_failure(error)}") from error
     finally:
         sys.path.remove(here)
 
@@ -42,7 +42,7 @@ def digest(*parts: bytes) -> str:
     return whole.hexdigest()[:12]
 
 
-def source_digest(module: Any) -> str:
+def digest_source(module: Any) -> str:
     """Of a module's source: when it changes, its runs are done again."""
     try:
         return digest(inspect.getsource(module).encode())
@@ -50,7 +50,7 @@ def source_digest(module: Any) -> str:
         return ""
 
 
-def place_of(error: BaseException) -> str:
+def locate_error(error: BaseException) -> str:
     """Where an error was raised: the last line of the user's own code, which is neither ours nor a library's."""
     not_theirs = [str(Path(thalweg.__file__).parent), *(sysconfig.get_path(kind) for kind in LIBRARIES)]
     trace, place = error.__traceback__, ""
@@ -62,7 +62,12 @@ def place_of(error: BaseException) -> str:
     return place
 
 
-def said(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
+    """Where it was raised, and what it is: the end of a sentence that says what failed."""
+    return f"{locate_error(error)}: {describe_error(error)}"
+
+
+def describe_error(error: BaseException) -> str:
     """An error's kind and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

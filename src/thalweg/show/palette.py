@@ -18,7 +18,7 @@ COLOURS = {
     "Lion": "#c2185b",
     "Kron": "#d55e00",
 }
-#: For those of other libraries, in the order they come; whoever comes later begins anew.
+#: For those of other libraries, in the order they come; after the last, the first again.
 RIVALS = ("#cc79a7", "#56b4e9", "#8c6d31", "#7b4173", "#b5a800", "#393b79")
 #: Lightness and saturation of rules that have no colour here.
 OTHERS = (0.4, 0.55)
@@ -38,7 +38,7 @@ BASELINES = ("SGD", "AdamW")
 
 
 def colour_of(name: str, rivals: Sequence[str] = ()) -> str:
-    """The colour of one of ours, or of the one in that place among rivals; that of any other follows from its name."""
+    """The colour of a thalweg optimizer, or of a rival in that place; that of any other follows from its name."""
     if name in COLOURS:
         return COLOURS[name]
     if name in rivals:

@@ -47,7 +47,7 @@ FROM = {
 }
 
 
-def installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     return package in sys.modules or importlib.util.find_spec(package) is not None
 
 
@@ -55,9 +55,9 @@ def how_to_install(package: str) -> str:
     return FROM.get(package, f"pip install {package}")
 
 
-def ready_timm() -> None:
+def prepare_timm() -> None:
     """Where there is no torchvision, which timm as a whole needs, let its optimizers be imported by themselves."""
-    if not installed("torchvision"):
+    if not is_installed("torchvision"):
         hollow_timm()
 
 

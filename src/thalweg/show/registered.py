@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from thalweg.errors import CommandError, RuleError
 from thalweg.rules import RULES, Rule
-from thalweg.show.modules import imported
+from thalweg.show.modules import import_user_module
 from thalweg.trial import check_rule
 
 R = TypeVar("R")
@@ -16,7 +16,7 @@ R = TypeVar("R")
 #: Rules of the user's that were asked for, by their names.
 OWN: dict[str, type[Rule]] = {}
 #: The mixtures of the package, whose names no other may have.
-TAKEN = ("kron_adamw", "muon_adamw")
+MIXTURES = ("muon_adamw", "kron_adamw")
 #: Functions of the user's that make a mixture for a model, by their names.
 OWN_MIXTURES: dict[str, Callable[..., Any]] = {}
 
@@ -26,7 +26,7 @@ def rule_of(name: str) -> type[Rule]:
     return RULES[name] if name in RULES else OWN[name]
 
 
-def named(reference: Any) -> Any:
+def name_rule(reference: Any) -> Any:
     """The name of a rule that is given as ``module:MyRule`` or as a class, which is known by it from then on.
 
     A function ``module:function``, which makes an optimizer for a model, is known by its name in ``OWN_MIXTURES``.
@@ -38,9 +38,9 @@ def named(reference: Any) -> Any:
     if isinstance(reference, str):
         if ":" not in reference:
             return reference
-        rule = found(reference.strip())
+        rule = import_attribute(reference.strip())
         if inspect.isfunction(rule):
-            name = rule.__name__ if rule.__name__ not in TAKEN else reference.strip()
+            name = rule.__name__ if rule.__name__ not in MIXTURES else reference.strip()
             OWN_MIXTURES[name] = rule
             return name
     elif not inspect.isclass(reference):
@@ -57,15 +57,20 @@ def named(reference: Any) -> Any:
     return name
 
 
-def place(rule: type[Rule]) -> tuple[str, str]:
+def is_mixture(name: str) -> bool:
+    """Whether a name is that of a function that makes an optimizer for a model."""
+    return name in MIXTURES or name in OWN_MIXTURES
+
+
+def place(rule: Any) -> tuple[str, str]:
     return rule.__module__, rule.__qualname__
 
 
-def found(reference: str) -> Any:
+def import_attribute(reference: str) -> Any:
     module_name, _, attribute = reference.partition(":")
     if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
         raise CommandError(f"{reference!r} is not a rule: write module:Class, such as mymodule:MyRule")
-    value = module = imported(module_name)
+    value = module = import_user_module(module_name)
     for part in attribute.split("."):
         if not hasattr(value, part):
             own = [name for name, each in vars(module).items() if inspect.isclass(each) and issubclass(each, Rule)]

@@ -54,11 +54,17 @@ def human_bytes(count: float) -> str:
     >>> [human_bytes(n) for n in (0, 999, 1024, 124_439_808 * 8)]
     ['0 B', '999 B', '1.02 kB', '996 MB']
     """
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(count) < 999.5 or unit == "TB":
+    count, prefix = scale_down(count, ("", "k", "M", "G", "T"))
+    return f"{count:.3g} {prefix}B" if prefix else f"{count:.0f} B"
+
+
+def scale_down(count: float, prefixes: Sequence[str]) -> tuple[float, str]:
+    """A number below a thousand, and the prefix of its unit. prefixes: of a thousand times more each."""
+    for prefix in prefixes:
+        if abs(count) < 999.5 or prefix == prefixes[-1]:
             break
         count /= 1000
-    return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
+    return count, prefix
 
 
 def human_seconds(seconds: float) -> str:

@@ -15,32 +15,32 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from thalweg.arrays import Axes, Scalar, Shape, Squares, Term, Truth, Value, count, is_number
+from thalweg.arrays import ELEMENTWISE, Axes, Scalar, Shape, Squares, Term, Truth, Value, count, is_number
 from thalweg.spaces import torch as single
 from thalweg.spaces.torch_sums import plain, squares_of_each
 
 R = TypeVar("R")
 
 
-def _lifted(function: Callable[..., Any]) -> Callable[..., Any]:
+def _lift(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *operands: _apply(function, *operands)
 
 
 class _Arithmetic:
     """Python's operators, each handed to ``_apply``."""
 
-    __add__ = __radd__ = _lifted(operator.add)
-    __mul__ = __rmul__ = _lifted(operator.mul)
-    __sub__ = _lifted(operator.sub)
-    __truediv__ = _lifted(operator.truediv)
-    __neg__, __abs__ = _lifted(operator.neg), _lifted(single.abs)
-    __pow__ = _lifted(operator.pow)
-    __gt__, __ge__ = _lifted(operator.gt), _lifted(operator.ge)
-    __lt__, __le__ = _lifted(operator.lt), _lifted(operator.le)
-    __eq__, __ne__ = _lifted(operator.eq), _lifted(operator.ne)
-    __and__ = _lifted(operator.and_)
-    __xor__ = __rxor__ = _lifted(operator.xor)
-    __rshift__ = _lifted(operator.rshift)
+    __add__ = __radd__ = _lift(operator.add)
+    __mul__ = __rmul__ = _lift(operator.mul)
+    __sub__ = _lift(operator.sub)
+    __truediv__ = _lift(operator.truediv)
+    __neg__, __abs__ = _lift(operator.neg), _lift(single.abs)
+    __pow__ = _lift(operator.pow)
+    __gt__, __ge__ = _lift(operator.gt), _lift(operator.ge)
+    __lt__, __le__ = _lift(operator.lt), _lift(operator.le)
+    __eq__, __ne__ = _lift(operator.eq), _lift(operator.ne)
+    __and__ = _lift(operator.and_)
+    __xor__ = __rxor__ = _lift(operator.xor)
+    __rshift__ = _lift(operator.rshift)
     __hash__ = None  # type: ignore[assignment]
 
     def __rsub__(self, other: Any) -> Any:
@@ -118,27 +118,23 @@ def _apply(function: Callable[..., Any], x: Any, *others: Any) -> Any:
     return TensorList([function(*column) for column in zip(*map(entries, operands), strict=True)])
 
 
-sqrt = _lifted(single.sqrt)
-exp = _lifted(single.exp)
-log = _lifted(single.log)
-expm1 = _lifted(single.expm1)
-cos = _lifted(single.cos)
-abs = _lifted(single.abs)
-floor = _lifted(single.floor)
-isfinite = _lifted(single.isfinite)
-maximum = _lifted(single.maximum)
-minimum = _lifted(single.minimum)
-upper = _lifted(single.upper)
-matmul = _lifted(single.matmul)
-matmul_add = _lifted(single.matmul_add)
-matrix_norm = _lifted(single.matrix_norm)
-divided = _lifted(single.divided)
-solve = _lifted(single.solve)
-largest_column = _lifted(single.largest_column)
-zeros_like = _lifted(single.zeros_like)
-bits = _lifted(single.bits)
-from_bits = _lifted(single.from_bits)
-reshape_like = _lifted(single.reshape_like)
+abs, sqrt, exp, log, expm1, cos, floor, isfinite, maximum, minimum = (
+    _lift(getattr(single, name)) for name in ELEMENTWISE
+)
+upper = _lift(single.upper)
+matmul = _lift(single.matmul)
+matmul_add = _lift(single.matmul_add)
+matmul_rounded = _lift(single.matmul_rounded)
+add_identity = _lift(single.add_identity)
+matmul_symmetric, matmul_add_symmetric = matmul, matmul_add
+matrix_norm = _lift(single.matrix_norm)
+divided = _lift(single.divided)
+solve = _lift(single.solve)
+largest_column = _lift(single.largest_column)
+zeros_like = _lift(single.zeros_like)
+bits = _lift(single.bits)
+from_bits = _lift(single.from_bits)
+reshape_like = _lift(single.reshape_like)
 
 
 def where(condition: Truth, x: Value, y: Value) -> Value:

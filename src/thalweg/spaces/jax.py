@@ -19,11 +19,8 @@ from thalweg.arrays import (
     Term,
     Truth,
     count,
+    elementwise,
     folded_shape,
-    number_function,
-    number_log,
-    number_maximum,
-    number_minimum,
     reduced_shape,
 )
 
@@ -48,7 +45,7 @@ def full(shape: Shape, value: float, like: Arr) -> Arr:
 
 
 def zeros_like(x: Arr) -> Arr:
-    return sharded_like(jnp.zeros_like(x, dtype=x.dtype), x)
+    return shard_like(jnp.zeros_like(x, dtype=x.dtype), x)
 
 
 def zeros_reduced(x: Arr, axes: tuple[int, ...]) -> Arr:
@@ -58,12 +55,12 @@ def zeros_reduced(x: Arr, axes: tuple[int, ...]) -> Arr:
 
 
 def over_devices(x: Arr) -> bool:
-    """Whether x belongs to several devices and the compiler, or jax itself, decides who has which part of it."""
+    """Whether x is spread over devices by the compiler or by jax itself."""
     mesh = jax.typeof(x).sharding.mesh
     return not mesh.empty and any(kind != AxisType.Manual for kind in mesh.axis_types)
 
 
-def sharded_like(x: Arr, y: Arr) -> Arr:
+def shard_like(x: Arr, y: Arr) -> Arr:
     """x, laid over devices as y is.
 
     The choice between x and x is gone when the compiler has done its work, but it has seen them side by side by then.
@@ -71,7 +68,7 @@ def sharded_like(x: Arr, y: Arr) -> Arr:
     return jnp.where(y == y, x, x) if over_devices(y) else x
 
 
-def replicated(x: Arr, stacked: int) -> Arr:
+def replicate(x: Arr, stacked: int) -> Arr:
     """x on every device as a whole, but for the first ``stacked`` axes, which may be divided."""
     if not over_devices(x):
         return x
@@ -115,16 +112,9 @@ def _sqrt_jvp(primals: tuple[Arr], tangents: tuple[Arr]) -> tuple[Arr, Arr]:
     return root, jnp.where(root == 0, 0, tangents[0] / jnp.where(root == 0, 1, 2 * root))
 
 
-sqrt = number_function(math.sqrt, _sqrt)
-exp = number_function(math.exp, jnp.exp)
-log = number_function(number_log, jnp.log)
-expm1 = number_function(math.expm1, jnp.expm1)
-cos = number_function(math.cos, jnp.cos)
-abs = number_function(abs, jnp.abs)
-floor = number_function(math.floor, jnp.floor)
-isfinite = number_function(math.isfinite, jnp.isfinite)
-maximum = number_function(number_maximum, jnp.maximum)
-minimum = number_function(number_minimum, jnp.minimum)
+abs, sqrt, exp, log, expm1, cos, floor, isfinite, maximum, minimum = elementwise(
+    lambda name: _sqrt if name == "sqrt" else getattr(jnp, name)
+)
 
 
 def spacing(x: Arr, digits: int, lowest: int) -> Arr:
@@ -222,6 +212,17 @@ def matmul_add(x: Arr, y: Arr, z: Arr, product: float, plus: float) -> Arr:
     return (product * made + plus * z.astype(made.dtype)).astype(x.dtype)
 
 
+matmul_symmetric, matmul_add_symmetric = matmul, matmul_add
+
+
+def matmul_rounded(x: Arr, y: Arr, dtype: str) -> Arr:
+    return rounded(matmul(x, y), dtype)
+
+
+def add_identity(x: Arr, a: float) -> Arr:
+    return x + a * identity(x.shape[-1], x)
+
+
 def rounded(x: Arr, dtype: str) -> Arr:
     return x.astype(dtype)
 
@@ -231,8 +232,11 @@ def matrix_norm(x: Arr) -> Arr:
     return _sqrt(jnp.sum(wide * wide, axis=(-2, -1), keepdims=True))
 
 
-def divided(x: Arr, by: Arr) -> Arr:
-    return x / by
+def divided(x: Arr, by: Arr, dtype: str | None) -> Arr:
+    if dtype in (None, x.dtype.name):
+        return x / by
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    return (x.astype(wide) / by.astype(wide)).astype(dtype)
 
 
 def upper(x: Arr) -> Arr:

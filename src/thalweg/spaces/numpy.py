@@ -5,6 +5,7 @@ Sums accumulate in float64 whatever the arrays hold.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -21,11 +22,8 @@ from thalweg.arrays import (
     Term,
     Truth,
     count,
+    elementwise,
     folded_shape,
-    number_function,
-    number_log,
-    number_maximum,
-    number_minimum,
     reduced_shape,
 )
 from thalweg.dtypes import DTYPES
@@ -81,16 +79,7 @@ def word(n: int) -> int:
     return n
 
 
-sqrt = number_function(math.sqrt, np.sqrt)
-exp = number_function(math.exp, np.exp)
-log = number_function(number_log, np.log)
-expm1 = number_function(math.expm1, np.expm1)
-cos = number_function(math.cos, np.cos)
-abs = number_function(abs, np.abs)
-floor = number_function(math.floor, np.floor)
-isfinite = number_function(math.isfinite, np.isfinite)
-maximum = number_function(number_maximum, np.maximum)
-minimum = number_function(number_minimum, np.minimum)
+abs, sqrt, exp, log, expm1, cos, floor, isfinite, maximum, minimum = elementwise(functools.partial(getattr, np))
 
 
 def spacing(x: Arr, digits: int, lowest: int) -> Arr:
@@ -183,6 +172,17 @@ def matmul_add(x: Arr, y: Arr, z: Arr, product: float, plus: float) -> Arr:
     return added
 
 
+matmul_symmetric, matmul_add_symmetric = matmul, matmul_add
+
+
+def matmul_rounded(x: Arr, y: Arr, dtype: str) -> Arr:
+    return rounded(matmul(x, y), dtype)
+
+
+def add_identity(x: Arr, a: float) -> Arr:
+    return x + a * identity(x.shape[-1], x)
+
+
 def rounded(x: Arr, dtype: str) -> Arr:
     """In the dtype of x: numpy's products of narrow numbers are slow, and bfloat16 is a package of its own."""
     if dtype == "float32":
@@ -197,8 +197,8 @@ def matrix_norm(x: Arr) -> Arr:
     return norms
 
 
-def divided(x: Arr, by: Arr) -> Arr:
-    return x / by
+def divided(x: Arr, by: Arr, dtype: str | None) -> Arr:
+    return x / by if dtype is None else rounded(x / by, dtype)
 
 
 def upper(x: Arr) -> Arr:

@@ -2,11 +2,12 @@
 
 A meter knows how many bytes such arrays take together, now and at most. They come and go as Python's references to
 them do, just as those of numpy and torch. Operations are counted as if each wrote a new array, so that what a meter
-found at most is a bound: numpy writes some sums over an operand that nobody else has.
+found at most is a bound: numpy writes some sums over an operand that nothing else refers to.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
@@ -20,11 +21,8 @@ from thalweg.arrays import (
     Truth,
     Value,
     count,
+    elementwise,
     folded_shape,
-    number_function,
-    number_log,
-    number_maximum,
-    number_minimum,
     reduced_shape,
 )
 from thalweg.dtypes import NARROW
@@ -111,7 +109,7 @@ class Memory:
 def _operator(dtype: str | None = None) -> Callable[..., Any]:
     def method(x: ShapeOnly, *other: Any) -> Any:
         (y,) = other or (x,)
-        return applied(x, y, dtype=dtype) if isinstance(y, (ShapeOnly, int, float)) else NotImplemented
+        return apply(x, y, dtype=dtype) if isinstance(y, (ShapeOnly, int, float)) else NotImplemented
 
     return method
 
@@ -157,7 +155,7 @@ class ShapeOnly:
     __hash__ = None  # type: ignore[assignment]
 
 
-def applied(*operands: Any, dtype: str | None = None) -> ShapeOnly:
+def apply(*operands: Any, dtype: str | None = None) -> ShapeOnly:
     """A new array, the result of an elementwise operation; numbers among the operands widen nothing."""
     arrays = [x for x in operands if isinstance(x, ShapeOnly)]
     widest = dtype or max((x.dtype for x in arrays), key=ORDER.index)
@@ -211,28 +209,21 @@ def identity(size: int, like: ShapeOnly) -> ShapeOnly:
 
 def positions(like: ShapeOnly) -> tuple[ShapeOnly, ShapeOnly]:
     index = like.new(dtype="int64")
-    return applied(index), applied(index)
+    return apply(index), apply(index)
 
 
 def word(n: int) -> int:
     return n
 
 
-sqrt = number_function(math.sqrt, applied)
-exp = number_function(math.exp, applied)
-log = number_function(number_log, applied)
-expm1 = number_function(math.expm1, applied)
-cos = number_function(math.cos, applied)
-abs = number_function(abs, applied)
-floor = number_function(math.floor, applied)
-isfinite = number_function(math.isfinite, lambda x: applied(x, dtype="bool"))
-maximum = number_function(number_maximum, applied)
-minimum = number_function(number_minimum, applied)
+abs, sqrt, exp, log, expm1, cos, floor, isfinite, maximum, minimum = elementwise(
+    lambda name: functools.partial(apply, dtype="bool" if name == "isfinite" else None)
+)
 
 
 def spacing(x: ShapeOnly, digits: int, lowest: int) -> ShapeOnly:
     exponent = x.new(dtype="int32")
-    return applied(exponent, x)
+    return apply(exponent, x)
 
 
 def bits(x: ShapeOnly) -> ShapeOnly:
@@ -248,7 +239,7 @@ def where(condition: Truth, x: Value, y: Value) -> Value:
         return x if condition else y
     kinds = [value.dtype for value in (x, y) if isinstance(value, ShapeOnly)]
     of_numbers = "float64" if condition.meter.library == "numpy" else "float32"
-    return applied(condition, x, y, dtype=kinds[0] if kinds else of_numbers)
+    return apply(condition, x, y, dtype=kinds[0] if kinds else of_numbers)
 
 
 def sums(*terms: Term) -> tuple[Scalar, ...]:
@@ -303,7 +294,7 @@ def folded(x: ShapeOnly, axis: int, size: int) -> ShapeOnly:
 
 
 def peaks(x: ShapeOnly, axis: int, size: int) -> ShapeOnly:
-    return applied(folded(x, axis, size)).new(folded_shape(x.shape, axis, size)[:-1])
+    return apply(folded(x, axis, size)).new(folded_shape(x.shape, axis, size)[:-1])
 
 
 def reshape_like(x: ShapeOnly, like: ShapeOnly) -> ShapeOnly:
@@ -364,7 +355,18 @@ def matmul_add(x: ShapeOnly, y: ShapeOnly, z: ShapeOnly, product: float, plus: f
         wide = [astype(own, "float32") for own in (x, y, z)]
         return astype(matmul_add(wide[0], wide[1], wide[2], product, plus), x.dtype)
     made = matmul(x, y)
-    return made if made.meter.library == "torch" and x.ndim == 3 else applied(product * made, plus * z)
+    return made if made.meter.library == "torch" and x.ndim == 3 else apply(product * made, plus * z)
+
+
+matmul_symmetric, matmul_add_symmetric = matmul, matmul_add
+
+
+def matmul_rounded(x: ShapeOnly, y: ShapeOnly, dtype: str) -> ShapeOnly:
+    return rounded(matmul(x, y), dtype)
+
+
+def add_identity(x: ShapeOnly, a: float) -> ShapeOnly:
+    return x.new()
 
 
 def rounded(x: ShapeOnly, dtype: str) -> ShapeOnly:
@@ -374,17 +376,17 @@ def rounded(x: ShapeOnly, dtype: str) -> ShapeOnly:
     if dtype == "float32":
         return astype(astype(x, "float32"), x.dtype)
     distance = spacing(x, 8, 0)
-    return applied(applied(x / distance), distance)
+    return apply(apply(x / distance), distance)
 
 
 def matrix_norm(x: ShapeOnly) -> ShapeOnly:
     (squares,) = sums(Squares(x, (-2, -1)))
-    return applied(astype(squares, "float32") if x.dtype in NARROW else squares)
+    return apply(astype(squares, "float32") if x.dtype in NARROW else squares)
 
 
-def divided(x: ShapeOnly, by: ShapeOnly) -> ShapeOnly:
+def divided(x: ShapeOnly, by: ShapeOnly, dtype: str | None) -> ShapeOnly:
     quotient: ShapeOnly = x / by
-    return quotient
+    return quotient if dtype is None else rounded(quotient, dtype)
 
 
 def upper(x: ShapeOnly) -> ShapeOnly:
@@ -407,4 +409,4 @@ def largest_column(x: ShapeOnly) -> ShapeOnly:
     norms = squares.new((*x.shape[:-2], 1, x.shape[-1]))
     del squares
     index = norms.new((*x.shape[:-2], 1, 1), "int64")
-    return applied(index, x.new((*x.shape[:-1], 1)), dtype=x.dtype)
+    return apply(index, x.new((*x.shape[:-1], 1)), dtype=x.dtype)

@@ -34,7 +34,7 @@ class Exchange(Protocol):
 
 
 class Alone:
-    """For a rank that has nobody to ask, or nothing to ask for."""
+    """For a rank that exchanges nothing."""
 
     def summed(self, asked: Sequence[Asked]) -> list[Tensor]:
         return [tensor for tensor, _ in asked]
@@ -88,7 +88,7 @@ class Partial:
         entries = (self.local.values,) if isinstance(self.local, PerTensor) else self.local.tensors
         return [(entry, self.groups) for entry in entries]
 
-    def completed(self, whole: Iterator[Tensor]) -> Any:
+    def complete(self, whole: Iterator[Tensor]) -> Any:
         """The reduction over all ranks, from the next figures of an answer to ``asked``."""
         if isinstance(self.local, PerTensor):
             values = next(whole)
@@ -155,17 +155,17 @@ class Sharded:
         bounded = foreach._apply(lambda x: torch.nan_to_num(x, nan=math.inf, posinf=math.inf), local)
         return Partial("max", bounded, self.parts[0].across(axes))
 
-    def completed(self, partials: Sequence[Partial]) -> tuple[Scalar, ...]:
+    def complete(self, partials: Sequence[Partial]) -> tuple[Scalar, ...]:
         exchange = self.exchange.summed if partials[0].kind == "sum" else self.exchange.largest
         whole = iter(exchange([asked for partial in partials for asked in partial.asked]))
-        return tuple(partial.completed(whole) for partial in partials)
+        return tuple(partial.complete(whole) for partial in partials)
 
     def sums(self, *terms: Term) -> tuple[Scalar, ...]:
-        return self.completed([self.total(term, averaged=False) for term in terms])
+        return self.complete([self.total(term, averaged=False) for term in terms])
 
     def means(self, *terms: Term) -> tuple[Scalar, ...]:
-        return self.completed([self.total(term, averaged=True) for term in terms])
+        return self.complete([self.total(term, averaged=True) for term in terms])
 
     def amax(self, x: Any, axes: Axes) -> Scalar:
         """The largest of all ranks."""
-        return self.completed([self.largest(x, axes)])[0]
+        return self.complete([self.largest(x, axes)])[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -17,10 +18,9 @@ from thalweg.arrays import (
     Term,
     Truth,
     count,
+    elementwise,
     folded_shape,
     is_number,
-    number_function,
-    number_log,
     reduced_shape,
 )
 from thalweg.spaces.torch_sums import plain, squares
@@ -66,14 +66,7 @@ def word(n: int) -> int:
     return n
 
 
-sqrt = number_function(math.sqrt, torch.sqrt)
-exp = number_function(math.exp, torch.exp)
-log = number_function(number_log, torch.log)
-expm1 = number_function(math.expm1, torch.expm1)
-cos = number_function(math.cos, torch.cos)
-abs = number_function(abs, torch.abs)
-floor = number_function(math.floor, torch.floor)
-isfinite = number_function(math.isfinite, torch.isfinite)
+abs, sqrt, exp, log, expm1, cos, floor, isfinite, *_ = elementwise(functools.partial(getattr, torch))
 
 
 def maximum(x: Scalar, y: Scalar) -> Scalar:
@@ -190,6 +183,19 @@ def matmul_add(x: Arr, y: Arr, z: Arr, product: float, plus: float) -> Arr:
     return product * (x @ y) + plus * z
 
 
+matmul_symmetric, matmul_add_symmetric = matmul, matmul_add
+
+
+def matmul_rounded(x: Arr, y: Arr, dtype: str) -> Arr:
+    return rounded(matmul(x, y), dtype)
+
+
+def add_identity(x: Arr, a: float) -> Arr:
+    total = x.clone()
+    total.diagonal(dim1=-2, dim2=-1).add_(a)
+    return total
+
+
 def is_slow(x: Arr) -> bool:
     """Whether products of such tensors are to be made in float32, and then rounded, which gives the same numbers.
 
@@ -207,8 +213,11 @@ def matrix_norm(x: Arr) -> Arr:
     return squares(x, (-2, -1), wide).sqrt()
 
 
-def divided(x: Arr, by: Arr) -> Arr:
-    return x / by
+def divided(x: Arr, by: Arr, dtype: str | None) -> Arr:
+    if dtype is None or astype(x, dtype) is x:
+        return x / by
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return astype(x.to(wide) / by.to(wide), dtype)
 
 
 def upper(x: Arr) -> Arr:

@@ -51,7 +51,7 @@ def squares(x: Tensor, axes: Axes, dtype: torch.dtype | None = None) -> Tensor:
     if torch.compiler.is_compiling():
         return x.to(wide).square().sum(dim=axes, keepdim=axes is not None).to(dtype)
     if axes is None:
-        return norm(condensed(x, dtype), None, wide).square().to(dtype)
+        return norm(condense(x, dtype), None, wide).square().to(dtype)
     if x.numel() > SMALL and x.is_contiguous() and is_trailing(x, axes):
         flat = x.flatten(x.ndim - len(axes))
         if flat.shape[-1] >= 8 * ROWS:
@@ -75,10 +75,10 @@ def squares_of_each(tensors: Sequence[Tensor], dtype: torch.dtype | None = None)
         return torch.stack(torch._foreach_norm(list(tensors), 2, dtype=other)).square()
     if torch.compiler.is_compiling():
         return torch.stack([squares(x, None, dtype) for x in tensors])
-    return torch.stack(torch._foreach_norm([condensed(x, dtype) for x in tensors], 2, dtype=wide)).square().to(dtype)
+    return torch.stack(torch._foreach_norm([condense(x, dtype) for x in tensors], 2, dtype=wide)).square().to(dtype)
 
 
-def condensed(x: Tensor, dtype: torch.dtype) -> Tensor:
+def condense(x: Tensor, dtype: torch.dtype) -> Tensor:
     """A tensor of the same norm as x that is small enough to be made wide."""
     if x.numel() <= SMALL:
         return x

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from thalweg.explain import Explanation
 from thalweg.rules import Annealed
 from thalweg.torch import optimizers
 from thalweg.torch.backward import InBackward, step_in_backward
 from thalweg.torch.base import Optimizer
+from thalweg.torch.exchange import export_state, import_state
 from thalweg.torch.mixture import Mixture
 from thalweg.torch.optimizers import *  # noqa: F403
-from thalweg.torch.params.exchange import export_state, import_state
-from thalweg.torch.params.explain import Explanation
 from thalweg.torch.peers.exports import export_peer
 from thalweg.torch.peers.imports import import_peer
 from thalweg.torch.recipes import kron_adamw, muon_adamw

@@ -7,11 +7,12 @@ import gc
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.errors import OptionError, ParameterError
 from thalweg.torch.base import Optimizer
+from thalweg.torch.sharding.shards import count_ranks
 
 
 class InBackward:
@@ -100,16 +101,16 @@ def refuse_replicas(params: Iterable[Tensor]) -> None:
     It leaves no mark on them that Python can see, and a model does not know its wrapper. So all objects of this process
     are looked through, where there are several ranks.
     """
-    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+    if count_ranks() == 1:
         return
     own = set(map(id, params))
-    if any(id(p) in own for p in averaged_later()):
+    if any(id(p) in own for p in find_averaged()):
         gc.collect()  # ignore wrappers without references
-        if any(id(p) in own for p in averaged_later()):
+        if any(id(p) in own for p in find_averaged()):
             raise ParameterError(REPLICATED)
 
 
-def averaged_later() -> Iterator[Tensor]:
+def find_averaged() -> Iterator[Tensor]:
     """The parameters of every DistributedDataParallel of several ranks there is."""
     objects = gc.get_objects()
     # by type: isinstance would ask proxies for their __class__, and some of them load a library then

@@ -1,33 +1,60 @@
-"""The optimizer for torch: what all of them have in common."""
+"""The optimizer for torch: the step as a page, then groups, state, checkpoints and figures."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from copy import deepcopy
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from thalweg.errors import NonFiniteError, OptionError, ParameterError
-from thalweg.given import Overrides, check_overrides
+from thalweg.exchange import warn_converted
+from thalweg.explain import Explanation
+from thalweg.given import Overrides
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
-from thalweg.settings import Entry, RuleOptions, Settings, check_own
+from thalweg.settings import Entry, RuleOptions, Setting, Settings, check_own
 from thalweg.torch.engines.choice import reason_missing_for
 from thalweg.torch.engines.lists import Lists
 from thalweg.torch.engines.native import Native
 from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Statistics
 from thalweg.torch.engines.triton import Triton
 from thalweg.torch.offload.host import HostState
-from thalweg.torch.params.grouped import Params
-from thalweg.torch.params.groups import LAYOUT, EngineName, check_options, defaults_of, engine_meant
-from thalweg.torch.params.members import check_given
-from thalweg.torch.params.rates import Rate, check_rate
-from thalweg.torch.params.stateful import StatefulOptimizer
-from thalweg.torch.sharding.agreement import Agreement
+from thalweg.torch.params.checkpoints import check_is_state, read_state, warn_if_made_otherwise
+from thalweg.torch.params.checks import Idleness, warn_if_used_up
+from thalweg.torch.params.explain import Treatment, explain
+from thalweg.torch.params.groups import (
+    LAYOUT,
+    EngineName,
+    Groups,
+    Params,
+    Rate,
+    check_given,
+    check_options,
+    check_rate,
+    choose_engine,
+    defaults_of,
+    homes_in,
+    name_positional,
+    read_rate,
+    show_rate,
+)
+from thalweg.torch.params.states import (
+    as_found,
+    check_state,
+    convert_count,
+    convert_state,
+    is_count_tensor,
+    make_state,
+)
+from thalweg.torch.sharding.agreement import Agreement, in_words
 from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.gradients import JointGradient
 from thalweg.torch.step.remembered import GRAD, MOST_REMEMBERED, RememberedStep, presence_of
@@ -35,12 +62,35 @@ from thalweg.torch.step.runs import Runs
 from thalweg.torch.step.turns import Turns
 
 
-class Optimizer(StatefulOptimizer):
+def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step with torch's hooks and its entry in profiles, as every optimizer of torch has them.
+
+    Where there are none it is called as it is: to look for them takes torch as long as a small step.
+    """
+    hooked = torch.optim.Optimizer.profile_hook_step(step)
+    torch_optimizer = importlib.import_module("torch.optim.optimizer")
+    of_all = [getattr(torch_optimizer, f"_global_optimizer_{when}_hooks", None) for when in ("pre", "post")]
+
+    @functools.wraps(step)
+    def lean(self: Any, *args: Any, **named: Any) -> Any:
+        own = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        seen = own or of_all != [{}, {}] or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+        # torch itself runs the hooks around a step that a subclass has in its place
+        return (hooked if seen and type(self).step is lean else step)(self, *args, **named)
+
+    lean.hooked = True  # type: ignore[attr-defined]
+    return lean
+
+
+class Optimizer(torch.optim.Optimizer):
     """A ``torch.optim.Optimizer`` around a rule, or around several.
 
     Every optimizer derives from it. Gradients are read, never written; parameters and state are
     written in place when the new values are known.
     """
+
+    #: What it steps by; a mixture has several rules, and none here.
+    rule: ClassVar[type[Rule]]
 
     def __init__(
         self,
@@ -59,23 +109,15 @@ class Optimizer(StatefulOptimizer):
     ) -> None:
         check_given(params)
         options |= name_positional(self.rule, positional, options)
-        entry = checked_options(self.rule, lr, options, variant, overrides)
-        engine = engine_meant(engine, foreach, fused, differentiable)
-        self._begin(
-            params,
-            [(None, entry)],
-            defaults_of(entry),
-            engine=engine,
-            offload_state=offload_state,
-            capturable=capturable,
-        )
+        entry = check_options(self.rule, lr, options, variant, overrides)
+        engine = choose_engine(engine, foreach, fused, differentiable)
+        self._begin(params, [(None, entry)], defaults_of(entry), engine, offload_state, capturable)
 
     def _begin(
         self,
         params: Params,
         entries: list[Entry],
         defaults: Mapping[str, Any],
-        *,
         engine: EngineName,
         offload_state: bool,
         capturable: bool,
@@ -83,8 +125,9 @@ class Optimizer(StatefulOptimizer):
         """Take parameters that are to be stepped by the rules of these entries."""
         check_flag("capturable", capturable)
         check_flag("offload_state", offload_state)
+        self._groups = Groups(entries)
         self._forget(engine, offload_state)
-        super().__init__(params, entries, {**defaults, "capturable": capturable, "layout": LAYOUT})
+        super().__init__(params, {**defaults, "capturable": capturable, "layout": LAYOUT})
         for p in self.parameters() if engine == "fused" else ():
             missing = reason_missing_for(p)
             if missing is not None:
@@ -106,7 +149,7 @@ class Optimizer(StatefulOptimizer):
         rule = check_own(getattr(cls, "rule", None), options)
         lr = options.pop("lr", rule.default_lr)
         variant, overrides = options.pop("variant", None), options.pop("overrides", ())
-        return checked_options(rule, lr, options, variant, overrides)
+        return check_options(rule, lr, options, variant, overrides)
 
     def _forget(self, engine: EngineName, offload_state: bool) -> None:
         """Have seen no step yet."""
@@ -124,13 +167,14 @@ class Optimizer(StatefulOptimizer):
             "native": Native(),
             "triton": Triton(),
         }
+        self._idleness = Idleness()
+        #: By the address of a parameter: what holds for it, as it was found of these settings for this shape.
+        self._resolved: dict[int, tuple[Settings, Setting, torch.Size]] = {}
+        self._conversion_told = False
         #: Held by a step from its first table to its last figure.
         self._lock = threading.RLock()
 
-    @property
-    def engine(self) -> str:
-        """The engines that the last step used, or the requested one before the first step."""
-        return " + ".join(sorted(self._engines_used)) or self._wanted_engine
+    # ---- the step
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step every parameter that has a gradient. A closure is evaluated first, and its loss returned."""
@@ -151,6 +195,8 @@ class Optimizer(StatefulOptimizer):
             else:
                 self._step(None)
         return loss
+
+    step = with_hooks(step)
 
     # A compiler that saw which parameter this is would take it for the one it was compiled for.
     @torch.compiler.disable
@@ -181,7 +227,7 @@ class Optimizer(StatefulOptimizer):
                 if self._host.wanted:
                     self._take_turns(buckets)
                 else:
-                    self._take(runs, buckets, compiling=compiling)
+                    self._take(runs, buckets)
             finally:
                 if not self._written:
                     for p in list(self.state)[known:]:  # what was made for a step that is not taken
@@ -192,7 +238,7 @@ class Optimizer(StatefulOptimizer):
 
     def _prepare(self, only: Tensor | None, *, compiling: bool) -> tuple[list[Bucket], Runs]:
         buckets, runs = self._recall(only, compiling=compiling)
-        return self._joined(buckets), runs
+        return self._join_gradients(buckets), runs
 
     _prepare_eagerly = torch.compiler.disable(_prepare)  # type: ignore[no-untyped-call]
 
@@ -202,16 +248,17 @@ class Optimizer(StatefulOptimizer):
         only: the one parameter to be stepped; None for all.
         """
         groups, places = self.param_groups, self._places()
-        present: Hashable = presence_of(list(map(GRAD, self._members.params))) if only is None else id(only)
-        self._report_unused()
-        self._agreement.reach(
-            [self._rule_of(group) for group in groups], places, groups, self._overrides, one_by_one=only is not None
-        )
-        settings = self._current_settings()
+        grads = list(map(GRAD, self._groups.params)) if only is None else [only.grad]
+        present: Hashable = presence_of(grads) if only is None else id(only)
+        self._groups.report_unused(groups)
+        rules, overrides = list(map(self._rule_of, groups)), self._groups.overrides
+        self._agreement.reach(rules, places, groups, overrides, one_by_one=only is not None)
+        settings = self._groups.current_settings(groups)
         step = None if compiling else self._steps.get(present)
         if step is not None:
-            rates = [self._rate(groups[bucket.group]) for bucket in step.buckets]
-            buckets = step.recall(self._states_of(only), settings, rates)
+            by_group = list(map(self._rate, groups))
+            rates = [by_group[bucket.group] for bucket in step.buckets]
+            buckets = step.recall(grads, self._states_of(only), settings, rates)
             if buckets is not None:
                 return buckets, step.runs
         chosen = places if only is None else {only: places[only]}
@@ -253,7 +300,6 @@ class Optimizer(StatefulOptimizer):
         *,
         looks: bool = True,
         commit: Callable[[Sequence[str]], bool] | None = None,
-        compiling: bool = False,
     ) -> None:
         """Step buckets as one. looks: for steps that are not finite, where that is an error."""
         on_nonfinite = self.param_groups[0]["on_nonfinite"]
@@ -267,9 +313,9 @@ class Optimizer(StatefulOptimizer):
         self._written = True
         return True
 
-    def _joined(self, buckets: list[Bucket]) -> list[Bucket]:
+    def _join_gradients(self, buckets: list[Bucket]) -> list[Bucket]:
         """Buckets with what depends on all gradients together."""
-        return self._joint.joined(
+        return self._joint.join_gradients(
             buckets,
             limit=self.param_groups[0]["max_grad_norm"],
             on_nonfinite=self.param_groups[0]["on_nonfinite"],
@@ -280,20 +326,264 @@ class Optimizer(StatefulOptimizer):
             in_order=self._in_order,
         )
 
+    # ---- groups
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, with options of its own; everything is checked before anything is added."""
+        index = len(self.param_groups)
+        super().add_param_group(self._groups.complete(param_group, self.defaults))
+        try:
+            self._groups.check_added(self.param_groups, index)
+        except (OptionError, ParameterError):
+            del self.param_groups[index:]
+            raise
+        if not self.param_groups[index]["params"]:
+            warn_if_used_up(param_group["params"], f"parameter group {index}")
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Every parameter, in the order of the groups."""
+        return (p for _, p, _ in self._homes())
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(len(group["params"]) for group in self.param_groups)
+
+    @property
+    def lr(self) -> Any:
+        """The learning rate of all groups; setting it sets it for all."""
+        rates = [group["lr"] for group in self.param_groups]
+        if any(rate is not rates[0] and rate != rates[0] for rate in rates):
+            raise OptionError(f"groups have different learning rates, {rates}: read them from param_groups")
+        return rates[0]
+
+    @lr.setter
+    def lr(self, value: Rate) -> None:
+        rules = [self._groups.make_settings(group).base.rule for group in self.param_groups]
+        for rule in rules:
+            check_rate(rule, value)
+        for rule, group in zip(rules, self.param_groups, strict=True):
+            shown = show_rate(rule, value)
+            group.update(shown if value is None else {"lr": shown["lr"]})
+
+    def _homes(self) -> Iterator[tuple[str, Tensor, int]]:
+        """Every parameter with its name and the index of its group."""
+        return homes_in(self.param_groups)
+
+    def _places(self) -> dict[Tensor, tuple[str, int]]:
+        """The name and the group of every parameter. What was remembered by address is dropped if they have changed."""
+        if self._groups.look_again(self.param_groups):
+            self._forget_memory()
+        return self._groups.places
+
+    def _rule_of(self, group: Mapping[str, Any]) -> type[Rule]:
+        """What a group is stepped by."""
+        return self._groups.entry_of(group).rule
+
+    def _rate(self, group: Mapping[str, Any]) -> tuple[Rate, float]:
+        """What the rule is given as lr, and what multiplies the step size that it makes of it."""
+        return read_rate(group, shown_only=self._is_shown_only(group))
+
+    def _is_shown_only(self, group: Mapping[str, Any]) -> bool:
+        """Whether a scheduler writes the step size into a group for people to read, and not for us.
+
+        ``AdafactorSchedule`` of transformers does, and takes ``initial_lr`` away, which all others leave in groups.
+        """
+        scheduled = getattr(self.step, "_wrapped_by_lr_sched", False)
+        return bool(group.get("lr_is_scale")) and scheduled and "initial_lr" not in group
+
+    def _in_order(self, names: Iterable[str]) -> list[str]:
+        """Names of parameters in the order of the groups, whatever they were stepped together with."""
+        found = set(names)
+        return [name for name, _, _ in self._homes() if name in found]
+
+    def _treatments(self) -> Iterator[Treatment]:
+        """Every parameter that is stepped, and what holds for it."""
+        for name, p, index in self._homes():
+            if p.requires_grad:
+                group = self.param_groups[index]
+                setting, _ = self._groups.check_settings(self.param_groups, index).of(name, p)
+                setting.rule.check_shape(name, tuple(p.shape))
+                hints = getattr(self._groups.entries[group.get("entry", 0)][0], "hints", {})
+                yield Treatment(name, p, index, setting, *self._rate(group), hints.get(name, ""))
+
+    def explain(self, *, code: bool = False, program: bool = False) -> Explanation:
+        """How every parameter will be treated, what its state will cost, and what looks like a mistake.
+
+        Parameters that are frozen (``requires_grad=False``) are counted by group and have no row. code: show the source
+        of the fused code too, once for each treatment. program: show the arithmetic too, as Python for numpy.
+        """
+        groups = self.param_groups
+        shown_only, unused = list(map(self._is_shown_only, groups)), self._groups.find_unused(groups)
+        return explain(list(self._treatments()), groups, shown_only, unused, self._host, code=code, program=program)
+
+    # ---- state
+
+    # A step returns before its copies to the host are complete: reading state waits for them.
+    @property
+    def state(self) -> Any:
+        """By parameter, what is kept for it between steps. Reading it waits for copies to the host."""
+        self._host.wait_to_read()
+        return self.__dict__["state"]
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.__dict__["state"] = state
+
+    def make_state(self) -> None:
+        """Make the state of every parameter that has none, as it is before the first step.
+
+        Checkpoint loaders that find no state make it by a step, which counts as the first.
+        """
+        with torch.no_grad():
+            for name, p, index in self._homes():
+                if p.requires_grad:
+                    settings = self._groups.check_settings(self.param_groups, index)
+                    self._state(name, p, self._setting(settings, name, p), self.param_groups[index])
+
+    def _state(self, name: str, p: Tensor, setting: Setting, group: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The state of a parameter, made if there is none."""
+        state: dict[str, Tensor] = self.state[p]
+        if not state:
+            state.update(make_state(name, p, setting, self._host, self._place_of_counts(p, group)))
+        return state
+
+    def _setting(self, settings: Settings, name: str, p: Tensor) -> Setting:
+        """What holds for a parameter. Its state is converted if that asks for it, and refused if it does not fit."""
+        found = self._resolved.get(id(p))
+        if found is None or found[0] is not settings or found[2] != p.shape:
+            setting, _ = settings.of(name, p)
+            # schedulers that cycle momentum change numbers at every step
+            if found is None or found[1].kind != setting.kind or found[2] != p.shape:
+                self._fit_state(name, p, setting)
+            self._resolved[id(p)] = found = settings, setting, p.shape
+        return found[1]
+
+    def _fit_state(self, name: str, p: Tensor, setting: Setting) -> None:
+        setting.rule.check_shape(name, tuple(p.shape))
+        state = self.state.get(p)
+        as_kept = as_found(setting, p, {key: e for key, e in state.items() if key != "step"}) if state else setting
+        self._check_state(name, p, as_kept)
+        if state and as_kept is not setting:
+            made = convert_state(name, p, setting, self._host, state)
+            if not self._conversion_told:
+                self._conversion_told = True
+                warn_converted(name, state, made)
+            state.clear()
+            state.update(made)
+
+    def _check_state(self, name: str, p: Tensor, setting: Setting) -> None:
+        check_state(name, p, setting, self.state.get(p, {}))
+
+    def _convert_counts(self, places: Mapping[Tensor, tuple[str, int]]) -> None:
+        """Make tensors of counts of steps that users have written into state as plain numbers."""
+        states = self.state
+        for p, (name, index) in places.items():
+            state = states.get(p)
+            if state and not is_count_tensor(step := state.get("step")):
+                place = self._place_of_counts(p, self.param_groups[index])
+                state["step"] = convert_count(name, step).to(place)
+
+    def _place_of_counts(self, p: Tensor, group: Mapping[str, Any]) -> torch.device:
+        """Where counts live: with the host, unless the device alone may know them."""
+        on_device = group["capturable"] or group["on_nonfinite"] == "skip"
+        launched = on_device or self._sorter.is_launched(self._rule_of(group), p)
+        return p.device if launched else torch.device("cpu")
+
     def _forget_memory(self) -> None:
-        super()._forget_memory()
+        """Drop what is known by the address of a parameter or its state."""
+        self._resolved.clear()
         self._sorter.forget()
         self._steps.clear()
 
-    def _place_of_counts(self, p: Tensor, group: Mapping[str, Any]) -> torch.device:
-        launched = self._sorter.is_launched(self._rule_of(group), p)
-        return p.device if launched else super()._place_of_counts(p, group)
+    def clear_state(self) -> None:
+        """Forget what has been learned; options stay."""
+        self.state.clear()
+        self._forget(self._wanted_engine, self._host.wanted)
+
+    # ---- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all parameters and the options of all groups, for :meth:`load_state_dict`."""
+        saved = super().state_dict()
+        if isinstance(saved, dict) and isinstance(saved.get("param_groups"), list):  # which hooks may have changed
+            shown = [{"lr": 1.0} if self._is_shown_only(group) else {} for group in self.param_groups]
+            beside = {"made_with": self._describe_arguments()}
+            saved["param_groups"] = [
+                {**group, **own, **beside} for group, own in zip(saved["param_groups"], shown, strict=True)
+            ]
+        return saved
+
+    def _describe_arguments(self) -> str:
+        """What a checkpoint remembers of the arguments that are not in groups."""
+        entries = [f"({in_words(pattern)}, {in_words(dict(options))})" for pattern, options in self._groups.overrides]
+        return f"engine={self._wanted_engine!r}, overrides=[{', '.join(entries)}]"
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a saved state. State keeps the dtype it was saved in; on any error nothing is changed."""
+        self._load(state_dict)
+
+    def _load(self, state_dict: Any, *, imported: bool = False) -> None:
+        """Continue from a saved state. imported: it may be kept in other codes than the options that come with it."""
+        rules = list(map(self._rule_of, self.param_groups))
+        check_is_state(rules, state_dict)
+        state_dict = state_dict.copy()
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        check_is_state(rules, state_dict)
+        groups, state = read_state(
+            state_dict,
+            self._groups,
+            self.param_groups,
+            self.defaults,
+            self._host,
+            self._place_of_counts,
+            imported=imported,
+        )
+        warn_if_made_otherwise(state_dict["param_groups"], self._describe_arguments())
+        loaded = [
+            {**deepcopy(group), "params": own["params"]} for group, own in zip(groups, self.param_groups, strict=True)
+        ]
+        self.__setstate__({"state": defaultdict(dict, state), "param_groups": loaded})
+        self._groups.note_shapes(self.param_groups)
+        for finish in self._optimizer_load_state_dict_post_hooks.values():
+            finish(self)
+        self._turns.forget()
+        self._forget_memory()
+        self._agreement.forget()
+        for engine in self._engines.values():
+            engine.forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {"_entries": self._groups.entries, "_wanted_engine": self._wanted_engine, "_skips": self._joint.skips}
+        return {**super().__getstate__(), **own, "_offload_state": self._host.wanted}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        offload_state = state.pop("_offload_state", False)
+        own = {key: state.pop(key) for key in ("_entries", "_wanted_engine", "_skips") if key in state}
+        super().__setstate__(state)
+        if own:  # a copy or a pickle, and not load_state_dict, which comes here too
+            self._groups = Groups(own["_entries"])
+            self._forget(own["_wanted_engine"], offload_state)
+            self._joint.skips = own["_skips"]
+
+    # ---- what steps have found
 
     @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """Whether a GradScaler may leave ``grad_scale`` and ``found_inf`` to a step, which then waits for nothing."""
-        homes = [(p, group) for group in self.param_groups for p in group["params"]]
-        return all(not p.is_cpu and self._place_of_counts(p, group) == p.device for p, group in homes)
+    def engine(self) -> str:
+        """The engines that the last step used, or the requested one before the first step."""
+        return " + ".join(sorted(self._engines_used)) or self._wanted_engine
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """Statistics of the last step of each parameter, by name. Reading them waits for the device."""
+
+        def plain(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.item() if value.numel() == 1 else value.squeeze().cpu()
+
+        found = {name: self._last[name]() for name in self._in_order(self._last)}
+        return {name: {key: plain(v) for key, v in figures.items()} for name, figures in found.items()}
 
     @property
     def skipped(self) -> int:
@@ -304,11 +594,6 @@ class Optimizer(StatefulOptimizer):
         """The parameters whose gradients were not finite in the last step, under ``on_nonfinite="skip"``."""
         return self._in_order(self._joint.nonfinite())
 
-    def _in_order(self, names: Iterable[str]) -> list[str]:
-        """Names of parameters in the order of the groups, whatever they were stepped together with."""
-        found = set(names)
-        return [name for name, _ in self._named() if name in found]
-
     def _get_lr(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> float:
         """The step size of a group's first parameter, which ``AdafactorSchedule`` of transformers shows."""
         if not group.get("lr_is_scale"):
@@ -316,82 +601,25 @@ class Optimizer(StatefulOptimizer):
                 "AdafactorSchedule shows the steps of Adafactor without lr: this one has an lr, which it "
                 "would overwrite; use a scheduler of torch.optim.lr_scheduler"
             )
-        name = next(name for name, p in self._named() if p is group["params"][0])
+        name = next(name for name, p, _ in self._homes() if p is group["params"][0])
         return float(self.stats().get(name, {}).get("step_size", group["lr"]))
 
-    def stats(self) -> dict[str, dict[str, Any]]:
-        """What the last step of each parameter computed on its way, by name. Reading it waits for the device."""
-
-        def plain(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            return value.item() if value.numel() == 1 else value.squeeze().cpu()
-
-        found = {name: self._last[name]() for name in self._in_order(self._last)}
-        return {name: {key: plain(v) for key, v in figures.items()} for name, figures in found.items()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._turns.forget()
-        self._forget_memory()
-        self._agreement.forget()
-        for engine in self._engines.values():
-            engine.forget()
-
-    def clear_state(self) -> None:
-        """Forget what has been learned; options stay."""
-        self.state.clear()
-        self._resolved.clear()
-        self._forget(self._wanted_engine, self._host.wanted)
-
-    def __getstate__(self) -> dict[str, Any]:
-        own = {"_entries": self._entries, "_wanted_engine": self._wanted_engine, "_skips": self._joint.skips}
-        return {**super().__getstate__(), **own, "_offload_state": self._host.wanted}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        offload_state = state.pop("_offload_state", False)
-        own = {key: state.pop(key) for key in ("_entries", "_wanted_engine", "_skips") if key in state}
-        super().__setstate__(state)
-        if own:  # a copy or a pickle, and not load_state_dict, which comes here too
-            self._remember(own["_entries"])
-            self._forget(own["_wanted_engine"], offload_state)
-            self._joint.skips = own["_skips"]
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a GradScaler may leave ``grad_scale`` and ``found_inf`` to a step, which then waits for nothing."""
+        homes = [(p, group) for group in self.param_groups for p in group["params"]]
+        return all(not p.is_cpu and self._place_of_counts(p, group) == p.device for p, group in homes)
 
 
-@contextmanager
-def without_autocast() -> Iterator[None]:
+def without_autocast() -> AbstractContextManager[object]:
     """Products of matrices in the precision that the rule is computed in, also where autocast would lower it."""
-    with ExitStack() as stack:
-        for device in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        yield
-
-
-def name_positional(rule: type[Rule], positional: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that were given by position after lr, by name: in the order of torch, where torch has the optimizer."""
-    order = ", ".join(("params", "lr", *rule.TORCH))
-    if len(positional) > len(rule.TORCH):
-        raise TypeError(
-            f"{rule.__name__} takes {order} by position, and {2 + len(positional)} were given: give all other options "
-            "by name, such as weight_decay=0.01"
-        )
-    given = dict(zip(rule.TORCH, positional, strict=False))
-    for name in given:
-        if name in options:
-            raise TypeError(f"{rule.__name__} got {name} twice, by position and by name: by position it takes {order}")
-    return given
-
-
-def checked_options(
-    rule: type[Rule], lr: Any, options: Mapping[str, Any], variant: str | None, overrides: Overrides
-) -> RuleOptions:
-    """Options and a learning rate as torch has them, checked."""
-    check_options(rule, options)
-    settings = Settings(rule, options, variant, check_overrides(overrides))
-    check_rate(lr)
-    settings.validate_lr(lr)
-    return RuleOptions(settings, lr)
+    lowered = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    if not lowered:
+        return nullcontext()
+    stack = ExitStack()
+    for device in lowered:
+        stack.enter_context(torch.autocast(device, enabled=False))
+    return stack
 
 
 def raise_if_nonfinite(names: Sequence[str]) -> None:

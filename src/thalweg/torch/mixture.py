@@ -21,10 +21,8 @@ from thalweg.settings import (
     option_names,
 )
 from thalweg.torch.base import Optimizer
-from thalweg.torch.params.grouped import Params
-from thalweg.torch.params.groups import EngineName, engine_meant
-from thalweg.torch.params.idle import warn_if_used_up
-from thalweg.torch.params.members import check_given
+from thalweg.torch.params.checks import warn_if_used_up
+from thalweg.torch.params.groups import EngineName, Params, check_given, check_names_unneeded, choose_engine
 
 Entries: TypeAlias = Sequence[tuple[Pattern, RuleOptions]]
 
@@ -81,12 +79,14 @@ class Mixture(Optimizer):
         differentiable: bool = False,
     ) -> None:
         check_given(params)
-        Handling(maximize=maximize, max_grad_norm=max_grad_norm, on_nonfinite=on_nonfinite, seed=seed).validate()
-        whole = dict(maximize=maximize, max_grad_norm=max_grad_norm, on_nonfinite=on_nonfinite, seed=seed)
+        whole: dict[str, Any] = dict(
+            maximize=maximize, max_grad_norm=max_grad_norm, on_nonfinite=on_nonfinite, seed=seed
+        )
+        Handling(**whole).validate()
         self._for_all = check_overrides(overrides)
         checked = checked_entries(entries, whole, self._for_all)
-        engine = engine_meant(engine, foreach, fused, differentiable)
-        self._begin(params, checked, whole, engine=engine, offload_state=offload_state, capturable=capturable)
+        engine = choose_engine(engine, foreach, fused, differentiable)
+        self._begin(params, checked, whole, engine, offload_state, capturable)
         if not self.param_groups:
             raise ParameterError("params has groups without any parameter: pass list(model.named_parameters()) in one")
 
@@ -98,43 +98,43 @@ class Mixture(Optimizer):
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
-        groups, entries = len(self.param_groups), len(self._entries)
+        groups, entries = len(self.param_groups), len(self._groups.entries)
         given = param_group.get("params")
         try:
-            for own in self._divided(dict(param_group)):
+            for own in self._divide(dict(param_group)):
                 self._check_options_of(own)
                 super().add_param_group(own)
         except Exception:
-            del self.param_groups[groups:], self._entries[entries:]
+            del self.param_groups[groups:], self._groups.entries[entries:]
             raise
         if len(self.param_groups) == groups:
             warn_if_used_up(given, "a parameter group of this mixture")
 
-    def _divided(self, group: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _divide(self, group: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """A group for each entry that gets some of the parameters."""
         rule = group.get("rule")
         if isinstance(rule, RuleOptions):
-            check_one_rule({own.rule.__name__: own.rule for _, own in self._entries}, rule.rule)
+            check_one_rule({own.rule.__name__: own.rule for _, own in self._groups.entries}, rule.rule)
             whole = {name: self.defaults[name] for name in WHOLE_STEP}
-            self._entries.append((None, merged(rule, whole, self._for_all, "rule of a parameter group")))
+            self._groups.entries.append((None, merged(rule, whole, self._for_all, "rule of a parameter group")))
             del group["rule"]
-            yield {**group, "entry": len(self._entries) - 1}
+            yield {**group, "entry": len(self._groups.entries) - 1}
         elif rule is not None:
             yield {**group, "entry": self._place_of(rule, group.get("entry"))}
         else:
             names = group.pop("param_names", None)
             position = sum(len(own["params"]) for own in self.param_groups)
-            pairs, are_named = with_names(group["params"], names, position)
+            pairs, are_named = name_parameters(group["params"], names, position)
             if pairs and not are_named:
-                check_names_unneeded(self._entries)
-            check_chosen(self._entries, pairs)
-            for place, own in divided(self._entries, pairs).items():
+                check_names_unneeded("entries", [pattern for pattern, _ in self._groups.entries])
+            check_chosen(self._groups.entries, pairs)
+            for place, own in divided(self._groups.entries, pairs).items():
                 yield {**group, "params": own if are_named else [p for _, p in own], "entry": place}
 
     def _check_options_of(self, group: dict[str, Any]) -> None:
         """Refuse options that belong to another rule, which would have no effect in this group."""
         rule = self._rule_of(group)
-        owners = {name: own.rule for _, own in self._entries for name in option_names(own.rule)}
+        owners = {name: own.rule for _, own in self._groups.entries for name in option_names(own.rule)}
         for name in group:
             if name in owners and name not in option_names(rule):
                 raise OptionError(
@@ -144,9 +144,9 @@ class Mixture(Optimizer):
 
     def _place_of(self, rule: Any, wanted: Any) -> int:
         """The place of a rule's entry: the wanted one, as of a group that was taken from this mixture, or its first."""
-        places = [place for place, (_, own) in enumerate(self._entries) if own.rule.__name__ == rule]
+        places = [place for place, (_, own) in enumerate(self._groups.entries) if own.rule.__name__ == rule]
         if not places:
-            known = ", ".join(dict.fromkeys(own.rule.__name__ for _, own in self._entries))
+            known = ", ".join(dict.fromkeys(own.rule.__name__ for _, own in self._groups.entries))
             raise OptionError(
                 f"rule={rule!r} is not a rule of this mixture, which has {known}: give options, such as "
                 "AdamW.options(lr=1e-3)"
@@ -157,7 +157,7 @@ class Mixture(Optimizer):
         return {**super().__getstate__(), "_for_all": self._for_all}
 
 
-def with_names(params: Any, names: Sequence[str] | None, position: int) -> tuple[list[tuple[str, Tensor]], bool]:
+def name_parameters(params: Any, names: Sequence[str] | None, position: int) -> tuple[list[tuple[str, Tensor]], bool]:
     """Parameters with their names, or else with their positions, and whether they have names."""
     if isinstance(params, set):
         raise TypeError("parameters need an order, which sets do not have: use a list")
@@ -184,12 +184,3 @@ def check_chosen(entries: Sequence[Entry], pairs: Sequence[tuple[str, Tensor]]) 
                 f"parameter {name!r} is not of the model that this mixture was made for: say which rule steps it, as "
                 f'"rule": {" or ".join(rules)} in its parameter group'
             )
-
-
-def check_names_unneeded(entries: Sequence[Entry]) -> None:
-    by_name = [pattern for pattern, _ in entries if pattern not in (None, "*") and not callable(pattern)]
-    if by_name:
-        raise OptionError(
-            f"entries by name ({by_name[0]!r}) need a name for every parameter: pass model.named_parameters(), "
-            "or use a function of (name, parameter) as the pattern"
-        )

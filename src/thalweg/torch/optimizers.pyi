@@ -8,9 +8,7 @@ from thalweg.given import Overrides
 from thalweg.rules import Annealed, Rule
 from thalweg.signatures import Pair, Schedulable
 from thalweg.torch.base import Optimizer
-from thalweg.torch.params.grouped import Params
-from thalweg.torch.params.groups import EngineName
-from thalweg.torch.params.rates import Rate
+from thalweg.torch.params.groups import EngineName, Params, Rate
 
 __all__: list[str] = [
     "optimizer",
@@ -218,18 +216,20 @@ class Muon(Optimizer):
         weight_decay: Schedulable = 0.0,
         momentum: Schedulable = 0.95,
         nesterov: bool = True,
-        ns_coefficients: tuple[float, float, float] | tuple[tuple[float, float, float], ...] = ...,
+        ns_coefficients: tuple[float, float, float] | tuple[tuple[float, float, float], ...] | Literal["polar_express", "quintic", "cubic"] = ...,
         eps: Schedulable = 1e-07,
         ns_steps: int = 5,
         *,
         stacked_axes: int = 0,
         momentum_mode: Literal["ema", "sum"] = "ema",
         bias_correction: bool = False,
-        scaling: Literal["original", "match_rms_adamw", "optax"] | None = "original",
+        cautious_decay: bool = False,
+        scaling: Literal["original", "spectral_unclamped", "match_rms_adamw", "optax"] | None = "original",
         rms: Schedulable = 0.2,
         split: int | tuple[int, ...] = 1,
         split_axis: Literal[0, 1] = 0,
         transposed: bool = False,
+        ns_method: Literal["plain", "gram", "auto"] = "plain",
         ns_dtype: Literal["bfloat16", "float32"] | None = "bfloat16",
         eps_mode: Literal["floor", "add"] = "floor",
         vectors: Literal["refuse", "row"] = "refuse",

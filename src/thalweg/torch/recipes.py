@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
-from thalweg.given import Pattern, check_overrides, check_pattern, is_list, matches
+from thalweg.given import Pattern, check_overrides, check_patterns, matches
 from thalweg.rules import AdamW, Kron, Muon, Rule
 from thalweg.settings import option_names, rates_with_adamw
 from thalweg.torch.mixture import Chosen, Mixture
@@ -20,6 +20,8 @@ from thalweg.torch.optimizers import optimizer
 from thalweg.torch.routing import HIDDEN, OTHER, VECTORS, Role, roles_of
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+#: The rules of hidden matrices, by the names of the functions here.
+RECIPES: Mapping[str, type[Rule]] = {"kron_adamw": Kron, "muon_adamw": Muon}
 
 
 def kron_adamw(
@@ -39,7 +41,7 @@ def kron_adamw(
     lr, kron: of Kron; lr is 3e-4 if it is not given. adamw_lr, adamw: of AdamW, which has Kron's rate if it is given
     none. weight_decay: of all matrices, decoupled; None leaves it to each rule. Norms, biases and vectors do not decay.
     first, other: patterns of parameters that go to Kron, or to AdamW, whatever they are found to be; first wins.
-    arguments: of :class:`Mixture`. docs/mixtures.md says how parameters are told apart.
+    arguments: of :class:`Mixture`. docs/mixtures.md says how parameters are distinguished.
     """
     decay = {} if weight_decay is None else {"weight_decay_mode": "decoupled"}
     return by_matrices(model, Kron, lr, {**decay, **kron}, adamw_lr, adamw, weight_decay, first, other, arguments)
@@ -63,7 +65,7 @@ def muon_adamw(
     ``muon=dict(scaling="match_rms_adamw")``; without lr, these are 0.02 and 3e-4, or both 3e-4. weight_decay: of all
     matrices; None leaves it to each rule. Norms, biases and vectors do not decay. first, other: patterns of parameters
     that go to Muon, or to AdamW, whatever they are found to be; first wins. arguments: of :class:`Mixture`.
-    docs/mixtures.md says how parameters are told apart.
+    docs/mixtures.md says how parameters are distinguished.
     """
     return by_matrices(model, Muon, lr, muon, adamw_lr, adamw, weight_decay, first, other, arguments)
 
@@ -94,17 +96,12 @@ def by_matrices(
         OTHER: optimizer(AdamW).options(**{"lr": adamw_lr, **decay, **adamw}),
         VECTORS: optimizer(AdamW).options(**{"lr": adamw_lr, **adamw, "weight_decay": 0.0}),
     }
-    chosen = [Chosen(role, names_of(roles, role), hints_of(roles, role)) for role in makers]
-    entries = [(pattern, makers[pattern.role]) for pattern in chosen if pattern.names]
+    entries = []
+    for role, maker in makers.items():
+        hints = {name: own.hint for name, own in roles.items() if own.role == role}
+        if hints:
+            entries.append((Chosen(role, frozenset(hints), hints), maker))
     return Mixture(model.named_parameters(), entries, **arguments)
-
-
-def names_of(roles: Mapping[str, Role], role: str) -> frozenset[str]:
-    return frozenset(name for name, own in roles.items() if own.role == role)
-
-
-def hints_of(roles: Mapping[str, Role], role: str) -> dict[str, str]:
-    return {name: own.hint for name, own in roles.items() if own.role == role and own.hint}
 
 
 def overrides_of(roles: Mapping[str, Role], rule: type[Rule]) -> list[tuple[Pattern, dict[str, Any]]]:
@@ -138,14 +135,6 @@ def check_arguments(recipe: str, rule: type[Rule], arguments: Mapping[str, Any])
         places = places or [repr(name) for name in difflib.get_close_matches(name, known, n=1)]
         said = f"write {' or '.join(places)}" if places else f"it has {', '.join(known)}"
         raise OptionError(f"{recipe} has no argument {name!r}: {said}")
-
-
-def check_patterns(patterns: Any, argument: str) -> Sequence[Pattern]:
-    if not is_list(patterns):
-        raise OptionError(f"{argument} must be a list of patterns, such as ['*.experts.*'], got {patterns!r}")
-    for pattern in patterns:
-        check_pattern(pattern)
-    return list(patterns)
 
 
 def warn_of_unused(model: nn.Module, **patterns: Sequence[Pattern]) -> None:

@@ -7,22 +7,19 @@ weight is read, so that models on the meta device serve as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
-from thalweg.given import Pattern, matches
+from thalweg.given import HEADS, Pattern, matches
 
 HIDDEN = "hidden matrices"
 OTHER = "embeddings, output layers and other tensors"
 VECTORS = "norms, biases and vectors"
 
-#: Names of modules that are output layers wherever they are outside of lists of layers.
-HEADS = re.compile(
-    r"(lm_|\w+_)?heads?|classifier|score|output_projection|fc_out|(to_)?logits|qa_outputs|policy|(policy|action|value)_net"
-)
 #: Parts of the name of a raw parameter that is a table of vectors, or one vector for all positions.
 TABLES = ("emb", "token", "pos", "table")
 #: Classes whose parameters choose among experts, and names of linear layers that do beside experts.
@@ -116,7 +113,7 @@ def places_of(model: nn.Module) -> dict[int, list[Place]]:
 def role_in(model: nn.Module, p: Tensor, places: Sequence[Place], *, is_head: bool) -> Role:
     if not is_matrix(p) or any(is_vector(p, place) for place in places):
         return Role(VECTORS)
-    # an output layer may be a pattern's choice for Muon: how it is stored is told all the same
+    # an output layer may be a pattern's choice for Muon: how it is stored matters all the same
     found = [in_module(model, p, place) for place in places]
     known = next((role for role in found if role.role != HIDDEN), found[0])
     return Role(OTHER, known.options) if is_head else known
@@ -130,11 +127,8 @@ def is_matrix(p: Tensor) -> bool:
 def is_vector(p: Tensor, place: Place) -> bool:
     """Whether a parameter of several axes is that of a norm, biases in a stack, or marked as one without decay."""
     is_bias = place.attribute.endswith("bias") or place.attribute.startswith("bias")
-    return is_norm(place.module) or is_bias or bool(getattr(p, "_no_weight_decay", False))
-
-
-def is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower()
+    is_norm = "norm" in type(place.module).__name__.lower()
+    return is_norm or is_bias or bool(getattr(p, "_no_weight_decay", False))
 
 
 def in_module(model: nn.Module, p: Tensor, place: Place) -> Role:
@@ -152,7 +146,8 @@ def in_module(model: nn.Module, p: Tensor, place: Place) -> Role:
     if isinstance(module, nn.MultiheadAttention):
         return Role(HIDDEN, blocks(3) if place.attribute == "in_proj_weight" else {})
     if place.attribute == "weight" and (linear := as_linear(module)) is not None:
-        return of_linear(model, place, linear)
+        fused = fused_blocks(model, place, linear.outputs, linear.inputs)
+        return Role(OTHER, {}, FUSED_UNTOLD) if fused is None else Role(HIDDEN, blocks(fused, linear.transposed))
     if any(part in place.attribute.lower() for part in TABLES) or "embed" in type(module).__name__.lower():
         return Role(OTHER)
     if p.ndim == 3:
@@ -191,12 +186,14 @@ def is_router(place: Place) -> bool:
     return place.own_name in ROUTER_NAMES and any("expert" in name for name in beside)
 
 
-def blocks(sizes: Blocks, *, transposed: bool = False) -> dict[str, Any]:
+def blocks(sizes: Blocks, transposed: bool = False) -> dict[str, Any]:
     """The options of a matrix with blocks of outputs: how many of equal size, or their sizes."""
     if isinstance(sizes, tuple) and len(set(sizes)) == 1:
         sizes = len(sizes)
-    split = {"split": sizes, **({"split_axis": 1} if transposed else {})} if sizes != 1 else {}
-    return {**split, **({"transposed": True} if transposed else {})}
+    options: dict[str, Any] = {} if sizes == 1 else {"split": sizes}
+    if transposed:
+        options |= {"transposed": True} if sizes == 1 else {"split_axis": 1, "transposed": True}
+    return options
 
 
 def of_convolution(module: nn.modules.conv._ConvNd) -> Role:
@@ -208,25 +205,18 @@ def of_convolution(module: nn.modules.conv._ConvNd) -> Role:
     return Role(HIDDEN, {**split, **({"transposed": True} if module.transposed else {})})
 
 
-def of_linear(model: nn.Module, place: Place, linear: Linear) -> Role:
-    fused = fused_blocks(model, place, linear.outputs, linear.inputs)
-    if fused is None:
-        return Role(OTHER, {}, FUSED_UNTOLD)
-    return Role(HIDDEN, blocks(fused, transposed=linear.transposed))
-
-
 def fused_blocks(model: nn.Module, place: Place, rows: int, columns: int) -> Blocks | None:
     """The blocks of rows of a linear layer: 1 if it is one matrix, None if it is fused and its sizes are not known."""
     name, parent = place.own_name, place.parent
     if parent is None:
         return 1
-    sizes = Sizes(parent, model)
+    size_of = partial(read_size, parent, model)
     for names in FUSED.get(name, ()):
-        found = tuple(sizes.of(each) for each in names)
+        found = tuple(map(size_of, names))
         if None not in found and sum(found) == rows:  # type: ignore[arg-type]
             return found  # type: ignore[return-value]
     if "qkv" in name.lower() or name in ("c_attn", "query_key_value"):
-        return attention_blocks(sizes, rows, columns, by_head=is_by_head(name, parent))
+        return attention_blocks(size_of, rows, columns, by_head=is_by_head(name, parent))
     if name in ("kv", "to_kv", "kv_proj", "key_value") and rows == 2 * columns:
         return 2
     return 2 if is_gated(place, rows) else 1
@@ -245,14 +235,14 @@ def is_by_head(name: str, parent: nn.Module) -> bool:
     return name == "query_key_value" or is_known
 
 
-def attention_blocks(sizes: Sizes, rows: int, columns: int, *, by_head: bool) -> Blocks | None:
-    heads, head_dim = (sizes.of(*ATTENTION[name]) for name in ("heads", "head_dim"))
+def attention_blocks(size_of: Callable[..., int | None], rows: int, columns: int, *, by_head: bool) -> Blocks | None:
+    heads, head_dim = (size_of(*ATTENTION[name]) for name in ("heads", "head_dim"))
     if head_dim is None and heads and columns % heads == 0:
         head_dim = columns // heads
     if by_head:
         return rows // head_dim if head_dim and rows % head_dim == 0 else None
     if heads and head_dim:
-        kv_heads = sizes.of(*ATTENTION["kv_heads"]) or heads
+        kv_heads = size_of(*ATTENTION["kv_heads"]) or heads
         for found in ((heads, kv_heads, kv_heads), (heads, heads, heads), (heads, 1, 1), (heads, heads)):
             if sum(found) * head_dim == rows:
                 return tuple(count * head_dim for count in found)
@@ -267,20 +257,14 @@ def is_gated(place: Place, rows: int) -> bool:
     return only is not None and rows == 2 * only.inputs
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Numbers that a module, its configuration or that of the model tell."""
-
-    module: nn.Module
-    model: nn.Module
-
-    def of(self, *names: str) -> int | None:
-        for source in (self.module, getattr(self.module, "config", None), getattr(self.model, "config", None)):
-            for name in names:
-                value = getattr(source, name, None)
-                if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                    return value
-        return None
+def read_size(module: nn.Module, model: nn.Module, *names: str) -> int | None:
+    """A number that a module, its configuration or that of the model tells, by the first of these names."""
+    for source in (module, getattr(module, "config", None), getattr(model, "config", None)):
+        for name in names:
+            value = getattr(source, name, None)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return None
 
 
 def of_stack(p: Tensor, place: Place) -> Role:
@@ -323,7 +307,7 @@ def output_layers(model: nn.Module) -> list[nn.Module]:
     outside = {name: module for name, module in model.named_modules() if not name.startswith(lists)}
     layers = {name: module for name, module in outside.items() if outputs_of(module) is not None}
     answers = answer_sizes(model)
-    found = [module for module in map(told_by, outside.values()) if module is not None]
+    found = [module for module in map(ask_for_output, outside.values()) if module is not None]
     for name, module in outside.items():
         if HEADS.fullmatch(name.rpartition(".")[2]):
             found += last_layers(model, module, answers)
@@ -334,7 +318,7 @@ def output_layers(model: nn.Module) -> list[nn.Module]:
     return ends or (list(layers.values())[-1:] if isinstance(model, nn.Sequential) else [])
 
 
-def told_by(module: nn.Module) -> nn.Module | None:
+def ask_for_output(module: nn.Module) -> nn.Module | None:
     try:
         told = getattr(module, "get_output_embeddings", lambda: None)()
     except (NotImplementedError, AttributeError):  # of a model that has none

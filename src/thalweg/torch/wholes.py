@@ -1,4 +1,4 @@
-"""Rules that need whole tensors and keep nothing but what is laid out like them: tensors of one shape as one stack."""
+"""Step rules that need whole tensors and whose state has the shapes of parameters: equal shapes as one stack."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class InStacks:
 
     def update(self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any, noise: Any) -> Update:
         shown = self.rule.prepare(xp, g, s, p, t)
-        answers = made_of_lists(self.rule, [x.tensors for x in shown.tensors])
+        answers = transform_lists(self.rule, [x.tensors for x in shown.tensors])
         figures = {key: TensorList([made.figures[key] for made in answers]) for key in self.rule.FIGURES}
         made = Direction(TensorList([made.tensor for made in answers]), figures, {})
         return self.rule.apply(xp, made, s, p, shown.state, due=shown.due, lr=lr * lr_scale)
 
 
-def made_of_lists(rule: WholeRule, lists: Sequence[Sequence[Tensor]]) -> list[Direction]:
+def transform_lists(rule: WholeRule, lists: Sequence[Sequence[Tensor]]) -> list[Direction]:
     """The middle part of a rule for each of several tensors of equal shape. lists: what is shown of them."""
     first = lists[0][0]
     stacked, shape = replace(rule, stacked_axes=rule.stacked_axes + 1), rule.figure_shape(tuple(first.shape))

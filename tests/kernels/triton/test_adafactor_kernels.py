@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -10,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import one_in
+from lanes import by_turns, one_in
 from on_device import DEVICE
 from tolerances import FUSED
 
 from thalweg.boundary import advance
-from thalweg.kernels.triton import cuts as of_cuts
-from thalweg.kernels.triton.cuts import cut_to_measure, matrices_of
+from thalweg.kernels.triton.cuts import MEASURING, STEPPING, Limits, cut_to_measure, matrices_of
 from thalweg.kernels.triton.derived_tiles import TilePasses, passes_for
 from thalweg.kernels.triton.passes import Step, Sum
 from thalweg.kernels.triton.statistics import copies_of, length_of
@@ -60,13 +60,16 @@ class Model:
     handling: Handling = field(default_factory=Handling)
     states: list[dict[str, torch.Tensor]] = field(default_factory=list)
     passes: Any = None
+    #: How large tiles may be: as usual, unless said.
+    limits: dict[str, Limits] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.states = self.states or [first_state(xp, self.rule, self.handling, p) for p in self.params]
         self.counts = [torch.zeros((), device=DEVICE) for _ in self.params]
 
     def made(self, grads: Tensors, *, sharded: bool = False) -> Any:
-        return passes_for(self.operands(), grads, self.rule, self.handling, tuple(self.states[0]), sharded=sharded)
+        made = functools.partial(TilePasses, **self.limits) if self.limits else passes_for
+        return made(self.operands(), grads, self.rule, self.handling, tuple(self.states[0]), sharded=sharded)
 
     def operands(self) -> list[Operand]:
         return [
@@ -78,7 +81,7 @@ class Model:
         if self.passes is None:
             self.passes = self.made(grads)
         self.passes.tables.follow(grads)
-        yield from self.passes.measured(step)
+        yield from self.passes.measure(step)
         self.passes.write(step)
 
     def step(self, grads: Tensors, step: Step = Step(0.1)) -> None:  # noqa: B008
@@ -119,22 +122,21 @@ def assert_equal(ours: Model, theirs: Model, tolerance: float = FUSED["float32"]
             assert error <= tolerance * size, (tuple(p.shape), name, float(error / size))
 
 
-@pytest.fixture(
-    params=[{}, dict(most_blocks=1, idle=0.9), dict(most_blocks=3, idle=0.0)], ids=["usual", "wide", "narrow"]
-)
-def cuts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles as they are made for such small tensors, and so small ones that all sums are of many."""
-    if request.param:
-        for name in ("MEASURING", "STEPPING"):
-            few = dict(programs=1000, fewest_blocks=1, block=2048, deep_block=1024, widths=(1024, 512, 256))
-            monkeypatch.setattr(of_cuts, name, getattr(of_cuts, name)._replace(**few, **request.param))
+def small_tiles(**more: Any) -> dict[str, Limits]:
+    """So small ones that all sums are of many."""
+    few = dict(programs=1000, fewest_blocks=1, block=2048, deep_block=1024, widths=(1024, 512, 256))
+    return dict(measuring=MEASURING._replace(**few, **more), stepping=STEPPING._replace(**few, **more))
 
 
-@pytest.mark.in_turn("around", "cuts")
+@by_turns()
 @pytest.mark.parametrize("around", one_in(2, SHAPES, first=1))
-@pytest.mark.usefixtures("cuts")
-def test_however_tensors_are_cut(around: str) -> None:
-    model = Model([random(shape, 1) for shape in SHAPES[around]])
+@pytest.mark.parametrize(
+    "limits",
+    [{}, small_tiles(most_blocks=1, idle=0.9), small_tiles(most_blocks=3, idle=0.0)],
+    ids=["usual", "wide", "narrow"],
+)
+def test_however_tensors_are_cut(around: str, limits: dict[str, Limits]) -> None:
+    model = Model([random(shape, 1) for shape in SHAPES[around]], limits=limits)
     reference = copied(model)
     for seed in (2, 3):
         grads = [random(shape, seed) for shape in SHAPES[around]]
@@ -145,9 +147,9 @@ def test_however_tensors_are_cut(around: str) -> None:
 
 
 @pytest.mark.nightly
-def test_many_copies_of_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_cuts, "MEASURING", of_cuts.MEASURING._replace(most_blocks=1, block=64, widths=(16,)))
-    model = Model([random((280, 40), 1)])
+def test_many_copies_of_sums() -> None:
+    few = MEASURING._replace(most_blocks=1, block=64, widths=(16,))
+    model = Model([random((280, 40), 1)], limits=dict(measuring=few))
     reference = copied(model)
     grads = [random((280, 40), 2)]
     model.step(grads)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import one_in
+from lanes import by_turns, one_in
 from on_device import DEVICE, agree, copy_into, gradients, parameters, train
 
 import thalweg.torch
@@ -17,7 +17,7 @@ from thalweg.arrays import Scalar, Squares
 from thalweg.errors import OptionError
 from thalweg.kernels.triton.derived import kernels_for
 from thalweg.kernels.triton.memory import Stored
-from thalweg.programs.served import reason_underived
+from thalweg.programs.reasons import reason_underived
 from thalweg.rules import Rule, Update
 from thalweg.rules.blocks import average
 from thalweg.rules.entries import Entry, Moment, Square
@@ -125,7 +125,7 @@ def optimizer_of() -> Any:
     return made
 
 
-@pytest.mark.in_turn
+@by_turns()
 @pytest.mark.parametrize("options", [dict(weight_decay=0.1), dict(on_nonfinite="skip"), dict(stacked_axes=1)], ids=str)
 @pytest.mark.parametrize("rule", [Lion, Mirrored, Halved], ids=lambda rule: rule.__name__)
 def test_kernels_follow_the_rule(rule: type[Rule], options: dict[str, Any], optimizer_of: Any) -> None:
@@ -144,7 +144,7 @@ def test_kernels_follow_the_rule(rule: type[Rule], options: dict[str, Any], opti
 ROWS_AND_COLUMNS = {"vector": (6,), "matrix": (5, 7), "cube": (3, 4, 5), "conv": (6, 5, 3, 2)}
 
 
-@pytest.mark.in_turn
+@by_turns()
 @pytest.mark.parametrize(
     "options",
     one_in(2, [{}, dict(weight_decay=0.1, on_nonfinite="skip"), dict(state_dtype="float16"), dict(stacked_axes=1)], 1),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cases import FUSED_RULES
+from lanes import by_turns, once
 from on_device import DEVICE, FEW, agree, gradients, make, parameters, side_by_side, train
 from side_by_side import NARROW
 
@@ -16,7 +17,7 @@ import thalweg.torch
 from thalweg.errors import NonFiniteError, OptionError, ResumeWarning
 from thalweg.kernels import triton as kernels
 
-pytestmark = pytest.mark.in_turn(together=True)
+pytestmark = pytest.mark.slow  # programs are interpreted
 
 every_rule = pytest.mark.parametrize("rule", FUSED_RULES)
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -27,6 +28,7 @@ def options_of(rule: str) -> dict[str, Any]:
     return FACTORED if rule == "Adafactor" else dict(weight_decay=0.1)
 
 
+@once(0)
 @every_rule
 def test_auto_takes_it(rule: str) -> None:
     named = parameters()
@@ -35,6 +37,7 @@ def test_auto_takes_it(rule: str) -> None:
     assert optimizer.engine == "fused"
 
 
+@once(1)
 @every_rule
 def test_gradients_are_left_as_they_are(rule: str) -> None:
     named, (step,) = parameters(), gradients(1)
@@ -43,12 +46,14 @@ def test_gradients_are_left_as_they_are(rule: str) -> None:
     assert all(torch.equal(g, before[name]) for name, g in step.items())
 
 
+@by_turns("dtype", first=2)
 @every_rule
 @pytest.mark.parametrize("dtype", NARROW)
 def test_stochastic_rounding_has_the_bits_of_the_rule(rule: str, dtype: str) -> None:
     side_by_side(rule, gradients(3, dtype), dtype, **options_of(rule), rounding="stochastic", seed=5, lockstep=True)
 
 
+@by_turns("grad_dtype", first=3)
 @every_rule
 @pytest.mark.parametrize("grad_dtype", ["float32", "bfloat16"])
 def test_gradients_of_another_dtype(rule: str, grad_dtype: str) -> None:
@@ -61,42 +66,46 @@ def test_gradients_of_another_dtype(rule: str, grad_dtype: str) -> None:
     side_by_side(rule, gradients(3, grad_dtype), dtype, **options_of(rule), prepare=lenient, lockstep=True)
 
 
-@pytest.mark.slow
+@by_turns("stored", first=4)
 @every_rule
 @pytest.mark.parametrize("stored", [dict(state_dtype="bfloat16"), dict(state_dtype="float16")], ids=str)
 def test_state_of_sixteen_bits(rule: str, stored: dict) -> None:
     side_by_side(rule, gradients(3), **options_of(rule), **stored, lockstep=True)
 
 
-@pytest.mark.slow
+@once(5)
 @every_rule
 def test_momentum_has_a_dtype_of_its_own(rule: str) -> None:
     side_by_side(rule, gradients(3), **options_of(rule), momentum_dtype="bfloat16", lockstep=True)
 
 
+@once(6)
 @every_rule
 def test_climbing(rule: str) -> None:
     side_by_side(rule, gradients(2), **options_of(rule), maximize=True)
 
 
+@once(7)
 @every_rule
 def test_the_joint_norm_of_gradients_is_bounded(rule: str) -> None:
     side_by_side(rule, gradients(3), **options_of(rule), max_grad_norm=0.5)
 
 
-@pytest.mark.slow
+@once(8)
 @every_rule
 def test_overrides(rule: str) -> None:
     overrides = [("vector", dict(weight_decay=0.0, lr_scale=0.5)), ("c*", dict(weight_decay=0.3))]
     side_by_side(rule, gradients(3), **{**options_of(rule), "weight_decay": 0.1}, overrides=overrides)
 
 
+@once(9)
 @every_rule
 def test_stacked_slices_are_tensors_by_themselves(rule: str) -> None:
     shapes = {"a": (3, 8, 10), "b": (2, 5), "c": (4, 6, 7, 3)}
     side_by_side(rule, gradients(3, shapes=shapes), shapes=shapes, **options_of(rule), stacked_axes=1)
 
 
+@once(10)
 @every_rule
 def test_tensors_that_begin_anywhere(rule: str) -> None:
     """Views into larger memory, whose addresses are multiples of nothing but their elements' size."""
@@ -119,6 +128,7 @@ def test_memory_in_another_order(rule: str) -> None:
     side_by_side(rule, gradients(2, shapes=shapes), shapes=shapes, prepare=reordered)
 
 
+@once(11)
 @every_rule
 def test_gradients_that_lie_otherwise_are_copied(rule: str) -> None:
     steps = gradients(2)
@@ -127,6 +137,7 @@ def test_gradients_that_lie_otherwise_are_copied(rule: str) -> None:
     side_by_side(rule, steps, **options_of(rule))
 
 
+@once(12)
 @every_rule
 def test_parameters_without_gradients_rest(rule: str) -> None:
     steps = gradients(3)
@@ -139,7 +150,7 @@ def test_parameters_without_gradients_rest(rule: str) -> None:
     }
 
 
-@pytest.mark.slow
+@once(13)
 @every_rule
 def test_tables_follow_what_moves(rule: str) -> None:
     """Parameters that get other memory, and state that is replaced, are found where they are."""
@@ -158,6 +169,7 @@ def test_tables_follow_what_moves(rule: str) -> None:
     agree(*results)
 
 
+@once(14)
 @every_rule
 def test_a_step_like_the_last_is_not_sorted_again(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     named, steps = parameters(shapes=FEW), gradients(4, shapes=FEW)
@@ -182,7 +194,7 @@ def test_a_step_like_the_last_is_not_sorted_again(rule: str, monkeypatch: pytest
     agree(optimizer, named, reference, theirs)
 
 
-@pytest.mark.slow
+@by_turns("kind", first=15)
 @every_rule
 @pytest.mark.parametrize("kind", ["a tensor", "a tensor of the host", "a schedule", "by group"])
 def test_learning_rates_that_change(rule: str, kind: str) -> None:
@@ -205,6 +217,7 @@ def test_learning_rates_that_change(rule: str, kind: str) -> None:
     agree(*results)
 
 
+@by_turns("dtype", first=16)
 @every_rule
 @every_dtype
 def test_a_step_that_is_not_finite_is_skipped(rule: str, dtype: str) -> None:
@@ -216,6 +229,7 @@ def test_a_step_that_is_not_finite_is_skipped(rule: str, dtype: str) -> None:
     assert fused.nonfinite() == []
 
 
+@once(17)
 @every_rule
 def test_what_overflows_when_it_is_stored_is_left_alone(rule: str) -> None:
     """Parameters of float16 beside its largest number: one of them would be infinite after a step."""
@@ -235,7 +249,7 @@ def test_what_overflows_when_it_is_stored_is_left_alone(rule: str) -> None:
     agree(*results)
 
 
-@pytest.mark.slow
+@once(18)
 @every_rule
 def test_a_step_that_is_not_finite_raises_before_anything_is_written(rule: str) -> None:
     named, steps = parameters(), gradients(2)
@@ -250,6 +264,7 @@ def test_a_step_that_is_not_finite_raises_before_anything_is_written(rule: str) 
         assert all(torch.equal(optimizer.state[p][key], entry) for key, entry in state.items())
 
 
+@by_turns("found", first=19)
 @every_rule
 @pytest.mark.parametrize("found", [0.0, 1.0])
 def test_what_a_grad_scaler_leaves_with_the_optimizer(rule: str, found: float) -> None:
@@ -274,6 +289,7 @@ def test_what_a_grad_scaler_leaves_with_the_optimizer(rule: str, found: float) -
         agree(optimizer, named, reference, theirs)
 
 
+@once(20)
 @every_rule
 def test_a_grad_scaler_finds_what_it_needs(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It checks gradients itself, and leaves scale and verdict to a step that says it can do with them."""
@@ -294,6 +310,7 @@ def test_a_grad_scaler_finds_what_it_needs(rule: str, monkeypatch: pytest.Monkey
     agree(optimizer, named, reference, theirs)
 
 
+@once(21)
 @every_rule
 def test_the_same_bits_twice(rule: str) -> None:
     """Sums are added up in one order, whoever comes first."""
@@ -306,7 +323,7 @@ def test_the_same_bits_twice(rule: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-@pytest.mark.slow
+@once(22)
 @every_rule
 def test_state_goes_from_engine_to_engine(rule: str) -> None:
     steps = gradients(4, shapes=FEW)
@@ -358,6 +375,7 @@ def test_without_triton_lists_serve_and_one_warning_says_so(monkeypatch: pytest.
         kernels.warn_once.cache_clear()
 
 
+@once(23)
 @every_rule
 def test_one_parameter_after_the_other(rule: str) -> None:
     """As in a backward pass: tables of all of them are kept."""
@@ -400,6 +418,7 @@ def test_an_empty_model_and_empty_tensors() -> None:
     assert all(float(optimizer.state[p]["step"]) == 2 for _, p in named)
 
 
+@once(24)
 @every_rule
 def test_gradients_are_free_after_a_step(rule: str) -> None:
     named = parameters(shapes=FEW)
@@ -413,7 +432,7 @@ def test_gradients_are_free_after_a_step(rule: str) -> None:
         assert [ref() for ref in known] == [None] * len(known), "memory that the next forward pass could use"
 
 
-@pytest.mark.slow
+@once(25)
 @every_rule
 def test_parameters_exchanged_after_a_step_that_is_remembered(rule: str) -> None:
     old, new, alone = (parameters(shapes=FEW) for _ in range(3))
@@ -427,7 +446,6 @@ def test_parameters_exchanged_after_a_step_that_is_remembered(rule: str) -> None
     assert all(torch.equal(p, q) for (_, p), (_, q) in zip(new, alone, strict=True))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [FACTORED, dict(factored=False)], ids=["factored", "all squares"])
 def test_adafactor_whose_lr_is_taken_away(options: dict[str, Any]) -> None:
     """Then the step size follows from the step: other formulas, for tensors that were stepped before."""

@@ -22,6 +22,8 @@ from thalweg.kernels.triton.coded import decoded, read_codes, store_coded
 from thalweg.spaces import torch as xp
 from thalweg.storage import RECORD
 
+pytestmark = pytest.mark.slow  # programs are interpreted
+
 #: Groups of 64 in more than one chunk, of 32 and of 16, with an end that is no whole chunk, and one without codes.
 ELEMENTS = {"matrix": (34, 128), "thin": (64, 96), "filter": (32, 16, 3, 3), "vector": (70,)}
 MATRIX = {"matrix": (64, 128)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import one_in
+from lanes import by_turns, one_in
 from on_device import DEVICE, PRODUCTS, assert_near
 
 from thalweg.boundary import advance
@@ -142,7 +142,7 @@ def test_every_kind_of_shape(shape: tuple[int, ...], options: dict[str, Any]) ->
     agree_after(shape, count=2, steps=2, **options)
 
 
-@pytest.mark.in_turn
+@by_turns()
 @pytest.mark.parametrize(
     "options",
     one_in(
@@ -171,7 +171,7 @@ def test_every_option(shape: tuple[int, ...], options: dict[str, Any]) -> None:
     agree_after(shape, steps=2, **options)
 
 
-@pytest.mark.in_turn
+@by_turns()
 @pytest.mark.parametrize("counts_on_device", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize("probability", one_in(2, [0.4, 0.0, Annealed(0.8, 0.1, 0.3, 2)]), ids=str)
 def test_refreshes_are_counted_as_by_the_rule(probability: Any, counts_on_device: bool) -> None:
@@ -190,7 +190,7 @@ def test_parameters_of_one_batch_may_be_due_at_different_steps() -> None:
         both.go_on_alike()
 
 
-@pytest.mark.in_turn
+@by_turns()
 @pytest.mark.parametrize("shape", [(40, 24), (40,)], ids=str)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
@@ -235,7 +235,7 @@ def test_gradients_of_zero_teach_nothing() -> None:
     both.check()
 
 
-@pytest.mark.in_turn
+@by_turns()
 @pytest.mark.parametrize("options", [{}, dict(**Kron.VARIANTS["polyak"])], ids=["default", "polyak"])
 @pytest.mark.parametrize(
     "shape", one_in(2, [pytest.param((2, 12, 10)), pytest.param((2, 24, 20)), pytest.param((2, 40))]), ids=str

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import one_in
+from lanes import by_turns, one_in
 from on_device import DEVICE
 from tolerances import SPACE, TENSOR_CORES
 
 from thalweg.boundary import advance
 from thalweg.errors import RuleError
 from thalweg.kernels.triton.kron import KronKernels
-from thalweg.kernels.triton.kron_formulas import counted_on, formulas_for, numbers_of
+from thalweg.kernels.triton.kron_formulas import Options, counted_on, formulas_for, numbers_of
 from thalweg.rules import Annealed, Kron, factors, refresh
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling
@@ -129,7 +129,7 @@ MUTANTS: list[tuple[type[Kron], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.in_turn
+@by_turns()
 @pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize(("mutant", "options"), MUTANTS, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_a_mutant_of_the_rule_steps_otherwise_and_as_it_says(
@@ -191,7 +191,7 @@ def test_values_of_options_compile_nothing_anew() -> None:
 
 def test_the_host_computes_what_it_knows_in_double_precision() -> None:
     rule = Kron(momentum=0.999, momentum_mode="ema", precond_update_probability=Annealed(1.0, 0.25, 0.5, 0))
-    given = numbers_of(formulas_for(rule, 2, averages=True), rule, 1, 0.1, 0.5)
+    given = numbers_of(formulas_for(rule, 2, averages=True), Options.of(rule), 1, 0.1, 0.5)
     assert min(abs(number - (1 - 0.999)) for number in given.values()) < 1e-16
 
 
@@ -201,7 +201,7 @@ def test_counts_of_the_host_have_the_bits_of_the_rule(probability: Any) -> None:
     state = expected = torch.zeros(())
     for t in range(1, 200):
         _, after, due = rule.prepare(space, p, {"refresh": expected}, p, t)
-        is_due, left = counted_on(formulas_for(rule, 1, averages=False), rule, t, state.item())
+        is_due, left = counted_on(formulas_for(rule, 1, averages=False), Options.of(rule), t, state.item())
         state, expected = torch.tensor(left), after["refresh"]
         assert is_due == bool(due)
         assert torch.equal(state, expected)
@@ -216,3 +216,11 @@ class Summing(Kron):
 def test_what_no_kernel_computes_is_told() -> None:
     with pytest.raises(RuleError, match="the sum of h_square over slices"):
         formulas_for(Summing(), 2, averages=True)
+
+
+def test_options_are_found_once_and_leave_the_rule_as_it_is() -> None:
+    rule = Kron()
+    before = dict(vars(rule))
+    assert Options.of(rule) is Options.of(rule)
+    assert Options.of(rule) is not Options.of(Kron())
+    assert vars(rule) == before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from on_device import agree, gradients, parameters, train
+from on_device import DEVICE, agree, gradients, parameters, train
 from tolerances import BFLOAT16_PRODUCTS
 
 torch = pytest.importorskip("torch")
@@ -19,6 +19,8 @@ pytestmark = pytest.mark.slow  # programs are interpreted
 
 #: Three of one shape, turned ones, and one of more axes.
 SHAPES = {"a": (34, 20), "b": (34, 20), "c": (34, 20), "wide": (20, 34), "conv": (5, 4, 3, 2)}
+#: Where products are symmetric or have an addend, tiles of both sizes.
+LARGE = {"tall": (1536, 768), "wide": (768, 1536), "square": (1024, 1024)}
 OPTIONS: dict[str, Any] = dict(weight_decay=0.1, ns_dtype=None)
 
 
@@ -42,6 +44,7 @@ def both(steps: int, dtype: str = "float32", **options: Any) -> tuple[Any, Any, 
         dict(bias_correction=True, maximize=True),
         dict(momentum_mode="sum", scaling="match_rms_adamw", max_grad_norm=0.5),
         dict(split=2, weight_decay=0.0, nesterov=False),
+        dict(ns_method="gram", cautious_decay=True),
         dict(
             overrides=[("[abc]", dict(split=(20, 8, 6))), ("wide", dict(split=(30, 4), split_axis=1, transposed=True))]
         ),
@@ -56,10 +59,29 @@ def test_numbers_are_those_of_the_rule(options: dict[str, Any]) -> None:
     agree(*both(3, **given))
 
 
-def test_products_in_bfloat16() -> None:
-    _, ours, _, theirs = both(3)
+@pytest.mark.parametrize("method", ["plain", "gram"])
+def test_products_in_bfloat16(method: str) -> None:
+    _, ours, _, theirs = both(3, ns_method=method)
     for (_, p), (_, q) in zip(ours, theirs, strict=True):
         assert (p - q).abs().max() < BFLOAT16_PRODUCTS * 3 * 0.02
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="matrices that are large enough for kernels of their own")
+@pytest.mark.parametrize("method", ["plain", "auto"])
+def test_products_by_kernels(method: str) -> None:
+    """As near to exact steps as the library's products in bfloat16 are."""
+    shapes = {f"{kind} {i}": shape for kind, shape in LARGE.items() for i in range(8)}
+    starts, found = [p.detach().clone() for _, p in parameters("float32", shapes)], {}
+    for name, engine, options in (
+        ("exact", "reference", dict(ns_dtype=None)),
+        ("library", "reference", {}),
+        ("kernels", "fused", dict(ns_method=method)),
+    ):
+        named = parameters("float32", shapes)
+        train(make(named, engine, **options), named, gradients(5, "float32", shapes))
+        found[name] = [p.detach() for _, p in named]
+    for exact, library, kernels, start in zip(*found.values(), starts, strict=True):
+        assert (kernels - exact).norm() < 1.1 * (library - exact).norm() + 1e-3 * (exact - start).norm()
 
 
 def test_lists_that_are_larger_than_one_stack(monkeypatch: pytest.MonkeyPatch) -> None:

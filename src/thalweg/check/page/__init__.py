@@ -7,7 +7,7 @@ from html import escape
 from string import Template
 
 from thalweg.check.run import Report
-from thalweg.check.tables import again, rows, surroundings
+from thalweg.check.tables import repeat_command, rows, surroundings
 from thalweg.check.verdicts import FAILED, NOT_OFFERED, PASSED, Verdict
 from thalweg.show.page import frame_page, read_part
 
@@ -67,7 +67,7 @@ def failure(name: str, reports: Sequence[Report]) -> str:
             must = verdict.holds
             parts.append(
                 f'<dd class="who">{escape(report.subject)}</dd><dt>seen</dt><dd>{escape(verdict.seen)}</dd>'
-                f"<dt>again</dt><dd><code>{escape(again(report, verdict))}</code></dd>"
+                f"<dt>again</dt><dd><code>{escape(repeat_command(report, verdict))}</code></dd>"
             )
     return f'<article><h3 class="failed">{escape(name)}</h3><p>{escape(must)}</p><dl>{"".join(parts)}</dl></article>'
 

@@ -75,7 +75,7 @@ class Between:
             return f"T({place}{divisor(operand, ALONG[kind])})"
         return None
 
-    def emitted(self, after_pass: int, places: Mapping[str, int]) -> EmittedBetween:
+    def emit(self, after_pass: int, places: Mapping[str, int]) -> EmittedBetween:
         """places: of the entries of the state among a tensor's operands."""
         loops = []
         for kind in (ROW, COLUMN):
@@ -85,20 +85,20 @@ class Between:
                 f"matrix.{array}[{slot}][{letter} * {stride} + k] = {lines.of(value)};"
                 for value, slot in self.slots[kind].items()
             ]
-            loops += looped(kind, [*lines.lines, *stores])
+            loops += loop_over(kind, [*lines.lines, *stores])
         lines = self.lines(MATRIX)
         stores = [f"{name}[k] = {lines.of(value)};" for value, name in list(self.matrices.items())]
         head = [f"T {name}[MOST_AFTER];" for name in self.matrices.values()]
         adding = []
         for value, name in self.totals.items():
             head.append(f"double {name}[MOST_AFTER] = {{}};")
-            adding += self.added(value, name)
+            adding += self.add_up(value, name)
         decided = ["for (int64_t k = 0; k < matrix.after; k++) {", *indented([*lines.lines, *stores], 4), "}"]
         text = "\n".join(
             [
                 "    const Matrix<T>& matrix = *static_cast<const Matrix<T>*>(given);",
                 "    using X = T;",
-                *indented([*self.numbers.fetched("matrix"), *head, *adding, *decided, *loops], 4),
+                *indented([*self.numbers.fetch("matrix"), *head, *adding, *decided, *loops], 4),
             ]
         )
         row_state, column_state = (
@@ -108,25 +108,25 @@ class Between:
         made = function("between", text, self.names, "from sums of rows and columns to what passes need of them")
         return EmittedBetween(made, after_pass, self.numbers.values, row_state, column_state)
 
-    def added(self, value: Value, name: str) -> list[str]:
+    def add_up(self, value: Value, name: str) -> list[str]:
         """Loops that add up what a matrix has of something."""
         kind = self.kinds.of(value.args[0])
         if kind == ELEMENT:
             same = next((i for i, rows in enumerate(self.sums[ROW]) if self.kinds.is_part(rows, value)), None)
             if same is None:
                 raise RuleError(f"{value.graph.rule_name} sums matrices whose rows it does not sum")
-            return looped(ROW, [f"{name}[k] += matrix.row_sums[{same}][r * matrix.after + k];"])
+            return loop_over(ROW, [f"{name}[k] += matrix.row_sums[{same}][r * matrix.after + k];"])
         lines = self.lines(kind)
         x = lines.of(value.args[0])
         term = f"double({x}) * double({x})" if value.is_squared else f"double({x})"
-        return looped(kind, [*lines.lines, f"{name}[k] += {term};"])
+        return loop_over(kind, [*lines.lines, f"{name}[k] += {term};"])
 
 
 def divisor(value: Value, count: str) -> str:
     return f" / double({count})" if value.is_mean else ""
 
 
-def looped(kind: str, lines: Iterable[str]) -> list[str]:
+def loop_over(kind: str, lines: Iterable[str]) -> list[str]:
     """Statements for every row, or column, of a matrix and every place behind it."""
     letter, array, _ = WORDS[kind]
     return [

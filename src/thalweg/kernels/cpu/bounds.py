@@ -13,7 +13,7 @@ from thalweg.programs.trace import PARAMETER, Program
 COUNT, LARGEST = "count of elements", "largest number"
 
 
-def bounded(program: Program, kinds: Kinds) -> Any:
+def bound_step(program: Program, kinds: Kinds) -> Any:
     """Whether every element of p + delta, and all on the way to it, is surely finite; None if norms cannot tell."""
     graph = program.graph
     largest, count = graph.input(LARGEST, frozenset()), graph.input(COUNT, frozenset())

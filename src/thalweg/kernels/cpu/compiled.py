@@ -12,23 +12,26 @@ from typing import Any
 from thalweg.arrays import Shape
 from thalweg.errors import FallbackWarning, RuleError
 from thalweg.kernels.cpu import structs
-from thalweg.kernels.cpu.bounds import COUNT, LARGEST, bounded
+from thalweg.kernels.cpu.bounds import COUNT, LARGEST, bound_step
 from thalweg.kernels.cpu.compiler import Uncompiled
-from thalweg.kernels.cpu.emit import OPERATIONS, Emitted, emit
+from thalweg.kernels.cpu.emit import Emitted, emit
 from thalweg.kernels.cpu.library import functions_of, reason_missing
 from thalweg.kernels.cpu.lines import index_of
 from thalweg.kernels.cpu.structs import FIRST_NUMBER, SCALE
 from thalweg.programs.extents import HOST, TENSOR, MatrixKinds, is_spread, matrix_kinds_of, spread_shapes
 from thalweg.programs.graph import Value
 from thalweg.programs.host import function_of, options_of
+from thalweg.programs.operations import OPERATIONS
 from thalweg.programs.schedule import Schedule, schedule
 from thalweg.programs.trace import Program, example_of, trace
 from thalweg.rules import Rule
 from thalweg.rules.entries import Entry
 from thalweg.rules.rule import structure_of
 from thalweg.settings import Setting
-from thalweg.storage import arithmetic, kept
+from thalweg.storage import arithmetic, describe_state
 
+#: Operations of registers by their numbers in native/scalars.h.
+CODES = tuple(OPERATIONS)
 #: Registers that Python and native code fill, by the names of the inputs.
 FILLED = {COUNT: structs.COUNT, LARGEST: structs.LARGEST}
 
@@ -59,13 +62,13 @@ class Kind:
 _kinds: dict[Any, Compiled] = {}
 
 
-def compiled(kind: Kind) -> Compiled:
+def compile_kind(kind: Kind) -> Compiled:
     if kind.key not in _kinds:
-        _kinds[kind.key] = Compiled(emitted(kind))
+        _kinds[kind.key] = Compiled(emit_kind(kind))
     return _kinds[kind.key]
 
 
-def scheduled(kind: Kind) -> Schedule:
+def schedule_kind(kind: Kind) -> Schedule:
     rule, shape, entries = kind.rule, kind.shape, dict(kind.entries)
     if not all(is_spread(entry) for entry in entries.values()):
         raise RuleError(f"{type(rule).__name__} keeps entries of a shape of their own, of which no native code is made")
@@ -83,9 +86,9 @@ def scheduled(kind: Kind) -> Schedule:
 _emitted: dict[Any, Emitted] = {}
 
 
-def emitted(kind: Kind) -> Emitted:
+def emit_kind(kind: Kind) -> Emitted:
     if kind.key not in _emitted:
-        found = scheduled(kind)
+        found = schedule_kind(kind)
         _emitted[kind.key] = emit(found, matrix_kinds_of(found.program, kind.rule.stacked_axes))
     return _emitted[kind.key]
 
@@ -121,7 +124,7 @@ def reason_uncompiled(rule: Rule, shape: Shape) -> str:
     if key not in _reasons:
         try:
             # without a library, that is what engines say
-            compiled(kind) if reason_missing() is None else emitted(kind)
+            compile_kind(kind) if reason_missing() is None else emit_kind(kind)
             _reasons[key] = ""
         except RuleError as error:
             _reasons[key] = str(error)
@@ -135,10 +138,10 @@ def source_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool = True
     rule, handling = setting.rule_at(1), setting.handling
     if rule.needs_whole:
         return f"// {type(rule).__name__} is computed by its own formulas\n"
-    exact = all(stored == arithmetic(dtype) for _, stored in kept(rule, handling, shape, dtype).values())
+    exact = all(stored == arithmetic(dtype) for _, stored in describe_state(rule, handling, shape, dtype).values())
     guarded = handling.on_nonfinite != "propagate"
     try:
-        found = emitted(kind_of(rule, shape, has_lr=has_lr, exact=exact, guarded=guarded, declared=setting.rule))
+        found = emit_kind(kind_of(rule, shape, has_lr=has_lr, exact=exact, guarded=guarded, declared=setting.rule))
     except RuleError as error:
         return f"// {error}\n"
     return "\n".join(each.source for each in found.functions)
@@ -234,7 +237,7 @@ class Compiled:
         between = [] if found.between is None else [registers.need(number) for number in found.between.numbers]
         stats = {name: registers.need(value) for name, value in program.stats.items()}
         finite = None if program.finite is True else registers.need(program.finite)
-        limit = bounded(program, kinds)
+        limit = bound_step(program, kinds)
         bound = None if limit is None else registers.need(limit)
         place = registers.place
         self.registers = registers.count
@@ -243,7 +246,7 @@ class Compiled:
         self.numbers = function_of(literals)
         self.sums = [[place(("sum", index_of(sums, value))) for value in each.sums] for each in found.passes]
         code = [
-            structs.Instruction(OPERATIONS.index(op), place(to), *map(place, args))
+            structs.Instruction(CODES.index(op), place(to), *map(place, args))
             for stage in registers.code
             for op, to, args in stage
         ]

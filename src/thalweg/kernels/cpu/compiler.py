@@ -72,7 +72,7 @@ def source_of(functions: Sequence[Function]) -> str:
     return f"{text}\nEXPORTED const Functions* thalweg_functions() {{ return EMITTED; }}\n"
 
 
-def compiled_elsewhere(functions: Sequence[Function], level: str, title: str) -> dict[str, int]:
+def compile_functions(functions: Sequence[Function], level: str, title: str) -> dict[str, int]:
     """The addresses of functions that the package itself does not have, by name; title: for whom, in errors."""
     found = compiler()
     if found is None:
@@ -85,7 +85,7 @@ def compiled_elsewhere(functions: Sequence[Function], level: str, title: str) ->
     made_from = "\n".join([source, headers, version, " ".join(flags), platform.machine()])
     key = hashlib.sha256(made_from.encode()).hexdigest()[:24]
     try:
-        library = loaded(kept(key) or build(key, source, path, flags, title))
+        library = load_library(find_kept(key) or build(key, source, path, flags, title))
     except OSError as error:
         raise Uncompiled(f"native code for {title} cannot be kept or loaded: {error}") from error
     library.thalweg_functions.restype = ctypes.c_void_p
@@ -96,13 +96,13 @@ def compiled_elsewhere(functions: Sequence[Function], level: str, title: str) ->
 _loaded: dict[Path, ctypes.CDLL] = {}
 
 
-def loaded(path: Path) -> ctypes.CDLL:
+def load_library(path: Path) -> ctypes.CDLL:
     if path not in _loaded:  # never let go: tables point into it
         _loaded[path] = ctypes.CDLL(str(path))
     return _loaded[path]
 
 
-def kept(key: str) -> Path | None:
+def find_kept(key: str) -> Path | None:
     """What was compiled under this key before, if it is still what it was."""
     folder = cache_folder()
     if not is_own(folder):
@@ -157,6 +157,6 @@ def build(key: str, source: str, path: str, flags: Sequence[str], title: str) ->
         try:
             result.replace(final)
         except PermissionError:  # Windows replaces no file that a process has loaded
-            if kept(key) is None:
+            if find_kept(key) is None:
                 raise
     return final

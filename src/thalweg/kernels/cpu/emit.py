@@ -22,12 +22,7 @@ from thalweg.programs.graph import Value
 from thalweg.programs.schedule import Schedule, reductions_of
 from thalweg.programs.trace import GRADIENT, PARAMETER
 
-#: Operations of registers, in the order of native/scalars.h.
-OPERATIONS = (
-    *("add", "sub", "mul", "div", "pow", "gt", "ge", "lt", "le", "eq", "ne", "and", "neg", "abs", "sqrt", "exp", "log"),
-    *("expm1", "cos", "floor", "isfinite", "maximum", "minimum", "where"),
-)
-#: What native code has room for, beside what its structures say: sums of a pass, and numbers of a pass.
+#: Limits of native code that its structures do not state: sums of a pass, and numbers of a pass.
 MOST_SUMS, MOST_NUMBERS = 5, 64
 
 
@@ -127,7 +122,7 @@ class Emission:
         sums = [value for value in summed if self.kinds.of(value) == TENSOR]
         checks: list[tuple[str, str, bool]] = []
         for index, value in enumerate(sums):
-            name, term, squared = summed_as(names, lines, value)
+            name, term, squared = write_sum(names, lines, value)
             before.append(f"Sum<T> {name};")
             body.append(f"{name}.add({term}, k);")
             total = names.new(None, "total")
@@ -142,7 +137,7 @@ class Emission:
         after += [line for _, line, _ in checks]
         row_sums = [value for value in summed if self.kinds.of(value) == ROW]
         for index, value in enumerate(row_sums):
-            name, term, squared = summed_as(names, lines, value)
+            name, term, squared = write_sum(names, lines, value)
             before.append(f"Sum<T> {name};")
             body.append(f"{name}.add({term}, k);")
             body.append(f"if (has_terms) store(terms + {index} * TILE + i, widened<X>({term}));")
@@ -154,7 +149,7 @@ class Emission:
         column_sums = [value for value in summed if self.kinds.of(value) == COLUMN]
         column_of = []
         for index, value in enumerate(column_sums):
-            name, term, squared = summed_as(names, lines, value)
+            name, term, squared = write_sum(names, lines, value)
             before.append(f"T* const {name} = tile.column_sums[{index}];")
             body.append(f"store({name} + i, load<X>({name} + i) + {term});")
             column_of.append(found_again(value.args[0])[2])
@@ -166,7 +161,7 @@ class Emission:
             new = f"{lines.of(program.inputs[PARAMETER])} + {lines.of(program.delta)}"
             stores.append(f"store({places[PARAMETER]} + i, widened<X>({new}));")
         head = [f"T* const {name} = tile.x[{index}];" for index, name in enumerate(places.values())]
-        head += numbers.fetched("tile")
+        head += numbers.fetch("tile")
         # what emitted code reads in its loops are constants of its own: a tile might be changed by what it writes
         for index, name in enumerate(rows.values()):
             across, row = names.new(None, "across"), names.new(None, "row_value")
@@ -210,7 +205,7 @@ class Emission:
         )
 
 
-def summed_as(names: Names, lines: Lines, value: Value) -> tuple[str, str, bool]:
+def write_sum(names: Names, lines: Lines, value: Value) -> tuple[str, str, bool]:
     """The name of a sum, what is added to it, and whether that is a square."""
     x = lines.of(value.args[0])
     return names.new(value), summand(value, x), value.is_squared
@@ -236,7 +231,7 @@ def emit(found: Schedule, kinds: MatrixKinds) -> Emitted:
             raise RuleError(f"{name} needs sums of rows and columns in {len(summing)} passes")
         ((number, each),) = summing.items()
         sums = {ROW: each.row_sums, COLUMN: each.column_sums}
-        between = Between(kinds, sums, emission.slots, emission.state_slots).emitted(number, emission.places)
+        between = Between(kinds, sums, emission.slots, emission.state_slots).emit(number, emission.places)
     check_room(name, passes, emission)
     return Emitted(found, kinds, passes, between, list(emission.slots[ROW]), list(emission.slots[COLUMN]))
 

@@ -36,6 +36,18 @@ def reason_missing() -> str | None:
 
 
 @functools.cache
+def with_lock() -> ctypes.PyDLL:
+    """The same library, for functions that use Python objects: they are called with the interpreter's lock held."""
+    library = ctypes.PyDLL(load()._name)
+    library.thalweg_look.restype = c_int64
+    library.thalweg_look.argtypes = (
+        *(c_void_p, ctypes.py_object, ctypes.py_object, ctypes.py_object),
+        *(c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int32),
+    )
+    return library
+
+
+@functools.cache
 def warn_once(reason: str) -> None:
     warnings.warn(
         f"thalweg's native CPU core is not available ({reason}): steps on the CPU take several times as long. "
@@ -80,6 +92,7 @@ def declare(library: ctypes.CDLL) -> None:
     library.thalweg_point.argtypes = (c_void_p, c_int64, c_void_p, c_void_p, c_void_p)
     library.thalweg_counts.restype, library.thalweg_counts.argtypes = c_int32, (c_void_p, c_int64, c_void_p)
     library.thalweg_count.restype, library.thalweg_count.argtypes = None, (c_void_p, c_int64, c_char_p)
+    library.thalweg_look.restype = c_int64  # its arguments are declared where it is called with the interpreter's lock
     library.thalweg_run.restype = None
     library.thalweg_run.argtypes = (
         *(c_void_p, c_void_p, c_void_p, c_int64),
@@ -114,9 +127,9 @@ def functions_of(functions: Sequence[Function], title: str) -> dict[str, tuple[i
     missing = [each for each in functions if places[each.name] < 0]
     found: dict[str, tuple[int, int | None]] = {name: (place, None) for name, place in places.items()}
     if missing:
-        from thalweg.kernels.cpu.compiler import compiled_elsewhere
+        from thalweg.kernels.cpu.compiler import compile_functions
 
-        addresses = compiled_elsewhere(missing, level_used() or "", title)
+        addresses = compile_functions(missing, level_used() or "", title)
         found.update({name: (-1, address) for name, address in addresses.items()})
     return found
 

@@ -11,6 +11,7 @@ from typing import Any
 from thalweg.kernels.text import ARITHMETIC
 from thalweg.programs.extents import ELEMENT, HOST, TENSOR, Kinds
 from thalweg.programs.graph import Value
+from thalweg.programs.operations import OPERATIONS, TRUTH
 
 #: Operations of elements, as C++ has them.
 TEXTS = {
@@ -35,7 +36,6 @@ TEXTS = {
     "minimum": "smaller<X>({0}, {1})",
     "where": "chosen_of<X>({0}, {1}, {2})",
 }
-TRUTHS = ("gt", "ge", "lt", "le", "eq", "ne", "and", "isfinite")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Names:
         self.values.append((value, hint))
         return f"«{len(self.values) - 1}»"
 
-    def named(self, text: str) -> str:
+    def name_values(self, text: str) -> str:
         """With the names that the rule has for values."""
         used: set[str] = set()
         names = []
@@ -104,7 +104,9 @@ class Lines:
 
     def is_truth(self, operand: Any) -> bool:
         """Whether it is a mask here; elsewhere truths are numbers, 1 and 0."""
-        return isinstance(operand, Value) and operand.op in TRUTHS and self.kinds.of(operand) == self.kind
+        if not isinstance(operand, Value) or operand.op not in OPERATIONS:
+            return False
+        return OPERATIONS[operand.op].makes == TRUTH and self.kinds.of(operand) == self.kind
 
     def name(self, operand: Any) -> str:
         if self.kinds.of(operand) in (HOST, TENSOR):
@@ -147,7 +149,7 @@ class Numbers:
         self.named.append(self.names.new(operand, hint))
         return self.named[-1]
 
-    def fetched(self, source: str) -> list[str]:
+    def fetch(self, source: str) -> list[str]:
         """Statements that make them constants of a function."""
         return [f"const T {name} = {source}.numbers[{index}];" for index, name in enumerate(self.named)]
 
@@ -155,7 +157,7 @@ class Numbers:
 def function(kind: str, text: str, names: Names, comment: str) -> Function:
     digest = hashlib.sha256(names.bare(text).encode()).hexdigest()[:16]
     name = f"{kind}_{digest}"
-    source = f"// {comment}\ntemplate <class T>\nvoid {name}(const void* given) {{\n{names.named(text)}\n}}\n"
+    source = f"// {comment}\ntemplate <class T>\nvoid {name}(const void* given) {{\n{names.name_values(text)}\n}}\n"
     return Function(name, source)
 
 

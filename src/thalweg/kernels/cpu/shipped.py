@@ -1,4 +1,7 @@
-"""The code of the rules that come with the package, for its build: python -m thalweg.kernels.cpu.shipped FOLDER."""
+"""The code of the rules that come with the package, for its build: python -m thalweg.kernels.cpu.shipped FOLDER.
+
+With --quick only that of the most used options: any other is compiled at its first use.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from thalweg.arrays import Shape
 from thalweg.codecs import CODECS, FIFTH, FIFTH_SHIFT, LEAST_SCALE
-from thalweg.kernels.cpu.compiled import emitted, kind_of
+from thalweg.kernels.cpu.compiled import emit_kind, kind_of
 from thalweg.kernels.cpu.emit import library_source
 from thalweg.kernels.cpu.lines import Function
 from thalweg.rules import RULES, Rule
@@ -62,11 +65,11 @@ def functions_for(rule: Rule, kinds: Iterable[tuple[bool, ...]]) -> dict[str, Fu
     for shape, (has_lr, exact, guarded) in itertools.product(SHAPES, kinds):
         if has_lr or rule.lr_optional:
             kind = kind_of(rule, shape, has_lr=has_lr, exact=exact, guarded=guarded)
-            found.update({each.name: each for each in emitted(kind).functions})
+            found.update({each.name: each for each in emit_kind(kind).functions})
     return found
 
 
-def made(rule: type[Rule], options: dict[str, Any]) -> Rule | None:
+def make_rule(rule: type[Rule], options: dict[str, Any]) -> Rule | None:
     """The rule with these options, if they go together."""
     factoring = {"min_dim_size_to_factor": 1} if "min_dim_size_to_factor" in {f.name for f in fields(rule)} else {}
     try:
@@ -77,13 +80,13 @@ def made(rule: type[Rule], options: dict[str, Any]) -> Rule | None:
     return found
 
 
-def telling(rule: type[Rule]) -> dict[str, list[Any]]:
+def find_telling(rule: type[Rule]) -> dict[str, list[Any]]:
     """The options that change the code of passes, alone or beside one other; the rest changes numbers alone."""
     every = choices(rule)
 
     @functools.cache
     def code(options: frozenset[tuple[str, Any]]) -> frozenset[str]:
-        found = made(rule, dict(options))
+        found = make_rule(rule, dict(options))
         return frozenset(functions_for(found, [(True, True, False)]) if found else ())
 
     bases = [frozenset[Any](), *(frozenset({(name, value)}) for name, own in every.items() for value in own[1:])]
@@ -103,19 +106,29 @@ def telling(rule: type[Rule]) -> dict[str, list[Any]]:
 
 
 def rules_of(rule: type[Rule]) -> Iterator[Rule]:
-    options = telling(rule)
+    options = find_telling(rule)
     for values in itertools.product(*options.values()):
-        found = made(rule, dict(zip(options, values, strict=True)))
+        found = make_rule(rule, dict(zip(options, values, strict=True)))
         if found is not None:
             yield found
 
 
-def shipped() -> dict[str, Function]:
+def usual_rules_of(rule: type[Rule]) -> Iterator[Rule]:
+    """The rule with its defaults, and with one option that differs from them."""
+    options = choices(rule)
+    for given in ({}, *({name: value} for name, values in options.items() for value in values[1:])):
+        found = make_rule(rule, given)
+        if found is not None:
+            yield found
+
+
+def emit_shipped(quick: bool = False) -> dict[str, Function]:
     found: dict[str, Function] = {}
+    kinds = [(True, True, False), (True, True, True)] if quick else list(itertools.product((True, False), repeat=3))
     for rule in RULES.values():
         if not rule.needs_whole:
-            for each in rules_of(rule):
-                found.update(functions_for(each, itertools.product((True, False), repeat=3)))
+            for each in (usual_rules_of if quick else rules_of)(rule):
+                found.update(functions_for(each, kinds))
     return found
 
 
@@ -137,17 +150,21 @@ def codecs_source() -> str:
     return "\n".join([top, *lines, "\n}  // namespace codecs", ""])
 
 
-def write(folder: Path) -> None:
-    functions = shipped()
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "codecs.h").write_text(codecs_source())
-    (folder / "emitted.h").write_text(library_source(functions))
+def write(folder: Path, quick: bool = False) -> None:
+    functions = emit_shipped(quick)
     names = ",\n".join(f'    "{name}"' for name in functions)
-    (folder / "emitted_names.h").write_text(
-        f"// The names of emitted functions, in their order.\n#pragma once\n\n"
-        f"const char* const EMITTED_NAMES[] = {{\n{names},\n}};\n"
-    )
+    sources = {
+        "codecs.h": codecs_source(),
+        "emitted.h": library_source(functions),
+        "emitted_names.h": "// The names of emitted functions, in their order.\n#pragma once\n\n"
+        f"const char* const EMITTED_NAMES[] = {{\n{names},\n}};\n",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, source in sources.items():
+        # what is the same keeps its time, so that it is not compiled again
+        if not (folder / name).exists() or (folder / name).read_text() != source:
+            (folder / name).write_text(source)
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    write(Path(sys.argv[1]), quick="--quick" in sys.argv[2:])

@@ -13,7 +13,7 @@ from thalweg.arrays import Shape
 from thalweg.boundary import ROUNDING_STREAM, state_streams
 from thalweg.codecs import bytes_of, grouping
 from thalweg.kernels.cpu import structs
-from thalweg.kernels.cpu.compiled import Compiled, compiled, kind_of
+from thalweg.kernels.cpu.compiled import Compiled, compile_kind, kind_of
 from thalweg.kernels.cpu.library import load
 from thalweg.rules import Rule
 from thalweg.rules.entries import Spread
@@ -78,7 +78,7 @@ class Options(NamedTuple):
         return -scale if self.handling.maximize else scale
 
     def code_for(self, operand: Operand) -> Compiled:
-        return compiled(
+        return compile_kind(
             kind_of(
                 self.rule,
                 operand.shape if operand.whole is None else operand.whole,
@@ -200,9 +200,8 @@ class Tables:
         self.used.append((group, code))
         return len(self.used) - 1
 
-    def point(self, gradients: Iterable[int]) -> None:
+    def point(self, bases: array[int]) -> None:
         """Follow gradients to where they are now, in the order of the operands."""
-        bases = array("Q", gradients)
         load().thalweg_point(
             self.tensors, self.count, address_of(self.owners), address_of(self.offsets), address_of(bases)
         )
@@ -270,12 +269,12 @@ class Tables:
                 self.outcomes[row].skip = skipped
 
     def figures(self) -> Figures:
-        """What the last step computed on its way."""
+        """The statistics of the last step."""
         return Figures(self.stats, self.spans, self.stacks, bytes(self.registers), self.width)
 
 
 class Figures(NamedTuple):
-    """What a step computed on its way, read when stats() is called."""
+    """The statistics of a step, read when stats() is called."""
 
     #: Of each operand: the registers of its figures, by name; its rows; the shape of its stack.
     stats: list[dict[str, int]]

@@ -10,7 +10,7 @@ import importlib.util
 import warnings
 
 from thalweg.errors import FallbackWarning
-from thalweg.kernels.shown import Reads
+from thalweg.kernels.by_hand import Reads
 from thalweg.rules import Kron
 
 #: Devices whose tensors are stepped here. (Triton's interpreter takes those of the CPU: so tests need no GPU.)

@@ -138,16 +138,15 @@ MEASURING = Limits(1792, 4, 128, block=1024, deep_block=512, warps=1, widths=(25
 STEPPING = Limits(4096, 8, 32, block=2048, deep_block=1024, warps=4, widths=(1024, 512, 256), idle=0.1)
 
 
-def cut_to_measure(seen: Sequence[Matrices], vector: int = 4) -> list[Cut]:
+def cut_to_measure(seen: Sequence[Matrices], vector: int = 4, limits: Limits = MEASURING) -> list[Cut]:
     """Into tiles for passes that sum rows and columns. vector: elements of one load."""
     # a thread has two loads of a line in hand if they are of four elements, and one if they are of eight
-    limits = MEASURING._replace(block=MEASURING.block * 4 // vector)
-    return cut(seen, limits, vector, few_places=1)
+    return cut(seen, limits._replace(block=limits.block * 4 // vector), vector, few_places=1)
 
 
-def cut_to_step(seen: Sequence[Matrices], vector: int = 4) -> list[Cut]:
+def cut_to_step(seen: Sequence[Matrices], vector: int = 4, limits: Limits = STEPPING) -> list[Cut]:
     """Into tiles for all other passes."""
-    return cut(seen, STEPPING, vector, few_places=FEW_PLACES)
+    return cut(seen, limits, vector, few_places=FEW_PLACES)
 
 
 def cut(seen: Sequence[Matrices], limits: Limits, vector: int, few_places: int) -> list[Cut]:

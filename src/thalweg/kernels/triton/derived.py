@@ -110,7 +110,7 @@ def home() -> dict[str, Any]:
 def loaded(source: str, name: str, beside: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Run emitted source as a module. Triton reads a kernel's source anew, so it has to be found by name.
 
-    beside: what the source may use beside what is at home here.
+    beside: names that the source may use in addition to those of this module.
     """
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     name = f"thalweg.kernels.triton.derived_{name.lower()}_{digest}"
@@ -173,7 +173,7 @@ class DerivedPasses(Passes):
 
     # ---- one step
 
-    def measured(self, step: Step) -> Iterator[list[Sum]]:
+    def measure(self, step: Step) -> Iterator[list[Sum]]:
         for number in range(self.last):
             self.go(step, number, MEASURE)
             if self.emitted.sums[number]:

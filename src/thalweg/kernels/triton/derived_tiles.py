@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.arrays import Shape
-from thalweg.kernels.triton.cuts import MEASURING, STEPPING, cut_to_measure, cut_to_step, matrices_of
+from thalweg.kernels.triton.cuts import MEASURING, STEPPING, Limits, cut_to_measure, cut_to_step, matrices_of
 from thalweg.kernels.triton.derived import (
     DerivedPasses,
     elements_of,
@@ -102,7 +102,10 @@ class TilePasses(Passes):
         *,
         sharded: bool,
         rated: bool = True,
+        measuring: Limits = MEASURING,
+        stepping: Limits = STEPPING,
     ) -> None:
+        """measuring, stepping: how large tiles may be in passes that sum, and in all others."""
         stored, dtypes = stored_as(operands[0], grads[0], keys)
         guarded, random = handling.on_nonfinite != "propagate", handling.state_rounding == "stochastic"
         made = kernels_for(rule, example_for(operands, rule), stored, guarded, sharded, rated, random)
@@ -124,10 +127,10 @@ class TilePasses(Passes):
             for operand, slices in zip(operands, self.tables.slices, strict=True)
             for _ in range(slices)
         ]
-        cuts = cut_to_measure(seen, self.vector)
+        cuts = cut_to_measure(seen, self.vector, measuring)
         self.statistics = Statistics(self.emitted.statistics, cuts, self.uploads)
-        self.measuring = Grid(cuts, self.uploads, MEASURING.warps)
-        self.stepping = Grid(cut_to_step(seen, self.vector), self.uploads, STEPPING.warps)
+        self.measuring = Grid(cuts, self.uploads, measuring.warps)
+        self.stepping = Grid(cut_to_step(seen, self.vector, stepping), self.uploads, stepping.warps)
         self.uploads.drop(self.partials)
         self.partials = self.empty(self.totals.shape[1], self.stepping.count)
         counts = [
@@ -154,7 +157,7 @@ class TilePasses(Passes):
 
     # ---- one step
 
-    def measured(self, step: Step) -> Iterator[list[Sum]]:
+    def measure(self, step: Step) -> Iterator[list[Sum]]:
         for number in range(self.last):
             self.go(step, number, MEASURE)
             self.add_up(number)

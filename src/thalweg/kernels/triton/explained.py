@@ -11,18 +11,17 @@ from thalweg.kernels.triton.derived_tiles import kernels_for as tile_kernels_for
 from thalweg.kernels.triton.memory import Stored
 from thalweg.kernels.triton.served import is_by_hand, reason_against
 from thalweg.programs.extents import kinds_of
-from thalweg.programs.parted import SHOWN, first_part, last_part
+from thalweg.programs.parts import SHOWN, first_part, last_part
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
 from thalweg.rules import Rule, WholeRule
 from thalweg.settings import Setting
-from thalweg.storage import RECORD
-from thalweg.storage import kept as kept_for
+from thalweg.storage import RECORD, describe_state
 
 
 def source_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool = True) -> str:
     """The Triton that steps parameters of this kind, or why there is none that was made from the rule."""
     rule, handling = setting.rule_at(1), setting.handling
-    kept = kept_for(rule, handling, shape, dtype)
+    kept = describe_state(rule, handling, shape, dtype)
     if reason := reason_against(setting, shape, dtype, kept):
         return f"# {reason}\n"
     if is_by_hand(rule):

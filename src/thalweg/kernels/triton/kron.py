@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from thalweg.kernels.triton.kron_batch import Batch, States, memory_of
-from thalweg.kernels.triton.kron_formulas import Formulas, counted_on, formulas_for, numbers_of
+from thalweg.kernels.triton.kron_formulas import Formulas, Options, counted_on, formulas_for, numbers_of
 from thalweg.kernels.triton.kron_launches import Launch, Launches, compile_together
 from thalweg.kernels.triton.kron_layout import DUE, UPDATE_RMS
 from thalweg.kernels.triton.kron_plan import Plan
@@ -129,26 +130,37 @@ class KronKernels:
         allowed: Tensor | None = None,
         batch: Batch | None = None,
         moving: Any = None,
+        places: array[int] | None = None,
     ) -> Prepared:
         """Take the gradients and numbers of a step, and count it where the host does; nothing is launched.
 
         batch: that of these parameters, if the caller has seen that nothing has changed since it was made. moving: what
-        copies addresses and numbers to the device, so that launches can be recorded.
+        copies addresses and numbers to the device, so that launches can be recorded. places: of gradients, if known.
         """
         if batch is None:
             batch = self.batch(names, params, grads, states, rule, handling)
         known = t is not None and states[0]["refresh"].is_cpu
         refreshing = True
-        batch.follow_gradients(grads, moving)
+        batch.follow_gradients(grads, moving, places)
         if known:
             assert t is not None
-            count = functools.partial(counted_on, formulas_of(batch, rule), rule, t)
-            refreshing = any(batch.look_at_refreshes(count, states))
-        first = begin(batch, rule, handling, t if known else None, lr, lr_scale, grad_scale, allowed, moving=moving)
-        launches = launches_of(batch, rule, handling, refreshing=refreshing, counted=not known)
+            count = functools.partial(counted_on, formulas_of(batch, rule), Options.of(rule), t)
+            refreshing = batch.look_at_refreshes(count, states)
+        number = t if known else None
         given = tuple(x.data_ptr() for x in (lr, grad_scale, allowed) if isinstance(x, Tensor))
+        key = id(rule), handling, refreshing, batch.grads_aligned, id(moving), given
+        known_step: tuple[Kron, Prepared] | None = batch.prepared.get(key)
+        if known_step is not None and moving is not None:  # it finds addresses and numbers where it found the last
+            begin_numbers(batch, rule, number, lr, lr_scale, moving)
+            return known_step[1]
+        first = begin(batch, rule, handling, number, lr, lr_scale, grad_scale, allowed, moving=moving)
+        launches = launches_of(batch, rule, handling, refreshing=refreshing, counted=not known)
         flags = known, rule.stacked_axes > 0, handling.on_nonfinite == "skip"
-        return Prepared(self, batch, first, launches, moving, given, *flags)
+        while len(batch.prepared) >= KEPT:
+            del batch.prepared[next(iter(batch.prepared))]
+        prepared = Prepared(self, batch, first, launches, moving, given, *flags)
+        batch.prepared[key] = rule, prepared  # with the rule, so that its id remains its own
+        return prepared
 
     def prepare(self, steps: Sequence[Mapping[str, Any]]) -> None:
         """Compile all that several steps will need, each given by its arguments, at once.
@@ -203,8 +215,19 @@ def layout_facts(rule: Kron, seed: int) -> tuple[Any, ...]:
     return rule.stacked_axes, rule.max_size_dense, rule.max_skew, rule.merge, rule.geometry, seed
 
 
-def formulas_of(batch: Batch, rule: Kron, **known: bool) -> Formulas:
-    return formulas_for(rule, len(batch.sizes), averages=batch.has_momentum, **known)
+def formulas_of(
+    batch: Batch, rule: Kron, *, knows_t: bool = True, knows_lr: bool = True, bare: bool = False
+) -> Formulas:
+    """As they were the last time: to compare rules takes longer than all else that a step of a batch takes."""
+    key = id(rule), knows_t, knows_lr, bare
+    known: tuple[Kron, Formulas] | None = batch.formulas.get(key)
+    if known is None:
+        given = dict(averages=batch.has_momentum, knows_t=knows_t, knows_lr=knows_lr, bare=bare)
+        known = rule, formulas_for(rule, len(batch.sizes), **given)
+        while len(batch.formulas) >= KEPT:
+            del batch.formulas[next(iter(batch.formulas))]
+        batch.formulas[key] = known  # with the rule, so that its id remains its own
+    return known[1]
 
 
 def begin(
@@ -224,10 +247,9 @@ def begin(
 
     moving: what copies numbers to the device.
     """
-    rate = lr if isinstance(lr, Tensor) and lr.device == batch.device else None
-    formulas = formulas_of(batch, rule, knows_t=t is not None, knows_lr=rate is None, bare=bare)
+    formulas, rate, numbers = begin_numbers(batch, rule, t, lr, lr_scale, moving, bare=bare)
     tensors: dict[str, Tensor | None] = dict(lr=rate, grad_scale=grad_scale, allowed=allowed)
-    kind = formulas, moving is None, *(None if each is None else each.dtype for each in tensors.values())
+    kind = id(formulas), moving is None, *(None if each is None else each.dtype for each in tensors.values())
     launch = batch.begins.get(kind)
     if launch is None:
         constant: dict[str, Any] = dict(
@@ -241,11 +263,25 @@ def begin(
             num_warps=4,
         )
         launch = batch.begins[kind] = Launch(formulas.begin, (ceiling(batch.count, 128),), constant)
-    numbers: Mapping[str, Any] = numbers_of(formulas, rule, t, float(lr) if rate is None else None, lr_scale)
-    if moving is not None:
-        numbers = moving.numbers(batch, numbers)
     sign = -1.0 if handling.maximize else 1.0
     return functools.partial(launch, **tensors, **numbers, sign=sign)
+
+
+def begin_numbers(
+    batch: Batch,
+    rule: Kron,
+    t: int | None,
+    lr: float | Tensor,
+    lr_scale: float,
+    moving: Any,
+    *,
+    bare: bool = False,
+) -> tuple[Formulas, Tensor | None, Mapping[str, Any]]:
+    """The formulas of a step, its rate where that is on the device, and the numbers that it begins with."""
+    rate = lr if isinstance(lr, Tensor) and lr.device == batch.device else None
+    formulas = formulas_of(batch, rule, knows_t=t is not None, knows_lr=rate is None, bare=bare)
+    numbers = numbers_of(formulas, Options.of(rule), t, float(lr) if rate is None else None, lr_scale)
+    return formulas, rate, numbers if moving is None else moving.numbers(batch, numbers)
 
 
 #: Lists of launches that a batch keeps: with and without a refresh, and as many for options of another kind.
@@ -257,7 +293,7 @@ def launches_of(
 ) -> Launches:
     """All launches of a step but the first, as they were the last time if nothing has changed that they depend on."""
     formulas = formulas_of(batch, rule, bare=bare)
-    key = formulas, handling, refreshing, counted, batch.grads_aligned
+    key = id(formulas), handling, refreshing, counted, batch.grads_aligned
     known: Launches | None = batch.programs.pop(key, None)
     if known is None:
         known = Launches()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_float
 from typing import Any
@@ -16,7 +15,7 @@ from thalweg.boundary import ROUNDING_STREAM
 from thalweg.codecs import scale_key
 from thalweg.kernels.triton.kron_layout import FIGURES, OWN_FIGURES, PANELS, G, Layout, Panel, Q
 from thalweg.kernels.triton.products import ceiling, device_of
-from thalweg.kernels.triton.tables import ALIGNMENT, Uploads
+from thalweg.kernels.triton.tables import ALIGNMENT, Uploads, are_aligned
 from thalweg.rules import Kron
 from thalweg.rules.noise import NORMAL_STREAMS, stream_key, tensor_id
 
@@ -89,11 +88,13 @@ class Batch:
         self.due: list[bool] = [False] * len(names)
         #: The host's counts of refreshes and of steps, in the memory of the state.
         self.counts: list[list[c_float]] = []
-        self.grad_places: list[int] = []
+        self.grad_places = array("Q")
         self.grads_aligned = True
         self.scratch_place = 0
         #: Launches that were made for this batch, by what they depend on.
         self.begins: dict[Any, Any] = {}
+        self.formulas: dict[Any, Any] = {}
+        self.prepared: dict[Any, Any] = {}
         self.programs: dict[Any, Any] = {}
 
     def rows_of(self, index: int, name: str, p: Tensor, s: Mapping[str, Tensor], seed: int) -> list[list[int]]:
@@ -121,34 +122,36 @@ class Batch:
 
     # ---- what moves
 
-    def follow_gradients(self, grads: Sequence[Tensor], moving: Any = None) -> None:
-        """Note where gradients are now. moving: what copies their addresses to the device with those of others."""
-        places = list(map(Tensor.data_ptr, grads))
+    def follow_gradients(self, grads: Sequence[Tensor], moving: Any = None, places: array[int] | None = None) -> None:
+        """Note where gradients are now. moving: what copies their addresses to the device with those of others.
+
+        places: their addresses, if they are known.
+        """
+        places = array("Q", map(Tensor.data_ptr, grads)) if places is None else places
         # a graph carries its own copy along, which its replays leave in the table
         copies = self.gradient_uploads
         # several remembered steps may share a batch, and each has a table of its own to keep up to date
         if moving is None and places == self.grad_places and not copies.captured and not copies.is_capturing():
             return
         self.grad_places = places
-        step = self.size // self.slices * grads[0].element_size()
-        addresses = places
         if self.slices != 1:
-            addresses = [place + i * step for place in places for i in range(self.slices)]
-        self.grads_aligned = functools.reduce(operator.or_, addresses, 0) % ALIGNMENT == 0
+            step = self.size // self.slices * grads[0].element_size()
+            places = array("Q", [place + i * step for place in places for i in range(self.slices)])
+        self.grads_aligned = are_aligned(places)
         if moving is not None:
-            moving.note(self, addresses)
+            moving.note(self, places)
         else:
-            copies.refill(self.places[G.value], addresses)
+            copies.refill(self.places[G.value], places.tolist())
 
-    def look_at_refreshes(self, count: Callable[[float], tuple[bool, float]], states: States) -> list[bool]:
-        """Whose factors are due, by the host's counts. count: from one before whether they are, and the one after."""
+    def look_at_refreshes(self, count: Callable[[float], tuple[bool, float]], states: States) -> bool:
+        """Whether factors are due, by the host's counts. count: from one before whether they are, and the one after."""
         if not self.counts:
             self.counts = [[c_float.from_address(s[key].data_ptr()) for s in states] for key in ("refresh", "step")]
-        known = functools.cache(count)  # most have the same count
-        found = [known(refresh.value) for refresh in self.counts[0]]
-        self.after = [after for _, after in found]
-        self.follow_due([is_due for is_due, _ in found])
-        return self.due
+        before = [refresh.value for refresh in self.counts[0]]
+        found = {value: count(value) for value in set(before)}  # most have the same count
+        self.after = [found[value][1] for value in before]
+        self.follow_due([found[value][0] for value in before])
+        return any(is_due for is_due, _ in found.values())
 
     def count_step(self) -> None:
         """A step more, by the host's counts."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 from thalweg.errors import RuleError
 from thalweg.kernels.text import indented
@@ -19,10 +19,9 @@ from thalweg.kernels.triton import kron_begin, kron_layout, kron_reads
 from thalweg.kernels.triton.derived import home, loaded
 from thalweg.kernels.triton.kron_layout import ACCUMULATED, DUE, FIGURES, OWN_FIGURES, T
 from thalweg.kernels.triton.lines import Statements
-from thalweg.programs.evaluate import stand_in
 from thalweg.programs.graph import Extent, Graph, Value, needed_by
 from thalweg.programs.host import function_of, options_of
-from thalweg.programs.trace import GRADIENT, PARAMETER, Tracing, symbolic
+from thalweg.programs.trace import GRADIENT, PARAMETER, Tracing, stand_in, symbolic
 from thalweg.rules import Annealed, Direction, Kron, factors, refresh
 from thalweg.rules.places import files_of
 
@@ -67,6 +66,8 @@ def begin(
     begin_matrices(figures, sign, grad_scale, allowed, matrix, count, mask, SCALED, ALLOWED, BLOCK)
 {body}
 """
+#: Rules whose options are kept by name.
+MOST_KNOWN = 64
 #: Names that emitted source has for other things.
 OWN_NAMES = "figures matrix count places due_flags lr sign grad_scale allowed nothing tl triton"
 NAMES = {*TILE, *OWN_NAMES.split()}
@@ -218,20 +219,41 @@ class Formulas:
         )
 
 
+class Options:
+    """The options of a rule by name; two are equal if they are of the same rule object."""
+
+    #: By the id of a rule, which is kept so that its id remains its own.
+    known: ClassVar[dict[int, tuple[Kron, Options]]] = {}
+
+    def __init__(self, rule: Kron) -> None:
+        self.by_name = options_of(rule)
+
+    @classmethod
+    def of(cls, rule: Kron) -> Options:
+        """As they were found the last time."""
+        if id(rule) not in cls.known:
+            while len(cls.known) >= MOST_KNOWN:
+                del cls.known[next(iter(cls.known))]
+            cls.known[id(rule)] = rule, cls(rule)
+        return cls.known[id(rule)][1]
+
+
 # Of a step, most batches have the same: so the last few answers are kept.
 
 
 @functools.lru_cache(maxsize=64)
-def numbers_of(formulas: Formulas, rule: Kron, t: int | None, lr: float | None, lr_scale: float) -> Mapping[str, float]:
+def numbers_of(
+    formulas: Formulas, options: Options, t: int | None, lr: float | None, lr_scale: float
+) -> Mapping[str, float]:
     """The numbers that a step begins with, by the names of the kernel's arguments."""
-    known: dict[str, Any] = {**options_of(rule), "t": t, "lr": lr, "lr_scale": lr_scale}
+    known: dict[str, Any] = {**options.by_name, "t": t, "lr": lr, "lr_scale": lr_scale}
     return {f"n{i}": number for i, number in enumerate(formulas.numbers(known))}
 
 
 @functools.lru_cache(maxsize=64)
-def counted_on(formulas: Formulas, rule: Kron, t: int, before: float) -> tuple[bool, float]:
+def counted_on(formulas: Formulas, options: Options, t: int, before: float) -> tuple[bool, float]:
     """Whether factors are due at step t, and what is left of their count."""
-    is_due, after = formulas.counted({**options_of(rule), "t": t, "refresh": before})
+    is_due, after = formulas.counted({**options.by_name, "t": t, "refresh": before})
     return is_due != 0, after
 
 
@@ -248,11 +270,11 @@ def formulas_for(
     kind = cast(Kron, stand_in(rule))
     if isinstance(rule.precond_update_probability, Annealed):
         kind = replace(kind, precond_update_probability=rule.precond_update_probability)
-    return made(kind, count, averages, knows_t, knows_lr, bare)
+    return make_formulas(kind, count, averages, knows_t, knows_lr, bare)
 
 
 @functools.lru_cache(maxsize=256)
-def made(rule: Kron, count: int, averages: bool, knows_t: bool, knows_lr: bool, bare: bool) -> Formulas:
+def make_formulas(rule: Kron, count: int, averages: bool, knows_t: bool, knows_lr: bool, bare: bool) -> Formulas:
     found = traced(rule, count, averages=averages, knows_t=knows_t, knows_lr=knows_lr, bare=bare)
     figures: dict[Value, int] = {}
     sources = [emit_function(name, function, found.inputs, figures) for name, function in found.functions.items()]

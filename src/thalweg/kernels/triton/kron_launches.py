@@ -103,7 +103,7 @@ class Launches:
             launch()
 
     def launch_with_memory(self) -> None:
-        """Descriptors of tiles take some memory, for which Triton asks whoever is named in its context."""
+        """Descriptors of tiles take some memory, for which Triton asks the allocator in its context."""
         triton.set_allocator(lambda size, _, __: torch.empty(size, dtype=torch.int8, device=self.device))
         self.launch()
 

@@ -134,7 +134,7 @@ class Passes:
 
     # ---- for passes of a kind to fill in
 
-    def measured(self, step: Step) -> Iterator[list[Sum]]:
+    def measure(self, step: Step) -> Iterator[list[Sum]]:
         """All that comes before writing. Gives sums that may have to be completed over ranks, and goes on from them."""
         raise NotImplementedError
 
@@ -147,7 +147,7 @@ class Passes:
     def prepare(self, step: Step) -> None:
         """Compile what a step launches, before it is."""
         with self.compiled.preparing(self.device):
-            for _ in self.measured(step):
+            for _ in self.measure(step):
                 pass
             self.write(step)
 

@@ -1,7 +1,7 @@
 """Batched matrix products on tensor cores, in one form: out[i, j] is the product of row i of a and row j of b.
 
 Both operands lie along the axis that is summed over, which is the only way that tensor cores take float32 numbers.
-Symmetric matrices are their own transposes, and others are written both ways by whoever makes them.
+Symmetric matrices are their own transposes, and others are written both ways by the kernel that makes them.
 
 A *panel* is a matrix in scratch memory: rows of ``pitch`` elements, of which those behind the last column are zeros, so
 that no product needs to know where a row ends. Where each matrix of a batch has its panels, and its parameter, state
@@ -158,8 +158,8 @@ def rows_times_rows(
 ):
     """A tile of the products of rows of a and rows of b from ``begin`` to ``end`` (which BK divides), in float32.
 
-    DESCRIBED: the GPU fetches whole tiles by itself, once it is told how matrices lie. What is computed for rows beyond
-    the last means nothing: whoever stores leaves it out.
+    DESCRIBED: the GPU fetches whole tiles by itself, from descriptors of the matrices. What is computed for rows beyond
+    the last means nothing, and is not stored.
     """
     total = tl.zeros((BM, BN), tl.float32)
     tl.assume(end > begin)  # or tensor cores would have to wait for their accumulators

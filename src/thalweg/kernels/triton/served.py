@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping
 
 from thalweg.arrays import Shape
 from thalweg.codecs import CODECS, grouping, scale_key
-from thalweg.kernels.shown import reason_unread
+from thalweg.kernels.by_hand import reason_unread
 from thalweg.kernels.triton import READS
 from thalweg.programs.extents import kinds_of, spread_shapes
-from thalweg.programs.parted import reason_unparted
-from thalweg.programs.served import reason_underived
+from thalweg.programs.parts import reason_unparted
+from thalweg.programs.reasons import reason_underived
 from thalweg.programs.trace import example_of, trace
 from thalweg.rules import Kron, Rule, WholeRule
 from thalweg.rules.entries import Count, Factor

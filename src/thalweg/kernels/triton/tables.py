@@ -6,9 +6,8 @@ Tables are built once and follow only what has moved; gradients, which move most
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
+from array import array
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from torch import Tensor
 from thalweg.boundary import ROUNDING_STREAM, state_streams
 from thalweg.kernels.triton.launching import Compiled
 from thalweg.kernels.triton.numbers import random_bits, random_bits_behind, widened
-from thalweg.programs.served import ROOM
+from thalweg.programs.reasons import ROOM
 from thalweg.rules.noise import stream_key, tensor_id
 
 # Columns of the table of rows. There are keys of random bits, and scales of codes, for the parameter and each entry.
@@ -30,6 +29,8 @@ P, STATE, RECORD, SIZE, POSITION, WIDTH, WHOLE_WIDTH, STEP, KEYS, SCALES, COLUMN
 )
 #: Addresses from which the widest loads can be made are multiples of this.
 ALIGNMENT = 16
+#: The lowest bytes of such addresses.
+ALIGNED = bytes(range(0, 256, ALIGNMENT))
 #: A device's memory is given out in multiples of this.
 BLOCK_BYTES = 512
 
@@ -133,7 +134,7 @@ class Uploads:
         host = torch.as_tensor(values, dtype=table.dtype)
         later = deferred.get()
         if later is not None:
-            later.append((table, host))
+            later.append((table, host.clone()))
             return
         if self.pinned:
             if not self.is_capturing():
@@ -183,28 +184,34 @@ class Tables:
         self.moving: Any = None
         self.aligned = all(address % ALIGNMENT == 0 for address in rows[:, : SIZE.value].flatten().tolist())
         self.grads_aligned = True
-        self.grad_places: list[int] = []
+        self.grad_places = array("Q")
         self.follow(grads)
 
-    def follow(self, grads: Sequence[Tensor]) -> None:
-        """Note where the gradients are now."""
-        places = list(map(Tensor.data_ptr, grads))
+    def follow(self, grads: Sequence[Tensor], places: array[int] | None = None) -> None:
+        """Note where the gradients are now. places: their addresses, if they are known."""
+        places = array("Q", map(Tensor.data_ptr, grads)) if places is None else places
         # a graph carries its own copy along, which its replays leave in the table
         if places == self.grad_places and not self.uploads.captured and not self.uploads.is_capturing():
             return
         self.grad_places = places
-        addresses = places
         if self.count != len(places):
-            addresses = [
+            slices = [
                 place + i * (g.numel() // slices) * g.element_size()
                 for place, g, slices in zip(places, grads, self.slices, strict=True)
                 for i in range(slices)
             ]
-        self.grads_aligned = functools.reduce(operator.or_, addresses, 0) % ALIGNMENT == 0
+            places = array("Q", slices)
+        self.grads_aligned = are_aligned(places)
         if self.moving is not None:
-            self.moving.note(self, addresses)
+            self.moving.note(self, places)
         else:
-            self.uploads.refill(self.gradients, addresses)
+            self.uploads.refill(self.gradients, places.tolist())
+
+
+def are_aligned(addresses: array[int]) -> bool:
+    """Whether the widest loads can be made from all of them."""
+    lowest = addresses.tobytes()[:: addresses.itemsize]  # GPUs' hosts have the lowest byte first
+    return not lowest.translate(None, ALIGNED)
 
 
 # ---- what programs do with tables

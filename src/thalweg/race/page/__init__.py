@@ -62,7 +62,8 @@ def document(summary: Summary) -> str:
 
 def course_page(course: Summary, summary: Summary, looks: Looks) -> Figure:
     """All that the page shows of a course: words by the place they stand at, the table, and the figures."""
-    scored = course["score_name"] is not None and any(result["curve"]["score"] for result in course["results"])
+    scores = [result["curve"]["score"] or () for result in course["results"]]
+    scored = course["score_name"] is not None and any(len(seen) - seen.count(None) > 1 for seen in scores)
     alike = [c for c in summary["courses"] if c["task"] == course["task"] and c["batch_size"] is not None]
     several = len({other["batch_size"] for other in alike}) > 1
     clocks = {"steps": False, "seconds": True}
@@ -81,7 +82,7 @@ def course_page(course: Summary, summary: Summary, looks: Looks) -> Figure:
             else None,
             "sweep": figures.draw_sweep(course, looks),
             "batch-loss": figures.draw_batches(alike, looks, "loss") if several else None,
-            "batch-score": figures.draw_batches(alike, looks, "score") if several and scored else None,
+            "batch-score": figures.draw_batches(alike, looks, "score") if several and course["score_name"] else None,
             "update": figures.draw_layers(course, "update"),
             "trust": figures.draw_layers(course, "trust"),
         },

@@ -11,8 +11,8 @@ from typing import Any
 
 from thalweg.errors import CommandError
 from thalweg.race.task import Task
-from thalweg.show.lists import suggestion
-from thalweg.show.modules import imported, place_of, said, source_digest
+from thalweg.show.arguments import suggest
+from thalweg.show.modules import describe_failure, digest_source, import_user_module
 
 #: Built-in tasks, and what each needs beside numpy.
 TASKS = {"digits": "", "valley": "", "text": "torch", "fashion": "torch and --data FOLDER"}
@@ -23,7 +23,7 @@ def resolve(name: str, data: Path | None = None, device: str = "cpu") -> list[Ta
     if ":" in name:
         tasks: Sequence[Task] = [own(name)]
     elif name not in TASKS:
-        raise CommandError(f"there is no task {name!r} (your own would be mymodule:task): {suggestion(name, TASKS)}")
+        raise CommandError(f"there is no task {name!r} (your own would be mymodule:task): {suggest(name, TASKS)}")
     elif name == "fashion":
         if data is None:
             raise CommandError("task 'fashion' needs --data FOLDER, with the four files of Fashion-MNIST in it")
@@ -48,7 +48,7 @@ def own(reference: str) -> Task:
         raise CommandError(
             f"{module_name!r} is not a module name: write it as for an import, such as mymodule:{attribute}"
         )
-    module = imported(module_name)
+    module = import_user_module(module_name)
     try:
         found: Any = module
         for part in attribute.split("."):
@@ -61,8 +61,8 @@ def own(reference: str) -> Task:
         try:
             found = found()
         except Exception as error:
-            raise CommandError(f"{reference} failed{place_of(error)}: {said(error)}") from error
+            raise CommandError(f"{reference} failed{describe_failure(error)}") from error
     if not isinstance(found, Task):
         wanted = "an ArrayTask or a ModelTask of thalweg.race, or a function that returns one"
         raise CommandError(f"{reference} is a {type(found).__name__} and must be {wanted}")
-    return replace(found, fingerprint=found.fingerprint + source_digest(module))
+    return replace(found, fingerprint=found.fingerprint + digest_source(module))

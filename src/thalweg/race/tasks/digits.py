@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from thalweg.race import digits, network
-from thalweg.race.array_task import ArrayTask, shuffled
+from thalweg.race.array_task import ArrayTask, shuffle_batches
 from thalweg.race.task import Array
 
 #: The best of each was found by wider sweeps with the race's own seeds: a demonstration, not a benchmark.
@@ -25,7 +25,7 @@ def task() -> ArrayTask:
     data = digits.load()
 
     def batches(seed: int, batch_size: int) -> Iterator[tuple[Array, Array]]:
-        for chosen in shuffled(len(data.train_labels), seed, batch_size):
+        for chosen in shuffle_batches(len(data.train_labels), seed, batch_size):
             yield data.train_images[chosen], data.train_labels[chosen]
 
     def gradients(params: network.Params, batch: tuple[Array, Array]) -> Mapping[str, Any]:

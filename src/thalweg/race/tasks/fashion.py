@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from thalweg.errors import CommandError
-from thalweg.race.array_task import shuffled
+from thalweg.race.array_task import shuffle_batches
 from thalweg.race.contestants import LARGE_RATES, RATES
-from thalweg.race.device import Device
 from thalweg.race.model_task import ModelTask
 from thalweg.race.task import Array
+from thalweg.show.devices import Device
 from thalweg.show.extras import extra
 from thalweg.show.modules import digest
 
@@ -135,7 +135,7 @@ def task(folder: Path, device: str = "cpu", *, large: bool | None = None) -> Mod
         return data[f"{part}_labels"][chosen].long()
 
     def batches(seed: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for numbers in shuffled(count, seed, batch_size):
+        for numbers in shuffle_batches(count, seed, batch_size):
             chosen = torch.from_numpy(numbers).to(device)
             yield images("train", chosen), labels("train", chosen)
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from thalweg.race.array_task import shuffled
+from thalweg.race.array_task import shuffle_batches
 from thalweg.race.contestants import LARGE_RATES
-from thalweg.race.device import Device
 from thalweg.race.model_task import ModelTask
+from thalweg.show.devices import Device
 from thalweg.show.extras import extra
 from thalweg.show.modules import digest
 
@@ -138,7 +138,7 @@ def task(device: str = "cpu", size: Size | None = None) -> ModelTask:
 
     def batches(seed: int, batch_size: int) -> Iterator[Tensor]:
         places = torch.arange(size.context + 1, device=device)
-        for starts in shuffled(len(train) - size.context, seed, batch_size):
+        for starts in shuffle_batches(len(train) - size.context, seed, batch_size):
             yield train[torch.from_numpy(starts).to(device)[:, None] + places].long()
 
     def logits(model: nn.Module, windows: Tensor) -> Tensor:

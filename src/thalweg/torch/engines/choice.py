@@ -13,7 +13,7 @@ from thalweg.arrays import is_number
 from thalweg.errors import OptionError
 from thalweg.kernels import triton as kernels
 from thalweg.kernels.cpu import library
-from thalweg.kernels.cpu import served as by_native
+from thalweg.kernels.cpu import reasons as by_native
 from thalweg.kernels.triton import served as by_kernels
 from thalweg.rules import Annealed, Rule, WholeRule
 from thalweg.settings import Setting

@@ -48,9 +48,9 @@ class ListsRun:
         if on_nonfinite == "raise":
             self.results = [result for bucket in self.buckets for result in results_of(bucket)]
             self.buckets = ()
-        return [self.measured(bucket) for bucket in sharded]
+        return [self.measure_bucket(bucket) for bucket in sharded]
 
-    def measured(self, bucket: Bucket) -> Computation:
+    def measure_bucket(self, bucket: Bucket) -> Computation:
         self.results.append((yield from result_of_shards(bucket, self.owners)))
 
     @torch.compiler.disable

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +18,11 @@ def gradients_like(params: Sequence[Tensor], grads: Sequence[Tensor], contiguous
     if contiguous and all(map(Tensor.is_contiguous, grads)) and not any(map(Tensor.is_neg, grads)):
         return grads
     return [alike(p, g) for p, g in zip(params, grads, strict=True)]
+
+
+def are_the_same(objects: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether none of them was replaced."""
+    return len(objects) == len(others) and all(map(operator.is_, objects, others))
 
 
 def alike(p: Tensor, g: Tensor) -> Tensor:

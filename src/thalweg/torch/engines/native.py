@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.codecs import scale_key
 from thalweg.errors import StateError
 from thalweg.kernels.cpu.library import borrow_openmp, reason_missing
+from thalweg.kernels.cpu.operands import operand_of
 from thalweg.kernels.cpu.tables import END, MEASURE, REHEARSE, WRITE, Counts, Figures, Operand, Options, Tables
 from thalweg.kernels.cpu.tables import sums_of_squares as native_sums
 from thalweg.kernels.threads import num_threads
-from thalweg.storage import RECORD
 from thalweg.torch.engines.choice import is_dense, reason_against
-from thalweg.torch.engines.memory import gradients_like, stage_shards
+from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
 from thalweg.torch.params.checks import NAMES
 from thalweg.torch.sharding.collectives import Computation, Question, summed
@@ -61,26 +61,33 @@ class NativeRun:
             self.staged += pairs
             self.stepped += stepped.params
             operands += operands_of(stepped, group)
+        self.grads: Sequence[Tensor] = ()
         self.tables = Tables(operands, list(map(options_of, buckets)))
         #: Of all parameters, in the order of the buckets.
         self.params = [p for bucket in buckets for p in bucket.params]
+        grads = [g for bucket in buckets for g in bucket.grads]
         self.contiguous = all(map(Tensor.is_contiguous, self.stepped))
+        #: Whether gradients are read where they are, if they are stored like these.
+        self.in_place = are_the_same(gradients_like(self.stepped, grads, self.contiguous), grads)
         self.names = [name for bucket in buckets for name in bucket.names]
         self.counts = Counts([s["step"].data_ptr() for bucket in buckets for s in bucket.states])
         self.latest = Latest()
         self.statistics: Statistics = {name: functools.partial(self.latest.of, i) for i, name in enumerate(self.names)}
-        #: For each parameter whether all of its step is finite and allowed; None if nobody asked.
+        #: For each parameter whether all of its step is finite and allowed; None if no guard asks for it.
         self.finite: list[bool] | None = None
         #: Whether a GradScaler forbids the step. Without a guard, passes that measure may write state.
         self.forbidden = False
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         self.buckets, self.finite = buckets, None
-        #: Kept until they have been read: some are copies.
-        self.grads = gradients_like(self.stepped, [g for bucket in buckets for g in bucket.grads], self.contiguous)
+        addresses = addresses_in(buckets) if self.in_place else None
+        if addresses is None:
+            #: Kept until they have been read: some are copies.
+            self.grads = gradients_like(self.stepped, [g for bucket in buckets for g in bucket.grads], self.contiguous)
+            addresses = array("Q", map(Tensor.data_ptr, self.grads))
         for tensor, copy in self.staged:
             copy.copy_(tensor)
-        self.tables.point(map(Tensor.data_ptr, self.grads))
+        self.tables.point(addresses)
         self.tables.fill(list(map(options_of, buckets)), num_threads(torch.get_num_threads))
 
     def measure(self, on_nonfinite: str) -> Iterator[Computation]:
@@ -142,7 +149,7 @@ class NativeRun:
 
 
 class Latest:
-    """What the last step of a run computed on its way; it keeps no parameter alive."""
+    """Statistics of the last step of a run; they keep no parameter alive."""
 
     figures: Figures
     #: Of each bucket, with the number of its parameters.
@@ -152,6 +159,12 @@ class Latest:
         ends = itertools.accumulate(count for _, count in self.rates)
         rate = next(rate for (rate, _), end in zip(self.rates, ends, strict=True) if index < end)
         return {**rate, **self.figures.of(index, lambda v, shape: torch.tensor(v, dtype=torch.float64).reshape(shape))}
+
+
+def addresses_in(buckets: Sequence[Bucket]) -> array[int] | None:
+    """Where all gradients are, if every bucket knows it."""
+    known = [bucket.addresses for bucket in buckets if bucket.addresses is not None]
+    return functools.reduce(operator.add, known) if len(known) == len(buckets) else None
 
 
 def options_of(bucket: Bucket) -> Options:
@@ -170,27 +183,17 @@ def options_of(bucket: Bucket) -> Options:
 
 def operands_of(bucket: Bucket, group: int) -> Iterator[Operand]:
     """The parameters of a bucket as native code is shown them; gradients come later."""
-    keys = list(bucket.setting.rule.entries(bucket.shape))
-    scales = list(map(scale_key, keys))
     shards: Sequence[tuple[int, Any]] = [(part.position, part.shape) for part in bucket.parts]
     g = NAMES[bucket.grads[0].dtype]
     for name, p, s, (position, whole) in zip(
         *(bucket.names, bucket.params, bucket.states), shards or [(0, None)] * len(bucket.names), strict=True
     ):
-        state = [s[key] for key in keys]
-        yield Operand(
-            name,
-            tuple(p.shape),
-            p.data_ptr(),
-            0,
-            tuple(map(Tensor.data_ptr, state)),
-            (NAMES[p.dtype], g, *(str(entry.dtype).removeprefix("torch.") for entry in state)),
-            group,
-            position,
-            whole,
-            tuple(s[key].data_ptr() if key in s else 0 for key in scales),
-            s[RECORD].data_ptr() if RECORD in s else 0,
-        )
+        rule, shape = bucket.setting.rule, tuple(p.shape)
+        yield operand_of(rule, name, shape, p, g, s, place, group, position=position, whole=whole)
+
+
+def place(x: Tensor) -> tuple[int, str]:
+    return x.data_ptr(), str(x.dtype).removeprefix("torch.")
 
 
 def borrow_torch_threads() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
@@ -41,6 +42,8 @@ class Bucket:
     group: int = 0
     #: The shard that this rank has of each parameter, if they are sharded; empty if they are whole.
     parts: Sequence[Part] = ()
+    #: Where the gradients are, if they are stored like those that the step was laid out for; None: ask each.
+    addresses: array[int] | None = None
     #: Multiplies all gradients.
     grad_scale: Tensor | None = None
     #: Whether the whole step may be taken, where that is decided by all gradients together.

@@ -38,7 +38,9 @@ class Moving:
         #: Where each batch has its numbers.
         self.numbered = {id(batch): first + rates + i * NUMBERS for i, batch in enumerate(batches)}
         rates += len(batches) * NUMBERS
-        self.host = array("q", bytes(8 * (first + rates)))
+        self.host = array("Q", bytes(8 * (first + rates)))
+        #: The same memory as a tensor: the driver has taken what it copies of it when a copy returns.
+        self.view = torch.frombuffer(self.host, dtype=torch.int64)
         self.first = first
         self.device = torch.zeros(first + rates, dtype=torch.int64, device=device)
         self.rates = self.device[first:].view(torch.float32)
@@ -48,13 +50,14 @@ class Moving:
         for table in tables:
             table.gradients, table.moving = self.device[self.places[id(table)]], self
         for table in (*tables, *batches):
-            table.grad_places = []  # to be noted anew
+            table.grad_places = array("Q")  # to be noted anew
         self.known = [(0.0, 0.0)] * rates
+        self.known_numbers: dict[tuple[int, tuple[str, ...]], dict[str, Tensor]] = {}
 
-    def note(self, table: Any, addresses: Sequence[int]) -> None:
-        place, found = self.places[id(table)], array("q", addresses)
-        if self.host[place] != found:
-            self.host[place] = found
+    def note(self, table: Any, addresses: array[int]) -> None:
+        place = self.places[id(table)]
+        if self.host[place] != addresses:
+            self.host[place] = addresses
             self.has_news = True
 
     def rate(self, place: int, lr: float | None, lr_scale: float) -> tuple[Tensor | None, Tensor]:
@@ -62,7 +65,7 @@ class Moving:
         pair = 0.0 if lr is None else lr, lr_scale
         if pair != self.known[place]:
             self.known[place] = pair
-            self.host[self.first + place] = int.from_bytes(struct.pack("<2f", *pair), "little", signed=True)
+            self.host[self.first + place] = int.from_bytes(struct.pack("<2f", *pair), "little")
             self.has_news = True
         rate, scale = self.pairs[place]
         return None if lr is None else rate, scale
@@ -70,12 +73,18 @@ class Moving:
     def numbers(self, batch: Any, given: Mapping[str, float]) -> dict[str, Tensor]:
         """Where the device finds the numbers of a batch, by name."""
         first = self.numbered[id(batch)]
-        words = array("q", struct.pack(f"{2 * NUMBERS}f", *given.values(), *[0.0] * (2 * NUMBERS - len(given))))
+        words = array("Q", struct.pack(f"{2 * NUMBERS}f", *given.values(), *[0.0] * (2 * NUMBERS - len(given))))
         if self.host[first : first + NUMBERS] != words:
             self.host[first : first + NUMBERS] = words
             self.has_news = True
-        floats = self.rates[2 * (first - self.first) :]
-        return {name: floats[i : i + 1] for i, name in enumerate(given)}
+        return self.named_numbers(id(batch), tuple(given))
+
+    def named_numbers(self, batch: int, names: tuple[str, ...]) -> dict[str, Tensor]:
+        found = self.known_numbers.get((batch, names))
+        if found is None:
+            floats = self.rates[2 * (self.numbered[batch] - self.first) :]
+            found = self.known_numbers[batch, names] = {name: floats[i : i + 1] for i, name in enumerate(names)}
+        return found
 
     def copy_addresses(self, batch: Any) -> None:
         """On the device: those of a batch's gradients, to where it has them."""
@@ -84,7 +93,7 @@ class Moving:
     def upload(self) -> None:
         """Copy what has moved, if anything has; always where a user records a graph, whose replays copy it again."""
         if self.has_news or self.uploads.captured or self.uploads.is_capturing():
-            self.uploads.refill(self.device, torch.frombuffer(bytearray(self.host), dtype=torch.int64))
+            self.uploads.refill(self.device, self.view)
             self.has_news = False
 
 

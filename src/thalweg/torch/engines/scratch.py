@@ -40,7 +40,7 @@ def scratch_bytes(buckets: Sequence[tuple[Setting, Sequence[Ghost]]]) -> int:
     # addresses of gradients, and rates, of all that is not sharded are one table
     moving, is_sharded = 0, any(ghost.whole is not None for _, ghosts in buckets for ghost in ghosts)
     for setting, ghosts in buckets:
-        rule: Any = setting.settled
+        rule: Any = setting.stored_rule
         if isinstance(rule, Kron):
             from thalweg.kernels.triton.kron_batch import Batch
 

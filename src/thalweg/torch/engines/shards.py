@@ -12,9 +12,9 @@ from typing import Any, TypeAlias, cast
 import torch
 
 from thalweg.arrays import State
-from thalweg.boundary import may_overflow, settled, stored, widened, written, written_entries
+from thalweg.boundary import may_overflow, settle, stored, widened, written, written_entries
 from thalweg.errors import RuleError
-from thalweg.programs.evaluate import Order, order_for, updated
+from thalweg.programs.evaluate import Order, order_for, update_by
 from thalweg.rules import Direction, Rule, Update, WholeRule
 from thalweg.rules.entries import Factor, PerSlice
 from thalweg.rules.whole import is_remembered
@@ -69,12 +69,12 @@ def result_of_shards(bucket: Bucket, owners: Owners) -> Generator[Question, Sequ
         finite = yield from every(space, update.finite)
         for entry in written_entries(space, update, new):
             finite = (yield from all_finite(space, entry)) & finite  # in this order: a rule may say True
-    return unlisted(bucket, settled(space, handling, p, s, update, new, finite, bucket.allowed))
+    return unlisted(bucket, settle(space, handling, p, s, update, new, finite, bucket.allowed))
 
 
 def updated_in_rounds(rule: Rule, order: Order, bucket: Bucket, space: Sharded, given: dict[str, Any]) -> Asking:
     given.update(given.pop("s"), lr=bucket.lr, lr_scale=bucket.lr_scale)
-    return updated(rule, order, space, given, completed)
+    return update_by(rule, order, space, given, completed)
 
 
 # ---- reductions
@@ -87,7 +87,7 @@ def completed(partials: Sequence[Partial]) -> Asking:
         own = {i: partial for i, partial in enumerate(partials) if partial.kind == kind}
         asked = [each for partial in own.values() for each in partial.asked]
         whole = iter((yield Question(answer, asked)) if collectives.is_sent(asked) else [x for x, _ in asked])
-        found.update({i: partial.completed(whole) for i, partial in own.items()})
+        found.update({i: partial.complete(whole) for i, partial in own.items()})
     return [found[i] for i in range(len(partials))]
 
 

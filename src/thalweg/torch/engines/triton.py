@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from array import array
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -17,7 +17,7 @@ from thalweg.programs.trace import PARAMETER
 from thalweg.rules import Kron, WholeRule
 from thalweg.spaces.sharded import Part
 from thalweg.storage import RECORD
-from thalweg.torch.engines.memory import gradients_like, stage_shards
+from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
 from thalweg.torch.engines.replay import Moving, Replay
 from thalweg.torch.engines.triton_whole import KronLaunch, Room, WholeLaunch
@@ -63,6 +63,12 @@ class TritonRun:
                 launch.lay_out(bucket)
         self.params = [p for bucket in buckets for p in bucket.params]
         self.contiguous = [all(map(Tensor.is_contiguous, bucket.params)) for bucket in buckets]
+        #: Whether gradients are read where they are, if they are stored like these.
+        self.in_place = [
+            are_the_same(gradients_of(bucket, contiguous), bucket.grads)
+            for bucket, contiguous in zip(buckets, self.contiguous, strict=True)
+        ]
+        self.scratch: Tensor | None = None
         self.statistics: Statistics = {
             name: functools.partial(launch.figures, i)
             for bucket, launch in zip(buckets, self.launches, strict=True)
@@ -102,25 +108,37 @@ class TritonRun:
             self.scale = held_in(self.scale, buckets[0].grad_scale)
             self.allowed = held_in(self.allowed, buckets[0].allowed)
             buckets = [bucket.renewed(grad_scale=self.scale, allowed=self.allowed) for bucket in buckets]
-        for launch, bucket, contiguous in zip(self.launches, buckets, self.contiguous, strict=True):
-            launch.prepare(bucket, gradients_of(bucket, contiguous))
+        for launch, bucket, in_place, contiguous in zip(
+            self.launches, buckets, self.in_place, self.contiguous, strict=True
+        ):
+            places = bucket.addresses if in_place else None
+            grads = bucket.grads if places is not None else gradients_of(bucket, contiguous)
+            launch.prepare(bucket, grads, places)
         if self.moving is not None:
             self.moving.upload()
-        if is_capturing(self.params[0].device) and self not in self.engine.captured:
+        capturing = is_capturing(self.params[0].device)
+        if capturing and self not in self.engine.captured:
             self.engine.captured.append(self)
-        kron = [launch for launch in self.launches if isinstance(launch, KronLaunch)]
-        if self.is_new and kron:
-            self.engine.kron.prepare([launch.arguments() for launch in kron])
+        if self.engine.kron is not None:
+            self.prepare_kron(capturing)
         self.is_new = False
-        for launch in kron:
-            self.engine.kron.scratch_for(launch.batch)
-        for launch in kron:  # when all of them have asked for the memory that they share
+
+    def prepare_kron(self, capturing: bool) -> None:
+        """Compile what is new, and follow scratch memory, which all batches of an optimizer share."""
+        kernels, launches = self.engine.kron, [launch for launch in self.launches if isinstance(launch, KronLaunch)]
+        if self.is_new and launches:
+            kernels.prepare([launch.arguments() for launch in launches])
+        if not self.is_new and not capturing and self.scratch is kernels.scratch.get(self.params[0].device):
+            return
+        for launch in launches:
+            self.scratch = kernels.scratch_for(launch.batch)
+        for launch in launches:  # when all of them have asked for the memory that they share
             launch.prepared.follow_scratch()
 
     def measure(self, on_nonfinite: str) -> list[Computation]:
         """All passes before writing, unless nothing is asked between them. Without a guard they may write state."""
         self.at_once = self.moving is not None and on_nonfinite != "raise"
-        return [] if self.at_once else [launch.measured() for launch in self.launches]
+        return [] if self.at_once else [launch.measure() for launch in self.launches]
 
     def nonfinite(self) -> list[str]:
         launches = [launch for launch in self.launches if isinstance(launch, Launch)]
@@ -146,7 +164,7 @@ class TritonRun:
 
     def launch_all(self) -> None:
         for launch in self.launches:
-            for _ in launch.measured():
+            for _ in launch.measure():
                 pass
             launch.write()
 
@@ -187,7 +205,7 @@ def operand_of(name: str, p: Tensor, state: Mapping[str, Tensor], keys: Sequence
 
 def passes_for(bucket: Bucket) -> Any:
     """The passes of a bucket's rule over its tensors."""
-    rule: Any = bucket.setting.settled
+    rule: Any = bucket.setting.stored_rule
     keys = tuple(rule.entries(bucket.shape))
     parts: Sequence[Part | None] = bucket.parts or [None] * len(bucket.names)
     operands = [
@@ -241,8 +259,11 @@ class Launch:
         self.grads: Sequence[Tensor] = ()
         self.bucket, self.is_new = bucket, True
 
-    def prepare(self, bucket: Bucket, grads: Sequence[Tensor] | None) -> None:
-        """Take a step's gradients and numbers. grads: None if they come when it is time to write."""
+    def prepare(self, bucket: Bucket, grads: Sequence[Tensor] | None, places: array[int] | None = None) -> None:
+        """Take a step's gradients and numbers.
+
+        grads: None if they come when it is time to write. places: where they are, if that is known.
+        """
         from thalweg.kernels.triton.passes import Step
 
         for tensor, copy in self.staged:
@@ -250,8 +271,8 @@ class Launch:
         self.bucket = bucket
         if grads is not None:
             self.grads = grads
-            self.passes.tables.follow(grads)
-        self.passes.follow(bucket.setting.settled)
+            self.passes.tables.follow(grads, places)
+        self.passes.follow(bucket.setting.stored_rule)
         lr: Any = bucket.lr
         scale: Any = bucket.lr_scale
         is_own = isinstance(lr, Tensor) and lr.device == self.passes.device
@@ -275,9 +296,9 @@ class Launch:
         """What its launches depend on beside tables: how gradients are read, and tensors that may be others."""
         return self.passes.tables.grads_aligned, tuple(map(address_of, self.step))
 
-    def measured(self) -> Computation:
+    def measure(self) -> Computation:
         """Run all passes before writing; yield the sums to complete over ranks, if the bucket is sharded."""
-        parts, rounds = self.bucket.parts, self.passes.measured(self.step)
+        parts, rounds = self.bucket.parts, self.passes.measure(self.step)
         while (sums := self.after(rounds)) is not None:
             if parts:
                 whole = yield Question(summed, [(each.tensor, parts[0].across(each.axes)) for each in sums])
@@ -296,7 +317,7 @@ class Launch:
     def release(self) -> None:
         """Let go of gradients, and of what one step alone has."""
         self.grads, self.step = (), None
-        self.bucket = replace(self.bucket, grads=(), grad_scale=None, allowed=None)
+        self.bucket = self.bucket.renewed(grads=(), grad_scale=None, allowed=None)
 
     def figures(self, index: int) -> dict[str, Any]:
         """The statistics of a parameter's last step, read from the device when requested."""

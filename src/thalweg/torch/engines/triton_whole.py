@@ -1,4 +1,4 @@
-"""Rules that need whole tensors on GPUs: fused kernels for what goes element by element, library products between them.
+"""Rules that need whole tensors on GPUs: fused kernels for what goes element by element, products between them.
 
 Tensors of one shape are one stack. What is shown of them is written into memory that all buckets share. Kron has
 kernels of its own for all of it.
@@ -7,6 +7,7 @@ kernels of its own for all of it.
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from thalweg.codecs import scale_key
 from thalweg.kernels.chunks import WHOLE_CHUNK, pieces
-from thalweg.programs.parted import SHOWN, first_part, last_part
+from thalweg.programs.parts import SHOWN, first_part, last_part
 from thalweg.programs.trace import PARAMETER
 from thalweg.rules import WholeRule
 from thalweg.settings import Handling, Setting
@@ -47,7 +48,7 @@ class Stack:
     """Some tensors of one shape, with the kernels of both parts."""
 
     def __init__(self, bucket: Bucket, room: Room, by_elements: LayOut) -> None:
-        setting, rule = bucket.setting, cast(WholeRule, bucket.setting.settled)
+        setting, rule = bucket.setting, cast(WholeRule, bucket.setting.stored_rule)
         count, shape, device = len(bucket.params), tuple(bucket.params[0].shape), bucket.params[0].device
         (self.key,) = rule.entries(shape)
         dtype = getattr(torch, rule.whole_dtype("float32"))
@@ -62,7 +63,7 @@ class Stack:
 
     def settle(self, setting: Setting) -> None:
         """Take the options of a step."""
-        rule = cast(WholeRule, setting.settled)
+        rule = cast(WholeRule, setting.stored_rule)
         self.setting, self.whole = setting, replace(rule, stacked_axes=rule.stacked_axes + 1)
         # the step is counted by the last part, which has the parameter: the options of steps are for one part each
         handling = Handling(maximize=setting.handling.maximize)
@@ -72,21 +73,21 @@ class Stack:
 
     def for_first(self, bucket: Bucket) -> Bucket:
         states = [
-            {SHOWN: x, "step": s["step"], **given(s, {scale_key(self.key): scale_key(PARAMETER)})}
+            {SHOWN: x, "step": s["step"], **pick_entries(s, {scale_key(self.key): scale_key(PARAMETER)})}
             for x, s in zip(self.shown.unbind(), bucket.states, strict=True)
         ]
         kept = [s[self.key] for s in bucket.states]
         return replace(bucket, params=kept, states=states, setting=self.first_setting, lr=1.0, lr_scale=1.0)
 
     def for_last(self, bucket: Bucket) -> Bucket:
-        states = [{"step": s["step"], **given(s, {RECORD: RECORD})} for s in bucket.states]
+        states = [{"step": s["step"], **pick_entries(s, {RECORD: RECORD})} for s in bucket.states]
         return replace(bucket, grads=self.shown.unbind(), states=states, setting=self.last_setting, grad_scale=None)
 
-    def prepare(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
+    def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
         if bucket.setting is not self.setting:
             self.settle(bucket.setting)
         now: dict[str, Any] = dict(grad_scale=bucket.grad_scale, allowed=bucket.allowed)
-        self.first.prepare(self.first_bucket.renewed(setting=self.first_setting, **now), grads)
+        self.first.prepare(self.first_bucket.renewed(setting=self.first_setting, **now), grads, places)
         now = dict(lr=bucket.lr, lr_scale=bucket.lr_scale, allowed=bucket.allowed)
         self.last.prepare(self.last_bucket.renewed(setting=self.last_setting, **now), None)
 
@@ -98,9 +99,8 @@ class Stack:
         made = self.whole.transform(space_of_kernels(), (self.shown,), {})
         self.figures = made.figures
         tensors = made.tensor.contiguous().unbind()
-        self.last.grads = tensors  # kept until all has been launched
         self.last.passes.tables.follow(tensors)
-        self.last.write()
+        self.last.write()  # launches are in order: what the next stack allocates may lie where these tensors were
 
     def release(self) -> None:
         self.first.release()
@@ -109,10 +109,25 @@ class Stack:
 
 @functools.cache
 def space_of_kernels() -> Any:
-    """torch's functions, but for those that have kernels of ours."""
+    """torch's functions, but for those that have thalweg kernels."""
+    from thalweg.kernels.products.stacks import multiply
     from thalweg.kernels.triton.matrices import divided
 
-    return SimpleNamespace(**{**vars(xp), "divided": divided})
+    def matmul_add(x: Tensor, y: Tensor, z: Tensor, product: float, plus: float, *, symmetric: bool = False) -> Tensor:
+        return multiply(x, y, z, alpha=product, beta=plus, symmetric=symmetric)
+
+    def matmul_rounded(x: Tensor, y: Tensor, dtype: str) -> Tensor:
+        return multiply(x, y, dtype=getattr(torch, dtype))
+
+    ours = dict(
+        divided=divided,
+        matmul=multiply,
+        matmul_rounded=matmul_rounded,
+        matmul_symmetric=functools.partial(multiply, symmetric=True),
+        matmul_add=matmul_add,
+        matmul_add_symmetric=functools.partial(matmul_add, symmetric=True),
+    )
+    return SimpleNamespace(**{**vars(xp), **ours})
 
 
 class WholeLaunch:
@@ -143,14 +158,15 @@ class WholeLaunch:
     def key(self) -> Hashable:
         return tuple((id(stack), stack.first.key(), stack.last.key()) for stack in self.stacks)
 
-    def prepare(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
+    def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
         self.bucket, self.grads, self.rate = bucket, grads, bucket.rate
         if self.is_stale():
             self.lay_out(bucket)
         for stack, own in zip(self.stacks, self.members, strict=True):
-            stack.prepare(bucket, [grads[i] for i in own])
+            known = None if places is None else array("Q", [places[i] for i in own])
+            stack.prepare(bucket, [grads[i] for i in own], known)
 
-    def measured(self) -> Computation:
+    def measure(self) -> Computation:
         """Ask for nothing: sharded tensors go to their owners."""
         yield from ()
 
@@ -162,7 +178,7 @@ class WholeLaunch:
         self.grads = ()
         for stack in self.stacks:
             stack.release()
-        self.bucket = replace(self.bucket, grads=(), grad_scale=None, allowed=None)
+        self.bucket = self.bucket.renewed(grads=(), grad_scale=None, allowed=None)
 
     def figures(self, index: int) -> dict[str, Any]:
         """The statistics of a parameter's last step, read from the device when requested."""
@@ -174,7 +190,7 @@ class WholeLaunch:
         raise IndexError(index)
 
 
-def given(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+def pick_entries(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
     """Some of a state, where it has them, under other names."""
     return {own: state[key] for key, own in names.items() if key in state}
 
@@ -189,14 +205,14 @@ class KronLaunch:
         self.kernels, self.bucket = kernels, bucket
         self.grads: Sequence[Tensor] = ()
         given = bucket.names, bucket.params, bucket.grads, bucket.states
-        self.batch = kernels.batch(*given, bucket.setting.settled, bucket.setting.handling)
+        self.batch = kernels.batch(*given, bucket.setting.stored_rule, bucket.setting.handling)
         self.prepared: Any = None
 
     @property
     def device(self) -> torch.device:
         return self.bucket.params[0].device
 
-    def prepare(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
+    def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
         self.bucket, self.grads, self.rate = bucket, grads, bucket.rate
         self.prepared = self.kernels.prepare_step(
             **self.arguments(),
@@ -206,6 +222,7 @@ class KronLaunch:
             allowed=bucket.allowed,
             batch=self.batch,
             moving=self.moving,
+            places=places,
         )
 
     def arguments(self) -> dict[str, Any]:
@@ -215,7 +232,7 @@ class KronLaunch:
             params=bucket.params,
             grads=self.grads,
             states=bucket.states,
-            rule=bucket.setting.settled,
+            rule=bucket.setting.stored_rule,
             handling=bucket.setting.handling,
             t=bucket.t,
         )
@@ -224,7 +241,7 @@ class KronLaunch:
         key: Hashable = self.prepared.key()
         return key
 
-    def measured(self) -> Computation:
+    def measure(self) -> Computation:
         """Ask for nothing: sharded tensors go to their owners."""
         yield from ()
 
@@ -233,7 +250,7 @@ class KronLaunch:
 
     def release(self) -> None:
         self.grads = ()
-        self.bucket = replace(self.bucket, grads=(), grad_scale=None, allowed=None)
+        self.bucket = self.bucket.renewed(grads=(), grad_scale=None, allowed=None)
 
     def figures(self, index: int) -> dict[str, Any]:
         stats = self.prepared.outcome().stats

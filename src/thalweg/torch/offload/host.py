@@ -13,7 +13,7 @@ from thalweg.errors import OptionError
 from thalweg.rules import Rule
 from thalweg.storage import keys_like_parameter
 from thalweg.torch.offload.lanes import LANES, Event, Lanes, is_capturing
-from thalweg.torch.sharding.shards import distributed, is_distributed, local, part_of
+from thalweg.torch.sharding.shards import is_distributed, local, make_dtensor, part_of
 
 #: Bytes from which on it is worth a look whether an entry is of zeros.
 LARGE = 2**20
@@ -71,7 +71,7 @@ def with_local(entry: Tensor, held: Tensor) -> Tensor:
     """An entry with other memory in place of its own, or of this rank's shard of it."""
     if not is_distributed(entry):
         return held
-    return distributed(held, entry.device_mesh, entry.placements, entry.shape)  # type: ignore[attr-defined]
+    return make_dtensor(held, entry.device_mesh, entry.placements, entry.shape)  # type: ignore[attr-defined]
 
 
 def on_host(entry: Tensor) -> Tensor:
@@ -79,12 +79,12 @@ def on_host(entry: Tensor) -> Tensor:
     held = local(entry)
     if held.nbytes < LARGE or not hasattr(mmap, "MAP_PRIVATE") or held.any():
         return with_local(entry, held.cpu())
-    # Zeros, as new state is, have no pages before somebody writes them: those in which they are pinned are the first.
+    # Zeros, as new state is, have no pages before they are written: those in which they are pinned are the first.
     memory = mmap.mmap(-1, held.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     dense = torch.empty_like(held, device="meta")  # whose elements lie side by side, in whatever order
     return with_local(entry, torch.frombuffer(memory, dtype=held.dtype).as_strided(dense.shape, dense.stride()))
 
 
-def moved(entry: Tensor, device: object) -> Tensor:
+def move_entry(entry: Tensor, device: object) -> Tensor:
     """An entry, or this rank's shard of it, on another device."""
     return with_local(entry, local(entry).to(device))  # type: ignore[call-overload]

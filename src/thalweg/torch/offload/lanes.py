@@ -5,55 +5,18 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-#: Memory that tensors can be made of.
-Buffer: TypeAlias = Any
+#: A moment of a lane.
+Event: TypeAlias = torch.cuda.Event
 
 
-class Event(Protocol):
-    """A moment of a lane."""
+class Lane:
+    """Work that a device does in its order, while the host goes on: a stream of a GPU."""
 
-    def synchronize(self) -> None:
-        """Let the host wait for it."""
-
-
-class Lane(Protocol):
-    """Work that a device does in its order, while the host goes on."""
-
-    def copy(self, into: Tensor, source: Tensor) -> None: ...
-
-    def mark(self) -> Event:
-        """The moment at which all is done that this lane was given so far."""
-
-    def wait(self, event: Event) -> None:
-        """Do what is given from now on after a moment of another lane. The host does not wait."""
-
-
-class Lanes(Protocol):
-    """The lanes of a device, and memory for what travels."""
-
-    @property
-    def inward(self) -> Lane: ...
-
-    @property
-    def outward(self) -> Lane: ...
-
-    @property
-    def steps(self) -> Lane:
-        """The lane in which steps are taken now."""
-
-    def on_device(self, size: int) -> Tensor:
-        """So many bytes, for all lanes to use."""
-
-    def on_host(self, size: int) -> Buffer:
-        """So many bytes from which, and into which, copies are made while the host goes on."""
-
-
-class CudaLane:
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream = stream
 
@@ -61,31 +24,37 @@ class CudaLane:
         with torch.cuda.stream(self.stream):
             into.copy_(source, non_blocking=True)
 
-    def mark(self) -> Any:
-        return self.stream.record_event()
+    def mark(self) -> Event:
+        """The moment at which all is done that this lane was given so far."""
+        event: Event = self.stream.record_event()
+        return event
 
-    def wait(self, event: Any) -> None:
+    def wait(self, event: Event) -> None:
+        """Do what is given from now on after a moment of another lane. The host does not wait."""
         self.stream.wait_event(event)
 
 
-class CudaLanes:
-    """Streams of a GPU: copies in both directions go on at once, and beside kernels."""
+class Lanes:
+    """The lanes of a device, and memory for what travels: copies in both directions go on at once, beside kernels."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.inward, self.outward = (CudaLane(torch.cuda.Stream(device)) for _ in range(2))  # type: ignore[no-untyped-call]
+        self.inward, self.outward = (Lane(torch.cuda.Stream(device)) for _ in range(2))  # type: ignore[no-untyped-call]
 
     @property
-    def steps(self) -> CudaLane:
-        return CudaLane(torch.cuda.current_stream(self.device))
+    def steps(self) -> Lane:
+        """The lane in which steps are taken now."""
+        return Lane(torch.cuda.current_stream(self.device))
 
     def on_device(self, size: int) -> Tensor:
+        """So many bytes, for all lanes to use."""
         room = torch.empty(size, dtype=torch.uint8, device=self.device)
         for lane in (self.inward, self.outward):
             room.record_stream(lane.stream)  # so that freed memory is not given to others before copies are done
         return room
 
-    def on_host(self, size: int) -> Buffer:
+    def on_host(self, size: int) -> PinnedMemory:
+        """So many bytes from which, and into which, copies are made while the host goes on."""
         return PinnedMemory(size, self.device)
 
 
@@ -126,4 +95,4 @@ def cuda_runtime() -> Any:
 
 
 #: By type of device, what makes its lanes. State of parameters on others stays where it is.
-LANES: dict[str, Callable[[torch.device], Lanes]] = {"cuda": CudaLanes}
+LANES: dict[str, Callable[[torch.device], Lanes]] = {"cuda": Lanes}

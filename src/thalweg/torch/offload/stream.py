@@ -1,7 +1,7 @@
 """In which order state is brought to a device, stepped, and sent back.
 
 Chunks pass through slots of the device's memory. While one is stepped, the next ones are brought and the one before is
-sent back; nobody waits but the lanes of the device for one another:
+sent back; only the lanes of the device wait, for one another:
 
     inward     bring 0   bring 1   bring 2   bring 3 (when 0 has left)   ...
     steps                step 0    step 1    step 2                      ...
@@ -29,7 +29,7 @@ class Slot:
         self.free: Event = lanes.steps.mark()
 
     def grow(self, size: int) -> None:
-        """Have room for a chunk. Nothing is on its way."""
+        """Have room for a chunk, while nothing is being copied."""
         if self.room.numel() < size:
             self.room = self.lanes.on_device(size)
             self.free = self.lanes.steps.mark()  # what had this memory before may still be at work with it

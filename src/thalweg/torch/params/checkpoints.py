@@ -3,25 +3,91 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from thalweg.errors import ResumeWarning, StateError
-from thalweg.exchange import check_version
+from thalweg.errors import OptionError, ResumeWarning, StateError, read_as
+from thalweg.exchange import check_version, list_names
 from thalweg.rules import Rule
+from thalweg.rules.entries import Count
+from thalweg.settings import Setting
 from thalweg.settings import in_words as rules_in_words
 from thalweg.spaces import torch as xp
 from thalweg.storage import RECORD, check_codes, check_eight_bits
-from thalweg.torch.offload.host import moved
-from thalweg.torch.params.groups import LAYOUT
-from thalweg.torch.params.members import names_of
-from thalweg.torch.sharding.shards import is_distributed, laid_out, whole
+from thalweg.torch.offload.host import HostState, move_entry
+from thalweg.torch.params.groups import LAYOUT, Group, Groups, check_rate, defaults_of, homes_in, load_group, names_of
+from thalweg.torch.params.states import as_found, expected_entries, shapes_of
+from thalweg.torch.sharding.shards import is_distributed, lay_out, whole
 
 #: What wrappers of a model put into the names of its parameters.
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+
+class Expected(NamedTuple):
+    """A parameter, and what is to be kept for it under the options of a saved state."""
+
+    name: str
+    p: Tensor
+    #: Beside the count of steps, without memory.
+    entries: Mapping[str, Tensor]
+    #: The keys of other counts, and where counts are.
+    counts: Sequence[str]
+    place_of_counts: torch.device
+    #: The keys of entries that are kept on the host.
+    hosted: Sequence[str]
+
+
+def read_state(
+    saved: Mapping[str, Any],
+    groups: Groups,
+    own: Sequence[Group],
+    defaults: Group,
+    host: HostState,
+    place_of_counts: Callable[[Tensor, Group], torch.device],
+    *,
+    imported: bool,
+) -> tuple[list[dict[str, Any]], dict[Tensor, dict[str, Tensor]]]:
+    """The groups and the states of a checkpoint, for the groups of this optimizer, checked. Tensors are copies.
+
+    imported: the state may be kept in other codes than the options that come with it ask for.
+    """
+    with read_as("this state"):
+        ordered = order_groups(saved["param_groups"], own)
+        check_sizes(ordered, own)
+        entries = [groups.entry_of(group) for group in own]
+        check_same_rules(ordered, [entry.rule for entry in entries])
+        loaded = [
+            load_group(entry.rule, theirs, ours, {**defaults_of(entry), **defaults})
+            for entry, theirs, ours in zip(entries, ordered, own, strict=True)
+        ]
+        settings = read_settings(groups, loaded, own)
+        found = [saved["state"].get(place) or {} for group in ordered for place in group["params"]]
+        expected = []
+        for (name, p, index), setting, s in zip(homes_in(own), settings, found, strict=True):
+            if imported and s:
+                setting = as_found(setting, p, {key: entry for key, entry in s.items() if isinstance(entry, Tensor)})
+            ghosts = expected_entries(setting, p, name)
+            counts = setting.rule.keys(tuple(p.shape), Count)
+            hosted = host.keys(name, p, setting.rule_at(1), list(ghosts))
+            expected.append(Expected(name, p, ghosts, counts, place_of_counts(p, loaded[index]), hosted))
+        for each, s in zip(expected, found, strict=True):
+            if s:
+                check_entries(each, s)
+    return loaded, {each.p: restore(each, s) for each, s in zip(expected, found, strict=True) if s}
+
+
+def read_settings(groups: Groups, saved: Sequence[Group], own: Sequence[Group]) -> list[Setting]:
+    """What saved groups ask for every parameter of an optimizer's own groups, in their order."""
+    try:
+        settings = list(map(groups.make_settings, saved))
+        for each, group in zip(settings, saved, strict=True):
+            check_rate(each.base.rule, group["lr"])
+        return [settings[index].of(name, p)[0] for name, p, index in homes_in(own)]
+    except OptionError as error:
+        raise StateError(f"the options of this state are not valid: {error}") from None
 
 
 def check_is_state(rules: Sequence[type[Rule]], saved: Any) -> None:
@@ -69,9 +135,9 @@ def check_form(saved: Mapping[str, Any]) -> None:
         raise StateError("this state is damaged: its 'state' must be a mapping of mappings")
 
 
-def check_same_rules(saved: Mapping[str, Any], rules: Sequence[type[Rule]]) -> None:
+def check_same_rules(saved: Sequence[Group], rules: Sequence[type[Rule]]) -> None:
     """Refuse groups that were stepped by another rule than those here, group by group."""
-    for index, (group, rule) in enumerate(zip(saved["param_groups"], rules, strict=True)):
+    for index, (group, rule) in enumerate(zip(saved, rules, strict=True)):
         if group["rule"] != rule.__name__:
             raise StateError(
                 f"parameter group {index} of this state was stepped by {group['rule']}, and here it is stepped by "
@@ -79,8 +145,8 @@ def check_same_rules(saved: Mapping[str, Any], rules: Sequence[type[Rule]]) -> N
             )
 
 
-def check_sizes(saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> None:
-    sizes = [[len(group["params"]) for group in some] for some in (saved["param_groups"], groups)]
+def check_sizes(saved: Sequence[Group], own: Sequence[Group]) -> None:
+    sizes = [[len(group["params"]) for group in groups] for groups in (saved, own)]
     if sizes[0] != sizes[1]:
         raise StateError(
             f"this state has parameter groups of sizes {sizes[0]}, and this optimizer of sizes {sizes[1]}: "
@@ -88,20 +154,20 @@ def check_sizes(saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -
         )
 
 
-def in_own_order(saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Saved groups and their parameters in the order of these groups, found by name where both have names."""
+def order_groups(saved: Sequence[Group], own: Sequence[Group]) -> list[Group]:
+    """Saved groups and their parameters in the order of one's own, found by name where both have names."""
     by_place = all(isinstance(place, int) for group in saved for place in group["params"])
-    if not by_place or not all(map(names_of, (*saved, *groups))):
+    if not by_place or not all(map(names_of, (*saved, *own))):
         return list(saved)  # a loader has gone by name already, or there is nothing to go by
-    theirs, ours = ([list(map(bare, group["param_names"])) for group in some] for some in (saved, groups))
+    theirs, ours = ([list(map(strip_wrappers, group["param_names"])) for group in groups] for groups in (saved, own))
     if theirs == ours:
         return list(saved)
     check_names_known(theirs, ours)
-    ordered: list[Mapping[str, Any]] = []
+    ordered: list[Group] = []
     for names in ours:
-        group = saved[next(i for i, others in enumerate(theirs) if set(others) == set(names))]
-        places = dict(zip(map(bare, group["param_names"]), group["params"], strict=True))
-        ordered.append({**group, "params": [places[name] for name in names]})
+        index = next(i for i, others in enumerate(theirs) if set(others) == set(names))
+        places = dict(zip(theirs[index], saved[index]["params"], strict=True))
+        ordered.append({**saved[index], "params": [places[name] for name in names]})
     return ordered
 
 
@@ -112,8 +178,8 @@ def check_names_known(theirs: Sequence[Sequence[str]], ours: Sequence[Sequence[s
     if found != wanted:
         missing, unknown = sorted(wanted - found), sorted(found - wanted)
         raise StateError(
-            f"the names of this state differ from those of this optimizer: the state lacks {listed(missing)}, and the "
-            f"optimizer lacks {listed(unknown)}; {by_position}"
+            f"the names of this state differ from those of this optimizer: the state lacks {list_names(missing)}, and "
+            f"the optimizer lacks {list_names(unknown)}; {by_position}"
         )
     if sorted(map(sorted, theirs)) != sorted(map(sorted, ours)):
         raise StateError(
@@ -122,21 +188,16 @@ def check_names_known(theirs: Sequence[Sequence[str]], ours: Sequence[Sequence[s
         )
 
 
-def listed(names: Sequence[str], most: int = 4) -> str:
-    shown = ", ".join(map(repr, names[:most])) or "nothing"
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def bare(name: str) -> str:
+def strip_wrappers(name: str) -> str:
     """A parameter's name without what wrappers of its model have put into it."""
     for wrapper in WRAPPERS:
         name = name.removeprefix(wrapper) if wrapper == "module." else name.replace(wrapper, "")
     return name
 
 
-def warn_if_made_otherwise(saved: Mapping[str, Any], made_with: str) -> None:
+def warn_if_made_otherwise(saved: Iterable[Group], made_with: str) -> None:
     """Warn if overrides or the engine, which no checkpoint restores, differ from those of the saved run."""
-    before = {group["made_with"] for group in saved["param_groups"] if "made_with" in group} - {made_with}
+    before = {group["made_with"] for group in saved if "made_with" in group} - {made_with}
     if before:
         warnings.warn(
             f"this state was saved with {before.pop()}, and is loaded with {made_with}: construct the optimizer with "
@@ -146,78 +207,42 @@ def warn_if_made_otherwise(saved: Mapping[str, Any], made_with: str) -> None:
         )
 
 
-def check_entries(
-    saved: Mapping[str, Any],
-    named: Sequence[tuple[str, Tensor]],
-    expected: Mapping[str, Mapping[str, Tensor]],
-) -> None:
-    """Refuse saved state whose entries its options do not make. expected: tensors of their shapes, by parameter."""
-    places = [place for group in saved["param_groups"] for place in group["params"]]
-    for place, (name, _) in zip(places, named, strict=True):
-        entries = saved["state"].get(place)
-        if not entries:
-            continue
-        found = {key: value for key, value in entries.items() if key != "step" and isinstance(value, Tensor)}
-        shapes, wanted = shapes_of(found), shapes_of(expected[name])
-        counted = is_number(entries.get("step"))
-        if not counted or shapes != wanted:
-            beside = any(key.removesuffix("_scale") in wanted or key == RECORD for key in shapes.keys() ^ wanted.keys())
-            hint = "; load it with the options that it was saved with, and then set others in param_groups"
-            raise StateError(
-                f"the state of {name!r} does not fit: the saved entries are {shapes}, and its options need {wanted}"
-                f"{hint if beside else ''}"
-            )
-        check_eight_bits(xp, name, found, {key: xp.dtype(entry) for key, entry in expected[name].items()})
-        check_codes(xp, name, found, whole)
-        for key, value in found.items():
-            check_precision(name, key, value.dtype, expected[name][key].dtype)
-
-
-def check_precision(name: str, key: str, found: torch.dtype, wanted: torch.dtype) -> None:
-    """Refuse state that a loader rounded, found out by comparing its dtype with that of the saved options.
-
-    A loader that writes into the tensors of this run rounds what it reads to their dtype.
-    """
-    if found.itemsize < 4 <= wanted.itemsize:
+def check_entries(expected: Expected, saved: Mapping[str, Any]) -> None:
+    """Refuse saved state whose entries its options do not make."""
+    name, ghosts = expected.name, expected.entries
+    found = {key: value for key, value in saved.items() if key != "step" and isinstance(value, Tensor)}
+    shapes, wanted = shapes_of(found), shapes_of(ghosts)
+    step = saved.get("step")
+    is_counted = step.numel() == 1 if isinstance(step, Tensor) else isinstance(step, (int, float))
+    if not is_counted or shapes != wanted:
+        beside = any(key.removesuffix("_scale") in wanted or key == RECORD for key in shapes.keys() ^ wanted.keys())
+        hint = "; load it with the options that it was saved with, and then set others in param_groups"
         raise StateError(
-            f"the state of {name!r} does not fit: it was saved with {key!r} in {wanted}, and read into {found}; "
-            "construct this optimizer with the saved options (state_dtype, momentum_dtype, precond_dtype)"
+            f"the state of {name!r} does not fit: the saved entries are {shapes}, and its options need {wanted}"
+            f"{hint if beside else ''}"
         )
+    check_eight_bits(xp, name, found, {key: xp.dtype(entry) for key, entry in ghosts.items()})
+    check_codes(xp, name, found, whole)
+    for key, value in found.items():
+        # a loader that writes into the tensors of this run rounds what it reads to their dtype
+        if value.dtype.itemsize < 4 <= ghosts[key].dtype.itemsize:
+            raise StateError(
+                f"the state of {name!r} does not fit: it was saved with {key!r} in {ghosts[key].dtype}, and read into "
+                f"{value.dtype}; construct this optimizer with the saved options (state_dtype, momentum_dtype, "
+                "precond_dtype)"
+            )
 
 
-def is_number(value: Any) -> bool:
-    return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, (int, float))
-
-
-def shapes_of(entries: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {key: tuple(entry.shape) for key, entry in entries.items()}
-
-
-def restored(
-    groups: Sequence[Mapping[str, Any]],
-    saved: Mapping[str, Any],
-    named: Sequence[tuple[str, Tensor]],
-    expected: Mapping[str, Mapping[str, Tensor]],
-    counts: Mapping[str, Sequence[str]],
-    hosted: Mapping[str, Sequence[str]],
-    place_of_counts: Callable[[Tensor, Mapping[str, Any]], torch.device],
-) -> dict[Tensor, dict[str, Any]]:
-    """Copies of saved entries, in their own dtypes, on the devices of their parameters and laid out for them.
-
-    expected: ghosts of them. counts: their keys that are beside the step. hosted: those that are kept on the host. All
-    by parameter.
-    """
-    homes = [group for group in groups for _ in group["params"]]
-    places = [place for group in saved["param_groups"] for place in group["params"]]
-    found: dict[Tensor, dict[str, Any]] = {}
-    for (name, p), group, place in zip(named, homes, places, strict=True):
-        for key, value in saved["state"].get(place, {}).items():
-            tensor = torch.as_tensor(value, dtype=torch.float32) if key == "step" else torch.as_tensor(value)
-            is_hosted = key in hosted[name]
-            home = place_of_counts(p, group) if key in ("step", *counts[name]) else p.device
-            if is_hosted and not is_distributed(p):  # else it is laid out over ranks first, on their devices
-                home = torch.device("cpu")
-            made = tensor.to(home, copy=True)
-            made = made if key == "step" else laid_out(made, expected[name][key])
-            found.setdefault(p, {})[key] = moved(made, "cpu") if is_hosted else made
-    return found
+def restore(expected: Expected, saved: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Copies of saved entries, in their own dtypes, on the device of their parameter and laid out like it."""
+    state = {}
+    for key, value in saved.items():
+        tensor = torch.as_tensor(value, dtype=torch.float32) if key == "step" else torch.as_tensor(value)
+        is_hosted = key in expected.hosted
+        home = expected.place_of_counts if key in ("step", *expected.counts) else expected.p.device
+        if is_hosted and not is_distributed(expected.p):  # else it is laid out over ranks first, on their devices
+            home = torch.device("cpu")
+        made = tensor.to(home, copy=True)
+        made = made if key == "step" else lay_out(made, expected.entries[key])
+        state[key] = move_entry(made, "cpu") if is_hosted else made
+    return state

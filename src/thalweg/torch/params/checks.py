@@ -1,9 +1,10 @@
-"""Checks of parameters and gradients: which tensors can be stepped, and the errors for those that cannot."""
+"""Which tensors can be stepped, the errors for those that cannot, and warnings of optimizers that train nothing."""
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor, nn
 
 from thalweg.arrays import Shape
 from thalweg.dtypes import DTYPES
-from thalweg.errors import ParameterError
+from thalweg.errors import IdleWarning, ParameterError
 from thalweg.rules import Rule
-from thalweg.torch.sharding.shards import is_distributed
+from thalweg.torch.sharding.shards import count_ranks, is_distributed
 
 #: The names of the dtypes that parameters and gradients may have.
 NAMES = {getattr(torch, name): name for name in DTYPES}
@@ -21,6 +22,8 @@ NAMES = {getattr(torch, name): name for name in DTYPES}
 WHOLE = "ZeRO stage 0, or torch.distributed.fsdp.fully_shard (FSDP2)"
 #: The reason against flat parameters that holds unless a rule and its options are known to look at no shapes.
 BY_SHAPES = f"use {WHOLE}, or a rule that needs neither, such as AdamW, SGD, or LAMB and LARS with trust=False"
+#: Steps without any gradient after which one is missed: loaders of checkpoints take a first step before there is one.
+PATIENCE = 2
 
 
 def reason_against_flat(rule: Rule, group: Mapping[str, Any], overrides: Sequence[Any]) -> str:
@@ -103,7 +106,49 @@ def are_flattened(before: Sequence[Shape], after: Sequence[Tensor]) -> bool:
 def is_partition(size: int, shapes: Sequence[Shape]) -> bool:
     """Whether a vector is as long as a rank's part of these tensors laid end to end, with DeepSpeed's padding."""
     total = sum(torch.Size(shape).numel() for shape in shapes)
-    together = torch.distributed.is_available() and torch.distributed.is_initialized()
-    ranks = torch.distributed.get_world_size() if together else 1
     # each tensor begins at a multiple of 16 bytes, and each rank's part is a multiple of 2 elements
-    return any(0 <= size * parts - total < 8 * len(shapes) + 2 * parts for parts in range(1, ranks + 1))
+    return any(0 <= size * parts - total < 8 * len(shapes) + 2 * parts for parts in range(1, count_ranks() + 1))
+
+
+# ---- optimizers that train nothing
+
+
+class Idleness:
+    """Counts steps that found no gradient, before the first that did."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def note_step(self, params: Iterable[Tensor]) -> None:
+        """Warn, once, if parameters cannot have gradients, or have had none for two steps.
+
+        Ranks of several may have no gradients of their own, and an optimizer may have no parameters for a while.
+        """
+        params = list(params)
+        if self.steps == PATIENCE or not params or count_ranks() > 1:
+            return
+        self.steps += 1
+        if not any(p.requires_grad for p in params):
+            self.steps = PATIENCE
+            reason = f"none of its {len(params)} parameters requires gradients"
+            advice = "pass model.parameters() (the tensors of state_dict() require none), or set requires_grad"
+        elif all(p.device.type == "meta" for p in params):
+            self.steps = PATIENCE
+            reason = f"its {len(params)} parameters are on the meta device, which has no numbers"
+            advice = "construct it after the model is materialized, with the parameters that the model has then"
+        else:
+            reason = f"none of its {len(params)} parameters has had a gradient in {PATIENCE} steps"
+            advice = "call backward() before step(), and pass the parameters that the model has now"
+        if self.steps == PATIENCE:
+            warnings.warn(f"this optimizer trains nothing: {reason}; {advice}", IdleWarning, stacklevel=6)
+
+
+def warn_if_used_up(given: Any, group: str) -> None:
+    """Warn of a generator that had no parameters left for a group."""
+    if isinstance(given, Iterator):
+        warnings.warn(
+            f"{group} has no parameters: its 'params' is an iterator that is used up, or was empty; "
+            "pass list(model.parameters()), or leave the group out",
+            IdleWarning,
+            stacklevel=5,
+        )

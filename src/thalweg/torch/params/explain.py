@@ -2,63 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from thalweg.explain import Explanation, GroupRow, Row
-from thalweg.explain import explained as explained_by_shape
+from thalweg.explain import Explanation, GroupRow, explain_parameter, write_programs
 from thalweg.kernels import triton
 from thalweg.kernels.cpu.compiled import source_of as native_source
 from thalweg.settings import Setting
 from thalweg.spaces import torch as xp
-
-__all__ = ["Explanation", "GroupRow", "Row", "explained", "explained_group", "source_of"]
+from thalweg.torch.offload.host import HostState
 
 #: A count of steps is a tensor of float32 for each parameter.
 COUNTER_BYTES = 4
 
 
-def explained(name: str, p: Tensor, setting: Setting, lr: Any, *, is_hosted: bool = False, hint: str = "") -> Row:
-    """The treatment of a parameter. A learning rate that is a tensor is not read: that would wait for it."""
-    return explained_by_shape(
-        name,
-        tuple(p.shape),
-        xp.dtype(p),
-        setting,
-        lr=lr,
-        rms=rms_of(p),
-        counter_bytes=COUNTER_BYTES,
-        is_hosted=is_hosted,
-        hint=hint,
-    )
+class Treatment(NamedTuple):
+    """A parameter that is stepped, and what holds for it."""
+
+    name: str
+    p: Tensor
+    #: The index of its group.
+    group: int
+    setting: Setting
+    #: Its learning rate, and what multiplies the step size that the rule makes of it.
+    lr: Any
+    factor: float
+    #: What was not understood about it, or assumed.
+    hint: str
 
 
-def explained_group(
-    group: Mapping[str, Any], *, shown_only: bool, rule: str = "", beside: Sequence[str] = ()
-) -> GroupRow:
-    """A parameter group. shown_only: its lr is written by a scheduler for people to read, and not read by a step.
+def explain(
+    treatments: Sequence[Treatment],
+    groups: Sequence[Mapping[str, Any]],
+    shown_only: Sequence[bool],
+    unused: tuple[Sequence[Any], Sequence[Any]],
+    host: HostState,
+    *,
+    code: bool,
+    program: bool,
+) -> Explanation:
+    """How parameters will be treated. A learning rate that is a tensor is not read: that would wait for it.
 
-    rule: its name, where there are several. beside: why state stays beside parameters that should be on the host.
+    shown_only: of each group, whether its lr is written by a scheduler for people to read, and not read by a step.
+    unused: patterns of overrides, and of entries, that match no parameter.
     """
+    rows, sources, written = [], dict[str, str](), []
+    beside: list[dict[str, None]] = [{} for _ in groups]  # why state stays beside parameters, in order
+    for name, p, index, setting, lr, factor, hint in treatments:
+        reason = host.reason_against(name, p, setting.rule_at(1)) if host.wanted else ""
+        if reason:
+            beside[index][reason] = None
+        row = explain_parameter(
+            name,
+            tuple(p.shape),
+            xp.dtype(p),
+            replace(setting, lr_scale=setting.lr_scale * factor),
+            lr=lr,
+            rms=rms_of(p),
+            counter_bytes=COUNTER_BYTES,
+            is_hosted=host.wanted and not reason,
+            hint=hint,
+        )
+        rows.append(row)
+        written.append((row, setting, lr is not None))
+        title = f"{row.rule}, {row.treatment}, {row.dtype} on {p.device.type}:"
+        if code and title not in sources:
+            sources[title] = source_of(setting, p, has_lr=lr is not None)
+    several = len({row.rule for row in rows}) > 1
+    shown = [
+        explain_group(group, notes_on(group, is_shown, reasons), rule=group["rule"] if several else "")
+        for group, is_shown, reasons in zip(groups, shown_only, beside, strict=True)
+    ]
+    return Explanation(rows, unused[0], shown, sources, unused[1], write_programs(written if program else ()))
+
+
+def explain_group(group: Mapping[str, Any], notes: Iterator[str], *, rule: str) -> GroupRow:
+    """A parameter group. rule: its name, where there are several."""
+    name, lr = group.get("name"), group["lr"]
     frozen = sum(not p.requires_grad for p in group["params"])
-    notes = [f"offload_state has no effect: {reason}" for reason in beside]
+    shown = "a tensor" if isinstance(lr, Tensor) else f"{lr:g}" if isinstance(lr, (int, float)) else lr
+    stepped = len(group["params"]) - frozen
+    return GroupRow(None if name is None else str(name), stepped, frozen, shown, tuple(notes), rule)
+
+
+def notes_on(group: Mapping[str, Any], shown_only: bool, beside: Mapping[str, None]) -> Iterator[str]:
+    """What a reader of a group should know. beside: why state stays beside parameters that should be on the host."""
+    yield from (f"offload_state has no effect: {reason}" for reason in beside)
     if shown_only:
-        notes.append("a scheduler displays the step size as lr, and the rule computes it")
+        yield "a scheduler displays the step size as lr, and the rule computes it"
     elif group.get("lr_is_scale"):
-        notes.append("lr multiplies the step size that the rule computes")
+        yield "lr multiplies the step size that the rule computes"
     if "lr_scale" in group:
-        notes.append(f"lr_scale {group['lr_scale']} is for a scheduler to multiply lr by")
-    name = group.get("name")
-    return GroupRow(
-        None if name is None else str(name),
-        len(group["params"]) - frozen,
-        frozen,
-        shown_rate(group["lr"]),
-        tuple(notes),
-        rule,
-    )
+        yield f"lr_scale {group['lr_scale']} is for a scheduler to multiply lr by"
 
 
 def source_of(setting: Setting, p: Tensor, *, has_lr: bool) -> str:
@@ -69,10 +107,6 @@ def source_of(setting: Setting, p: Tensor, *, has_lr: bool) -> str:
 
         return source_of(setting, shape, dtype, has_lr=has_lr)
     return native_source(setting, shape, dtype, has_lr=has_lr)
-
-
-def shown_rate(lr: Any) -> Any:
-    return "a tensor" if isinstance(lr, Tensor) else f"{lr:g}" if isinstance(lr, (int, float)) else lr
 
 
 def rms_of(p: Tensor) -> float | None:

@@ -1,35 +1,335 @@
-"""Parameter groups: options as torch keeps them, plain values in a dictionary that users may change."""
+"""What users gave: parameters in groups, with their names, options and learning rates.
+
+Groups are the truth, and are looked at again before every step. Trainers exchange parameters inside a group (FSDP2 in
+accelerate), move them to another group, or replace one together with its state (densification in Gaussian splatting),
+without notice.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from thalweg.errors import OptionError
-from thalweg.given import check_known, check_not_misspelt
+from thalweg.arrays import Shape
+from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
+from thalweg.given import (
+    OverrideList,
+    Overrides,
+    Pattern,
+    Standard,
+    check_known,
+    check_not_misspelt,
+    check_overrides,
+    matches,
+    plain,
+)
 from thalweg.rules import Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, require
 from thalweg.settings import Entry, RuleOptions, Settings, option_names
-from thalweg.torch.params.rates import rate_shown
+from thalweg.torch.params.checks import check_exchanged, check_parameter, reason_against_flat
 from thalweg.torch.sharding.agreement import BESIDE_OPTIONS
 
+Params: TypeAlias = Iterable[Any]
+Rate: TypeAlias = float | Tensor | None
 #: The name of a way to step parameters, as users give it.
 EngineName: TypeAlias = Literal["auto", "reference", "foreach", "fused"]
+Group: TypeAlias = Mapping[str, Any]
 
 #: The layout of state and groups. Newer layouts are refused by older versions.
 LAYOUT = 1
+#: Options that are decided for all groups together.
+JOINT = ("max_grad_norm", "on_nonfinite")
+#: What a group holds beside options, in lists.
+MEMBERS = ("params", "param_names")
 #: What a group has beside the options of its rule. lr_is_scale: its lr multiplies the step size that the rule makes.
-BESIDE = ("params", "param_names", *BESIDE_OPTIONS)
+BESIDE = (*MEMBERS, *BESIDE_OPTIONS)
 #: Keys of schedulers and trainers that resemble options. All that resembles none is kept as well.
 FOREIGN = ("max_momentum", "base_momentum", "lr_scale", "wd_scale", "weight_decay_scale")
 #: Left out of groups where it is None: schedulers that cycle momentum write it into every group that shows it.
 SHOWN_IF_SET = ("momentum",)
 
 
-def engine_meant(engine: Any, foreach: Any, fused: Any, differentiable: Any) -> Any:
+class Groups:
+    """The parameter groups of one optimizer, as they were at the last look.
+
+    entries: its rules with their options. A group's "entry" is the place of its own among them.
+    """
+
+    def __init__(self, entries: list[Entry]) -> None:
+        self.entries = entries
+        #: The parameters of all groups, and the name and the group of each.
+        self.params: list[Tensor] = []
+        self.places: dict[Tensor, tuple[str, int]] = {}
+        self.sizes: list[int] = []
+        self.names: list[list[str] | None] = []
+        #: By the address of a group: tools take empty groups away. Parameters themselves are not kept before a first
+        #: step, since trainers want to free them.
+        self.shapes: dict[int, list[Shape]] = {}
+        #: The settings of all groups, the values that they were made of, and the same for each group by itself.
+        self.settings: list[Settings] = []
+        self.values: list[Any] = []
+        self.known: dict[int, tuple[RuleOptions, list[Any], Settings]] = {}
+        self.are_reported = False
+
+    # ---- which parameters there are
+
+    def look_again(self, groups: Sequence[Group]) -> bool:
+        """Whether groups hold other parameters, or other names, than before. On any error nothing is taken over."""
+        # whole lists, compared by C code: this is asked at every step
+        sizes = [len(group["params"]) for group in groups]
+        names = [group.get("param_names") for group in groups]
+        params = list(chain.from_iterable(group["params"] for group in groups))
+        if sizes == self.sizes and names == self.names and all(map(operator.is_, params, self.params)):
+            return False
+        places = self.find_places(groups)
+        check_names(groups, self.overrides)
+        self.places, self.sizes, self.params = places, sizes, params
+        self.note_shapes(groups)
+        self.names = [None if own is None else list(own) for own in names]
+        return True
+
+    def find_places(self, groups: Sequence[Group]) -> dict[Tensor, tuple[str, int]]:
+        """The name and the group of every parameter; those that are new are checked."""
+        against_flat = [self.reason_against_flat(groups, index) for index in range(len(groups))]
+        for index, (group, reason) in enumerate(zip(groups, against_flat, strict=True)):
+            tensors = [p for p in group["params"] if isinstance(p, torch.Tensor)]
+            check_exchanged(index, self.shapes.get(id(group), []), tensors, reason)
+        known = set(map(id, self.params))
+        places: dict[Tensor, tuple[str, int]] = {}
+        for name, p, index in homes_in(groups):
+            if not isinstance(p, torch.Tensor):
+                raise ParameterError(f"parameter {name!r} in group {index} must be a tensor, got {type(p).__name__}")
+            if p in places:
+                raise ParameterError(
+                    f"parameter {name!r} in group {index} is also {places[p][0]!r} in group {places[p][1]}: "
+                    "each parameter may appear only once"
+                )
+            if id(p) not in known:
+                check_parameter(name, p, against_flat[index])
+            places[p] = name, index
+        return places
+
+    def note_shapes(self, groups: Sequence[Group]) -> None:
+        """Remember what groups hold; one that is empty for now, as DeepSpeed has it between steps, held it before."""
+        shapes = {id(group): [tuple(p.shape) for p in group["params"]] for group in groups}
+        self.shapes = {key: own or self.shapes.get(key, []) for key, own in shapes.items()}
+
+    def reason_against_flat(self, groups: Sequence[Group], index: int) -> str:
+        """Why the parameters of a group cannot be stepped as one vector; "" if they can."""
+        settings = self.check_settings(groups, index)
+        return reason_against_flat(settings.base.rule, groups[index], settings.overrides)
+
+    # ---- new groups
+
+    def complete(self, group: Any, defaults: Group) -> dict[str, Any]:
+        """A group that is to be added, with all of its options, checked. defaults: of all groups."""
+        if not isinstance(group, dict):
+            raise TypeError(f"a parameter group must be a dict, got {type(group).__name__}")
+        entry = self.entry_of(group)
+        check_group(entry.rule, group)
+        given = {name: plain(group[name]) for name in option_names(entry.rule) if name in group}
+        for name in JOINT:
+            if given.get(name, defaults[name]) != defaults[name]:
+                raise OptionError(f"{name} concerns the whole step and cannot differ between groups")
+        whole = {**defaults_of(entry), **defaults, **group, **given}
+        rule = self.make_settings(whole).base.rule
+        if "lr" in group:
+            check_rate(rule, group["lr"])
+            whole |= show_rate(rule, group["lr"])
+        if "lr_is_scale" in group:
+            whole["lr_is_scale"] = group["lr_is_scale"]
+        return whole
+
+    def check_added(self, groups: Sequence[dict[str, Any]], index: int) -> None:
+        """Check the parameters of a group that was added."""
+        group = groups[index]
+        options = to_plain(group)
+        group.clear()
+        group.update(options)
+        check_names(groups, self.overrides)
+        settings, against_flat = self.check_settings(groups, index), self.reason_against_flat(groups, index)
+        for name, p in ((name, p) for name, p, home in homes_in(groups) if home == index):
+            check_parameter(name, p, against_flat)
+            if p.requires_grad:
+                settings.of(name, p)[0].rule.check_shape(name, tuple(p.shape))
+        self.are_reported = False
+        self.note_shapes(groups)
+
+    # ---- options
+
+    @property
+    def overrides(self) -> OverrideList:
+        """Those of all rules."""
+        return tuple(each for _, entry in self.entries for each in entry.settings.overrides)
+
+    def entry_of(self, group: Group) -> RuleOptions:
+        place: int = group.get("entry", 0)
+        if place not in range(len(self.entries)):
+            raise OptionError(
+                f"entry={place!r} in a parameter group is no entry of this optimizer, which has {len(self.entries)}: "
+                "leave it out of groups that come from another mixture"
+            )
+        return self.entries[place][1]
+
+    def make_settings(self, group: Group) -> Settings:
+        entry = self.entry_of(group)
+        given = from_plain({name: group[name] for name in option_names(entry.rule) if name in group})
+        return Settings(entry.rule, given, None, entry.settings.overrides)
+
+    def current_settings(self, groups: Sequence[dict[str, Any]]) -> list[Settings]:
+        """The settings of all groups; looked at anew only if a value in one of them was replaced."""
+        values = list(chain.from_iterable(map(dict.values, groups)))
+        if len(values) != len(self.values) or not all(map(operator.is_, values, self.values)):
+            self.settings = [self.check_settings(groups, index) for index in range(len(groups))]
+            # a list may be edited where it is
+            edited = any(type(v) is list for group in groups for k, v in group.items() if k not in MEMBERS)
+            self.values = [] if edited else values
+        return self.settings
+
+    def check_settings(self, groups: Sequence[Group], index: int) -> Settings:
+        """The settings of a group, checked; made anew only if one of its options has changed."""
+        group = groups[index]
+        try:
+            entry = self.entry_of(group)
+            given = [group.get(name) for name in option_names(entry.rule)]
+            values = [tuple(v) if isinstance(v, list) else v for v in given]  # a list may be edited where it is
+            known = self.known.get(index)
+            if known is None or known[0] is not entry or not are_same(known[1], values):
+                self.known[index] = known = entry, values, self.make_settings(group)
+            check_rate(known[2].base.rule, group["lr"])
+            for name in JOINT:
+                concerns = f"{name} concerns the whole step and cannot differ between groups"
+                require(group[name] == groups[0][name], concerns)
+        except OptionError as error:
+            raise OptionError(f"parameter group {index}: {error}") from None
+        return known[2]
+
+    def find_unused(self, groups: Sequence[Group]) -> tuple[list[Pattern], list[Pattern]]:
+        """The patterns of overrides that match no parameter of their entries, and of entries without parameters."""
+        homes = [(name, p, groups[index].get("entry", 0)) for name, p, index in homes_in(groups)]
+        used, unused, idle = set[int](), dict[int, Pattern](), []
+        for place, (pattern, entry) in enumerate(self.entries):
+            pairs = [(name, p) for name, p, home in homes if home == place]
+            if pattern is not None and not pairs:
+                idle.append(pattern)
+            for own, _ in entry.settings.overrides:  # those of all entries are one object in each
+                if isinstance(own, Standard) or any(matches(own, *pair) for pair in pairs):
+                    used.add(id(own))
+                else:
+                    unused[id(own)] = own
+        return [pattern for key, pattern in unused.items() if key not in used], idle
+
+    def report_unused(self, groups: Sequence[Group]) -> None:
+        """Warn, once, of overrides and of entries that match no parameter."""
+        if not self.are_reported:
+            self.are_reported = True
+            for what, unused in zip(("overrides", "entries of the mixture"), self.find_unused(groups), strict=True):
+                if unused:
+                    message = f"{what} that match no parameter: {', '.join(map(repr, unused))}"
+                    warnings.warn(message, UnusedOverrideWarning, stacklevel=7)
+
+
+def are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    return all(map(operator.is_, first, second)) or all(
+        a is b or (type(a) is type(b) and not isinstance(a, Tensor) and a == b)
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+# ---- parameters and their names
+
+
+def check_given(params: Any) -> None:
+    """Refuse a model, or parameters in a dictionary, and say what to pass instead."""
+    if isinstance(params, nn.Module):
+        raise ParameterError("params is a model: pass model.named_parameters() or model.parameters()")
+    if isinstance(params, Mapping):
+        if "params" in params:
+            raise ParameterError("params is one parameter group: pass a list of groups, [group]")
+        raise ParameterError("params is a dictionary: pass params.items() or model.named_parameters()")
+
+
+def names_of(group: Group) -> list[str] | None:
+    """The names of a group's parameters, unless they were left behind by code that replaced parameters alone."""
+    names = group.get("param_names")
+    return names if names and len(names) == len(group["params"]) else None
+
+
+def homes_in(groups: Sequence[Group]) -> Iterator[tuple[str, Tensor, int]]:
+    """Every parameter with its name and the index of its group; those without a name are named by their position."""
+    position = 0
+    for index, group in enumerate(groups):
+        params = group["params"]
+        names = names_of(group) or [str(position + i) for i in range(len(params))]
+        position += len(params)
+        yield from ((name, p, index) for name, p in zip(names, params, strict=True))
+
+
+def check_names(groups: Sequence[Group], overrides: OverrideList) -> None:
+    """Refuse overrides by name for parameters that have none, and names that two of them have."""
+    if any(group["params"] and names_of(group) is None for group in groups):
+        check_names_unneeded("overrides", [pattern for pattern, _ in overrides])
+    names = [name for name, _, _ in homes_in(groups)]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ParameterError(
+            f"two parameters are named {twice!r}: give names that differ, as model.named_parameters() has them"
+        )
+
+
+def check_names_unneeded(what: str, patterns: Sequence[Pattern | None]) -> None:
+    """Refuse patterns by name for parameters that have none. what: whose patterns they are."""
+    by_name = [pattern for pattern in patterns if pattern not in (None, "*") and not callable(pattern)]
+    if by_name:
+        raise OptionError(
+            f"{what} by name ({by_name[0]!r}) need a name for every parameter: pass model.named_parameters(), "
+            "or use a function of (name, parameter) as the pattern"
+        )
+
+
+# ---- arguments
+
+
+def name_positional(rule: type[Rule], positional: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that were given by position after lr, by name: in the order of torch, where torch has the optimizer."""
+    order = ", ".join(("params", "lr", *rule.TORCH))
+    if len(positional) > len(rule.TORCH):
+        raise TypeError(
+            f"{rule.__name__} takes {order} by position, and {2 + len(positional)} were given: give all other options "
+            "by name, such as weight_decay=0.01"
+        )
+    given = dict(zip(rule.TORCH, positional, strict=False))
+    for name in given:
+        if name in options:
+            raise TypeError(f"{rule.__name__} got {name} twice, by position and by name: by position it takes {order}")
+    return given
+
+
+def check_options(
+    rule: type[Rule], lr: Any, options: Mapping[str, Any], variant: str | None, overrides: Overrides
+) -> RuleOptions:
+    """Options and a learning rate as torch has them, checked. Functions are refused, which no checkpoint could hold."""
+    check_known(rule, options, option_names(rule))
+    check_no_functions(options)
+    settings = Settings(rule, options, variant, check_overrides(overrides))
+    check_rate(settings.base.rule, lr)
+    settings.validate_lr(lr)
+    return RuleOptions(settings, lr)
+
+
+def check_no_functions(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if callable(value) and not isinstance(value, Tensor):
+            raise OptionError(f"{name} cannot be a function in torch: set the group's value, or use a scheduler for lr")
+
+
+def choose_engine(engine: Any, foreach: Any, fused: Any, differentiable: Any) -> Any:
     """The engine that arguments of torch's own optimizers ask for, if they ask for one; checked."""
     check_choice("engine", engine, "auto", "reference", "foreach", "fused")
     for name, value in (("foreach", foreach), ("fused", fused)):
@@ -48,19 +348,57 @@ def engine_meant(engine: Any, foreach: Any, fused: Any, differentiable: Any) -> 
     return meant if engine == "auto" else engine
 
 
-def made_by(rule: type[Rule]) -> dict[str, Any]:
-    """What a group, and so a checkpoint, says of the rule that made its state."""
-    return {"rule": rule.__name__, "rule_version": rule.version}
+# ---- learning rates
+
+
+def show_rate(rule: Rule, lr: Rate) -> dict[str, Any]:
+    """A learning rate as a group shows it: always a number, or a tensor, that schedulers can multiply."""
+    shown = lr if isinstance(lr, Tensor) else plain(lr)
+    if not rule.lr_optional:
+        return {"lr": shown}
+    return {"lr": 1.0, "lr_is_scale": True} if lr is None else {"lr": shown, "lr_is_scale": False}
+
+
+def check_rate(rule: Rule, lr: Any) -> None:
+    if callable(lr) and not isinstance(lr, Tensor):
+        raise OptionError("lr cannot be a function in torch: use a scheduler of torch.optim.lr_scheduler")
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise OptionError(f"lr must be a number or a tensor of one element, got shape {tuple(lr.shape)}")
+    rule.validate_lr(plain(lr))
+
+
+def read_rate(group: Group, *, shown_only: bool) -> tuple[Rate, float]:
+    """What the rule is given as lr, and what multiplies the step size that it makes of it.
+
+    shown_only: a scheduler writes the step size into the group for people to read.
+    """
+    lr = group["lr"]
+    if lr is None:
+        return None, 1.0
+    if not group.get("lr_is_scale"):
+        return lr.reshape(()) if isinstance(lr, Tensor) else lr, 1.0
+    if shown_only:
+        return None, 1.0
+    if isinstance(lr, Tensor) and not lr.is_cpu:
+        raise OptionError("lr multiplies the relative step of this group and must be a number, got a tensor")
+    return None, float(lr)
+
+
+# ---- options in groups: plain values, which users may change and checkpoints can hold
 
 
 def defaults_of(entry: RuleOptions) -> dict[str, Any]:
     """What a group of an entry holds, unless it says otherwise."""
-    rate = rate_shown(entry.settings.base.rule, entry.lr)
-    return {**rate, **to_plain(entry.settings.options), **made_by(entry.rule)}
+    rate = show_rate(entry.settings.base.rule, entry.lr)
+    return {
+        **rate,
+        **to_plain(entry.settings.options),
+        "rule": entry.rule.__name__,
+        "rule_version": entry.rule.version,
+    }
 
 
 def to_plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as a group shows them and a checkpoint can hold them."""
     return {
         name: ("annealed", value.high, value.low, value.decay, value.flat) if isinstance(value, Annealed) else value
         for name, value in options.items()
@@ -77,13 +415,7 @@ def from_plain(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_options(rule: type[Rule], options: Mapping[str, Any]) -> None:
-    """Refuse arguments that are no options, and functions, which no checkpoint could hold."""
-    check_known(rule, options, option_names(rule))
-    check_no_functions(options)
-
-
-def check_group(rule: type[Rule], group: Mapping[str, Any]) -> None:
+def check_group(rule: type[Rule], group: Group) -> None:
     """Refuse a misspelt option; keys of other tools, which resemble none, are theirs to keep here."""
     options = option_names(rule)
     require(
@@ -97,15 +429,7 @@ def check_group(rule: type[Rule], group: Mapping[str, Any]) -> None:
     check_no_functions({name: group[name] for name in (*options, "lr") if name in group})
 
 
-def check_no_functions(options: Mapping[str, Any]) -> None:
-    for name, value in options.items():
-        if callable(value) and not isinstance(value, Tensor):
-            raise OptionError(f"{name} cannot be a function in torch: set the group's value, or use a scheduler for lr")
-
-
-def loaded_group(
-    rule: type[Rule], saved: Mapping[str, Any], own: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> dict[str, Any]:
+def load_group(rule: type[Rule], saved: Group, own: Group, defaults: Group) -> dict[str, Any]:
     """A group of a saved state, for a group of this optimizer: its options, with what other tools keep in either."""
     ours = {*BESIDE, *option_names(rule)}
     foreign = {key: value for key, value in own.items() if key not in ours}
@@ -123,47 +447,3 @@ def loaded_group(
         if group["lr"] is None:  # as versions before wrote it
             group["lr"] = 1.0
     return to_plain(group)
-
-
-class GroupSettings:
-    """The settings of a group, made anew only when one of its options has changed.
-
-    entries: the rules of an optimizer. A group's "entry" is the place of its own among them.
-    """
-
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        self.entries = entries
-        self.known: dict[int, tuple[RuleOptions, list[Any], Settings]] = {}
-
-    def entry_of(self, group: Mapping[str, Any]) -> RuleOptions:
-        place: Any = group.get("entry", 0)
-        if place not in range(len(self.entries)):
-            raise OptionError(
-                f"entry={place!r} in a parameter group is no entry of this optimizer, which has {len(self.entries)}: "
-                "leave it out of groups that come from another mixture"
-            )
-        entry: RuleOptions = self.entries[place][1]
-        return entry
-
-    def of(self, index: int, group: Mapping[str, Any]) -> Settings:
-        entry = self.entry_of(group)
-        given = [group.get(name) for name in option_names(entry.rule)]
-        values = [tuple(v) if isinstance(v, list) else v for v in given]  # a list may be edited where it is
-        cached = self.known.get(index)
-        if cached is not None and cached[0] is entry and same(cached[1], values):
-            return cached[2]
-        settings = self.made(group)
-        self.known[index] = entry, values, settings
-        return settings
-
-    def made(self, group: Mapping[str, Any]) -> Settings:
-        entry = self.entry_of(group)
-        given = from_plain({name: group[name] for name in option_names(entry.rule) if name in group})
-        return Settings(entry.rule, given, None, entry.settings.overrides)
-
-
-def same(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    return all(map(operator.is_, first, second)) or all(
-        a is b or (type(a) is type(b) and not isinstance(a, Tensor) and a == b)
-        for a, b in zip(first, second, strict=True)
-    )

@@ -1,10 +1,13 @@
-"""The state of a parameter, laid out over ranks like the parameter: before its first step, and when options change."""
+"""What is kept for each parameter between steps, laid out over ranks like the parameter.
+
+How it is before the first step, whether it fits the options, and how it is converted when they change.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,20 +15,59 @@ from torch import Tensor
 from thalweg.codecs import CODECS
 from thalweg.errors import StateError
 from thalweg.given import plain
-from thalweg.rules.entries import Moment, Square
-from thalweg.settings import EIGHT_BITS, Setting
+from thalweg.rules.entries import Count, Moment, Square
+from thalweg.settings import EIGHT_BITS, Setting, Settings
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
-from thalweg.storage import RECORD, arithmetic, coded_keys, converted, first_state, kept, keys_like_parameter
-from thalweg.torch.sharding.codes import check_groups, placed
-from thalweg.torch.sharding.factors import first_owned
+from thalweg.storage import RECORD, arithmetic, coded_keys, converted, describe_state, first_state, keys_like_parameter
+from thalweg.torch.offload.host import HostState, move_entry, on_host
+from thalweg.torch.params.groups import Rate
+from thalweg.torch.sharding.layouts import check_groups, make_owned_state, place_state
 from thalweg.torch.sharding.shards import ghost_of, is_distributed, local, part_of
 from thalweg.trial import check_update
 
 
+class StatefulOptimizer(Protocol):
+    """What a step asks of the optimizer that takes it."""
+
+    param_groups: list[dict[str, Any]]
+    _host: HostState
+
+    @property
+    def state(self) -> Any: ...
+
+    def _places(self) -> Mapping[Tensor, tuple[str, int]]: ...
+
+    def _rate(self, group: Mapping[str, Any]) -> tuple[Rate, float]: ...
+
+    def _setting(self, settings: Settings, name: str, p: Tensor) -> Setting: ...
+
+    def _state(self, name: str, p: Tensor, setting: Setting, group: Mapping[str, Any]) -> dict[str, Tensor]: ...
+
+    def _check_state(self, name: str, p: Tensor, setting: Setting) -> None: ...
+
+    def _convert_counts(self, places: Mapping[Tensor, tuple[str, int]]) -> None: ...
+
+    def _forget_memory(self) -> None: ...
+
+
+# ---- before the first step
+
+
+def make_state(
+    name: str, p: Tensor, setting: Setting, host: HostState, place_of_counts: torch.device
+) -> dict[str, Tensor]:
+    """All that is kept for a parameter. place_of_counts: where counts are, that of steps among them."""
+    state = {"step": torch.zeros((), dtype=torch.float32, device=place_of_counts), **first_entries(p, setting, name)}
+    if p.device.type != "meta":  # counts are beside the step, so that the host can tell without a wait
+        state.update({key: state[key].to(place_of_counts) for key in setting.rule.keys(tuple(p.shape), Count)})
+    move_to_host(name, p, setting, host, state)
+    return state
+
+
 def first_entries(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:
-    """The state of a parameter before its first step, laid out over ranks like the parameter."""
+    """What is kept for a parameter beside the count of its steps."""
     rule, handling = setting.rule_at(1), setting.handling
     check_update(rule, tuple(p.shape))
     if not is_distributed(p):
@@ -33,9 +75,9 @@ def first_entries(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:
     check_groups(name, p, rule, handling)
     part, held = part_of(name, p), local(p.detach())
     if rule.needs_whole:
-        return first_owned(p, held, part, rule, handling)
+        return make_owned_state(p, held, part, rule, handling)
     made = first_state(Sharded([part]), rule, handling, TensorList([held]))
-    return placed(made, p, rule)
+    return place_state(made, p, rule)
 
 
 def expected_entries(setting: Setting, p: Tensor, name: str) -> dict[str, Tensor]:
@@ -43,10 +85,34 @@ def expected_entries(setting: Setting, p: Tensor, name: str) -> dict[str, Tensor
     return first_entries(ghost_of(p), setting, name)
 
 
+def move_to_host(name: str, p: Tensor, setting: Setting, host: HostState, state: dict[str, Tensor]) -> None:
+    """Move what belongs there; the next step pins it."""
+    keys = host.keys(name, p, setting.rule_at(1), list(state))
+    state.update({key: on_host(state[key]) for key in keys})
+
+
+# ---- does it fit its options?
+
+
+def check_state(name: str, p: Tensor, setting: Setting, state: Mapping[str, Tensor]) -> None:
+    """Refuse options that need other state than the parameter has."""
+    found = shapes_of({key: entry for key, entry in state.items() if key != "step"})
+    wanted = shapes_of(expected_entries(setting, p, name))
+    if state and found != wanted:
+        raise StateError(
+            f"the state of {name!r} does not fit its options: they need {wanted}, and the state has {found}; "
+            "restore the options that the state was made with, or drop it with clear_state()"
+        )
+
+
+def shapes_of(entries: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(entry.shape) for key, entry in entries.items()}
+
+
 def as_found(setting: Setting, p: Tensor, s: Mapping[str, Tensor]) -> Setting:
     """The setting under which state is kept as this one is: in codes or not, with a record or not."""
     rule, handling, shape = setting.rule_at(1), setting.handling, tuple(p.shape)
-    wanted = kept(rule, handling, shape, xp.dtype(p))
+    wanted = describe_state(rule, handling, shape, xp.dtype(p))
     coded = set(coded_keys(xp, dict(s)))
     if coded == {key for key in wanted if wanted[key][1] in CODECS} - {RECORD} and (RECORD in s) == (RECORD in wanted):
         return setting
@@ -60,9 +126,30 @@ def as_found(setting: Setting, p: Tensor, s: Mapping[str, Tensor]) -> Setting:
     return replace(setting, handling=replace(handling, **kept_as))
 
 
-def is_count_tensor(step: Any) -> bool:
-    """Whether this is a count of steps as engines read it."""
-    return isinstance(step, Tensor) and step.dtype is torch.float32 and step.ndim == 0
+# ---- converted
+
+
+def convert_state(
+    name: str, p: Tensor, setting: Setting, host: HostState, state: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """State as its options keep it now: in eight bits or not, with a record or not."""
+    host.wait()
+    hosted = host.keys(name, p, setting.rule_at(1), list(state))
+    beside = {key: move_entry(state[key], p.device) for key in hosted}
+    made = convert_entries(setting, p, name, {**state, **beside})
+    move_to_host(name, p, setting, host, made)
+    return made
+
+
+def convert_entries(setting: Setting, p: Tensor, name: str, s: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """State that is kept in other codes, or with another record, as these options keep it. It fits its parameter."""
+    rule, space = setting.rule_at(1), Sharded([part_of(name, p)])
+    concerned = keys_like_parameter(rule, tuple(p.shape), s)
+    before = {key: TensorList([local(s[key])]) for key in concerned}
+    after = converted(space, rule, setting.handling, TensorList([local(p.detach())]), before)
+    new = {key: entry for key, entry in after.items() if entry is not before.get(key)}
+    made = place_state(new, p, rule) if is_distributed(p) else {key: entry.tensors[0] for key, entry in new.items()}
+    return {**{key: entry for key, entry in s.items() if key not in concerned or key in after}, **made}
 
 
 def convert_count(name: str, step: Any) -> Tensor:
@@ -81,12 +168,6 @@ def convert_count(name: str, step: Any) -> Tensor:
     return torch.as_tensor(step, dtype=torch.float32).reshape(()).clone()
 
 
-def converted_entries(setting: Setting, p: Tensor, name: str, s: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """State that is kept in other codes, or with another record, as these options keep it. It fits its parameter."""
-    rule, space = setting.rule_at(1), Sharded([part_of(name, p)])
-    concerned = keys_like_parameter(rule, tuple(p.shape), s)
-    before = {key: TensorList([local(s[key])]) for key in concerned}
-    after = converted(space, rule, setting.handling, TensorList([local(p.detach())]), before)
-    new = {key: entry for key, entry in after.items() if entry is not before.get(key)}
-    made = placed(new, p, rule) if is_distributed(p) else {key: entry.tensors[0] for key, entry in new.items()}
-    return {**{key: entry for key, entry in s.items() if key not in concerned or key in after}, **made}
+def is_count_tensor(step: Any) -> bool:
+    """Whether this is a count of steps as engines read it."""
+    return isinstance(step, Tensor) and step.dtype is torch.float32 and step.ndim == 0

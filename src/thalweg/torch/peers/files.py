@@ -21,10 +21,10 @@ ARCHIVE, NUMBER = b"PK\x03\x04", (0x1950A86A20F9469CFC6C).to_bytes(10, "little")
 HELD_AS = ("optimizer", "optimizer_state_dict", "optim")
 
 
-def found_state(given: Any) -> Mapping[str, Any]:
+def find_state(given: Any) -> Mapping[str, Any]:
     """The state dict of an optimizer in what was given: itself, a checkpoint, or the path of a file of either."""
     if isinstance(given, (str, os.PathLike)):
-        given = loaded(given)
+        given = load_file(given)
     if isinstance(given, Mapping) and "optimizer_states" in given:  # of Lightning
         states = given["optimizer_states"]
         if not isinstance(states, (list, tuple)):
@@ -48,7 +48,7 @@ def found_state(given: Any) -> Mapping[str, Any]:
     return given
 
 
-def loaded(path: str | os.PathLike[str]) -> Any:
+def load_file(path: str | os.PathLike[str]) -> Any:
     """What torch.save has written: numbers, text and tensors, never code."""
     named = os.fspath(path)
     if not os.path.isfile(named):  # a pipe or a device would be read for ever

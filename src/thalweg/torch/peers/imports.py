@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ResumeWarning, StateError, read_as
-from thalweg.peers import Rename, Report, check_same_names, listed, refused_option, renamed
-from thalweg.rules import Rule
-from thalweg.torch.params.checkpoints import bare, check_sizes
-from thalweg.torch.params.members import names_of
-from thalweg.torch.params.stateful import StatefulOptimizer
+from thalweg.exchange import Rename, Report, check_same_names, list_names, refused_option, rename_parameter
+from thalweg.torch.base import Optimizer
+from thalweg.torch.params.checkpoints import check_sizes, read_settings, strip_wrappers
+from thalweg.torch.params.groups import Group, names_of
 from thalweg.torch.params.states import as_found, expected_entries
-from thalweg.torch.peers.files import found_state
-from thalweg.torch.peers.formats import Group, Member, Peer, opened, recognized, wanted
+from thalweg.torch.peers.files import find_state
+from thalweg.torch.peers.formats import Member, Peer, Wanted, read_entries, recognize, unhide
 from thalweg.torch.peers.sources import PEERS
 
 #: What schedulers leave in groups and read there again.
@@ -27,7 +26,7 @@ CYCLED, CYCLES = ("momentum", "betas"), "base_momentum"
 
 
 def import_peer(
-    optimizer: StatefulOptimizer,
+    optimizer: Optimizer,
     state_dict: Any,
     source: str | None = None,
     *,
@@ -45,84 +44,62 @@ def import_peer(
     parameters whose rule is equal to the source go on, and all others begin anew, which a ResumeWarning and the report
     tell.
     """
-    rules = rules_of(optimizer)
-    saved = found_state(state_dict)
+    check_is_ours(optimizer)
+    rules = list(map(optimizer._rule_of, optimizer.param_groups))
+    saved = find_state(state_dict)
     with read_as("this state"):
-        peer = recognized(PEERS, saved["param_groups"], source, rules)
-    members = matched(optimizer, saved, rename, names)
-    going, begun = continued(optimizer, peer, members)
+        peer = recognize(PEERS, saved["param_groups"], source, rules)
+    members = match_parameters(optimizer, saved, rename, names)
+    going = [member for member in members if peer.has_equal(rules[member.home])]
+    begun = {member.name: rules[member.home].__name__ for member in members if not peer.has_equal(rules[member.home])}
     with read_as("this state"):
-        groups = with_rates(optimizer, peer, going)
-        optimizer._expected(groups, None)  # which checks options
-        settings = list(map(optimizer._group_settings.made, groups))
+        groups = take_rates(optimizer, peer, going)
+        settings = read_settings(optimizer._groups, groups, optimizer.param_groups)
         state: dict[int, dict[str, Any]] = {}
         taken: dict[str, str] = {}
         made: dict[str, str] = {}
         untold: dict[str, Any] = {}
-        for place, member in ((place, member) for place, member in enumerate(members) if member.name not in begun):
-            setting, _ = settings[member.home].of(member.name, member.p)
+        for place, (member, setting) in enumerate(zip(members, settings, strict=True)):
+            if member.name in begun:
+                continue
             lr, _ = optimizer._rate(groups[member.home])
-            asked = wanted(peer, type(setting.rule), member.group, member.p)
+            asked = Wanted(peer, type(setting.rule), member.group, member.p)
             for option, theirs, ours in asked.differences(setting, lr):
                 construct = asked.construct(member.group.get("initial_lr", rate_of(member.group)))
                 raise refused_option(peer.name, member.name, option, theirs, ours, construct)
             options = {**vars(setting.handling), **vars(setting.rule)}
             untold |= {name: options[name] for name in sorted(asked.untold)}
             if member.state:
-                found = peer.entries(member, setting.rule)
+                found = read_entries(peer, member, setting.rule)
                 # without codes, into which the state is converted when it is here
                 ghosts = expected_entries(as_found(setting, member.p, {}), member.p, member.name)
                 lacking = {key for key in ghosts if not peer.saves(key)}
-                state[place] = {"step": steps_of(peer, member), **stored(found, lacking, ghosts)}
+                state[place] = {"step": steps_of(peer, member), **fill_in(found, lacking, ghosts)}
                 taken |= {theirs: ours for theirs, ours in peer.keys.items() if theirs in member.state}
                 made |= dict.fromkeys(sorted(lacking), f"not saved by {peer.name}: from 0 on")
         steps = max((entries["step"] for entries in state.values()), default=0)
         if state and peer.counts == "nowhere":
             made["step"], steps = f"not saved by {peer.name}: from 1 on", 0
-    optimizer._load_imported({"state": state, "param_groups": groups})
+    optimizer._load({"state": state, "param_groups": groups}, imported=True)
     name = next(rule.__name__ for rule in rules if peer.has_equal(rule))
     report = Report(peer.name, name, len(state), steps, taken, made, untold, begun)
     if begun:
         message = (
-            f"{peer.name} goes on with {len(going)} of {len(members)} parameters; {listed(list(begun))} begin anew"
+            f"{peer.name} goes on with {len(going)} of {len(members)} parameters; {list_names(list(begun))} begin anew"
         )
         warnings.warn(f"{message}, by {' and '.join(dict.fromkeys(begun.values()))}", ResumeWarning, stacklevel=2)
     return report
 
 
-def rules_of(optimizer: Any) -> list[type[Rule]]:
-    """The rules of an optimizer, which may be a mixture."""
-    if getattr(optimizer, "rule", None) is None and isinstance(optimizer, StatefulOptimizer):
-        return [optimizer._rule_of(group) for group in optimizer.param_groups]
-    return [rule_of(optimizer)]
-
-
-def continued(
-    optimizer: StatefulOptimizer, peer: Peer, members: Sequence[Member]
-) -> tuple[list[Member], dict[str, str]]:
-    """Parameters whose rule continues the source, and the names of all others with their rules."""
-    rules = [optimizer._rule_of(group) for group in optimizer.param_groups]
-    going = [member for member in members if peer.has_equal(rules[member.home])]
-    names = {member.name for member in going}
-    return going, {member.name: rules[member.home].__name__ for member in members if member.name not in names}
-
-
-def rule_of(optimizer: Any) -> type[Rule]:
-    """The rule of an optimizer that has one."""
-    if not isinstance(optimizer, StatefulOptimizer):
+def check_is_ours(optimizer: Any) -> None:
+    if not isinstance(optimizer, Optimizer):
         raise StateError(
             f"this needs an optimizer of thalweg.torch, got {type(optimizer).__module__}.{type(optimizer).__name__}"
         )
-    if getattr(optimizer, "rule", None) is None:
-        raise StateError(
-            "a Mixture steps by several rules, and states of other optimizers are of one: export an optimizer that has "
-            "one rule"
-        )
-    return optimizer.rule
 
 
-def matched(
-    optimizer: StatefulOptimizer, saved: Mapping[str, Any], rename: Rename | None, given: Sequence[str] | None
+def match_parameters(
+    optimizer: Optimizer, saved: Mapping[str, Any], rename: Rename | None, given: Sequence[str] | None
 ) -> list[Member]:
     """The parameters here, each with what was saved of it: by name where both have names, or else by position.
 
@@ -144,7 +121,8 @@ def matched(
     if len(names) < len(keys) and rename is not None:
         raise StateError("rename= needs names: the groups of this state have no 'param_names', and go by position")
     if len(names) == len(keys) and all(names_of(group) for group in optimizer.param_groups if group["params"]):
-        names, ours = [bare(renamed(name, rename)) for name in names], [bare(name) for name, _, _ in homes]
+        names = [strip_wrappers(rename_parameter(name, rename)) for name in names]
+        ours = [strip_wrappers(name) for name, _, _ in homes]
         check_same_names(names, ours)
         by_name = dict(zip(names, keys, strict=True))
         keys = [by_name[name] for name in ours]
@@ -154,9 +132,9 @@ def matched(
             "names in the order in which the source had them, as [name for name, _ in model.named_parameters()]"
         )
     else:
-        check_sizes(saved, optimizer.param_groups)
+        check_sizes(saved["param_groups"], optimizer.param_groups)
     return [
-        Member(name, p, index, group, opened(saved["state"].get(key) or {}))
+        Member(name, p, index, group, unhide(saved["state"].get(key) or {}))
         for (name, p, index), (key, group) in zip(homes, keys, strict=True)
     ]
 
@@ -173,12 +151,12 @@ def rate_of(group: Group) -> Any:
     return float(lr) if isinstance(lr, Tensor) else lr
 
 
-def with_rates(optimizer: StatefulOptimizer, peer: Peer, members: Sequence[Member]) -> list[dict[str, Any]]:
+def take_rates(optimizer: Optimizer, peer: Peer, members: Sequence[Member]) -> list[dict[str, Any]]:
     """The groups here, as they are saved, with what schedulers have set in the groups there."""
     groups: list[dict[str, Any]] = optimizer.state_dict()["param_groups"]
     for index, group in enumerate(groups):
         sources = {id(member.group): member.group for member in members if member.home == index}
-        found = list(map(scheduled, sources.values()))
+        found = list(map(read_schedule, sources.values()))
         if any(own != found[0] for own in found):
             raise StateError(
                 f"parameter group {index} has parameters of several groups of {peer.name}, whose learning rates are "
@@ -196,7 +174,7 @@ def with_rates(optimizer: StatefulOptimizer, peer: Peer, members: Sequence[Membe
     return groups
 
 
-def scheduled(group: Group) -> dict[str, Any]:
+def read_schedule(group: Group) -> dict[str, Any]:
     """What schedulers have set in a group there."""
     keys = (*SCHEDULED, *CYCLED) if CYCLES in group else SCHEDULED
     return {"lr": rate_of(group), **{key: group[key] for key in keys if key in group}}
@@ -212,7 +190,7 @@ def steps_of(peer: Peer, member: Member) -> int:
     return int(count)
 
 
-def stored(found: Mapping[str, Any], lacking: Iterable[str], ghost: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def fill_in(found: Mapping[str, Any], lacking: Iterable[str], ghost: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Entries as they are stored here, and zeros for those that the source lacks. ghost: what is expected."""
     made = {key: torch.zeros(ghost[key].shape, dtype=ghost[key].dtype) for key in lacking}
     fitting = {key: x for key, x in found.items() if key in ghost and x.shape == ghost[key].shape}  # others are refused

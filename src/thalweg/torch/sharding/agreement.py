@@ -20,7 +20,7 @@ from thalweg.errors import ParameterError
 from thalweg.given import OverrideList
 from thalweg.rules import Rule
 from thalweg.settings import option_names
-from thalweg.torch.sharding.collectives import everyones, largest_words
+from thalweg.torch.sharding.collectives import gather_objects, largest_words
 from thalweg.torch.sharding.shards import MeshGroup, is_distributed, part_of
 
 #: What thalweg reads of a group beside the options of its rule.
@@ -65,7 +65,7 @@ class Agreement:
         if news not in self.reached:
             divided = [(name, p, index, part_of(name, p).across(None)) for name, p, index in self.distributed]
             divided = [each for each in divided if each[-1]]
-            lines = list(described(rules, divided, groups, overrides, gradients=not one_by_one))
+            lines = list(describe(rules, divided, groups, overrides, gradients=not one_by_one))
             check_agreement(lines, [group for *_, across in divided for group in across])
             self.reached.add(news)
 
@@ -90,7 +90,7 @@ def everyone(description: Sequence[str], groups: Sequence[MeshGroup]) -> dict[in
     """The description of each rank, by its number."""
     known: dict[int, Sequence[str]] = {torch.distributed.get_rank(): description}
     for _, group in itertools.product(groups, groups):
-        theirs = everyones(known, group.process_group)
+        theirs = gather_objects(known, group.process_group)
         known = {rank: lines for some in theirs for rank, lines in some.items()}
     return dict(sorted(known.items()))
 
@@ -108,7 +108,7 @@ def difference(known: Mapping[int, Sequence[str]]) -> str:
     raise AssertionError("digests differ, and what they stand for does not")
 
 
-def described(
+def describe(
     rules: Sequence[type[Rule]],
     divided: Sequence[tuple[str, Tensor, int, Any]],
     groups: Sequence[Mapping[str, Any]],

@@ -18,19 +18,19 @@ from thalweg.torch.sharding.shards import MeshGroup
 
 def summed(asked: Sequence[Asked]) -> list[Tensor]:
     """Every figure summed over its groups."""
-    return reduced(torch.distributed.ReduceOp.SUM, asked) if is_sent(asked) else [figure for figure, _ in asked]
+    return reduce(torch.distributed.ReduceOp.SUM, asked) if is_sent(asked) else [figure for figure, _ in asked]
 
 
 def largest(asked: Sequence[Asked]) -> list[Tensor]:
     """Every figure as the rank has it that has the largest."""
-    return reduced(torch.distributed.ReduceOp.MAX, asked) if is_sent(asked) else [figure for figure, _ in asked]
+    return reduce(torch.distributed.ReduceOp.MAX, asked) if is_sent(asked) else [figure for figure, _ in asked]
 
 
 def is_sent(asked: Sequence[Asked]) -> bool:
     return any(groups for _, groups in asked)
 
 
-def reduced(operation: Any, asked: Sequence[Asked]) -> list[Tensor]:
+def reduce(operation: Any, asked: Sequence[Asked]) -> list[Tensor]:
     """Every figure reduced over its groups: one flat message for each group, whatever the number of figures."""
     figures = [tensor for tensor, _ in asked]
     for group in dict.fromkeys(group for _, groups in asked for group in groups):
@@ -45,7 +45,7 @@ def reduced(operation: Any, asked: Sequence[Asked]) -> list[Tensor]:
     return figures
 
 
-def exchanged(
+def exchange(
     outgoing: Sequence[Sequence[Tensor]],
     incoming: Sequence[int],
     *,
@@ -67,7 +67,7 @@ def exchanged(
     return list(torch.split(arrived.to(device), list(incoming)))
 
 
-def everyones(own: Any, group: Any) -> list[Any]:
+def gather_objects(own: Any, group: Any) -> list[Any]:
     """An object of each rank of a group, in their order."""
     theirs: list[Any] = [None] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(theirs, own, group=group)
@@ -122,7 +122,7 @@ def in_lockstep(computations: Iterable[Computation]) -> None:
     try:
         waiting = {each: question for each in running if (question := next(each, None)) is not None}
         while waiting:
-            for each, answer in answered(waiting):
+            for each, answer in answer_together(waiting):
                 del waiting[each]
                 with contextlib.suppress(StopIteration):
                     waiting[each] = each.send(answer)
@@ -131,7 +131,7 @@ def in_lockstep(computations: Iterable[Computation]) -> None:
             each.close()
 
 
-def answered(waiting: Mapping[Computation, Question]) -> list[tuple[Computation, Sequence[Any]]]:
+def answer_together(waiting: Mapping[Computation, Question]) -> list[tuple[Computation, Sequence[Any]]]:
     """Those that ask the same thing, each with its answer.
 
     Guards ask for maxima when all else is done: they wait for one another, so that one message serves all of them.

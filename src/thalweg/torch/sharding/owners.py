@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape, State
-from thalweg.rules import Direction
+from thalweg.rules import Direction, Kron
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.rules.whole import owners_of
 from thalweg.spaces import torch as xp
-from thalweg.torch.sharding.collectives import everyones, exchanged, group_over, widest
-from thalweg.torch.sharding.factors import Block, factor_shapes
-from thalweg.torch.sharding.owner_kernels import OwnerWhitening, room_for_factors
-from thalweg.torch.sharding.requests import Assembled, Request
+from thalweg.torch.sharding import collectives
+from thalweg.torch.sharding.layouts import Block, factor_shapes
+from thalweg.torch.sharding.requests import Request
 from thalweg.torch.sharding.shards import MeshGroup
-from thalweg.torch.wholes import made_of_lists
+from thalweg.torch.wholes import transform_lists
 
 
 class Owners:
@@ -62,7 +61,7 @@ class OwnerGroup:
 
     def __init__(self, groups: tuple[MeshGroup, ...], whitening: OwnerWhitening) -> None:
         self.whitening = whitening
-        self.group = group_over(groups[0].mesh, sorted({group.dimension for group in groups}))
+        self.group = collectives.group_over(groups[0].mesh, sorted({group.dimension for group in groups}))
         self.device = groups[0].device
         self.size = torch.distributed.get_world_size(self.group)
         self.rank = torch.distributed.get_rank(self.group)
@@ -76,7 +75,7 @@ class OwnerGroup:
 
     def learn(self, requests: Sequence[Request]) -> None:
         """Exchange layouts between ranks once, and choose owners."""
-        everyone = everyones({request.name: request.blocks() for request in requests}, self.group)
+        everyone = collectives.gather_objects({request.name: request.blocks() for request in requests}, self.group)
         self.blocks = {request.name: [theirs[request.name] for theirs in everyone] for request in requests}
         chosen = owners_of([(request.name, request.cost) for request in requests], self.size)
         self.owners = {request.name: owner for request, owner in zip(requests, chosen, strict=True)}
@@ -95,60 +94,40 @@ class OwnerGroup:
         }
         dtype = message_dtype(requests)
         # free received messages before sending results
-        done = self.worked(requests, self.gathered(requests, cold), cold)
+        done = self.work(requests, self.gather(requests, cold), cold)
         for request in requests:
             if request.remembered:
                 self.known[request.name] = request.by_kernels
             else:
                 self.known.pop(request.name, None)
-        returned = self.exchanged(
-            requests,
-            [
-                [
-                    x
-                    for request in self.mine(requests)
-                    for x in self.answer_for(request, done[request.name], rank, dtype)
-                ]
-                for rank in range(self.size)
-            ],
-            [
-                sum(
-                    math.prod(shape)
-                    for request in self.owned(requests, owner)
-                    for shape in self.answer_shapes(request, dtype)
-                )
-                for owner in range(self.size)
-            ],
-        )
-        readers = [Reader(message) for message in returned]
+        answers = [
+            [x for request in self.mine(requests) for x in self.answer_for(request, done[request.name], rank, dtype)]
+            for rank in range(self.size)
+        ]
+        sizes = [0] * self.size
+        for request in requests:
+            sizes[self.owners[request.name]] += sum(map(math.prod, self.answer_shapes(request, dtype)))
+        readers = self.exchange(requests, answers, sizes)
         return [self.answer(request, readers[self.owners[request.name]], dtype) for request in requests]
 
-    def gathered(self, requests: Sequence[Request], cold: set[str]) -> list[Reader]:
+    def gather(self, requests: Sequence[Request], cold: set[str]) -> list[Reader]:
         """Receive from every rank its shards of the tensors that this rank owns."""
-        received = self.exchanged(
-            requests,
-            [[x for request in self.owned(requests, owner) for x in sent(request, cold)] for owner in range(self.size)],
-            [
-                sum(block.size for request in self.mine(requests) for block in self.due_from(request, rank, cold))
-                for rank in range(self.size)
-            ],
-        )
-        return [Reader(message) for message in received]
+        outgoing: list[list[Tensor]] = [[] for _ in range(self.size)]
+        incoming = [0] * self.size
+        for request in requests:
+            factors = request.matrices if request.name in cold else []
+            outgoing[self.owners[request.name]] += [*request.tensors, *(request.factors[key] for key in factors)]
+            for rank, blocks in enumerate(self.blocks[request.name]) if self.is_mine(request) else ():
+                incoming[rank] += blocks["p"].size * len(request.tensors) + sum(blocks[key].size for key in factors)
+        return self.exchange(requests, outgoing, incoming)
 
-    def owned(self, requests: Sequence[Request], owner: int) -> Iterator[Request]:
-        return (request for request in requests if self.owners[request.name] == owner)
+    def is_mine(self, request: Request) -> bool:
+        return self.owners[request.name] == self.rank
 
     def mine(self, requests: Sequence[Request]) -> Iterator[Request]:
-        return self.owned(requests, self.rank)
+        return filter(self.is_mine, requests)
 
-    def due_from(self, request: Request, rank: int, cold: set[str]) -> Iterator[Block]:
-        """The pieces that a rank sends to an owner, in order."""
-        blocks = self.blocks[request.name][rank]
-        yield from [blocks["p"]] * len(request.tensors)
-        if request.name in cold:
-            yield from (blocks[key] for key in request.matrices)
-
-    def worked(self, requests: Sequence[Request], readers: list[Reader], cold: set[str]) -> dict[str, Direction]:
+    def work(self, requests: Sequence[Request], readers: list[Reader], cold: set[str]) -> dict[str, Direction]:
         """Assemble the tensors that this rank owns, and do the work on them. Readers are empty afterwards."""
 
         def put_together(request: Request, key: str, whole: Tensor) -> Tensor:
@@ -194,15 +173,16 @@ class OwnerGroup:
         for (rule, *_), members in stacks.items():
             names, lists = zip(*members, strict=True)
             members.clear()
-            done.update(zip(names, made_of_lists(rule, list(zip(*lists, strict=True))), strict=True))
+            done.update(zip(names, transform_lists(rule, list(zip(*lists, strict=True))), strict=True))
         return {**done, **self.whitening.whiten(for_kernels)}
 
     def room_for_factors(self, request: Request, shapes: Mapping[str, Shape]) -> State[Tensor]:
         """Buffers for kernels, which write in place: the same at every step, so that their tables stay valid."""
         if request.name not in self.whole or self.known.get(request.name) is False:
-            norms = {key: request.factors[key] for key in request.norms}
-            assert request.stored is not None
-            self.whole[request.name] = room_for_factors(shapes, norms, request.stored, request.tensors[0].device)
+            device = request.tensors[0].device
+            factors = {key: torch.empty(shape, dtype=request.stored, device=device) for key, shape in shapes.items()}
+            norms = {key: torch.empty_like(request.factors[key], device=device) for key in request.norms}
+            self.whole[request.name] = {**factors, **norms}
         return self.whole[request.name]
 
     def answer_for(self, request: Request, whole: Direction, rank: int, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -232,18 +212,15 @@ class OwnerGroup:
         factors = {key: own.to(request.dtype) for key, own in zip(keys, rest, strict=bool(request.due))}
         return Direction(tensor.to(request.dtype), figures, factors if request.due else dict(request.factors))
 
-    def exchanged(
+    def exchange(
         self, requests: Sequence[Request], outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[int]
-    ) -> list[Tensor]:
+    ) -> list[Reader]:
         """One message to every rank, and one from each."""
-        return exchanged(
-            outgoing,
-            incoming,
-            dtype=message_dtype(requests),
-            device=requests[0].tensors[0].device,
-            group=self.group,
-            sent_from=self.device,
+        device, dtype = requests[0].tensors[0].device, message_dtype(requests)
+        received = collectives.exchange(
+            outgoing, incoming, dtype=dtype, device=device, group=self.group, sent_from=self.device
         )
+        return list(map(Reader, received))
 
 
 class Reader:
@@ -259,7 +236,7 @@ class Reader:
 
 def message_dtype(requests: Sequence[Request]) -> torch.dtype:
     """All that is sent between the ranks of a group in one message is in the widest dtype of its tensors."""
-    return widest([request.dtype for request in requests])
+    return collectives.widest([request.dtype for request in requests])
 
 
 def words(dtype: torch.dtype) -> int:
@@ -278,11 +255,6 @@ def from_words(sent: Tensor, dtype: torch.dtype) -> Tensor:
     return sent.to(torch.float32 if words(dtype) == 2 else dtype)
 
 
-def sent(request: Request, cold: set[str]) -> list[Tensor]:
-    """The pieces that this rank sends to the owner of a parameter."""
-    return [*request.tensors, *([request.factors[key] for key in request.matrices] if request.name in cold else [])]
-
-
 def noise_of(request: Request, x: Tensor) -> Tensor:
     """The same random numbers as one process would have."""
     made: Tensor = normal(xp, x, seed=request.seed, tensor=tensor_id(request.name), t=request.t)
@@ -295,3 +267,59 @@ def as_stored(request: Request, factor: Tensor, old: Tensor) -> Tensor:
     rounded = factor.to(request.stored).to(request.dtype)
     overflows = request.stored == torch.float16 and not bool(torch.isfinite(rounded).all())
     return old if overflows else rounded
+
+
+# ---- kernels for GPUs
+
+
+class Assembled(NamedTuple):
+    """A request as the owner has it, put together from all shards."""
+
+    request: Request
+    #: Each tensor that the rule shows.
+    tensors: Sequence[Tensor]
+    #: Whole, with their norms, as they are stored between steps.
+    factors: State[Tensor]
+
+
+class OwnerWhitening:
+    """The kernels of one optimizer for the tensors that this rank owns, loaded when first needed."""
+
+    def __init__(self) -> None:
+        self.kernels: Any = None
+
+    def whiten(self, works: Sequence[Assembled]) -> dict[str, Direction]:
+        """By name the whitened tensor, the mean of its squares, and the factors."""
+        if not works:
+            return {}
+        from thalweg.kernels.triton.kron_owners import Job, OwnerKernels
+
+        if self.kernels is None:
+            self.kernels = OwnerKernels()
+        batches: dict[Hashable, list[Assembled]] = defaultdict(list)
+        for work in works:
+            request, first = work.request, work.tensors[0]
+            kind = first.device, first.shape, request.rule, request.stored, len(work.tensors), request.seed, request.t
+            batches[kind].append(work)
+        jobs = []
+        for batch in batches.values():
+            request = batch[0].request
+            learned = [work.tensors[-1] for work in batch]
+            jobs.append(
+                Job(
+                    names=[work.request.name for work in batch],
+                    learned=learned,
+                    shown=learned if len(batch[0].tensors) == 1 else [work.tensors[0] for work in batch],
+                    factors=[work.factors for work in batch],
+                    rule=cast(Kron, request.rule),
+                    seed=request.seed,
+                    t=request.t,
+                    due=[work.request.due for work in batch],
+                )
+            )
+        done = {}
+        for batch, (h, squares) in zip(batches.values(), self.kernels.whitened(jobs), strict=True):
+            shape = batch[0].request.rule.figure_shape(tuple(batch[0].tensors[0].shape))
+            for work, own, square in zip(batch, h, squares, strict=True):
+                done[work.request.name] = Direction(own, {"square": square.reshape(shape)}, work.factors)
+        return done

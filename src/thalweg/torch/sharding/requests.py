@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.arrays import State
 from thalweg.rules.entries import Factor
 from thalweg.rules.whole import WholeRule
 from thalweg.spaces.sharded import Part
-from thalweg.torch.sharding.factors import Block, block_of_factor, factor_shapes
+from thalweg.torch.sharding.layouts import Block, block_of_factor, factor_shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +66,3 @@ class Request:
         shapes = factor_shapes(self.rule, self.part.shape)
         own = {key: block_of_factor(shapes[key], self.part) for key in self.matrices}
         return {"p": Block(tuple(self.tensors[0].shape), self.part.offset), **own}
-
-
-@dataclass(frozen=True)
-class Assembled:
-    """A request as the owner has it, put together from all shards."""
-
-    request: Request
-    #: Each tensor that the rule shows.
-    tensors: Sequence[Tensor]
-    #: Whole, with their norms, as they are stored between steps.
-    factors: State[Tensor]

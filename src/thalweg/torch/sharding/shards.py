@@ -18,6 +18,12 @@ def is_distributed(p: Tensor) -> bool:
     return type(p).__name__ == "DTensor" or hasattr(p, "device_mesh")
 
 
+def count_ranks() -> int:
+    """How many processes train together; 1 where torch.distributed is not at work."""
+    together = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if together else 1
+
+
 def local(p: Tensor) -> Tensor:
     """This rank's shard of a tensor, sharing its memory; a plain tensor as it is."""
     return p.to_local() if is_distributed(p) else p  # type: ignore[attr-defined]
@@ -76,7 +82,7 @@ def part_of(name: str, p: Tensor) -> Part:
     return Part(shape, tuple(offset), tuple(map(tuple, groups)))
 
 
-def placed_like(entry: Tensor, p: Tensor, reduced: Sequence[int]) -> Tensor:
+def place_like(entry: Tensor, p: Tensor, reduced: Sequence[int]) -> Tensor:
     """A state entry as a DTensor: laid out like its parameter, and whole on every rank along axes it does not have."""
     if not is_distributed(p):
         return entry
@@ -87,10 +93,10 @@ def placed_like(entry: Tensor, p: Tensor, reduced: Sequence[int]) -> Tensor:
         for placement in p.placements  # type: ignore[attr-defined]
     ]
     shape = torch.Size(1 if axis in reduced else size for axis, size in enumerate(p.shape))
-    return distributed(entry, p.device_mesh, placements, shape)  # type: ignore[attr-defined]
+    return make_dtensor(entry, p.device_mesh, placements, shape)  # type: ignore[attr-defined]
 
 
-def distributed(held: Tensor, mesh: Any, placements: Sequence[Any], shape: Sequence[int]) -> Tensor:
+def make_dtensor(held: Tensor, mesh: Any, placements: Sequence[Any], shape: Sequence[int]) -> Tensor:
     """A DTensor of what this rank holds, left on its device: parameters that are offloaded are beside their mesh's."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -105,10 +111,10 @@ def ghost_of(p: Tensor) -> Tensor:
     held = torch.empty(local(p).shape, dtype=p.dtype, device="meta")
     if not is_distributed(p):
         return held
-    return distributed(held, p.device_mesh, p.placements, p.shape)  # type: ignore[attr-defined]
+    return make_dtensor(held, p.device_mesh, p.placements, p.shape)  # type: ignore[attr-defined]
 
 
-def laid_out(entry: Tensor, like: Tensor) -> Tensor:
+def lay_out(entry: Tensor, like: Tensor) -> Tensor:
     """A tensor sharded like another of its shape, or whole if that one is. Every rank has to call it."""
     if not is_distributed(like):
         return whole(entry)
@@ -118,7 +124,7 @@ def laid_out(entry: Tensor, like: Tensor) -> Tensor:
     if is_distributed(entry) and entry.device_mesh != mesh:  # type: ignore[attr-defined]
         entry = entry.full_tensor()  # type: ignore[attr-defined]
     if not is_distributed(entry):
-        entry = distributed(entry, mesh, [Replicate()] * mesh.ndim, entry.shape)
+        entry = make_dtensor(entry, mesh, [Replicate()] * mesh.ndim, entry.shape)
     return entry.redistribute(mesh, placements)  # type: ignore[attr-defined, no-any-return]
 
 

@@ -22,7 +22,7 @@ from thalweg.torch.engines.choice import (
 )
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.params.groups import EngineName
-from thalweg.torch.params.stateful import StatefulOptimizer
+from thalweg.torch.params.states import StatefulOptimizer
 from thalweg.torch.sharding.shards import local, local_state, part_of
 from thalweg.torch.step.gradients import gradient_of
 

@@ -78,7 +78,7 @@ class JointGradient:
         #: How many steps were skipped.
         self.skips: Tensor | None = None
 
-    def joined(
+    def join_gradients(
         self,
         buckets: list[Bucket],
         *,

@@ -38,10 +38,10 @@ class Runs:
         looks: bool,
         commit: Callable[[Sequence[str]], bool],
     ) -> Statistics:
-        """Take a step with the gradients of these buckets; answer what it computed on its way.
+        """Take a step with the gradients of these buckets; return its statistics.
 
-        looks: whether to look for steps that are not finite, where that is an error. commit: is told their names before
-        anything is written, and says whether to write.
+        looks: whether to look for steps that are not finite, where that is an error. commit: is called with their names
+        before anything is written, and says whether to write.
         """
         computations: list[Computation] = []
         prepared, taken = [], False
@@ -62,9 +62,6 @@ class Runs:
             for run in prepared:
                 run.release(taken=taken)
         return statistics
-
-    #: The same where torch.compile looks on.
-    take_eagerly = torch.compiler.disable(take, recursive=False)  # type: ignore[no-untyped-call]
 
 
 class Uncompiled:

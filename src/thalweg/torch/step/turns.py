@@ -1,7 +1,7 @@
 """A step in turns: buckets whose state is on the host are stepped chunk by chunk, as their state passes the device.
 
 Every chunk is a step of its own for the engines, which know nothing of it. State that has no place in a chunk yet is
-given one: it is new, was loaded, or somebody put it there.
+given one: it is new, was loaded, or the user put it there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.offload.host import with_local
 from thalweg.torch.offload.lanes import LANES, Event
 from thalweg.torch.offload.stream import Chunk, Slot, address_of, streamed
-from thalweg.torch.params.stateful import StatefulOptimizer
+from thalweg.torch.params.states import StatefulOptimizer
 from thalweg.torch.sharding.shards import local, local_state
 from thalweg.torch.step.runs import Runs
 from thalweg.torch.wholes import most_whole
@@ -201,7 +201,7 @@ def states_of(bucket: Bucket) -> Iterable[tuple[str, Mapping[str, Tensor]]]:
 
 
 def facts_of(state: Mapping[str, Tensor]) -> list[Hashable]:
-    """What changes when somebody replaces an entry."""
+    """What changes when an entry is replaced."""
     return [(key, entry.data_ptr(), entry.shape, entry.dtype) for key, entry in state.items()]
 
 

@@ -9,13 +9,18 @@
 #include <cstring>
 #include <vector>
 
+#include "look.h"
 #include "emitted_names.h"
 #include "passes.h"
 #include "scalars.h"
 #include "threads.h"
 #include "vectors.h"
 
+#if defined(THALWEG_ONLY)  // compiled for one level
+extern const Passes THALWEG_ONLY;
+#else
 extern const Passes passes_baseline;
+#endif
 #if defined(THALWEG_X86)
 extern const Passes passes_avx2, passes_avx512;
 #endif
@@ -230,6 +235,9 @@ const Passes* const* levels(int* count) {
 #if defined(THALWEG_X86)
     static const Passes* const all[] = {&passes_baseline, &passes_avx2, &passes_avx512};
     *count = vector_levels();
+#elif defined(THALWEG_ONLY)
+    static const Passes* const all[] = {&THALWEG_ONLY};
+    *count = 1;
 #else
     static const Passes* const all[] = {&passes_baseline};
     *count = 1;
@@ -319,6 +327,21 @@ EXPORTED int64_t thalweg_layout(const Options* options, Tensor* tensors, int64_t
 EXPORTED void thalweg_point(Tensor* tensors, int64_t count, const int64_t* owners, const int64_t* offsets,
                             const uint64_t* bases) {
     for (int64_t i = 0; i < count; i++) tensors[i].operand[1] = reinterpret_cast<void*>(bases[owners[i]] + offsets[i]);
+}
+
+// Look at parameters, their gradients and their states, lists and dictionaries of Python. What is found is written to
+// `words` as far as there is room, or compared with what is there; where gradients are goes to `addresses`. places: of
+// each parameter's gradient. The answer is how many words there are; -1: they differ, or something is not a tensor.
+EXPORTED int64_t thalweg_look(const Interpreter* python, void* params, void* grads, void* states,
+                              const int64_t* places, int64_t count, int64_t* addresses, int64_t* words, int64_t room,
+                              int32_t compares) {
+    Words found{words, words + room, compares != 0};
+    for (int64_t i = 0; i < count && found.same; i++) {
+        take_gradient(*python, python->item(grads, places[i]), addresses + i, found);
+        take_kept(*python, python->item(params, i), found);
+    }
+    take_states(*python, states, found);
+    return found.same && (!compares || found.count == room) ? found.count : -1;
 }
 
 // Whether all these counts of steps are equal; `number` is the first.

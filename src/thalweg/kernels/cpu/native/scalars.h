@@ -7,7 +7,7 @@
 
 namespace {
 
-// In the order of `OPERATIONS` in emit.py.
+// In the order of `OPERATIONS` in programs/operations.py.
 enum Operation : int32_t {
     ADD, SUB, MUL, DIV, POW, GT, GE, LT, LE, EQ, NE, AND, NEG, ABS, SQRT, EXP, LOG, EXPM1, COS, FLOOR, ISFINITE,
     MAXIMUM, MINIMUM, WHERE,

@@ -1,4 +1,4 @@
-// Threads: borrowed from a running OpenMP library (torch's own) or from a small pool of ours.
+// Threads: borrowed from a running OpenMP library (torch's own) or from a small pool.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ inline void pause() {
 #endif
 }
 
-// Awake for a moment, since others are about to finish; then leaving the core to whoever needs it.
+// Awake for a moment, since others are about to finish; then leaving the core to other work.
 template <class Done>
 void wait_until(Done done) {
     for (int spins = 0; !done(); spins++) spins < 4000 ? pause() : std::this_thread::yield();
@@ -46,7 +46,7 @@ class Team {
         wait_until([&] { return turns.load(std::memory_order_acquire) != turn; });
     }
 
-    // The next task of this stage that nobody has taken.
+    // The next task of this stage that no thread has taken.
     int64_t claim() { return next.fetch_add(1, std::memory_order_relaxed); }
 
     int size;

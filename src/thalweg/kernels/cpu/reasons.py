@@ -1,0 +1,59 @@
+"""Which parameters native code steps; told without a framework."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from thalweg.arrays import Shape
+from thalweg.kernels.cpu.compiled import emit_kind, kind_of, reason_uncompiled
+from thalweg.kernels.cpu.structs import MOST_AFTER
+from thalweg.rules import Rule, WholeRule
+from thalweg.settings import Handling, Setting
+from thalweg.storage import coded_groups
+
+
+def reason_unserved(rule: Rule, handling: Handling, shape: Shape, dtype: str = "float32") -> str | None:
+    """Why native code cannot step such a tensor, or None if it can."""
+    if isinstance(rule, WholeRule) and rule.is_stackable(shape):
+        return f"{type(rule).__name__} is made of matrix products alone, which array libraries do best"
+    if rule.needs_whole:  # it is computed by its own formulas, of native noise
+        return None
+    if handling.state_rounding == "stochastic" and dtype == "float64":
+        return "there is no native code for state_rounding='stochastic' of float64"
+    if reason := reason_uncompiled(rule, shape):
+        return reason
+    axes = emit_kind(kind_of(rule, shape)).kinds.axes
+    if axes is None:
+        return None
+    if math.prod(shape) == 0:
+        return f"shape {shape} is empty"
+    behind = math.prod(shape[axes[1] + 1 :])
+    if behind > MOST_AFTER:
+        return f"shape {shape} has {behind} elements behind axis {axes[1]}, and {MOST_AFTER} can be served"
+    groups = coded_groups(rule, handling, shape)
+    if groups is not None and (piece_of(behind) % groups.size or shape[axes[1]] * behind % groups.size):
+        return f"rows and columns of shape {shape} are gone through in pieces that cut its groups of {groups.size}"
+    return None
+
+
+def piece_of(behind: int) -> int:
+    """How many elements of a factored tensor are taken at a time, as native/passes.h has it."""
+    unit = 32 * behind if behind <= 32 else behind
+    return unit * max(1, 1024 // unit)
+
+
+def reason_against_shard(setting: Setting, shape: Shape, sharded: Collection[int]) -> str:
+    """Why native code cannot step a shard of a parameter of this shape, "" if it can. sharded: along which axes."""
+    rule, handling = setting.rule, setting.handling
+    if rule.needs_whole:
+        return f"there is no native code of {type(rule).__name__} for sharded parameters"
+    if reason := reason_unserved(rule, handling, shape):
+        return reason
+    if emit_kind(kind_of(rule, shape)).kinds.axes is not None:
+        return f"there is no native code of {type(rule).__name__} with rows and columns for sharded parameters"
+    if handling.on_nonfinite != "propagate" or rule.stacked_axes:
+        return "it is sharded, and native code steps shards only with on_nonfinite='propagate' and stacked_axes=0"
+    if handling.is_random and any(axis > 0 for axis in sharded):
+        return "it is sharded along an axis beyond the first, and native code then rounds to the nearest alone"
+    return ""

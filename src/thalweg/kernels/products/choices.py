@@ -1,0 +1,63 @@
+"""Which tiles, or which library call, serve which product: a table of what was measured on an H200."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+
+class Tiling(NamedTuple):
+    """How a product is cut into tiles."""
+
+    #: Rows of a tile, and columns of the squares it is written in.
+    side: int
+    #: Squares side by side in a tile: one or two.
+    halves: int
+    #: How far along the sum one round of a tile goes.
+    depth: int
+    warps: int
+    stages: int
+    #: Programs for each multiprocessor, which take tiles in turns.
+    resident: int
+
+    def count_tiles(self, rows: int, columns: int, *, symmetric: bool) -> int:
+        """How many tiles a matrix of this size has."""
+        high, wide = -(-rows // self.side), -(-columns // (self.side * self.halves))
+        return sum(row // self.halves + 1 for row in range(high)) if symmetric else high * wide
+
+
+LARGE = Tiling(128, 2, 64, 8, 3, 1)
+SMALL = Tiling(128, 1, 64, 4, 2, 2)
+
+
+@functools.cache
+def count_processors(device: torch.device) -> int:
+    """How many multiprocessors a GPU has that fetches tiles by itself, as Hopper's do; 0: it does not."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return 0
+    try:
+        from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: F401
+    except ImportError:  # Triton before 3.4
+        return 0
+    found = torch.cuda.get_device_properties(device)
+    return found.multi_processor_count if found.major >= 9 else 0
+
+
+def choose_tiling(
+    device: torch.device, dtype: torch.dtype, count: int, rows: int, columns: int, *, symmetric: bool, more: bool
+) -> Tiling | None:
+    """The tiles of products of rows x columns; None: the library is faster, or alone can do it.
+
+    more: something is added to products, or they are converted, for which the library goes over them once more. It wins
+    where there is nothing more and all of a product is needed.
+    """
+    processors, least = count_processors(device), min(rows, columns)
+    if not processors or dtype not in (torch.bfloat16, torch.float16) or least < 512:
+        return None
+    if not more and (not symmetric or least < 640):
+        return None
+    tiling = SMALL if symmetric and least < 1024 else LARGE
+    is_filled = 2 * count * tiling.count_tiles(rows, columns, symmetric=symmetric) >= processors
+    return tiling if is_filled else None

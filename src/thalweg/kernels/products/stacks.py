@@ -1,0 +1,107 @@
+"""Products of stacks of matrices (k, m, n) on GPUs: by a kernel where it is faster, else by the library.
+
+Operands may lie in memory by rows or, as ``x.mT`` does, by columns. Sums within products are of float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.kernels.products.choices import Tiling, choose_tiling, count_processors
+
+
+def multiply(
+    a: Tensor,
+    b: Tensor,
+    plus: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    symmetric: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """alpha a b + beta plus for each matrix.
+
+    symmetric: the product and what is added to it are known to be symmetric, so that one half need not be computed.
+    dtype: of the result; None: that of the operands.
+    """
+    count, rows, columns, dtype = a.shape[0], a.shape[1], b.shape[2], dtype or a.dtype
+    more = plus is not None or dtype != a.dtype
+    tiling = choose_tiling(a.device, a.dtype, count, rows, columns, symmetric=symmetric, more=more)
+    if tiling is not None and can_describe(a, b, plus):
+        return multiply_tiles(a, b, plus, tiling, alpha=alpha, beta=beta, symmetric=symmetric, dtype=dtype)
+    if plus is not None:
+        return torch.baddbmm(plus, a, b, beta=beta, alpha=alpha).to(dtype)
+    product = torch.bmm(a, b)
+    return (product if alpha == 1 else alpha * product).to(dtype)
+
+
+def is_turned(x: Tensor) -> bool:
+    """Whether columns lie in memory as rows."""
+    return x.stride(2) != 1 and x.stride(1) == 1
+
+
+def can_describe(a: Tensor, b: Tensor, plus: Tensor | None) -> bool:
+    """Whether the GPU can fetch tiles by itself: lines, of results too, begin at multiples of 16 bytes."""
+    if (plus is not None and plus.stride(2) != 1) or 1 not in a.stride()[1:] or 1 not in b.stride()[1:]:
+        return False
+    given = [x.mT if is_turned(x) else x for x in (a, b, plus) if x is not None]
+    lengths = [x.element_size() * step for x in given for step in x.stride()[:2]]
+    return all(n % 16 == 0 for n in (*lengths, b.shape[2] * b.element_size(), *(x.data_ptr() for x in given)))
+
+
+def multiply_tiles(
+    a: Tensor,
+    b: Tensor,
+    plus: Tensor | None,
+    tiling: Tiling,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    symmetric: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The same by the kernel. Stacks of 16-bit numbers that can be described, and so results."""
+    from thalweg.kernels.products.kernel import product_kernel
+
+    (count, rows, depth), columns = a.shape, b.shape[2]
+    out = torch.empty((count, rows, columns), dtype=dtype or a.dtype, device=a.device)
+    side, wide, deep = tiling.side, tiling.side * tiling.halves, tiling.depth
+    total = count * tiling.count_tiles(rows, columns, symmetric=symmetric)
+    programs = min(total, max(1, count_processors(a.device)) * tiling.resident)
+    if programs:
+        written = describe(out, side, side)
+        product_kernel[(programs,)](
+            describe(a, side, deep),
+            describe(b, deep, wide),
+            written if plus is None else describe(plus, side, side),
+            written,
+            count,
+            rows,
+            columns,
+            depth,
+            alpha,
+            beta,
+            A_TURNED=is_turned(a),
+            B_TURNED=is_turned(b),
+            ADDS=plus is not None,
+            SYMMETRIC=symmetric,
+            SIDE=side,
+            HALVES=tiling.halves,
+            BK=deep,
+            num_warps=tiling.warps,
+            num_stages=tiling.stages,
+        )
+    return out
+
+
+def describe(x: Tensor, high: int, wide: int) -> Any:
+    """How the GPU fetches tiles of a stack by itself."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    if is_turned(x):
+        x, high, wide = x.mT, wide, high
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, high, wide])

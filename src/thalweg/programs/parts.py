@@ -1,0 +1,102 @@
+"""The first and the last part of a rule that needs whole tensors, each as a rule that a machine can read.
+
+Both go element by element, so that fused code can be made of them as of any other rule. The first one steps the one
+entry that the rule keeps as if it were a parameter, and keeps what is shown as its state. The last one steps the
+parameter, and takes what was made for its gradient.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, fields
+from typing import Any
+
+from thalweg.arrays import Shape, Term, is_number
+from thalweg.programs.reasons import reason_underived
+from thalweg.rules.entries import Entry, Moment, Spread
+from thalweg.rules.rule import Rule, Update
+from thalweg.rules.whole import Direction, WholeRule
+
+#: The key under which the first part keeps what is shown.
+SHOWN = "shown"
+
+
+class Unrounded:
+    """A space in which what is shown is not rounded: it is when it is stored."""
+
+    def __init__(self, xp: Any) -> None:
+        self.xp = xp
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.xp, name)
+
+    def rounded(self, x: Any, dtype: str) -> Any:
+        return x
+
+
+class WithFigures:
+    """A space in which figures are numbers, and sums of them too."""
+
+    def __init__(self, xp: Any) -> None:
+        self.xp = xp
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.xp, name)
+
+    def sums(self, *terms: Term) -> tuple[Any, ...]:
+        return tuple(term[0] if is_number(term[0]) else self.xp.sums(term)[0] for term in terms)
+
+
+def reason_unparted(rule: WholeRule, shape: Shape) -> str:
+    """Why no fused code can be made of the first and the last part of a rule, "" if it can."""
+    name, kept = type(rule).__name__, rule.entries(shape)
+    if not rule.IN_PARTS or not rule.is_stackable(shape):
+        return f"{name} needs whole tensors, and its other parts are not known to go without"
+    if len(kept) != 1 or not all(isinstance(entry, Spread) and not entry.over for entry in kept.values()):
+        return f"{name} keeps {sorted(kept) or 'nothing'} for a parameter, and fused code of its parts needs one entry"
+    return reason_underived(first_part(rule), shape) or reason_underived(last_part(rule), shape)
+
+
+def first_part(rule: WholeRule) -> Rule:
+    return like(rule, first_kind(type(rule)))
+
+
+def last_part(rule: WholeRule) -> Rule:
+    return like(rule, last_kind(type(rule)))
+
+
+def like(rule: WholeRule, kind: type[Rule]) -> Rule:
+    return kind(**{f.name: getattr(rule, f.name) for f in fields(rule)})
+
+
+@functools.cache
+def first_kind(cls: type[WholeRule]) -> type[Rule]:
+    def entries(self: Any, shape: Shape) -> dict[str, Entry]:
+        return {SHOWN: Moment()}
+
+    def update(self: Any, xp: Any, g: Any, s: Any, p: Any, *, t: Any, **_: Any) -> Update:
+        (key,) = cls.entries(self, xp.shape(p))
+        shown = cls.prepare(self, Unrounded(xp), g, {key: p}, p, t)
+        (x,) = shown.tensors
+        return Update(shown.state[key] - p, {SHOWN: x}, True, {})
+
+    return make_kind(cls, "Shown", entries, update)
+
+
+@functools.cache
+def last_kind(cls: type[WholeRule]) -> type[Rule]:
+    def entries(self: Any, shape: Shape) -> dict[str, Entry]:
+        return {}
+
+    def update(self: Any, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any, **_: Any) -> Update:
+        made = Direction(g, dict.fromkeys(cls.FIGURES, 1.0), {})
+        answer = cls.apply(self, WithFigures(xp), made, {}, p, {}, due=True, lr=lr * lr_scale)
+        return Update(answer.delta, {}, True, {})
+
+    return make_kind(cls, "Taken", entries, update)
+
+
+def make_kind(cls: type[WholeRule], part: str, entries: Any, update: Any) -> type[Rule]:
+    own = {"entries": entries, "update": update, "needs_whole": False, "__module__": cls.__module__}
+    kind: type[Rule] = dataclass(frozen=True, kw_only=True)(type(f"{cls.__name__}{part}", (cls,), own))
+    return kind

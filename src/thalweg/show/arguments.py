@@ -1,0 +1,128 @@
+"""What people write on the command line: lists, options, dtypes and files."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from thalweg.dtypes import ALIASES, DTYPES, spelt_dtype
+from thalweg.errors import CommandError
+
+#: How other languages write what Python writes otherwise.
+WORDS = {"true": True, "false": False, "null": None, "none": None}
+
+
+def choose_names(text: str | None, known: Sequence[str], what: str) -> list[str]:
+    """The names in a list such as ``lamb,kron``, as they are spelt in ``known``; all of them for None.
+
+    >>> choose_names("lamb, kron", ["LARS", "LAMB", "Kron"], "optimizer")
+    ['LAMB', 'Kron']
+    """
+    if text is None:
+        return list(known)
+    by_key = {name.lower(): name for name in known}
+    found: list[str] = []
+    for word in split_words(text, what):
+        if word.lower() not in by_key:
+            raise CommandError(f"there is no {what} {word!r}: {suggest(word, known)}")
+        if by_key[word.lower()] not in found:
+            found.append(by_key[word.lower()])
+    return found
+
+
+def parse_counts(text: str, what: str) -> list[int]:
+    """Whole numbers from 1 on, each once."""
+    found: list[int] = []
+    for word in split_words(text, what):
+        if not word.isdecimal() or int(word) < 1:
+            raise CommandError(f"{what} must be whole numbers from 1 on, such as 128,512, got {word!r}")
+        if int(word) not in found:
+            found.append(int(word))
+    return found
+
+
+def split_words(text: str, what: str) -> list[str]:
+    """The words between commas. what: the option that takes them."""
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if not found:
+        raise CommandError(f"{what}: nothing is left of {text!r}")
+    return found
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """A suggestion for a name that does not exist."""
+    by_key = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), by_key, n=1)
+    return f"did you mean {by_key[close[0]]!r}?" if close else f"there are {', '.join(by_key.values())}"
+
+
+class Given(NamedTuple):
+    """An option as it was given; the owner is "" where it is for all."""
+
+    owner: str
+    name: str
+    value: Any
+
+
+def parse_option(text: str) -> Given:
+    """An option as the command line has it. The owner's name may have dots itself; dtypes may be called bf16.
+
+    >>> parse_option("kron.max_size_dense=2048")
+    Given(owner='kron', name='max_size_dense', value=2048)
+    >>> parse_option("betas=[0.9, 0.95]")
+    Given(owner='', name='betas', value=(0.9, 0.95))
+    """
+    name, equals, value = (part.strip() for part in text.partition("="))
+    owner, dot, name = name.rpartition(".")
+    if not equals or not name.isidentifier() or not value or (dot and not owner):
+        raise CommandError(f"--option {text!r} must be NAME=VALUE, such as weight_decay=0.01")
+    found = parse_literal(value)
+    return Given(owner, name, spelt_dtype(found) if name.endswith("dtype") else found)
+
+
+def parse_literal(text: str) -> Any:
+    """A value as Python or JSON writes it, lists as tuples; whatever is neither is text.
+
+    >>> [parse_literal(text) for text in ("0.01", "true", "None", "[0.9, null]", "bfloat16", "'2'")]
+    [0.01, True, None, (0.9, None), 'bfloat16', '2']
+    """
+    if text.lower() in WORDS:
+        return WORDS[text.lower()]
+    for read in (ast.literal_eval, json.loads):
+        try:
+            return freeze(read(text))
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            continue
+    return text
+
+
+def freeze(value: Any) -> Any:
+    return tuple(map(freeze, value)) if isinstance(value, list) else value
+
+
+def parse_dtype(name: str, known: Sequence[str] = tuple(DTYPES)) -> str:
+    """The dtype that is meant, one of those that are known."""
+    found: str = spelt_dtype(name)
+    if found not in known:
+        raise CommandError(f"there is no dtype {name!r}: {list_dtypes(known)}")
+    return found
+
+
+def list_dtypes(known: Sequence[str] = tuple(DTYPES)) -> str:
+    """The names that exist, for an error about one that does not.
+
+    >>> list_dtypes(["bfloat16", "float16"])
+    'there are bfloat16 (or bf16), float16 (or fp16, f16, half)'
+    """
+    each = (f"{name} (or {', '.join(ALIASES[name])})" for name in known)
+    return f"there are {', '.join(each)}"
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is not a plain file: a pipe or a device would be read for ever."""
+    if not path.is_file():
+        raise CommandError(f"{path} is not a file" if path.exists() else f"there is no file {path}")

@@ -1,0 +1,64 @@
+"""Our optimizers keep what `thalweg check` asks of anybody's: every rule, mixtures, and a rule of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import mixed
+from lanes import one_in
+from own_rules import Layerwise
+
+import thalweg.torch
+from thalweg.check import parametrize
+from thalweg.rules import RULES
+
+#: Every rule, two mixtures, and a rule of one's own.
+OURS = {rule: getattr(thalweg.torch, rule) for rule in RULES}
+OTHERS = {each.__name__: each for each in (mixed.adamw_and_adafactor, mixed.muon_and_adamw, Layerwise)}
+#: Those of which `make test` has every check: a rule of ours, one of one's own, and a mixture.
+WHOLLY = ("LAMB", "Layerwise", "adamw_and_adafactor")
+#: Those whose steps are products of matrices: of them it has one check in six, and of all others one in three.
+DEAR = ("Muon", "Kron", "muon_and_adamw")
+
+
+def checks_for(name: str, optimizer: Any, **options: Any) -> list[Any]:
+    """The checks of one optimizer as parameters; all are marked `slow`."""
+    needed = {"SGD": {"momentum": 0.9}, "Layerwise": {"lr": 0.01}}.get(name, {})  # without momentum SGD has no state
+    (_, checks) = parametrize(optimizer, **needed, **options).args
+    words = "-".join([name, *options.values()])
+    nightly = {"compiles": [pytest.mark.nightly]}
+    marks = {each.id: [pytest.mark.slow, *nightly.get(each.id, [])] for each in checks}
+    return [pytest.param(*each.values, id=f"{words}-{each.id}", marks=marks[each.id]) for each in checks]
+
+
+def with_every_optimizer() -> list[Any]:
+    found = []
+    for place, (name, optimizer) in enumerate((OURS | OTHERS).items()):
+        one = 1 if name in WHOLLY else 6 if name in DEAR else 3
+        found += one_in(one, checks_for(name, optimizer), first=place)
+    return found
+
+
+def with_other_engines() -> list[Any]:
+    """Of every rule and engine one check in so many, and of each rule others."""
+    found = []
+    for place, (name, optimizer) in enumerate(OURS.items()):
+        for engine in ("reference", "foreach"):
+            found += one_in(len(OURS), checks_for(name, optimizer, engine=engine), first=place)
+    return found
+
+
+@pytest.mark.parametrize("check", [*with_every_optimizer(), *with_other_engines()])
+def test_ours_keep_what_users_rely_on(check: Callable[[], Any]) -> None:
+    check()
+
+
+@parametrize("thalweg.torch.AdamW", only="contract,numbers,state")
+def test_adamw_keeps_it(check: Callable[[], Any]) -> None:
+    """The same in `make test-fast`, where the test above is not."""
+    check()

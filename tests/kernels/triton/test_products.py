@@ -1,0 +1,125 @@
+"""Products of stacks of matrices against float64: interpreted on the CPU, or on a GPU where there is one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from on_device import DEVICE
+from tolerances import STACK_PRODUCTS
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton.tools.tensor_descriptor")
+
+from thalweg.kernels.products import choices, stacks  # noqa: E402
+from thalweg.kernels.products.choices import LARGE, SMALL, Tiling  # noqa: E402
+
+#: Small: every program is interpreted.
+SQUARE = Tiling(side=16, halves=1, depth=16, warps=4, stages=2, resident=2)
+WIDE = Tiling(side=16, halves=2, depth=16, warps=4, stages=2, resident=1)
+#: Rows and depth: whole tiles, and parts of tiles.
+SIZES = [(32, 48), (40, 24)]
+
+
+def draw(*shape: int, dtype: str = "bfloat16", seed: int = 0) -> Any:
+    generator = torch.Generator().manual_seed(seed + 7 * sum(shape))
+    return (torch.randn(shape, generator=generator) / shape[-1] ** 0.5).to(getattr(torch, dtype)).to(DEVICE)
+
+
+def turn(x: Any) -> Any:
+    """The same matrices, with columns in memory as rows."""
+    return x.mT.contiguous().mT
+
+
+def multiply(a: Any, b: Any, plus: Any, alpha: float, beta: float) -> Any:
+    """In float64."""
+    product = alpha * (a.double() @ b.double())
+    return product if plus is None else product + beta * plus.double()
+
+
+def assert_near(found: Any, expected: Any) -> None:
+    assert found.shape == expected.shape
+    tolerance = STACK_PRODUCTS[str(found.dtype).removeprefix("torch.")]
+    assert (found.double() - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.mark.slow  # programs are interpreted
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(("dtype", "tiling"), [("bfloat16", WIDE), ("float16", SQUARE)], ids=lambda x: str(x)[:8])
+def test_symmetric_products(size: tuple[int, int], dtype: str, tiling: Tiling) -> None:
+    m, n = size
+    x, d = draw(2, m, n, dtype=dtype), draw(2, m, m, dtype=dtype)
+    for a, plus in ((x, d + d.mT), (turn(x), None)):
+        found = stacks.multiply_tiles(a, a.mT, plus, tiling, alpha=0.5, beta=-2.0, symmetric=True)
+        assert_near(found, multiply(a, a.mT, plus, 0.5, -2.0))
+        assert torch.equal(found, found.mT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(("dtype", "tiling"), [("bfloat16", WIDE), ("float16", SQUARE)], ids=lambda x: str(x)[:8])
+def test_products(size: tuple[int, int], dtype: str, tiling: Tiling) -> None:
+    m, k = size
+    a, b, plus = draw(2, m, k, dtype=dtype), draw(2, k, 40, dtype=dtype), draw(2, m, 40, dtype=dtype)
+    before = [x.clone() for x in (a, b, plus)]
+    for left, right, added in ((a, b, plus), (turn(a), turn(b), plus), (a, turn(b), None)):
+        found = stacks.multiply_tiles(left, right, added, tiling, alpha=0.5, beta=2.0)
+        assert_near(found, multiply(left, right, added, 0.5, 2.0))
+    other = torch.float16 if dtype == "bfloat16" else torch.bfloat16
+    assert_near(stacks.multiply_tiles(a, b, None, tiling, dtype=other), multiply(a, b, None, 1.0, 0.0))
+    assert all(map(torch.equal, (a, b, plus), before)), "operands were written"
+
+
+def test_a_stack_of_nothing() -> None:
+    assert stacks.multiply_tiles(draw(0, 24, 24), draw(0, 24, 24), None, WIDE).shape == (0, 24, 24)
+
+
+def test_what_cannot_be_described() -> None:
+    """Lines that do not begin at multiples of 16 bytes, and stacks with gaps between all elements."""
+    x = draw(2, 24, 48)
+    assert stacks.can_describe(x, x.mT, draw(2, 24, 24))
+    assert not stacks.can_describe(x[:, :, 1:], x.mT[:, 1:], None)
+    assert not stacks.can_describe(x[:, :, ::2], x.mT[:, ::2], None)
+    assert not stacks.can_describe(x, x.mT, turn(draw(2, 24, 24)))
+    assert not stacks.can_describe(draw(2, 24, 8), draw(2, 8, 20), None)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "count", "size", "options", "chosen"),
+    [
+        ("bfloat16", 12, (768, 768), dict(symmetric=True, more=False), SMALL),
+        ("float16", 4, (2048, 2048), dict(symmetric=True, more=True), LARGE),
+        ("bfloat16", 12, (768, 3072), dict(symmetric=False, more=True), LARGE),
+        ("bfloat16", 12, (768, 3072), dict(symmetric=False, more=False), None),
+        ("bfloat16", 32, (512, 512), dict(symmetric=True, more=False), None),
+        ("bfloat16", 1, (768, 768), dict(symmetric=True, more=True), None),
+        ("float32", 12, (768, 768), dict(symmetric=True, more=True), None),
+    ],
+    ids=str,
+)
+def test_choices_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, count: int, size: Any, options: Any, chosen: Any
+) -> None:
+    monkeypatch.setattr(choices, "count_processors", lambda device: 132)
+    assert choices.choose_tiling(torch.device("cuda"), getattr(torch, dtype), count, *size, **options) == chosen
+
+
+def test_the_library_multiplies_elsewhere() -> None:
+    a, b, plus = draw(2, 24, 16, dtype="float32"), draw(2, 16, 8, dtype="float32"), draw(2, 24, 8, dtype="float32")
+    assert_near(stacks.multiply(a, b, alpha=0.5), multiply(a, b, None, 0.5, 0.0))
+    assert_near(stacks.multiply(a, b, plus, alpha=0.5, beta=2.0), multiply(a, b, plus, 0.5, 2.0))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="matrices that are too large to be interpreted")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("tiling", [LARGE, SMALL], ids=["large", "small"])
+@pytest.mark.parametrize(("m", "n"), [(768, 3072), (520, 1096), (200, 72), (2048, 2048)])
+def test_large_products(dtype: str, tiling: Tiling, m: int, n: int) -> None:
+    """With the tiles that are used on GPUs, whose operands are fetched ahead."""
+    x, q = draw(3, m, n, dtype=dtype), draw(3, m, m, dtype=dtype)
+    plus, turned = q + q.mT, x.mT.contiguous()
+    assert_near(stacks.multiply_tiles(x, x.mT, plus, tiling, symmetric=True), multiply(x, x.mT, plus, 1.0, 1.0))
+    assert_near(stacks.multiply_tiles(turned.mT, turned, None, tiling, symmetric=True), multiply(x, x.mT, None, 1, 0))
+    for a, b, added in ((q, x, x), (turned, q, turned)):
+        found = stacks.multiply_tiles(a, b, added, tiling, alpha=2.0, beta=0.5)
+        assert_near(found, multiply(a, b, added, 2.0, 0.5))

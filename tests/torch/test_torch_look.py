@@ -1,0 +1,119 @@
+"""One look at parameters, gradients and states tells whether a step still holds: natively, and without native code."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from thalweg.kernels.cpu.look import Look  # noqa: E402
+from thalweg.torch.step.look import PlainLook, interpreter  # noqa: E402
+
+KINDS = ("native", "plain")
+
+
+class World:
+    """Three parameters, of which the second has no gradient."""
+
+    def __init__(self) -> None:
+        self.params = [nn.Parameter(torch.ones(size)) for size in ((4, 3), (5,), ())]
+        for p in (self.params[0], self.params[2]):
+            p.grad = torch.full_like(p, 2.0)
+        self.states: dict[Tensor, dict[str, Any]] = {
+            p: {"step": torch.tensor(1.0), "momentum_buffer": torch.zeros_like(p)} for p in self.params
+        }
+
+    @property
+    def grads(self) -> list[Any]:
+        return [p.grad for p in self.params]
+
+    def look(self, kind: str) -> Any:
+        given = [self.params[2], self.params[0]], self.grads, [2, 0], self.states
+        if kind == "plain":
+            return PlainLook(*given)
+        python = interpreter()
+        if python is None:
+            pytest.skip("this torch or this machine has no native look")
+        return Look(python, *given)
+
+
+def renew_entry(world: World) -> None:
+    world.states[world.params[1]]["momentum_buffer"] = torch.zeros(5)
+
+
+def renew_state(world: World) -> None:
+    world.states[world.params[1]] = dict(world.states[world.params[1]])
+
+
+def drop_state(world: World) -> None:
+    del world.states[world.params[1]]
+
+
+def add_entry(world: World) -> None:
+    world.states[world.params[1]]["more"] = torch.zeros(5)
+
+
+def move_entry(world: World) -> None:
+    world.states[world.params[1]]["momentum_buffer"].data = torch.zeros(5)
+
+
+def move_parameter(world: World) -> None:
+    world.params[0].data = torch.ones(4, 3)
+
+
+def cast_parameter(world: World) -> None:
+    world.params[0].data = world.params[0].data.double()
+
+
+#: What makes a step no longer hold.
+CHANGES = {each.__name__: each for each in (renew_entry, renew_state, drop_state, add_entry, move_entry)}
+CHANGES |= {each.__name__: each for each in (move_parameter, cast_parameter)}
+#: Other gradients for which it does not.
+GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "another dtype": lambda g: g.double(),
+    "another shape": lambda g: g.reshape(3, 4),
+    "other strides": lambda g: g.t().contiguous().t(),
+    "sparse": lambda g: g.to_sparse(),
+    "another type": lambda g: nn.Parameter(g, requires_grad=False),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_found_where_they_are_now(kind: str) -> None:
+    world = World()
+    look = world.look(kind)
+    for _ in range(2):
+        grads = world.grads
+        assert look.find_gradients(grads, world.states) == array("Q", [grads[2].data_ptr(), grads[0].data_ptr()])
+        for p in (world.params[0], world.params[2]):
+            p.grad = torch.full_like(p, 3.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_stays_must_be_where_it_was(name: str, kind: str) -> None:
+    world = World()
+    look = world.look(kind)
+    CHANGES[name](world)
+    assert look.find_gradients(world.grads, world.states) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_must_be_stored_alike(name: str, kind: str) -> None:
+    world = World()
+    look, (first, *others) = world.look(kind), world.grads
+    assert look.find_gradients([GRADIENTS[name](first), *others], world.states) is None
+
+
+def test_native_code_says_what_it_cannot_describe() -> None:
+    world = World()
+    assert world.look("native").works
+    world.states[world.params[0]]["momentum_buffer"] = 0.5
+    assert not world.look("native").works
