@@ -52,31 +52,28 @@ def test_help(name: str) -> None:
 
 def test_muon(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    record, size = tmp_path / "muon.json", ["--layers", "1", "--width", "16", "--repeats", "1", "--calls", "1"]
+    record, size = tmp_path / "muon.json", ["--models", "GPT-2", "--scale", "96", "--repeats", "1", "--calls", "1"]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "mkldnn_matmul failed")
         script("muon").main(["--device", "cpu", *size, "--json", str(record)])
-    assert set(json.loads(record.read_text())["eager"]) == {
-        "products alone",
-        "thalweg.torch.Muon",
-        "torch.optim.Muon",
-    }
-    assert "| thalweg.torch.Muon |" in capsys.readouterr().out
+    (rows,) = json.loads(record.read_text()).values()
+    assert {"thalweg, ns_method='plain'", "thalweg, ns_method='auto'", "torch.optim.Muon"} < set(rows)
+    assert "| torch.optim.Muon |" in capsys.readouterr().out
 
 
-@pytest.mark.slow  # programs are interpreted
-def test_products(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers are right before anything is timed, by kernels and by the library."""
+def test_products() -> None:
+    """A symmetric product counts half, errors are seen, and a floor counts what is multiplied."""
+    torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     products = script("products")
-    monkeypatch.setattr(products, "MODELS", {"GPT-2": {(2048, 2048): 1, (4096, 2048): 1}})
-    monkeypatch.setattr(products, "TILINGS", [products.Tiling(16, 2, 16, 4, 2)])
-    monkeypatch.setattr(products, "choose_best", lambda found, model: {"x q": "library"})
-    products.main(["--device", "cpu", "--sweep", "--scale", "128", "--seconds", "0", "--rounds", "1", "--calls", "1"])
-    said = capsys.readouterr().out
-    assert "no time left for GPT-2: x x^T" in said
-    assert "| GPT-2 | Gram by symmetric kernels |" in said
-    assert "WRONG" not in said
+    x = torch.randn(2, 8, 16, dtype=torch.float64)
+    half, whole = (products.Case("x x^T", x, x.mT, None, symmetric) for symmetric in (True, False))
+    assert 2 * half.flops() == whole.flops() == 2 * 2 * 8 * 16 * 8
+    assert half.error(half.run_library()) < 1e-15
+    assert half.error(1.01 * half.run_library()) == pytest.approx(0.01)
+    added = products.Case("r r + r", x @ x.mT, x @ x.mT, x @ x.mT, True)
+    assert added.error(added.run_library()) < 1e-15
+    assert products.floor_of("GPT-2", "auto") < products.floor_of("GPT-2", "plain")
 
 
 def test_step_jax(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
