@@ -29,19 +29,19 @@ RULE_PAGES = [f"{name.lower()}.md" for name in ("SGD", "AdamW", "Lion", "LARS", 
 #: matches has the page, and the last has what no other asked for.
 SECTIONS = {
     "Start": ["index.md", "tutorial.md", "choosing.md", "compared.md", "gallery.md"],
-    "I use PyTorch": ["torch.md", "mixtures.md", "gpu.md"],
-    "I train with Trainer, Lightning, timm …": ["recipes/index.md", "recipes/*.md"],
-    "I train on many devices": ["sharding.md", "checkpoints.md"],
-    "I use JAX": ["jax.md"],
-    "I use numpy": ["numpy.md", "engines.md"],
-    "I am short of memory": ["lean_state.md", "plan.md"],
-    "I compare optimizers": ["race.md", "bench.md", "check.md"],
-    "I write my own rule": ["own_rule.md"],
+    "PyTorch": ["torch.md", "mixtures.md", "gpu.md"],
+    "Trainers": ["recipes/index.md", "recipes/*.md"],
+    "Many devices": ["sharding.md", "checkpoints.md"],
+    "JAX": ["jax.md"],
+    "numpy": ["numpy.md", "engines.md"],
+    "Less memory": ["lean_state.md", "plan.md"],
+    "Compare and measure": ["race.md", "bench.md", "check.md"],
+    "Your own rule": ["own_rule.md"],
     "The rules": [*RULE_PAGES, "options.md"],
     "Reference": ["api/rules.md", "api/thalweg.md", "api/thalweg.[ton]*.md", "api/*.md"],
     "Records": ["benchmarks/*.md"],
     "Examples": ["examples/*.md"],
-    "The project": ["support.md", "*.md"],
+    "Project": ["support.md", "*.md"],
 }
 #: Files outside docs/ that are in the site too, since docs link to them.
 OUTSIDE = [
@@ -191,6 +191,7 @@ def table(kind: type) -> str:
     """A row for each option."""
     rows, known = ["| option | type | default | |", "|---|---|---|---|"], options_of(kind)
     for field in fields(kind):
-        cells = (f"`{field.name}`", f"`{field.type}`", f"`{field.default!r}`", known[field.name].doc)
+        doc = known[field.name].doc.replace("](", "](../")  # links are written as from docs/
+        cells = (f"`{field.name}`", f"`{field.type}`", f"`{field.default!r}`", doc)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
