@@ -203,10 +203,10 @@ def part_like(x: Any, wanted: Any) -> Any:
 
 
 def misplaced(got: Outcome) -> Iterator[str]:
-    """State lies where its parameter does; single numbers are plain tensors, and factors of whole tensors may be."""
+    """State lies where its parameter does; numbers of lines are plain tensors, and factors of whole tensors may be."""
     for name, p in got.own.items():
         for key, entry in got.optimizer.state.get(p, {}).items():
-            single = key in ("step", "refresh") or key.startswith("L_")
+            single = key in ("step", "refresh", "line_squares") or key.startswith("L_")
             if single or not isinstance(p, DTensor):
                 if isinstance(entry, DTensor):
                     yield f"{name}.{key} is a DTensor"
