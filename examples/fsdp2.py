@@ -25,7 +25,7 @@ import thalweg.torch
 
 RATES = {"LARS": 5.0, "LAMB": 0.02, "Adafactor": 0.03, "Kron": 0.01}
 BATCH, LENGTH, WIDTH, HEADS, LAYERS = 16, 64, 64, 4, 2
-#: Letters as bytes; anything that is not ASCII is left out.
+#: Letters as bytes; other characters than ASCII are dropped.
 LETTERS = 128
 
 
@@ -37,7 +37,7 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        # a head has its own rows of qkv, so that whole heads can be sharded over ranks
+        # each head has its own rows of qkv, so that ranks can shard whole heads
         q, k, v = self.qkv(self.before(x)).unflatten(-1, (-1, 3 * WIDTH // HEADS)).transpose(1, 2).chunk(3, -1)
         heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(heads.transpose(1, 2).flatten(2))
@@ -63,7 +63,7 @@ def text() -> Tensor:
 
 
 def batch(letters: Tensor, step: int, part: int, parts: int) -> Tensor:
-    """This rank's part of the batch of a step; the whole batch is the same for any number of ranks."""
+    """This rank's part of the batch of a step; the whole batch does not depend on the number of ranks."""
     starts = torch.randint(len(letters) - LENGTH - 1, (BATCH, 1), generator=torch.Generator().manual_seed(step))
     return letters[starts + torch.arange(LENGTH + 1)].chunk(parts)[part]
 
@@ -83,7 +83,7 @@ def begin() -> str:
 
 
 def sharded(device: str) -> nn.Module:
-    """A model with the same weights for any number of ranks, sharded over them."""
+    """Make a sharded model whose weights do not depend on the number of ranks."""
     torch.manual_seed(0)
     model = Transformer().to(device)
     for layer in model.layers:
@@ -92,7 +92,7 @@ def sharded(device: str) -> nn.Module:
 
 
 def tell(step: int, loss: Tensor) -> None:
-    """Print the mean of all ranks, on the first one."""
+    """Print the mean over all ranks, on the first rank."""
     dist.all_reduce(loss)
     if dist.get_rank() == 0:
         sys.stdout.write(f"step {step}: loss {loss.item() / dist.get_world_size():.3f}\n")

@@ -27,7 +27,7 @@ def parsed() -> argparse.Namespace:
 
 
 given = parsed()
-# before jax is loaded; the last of two equal flags counts
+# set before jax is imported; XLA uses the last of two equal flags
 devices = f"--xla_force_host_platform_device_count={given.devices}"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {devices}".strip()
 
@@ -40,7 +40,7 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 import thalweg.optax  # noqa: E402
 
 BATCH, LENGTH, WIDTH, HEADS, LAYERS = 16, 64, 64, 4, 2
-#: Letters as bytes; what is no ASCII is left out.
+#: Letters as bytes; other characters than ASCII are dropped.
 LETTERS = 128
 
 
@@ -62,7 +62,7 @@ def model(key: jax.Array) -> Any:
     return {"embed": normal(LETTERS, WIDTH), "place": normal(LENGTH, WIDTH), "layers": layers}
 
 
-#: Wide matrices by columns, and those that follow them by rows; the rest is on every device.
+#: Wide matrices are sharded by columns, those that follow them by rows; the rest is replicated.
 SPECS = {
     "embed": P(),
     "place": P(),
@@ -104,7 +104,7 @@ def main() -> None:
     schedule = optax.linear_schedule(given.lr or RATES[given.optimizer], 0.0, given.steps)
     make = getattr(thalweg.optax, given.optimizer)
     solver = make(schedule, overrides=[("layers.*", dict(stacked_axes=1))])
-    state = solver.init(params)  # laid out as the parameters are
+    state = solver.init(params)  # sharded like the parameters
 
     @jax.jit
     def step(params: Any, state: Any, letters: jax.Array) -> tuple[Any, Any, jax.Array]:

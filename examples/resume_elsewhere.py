@@ -1,4 +1,4 @@
-"""Train in turns, on any number of ranks each time: a run resumes from the last complete checkpoint.
+"""Train in several runs, each on any number of ranks: a run resumes from the last complete checkpoint.
 
 Usage: torchrun --nproc-per-node 2 examples/resume_elsewhere.py --out run --stop 50
        torchrun --nproc-per-node 4 examples/resume_elsewhere.py --out run
@@ -18,7 +18,7 @@ import thalweg.torch
 
 
 def newest(folder: Path) -> tuple[int, Path] | None:
-    """The last complete checkpoint: .metadata is written last, when all ranks are done."""
+    """Find the last complete checkpoint: rank 0 writes .metadata last, when all ranks are done."""
     whole = [path.parent for path in folder.glob("step-*/.metadata")]
     return max(((int(path.name.removeprefix("step-")), path) for path in whole), default=None)
 
@@ -37,11 +37,11 @@ def main() -> None:
     begun, found = 0, newest(given.out)
     if found:
         begun, folder = found
-        weights, state = get_state_dict(model, optimizer)  # laid out for these ranks, to be filled
+        weights, state = get_state_dict(model, optimizer)  # sharded for these ranks; dcp.load fills them
         dcp.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
 
-    messages = dist.new_group(backend="gloo")  # of its own, for what is saved while training goes on
+    messages = dist.new_group(backend="gloo")  # for saving while training continues
     saving: Any = None
     last = min(given.stop or given.steps, given.steps)
     for step in range(begun, last):
@@ -53,7 +53,7 @@ def main() -> None:
         tell(step + 1, loss.detach())
         if (step + 1) % given.every == 0 or step + 1 == last:
             if saving:
-                saving.result()  # one at a time
+                saving.result()  # only one save at a time
             weights, state = get_state_dict(model, optimizer)
             states = {"model": weights, "optimizer": state}
             saving = dcp.async_save(states, checkpoint_id=given.out / f"step-{step + 1}", process_group=messages)

@@ -39,7 +39,7 @@ def main() -> None:
             fully_shard(layer, mesh=mesh["data"])
     if mesh["data"].size() > 1:
         fully_shard(model, mesh=mesh["data"])
-    # one optimizer steps plain tensors, which every rank has whole, and sharded ones
+    # one optimizer steps plain tensors, which every rank holds whole, and sharded ones
     optimizer = getattr(thalweg.torch, given.optimizer)(model.named_parameters(), given.lr)
     for step in range(given.steps):
         optimizer.lr = given.lr * (1 - step / given.steps)
