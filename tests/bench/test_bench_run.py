@@ -151,7 +151,7 @@ def test_a_model_is_whatever_plan_takes(tmp_path: Path) -> None:
         ({"optimizers": ["lamp"]}, "there is no optimizer 'lamp': did you mean 'LAMB'?"),
         ({"optimizers": ["lamb"], "rules": ["lamb"]}, "optimizers and rules are two names of one argument"),
         ({"options": [Given("", "betta", 1)]}, "--option betta has no effect: no optimizer here has it: LAMB, LARS"),
-        ({"options": [Given("kron", "lr", 1)]}, "--option lr has no effect: kron is not among the optimizers: LAMB"),
+        ({"options": [Given("kron", "lr", 1)]}, "--option lr has no effect: Kron is not among the optimizers: LAMB"),
         ({"against": ["tim"]}, "there is no package 'tim': did you mean 'timm'?"),
         ({"front_ends": ["jax"]}, "there is no front end 'jax': there are torch, numpy, optax"),
         ({"engine": "fuse"}, "there is no engine 'fuse': did you mean 'fused'?"),

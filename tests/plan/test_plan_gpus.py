@@ -17,7 +17,8 @@ from thalweg.errors import CommandError
 from thalweg.plan import memory, plan
 from thalweg.plan.items import item_of
 from thalweg.plan.models import Model, Tensor
-from thalweg.plan.optimizers import Option, setting_of
+from thalweg.plan.optimizers import setting_of
+from thalweg.show.arguments import Given
 
 HAS_KERNELS = all(importlib.util.find_spec(name) is not None for name in ("torch", "triton"))
 needs_kernels = pytest.mark.skipif(not HAS_KERNELS, reason="there are no kernels here")
@@ -69,7 +70,7 @@ def planned(
     engine: str = "auto",
     **where: Any,
 ) -> Any:
-    given = [Option(name, value, rule) for name, value in options.items()]
+    given = [Given(rule, name, value) for name, value in options.items()]
     return plan(model_of(shapes, dtype), optimizers=[rule], options=given, engine=engine, **where).costs[0].share
 
 

@@ -17,6 +17,7 @@ from thalweg.plan.models import BUILTIN, builtin
         ("llama-1b", 1_235_814_400, 146),
         ("llama-8b", 8_030_261_248, 291),
         ("llama-70b", 70_553_706_496, 723),
+        ("small", 894_848, 148),
     ],
 )
 def test_counts_are_those_published(name: str, parameters: int, tensors: int) -> None:
@@ -27,7 +28,7 @@ def test_counts_are_those_published(name: str, parameters: int, tensors: int) ->
 
 
 def test_all_that_is_built_in_is_listed() -> None:
-    assert BUILTIN == ("gpt2", "bert-large", "resnet50", "llama-1b", "llama-8b", "llama-70b")
+    assert BUILTIN == ("gpt2", "bert-large", "resnet50", "llama-1b", "llama-8b", "llama-70b", "small")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from measured_peaks import allocator_peak, numpy_optimizer, torch_optimizer, tra
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.plan import memory, plan
 from thalweg.plan.models import Model, Tensor
-from thalweg.plan.optimizers import Option
+from thalweg.show.arguments import Given
 
 #: By how much a bound may be above what is measured. For torch it is tighter than what is promised. numpy writes some
 #: results over operands that nobody else has, which the bound counts as new.
@@ -69,7 +69,7 @@ def planned(
     shapes: list[tuple[int, ...]] = SHAPES,
 ) -> tuple[int, str]:
     model = Model("some", "", tuple(Tensor(f"p{i}", shape, dtype) for i, shape in enumerate(shapes)))
-    given = [Option(name, value, rule) for name, value in options.items()]
+    given = [Given(rule, name, value) for name, value in options.items()]
     found = plan(model, optimizers=[rule], options=given, front_end=front_end, device="cpu", engine=engine)
     peak = found.costs[0].share.peak_bytes
     assert peak is not None

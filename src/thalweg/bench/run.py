@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from thalweg.bench.contestants import Contestant, Stepping
-from thalweg.bench.models import SMALL, small_model
-from thalweg.bench.ours import ALL, FRONT_ENDS, USUAL, check_options, enter, resolve_optimizer
+from thalweg.bench.ours import ALL, FRONT_ENDS, USUAL, check_options, enter
 from thalweg.bench.peers import CONTROL, PEERS
 from thalweg.bench.quiet import WAIT
 from thalweg.bench.record import Bench, Comparison
@@ -16,6 +15,7 @@ from thalweg.bench.rounds import LARGE, Method, Progress, compare
 from thalweg.errors import CommandError
 from thalweg.kernels.cpu.library import level_used
 from thalweg.plan.models import Model
+from thalweg.plan.optimizers import resolve_optimizer, resolve_owners
 from thalweg.plan.sources import resolve
 from thalweg.rules import RULES
 from thalweg.show.arguments import Given, suggest
@@ -84,6 +84,7 @@ def bench(
         if count < 1:
             raise CommandError(f"{what} must be at least 1, got {count}")
     names = resolve_optimizers(optimizers if optimizers is not None else rules if rules is not None else USUAL)
+    options = resolve_owners(options)
     check_options(options, names)
     models = [resolve_model(each, dtype) for each in ([model] if isinstance(model, str | Model) else model)]
     where = Device(device)
@@ -198,7 +199,7 @@ def resolve_optimizers(asked: Sequence[Any]) -> list[str]:
 
 def resolve_model(model: str | Model, dtype: str) -> Model:
     if isinstance(model, str):
-        model = small_model() if model == SMALL else resolve(model, dtype)
+        model = resolve(model, dtype)
     if model.parameters == 0:
         raise CommandError(f"{model.name} has no parameters to step")
     return model

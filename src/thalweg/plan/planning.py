@@ -13,21 +13,21 @@ from thalweg.plan.items import item_of
 from thalweg.plan.memory import why_unfused
 from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import (
-    MIXTURES,
-    OPTIMIZERS,
     Assigned,
-    Option,
     Refused,
     assign,
     check_known_options,
     check_used,
-    is_mixture,
     resolve_optimizer,
+    resolve_owners,
     setting_of,
 )
 from thalweg.plan.ranks import reason_against_part
 from thalweg.plan.shares import Place, Share, largest_share
 from thalweg.plan.sources import prepare, resolve
+from thalweg.rules import RULES
+from thalweg.show.arguments import Given
+from thalweg.show.registered import MIXTURES, is_mixture
 
 FRONT_ENDS = ("torch", "numpy", "optax")
 DEVICES = ("cpu", "cuda")
@@ -70,7 +70,7 @@ class Plan:
     bandwidth: float
     flops: float | None
     memory: int | None
-    options: tuple[Option, ...] = field(default=())
+    options: tuple[Given, ...] = field(default=())
     #: Optimizers that do not take this model, by name, and why.
     refused: Mapping[str, str] = field(default_factory=dict)
 
@@ -119,7 +119,7 @@ def plan(
     model: str | Model,
     *,
     optimizers: Iterable[str] | None = None,
-    options: Iterable[Option] = (),
+    options: Iterable[Given] = (),
     dtype: str | None = None,
     frozen: Sequence[str] = (),
     front_end: str = "torch",
@@ -153,7 +153,7 @@ def plan(
     for what, value in (("bandwidth", bandwidth), ("flops", flops), ("memory", memory)):
         if value is not None and not value > 0:
             raise CommandError(f"{what} must be above 0, got {value}")
-    given = tuple(options)
+    given = resolve_owners(options)
     check_known_options(given, names)
     check_used(given, {name: setting_of(name, given) for name in names if not is_mixture(name)})
     patterns = (frozen,) if isinstance(frozen, str) else tuple(frozen)
@@ -174,7 +174,7 @@ def plan(
 
 def all_optimizers(front_end: str) -> list[str]:
     """What is planned where nothing else is said."""
-    return [*OPTIMIZERS, *(MIXTURES if front_end == "torch" else ())]
+    return [*RULES, *(MIXTURES if front_end == "torch" else ())]
 
 
 def cost_of(

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from thalweg.plan.models import Tensor
-from thalweg.plan.optimizers import is_mixture
 from thalweg.plan.planning import BANDWIDTHS, Cost, Plan
 from thalweg.show.extras import extra
 from thalweg.show.palette import colour_of
+from thalweg.show.registered import is_mixture
 from thalweg.show.units import human_bytes, human_seconds, scale_down
 
 with extra("cli"):
