@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from bench_cases import TINY
 
-from thalweg.bench import bandwidth, quiet, rounds, run
+from thalweg.bench import quiet, run
 from thalweg.show import devices
 from thalweg.show.devices import Device
 
@@ -31,12 +31,8 @@ def script(name: str) -> types.ModuleType:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bandwidth, "SIZE", 2**16)
-    monkeypatch.setattr(rounds, "REST", 0.0)
-    monkeypatch.setattr(run, "LARGE", 0)
     monkeypatch.setattr(Device, "release_memory", lambda self: None)
     monkeypatch.setattr(quiet, "count_busy_elsewhere", lambda: 0.0)
-    monkeypatch.setattr(quiet, "LOOK", 0.0)
     monkeypatch.setattr(run, "resolve", lambda name, dtype: TINY)
     monkeypatch.setattr(devices, "prepare_process", lambda device, threads=None: None)
     monkeypatch.syspath_prepend(str(FOLDER))

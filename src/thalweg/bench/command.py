@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from thalweg.bench.ours import ALL, FRONT_ENDS, USUAL
+from thalweg.bench.ours import ALL, USUAL
 from thalweg.bench.quiet import WAIT
 from thalweg.bench.record import Comparison
 from thalweg.bench.rounds import Progress
-from thalweg.bench.run import DEVICES, DTYPES, ENGINES, Stopped, bench
+from thalweg.bench.run import DTYPES, Stopped, bench
 from thalweg.errors import CommandError
 from thalweg.plan.command import complete_list, complete_model
+from thalweg.plan.planning import DEVICES, ENGINES, FRONT_ENDS
 from thalweg.rules import RULES
 from thalweg.show.arguments import choose_names, parse_option, split_words
 from thalweg.show.devices import prepare_process
@@ -185,7 +186,7 @@ def command(
         click.echo(report.as_json(found), nl=False)
     elif found.comparisons:
         results.print(report.describe_surroundings(found), style="dim", markup=False)
-    ran = any(comparison.entrants for comparison in found.comparisons)
+    ran = any(comparison.rows for comparison in found.comparisons)
     if ran:  # else what an earlier run has left there is worth more
         remarks.print(f"Written: {', '.join(map(str, report.write_files(found, out)))}", soft_wrap=True)
     if found.stopped:

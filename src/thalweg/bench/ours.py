@@ -21,7 +21,6 @@ from thalweg.show.registered import MIXTURES, is_mixture
 if TYPE_CHECKING:
     from thalweg.bench.workload import Workload
 
-FRONT_ENDS = ("torch", "numpy", "optax")
 #: The optimizers that are compared by default.
 USUAL = ("lamb", "lars", "adafactor")
 #: Instead of a list: every rule.
