@@ -82,13 +82,10 @@ def test_step_jax(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert json.loads(record.read_text())["loop"][0]["inner"] == 20
 
 
-def test_the_training_loop(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_training_loop(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     loop = script("loop")
-    monkeypatch.setattr(loop, "WIDTH", 8)
-    monkeypatch.setattr(loop, "LAYERS", 1)
-    monkeypatch.setattr(loop, "VOCABULARY", 16)
-    loop.main(["--turns", "1"])
+    loop.main(["--turns", "1", "--width", "8"])
     rows = capsys.readouterr().out.splitlines()
     assert rows[-3].startswith("| torch.optim.AdamW(fused=True) |")
     assert rows[-1].startswith('| thalweg.torch LAMB(engine="foreach") | foreach |')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from thalweg.bench.bandwidth import Yardstick, make_yardstick
@@ -17,7 +17,7 @@ from thalweg.errors import CommandError
 from thalweg.kernels.cpu.library import level_used
 from thalweg.plan.models import Model
 from thalweg.plan.optimizers import resolve_optimizer, resolve_owners
-from thalweg.plan.planning import DEVICES, ENGINES, FRONT_ENDS
+from thalweg.plan.planning import DEVICES, ENGINES, FRONT_ENDS, check_word
 from thalweg.plan.sources import resolve
 from thalweg.rules import RULES
 from thalweg.show.arguments import Given, suggest
@@ -85,7 +85,8 @@ def bench(
         ("dtype", [dtype], DTYPES),
         ("device", [device], DEVICES),
     ):
-        check_names(what, given, known)
+        for word in given:
+            check_word(what, word, known)
     for what, count in (("repeats", repeats), ("inner", inner)):
         if count < 1:
             raise CommandError(f"{what} must be at least 1, got {count}")
@@ -201,9 +202,3 @@ def resolve_model(model: str | Model, dtype: str) -> Model:
     if model.parameters == 0:
         raise CommandError(f"{model.name} has no parameters to step")
     return model
-
-
-def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    for name in given:
-        if name not in known:
-            raise CommandError(f"there is no {what} {name!r}: {suggest(name, known)}")

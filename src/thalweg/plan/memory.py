@@ -186,8 +186,11 @@ def native_scratch(items: Sequence[Item]) -> int:
 # ---- kernels for GPUs
 
 
-def gpu_scratch(buckets: Sequence[Sequence[Item]]) -> int:
-    """What kernels keep from step to step: they say so themselves where torch and Triton are installed."""
+def gpu_scratch(buckets: Sequence[Sequence[Item]], at_once: int = MOST_AT_ONCE) -> int:
+    """What kernels keep from step to step: they say so themselves where torch and Triton are installed.
+
+    at_once: elements of tensors that kernels lay out together, about.
+    """
     if not buckets:
         return 0
     if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
@@ -199,7 +202,7 @@ def gpu_scratch(buckets: Sequence[Sequence[Item]]) -> int:
         return Ghost(item.tensor.shape, item.tensor.dtype, tuple(item.entries.items()), whole)
 
     settled = [(replace(bucket[0].setting, rule=bucket[0].rule), bucket) for bucket in buckets]
-    return scratch_bytes([(s, [ghost(item) for item in part]) for s, own in settled for part in portions(own)])
+    return scratch_bytes([(s, [ghost(item) for item in part]) for s, own in settled for part in portions(own, at_once)])
 
 
 def estimate(buckets: Sequence[Sequence[Item]]) -> int:
@@ -216,11 +219,11 @@ def estimate(buckets: Sequence[Sequence[Item]]) -> int:
     return round(total + shared)
 
 
-def portions(bucket: Sequence[Item]) -> Iterator[Sequence[Item]]:
+def portions(bucket: Sequence[Item], at_once: int = MOST_AT_ONCE) -> Iterator[Sequence[Item]]:
     """Pieces of about equal size, each of whole tensors. Those of rules that need whole tensors have small tables."""
     bucket = sorted(bucket, key=lambda item: item.tensor.shape)  # equal pieces are laid out once
     *starts, total = accumulate((item.tensor.elements for item in bucket), initial=0)
-    count = 1 if bucket[0].rule.needs_whole else max(1, -(-total // MOST_AT_ONCE))
+    count = 1 if bucket[0].rule.needs_whole else max(1, -(-total // at_once))
     # tensors without elements at the end belong to the last piece
     numbers = [min(start * count // max(1, total), count - 1) for start in starts]
     for _, some in groupby(zip(numbers, bucket, strict=True), lambda pair: pair[0]):

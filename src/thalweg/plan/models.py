@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 from thalweg.arrays import Shape
 from thalweg.dtypes import DTYPES
 from thalweg.errors import CommandError
-from thalweg.show.arguments import suggest
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,5 @@ def builtin(name: str) -> Model:
     124439808
     """
     known = spell_builtin(name)
-    if known not in BUILT_IN:
-        raise CommandError(f"there is no built-in model {name!r}: {suggest(name, BUILTIN)}")
     about, named = BUILT_IN[known]
     return Model(known, about, tuple(Tensor(*pair) for pair in named()))

@@ -24,9 +24,9 @@ from thalweg.plan.optimizers import (
 )
 from thalweg.plan.ranks import reason_against_part
 from thalweg.plan.shares import Place, Share, largest_share
-from thalweg.plan.sources import prepare, resolve
+from thalweg.plan.sources import resolve
 from thalweg.rules import RULES
-from thalweg.show.arguments import Given
+from thalweg.show.arguments import Given, suggest
 from thalweg.show.registered import MIXTURES, is_mixture
 
 FRONT_ENDS = ("torch", "numpy", "optax")
@@ -157,7 +157,7 @@ def plan(
     check_known_options(given, names)
     check_used(given, {name: setting_of(name, given) for name in names if not is_mixture(name)})
     patterns = (frozen,) if isinstance(frozen, str) else tuple(frozen)
-    found = resolve(model, dtype, patterns) if isinstance(model, str) else prepare(model, dtype, patterns)
+    found = resolve(model, dtype, patterns)
     rate, costs, refused = bandwidth or BANDWIDTHS[place.device], [], {}
     for name in names:
         try:
@@ -233,7 +233,7 @@ def check_place(place: Place) -> None:
 
 def check_word(what: str, word: str, known: Sequence[str]) -> None:
     if word not in known:
-        raise CommandError(f"there is no {what} {word!r}: it must be one of {', '.join(known)}")
+        raise CommandError(f"there is no {what} {word!r}: {suggest(word, known)}")
 
 
 def check_served(name: str, assigned: Sequence[Assigned], model: Model, place: Place) -> None:
