@@ -90,21 +90,14 @@ def command(
     model: str | None,
     model_option: str | None,
     optimizers: str | None,
-    dtype: str | None,
-    frozen: Sequence[str],
     memory: str | None,
-    world: int,
-    layout: str,
-    front_end: str,
-    device: str | None,
-    engine: str,
-    offload_state: bool,
     bandwidth: str | None,
     flops: str | None,
     options: Sequence[str],
     explain: bool,
     as_json: bool,
     out: Path | None,
+    **given: Any,
 ) -> None:
     """Show what each optimizer will cost: state, peak memory, traffic and time. Nothing is allocated or downloaded.
 
@@ -131,23 +124,15 @@ def command(
     Parameters, gradients, state and peak are counted; activations are not. No GPU is needed.
     """
     if (model is None) == (model_option is None):
-        given = "twice" if model else "not at all"
-        raise click.UsageError(f"MODEL is given {given}: say thalweg plan gpt2")
+        raise click.UsageError(f"MODEL is given {'twice' if model else 'not at all'}: say thalweg plan gpt2")
     found = plan(
         model or model_option or "",
         optimizers=None if optimizers is None else parse_optimizers(optimizers),
         options=[parse_option(text) for text in options],
-        dtype=dtype,
-        frozen=frozen,
-        front_end=front_end,
-        device=device,
-        engine=engine,
-        world=world,
-        layout=layout,
-        offload_state=offload_state,
         bandwidth=None if bandwidth is None else parse_rate(bandwidth, option="--bandwidth"),
         flops=None if flops is None else parse_flops(flops),
         memory=None if memory is None else parse_size(memory, option="--memory"),
+        **given,
     )
     if as_json:
         from thalweg.plan.record import record_plan

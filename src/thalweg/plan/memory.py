@@ -21,6 +21,7 @@ from thalweg.kernels.staging import ALIGNED, aligned
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.kernels.triton.served import reason_against
 from thalweg.plan.items import Item, sort_items
+from thalweg.programs.budget import entry_bytes
 from thalweg.programs.footprint import LR, Footprint, footprint
 from thalweg.rules import Kron, WholeRule
 from thalweg.rules.entries import Factor
@@ -120,9 +121,12 @@ def steps_of(bucket: Sequence[Item], way: str, device: str = "cpu", **ways: Any)
 
         for stack in sort_items(bucket, alike):
             for part in cut(stack, STACK):
-                count = 0 if len(part) == 1 else len(part)
-                yield add_footprints(
-                    [measure_item(part[0], given_noise=True, stack=count, **ways)], is_copy=bool(count)
+                step = add_footprints([measure_item(part[0], given_noise=True, **ways)] * len(part))
+                # a stack is a copy of parameters, gradients and state
+                yield (
+                    step
+                    if len(part) == 1
+                    else step._replace(peak=step.peak + len(part) * size_of(part[0]), is_copy=True)
                 )
 
 
@@ -130,9 +134,14 @@ def measure_item(item: Item, **ways: Any) -> Footprint:
     return footprint(item.setting, item.tensor.shape, item.tensor.dtype, whole=item.whole, **ways)
 
 
-def add_footprints(several: Sequence[Footprint], *, is_copy: bool = False) -> Step:
+def size_of(item: Item) -> int:
+    """Bytes of a parameter, its gradient and its state."""
+    return sum(map(entry_bytes, (*[(item.tensor.shape, item.tensor.dtype)] * 2, *item.entries.values())))
+
+
+def add_footprints(several: Sequence[Footprint]) -> Step:
     peak, result = sum(own.peak for own in several), sum(own.result for own in several)
-    return Step(peak, result, sum(own.parameter for own in several), is_copy)
+    return Step(peak, result, sum(own.parameter for own in several))
 
 
 def cut(bucket: Sequence[Item], limit: int) -> Iterator[Sequence[Item]]:

@@ -285,5 +285,5 @@ def stack_peak(items: Sequence[Item]) -> int:
     for alike in sort_items(items, lambda item: (item.setting, item.shape, item.tensor.dtype)):
         first = alike[0]
         count = min(len(alike), max(1, CHUNK // max(1, first.tensor.elements)))
-        found = max(found, middle_peak(whole_rule(first), first.shape, arithmetic(first.tensor.dtype), count))
+        found = max(found, count * middle_peak(whole_rule(first), first.shape, arithmetic(first.tensor.dtype)))
     return found
