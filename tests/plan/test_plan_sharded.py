@@ -17,11 +17,12 @@ from sharded_costs import LAYOUTS, Case, Measured, Sent, measure
 from world import world
 
 from thalweg.kernels.cpu.library import reason_missing
-from thalweg.plan.items import Item, entry_bytes, shard
+from thalweg.plan.items import Item, shard
 from thalweg.plan.models import Tensor
 from thalweg.plan.optimizers import setting_of
 from thalweg.plan.ranks import is_launched, messages, ring
 from thalweg.plan.shares import Place, Share, largest_share, share_of
+from thalweg.programs.budget import entry_bytes
 from thalweg.show.arguments import Given
 
 pytestmark = pytest.mark.slow

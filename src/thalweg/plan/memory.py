@@ -122,12 +122,8 @@ def steps_of(bucket: Sequence[Item], way: str, device: str = "cpu", **ways: Any)
         for stack in sort_items(bucket, alike):
             for part in cut(stack, STACK):
                 step = add_footprints([measure_item(part[0], given_noise=True, **ways)] * len(part))
-                # a stack is a copy of parameters, gradients and state
-                yield (
-                    step
-                    if len(part) == 1
-                    else step._replace(peak=step.peak + len(part) * size_of(part[0]), is_copy=True)
-                )
+                copied = sum(map(size_of, part)) if len(part) > 1 else 0
+                yield step._replace(peak=step.peak + copied, is_copy=copied > 0)
 
 
 def measure_item(item: Item, **ways: Any) -> Footprint:

@@ -74,16 +74,6 @@ class Plan:
     #: Optimizers that do not take this model, by name, and why.
     refused: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def parameter_bytes(self) -> int:
-        """Of one rank; its gradients take as many."""
-        return self.costs[0].share.parameter_bytes
-
-    @property
-    def frozen_bytes(self) -> int:
-        """Of one rank's weights that are not trained."""
-        return self.costs[0].share.frozen_bytes
-
     def by_rule(self, cost: Cost) -> dict[str, list[Tensor]]:
         """Which parameters an optimizer steps by which rule."""
         found: dict[str, list[Tensor]] = {}
@@ -146,7 +136,8 @@ def plan(
     device = device or ("cpu" if front_end == "numpy" else "cuda")
     place = Place(front_end, device, engine, world, layout, offload_state)
     check_place(place)
-    names = [resolve_optimizer(name) for name in optimizers] if optimizers is not None else all_optimizers(front_end)
+    every = [*RULES, *(MIXTURES if front_end == "torch" else ())]
+    names = every if optimizers is None else [resolve_optimizer(name) for name in optimizers]
     for name in names:
         if is_mixture(name) and front_end != "torch":
             raise CommandError(f"{name} is a mixture of thalweg.torch: it is planned with --front-end torch")
@@ -170,11 +161,6 @@ def plan(
     if not costs:
         raise CommandError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
     return Plan(found, place, tuple(costs), rate, flops, memory, given, refused)
-
-
-def all_optimizers(front_end: str) -> list[str]:
-    """What is planned where nothing else is said."""
-    return [*RULES, *(MIXTURES if front_end == "torch" else ())]
 
 
 def cost_of(
