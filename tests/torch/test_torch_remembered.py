@@ -357,6 +357,7 @@ CHANGES: dict[str, tuple[str, Change, int]] = {
     "other storage": ("LAMB", set_data(torch.clone), ANEW),
     "cast": ("AdamW", set_data(lambda x: x.float()), ANEW),
     "turned in memory": ("AdamW", turn_square, ANEW),
+    "gaps in memory": ("LARS", set_data(lambda x: torch.repeat_interleave(x, 2, dim=1)[:, ::2]), ANEW),
     "another shape": ("AdamW", set_data(lambda x: x[:2].clone()), ANEW),
     "another shape of the same size": ("AdamW", set_data(lambda x: x.reshape(4, 3)), ANEW),
     "a state is loaded": ("LAMB", load_own_state, ANEW),
