@@ -23,7 +23,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from side_by_side_torch import agree  # noqa: E402
 from world import world  # noqa: E402
-from world_repeated import engine_told, engine_told_of_fsdp2  # noqa: E402
+from world_repeated import engine_told  # noqa: E402
 from world_steps import Run  # noqa: E402
 
 import thalweg.torch  # noqa: E402
@@ -653,4 +653,3 @@ def test_native_code_steps_shards_by_default(rule: str) -> None:
     """Also those that are not contiguous on one of the ranks."""
     for layout in ("first axis", "odd memory"):
         assert world(2).run(engine_told, Run(rule), layout) == [("fused", [])] * 2
-    assert world(2).run(engine_told_of_fsdp2, rule) == [("fused", True)] * 2
