@@ -37,7 +37,7 @@ def later_steps(size: int, run: Run, layout: str) -> list[dict[str, int]]:
 @by_turns("size")
 @cases_for()
 @pytest.mark.parametrize(
-    ("size", "layout"), one_in(4, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts])
+    ("size", "layout"), one_in(4, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts], first=2)
 )
 def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
     run = Run(rule, rates=(1.0,) * 3)

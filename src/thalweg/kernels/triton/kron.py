@@ -189,9 +189,9 @@ class KronKernels:
         handling: Handling,
     ) -> Batch:
         known = self.batches.get(tuple(names))
-        facts = layout_facts(rule, handling.seed, self.device), grads[0].dtype, memory_of(params, states)
+        facts = layout_facts(rule, handling.seed), grads[0].dtype, memory_of(params, states)
         if known is None or known[0] != facts:
-            batch = Batch(names, params, states, grads[0].dtype, rule, handling.seed)
+            batch = Batch(names, params, states, grads[0].dtype, rule, handling.seed, self.device)
             self.batches[tuple(names)] = known = facts, batch
         return known[1]
 
