@@ -22,20 +22,20 @@ from torch.nn import functional as F
 
 from thalweg.bench.quiet import run_undisturbed
 
-WIDTH, LAYERS, VOCABULARY, CONTEXT, BATCH = 256, 8, 1024, 16, 2
+LAYERS, VOCABULARY, CONTEXT, BATCH = 8, 1024, 16, 2
 #: Iterations one after the other before the next contestant's turn; the first of them is not counted.
 TURN = 5
 
 
 class Transformer(nn.Module):
-    """About 7 million parameters in some 100 tensors, most of them small."""
+    """Of width 256 about 7 million parameters in some 100 tensors, most of them small."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.head = nn.Linear(width, VOCABULARY)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.layers(self.embedding(tokens)))
@@ -57,10 +57,11 @@ class Iteration:
 class Runner:
     name: str
     build: Callable[[list[nn.Parameter]], Any]
+    width: int
 
     def __post_init__(self) -> None:
         torch.manual_seed(0)
-        self.model = Transformer()
+        self.model = Transformer(self.width)
         self.optimizer = self.build(list(self.model.parameters()))
         self.random = torch.Generator().manual_seed(0)
 
@@ -78,7 +79,7 @@ class Runner:
         return Iteration(1e3 * (middle - begin), 1e3 * (time.perf_counter() - middle))
 
 
-def runners(engine: str) -> list[Runner]:
+def runners(engine: str, width: int) -> list[Runner]:
     import thalweg.torch
 
     def lamb(engine: str) -> Callable[[list[nn.Parameter]], Any]:
@@ -86,14 +87,14 @@ def runners(engine: str) -> list[Runner]:
 
     engines = dict.fromkeys((engine, "foreach"))
     return [
-        Runner("torch.optim.AdamW(fused=True)", lambda ps: torch.optim.AdamW(ps, lr=1e-3, fused=True)),
-        *(Runner(f'thalweg.torch LAMB(engine="{name}")', lamb(name)) for name in engines),
+        Runner("torch.optim.AdamW(fused=True)", lambda ps: torch.optim.AdamW(ps, lr=1e-3, fused=True), width),
+        *(Runner(f'thalweg.torch LAMB(engine="{name}")', lamb(name), width) for name in engines),
     ]
 
 
-def train(turns: int, engine: str) -> dict[str, Any]:
+def train(turns: int, engine: str, width: int) -> dict[str, Any]:
     """Everyone in turn, and over again; two turns each to warm up."""
-    found = runners(engine)
+    found = runners(engine, width)
 
     def everyone() -> list[list[Iteration]]:
         return [runner.turn() for runner in found]
@@ -147,8 +148,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--turns", type=int, default=30, help="of each contestant (default: %(default)s)")
     parser.add_argument("--engine", default="auto", help="of ours (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=256, help="of the transformer (default: %(default)s)")
     given = parser.parse_args(arguments)
-    sys.stdout.write(f"{loop_table(train(given.turns, given.engine))}\n")
+    sys.stdout.write(f"{loop_table(train(given.turns, given.engine, given.width))}\n")
 
 
 if __name__ == "__main__":

@@ -153,8 +153,8 @@ def time_iterations(model: str, given: argparse.Namespace) -> dict[str, float]:
         for method in ("plain", "auto"):
             rule: Any = Muon(ns_method=method)  # type: ignore[arg-type]
             name = f"ns_method={method!r} {products}".strip()
-            own = [rule.normalized(library, x)[0] for x in xs]
-            runs[name] = lambda s=space, rule=rule, own=own: [rule.orthogonalized(s, x) for x in own]  # type: ignore[misc]
+            own = [rule.divide_by_norm(library, x)[0] for x in xs]
+            runs[name] = lambda s=space, rule=rule, own=own: [rule.orthogonalize(s, x) for x in own]  # type: ignore[misc]
             values = torch.cat([find_singular_values(x[0]) for x in runs[name]()])
             sys.stdout.write(f"{model}, {name}: singular values from {values.min():.3f} to {values.max():.3f}\n")
     return time_in_turns(runs, given.rounds, 1)

@@ -49,7 +49,7 @@ def make_line(rule: str, call: Comparison, loop: Comparison) -> str:
     share = loop.rows[0].share_of_floor
     cells.append("" if share is None else f"{share:.0%}")
     for field, unit in (("trace_s", 1.0), ("compile_s", 1.0), ("temporary_bytes", 1e6)):
-        cells.append(" / ".join(f"{row.entrant.compiled[field] / unit:.1f}" for row in call.rows))
+        cells.append(" / ".join(f"{row.compiled[field] / unit:.1f}" for row in call.rows))
     return f"| {' | '.join(cells)} |"
 
 

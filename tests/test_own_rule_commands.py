@@ -125,7 +125,7 @@ def test_bench(front_end: str) -> None:
             pytest.skip(f"{package} is not installed")
     found = bench(MODEL, optimizers=[Signed], against=[], front_ends=[front_end], repeats=1, memory=False, wait=0.0)
     (comparison,) = found.comparisons
-    assert [row.entrant.front_end for row in comparison.rows] == [front_end]
+    assert [row.front_end for row in comparison.rows] == [front_end]
 
 
 def test_explain() -> None:

@@ -14,11 +14,12 @@ from bench_cases import TINY, made_up
 
 from thalweg.bench.contestants import Stepping
 from thalweg.bench.memory import measure_in_process
-from thalweg.bench.ours import enter, resolve_optimizer
+from thalweg.bench.ours import enter
 from thalweg.bench.peers import PEERS
 from thalweg.bench.workload import Workload
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.plan.models import Model, Tensor
+from thalweg.plan.optimizers import resolve_optimizer
 from thalweg.show.arguments import Given
 from thalweg.show.devices import Device
 

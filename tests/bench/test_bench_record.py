@@ -10,18 +10,22 @@ import pytest
 
 from thalweg.bench import report
 from thalweg.bench.memory import Memory
-from thalweg.bench.ours import SETTINGS, count_floor
 from thalweg.bench.quiet import QUIET, Round
-from thalweg.bench.record import Bench, Comparison, Entrant, Heat, Times
-from thalweg.plan.models import Model, Tensor
+from thalweg.bench.record import Bench, Comparison, Heat, Row, Times
 
 PARAMETERS = 1_000_000
 FLOOR = 40 * PARAMETERS
 
 
-def entrant(package: str, floor: int | None = FLOOR, extra: int | None = None) -> Entrant:
-    memory = Memory(extra, "made up") if extra is not None else None
-    return Entrant(package=package, front_end="torch", rule="LAMB", engine="fused", floor=floor, memory=memory)
+def row(name: str, **found: Any) -> Row:
+    about: dict[str, Any] = dict(package="timm", front_end="torch", rule="LAMB", engine="fused", floor=FLOOR)
+    return Row(contestant=name, reference="ours", **{**about, **found})
+
+
+def compare(heat: Heat, *rows: Row) -> Comparison:
+    found = Comparison(model="small", about="Made up", parameters=PARAMETERS, tensors=3, itemsize=4, rows=list(rows))
+    found.add(heat)
+    return found
 
 
 def times(ours: float, theirs: float, bandwidth: float, others: float = 0.0) -> Round[Times]:
@@ -32,17 +36,10 @@ def times(ours: float, theirs: float, bandwidth: float, others: float = 0.0) -> 
 def comparison() -> Comparison:
     """Ours takes 1, 2 and 4 ms; theirs 3, 4 and 20 ms; memory moves 40, 80 and 60 GB/s."""
     rounds = [times(1e-3, 3e-3, 40e9), times(2e-3, 4e-3, 80e9, 0.01), times(4e-3, 20e-3, 60e9)]
-    return Comparison(
-        model="small",
-        about="Made up",
-        parameters=PARAMETERS,
-        tensors=3,
-        itemsize=4,
-        yardstick="a pass",
-        heats=[Heat(rounds, [times(9.0, 9.0, 1.0, 0.9)])],
-        entrants={"ours": entrant("thalweg", extra=500_000), "theirs": entrant("timm")},
-        left_out={"nobody": "ImportError: not here"},
-    )
+    ours = row("ours", package="thalweg", memory=Memory(500_000, "made up"))
+    found = compare(Heat(rounds, [times(9.0, 9.0, 1.0, 0.9)]), ours, row("theirs"))
+    found.yardstick, found.left_out = "a pass", {"nobody": "ImportError: not here"}
+    return found
 
 
 def bench(*comparisons: Comparison) -> Bench:
@@ -79,9 +76,7 @@ def test_the_share_of_the_floor_is_of_the_bandwidth_in_the_same_run(comparison: 
 
 def test_the_spread_is_the_quartiles(comparison: Comparison) -> None:
     assert comparison.rows[0].quartiles == pytest.approx((1.5e-3, 3e-3))
-    one = Heat([times(1e-3, 3e-3, 40e9)])
-    comparison.heats = [one]
-    assert comparison.rows[0].quartiles == (1e-3, 1e-3)
+    assert compare(Heat([times(1e-3, 3e-3, 40e9)]), row("ours")).rows[0].quartiles == (1e-3, 1e-3)
 
 
 def test_rounds_left_out_do_not_count(comparison: Comparison) -> None:
@@ -92,37 +87,31 @@ def test_rounds_left_out_do_not_count(comparison: Comparison) -> None:
 
 def test_a_contestant_of_a_later_heat_is_compared_within_that_heat(comparison: Comparison) -> None:
     later = [Round(Times({"ours": 10e-3, "late": 20e-3}, [20e9, 20e9]), 0.0)]
-    comparison.heats.append(Heat(later))
-    comparison.entrants["late"] = entrant("optax")
-    late = comparison.rows[2]
+    comparison.rows.append(late := row("late", package="optax"))
+    comparison.add(Heat(later))
     assert (late.ratio, late.bandwidth) == (2.0, 20e9)
     assert comparison.rows[0].seconds == [1e-3, 2e-3, 4e-3, 10e-3]
 
 
 def test_what_memory_does_not_limit_has_no_share(comparison: Comparison) -> None:
-    comparison.entrants["theirs"] = entrant("timm", floor=None)
-    theirs = comparison.rows[1]
-    assert theirs.share_of_floor is None
+    comparison.rows[1].floor = None
+    assert comparison.rows[1].share_of_floor is None
     assert report.make_columns(comparison)["share of the floor"] == ["33%", ""]
 
 
 def test_columns_that_nobody_has_are_left_out(comparison: Comparison) -> None:
     columns = ["contestant", "engine", "ms", "quartiles", "ratio", "bytes a parameter", "share of the floor"]
     assert list(report.make_columns(comparison)) == [*columns, "extra memory", "of the parameters"]
-    comparison.heats = [Heat([Round(Times({"ours": 1.0, "theirs": 2.0}), 0.0)])]  # a small model
-    comparison.entrants = {name: entrant("timm") for name in comparison.entrants}
-    assert list(report.make_columns(comparison)) == columns[:-2]
-    assert "Bandwidth" not in report.describe_method(comparison)
+    small = compare(Heat([Round(Times({"ours": 1.0, "theirs": 2.0}), 0.0)]), row("ours"), row("theirs"))
+    assert list(report.make_columns(small)) == columns[:-2]
+    assert "Bandwidth" not in report.describe_method(small)
 
 
 def test_on_a_gpu_host_and_device_are_columns_of_their_own(comparison: Comparison) -> None:
     host = [{"ours": 1e-3, "theirs": 4e-3}, {"ours": 1e-3, "theirs": 3e-3}, {"ours": 2e-3, "theirs": 1e-3}]
-    comparison.heats = [
-        Heat(
-            [replace(each, result=replace(each.result, host=own)) for each, own in zip(heat.rounds, host, strict=True)]
-        )
-        for heat in comparison.heats
-    ]
+    rounds = zip(comparison.rounds, host, strict=True)
+    heat = Heat([replace(each, result=replace(each.result, host=own)) for each, own in rounds])
+    comparison = compare(heat, row("ours"), row("theirs"))
     columns = report.make_columns(comparison)
     shown = {title: columns[title] for title in ("host ms", "host ratio", "device ms", "device ratio")}
     assert shown == {
@@ -135,23 +124,8 @@ def test_on_a_gpu_host_and_device_are_columns_of_their_own(comparison: Compariso
     assert comparison.rows[1].figures()["host_median_s"] == 3e-3
 
 
-@pytest.mark.parametrize(
-    ("rule", "float32", "bfloat16"),
-    [("LAMB", 40, 32), ("LARS", 28, 18), ("Adafactor", 24, 12), ("AdamW", 28, 22), ("SGD", 20, 14)],
-)
-def test_floors_follow_the_dtypes(rule: str, float32: int, bfloat16: int) -> None:
-    model = Model("one", "", (Tensor("weight", (4096, 4096)),))
-    for dtype, expected in (("float32", float32), ("bfloat16", bfloat16)):
-        moved = count_floor(rule, SETTINGS[rule], model.stored_as(dtype))
-        assert moved is not None
-        # Adafactor's rows and columns are a thousandth of the matrix
-        assert round(moved / model.parameters, 1) == expected
-
-
 def test_markdown_has_every_figure(comparison: Comparison) -> None:
-    comparison.entrants["theirs"] = Entrant(
-        package="timm", front_end="torch", rule="LAMB", floor=FLOOR, memory=Memory(None, "no such file")
-    )
+    comparison.rows[1].engine, comparison.rows[1].memory = "", Memory(None, "no such file")
     text = report.as_markdown(bench(comparison))
     assert "| ours | fused | 2 | 1.5 to 3 | 1.00 | 40 | 33% | 500 kB | 12.5% |" in text
     assert "| theirs |  | 4 | 3.5 to 12.0 | 3.00 | 40 | 17% | not known |  |" in text
@@ -192,9 +166,8 @@ def test_the_platform_is_named(comparison: Comparison, device: str, machine: dic
     assert f"2026-01-01T00:00:00+00:00. {said}; python 3.11.0." in report.as_markdown(found)
 
 
-def test_a_disturbed_run_says_so_everywhere(comparison: Comparison) -> None:
-    comparison.heats = [Heat([times(1e-3, 3e-3, 40e9, QUIET + 0.01)])]
-    found = bench(comparison)
+def test_a_disturbed_run_says_so_everywhere() -> None:
+    found = bench(compare(Heat([times(1e-3, 3e-3, 40e9, QUIET + 0.01)]), row("ours")))
     assert found.disturbed
     assert f"**{report.NOT_TO_BE_QUOTED}**" in report.as_markdown(found)
     assert found.plain()["comparisons"][0]["disturbed"]
@@ -211,6 +184,6 @@ def test_a_record_has_all_samples_and_is_json(comparison: Comparison) -> None:
 
 
 def test_nobody_is_no_error(comparison: Comparison) -> None:
-    comparison.heats, comparison.entrants = [], {}
+    comparison.heats, comparison.rows = [], []
     assert "No contestant could run." in report.table_in_markdown(comparison)
     assert comparison.plain()["rows"] == []

@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 from bench_cases import RATE, TINY, FakeCuda, compare, failing, made_up, method, yardstick
 
-from thalweg.bench import quiet, rounds
+from thalweg.bench import bandwidth, quiet
 from thalweg.bench.contestants import Contestant, Ready, Stepping
-from thalweg.bench.rounds import WARM_UP, Progress, choose_heat
+from thalweg.bench.rounds import HOLD, WARM_UP, Progress, choose_heat, measure_turn
+from thalweg.bench.run import begin
 from thalweg.bench.workload import Workload
 from thalweg.show.devices import Device
 
@@ -20,7 +21,6 @@ from thalweg.show.devices import Device
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rest between steps, and no other process on the machine."""
-    monkeypatch.setattr(rounds, "REST", 0.0)
     monkeypatch.setattr(Device, "release_memory", lambda self: None)
     monkeypatch.setattr(quiet, "count_busy_elsewhere", lambda: 0.0)
 
@@ -40,7 +40,7 @@ def test_contestants_take_turns(workload: Workload) -> None:
     assert [len(row.seconds) for row in found.rows] == [3, 3, 3]
     assert found.reference == "one"
     assert found.bandwidths == [RATE] * 9
-    assert found.entrants["one"].engine == "made up"
+    assert found.rows[0].engine == "made up"
 
 
 def test_a_small_model_has_several_steps_a_turn_and_no_yardstick(
@@ -48,8 +48,6 @@ def test_a_small_model_has_several_steps_a_turn_and_no_yardstick(
 ) -> None:
     log: list[str] = []
     took = iter([9.0, 1.0, 2.0] * 10)
-    monkeypatch.setattr(rounds, "CALLS", 3)
-    monkeypatch.setattr(rounds, "TURN", 1e9)
     monkeypatch.setattr(Device, "time", lambda self, action: (action(), next(took))[1])
     own = made_up("one", log)
 
@@ -58,17 +56,21 @@ def test_a_small_model_has_several_steps_a_turn_and_no_yardstick(
             own.make(workload, stepping), prepare=lambda: log.append("gradients"), wait=lambda: log.append("wait")
         )
 
-    found = compare(workload, [replace(own, make=waiting)], None, method(repeats=2))
+    found = compare(workload, [replace(own, make=waiting)], None, method(repeats=2, calls=3, turn=1e9))
     assert log[2 * WARM_UP :] == ["gradients", "one", "wait"] * 3 * (WARM_UP + 2)
     assert found.rows[0].seconds == [2.0, 2.0], "the median of three"
     assert (found.rows[0].bandwidth, found.rows[0].share_of_floor, found.yardstick) == (None, None, "")
 
 
-def test_a_turn_of_long_steps_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_of_long_steps_ends_early() -> None:
     steps: list[float] = []
     ready = Ready(lambda: None, probe=lambda: [0.0])
-    monkeypatch.setattr(rounds, "TURN", 1.0)
-    assert rounds.measure(ready, lambda: steps.append(0.4) or 0.4, calls=20) == 0.4  # type: ignore[func-returns-value]
+
+    def take() -> float:
+        steps.append(0.4)
+        return 0.4
+
+    assert measure_turn(ready, take, calls=20, turn=1.0) == 0.4
     assert len(steps) == 3
 
 
@@ -77,18 +79,17 @@ def test_on_a_gpu_host_and_device_have_times_of_their_own(monkeypatch: pytest.Mo
     torch = pytest.importorskip("torch")
     cuda = FakeCuda()
     monkeypatch.setattr(torch, "cuda", cuda)
-    monkeypatch.setattr(rounds, "CALLS", 1)
     one = replace(made_up("one", cuda.log), front_end="torch")
     two = made_up("two", cuda.log)
-    device = Device("cuda")
-    ready = {c.name: c.make(None, Stepping()) for c in (one, two)}  # type: ignore[arg-type]
-    times = rounds.take_turns([one, two], ready, device, yardstick(cuda.log), inner=1, calls=1)
+    workload = Workload(TINY, Device("cuda"))
+    ready = {c.name: c.make(workload, Stepping()) for c in (one, two)}
+    times = begin(workload, yardstick(cuda.log), method(calls=1)).take_turns([one, two], ready)
     in_torch = ["bandwidth", "wait", "one", "wait", "wait", "sleep", "event", "one", "event", "wait"]
     elsewhere = ["bandwidth", "wait", "two", "wait", "wait", "two", "wait"]
     assert cuda.log == in_torch + elsewhere
     assert times.seconds["one"] == cuda.ELAPSED / 1e3
     assert set(times.host) == {"one", "two"}
-    assert 2 * times.host["one"] + rounds.HOLD == pytest.approx(cuda.slept / 2e9, rel=1e-3)
+    assert 2 * times.host["one"] + HOLD == pytest.approx(cuda.slept / 2e9, rel=1e-3)
 
 
 def test_who_cannot_run_is_left_out_with_the_reason(workload: Workload) -> None:
@@ -99,7 +100,7 @@ def test_who_cannot_run_is_left_out_with_the_reason(workload: Workload) -> None:
         made_up("idle", [], moves=False),
     ]
     found = compare(workload, everyone, yardstick(), method())
-    assert list(found.entrants) == ["one"]
+    assert [row.contestant for row in found.rows] == ["one"]
     assert found.left_out == {
         "broken": "ImportError: no module",
         "speechless": "RuntimeError",
@@ -142,7 +143,7 @@ def test_whoever_has_no_reference_beside_it_is_left_out(workload: Workload) -> N
 
 def test_heats_count_what_everyone_keeps(workload: Workload) -> None:
     everyone = [made_up(name, [], copies=copies) for name, copies in (("a", 1), ("b", 1), ("c", 1), ("d", 100))]
-    fixed = 7 * workload.nbytes + 2.2 * rounds.SIZE
+    fixed = 7 * workload.nbytes + 2.2 * bandwidth.SIZE
     heat, rest = choose_heat(everyone, workload, fixed + 3 * workload.nbytes)
     assert [c.name for c in heat] == ["a", "b", "c"]
     assert [c.name for c in rest] == ["d"]
@@ -175,7 +176,7 @@ def test_whoever_keeps_more_than_is_free_does_not_even_begin(
     begun: list[str] = []
     everyone = [made_up("large", begun, copies=4), made_up("small", begun, copies=3)]
     found = compare(workload, everyone, yardstick(), method())
-    assert list(found.entrants) == ["small"]
+    assert [row.contestant for row in found.rows] == ["small"]
     assert found.left_out["large"].startswith("MemoryError: it keeps 928 B, and 696 B are free")
     assert "large" not in begun
 
@@ -191,7 +192,7 @@ def test_peers_are_not_heard_and_ours_is(workload: Workload, capsys: pytest.Capt
 
     with pytest.warns(UserWarning, match="thalweg warns") as warned:
         found = compare(workload, [noisy("thalweg"), noisy("peer")], yardstick(), method())
-    assert list(found.entrants) == ["thalweg", "peer"]
+    assert [row.contestant for row in found.rows] == ["thalweg", "peer"]
     assert len(warned) == 1
     assert capsys.readouterr().out == "thalweg speaks\n"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from bench_cases import TINY
 
-from thalweg.bench import Bench, Comparison, Progress, Stopped, bandwidth, bench, rounds, run
+from thalweg.bench import Bench, Comparison, Progress, Stopped, bandwidth, bench, run
 from thalweg.errors import CommandError
 from thalweg.kernels.cpu.library import levels, load, reason_missing
 from thalweg.rules import RULES
@@ -19,15 +19,13 @@ from thalweg.show.arguments import Given
 from thalweg.show.devices import Device, architecture
 from thalweg.show.published import PACKAGES, is_installed
 
+HURRIED: dict[str, Any] = dict(memory=False, wait=0.0, rest=0.0, large=0, yardstick=2**16)
 #: What needs numpy alone.
-OURS_ALONE: dict[str, Any] = dict(front_ends=["numpy"], against=[], repeats=2, memory=False, wait=0.0)
+OURS_ALONE: dict[str, Any] = dict(front_ends=["numpy"], against=[], repeats=2, **HURRIED)
 
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bandwidth, "SIZE", 2**16)
-    monkeypatch.setattr(rounds, "REST", 0.0)
-    monkeypatch.setattr(run, "LARGE", 0)
     monkeypatch.setattr(Device, "release_memory", lambda self: None)
 
 
@@ -38,13 +36,13 @@ def test_every_rule_of_ours_on_numpy_alone() -> None:
     assert isinstance(found, Bench)
     (comparison,) = found.comparisons
     assert finished == [comparison]
-    assert [row.entrant.rule.lower() for row in comparison.rows] == names
+    assert [row.rule.lower() for row in comparison.rows] == names
     assert comparison.left_out == {}
     for row in comparison.rows:
         assert row.contestant.startswith("thalweg.numpy")
         assert len(row.seconds) == 2
         assert row.median > 0
-        assert (row.share_of_floor is None) == (row.entrant.rule == "Kron")
+        assert (row.share_of_floor is None) == (row.rule == "Kron")
         assert row.bandwidth is not None
     assert comparison.rows[0].ratio == 1
     assert (found.device, found.dtype, found.stopped, found.moving_grads) == ("cpu", "float32", False, True)
@@ -88,9 +86,8 @@ def test_a_mixture_takes_part() -> None:
 
 
 def test_many_small_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    monkeypatch.setattr(bandwidth, "make_yardstick", lambda *_: pytest.fail("a small model needs no yardstick"))
-    (comparison,) = bench("small", optimizers=["sgd"], **{**OURS_ALONE, "repeats": 1}).comparisons
+    monkeypatch.setattr(run, "make_yardstick", lambda *_: pytest.fail("a small model needs no yardstick"))
+    (comparison,) = bench("small", optimizers=["sgd"], **{**OURS_ALONE, "repeats": 1, "large": 2**26}).comparisons
     assert (comparison.tensors, comparison.rows[0].bandwidth) == (148, None)
 
 
@@ -103,7 +100,7 @@ def test_options_reach_the_optimizers() -> None:
     pytest.importorskip("torch")
     found = bench(TINY, optimizers=["lamb"], options=[Given("", "state_dtype", "bfloat16")], **OURS_ALONE)
     usual = bench(TINY, optimizers=["lamb"], **OURS_ALONE)
-    with_option, without = (each.comparisons[0].rows[0].entrant.floor for each in (found, usual))
+    with_option, without = (each.comparisons[0].rows[0].floor for each in (found, usual))
     assert with_option is not None
     assert without is not None
     assert with_option < without
@@ -111,7 +108,7 @@ def test_options_reach_the_optimizers() -> None:
 
 def test_without_torch_numpy_is_the_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth.importlib.util, "find_spec", lambda name: None)
-    stick = bandwidth.make_yardstick(Device())
+    stick = bandwidth.make_yardstick(Device(), 2**16)
     assert stick.name == "numpy.multiply in place"
     assert stick.measure() > 0
     assert stick.others == {}
@@ -119,7 +116,7 @@ def test_without_torch_numpy_is_the_yardstick(monkeypatch: pytest.MonkeyPatch) -
 
 def test_with_torch_adamw_is_the_yardstick() -> None:
     pytest.importorskip("torch")
-    stick = bandwidth.make_yardstick(Device())
+    stick = bandwidth.make_yardstick(Device(), 2**16)
     assert stick.name == "torch.optim.AdamW(fused=True)"
     assert all(measure() > 0 for measure in (stick.measure, *stick.others.values()))
 
@@ -139,7 +136,7 @@ def test_a_model_is_whatever_plan_takes(tmp_path: Path) -> None:
     found = bench(str(shapes), rules=["lamb"], **OURS_ALONE)
     (comparison,) = found.comparisons
     assert (comparison.parameters, comparison.tensors, comparison.left_out) == (13, 3, {})
-    assert comparison.rows[0].entrant.floor == 13 * 40  # float32 is what was asked for
+    assert comparison.rows[0].floor == 13 * 40  # float32 is what was asked for
     shapes.write_text("[[0, 3]]")
     with pytest.raises(CommandError, match=r"shapes\.json has no parameters to step"):
         bench(str(shapes))
@@ -151,7 +148,7 @@ def test_a_model_is_whatever_plan_takes(tmp_path: Path) -> None:
         ({"optimizers": ["lamp"]}, "there is no optimizer 'lamp': did you mean 'LAMB'?"),
         ({"optimizers": ["lamb"], "rules": ["lamb"]}, "optimizers and rules are two names of one argument"),
         ({"options": [Given("", "betta", 1)]}, "--option betta has no effect: no optimizer here has it: LAMB, LARS"),
-        ({"options": [Given("kron", "lr", 1)]}, "--option lr has no effect: kron is not among the optimizers: LAMB"),
+        ({"options": [Given("kron", "lr", 1)]}, "--option lr has no effect: Kron is not among the optimizers: LAMB"),
         ({"against": ["tim"]}, "there is no package 'tim': did you mean 'timm'?"),
         ({"front_ends": ["jax"]}, "there is no front end 'jax': there are torch, numpy, optax"),
         ({"engine": "fuse"}, "there is no engine 'fuse': did you mean 'fused'?"),
@@ -176,8 +173,8 @@ def test_who_is_asked_for_and_not_installed_is_an_error(monkeypatch: pytest.Monk
         bench(TINY, front_ends=["optax"])
     with pytest.raises(CommandError, match=r"apex is not installed, .* built from its source"):
         bench(TINY, against=["apex"])
-    found = bench(TINY, rules=["sgd"], repeats=1, memory=False, wait=0.0)  # and who is not asked for is left out
-    assert list(found.comparisons[0].entrants) == ["thalweg.numpy SGD"]
+    found = bench(TINY, rules=["sgd"], repeats=1, **HURRIED)  # and who is not asked for is left out
+    assert [row.contestant for row in found.comparisons[0].rows] == ["thalweg.numpy SGD"]
     assert found.absent == list(PACKAGES)
 
 
@@ -202,12 +199,12 @@ def test_ctrl_c_leaves_what_is_finished() -> None:
     assert isinstance(stopped.value, KeyboardInterrupt)
     assert stopped.value.finished.stopped
     (comparison,) = stopped.value.finished.comparisons
-    assert [row.entrant.rule for row in comparison.rows] == ["LAMB", "LARS", "SGD"]
+    assert [row.rule for row in comparison.rows] == ["LAMB", "LARS", "SGD"]
 
 
 def test_memory_is_measured_for_everyone() -> None:
     found = bench(TINY, rules=["sgd"], **{**OURS_ALONE, "memory": True})
-    memory = found.comparisons[0].rows[0].entrant.memory
+    memory = found.comparisons[0].rows[0].memory
     assert memory is not None
     assert (memory.extra is not None) == Path("/proc/self/clear_refs").exists(), memory.how
 

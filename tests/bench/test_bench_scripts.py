@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from bench_cases import TINY
 
-from thalweg.bench import bandwidth, quiet, rounds, run
+from thalweg.bench import quiet, run
 from thalweg.show import devices
 from thalweg.show.devices import Device
 
@@ -31,12 +31,8 @@ def script(name: str) -> types.ModuleType:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bandwidth, "SIZE", 2**16)
-    monkeypatch.setattr(rounds, "REST", 0.0)
-    monkeypatch.setattr(run, "LARGE", 0)
     monkeypatch.setattr(Device, "release_memory", lambda self: None)
     monkeypatch.setattr(quiet, "count_busy_elsewhere", lambda: 0.0)
-    monkeypatch.setattr(quiet, "LOOK", 0.0)
     monkeypatch.setattr(run, "resolve", lambda name, dtype: TINY)
     monkeypatch.setattr(devices, "prepare_process", lambda device, threads=None: None)
     monkeypatch.syspath_prepend(str(FOLDER))
@@ -86,13 +82,10 @@ def test_step_jax(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert json.loads(record.read_text())["loop"][0]["inner"] == 20
 
 
-def test_the_training_loop(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_training_loop(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     loop = script("loop")
-    monkeypatch.setattr(loop, "WIDTH", 8)
-    monkeypatch.setattr(loop, "LAYERS", 1)
-    monkeypatch.setattr(loop, "VOCABULARY", 16)
-    loop.main(["--turns", "1"])
+    loop.main(["--turns", "1", "--width", "8"])
     rows = capsys.readouterr().out.splitlines()
     assert rows[-3].startswith("| torch.optim.AdamW(fused=True) |")
     assert rows[-1].startswith('| thalweg.torch LAMB(engine="foreach") | foreach |')

@@ -17,7 +17,7 @@ from thalweg.kernels.chunks import STACK, extent, pieces
 from thalweg.numpy import Kron, batches
 from thalweg.plan import plan
 from thalweg.plan.models import Model, Tensor
-from thalweg.plan.optimizers import Option
+from thalweg.show.arguments import Given
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ each_model = pytest.mark.parametrize(("shapes", "options"), MANY.values(), ids=M
 
 def planned(shapes: list[tuple[int, ...]], options: dict[str, Any], front_end: str, engine: str = "auto") -> int:
     model = Model("many", "", tuple(Tensor(f"p{i}", shape, "float32") for i, shape in enumerate(shapes)))
-    given = [Option(name, value, "Kron") for name, value in options.items()]
+    given = [Given("Kron", name, value) for name, value in options.items()]
     found = plan(model, optimizers=["Kron"], options=given, front_end=front_end, device="cpu", engine=engine)
     peak = found.costs[0].share.peak_bytes
     assert peak is not None

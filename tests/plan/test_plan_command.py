@@ -20,11 +20,12 @@ from click.testing import CliRunner
 from thalweg.cli import run
 from thalweg.errors import CommandError
 from thalweg.plan import plan
-from thalweg.plan.command import command, complete_model, complete_optimizers, complete_option
-from thalweg.plan.optimizers import MIXTURES, OPTIMIZERS
+from thalweg.plan.command import command, complete_list, complete_model, complete_option
+from thalweg.rules import RULES
+from thalweg.show.registered import MIXTURES
 
 #: What is planned of a model with norms: Muon refuses those, and mixtures need torch.
-PLANNED = [name for name in OPTIMIZERS if name != "Muon"]
+PLANNED = [name for name in RULES if name != "Muon"]
 PLANNED += MIXTURES if importlib.util.find_spec("torch") is not None else ()
 
 
@@ -47,7 +48,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 1) -> 
 def test_one_row_for_each_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "gpt2")
     assert "gpt2 (GPT-2 124M, tied head): 124,439,808 parameters in 148 tensors, float32" in text
-    every = (*OPTIMIZERS, *MIXTURES)
+    every = (*RULES, *MIXTURES)
     lines = [line for line in text.splitlines() if line and "not planned" not in line]
     rows = {line.split()[0]: line for line in lines if line.split()[0] in every}
     assert list(rows) == PLANNED
@@ -335,7 +336,8 @@ def test_completion() -> None:
 
     assert words(complete_model(None, None, "llama")) == ["llama-1b", "llama-8b", "llama-70b"]
     assert [item.type for item in complete_model(None, None, "./some/")] == ["file"]
-    assert words(complete_optimizers(None, None, "lamb,a")) == ["lamb,adamw", "lamb,adafactor"]
+    assert words(complete_model(None, None, "gpt2,res")) == ["gpt2,resnet50"]
+    assert words(complete_list(RULES)(None, None, "lamb,a")) == ["lamb,adamw", "lamb,adafactor"]
     wanted = {"kron.max_grad_norm=", "kron.max_size_dense=", "kron.max_skew="}
     assert set(words(complete_option(None, None, "kron.max_"))) == wanted
     assert "momentum_dtype=" in words(complete_option(None, None, "momentum_d"))

@@ -16,7 +16,8 @@ from thalweg.cli import run
 from thalweg.errors import CommandError
 from thalweg.plan import Plan, plan
 from thalweg.plan.models import BUILTIN, Model, Tensor, builtin
-from thalweg.plan.optimizers import Option, assign, build_stand_in
+from thalweg.plan.optimizers import assign, build_stand_in
+from thalweg.show.arguments import Given
 
 #: A small model of blocks, with an embedding and a head.
 TENSORS = (
@@ -103,7 +104,8 @@ def test_the_state_of_a_mixture_is_what_it_allocates(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "hidden"), [("gpt2", 48), ("llama-1b", 112), ("llama-8b", 224), ("resnet50", 53), ("bert-large", 145)]
+    ("model", "hidden"),
+    [("gpt2", 48), ("llama-1b", 112), ("llama-8b", 224), ("resnet50", 53), ("bert-large", 145), ("small", 48)],
 )
 def test_what_is_built_in_is_told_apart_by_names(model: str, hidden: int) -> None:
     """Matrices of blocks, and what pools; embeddings and heads are others."""
@@ -130,13 +132,13 @@ def test_names_tell_what_modules_tell(name: str) -> None:
 
 def test_a_function_makes_a_mixture_for_any_model(module: str) -> None:
     found = plan(f"{module}:Net", optimizers=[f"{module}:mixture", "adamw"], device="cpu")
-    rules = by_rule(found, f"{module}:mixture")
+    rules = by_rule(found, "mixture")
     assert {name.partition(".")[0] for name in rules["Lion"]} == {"blocks"}
     assert rules["AdamW"] == {"embed.weight", "lm_head.weight"}
     # of shapes alone too, and of an optimizer of one rule, whatever it calls its parameters
     shapes = plan(MODEL, optimizers=[f"{module}:mixture"], device="cpu")
-    assert by_rule(shapes, f"{module}:mixture")["Lion"] == {t.name for t in TENSORS if t.name.startswith("blocks")}
-    assert set(by_rule(plan(MODEL, optimizers=[f"{module}:positional"]), f"{module}:positional")) == {"AdamW"}
+    assert by_rule(shapes, "mixture")["Lion"] == {t.name for t in TENSORS if t.name.startswith("blocks")}
+    assert set(by_rule(plan(MODEL, optimizers=[f"{module}:positional"]), "positional")) == {"AdamW"}
 
 
 def test_functions_that_make_none_are_told(module: str) -> None:
@@ -159,18 +161,18 @@ def test_frozen_parameters_and_dtypes(module: str) -> None:
 
 
 def test_options_reach_the_rules_that_have_them() -> None:
-    def settings(*options: Option) -> dict[str, Any]:
+    def settings(*options: Given) -> dict[str, Any]:
         assigned = assign("muon_adamw", MODEL, options)
         return {type(own.setting.rule).__name__: own.setting for own in assigned}
 
-    found = settings(Option("momentum_dtype", "bfloat16"), Option("ns_steps", 3), Option("max_grad_norm", 1.0))
+    found = settings(Given("", "momentum_dtype", "bfloat16"), Given("", "ns_steps", 3), Given("", "max_grad_norm", 1.0))
     assert {own.handling.momentum_dtype for own in found.values()} == {"bfloat16"}
     assert {own.handling.max_grad_norm for own in found.values()} == {1.0}
     assert found["Muon"].rule.ns_steps == 3
-    assert settings(Option("ns_steps", 3, "muon_adamw"))["Muon"].rule.ns_steps == 3
-    assert settings(Option("ns_steps", 3, "Muon"))["Muon"].rule.ns_steps == 5
+    assert settings(Given("muon_adamw", "ns_steps", 3))["Muon"].rule.ns_steps == 3
+    assert settings(Given("Muon", "ns_steps", 3))["Muon"].rule.ns_steps == 5
     with pytest.raises(CommandError, match="muon_adamw has no rule with an option 'factored': Muon, AdamW"):
-        settings(Option("factored", True, "muon_adamw"))
+        settings(Given("muon_adamw", "factored", True))
 
 
 # ---- what is refused
@@ -182,7 +184,7 @@ def test_an_optimizer_that_refuses_a_parameter_is_told_and_not_planned() -> None
     assert found.refused["Muon"].startswith("it refuses 2 of 6 parameters: parameter 'blocks.0.norm.weight' has shape")
     with pytest.raises(CommandError, match=r"Muon: it refuses 2 of 6 parameters: parameter 'blocks.0.norm.weight'"):
         plan(MODEL, optimizers=["Muon"])
-    rows = plan(MODEL, optimizers=["Muon"], options=[Option("vectors", "row", "Muon")])
+    rows = plan(MODEL, optimizers=["Muon"], options=[Given("Muon", "vectors", "row")])
     assert not rows.refused
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from thalweg.errors import CommandError
 from thalweg.plan.models import BUILTIN, builtin
 
 
@@ -17,6 +16,7 @@ from thalweg.plan.models import BUILTIN, builtin
         ("llama-1b", 1_235_814_400, 146),
         ("llama-8b", 8_030_261_248, 291),
         ("llama-70b", 70_553_706_496, 723),
+        ("small", 894_848, 148),
     ],
 )
 def test_counts_are_those_published(name: str, parameters: int, tensors: int) -> None:
@@ -27,7 +27,7 @@ def test_counts_are_those_published(name: str, parameters: int, tensors: int) ->
 
 
 def test_all_that_is_built_in_is_listed() -> None:
-    assert BUILTIN == ("gpt2", "bert-large", "resnet50", "llama-1b", "llama-8b", "llama-70b")
+    assert BUILTIN == ("gpt2", "bert-large", "resnet50", "llama-1b", "llama-8b", "llama-70b", "small")
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,3 @@ def test_all_that_is_built_in_is_listed() -> None:
 )
 def test_other_spellings_are_understood(spelling: str, name: str) -> None:
     assert builtin(spelling).name == name
-
-
-def test_a_name_that_is_not_there_is_answered_with_the_nearest() -> None:
-    with pytest.raises(CommandError, match="no built-in model 'llama-80b': did you mean 'llama-8b'"):
-        builtin("llama-80b")

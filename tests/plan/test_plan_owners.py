@@ -10,7 +10,7 @@ import pytest
 from thalweg.errors import CommandError
 from thalweg.plan import plan
 from thalweg.plan.models import Model, Tensor
-from thalweg.plan.optimizers import Option
+from thalweg.show.arguments import Given
 
 MATRIX = 4 * 1000 * 1000
 #: Small things: norms of factors, means of squares, counts, in blocks of memory.
@@ -21,7 +21,7 @@ def share(shape: tuple[int, ...] = (1000, 1000), many: int = 12, dtype: str = "f
     """Of one of two ranks, unless told otherwise."""
     model = Model("many", "", tuple(Tensor(f"w{i}", shape, dtype) for i in range(many)))
     where = {"world": 2, "layout": "fsdp2", "device": "cuda", **{k: how.pop(k) for k in list(how) if k in WHERE}}
-    options = [Option(name, value, "Kron") for name, value in {"variant": "polyak", **how}.items()]
+    options = [Given("Kron", name, value) for name, value in {"variant": "polyak", **how}.items()]
     return plan(model, optimizers=["Kron"], options=options, **where).costs[0].share
 
 

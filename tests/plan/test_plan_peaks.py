@@ -13,9 +13,9 @@ from lanes import by_turns, one_in
 from measured_peaks import allocator_peak, numpy_optimizer, torch_optimizer, traced_peak
 
 from thalweg.kernels.cpu.library import reason_missing
-from thalweg.plan import memory, plan
+from thalweg.plan import plan
 from thalweg.plan.models import Model, Tensor
-from thalweg.plan.optimizers import Option
+from thalweg.show.arguments import Given
 
 #: By how much a bound may be above what is measured. For torch it is tighter than what is promised. numpy writes some
 #: results over operands that nobody else has, which the bound counts as new.
@@ -69,7 +69,7 @@ def planned(
     shapes: list[tuple[int, ...]] = SHAPES,
 ) -> tuple[int, str]:
     model = Model("some", "", tuple(Tensor(f"p{i}", shape, dtype) for i, shape in enumerate(shapes)))
-    given = [Option(name, value, rule) for name, value in options.items()]
+    given = [Given(rule, name, value) for name, value in options.items()]
     found = plan(model, optimizers=[rule], options=given, front_end=front_end, device="cpu", engine=engine)
     peak = found.costs[0].share.peak_bytes
     assert peak is not None
@@ -184,15 +184,6 @@ def test_a_list_is_stepped_in_chunks() -> None:
     few, _ = planned("LAMB", {}, "float32", "torch", "foreach", [(500, 500)] * 3)
     assert three < 1.6 * one
     assert few == pytest.approx(3 * planned("LAMB", {}, "float32", "torch", "foreach", [(500, 500)])[0], rel=0.01)
-
-
-def test_sizes_are_those_of_the_engines() -> None:
-    pytest.importorskip("torch")
-    from thalweg.numpy import batches
-    from thalweg.torch.engines import protocol, results
-
-    assert memory.CHUNK == protocol.CHUNK
-    assert memory.SMALL == results.SMALL == batches.SMALL
 
 
 def test_in_jax_the_compiler_decides() -> None:

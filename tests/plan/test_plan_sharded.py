@@ -17,11 +17,13 @@ from sharded_costs import LAYOUTS, Case, Measured, Sent, measure
 from world import world
 
 from thalweg.kernels.cpu.library import reason_missing
-from thalweg.plan.items import Item, entry_bytes, shard
+from thalweg.plan.items import Item, shard
 from thalweg.plan.models import Tensor
-from thalweg.plan.optimizers import Option, setting_of
+from thalweg.plan.optimizers import setting_of
 from thalweg.plan.ranks import is_launched, messages, ring
 from thalweg.plan.shares import Place, Share, largest_share, share_of
+from thalweg.programs.budget import entry_bytes
+from thalweg.show.arguments import Given
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +85,7 @@ def tensors_of(case: Case) -> list[Tensor]:
 
 
 def setting(case: Case) -> Any:
-    return setting_of(case.optimizer, [Option(key, value, case.optimizer) for key, value in case.options.items()])
+    return setting_of(case.optimizer, [Given(case.optimizer, key, value) for key, value in case.options.items()])
 
 
 def planned_share(case: Case, place: Place, rank: int) -> Share:

@@ -13,13 +13,14 @@ from thalweg.errors import CommandError
 from thalweg.kernels.staging import STAGED
 from thalweg.plan import plan
 from thalweg.plan.models import Model, Tensor
-from thalweg.plan.optimizers import OPTIMIZERS, Option
+from thalweg.plan.optimizers import USUAL
 from thalweg.rules import RULES
+from thalweg.show.arguments import Given
 
 SHAPES = [(), (1,), (7,), (1000,), (0,), (3, 0), (5, 4), (130, 140), (3, 4, 5, 2), (16, 8, 3, 3), (2, 130, 140)]
 STACKED = [(3, 7), (2, 130, 140), (4, 5, 6)]
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {"vectors": "row"} if name == "Muon" else {}) for name in OPTIMIZERS),
+    *((name, {"vectors": "row"} if name == "Muon" else {}) for name in RULES),
     ("LARS", {"momentum": 0.0}),
     ("SGD", {"momentum_dtype": "bfloat16"}),
     ("LAMB", {"momentum_dtype": "float16"}),
@@ -44,7 +45,7 @@ def model_of(shapes: list[tuple[int, ...]], dtype: str) -> Model:
 
 
 def planned(name: str, options: dict[str, Any], model: Model, front_end: str) -> int:
-    given = [Option(key, value, name) for key, value in options.items()]
+    given = [Given(name, key, value) for key, value in options.items()]
     found = plan(model, optimizers=[name], options=given, front_end=front_end, device="cpu")
     return found.costs[0].share.state_bytes
 
@@ -60,11 +61,11 @@ def test_torch(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]]
     torch = pytest.importorskip("torch")
     import thalweg.torch
 
-    rule, own = OPTIMIZERS[name]
+    own = USUAL.get(name, {})
     params = [torch.ones(shape, dtype=getattr(torch, dtype), requires_grad=True) for shape in shapes]
     for p in params:
         p.grad = torch.full_like(p, 0.5)
-    optimizer = getattr(thalweg.torch, rule)(params, **rate(rule), **own, **options)
+    optimizer = getattr(thalweg.torch, name)(params, **rate(name), **own, **options)
     optimizer.step()
     entries = [entry for state in optimizer.state.values() for entry in state.values()]
     allocated = sum(entry.numel() * entry.element_size() for entry in entries)
@@ -79,9 +80,9 @@ def test_numpy(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]]
     if "bfloat16" in (dtype, *options.values()):
         dtype = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype
         pytest.importorskip("ml_dtypes")
-    rule, own = OPTIMIZERS[name]
+    own = USUAL.get(name, {})
     params = {f"p{i}": np.ones(shape, dtype) for i, shape in enumerate(shapes)}
-    optimizer = getattr(thalweg.numpy, rule)(engine="reference", **rate(rule), **own, **options)
+    optimizer = getattr(thalweg.numpy, name)(engine="reference", **rate(name), **own, **options)
     optimizer.step(params, {key: np.full(p.shape, 0.5, p.dtype) for key, p in params.items()})
     allocated = sum(entry.nbytes for state in optimizer.state.values() for entry in state.values())
     assert planned(name, options, model_of(shapes, np.dtype(dtype).name), "numpy") == allocated
@@ -94,16 +95,16 @@ def test_optax(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]]
     pytest.importorskip("optax")
     import thalweg.optax
 
-    rule, own = OPTIMIZERS[name]
+    own = USUAL.get(name, {})
     from thalweg.optax.functions import arguments_of
 
-    theirs = {each.option: argument for argument, each in arguments_of(RULES[rule]).items()}
+    theirs = {each.option: argument for argument, each in arguments_of(RULES[name]).items()}
     name_there = theirs.get("momentum_dtype", "momentum_dtype")
     called = {name_there: options["momentum_dtype"]} if "momentum_dtype" in options else {}
     given = {key: value for key, value in options.items() if not (called and key == "momentum_dtype")}
-    learning_rate = {} if rule == "Adafactor" else {"learning_rate": 1e-3}
-    given |= {"layout": "torch"} if rule == "Muon" else {}
-    solver = getattr(thalweg.optax, rule.lower())(**learning_rate, **own, **given, **called)
+    learning_rate = {} if name == "Adafactor" else {"learning_rate": 1e-3}
+    given |= {"layout": "torch"} if name == "Muon" else {}
+    solver = getattr(thalweg.optax, name.lower())(**learning_rate, **own, **given, **called)
     params = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
     leaves = jax.tree.leaves(jax.eval_shape(solver.init, params))  # what init would allocate, compiled or not
     allocated = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)

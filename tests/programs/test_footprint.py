@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from thalweg.arrays import Shape
-from thalweg.programs.footprint import Footprint, footprint, middle_peak
+from thalweg.programs.footprint import Footprint, footprint
 from thalweg.rules import RULES, Rule, Update
 from thalweg.rules.entries import Entry
 from thalweg.settings import Settings
@@ -58,14 +58,6 @@ def test_results_are_the_new_parameter_and_its_state() -> None:
     assert needed("LAMB", options={"state_dtype": "bfloat16"}).state == pytest.approx(ONE, abs=2**12)
 
 
-def test_a_stack_is_copied() -> None:
-    """Into a parameter, a gradient and state with a leading axis more."""
-    one = needed("Kron", shape=(64, 64), given_noise=True)
-    six = needed("Kron", shape=(64, 64), stack=6, given_noise=True)
-    factors = 2 * 64 * 64
-    assert six.peak > 6 * (one.peak - 2**14) + 6 * 4 * (3 * 64 * 64 + factors)
-
-
 def test_a_shard_is_treated_as_its_whole_is() -> None:
     """Adafactor would keep all squares of so few rows, if they were a parameter by themselves."""
     assert needed("Adafactor", shape=(50, 320), whole=SHAPE).state < 4 * (50 + 320) + 2**12
@@ -83,12 +75,6 @@ def test_owners_do_the_middle_part() -> None:
     assert rest.flops == 0
     assert 0 < rest.waiting < whole.peak
     assert rest.peak < whole.peak
-
-
-def test_stacks_of_whole_tensors_grow_with_their_number() -> None:
-    muon: Any = Settings(RULES["Muon"], {}).base.rule
-    one, four = (middle_peak(muon, (256, 512), "float32", count) for count in (1, 4))
-    assert 3.9 * one < four < 4.1 * one
 
 
 def test_sums_are_told() -> None:

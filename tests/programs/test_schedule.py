@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from thalweg.plan.optimizers import OPTIMIZERS, Option, setting_of
+from thalweg.plan.optimizers import setting_of
 from thalweg.programs.budget import bytes_moved, passes_of, sizes_of
-from thalweg.show.registered import rule_of
+from thalweg.rules import RULES
+from thalweg.show.arguments import Given
 
 MATRIX = (1024, 512)
 
 
 def passes(name: str, dtype: str = "float32", shape: tuple[int, ...] = MATRIX, **options: Any) -> list[int]:
     """Bytes of each pass for each element; what is smaller than a parameter not counted."""
-    setting = setting_of(name, [Option(key, value, name) for key, value in options.items()])
+    setting = setting_of(name, [Given(name, key, value) for key, value in options.items()])
     size = sizes_of(setting, shape, dtype)
     found = [sum(size[key] for key in (*each.reads, *each.writes)) for each in passes_of(setting, shape, dtype).passes]
     elements = size["p"] // {"float32": 4, "bfloat16": 2, "float64": 8}[dtype]
@@ -71,7 +72,7 @@ def test_parameters_of_16_bits() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (1,), (0,), (5, 1), (1, 1, 3), (64, 32, 3, 3)], ids=str)
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if not rule_of(OPTIMIZERS[name][0]).needs_whole])
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if not rule.needs_whole])
 def test_every_shape_has_passes(name: str, shape: tuple[int, ...]) -> None:
     setting = setting_of(name)
     found = passes_of(setting, shape, "float32")
@@ -82,7 +83,7 @@ def test_every_shape_has_passes(name: str, shape: tuple[int, ...]) -> None:
 
 
 def test_rows_and_columns_are_small() -> None:
-    setting = setting_of("Adafactor", [Option("min_dim_size_to_factor", 0, "Adafactor")])
+    setting = setting_of("Adafactor", [Given("Adafactor", "min_dim_size_to_factor", 0)])
     assert passes_of(setting, (5, 1), "float32").small == ("row_var", "col_var")
     assert passes_of(setting, (4, 3, 2), "float32").small == ("row_var", "col_var")
 

@@ -68,6 +68,7 @@ def test_equals_torch_without_rounding(options: dict[str, Any], published: dict[
             id="consistent_rms",
         ),
         pytest.param(dict(eps=0.1, ns_steps=3), dict(eps=0.1, ns_steps=3), id="numbers"),
+        pytest.param(dict(ns_preconditioning="aol", ns_steps=4), dict(preconditioning="aol", ns_steps=4), id="aol"),
     ],
 )
 def test_equals_optax(options: dict[str, Any], published: dict[str, Any]) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from thalweg.race.programme import Course, Programme, make_programme
+from thalweg.race.contest import race
+from thalweg.race.programme import Course, Programme
 from thalweg.race.run import Record, Result, Run
 from thalweg.race.summary import below_zero, in_percent, summarize
-from thalweg.race.tasks import resolve
 
 
 def run(contestant: str, lr: float, seed: int, batch_size: int | None = None) -> Run:
@@ -137,19 +137,19 @@ def test_losses_below_zero_are_seen(loss: float | None, below: bool) -> None:
 
 
 def test_larger_batches_get_fewer_steps_and_larger_rates() -> None:
-    plan = make_programme(resolve("digits"), command="", batch_sizes=[64, 256, 100_000], seeds=1)
+    plan = race("digits", batch_sizes=[64, 256, 100_000], seeds=1).programme
     assert [course.steps for course in plan.courses] == [220, 55, 1]
     assert [course.name for course in plan.courses] == ["digits@64", "digits@256", "digits@100000"]
     first, second, _ = ([run.lr for run in course.runs if run.contestant == "SGD"] for course in plan.courses)
     assert first == [0.15, 0.2, 0.3, 0.5, 0.7]
     assert second == [0.0375, 0.075, 0.15, 0.3, 0.6, 1.2, 2.4, 4.8], "around 0.3 times the root of 4"
-    own = make_programme(resolve("digits"), command="", batch_sizes=[256], rates={"SGD": [0.5], "": [7.0]})
+    own = race("digits", batch_sizes=[256], rates={"SGD": [0.5], "": [7.0]}).programme
     assert {(run.contestant == "SGD", run.lr) for run in own.courses[0].runs} == {(True, 0.5), (False, 7.0)}
 
 
 def test_everyone_has_as_many_rates() -> None:
     for name in ("digits", "valley"):
-        for course in make_programme(resolve(name), command="").courses:
+        for course in race(name).programme.courses:
             counts = {
                 c: sum(run.contestant == c for run in course.runs) for c in {run.contestant for run in course.runs}
             }

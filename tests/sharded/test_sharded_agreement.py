@@ -35,6 +35,7 @@ FAULTS = {
     "guard": "rank 0 has on_nonfinite='propagate' in group 0, and rank 1 has on_nonfinite='skip' in group 0;",
     "overrides": "rank 0 has no overrides, and rank 1 has overrides of 'sec*': weight_decay=0.0;",
     "rule": "rank 0 has the rule LAMB, and rank 1 has the rule LARS;",
+    "rule of a mixture": "rank 0 has the rule Kron, and rank 1 has the rule AdamW;",
 }
 
 
@@ -87,13 +88,7 @@ def test_schedules_ask_once() -> None:
     assert world(2).run(schedules_ask_once) == [[2, 1, 1, 1]] * 2
 
 
-@pytest.mark.parametrize(
-    "rounding",
-    [
-        "nearest",
-        "stochastic",
-    ],
-)
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_ranks_choose_engines_alike_whatever_their_memory(rounding: str) -> None:
     """Else they would wait for messages that never come."""
     first, second = world(2).run(ways_to_step, rounding)

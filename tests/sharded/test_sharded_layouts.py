@@ -9,12 +9,12 @@ pytest.importorskip("torch")
 from lanes import by_turns, one_in
 from world import world
 from world_layouts import LAYOUTS
-from world_steps import TYPICAL, Run, cases_for, differences, differences_untraced
+from world_steps import RULES, TYPICAL, Run, cases_for, differences, differences_untraced, stepped_errors
 
 pytestmark = pytest.mark.slow
 
 LAID_OUT = pytest.mark.parametrize(
-    ("size", "layout"), one_in(4, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts])
+    ("size", "layout"), one_in(4, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts], first=2)
 )
 
 
@@ -24,7 +24,7 @@ def check(size: int, run: Run, layout: str) -> None:
 
 
 @by_turns()
-@cases_for()
+@cases_for((*RULES, "kron_and_others", "Layerwise"))
 @LAID_OUT
 @pytest.mark.parametrize(("dtype", "engine"), [("float64", "auto"), ("float32", "auto"), ("float64", "foreach")])
 def test_every_layout_gives_the_numbers_of_one_process(
@@ -34,7 +34,7 @@ def test_every_layout_gives_the_numbers_of_one_process(
 
 
 @by_turns()
-@pytest.mark.parametrize("rule", ["LARS", "LAMB"])
+@pytest.mark.parametrize("rule", ["LARS", "LAMB", "Layerwise"])
 @pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "mixed"), (4, "two axes")])
 def test_native_code_by_name(rule: str, size: int, layout: str) -> None:
     check(size, Run(rule, engine="fused"), layout)
@@ -47,3 +47,16 @@ def test_rules_that_cannot_be_traced(rule: str, options: dict[str, str]) -> None
     """Each bucket then sends messages of its own."""
     run = Run(rule, options=dict(TYPICAL[rule], **options))
     assert world(2).run(differences_untraced, run, "first axis") == [[]] * 2
+
+
+#: Of those that have rows.
+MATRICES = ("matrix", "even", "cube", "kernel")
+
+
+def test_a_rule_of_ones_own_that_needs_whole_tensors() -> None:
+    check(2, Run("Centred", names=MATRICES), "mixed")
+
+
+def test_a_rule_that_does_not_tell_its_parts_is_refused() -> None:
+    for first, *_ in world(2).run(stepped_errors, Run("InOnePart", names=MATRICES), "first axis"):
+        assert "InOnePart needs whole tensors, and parameter 'matrix' is sharded: derive the rule from" in first

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from lanes import by_turns
 
 pytest.importorskip("torch")
 
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.slow
 LEAN = dict(state_dtype="int8", state_rounding="stochastic")
 
 
+@by_turns()
 @pytest.mark.parametrize(("size", "layout"), [(2, "rows"), (4, "rows"), (2, "columns"), (4, "both")])
 @pytest.mark.parametrize("rule", ["LAMB", "Kron"])
 def test_the_same_bits_in_every_layout(rule: str, size: int, layout: str) -> None:
@@ -27,7 +29,7 @@ def test_the_same_bits_in_every_layout(rule: str, size: int, layout: str) -> Non
 @pytest.mark.parametrize(
     ("rule", "layout", "options"),
     [
-        ("LAMB", "rows", dict(LEAN, rounding="compensated")),
+        pytest.param("LAMB", "rows", dict(LEAN, rounding="compensated"), marks=pytest.mark.nightly),
         ("LAMB", "columns", dict(LEAN, rounding="compensated")),
         ("Kron", "rows", dict(momentum_dtype="int8")),
     ],

@@ -37,7 +37,7 @@ def later_steps(size: int, run: Run, layout: str) -> list[dict[str, int]]:
 @by_turns("size")
 @cases_for()
 @pytest.mark.parametrize(
-    ("size", "layout"), one_in(4, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts])
+    ("size", "layout"), one_in(4, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts], first=2)
 )
 def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
     run = Run(rule, rates=(1.0,) * 3)
@@ -86,4 +86,13 @@ def test_what_guards_cost(rule: str, options: Mapping[str, Any], more: int) -> N
     run = Run(rule, options=dict(TYPICAL[rule], **options), rates=(1.0,) * 3)
     wanted = expected(rule, "first axis")
     wanted["allreduce"] = wanted.get("allreduce", 0) + more
+    assert later_steps(2, run, "first axis") == [wanted] * 2
+
+
+@pytest.mark.parametrize("options", [{}, dict(max_grad_norm=1.0), dict(on_nonfinite="raise")], ids=str)
+def test_rules_of_a_mixture_share_them(options: Mapping[str, Any]) -> None:
+    """As many of each kind as the rule that needs most."""
+    run = Run("kron_and_others", options=options, rates=(1.0,) * 3)
+    wanted = expected("kron_and_others", "first axis")
+    wanted["allreduce"] += bool(options)
     assert later_steps(2, run, "first axis") == [wanted] * 2

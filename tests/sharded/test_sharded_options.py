@@ -36,6 +36,11 @@ def test_options_of_rules_over_two_axes(case: Case, options: Mapping[str, Any]) 
     check(Run(case.name, options=options, rates=(1.0, 0.5)), "two axes", 4)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_what_all_ranks_keep_has_all_its_digits_beside_messages_in_bfloat16(dtype: str) -> None:
+    check(Run("Muon", dtype, options=dict(normalize="rows", vectors="row")), "first axis")
+
+
 @by_turns("engine", "dtype")
 @cases_for()
 @pytest.mark.parametrize("engine", ["reference", "foreach", "auto"])

@@ -9,7 +9,7 @@ from thalweg.bench.bandwidth import Yardstick
 from thalweg.bench.contestants import Contestant, Ready, Stepping
 from thalweg.bench.record import Comparison
 from thalweg.bench.rounds import Method
-from thalweg.bench.rounds import compare as compare_into
+from thalweg.bench.run import begin
 from thalweg.plan.models import Model, Tensor
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def yardstick(log: list[str] | None = None) -> Yardstick:
 
 def method(**options: object) -> Method:
     """One quick measurement, without waiting for anyone."""
-    quick: dict[str, object] = dict(stepping=Stepping(), repeats=2, budget=1e12, memory=False, wait=0.0)
+    quick: dict[str, object] = dict(stepping=Stepping(), repeats=2, budget=1e12, memory=False, wait=0.0, rest=0.0)
     return Method(**{**quick, **options})  # type: ignore[arg-type]
 
 
@@ -63,17 +63,9 @@ def compare(
     workload: Workload, contestants: Sequence[Contestant], yardstick: Yardstick | None, method: Method
 ) -> Comparison:
     """A comparison of these contestants."""
-    model = workload.model
-    found = Comparison(
-        model=model.name,
-        about=model.about,
-        parameters=model.parameters,
-        tensors=len(model.tensors),
-        itemsize=workload.itemsize,
-        yardstick="" if yardstick is None else yardstick.name,
-    )
-    compare_into(found, workload, contestants, yardstick, method)
-    return found
+    contest = begin(workload, yardstick, method)
+    contest.run(contestants)
+    return contest.found
 
 
 class FakeCuda:

@@ -235,6 +235,8 @@ MUON = Case(
         "unscaled": dict(EXACT, scaling=None, eps_mode="add", eps=0.1),
         "transposed": dict(EXACT, transposed=True),
         "Gram iteration": dict(EXACT, ns_method="gram"),
+        "rows normalized": dict(EXACT, normalize="rows"),
+        "columns normalized": dict(EXACT, normalize="rows", transposed=True, normalize_beta=0.8, weight_decay=0.1),
         "coefficients by step": dict(EXACT, ns_coefficients=((3.0, -4.0, 2.0), (2.0, -1.5, 0.5)), ns_steps=3),
     },
     refused=[

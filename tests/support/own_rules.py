@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from thalweg import Moment, Rule, Squares, Update, average, option, ratio_unless, sign
+from thalweg.rules import Direction, Preparation, WholeRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,61 @@ class Layerwise(Signed):
         ratio = ratio_unless(xp, smaller <= 0, xp.sqrt(p_squares), xp.sqrt(m_squares), 1.0)
         step = (m * ratio + self.weight_decay * p) * (-lr * lr_scale)
         return Update(step, {"exp_avg": m}, xp.isfinite(m_squares), {"trust_ratio": ratio})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Centred(WholeRule):
+    """Momentum less the mean of each of its columns, which is a mean over the whole tensor's rows."""
+
+    momentum: Any = 0.5
+    FIGURES: ClassVar[tuple[str, ...]] = ("mean",)
+
+    def validate(self) -> None:
+        super().validate()
+
+    def entries(self, shape: Any) -> dict[str, Any]:
+        return {"momentum_buffer": Moment()}
+
+    def kind(self, shape: Any) -> Any:
+        return shape
+
+    def prepare(self, xp: Any, g: Any, s: Any, p: Any, t: Any) -> Preparation:
+        m = self.momentum * s["momentum_buffer"] + g
+        return Preparation((m,), {"momentum_buffer": m})
+
+    def transform(self, xp: Any, tensors: Any, s: Any, *, due: Any = True, noise: Any = None) -> Direction:
+        (x,) = tensors
+        axis = self.stacked_axes
+        (means,) = xp.means((x, (axis,)))
+        (mean,) = xp.means((x, tuple(range(axis, len(xp.shape(x))))))
+        return Direction(x - means, {"mean": mean}, {})
+
+    def apply(self, xp: Any, made: Direction, s: Any, p: Any, state: Any, *, due: Any, lr: Any) -> Update:
+        mean = made.figures["mean"]
+        return Update(made.tensor * -lr, state, xp.isfinite(xp.sums((mean, None))[0]), {"mean": mean})
+
+    def figure_shape(self, shape: Any) -> Any:
+        return (*shape[: self.stacked_axes], *[1] * (len(shape) - self.stacked_axes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class InOnePart(Rule):
+    """It needs whole tensors, and does not say which part of its step does."""
+
+    needs_whole: ClassVar[bool] = True
+
+    def validate(self) -> None:
+        super().validate()
+
+    def entries(self, shape: Any) -> dict[str, Any]:
+        return {"momentum_buffer": Moment()}
+
+    def kind(self, shape: Any) -> Any:
+        return shape
+
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, **rest: Any) -> Update:
+        (square,) = xp.sums((g * g, None))
+        return Update(g * -lr, {"momentum_buffer": g}, xp.isfinite(square), {})
 
 
 every = pytest.mark.parametrize("rule", [Signed, Turned], ids=lambda rule: rule.__name__)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import thalweg.torch  # noqa: E402
-from thalweg.plan.optimizers import OPTIMIZERS  # noqa: E402
+from thalweg.plan.optimizers import USUAL  # noqa: E402
 
 #: Meshes by name: their sizes by number of ranks, and the axis that each of their dimensions divides (None: none).
 LAYOUTS: dict[str, tuple[dict[int, tuple[int, ...]], tuple[int | None, ...]]] = {
@@ -91,7 +91,7 @@ def mesh_of(*sizes: int) -> Any:
 def measure(case: Case) -> Measured:
     """Three steps; the first makes the state. Every rank has to call it."""
     mesh = mesh_of(*LAYOUTS[case.layout][0][dist.get_world_size()])
-    rule, own = OPTIMIZERS[case.optimizer]
+    rule, own = case.optimizer, USUAL.get(case.optimizer, {})
     random = torch.Generator().manual_seed(0)
     named = []
     for i, (shape, dtype) in enumerate(case.tensors()):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from world_layouts import DTensor
 
 pytest.importorskip("torch.distributed.checkpoint")
 
-from torch.distributed.checkpoint import FileSystemWriter, async_save, save
+from torch.distributed.checkpoint import async_save
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, get_state_dict
 
 
@@ -95,53 +92,12 @@ def saved_while_training(folder: Path, case: str, layout: str) -> list[str]:
     return found + list(differing(training.snapshot(), again.snapshot()))
 
 
-class Killed(FileSystemWriter):
-    """Writes until it is killed: one rank with half of its data written, or the first before the checkpoint counts."""
-
-    def __init__(self, folder: Path, moment: str) -> None:
-        super().__init__(folder)
-        self.moment = moment
-
-    def write_data(self, plan: Any, planner: Any) -> Any:
-        if self.moment == "data" and torch.distributed.get_rank() == 1:
-            super().write_data(replace(plan, items=plan.items[: len(plan.items) // 2]), planner)
-            killed()
-        return super().write_data(plan, planner)
-
-    def finish(self, metadata: Any, results: Any) -> None:
-        if self.moment == "metadata":
-            self.fs.rename = killed  # type: ignore[method-assign]
-        super().finish(metadata, results)
-
-
-def killed(*_: Any) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def save_and_die(folder: Path, case: str, layout: str, moment: str) -> None:
-    training = Training(case, layout)
-    training.steps(0, ENDED)
-    model, optim = get_state_dict(training.model, training.optimizer)
-    save({"model": model, "optim": optim}, storage_writer=Killed(folder, moment))
-
-
 def told(action: Callable[[], Any]) -> str:
     try:
         action()
     except BaseException as error:  # what the engine wraps the errors of ranks in is none of Exception
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def read_what_is_not_there(folder: Path, case: str, layout: str) -> str:
-    return told(lambda: read(Training(case, layout), folder, "nested"))
-
-
-def write_over(folder: Path, case: str, layout: str) -> str:
-    training = Training(case, layout)
-    model, optim = get_state_dict(training.model, training.optimizer)
-    writer = FileSystemWriter(folder, overwrite=False)
-    return told(lambda: save({"model": model, "optim": optim}, storage_writer=writer))
 
 
 def stepped_late(folder: Path, case: str, layout: str, way: str) -> list[str]:

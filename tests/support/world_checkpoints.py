@@ -81,25 +81,17 @@ def replicated_and_sharded(net: Any) -> Any:
     return fully_shard(net, mesh=mesh(2, 2))
 
 
-def tensor_parallel(net: Any, over: Any = None) -> Any:
+def tensor_parallel(net: Any) -> Any:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    return parallelize_module(net, over or mesh(ranks()), {"wide": ColwiseParallel(), "narrow": RowwiseParallel()})
-
-
-def sharded_over_parallel(net: Any) -> Any:
-    from torch.distributed.fsdp import fully_shard
-
-    return fully_shard(tensor_parallel(net, mesh(2, 2)["inner"]), mesh=mesh(2, 2)["outer"])
+    return parallelize_module(net, mesh(ranks()), {"wide": ColwiseParallel(), "narrow": RowwiseParallel()})
 
 
 LAYOUTS: Mapping[str, Callable[[Any], Any]] = {
     "plain": lambda net: net,
-    "DDP": torch.nn.parallel.DistributedDataParallel,
     "FSDP2": fully_sharded,
     "HSDP": replicated_and_sharded,
     "TP": tensor_parallel,
-    "FSDP2 and TP": sharded_over_parallel,
 }
 
 
@@ -187,7 +179,6 @@ def options_of(way: str) -> Any:
         "offloaded": StateDictOptions(cpu_offload=True),
         "full": StateDictOptions(full_state_dict=True, cpu_offload=True),
         "full, flat": StateDictOptions(full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True),
-        "broadcast": StateDictOptions(full_state_dict=True, broadcast_from_rank0=True),
     }[way]
 
 
@@ -196,7 +187,7 @@ def write(training: Training, folder: Path, way: str) -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
-    options = options_of("full" if way == "broadcast" else way)
+    options = options_of(way)
     model, optim = get_state_dict(training.model, training.optimizer, options=options)
     if not options.full_state_dict:
         dcp.save({"model": model, "optim": optim}, checkpoint_id=folder)
@@ -214,10 +205,8 @@ def read(training: Training, folder: Path, way: str) -> None:
         model, optim = get_state_dict(training.model, training.optimizer, options=options)
         found = {"model": model, "optim": optim}
         dcp.load(found, checkpoint_id=folder)
-    elif way != "broadcast" or torch.distributed.get_rank() == 0:
-        found = torch.load(folder / "whole.pt", weights_only=True)
     else:
-        found = {"model": {}, "optim": {}}
+        found = torch.load(folder / "whole.pt", weights_only=True)
     set_model_state_dict(training.model, found["model"], options=options)
     if way == "full, flat":  # which torch cannot unflatten and divide at once: we divide
         options = options_of("flat")

@@ -25,6 +25,8 @@ def given(fault: str, odd: bool) -> tuple[str, Parameters, dict[str, Any]]:
     """A rule, parameters and options; those of the odd rank differ by a fault."""
     rule, options = "LAMB", dict(lr=0.1, weight_decay=0.1)
     params = [("first", parameter(8, 4)), ("second", parameter(6)), ("third", parameter(4, 4))]
+    if fault == "rule of a mixture":
+        return "Mixture", params, {"entries": [("*", (thalweg.torch.AdamW if odd else thalweg.torch.Kron).options())]}
     if not odd or fault == "none":
         return rule, params, options
     changes: Mapping[str, Callable[[], Any]] = {

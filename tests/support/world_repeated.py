@@ -5,12 +5,10 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import Any
 
-from tolerances import WORLD, WORLD_TRAINED
+from tolerances import WORLD
 from world_layouts import layout as laid_out
-from world_layouts import mesh, ranks, torch, whole
-from world_steps import LR, TYPICAL, Run, in_one_process, odd_memory, stepped, unequal
+from world_steps import Run, in_one_process, odd_memory, stepped, unequal
 
-import thalweg.torch
 import thalweg.torch.step.buckets as sorting
 
 
@@ -52,23 +50,3 @@ def engine_told(run: Run, layout: str) -> tuple[str, list[str]]:
     """Which engine stepped shards, and differences to one process."""
     got = stepped(run, odd_memory if layout == "odd memory" else laid_out(layout))
     return got.optimizer.engine, list(unequal(run, in_one_process(run), got, WORLD[run.dtype]))
-
-
-def engine_told_of_fsdp2(rule: str) -> tuple[str, bool]:
-    """Which engine stepped a model that fully_shard divides, and whether it has the numbers of one process."""
-    models, engines = [], []
-    for sharded in (True, False):
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3)).double()
-        if sharded:
-            torch.distributed.fsdp.fully_shard(model, mesh=mesh(ranks()))
-        optimizer = getattr(thalweg.torch, rule)(model.named_parameters(), lr=LR[rule], **TYPICAL[rule])
-        for step in range(4):
-            optimizer.zero_grad()
-            inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(step)).double()
-            model(inputs).square().mean().backward()
-            optimizer.step()
-        models.append([whole(p.detach()) for p in model.parameters()])
-        engines.append(optimizer.engine)
-    near = [torch.allclose(a, b, rtol=0.0, atol=WORLD_TRAINED) for a, b in zip(*models, strict=True)]
-    return engines[0], all(near)

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from cases import EVERY, EXACT
+from mixed import kron_and_others
+from own_rules import Centred, InOnePart, Layerwise
 from tolerances import WORLD
 from world_layouts import SHAPES, DTensor, Place, divided, drawn, gradient, home, placed, plain, torch
 from world_layouts import layout as laid_out
 
 import thalweg.torch
 from thalweg.errors import OptimError
-from thalweg.rules import RULES as ALL_RULES
 
 #: Rules that differ in what ranks have to tell one another.
 RULES = ("LARS", "LAMB", "Adafactor", "Muon", "Kron")
 #: Steps of moderate size, with all that a rule sums up: Adafactor's rows and columns of small tensors too.
-LR = {**{case.name: case.lr for case in EVERY}, "LAMB": 0.05}
+LR = {**{case.name: case.lr for case in EVERY}, "LAMB": 0.05, "kron_and_others": 0.02}
 TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "LARS": dict(weight_decay=0.01),
     "LAMB": dict(weight_decay=0.01),
     "Adafactor": dict(min_dim_size_to_factor=2, momentum=0.9, weight_decay=0.01),
     "Muon": dict(EXACT, weight_decay=0.01),
     "Kron": dict(weight_decay=0.01),
+}
+#: A mixture, and rules of one's own; beside them, `rule` of a run is the name of one of ours.
+OTHERS: Mapping[str, Callable[..., Any]] = {
+    "kron_and_others": kron_and_others,
+    **{rule.__name__: thalweg.torch.optimizer(rule) for rule in (Layerwise, Centred, InOnePart)},
 }
 
 
@@ -68,11 +76,11 @@ class Run:
     def lr(self, step: int) -> Any:
         if self.own_rate:
             return None
-        rate = LR[self.rule] * self.rates[step]
+        rate = LR.get(self.rule, 0.05) * self.rates[step]
         return torch.tensor(rate, dtype=torch.float64) if self.tensor_rate else rate
 
     def given(self) -> dict[str, Any]:
-        return dict(TYPICAL[self.rule] if self.options is None else self.options)
+        return dict(TYPICAL.get(self.rule, {}) if self.options is None else self.options)
 
 
 @dataclass
@@ -105,12 +113,11 @@ def stepped_here(run: Run, place: Place, watch: Callable[[int], AbstractContextM
     groups: list[dict[str, Any]] = [{"params": [], **options} for options in run.groups]
     for index, pair in enumerate(own.items()):
         groups[index % len(groups)]["params"].append(pair)
-    optimizer = getattr(thalweg.torch, run.rule)(
-        groups, run.lr(0), engine=run.engine, overrides=list(run.overrides), **run.given()
-    )
+    make = OTHERS.get(run.rule) or getattr(thalweg.torch, run.rule)
+    optimizer = make(groups, run.lr(0), engine=run.engine, overrides=list(run.overrides), **run.given())
     errors = []
     for step in range(len(run.rates)):
-        for group, options in zip(optimizer.param_groups, run.groups, strict=True):
+        for group, options in zip(optimizer.param_groups, itertools.cycle(run.groups), strict=False):
             if "lr" not in options:
                 group["lr"] = run.lr(step)
         for name, p in own.items():
@@ -157,6 +164,7 @@ def differences(run: Run, layout: str, tolerance: float | None = None) -> list[s
     wanted, got = in_one_process(run), stepped(run, laid_out(layout))
     found = list(unequal(run, wanted, got, WORLD[run.dtype] if tolerance is None else tolerance))
     found += list(misplaced(got))
+    found += list(other_figures(wanted.optimizer.stats(), got.optimizer.stats(), tolerance or WORLD["float32"]))
     if got.errors != wanted.errors:
         found.append(f"errors are {got.errors}, and in one process {wanted.errors}")
     if got.optimizer.skipped != wanted.optimizer.skipped:
@@ -181,6 +189,16 @@ def unequal(run: Run, wanted: Outcome, got: Outcome, tolerance: float) -> Iterat
             yield from further_than(tolerance, f"{name}.{key}", other, entry, torch.zeros_like(entry))
 
 
+def other_figures(wanted: Mapping[str, Any], got: Mapping[str, Any], tolerance: float) -> Iterator[str]:
+    """What `stats()` tells otherwise than in one process; of slices of a stack a rank may have only its own."""
+    for name, figures in wanted.items():
+        for key, figure in figures.items():
+            if np.shape(got[name][key]) == np.shape(figure) and not np.allclose(
+                got[name][key], figure, rtol=tolerance, atol=tolerance, equal_nan=True
+            ):
+                yield f"{name}: {key} is {got[name][key]}, and in one process {figure}"
+
+
 def further_than(tolerance: float, what: str, x: Any, wanted: Any, start: Any) -> Iterator[str]:
     """Whether a tensor, or what this rank has of it, differs by more than that share of the largest element."""
     x, own = (each.detach().cpu().double() for each in (local(x), part_like(x, wanted)))
@@ -203,10 +221,10 @@ def part_like(x: Any, wanted: Any) -> Any:
 
 
 def misplaced(got: Outcome) -> Iterator[str]:
-    """State lies where its parameter does; single numbers are plain tensors, and factors of whole tensors may be."""
+    """State lies where its parameter does; numbers of lines are plain tensors, and factors of whole tensors may be."""
     for name, p in got.own.items():
         for key, entry in got.optimizer.state.get(p, {}).items():
-            single = key in ("step", "refresh") or key.startswith("L_")
+            single = key in ("step", "refresh", "line_squares") or key.startswith("L_")
             if single or not isinstance(p, DTensor):
                 if isinstance(entry, DTensor):
                     yield f"{name}.{key} is a DTensor"
@@ -249,7 +267,7 @@ def share_of_others(x: Any, wanted: Any) -> float:
 
 def cases_for(rules: Sequence[str] = RULES) -> Any:
     """Marks a test to be run for every rule."""
-    return pytest.mark.parametrize("rule", [rule for rule in rules if rule in ALL_RULES])
+    return pytest.mark.parametrize("rule", rules)
 
 
 def odd_memory(name: str, x: Any) -> Any:

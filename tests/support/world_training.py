@@ -1,4 +1,4 @@
-"""A small transformer, trained through torch's own wrappers, in the backward pass too, and in one process."""
+"""A small network, trained through torch's own wrappers, in the backward pass too, and in one process."""
 
 from __future__ import annotations
 
@@ -15,52 +15,16 @@ from thalweg.errors import ParameterError
 from thalweg.torch import step_in_backward
 
 nn = torch.nn
-WORDS, WIDTH, HEAD, BATCH, LENGTH, STEPS = 11, 8, 2, 8, 5, 3
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
-        self.out = nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(3 * WIDTH, WIDTH)
-
-    def forward(self, x: Any) -> Any:
-        y = self.norm(x)
-        # as many heads as this rank has
-        heads = [each(y).unflatten(-1, (-1, HEAD)).transpose(1, 2) for each in (self.query, self.key, self.value)]
-        mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        return x + self.down(torch.tanh(self.up(x)))
-
-
-class Transformer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList([Block(), Block()])
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
-
-    def forward(self, words: Any) -> Any:
-        x = self.embedding(words)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
+STEPS = 3
 
 
 def model() -> Any:
     torch.manual_seed(0)
-    return Transformer().double()
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 5)).double()
 
 
 def batch(step: int) -> Any:
-    return torch.randint(WORDS, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(step))
-
-
-def loss_of(net: Any, words: Any) -> Any:
-    return nn.functional.cross_entropy(net(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+    return torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
 
 
 # ---- wrappers: the model as it is trained, and over how many ranks its batch is divided
@@ -74,8 +38,8 @@ def sharded(*sizes: int, **policy: Any) -> tuple[Any, int, int]:
     from torch.distributed.fsdp import fully_shard
 
     net, over = model(), mesh(*(sizes or (ranks(),)))
-    for block in net.blocks:
-        fully_shard(block, mesh=over, **policy)
+    for layer in (net[0], net[3]):
+        fully_shard(layer, mesh=over, **policy)
     return fully_shard(net, mesh=over, **policy), ranks(), torch.distributed.get_rank()
 
 
@@ -85,44 +49,11 @@ def offloaded() -> tuple[Any, int, int]:
     return sharded(offload_policy=CPUOffloadPolicy(pin_memory=False))
 
 
-def parallel(net: Any, over: Any) -> Any:
-    """Columns first, rows after them, as heads and hidden units go; the embedding by rows of its table."""
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    columns, rows = ("query", "key", "value", "up"), ("out", "down")
-    for block in net.blocks:
-        plan = {**dict.fromkeys(columns, ColwiseParallel()), **dict.fromkeys(rows, RowwiseParallel())}
-        parallelize_module(block, over, plan)
-    return parallelize_module(net, over, {"head": ColwiseParallel(output_layouts=replicate())})
-
-
-def replicate() -> Any:
-    from torch.distributed.tensor import Replicate
-
-    return Replicate()
-
-
-def tensor_parallel() -> tuple[Any, int, int]:
-    return parallel(model(), mesh(ranks())), 1, 0
-
-
-def sharded_over_parallel() -> tuple[Any, int, int]:
-    from torch.distributed.fsdp import fully_shard
-
-    grid = mesh(2, 2)
-    net = parallel(model(), grid["inner"])
-    for block in net.blocks:
-        fully_shard(block, mesh=grid["outer"])
-    return fully_shard(net, mesh=grid["outer"]), 2, grid["outer"].get_local_rank()
-
-
 WRAPPERS: Mapping[str, Callable[[], tuple[Any, int, int]]] = {
     "DDP": replicated,
     "FSDP2": sharded,
     "FSDP2, offloaded": offloaded,
     "HSDP": functools.partial(sharded, 2, 2),
-    "tensor parallel": tensor_parallel,
-    "FSDP2 over tensor parallel": sharded_over_parallel,
 }
 
 
@@ -133,9 +64,9 @@ def trained(net: Any, optimizer: Any, shares: int = 1, share: int = 0, pieces: i
         optimizer.zero_grad()
         own = batch(step).tensor_split(shares)[share]
         total = 0.0
-        for index, words in enumerate(own.tensor_split(pieces)):
+        for index, piece in enumerate(own.tensor_split(pieces)):
             with communicating(net, index == pieces - 1):
-                loss = loss_of(net, words) / pieces
+                loss = net(piece).square().mean() / pieces
                 loss.backward()
             total += loss.item()
         losses.append(total)
@@ -160,15 +91,23 @@ def named(net: Any) -> list[tuple[str, Any]]:
     return [(name.removeprefix("module."), p) for name, p in net.named_parameters()]
 
 
-def furthest(wrapper: str, rule: str, lr: float, pieces: int, options: Mapping[str, Any]) -> tuple[float, float]:
-    """How far losses and parameters are from those of one process: of the losses, and of how far parameters went."""
+def furthest(
+    wrapper: str, rule: str, lr: float, options: Mapping[str, Any], *, pieces: int = 1, in_backward: bool = False
+) -> tuple[float, float, str]:
+    """How far losses and parameters are from those of one process: of the losses, and of how far parameters went.
+
+    And the engine. in_backward: steps are taken in the backward pass, of one process after it.
+    """
     make = getattr(thalweg.torch, rule)
     alone = model()
     wanted = trained(alone, make(named(alone), lr, engine="reference", **options))
     with quiet():
         net, shares, share = WRAPPERS[wrapper]()
-        losses = numbers(trained(net, make(named(net), lr, **options), shares, share, pieces))
-        return compared(net, losses, alone, numbers(wanted))
+        optimizer = make(named(net), lr, **options)
+        with step_in_backward(net, optimizer) if in_backward else contextlib.nullcontext():
+            losses = numbers(trained(net, optimizer, shares, share, pieces))
+        assert {int(optimizer.state[p]["step"]) for p in net.parameters()} == {STEPS}, "not every pass stepped"
+        return *compared(net, losses, alone, numbers(wanted)), optimizer.engine
 
 
 def furthest_with_zero(rule: str, lr: float, options: Mapping[str, Any]) -> tuple[float, float]:
@@ -213,20 +152,6 @@ def quiet() -> Iterator[None]:
 
 
 # ---- steps in the backward pass: whose gradients are reduced before, and whose are not
-
-
-def furthest_in_backward(wrapper: str, rule: str, lr: float, pieces: int, options: Mapping[str, Any]) -> Any:
-    """How far losses and parameters are from those of one process that steps after the backward pass."""
-    make = getattr(thalweg.torch, rule)
-    alone = model()
-    wanted = trained(alone, make(named(alone), lr, engine="reference", **options))
-    with quiet():
-        net, shares, share = WRAPPERS[wrapper]()
-        optimizer = make(named(net), lr, **options)
-        with step_in_backward(net, optimizer):
-            losses = numbers(trained(net, optimizer, shares, share, pieces))
-        assert {int(optimizer.state[p]["step"]) for p in net.parameters()} == {3}, "not every backward pass stepped"
-        return compared(net, losses, alone, numbers(wanted))
 
 
 def backward(net: Any) -> None:

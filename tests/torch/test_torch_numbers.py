@@ -1,4 +1,4 @@
-"""The numbers: engines agree with each other, with numpy, and with published optimizers."""
+"""The numbers: engines agree with each other and with numpy, which other tests hold against published optimizers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cases import CASES, OPTION_IDS, OPTIONS, Case
 from lanes import by_turns, once, one_in
-from published_runs import error, peer, problem, torch_peer
+from published_runs import error
 from tolerances import FLIPPED, FLOAT32, FLOAT64, ROUNDED_WALK
 
 torch = pytest.importorskip("torch")
@@ -52,7 +52,7 @@ def small_problem(dtype: str = "float64", shapes: Sequence[Any] = SHAPES, steps:
 
 
 @by_turns("case")
-@ENGINES
+@pytest.mark.parametrize("engine", ["reference", "auto", "foreach"])
 @pytest.mark.parametrize(("case", "description", "options"), one_in(3, OPTIONS, first=1), ids=OPTION_IDS)
 def test_engines_equal_numpy(case: Case, description: str, options: dict, engine: str) -> None:
     params, grads = small_problem()
@@ -62,7 +62,7 @@ def test_engines_equal_numpy(case: Case, description: str, options: dict, engine
         reference.step(current, {f"p{i}": g for i, g in enumerate(row)})
     optimizer = make(case, named(params), engine, **options)
     assert error(drive(optimizer, grads), list(current.values()), params) < FLOAT64
-    assert optimizer.engine == engine
+    assert engine == "auto" or optimizer.engine == engine
 
 
 @once(1)
@@ -142,18 +142,6 @@ def test_a_float32_tensor_does_not_depend_on_its_neighbours(case: Case, engine: 
         assert not torch.equal(p, v.to(p.dtype))
 
 
-@by_turns(first=9)
-@ENGINES
-@EVERY
-def test_gradients_are_never_written(case: Case, engine: str) -> None:
-    params, grads = small_problem(steps=2)
-    for options in ({}, dict(maximize=True, max_grad_norm=0.1, on_nonfinite="skip")):
-        optimizer = make(case, named(params), engine, **options)
-        drive(optimizer, grads)
-        for p, g in zip(optimizer.parameters(), grads[-1], strict=True):
-            assert torch.equal(p.grad, torch.as_tensor(g))
-
-
 # ---- how tensors lie in memory
 
 
@@ -187,28 +175,6 @@ def test_parameters_on_meta(case: Case, engine: str) -> None:
     optimizer.step()
     assert all(p.device.type == "meta" for p in params)
     assert all(int(optimizer.state[p]["step"]) == 2 for p in params)
-
-
-@by_turns(first=13)
-@ENGINES
-@EVERY
-def test_parameters_without_gradient_are_left_alone(case: Case, engine: str) -> None:
-    params, grads = small_problem()
-    optimizer = make(case, named(params), engine)
-    frozen, without, *_ = ps = list(optimizer.parameters())
-    frozen.requires_grad_(False)
-    for p, g in zip(ps[2:], grads[0][2:], strict=True):
-        p.grad = torch.as_tensor(g)
-    optimizer.step()
-    assert torch.equal(frozen, torch.as_tensor(params[0]))
-    assert torch.equal(without, torch.as_tensor(params[1]))
-    assert not optimizer.state.get(without)
-    assert all(optimizer.state[p]["step"] == 1 for p in ps[2:])
-    # one that joins later begins with its own first step
-    without.grad = torch.as_tensor(grads[1][1])
-    optimizer.step()
-    assert optimizer.state[without]["step"] == 1
-    assert optimizer.state[ps[2]]["step"] == 2
 
 
 # ---- 16 bits
@@ -255,82 +221,6 @@ def test_rounding_is_the_same_on_both_engines(case: Case, engine: str) -> None:
     for a, b in zip(*runs, strict=True):
         # neighbours at most: a chance that lies between two float32 results may fall either way
         assert (a != b).float().mean() < FLIPPED
-
-
-# ---- published optimizers, through this front end
-
-EPS64 = float(np.finfo(np.float64).eps)
-
-
-def published(ours: Callable[[Any], Any], theirs: Callable[[Any], Any]) -> float:
-    params, grads = problem()
-    return error(torch_peer(ours, params, grads), torch_peer(theirs, params, grads), params)
-
-
-@by_turns("options", first=16)
-@ENGINES
-@pytest.mark.parametrize("options", [{}, dict(lr=0.3, weight_decay=0.1), dict(maximize=True)], ids=str)
-def test_equals_torch_adafactor(engine: str, options: dict) -> None:
-    ours = published(
-        lambda p: thalweg.torch.Adafactor(p, variant="torch", eps=(EPS64, 1e-3), engine=engine, **options),
-        lambda p: torch.optim.Adafactor(p, **options),
-    )
-    assert ours < FLOAT64
-
-
-@once(17)
-@ENGINES
-def test_equals_transformers_adafactor(engine: str) -> None:
-    transformers = peer("transformers.optimization")
-    assert (
-        published(
-            lambda p: thalweg.torch.Adafactor(p, lr=0.01, variant="hf", momentum=0.9, engine=engine),
-            lambda p: transformers.Adafactor(p, lr=0.01, relative_step=False, beta1=0.9),
-        )
-        < FLOAT64
-    )
-
-
-@once(18)
-@ENGINES
-def test_equals_timm_lamb(engine: str) -> None:
-    timm = peer("timm.optim.lamb")
-    assert (
-        published(
-            lambda p: thalweg.torch.LAMB(p, lr=0.01, variant="apex", engine=engine), lambda p: timm.Lamb(p, lr=0.01)
-        )
-        < FLOAT64
-    )
-
-
-@once(19)
-@ENGINES
-def test_equals_timm_lars(engine: str) -> None:
-    timm = peer("timm.optim.lars")
-    options = dict(weight_decay=0.1, momentum=0.9, nesterov=True)
-    assert (
-        published(
-            lambda p: thalweg.torch.LARS(p, lr=0.01, variant="timm", engine=engine, **options),
-            lambda p: timm.Lars(p, lr=0.01, **options),
-        )
-        < FLOAT64
-    )
-
-
-@by_turns("ours", first=20)
-@ENGINES
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (lambda p, e: thalweg.torch.LAMB(p, 0.01, trust=False, exempt=None, weight_decay=0.1, eps=1e-8, engine=e),
-         lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1)),
-        (lambda p, e: thalweg.torch.LARS(p, 0.01, trust=False, weight_decay=0.1, momentum=0.9, engine=e),
-         lambda p: torch.optim.SGD(p, 0.01, weight_decay=0.1, momentum=0.9)),
-    ],
-    ids=["AdamW", "SGD"],
-)  # fmt: skip
-def test_without_trust_equals(ours: Any, theirs: Any, engine: str) -> None:
-    assert published(lambda p: ours(p, engine), theirs) < FLOAT64
 
 
 # ---- torch.compile

@@ -23,7 +23,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from side_by_side_torch import agree  # noqa: E402
 from world import world  # noqa: E402
-from world_repeated import engine_told, engine_told_of_fsdp2  # noqa: E402
+from world_repeated import engine_told  # noqa: E402
 from world_steps import Run  # noqa: E402
 
 import thalweg.torch  # noqa: E402
@@ -357,6 +357,7 @@ CHANGES: dict[str, tuple[str, Change, int]] = {
     "other storage": ("LAMB", set_data(torch.clone), ANEW),
     "cast": ("AdamW", set_data(lambda x: x.float()), ANEW),
     "turned in memory": ("AdamW", turn_square, ANEW),
+    "gaps in memory": ("LARS", set_data(lambda x: torch.repeat_interleave(x, 2, dim=1)[:, ::2]), ANEW),
     "another shape": ("AdamW", set_data(lambda x: x[:2].clone()), ANEW),
     "another shape of the same size": ("AdamW", set_data(lambda x: x.reshape(4, 3)), ANEW),
     "a state is loaded": ("LAMB", load_own_state, ANEW),
@@ -652,4 +653,3 @@ def test_native_code_steps_shards_by_default(rule: str) -> None:
     """Also those that are not contiguous on one of the ranks."""
     for layout in ("first axis", "odd memory"):
         assert world(2).run(engine_told, Run(rule), layout) == [("fused", [])] * 2
-    assert world(2).run(engine_told_of_fsdp2, rule) == [("fused", True)] * 2

@@ -37,9 +37,8 @@ class Yardstick:
     others: dict[str, Measure] = field(default_factory=dict)
 
 
-def make_yardstick(device: Device, size: int | None = None) -> Yardstick:
+def make_yardstick(device: Device, size: int = SIZE) -> Yardstick:
     """Take the one that moves the most of those that can be had here."""
-    size = size or SIZE
     return torch_yardstick(device, size) if importlib.util.find_spec("torch") else numpy_yardstick(device, size)
 
 

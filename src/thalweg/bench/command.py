@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from thalweg.bench.models import SMALL
-from thalweg.bench.ours import ALL, FRONT_ENDS, USUAL
+from thalweg.bench.ours import ALL, USUAL
 from thalweg.bench.quiet import WAIT
 from thalweg.bench.record import Comparison
 from thalweg.bench.rounds import Progress
-from thalweg.bench.run import DEVICES, DTYPES, ENGINES, Stopped, bench
+from thalweg.bench.run import DTYPES, Stopped, bench
 from thalweg.errors import CommandError
-from thalweg.plan.models import BUILTIN
+from thalweg.plan.command import complete_list, complete_model
+from thalweg.plan.planning import DEVICES, ENGINES, FRONT_ENDS
 from thalweg.rules import RULES
 from thalweg.show.arguments import choose_names, parse_option, split_words
-from thalweg.show.choices import complete_words
 from thalweg.show.devices import prepare_process
 from thalweg.show.extras import extra
 from thalweg.show.published import PACKAGES, is_installed
@@ -27,23 +27,9 @@ from thalweg.show.units import parse_size
 
 with extra("cli"):
     import click
-    from click.shell_completion import CompletionItem
 
-Complete = Callable[[Any, Any, str], list[CompletionItem]]
-MODELS = (*BUILTIN, SMALL)
 #: Instead of packages: ours alone.
 NOBODY = "none"
-
-
-def complete_list(names: Iterable[str]) -> Complete:
-    """Complete the last word of a list."""
-    known = list(names)
-    return lambda ctx, param, incomplete: [CompletionItem(text) for text in complete_words(known, incomplete)]
-
-
-def complete_model(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    """Complete names that are built in, or else files."""
-    return complete_list(MODELS)(ctx, param, incomplete) or [CompletionItem(incomplete, type="file")]
 
 
 @click.command("bench")
@@ -195,12 +181,12 @@ def command(
             found = measure(on_progress=on_progress, on_comparison=on_comparison)
         except Stopped as stopped:
             found = stopped.finished
-    found.command = spell_command(click.get_current_context())
+    found.command = shlex.join(["thalweg", *sys.argv[1:]])
     if as_json:
         click.echo(report.as_json(found), nl=False)
     elif found.comparisons:
         results.print(report.describe_surroundings(found), style="dim", markup=False)
-    ran = any(comparison.entrants for comparison in found.comparisons)
+    ran = any(comparison.rows for comparison in found.comparisons)
     if ran:  # else what an earlier run has left there is worth more
         remarks.print(f"Written: {', '.join(map(str, report.write_files(found, out)))}", soft_wrap=True)
     if found.stopped:
@@ -216,21 +202,3 @@ def choose_packages(text: str | None) -> list[str] | None:
     if text is None:
         return None
     return [] if text.strip() == NOBODY else choose_names(text.replace("-", "_"), PACKAGES, "package")
-
-
-def spell_command(ctx: click.Context) -> str:
-    """The command with every option that was given, as it can be typed again."""
-    parts = ["thalweg", "bench"]
-    for parameter in ctx.command.params:
-        name = parameter.name or ""
-        if ctx.get_parameter_source(name) is not click.core.ParameterSource.COMMANDLINE or name in ("out", "as_json"):
-            continue
-        value = ctx.params[name]
-        if isinstance(parameter, click.Argument):
-            parts.append(str(value))
-        elif isinstance(value, bool):  # a pair of switches
-            parts.append(parameter.opts[0] if value else parameter.secondary_opts[0])
-        else:
-            for each in value if parameter.multiple else [value]:
-                parts += [parameter.opts[0], str(each)]
-    return shlex.join(parts)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from thalweg.bench.record import Bench, Comparison, Row
 from thalweg.bench.report import milliseconds
+from thalweg.plan.terminal import human_count
 from thalweg.show.extras import extra
 from thalweg.show.palette import colour_of
 from thalweg.show.pictures import INK, QUIET, entitle, figure, quieten, save
-from thalweg.show.units import human_bytes
 
 with extra("cli"):
     from matplotlib.axes import Axes
@@ -21,10 +21,10 @@ PEER, REFERENCE = "#c4c4c4", "#8f8f8f"
 
 def draw(found: Bench, folder: Path, stem: str = "bench") -> list[Path]:
     """Write the picture as PNG and SVG; nothing where nothing was measured."""
-    measured = [comparison for comparison in found.comparisons if comparison.entrants]
+    measured = [comparison for comparison in found.comparisons if comparison.rows]
     if not measured:
         return []
-    heights = [AROUND + BAR * len(comparison.entrants) for comparison in measured]
+    heights = [AROUND + BAR * len(comparison.rows) for comparison in measured]
     picture = figure(10, sum(heights))
     panels = picture.subplots(len(measured), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, comparison in zip(panels, measured, strict=True):
@@ -67,16 +67,8 @@ def draw_panel(axes: Axes, found: Comparison) -> None:
     entitle(axes, found.model + (" (disturbed)" if found.disturbed else ""), subtitle)
 
 
-def human_count(count: int) -> str:
-    """
-    >>> [human_count(n) for n in (54, 25_557_032, 1_235_814_400)]
-    ['54', '25.6 M', '1.24 B']
-    """
-    return human_bytes(count).removesuffix("B").rstrip().replace("G", "B")
-
-
 def choose_colour(found: Comparison, row: Row) -> str:
     """Ours have the colour of their rule; the reference is darker than other peers."""
-    if row.entrant.package == "thalweg":
-        return colour_of(row.entrant.rule)
+    if row.package == "thalweg":
+        return colour_of(row.rule)
     return REFERENCE if row.contestant == found.reference else PEER

@@ -84,13 +84,15 @@ def status(key: str) -> int:
 
 def measure(asked: dict[str, Any]) -> int:
     """Measure the bytes in this process, which should have nothing else to do."""
-    from thalweg.bench.ours import enter, resolve_optimizer
+    from thalweg.bench.ours import enter
     from thalweg.bench.peers import PEERS
     from thalweg.bench.workload import Workload
+    from thalweg.plan.optimizers import resolve_optimizer
 
     model = Model("", "", tuple(Tensor(name, tuple(shape)) for name, shape in asked["tensors"]))
     rule = resolve_optimizer(asked["rule"])
-    options = [Given(rule, name, freeze(value)) for name, value in asked["options"].items()]
+    owner = rule if registered.is_mixture(rule) else ""
+    options = [Given(owner, name, freeze(value)) for name, value in asked["options"].items()]
     if front_end := asked["own_front_end"]:  # its name there depends on what other rules were asked for
         contestant = next(each for each in enter(rule, options) if each.front_end == front_end)
     else:

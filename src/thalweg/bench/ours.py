@@ -8,20 +8,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from thalweg.bench.contestants import Contestant, Ready, Stepping, ready_numpy, ready_optax, ready_torch
-from thalweg.errors import CommandError, OptionError, RuleError
+from thalweg.errors import CommandError, RuleError
 from thalweg.plan.costs import bytes_moved
 from thalweg.plan.models import Model
+from thalweg.plan.optimizers import build_module, setting_of
 from thalweg.programs import budget
-from thalweg.rules import RULES
-from thalweg.settings import Setting, Settings, option_names
+from thalweg.settings import Setting, option_names
 from thalweg.show import registered
-from thalweg.show.arguments import Given, suggest
+from thalweg.show.arguments import Given
 from thalweg.show.registered import MIXTURES, is_mixture
 
 if TYPE_CHECKING:
     from thalweg.bench.workload import Workload
 
-FRONT_ENDS = ("torch", "numpy", "optax")
 #: The optimizers that are compared by default.
 USUAL = ("lamb", "lars", "adafactor")
 #: Instead of a list: every rule.
@@ -40,33 +39,17 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 MATRIX = (1024, 1024)
 
 
-def resolve_optimizer(reference: Any) -> str:
-    """The name of a rule or mixture that is given by name, as ``module:MyRule``, ``module:function`` or a class.
-
-    >>> resolve_optimizer("lamb"), resolve_optimizer("muon_adamw")
-    ('LAMB', 'muon_adamw')
-    """
-    name = str(registered.name_rule(reference))
-    known = {each.lower(): each for each in (*RULES, *MIXTURES, *registered.OWN, *registered.OWN_MIXTURES)}
-    if name.strip().lower() not in known:
-        raise CommandError(f"there is no optimizer {name!r}: {suggest(name, [*RULES, *MIXTURES])}")
-    return known[name.strip().lower()]
-
-
 def enter(name: str, options: Sequence[Given] = ()) -> Iterator[Contestant]:
     """Contestants of one of our optimizers, one for each front end; mixtures are torch's alone."""
-    own = {option.name: option.value for option in options if concerns(option, name)}
+    asked = [option for option in options if concerns(option, name)]
+    own = {option.name: option.value for option in asked}
     if is_mixture(name):
         yield enter_mixture(name, own)
         return
     rule = registered.rule_of(name)
     usual = SETTINGS.get(name, dict(lr=1e-3 if rule.default_lr is None else rule.default_lr))
     given: dict[str, Any] = {**usual, **own}
-    try:
-        setting = make_setting(name, given)
-    except OptionError as error:
-        raise CommandError(f"{name}: {error}") from None
-    copies = count_copies(setting)
+    copies = count_copies(setting_of(name, [*each_for_all(usual), *(o for o in asked if o.name != "lr")]))
 
     def on_torch(workload: Workload, stepping: Stepping) -> Ready:
         make = registered.torch_optimizer(name)
@@ -93,8 +76,6 @@ def enter_mixture(name: str, options: Mapping[str, Any]) -> Contestant:
     ready_made = name in MIXTURES
 
     def make(workload: Workload, stepping: Stepping) -> Ready:
-        from thalweg.bench.models import build_module
-
         function: Callable[..., Any] = registered.torch_mixture(name)
         given = {**(dict(engine=stepping.engine) if ready_made else {}), **options}
         return ready_torch(
@@ -109,7 +90,7 @@ def enter_mixture(name: str, options: Mapping[str, Any]) -> Contestant:
 def concerns(option: Given, name: str) -> bool:
     """Whether an optimizer has an option, or is the one that it was given for."""
     if option.owner:
-        return option.owner.lower() == name.lower()
+        return option.owner == name
     return not is_mixture(name) and option.name in (*option_names(registered.rule_of(name)), "lr", "variant")
 
 
@@ -120,9 +101,9 @@ def check_options(options: Sequence[Given], names: Sequence[str]) -> None:
             raise CommandError(f"--option {option.name} has no effect: {who}: {', '.join(names)}")
 
 
-def make_setting(name: str, options: Mapping[str, Any]) -> Setting:
-    given = {option: value for option, value in options.items() if option not in ("lr", "variant")}
-    return Settings(registered.rule_of(name), given, options.get("variant")).base
+def each_for_all(options: Mapping[str, Any]) -> list[Given]:
+    """Options that may have no effect."""
+    return [Given("", *pair) for pair in options.items()]
 
 
 def count_copies(setting: Setting) -> int:
@@ -142,7 +123,7 @@ def count_floor(name: str, options: Mapping[str, Any], model: Model) -> int | No
     """
     if is_mixture(name):
         return None
-    setting = make_setting(name, options)
+    setting = setting_of(name, each_for_all(options))
     try:
         budget.passes_of(setting, MATRIX, "float32")
     except RuleError:  # matrix products take longer than memory does

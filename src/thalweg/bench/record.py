@@ -30,20 +30,12 @@ class Heat:
     rounds: Sequence[Round[Times]]
     left_out: Sequence[Round[Times]] = ()
 
-    def has(self, name: str) -> bool:
-        return name in self.rounds[0].result.seconds
 
-    def seconds(self, name: str) -> list[float]:
-        return [each.result.seconds[name] for each in self.rounds]
+@dataclass(kw_only=True)
+class Row:
+    """A contestant that ran, and what came out for it."""
 
-    def host(self, name: str) -> list[float]:
-        return [each.result.host[name] for each in self.rounds if name in each.result.host]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entrant:
-    """A contestant that ran."""
-
+    contestant: str
     package: str
     front_end: str
     #: The rule that it follows, or the mixture that it is.
@@ -55,23 +47,24 @@ class Entrant:
     memory: Memory | None = None
     #: What its compiler told.
     compiled: Mapping[str, float] = field(default_factory=dict)
+    #: The rounds that count, and the contestant that others are compared with in each.
+    rounds: list[Times] = field(default_factory=list, repr=False)
+    reference: str = ""
 
+    @property
+    def seconds(self) -> list[float]:
+        return [each.seconds[self.contestant] for each in self.rounds]
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """What came out for one contestant."""
+    @property
+    def host(self) -> list[float]:
+        """Of the host, where the device has a time of its own."""
+        return [each.host[self.contestant] for each in self.rounds if each.host]
 
-    contestant: str
-    entrant: Entrant
-    parameters: int
-    #: Of one step, in every round that counts; and of the reference in the same rounds.
-    seconds: Sequence[float]
-    reference_seconds: Sequence[float]
-    #: Of the host, where the device has a time of its own.
-    host: Sequence[float] = ()
-    reference_host: Sequence[float] = ()
-    #: Bytes a second, the median of the rounds that it took part in.
-    bandwidth: float | None = None
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes a second, the median of the rounds that it took part in."""
+        rates = [rate for each in self.rounds for rate in each.bandwidth]
+        return statistics.median(rates) if rates else None
 
     @property
     def median(self) -> float:
@@ -80,15 +73,15 @@ class Row:
     @property
     def quartiles(self) -> tuple[float, float]:
         """A quarter of the samples is below the first, a quarter above the second."""
-        if len(self.seconds) == 1:
-            return self.seconds[0], self.seconds[0]
+        if len(self.rounds) == 1:
+            return self.median, self.median
         first, _, last = statistics.quantiles(self.seconds, n=4, method="inclusive")
         return first, last
 
     @property
     def ratio(self) -> float:
         """The median of its time divided by that of the reference in the same round."""
-        return median_ratio(self.seconds, self.reference_seconds)
+        return self.median_ratio([each.seconds for each in self.rounds])
 
     @property
     def host_median(self) -> float | None:
@@ -96,20 +89,24 @@ class Row:
 
     @property
     def host_ratio(self) -> float | None:
-        return median_ratio(self.host, self.reference_host) if self.host else None
+        return self.median_ratio([each.host for each in self.rounds]) if self.host else None
+
+    def median_ratio(self, times: Sequence[Mapping[str, float]]) -> float:
+        return statistics.median(each[self.contestant] / each[self.reference] for each in times)
 
     @property
     def share_of_floor(self) -> float | None:
         """The time of moving what must be moved, at the bandwidth measured, divided by the median time."""
-        if self.entrant.floor is None or self.bandwidth is None:
+        if self.floor is None or self.bandwidth is None:
             return None
-        return self.entrant.floor / self.bandwidth / self.median
+        return self.floor / self.bandwidth / self.median
 
     def figures(self) -> dict[str, Any]:
         """Everything that follows from the samples."""
+        about = {key: value for key, value in vars(self).items() if key not in ("rounds", "reference")}
         return {
-            "contestant": self.contestant,
-            **asdict(self.entrant),
+            **about,
+            "memory": None if self.memory is None else asdict(self.memory),
             "median_s": self.median,
             "quartiles_s": self.quartiles,
             "ratio": self.ratio,
@@ -118,10 +115,6 @@ class Row:
             "bandwidth": self.bandwidth,
             "share_of_floor": self.share_of_floor,
         }
-
-
-def median_ratio(own: Sequence[float], other: Sequence[float]) -> float:
-    return statistics.median(one / two for one, two in zip(own, other, strict=True))
 
 
 @dataclass(kw_only=True)
@@ -137,14 +130,21 @@ class Comparison:
     #: What the bandwidth was measured with; nothing where the model is small.
     yardstick: str = ""
     heats: list[Heat] = field(default_factory=list)
-    entrants: dict[str, Entrant] = field(default_factory=dict)
+    #: One for each contestant, in the order in which they ran.
+    rows: list[Row] = field(default_factory=list)
     #: Who could not run, and why.
     left_out: dict[str, str] = field(default_factory=dict)
 
     @property
     def reference(self) -> str:
         """Whose time others' are divided by: the first that runs, which is in every heat."""
-        return next(iter(self.entrants), "")
+        return self.rows[0].contestant if self.rows else ""
+
+    def add(self, heat: Heat) -> None:
+        """Enter the samples of a heat, whose contestants have their rows."""
+        self.heats.append(heat)
+        for row in self.rows:
+            row.rounds += [each.result for each in heat.rounds if row.contestant in each.result.seconds]
 
     @property
     def rounds(self) -> list[Round[Times]]:
@@ -162,25 +162,6 @@ class Comparison:
     @property
     def bandwidths(self) -> list[float]:
         return [bandwidth for each in self.rounds for bandwidth in each.result.bandwidth]
-
-    @property
-    def rows(self) -> list[Row]:
-        """One for each contestant, in the order in which they ran."""
-        return [self._row(name, entrant) for name, entrant in self.entrants.items()]
-
-    def _row(self, name: str, entrant: Entrant) -> Row:
-        heats = [heat for heat in self.heats if heat.has(name)]
-        bandwidths = [rate for heat in heats for each in heat.rounds for rate in each.result.bandwidth]
-        return Row(
-            contestant=name,
-            entrant=entrant,
-            parameters=self.parameters,
-            seconds=[s for heat in heats for s in heat.seconds(name)],
-            reference_seconds=[s for heat in heats for s in heat.seconds(self.reference)],
-            host=[s for heat in heats for s in heat.host(name)],
-            reference_host=[s for heat in heats for s in heat.host(self.reference)],
-            bandwidth=statistics.median(bandwidths) if bandwidths else None,
-        )
 
     def plain(self) -> dict[str, Any]:
         """For a file: the figures, and all samples."""
@@ -221,9 +202,5 @@ class Bench:
 
     def plain(self) -> dict[str, Any]:
         """For a file, with all samples."""
-        about = {key: value for key, value in vars(self).items() if key != "comparisons"}
-        return {
-            **about,
-            "disturbed": self.disturbed,
-            "comparisons": [comparison.plain() for comparison in self.comparisons],
-        }
+        comparisons = [comparison.plain() for comparison in self.comparisons]
+        return {**vars(self), "disturbed": self.disturbed, "comparisons": comparisons}

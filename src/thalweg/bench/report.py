@@ -35,16 +35,16 @@ def make_columns(found: Comparison) -> dict[str, list[str]]:
     timed = "device ms" if any(row.host for row in rows) else "ms"
     table = {
         "contestant": [row.contestant for row in rows],
-        "engine": [row.entrant.engine for row in rows],
+        "engine": [row.engine for row in rows],
         "host ms": [milliseconds(row.host_median) for row in rows],
         "host ratio": [number(row.host_ratio) for row in rows],
         timed: [milliseconds(row.median) for row in rows],
         "quartiles": [" to ".join(map(milliseconds, row.quartiles)) for row in rows],
         "ratio" if timed == "ms" else "device ratio": [number(row.ratio) for row in rows],
-        "bytes a parameter": [floor_of(row) for row in rows],
+        "bytes a parameter": [floor_of(row, found.parameters) for row in rows],
         "share of the floor": [percent(row.share_of_floor) for row in rows],
         "extra memory": [memory_of(row) for row in rows],
-        "of the parameters": [share_of_parameters(row, found.itemsize) for row in rows],
+        "of the parameters": [share_of(row, found.itemsize * found.parameters) for row in rows],
     }
     return {title: cells for title, cells in table.items() if any(cells)}
 
@@ -63,20 +63,18 @@ def percent(value: float | None) -> str:
     return "" if value is None else f"{value:.0%}"
 
 
-def floor_of(row: Row) -> str:
-    return "" if row.share_of_floor is None else f"{(row.entrant.floor or 0) / row.parameters:.3g}"
+def floor_of(row: Row, parameters: int) -> str:
+    return "" if row.share_of_floor is None else f"{(row.floor or 0) / parameters:.3g}"
 
 
 def memory_of(row: Row) -> str:
-    if row.entrant.memory is None:
+    if row.memory is None:
         return ""
-    return "not known" if row.entrant.memory.extra is None else human_bytes(row.entrant.memory.extra)
+    return "not known" if row.memory.extra is None else human_bytes(row.memory.extra)
 
 
-def share_of_parameters(row: Row, itemsize: int) -> str:
-    if row.entrant.memory is None or row.entrant.memory.extra is None:
-        return ""
-    return f"{row.entrant.memory.extra / (itemsize * row.parameters):.1%}"
+def share_of(row: Row, parameter_bytes: int) -> str:
+    return "" if row.memory is None or row.memory.extra is None else f"{row.memory.extra / parameter_bytes:.1%}"
 
 
 # ---- sentences
@@ -104,9 +102,9 @@ def describe_method(found: Comparison) -> str:
 def describe_gaps(found: Comparison) -> list[str]:
     """Who is missing, and what could not be measured."""
     told = [f"Left out: {name} ({why})" for name, why in found.left_out.items()]
-    for name, entrant in found.entrants.items():
-        if entrant.memory is not None and entrant.memory.extra is None:
-            told.append(f"Memory of {name} is not known ({entrant.memory.how})")
+    for row in found.rows:
+        if row.memory is not None and row.memory.extra is None:
+            told.append(f"Memory of {row.contestant} is not known ({row.memory.how})")
     return told
 
 
@@ -156,7 +154,7 @@ def as_markdown(found: Bench) -> str:
 def table_in_markdown(found: Comparison) -> str:
     """One comparison, with what stands above and below it."""
     lines = [f"## {found.model}", "", describe_model(found)]
-    if found.entrants:
+    if found.rows:
         columns = make_columns(found)
         lines += [
             describe_method(found) + (f" **{NOT_TO_BE_QUOTED}**" if found.disturbed else ""),
@@ -210,7 +208,7 @@ def show(console: Console, found: Comparison) -> None:
     """Print a comparison as a table, with what a reader needs to know below it."""
     from rich.text import Text
 
-    if found.entrants:
+    if found.rows:
         console.print(table_in_terminal(found, console.width))
         console.print(Text(f"{describe_model(found)} {describe_method(found)}", style="dim"))
         if found.disturbed:
@@ -243,7 +241,7 @@ def table_in_terminal(found: Comparison, width: int) -> Table:
     for title, room in kept.items():
         table.add_column(title, justify="left" if title in TEXT else "right", width=room)
     for place, row in enumerate(found.rows):
-        style = f"bold {colour_of(row.entrant.rule)}" if row.entrant.package == "thalweg" else ""
+        style = f"bold {colour_of(row.rule)}" if row.package == "thalweg" else ""
         table.add_row(*(Text(columns[title][place], no_wrap=True) for title in kept), style=style)
     return table
 

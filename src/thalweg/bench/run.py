@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+from thalweg.bench.bandwidth import Yardstick, make_yardstick
 from thalweg.bench.contestants import Contestant, Stepping
-from thalweg.bench.models import SMALL, small_model
-from thalweg.bench.ours import ALL, FRONT_ENDS, USUAL, check_options, enter, resolve_optimizer
+from thalweg.bench.ours import ALL, USUAL, check_options, enter
 from thalweg.bench.peers import CONTROL, PEERS
 from thalweg.bench.quiet import WAIT
 from thalweg.bench.record import Bench, Comparison
-from thalweg.bench.rounds import LARGE, Method, Progress, compare
+from thalweg.bench.rounds import Contest, Method, Progress
 from thalweg.errors import CommandError
 from thalweg.kernels.cpu.library import level_used
 from thalweg.plan.models import Model
+from thalweg.plan.optimizers import resolve_optimizer, resolve_owners
+from thalweg.plan.planning import DEVICES, ENGINES, FRONT_ENDS, check_word
 from thalweg.plan.sources import resolve
 from thalweg.rules import RULES
 from thalweg.show.arguments import Given, suggest
 from thalweg.show.devices import Device, machine, versions
 from thalweg.show.published import PACKAGES, how_to_install, is_installed
 
-DEVICES = ("cpu", "cuda")
-ENGINES = ("auto", "reference", "foreach", "fused")
+if TYPE_CHECKING:
+    from thalweg.bench.workload import Workload
+
 DTYPES = ("float32", "bfloat16")
 #: Packages whose versions a record has, beside those that take part.
 VERSIONS = ("thalweg", "numpy", "jax", "jaxlib", "ml_dtypes", "triton")
@@ -59,6 +62,7 @@ def bench(
     wait: float = WAIT,
     on_progress: Callable[[Progress], object] = lambda progress: None,
     on_comparison: Callable[[Comparison], object] = lambda comparison: None,
+    **pace: Any,
 ) -> Bench:
     """Time steps of our optimizers and of installed peers in turns, on real shapes.
 
@@ -67,9 +71,11 @@ def bench(
     takes every rule. ``rules`` is another name of it. against: packages, all of which must be installed; None takes
     those that are. reference: the contestant that others are compared with, by a part of its name; None takes torch's
     fused AdamW, or the first that runs. moving_grads: whether each step finds its gradients at other addresses, as
-    after ``zero_grad()``. inner: steps of one measurement. budget: bytes of memory to stay below. Ctrl-C raises
-    ``Stopped``, which has what was finished.
+    after ``zero_grad()``. inner: steps of one measurement. budget: bytes of memory to stay below. pace: other fields of
+    ``rounds.Method``, such as seconds of ``rest``. Ctrl-C raises ``Stopped``, which has what was finished.
     """
+    from thalweg.bench.workload import Workload
+
     if optimizers is not None and rules is not None:
         raise CommandError("optimizers and rules are two names of one argument: give one of them")
     for what, given, known in (
@@ -79,11 +85,13 @@ def bench(
         ("dtype", [dtype], DTYPES),
         ("device", [device], DEVICES),
     ):
-        check_names(what, given, known)
+        for word in given:
+            check_word(what, word, known)
     for what, count in (("repeats", repeats), ("inner", inner)):
         if count < 1:
             raise CommandError(f"{what} must be at least 1, got {count}")
     names = resolve_optimizers(optimizers if optimizers is not None else rules if rules is not None else USUAL)
+    options = resolve_owners(options)
     check_options(options, names)
     models = [resolve_model(each, dtype) for each in ([model] if isinstance(model, str | Model) else model)]
     where = Device(device)
@@ -108,45 +116,37 @@ def bench(
         memory=memory,
         wait=wait,
         on_progress=on_progress,
+        **pace,
     )
     try:
-        measure(found, models, contestants, where, method, on_comparison)
+        yardstick: Yardstick | None = None
+        for workload in (Workload(each, where, dtype) for each in models):
+            is_large = workload.nbytes >= method.large
+            if is_large and yardstick is None:
+                yardstick = make_yardstick(where, method.yardstick)
+            contest = begin(workload, yardstick if is_large else None, method)
+            found.comparisons.append(contest.found)
+            contest.run(contestants)
+            on_comparison(contest.found)
     except KeyboardInterrupt as interrupt:
-        found.comparisons = [comparison for comparison in found.comparisons if comparison.entrants]
+        found.comparisons = [comparison for comparison in found.comparisons if comparison.rows]
         found.stopped = True
         raise Stopped(found) from interrupt
     return found
 
 
-def measure(
-    found: Bench,
-    models: Iterable[Model],
-    contestants: Sequence[Contestant],
-    device: Device,
-    method: Method,
-    on_comparison: Callable[[Comparison], object],
-) -> None:
-    """Compare everyone on every model. What a comparison has so far is there when it is interrupted."""
-    from thalweg.bench.bandwidth import Yardstick, make_yardstick
-    from thalweg.bench.workload import Workload
-
-    yardstick: Yardstick | None = None
-    for model in models:
-        workload = Workload(model, device, found.dtype)
-        large = workload.nbytes >= LARGE
-        if large and yardstick is None:
-            yardstick = make_yardstick(device)
-        comparison = Comparison(
-            model=model.name,
-            about=model.about,
-            parameters=model.parameters,
-            tensors=len(model.tensors),
-            itemsize=workload.itemsize,
-            yardstick=yardstick.name if large and yardstick is not None else "",
-        )
-        found.comparisons.append(comparison)
-        compare(comparison, workload, contestants, yardstick if large else None, method)
-        on_comparison(comparison)
+def begin(workload: Workload, yardstick: Yardstick | None, method: Method) -> Contest:
+    """A contest of which nothing is measured yet."""
+    model = workload.model
+    comparison = Comparison(
+        model=model.name,
+        about=model.about,
+        parameters=model.parameters,
+        tensors=len(model.tensors),
+        itemsize=workload.itemsize,
+        yardstick="" if yardstick is None else yardstick.name,
+    )
+    return Contest(comparison, workload, yardstick, method)
 
 
 def list_contestants(
@@ -198,13 +198,7 @@ def resolve_optimizers(asked: Sequence[Any]) -> list[str]:
 
 def resolve_model(model: str | Model, dtype: str) -> Model:
     if isinstance(model, str):
-        model = small_model() if model == SMALL else resolve(model, dtype)
+        model = resolve(model, dtype)
     if model.parameters == 0:
         raise CommandError(f"{model.name} has no parameters to step")
     return model
-
-
-def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    for name in given:
-        if name not in known:
-            raise CommandError(f"there is no {what} {name!r}: {suggest(name, known)}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thalweg.dtypes import DTYPES
 from thalweg.plan.models import Model
 from thalweg.show.devices import Device
 
@@ -19,7 +20,6 @@ PERIOD = 1_048_573
 PARAMETER, GRADIENT = 2e-2, 1e-2
 #: Sets of gradients. Each step takes the other one, so that addresses differ from those of the step before.
 SETS = 2
-DTYPES = {"float32": 4, "bfloat16": 2}
 
 
 class Workload:
@@ -30,7 +30,7 @@ class Workload:
         self.names = [tensor.name for tensor in model.tensors]
         #: Where the largest tensor stands.
         self.largest = max(range(len(model.tensors)), key=lambda index: model.tensors[index].elements)
-        self.itemsize = DTYPES[dtype]
+        self.itemsize = DTYPES[dtype].bytes
 
     @property
     def nbytes(self) -> int:

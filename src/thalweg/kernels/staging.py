@@ -40,13 +40,15 @@ class Staged(NamedTuple):
     slot: int
 
 
-def staged(sizes: Sequence[int], count: int = 0) -> list[Staged]:
-    """How things of these bytes, in their order, are moved. count: of all that is moved already, whose slots go before.
+def staged(sizes: Sequence[int], count: int = 0, most: int = STAGED) -> list[Staged]:
+    """How things of these bytes, in their order, are moved, at most so many bytes together.
+
+    count: of all that is moved already, whose slots go before.
 
     >>> [(len(own.members), own.slot) for own in staged([2**25] * 5 + [2**30] + [2**26] * 2)]
     [(2, 0), (2, 1), (1, 2), (1, 0), (1, 1), (1, 2)]
     """
-    parts = [part for part in pieces(sizes, STAGED) if part]
+    parts = [part for part in pieces(sizes, most) if part]
     totals = [sum(sizes[i] for i in part) for part in parts]
     usual = statistics.median(totals) if totals else 0
     return [

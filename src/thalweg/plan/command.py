@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from thalweg.plan.models import BUILTIN
-from thalweg.plan.optimizers import MIXTURES, OPTIMIZERS, parse_option, resolve_optimizer
+from thalweg.plan.optimizers import resolve_optimizer
 from thalweg.plan.planning import DEVICES, ENGINES, FRONT_ENDS, LAYOUTS, Plan, plan
-from thalweg.show.arguments import split_words
+from thalweg.rules import RULES
+from thalweg.show.arguments import parse_option, split_words
 from thalweg.show.choices import Dtype, complete_options, complete_words
 from thalweg.show.extras import extra
+from thalweg.show.registered import MIXTURES
 from thalweg.show.units import parse_quantity, parse_rate, parse_size
 
 with extra("cli"):
@@ -22,20 +24,19 @@ with extra("cli"):
 
 
 def complete_model(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    """Built-in names, or, once something like a path is there, files."""
-    found = [CompletionItem(name) for name in BUILTIN if name.startswith(incomplete.lower().replace("_", "-"))]
-    return found or [CompletionItem(incomplete, type="file")]
+    """The last of several built-in names, or, once something like a path is there, files."""
+    found = complete_words(BUILTIN, incomplete.lower().replace("_", "-"))
+    return [CompletionItem(text) for text in found] or [CompletionItem(incomplete, type="file")]
 
 
-def complete_optimizers(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(text) for text in complete_words([*OPTIMIZERS, *MIXTURES], incomplete)]
+def complete_list(names: Iterable[str]) -> Callable[[Any, Any, str], list[CompletionItem]]:
+    """Complete the last word of a list."""
+    known = list(names)
+    return lambda ctx, param, incomplete: [CompletionItem(text) for text in complete_words(known, incomplete)]
 
 
 def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    return [
-        CompletionItem(text)
-        for text in complete_options({name: rule for name, (rule, _) in OPTIMIZERS.items()}, incomplete)
-    ]
+    return [CompletionItem(text) for text in complete_options({name: name for name in RULES}, incomplete)]
 
 
 @click.command("plan")
@@ -46,8 +47,8 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
     "--optimizer",
     "--rules",
     metavar="LIST",
-    shell_complete=complete_optimizers,
-    help=f"Only these, separated by commas: {','.join([*OPTIMIZERS, *MIXTURES]).lower()}, module:MyRule, or "
+    shell_complete=complete_list([*RULES, *MIXTURES]),
+    help=f"Only these, separated by commas: {','.join([*RULES, *MIXTURES]).lower()}, module:MyRule, or "
     "module:function for a mixture.",
 )
 @click.option(
@@ -89,21 +90,14 @@ def command(
     model: str | None,
     model_option: str | None,
     optimizers: str | None,
-    dtype: str | None,
-    frozen: Sequence[str],
     memory: str | None,
-    world: int,
-    layout: str,
-    front_end: str,
-    device: str | None,
-    engine: str,
-    offload_state: bool,
     bandwidth: str | None,
     flops: str | None,
     options: Sequence[str],
     explain: bool,
     as_json: bool,
     out: Path | None,
+    **given: Any,
 ) -> None:
     """Show what each optimizer will cost: state, peak memory, traffic and time. Nothing is allocated or downloaded.
 
@@ -130,23 +124,15 @@ def command(
     Parameters, gradients, state and peak are counted; activations are not. No GPU is needed.
     """
     if (model is None) == (model_option is None):
-        given = "twice" if model else "not at all"
-        raise click.UsageError(f"MODEL is given {given}: say thalweg plan gpt2")
+        raise click.UsageError(f"MODEL is given {'twice' if model else 'not at all'}: say thalweg plan gpt2")
     found = plan(
         model or model_option or "",
         optimizers=None if optimizers is None else parse_optimizers(optimizers),
         options=[parse_option(text) for text in options],
-        dtype=dtype,
-        frozen=frozen,
-        front_end=front_end,
-        device=device,
-        engine=engine,
-        world=world,
-        layout=layout,
-        offload_state=offload_state,
         bandwidth=None if bandwidth is None else parse_rate(bandwidth, option="--bandwidth"),
         flops=None if flops is None else parse_flops(flops),
         memory=None if memory is None else parse_size(memory, option="--memory"),
+        **given,
     )
     if as_json:
         from thalweg.plan.record import record_plan

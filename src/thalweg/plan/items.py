@@ -9,14 +9,11 @@ from dataclasses import dataclass, replace
 from thalweg.arrays import Axes, Shape
 from thalweg.plan.models import Tensor
 from thalweg.programs import budget
-from thalweg.programs.budget import entry_bytes
 from thalweg.rules import Rule
 from thalweg.rules.entries import Entry
 from thalweg.rules.whole import is_remembered
 from thalweg.settings import Setting
 from thalweg.storage import Kept, kind
-
-__all__ = ["Item", "entry_bytes", "item_of", "shard", "sort_items"]
 
 
 @dataclass(frozen=True)

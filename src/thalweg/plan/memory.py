@@ -21,6 +21,7 @@ from thalweg.kernels.staging import ALIGNED, aligned
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.kernels.triton.served import reason_against
 from thalweg.plan.items import Item, sort_items
+from thalweg.programs.budget import entry_bytes
 from thalweg.programs.footprint import LR, Footprint, footprint
 from thalweg.rules import Kron, WholeRule
 from thalweg.rules.entries import Factor
@@ -120,19 +121,23 @@ def steps_of(bucket: Sequence[Item], way: str, device: str = "cpu", **ways: Any)
 
         for stack in sort_items(bucket, alike):
             for part in cut(stack, STACK):
-                count = 0 if len(part) == 1 else len(part)
-                yield add_footprints(
-                    [measure_item(part[0], given_noise=True, stack=count, **ways)], is_copy=bool(count)
-                )
+                step = add_footprints([measure_item(part[0], given_noise=True, **ways)] * len(part))
+                copied = sum(map(size_of, part)) if len(part) > 1 else 0
+                yield step._replace(peak=step.peak + copied, is_copy=copied > 0)
 
 
 def measure_item(item: Item, **ways: Any) -> Footprint:
     return footprint(item.setting, item.tensor.shape, item.tensor.dtype, whole=item.whole, **ways)
 
 
-def add_footprints(several: Sequence[Footprint], *, is_copy: bool = False) -> Step:
+def size_of(item: Item) -> int:
+    """Bytes of a parameter, its gradient and its state."""
+    return sum(map(entry_bytes, (*[(item.tensor.shape, item.tensor.dtype)] * 2, *item.entries.values())))
+
+
+def add_footprints(several: Sequence[Footprint]) -> Step:
     peak, result = sum(own.peak for own in several), sum(own.result for own in several)
-    return Step(peak, result, sum(own.parameter for own in several), is_copy)
+    return Step(peak, result, sum(own.parameter for own in several))
 
 
 def cut(bucket: Sequence[Item], limit: int) -> Iterator[Sequence[Item]]:
@@ -186,8 +191,11 @@ def native_scratch(items: Sequence[Item]) -> int:
 # ---- kernels for GPUs
 
 
-def gpu_scratch(buckets: Sequence[Sequence[Item]]) -> int:
-    """What kernels keep from step to step: they say so themselves where torch and Triton are installed."""
+def gpu_scratch(buckets: Sequence[Sequence[Item]], at_once: int = MOST_AT_ONCE) -> int:
+    """What kernels keep from step to step: they say so themselves where torch and Triton are installed.
+
+    at_once: elements of tensors that kernels lay out together, about.
+    """
     if not buckets:
         return 0
     if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
@@ -199,7 +207,7 @@ def gpu_scratch(buckets: Sequence[Sequence[Item]]) -> int:
         return Ghost(item.tensor.shape, item.tensor.dtype, tuple(item.entries.items()), whole)
 
     settled = [(replace(bucket[0].setting, rule=bucket[0].rule), bucket) for bucket in buckets]
-    return scratch_bytes([(s, [ghost(item) for item in part]) for s, own in settled for part in portions(own)])
+    return scratch_bytes([(s, [ghost(item) for item in part]) for s, own in settled for part in portions(own, at_once)])
 
 
 def estimate(buckets: Sequence[Sequence[Item]]) -> int:
@@ -216,11 +224,11 @@ def estimate(buckets: Sequence[Sequence[Item]]) -> int:
     return round(total + shared)
 
 
-def portions(bucket: Sequence[Item]) -> Iterator[Sequence[Item]]:
+def portions(bucket: Sequence[Item], at_once: int = MOST_AT_ONCE) -> Iterator[Sequence[Item]]:
     """Pieces of about equal size, each of whole tensors. Those of rules that need whole tensors have small tables."""
     bucket = sorted(bucket, key=lambda item: item.tensor.shape)  # equal pieces are laid out once
     *starts, total = accumulate((item.tensor.elements for item in bucket), initial=0)
-    count = 1 if bucket[0].rule.needs_whole else max(1, -(-total // MOST_AT_ONCE))
+    count = 1 if bucket[0].rule.needs_whole else max(1, -(-total // at_once))
     # tensors without elements at the end belong to the last piece
     numbers = [min(start * count // max(1, total), count - 1) for start in starts]
     for _, some in groupby(zip(numbers, bucket, strict=True), lambda pair: pair[0]):

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 from thalweg.arrays import Shape
 from thalweg.dtypes import DTYPES
 from thalweg.errors import CommandError
-from thalweg.show.arguments import suggest
 
 
 @dataclass(frozen=True)
@@ -76,11 +75,11 @@ def weight_and_bias(name: str, *shape: int) -> Named:
     yield f"{name}.bias", shape[:1]
 
 
-def gpt2(hidden: int = 768, layers: int = 12) -> Named:
+def gpt2(hidden: int = 768, vocabulary: int = 50257, positions: int = 1024) -> Named:
     """Its projections are stored the other way around: inputs x outputs."""
-    yield "transformer.wte.weight", (50257, hidden)
-    yield "transformer.wpe.weight", (1024, hidden)
-    for layer in range(layers):
+    yield "transformer.wte.weight", (vocabulary, hidden)
+    yield "transformer.wpe.weight", (positions, hidden)
+    for layer in range(12):
         inside = f"transformer.h.{layer}"
         for norm, projections in (
             ("ln_1", (("attn.c_attn", 1, 3), ("attn.c_proj", 1, 1))),
@@ -152,6 +151,7 @@ BUILT_IN: Mapping[str, tuple[str, Callable[[], Named]]] = {
     "llama-1b": ("Llama 3.2 1B, tied head", lambda: llama(2048, 8192, 16, 512, tied=True)),
     "llama-8b": ("Llama 3.1 8B", lambda: llama(4096, 14336, 32)),
     "llama-70b": ("Llama 3.1 70B", lambda: llama(8192, 28672, 80)),
+    "small": ("GPT-2 of narrow layers, for what a step costs beside its arithmetic", lambda: gpt2(64, 4096, 512)),
 }
 #: Names of the models that are built in.
 BUILTIN = tuple(BUILT_IN)
@@ -171,7 +171,5 @@ def builtin(name: str) -> Model:
     124439808
     """
     known = spell_builtin(name)
-    if known not in BUILT_IN:
-        raise CommandError(f"there is no built-in model {name!r}: {suggest(name, BUILTIN)}")
     about, named = BUILT_IN[known]
     return Model(known, about, tuple(Tensor(*pair) for pair in named()))

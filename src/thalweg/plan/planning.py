@@ -13,21 +13,21 @@ from thalweg.plan.items import item_of
 from thalweg.plan.memory import why_unfused
 from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import (
-    MIXTURES,
-    OPTIMIZERS,
     Assigned,
-    Option,
     Refused,
     assign,
     check_known_options,
     check_used,
-    is_mixture,
     resolve_optimizer,
+    resolve_owners,
     setting_of,
 )
 from thalweg.plan.ranks import reason_against_part
 from thalweg.plan.shares import Place, Share, largest_share
-from thalweg.plan.sources import prepare, resolve
+from thalweg.plan.sources import resolve
+from thalweg.rules import RULES
+from thalweg.show.arguments import Given, suggest
+from thalweg.show.registered import MIXTURES, is_mixture
 
 FRONT_ENDS = ("torch", "numpy", "optax")
 DEVICES = ("cpu", "cuda")
@@ -70,19 +70,9 @@ class Plan:
     bandwidth: float
     flops: float | None
     memory: int | None
-    options: tuple[Option, ...] = field(default=())
+    options: tuple[Given, ...] = field(default=())
     #: Optimizers that do not take this model, by name, and why.
     refused: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def parameter_bytes(self) -> int:
-        """Of one rank; its gradients take as many."""
-        return self.costs[0].share.parameter_bytes
-
-    @property
-    def frozen_bytes(self) -> int:
-        """Of one rank's weights that are not trained."""
-        return self.costs[0].share.frozen_bytes
 
     def by_rule(self, cost: Cost) -> dict[str, list[Tensor]]:
         """Which parameters an optimizer steps by which rule."""
@@ -119,7 +109,7 @@ def plan(
     model: str | Model,
     *,
     optimizers: Iterable[str] | None = None,
-    options: Iterable[Option] = (),
+    options: Iterable[Given] = (),
     dtype: str | None = None,
     frozen: Sequence[str] = (),
     front_end: str = "torch",
@@ -146,18 +136,19 @@ def plan(
     device = device or ("cpu" if front_end == "numpy" else "cuda")
     place = Place(front_end, device, engine, world, layout, offload_state)
     check_place(place)
-    names = [resolve_optimizer(name) for name in optimizers] if optimizers is not None else all_optimizers(front_end)
+    every = [*RULES, *(MIXTURES if front_end == "torch" else ())]
+    names = every if optimizers is None else [resolve_optimizer(name) for name in optimizers]
     for name in names:
         if is_mixture(name) and front_end != "torch":
             raise CommandError(f"{name} is a mixture of thalweg.torch: it is planned with --front-end torch")
     for what, value in (("bandwidth", bandwidth), ("flops", flops), ("memory", memory)):
         if value is not None and not value > 0:
             raise CommandError(f"{what} must be above 0, got {value}")
-    given = tuple(options)
+    given = resolve_owners(options)
     check_known_options(given, names)
     check_used(given, {name: setting_of(name, given) for name in names if not is_mixture(name)})
     patterns = (frozen,) if isinstance(frozen, str) else tuple(frozen)
-    found = resolve(model, dtype, patterns) if isinstance(model, str) else prepare(model, dtype, patterns)
+    found = resolve(model, dtype, patterns)
     rate, costs, refused = bandwidth or BANDWIDTHS[place.device], [], {}
     for name in names:
         try:
@@ -170,11 +161,6 @@ def plan(
     if not costs:
         raise CommandError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
     return Plan(found, place, tuple(costs), rate, flops, memory, given, refused)
-
-
-def all_optimizers(front_end: str) -> list[str]:
-    """What is planned where nothing else is said."""
-    return [*OPTIMIZERS, *(MIXTURES if front_end == "torch" else ())]
 
 
 def cost_of(
@@ -233,7 +219,7 @@ def check_place(place: Place) -> None:
 
 def check_word(what: str, word: str, known: Sequence[str]) -> None:
     if word not in known:
-        raise CommandError(f"there is no {what} {word!r}: it must be one of {', '.join(known)}")
+        raise CommandError(f"there is no {what} {word!r}: {suggest(word, known)}")
 
 
 def check_served(name: str, assigned: Sequence[Assigned], model: Model, place: Place) -> None:

@@ -19,8 +19,9 @@ from thalweg.kernels.chunks import CHUNK
 from thalweg.kernels.cpu import reasons as native
 from thalweg.kernels.staging import aligned
 from thalweg.kernels.triton import served as kernels
-from thalweg.plan.items import Item, entry_bytes, shard, sort_items
+from thalweg.plan.items import Item, shard, sort_items
 from thalweg.plan.memory import gpu_scratch, joint_bytes, why_unfused
+from thalweg.programs.budget import entry_bytes
 from thalweg.programs.evaluate import order_for
 from thalweg.programs.footprint import footprint, middle_peak
 from thalweg.programs.graph import Value
@@ -285,5 +286,5 @@ def stack_peak(items: Sequence[Item]) -> int:
     for alike in sort_items(items, lambda item: (item.setting, item.shape, item.tensor.dtype)):
         first = alike[0]
         count = min(len(alike), max(1, CHUNK // max(1, first.tensor.elements)))
-        found = max(found, middle_peak(whole_rule(first), first.shape, arithmetic(first.tensor.dtype), count))
+        found = max(found, count * middle_peak(whole_rule(first), first.shape, arithmetic(first.tensor.dtype)))
     return found

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from thalweg.plan.optimizers import OPTIMIZERS, applies, is_mixture
+from thalweg.plan.optimizers import USUAL, applies
 from thalweg.plan.planning import Cost, Plan
+from thalweg.show.registered import is_mixture
 
 #: What fields of a share are called in a record, where it is not the same.
 NAMES = {
@@ -42,16 +43,15 @@ def record_plan(found: Plan, *, explain: bool = False) -> dict[str, Any]:
 
 def record_cost(found: Plan, cost: Cost, explain: bool) -> dict[str, Any]:
     share, name = cost.share, cost.optimizer
-    rule, own = (None, {}) if is_mixture(name) else OPTIMIZERS[name]
-    asked = [o for o in found.options if o.optimizer == name or (o.optimizer is None and applies(o, name))]
+    asked = [o for o in found.options if o.owner == name or (not o.owner and applies(o, name))]
     record: dict[str, Any] = {
         "optimizer": name,
-        "rule": rule,
+        "rule": None if is_mixture(name) else name,
         "rules": {
             each: {"tensors": len(some), "parameters": sum(tensor.elements for tensor in some)}
             for each, some in found.by_rule(cost).items()
         },
-        "options": {**own, **{option.name: option.value for option in asked}},
+        "options": {**USUAL.get(name, {}), **{option.name: option.value for option in asked}},
         **{NAMES.get(name, name): value for name, value in asdict(share).items()},
         "gradient_bytes": share.parameter_bytes,
         "total_bytes": share.total_bytes if share.peak_bytes is not None else None,

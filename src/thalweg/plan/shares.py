@@ -12,7 +12,7 @@ from typing import Any
 
 from thalweg.kernels.staging import SLOTS, staged, together
 from thalweg.plan import costs
-from thalweg.plan.items import Item, entry_bytes, item_of, local, shard, sort_items
+from thalweg.plan.items import Item, item_of, local, shard, sort_items
 from thalweg.plan.memory import Peak, measure_item, numpy_peak, torch_peak
 from thalweg.plan.models import Tensor
 from thalweg.plan.ranks import (
@@ -26,6 +26,7 @@ from thalweg.plan.ranks import (
     owner_peak,
     ring,
 )
+from thalweg.programs.budget import entry_bytes
 from thalweg.settings import Setting
 from thalweg.storage import keys_like_parameter
 

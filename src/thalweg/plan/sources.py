@@ -28,20 +28,16 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 ON_A_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
-def resolve(text: str, dtype: str | None = None, frozen: Sequence[str] = ()) -> Model:
+def resolve(model: str | Model, dtype: str | None = None, frozen: Sequence[str] = ()) -> Model:
     """The model that is meant. ``dtype``: that of its parameters, whatever the source says.
 
-    frozen: patterns of the names of parameters that are not trained, such as ``*.embed*``.
+    frozen: patterns of the names of parameters that are not trained, such as ``*.embed*``; all others have a dtype that
+    can be trained in.
 
     >>> resolve("llama-1b").parameters
     1235814400
     """
-    return prepare(read_model(text), dtype, frozen)
-
-
-def prepare(model: Model, dtype: str | None = None, frozen: Sequence[str] = ()) -> Model:
-    """A model with parameters of a dtype that can be trained in, but for those that are frozen."""
-    model = model.freeze(frozen)
+    model = (read_model(model) if isinstance(model, str) else model).freeze(frozen)
     if dtype is not None:
         return model.stored_as(parse_dtype(dtype))
     for tensor in model.tensors:

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from thalweg.plan.models import Tensor
-from thalweg.plan.optimizers import is_mixture
 from thalweg.plan.planning import BANDWIDTHS, Cost, Plan
 from thalweg.show.extras import extra
 from thalweg.show.palette import colour_of
+from thalweg.show.registered import is_mixture
 from thalweg.show.units import human_bytes, human_seconds, scale_down
 
 with extra("cli"):
@@ -24,18 +24,18 @@ ASSUMED = {"cuda": "an H100's; set --bandwidth for yours", "cpu": "a guess; set 
 
 def heading(found: Plan) -> str:
     """The model, and where it would be trained."""
-    model, place = found.model, found.place
+    model, place, share = found.model, found.place, found.costs[0].share
     several = place.world > 1
     where = f"{place.front_end} on {place.device}" + (f", {place.world} ranks, {place.layout}" if several else "")
     each = " on each rank" if several else ""
     told = (
         f"{model.name} ({model.about}): {count_parameters(model.tensors)}\n"
-        f"{where}: parameters take {human_bytes(found.parameter_bytes)}, gradients the same{each}"
+        f"{where}: parameters take {human_bytes(share.parameter_bytes)}, gradients the same{each}"
     )
     if not model.frozen:
         return told
     without = "without gradients and state"
-    return f"{told}\nfrozen: {count_parameters(model.frozen)}, take {human_bytes(found.frozen_bytes)}{each}, {without}"
+    return f"{told}\nfrozen: {count_parameters(model.frozen)}, take {human_bytes(share.frozen_bytes)}{each}, {without}"
 
 
 def count_parameters(tensors: Sequence[Tensor]) -> str:

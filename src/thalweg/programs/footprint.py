@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from thalweg.arrays import Shape
 from thalweg.boundary import advance
 from thalweg.rules import Direction, Update
-from thalweg.rules.entries import Count, PerSlice
+from thalweg.rules.entries import PerSlice
 from thalweg.rules.whole import WholeRule
 from thalweg.settings import Setting
 from thalweg.spaces import shapes
@@ -24,7 +24,7 @@ LR = 1e-3
 class Footprint:
     """Of one step, in bytes where nothing else is said."""
 
-    #: Temporaries that are alive together, at most, with new values, and with copies of what came in.
+    #: Temporaries that are alive together, at most, with new values.
     peak: int
     #: The new parameter, and its new state.
     parameter: int
@@ -87,24 +87,18 @@ def footprint(
     refresh: bool = True,
     selects: bool = False,
     given_noise: bool = False,
-    stack: int = 0,
     by_owners: bool = False,
 ) -> Footprint:
     """Of a step after the first; ``refresh``: of one that refreshes Kron's factors.
 
     whole: the shape of the whole parameter, if this is a shard. selects: whether both sides of a branch are computed,
     because the host does not know which is asked for. given_noise: noise is made by native code, and not by the rule.
-    stack: so many parameters of this shape are copied into one with a leading axis more.
     """
     meter = Meter(library, selects=selects, branch=refresh, widens=library == "torch")
     rule: Any = setting.rule_at(1)
-    if stack:
-        shape, rule = (stack, *shape), replace(rule, stacked_axes=rule.stacked_axes + 1)
     p, g = meter.array(shape, dtype), meter.array(shape, dtype)
-    declared = rule.entries(whole or shape)
     entries = describe_state(rule, setting.handling, whole or shape, dtype, shape)
     state = {key: meter.array(*entry) for key, entry in entries.items()}
-    copied = p.nbytes + g.nbytes + sum(e.nbytes for key, e in state.items() if not isinstance(declared.get(key), Count))
     meter.begin()
     if by_owners:
         rule = ByOwners(rule, meter)
@@ -124,7 +118,7 @@ def footprint(
     )
     left, new = meter.live - meter.start, result.p.nbytes
     return Footprint(
-        peak=meter.extra + (copied if stack else 0),
+        peak=meter.extra,
         parameter=new,
         state=left - new,
         waiting=rule.waiting if by_owners else 0,
@@ -135,14 +129,12 @@ def footprint(
 
 
 @functools.lru_cache(maxsize=4096)
-def middle_peak(rule: WholeRule, shape: Shape, precision: str, stack: int = 0, *, widens: bool = True) -> int:
-    """The temporaries of the middle part of a rule, what is shown included, for one tensor, or for a stack of so many.
+def middle_peak(rule: WholeRule, shape: Shape, precision: str, *, widens: bool = True) -> int:
+    """The temporaries of the middle part of a rule, what is shown included, for one tensor: a stack needs as many more.
 
     precision: that of the arithmetic. widens: whether products of 16 bits are made in float32.
     """
     meter, declared = Meter(widens=widens), rule.entries(shape)
-    if stack:
-        shape, rule = (stack, *shape), replace(rule, stacked_axes=rule.stacked_axes + 1)
     own = {key: entry for key, entry in declared.items() if isinstance(entry, PerSlice)}
     state = {key: meter.array(entry.shape(shape, rule.stacked_axes), precision) for key, entry in own.items()}
     meter.begin()

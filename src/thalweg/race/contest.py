@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thalweg.errors import CommandError
-from thalweg.race.contestants import CONTESTANTS, Contestant, check_owners, enter, give_options, split_rates
-from thalweg.race.programme import Course, Programme, make_programme, prepare
+from thalweg.race.contestants import (
+    CONTESTANTS,
+    Contestant,
+    check_owners,
+    enter,
+    give_options,
+    is_packaged,
+    split_rates,
+    write_options,
+)
+from thalweg.race.programme import Course, Programme, make_course, prepare
 from thalweg.race.records import Book, Damage
 from thalweg.race.rivals import enter_rival, list_rivals
 from thalweg.race.run import Progress, Record, Result, Run, execute, start_training
 from thalweg.race.summary import Summary, summarize
-from thalweg.race.sweep import plan
+from thalweg.race.sweep import Plan, plan
 from thalweg.race.task import Task, check_names, check_rates
 from thalweg.race.tasks import resolve
 from thalweg.show.devices import Device, machine, versions
@@ -46,29 +54,28 @@ class Race:
         self.tasks = {task.name: task for task in tasks}
         self.contestants = {contestant.name: contestant for contestant in contestants}
         self.programme, self.folder = programme, folder
-        self.book = None if folder is None else Book(folder / RECORDS)
-        self.records: dict[Run, Record] = {} if self.book is None else dict(self.book.records)
+        self.book = Book(None if folder is None else folder / RECORDS)
+        self.records, self.damaged = self.book.records, self.book.damaged
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The runs of each course as far as they are decided: which rates go on depends on what came of others."""
+        return [plan(course, self.records) for course in self.programme.courses]
 
     @property
     def wanted(self) -> list[Run]:
-        """The runs of the race as far as they are decided: which rates go on depends on what came of others."""
-        return [run for course in self.programme.courses for run in plan(course, self.records).runs]
+        return [run for each in self.plans for run in each.runs]
 
     @property
     def waiting(self) -> list[Run]:
         """Those that are not recorded yet."""
-        return [run for course in self.programme.courses for run in plan(course, self.records).waiting]
+        return [run for each in self.plans for run in each.waiting]
 
     @property
     def progress(self) -> tuple[int, int]:
         """How many runs are done, and how many there will be, if no grid has to be widened."""
-        plans = [plan(course, self.records) for course in self.programme.courses]
-        total = sum(len(each.runs) + each.later for each in plans)
-        return total - sum(len(each.waiting) + each.later for each in plans), total
-
-    @property
-    def damaged(self) -> list[Damage]:
-        return [] if self.book is None else self.book.damaged
+        plans = self.plans
+        return sum(len(each.runs) - len(each.waiting) for each in plans), sum(len(p.runs) + p.later for p in plans)
 
     def run(
         self,
@@ -78,28 +85,23 @@ class Race:
     ) -> Outcome:
         """Run what is waiting, one after another or by workers. Interrupted, it leaves every finished run recorded."""
         self.rehearse()
-        with nullcontext() if self.book is None else self.book.room():
-            self._run(on_measure, on_run, workers)
-        return Outcome(self.programme, self.records, summarize(self.programme, self.records))
-
-    def _run(
-        self, on_measure: Callable[[Progress], None], on_run: Callable[[Run], None], workers: Workers | None
-    ) -> None:
-        if self.book is not None:
+        with self.book.room():
             self.book.mend()
-        saved = len(self.waiting) < len(self.wanted)
-        if saved:
-            self.save_programme()
-        for course in self.programme.courses:
-            finished = self.run_course(course, on_measure) if workers is None else workers.run(course, self.records)
-            for run, result in finished:
-                if workers is not None:
-                    on_measure(Progress(run, run.steps, result.loss[-1]))
-                self.add(Record(run, result, where(self.contestants[run.contestant], run.device)))
-                if not saved:  # not before: a race that cannot even begin leaves the one before it to be drawn
-                    self.save_programme()
-                    saved = True
-                on_run(run)
+            # else not before the first run: a race that cannot even begin leaves the one before it to be drawn
+            saved = len(self.waiting) < len(self.wanted)
+            if saved:
+                self.save_programme()
+            for course in self.programme.courses:
+                finished = self.run_course(course, on_measure) if workers is None else workers.run(course, self.records)
+                for run, result in finished:
+                    if workers is not None:
+                        on_measure(Progress(run, run.steps, result.loss[-1]))
+                    self.book.add(Record(run, result, where(self.contestants[run.contestant], run.device)))
+                    if not saved:
+                        self.save_programme()
+                        saved = True
+                    on_run(run)
+        return Outcome(self.programme, self.records, summarize(self.programme, self.records))
 
     def run_course(self, course: Course, on_measure: Callable[[Progress], None]) -> Iterator[tuple[Run, Result]]:
         """The runs that a course waits for, each as soon as it is finished: what waits next depends on its record."""
@@ -128,11 +130,6 @@ class Race:
             if doubtful and (run.task, run.batch_size, run.contestant) not in seen:
                 seen.add((run.task, run.batch_size, run.contestant))
                 start_training(self.tasks[run.task], prepare(self.tasks[run.task], contestant), run).step()
-
-    def add(self, record: Record) -> None:
-        if self.book is not None:
-            self.book.add(record)
-        self.records[record.run] = record
 
     def save_programme(self) -> None:
         if self.folder is not None:
@@ -190,23 +187,36 @@ def race(
     if beyond is not None and beyond < 0:
         raise CommandError(f"beyond must be a whole number from 0 on, got {beyond}")
     tasks = [task] if isinstance(task, Task) else resolve(task, None if data is None else Path(data), device)
+    courses = []
     for each in tasks:
         each.check()
-    chosen = make_programme(
-        tasks,
+        if batch_sizes and each.batch_size is None:
+            raise CommandError(f"task {each.name!r} has no batches: leave out --batch")
+        for size in batch_sizes or [each.batch_size]:
+            made = make_course(
+                each,
+                size,
+                contestants,
+                steps=steps,
+                seeds=seeds,
+                rates=rates,
+                more_rates=more_rates or {},
+                beyond=beyond,
+                full=full,
+                engine=engine,
+                device=device,
+            )
+            courses.append(made)
+    programme = Programme(
+        title=tasks[0].title or tasks[0].name if len(tasks) == 1 else "Down the valley",
         command=command,
-        contestants=contestants,
-        steps=steps,
-        seeds=seeds,
-        rates=rates,
-        more_rates=more_rates,
-        beyond=beyond,
-        full=full,
-        batch_sizes=batch_sizes,
-        engine=engine,
-        device=device,
+        contestants={each.name: str(prepare(tasks[0], each)) for each in contestants},
+        courses=courses,
+        rivals=[each.name for each in contestants if each.is_rival],
+        own=[each.name for each in contestants if not each.is_rival and not is_packaged(each)],
+        given={each.name: write_options(each.given) for each in contestants if each.given},
     )
-    return Race(tasks, contestants, chosen, None if folder is None else Path(folder))
+    return Race(tasks, contestants, programme, None if folder is None else Path(folder))
 
 
 def enter_contestant(given: str | Contestant) -> Contestant:
@@ -219,5 +229,5 @@ def enter_contestant(given: str | Contestant) -> Contestant:
 
 def load_race(folder: Path) -> tuple[Outcome, list[Damage]]:
     """The race of a folder as far as it has got, without running anything; and the records that are damaged."""
-    plan, book = Programme.load(folder / PROGRAMME), Book(folder / RECORDS)
-    return Outcome(plan, book.records, summarize(plan, book.records)), book.damaged
+    programme, book = Programme.load(folder / PROGRAMME), Book(folder / RECORDS)
+    return Outcome(programme, book.records, summarize(programme, book.records)), book.damaged

@@ -13,7 +13,7 @@ import numpy as np
 
 import thalweg
 from thalweg.errors import CommandError
-from thalweg.race.contestants import CONTESTANTS, RATES, Contestant, is_packaged, write_options
+from thalweg.race.contestants import CONTESTANTS, RATES, Contestant
 from thalweg.race.run import Run
 from thalweg.race.task import Landscape, Task
 from thalweg.show.arguments import check_file
@@ -92,75 +92,45 @@ class Programme:
             raise CommandError(f"{path} is damaged, or was written by another version: run the race again") from None
 
 
-def make_programme(
-    tasks: Sequence[Task],
+def make_course(
+    task: Task,
+    batch_size: int | None,
+    contestants: Sequence[Contestant],
     *,
-    command: str,
-    contestants: Sequence[Contestant] | None = None,
     steps: int | None = None,
     seeds: int | None = None,
-    rates: Mapping[str, Sequence[float]] | None = None,
-    more_rates: Mapping[str, Sequence[float]] | None = None,
+    rates: Mapping[str, Sequence[float]],
+    more_rates: Mapping[str, Sequence[float]],
     beyond: int | None = None,
     full: bool = False,
-    batch_sizes: Sequence[int] | None = None,
-    engine: str = "auto",
-    device: str = "cpu",
-) -> Programme:
-    """Everyone on every course, at every learning rate, from every seed."""
-    chosen = list(CONTESTANTS.values()) if contestants is None else contestants
-    courses = []
-    for task in tasks:
-        if batch_sizes and task.batch_size is None:
-            raise CommandError(f"task {task.name!r} has no batches: leave out --batch")
-        sizes: Sequence[int | None] = batch_sizes or [task.batch_size]
-        for batch_size in sizes:
-            runs = [
-                Run(
-                    task=task.name,
-                    fingerprint=task.fingerprint + contestant.fingerprint,
-                    contestant=contestant.name,
-                    optimizer=str(prepare(task, contestant)),
-                    lr=lr,
-                    seed=seed,
-                    batch_size=batch_size,
-                    steps=steps_at(task, batch_size, steps),
-                    engine=engine,
-                    device=device,
-                    thalweg=thalweg.__version__,
-                )
-                for contestant in chosen
-                for lr in sorted(
-                    {*rates_for(task, contestant, rates or {}, batch_size), *rates_of(contestant, more_rates or {})}
-                )
-                for seed in range(task.seeds if seeds is None else seeds)
-            ]
-            fixed = [contestant.name for contestant in chosen if rates_of(contestant, rates or {})]
-            widen = task.widen if beyond is None else beyond
-            courses.append(make_course(task, batch_size, runs, full, widen, fixed))
-    names = {contestant.name: str(prepare(tasks[0], contestant)) for contestant in chosen}
-    title = tasks[0].title or tasks[0].name if len(tasks) == 1 else "Down the valley"
-    return Programme(
-        title=title,
-        command=command,
-        contestants=names,
-        courses=courses,
-        rivals=[each.name for each in chosen if each.is_rival],
-        own=[each.name for each in chosen if not each.is_rival and not is_packaged(each)],
-        given={each.name: write_options(each.given) for each in chosen if each.given},
-    )
-
-
-def make_course(
-    task: Task, batch_size: int | None, runs: Sequence[Run], full: bool, widen: int, fixed: Sequence[str]
+    **conditions: str,
 ) -> Course:
+    """Everyone at every learning rate, from every seed. conditions: the engine and the device."""
+    count = steps_at(task, batch_size, steps)
+    runs = [
+        Run(
+            task=task.name,
+            fingerprint=task.fingerprint + contestant.fingerprint,
+            contestant=contestant.name,
+            optimizer=str(prepare(task, contestant)),
+            lr=lr,
+            seed=seed,
+            batch_size=batch_size,
+            steps=count,
+            thalweg=thalweg.__version__,
+            **conditions,
+        )
+        for contestant in contestants
+        for lr in sorted({*rates_for(task, contestant, rates, batch_size), *rates_of(contestant, more_rates)})
+        for seed in range(task.seeds if seeds is None else seeds)
+    ]
     return Course(
         name=task.name if batch_size is None else f"{task.name}@{batch_size}",
         task=task.name,
         title=task.title or task.name,
         about=task.about,
         batch_size=batch_size,
-        steps=runs[0].steps,
+        steps=count,
         loss_name=task.loss_name,
         score_name=task.score_name,
         best_score=task.best_score,
@@ -168,8 +138,8 @@ def make_course(
         contours=None if task.landscape is None else draw_contours(task.landscape),
         runs=runs,
         full=full or not task.halving,
-        widen=widen,
-        fixed=fixed,
+        widen=task.widen if beyond is None else beyond,
+        fixed=[contestant.name for contestant in contestants if rates_of(contestant, rates)],
     )
 
 

@@ -28,13 +28,13 @@ class Damage:
 
 
 class Book:
-    """The records of a folder. Damaged lines are reported and skipped; their runs are run again."""
+    """The records of a file, or without one in memory. Damaged lines are reported and skipped; their runs run again."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self.path = path
         self.records: dict[Run, Record] = {}
         self.damaged: list[Damage] = []
-        if path.exists():
+        if path is not None and path.exists():
             check_file(path)
             self._read(path.read_bytes())
 
@@ -58,6 +58,9 @@ class Book:
 
         If nothing can be written there, that is found out now, not when a run is finished.
         """
+        if self.path is None:
+            yield
+            return
         folder = self.path.parent
         made = [each for each in (folder, *folder.parents) if not each.exists()]
         try:
@@ -73,17 +76,18 @@ class Book:
 
     def mend(self) -> None:
         """Write the file anew without its damaged lines, so that what follows stands on a line of its own."""
-        if self.damaged:
+        if self.path is not None and self.damaged:
             now = Book(self.path)  # another race may have added to it since it was read
             whole = "".join(write_record(record) for record in now.records.values())
             new = self.path.with_suffix(".new")
             new.write_text(whole, encoding="utf-8")
             os.replace(new, self.path)
-            self.damaged = []
+            self.damaged.clear()
 
     def add(self, record: Record) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(write_record(record))
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(write_record(record))
         self.records[record.run] = record
 
 

@@ -11,19 +11,30 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from thalweg.arrays import A, Scalar, Shape, Space
+from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
 from thalweg.errors import ParameterError
 from thalweg.rules.blocks import average, is_zero, one_minus_power
 from thalweg.rules.checks import check_count, check_number, require
-from thalweg.rules.entries import Entry, Moment
+from thalweg.rules.entries import Entry, Moment, PerSlice
 from thalweg.rules.options import Mask, option
-from thalweg.rules.orthogonal import COEFFICIENTS, Triple, count_gram, iterate_gram, iterate_plain, rounded
+from thalweg.rules.orthogonal import (
+    COEFFICIENTS,
+    Triple,
+    count_gram,
+    divide_lines,
+    iterate_gram,
+    iterate_plain,
+    rounded,
+)
 from thalweg.rules.rule import Update
 from thalweg.rules.whole import Direction, Preparation, WholeRule
 
 PUBLISHED: Triple = (3.4445, -4.7750, 2.0315)
 #: More steps than are ever needed.
 MOST_STEPS = 100
+#: The key of running means of squares of lines, rows or columns, and what is added to their roots.
+MEANS = "line_squares"
+LEAST = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +93,11 @@ class Muon(WholeRule):
     )
     transposed: bool = option(
         False,
-        "The first axis is the input, not the output. Only `scaling='original'` and `'spectral_unclamped'` look at it.",
+        "The first axis is the input, not the output. `scaling='original'`, `'spectral_unclamped'` and `normalize` "
+        "look at it.",
     )
     ns_steps: int = option(5, "Steps of the iteration.", low=1, below=MOST_STEPS, elsewhere="num_ns_steps")
-    ns_coefficients: Triple | tuple[Triple, ...] | Literal["polar_express", "quintic", "cubic"] = option(
+    ns_coefficients: Triple | tuple[Triple, ...] | Literal["polar_express", "quintic", "cans", "cubic"] = option(
         PUBLISHED,
         "a, b and c; or a tuple of such triples, one for each step, of which the last serves all steps that are left; "
         "or the name of [published ones](muon.md#coefficients).",
@@ -97,6 +109,12 @@ class Muon(WholeRule):
         "(`'gram'`), which takes fewer multiplications for the same polynomial. `'auto'`: `'gram'` where one side is "
         "at least twice the other.",
     )
+    ns_preconditioning: Literal["frobenius", "aol"] = option(
+        "frobenius",
+        "How a matrix is scaled before the iteration: divided by its Frobenius norm, or row by row besides, which "
+        "brings its singular values closer to 1 and saves a step (`'aol'`; Prach, Lampert 2022, arXiv:2208.03160).",
+        elsewhere="preconditioning",
+    )
     ns_dtype: Literal["bfloat16", "float32"] | None = option(
         "bfloat16",
         "The dtype of the products; sums within them are of float32. `'float32'`, or `None`: as parameters are "
@@ -105,6 +123,20 @@ class Muon(WholeRule):
     eps: Scalar = option(1e-7, "What keeps the norm away from 0.", low=0)
     eps_mode: Literal["floor", "add"] = option(
         "floor", "The least norm that is divided by, or what is added to it (`'add'`)."
+    )
+    normalize: Literal["rows"] | None = option(
+        None,
+        "NorMuon (Li et al. 2025, arXiv:2510.05491): divide each row of the orthogonal step (each column if "
+        "`transposed`) by the root of a running mean of its squares, and keep the norm of the whole.",
+        elsewhere={"normuon": "normalize='rows'"},
+    )
+    normalize_beta: Scalar = option(
+        0.95,
+        "Memory of these means.",
+        low=0,
+        below=1,
+        needs="normalize",
+        elsewhere="beta2 muon_beta2",
     )
     vectors: Literal["refuse", "row"] = option(
         "refuse", "Parameters that are no matrices: refuse them, or take each for a matrix of one `'row'`."
@@ -220,7 +252,12 @@ class Muon(WholeRule):
     # ---- the rule
 
     def entries(self, shape: Shape) -> dict[str, Entry]:
-        return {} if is_zero(self.momentum) else {"momentum_buffer": Moment()}
+        kept: dict[str, Entry] = {} if is_zero(self.momentum) else {"momentum_buffer": Moment()}
+        return kept if self.normalize is None else {**kept, MEANS: PerSlice((sum(self.count_lines(shape)),))}
+
+    def count_lines(self, shape: Shape) -> list[int]:
+        """How many rows (columns, if transposed) of each block are divided by a number of their own."""
+        return [block[1 if self.transposed else 0] for block in self.blocks(shape)]
 
     def prepare(self, xp, g, s, p, t) -> Preparation:
         """What is orthogonalized: momentum, or a mixture of it with the gradient."""
@@ -242,30 +279,57 @@ class Muon(WholeRule):
         shape = xp.shape(x)
         blocks, rows, stack = self.blocks(shape), self.matrix(shape)[0], self.tensors(shape)
         if len(set(blocks)) > 1:
-            return self.transform_unequal(xp, x, blocks, stack)
+            return self.transform_unequal(xp, x, s, blocks, stack)
         (m, n), split = blocks[0], len(blocks)
         if self.split_axis == 1 and split > 1:
             x = xp.swapaxes(xp.reshape(x, (stack, rows, split, n)), 1, 2)
-        x, norm = self.normalize(xp, xp.reshape(x, (stack * split, m, n)))
-        x = self.orthogonalize(xp, x)
+        x, norm = self.divide_by_norm(xp, xp.reshape(x, (stack * split, m, n)))
+        x, state = self.orthogonalize(xp, x), {}
+        if self.normalize is not None:
+            x, means = self.normalize_lines(xp, x, s[MEANS])
+            state = {MEANS: xp.reshape(means, xp.shape(s[MEANS]))}
         if self.split_axis == 1 and split > 1:
             x = xp.swapaxes(xp.reshape(x, (stack, split, rows, n)), 1, 2)
-        return Direction(xp.reshape(x, shape), {"norm": norm}, {})
+        return Direction(xp.reshape(x, shape), {"norm": norm}, state)
 
-    def transform_unequal(self, xp: Space[A], x: A, blocks: list[tuple[int, int]], stack: int) -> Direction:
+    def normalize_lines(self, xp: Space[A], x: A, means: A) -> tuple[A, A]:
+        """Matrices with each line divided by the root of the new mean of its squares, and these means.
+
+        The norm of a matrix stays.
+        """
+        count, rows, columns = xp.shape(x)
+        along, seen = (1, (count, 1, columns)) if self.transposed else (2, (count, rows, 1))
+        wide = xp.astype(x, xp.dtype(means))
+        (squares,) = xp.means(Squares(wide, (along,)))
+        means = average(xp.reshape(means, seen), squares, 1 - self.normalize_beta)
+        divided = wide / (xp.sqrt(means) + LEAST)
+        before, after = xp.sums(Squares(wide, (1, 2)), Squares(divided, (1, 2)))
+        return self.rounded(xp, divided * (xp.sqrt(before) / (xp.sqrt(after) + LEAST))), means
+
+    def transform_unequal(
+        self, xp: Space[A], x: A, s: State[A], blocks: list[tuple[int, int]], stack: int
+    ) -> Direction:
         """Blocks of several sizes, each multiplied by what its scale is to that of the first one."""
         shape, parts, norms = xp.shape(x), [], []
+        lines, means = self.count_lines(shape), []
+        kept = None
+        if self.normalize is not None:
+            kept = xp.cut(xp.reshape(s[MEANS], (stack, sum(lines))), 1, tuple(lines))
         sizes, axis = tuple(block[self.split_axis] for block in blocks), 1 + self.split_axis
         cut = xp.cut(xp.reshape(x, (stack, *self.matrix(shape))), axis, sizes)
-        for part, block in zip(cut, blocks, strict=True):
-            own, norm = self.normalize(xp, part)
+        for i, (part, block) in enumerate(zip(cut, blocks, strict=True)):
+            own, norm = self.divide_by_norm(xp, part)
             own, ratio = self.orthogonalize(xp, own), self.squared_scale(*block) / self.squared_scale(*blocks[0])
+            if kept is not None:
+                own, mean = self.normalize_lines(xp, own, kept[i])
+                means.append(xp.reshape(mean, (stack, lines[i])))
             parts.append(own if ratio == 1 else self.rounded(xp, own * math.sqrt(ratio)))
             norms.append(norm)
         norm = xp.reshape(xp.join(norms, 1), (stack * len(blocks), 1, 1))
-        return Direction(xp.reshape(xp.join(parts, axis), shape), {"norm": norm}, {})
+        state = {MEANS: xp.reshape(xp.join(means, 1), xp.shape(s[MEANS]))} if means else {}
+        return Direction(xp.reshape(xp.join(parts, axis), shape), {"norm": norm}, state)
 
-    def normalize(self, xp: Space[A], x: A) -> tuple[A, A]:
+    def divide_by_norm(self, xp: Space[A], x: A) -> tuple[A, A]:
         """Matrices divided by their norms, so that no singular value is above 1, and these norms."""
         norm = xp.matrix_norm(x)
         below = xp.maximum(norm, self.eps) if self.eps_mode == "floor" else norm + self.eps
@@ -275,6 +339,8 @@ class Muon(WholeRule):
         """Matrices (k, m, n) with singular values between 0 and 1, after the Newton-Schulz iteration."""
         steps = [self.triples[min(step, len(self.triples) - 1)] for step in range(self.ns_steps)]
         shape = xp.shape(x)[1:]
+        if self.ns_preconditioning == "aol":
+            x = divide_lines(xp, x, self.dtype_of_products(*shape))
         if self.iterates_gram(*shape):
             return iterate_gram(xp, x, steps, self.dtype_of_products(*shape), self.ns_dtype)
         return iterate_plain(xp, x, steps, self.ns_dtype)
@@ -309,9 +375,10 @@ class Muon(WholeRule):
 
     def count_products(self, less: int, more: int) -> int:
         """Multiplications within the products of one matrix."""
+        first = less * less * more if self.ns_preconditioning == "aol" else 0
         if self.iterates_gram(less, more):
-            return count_gram(self.ns_steps, less, more)
-        return self.ns_steps * less * less * (2 * more + less)
+            return first + count_gram(self.ns_steps, less, more)
+        return first + self.ns_steps * less * less * (2 * more + less)
 
     def whole_dtype(self, arithmetic: str) -> str:
         return self.ns_dtype or arithmetic

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from thalweg.arrays import A, Space
+from thalweg.dtypes import NARROW
 
 #: a, b and c of a step X <- a X + (b R + c R^2) X with R = X X^T.
 Triple: TypeAlias = tuple[float, float, float]
@@ -23,6 +24,24 @@ POLAR_EXPRESS: tuple[Triple, ...] = (
     (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
 )
+
+
+def find_cubics(least: float) -> tuple[Triple, ...]:
+    """Odd cubic polynomials that take [least, 1] as near to 1 as cubics can, step by step, until nothing is left.
+
+    Grishina, Smirnov and Rakhuba 2025 (arXiv:2506.10935, proposition 2): on [low, high] the best is t (3 e x - x^3)
+    with e = (low^2 + low high + high^2) / 3, and it maps to [1 - error, 1 + error].
+    """
+    low, high, found = least, 1.0, []
+    while high - low > 1e-7:
+        e, ends = (low * low + low * high + high * high) / 3, low * high * (low + high)
+        peak = 2 * e**1.5
+        found.append((6 * e / (peak + ends), -2 / (peak + ends), 0.0))
+        error = (peak - ends) / (peak + ends)
+        low, high = 1 - error, 1 + error
+    return (*found, (1.5, -0.5, 0.0))
+
+
 #: Coefficients by name, step by step; the last serves all steps that are left.
 COEFFICIENTS: dict[str, tuple[Triple, ...]] = {
     "polar_express": (*((a / 1.01, b / 1.01**3, c / 1.01**5) for a, b, c in POLAR_EXPRESS), (1.875, -1.25, 0.375)),
@@ -34,6 +53,7 @@ COEFFICIENTS: dict[str, tuple[Triple, ...]] = {
         (2.8769, -3.1427, 1.2046),
         (2.8366, -3.0525, 1.2012),
     ),
+    "cans": find_cubics(1e-3),
     # Newton's and Schulz's own, which converges, slowly where singular values are small
     "cubic": ((1.5, -0.5, 0.0),),
 }
@@ -71,6 +91,19 @@ def iterate_gram(xp: Space[A], x: A, steps: Sequence[Triple], dtype: str | None,
             r = rounded(xp, xp.matmul_add_symmetric(half, z, half, 1.0, a), dtype)
     operands = pair(xp, q, x)
     return xp.matmul(*operands) if last is None else xp.matmul_rounded(*operands, last)
+
+
+def divide_lines(xp: Space[A], x: A, dtype: str | None) -> A:
+    """Rows (columns, if there are fewer) divided so that no singular value is above 1, and most are closer to it.
+
+    Prach and Lampert 2022 (arXiv:2208.03160): each by the root of the sum of magnitudes of its products with all.
+    """
+    r = multiply_by_own(xp, x)
+    (sums,) = xp.sums((xp.abs(xp.astype(r, "float32") if xp.dtype(r) in NARROW else r), (2,)))
+    scale = 1 / xp.sqrt(xp.maximum(sums, 1e-30))
+    _, m, n = xp.shape(x)
+    wide = xp.astype(x, xp.dtype(scale))
+    return rounded(xp, wide * (xp.swapaxes(scale, 1, 2) if m > n else scale), dtype)
 
 
 def rounded(xp: Space[A], x: A, dtype: str | None) -> A:

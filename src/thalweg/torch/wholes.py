@@ -33,12 +33,15 @@ class InStacks:
         return self.rule.apply(xp, made, s, p, shown.state, due=shown.due, lr=lr * lr_scale)
 
 
-def transform_lists(rule: WholeRule, lists: Sequence[Sequence[Tensor]]) -> list[Direction]:
-    """The middle part of a rule for each of several tensors of equal shape. lists: what is shown of them."""
+def transform_lists(rule: WholeRule, lists: Sequence[Sequence[Tensor]], most: int | None = None) -> list[Direction]:
+    """The middle part of a rule for each of several tensors of equal shape.
+
+    lists: what is shown of them. most: elements of a stack; None: as many as the device should have.
+    """
     first = lists[0][0]
     stacked, shape = replace(rule, stacked_axes=rule.stacked_axes + 1), rule.figure_shape(tuple(first.shape))
     answers = []
-    for members in pieces([max(1, first.numel())] * len(lists[0]), most_whole(first.device)):
+    for members in pieces([max(1, first.numel())] * len(lists[0]), most or most_whole(first.device)):
         made = stacked.transform(single, tuple(torch.stack([tensors[i] for i in members]) for tensors in lists), {})
         figures = {key: own.reshape(len(members), *shape) for key, own in made.figures.items()}
         for i in range(len(members)):

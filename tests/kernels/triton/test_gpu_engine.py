@@ -1,9 +1,11 @@
-"""The GPU engine in the torch front end: what it serves, what it follows, and what it leaves alone."""
+"""The GPU engine in the torch front end: what it serves, and what it leaves alone.
+
+What users rely on is in test_gpu_checks.py.
+"""
 
 from __future__ import annotations
 
 import warnings
-import weakref
 from typing import Any
 
 import pytest
@@ -35,15 +37,6 @@ def test_auto_takes_it(rule: str) -> None:
     optimizer = make(rule, named, "auto", **options_of(rule))
     train(optimizer, named, gradients(1))
     assert optimizer.engine == "fused"
-
-
-@once(1)
-@every_rule
-def test_gradients_are_left_as_they_are(rule: str) -> None:
-    named, (step,) = parameters(), gradients(1)
-    before = {name: g.clone() for name, g in step.items()}
-    train(make(rule, named, **options_of(rule)), named, [step])
-    assert all(torch.equal(g, before[name]) for name, g in step.items())
 
 
 @by_turns("dtype", first=2)
@@ -79,12 +72,6 @@ def test_momentum_has_a_dtype_of_its_own(rule: str) -> None:
     side_by_side(rule, gradients(3), **options_of(rule), momentum_dtype="bfloat16", lockstep=True)
 
 
-@once(6)
-@every_rule
-def test_climbing(rule: str) -> None:
-    side_by_side(rule, gradients(2), **options_of(rule), maximize=True)
-
-
 @once(7)
 @every_rule
 def test_the_joint_norm_of_gradients_is_bounded(rule: str) -> None:
@@ -103,70 +90,6 @@ def test_overrides(rule: str) -> None:
 def test_stacked_slices_are_tensors_by_themselves(rule: str) -> None:
     shapes = {"a": (3, 8, 10), "b": (2, 5), "c": (4, 6, 7, 3)}
     side_by_side(rule, gradients(3, shapes=shapes), shapes=shapes, **options_of(rule), stacked_axes=1)
-
-
-@once(10)
-@every_rule
-def test_tensors_that_begin_anywhere(rule: str) -> None:
-    """Views into larger memory, whose addresses are multiples of nothing but their elements' size."""
-
-    def shifted(p: Any) -> Any:
-        memory = torch.empty(p.numel() + 1, dtype=p.dtype, device=p.device)
-        own = memory[1:].view(p.shape)
-        return torch.nn.Parameter(own.copy_(p.detach()))
-
-    side_by_side(rule, gradients(2), **options_of(rule), prepare=shifted)
-    side_by_side(rule, gradients(2, "bfloat16"), "bfloat16", **options_of(rule), prepare=shifted, lockstep=True)
-
-
-@pytest.mark.parametrize("rule", ["LARS", "LAMB"])
-def test_memory_in_another_order(rule: str) -> None:
-    def reordered(p: Any) -> Any:
-        return torch.nn.Parameter(p.detach().to(memory_format=torch.channels_last)) if p.ndim == 4 else p
-
-    shapes = {"conv": (6, 4, 3, 3), "vector": (5,)}
-    side_by_side(rule, gradients(2, shapes=shapes), shapes=shapes, prepare=reordered)
-
-
-@once(11)
-@every_rule
-def test_gradients_that_lie_otherwise_are_copied(rule: str) -> None:
-    steps = gradients(2)
-    for step in steps:
-        step["matrix"] = step["matrix"].t().contiguous().t()
-    side_by_side(rule, steps, **options_of(rule))
-
-
-@once(12)
-@every_rule
-def test_parameters_without_gradients_rest(rule: str) -> None:
-    steps = gradients(3)
-    del steps[1]["matrix"], steps[0]["vector"]
-    fused, named = side_by_side(rule, steps, **options_of(rule))
-    assert {name: float(fused.state[p]["step"]) for name, p in named if name in ("matrix", "vector", "conv")} == {
-        "matrix": 2.0,
-        "vector": 2.0,
-        "conv": 3.0,
-    }
-
-
-@once(13)
-@every_rule
-def test_tables_follow_what_moves(rule: str) -> None:
-    """Parameters that get other memory, and state that is replaced, are found where they are."""
-    results = []
-    for engine in ("fused", "reference"):
-        named = parameters(shapes=FEW)
-        optimizer = make(rule, named, engine, **options_of(rule))
-        steps = gradients(4, shapes=FEW)
-        train(optimizer, named, steps[:2])
-        for _, p in named:
-            p.data = p.data.clone()
-            for key, entry in optimizer.state[p].items():
-                optimizer.state[p][key] = entry.clone()
-        train(optimizer, named, steps[2:])
-        results += [optimizer, named]
-    agree(*results)
 
 
 @once(14)
@@ -192,29 +115,6 @@ def test_a_step_like_the_last_is_not_sorted_again(rule: str, monkeypatch: pytest
     reference.param_groups[0]["maximize"] = True
     train(reference, theirs, steps[3:])
     agree(optimizer, named, reference, theirs)
-
-
-@by_turns("kind", first=15)
-@every_rule
-@pytest.mark.parametrize("kind", ["a tensor", "a tensor of the host", "a schedule", "by group"])
-def test_learning_rates_that_change(rule: str, kind: str) -> None:
-    results = []
-    for engine in ("fused", "reference"):
-        named = parameters()
-        start = FUSED_RULES[rule].lr
-        lr = torch.tensor(start, device=DEVICE if kind == "a tensor" else "cpu") if "tensor" in kind else start
-        groups: Any = named
-        if kind == "by group":
-            groups = [dict(params=named[:4]), dict(params=named[4:], lr=start / 3)]
-        optimizer = make(rule, groups, engine, **{**options_of(rule), "lr": lr})
-        for t, step in enumerate(gradients(3)):
-            if isinstance(lr, torch.Tensor):
-                lr.fill_(start / (t + 1))
-            elif kind == "a schedule":
-                optimizer.lr = start / (t + 1)
-            train(optimizer, named, [step])
-        results += [optimizer, named]
-    agree(*results)
 
 
 @by_turns("dtype", first=16)
@@ -310,19 +210,6 @@ def test_a_grad_scaler_finds_what_it_needs(rule: str, monkeypatch: pytest.Monkey
     agree(optimizer, named, reference, theirs)
 
 
-@once(21)
-@every_rule
-def test_the_same_bits_twice(rule: str) -> None:
-    """Sums are added up in one order, whoever comes first."""
-    runs = []
-    for _ in range(2):
-        named = parameters()
-        optimizer = make(rule, named, **options_of(rule))
-        train(optimizer, named, gradients(3))
-        runs.append([x for _, p in named for x in (p, *optimizer.state[p].values())])
-    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-
-
 @once(22)
 @every_rule
 def test_state_goes_from_engine_to_engine(rule: str) -> None:
@@ -416,34 +303,6 @@ def test_an_empty_model_and_empty_tensors() -> None:
     optimizer = make("LAMB", named)
     train(optimizer, named, gradients(2, shapes=shapes))
     assert all(float(optimizer.state[p]["step"]) == 2 for _, p in named)
-
-
-@once(24)
-@every_rule
-def test_gradients_are_free_after_a_step(rule: str) -> None:
-    named = parameters(shapes=FEW)
-    optimizer = make(rule, named)
-    for _ in range(3):
-        for _, p in named:
-            p.grad = torch.ones_like(p)
-        known = [weakref.ref(p.grad) for _, p in named]
-        optimizer.step()
-        optimizer.zero_grad()
-        assert [ref() for ref in known] == [None] * len(known), "memory that the next forward pass could use"
-
-
-@once(25)
-@every_rule
-def test_parameters_exchanged_after_a_step_that_is_remembered(rule: str) -> None:
-    old, new, alone = (parameters(shapes=FEW) for _ in range(3))
-    optimizer, other = make(rule, old, **options_of(rule)), make(rule, alone, **options_of(rule))
-    train(optimizer, old, gradients(2, shapes=FEW))
-    before = [p.detach().clone() for _, p in old]
-    optimizer.param_groups[0]["params"] = [p for _, p in new]
-    train(optimizer, new, gradients(3, shapes=FEW))
-    train(other, alone, gradients(3, shapes=FEW))
-    assert all(torch.equal(p, start) for (_, p), start in zip(old, before, strict=True))
-    assert all(torch.equal(p, q) for (_, p), (_, q) in zip(new, alone, strict=True))
 
 
 @pytest.mark.parametrize("options", [FACTORED, dict(factored=False)], ids=["factored", "all squares"])

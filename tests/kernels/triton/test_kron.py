@@ -11,7 +11,6 @@ from lanes import by_turns, one_in
 from on_device import DEVICE, PRODUCTS, assert_near
 
 from thalweg.boundary import advance
-from thalweg.kernels.triton import kron_batch, kron_layout
 from thalweg.kernels.triton.kron import KronKernels, reason_unserved
 from thalweg.kernels.triton.products import Device
 from thalweg.rules import Annealed, Kron
@@ -35,6 +34,7 @@ class Both:
         handling: Handling | None = None,
         counts_on_device: bool = False,
         misplaced: int = 0,
+        device: Device | None = None,
         **options: Any,
     ) -> None:
         self.handling = handling or Handling()
@@ -52,7 +52,7 @@ class Both:
             s["step"], s["refresh"] = torch.zeros((), device=home), s["refresh"].to(home)
             expected["refresh"] = expected["refresh"].cpu()
         self.t = None if counts_on_device else 0
-        self.kernels = KronKernels()
+        self.kernels = KronKernels(device)
 
     def draw(self, size: float = 1.0) -> torch.Tensor:
         x = (torch.randn(self.shape, generator=self.generator) * size).to(self.dtype)
@@ -288,13 +288,12 @@ def test_what_is_not_allowed_changes_nothing(policy: Any) -> None:
     both.check()
 
 
-def test_parameters_share_scratch_memory_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_share_scratch_memory_by_turns() -> None:
     """The same numbers, whether all matrices have their own or each waits for the one before."""
     results = []
-    monkeypatch.setattr(kron_batch, "SCRATCH", 0)
     for limit in (2**30, 1):
-        monkeypatch.setattr(kron_batch, "LEAST_SCRATCH", limit)
-        both = Both((40, 24), count=3)
+        small = Device(8, 2**16, 0, DEVICE == "cuda", least_scratch=limit)
+        both = Both((40, 24), count=3, device=small)
         both.step()
         both.check()
         batch = both.kernels.batches[tuple(both.names)][1]
@@ -303,10 +302,8 @@ def test_parameters_share_scratch_memory_by_turns(monkeypatch: pytest.MonkeyPatc
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_long_rows_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kron_layout, "LONG", 64)
-    monkeypatch.setattr(kron_batch, "device_of", lambda device: Device(8, 2**18, 2**30, DEVICE == "cuda"))
-    both = Both((300, 40))
+def test_long_rows_are_summed_in_parts() -> None:
+    both = Both((300, 40), device=Device(8, 2**18, 2**30, DEVICE == "cuda", long=64))
     both.step()
     assert both.kernels.batches["w0",][1].layout.dense[1].parts > 1
     both.step()
@@ -316,12 +313,11 @@ def test_long_rows_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "options", [{}, pytest.param(dict(max_skew=None, geometry="quad"), marks=pytest.mark.nightly)], ids=str
 )
-def test_how_tiles_are_fetched_does_not_matter(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_tiles_are_fetched_does_not_matter(options: dict[str, Any]) -> None:
     results = []
     for describes in (False, True):
         device = Device(8, 2**18, 2**30, cuts=DEVICE == "cuda", describes=describes)
-        monkeypatch.setattr(kron_batch, "device_of", lambda _, device=device: device)
-        both = Both((70, 40), **options)
+        both = Both((70, 40), device=device, **options)
         for _ in range(2):
             both.step()
         both.check()

@@ -35,14 +35,13 @@ def test_the_launcher_takes_what_it_is_given() -> None:
     assert places == sorted(places)
 
 
-def test_an_unknown_version_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "DIRECT", False)
+def test_an_unknown_version_is_told_once() -> None:
     launching.warn_of_version.cache_clear()
     with pytest.warns(FallbackWarning, match="3.5 to 3.9"):
-        assert launching.direct(object()) is None
+        assert launching.direct(object(), is_known=False) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert launching.direct(object()) is None
+        assert launching.direct(object(), is_known=False) is None
     launching.warn_of_version.cache_clear()
 
 

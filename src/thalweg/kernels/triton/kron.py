@@ -30,7 +30,7 @@ from thalweg.kernels.triton.kron_layout import DUE, UPDATE_RMS
 from thalweg.kernels.triton.kron_plan import Plan
 from thalweg.kernels.triton.kron_refresh import Refresh
 from thalweg.kernels.triton.kron_served import reason_unserved
-from thalweg.kernels.triton.products import ceiling
+from thalweg.kernels.triton.products import Device, ceiling
 from thalweg.kernels.triton.tables import in_blocks
 from thalweg.rules import Kron
 from thalweg.settings import Handling
@@ -98,7 +98,9 @@ class Prepared(NamedTuple):
 class KronKernels:
     """Kron's kernels for one optimizer, with tables, scratch memory and launches that are kept between steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device | None = None) -> None:
+        """device: what the choice of blocks depends on; None: what parameters are on."""
+        self.device = device
         self.batches: dict[tuple[str, ...], tuple[Any, Batch]] = {}
         self.scratch: dict[torch.device, Tensor] = {}
         #: Scratch memory that captured graphs go on using.
@@ -189,7 +191,7 @@ class KronKernels:
         known = self.batches.get(tuple(names))
         facts = layout_facts(rule, handling.seed), grads[0].dtype, memory_of(params, states)
         if known is None or known[0] != facts:
-            batch = Batch(names, params, states, grads[0].dtype, rule, handling.seed)
+            batch = Batch(names, params, states, grads[0].dtype, rule, handling.seed, self.device)
             self.batches[tuple(names)] = known = facts, batch
         return known[1]
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from thalweg.boundary import ROUNDING_STREAM
 from thalweg.codecs import scale_key
 from thalweg.kernels.triton.kron_layout import FIGURES, OWN_FIGURES, PANELS, G, Layout, Panel, Q
-from thalweg.kernels.triton.products import ceiling, device_of
+from thalweg.kernels.triton.products import Device, ceiling, device_of
 from thalweg.kernels.triton.tables import ALIGNMENT, Uploads, are_aligned
 from thalweg.rules import Kron
 from thalweg.rules.noise import NORMAL_STREAMS, stream_key, tensor_id
 
 #: Scratch memory, at most, unless a single parameter needs more: this part of the device's memory, 256 MiB or more.
-SCRATCH, LEAST_SCRATCH = 1 / 128, 256 * 2**20
+SCRATCH = 1 / 128
 
 M_SCALE = scale_key("momentum_buffer")
 States = Sequence[Mapping[str, Tensor]]
@@ -37,6 +37,7 @@ class Batch:
         g_dtype: torch.dtype,
         rule: Kron,
         seed: int,
+        device: Device | None = None,
     ) -> None:
         p, state = params[0], states[0]
         self.device, self.shape, self.size = p.device, tuple(p.shape), p.numel()
@@ -52,11 +53,11 @@ class Batch:
         dense = not all(rule.diagonals(self.sizes))
         #: What products take. Without any, nothing is gained by fewer digits.
         self.operand = torch.bfloat16 if dense and self.q_dtype == torch.bfloat16 else torch.float32
-        device = device_of(self.device)
+        device = device or device_of(self.device)
         self.cuts = device.cuts and dense
         width = self.operand.itemsize
         share = Layout(rule, self.sizes, device, width, self.count).scratch.size * self.slices
-        limit = max(LEAST_SCRATCH, int(SCRATCH * device.memory))
+        limit = max(device.least_scratch, int(SCRATCH * device.memory))
         chunks = ceiling(len(names), max(1, limit // share))
         #: Matrices that share scratch memory at a time, of whole parameters.
         self.chunk = ceiling(len(names), chunks) * self.slices

@@ -42,8 +42,8 @@ ELEMENTS = 4096
 TURNED = 64
 #: Elements of a vector that one program works on, and rows of a matrix that is multiplied by a vector.
 VECTOR, DOTS = 1024, 16
-#: Rows of gram matrices longer than this may be summed in parts, at most so many.
-LONG, PARTS = 2048, 16
+#: Long rows of gram matrices may be summed in parts, at most so many.
+PARTS = 16
 
 
 class Panel(NamedTuple):
@@ -142,7 +142,7 @@ class DensePanels:
         # (and what is noted of it takes registers, of which more warps have more)
         self.gram = self.triangle._replace(warps=self.triangle.rows // 16)
         tiles = self.tiles_above(self.gram.rows) * batch
-        wanted = device.processors // tiles if length > LONG else 1
+        wanted = device.processors // tiles if length > device.long else 1
         self.length = padded(ceiling(length, max(1, min(wanted, PARTS))))
         self.parts = ceiling(length, self.length)
         self.part_sums = scratch.panel(self.parts * n, n, 4) if self.parts > 1 else None

@@ -59,11 +59,14 @@ def is_watched() -> bool:
     return any(getattr(hook, "calls", hook) for hook in hooks)
 
 
-def direct(compiled: Any) -> Callable[[tuple[int, int, int], tuple[Any, ...]], None] | None:
-    """How to call a kernel again that was compiled; None: launch it as if it were new. Interpreted ones are None."""
+def direct(compiled: Any, *, is_known: bool = DIRECT) -> Callable[[tuple[int, int, int], tuple[Any, ...]], None] | None:
+    """How to call a kernel again that was compiled; None: launch it as if it were new. Interpreted ones are None.
+
+    is_known: whether this version of Triton takes arguments as they are given.
+    """
     if compiled is None:
         return None
-    if not DIRECT:
+    if not is_known:
         warn_of_version(triton.__version__)
         return None
     if torch.version.hip is not None:

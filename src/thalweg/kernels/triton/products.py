@@ -62,6 +62,10 @@ class Device(NamedTuple):
     cuts: bool
     #: Whether it can fetch tiles by descriptors of matrices, which is faster.
     describes: bool = False
+    #: Bytes of scratch memory that one optimizer may use, however little memory there is.
+    least_scratch: int = 256 * 2**20
+    #: Elements of rows beyond which several programs share a tile of their gram matrix.
+    long: int = 2048
 
 
 def device_of(device: torch.device) -> Device:

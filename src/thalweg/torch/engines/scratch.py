@@ -50,7 +50,7 @@ def scratch_bytes(buckets: Sequence[tuple[Setting, Sequence[Ghost]]]) -> int:
         elif isinstance(rule, WholeRule):
             shape = ghosts[0].shape
             count = min(len(ghosts), max(1, WHOLE_CHUNK // max(1, math.prod(shape))))
-            stacks = max(stacks, middle_peak(rule, shape, "float32", count, widens=False))
+            stacks = max(stacks, count * middle_peak(rule, shape, "float32", widens=False))
         else:
             total += kept_by_passes(setting, tuple(ghosts))
             if not is_sharded:

@@ -74,10 +74,10 @@ def with_local(entry: Tensor, held: Tensor) -> Tensor:
     return make_dtensor(held, entry.device_mesh, entry.placements, entry.shape)  # type: ignore[attr-defined]
 
 
-def on_host(entry: Tensor) -> Tensor:
+def on_host(entry: Tensor, large: int = LARGE) -> Tensor:
     """A new entry, or this rank's shard of it, on the host."""
     held = local(entry)
-    if held.nbytes < LARGE or not hasattr(mmap, "MAP_PRIVATE") or held.any():
+    if held.nbytes < large or not hasattr(mmap, "MAP_PRIVATE") or held.any():
         return with_local(entry, held.cpu())
     # Zeros, as new state is, have no pages before they are written: those in which they are pinned are the first.
     memory = mmap.mmap(-1, held.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -192,7 +192,9 @@ class OwnerGroup:
         yield from (in_words(whole.figures[key], dtype) for key in request.rule.FIGURES)
         if request.due:
             yield from (blocks[key].of(whole.state[key]) for key in request.matrices)
-            yield from (whole.state[key] for key in request.norms)
+            for key in request.norms:  # with all their digits, however narrow the message is
+                norm = whole.state[key].to(request.factors[key].dtype).reshape(-1)
+                yield norm.view(dtype) if norm.itemsize > dtype.itemsize else norm
 
     def answer_shapes(self, request: Request, dtype: torch.dtype) -> list[Shape]:
         """The shapes of the pieces that this rank receives, in the order in which they are sent."""
@@ -201,16 +203,23 @@ class OwnerGroup:
         shapes = [blocks["p"].shape, *[(figures,)] * len(rule.FIGURES)]
         if request.due:
             shapes += [blocks[key].shape for key in request.matrices]
-            shapes += [tuple(request.factors[key].shape) for key in request.norms]
+            norms = (request.factors[key] for key in request.norms)
+            shapes += [(norm.numel() * max(1, norm.itemsize // dtype.itemsize),) for norm in norms]
         return shapes
 
     def answer(self, request: Request, reader: Reader, dtype: torch.dtype) -> Direction:
-        rule, keys = request.rule, [*request.matrices, *request.norms]
+        rule = request.rule
         tensor, *rest = (reader.next(shape) for shape in self.answer_shapes(request, dtype))
         shape = rule.figure_shape(request.part.shape)
         figures = {key: from_words(rest.pop(0), request.dtype).reshape(shape) for key in rule.FIGURES}
-        factors = {key: own.to(request.dtype) for key, own in zip(keys, rest, strict=bool(request.due))}
-        return Direction(tensor.to(request.dtype), figures, factors if request.due else dict(request.factors))
+        if not request.due:
+            return Direction(tensor.to(request.dtype), figures, dict(request.factors))
+        factors = {key: own.to(request.dtype) for key, own in zip(request.matrices, rest, strict=False)}
+        for key, sent in zip(request.norms, rest[len(request.matrices) :], strict=True):
+            own = request.factors[key]
+            read = sent.clone().view(own.dtype) if own.itemsize > sent.itemsize else sent.to(own.dtype)
+            factors[key] = read.reshape(own.shape)
+        return Direction(tensor.to(request.dtype), figures, factors)
 
     def exchange(
         self, requests: Sequence[Request], outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[int]

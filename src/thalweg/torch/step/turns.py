@@ -15,7 +15,7 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor
 
-from thalweg.kernels.staging import SLOTS, aligned, staged, together
+from thalweg.kernels.staging import SLOTS, STAGED, aligned, staged, together
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.offload.host import with_local
 from thalweg.torch.offload.lanes import LANES, Event
@@ -66,7 +66,8 @@ class Moving:
 class Turns:
     """The turns of one optimizer's steps, remembered as long as its buckets are the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = STAGED) -> None:
+        self.most = most
         self.slots: dict[torch.device, list[Slot]] = {}
         #: By the address of an entry, the chunk in which it is.
         self.homes: dict[int, Chunk] = {}
@@ -176,7 +177,7 @@ class Turns:
                 lanes = LANES[device.type](device)
                 self.slots[device] = [Slot(lanes) for _ in range(SLOTS)]
             sizes = [sum(each.size for each in unit) for unit in units]
-            for members, slot in staged(sizes, len(self.chunks)):
+            for members, slot in staged(sizes, len(self.chunks), self.most):
                 self.move([each for i in members for each in units[i]], self.slots[device][slot])
         addresses = (address_of(local(entry)) for s in optimizer.state.values() for entry in s.values())
         used = {self.homes[address] for address in addresses if address in self.homes}
