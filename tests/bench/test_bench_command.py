@@ -158,13 +158,6 @@ def test_mistakes_are_told_in_one_sentence(
     assert said.out == ""
 
 
-def test_no_gpu_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    torch = pytest.importorskip("torch")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert cli.run(["bench", "--device", "cuda"]) == 1
-    assert capsys.readouterr().err == ("thalweg: there is no device 'cuda': PyTorch can use no GPU here; try cpu\n")
-
-
 def test_help_teaches_by_examples() -> None:
     shown = click.testing.CliRunner().invoke(module.command, ["--help"]).output
     assert "thalweg bench gpt2,resnet50 --device cuda" in shown

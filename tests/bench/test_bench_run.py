@@ -19,7 +19,7 @@ from thalweg.show.arguments import Given
 from thalweg.show.devices import Device, architecture
 from thalweg.show.published import PACKAGES, is_installed
 
-HURRIED: dict[str, Any] = dict(memory=False, wait=0.0, rest=0.0, large=0, yardstick=2**16)
+HURRIED: dict[str, Any] = dict(memory=False, wait=0.0, rest=0.0, large=0, yardstick_bytes=2**16)
 #: What needs numpy alone.
 OURS_ALONE: dict[str, Any] = dict(front_ends=["numpy"], against=[], repeats=2, **HURRIED)
 

@@ -141,6 +141,13 @@ def test_a_function_makes_a_mixture_for_any_model(module: str) -> None:
     assert set(by_rule(plan(MODEL, optimizers=[f"{module}:positional"]), "positional")) == {"AdamW"}
 
 
+def test_functions_of_one_name_are_told_apart(module: str) -> None:
+    other = f"{module}_other"
+    Path(f"{other}.py").write_text(Path(f"{module}.py").read_text())
+    found = plan(MODEL, optimizers=[f"{module}:positional", f"{other}:positional"], device="cpu")
+    assert [cost.optimizer for cost in found.costs] == ["positional", f"{other}:positional"]
+
+
 def test_functions_that_make_none_are_told(module: str) -> None:
     with pytest.raises(
         CommandError, match=r"broken could not be made for small, it must be .*: RuntimeError: out of luck"

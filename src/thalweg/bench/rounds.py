@@ -57,7 +57,7 @@ class Method:
     #: Bytes of parameters from which on memory limits a step: smaller models are measured without a yardstick.
     large: int = 64 * 2**20
     #: Bytes that the yardstick goes through.
-    yardstick: int = SIZE
+    yardstick_bytes: int = SIZE
     #: Measurements of one turn, whose median counts, on GPUs and with a small model; and seconds to end it after.
     calls: int = 20
     turn: float = 0.2

@@ -123,7 +123,7 @@ def bench(
         for workload in (Workload(each, where, dtype) for each in models):
             is_large = workload.nbytes >= method.large
             if is_large and yardstick is None:
-                yardstick = make_yardstick(where, method.yardstick)
+                yardstick = make_yardstick(where, method.yardstick_bytes)
             contest = begin(workload, yardstick if is_large else None, method)
             found.comparisons.append(contest.found)
             contest.run(contestants)

@@ -40,7 +40,9 @@ def name_rule(reference: Any) -> Any:
             return reference
         rule = import_attribute(reference.strip())
         if inspect.isfunction(rule):
-            name = rule.__name__ if rule.__name__ not in MIXTURES else reference.strip()
+            known = OWN_MIXTURES.get(rule.__name__, rule)
+            is_taken = rule.__name__ in MIXTURES or place(known) != place(rule)
+            name = reference.strip() if is_taken else rule.__name__
             OWN_MIXTURES[name] = rule
             return name
     elif not inspect.isclass(reference):
