@@ -62,10 +62,10 @@ def test_a_check_passes_good_ones(name: str) -> None:
         rule, facts = OTHERS[name]
         assert verdict(name, subject_of(f"thalweg.torch.{rule}", facts=facts)).outcome == "passed"
         return
-    ours, theirs = verdict(name, good("thalweg.torch.LAMB")), verdict(name, good("torch.optim.AdamW"))
-    assert ours.outcome != "failed", ours.seen
+    theirs = verdict(name, good("torch.optim.AdamW"))
     assert theirs.outcome == ("failed" if name in NOT_ADAMW else "passed"), theirs.seen
-    assert "passed" in (ours.outcome, theirs.outcome)
+    if name in NOT_ADAMW:
+        assert verdict(name, good("thalweg.torch.LAMB")).outcome == "passed"
 
 
 @pytest.mark.parametrize("rule", ["Kron", "Muon"])

@@ -114,40 +114,6 @@ def test_parameters_without_a_gradient_now_and_then(rule: str, global_step: bool
 
 
 @every_rule
-def test_arrays_that_move_and_return(rule: str) -> None:
-    """Parameters and gradients at new addresses at each step, in another order, or as they were."""
-    both = made(rule, "fused"), made(rule, "reference")
-    params, grads = draw(SHAPES, "float64"), draw_gradients(SHAPES, "float64", 8)
-    found, expected = copies(params), copies(params)
-    kept = []
-    for t, step in enumerate(grads):
-        if t % 3 == 1:
-            kept.append(found)
-            found = copies(found)
-        if t % 4 == 2:
-            found = dict(reversed(found.items()))
-        both[0].step(found, copies(step) if t % 2 else step)
-        both[1].step(expected, step)
-    Both(*both, {name: found[name] for name in expected}, expected, params).agree()
-
-
-@every_rule
-def test_options_changed_on_the_way(rule: str) -> None:
-    both = made(rule, "fused"), made(rule, "reference")
-    params, grads = draw(SHAPES, "float64"), draw_gradients(SHAPES, "float64", 6)
-    found, expected = copies(params), copies(params)
-    for t, step in enumerate(grads):
-        if t == 2:
-            both = both[0].with_weight_decay(0.1), both[1].with_weight_decay(0.1)
-        if t == 4:
-            for optimizer in both:
-                optimizer.lr = 0.01
-        for optimizer, arrays in zip(both, (found, expected), strict=True):
-            optimizer.step(arrays, step)
-    Both(*both, found, expected, params).agree()
-
-
-@every_rule
 def test_engines_may_take_turns(rule: str) -> None:
     """In the middle of a run, with the state handed over as it is."""
     turns, steady = made(rule, "fused"), made(rule, "reference")

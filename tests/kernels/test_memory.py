@@ -185,18 +185,3 @@ def test_parameters_in_fortran_order_are_stepped_by_the_rule(rule: str) -> None:
     assert optimizer.engine == "fused + reference"
     with pytest.raises(OptionError, match="cannot run for parameter 'w': it is not in C order"):
         made(rule, "fused").step(params, grads[0])
-
-
-@every_rule
-def test_arrays_that_are_freed_and_made_anew_at_each_step(rule: str) -> None:
-    """Addresses that are used again for something else must not be taken for what was there."""
-    both = made(rule, "fused"), made(rule, "reference")
-    expected = draw({"w": (3000,), "v": (3000,)}, "float64")
-    found, start = copies(expected), copies(expected)
-    for t in range(8):
-        step = draw({"w": (3000,), "v": (3000,)}, "float64", seed=50 + t)
-        if t % 2:
-            found, step = dict(reversed(copies(found).items())), dict(reversed(step.items()))
-        both[0].step(found, step)
-        both[1].step(expected, step)
-    Both(*both, found, expected, start).agree()

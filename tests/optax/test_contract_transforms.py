@@ -1,4 +1,4 @@
-"""Transformations of jax around init and update: jit, vmap, scan, donation, abstract evaluation."""
+"""Transformations of jax around init and update: jit, vmap, donation, abstract evaluation. `thalweg check` has more."""
 
 from __future__ import annotations
 
@@ -71,17 +71,6 @@ def looped(name: str) -> tuple[Tree, Any]:
     return params, state
 
 
-def scanned(name: str, params: Tree) -> tuple[Tree, Any]:
-    tx = MADE[name](0.1)
-
-    def body(carry: tuple[Tree, Any], number: Any) -> tuple[tuple[Tree, Any], None]:
-        params, state = carry
-        updates, state = tx.update(gradients(params, number), state, params)
-        return (optax.apply_updates(params, updates), state), None
-
-    return jax.lax.scan(body, (params, tx.init(params)), jnp.arange(STEPS, dtype=jnp.int32))[0]
-
-
 def assert_alike(found: Tree, expected: Tree) -> None:
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -89,15 +78,6 @@ def assert_alike(found: Tree, expected: Tree) -> None:
         wide_a, wide_b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         bound = tolerances.SPACE["float32"] if a.dtype != jnp.bfloat16 else float(jnp.finfo(a.dtype).eps)
         assert np.abs(wide_a - wide_b).max() <= bound * max(1.0, np.abs(wide_b).max())
-
-
-@once(0)
-@each
-def test_many_steps_take_one_compilation(name: str) -> None:
-    looped(name)
-    step, traces = stepper(name)
-    assert len(traces) == 1
-    assert step._cache_size() == 1
 
 
 @once(1)
@@ -112,16 +92,6 @@ def test_a_state_made_under_jit_is_the_same_and_needs_no_other_program(name: str
     step, traces = stepper(name)
     step(PARAMS, compiled, jnp.int32(0))
     assert (len(traces), step._cache_size()) == (1, 1)
-
-
-@once(2)
-@each
-def test_a_step_keeps_shapes_dtypes_weak_types_and_structure_of_the_state(name: str) -> None:
-    tx = MADE[name](0.1)
-    state = tx.init(PARAMS)
-    assert not any(x.weak_type for x in jax.tree.leaves(state))
-    assert described(looped(name)[1]) == described(state)
-    assert described(looped(name)[0]) == described(PARAMS)
 
 
 @once(3)
@@ -154,30 +124,6 @@ def test_an_abstract_state_has_the_shapes_and_dtypes_of_the_real_one(name: str) 
         for found in (abstract, jax.eval_shape(tx.init, structs)):
             for a, b in zip(jax.tree.leaves(real), jax.tree.leaves(found), strict=True):
                 assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
-
-
-@once(5)
-@each
-def test_a_scan_over_steps_equals_a_loop(name: str) -> None:
-    params, state = jax.jit(partial(scanned, name))(PARAMS)
-    assert_alike(params, looped(name)[0])
-    assert_alike(state, looped(name)[1])
-
-
-@once(6)
-@each_slowly
-def test_an_ensemble_under_vmap_equals_separate_runs(name: str) -> None:
-    members = [jax.tree.map(lambda p, k=k: p * k + k / 8, PARAMS) for k in (1.0, 2.0)]
-    members = [jax.tree.map(lambda p, q: p.astype(q.dtype), m, PARAMS) for m in members]
-    together = jax.tree.map(lambda *own: jnp.stack(own), *members)
-    params, state = jax.jit(jax.vmap(partial(scanned, name)))(together)
-    step, _ = stepper(name)
-    for index, own in enumerate(members):
-        alone, alone_state = own, MADE[name](0.1).init(own)
-        for number in range(STEPS):
-            alone, alone_state = step(alone, alone_state, jnp.int32(number))
-        assert_alike(jax.tree.map(lambda x, i=index: x[i], params), alone)
-        assert_alike(jax.tree.map(lambda x, i=index: x[i], state), alone_state)
 
 
 @once(7)
@@ -230,15 +176,6 @@ def test_programs_call_nothing_on_the_host(name: str) -> None:
     program = str(jax.make_jaxpr(tx.update)(PARAMS, tx.init(PARAMS), PARAMS))
     assert "callback" not in program
     assert "sqrt" in program
-
-
-@once(11)
-@each
-def test_without_jit_numbers_are_the_same(name: str) -> None:
-    with jax.disable_jit():
-        params, state = scanned(name, PARAMS)
-    assert_alike(params, looped(name)[0])
-    assert_alike(state, looped(name)[1])
 
 
 @once(12)

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import tolerances
 from lanes import by_turns, once
 from optax_runs import MADE, Tree, each
 
@@ -95,37 +94,6 @@ def test_leaves_step_the_same_in_every_container(name: str, container: str) -> N
     assert state.count == 2
 
 
-@once(0)
-@each
-def test_leaves_of_one_shape_step_as_each_does_alone(name: str) -> None:
-    tree = [array(4, 3, start=1), array(4, 3, start=2), array(3, start=1), array(3, start=2)]
-    together, _ = trained(MADE[name](0.1), tree)
-    apart = [trained(MADE[name](0.1), [tree[i], tree[j]])[0] for i, j in ((0, 2), (1, 3))]
-    for own, alone, before in zip(together, [apart[0][0], apart[1][0], apart[0][1], apart[1][1]], tree, strict=True):
-        assert float(jnp.abs(own - alone).max()) <= tolerances.FLOAT32 * float(jnp.abs(own - before).max())
-
-
-@once(1)
-@each
-def test_single_numbers_are_parameters(name: str) -> None:
-    params, _ = trained(MADE[name](0.1), {"scale": jnp.float32(2.0), "shift": jnp.float32(-1.0)})
-    assert params["scale"].shape == ()
-    assert all(p.dtype == jnp.float32 and jnp.isfinite(p) for p in params.values())
-    assert params["scale"] != 2.0
-    assert params["shift"] != -1.0
-
-
-@by_turns("shape", first=2)
-@each
-@pytest.mark.parametrize("shape", [(0,), (4, 0)])
-def test_arrays_without_elements_pass_and_leave_others_alone(name: str, shape: tuple[int, ...]) -> None:
-    params, state = trained(MADE[name](0.1), {"empty": jnp.zeros(shape), "w": array(4, 3)})
-    alone, _ = trained(MADE[name](0.1), {"w": array(4, 3)})
-    assert params["empty"].shape == shape
-    assert (params["w"] == alone["w"]).all()
-    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(state))
-
-
 @by_turns("shape", first=3)
 @each
 @pytest.mark.parametrize("shape", [(0,), (2, 0, 3)])
@@ -176,22 +144,6 @@ def test_an_empty_tree_has_a_state_and_counts(name: str) -> None:
         updates, state = tx.update({}, tx.init({}), {})
         assert updates == {}
         assert state.count == 1
-
-
-@once(7)
-@each
-def test_inputs_are_left_as_they_were_and_equal_runs_give_equal_bits(name: str) -> None:
-    params = {"w": array(4, 3), "b": array(3)}
-    grads, copies = gradients(params, 1), jax.tree.map(np.array, (params, gradients(params, 1)))
-    tx = MADE[name](0.1)
-    state = tx.init(params)
-    before = jax.tree.map(np.array, state)
-    update = jax.jit(tx.update)
-    first, again = update(grads, state, params), jax.jit(MADE[name](0.1).update)(grads, tx.init(params), params)
-    for a, b in zip(jax.tree.leaves((params, grads, state)), jax.tree.leaves((*copies, before)), strict=True):
-        assert (np.asarray(a) == b).all()
-    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
-        assert (a == b).all()
 
 
 def test_fields_called_value_keep_their_names_and_boxes_of_one_array_are_looked_through() -> None:

@@ -45,18 +45,6 @@ def test_chains_before_and_after(name: str) -> None:
         assert (a == b).all()
 
 
-@once(1)
-@each
-def test_masked_leaves_pass_by_and_others_step_as_alone(name: str) -> None:
-    tx = optax.masked(MADE[name](0.1), {"w": True, "b": False})
-    updates, state = jax.jit(tx.update)(GRADS, tx.init(PARAMS), PARAMS)
-    alone, _ = run(MADE[name](0.1), {"w": PARAMS["w"]}, {"w": GRADS["w"]}, steps=1)
-    assert (updates["b"] == GRADS["b"]).all()
-    assert_alike({"w": PARAMS["w"] + updates["w"]}, alone, {"w": PARAMS["w"]})
-    kept = MADE[name](0.1).init({"w": PARAMS["w"]})
-    assert list(map(jnp.shape, jax.tree.leaves(state))) == list(map(jnp.shape, jax.tree.leaves(kept)))
-
-
 @pytest.mark.parametrize("wrapper", [optax.multi_transform, optax.partition])
 def test_each_part_of_a_partition_steps_as_alone(wrapper: Callable[..., Any]) -> None:
     labels = {"w": "lamb", "b": "lars"}
@@ -70,16 +58,6 @@ def test_a_mask_of_an_optimizer_inside_a_partition_is_a_tree_of_all_parameters()
     solver = partial(lamb, 0.1, weight_decay=0.5, mask={"w": True, "b": False})
     params, _ = run(optax.partition({"x": solver(), "y": solver()}, {"w": "x", "b": "y"}))
     assert_alike(params, run(solver())[0])
-
-
-@once(2)
-@each
-def test_several_small_steps_make_one(name: str) -> None:
-    tx = optax.MultiSteps(MADE[name](0.1), every_k_schedule=2)
-    params, state = run(tx, steps=4)
-    assert_alike(params, plain(name))
-    assert state.gradient_step == 2
-    assert optax.tree.get(state.inner_opt_state, "count") == 2
 
 
 @by_turns("dtype", first=3)
@@ -187,12 +165,3 @@ def test_an_injected_option_that_is_refused_says_what_is_wrong() -> None:
         optax.inject_hyperparams(lamb)(learning_rate=0.1, weight_decay=-1.0).init(PARAMS)
     with pytest.raises(ValueError, match=r"stacked_axes.*static_args"):
         optax.inject_hyperparams(lamb)(learning_rate=0.1, stacked_axes=1).init(PARAMS)
-
-
-@once(6)
-@each
-def test_extra_arguments_that_nobody_knows_are_ignored(name: str) -> None:
-    tx = MADE[name](0.1)
-    assert optax.with_extra_args_support(tx) is tx
-    update = jax.eval_shape(partial(tx.update, value=1.0, anything="else"), GRADS, tx.init(PARAMS), PARAMS)
-    assert jax.tree.structure(update[0]) == jax.tree.structure(PARAMS)

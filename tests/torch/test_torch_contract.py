@@ -12,45 +12,14 @@ from lanes import by_turns
 
 torch = pytest.importorskip("torch")
 
+from networks import EVERY, backward, equal, make, model, train, values  # noqa: E402
 from torch.optim import lr_scheduler as schedulers  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 
 import thalweg.torch  # noqa: E402
 from thalweg.errors import OptimError, OptionError, ParameterError  # noqa: E402
 
-EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach"])
-
-
-def make(case: Case, params: Any, engine: str = "reference", **options: Any) -> Any:
-    return getattr(thalweg.torch, case.name)(params, **{"lr": case.lr, "engine": engine, **options})
-
-
-def model(seed: int = 0) -> Any:
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)).double()
-
-
-def backward(net: Any, step: int = 0) -> Any:
-    x = torch.randn(7, 5, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
-    loss = net(x).square().mean()
-    loss.backward()
-    return loss
-
-
-def train(net: Any, optimizer: Any, steps: int, first: int = 0) -> None:
-    for step in range(first, first + steps):
-        optimizer.zero_grad()
-        backward(net, step)
-        optimizer.step()
-
-
-def values(net: Any) -> list[Any]:
-    return [p.detach().clone() for p in net.parameters()]
-
-
-def equal(first: list[Any], second: list[Any]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 # ---- parameters and groups
@@ -278,10 +247,9 @@ class Counted(thalweg.torch.SGD):
         return super().step(closure)
 
 
-@pytest.mark.parametrize("kind", [thalweg.torch.SGD, Counted])
-def test_hooks_run_once(kind: Any) -> None:
+def test_hooks_run_once_around_a_step_of_ones_own() -> None:
     p = torch.nn.Parameter(torch.ones(3))
-    optimizer, calls = kind([p], lr=0.1), []
+    optimizer, calls = Counted([p], lr=0.1), []
     optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
     optimizer.register_step_post_hook(lambda *_: calls.append("after"))
     handle = register_optimizer_step_post_hook(lambda *_: calls.append("after all"))

@@ -8,50 +8,19 @@ import warnings
 from typing import Any
 
 import pytest
-from cases import CASES, OPTION_IDS, OPTIONS, Case
+from cases import OPTION_IDS, OPTIONS, Case
 from lanes import by_turns, one_in
 from tolerances import ROUNDED_STEP
 
 torch = pytest.importorskip("torch")
 
+from networks import EVERY, backward, equal, make, model, train, values  # noqa: E402
+
 import thalweg.torch  # noqa: E402
 from thalweg.errors import NonFiniteError, OptionError, ParameterError, UnusedOverrideWarning  # noqa: E402
 from thalweg.torch import step_in_backward  # noqa: E402
 
-EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach", "auto"])
-
-
-def make(case: Case, params: Any, engine: str = "reference", **options: Any) -> Any:
-    return getattr(thalweg.torch, case.name)(params, **{"lr": case.lr, "engine": engine, **options})
-
-
-def model() -> Any:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)).double()
-
-
-def backward(net: Any, step: int = 0) -> Any:
-    generator = torch.Generator().manual_seed(step)
-    x = torch.randn(7, 5, generator=generator, dtype=torch.float64)
-    loss = net(x.to(next(net.parameters()).dtype)).square().mean()
-    loss.backward()
-    return loss
-
-
-def train(net: Any, optimizer: Any, steps: int, first: int = 0) -> None:
-    for step in range(first, first + steps):
-        optimizer.zero_grad()
-        backward(net, step)
-        optimizer.step()
-
-
-def values(net: Any) -> list[Any]:
-    return [p.detach().clone() for p in net.parameters()]
-
-
-def equal(first: list[Any], second: list[Any]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 # ---- overrides

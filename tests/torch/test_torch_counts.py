@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from lanes import by_turns
 
 torch = pytest.importorskip("torch")
 
@@ -30,7 +31,7 @@ def step(params: Any, optimizer: Any) -> None:
     optimizer.step()
 
 
-@pytest.mark.slow
+@by_turns()
 @EVERY
 @ENGINES
 @pytest.mark.parametrize("count", [0, 7, 2.0, torch.tensor(7), torch.tensor([2.0])], ids=repr)
@@ -59,6 +60,7 @@ def test_a_count_is_understood_before_the_first_step_where_it_is_all_of_the_stat
     assert all(map(torch.equal, params, others))
 
 
+@by_turns()
 @EVERY
 @ENGINES
 def test_a_count_without_the_rest_of_the_state_is_refused(name: str, engine: str) -> None:
@@ -73,6 +75,7 @@ def test_a_count_without_the_rest_of_the_state_is_refused(name: str, engine: str
     step(params, optimizer)
 
 
+@by_turns()
 @ENGINES
 @pytest.mark.parametrize("count", [-1, 2.5, float("nan"), float("inf"), True, "3", None, torch.zeros(2)], ids=repr)
 def test_what_is_no_count_is_refused_and_nothing_changes(engine: str, count: Any) -> None:

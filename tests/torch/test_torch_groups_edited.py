@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from typing import Any
 
 import pytest
 from cases import CASES, Case
+from lanes import by_turns
 
 torch = pytest.importorskip("torch")
 
@@ -42,6 +41,7 @@ def copies(params: list[Any]) -> list[Any]:
 SHAPES = ((6, 5), (6,), (3, 6))
 
 
+@by_turns()
 @ENGINES
 @EVERY
 @pytest.mark.parametrize("stepped_before", [0, 2])
@@ -75,6 +75,7 @@ def test_exchanged_parameters_are_stepped_as_accelerate_exchanges_them(
     assert not any(torch.equal(a, b) for a, b in zip(new, parameters(*SHAPES, seed=1), strict=True))
 
 
+@by_turns()
 @ENGINES
 @EVERY
 def test_a_parameter_that_moves_to_another_group_has_its_options(case: Case, engine: str) -> None:
@@ -96,24 +97,6 @@ def test_a_parameter_that_moves_to_another_group_has_its_options(case: Case, eng
         other.step()
     assert torch.equal(params[1], alone[1]), "stepped once, before it came to the group whose lr is 0"
     assert torch.equal(params[0], alone[0])
-
-
-@ENGINES
-@EVERY
-def test_a_parameter_that_is_replaced_keeps_the_state_that_is_carried_over(case: Case, engine: str) -> None:
-    params, alone = parameters(*SHAPES), parameters(*SHAPES)
-    optimizer, other = make(case, params, engine=engine), make(case, alone, engine=engine)
-    for step in range(4):
-        give_gradients(params, step)
-        give_gradients(alone, step)
-        optimizer.step()
-        other.step()
-        if step == 1:
-            old, new = params[0], torch.nn.Parameter(params[0].detach().clone())
-            optimizer.state[new] = optimizer.state.pop(old)
-            optimizer.param_groups[0]["params"][0] = params[0] = new
-    assert all(torch.equal(a, b) for a, b in zip(params, alone, strict=True))
-    assert int(optimizer.state[params[0]]["step"]) == 4
 
 
 @pytest.mark.parametrize("engine", ["auto", "foreach"])
@@ -174,20 +157,6 @@ def test_groups_that_make_no_sense_are_refused_and_nothing_is_stepped(case: Case
     with pytest.raises(ParameterError, match=told):
         optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(params, before, strict=True))
-
-
-@pytest.mark.slow
-@EVERY
-def test_nobody_keeps_parameters_that_have_left_the_groups(case: Case) -> None:
-    params = parameters(*SHAPES)
-    optimizer = make(case, params)
-    optimizer.load_state_dict(optimizer.state_dict())
-    optimizer.explain()
-    known = [weakref.ref(p) for p in params]
-    optimizer.param_groups[0]["params"] = parameters(*SHAPES, seed=1)
-    del params
-    gc.collect()
-    assert [ref() for ref in known] == [None, None, None]
 
 
 @EVERY

@@ -7,11 +7,13 @@ from collections.abc import Iterator, MutableSequence
 from typing import Any
 
 import pytest
-from cases import CASES, Case
+from cases import Case
 from published_runs import peer
 
 torch = pytest.importorskip("torch")
 
+import networks  # noqa: E402
+from networks import EVERY, backward, model, values  # noqa: E402
 from torch.optim import lr_scheduler as schedulers  # noqa: E402
 
 import thalweg  # noqa: E402
@@ -20,31 +22,19 @@ from thalweg.errors import OptionError, ParameterError, ResumeWarning, StateErro
 from thalweg.settings import option_names  # noqa: E402
 from thalweg.torch import LAMB, LARS, Adafactor, Kron  # noqa: E402
 
-EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-
 
 def make(case: Case, params: Any, **options: Any) -> Any:
-    return getattr(thalweg.torch, case.name)(params, **{"lr": case.lr, **options})
+    return networks.make(case, params, **{"engine": "auto", **options})
 
 
-def network(seed: int = 0) -> Any:
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
-
-
-def backward(net: Any, step: int = 0) -> None:
-    net.zero_grad()
-    x = torch.randn(7, 5, generator=torch.Generator().manual_seed(step))
-    net(x).square().mean().backward()
-
-
-def values(net: Any) -> list[Any]:
-    return [p.detach().clone() for p in net.parameters()]
+def network() -> Any:
+    return model(torch.float32)
 
 
 def moved(net: Any, optimizer: Any, step: int = 0) -> list[Any]:
     """By how much one step moves each parameter."""
     before = values(net)
+    net.zero_grad()
     backward(net, step)
     optimizer.step()
     return [p.detach() - b for p, b in zip(net.parameters(), before, strict=True)]

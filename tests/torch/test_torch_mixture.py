@@ -391,15 +391,10 @@ def picklable() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
-def test_copies_and_pickles_go_on(copied: Any) -> None:
-    net = model()
-    optimizer = Mixture(net.named_parameters(), picklable(), overrides=[("3.*", dict(lr_scale=0.5))], max_grad_norm=1.0)
-    train(net, [optimizer], range(3))
-    twin, twins = copied((net, optimizer))
-    train(net, [optimizer], range(3, 6))
-    train(twin, [twins], range(3, 6))
-    assert_same(net, twin)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copies_have_the_overrides_of_all_rules(copied: Any) -> None:
+    optimizer = Mixture(model().named_parameters(), picklable(), overrides=[("3.*", dict(lr_scale=0.5))])
+    twins = copied(optimizer)
     twins.add_param_group({"params": [("3.more", nn.Parameter(torch.ones(2)))], "rule": LAMB.options()})
     assert twins.explain().rows[-1].lr_scale == 0.5
     assert len(optimizer.param_groups) == 2
@@ -455,18 +450,3 @@ def test_arguments_that_a_checkpoint_does_not_restore_are_compared() -> None:
     saved = Mixture(net.named_parameters(), picklable()).state_dict()
     with pytest.warns(ResumeWarning, match="this state was saved with engine='auto'"):
         Mixture(net.named_parameters(), picklable(), engine="foreach").load_state_dict(saved)
-
-
-def test_distributed_checkpoints_by_name() -> None:
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
-
-    net = model()
-    optimizer = Mixture(net.named_parameters(), picklable())
-    train(net, [optimizer], range(3))
-    saved = copy.deepcopy(get_optimizer_state_dict(net, optimizer))
-    twin = copy.deepcopy(net)
-    resumed = Mixture(twin.named_parameters(), picklable())
-    set_optimizer_state_dict(twin, resumed, saved)
-    train(net, [optimizer], range(3, 6))
-    train(twin, [resumed], range(3, 6))
-    assert_same(net, twin)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import by_turns, one_in
+from lanes import by_turns, once, one_in
 from on_device import DEVICE, PRODUCTS, assert_near
 
 from thalweg.boundary import advance
@@ -146,7 +146,7 @@ def test_every_kind_of_shape(shape: tuple[int, ...], options: dict[str, Any]) ->
 @pytest.mark.parametrize(
     "options",
     one_in(
-        2,
+        4,
         [
             dict(geometry="quad", max_skew=None),
             dict(geometry="quad"),
@@ -175,7 +175,7 @@ def test_every_option(shape: tuple[int, ...], options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("counts_on_device", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize("probability", one_in(2, [0.4, 0.0, Annealed(0.8, 0.1, 0.3, 2)]), ids=str)
 def test_refreshes_are_counted_as_by_the_rule(probability: Any, counts_on_device: bool) -> None:
-    agree_after((24, 20), steps=7, precond_update_probability=probability, counts_on_device=counts_on_device)
+    agree_after((24,), steps=7, precond_update_probability=probability, counts_on_device=counts_on_device)
 
 
 def test_parameters_of_one_batch_may_be_due_at_different_steps() -> None:
@@ -217,7 +217,7 @@ def test_memory_that_is_not_aligned() -> None:
     agree_after((70, 64), misplaced=1)
 
 
-@pytest.mark.parametrize("size", [1e-15, 1e15])
+@pytest.mark.parametrize("size", one_in(2, [1e-15, 1e15]))
 def test_gradients_of_any_size(size: float) -> None:
     both = Both((40, 24))
     for _ in range(2):
@@ -235,10 +235,10 @@ def test_gradients_of_zero_teach_nothing() -> None:
     both.check()
 
 
-@by_turns()
+@once(0)
 @pytest.mark.parametrize("options", [{}, dict(**Kron.VARIANTS["polyak"])], ids=["default", "polyak"])
 @pytest.mark.parametrize(
-    "shape", one_in(2, [pytest.param((2, 12, 10)), pytest.param((2, 24, 20)), pytest.param((2, 40))]), ids=str
+    "shape", one_in(3, [pytest.param((2, 40)), pytest.param((2, 12, 10)), pytest.param((2, 24, 20))]), ids=str
 )
 def test_a_parameter_that_is_not_finite_is_left_as_it_was(shape: tuple[int, ...], options: dict[str, Any]) -> None:
     both = Both(
@@ -306,7 +306,6 @@ def test_long_rows_are_summed_in_parts() -> None:
     both = Both((300, 40), device=Device(8, 2**18, 2**30, DEVICE == "cuda", long=64))
     both.step()
     assert both.kernels.batches["w0",][1].layout.dense[1].parts > 1
-    both.step()
     both.check()
 
 
@@ -318,8 +317,7 @@ def test_how_tiles_are_fetched_does_not_matter(options: dict[str, Any]) -> None:
     for describes in (False, True):
         device = Device(8, 2**18, 2**30, cuts=DEVICE == "cuda", describes=describes)
         both = Both((70, 40), device=device, **options)
-        for _ in range(2):
-            both.step()
+        both.step()
         both.check()
         assert both.kernels.batches["w0",][1].layout.wide.described == describes
         results.append([*both.params, *both.states[0].values()])
@@ -327,10 +325,10 @@ def test_how_tiles_are_fetched_does_not_matter(options: dict[str, Any]) -> None:
 
 
 def test_shapes_of_one_optimizer_share_scratch_memory_and_options_may_change() -> None:
-    large, small = Both((70, 40)), Both((24, 20))
+    large, small = Both((70, 40)), Both((24,))
     small.names = ["other"]
     large.kernels = small.kernels
-    for rate in (0.1, 0.2, 0.3):
+    for rate in (0.1, 0.2):
         for both in (small, large):
             both.rule = replace(both.rule, precond_lr=rate)
             both.step()
