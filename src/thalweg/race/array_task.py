@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from thalweg.errors import CommandError, OptimError
-from thalweg.race.adapters import Stepper, make_for_arrays
+from thalweg.race.adapters import make_for_arrays
 from thalweg.race.contestants import Contestant
 from thalweg.race.task import Array, Conditions, Measure, Schedule, Task, Training, read_measure, relative
 
@@ -61,7 +61,7 @@ class ArrayTask(Task):
 
 
 class ArrayTraining(Training):
-    def __init__(self, task: ArrayTask, params: dict[str, Array], optimizer: Stepper, conditions: Conditions) -> None:
+    def __init__(self, task: ArrayTask, params: dict[str, Array], optimizer: Any, conditions: Conditions) -> None:
         self.task, self.params, self.optimizer = task, params, optimizer
         self.batches = None if task.batches is None else task.begin_batches(task.batches, conditions)
 
@@ -87,15 +87,6 @@ class ArrayTraining(Training):
     def changes(self, before: Mapping[str, Array]) -> dict[str, float]:
         with np.errstate(all="ignore"):
             return {name: relative(rms(p - before[name]), rms(before[name])) for name, p in self.params.items()}
-
-    def figures(self) -> Mapping[str, Mapping[str, Any]]:
-        return {str(name): figures for name, figures in self.optimizer.stats().items()}
-
-    def state_bytes(self) -> int:
-        return sum(entry.nbytes for state in self.optimizer.state.values() for entry in state.values())
-
-    def engine(self) -> str:
-        return self.optimizer.engine
 
 
 def rms(x: Array) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from thalweg.errors import CommandError, OptimError
-from thalweg.race.adapters import blame, follow_schedule, leaves, make_for_model
+from thalweg.race.adapters import blame, follow_schedule, make_for_model
 from thalweg.race.contestants import Contestant
 from thalweg.race.task import Conditions, Measure, Schedule, Task, Training, read_measure, relative
 from thalweg.show.devices import Device
@@ -72,10 +72,6 @@ class ModelTraining(Training):
         self.occupied = occupied
         self.batches = task.begin_batches(task.batches, conditions)
 
-    @property
-    def foreign(self) -> bool:
-        return not hasattr(self.optimizer, "stats")
-
     def step(self) -> None:
         self.steps += 1
         self.set_rate(self.steps)
@@ -133,24 +129,3 @@ class ModelTraining(Training):
         ]
         sizes = torch.stack([size for pair in found for size in pair]).view(-1, 2).tolist()
         return {name: relative(*pair) for name, pair in zip(before, sizes, strict=True)}
-
-    def figures(self) -> Mapping[str, Mapping[str, Any]]:
-        found: Mapping[str, Mapping[str, Any]] = {} if self.foreign else self.optimizer.stats()
-        return found
-
-    def state_bytes(self) -> int:
-        return sum(entry.numel() * entry.element_size() for entry in leaves(dict(self.optimizer.state)))
-
-    def engine(self) -> str:
-        return "torch" if self.foreign else str(self.optimizer.engine)
-
-    def begin_measuring(self) -> None:
-        self.device.forget_peak()
-
-    def wait(self) -> None:
-        self.device.wait()
-
-    def peak_bytes(self) -> int | None:
-        """Without what was occupied before the training."""
-        peak = self.device.peak_bytes()
-        return None if peak is None else peak - self.occupied

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from thalweg.errors import CommandError
 from thalweg.race.contestants import CONTESTANTS, RATES, Contestant
 from thalweg.show.arguments import suggest
+from thalweg.show.devices import Device
 from thalweg.show.modules import describe_failure
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -46,7 +47,11 @@ class Measure(NamedTuple):
 
 
 class Training(ABC):
-    """One model trained by one optimizer."""
+    """One model trained by one optimizer, on a device of which so many bytes were in use before."""
+
+    optimizer: Any
+    device: Device = Device()
+    occupied: int = 0
 
     @abstractmethod
     def step(self) -> None:
@@ -63,25 +68,25 @@ class Training(ABC):
     def changes(self, before: Mapping[str, Any]) -> Mapping[str, float]:
         """The RMS of what was added to each parameter since, divided by the RMS it had."""
 
-    @abstractmethod
+    @property
+    def foreign(self) -> bool:
+        """Whether the optimizer is not ours, which tells what it did."""
+        return not hasattr(self.optimizer, "stats")
+
     def figures(self) -> Mapping[str, Mapping[str, Any]]:
         """Statistics of the optimizer's last step, by parameter."""
+        return {} if self.foreign else {str(name): figures for name, figures in self.optimizer.stats().items()}
 
-    @abstractmethod
-    def state_bytes(self) -> int: ...
+    def state_bytes(self) -> int:
+        return sum(entry.nbytes for entry in leaves(self.optimizer.state))
 
-    @abstractmethod
-    def engine(self) -> str: ...
-
-    def begin_measuring(self) -> None:  # noqa: B027 (most have no memory to measure, and nothing to wait for)
-        """Forget the memory that was used so far."""
-
-    def wait(self) -> None:  # noqa: B027
-        """Return when all that was begun is done."""
+    def engine(self) -> str:
+        return str(getattr(self.optimizer, "engine", "torch"))
 
     def peak_bytes(self) -> int | None:
-        """The most memory in use since ``begin_measuring``, without what was there before the training."""
-        return None
+        """The most memory in use since the device forgot its peak, without what was there before the training."""
+        peak = self.device.peak_bytes()
+        return None if peak is None else peak - self.occupied
 
 
 @dataclass(frozen=True)
@@ -199,11 +204,11 @@ class Task(ABC):
         return batch
 
 
-def check_names(names: Iterable[str], where: str = "", known: Iterable[str] = CONTESTANTS) -> None:
+def check_names(names: Iterable[str], where: str = "") -> None:
     """Raise a CommandError for an optimizer that does not race."""
     for name in names:
-        if name not in known:
-            raise CommandError(f"{where}there is no optimizer {name!r}: {suggest(str(name), known)}")
+        if name not in CONTESTANTS:
+            raise CommandError(f"{where}there is no optimizer {name!r}: {suggest(str(name), CONTESTANTS)}")
 
 
 def check_rates(rates: Mapping[str, Any], where: str = "") -> None:
@@ -217,6 +222,17 @@ def check_rates(rates: Mapping[str, Any], where: str = "") -> None:
             raise CommandError(
                 f"{where}rates of {contestant or 'all optimizers'} must be positive numbers, got {given!r}"
             )
+
+
+def leaves(state: Any) -> Iterator[Any]:
+    """The arrays and tensors somewhere in a state."""
+    if isinstance(state, Mapping):
+        state = list(state.values())
+    if isinstance(state, (list, tuple)):
+        for entry in state:
+            yield from leaves(entry)
+    elif hasattr(state, "nbytes"):
+        yield state
 
 
 def relative(change: float, size: float) -> float:
