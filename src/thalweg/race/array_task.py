@@ -40,7 +40,7 @@ class ArrayTask(Task):
     def check(self) -> None:
         super().check()
         if self.batches is not None and not callable(self.batches):
-            raise CommandError(f"task {self.name!r}: batches must be a function or None, got {self.batches!r}")
+            raise self.error(f"batches must be a function or None, got {self.batches!r}")
 
     def start(self, contestant: Contestant, schedule: Schedule, conditions: Conditions) -> Training:
         if conditions.device != "cpu":
@@ -49,12 +49,10 @@ class ArrayTask(Task):
             )
         params = self.call("init", self.init, conditions.seed)
         if not isinstance(params, Mapping):
-            raise CommandError(f"task {self.name!r}: init must return arrays by name, got {type(params).__name__}")
+            raise self.error(f"init must return arrays by name, got {type(params).__name__}")
         for name, p in params.items():
             if not isinstance(p, np.ndarray):
-                raise CommandError(
-                    f"task {self.name!r}: init must return arrays by name, and {name!r} is a {type(p).__name__}"
-                )
+                raise self.error(f"init must return arrays by name, and {name!r} is a {type(p).__name__}")
         params = {name: np.array(p) for name, p in params.items()}
         optimizer = make_for_arrays(contestant, params, schedule, conditions.engine, self.name)
         return ArrayTraining(self, params, optimizer, conditions)
@@ -75,7 +73,7 @@ class ArrayTraining(Training):
             except CommandError:
                 raise
             except OptimError as error:
-                raise CommandError(f"task {self.task.name!r}: {error}") from None
+                raise self.task.error(f"{error}") from None
 
     def measure(self) -> Measure:
         with np.errstate(all="ignore"):

@@ -22,8 +22,6 @@ from thalweg.show.registered import OWN
 
 with extra("cli"):
     import click
-    from click.shell_completion import CompletionItem
-
 
 TASKS = ("digits", "valley", "text", "fashion")
 #: Matrices this small gain nothing from threads, which stall when others want the cores.
@@ -36,19 +34,16 @@ DRAWN_BY = ("matplotlib", "plotly")
 THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
-def complete_task(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(name) for name in TASKS if name.startswith(incomplete)]
+def complete_task(ctx: Any, param: Any, incomplete: str) -> list[str]:
+    return [name for name in TASKS if name.startswith(incomplete)]
 
 
-def complete_optimizers(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(text) for text in complete_words([*CONTESTANTS, *MIXTURES], incomplete)]
+def complete_optimizers(ctx: Any, param: Any, incomplete: str) -> list[str]:
+    return complete_words([*CONTESTANTS, *MIXTURES], incomplete)
 
 
-def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    return [
-        CompletionItem(text)
-        for text in complete_options({who.name: who.rule for who in CONTESTANTS.values()}, incomplete)
-    ]
+def complete_option(ctx: Any, param: Any, incomplete: str) -> list[str]:
+    return complete_options({who.name: who.rule for who in CONTESTANTS.values()}, incomplete)
 
 
 @click.command("race")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from thalweg.errors import CommandError, OptimError
+from thalweg.errors import OptimError
 from thalweg.race.adapters import blame, follow_schedule, make_for_model
 from thalweg.race.contestants import Contestant
 from thalweg.race.task import Conditions, Measure, Schedule, Task, Training, read_measure, relative
@@ -39,7 +39,7 @@ class ModelTask(Task):
         with device.seed_torch(conditions.seed, 0):
             model = self.call("model", self.model, conditions.seed)
         if not isinstance(model, torch.nn.Module):
-            raise CommandError(f"task {self.name!r}: model must return a torch.nn.Module, got {type(model).__name__}")
+            raise self.error(f"model must return a torch.nn.Module, got {type(model).__name__}")
         model = self.place_model(model.to(device.name))
         optimizer = make_for_model(contestant, model, schedule.lr, conditions.engine, self.name)
         return self.training(self, model, contestant, optimizer, schedule, conditions, device, occupied)
@@ -87,7 +87,7 @@ class ModelTraining(Training):
         loss = self.task.call("loss", self.task.loss, self.model, batch)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise CommandError(f"task {self.task.name!r}: loss must return a tensor with one element, got {got}")
+            raise self.task.error(f"loss must return a tensor with one element, got {got}")
         self.task.call("the backward pass of loss", loss.backward)
 
     def step_optimizer(self) -> None:
@@ -102,7 +102,7 @@ class ModelTraining(Training):
         try:
             self.optimizer.step()
         except OptimError as error:
-            raise CommandError(f"task {self.task.name!r}: {error}") from None
+            raise self.task.error(f"{error}") from None
 
     def measure(self) -> Measure:
         import torch

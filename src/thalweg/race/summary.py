@@ -100,7 +100,8 @@ def result_summary(name: str, rates: Mapping[float, Sequence[Record]], course: C
     best = min(eligible, key=lambda lr: or_infinite(finals[lr]))
     results = ends[best]
     curve = average(results)
-    reached = [i for i, loss in enumerate(curve["loss"]) if loss is not None and within(loss, course.target)]
+    goal = -math.inf if course.target is None else course.target
+    reached = [i for i, loss in enumerate(curve["loss"]) if loss is not None and loss <= goal]
     finally_scored = [result.score[-1] for result in results if result.score is not None]
     sweep = {
         "lr": list(finals),
@@ -185,10 +186,6 @@ def below_zero(course: Summary) -> bool:
     """Whether a loss is negative, which no logarithmic axis can show."""
     losses = [loss for r in course["results"] for loss in (*r["curve"]["low"], *r["sweep"]["loss"])]
     return any(loss < 0 for loss in losses if loss is not None)
-
-
-def within(loss: float, target: float | None) -> bool:
-    return target is not None and loss <= target
 
 
 def mean(values: Any) -> float | None:
