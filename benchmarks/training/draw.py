@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.training.tasks import TASKS
 from thalweg.errors import CommandError
 from thalweg.race.contest import PROGRAMME, RECORDS
@@ -191,14 +193,8 @@ def steps_to(curve: Curve, wanted: float) -> float | None:
 
 def loss_at(curve: Curve, step: float) -> float | None:
     """The loss at a step, between two points of a curve; None before the first, and that of the end after it."""
-    before: tuple[int, float] | None = None
-    for at, loss in curve:
-        if step <= at:
-            if before is None:
-                return loss if step == at else None
-            return before[1] + (loss - before[1]) * (step - before[0]) / (at - before[0])
-        before = (at, loss)
-    return curve[-1][1]
+    steps, losses = zip(*curve, strict=True)
+    return None if step < steps[0] else float(np.interp(step, steps, losses))
 
 
 def write_line(cells: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,20 +17,6 @@ from thalweg.race.rivals import WANTED
 from thalweg.race.task import Array, Schedule
 from thalweg.show import registered
 from thalweg.show.modules import describe_failure
-
-
-class Stepper(Protocol):
-    """What a task in numpy needs of an optimizer; those of ``thalweg.numpy`` are such."""
-
-    @property
-    def state(self) -> Mapping[Any, Mapping[Any, Any]]: ...
-
-    @property
-    def engine(self) -> str: ...
-
-    def step(self, params: Any, grads: Any, /) -> None: ...
-
-    def stats(self) -> Mapping[Any, Mapping[str, Any]]: ...
 
 
 @contextmanager
@@ -55,7 +41,9 @@ def make_for_model(contestant: Contestant, model: Any, lr: float, engine: str, t
     if contestant.kind == "torch":
         return make_for_tensors(contestant, list(model.parameters()), lr, task)
     if contestant.make is not None:
-        return make_own_mixture(contestant, contestant.make, model, lr, engine, task)
+        engines = {"engine": engine} if "engine" in inspect.signature(contestant.make).parameters else {}
+        call = f"{contestant.name}(model, lr={lr:g})"
+        return make_foreign(contestant, model, lr, task, call, ": it must return an optimizer of torch", **engines)
     try:
         if contestant.kind == "mixture":
             make = registered.torch_mixture(contestant.rule)
@@ -66,26 +54,20 @@ def make_for_model(contestant: Contestant, model: Any, lr: float, engine: str, t
         raise CommandError(f"task {task!r}, {contestant.name}: {error}") from None
 
 
-def make_own_mixture(
-    contestant: Contestant, make: Callable[..., Any], model: Any, lr: float, engine: str, task: str
-) -> Any:
-    """What a function of the user's makes for the model."""
+def make_foreign(contestant: Contestant, params: Any, lr: float, task: str, call: str, wanted: str, **more: Any) -> Any:
+    """An optimizer of torch that is not ours, for tensors or for a model. call: as it is written in an error."""
     torch: Any = importlib.import_module("torch")
-    engines = {"engine": engine} if "engine" in inspect.signature(make).parameters else {}
-    with blame(contestant, task, f"{contestant.name}(model, lr={lr:g})"):
-        made = make(model, lr=lr, **engines, **contestant.options)
+    with blame(contestant, task, call):
+        made = contestant.make(params, lr=lr, **more, **contestant.options)  # type: ignore[misc]
     if not isinstance(made, torch.optim.Optimizer):
-        raise CommandError(f"{contestant.name} returned a {type(made).__name__}: it must return an optimizer of torch")
+        raise CommandError(f"{contestant.rule} returned a {type(made).__name__}{wanted}")
     return made
 
 
 def make_for_tensors(rival: Contestant, params: Any, lr: float, task: str) -> Any:
     """An optimizer of another library for tensors of torch."""
-    torch: Any = importlib.import_module("torch")
-    with blame(rival, task, write_call(rival, f"lr={lr:g}")):
-        made = rival.make(params, lr=lr, **rival.options)  # type: ignore[misc]
-    if not isinstance(made, torch.optim.Optimizer):
-        raise CommandError(f"{rival.rule} returned a {type(made).__name__}, not an optimizer: {WANTED}")
+    call = write_call(rival, f"lr={lr:g}")
+    made = make_foreign(rival, params, lr, task, call, f", not an optimizer: {WANTED}")
     if any("lr" not in group for group in made.param_groups):
         raise CommandError(f"{rival.rule} has no lr in its groups, and the race must lower it step by step")
     return made
@@ -93,7 +75,7 @@ def make_for_tensors(rival: Contestant, params: Any, lr: float, task: str) -> An
 
 def make_for_arrays(
     contestant: Contestant, params: Mapping[str, Array], schedule: Schedule, engine: str, task: str
-) -> Stepper:
+) -> Any:
     """An optimizer for arrays of numpy."""
     if contestant.is_rival:
         return (ByTorch if contestant.kind == "torch" else ByOptax)(contestant, params, schedule, task)
@@ -103,10 +85,9 @@ def make_for_arrays(
             "parameters apart: race it on text, on fashion, or on a ModelTask of your own"
         )
     try:
-        made: Stepper = registered.numpy_optimizer(contestant.rule)(lr=schedule, engine=engine, **contestant.options)
+        return registered.numpy_optimizer(contestant.rule)(lr=schedule, engine=engine, **contestant.options)
     except OptimError as error:
         raise CommandError(f"task {task!r}, {contestant.name}: {error}") from None
-    return made
 
 
 def write_call(rival: Contestant, rate: str) -> str:
@@ -127,17 +108,6 @@ def follow_schedule(optimizer: Any, schedule: Schedule) -> Callable[[int], None]
                 group["lr"] = rate
 
     return set_rate
-
-
-def leaves(state: Any) -> Iterator[Any]:
-    """The arrays and tensors somewhere in a state."""
-    if isinstance(state, Mapping):
-        state = list(state.values())
-    if isinstance(state, (list, tuple)):
-        for entry in state:
-            yield from leaves(entry)
-    elif hasattr(state, "nbytes"):
-        yield state
 
 
 class ByTorch:
@@ -173,11 +143,8 @@ class ByTorch:
                 self.tensor(params[name]).copy_(result)
 
     @property
-    def state(self) -> Mapping[Any, Mapping[Any, Any]]:
-        return {"": dict(enumerate(leaves(self.optimizer.state)))}
-
-    def stats(self) -> Mapping[Any, Mapping[str, Any]]:
-        return {}
+    def state(self) -> Any:
+        return self.optimizer.state
 
 
 class ByOptax:
@@ -230,8 +197,5 @@ class ByOptax:
                 p += np.asarray(updates[name]).astype(p.dtype)
 
     @property
-    def state(self) -> Mapping[Any, Mapping[Any, Any]]:
-        return {"": dict(enumerate(self.jax.tree.leaves(self.kept)))}
-
-    def stats(self) -> Mapping[Any, Mapping[str, Any]]:
-        return {}
+    def state(self) -> Any:
+        return self.jax.tree.leaves(self.kept)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from thalweg.errors import CommandError, OptimError
-from thalweg.race.adapters import Stepper, make_for_arrays
+from thalweg.race.adapters import make_for_arrays
 from thalweg.race.contestants import Contestant
 from thalweg.race.task import Array, Conditions, Measure, Schedule, Task, Training, read_measure, relative
 
@@ -40,7 +40,7 @@ class ArrayTask(Task):
     def check(self) -> None:
         super().check()
         if self.batches is not None and not callable(self.batches):
-            raise CommandError(f"task {self.name!r}: batches must be a function or None, got {self.batches!r}")
+            raise self.error(f"batches must be a function or None, got {self.batches!r}")
 
     def start(self, contestant: Contestant, schedule: Schedule, conditions: Conditions) -> Training:
         if conditions.device != "cpu":
@@ -49,19 +49,17 @@ class ArrayTask(Task):
             )
         params = self.call("init", self.init, conditions.seed)
         if not isinstance(params, Mapping):
-            raise CommandError(f"task {self.name!r}: init must return arrays by name, got {type(params).__name__}")
+            raise self.error(f"init must return arrays by name, got {type(params).__name__}")
         for name, p in params.items():
             if not isinstance(p, np.ndarray):
-                raise CommandError(
-                    f"task {self.name!r}: init must return arrays by name, and {name!r} is a {type(p).__name__}"
-                )
+                raise self.error(f"init must return arrays by name, and {name!r} is a {type(p).__name__}")
         params = {name: np.array(p) for name, p in params.items()}
         optimizer = make_for_arrays(contestant, params, schedule, conditions.engine, self.name)
         return ArrayTraining(self, params, optimizer, conditions)
 
 
 class ArrayTraining(Training):
-    def __init__(self, task: ArrayTask, params: dict[str, Array], optimizer: Stepper, conditions: Conditions) -> None:
+    def __init__(self, task: ArrayTask, params: dict[str, Array], optimizer: Any, conditions: Conditions) -> None:
         self.task, self.params, self.optimizer = task, params, optimizer
         self.batches = None if task.batches is None else task.begin_batches(task.batches, conditions)
 
@@ -75,7 +73,7 @@ class ArrayTraining(Training):
             except CommandError:
                 raise
             except OptimError as error:
-                raise CommandError(f"task {self.task.name!r}: {error}") from None
+                raise self.task.error(f"{error}") from None
 
     def measure(self) -> Measure:
         with np.errstate(all="ignore"):
@@ -87,15 +85,6 @@ class ArrayTraining(Training):
     def changes(self, before: Mapping[str, Array]) -> dict[str, float]:
         with np.errstate(all="ignore"):
             return {name: relative(rms(p - before[name]), rms(before[name])) for name, p in self.params.items()}
-
-    def figures(self) -> Mapping[str, Mapping[str, Any]]:
-        return {str(name): figures for name, figures in self.optimizer.stats().items()}
-
-    def state_bytes(self) -> int:
-        return sum(entry.nbytes for state in self.optimizer.state.values() for entry in state.values())
-
-    def engine(self) -> str:
-        return self.optimizer.engine
 
 
 def rms(x: Array) -> float:

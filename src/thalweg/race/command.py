@@ -22,8 +22,6 @@ from thalweg.show.registered import OWN
 
 with extra("cli"):
     import click
-    from click.shell_completion import CompletionItem
-
 
 TASKS = ("digits", "valley", "text", "fashion")
 #: Matrices this small gain nothing from threads, which stall when others want the cores.
@@ -36,19 +34,16 @@ DRAWN_BY = ("matplotlib", "plotly")
 THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
-def complete_task(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(name) for name in TASKS if name.startswith(incomplete)]
+def complete_task(ctx: Any, param: Any, incomplete: str) -> list[str]:
+    return [name for name in TASKS if name.startswith(incomplete)]
 
 
-def complete_optimizers(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(text) for text in complete_words([*CONTESTANTS, *MIXTURES], incomplete)]
+def complete_optimizers(ctx: Any, param: Any, incomplete: str) -> list[str]:
+    return complete_words([*CONTESTANTS, *MIXTURES], incomplete)
 
 
-def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    return [
-        CompletionItem(text)
-        for text in complete_options({who.name: who.rule for who in CONTESTANTS.values()}, incomplete)
-    ]
+def complete_option(ctx: Any, param: Any, incomplete: str) -> list[str]:
+    return complete_options({who.name: who.rule for who in CONTESTANTS.values()}, incomplete)
 
 
 @click.command("race")
@@ -100,25 +95,7 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
 )
 @click.option("--redraw", is_flag=True, help="Draw the last race of that folder from its records, and run nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
-def command(
-    task: str,
-    optimizers: str | None,
-    against: Sequence[str],
-    options: Sequence[str],
-    steps: int | None,
-    seeds: int | None,
-    rates: Sequence[str],
-    more_rates: Sequence[str],
-    beyond: int | None,
-    full: bool,
-    batch_sizes: str | None,
-    engine: str,
-    device: str,
-    data: Path | None,
-    out: Path | None,
-    redraw: bool,
-    as_json: bool,
-) -> None:
+def command(task: str, *, out: Path | None, redraw: bool, as_json: bool, **asked: Any) -> None:
     """Race optimizers on a task: each gets the same steps, batches, seeds and number of learning rates.
 
     TASK is digits, valley, text, fashion, or mymodule:task for your own.
@@ -154,25 +131,20 @@ def command(
         outcome, damaged = load_race(folder)
         tell_damage(damaged, "left out")
     else:
-        ours = None if optimizers is None else asked_optimizers(optimizers)
-        theirs = [word for text in against for word in split_words(text, "--against")]
+        ours = None if asked["optimizers"] is None else asked_optimizers(asked["optimizers"])
+        theirs = [word for text in asked["against"] for word in split_words(text, "--against")]
         by_word = names_by_word(list_rivals(theirs, ours or list(CONTESTANTS)))
-        arguments: dict[str, Any] = dict(
-            task=task,
-            against=theirs,
-            options=options_given(options, by_word),
-            optimizers=ours,
-            steps=steps,
-            seeds=seeds,
-            rates=rates_given(rates, by_word),
-            more_rates=rates_given(more_rates, by_word, "--more-lr"),
-            beyond=beyond,
-            full=full,
-            batch_sizes=None if batch_sizes is None else parse_counts(batch_sizes, "batch sizes"),
-            engine=engine,
-            device=device,
-            data=data,
-        )
+        sizes = asked["batch_sizes"]
+        arguments = {
+            **asked,  # by the names that race() has for them
+            "task": task,
+            "against": theirs,
+            "options": options_given(asked["options"], by_word),
+            "optimizers": ours,
+            "rates": rates_given(asked["rates"], by_word),
+            "more_rates": rates_given(asked["more_rates"], by_word, "--more-lr"),
+            "batch_sizes": None if sizes is None else parse_counts(sizes, "batch sizes"),
+        }
         ready = race(**arguments, folder=folder, command=shlex.join(["thalweg", *sys.argv[1:]]))
         tell_damage(ready.damaged, "done again")
         if missing := not_drawn():

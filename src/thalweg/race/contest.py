@@ -192,7 +192,8 @@ def race(
         each.check()
         if batch_sizes and each.batch_size is None:
             raise CommandError(f"task {each.name!r} has no batches: leave out --batch")
-        for size in batch_sizes or [each.batch_size]:
+        sizes: Sequence[int | None] = batch_sizes or [each.batch_size]
+        for size in sizes:
             made = make_course(
                 each,
                 size,

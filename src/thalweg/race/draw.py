@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from thalweg.race import figures
-from thalweg.race.figures import Figure, looks_of, seeds_words, themes
+from thalweg.race.figures import Figure, looks_of, themes
 from thalweg.race.summary import Summary, below_zero
 from thalweg.show.pictures import draw_figure, entitle, figure, save
 
@@ -58,7 +58,8 @@ def draw_race(course: Summary, looks: figures.Looks, tones: Any) -> Any:
 
     losses = figures.draw_losses(course, looks, log=not below_zero(course), label=label)
     losses["layout"]["annotations"] = [each for each in losses["layout"]["annotations"] if "name" in each]
-    panels = [Panel(capital(course["loss_name"]), f"each at its best learning rate; {seeds_words(course)}", losses)]
+    seeds = "one seed" if len(course["seeds"]) == 1 else f"mean and range of {len(course['seeds']):,} seeds"
+    panels = [Panel(capital(course["loss_name"]), f"each at its best learning rate; {seeds}", losses)]
     if course["score_name"] is None:
         return compose(panels, tones, size=(8.5, 5.2))
     scores = Panel(capital(course["score_name"]), "mark: mean; line: seeds", figures.draw_final_scores(course, looks))

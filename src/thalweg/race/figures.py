@@ -13,7 +13,7 @@ from typing import Any
 
 from thalweg.race.summary import Summary, below_zero, in_percent
 from thalweg.show.palette import THEMES, VIRIDIS, shade
-from thalweg.show.units import count_words, percent, short_number
+from thalweg.show.units import percent, short_number
 
 Figure = dict[str, Any]
 Numbers = Sequence[float | None]
@@ -37,17 +37,13 @@ class Look:
     dash: str
 
     @property
-    def owner(self) -> Figure:
-        """What makes a trace belong to an optimizer; ``contestant`` is for the page, which hides by it."""
-        return {"contestant": self.name, "name": plain(self.name)}
-
-    @property
     def line(self) -> Figure:
         return {"color": self.colour, "width": 2.4, "dash": self.dash}
 
     def trace(self, mode: str, x: Sequence[Any], y: Sequence[Any], **more: Any) -> Figure:
-        """A trace of plotly that belongs to the optimizer."""
-        return {**self.owner, "type": "scatter", "mode": mode, "x": x, "y": y, **more}
+        """A trace of plotly that belongs to the optimizer; ``contestant`` is for the page, which hides by it."""
+        owner = {"contestant": self.name, "name": plain(self.name)}
+        return {**owner, "type": "scatter", "mode": mode, "x": x, "y": y, **more}
 
     def label(self, text: str, **more: Any) -> Figure:
         """A name in the optimizer's colour, where ``more`` says; it goes when the optimizer is hidden."""
@@ -127,19 +123,20 @@ def draw_losses(
     looks: Looks,
     *,
     log: bool,
-    clock: bool = False,
+    clock: str = "step",
     label: Callable[[Summary], str] = lambda result: shorten(result["contestant"], 14),
 ) -> Figure:
-    """The mean over seeds of everyone's loss, in a band from the least to the largest, by steps or by seconds."""
+    """The mean over seeds of everyone's loss, in a band from the least to the largest, by "step" or by "seconds"."""
     results = course["results"]
-    lift = lift_from(least_positive(results) if log else -math.inf)
-    limit = above_start(results, 10 if log else 1.5)
     seen = [v for r in results for key in ("low", "high", "loss") for v in r["curve"][key] if v is not None]
+    positive = [v for r in results for key in ("low", "loss") for v in r["curve"][key] if v is not None and v > 0]
+    lift = lift_from(max(LEAST, min(positive, default=math.inf)) if log else -math.inf)
+    limit = above_start(results, 10 if log else 1.5)
     span = air_around([lift(value) for value in seen if value <= limit], log=log)
     data = [draw_band(result, looks, clock, lift) for result in results]
     data += [draw_curve(result, looks, clock, result["curve"]["loss"], lift, short_number) for result in results]
     y = {**(log_axis(span) if log else {"type": "linear"}), "autorangeoptions": {"clipmax": limit}}
-    layout = time_axes(course, clock) | {"yaxis": {**y, "range": span} if span else y}
+    layout = time_axes(course, clock, y, span)
     labels = label_ends(results, looks, span, log, clock, label) if span else []
     target = course["target"]
     if target is not None:
@@ -152,35 +149,30 @@ def draw_losses(
     return {"follows": True, "data": data, "layout": layout | {"annotations": labels}}
 
 
-def draw_scores(course: Summary, looks: Looks, *, clock: bool = False) -> Figure:
+def draw_scores(course: Summary, looks: Looks, *, clock: str = "step") -> Figure:
     words = score_words(course)
     scored = [result for result in course["results"] if result["curve"]["score"]]
     data = [draw_curve(result, looks, clock, result["curve"]["score"], lambda v: v, words) for result in scored]
     span = air_around([value for result in scored for value in result["curve"]["score"]])
-    y: Figure = {"tickformat": ".0%" if in_percent(course) else ""}
-    layout = time_axes(course, clock) | {"yaxis": {**y, "range": span} if span else y}
-    return {"follows": True, "data": data, "layout": layout}
+    y = {"tickformat": ".0%" if in_percent(course) else ""}
+    return {"follows": True, "data": data, "layout": time_axes(course, clock, y, span)}
 
 
-def time_axes(course: Summary, clock: bool) -> Figure:
-    title, moment = ("seconds", "%{x:.3~g} s") if clock else ("steps", "step %{x}")
-    last = max((times_of(result, clock)[-1] for result in course["results"]), default=1)
+def time_axes(course: Summary, clock: str, y: Figure, span: Sequence[float] | None) -> Figure:
+    title, moment = ("seconds", "%{x:.3~g} s") if clock == "seconds" else ("steps", "step %{x}")
+    last = max((result["curve"][clock][-1] for result in course["results"]), default=1)
     return {
         "xaxis": {"title": {"text": title}, "range": [0, last], "unifiedhovertitle": {"text": moment}},
+        "yaxis": {**y, "range": span} if span else y,
         "hovermode": "x unified",
         "hoverdistance": -1,  # by the clock no two curves have a point at the same time: take the nearest of each
     }
 
 
-def times_of(result: Summary, clock: bool) -> Sequence[float]:
-    times: Sequence[float] = result["curve"]["seconds" if clock else "step"]
-    return times
-
-
 def draw_curve(
     result: Summary,
     looks: Looks,
-    clock: bool,
+    clock: str,
     values: Numbers,
     lift: Callable[[Any], Any],
     words: Callable[[Any], str],
@@ -188,12 +180,12 @@ def draw_curve(
     """Hovering shows the number itself, even where the axis cannot."""
     look, lifted = looks[result["contestant"]], [lift(v) for v in values]
     hover = {"customdata": [words(value) for value in values], "hovertemplate": VALUE}
-    return look.trace("lines", times_of(result, clock), lifted, line=look.line, **hover)
+    return look.trace("lines", result["curve"][clock], lifted, line=look.line, **hover)
 
 
-def draw_band(result: Summary, looks: Looks, clock: bool, lift: Callable[[Any], Any]) -> Figure:
+def draw_band(result: Summary, looks: Looks, clock: str, lift: Callable[[Any], Any]) -> Figure:
     """From the least to the largest over seeds: a closed shape for each stretch where no seed has diverged."""
-    look, curve, times = looks[result["contestant"]], result["curve"], times_of(result, clock)
+    look, curve, times = looks[result["contestant"]], result["curve"], result["curve"][clock]
     stretches: list[list[int]] = [[]]
     for at, loss in enumerate(curve["loss"]):
         if loss is None:
@@ -213,7 +205,7 @@ def label_ends(
     looks: Looks,
     span: Sequence[float],
     log: bool,
-    clock: bool,
+    clock: str,
     label: Callable[[Summary], str],
 ) -> list[Figure]:
     """Names beside the ends of the curves, moved apart where they would overlap."""
@@ -228,7 +220,7 @@ def label_ends(
     pixels = spread([pixel for pixel, _, _ in ends], GAP)
     labels = []
     for (before, y, result), pixel in zip(ends, pixels, strict=True):
-        place = {"x": times_of(result, clock)[-1], "y": y, "xshift": 6, "yshift": pixel - before, "xanchor": "left"}
+        place = {"x": result["curve"][clock][-1], "y": y, "xshift": 6, "yshift": pixel - before, "xanchor": "left"}
         labels.append(looks[result["contestant"]].label(label(result), **place))
     return labels
 
@@ -296,7 +288,7 @@ def draw_rates(result: Summary, looks: Looks, lift: Callable[[Any], Any], top: f
         x = [rates[at] for at in places]
         return look.trace("markers", x, y, customdata=words, marker=marker, hovertemplate=hover)
 
-    words = [loss_words(loss) for loss in losses]
+    words = ["diverged" if loss is None else short_number(loss) for loss in losses]
     line = {"line": {**look.line, "width": 2}, "marker": {"color": look.colour, "size": 6}, "connectgaps": True}
     ring = {"color": "@paper", "size": 11, "line": {"color": look.colour, "width": 3}, "opacity": 1}
     cross = {"symbol": "x-thin", "size": 8, "line": {"color": look.colour, "width": 2}}
@@ -413,9 +405,9 @@ def draw_places(points: Sequence[Sequence[float]], marker: Figure, name: str) ->
 
 def draw_layers(course: Summary, kind: str) -> Figure | None:
     """Heat maps of "update" sizes or "trust" ratios, one for each optimizer, and their common scale of colours."""
-    shown = [
-        result for result in course["results"] if result["layers"] and says_something(result["layers"][kind], kind)
-    ]
+    known = [result for result in course["results"] if result["layers"] and result["layers"][kind] is not None]
+    # a trust ratio that is 1 throughout is one that was turned off
+    shown = [r for r in known if kind != "trust" or any(value != 1 for row in r["layers"][kind] for value in row)]
     if not shown:
         return None
     logs = sorted(math.log10(v) for r in shown for row in r["layers"][kind] for v in row if v is not None and v > 0)
@@ -424,11 +416,6 @@ def draw_layers(course: Summary, kind: str) -> Figure | None:
         low, high = low - 0.5, high + 0.5
     panels = [{"contestant": r["contestant"], **draw_heat(r, kind, low, high)} for r in shown]
     return {"panels": panels, "scale": [short_number(10**low, 2), short_number(10**high, 2)]}
-
-
-def says_something(values: Sequence[Numbers] | None, kind: str) -> bool:
-    """A trust ratio that is 1 throughout is one that was turned off."""
-    return values is not None and (kind != "trust" or any(value != 1 for row in values for value in row))
 
 
 def draw_heat(result: Summary, kind: str, low: float, high: float) -> Figure:
@@ -488,11 +475,6 @@ def air_around(values: Sequence[float | None], *, log: bool = False) -> list[flo
     return [low - air, high + air]
 
 
-def least_positive(results: Sequence[Summary]) -> float:
-    values = [v for r in results for key in ("low", "loss") for v in r["curve"][key] if v is not None and v > 0]
-    return max(LEAST, min(values, default=math.inf))
-
-
 def above_start(results: Sequence[Summary], times: float) -> float:
     """So many times the largest first loss; as far above it where it is negative."""
     starts = [result["curve"]["loss"][0] for result in results]
@@ -501,10 +483,6 @@ def above_start(results: Sequence[Summary], times: float) -> float:
 
 def lift_from(floor: float) -> Callable[[Any], Any]:
     return lambda value: None if value is None else max(value, floor)
-
-
-def loss_words(loss: float | None) -> str:
-    return "diverged" if loss is None else short_number(loss)
 
 
 def score_words(course: Summary) -> Callable[[Any], str]:
@@ -522,11 +500,6 @@ def shorten(text: str, most: int) -> str:
     """Long names lose their middle: their ends tell more."""
     half = (most - 1) // 2
     return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
-
-
-def seeds_words(course: Summary) -> str:
-    count = len(course["seeds"])
-    return "one seed" if count == 1 else f"mean and range of {count_words(count, 'seed')}"
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from thalweg.errors import CommandError, OptimError
-from thalweg.race.adapters import blame, follow_schedule, leaves, make_for_model
+from thalweg.errors import OptimError
+from thalweg.race.adapters import blame, follow_schedule, make_for_model
 from thalweg.race.contestants import Contestant
 from thalweg.race.task import Conditions, Measure, Schedule, Task, Training, read_measure, relative
 from thalweg.show.devices import Device
@@ -39,7 +39,7 @@ class ModelTask(Task):
         with device.seed_torch(conditions.seed, 0):
             model = self.call("model", self.model, conditions.seed)
         if not isinstance(model, torch.nn.Module):
-            raise CommandError(f"task {self.name!r}: model must return a torch.nn.Module, got {type(model).__name__}")
+            raise self.error(f"model must return a torch.nn.Module, got {type(model).__name__}")
         model = self.place_model(model.to(device.name))
         optimizer = make_for_model(contestant, model, schedule.lr, conditions.engine, self.name)
         return self.training(self, model, contestant, optimizer, schedule, conditions, device, occupied)
@@ -72,10 +72,6 @@ class ModelTraining(Training):
         self.occupied = occupied
         self.batches = task.begin_batches(task.batches, conditions)
 
-    @property
-    def foreign(self) -> bool:
-        return not hasattr(self.optimizer, "stats")
-
     def step(self) -> None:
         self.steps += 1
         self.set_rate(self.steps)
@@ -91,7 +87,7 @@ class ModelTraining(Training):
         loss = self.task.call("loss", self.task.loss, self.model, batch)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise CommandError(f"task {self.task.name!r}: loss must return a tensor with one element, got {got}")
+            raise self.task.error(f"loss must return a tensor with one element, got {got}")
         self.task.call("the backward pass of loss", loss.backward)
 
     def step_optimizer(self) -> None:
@@ -106,7 +102,7 @@ class ModelTraining(Training):
         try:
             self.optimizer.step()
         except OptimError as error:
-            raise CommandError(f"task {self.task.name!r}: {error}") from None
+            raise self.task.error(f"{error}") from None
 
     def measure(self) -> Measure:
         import torch
@@ -133,24 +129,3 @@ class ModelTraining(Training):
         ]
         sizes = torch.stack([size for pair in found for size in pair]).view(-1, 2).tolist()
         return {name: relative(*pair) for name, pair in zip(before, sizes, strict=True)}
-
-    def figures(self) -> Mapping[str, Mapping[str, Any]]:
-        found: Mapping[str, Mapping[str, Any]] = {} if self.foreign else self.optimizer.stats()
-        return found
-
-    def state_bytes(self) -> int:
-        return sum(entry.numel() * entry.element_size() for entry in leaves(dict(self.optimizer.state)))
-
-    def engine(self) -> str:
-        return "torch" if self.foreign else str(self.optimizer.engine)
-
-    def begin_measuring(self) -> None:
-        self.device.forget_peak()
-
-    def wait(self) -> None:
-        self.device.wait()
-
-    def peak_bytes(self) -> int | None:
-        """Without what was occupied before the training."""
-        peak = self.device.peak_bytes()
-        return None if peak is None else peak - self.occupied

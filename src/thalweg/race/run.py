@@ -111,14 +111,14 @@ def execute(
     def take_steps(until: int) -> float:
         """Seconds that the steps took."""
         nonlocal done
-        training.begin_measuring()
+        training.device.forget_peak()
         start = time.perf_counter()
         while done < until:
             training.step()
             done += 1
             if task.landscape is not None:
                 path.append(place(training.parameters()))
-        training.wait()
+        training.device.wait()
         return time.perf_counter() - start
 
     for until in times[1:]:

@@ -6,6 +6,7 @@ import datetime
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from thalweg.race.programme import Course, Programme
@@ -17,6 +18,8 @@ from thalweg.show.palette import BASELINES, colour_of
 Summary = dict[str, Any]
 #: A rate is near the best if it loses no more than this share of what the best one has won.
 NEAR = 0.02
+#: What a summary says of a course as it was planned.
+COURSE = ("name", "task", "title", "about", "batch_size", "steps", "loss_name", "best_score", "target", "contours")
 
 
 def summarize(programme: Programme, records: Mapping[Run, Record]) -> Summary:
@@ -62,20 +65,11 @@ def course_summary(course: Course, records: Sequence[Record]) -> Summary:
     ]
     scored = any(result["curve"]["score"] is not None for result in results)
     found = {
-        "name": course.name,
-        "task": course.task,
-        "title": course.title,
-        "about": course.about,
-        "batch_size": course.batch_size,
-        "steps": course.steps,
+        **{name: getattr(course, name) for name in COURSE},
         "seeds": sorted({run.seed for run in course.runs}),
-        "loss_name": course.loss_name,
         "score_name": (course.score_name or "score") if scored else None,
-        "best_score": course.best_score,
-        "target": course.target,
         "results": sorted(results, key=lambda result: or_infinite(result["loss"])),
         "search": search_words(course, records),
-        "contours": course.contours,
     }
     return {**found, "verdict": verdict(found)}
 
@@ -106,7 +100,8 @@ def result_summary(name: str, rates: Mapping[float, Sequence[Record]], course: C
     best = min(eligible, key=lambda lr: or_infinite(finals[lr]))
     results = ends[best]
     curve = average(results)
-    reached = [i for i, loss in enumerate(curve["loss"]) if loss is not None and within(loss, course.target)]
+    goal = -math.inf if course.target is None else course.target
+    reached = [i for i, loss in enumerate(curve["loss"]) if loss is not None and loss <= goal]
     finally_scored = [result.score[-1] for result in results if result.score is not None]
     sweep = {
         "lr": list(finals),
@@ -133,8 +128,8 @@ def result_summary(name: str, rates: Mapping[float, Sequence[Record]], course: C
         "curve": curve,
         "sweep": sweep,
         "near": near(sweep, best, curve["loss"]),
-        "layers": layers_summary(results[0]),
-        "path": None if results[0].path is None else [list(point) for point in results[0].path],
+        "layers": thaw(results[0].layers and asdict(results[0].layers)),
+        "path": thaw(results[0].path),
     }
 
 
@@ -174,16 +169,11 @@ def average(results: Sequence[Result]) -> Summary:
     }
 
 
-def layers_summary(result: Result) -> Summary | None:
-    layers = result.layers
-    if layers is None:
-        return None
-    return {
-        "names": list(layers.names),
-        "step": list(layers.step),
-        "update": [list(row) for row in layers.update],
-        "trust": None if layers.trust is None else [list(row) for row in layers.trust],
-    }
+def thaw(value: Any) -> Any:
+    """A record as plain data, with lists for its tuples."""
+    if isinstance(value, dict):
+        return {key: thaw(entry) for key, entry in value.items()}
+    return [thaw(entry) for entry in value] if isinstance(value, tuple) else value
 
 
 def in_percent(course: Summary) -> bool:
@@ -196,10 +186,6 @@ def below_zero(course: Summary) -> bool:
     """Whether a loss is negative, which no logarithmic axis can show."""
     losses = [loss for r in course["results"] for loss in (*r["curve"]["low"], *r["sweep"]["loss"])]
     return any(loss < 0 for loss in losses if loss is not None)
-
-
-def within(loss: float, target: float | None) -> bool:
-    return target is not None and loss <= target
 
 
 def mean(values: Any) -> float | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from thalweg.race.run import Record, Run, loss_at, measuring_times, or_infinite
 
@@ -90,8 +90,15 @@ class Sweep:
 
     def next_rate(self) -> float:
         """Beyond the edge, downwards if everything diverged; or between the best and its better neighbour."""
-        standings = {lr: self.standing(lr) for lr in self.tried}
-        return next_rate(standings, diverged=self.standing(self.best)[0])
+        rates, best = sorted(self.tried), self.best
+        place = rates.index(best)
+        if self.standing(best)[0] or place == 0:
+            return to_digits(rates[0] / max(rates[1] / rates[0], BEYOND))
+        if place == len(rates) - 1:
+            return to_digits(best * max(best / rates[-2], BEYOND))
+        neighbours = sorted((rates[place - 1], rates[place + 1]), key=self.standing)
+        between = [to_digits(math.sqrt(best * other)) for other in neighbours]
+        return next((lr for lr in between if lr not in rates), between[0])
 
     def repeats(self, rates: Sequence[float]) -> list[Run]:
         return [self.run(lr, seed) for lr in rates for seed in self.seeds[1:]]
@@ -108,24 +115,8 @@ class Sweep:
         return better >= self.count_kept(share)
 
 
-def next_rate(tried: Mapping[float, Any], *, diverged: bool, beyond: float = BEYOND, digits: int = 3) -> float:
-    """The rate to try next: beyond an edge, downwards if all diverged, or between the best and its better neighbour.
-
-    tried: by rate, what less is better of; beyond: at least so many times the rate at the edge.
-    """
-
-    def rounded(lr: float) -> float:
-        return float(f"{lr:.{digits}g}")
-
-    rates, best = sorted(tried), min(tried, key=lambda lr: tried[lr])
-    place = rates.index(best)
-    if diverged or place == 0:
-        return rounded(rates[0] / max(rates[1] / rates[0], beyond))
-    if place == len(rates) - 1:
-        return rounded(best * max(best / rates[-2], beyond))
-    neighbours = sorted((rates[place - 1], rates[place + 1]), key=lambda lr: tried[lr])
-    between = [rounded(math.sqrt(best * other)) for other in neighbours]
-    return next((lr for lr in between if lr not in rates), between[0])
+def to_digits(lr: float) -> float:
+    return float(f"{lr:.3g}")
 
 
 def rungs(steps: int) -> dict[int, float]:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from thalweg.errors import CommandError
 from thalweg.race.contestants import CONTESTANTS, RATES, Contestant
 from thalweg.show.arguments import suggest
+from thalweg.show.devices import Device
 from thalweg.show.modules import describe_failure
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -46,7 +47,11 @@ class Measure(NamedTuple):
 
 
 class Training(ABC):
-    """One model trained by one optimizer."""
+    """One model trained by one optimizer, on a device of which so many bytes were in use before."""
+
+    optimizer: Any
+    device: Device = Device()
+    occupied: int = 0
 
     @abstractmethod
     def step(self) -> None:
@@ -63,25 +68,25 @@ class Training(ABC):
     def changes(self, before: Mapping[str, Any]) -> Mapping[str, float]:
         """The RMS of what was added to each parameter since, divided by the RMS it had."""
 
-    @abstractmethod
+    @property
+    def foreign(self) -> bool:
+        """Whether the optimizer is not ours, which tells what it did."""
+        return not hasattr(self.optimizer, "stats")
+
     def figures(self) -> Mapping[str, Mapping[str, Any]]:
         """Statistics of the optimizer's last step, by parameter."""
+        return {} if self.foreign else {str(name): figures for name, figures in self.optimizer.stats().items()}
 
-    @abstractmethod
-    def state_bytes(self) -> int: ...
+    def state_bytes(self) -> int:
+        return sum(entry.nbytes for entry in leaves(self.optimizer.state))
 
-    @abstractmethod
-    def engine(self) -> str: ...
-
-    def begin_measuring(self) -> None:  # noqa: B027 (most have no memory to measure, and nothing to wait for)
-        """Forget the memory that was used so far."""
-
-    def wait(self) -> None:  # noqa: B027
-        """Return when all that was begun is done."""
+    def engine(self) -> str:
+        return str(getattr(self.optimizer, "engine", "torch"))
 
     def peak_bytes(self) -> int | None:
-        """The most memory in use since ``begin_measuring``, without what was there before the training."""
-        return None
+        """The most memory in use since the device forgot its peak, without what was there before the training."""
+        peak = self.device.peak_bytes()
+        return None if peak is None else peak - self.occupied
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ class Conditions:
 class Landscape:
     """A function of two numbers, to be drawn as a map."""
 
-    value: Callable[[Array, Array], Array]
+    value: Callable[[Any, Any], Any]
     x: tuple[float, float]
     y: tuple[float, float]
     minima: Sequence[tuple[float, float]]
@@ -148,28 +153,27 @@ class Task(ABC):
             raise CommandError(f"a task needs a name, such as 'mine', got {self.name!r}")
         for name, needed in (("steps", self.steps), ("seeds", self.seeds), ("batch_size", self.batch_size or 1)):
             if not isinstance(needed, int) or needed < 1:
-                raise CommandError(f"task {self.name!r}: {name} must be a whole number from 1 on, got {needed!r}")
+                raise self.error(f"{name} must be a whole number from 1 on, got {needed!r}")
         for name in self.functions:
             if not callable(getattr(self, name)):
-                raise CommandError(f"task {self.name!r}: {name} must be a function, got {getattr(self, name)!r}")
+                raise self.error(f"{name} must be a function, got {getattr(self, name)!r}")
         if not isinstance(self.warm_up, Real) or not 0 <= self.warm_up < 1:
-            raise CommandError(
-                f"task {self.name!r}: warm_up must be a share of the steps below 1, got {self.warm_up!r}"
-            )
+            raise self.error(f"warm_up must be a share of the steps below 1, got {self.warm_up!r}")
         if self.best_score not in ("most", "least"):
-            raise CommandError(f"task {self.name!r}: best_score must be 'most' or 'least', got {self.best_score!r}")
+            raise self.error(f"best_score must be 'most' or 'least', got {self.best_score!r}")
         if self.target is not None and not isinstance(self.target, Real):
-            raise CommandError(f"task {self.name!r}: target must be a number, a loss, got {self.target!r}")
+            raise self.error(f"target must be a number, a loss, got {self.target!r}")
         for field_name, by_contestant in (("rates", self.rates), ("options", self.options)):
             if not isinstance(by_contestant, Mapping):
-                raise CommandError(
-                    f"task {self.name!r}: {field_name} must be a dict by optimizer, got {type(by_contestant).__name__}"
-                )
+                raise self.error(f"{field_name} must be a dict by optimizer, got {type(by_contestant).__name__}")
         check_names([*self.rates, *self.options], f"task {self.name!r}: ")
         check_rates(self.rates, f"task {self.name!r}: ")
         for contestant, options in self.options.items():
             if not isinstance(options, Mapping):
-                raise CommandError(f"task {self.name!r}: options of {contestant} must be a dict, got {options!r}")
+                raise self.error(f"options of {contestant} must be a dict, got {options!r}")
+
+    def error(self, words: str) -> CommandError:
+        return CommandError(f"task {self.name!r}: {words}")
 
     def call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the task; report whatever it raises in one sentence, with its place."""
@@ -178,7 +182,7 @@ class Task(ABC):
         except (CommandError, KeyboardInterrupt):
             raise
         except Exception as error:
-            raise CommandError(f"task {self.name!r}: {what} failed{describe_failure(error)}") from error
+            raise self.error(f"{what} failed{describe_failure(error)}") from error
 
     def begin_batches(self, batches: Callable[[int, Any], Any], conditions: Conditions) -> Iterator[Any]:
         """The batches for these conditions, from the first on."""
@@ -186,24 +190,22 @@ class Task(ABC):
         try:
             return iter(found)
         except TypeError:
-            raise CommandError(
-                f"task {self.name!r}: batches must return something to iterate over, got {type(found).__name__}"
-            ) from None
+            raise self.error(f"batches must return something to iterate over, got {type(found).__name__}") from None
 
     def next_batch(self, batches: Iterator[Any]) -> Any:
         """The next batch; too few of them are a mistake, not an end."""
         missing = object()
         batch = self.call("batches", next, batches, missing)
         if batch is missing:
-            raise CommandError(f"task {self.name!r}: batches must not end: start again after the last one")
+            raise self.error("batches must not end: start again after the last one")
         return batch
 
 
-def check_names(names: Iterable[str], where: str = "", known: Iterable[str] = CONTESTANTS) -> None:
+def check_names(names: Iterable[str], where: str = "") -> None:
     """Raise a CommandError for an optimizer that does not race."""
     for name in names:
-        if name not in known:
-            raise CommandError(f"{where}there is no optimizer {name!r}: {suggest(str(name), known)}")
+        if name not in CONTESTANTS:
+            raise CommandError(f"{where}there is no optimizer {name!r}: {suggest(str(name), CONTESTANTS)}")
 
 
 def check_rates(rates: Mapping[str, Any], where: str = "") -> None:
@@ -219,6 +221,17 @@ def check_rates(rates: Mapping[str, Any], where: str = "") -> None:
             )
 
 
+def leaves(state: Any) -> Iterator[Any]:
+    """The arrays and tensors somewhere in a state."""
+    if isinstance(state, Mapping):
+        state = list(state.values())
+    if isinstance(state, (list, tuple)):
+        for entry in state:
+            yield from leaves(entry)
+    elif hasattr(state, "nbytes"):
+        yield state
+
+
 def relative(change: float, size: float) -> float:
     return change / size if size > 0 else math.nan
 
@@ -232,6 +245,4 @@ def read_measure(task: Task, answer: Any) -> Measure:
     try:
         return Measure(float(loss), None if score is None else float(score))
     except (TypeError, ValueError):
-        raise CommandError(
-            f"task {task.name!r}: evaluate must return a loss, or a loss and a score, got {type(answer).__name__}"
-        ) from None
+        raise task.error(f"evaluate must return a loss, or a loss and a score, got {type(answer).__name__}") from None

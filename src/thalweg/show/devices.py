@@ -114,11 +114,8 @@ class Device:
         """Free memory."""
         if self.cuda is not None:
             return int(self.cuda.mem_get_info(self.name)[0])
-        try:
-            lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        except OSError:
-            return LITTLE_MEMORY
-        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), LITTLE_MEMORY)
+        available = lines_of("/proc/meminfo", "MemAvailable")
+        return int(available[0].split()[0]) * 1024 if available else LITTLE_MEMORY
 
     def release_memory(self) -> None:
         """Give memory that is no longer used back to the system."""

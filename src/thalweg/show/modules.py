@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import operator
 import os
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,22 @@ def import_user_module(name: str) -> Any:
         raise CommandError(f"module {name!r} cannot be imported{describe_failure(error)}") from error
     finally:
         sys.path.remove(here)
+
+
+def import_attribute(reference: str, what: str, example: str, is_one: Callable[[Any], bool]) -> tuple[Any, Any]:
+    """What ``module:attribute`` names, and its module. what: what it should be; is_one: whether a value is such."""
+    name, _, attribute = reference.partition(":")
+    if not name or not attribute:
+        raise CommandError(f"{reference!r} is not a {what}: write module:attribute, such as {example}")
+    if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+        raise CommandError(f"{name!r} is not a module name: write it as for an import, such as {example}")
+    module = import_user_module(name)
+    try:
+        return operator.attrgetter(attribute)(module), module
+    except AttributeError:
+        own = [each for each, value in vars(module).items() if is_one(value)]
+        known = f"its {what}s are {', '.join(own)}" if own else f"it has no {what} at all"
+        raise CommandError(f"module {name!r} has no {attribute!r}: {known}") from None
 
 
 def digest(*parts: bytes) -> str:

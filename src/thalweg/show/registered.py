@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from thalweg.errors import CommandError, RuleError
 from thalweg.rules import RULES, Rule
-from thalweg.show.modules import import_user_module
+from thalweg.show import modules
 from thalweg.trial import check_rule
 
 R = TypeVar("R")
@@ -69,17 +69,12 @@ def place(rule: Any) -> tuple[str, str]:
 
 
 def import_attribute(reference: str) -> Any:
-    module_name, _, attribute = reference.partition(":")
-    if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
-        raise CommandError(f"{reference!r} is not a rule: write module:Class, such as mymodule:MyRule")
-    value = module = import_user_module(module_name)
-    for part in attribute.split("."):
-        if not hasattr(value, part):
-            own = [name for name, each in vars(module).items() if inspect.isclass(each) and issubclass(each, Rule)]
-            known = f"its rules are {', '.join(own)}" if own else "it has no rule"
-            raise CommandError(f"module {module_name!r} has no {attribute!r}: {known}")
-        value = getattr(value, part)
-    return value
+    """What ``module:MyRule`` or ``module:function`` names."""
+
+    def is_rule(value: Any) -> bool:
+        return inspect.isclass(value) and issubclass(value, Rule)
+
+    return modules.import_attribute(reference, "rule", "mymodule:MyRule", is_rule)[0]
 
 
 class ByRule(Mapping[str, R]):
@@ -88,22 +83,14 @@ class ByRule(Mapping[str, R]):
     Own rules are found in it and not listed, and so is what is given ``beside``.
     """
 
-    def __init__(
-        self,
-        given: Mapping[str, R],
-        make: Callable[[str], R],
-        key: Callable[[str], str] = str,
-        beside: Mapping[str, R] | None = None,
-    ) -> None:
-        self.given, self.make, self.key, self.beside = given, make, key, beside or {}
+    def __init__(self, given: Mapping[str, R], make: Callable[[str], R], beside: Mapping[str, R] | None = None) -> None:
+        self.given, self.make, self.beside = given, make, beside or {}
 
     def rows(self) -> dict[str, R]:
-        others = {self.key(rule): rule for rule in RULES if self.key(rule) not in self.given}
-        return {**self.given, **{key: self.make(rule) for key, rule in others.items()}}
+        return {**self.given, **{rule: self.make(rule) for rule in RULES if rule not in self.given}}
 
-    def __getitem__(self, key: str) -> R:
-        own = next((name for name in OWN if self.key(name) == key), None)
-        return {**self.beside, **self.rows()}[key] if own is None else self.make(own)
+    def __getitem__(self, name: str) -> R:
+        return self.make(name) if name in OWN else {**self.beside, **self.rows()}[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.rows())

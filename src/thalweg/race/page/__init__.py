@@ -66,16 +66,16 @@ def course_page(course: Summary, summary: Summary, looks: Looks) -> Figure:
     scored = course["score_name"] is not None and any(len(seen) - seen.count(None) > 1 for seen in scores)
     alike = [c for c in summary["courses"] if c["task"] == course["task"] and c["batch_size"] is not None]
     several = len({other["batch_size"] for other in alike}) > 1
-    clocks = {"steps": False, "seconds": True}
+    clocks = {"steps": "step", "seconds": "seconds"}
     return {
         "words": words(course, summary),
         "table": results_table(course, summary),
         "figures": {
             "map": None if course["contours"] is None else figures.draw_map(course, looks),
             "loss": {
-                f"{scale} {clock}": figures.draw_losses(course, looks, log=scale == "log", clock=by_clock)
+                f"{scale} {clock}": figures.draw_losses(course, looks, log=scale == "log", clock=by)
                 for scale in ("log", "linear")
-                for clock, by_clock in clocks.items()
+                for clock, by in clocks.items()
             },
             "score": {clock: figures.draw_scores(course, looks, clock=by) for clock, by in clocks.items()}
             if scored

@@ -12,7 +12,7 @@ from typing import Any
 from thalweg.errors import CommandError
 from thalweg.race.task import Task
 from thalweg.show.arguments import suggest
-from thalweg.show.modules import describe_failure, digest_source, import_user_module
+from thalweg.show.modules import describe_failure, digest_source, import_attribute
 
 #: Built-in tasks, and what each needs beside numpy.
 TASKS = {"digits": "", "valley": "", "text": "torch", "fashion": "torch and --data FOLDER"}
@@ -41,22 +41,7 @@ def resolve(name: str, data: Path | None = None, device: str = "cpu") -> list[Ta
 
 def own(reference: str) -> Task:
     """A task from a module of the user's: an ArrayTask or a ModelTask, or a function that returns one."""
-    module_name, _, attribute = reference.partition(":")
-    if not module_name or not attribute:
-        raise CommandError(f"{reference!r} is not a task: write module:attribute, such as mymodule:task")
-    if module_name.endswith(".py") or not all(part.isidentifier() for part in module_name.split(".")):
-        raise CommandError(
-            f"{module_name!r} is not a module name: write it as for an import, such as mymodule:{attribute}"
-        )
-    module = import_user_module(module_name)
-    try:
-        found: Any = module
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except AttributeError:
-        public = [name for name, value in vars(module).items() if isinstance(value, Task)]
-        known = f"its tasks are {', '.join(public)}" if public else "it has no task at all"
-        raise CommandError(f"module {module_name!r} has no {attribute!r}: {known}") from None
+    found, module = import_attribute(reference, "task", "mymodule:task", lambda value: isinstance(value, Task))
     if not isinstance(found, Task) and callable(found):
         try:
             found = found()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,17 +12,13 @@ from thalweg.race.task import Array, Landscape
 
 
 @dataclass(frozen=True, kw_only=True)
-class Function:
+class Function(Landscape):
     """A function of two numbers whose least value is 0."""
 
     name: str
     about: str
-    value: Callable[[Any, Any], Any]
     gradient: Callable[[float, float], tuple[float, float]]
     start: tuple[float, float]
-    minima: tuple[tuple[float, float], ...]
-    x: tuple[float, float]
-    y: tuple[float, float]
 
 
 FUNCTIONS = (
@@ -127,7 +122,5 @@ def task(function: Function) -> ArrayTask:
         rates=RATES,
         halving=False,  # a path that is high up halfway may well be the one that arrives
         options={"Kron": {"max_skew": None}},
-        landscape=Landscape(
-            value=lambda x, y: np.asarray(function.value(x, y)), x=function.x, y=function.y, minima=function.minima
-        ),
+        landscape=function,
     )
