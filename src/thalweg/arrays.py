@@ -247,6 +247,56 @@ def elementwise(of_arrays: Callable[[str], Callable[..., Any]]) -> list[Callable
     return [function(of_numbers, of_arrays(name)) for name, of_numbers in ELEMENTWISE.items()]
 
 
+def derived(space: Any, select: Callable[..., Any]) -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:
+    """The functions of a space that follow from its others: in every library, and where it has nothing better.
+
+    select: ``where`` of the library, for conditions that are arrays.
+    """
+
+    def where(condition: Truth, x: Value, y: Value) -> Value:
+        if isinstance(condition, bool):
+            return x if condition else y
+        return select(condition, x, y)
+
+    def reshape(x: Any, shape: Shape) -> Any:
+        return x.reshape(shape)
+
+    def folded(x: Any, axis: int, size: int) -> Any:
+        return x.reshape(folded_shape(space.shape(x), axis, size))
+
+    def reshape_like(x: Any, like: Any) -> Any:
+        return x.reshape(like.shape)
+
+    def matmul_rounded(x: Any, y: Any, dtype: str) -> Any:
+        return space.rounded(space.matmul(x, y), dtype)
+
+    def divided(x: Any, by: Any, dtype: str | None) -> Any:
+        if dtype in (None, space.dtype(x)):
+            return x / by
+        return space.rounded(widened(x) / widened(by), dtype)
+
+    def widened(x: Any) -> Any:
+        return x if space.dtype(x) == "float64" else space.astype(x, "float32")
+
+    def word(n: int) -> int:
+        return n
+
+    def zeros_reduced(x: Any, axes: tuple[int, ...]) -> Any:
+        return space.full(reduced_shape(space.shape(x), axes), 0.0, x)
+
+    def matrix_norm(x: Any) -> Any:
+        return space.sqrt(space.sums(Squares(widened(x), (-2, -1)))[0])
+
+    def add_identity(x: Any, a: float) -> Any:
+        return x + a * space.identity(x.shape[-1], x)
+
+    def means(*terms: Term) -> tuple[Scalar, ...]:
+        return tuple(total / count(x.shape, axes) for total, (x, axes) in zip(space.sums(*terms), terms, strict=True))
+
+    always: list[Callable[..., Any]] = [where, reshape, folded, reshape_like, matmul_rounded, divided]
+    return always, [word, zeros_reduced, matrix_norm, add_identity, means]
+
+
 def reduced_shape(shape: Shape, axes: Sequence[int]) -> Shape:
     """The shape with size 1 along the axes."""
     gone = {axis % len(shape) for axis in axes} if shape else set()

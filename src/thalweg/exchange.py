@@ -6,6 +6,7 @@ Between front ends, and in files, it is numpy arrays under names and keys that a
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ KEYS = ("layout", "optimizer", "lr", "iteration", "state")
 VERSION = "version"
 #: What the states of several rules are called, and the key under which they tell the rule of each parameter.
 MIXTURE, MIXED = "Mixture", "rules"
+#: Said of a state_dict() of torch, and of tensors in one.
+FROM_TORCH = "thalweg.torch.export_state(optimizer) returns a state that all front ends load"
 
 
 def pack_state(
@@ -94,11 +97,19 @@ def maker_of(saved: Mapping[str, Any]) -> str:
 
 def check_form(saved: Any) -> None:
     """Say if something is no state of this form."""
-    if not isinstance(saved, Mapping) or any(key not in saved for key in KEYS):
-        raise StateError(f"this is no exported state or state_dict(): it must have the keys {', '.join(KEYS)}")
+    wanted = f"this is not an exported state or state_dict(): it must have the keys {', '.join(KEYS)}"
+    if isinstance(saved, (str, os.PathLike)):
+        raise StateError(f"{wanted}, got {saved!r:.60}; load(path) reads a file")
+    if not isinstance(saved, Mapping):
+        raise StateError(f"{wanted}, got {type(saved).__name__}")
+    if "param_groups" in saved:
+        raise StateError(f"{wanted}; this one is torch's, and {FROM_TORCH}")
+    if missing := [key for key in KEYS if key not in saved]:
+        raise StateError(f"{wanted}, and lacks {', '.join(missing)}")
     check_layout(saved["layout"])
     if not isinstance(saved["state"], Mapping):
-        raise StateError("this state_dict() is damaged: its state must be a mapping by name")
+        kind = type(saved["state"]).__name__
+        raise StateError(f"this state_dict() is damaged: its state must be a mapping by name, got {kind}")
 
 
 def check_version(rule: type[Rule], version: Any) -> None:

@@ -130,17 +130,23 @@ class Standard:
 STANDARD = Standard()
 
 
+def check_entries(entries: Any, kind: type[Any], wanted: str, *, least: int = 1) -> Sequence[tuple[Pattern, Any]]:
+    """Refuse what is no list of (pattern, something of a kind). wanted: what to write. least: how many are needed."""
+    require(is_list(entries) and len(entries) >= least, f"{wanted}, got {entries!r}")
+    for entry in entries:
+        pair = is_list(entry) and len(entry) == 2 and isinstance(entry[1], kind)
+        require(pair, f"{wanted}, got the entry {entry!r}")
+        check_pattern(entry[0])
+    return tuple(entries)
+
+
 def check_overrides(overrides: Any) -> OverrideList:
     """The entries of overrides, that of "standard" written out."""
     wanted = "overrides must be a list of (pattern, options), such as [('*.bias', dict(weight_decay=0))], or 'standard'"
     overrides = ["standard"] if overrides == "standard" else overrides
-    require(is_list(overrides), f"{wanted}, got {overrides!r}")
-    entries = tuple((STANDARD, EXEMPT) if entry == "standard" else entry for entry in overrides)
-    for entry in entries:
-        pair = is_list(entry) and len(entry) == 2 and isinstance(entry[1], Mapping)
-        require(pair, f"{wanted}, got the entry {entry!r}")
-        check_pattern(entry[0])
-    return entries
+    if is_list(overrides):
+        overrides = [(STANDARD, EXEMPT) if entry == "standard" else entry for entry in overrides]
+    return check_entries(overrides, Mapping, wanted, least=0)
 
 
 def as_written(overrides: OverrideList) -> list[Any]:
@@ -192,18 +198,25 @@ def matches(pattern: Pattern, name: str, parameter: Any) -> bool:
     return bool(pattern(name, parameter))
 
 
-def divided(entries: Sequence[PatternEntry], named: Iterable[tuple[Any, P]]) -> dict[int, list[tuple[Any, P]]]:
+def divided(entries: Sequence[PatternEntry], named: Sequence[tuple[Any, P]]) -> dict[int, list[tuple[Any, P]]]:
     """Parameters by the place of the first entry that matches them; raise if there are some without."""
     found: dict[int, list[tuple[Any, P]]] = defaultdict(list)
-    missing = []
-    for name, parameter in named:
-        place = first_match(entries, str(name), parameter)
-        if place is None:
-            missing.append(name)
-        else:
-            found[place].append((name, parameter))
-    check_all_matched(missing)
+    for place, pair in zip(places_of(entries, named), named, strict=True):
+        found[place].append(pair)
     return dict(sorted(found.items()))
+
+
+def places_of(entries: Sequence[PatternEntry], named: Sequence[tuple[Any, Any]]) -> list[int]:
+    """For each parameter the place of the first entry that matches it; raise if there are some without."""
+    places = [first_match(entries, str(name), parameter) for name, parameter in named]
+    if missing := [name for (name, _), place in zip(named, places, strict=True) if place is None]:
+        told = ", ".join(map(repr, missing[:MOST_TOLD]))
+        more = f" and {len(missing) - MOST_TOLD} more" if len(missing) > MOST_TOLD else ""
+        raise ParameterError(
+            f"no entry of this mixture matches {told}{more}: add a last entry for all others, such as "
+            "('*', AdamW.options(lr=1e-3))"
+        )
+    return [place for place in places if place is not None]
 
 
 def first_match(entries: Sequence[PatternEntry], name: str, parameter: Any) -> int | None:
@@ -211,13 +224,3 @@ def first_match(entries: Sequence[PatternEntry], name: str, parameter: Any) -> i
         if pattern is not None and matches(pattern, name, parameter):
             return place
     return None
-
-
-def check_all_matched(missing: Sequence[Any]) -> None:
-    if missing:
-        told = ", ".join(map(repr, missing[:MOST_TOLD]))
-        more = f" and {len(missing) - MOST_TOLD} more" if len(missing) > MOST_TOLD else ""
-        raise ParameterError(
-            f"no entry of this mixture matches {told}{more}: add a last entry for all others, such as "
-            "('*', AdamW.options(lr=1e-3))"
-        )

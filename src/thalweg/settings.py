@@ -23,11 +23,10 @@ from thalweg.given import (
     Pattern,
     Standard,
     as_written,
+    check_entries,
     check_known,
     check_overrides,
-    check_pattern,
     differ,
-    is_list,
     matches,
     plain,
 )
@@ -372,14 +371,9 @@ def checked_entries(
         "a mixture is a list of (pattern, options), such as "
         "[('*.weight', Kron.options(lr=3e-4)), ('*', AdamW.options(lr=3e-4))]"
     )
-    require(is_list(entries) and len(entries) > 0, f"{wanted}, got {entries!r}")
     known: dict[str, type[Rule]] = {}
     result: list[tuple[Pattern | None, RuleOptions]] = []
-    for entry in entries:
-        pair = is_list(entry) and len(entry) == 2 and isinstance(entry[1], RuleOptions)
-        require(pair, f"{wanted}, got the entry {entry!r}")
-        pattern, own = entry
-        check_pattern(pattern)
+    for pattern, own in check_entries(entries, RuleOptions, wanted):
         check_one_rule(known, own.rule)
         result.append((pattern, merged(own, whole, overrides, f"entry {pattern!r}")))
     return result

@@ -16,7 +16,14 @@ from thalweg.arrays import Shape
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
 from thalweg.exchange import warn_converted
 from thalweg.explain import Explanation, explain_parameter, write_programs
-from thalweg.given import Overrides, Standard, as_written, check_overrides, plain
+from thalweg.given import (
+    Overrides,
+    Standard,
+    as_written,
+    check_overrides,
+    places_of,
+    plain,
+)
 from thalweg.numpy.arrays import (
     Arr,
     Name,
@@ -31,16 +38,17 @@ from thalweg.numpy.arrays import (
     span,
 )
 from thalweg.numpy.checks import Rate, check_plain, check_served, checked_rate
-from thalweg.numpy.job import Job
-from thalweg.numpy.memory import Tracked
+from thalweg.numpy.memory import Job, Tracked
 from thalweg.numpy.stepping import Engine, Stepping
 from thalweg.rules.checks import check_flag, check_number
-from thalweg.settings import RuleOptions, Setting, Settings, check_own, option_names
+from thalweg.settings import Entry, RuleOptions, Setting, Settings, check_own, option_names
 from thalweg.spaces import numpy as xp
 from thalweg.storage import check_eight_bits, codecs_of, converted, first_state, fitting_shapes
 from thalweg.trial import check_update
 
 Self = TypeVar("Self", bound="Optimizer")
+#: What may match no parameter, which a warning tells.
+UNUSED = ("overrides", "entries of the mixture")
 
 
 class OptionsOf:
@@ -85,30 +93,46 @@ class Optimizer(Stepping):
         **options: Any,
     ) -> None:
         super().__init__()
-        self._configure(lr, global_step, engine, Settings(self.rule, options, variant, check_overrides(overrides)))
+        self._configure(lr, variant=variant, overrides=overrides, global_step=global_step, engine=engine, **options)
 
-    def _configure(self, lr: Rate, global_step: bool, engine: Engine, settings: Settings) -> None:
-        check_flag("global_step", global_step)
+    def _configure(
+        self, lr: Rate, *, variant: str | None, overrides: Overrides, global_step: bool, engine: Engine, **options: Any
+    ) -> None:
+        settings = Settings(self.rule, options, variant, check_overrides(overrides))
         check_served(settings)
-        self._choose(engine, settings)
+        self._begin([("*", RuleOptions(settings, checked_rate(lr, settings)))], global_step, engine)
+
+    def _begin(self, entries: Sequence[Entry], global_step: bool, engine: Engine) -> None:
+        """entries: the rules, each with the pattern of its parameters; one optimizer is a mixture of one rule."""
+        check_flag("global_step", global_step)
+        self._entries = list(entries)
+        self._rates: list[Rate] = [own.lr for _, own in entries]
+        self._choose(engine, entries[0][1].settings)
         self._global_step = global_step
         self._rates_checked: Any = None
-        #: The places of rules and of the overrides of each that have matched a parameter.
-        self._matched: set[tuple[int, int]] = set()
-        #: The places of rules that step a parameter.
-        self._used: set[int] = set()
-        self.lr = lr
+        #: The places of entries that step a parameter, each with None, and with those of its overrides that match one.
+        self._used: set[tuple[int, int | None]] = set()
+        #: Whether patterns that match no parameter have been told.
+        self._reported = False
 
     # ---- options
 
     @property
     def lr(self) -> Any:
-        """The learning rate: a number, a function of the step, or None for the rule's own."""
-        return self._lr
+        """The learning rate: a number, a function of the step, or None for the rule's own. Setting it sets all."""
+        if any(rate is not self._rates[0] and rate != self._rates[0] for rate in self._rates):
+            raise OptionError(f"entries have different learning rates, {self._rates}: read them from rates")
+        return self._rates[0]
 
     @lr.setter
     def lr(self, value: Rate) -> None:
-        self._lr = checked_rate(value, self._settings)
+        self._set_rates([value] * len(self._entries))
+
+    def _set_rates(self, values: Sequence[Rate]) -> None:
+        if len(values) != len(self._entries):
+            raise OptionError(f"{len(values)} learning rates for {len(self._entries)} entries: give one for each")
+        parts = zip(values, self._entries, strict=True)
+        self._rates = [checked_rate(value, own.settings) for value, (_, own) in parts]
 
     #: Of an optimizer: every option of the rule and around it, as it holds where no override applies. Of a class:
     #: ``options(lr=..., ...)`` makes options for an entry of a mixture.
@@ -117,24 +141,19 @@ class Optimizer(Stepping):
     def _every_option(self) -> dict[str, Any]:
         return self._settings.options
 
-    def _parts(self) -> Sequence[tuple[Settings, Rate]]:
-        """The rules with their options and learning rates: of a mixture several."""
-        return [(self._settings, self._lr)]
+    def _arguments(self) -> dict[str, Any]:
+        """What makes another one with the same options."""
+        own, beside = self._settings, dict(global_step=self._global_step, engine=self._wanted_engine)
+        return {"lr": self._rates[0], "variant": own.variant, "overrides": own.overrides, **beside, **own.given}
 
     def _place_of(self, name: Name, weights: Arr) -> int:
-        """The place of a parameter's rule among them."""
-        return 0
+        """The place of a parameter's rule among the entries."""
+        return places_of(self._entries, [(name, weights)])[0]
 
     def with_options(self: Self, **options: Any) -> Self:
         """A copy, state included, with some options changed; ``with_lr(x)`` and the like do the same for one."""
         changed = self.copy()
-        lr = options.pop("lr", self._lr)
-        variant = options.pop("variant", self._settings.variant)
-        overrides = options.pop("overrides", self._settings.overrides)
-        global_step = options.pop("global_step", self._global_step)
-        engine = options.pop("engine", self._wanted_engine)
-        settings = Settings(self.rule, {**self._settings.given, **options}, variant, overrides)
-        changed._configure(lr, global_step, engine, settings)
+        changed._configure(**{**self._arguments(), **options})
         for tracked in changed._tracked.values():
             tracked.setting = tracked.unserved = None
         return changed
@@ -186,9 +205,16 @@ class Optimizer(Stepping):
         Parameters without a gradient (None, or no entry in the mapping) are left alone. The shape of each is its own:
         an array of one axis is a vector.
         """
-        jobs = [self._job(name, weights, gradient, None, 1.0) for name, weights, gradient in pairs(params, grads)]
+        given = pairs(params, grads)
+        places_of(self._entries, [(name, weights) for name, weights, _ in given if name not in self._tracked])
+        jobs = [self._job(name, weights, gradient, None, 1.0) for name, weights, gradient in given]
         check_apart({job.name: job.place for job in jobs})
-        self._report_unused(len(jobs) == len(params))
+        if not self._reported and len(jobs) == len(params):
+            self._reported = True
+            for what, patterns in zip(UNUSED, self._unused(self._used), strict=True):
+                if patterns:
+                    told = ", ".join(map(repr, patterns))
+                    warnings.warn(f"{what} that match no parameter: {told}", UnusedOverrideWarning, stacklevel=2)
         scale = self._grad_scale(jobs)
         self._run(jobs, scale)
         self.end_iteration()
@@ -215,7 +241,7 @@ class Optimizer(Stepping):
         known = tracked.setting if tracked.is_raw == is_raw else None
         setting = known or self._resolve(name, weights, tracked, is_raw=is_raw)
         t = self.iteration + 1 if self._global_step else tracked.step + 1
-        given = self._parts()[tracked.place][1]
+        given = self._rates[tracked.place]
         lr = plain(given(t)) if callable(given) else given
         scales = (lr_scale, self.lr_scale(name))
         try:
@@ -244,7 +270,7 @@ class Optimizer(Stepping):
         """Find what holds for a parameter that is new, or whose options have changed."""
         place = self._place_of(name, weights)
         shape = (1, weights.size) if is_raw else None
-        setting, matched = self._parts()[place][0].of(str(name), weights, shape=shape)
+        setting, matched = self._entries[place][1].settings.of(str(name), weights, shape=shape)
         if tracked.made_by not in (None, type(setting.rule)):
             raise StateError(
                 f"the state of {name!r} is one of {tracked.made_by.__name__}, and {type(setting.rule).__name__} steps "
@@ -270,46 +296,35 @@ class Optimizer(Stepping):
             self._untold = False
             warn_converted(name, tracked.state, state)
         tracked.state, tracked.operand, tracked.unserved = state, None, None
-        self._matched.update((place, index) for index in matched)
-        self._used.add(place)
+        self._used.update((place, index) for index in (None, *matched))
         tracked.setting, tracked.shape, tracked.is_raw = setting, weights.shape, is_raw
         tracked.place, tracked.made_by = place, type(setting.rule)
         return setting
 
-    def _report_unused(self, complete: bool) -> None:
-        """Warn, once, of overrides that matched no parameter of a whole model."""
-        unused = self._unused(self._matched)
-        if unused and complete:
-            self._matched.update(self._overrides())
-            shown = ", ".join(map(repr, unused))
-            warnings.warn(f"overrides that match no parameter: {shown}", UnusedOverrideWarning, stacklevel=3)
-
-    def _overrides(self) -> dict[tuple[int, int], Any]:
-        """The patterns of all overrides, by the place of their rule and their own."""
-        every = enumerate(settings.overrides for settings, _ in self._parts())
-        return {(place, i): pattern for place, own in every for i, (pattern, _) in enumerate(own)}
-
-    def _unused(self, matched: Collection[tuple[int, int]]) -> list[Any]:
-        """Patterns of overrides that are not among those that matched."""
-        overrides = self._overrides()
-        used = {id(overrides[key]) for key in matched}
-        unused = {id(o): o for o in overrides.values() if id(o) not in used and not isinstance(o, Standard)}
-        return list(unused.values())
+    def _unused(self, used: Collection[tuple[int, int | None]]) -> tuple[list[Any], list[Any]]:
+        """The patterns of overrides, and those of entries, that match no parameter. used: those that do, by place."""
+        every = {
+            (place, i): pattern
+            for place, (_, own) in enumerate(self._entries)
+            for i, (pattern, _) in enumerate(own.settings.overrides)
+        }
+        matched = {id(every[key]) for key in used if key in every}
+        overrides = {id(o): o for o in every.values() if id(o) not in matched and not isinstance(o, Standard)}
+        entries = [pattern for place, (pattern, _) in enumerate(self._entries) if used and (place, None) not in used]
+        return list(overrides.values()), entries
 
     def explain(self, params: Mapping[str, Arr] | Sequence[Arr], *, program: bool = False) -> Explanation:
         """How each parameter of a model will be treated, what its state will cost, and what looks like a mistake.
 
         program: show the arithmetic of each treatment too, as Python for numpy. No state is made.
         """
-        rows, written, matched = [], [], set[tuple[int, int]]()
-        used: set[int] = set()
+        rows, written, used = [], [], set[tuple[int, int | None]]()
         for name, weights in params.items() if isinstance(params, Mapping) else enumerate(params):
             check_array(f"parameter {checked_name(name)!r}", weights)
             place = self._place_of(name, weights)
-            settings, rate = self._parts()[place]
-            setting, entries = settings.of(str(name), weights)
-            matched.update((place, index) for index in entries)
-            used.add(place)
+            setting, matched = self._entries[place][1].settings.of(str(name), weights)
+            used.update((place, index) for index in (None, *matched))
+            rate = self._rates[place]
             lr = plain(rate(1)) if callable(rate) else rate
             scaled = replace(setting, lr_scale=setting.lr_scale * self.lr_scale(name))
             facts = str(name), weights.shape, dtype_name(weights), scaled
@@ -317,11 +332,8 @@ class Optimizer(Stepping):
             rows.append(row)
             written.append((row, setting, lr is not None))
         programs = write_programs(written if program else ())
-        return Explanation(rows, self._unused(matched), unused_entries=self._unused_entries(used), programs=programs)
-
-    def _unused_entries(self, used: Collection[int]) -> list[Any]:
-        """The patterns of a mixture whose places are not among these."""
-        return []
+        overrides, entries = self._unused(used)
+        return Explanation(rows, overrides, unused_entries=entries, programs=programs)
 
     # ---- copies
 
@@ -333,7 +345,7 @@ class Optimizer(Stepping):
         return self.copy()
 
     def __repr__(self) -> str:
-        given: dict[str, Any] = {} if self._lr is None else {"lr": self._lr}
+        given: dict[str, Any] = {} if self.lr is None else {"lr": self.lr}
         if self._settings.variant is not None:
             given["variant"] = self._settings.variant
         given |= self._settings.changed()

@@ -13,8 +13,7 @@ from thalweg.kernels.chunks import SMALL, STACK, extent, pieces
 from thalweg.kernels.cpu.noise import fill_normal
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.numpy.arrays import Arr, address, dtype_name
-from thalweg.numpy.job import Job
-from thalweg.numpy.memory import Tracked
+from thalweg.numpy.memory import Job, Tracked
 from thalweg.rules.entries import Count
 from thalweg.rules.noise import tensor_id
 from thalweg.storage import arithmetic

@@ -16,7 +16,7 @@ from thalweg.arrays import State
 from thalweg.codecs import CODECS
 from thalweg.dtypes import DTYPES
 from thalweg.errors import OptimError, StateError
-from thalweg.exchange import KEYS, MIXED, VERSION, check_layout, check_step, is_count
+from thalweg.exchange import FROM_TORCH, KEYS, MIXED, VERSION, check_layout, check_step, is_count
 from thalweg.numpy.arrays import Arr, Name, checked_name, kind_of
 from thalweg.spaces import numpy as xp
 from thalweg.spaces.numpy import named_dtype
@@ -24,8 +24,6 @@ from thalweg.storage import check_codes, declared
 
 #: How much larger than its file a compressed state may be.
 MOST_UNPACKED = 16
-#: Said of what comes from the other front end.
-FROM_TORCH = "thalweg.torch.export_state(optimizer) returns a state that all front ends load"
 
 
 def read_state(saved: Any, present: Mapping[Name, State[Arr]]) -> tuple[Any, int, dict[Name, tuple[int, State[Arr]]]]:
@@ -45,22 +43,6 @@ def read_state(saved: Any, present: Mapping[Name, State[Arr]]) -> tuple[Any, int
             )
         found[name] = int(entries["step"]), arrays
     return saved["lr"], int(saved["iteration"]), found
-
-
-def check_whole(saved: Any) -> None:
-    """Say what is given in the place of a state, before its parts are looked at."""
-    wanted = f"this is not an exported state or state_dict(): it must have the keys {', '.join(KEYS)}"
-    if isinstance(saved, (str, os.PathLike)):
-        raise StateError(f"{wanted}, got {saved!r:.60}; load(path) reads a file")
-    if not isinstance(saved, Mapping):
-        raise StateError(f"{wanted}, got {type(saved).__name__}")
-    if "param_groups" in saved:
-        raise StateError(f"{wanted}; this one is torch's, and {FROM_TORCH}")
-    if missing := [key for key in KEYS if key not in saved]:
-        raise StateError(f"{wanted}, and lacks {', '.join(missing)}")
-    if not isinstance(saved["state"], Mapping):
-        kind = type(saved["state"]).__name__
-        raise StateError(f"this state_dict() is damaged: its state must be a mapping by name, got {kind}")
 
 
 def entry_of(name: Name, key: Any, entry: Any) -> Arr:

@@ -17,7 +17,7 @@ from thalweg.kernels.cpu.reasons import reason_unserved
 from thalweg.kernels.cpu.tables import END, MEASURE, WRITE, Operand, Options, Tables, sums_of_squares
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.numpy.arrays import Arr, Name, address, dtype_name
-from thalweg.numpy.job import Job
+from thalweg.numpy.memory import Job
 
 
 def reason_against(job: Job) -> str | None:

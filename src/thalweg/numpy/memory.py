@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -15,9 +15,9 @@ from thalweg.errors import OptionError, ParameterError, StateError
 from thalweg.exchange import check_exchanged, pack_state
 from thalweg.kernels.cpu.tables import Operand
 from thalweg.numpy.arrays import Arr, Name
-from thalweg.numpy.checkpoints import check_whole, read_file, read_state, write_file
+from thalweg.numpy.checkpoints import read_file, read_state, write_file
 from thalweg.rules import Rule
-from thalweg.settings import Setting, Settings
+from thalweg.settings import Handling, Setting, Settings
 
 
 @dataclass
@@ -46,6 +46,23 @@ class Tracked:
         return {**vars(self), "operand": None}  # a copy has its own memory
 
     skipped: int = 0
+
+
+class Job(NamedTuple):
+    """One parameter, checked and ready to be stepped."""
+
+    name: Name
+    weights: Arr
+    gradient: Arr
+    #: Where the parameter and its gradient lie: first byte, and the one behind the last.
+    place: tuple[int, int]
+    gradient_place: tuple[int, int]
+    tracked: Tracked
+    rule: Rule
+    handling: Handling
+    t: int
+    lr: float | None
+    lr_scale: float
 
 
 class Memory:
@@ -116,7 +133,6 @@ class Memory:
         """
         present = {name: known.state for name, known in self._tracked.items()}
         try:
-            check_whole(state_dict)
             makers = self._check_maker(state_dict)
             lr, iteration, saved = read_state(state_dict, present)
             self._restore_rate(lr)  # checked there, before anything is changed

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
-from thalweg.errors import OptionError, UnusedOverrideWarning
 from thalweg.exchange import check_mixture
-from thalweg.given import Overrides, Pattern, check_all_matched, check_overrides, first_match, matches
-from thalweg.numpy.arrays import Arr, Name, pairs
+from thalweg.given import Overrides, Pattern, check_known, check_overrides, matches
+from thalweg.numpy.arrays import Name
 from thalweg.numpy.base import Optimizer, readable
-from thalweg.numpy.checks import Rate, checked_rate
+from thalweg.numpy.checks import Rate
 from thalweg.numpy.stepping import Engine
 from thalweg.rules import Rule
-from thalweg.rules.checks import check_flag
-from thalweg.settings import Entry, RuleOptions, Settings, checked_entries
+from thalweg.settings import WHOLE_STEP, RuleOptions, checked_entries
 
 Entries: TypeAlias = Sequence[tuple[Pattern, RuleOptions]]
+#: The arguments beside entries, with their defaults.
+USUAL: dict[str, Any] = {
+    **dict(overrides=(), maximize=False, max_grad_norm=None, on_nonfinite="propagate", seed=0),
+    **dict(global_step=False, engine="auto"),
+}
 
 
 class Mixture(Optimizer):
@@ -49,7 +51,9 @@ class Mixture(Optimizer):
         global_step: bool = False,
         engine: Engine = "auto",
     ) -> None:
-        self._given: dict[str, Any] = dict(
+        super(Optimizer, self).__init__()
+        self._configure(
+            entries,
             overrides=overrides,
             maximize=maximize,
             max_grad_norm=max_grad_norm,
@@ -58,28 +62,16 @@ class Mixture(Optimizer):
             global_step=global_step,
             engine=engine,
         )
-        whole = {name: self._given[name] for name in ("maximize", "max_grad_norm", "on_nonfinite", "seed")}
-        check_flag("global_step", global_step)
-        super(Optimizer, self).__init__()
-        self._entries: list[Entry] = checked_entries(entries, whole, check_overrides(overrides))
-        self._rates: list[Rate] = [own.lr for _, own in self._entries]
-        self._shown = [(pattern, own) for pattern, own in entries]
-        self._choose(engine, self._entries[0][1].settings)
-        self._global_step = global_step
-        self._rates_checked: Any = None
-        self._matched: set[tuple[int, int]] = set()
-        self._used: set[int] = set()
-        self._entries_reported = False
 
-    def _parts(self) -> Sequence[tuple[Settings, Rate]]:
-        return [(own.settings, rate) for (_, own), rate in zip(self._entries, self._rates, strict=True)]
+    def _configure(self, entries: Entries, **given: Any) -> None:  # type: ignore[override]
+        check_known("Mixture", given, ("entries", *USUAL))
+        whole = {name: given[name] for name in WHOLE_STEP}
+        checked = checked_entries(entries, whole, check_overrides(given["overrides"]))
+        self._begin(checked, given["global_step"], given["engine"])
+        self._given, self._shown = given, [(pattern, own) for pattern, own in entries]
 
-    def _place_of(self, name: Name, weights: Arr) -> int:
-        place = first_match(self._entries, str(name), weights)
-        if place is None:
-            check_all_matched([name])
-            raise AssertionError
-        return place
+    def _arguments(self) -> dict[str, Any]:
+        return {"entries": self.entries, **self._given}
 
     # ---- options
 
@@ -99,59 +91,10 @@ class Mixture(Optimizer):
 
     @rates.setter
     def rates(self, values: Sequence[Rate]) -> None:
-        if len(values) != len(self._entries):
-            raise OptionError(f"{len(values)} learning rates for {len(self._entries)} entries: give one for each")
-        parts = zip(values, self._entries, strict=True)
-        self._rates = [checked_rate(value, own.settings) for value, (_, own) in parts]
-
-    @property
-    def lr(self) -> Any:
-        """The learning rate of all entries; setting it sets it for all."""
-        if any(rate is not self._rates[0] and rate != self._rates[0] for rate in self._rates):
-            raise OptionError(f"entries have different learning rates, {self._rates}: read them from rates")
-        return self._rates[0]
-
-    @lr.setter
-    def lr(self, value: Rate) -> None:
-        self.rates = [value] * len(self._entries)
-
-    def with_options(self, **options: Any) -> Mixture:
-        """A copy, state included, with some arguments of the constructor changed, entries included."""
-        changed, given = self.copy(), {**self._given, "entries": self.entries, **options}
-        tracked, iteration = changed._tracked, changed.iteration
-        Mixture.__init__(changed, **given)
-        changed._tracked, changed.iteration = tracked, iteration
-        for known in tracked.values():
-            known.setting = known.unserved = None
-        return changed
+        self._set_rates(values)
 
     def _chainable(self) -> tuple[str, ...]:
-        return ("entries", *self._given)
-
-    # ---- stepping
-
-    def step(
-        self, params: Mapping[str, Arr] | Sequence[Arr], grads: Mapping[str, Arr | None] | Sequence[Arr | None]
-    ) -> None:
-        """Step a whole model in place, given as two mappings by name or two sequences.
-
-        Parameters without a gradient (None, or no entry in the mapping) are left alone.
-        """
-        new = [(name, weights) for name, weights, _ in pairs(params, grads) if name not in self._tracked]
-        check_all_matched([name for name, p in new if first_match(self._entries, str(name), p) is None])
-        super().step(params, grads)
-
-    def _report_unused(self, complete: bool) -> None:
-        super()._report_unused(complete)
-        if complete and not self._entries_reported:
-            self._entries_reported = True
-            if idle := self._unused_entries(self._used):
-                shown = ", ".join(map(repr, idle))
-                message = f"entries of the mixture that match no parameter: {shown}"
-                warnings.warn(message, UnusedOverrideWarning, stacklevel=4)
-
-    def _unused_entries(self, used: Collection[int]) -> list[Any]:
-        return [pattern for place, (pattern, _) in enumerate(self._entries) if place not in used]
+        return ("entries", *USUAL)
 
     # ---- checkpoints
 
@@ -179,7 +122,5 @@ class Mixture(Optimizer):
 
     def __repr__(self) -> str:
         entries = ", ".join(f"({pattern!r}, {own!r})" for pattern, own in self.entries)
-        usual = dict(overrides=(), maximize=False, max_grad_norm=None, on_nonfinite="propagate", seed=0)
-        usual |= dict(global_step=False, engine="auto")
-        given = [f"{name}={readable(value)}" for name, value in self._given.items() if value != usual[name]]
+        given = [f"{name}={readable(value)}" for name, value in self._given.items() if value != USUAL[name]]
         return f"Mixture({', '.join([f'[{entries}]', *given])})"

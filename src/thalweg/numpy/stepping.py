@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -16,8 +16,7 @@ from thalweg.kernels.cpu.library import reason_missing, warn_once
 from thalweg.numpy.arrays import Arr, is_aliased
 from thalweg.numpy.batches import batches, normals, stack_jobs
 from thalweg.numpy.fused import Fused, reason_against, squares_of
-from thalweg.numpy.job import Job
-from thalweg.numpy.memory import Memory
+from thalweg.numpy.memory import Job, Memory
 from thalweg.rules.checks import check_choice
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Settings
@@ -74,9 +73,14 @@ class Stepping(Memory):
         elif fused:
             self._fused.step()
         if fused:
-            self._commit_fused(fused, finite)
+            for job, stats, fine in zip(fused, self._fused.stats(), finite or [True] * len(fused), strict=True):
+                self._commit(job, stats, fine)
         for job, result in results:
-            self._commit(job, result)
+            fine = result.finite is None or bool(result.finite)
+            if fine:
+                job.weights[...] = result.p
+                job.tracked.state, job.tracked.operand = result.state, None
+            self._commit(job, partial(dict, result.stats), fine)
         if len(self._tracked) > known:  # new ones in the order they came, however they were served
             new = {job.name for job in jobs} - set(itertools.islice(self._tracked, known))
             for job in jobs:
@@ -102,16 +106,6 @@ class Stepping(Memory):
                 )
             (fused if reason is None else others).append(job)
         return fused, others
-
-    def _commit_fused(self, jobs: Sequence[Job], finite: Sequence[bool] | None) -> None:
-        for index, (job, stats) in enumerate(zip(jobs, self._fused.stats(), strict=True)):
-            tracked = job.tracked
-            tracked.stats = stats
-            if finite is None or finite[index]:
-                tracked.step = job.t
-            else:
-                tracked.skipped += 1
-            self._tracked[job.name] = tracked
 
     def _compute_by_shape(self, jobs: Sequence[Job], scale: float | None) -> Iterator[tuple[Job, Advance]]:
         """Noise by native code, products by BLAS, and small arrays of equal shape as one batch."""
@@ -144,14 +138,13 @@ class Stepping(Memory):
             check_finite(job, result.finite)
         return result
 
-    def _commit(self, job: Job, result: Advance) -> None:
+    def _commit(self, job: Job, stats: Callable[[], Mapping[str, Any]], is_taken: bool) -> None:
         tracked = job.tracked
-        tracked.stats = partial(dict, result.stats)
-        if result.finite is not None and not result.finite:
-            tracked.skipped += 1
+        tracked.stats = stats
+        if is_taken:
+            tracked.step = job.t
         else:
-            job.weights[...] = result.p
-            tracked.state, tracked.step, tracked.operand = result.state, job.t, None
+            tracked.skipped += 1
         self._tracked[job.name] = tracked
 
     def _grad_scale(self, jobs: Sequence[Job]) -> float | None:

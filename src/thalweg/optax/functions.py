@@ -14,7 +14,7 @@ from jax import numpy as jnp
 from thalweg.errors import OptionError
 from thalweg.given import Overrides, check_known, differ, is_list
 from thalweg.optax.matrices import declare_layout
-from thalweg.optax.transformation import as_transformation, stacks, without_where_false
+from thalweg.optax.transformation import as_transformation, without_where_false
 from thalweg.optax.values import dtype_name, pair
 from thalweg.rules import RULES, Rule
 from thalweg.rules.checks import require
@@ -61,29 +61,8 @@ def transformation(
     check_rule(rule)
     check_known(rule, options, option_names(rule))
     learning_rate = rule.default_lr if learning_rate is None else learning_rate
-    return as_transformation(
-        rule,
-        learning_rate,
-        {**name_dtypes(options), **count_stacks(stacked_axes)},
-        variant=variant,
-        overrides=overrides,
-        choices=stacks(stacked_axes),
-        specs=specs,
-    )
-
-
-def name_dtypes(options: Mapping[str, Any], called: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Options with dtypes by their names; a seed of None is not given. called: what the caller calls some options."""
-    known = {name: value for name, value in options.items() if not (name == "seed" and value is None)}
-    return {
-        name: dtype_name((called or {}).get(name, name), value) if name.endswith("_dtype") else value
-        for name, value in known.items()
-    }
-
-
-def count_stacks(stacked_axes: Any) -> dict[str, Any]:
-    """``stacked_axes`` as an option of all leaves, where it is one number for all."""
-    return {} if stacked_axes is None or stacks(stacked_axes) else {"stacked_axes": stacked_axes}
+    beside: dict[str, Any] = dict(variant=variant, overrides=overrides, stacked_axes=stacked_axes, specs=specs)
+    return as_transformation(rule, learning_rate, options, **beside)
 
 
 # ---- the arguments of a function
@@ -186,25 +165,20 @@ def function_of(rule: type[Rule]) -> Callable[..., optax.GradientTransformationE
         rate, variant = values.pop("learning_rate", None), values.pop("variant", None)
         beside = {key: values.pop(key, default) for key, default in BESIDE.items()}
         choices = [
-            *(
-                choice
-                for key, each in arguments.items()
-                if each.is_mask
-                for choice in without_where_false(key, values.pop(key, None), **{each.option: EXEMPT[each.option]})
-            ),
-            *stacks(beside["stacked_axes"]),
+            choice
+            for key, each in arguments.items()
+            if each.is_mask
+            for choice in without_where_false(key, values.pop(key, None), **{each.option: EXEMPT[each.option]})
         ]
         added = {key: values.pop(key, default) for key, default in ADDED.get(rule.__name__, {}).items()}
-        mine = rename_options(rule, values)
         return as_transformation(
             rule,
             rate,
-            {**name_dtypes(mine, {**called, **also}), **count_stacks(beside["stacked_axes"])},
+            rename_options(rule, values),
             variant="optax" if "optax" in rule.VARIANTS else variant,
-            overrides=beside["overrides"],
             choices=choices,
-            specs=beside["specs"],
             called={**called, **also},
+            **beside,
             **({"layout": declare_layout(added["layout"])} if added else {}),
         )
 

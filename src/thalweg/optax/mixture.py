@@ -13,12 +13,12 @@ import optax
 
 from thalweg.arrays import Squares
 from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
-from thalweg.given import Pattern, check_all_matched, check_pattern, first_match, is_list
+from thalweg.given import Pattern, check_entries, places_of
 from thalweg.optax.shards import Shards, mesh_axes_of
 from thalweg.optax.states import MixtureState, first_count
 from thalweg.optax.transformation import HEARD, Transformation, scale_to
 from thalweg.optax.trees import Named, Tree, by_spec, gradients, parameters
-from thalweg.rules.checks import check_choice, check_number, require
+from thalweg.rules.checks import check_choice, check_number
 from thalweg.spaces import jax as whole
 from thalweg.storage import arithmetic
 
@@ -46,20 +46,12 @@ def mixture(
     >>> print(updates["dense"]["w"][0].round(3), updates["dense"]["b"])
     [-0.1 -0.1] [-0.5 -0.5]
     """
-    return Mixture(tuple(check_entries(entries)), max_grad_norm, on_nonfinite, specs).transformation
-
-
-def check_entries(entries: Any) -> list[tuple[Pattern, Any]]:
     wanted = "a mixture is a list of (pattern, transformation), such as [('*.w', kron(3e-4)), ('*', adamw(3e-4))]"
-    require(is_list(entries) and len(entries) > 0, f"{wanted}, got {entries!r}")
-    result = []
-    for entry in entries:
-        pair = is_list(entry) and len(entry) == 2 and isinstance(entry[1], optax.GradientTransformation)
-        require(pair, f"{wanted}, got the entry {entry!r}")
-        check_pattern(entry[0])
+    checked = check_entries(entries, optax.GradientTransformation, wanted)
+    for entry in checked:
         check_own(*entry)
-        result.append((entry[0], optax.with_extra_args_support(entry[1])))
-    return result
+    own = tuple((pattern, optax.with_extra_args_support(each)) for pattern, each in checked)
+    return Mixture(own, max_grad_norm, on_nonfinite, specs).transformation
 
 
 def check_own(pattern: Pattern, transformation: Any) -> None:
@@ -142,9 +134,7 @@ class Mixture:
 
     def places(self, found: Named) -> list[int]:
         """For each parameter the place of the first entry that matches it."""
-        places = [first_match(self.entries, *pair) for pair in zip(found.names, found.leaves, strict=True)]
-        check_all_matched([name for name, place in zip(found.names, places, strict=True) if place is None])
-        return [place for place in places if place is not None]
+        return places_of(self.entries, list(zip(found.names, found.leaves, strict=True)))
 
     def spaces(self, params: Tree, found: Named) -> list[Any]:
         """Of each parameter the space that sums over its shards."""

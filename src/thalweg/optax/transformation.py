@@ -82,6 +82,7 @@ def as_transformation(
     variant: str | None = None,
     overrides: Overrides = (),
     choices: Sequence[Choice] = (),
+    stacked_axes: Any = None,
     specs: Any = None,
     called: Mapping[str, str] = MappingProxyType({}),
     layout: Any = None,
@@ -90,13 +91,20 @@ def as_transformation(
 
     called: what the caller calls some options, for messages. layout: which axes of a parameter are a matrix, for Muon.
     """
-    rate = plain(learning_rate)
+    rate, choices = plain(learning_rate), (*choices, *stacks(stacked_axes))
+    options = {
+        name: dtype_name(called.get(name, name), value) if name.endswith("_dtype") else value
+        for name, value in options.items()
+        if not (name == "seed" and value is None)
+    }
+    if stacked_axes is not None and not any(choice.name == "stacked_axes" for choice in choices):
+        options["stacked_axes"] = stacked_axes  # one number for all leaves
     try:
         check_names(check_overrides(overrides), called)
         settings = check_settings(rule, rate, options, variant, overrides)
     except OptionError as error:
         raise OptionError(in_words(str(error), {"lr": "learning_rate", **called})) from None
-    parts = Transformation(settings, rate, tuple(choices), specs, layout)
+    parts = Transformation(settings, rate, choices, specs, layout)
     return optax.GradientTransformationExtraArgs(parts.init, parts.update)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from thalweg.arrays import is_number
@@ -82,35 +82,8 @@ class Value:
 
     __hash__ = object.__hash__
 
-    # ---- what a rule cannot do with it
-
     def __bool__(self) -> bool:
-        raise self.refusal("branches on a value that is known only when it runs: use xp.where, not if, and, or, not")
-
-    def __float__(self) -> float:
-        raise self.refusal("turns a value into a Python number, which is known only when it runs")
-
-    __int__ = __index__ = __float__
-
-    def __iter__(self) -> Iterator[Any]:
-        raise self.refusal("iterates over a value: a rule works on whole arrays")
-
-    def __array__(self, *_: Any) -> Any:
-        raise self.refusal("hands a value to numpy: use the functions of xp")
-
-    def __iadd__(self, other: Any) -> Any:  # type: ignore[misc]
-        raise self.refusal("changes a value in place: write x = x + y instead of x += y")
-
-    __isub__ = __imul__ = __itruediv__ = __ipow__ = __iadd__
-
-    def __setitem__(self, *_: Any) -> None:
-        raise self.refusal("changes a value in place: use xp.where")
-
-    def __getitem__(self, _: Any) -> Any:
-        raise self.refusal("takes a part of a value: a rule works on whole arrays")
-
-    def refusal(self, what: str) -> RuleError:
-        return RuleError(f"{self.graph.place()} {what}")
+        raise RuleError(f"{self.graph.place()} branches on a value that is known only when it runs: use xp.where")
 
 
 class Graph:

@@ -21,30 +21,15 @@ from thalweg.rules.whole import Direction, WholeRule
 SHOWN = "shown"
 
 
-class Unrounded:
-    """A space in which what is shown is not rounded: it is when it is stored."""
+class Adapted:
+    """A space with some functions of another."""
 
-    def __init__(self, xp: Any) -> None:
+    def __init__(self, xp: Any, **own: Any) -> None:
         self.xp = xp
+        vars(self).update(own)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.xp, name)
-
-    def rounded(self, x: Any, dtype: str) -> Any:
-        return x
-
-
-class WithFigures:
-    """A space in which figures are numbers, and sums of them too."""
-
-    def __init__(self, xp: Any) -> None:
-        self.xp = xp
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.xp, name)
-
-    def sums(self, *terms: Term) -> tuple[Any, ...]:
-        return tuple(term[0] if is_number(term[0]) else self.xp.sums(term)[0] for term in terms)
 
 
 def reason_unparted(rule: WholeRule, shape: Shape) -> str:
@@ -76,7 +61,9 @@ def first_kind(cls: type[WholeRule]) -> type[Rule]:
 
     def update(self: Any, xp: Any, g: Any, s: Any, p: Any, *, t: Any, **_: Any) -> Update:
         (key,) = cls.entries(self, xp.shape(p))
-        shown = cls.prepare(self, Unrounded(xp), g, {key: p}, p, t)
+        # what is shown is rounded when it is stored
+        space: Any = Adapted(xp, rounded=lambda x, dtype: x)
+        shown = cls.prepare(self, space, g, {key: p}, p, t)
         (x,) = shown.tensors
         return Update(shown.state[key] - p, {SHOWN: x}, True, {})
 
@@ -89,8 +76,12 @@ def last_kind(cls: type[WholeRule]) -> type[Rule]:
         return {}
 
     def update(self: Any, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any, **_: Any) -> Update:
-        made = Direction(g, dict.fromkeys(cls.FIGURES, 1.0), {})
-        answer = cls.apply(self, WithFigures(xp), made, {}, p, {}, due=True, lr=lr * lr_scale)
+        def sums(*terms: Term) -> tuple[Any, ...]:
+            """Figures are numbers here, and so are sums of them."""
+            return tuple(term[0] if is_number(term[0]) else xp.sums(term)[0] for term in terms)
+
+        made, space = Direction(g, dict.fromkeys(cls.FIGURES, 1.0), {}), Adapted(xp, sums=sums)
+        answer = cls.apply(self, space, made, {}, p, {}, due=True, lr=lr * lr_scale)
         return Update(answer.delta, {}, True, {})
 
     return make_kind(cls, "Taken", entries, update)

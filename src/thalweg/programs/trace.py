@@ -16,10 +16,11 @@ from thalweg.errors import RuleError
 from thalweg.programs.graph import Extent, Graph, Value, needed_by
 from thalweg.programs.operations import OPERATIONS
 from thalweg.programs.verify import verify
-from thalweg.rules import Rule, Update
+from thalweg.rules import Rule
 from thalweg.rules.options import is_structure, number_options
 from thalweg.rules.places import files_of
 from thalweg.rules.rule import guarded, replaced_numbers
+from thalweg.trial import check_update
 
 #: Inputs that are as large as a parameter, beside its state.
 PARAMETER, GRADIENT = "p", "g"
@@ -132,6 +133,7 @@ def trace(
     state: the shapes of its entries. lr: None where the rule is to choose its step size. simplified: whether what is
     multiplied by 1 and the like is left as it is.
     """
+    check_update(rule, shape)
     graph = Graph(type(rule).__name__, files_of(type(rule)), simplified=simplified)
     every = frozenset(range(len(shape)))
     memory: dict[str, Extent] = {PARAMETER: every, GRADIENT: every}
@@ -152,13 +154,7 @@ def trace(
     except RuleError:
         raise
     except (TypeError, AttributeError) as error:
-        raise RuleError(f"{type(rule).__name__} cannot be read by a machine: {error}") from error
-    if not isinstance(update, Update):
-        raise RuleError(f"{graph.rule_name}.update must answer with an Update, got a {type(update).__name__}")
-    if set(update.state) != set(state):
-        raise RuleError(
-            f"{graph.rule_name}.update must answer with the state {sorted(state)}, got {sorted(update.state)}"
-        )
+        raise RuleError(f"{type(rule).__name__} cannot be traced: {error}") from error
     program = Program(graph.rule_name, graph, memory, *update, rule.stacked_axes)
     verify(program)
     return program

@@ -121,20 +121,29 @@ def _apply(function: Callable[..., Any], x: Any, *others: Any) -> Any:
 abs, sqrt, exp, log, expm1, cos, floor, isfinite, maximum, minimum = (
     _lift(getattr(single, name)) for name in ELEMENTWISE
 )
+full = _lift(single.full)
+zeros_like = _lift(single.zeros_like)
+zeros_reduced = _lift(single.zeros_reduced)
+identity = _lift(single.identity)
+astype = _lift(single.astype)
+spacing = _lift(single.spacing)
+bits = _lift(single.bits)
+from_bits = _lift(single.from_bits)
+folded = _lift(single.folded)
+peaks = _lift(single.peaks)
+reshape_like = _lift(single.reshape_like)
+reshape = _lift(single.reshape)
+swapaxes = _lift(single.swapaxes)
 upper = _lift(single.upper)
+solve = _lift(single.solve)
 matmul = _lift(single.matmul)
 matmul_add = _lift(single.matmul_add)
 matmul_rounded = _lift(single.matmul_rounded)
 add_identity = _lift(single.add_identity)
-matmul_symmetric, matmul_add_symmetric = matmul, matmul_add
 matrix_norm = _lift(single.matrix_norm)
 divided = _lift(single.divided)
-solve = _lift(single.solve)
 largest_column = _lift(single.largest_column)
-zeros_like = _lift(single.zeros_like)
-bits = _lift(single.bits)
-from_bits = _lift(single.from_bits)
-reshape_like = _lift(single.reshape_like)
+matmul_symmetric, matmul_add_symmetric, rounded, word = matmul, matmul_add, astype, single.word
 
 
 def where(condition: Truth, x: Value, y: Value) -> Value:
@@ -152,36 +161,9 @@ def dtype(x: Any) -> str:
     return single.dtype(x.values if isinstance(x, PerTensor) else x.tensors[0])
 
 
-def astype(x: Any, dtype: str) -> Any:
-    return _apply(lambda tensor: single.astype(tensor, dtype), x)
-
-
-rounded = astype
-
-
-def full(shape: Shape, value: float, like: TensorList) -> TensorList:
-    return TensorList([single.full(shape, value, tensor) for tensor in like.tensors])
-
-
-def zeros_reduced(x: TensorList, axes: tuple[int, ...]) -> TensorList:
-    return TensorList([single.zeros_reduced(tensor, axes) for tensor in x.tensors])
-
-
-def identity(size: int, like: TensorList) -> TensorList:
-    return TensorList([single.identity(size, tensor) for tensor in like.tensors])
-
-
 def positions(like: TensorList) -> tuple[TensorList, TensorList]:
     low, high = zip(*(single.positions(tensor) for tensor in like.tensors), strict=True)
     return TensorList(low), TensorList(high)
-
-
-def spacing(x: TensorList, digits: int, lowest: int) -> Any:
-    return _apply(lambda tensor: single.spacing(tensor, digits, lowest), x)
-
-
-def word(n: int) -> int:
-    return n
 
 
 def sums(*terms: Term) -> tuple[Scalar, ...]:
@@ -224,30 +206,8 @@ def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
         known = {bool(answer) for answer in answers}
         if len(known) == 1:
             return yes() if known.pop() else no()
-    chosen: R = _select(condition, yes(), no())
+    chosen: R = single.select(where, condition, yes(), no())
     return chosen
-
-
-def _select(condition: Any, yes: Any, no: Any) -> Any:
-    if isinstance(yes, (tuple, list)):
-        return type(yes)(_select(condition, a, b) for a, b in zip(yes, no, strict=True))
-    return where(condition, yes, no)
-
-
-def folded(x: Any, axis: int, size: int) -> Any:
-    return _apply(lambda tensor: single.folded(tensor, axis, size), x)
-
-
-def peaks(x: Any, axis: int, size: int) -> Any:
-    return _apply(lambda tensor: single.peaks(tensor, axis, size), x)
-
-
-def reshape(x: Any, shape: Shape) -> Any:
-    return _apply(lambda tensor: single.reshape(tensor, shape), x)
-
-
-def swapaxes(x: Any, first: int, second: int) -> Any:
-    return _apply(lambda tensor: single.swapaxes(tensor, first, second), x)
 
 
 def cut(x: Any, axis: int, sizes: Shape) -> Sequence[Any]:

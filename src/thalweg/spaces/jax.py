@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
 import jax
@@ -18,9 +19,8 @@ from thalweg.arrays import (
     Squares,
     Term,
     Truth,
-    count,
+    derived,
     elementwise,
-    folded_shape,
     reduced_shape,
 )
 
@@ -116,6 +116,10 @@ abs, sqrt, exp, log, expm1, cos, floor, isfinite, maximum, minimum = elementwise
     lambda name: _sqrt if name == "sqrt" else getattr(jnp, name)
 )
 
+_always, _unless_better = derived(sys.modules[__name__], jnp.where)
+where, reshape, folded, reshape_like, matmul_rounded, divided = _always
+_, _, matrix_norm, add_identity, means = _unless_better
+
 
 def spacing(x: Arr, digits: int, lowest: int) -> Arr:
     return jnp.ldexp(jnp.ones((), x.dtype), jnp.maximum(jnp.frexp(x)[1], lowest) - digits)
@@ -131,12 +135,6 @@ def from_bits(x: Arr) -> Arr:
     return numbers
 
 
-def where(condition: Truth, x: Scalar, y: Scalar) -> Scalar:
-    if isinstance(condition, bool):
-        return x if condition else y
-    return jnp.where(condition, x, y)
-
-
 def sums(*terms: Term) -> tuple[Scalar, ...]:
     """A sum over several axes goes on from one over fewer of them, if there is one: x is read once less."""
     totals: list[Scalar] = []
@@ -150,10 +148,6 @@ def sums(*terms: Term) -> tuple[Scalar, ...]:
     return tuple(totals)
 
 
-def means(*terms: Term) -> tuple[Scalar, ...]:
-    return tuple(total / count(x.shape, axes) for total, (x, axes) in zip(sums(*terms), terms, strict=True))
-
-
 def amax(x: Arr, axes: Axes) -> Scalar:
     return jnp.max(x, axis=axes, keepdims=axes is not None, initial=-jnp.inf)
 
@@ -165,34 +159,19 @@ def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
     return chosen
 
 
-def folded(x: Arr, axis: int, size: int) -> Arr:
-    return x.reshape(folded_shape(x.shape, axis, size))
-
-
 def peaks(x: Arr, axis: int, size: int) -> Arr:
     groups = jnp.abs(folded(x, axis, size))
     numbers = jnp.all(groups == groups, axis=-1)  # of NaN, XLA for CPUs may take any other number for the largest
     return jnp.where(numbers, jnp.max(groups, axis=-1), math.nan)
 
 
-def reshape_like(x: Arr, like: Arr) -> Arr:
-    return x.reshape(like.shape)
-
-
-def reshape(x: Arr, shape: Shape) -> Arr:
-    return jnp.reshape(x, shape)
-
-
-def swapaxes(x: Arr, first: int, second: int) -> Arr:
-    return jnp.swapaxes(x, first, second)
+swapaxes: Callable[..., Arr] = jnp.swapaxes
+upper: Callable[..., Arr] = jnp.triu
+join: Callable[..., Arr] = jnp.concatenate
 
 
 def cut(x: Arr, axis: int, sizes: Shape) -> list[Arr]:
     return jnp.split(x, list(itertools.accumulate(sizes[:-1])), axis)
-
-
-def join(parts: Sequence[Arr], axis: int) -> Arr:
-    return jnp.concatenate(parts, axis)
 
 
 def matmul(x: Arr, y: Arr) -> Arr:
@@ -215,32 +194,8 @@ def matmul_add(x: Arr, y: Arr, z: Arr, product: float, plus: float) -> Arr:
 matmul_symmetric, matmul_add_symmetric = matmul, matmul_add
 
 
-def matmul_rounded(x: Arr, y: Arr, dtype: str) -> Arr:
-    return rounded(matmul(x, y), dtype)
-
-
-def add_identity(x: Arr, a: float) -> Arr:
-    return x + a * identity(x.shape[-1], x)
-
-
 def rounded(x: Arr, dtype: str) -> Arr:
     return x.astype(dtype)
-
-
-def matrix_norm(x: Arr) -> Arr:
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return _sqrt(jnp.sum(wide * wide, axis=(-2, -1), keepdims=True))
-
-
-def divided(x: Arr, by: Arr, dtype: str | None) -> Arr:
-    if dtype in (None, x.dtype.name):
-        return x / by
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    return (x.astype(wide) / by.astype(wide)).astype(dtype)
-
-
-def upper(x: Arr) -> Arr:
-    return jnp.triu(x)
 
 
 def solve(matrix: Arr, right: Arr) -> Arr:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -22,9 +23,8 @@ from thalweg.arrays import (
     Term,
     Truth,
     count,
+    derived,
     elementwise,
-    folded_shape,
-    reduced_shape,
 )
 from thalweg.dtypes import DTYPES
 
@@ -62,10 +62,6 @@ def zeros_like(x: Arr) -> Arr:
     return np.zeros(x.shape, x.dtype)
 
 
-def zeros_reduced(x: Arr, axes: tuple[int, ...]) -> Arr:
-    return np.zeros(reduced_shape(x.shape, axes), x.dtype)
-
-
 def identity(size: int, like: Arr) -> Arr:
     return np.eye(size, dtype=like.dtype)
 
@@ -75,11 +71,11 @@ def positions(like: Arr) -> tuple[Arr, Arr]:
     return index & np.uint64(0xFFFFFFFF), index >> np.uint64(32)
 
 
-def word(n: int) -> int:
-    return n
-
-
 abs, sqrt, exp, log, expm1, cos, floor, isfinite, maximum, minimum = elementwise(functools.partial(getattr, np))
+
+_always, _unless_better = derived(sys.modules[__name__], np.where)
+where, reshape, folded, reshape_like, matmul_rounded, divided = _always
+word, zeros_reduced, matrix_norm, add_identity, _ = _unless_better
 
 
 def spacing(x: Arr, digits: int, lowest: int) -> Arr:
@@ -93,12 +89,6 @@ def bits(x: Arr) -> Arr:
 
 def from_bits(x: Arr) -> Arr:
     return x.view(np.float32)
-
-
-def where(condition: Truth, x: Scalar, y: Scalar) -> Scalar:
-    if isinstance(condition, bool):
-        return x if condition else y
-    return np.where(condition, x, y)
 
 
 def sums(*terms: Term) -> tuple[Scalar, ...]:
@@ -133,33 +123,18 @@ def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
     return yes() if condition else no()
 
 
-def folded(x: Arr, axis: int, size: int) -> Arr:
-    return x.reshape(folded_shape(x.shape, axis, size))
-
-
 def peaks(x: Arr, axis: int, size: int) -> Arr:
     largest: Arr = np.abs(folded(x, axis, size)).max(axis=-1)
     return largest
 
 
-def reshape_like(x: Arr, like: Arr) -> Arr:
-    return x.reshape(like.shape)
-
-
-def reshape(x: Arr, shape: Shape) -> Arr:
-    return x.reshape(shape)
-
-
-def swapaxes(x: Arr, first: int, second: int) -> Arr:
-    return x.swapaxes(first, second)
+swapaxes: Callable[..., Arr] = np.swapaxes
+upper: Callable[..., Arr] = np.triu
+join: Callable[..., Arr] = np.concatenate
 
 
 def cut(x: Arr, axis: int, sizes: Shape) -> list[Arr]:
     return np.split(x, list(itertools.accumulate(sizes[:-1])), axis)
-
-
-def join(parts: Sequence[Arr], axis: int) -> Arr:
-    return np.concatenate(parts, axis)
 
 
 def matmul(x: Arr, y: Arr) -> Arr:
@@ -175,14 +150,6 @@ def matmul_add(x: Arr, y: Arr, z: Arr, product: float, plus: float) -> Arr:
 matmul_symmetric, matmul_add_symmetric = matmul, matmul_add
 
 
-def matmul_rounded(x: Arr, y: Arr, dtype: str) -> Arr:
-    return rounded(matmul(x, y), dtype)
-
-
-def add_identity(x: Arr, a: float) -> Arr:
-    return x + a * identity(x.shape[-1], x)
-
-
 def rounded(x: Arr, dtype: str) -> Arr:
     """In the dtype of x: numpy's products of narrow numbers are slow, and bfloat16 is a package of its own."""
     if dtype == "float32":
@@ -190,19 +157,6 @@ def rounded(x: Arr, dtype: str) -> Arr:
     distance = spacing(x, DTYPES[dtype].digits, DTYPES[dtype].least)
     nearest: Arr = np.rint(x / distance) * distance
     return nearest
-
-
-def matrix_norm(x: Arr) -> Arr:
-    norms: Arr = np.sqrt(sums(Squares(x, (-2, -1)))[0])
-    return norms
-
-
-def divided(x: Arr, by: Arr, dtype: str | None) -> Arr:
-    return x / by if dtype is None else rounded(x / by, dtype)
-
-
-def upper(x: Arr) -> Arr:
-    return np.triu(x)
 
 
 def solve(matrix: Arr, right: Arr) -> Arr:

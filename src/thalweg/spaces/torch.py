@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -17,9 +18,8 @@ from thalweg.arrays import (
     Squares,
     Term,
     Truth,
-    count,
+    derived,
     elementwise,
-    folded_shape,
     is_number,
     reduced_shape,
 )
@@ -49,10 +49,6 @@ def zeros_like(x: Arr) -> Arr:
     return torch.zeros_like(x)
 
 
-def zeros_reduced(x: Arr, axes: tuple[int, ...]) -> Arr:
-    return full(reduced_shape(shape(x), axes), 0.0, x)
-
-
 def identity(size: int, like: Arr) -> Arr:
     return torch.eye(size, dtype=like.dtype, device=like.device)
 
@@ -62,11 +58,7 @@ def positions(like: Arr) -> tuple[Arr, Arr]:
     return index & 0xFFFFFFFF, index >> 32
 
 
-def word(n: int) -> int:
-    return n
-
-
-abs, sqrt, exp, log, expm1, cos, floor, isfinite, *_ = elementwise(functools.partial(getattr, torch))
+abs, sqrt, exp, log, expm1, cos, floor, isfinite, _, _ = elementwise(functools.partial(getattr, torch))
 
 
 def maximum(x: Scalar, y: Scalar) -> Scalar:
@@ -81,6 +73,11 @@ def minimum(x: Scalar, y: Scalar) -> Scalar:
     return torch.clamp(y, max=x) if is_number(x) else torch.minimum(x, y)
 
 
+_always, _unless_better = derived(sys.modules[__name__], torch.where)
+where, reshape, folded, reshape_like, matmul_rounded, divided = _always
+word, zeros_reduced, _, _, means = _unless_better
+
+
 def spacing(x: Arr, digits: int, lowest: int) -> Arr:
     return torch.ldexp(torch.ones_like(x), torch.clamp(torch.frexp(x)[1], min=lowest) - digits)
 
@@ -93,12 +90,6 @@ def from_bits(x: Arr) -> Arr:
     return x.view(torch.float32)
 
 
-def where(condition: Truth, x: Scalar, y: Scalar) -> Scalar:
-    if isinstance(condition, bool):
-        return x if condition else y
-    return torch.where(condition, x, y)
-
-
 def sums(*terms: Term) -> tuple[Scalar, ...]:
     def summed(term: Term) -> Scalar:
         x, axes = term
@@ -107,10 +98,6 @@ def sums(*terms: Term) -> tuple[Scalar, ...]:
         return squares(x, axes) if isinstance(term, Squares) else plain(x, axes)
 
     return tuple(map(summed, terms))
-
-
-def means(*terms: Term) -> tuple[Scalar, ...]:
-    return tuple(total / count(x.shape, axes) for total, (x, axes) in zip(sums(*terms), terms, strict=True))
 
 
 def amax(x: Arr, axes: Axes) -> Scalar:
@@ -129,36 +116,24 @@ def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
         return yes() if condition else no()
     if condition.device.type == "cpu" and not torch.compiler.is_compiling():
         return yes() if bool(condition) else no()
-    chosen: R = select(condition, yes(), no())
+    chosen: R = select(torch.where, condition, yes(), no())
     return chosen
 
 
-def select(condition: Arr, yes: Any, no: Any) -> Any:
+def select(where: Callable[..., Any], condition: Any, yes: Any, no: Any) -> Any:
     """``where`` through nested tuples and lists of tensors."""
     if isinstance(yes, (tuple, list)):
-        return type(yes)(select(condition, a, b) for a, b in zip(yes, no, strict=True))
-    return torch.where(condition, yes, no)
-
-
-def folded(x: Arr, axis: int, size: int) -> Arr:
-    return x.reshape(folded_shape(shape(x), axis, size))
+        return type(yes)(select(where, condition, a, b) for a, b in zip(yes, no, strict=True))
+    return where(condition, yes, no)
 
 
 def peaks(x: Arr, axis: int, size: int) -> Arr:
-    groups = folded(x, axis, size).abs()
+    groups: Arr = folded(x, axis, size).abs()
     return groups.amax(dim=-1) if groups.numel() else groups.sum(dim=-1)
 
 
-def reshape_like(x: Arr, like: Arr) -> Arr:
-    return x.reshape(like.shape)
-
-
-def reshape(x: Arr, shape: Shape) -> Arr:
-    return x.reshape(shape)
-
-
-def swapaxes(x: Arr, first: int, second: int) -> Arr:
-    return x.transpose(first, second)
+swapaxes: Callable[..., Arr] = torch.transpose
+upper: Callable[..., Arr] = torch.triu
 
 
 def cut(x: Arr, axis: int, sizes: Shape) -> Sequence[Arr]:
@@ -186,10 +161,6 @@ def matmul_add(x: Arr, y: Arr, z: Arr, product: float, plus: float) -> Arr:
 matmul_symmetric, matmul_add_symmetric = matmul, matmul_add
 
 
-def matmul_rounded(x: Arr, y: Arr, dtype: str) -> Arr:
-    return rounded(matmul(x, y), dtype)
-
-
 def add_identity(x: Arr, a: float) -> Arr:
     total = x.clone()
     total.diagonal(dim1=-2, dim2=-1).add_(a)
@@ -211,17 +182,6 @@ def rounded(x: Arr, dtype: str) -> Arr:
 def matrix_norm(x: Arr) -> Arr:
     wide = torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
     return squares(x, (-2, -1), wide).sqrt()
-
-
-def divided(x: Arr, by: Arr, dtype: str | None) -> Arr:
-    if dtype is None or astype(x, dtype) is x:
-        return x / by
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return astype(x.to(wide) / by.to(wide), dtype)
-
-
-def upper(x: Arr) -> Arr:
-    return torch.triu(x)
 
 
 def solve(matrix: Arr, right: Arr) -> Arr:
