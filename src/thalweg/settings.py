@@ -45,7 +45,7 @@ EIGHT_BITS = "int8"
 class Handling:
     """Options that every optimizer has, around its rule."""
 
-    maximize: bool = option(False, "Climb instead of descending: gradients change sign.")
+    maximize: bool = option(False, "Maximize instead of minimizing.")
     max_grad_norm: float | None = option(
         None,
         "Scale all gradients of a step down together, so that their joint norm is at most this. Needs `step`, which "
@@ -83,7 +83,7 @@ class Handling:
         "How state as large as its parameter is rounded to 16 or 8 bits. `'stochastic'` is correct on average: a "
         "second moment with `betas[1]=0.999` moves by less than half the distance between neighbours of bfloat16.",
     )
-    seed: int = option(0, "Makes the random numbers of one run differ from those of another.")
+    seed: int = option(0, "Seed of all random numbers.")
 
     def __post_init__(self) -> None:
         for name in STORAGE:  # torch.bfloat16, or "bf16"

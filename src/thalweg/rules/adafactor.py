@@ -30,21 +30,21 @@ class Adafactor(Rule):
         elsewhere={"eps1": "eps=(eps1, eps2)", "eps2": "eps=(eps1, eps2)", "eps_scale": "eps=(eps, eps_scale)"},
     )
     clip_threshold: Scalar | None = option(
-        1.0, "Largest RMS of u; `None`: unbounded.", above=0, elsewhere="d clipping_threshold"
+        1.0, "The largest RMS of u; `None`: no limit.", above=0, elsewhere="d clipping_threshold"
     )
     weight_decay: Scalar = option(0.0, "See `weight_decay_mode`.", low=0)
     relative_step: bool | None = option(
         None, "Step size min(cap, 1/sqrt(t)), with `lr`, or 1e-2, as the cap. `None`: where `lr` is `None`."
     )
-    warmup_init: bool = option(False, "With the relative step: cap = 1e-6 t, and no `lr`.")
+    warmup_init: bool = option(False, "With the relative step: the cap is 1e-6 t, and `lr` must be `None`.")
     scale_parameter: bool | Literal["relative"] = option(
         True,
-        "Multiply the step size by RMS(p). `'relative'`: only beside the relative step.",
+        "Multiply the step size by RMS(p). `'relative'`: only with the relative step.",
         elsewhere="multiply_by_parameter_scale",
     )
     momentum: Scalar | None = option(
         None,
-        "Never bias corrected. `None` keeps no first moment.",
+        "Decay of the first moment, which has no bias correction. `None` keeps none.",
         low=0,
         below=1,
         stores="momentum_dtype",

@@ -16,17 +16,15 @@ class AdamW(Rule):
     """The average of gradients over the root of the average of their squares, and decay apart from both."""
 
     betas: tuple[Scalar, Scalar] = option(
-        (0.9, 0.999), "Memory of the first and of the second moment.", low=0, below=1, elsewhere=BETAS
+        (0.9, 0.999), "Decay rates of the first and the second moment.", low=0, below=1, elsewhere=BETAS
     )
     eps: Scalar = option(1e-8, "Added to the root of the second moment.", low=0, elsewhere="epsilon")
     weight_decay: Scalar = option(0.01, "See `decoupled`.", low=0)
-    amsgrad: bool = option(
-        False, "Divide by the largest second moment so far, which takes 4 bytes more for each parameter."
-    )
-    nesterov: bool = option(False, "Look ahead by one step, as `optax.nadamw` does.")
+    amsgrad: bool = option(False, "Divide by the largest second moment so far. Needs 4 more bytes per parameter.")
+    nesterov: bool = option(False, "Nesterov momentum, as in `optax.nadamw`.")
     decoupled: bool = option(
         True,
-        "p loses `lr * weight_decay` of itself in each step. `False`: decay is part of the gradient, which is Adam.",
+        "p shrinks by `lr * weight_decay` of itself in each step. `False`: decay is added to the gradient (Adam).",
         elsewhere="decoupled_weight_decay",
     )
     eps_root: Scalar = option(0.0, "Added to the second moment, under the root.", low=0)

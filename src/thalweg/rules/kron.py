@@ -32,13 +32,13 @@ class Kron(WholeRule):
 
     precond_lr: Scalar = option(
         0.6,
-        "Step size of the factors, relative to the norm of their gradient.",
+        "The factors' learning rate, relative to the norm of their gradient.",
         low=0,
         high=1,
         elsewhere="preconditioner_lr",
     )
     momentum: Scalar = option(
-        0.9, "Memory of momentum; 0 keeps none.", low=0, below=1, stores="momentum_dtype", elsewhere="b1 beta1"
+        0.9, "Decay of momentum; 0 keeps none.", low=0, below=1, stores="momentum_dtype", elsewhere="b1 beta1"
     )
     momentum_mode: Literal["polyak", "ema"] = option(
         "ema",
@@ -48,21 +48,21 @@ class Kron(WholeRule):
     weight_decay: Scalar = option(0.0, "See `weight_decay_mode`.", low=0)
     weight_decay_mode: Literal["gradient", "update", "decoupled"] = option(
         "decoupled",
-        "Decay as part of the gradient, of the preconditioned `'update'`, or `'decoupled'` from both and momentum.",
+        "Add decay to the `'gradient'`, to the preconditioned `'update'`, or to the step (`'decoupled'`).",
     )
-    eps: Scalar = option(1e-8, "Least value of the norm that the factors' step is divided by.", low=0)
+    eps: Scalar = option(1e-8, "The smallest norm that the factors' step is divided by.", low=0)
     clip: Scalar | None = option(
         1.1,
-        "Largest magnitude of a coordinate of h, or of its RMS; `None`: unbounded.",
+        "The largest magnitude of an element of h, or of its RMS; `None`: no limit.",
         above=0,
         elsewhere={"update_rms_clipping": "clip, with clip_mode='rms'"},
     )
     clip_mode: Literal["value", "rms"] = option(
-        "rms", "What `clip` bounds: every coordinate, or the `'rms'` of all.", needs="clip"
+        "rms", "What `clip` limits: every element (`'value'`), or their RMS (`'rms'`).", needs="clip"
     )
     precond_update_probability: Scalar | Annealed = option(
         ANNEALED,
-        "Share of the steps that refresh the factors: a number, or `Annealed`.",
+        "The fraction of steps that refresh the factors: a number, or `Annealed`.",
         low=0,
         high=1,
         elsewhere="preconditioner_update_probability",
@@ -83,15 +83,19 @@ class Kron(WholeRule):
     )
     max_size_dense: int | None = option(
         8192,
-        "Larger axes get a diagonal factor. 0: all are diagonal. `None`: no limit.",
+        "Axes larger than this get a diagonal factor. 0: all factors are diagonal. `None`: no limit.",
         low=0,
         elsewhere="max_size_triangular",
     )
-    max_skew: float | None = option(1.0, "So do axes of size n with n² > max_skew N. `None`: no limit.", above=0)
+    max_skew: float | None = option(
+        1.0,
+        "An axis of size n in a tensor of N elements gets a diagonal factor if n² > max_skew N. `None`: no limit.",
+        above=0,
+    )
     merge: Literal["matrix", "squeeze"] | None = option(
         "matrix",
-        "Tensors of more than two axes: as the most square matrix, `'squeeze'` without axes of size 1, `None` as they "
-        "are.",
+        "How to treat tensors of more than two axes: as the most square matrix (`'matrix'`), without axes of size 1 "
+        "(`'squeeze'`), or as they are (`None`).",
         elsewhere="merge_dims",
     )
     init_scale: float | None = option(
@@ -101,13 +105,12 @@ class Kron(WholeRule):
         elsewhere="preconditioner_init_scale precond_init_scale",
     )
     damping: Scalar = option(
-        1e-9, "Standard deviation of the noise added to what is whitened: bounds P by 1 / damping.", low=0
+        1e-9, "Standard deviation of the noise added to what is whitened, which limits P to 1 / damping.", low=0
     )
     relative_damping: Scalar | None = option(
         None,
-        "The same in units of the mean magnitude of what is whitened; `None` takes the rounding error of the stored "
-        "factors, so that directions without gradient never lose themselves in it: 2^-23, or 2^-10 in float16 and 2^-7 "
-        "in bfloat16.",
+        "The same relative to the mean magnitude of what is whitened. `None`: the rounding error of the stored factors "
+        "(2^-23; 2^-10 in float16, 2^-7 in bfloat16), so that directions without gradient stay above it.",
         low=0,
     )
     damping_mode: Literal["noise", "expected"] = option(

@@ -18,13 +18,17 @@ class LAMB(TrustRule):
     """u = Adam's direction + decay p; each tensor moves by lr |p| along u / |u|."""
 
     betas: tuple[Scalar, Scalar] = option(
-        (0.9, 0.999), "Memory of the first and of the second moment.", low=0, below=1, elsewhere=BETAS
+        (0.9, 0.999), "Decay rates of the first and the second moment.", low=0, below=1, elsewhere=BETAS
     )
     eps: Scalar = option(1e-6, "Added to the root of the second moment.", low=0, elsewhere="epsilon")
     weight_decay: Scalar = option(0.0, "See `weight_decay_mode`.", low=0)
-    bias_correction: bool = option(True, "Correct for moments that start at zero.", elsewhere="debias correct_bias")
-    grad_averaging: bool = option(True, "`False` gives new gradients weight 1 instead of 1 - b1.")
-    trust: bool = option(True, "`False` takes every ratio as 1: AdamW.", elsewhere={"adam": "trust=False"})
+    bias_correction: bool = option(
+        True, "Correct the bias of moments that start at zero, as Adam does.", elsewhere="debias correct_bias"
+    )
+    grad_averaging: bool = option(
+        True, "`False`: a new gradient enters the first moment with weight 1 instead of 1 - b1."
+    )
+    trust: bool = option(True, "`False`: every trust ratio is 1, which is AdamW.", elsewhere={"adam": "trust=False"})
     exempt: Literal["vectors"] | None = option(
         "vectors",
         "`'vectors'`: tensors of fewer than two axes have neither trust ratio nor decay. `None`: all are alike, as "
@@ -32,19 +36,21 @@ class LAMB(TrustRule):
     )
     always_adapt: bool = option(
         True,
-        "`False` takes the ratio as 1 for tensors whose `weight_decay` is 0, as apex and timm do.",
+        "`False`: the ratio is 1 for tensors whose `weight_decay` is 0, as in apex and timm.",
         needs="trust",
         elsewhere="use_nvlamb",
     )
     keep_norms: bool = option(
-        False, "`True` gives each tensor that has a ratio the norm again that it had before the step.", needs="trust"
+        False,
+        "`True`: after the step, each tensor with a trust ratio is rescaled to its norm before the step.",
+        needs="trust",
     )
     trust_clip: tuple[Scalar, Scalar] | None = option(
-        None, "(low, high) that the ratio is kept within; high may be infinite.", is_range=True, needs="trust"
+        None, "Clip the ratio to (low, high); high may be infinite.", is_range=True, needs="trust"
     )
     phi: tuple[Scalar, Scalar] | None = option(
         None,
-        "(low, high) that ‖p‖ is kept within before it enters the ratio.",
+        "Clip ‖p‖ to (low, high) before it enters the ratio.",
         is_range=True,
         needs="trust",
         elsewhere={"clamp_value": "phi=(0, clamp_value)"},
@@ -52,8 +58,8 @@ class LAMB(TrustRule):
     eps_root: Scalar = option(0.0, "Added to the second moment, under the root.", low=0)
     weight_decay_mode: Literal["in_update", "decoupled", "l2"] = option(
         "in_update",
-        "`'in_update'`: decay is part of `u` and rescaled with it. `'decoupled'`: p also loses `lr * weight_decay` of "
-        "itself, as in AdamW. `'l2'`: decay is part of the gradient.",
+        "`'in_update'`: decay is added to `u` and rescaled with it. `'decoupled'`: p also shrinks by "
+        "`lr * weight_decay` of itself, as in AdamW. `'l2'`: decay is added to the gradient.",
         elsewhere={
             "adam_w_mode": "weight_decay_mode='in_update', or 'l2'",
             "decouple_weight_decay": "weight_decay_mode='decoupled'",

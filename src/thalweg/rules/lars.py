@@ -18,7 +18,7 @@ class LARS(TrustRule):
     """Each tensor moves in proportion to its own norm: ratio = eta |p| / (|g| + decay |p|)."""
 
     momentum: Scalar = option(
-        0.9, "How much of the last step enters the next; 0 keeps no state.", low=0, below=1, stores="momentum_dtype"
+        0.9, "Decay of the momentum buffer; 0 keeps no state.", low=0, below=1, stores="momentum_dtype"
     )
     weight_decay: Scalar = option(0.0, "L2 decay, added to the gradient.", low=0)
     trust_coefficient: Scalar = option(
@@ -29,18 +29,20 @@ class LARS(TrustRule):
         elsewhere="trust_coeff trust_coef eta",
     )
     eps: Scalar = option(0.0, "Added to the denominator of the ratio.", low=0, needs="trust", elsewhere="epsilon")
-    nesterov: bool = option(False, "Nesterov's momentum.", needs="momentum")
-    trust: bool = option(True, "`False` takes every ratio as 1: SGD with momentum.")
+    nesterov: bool = option(False, "Nesterov momentum.", needs="momentum")
+    trust: bool = option(True, "`False`: every trust ratio is 1, which is SGD with momentum.")
     exempt: Literal["vectors"] | None = option(
         None,
         "`'vectors'`: tensors of fewer than two axes have neither trust ratio nor decay. `None`: all are alike, as "
         "in the paper.",
     )
     always_adapt: bool = option(
-        True, "`False` takes the ratio as 1 for tensors whose `weight_decay` is 0, as timm does.", needs="trust"
+        True, "`False`: the ratio is 1 for tensors whose `weight_decay` is 0, as in timm.", needs="trust"
     )
     keep_norms: bool = option(
-        False, "`True` gives each tensor that has a ratio the norm again that it had before the step.", needs="trust"
+        False,
+        "`True`: after the step, each tensor with a trust ratio is rescaled to its norm before the step.",
+        needs="trust",
     )
     norm_mode: Literal["paper", "combined"] = option(
         "paper",

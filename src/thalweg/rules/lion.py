@@ -17,12 +17,14 @@ class Lion(Rule):
 
     betas: tuple[Scalar, Scalar] = option(
         (0.9, 0.99),
-        "How much of the average enters the sign, and how much of it remains.",
+        "Decay rates of the average, in the sign and in the state.",
         low=0,
         below=1,
         elsewhere=BETAS,
     )
-    weight_decay: Scalar = option(0.0, "p loses `lr * weight_decay` of itself in each step.", low=0)
+    weight_decay: Scalar = option(
+        0.0, "Decoupled decay: p shrinks by `lr * weight_decay` of itself in each step.", low=0
+    )
 
     default_lr = 1e-4
     looks_at_shapes = False

@@ -43,13 +43,15 @@ class Muon(WholeRule):
 
     momentum: Scalar = option(
         0.95,
-        "Memory of momentum; 0 keeps none.",
+        "Decay of momentum; 0 keeps none.",
         low=0,
         below=1,
         stores="momentum_dtype",
         elsewhere=dict.fromkeys(("b1", "beta", "beta1", "mu"), "") | {"betas": "momentum, which is one number"},
     )
-    nesterov: bool = option(True, "Mix the gradient into momentum before it is orthogonalized.", needs="momentum")
+    nesterov: bool = option(
+        True, "Nesterov momentum: mix the gradient into momentum before orthogonalization.", needs="momentum"
+    )
     momentum_mode: Literal["ema", "sum"] = option(
         "ema",
         "`'ema'`: an average of gradients. `'sum'`: the heavy ball's sum, larger by 1 / (1 - momentum). Steps are the "
@@ -58,14 +60,16 @@ class Muon(WholeRule):
     )
     bias_correction: bool = option(
         False,
-        "Divide averages by the weight that their terms have come to, as Adam does.",
+        "Correct the bias of averages that start at zero, as Adam does.",
         needs="momentum",
         requires={True: "momentum_mode = 'ema': a sum has no weights to correct"},
     )
-    weight_decay: Scalar = option(0.0, "Decoupled, times `lr` and not times the scale.", low=0)
+    weight_decay: Scalar = option(
+        0.0, "Decoupled decay: p shrinks by `lr * weight_decay` of itself, whatever the scale.", low=0
+    )
     cautious_decay: bool = option(
         False,
-        "Decay elements only where the step does not take them away from 0 (Chen et al. 2025, arXiv:2510.12402).",
+        "Decay only the elements that the step does not move away from 0 (Chen et al. 2025, arXiv:2510.12402).",
         needs="weight_decay",
         elsewhere="cautious_wd cautious_weight_decay",
     )
@@ -78,51 +82,50 @@ class Muon(WholeRule):
     )
     rms: Scalar = option(
         0.2,
-        "The RMS of a step at lr = 1.",
+        "The RMS of a step at `lr=1`.",
         above=0,
         needs="scaling = 'match_rms_adamw'",
         elsewhere={"consistent_rms": "rms, with scaling='match_rms_adamw'"},
     )
     split: int | tuple[int, ...] = option(
         1,
-        "Take each parameter for so many matrices of equal size, or for matrices of these sizes (a tuple).",
+        "Treat each parameter as this many matrices of equal size, or as matrices of these sizes (a tuple).",
         elsewhere={"num_heads": "", "split_sizes": "split, a tuple of sizes", "split_qkv": "split=3"},
     )
-    split_axis: Literal[0, 1] = option(
-        0, "Side by side along rows (0) or along columns (1) of a parameter as a matrix.", needs="split > 1"
-    )
+    split_axis: Literal[0, 1] = option(0, "Split along rows (0) or along columns (1).", needs="split > 1")
     transposed: bool = option(
         False,
         "The first axis is the input, not the output. `scaling='original'`, `'spectral_unclamped'` and `normalize` "
         "look at it.",
     )
-    ns_steps: int = option(5, "Steps of the iteration.", low=1, below=MOST_STEPS, elsewhere="num_ns_steps")
+    ns_steps: int = option(
+        5, "The number of steps of the iteration.", low=1, below=MOST_STEPS, elsewhere="num_ns_steps"
+    )
     ns_coefficients: Triple | tuple[Triple, ...] | Literal["polar_express", "quintic", "cans", "cubic"] = option(
         PUBLISHED,
-        "a, b and c; or a tuple of such triples, one for each step, of which the last serves all steps that are left; "
-        "or the name of [published ones](muon.md#coefficients).",
+        "(a, b, c); or one such triple for each step, of which the last serves all remaining steps; or the name of "
+        "[published ones](muon.md#coefficients).",
         elsewhere="ns_coeffs",
     )
     ns_method: Literal["plain", "gram", "auto"] = option(
         "plain",
-        "How the iteration is computed: all of a matrix at every step, or from products along its smaller side "
-        "(`'gram'`), which takes fewer multiplications for the same polynomial. `'auto'`: `'gram'` where one side is "
-        "at least twice the other.",
+        "How the iteration is computed. `'plain'`: on the matrix X. `'gram'`: on X Xᵀ, which takes fewer "
+        "multiplications for the same polynomial if X is not square. `'auto'`: `'gram'` if one side is at least twice the other.",
     )
     ns_preconditioning: Literal["frobenius", "aol"] = option(
         "frobenius",
-        "How a matrix is scaled before the iteration: divided by its Frobenius norm, or row by row besides, which "
-        "brings its singular values closer to 1 and saves a step (`'aol'`; Prach, Lampert 2022, arXiv:2208.03160).",
+        "How a matrix is scaled before the iteration. `'frobenius'`: divided by its norm. `'aol'`: then row by row, "
+        "which brings singular values closer to 1 and saves a step (Prach, Lampert 2022, arXiv:2208.03160).",
         elsewhere="preconditioning",
     )
     ns_dtype: Literal["bfloat16", "float32"] | None = option(
         "bfloat16",
-        "The dtype of the products; sums within them are of float32. `'float32'`, or `None`: as parameters are "
-        "computed (float64 for float64). For `'bfloat16'`, `ns_method='gram'` multiplies in float16.",
+        "The dtype of the products, which accumulate in float32. `None`: the dtype of the arithmetic, float32 or "
+        "float64. With `'bfloat16'`, `ns_method='gram'` multiplies in float16.",
     )
-    eps: Scalar = option(1e-7, "What keeps the norm away from 0.", low=0)
+    eps: Scalar = option(1e-7, "The smallest norm that a matrix is divided by.", low=0)
     eps_mode: Literal["floor", "add"] = option(
-        "floor", "The least norm that is divided by, or what is added to it (`'add'`)."
+        "floor", "`'floor'`: divide by max(norm, eps). `'add'`: divide by norm + eps."
     )
     normalize: Literal["rows"] | None = option(
         None,
@@ -132,14 +135,15 @@ class Muon(WholeRule):
     )
     normalize_beta: Scalar = option(
         0.95,
-        "Memory of these means.",
+        "Decay of these means.",
         low=0,
         below=1,
         needs="normalize",
         elsewhere="beta2 muon_beta2",
     )
     vectors: Literal["refuse", "row"] = option(
-        "refuse", "Parameters that are no matrices: refuse them, or take each for a matrix of one `'row'`."
+        "refuse",
+        "What to do with parameters that are not matrices: `'refuse'` them, or treat each as a matrix of one `'row'`.",
     )
 
     default_lr = 0.02

@@ -39,7 +39,11 @@ class Rule(ABC):
     a scan, stacked experts): norms, averages and factors are then taken slice by slice.
     """
 
-    stacked_axes: int = option(0, "How many leading axes index independent tensors, each stepped by itself.", low=0)
+    stacked_axes: int = option(
+        0,
+        "The number of leading axes that index independent tensors (layers, experts); each is stepped separately.",
+        low=0,
+    )
 
     #: Whether the rule works on whole tensors, and not on sums over their parts.
     needs_whole: ClassVar[bool] = False

@@ -16,16 +16,16 @@ from thalweg.rules.rule import Rule, Update
 class SGD(Rule):
     """p moves against its gradient, or against a fading sum of gradients."""
 
-    momentum: Scalar = option(0.0, "What remains of the buffer in each step.", low=0, below=1, stores="momentum_dtype")
+    momentum: Scalar = option(0.0, "Decay of the momentum buffer.", low=0, below=1, stores="momentum_dtype")
     dampening: Scalar = option(
         0.0,
-        "What a gradient loses before it enters the buffer, but for the first one.",
+        "The fraction of each gradient, except the first, that does not enter the momentum buffer.",
         low=0,
         high=1,
         needs="momentum",
     )
-    weight_decay: Scalar = option(0.0, "Adds so much of p to its gradient.", low=0)
-    nesterov: bool = option(False, "Look ahead by one step.", needs="momentum", requires={True: "dampening = 0"})
+    weight_decay: Scalar = option(0.0, "L2 decay: `weight_decay * p` is added to the gradient.", low=0)
+    nesterov: bool = option(False, "Nesterov momentum.", needs="momentum", requires={True: "dampening = 0"})
 
     default_lr = 1e-3
     looks_at_shapes = False
