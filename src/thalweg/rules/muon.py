@@ -110,7 +110,8 @@ class Muon(WholeRule):
     ns_method: Literal["plain", "gram", "auto"] = option(
         "plain",
         "How the iteration is computed. `'plain'`: on the matrix X. `'gram'`: on X Xᵀ, which takes fewer "
-        "multiplications for the same polynomial if X is not square. `'auto'`: `'gram'` if one side is at least twice the other.",
+        "multiplications for the same polynomial if X is not square. `'auto'`: `'gram'` if one side is "
+        "at least twice the other.",
     )
     ns_preconditioning: Literal["frobenius", "aol"] = option(
         "frobenius",
