@@ -169,7 +169,7 @@ class TestByReference:
             ("spelt_rules:Spelled", "module 'spelt_rules' has no 'Spelled': its rules are Rule, Spelt"),
             ("spelt_rules:average", "it must be a rule, or a function that takes a model"),
             ("no_such_module:Rule", "there is no module 'no_such_module'"),
-            ("spelt rules:Rule", "write module:Class"),
+            ("spelt rules:Rule", "is not a module name: write it as for an import, such as mymodule:MyRule"),
         ],
     )
     def test_what_is_no_rule_is_said_so(self, reference: str, message: str) -> None:

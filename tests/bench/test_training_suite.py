@@ -13,7 +13,8 @@ import pytest
 from thalweg.race.contest import RECORDS, load_race, race
 from thalweg.race.programme import Course
 from thalweg.race.records import Book
-from thalweg.race.run import Record, Result, Run
+from thalweg.race.run import Record, Result
+from thalweg.race.task import Run
 
 torch = pytest.importorskip("torch")
 

@@ -15,7 +15,6 @@ from race_files import write_clothes
 from thalweg.race.contest import race
 from thalweg.race.contestants import CONTESTANTS
 from thalweg.race.model_task import ModelTask, ModelTraining
-from thalweg.race.task import Conditions, Schedule
 from thalweg.race.tasks import fashion, text
 from thalweg.show.devices import Device
 
@@ -49,18 +48,18 @@ def test_memory_of_a_gpu_is_counted_from_the_start_of_a_training(monkeypatch: py
     card = Card()
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    task = ModelTask(name="line", model=lambda seed: model, batches=lambda *_: iter([]), loss=max, evaluate=max)
+    run = race(task, optimizers=["SGD"]).wanted[0]
     monkeypatch.setattr(torch, "cuda", card)
     device = Device("cuda")
-    task = ModelTask(name="line", model=lambda seed: model, batches=lambda *_: iter([]), loss=max, evaluate=max)
-    conditions, schedule, sgd = Conditions(0, None), Schedule(0.1, 1), CONTESTANTS["SGD"]
-    training = ModelTraining(task, model, sgd, optimizer, schedule, conditions, device, device.count_bytes_in_use())
+    training = ModelTraining(task, model, CONTESTANTS["SGD"], optimizer, run, device, device.count_bytes_in_use())
     card.allocated = card.peak = 170
-    training.begin_measuring()
+    training.device.forget_peak()
     card.peak = 400
     assert training.peak_bytes() == 300
-    training.begin_measuring()
+    training.device.forget_peak()
     assert training.peak_bytes() == 70
-    training.wait()
+    training.device.wait()
     assert card.waited == 1
     assert device.describe() == "Imaginary 9000"
 

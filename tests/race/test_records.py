@@ -13,7 +13,7 @@ from thalweg.errors import CommandError
 from thalweg.race.array_task import ArrayTask
 from thalweg.race.contest import PROGRAMME, RECORDS, Race, load_race, race
 from thalweg.race.records import Book
-from thalweg.race.run import Run
+from thalweg.race.task import Run
 from thalweg.show.devices import machine
 
 TASK = ArrayTask(

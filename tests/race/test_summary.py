@@ -9,8 +9,9 @@ import pytest
 
 from thalweg.race.contest import race
 from thalweg.race.programme import Course, Programme
-from thalweg.race.run import Record, Result, Run
+from thalweg.race.run import Record, Result
 from thalweg.race.summary import below_zero, in_percent, summarize
+from thalweg.race.task import Run
 
 
 def run(contestant: str, lr: float, seed: int, batch_size: int | None = None) -> Run:

@@ -14,8 +14,8 @@ import pytest
 from thalweg.errors import CommandError
 from thalweg.race.array_task import ArrayTask
 from thalweg.race.contest import Race, load_race, race
-from thalweg.race.run import Run
 from thalweg.race.sweep import plan
+from thalweg.race.task import Run
 
 #: After 16 steps of SGD the loss is least at the rate ``best``; how far a rate is off shows from the first step on.
 STEPS = 16

@@ -14,7 +14,6 @@ from tolerances import FINITE_DIFFERENCES, FLOAT32
 
 from thalweg.errors import CommandError
 from thalweg.race.contest import race
-from thalweg.race.task import Conditions, Schedule
 from thalweg.race.tasks import TASKS, resolve
 from thalweg.race.tasks.valley import FUNCTIONS, Function
 from thalweg.rules import RULES
@@ -274,9 +273,9 @@ def test_mixtures_race_by_name_at_the_rates_of_adamw() -> None:
     assert outcome.programme.own == []
     for name in ("muon_adamw", "kron_adamw"):
         assert "weight_decay=0.25" in outcome.programme.contestants[name]
-        start = task.start(held.contestants[name], Schedule(0.01, 2), Conditions(0, 8))
+        start = task.start(held.contestants[name], replace(held.wanted[0], lr=0.01))
         start.step()
-        groups = {(group["rule"], group["lr"]) for group in start.optimizer.param_groups}  # type: ignore[attr-defined]
+        groups = {(group["rule"], group["lr"]) for group in start.optimizer.param_groups}
         assert groups == {(name.partition("_")[0].title(), 0.01), ("AdamW", 0.01)}
 
 
@@ -286,10 +285,10 @@ def test_the_rest_of_a_mixture_may_have_a_rate_of_its_own_on_the_same_way_down()
     assert "adamw_lr=0.002" in held.run().programme.contestants["muon_adamw"]
     mixed = held.contestants["muon_adamw"]
     mixed = replace(mixed, options={**mixed.options, "adamw_lr": 0.002})
-    start = task.start(mixed, Schedule(0.03, 2), Conditions(0, 8))
+    start = task.start(mixed, replace(held.wanted[0], lr=0.03))
     for share in (1.0, 0.5):
         start.step()
-        rates = {group["rule"]: group["lr"] for group in start.optimizer.param_groups}  # type: ignore[attr-defined]
+        rates = {group["rule"]: group["lr"] for group in start.optimizer.param_groups}
         assert rates == pytest.approx({"Muon": 0.03 * share, "AdamW": 0.002 * share})
 
 
@@ -346,8 +345,8 @@ def test_gradients_are_clipped_together_if_the_task_says_so() -> None:
     """A step of SGD is as long as the rate times the norm."""
     torch = pytest.importorskip("torch")
     task = model_task(max_grad_norm=1e-3)
-    sgd = replace(race(task, optimizers=["SGD"]).contestants["SGD"], options={})
-    training = task.start(sgd, Schedule(0.5, 1), Conditions(0, 8))
+    held = race(task, optimizers=["SGD"])
+    training = task.start(replace(held.contestants["SGD"], options={}), replace(held.wanted[0], lr=0.5))
     before = training.parameters()
     training.step()
     moved = [p - before[name] for name, p in training.parameters().items()]

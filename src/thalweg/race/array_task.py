@@ -11,7 +11,7 @@ import numpy as np
 from thalweg.errors import CommandError, OptimError
 from thalweg.race.adapters import make_for_arrays
 from thalweg.race.contestants import Contestant
-from thalweg.race.task import Array, Conditions, Measure, Schedule, Task, Training, read_measure, relative
+from thalweg.race.task import Array, Measure, Run, Task, Training, read_measure, relative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,26 +42,24 @@ class ArrayTask(Task):
         if self.batches is not None and not callable(self.batches):
             raise self.error(f"batches must be a function or None, got {self.batches!r}")
 
-    def start(self, contestant: Contestant, schedule: Schedule, conditions: Conditions) -> Training:
-        if conditions.device != "cpu":
-            raise CommandError(
-                f"task {self.name!r} is plain numpy and runs only on the cpu, not on {conditions.device!r}"
-            )
-        params = self.call("init", self.init, conditions.seed)
+    def start(self, contestant: Contestant, run: Run) -> Training:
+        if run.device != "cpu":
+            raise CommandError(f"task {self.name!r} is plain numpy and runs only on the cpu, not on {run.device!r}")
+        params = self.call("init", self.init, run.seed)
         if not isinstance(params, Mapping):
             raise self.error(f"init must return arrays by name, got {type(params).__name__}")
         for name, p in params.items():
             if not isinstance(p, np.ndarray):
                 raise self.error(f"init must return arrays by name, and {name!r} is a {type(p).__name__}")
         params = {name: np.array(p) for name, p in params.items()}
-        optimizer = make_for_arrays(contestant, params, schedule, conditions.engine, self.name)
-        return ArrayTraining(self, params, optimizer, conditions)
+        optimizer = make_for_arrays(contestant, params, self.schedule(run), run.engine, self.name)
+        return ArrayTraining(self, params, optimizer, run)
 
 
 class ArrayTraining(Training):
-    def __init__(self, task: ArrayTask, params: dict[str, Array], optimizer: Any, conditions: Conditions) -> None:
+    def __init__(self, task: ArrayTask, params: dict[str, Array], optimizer: Any, run: Run) -> None:
         self.task, self.params, self.optimizer = task, params, optimizer
-        self.batches = None if task.batches is None else task.begin_batches(task.batches, conditions)
+        self.batches = None if task.batches is None else task.begin_batches(task.batches, run)
 
     def step(self) -> None:
         batch = None if self.batches is None else self.task.next_batch(self.batches)

@@ -22,10 +22,10 @@ from thalweg.race.contestants import (
 from thalweg.race.programme import Course, Programme, make_course, prepare
 from thalweg.race.records import Book, Damage
 from thalweg.race.rivals import enter_rival, list_rivals
-from thalweg.race.run import Progress, Record, Result, Run, execute, start_training
+from thalweg.race.run import Progress, Record, Result, execute
 from thalweg.race.summary import Summary, summarize
 from thalweg.race.sweep import Plan, plan
-from thalweg.race.task import Task, check_names, check_rates
+from thalweg.race.task import Run, Task, check_names, check_rates
 from thalweg.race.tasks import resolve
 from thalweg.show.devices import Device, machine, versions
 
@@ -129,7 +129,8 @@ class Race:
             doubtful = contestant.given or contestant.kind != "rule" or (run.engine, run.device) != ("auto", "cpu")
             if doubtful and (run.task, run.batch_size, run.contestant) not in seen:
                 seen.add((run.task, run.batch_size, run.contestant))
-                start_training(self.tasks[run.task], prepare(self.tasks[run.task], contestant), run).step()
+                task = self.tasks[run.task]
+                task.start(prepare(task, contestant), run).step()
 
     def save_programme(self) -> None:
         if self.folder is not None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from thalweg.errors import OptimError
 from thalweg.race.adapters import blame, follow_schedule, make_for_model
 from thalweg.race.contestants import Contestant
-from thalweg.race.task import Conditions, Measure, Schedule, Task, Training, read_measure, relative
+from thalweg.race.task import Measure, Run, Task, Training, read_measure, relative
 from thalweg.show.devices import Device
 from thalweg.show.extras import extra
 
@@ -30,19 +30,19 @@ class ModelTask(Task):
 
     functions: ClassVar[tuple[str, ...]] = ("model", "batches", "loss", "evaluate")
 
-    def start(self, contestant: Contestant, schedule: Schedule, conditions: Conditions) -> Training:
+    def start(self, contestant: Contestant, run: Run) -> Training:
         with extra("torch"):
             import torch
-        device = Device(conditions.device)
+        device = Device(run.device)
         occupied = device.count_bytes_in_use()
 
-        with device.seed_torch(conditions.seed, 0):
-            model = self.call("model", self.model, conditions.seed)
+        with device.seed_torch(run.seed, 0):
+            model = self.call("model", self.model, run.seed)
         if not isinstance(model, torch.nn.Module):
             raise self.error(f"model must return a torch.nn.Module, got {type(model).__name__}")
         model = self.place_model(model.to(device.name))
-        optimizer = make_for_model(contestant, model, schedule.lr, conditions.engine, self.name)
-        return self.training(self, model, contestant, optimizer, schedule, conditions, device, occupied)
+        optimizer = make_for_model(contestant, model, run.lr, run.engine, self.name)
+        return self.training(self, model, contestant, optimizer, run, device, occupied)
 
     def place_model(self, model: Any) -> Any:
         """The model that is trained: the one given, or another with its weights."""
@@ -61,16 +61,15 @@ class ModelTraining(Training):
         model: Any,
         contestant: Contestant,
         optimizer: Any,
-        schedule: Schedule,
-        conditions: Conditions,
+        run: Run,
         device: Device,
         occupied: int = 0,
     ) -> None:
         self.task, self.model, self.contestant, self.optimizer = task, model, contestant, optimizer
-        self.set_rate, self.last = follow_schedule(optimizer, schedule), schedule.steps
-        self.device, self.seed, self.steps = device, conditions.seed, 0
+        self.set_rate, self.last = follow_schedule(optimizer, task.schedule(run)), run.steps
+        self.device, self.seed, self.steps = device, run.seed, 0
         self.occupied = occupied
-        self.batches = task.begin_batches(task.batches, conditions)
+        self.batches = task.begin_batches(task.batches, run)
 
     def step(self) -> None:
         self.steps += 1

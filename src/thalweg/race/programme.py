@@ -14,8 +14,7 @@ import numpy as np
 import thalweg
 from thalweg.errors import CommandError
 from thalweg.race.contestants import CONTESTANTS, RATES, Contestant
-from thalweg.race.run import Run
-from thalweg.race.task import Landscape, Task
+from thalweg.race.task import Landscape, Run, Task
 from thalweg.show.arguments import check_file
 
 #: Powers of 2 around the learning rate that is expected to be best at another batch size than the task's own.

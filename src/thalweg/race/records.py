@@ -13,7 +13,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from thalweg.race.run import Layers, Record, Result, Run
+from thalweg.race.run import Layers, Record, Result
+from thalweg.race.task import Run
 from thalweg.show.arguments import check_file
 
 P = TypeVar("P", Run, Result)

@@ -12,30 +12,12 @@ import numpy as np
 
 from thalweg.errors import CommandError
 from thalweg.race.contestants import Contestant
-from thalweg.race.task import Conditions, Measure, Schedule, Task, Training
+from thalweg.race.task import Measure, Run, Task
 
 #: A loss that is so many times the first one is as good as infinite.
 DIVERGED = 1e6
 #: How often a run is measured, beside its beginning, if it has so many steps.
 POINTS = 22
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """What makes a run this run and no other. Two runs that are equal have equal curves, seconds apart."""
-
-    task: str
-    fingerprint: str
-    contestant: str
-    #: The rule and its options, as Python would write them.
-    optimizer: str
-    lr: float
-    seed: int
-    batch_size: int | None
-    steps: int
-    engine: str
-    device: str
-    thalweg: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +80,7 @@ def execute(
     hopeless: Callable[[Run, int, float | None], bool] = lambda run, step, loss: False,
 ) -> Result:
     """Train once. A run that diverges has a record of full length; one that is hopeless ends there."""
-    training = start_training(task, contestant, run)
+    training = task.start(contestant, run)
     times = measuring_times(run.steps)
     measures, seconds, done, peak = [training.measure()], [0.0], 0, None
     if not math.isfinite(measures[0].loss):
@@ -156,12 +138,6 @@ def execute(
         peak_bytes=peak,
         engine=training.engine(),
     )
-
-
-def start_training(task: Task, contestant: Contestant, run: Run) -> Training:
-    """The training of a run, before its first step."""
-    conditions = Conditions(run.seed, run.batch_size, run.engine, run.device)
-    return task.start(contestant, Schedule(run.lr, run.steps, task.warm_up), conditions)
 
 
 def is_going(measures: Sequence[Measure]) -> bool:

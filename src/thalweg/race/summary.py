@@ -10,8 +10,9 @@ from dataclasses import asdict
 from typing import Any
 
 from thalweg.race.programme import Course, Programme
-from thalweg.race.run import Record, Result, Run, or_infinite
+from thalweg.race.run import Record, Result, or_infinite
 from thalweg.race.sweep import plan
+from thalweg.race.task import Run
 from thalweg.race.verdict import verdict
 from thalweg.show.palette import BASELINES, colour_of
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from thalweg.race.run import Record, Run, loss_at, measuring_times, or_infinite
+from thalweg.race.run import Record, loss_at, measuring_times, or_infinite
+from thalweg.race.task import Run
 
 if TYPE_CHECKING:
     from thalweg.race.programme import Course

@@ -89,14 +89,22 @@ class Training(ABC):
         return None if peak is None else peak - self.occupied
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """All that may differ between two runs of a task with one optimizer, but for its learning rate."""
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What makes a run this run and no other. Two runs that are equal have equal curves, seconds apart."""
 
+    task: str
+    fingerprint: str
+    contestant: str
+    #: The rule and its options, as Python would write them.
+    optimizer: str
+    lr: float
     seed: int
     batch_size: int | None
-    engine: str = "auto"
-    device: str = "cpu"
+    steps: int
+    engine: str
+    device: str
+    thalweg: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +152,7 @@ class Task(ABC):
     functions: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def start(self, contestant: Contestant, schedule: Schedule, conditions: Conditions) -> Training:
+    def start(self, contestant: Contestant, run: Run) -> Training:
         """A new training: the same for the same seed, whichever optimizers take part."""
 
     def check(self) -> None:
@@ -184,9 +192,12 @@ class Task(ABC):
         except Exception as error:
             raise self.error(f"{what} failed{describe_failure(error)}") from error
 
-    def begin_batches(self, batches: Callable[[int, Any], Any], conditions: Conditions) -> Iterator[Any]:
-        """The batches for these conditions, from the first on."""
-        found = self.call("batches", batches, conditions.seed, conditions.batch_size)
+    def schedule(self, run: Run) -> Schedule:
+        return Schedule(run.lr, run.steps, self.warm_up)
+
+    def begin_batches(self, batches: Callable[[int, Any], Any], run: Run) -> Iterator[Any]:
+        """The batches of a run, from the first on."""
+        found = self.call("batches", batches, run.seed, run.batch_size)
         try:
             return iter(found)
         except TypeError:

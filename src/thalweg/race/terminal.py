@@ -8,9 +8,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from thalweg.race.contestants import CONTESTANTS
-from thalweg.race.run import Progress, Run, measuring_times
+from thalweg.race.run import Progress, measuring_times
 from thalweg.race.summary import NEAR, Summary
 from thalweg.race.table import columns_of
+from thalweg.race.task import Run
 from thalweg.show.extras import extra
 from thalweg.show.palette import colour_of
 from thalweg.show.units import count_words

@@ -11,8 +11,9 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from thalweg.race.contest import Race, race
-from thalweg.race.run import Record, Result, Run
+from thalweg.race.run import Record, Result
 from thalweg.race.sweep import Sweep, plan
+from thalweg.race.task import Run
 
 if TYPE_CHECKING:
     from thalweg.race.programme import Course
