@@ -32,7 +32,7 @@ from thalweg.rules import RULES
 from thalweg.show.arguments import Given
 from thalweg.show.devices import Device
 from thalweg.show.published import PACKAGES, is_installed
-from thalweg.show.registered import MIXTURES, is_mixture
+from thalweg.show.registered import MIXTURES, OWN_MIXTURES, is_mixture
 
 OURS = [contestant for name in (*RULES, *MIXTURES) for contestant in enter(name)]
 EVERYONE = [*OURS, *PEERS]
@@ -208,6 +208,7 @@ def test_optimizers_by_name_class_and_reference(tmp_path: Path, monkeypatch: pyt
         "import thalweg.torch as tt\n\ndef build(model, lr=0.1):\n    return tt.muon_adamw(model, lr=lr)\n"
     )
     monkeypatch.chdir(tmp_path)
+    OWN_MIXTURES.clear()
     name = resolve_optimizer("built_mixture:build")
     assert name == "build"
     assert is_mixture(name)

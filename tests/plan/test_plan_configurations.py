@@ -126,7 +126,7 @@ def test_what_to_install_is_told_in_one_sentence(missing: str, monkeypatch: pyte
         from_configuration("config.json", configured("qwen3_moe"))
     assert str(error.value) == (
         f"config.json: install {missing} to plan qwen3_moe: pip install torch transformers; or give its .safetensors, "
-        "or module:factory, or one of gpt2, bert-large, resnet50, llama-1b, llama-8b, llama-70b"
+        "or module:factory, or one of gpt2, bert-large, resnet50, llama-1b, llama-8b, llama-70b, small"
     )
 
 

@@ -18,6 +18,7 @@ from thalweg.plan import Plan, plan
 from thalweg.plan.models import BUILTIN, Model, Tensor, builtin
 from thalweg.plan.optimizers import assign, build_stand_in
 from thalweg.show.arguments import Given
+from thalweg.show.registered import OWN_MIXTURES
 
 #: A small model of blocks, with an embedding and a head.
 TENSORS = (
@@ -60,6 +61,7 @@ def broken(model):
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
+    OWN_MIXTURES.clear()
     name = f"mixed_{abs(hash(str(tmp_path)))}"
     (tmp_path / f"{name}.py").write_text(textwrap.dedent(SOURCE))
     return name

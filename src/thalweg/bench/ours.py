@@ -49,7 +49,7 @@ def enter(name: str, options: Sequence[Given] = ()) -> Iterator[Contestant]:
     rule = registered.rule_of(name)
     usual = SETTINGS.get(name, dict(lr=1e-3 if rule.default_lr is None else rule.default_lr))
     given: dict[str, Any] = {**usual, **own}
-    copies = count_copies(setting_of(name, [*each_for_all(usual), *(o for o in asked if o.name != "lr")]))
+    copies = count_copies(setting_of(name, [*give_to_all(usual), *(o for o in asked if o.name != "lr")]))
 
     def on_torch(workload: Workload, stepping: Stepping) -> Ready:
         make = registered.torch_optimizer(name)
@@ -101,7 +101,7 @@ def check_options(options: Sequence[Given], names: Sequence[str]) -> None:
             raise CommandError(f"--option {option.name} has no effect: {who}: {', '.join(names)}")
 
 
-def each_for_all(options: Mapping[str, Any]) -> list[Given]:
+def give_to_all(options: Mapping[str, Any]) -> list[Given]:
     """Options that may have no effect."""
     return [Given("", *pair) for pair in options.items()]
 
@@ -123,7 +123,7 @@ def count_floor(name: str, options: Mapping[str, Any], model: Model) -> int | No
     """
     if is_mixture(name):
         return None
-    setting = setting_of(name, each_for_all(options))
+    setting = setting_of(name, give_to_all(options))
     try:
         budget.passes_of(setting, MATRIX, "float32")
     except RuleError:  # matrix products take longer than memory does
