@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
 from thalweg import OptionError  # noqa: E402
-from thalweg.kernels import staging  # noqa: E402
+from thalweg.torch.step.turns import Turns  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,10 +51,14 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(staging, "STAGED", 3 * MIB)
+def all_is_done() -> Iterator[None]:
     yield
     torch.cuda.synchronize()
+
+
+def in_small_chunks(optimizer: Any) -> Any:
+    optimizer._turns = Turns(3 * MIB)
+    return optimizer
 
 
 def drawn(seed: int, dtype: str = "float32", shapes: Any = tuple(SHAPES)) -> list[Any]:
@@ -101,7 +105,8 @@ def test_the_same_bits(rule: str, way: str) -> None:
     runs = []
     for offload_state in (False, True):
         named = model(dtype)
-        optimizer = getattr(thalweg.torch, rule)(named, **RULES[rule], **beside, offload_state=offload_state)
+        made = getattr(thalweg.torch, rule)(named, **RULES[rule], **beside, offload_state=offload_state)
+        optimizer = in_small_chunks(made)
         train(optimizer, named, range(3))
         train(optimizer, named, range(3, 4), idle="p1")
         train(optimizer, named, range(4, 7))
@@ -125,7 +130,8 @@ def test_tiles_of_another_width_are_equal_to_rounding() -> None:
     runs = []
     for offload_state in (False, True):
         params = [torch.nn.Parameter(x) for x in drawn(0, shapes=shapes)]
-        optimizer = thalweg.torch.Adafactor(params, **RULES["Adafactor"], offload_state=offload_state)
+        made = thalweg.torch.Adafactor(params, **RULES["Adafactor"], offload_state=offload_state)
+        optimizer = in_small_chunks(made)
         for step in range(5):
             for p, g in zip(params, drawn(100 + step, shapes=shapes), strict=True):
                 p.grad = g
@@ -142,7 +148,8 @@ def test_tiles_of_another_width_are_equal_to_rounding() -> None:
 
 def loop(offload_state: bool, use: Callable[[Any, list], None], **options: Any) -> tuple[Any, list]:
     named = model()
-    optimizer = thalweg.torch.LAMB(named, **{"lr": 0.01, **options}, offload_state=offload_state)
+    made = thalweg.torch.LAMB(named, **{"lr": 0.01, **options}, offload_state=offload_state)
+    optimizer = in_small_chunks(made)
     use(optimizer, named)
     return optimizer, named
 
@@ -237,7 +244,8 @@ def test_overrides_and_rules_of_a_mixture() -> None:
             ("*", thalweg.torch.AdamW.options(lr=0.01)),
         ]
         overrides = [("p3", dict(state_dtype="int8")), ("p5", dict(lr_scale=0.5))]
-        optimizer = thalweg.torch.Mixture(named, entries, overrides=overrides, offload_state=offload_state)
+        made = thalweg.torch.Mixture(named, entries, overrides=overrides, offload_state=offload_state)
+        optimizer = in_small_chunks(made)
         train(optimizer, named, range(4))
         runs.append((optimizer, named))
     assert_same(*runs)
@@ -285,7 +293,7 @@ def test_the_gpu_has_weights_gradients_and_a_few_chunks() -> None:
     params = [torch.nn.Parameter(x) for x in drawn(0, shapes=shapes)]
     for p in params:
         p.grad = torch.ones_like(p)
-    optimizer = thalweg.torch.AdamW(params, lr=0.01, offload_state=True)
+    optimizer = in_small_chunks(thalweg.torch.AdamW(params, lr=0.01, offload_state=True))
     torch.cuda.reset_peak_memory_stats()
     for _ in range(3):
         optimizer.step()
@@ -357,7 +365,8 @@ def test_dtensors_of_a_world_of_one() -> None:
             for layer in net:
                 fully_shard(layer)
             fully_shard(net)
-            optimizer = thalweg.torch.LAMB(net.named_parameters(), lr=0.01, offload_state=offload_state)
+            made = thalweg.torch.LAMB(net.named_parameters(), lr=0.01, offload_state=offload_state)
+            optimizer = in_small_chunks(made)
             for step in range(4):
                 torch.manual_seed(step)
                 net(torch.randn(8, 600, device="cuda")).square().mean().backward()

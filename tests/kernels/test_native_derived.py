@@ -282,7 +282,7 @@ class TestWhatIsKept:
             subprocess.Popen(
                 [sys.executable, "-c", script, *paths], env={**os.environ}, stderr=subprocess.PIPE, text=True
             )
-            for _ in range(3)
+            for _ in range(2)
         ]
         for each in begun:
             _, said = each.communicate(timeout=300)
