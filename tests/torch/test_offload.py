@@ -152,6 +152,7 @@ def test_checkpoints_go_both_ways(lanes: SimulatedLanes, saved_from: bool) -> No
         for (_, p), (_, q) in zip(again, named, strict=True):
             p.data.copy_(q)
         fresh.load_state_dict(torch.load(file, weights_only=True))
+        assert not fresh._turns.chunks  # the memory of the state that was replaced is free
         train(fresh, again, range(2, 4))
         assert_same(snapshot(fresh, again), snapshot(expected, straight))
         assert bool(fresh._turns.chunks) == loaded_into
