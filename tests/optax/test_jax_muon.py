@@ -14,7 +14,7 @@ optax = pytest.importorskip("optax")
 
 from thalweg.errors import ParameterError  # noqa: E402
 from thalweg.numpy import Muon  # noqa: E402
-from thalweg.optax import muon  # noqa: E402
+from thalweg.optax import MatrixAxes, muon  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +62,43 @@ def test_equals_numpy_with_blocks() -> None:
     for g in grads:
         optimizer.step(arrays, g)
     assert error(ours, arrays, params) < FLOAT32
+
+
+@pytest.mark.parametrize("split", [1, 3])
+def test_rows_are_normalized_as_in_numpy(split: int) -> None:
+    params, grads = problem()
+    overrides = [("wide", dict(split_axis=1))] if split > 1 else []
+    options: dict[str, Any] = dict(normalize="rows", transposed=True, split=split, overrides=overrides)
+    ours, state = trained(muon(0.02, **options), grads, params)
+    arrays = {name: p.copy() for name, p in params.items()}
+    optimizer = Muon(lr=0.02, variant="optax", **options)
+    for g in grads:
+        optimizer.step(arrays, g)
+    assert error(ours, arrays, params) < FLOAT32
+    assert state._fields == ("count", "momentum_buffer", "line_squares", "skipped")
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(0, (1, 2)), ((1, 2), 0), (2, 1)])
+def test_rows_of_declared_matrices_are_their_outputs(inputs: Any, outputs: Any) -> None:
+    """Also where a leaf has matrices along further axes, each with means of its own."""
+    rng = np.random.default_rng(0)
+    params = {"w": rng.standard_normal((3, 4, 5)).astype(np.float32)}
+    grads = [{"w": rng.standard_normal((3, 4, 5)).astype(np.float32)} for _ in range(3)]
+    layout = lambda name, p: MatrixAxes(inputs=inputs, outputs=outputs)  # noqa: E731
+    ours, _ = trained(muon(0.02, normalize="rows", layout=layout), grads, params)
+
+    def as_matrices(x: Any) -> Any:
+        """(matrices, outputs, inputs)."""
+        ins, outs = ((axes,) if isinstance(axes, int) else axes for axes in (inputs, outputs))
+        rest = tuple(axis for axis in range(3) if axis not in (*ins, *outs))
+        rows, columns = (int(np.prod([x.shape[axis] for axis in axes])) for axes in (outs, ins))
+        return x.transpose(*rest, *outs, *ins).reshape(-1, rows, columns).copy()
+
+    arrays = {"w": as_matrices(params["w"])}
+    optimizer = Muon(lr=0.02, variant="optax", scaling="original", normalize="rows", stacked_axes=1)
+    for g in grads:
+        optimizer.step(arrays, {"w": as_matrices(g["w"])})
+    assert error({"w": as_matrices(np.asarray(ours["w"]))}, arrays, {"w": as_matrices(params["w"])}) < FLOAT32
 
 
 def test_products_in_bfloat16_are_about_those_in_full_precision() -> None:

@@ -95,6 +95,7 @@ def first_entries(leaf: Leaf) -> Entries:
     rule, handling = leaf.setting.stored_rule, leaf.setting.handling
     check_update(rule, leaf.space.shape(leaf.p))
     check_groups(leaf)
+    rule = rule if leaf.axes is None else rule_of_axes(rule, leaf.axes)
     inner = within(rule, leaf.mesh_axes)
     if not rule.needs_whole:
         return first_state(leaf.space, rule, handling, leaf.p)

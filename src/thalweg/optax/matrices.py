@@ -236,11 +236,10 @@ class MuonOfAxes(Muon):
     @functools.cached_property
     def plain(self) -> Muon:
         """The rule of a stack of matrices. Its scalings by width are those of outputs over inputs here."""
-        options = {f.name: getattr(self, f.name) for f in fields(Muon)} | {"stacked_axes": 1}
+        options = {f.name: getattr(self, f.name) for f in fields(Muon)}
+        options |= {"stacked_axes": 1, "transposed": self.inputs_first}
         if self.scaling in ("original", "optax"):
             options["scaling"] = "optax" if self.inputs_first else "original"
-        if self.scaling == "spectral_unclamped":
-            options["transposed"] = self.inputs_first
         if self.axes.split > 1 and self.split == 1:
             options |= {"split": self.axes.split, "split_axis": 1 if self.inputs_first else 0}
         return Muon(**options)
@@ -266,6 +265,11 @@ class MuonOfAxes(Muon):
 
     def blocks(self, shape: Shape) -> list[tuple[int, int]]:
         return self.plain.blocks(self.seen(shape))
+
+    def count_lines(self, shape: Shape) -> list[int]:
+        """Of all matrices that a parameter is a stack of, beside its stacked axes."""
+        stacked = max(1, math.prod(shape[: self.stacked_axes]))
+        return self.plain.count_lines(self.seen(shape)) * (self.seen(shape)[0] // stacked)
 
     def transform(
         self, xp: Space[A], tensors: tuple[A, ...], s: State[A], *, due: Truth = True, noise: Noise[A] | None = None

@@ -98,9 +98,12 @@ STATE_CLASSES: dict[type[Any], type[Rule]] = {state_class: rule for rule, state_
 def state_class_for(rule: type[Rule], keys: tuple[str, ...], beside: tuple[str, ...]) -> type[Any]:
     """The class of states of a rule that keeps these entries. beside: scales and records that are kept with them."""
     written = WRITTEN.get(rule)
-    if written is not None and not beside:
-        return written
-    return make_state_class(rule, (*(keys if written is None else fields_of(written)), *beside))
+    if written is None:
+        return make_state_class(rule, (*keys, *beside))
+    usual = fields_of(written)
+    # what an option adds to what the rule usually keeps
+    more = [key for key in keys if key not in usual and key.rpartition("_")[0] not in SEVERAL]
+    return make_state_class(rule, (*usual, *more, *beside)) if more or beside else written
 
 
 @functools.cache
