@@ -238,7 +238,8 @@ def where(condition: Truth, x: Value, y: Value) -> Value:
     if isinstance(condition, bool):
         return x if condition else y
     kinds = [value.dtype for value in (x, y) if isinstance(value, ShapeOnly)]
-    return apply(condition, x, y, dtype=kinds[0] if kinds else "float64")
+    of_numbers = "float64" if condition.meter.library == "numpy" else "float32"
+    return apply(condition, x, y, dtype=kinds[0] if kinds else of_numbers)
 
 
 def sums(*terms: Term) -> tuple[Scalar, ...]:
@@ -259,10 +260,12 @@ def note(kind: str, *terms: Any) -> None:
 
 
 def total(term: Term) -> Any:
-    """As numpy does it, which stores squares before it sums them, in float64; torch has norms."""
+    """numpy stores squares before it sums them, in float64; torch has norms."""
     x, axes = term
-    values = x * x if isinstance(term, Squares) else x
-    return values.new(() if axes is None else reduced_shape(x.shape, axes), "float64" if axes else None)
+    by_numpy = x.meter.library == "numpy"
+    values = x * x if isinstance(term, Squares) and (by_numpy or axes == ()) else x
+    shape = () if axes is None else reduced_shape(x.shape, axes)
+    return values.new(shape, "float64" if by_numpy and axes else None)
 
 
 def amax(x: ShapeOnly, axes: Axes) -> Scalar:
@@ -337,7 +340,7 @@ def matmul(x: ShapeOnly, y: ShapeOnly) -> ShapeOnly:
     laid_out = [
         operand.new((*batch, *operand.shape[-2:]))
         for operand in (x, y)
-        if batch[:1] not in ((), (1,)) and math.prod(operand.shape[:-2]) < several
+        if meter.library == "torch" and batch[:1] not in ((), (1,)) and math.prod(operand.shape[:-2]) < several
     ]
     result = x.new((*batch, rows, columns))
     del laid_out
@@ -393,9 +396,10 @@ def upper(x: ShapeOnly) -> ShapeOnly:
 def solve(matrix: ShapeOnly, right: ShapeOnly) -> ShapeOnly:
     rows, columns = right.shape[-2:]
     matrix.meter.flops += math.prod(right.shape[:-2]) * rows * rows * columns
-    wide = [astype(x, "float64") for x in (matrix, right)]  # as numpy does
-    result = astype(wide[1].new(), right.dtype)
+    wide = [astype(x, "float64") for x in (matrix, right)] if right.meter.library == "numpy" else [matrix, right]
+    result = wide[1].new()
     del wide
+    result = astype(result, right.dtype)
     matrix.meter.product_bytes += matrix.nbytes + right.nbytes + result.nbytes
     return result
 
