@@ -347,7 +347,7 @@ class Pooled(Rule):
     [
         (Peaks(), (3, 4), "Peaks needs amax over axes"),
         (Pooled(), (2, 3, 4), "Pooled sums rows or columns over whole tensors, of which no native code is made"),
-        (Margins(), (3,), "Margins: v19 = sum_squares(v18) has the axes (0, 0): they must be some of axes [0]"),
+        (Margins(), (3,), "Margins keeps 'rows', and kernels are made for state of elements, rows and columns"),
     ],
 )
 def test_rows_and_columns_that_native_code_cannot_serve_are_refused(rule: Rule, shape: Any, reason: str) -> None:
