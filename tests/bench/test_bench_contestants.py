@@ -259,7 +259,7 @@ def test_numbers_repeat_but_rows_do_not() -> None:
     assert 0.019 < wide.std() < 0.021
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_timm_is_loaded_without_what_it_would_import() -> None:
     """By its own files where torchvision is missing; this process must not be the one that finds out."""
     pytest.importorskip("torch")
