@@ -20,13 +20,14 @@ from lanes import one_in
 from tolerances import FLOAT32
 
 from thalweg.bench.contestants import Contestant, Ready, Stepping, ready_numpy, ready_torch
-from thalweg.bench.ours import FRONT_ENDS, count_floor, enter
+from thalweg.bench.ours import count_floor, enter
 from thalweg.bench.peers import PEERS
 from thalweg.bench.rounds import silence
 from thalweg.bench.workload import PERIOD, Workload, repeat
 from thalweg.errors import CommandError
 from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import resolve_optimizer
+from thalweg.plan.planning import FRONT_ENDS
 from thalweg.rules import RULES
 from thalweg.show.arguments import Given
 from thalweg.show.devices import Device
