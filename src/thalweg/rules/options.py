@@ -67,8 +67,12 @@ class Need(NamedTuple):
         """What to write, for the class of a rule that has the option."""
         if self.relation:
             return f"{self.option}={self.value!r}" if self.relation == "=" else f"a {self.option} above {self.value}"
-        if hints_of(kind)[self.option] is bool:
+        hint = hints_of(kind)[self.option]
+        if hint is bool:
             return f"{self.option}=True"
+        values = [value for each in alternatives(hint) for value in choices_of(each) if value is not None]
+        if len(values) == 1:
+            return f"{self.option}={values[0]!r}"
         return f"a {self.option}" if self.may_be_none(kind) else f"a {self.option} above 0"
 
 
