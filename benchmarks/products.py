@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from muon import MODELS
 from torch import Tensor
 
 from thalweg.kernels.products.choices import LARGE, SMALL, Tiling
@@ -26,11 +27,6 @@ from thalweg.rules import Muon
 from thalweg.spaces import torch as library
 from thalweg.torch.engines.triton_whole import space_of_kernels
 
-#: How many matrices of which rows and columns a model has.
-MODELS = {
-    "GPT-2": {(2304, 768): 12, (768, 768): 12, (3072, 768): 12, (768, 3072): 12},
-    "Llama 1B": {(2048, 2048): 32, (512, 2048): 32, (8192, 2048): 32, (2048, 8192): 16},
-}
 #: FLOP/s that floors are told at.
 FLOOR = 700e12
 TILINGS = {
