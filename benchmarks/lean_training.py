@@ -53,7 +53,6 @@ CONTESTANTS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
 RATES = {"text": (0.02, 0.0025), "convnet": (0.01,)}
 SYMBOLS, CONVNET_BATCH = 256, 512
 #: Bytes of text in all; the last two tenths are for validation and test.
-TEXT_BYTES = 8_000_000
 
 
 @dataclass(frozen=True)
@@ -79,8 +78,9 @@ class ByteGPT(nn.Module):
         return logits
 
 
-def make_text(size: Size, steps: int) -> SuiteTask:
-    everything = standard_library(TEXT_BYTES)
+def make_text(size: Size, steps: int, limit: int) -> SuiteTask:
+    """limit: bytes of text."""
+    everything = standard_library(limit)
     tenth = len(everything) // 10
     parts = dict(zip(("train", "validation", "test"), everything.tensor_split([-2 * tenth, -tenth]), strict=True))
 
@@ -123,17 +123,18 @@ def make_lamb(dtype: torch.dtype, model: nn.Module, *, lr: float, **options: Any
     return thalweg.torch.LAMB(model.to(dtype).named_parameters(), lr=lr, overrides="standard", **options)
 
 
-def enter(task: SuiteTask) -> Iterator[Contestant]:
+def enter(task: SuiteTask, names: Sequence[str]) -> Iterator[Contestant]:
     """Those who take part: weights of a convnet, which batch norm scales, stay in float32."""
-    for name, (dtype, options) in CONTESTANTS.items():
+    for name in names:
+        dtype, options = CONTESTANTS[name]
         if task.name == "text" or dtype == torch.float32:
             given = {**options, "weight_decay": task.decay}
             yield Contestant(name=name, rule=name, kind="mixture", make=partial(make_lamb, dtype), options=given)
 
 
-def train_all(task: SuiteTask, device: str, folder: Path, seeds: int) -> None:
+def train_all(task: SuiteTask, names: Sequence[str], device: str, folder: Path, seeds: int) -> None:
     """Run what is not recorded yet: every rate with every seed."""
-    contestants, rates = list(enter(task)), {"": RATES[task.name]}
+    contestants, rates = list(enter(task, names)), {"": RATES[task.name]}
     ready = race(task, optimizers=contestants, rates=rates, seeds=seeds, full=True, device=device, folder=folder)
     with progress_bars(aside(), ready) as (on_measure, on_run):
         ready.run(on_measure, on_run)
@@ -201,6 +202,9 @@ def draw(fields: Sequence[Field], path: Path) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tasks", default="text", help="text, convnet or both (default: text)")
+    parser.add_argument(
+        "--contestants", default=";".join(CONTESTANTS), help="names, with ; between them (default: all)"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--data", type=Path, help="folder of the four files of Fashion-MNIST, for the convnet")
     parser.add_argument("--records", type=Path, required=True, help="folder where runs are recorded, a folder a task")
@@ -211,7 +215,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--batch", type=int, default=32, help="of the GPT (default: %(default)s)")
+    parser.add_argument("--text", type=int, default=8_000_000, help="bytes of text (default: %(default)s)")
     given = parser.parse_args(arguments)
+    given.contestants = given.contestants.split(";")
+    if unknown := set(given.contestants) - set(CONTESTANTS):
+        parser.error(f"--contestants must be among {'; '.join(CONTESTANTS)}, got {'; '.join(sorted(unknown))}")
     given.tasks = split_words(given.tasks, "--tasks")
     if unknown := set(given.tasks) - set(RATES):
         parser.error(f"--tasks must be among {', '.join(RATES)}, got {', '.join(sorted(unknown))}")
@@ -226,11 +234,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in [] if given.draw else given.tasks:
             if name == "text":
                 size = Size(given.width, given.layers, given.context, given.batch)
-                task = make_text(size, given.steps or 1000)
+                task = make_text(size, given.steps or 1000, given.text)
             else:
                 task = replace(images(given.data, "fashion", CONVNET_BATCH), name=name, title=name)
                 task = replace(task, steps=given.steps or task.steps)
-            train_all(task, given.device, given.records / name, given.seeds)
+            train_all(task, given.contestants, given.device, given.records / name, given.seeds)
         found = sorted(load_fields(given.records).values(), key=lambda field: field.course.title, reverse=True)
     except CommandError as error:
         raise SystemExit(str(error)) from None

@@ -23,23 +23,21 @@ TINY = ["--device", "cpu", "--width", "32", "--layers", "1", "--context", "8", "
 @pytest.fixture
 def lean(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     monkeypatch.syspath_prepend(str(ROOT))
-    module = importlib.import_module("benchmarks.lean_training")
-    monkeypatch.setattr(module, "TEXT_BYTES", 50_000)
-    return module
+    return importlib.import_module("benchmarks.lean_training")
 
 
 @pytest.mark.slow
 def test_it_runs_once_and_goes_on_with_more_seeds(
-    lean: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    lean: types.ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain, leanest = "float32 weights, float32 state", "bfloat16 weights, compensated, int8 state"
-    monkeypatch.setattr(lean, "CONTESTANTS", {name: lean.CONTESTANTS[name] for name in (plain, leanest)})
-    lean.main([*TINY, "--records", str(tmp_path), "--seeds", "1"])
+    given = [*TINY, "--text", "50000", "--contestants", f"{plain};{leanest}"]
+    lean.main([*given, "--records", str(tmp_path), "--seeds", "1"])
     first = list(Book(tmp_path / "text" / RECORDS).records)
     ran = {(run.contestant, run.lr) for run in first}
     assert ran == {(name, lr) for lr in (0.02, 0.0025) for name in (plain, leanest)}
     assert "| bfloat16 weights, compensated, int8 state |" in capsys.readouterr().out
-    lean.main([*TINY, "--records", str(tmp_path), "--seeds", "2"])
+    lean.main([*given, "--records", str(tmp_path), "--seeds", "2"])
     second = list(Book(tmp_path / "text" / RECORDS).records)
     assert second[: len(first)] == first
     assert [run.seed for run in second] == [0] * 4 + [1] * 4

@@ -14,7 +14,7 @@ from side_by_side import draw, draw_gradients, needs_core
 from tolerances import SPACE
 
 from thalweg.kernels.chunks import STACK, extent, pieces
-from thalweg.numpy import Kron, batches
+from thalweg.numpy import Kron
 from thalweg.plan import plan
 from thalweg.plan.models import Model, Tensor
 from thalweg.show.arguments import Given
@@ -88,18 +88,16 @@ SHAPES = {**{f"m{i}": (6, 4) for i in range(5)}, **{f"s{i}": (8, 8) for i in ran
 
 @needs_core
 @pytest.mark.parametrize("limit", [1, 50, 60, 150])
-def test_the_size_of_stacks_changes_nothing(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_stacks_changes_nothing(limit: int) -> None:
     torch = pytest.importorskip("torch")
     import thalweg.torch
-    from thalweg.torch.engines import results
 
-    monkeypatch.setattr(batches, "STACK", limit)
-    monkeypatch.setattr(results, "STACK", limit)
     params, grads = draw(SHAPES, "float64"), draw_gradients(SHAPES, "float64", 4)
     expected, found, tensors = copies(params), copies(params), {k: torch.tensor(v) for k, v in params.items()}
     options: dict[str, Any] = dict(lr=KRON.lr, precond_update_probability=0.7)
     reference, fused = (Kron(engine=engine, **options) for engine in ("reference", "fused"))
     in_torch = thalweg.torch.Kron(list(tensors.items()), engine="fused", **options)
+    fused._most_stacked = in_torch._engines["lists"].most = limit
     for step in grads:
         reference.step(expected, step)
         fused.step(found, step)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.kernels.chunks import SMALL, STACK, extent, pieces
+from thalweg.kernels.chunks import SMALL, extent, pieces
 from thalweg.kernels.cpu.noise import fill_normal
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.numpy.arrays import Arr, address, dtype_name
@@ -19,8 +19,8 @@ from thalweg.rules.noise import tensor_id
 from thalweg.storage import arithmetic
 
 
-def batches(jobs: Sequence[Job]) -> Iterator[list[Job]]:
-    """The jobs, those together that can be stepped as one."""
+def batches(jobs: Sequence[Job], most: int) -> Iterator[list[Job]]:
+    """The jobs, those together that can be stepped as one. most: elements of a stack."""
     found: dict[Any, list[Job]] = defaultdict(list)
     for index, job in enumerate(jobs):
         apart = job.handling.on_nonfinite != "propagate" or job.handling.is_random
@@ -34,7 +34,7 @@ def batches(jobs: Sequence[Job]) -> Iterator[list[Job]]:
         found[same].append(job)
     for batch in found.values():
         extents = (extent(job.weights.size, (entry.size for entry in job.tracked.state.values())) for job in batch)
-        for members in pieces(extents, STACK):
+        for members in pieces(extents, most):
             yield [batch[i] for i in members]
 
 

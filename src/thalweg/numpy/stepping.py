@@ -12,6 +12,7 @@ import numpy as np
 
 from thalweg.boundary import Advance, advance, slice_of
 from thalweg.errors import NonFiniteError, OptionError
+from thalweg.kernels.chunks import STACK
 from thalweg.kernels.cpu.library import reason_missing, warn_once
 from thalweg.numpy.arrays import Arr, is_aliased
 from thalweg.numpy.batches import batches, normals, stack_jobs
@@ -28,6 +29,9 @@ Engine: TypeAlias = Literal["auto", "reference", "fused"]
 
 class Stepping(Memory):
     """Takes jobs through a step, on the engine that was asked for."""
+
+    #: Elements of a stack of small arrays.
+    _most_stacked = STACK
 
     def _choose(self, engine: Engine, settings: Settings) -> None:
         check_engine(engine)
@@ -109,7 +113,7 @@ class Stepping(Memory):
 
     def _compute_by_shape(self, jobs: Sequence[Job], scale: float | None) -> Iterator[tuple[Job, Advance]]:
         """Noise by native code, products by BLAS, and small arrays of equal shape as one batch."""
-        for batch in batches(jobs):
+        for batch in batches(jobs, self._most_stacked):
             if len(batch) == 1:
                 yield batch[0], self._compute(batch[0], scale, partial(normals, batch))
             else:

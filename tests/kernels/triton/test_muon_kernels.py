@@ -12,8 +12,7 @@ torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
 from thalweg.errors import OptionError  # noqa: E402
-from thalweg.kernels import chunks  # noqa: E402
-from thalweg.torch.engines import triton_whole  # noqa: E402
+from thalweg.kernels.chunks import WHOLE_CHUNK  # noqa: E402
 
 pytestmark = pytest.mark.slow  # programs are interpreted
 
@@ -28,9 +27,11 @@ def make(named: Any, engine: str, **options: Any) -> Any:
     return thalweg.torch.Muon(named, engine=engine, **options)
 
 
-def both(steps: int, dtype: str = "float32", **options: Any) -> tuple[Any, Any, Any, Any]:
+def both(steps: int, dtype: str = "float32", *, most: int = WHOLE_CHUNK, **options: Any) -> tuple[Any, Any, Any, Any]:
+    """most: elements of a stack."""
     ours, theirs = (parameters(dtype, SHAPES) for _ in range(2))
     fused, lists = make(ours, "fused", **options), make(theirs, "reference", **options)
+    fused._engines["triton"].room.most = most
     train(fused, ours, gradients(steps, dtype, SHAPES))
     train(lists, theirs, gradients(steps, dtype, SHAPES))
     assert fused.engine == "fused"
@@ -84,10 +85,8 @@ def test_products_by_kernels(method: str) -> None:
         assert (kernels - exact).norm() < 1.1 * (library - exact).norm() + 1e-3 * (exact - start).norm()
 
 
-def test_lists_that_are_larger_than_one_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_whole, "WHOLE_CHUNK", 2 * 34 * 20)
-    assert chunks.WHOLE_CHUNK > 2 * 34 * 20
-    agree(*both(3, **OPTIONS))
+def test_lists_that_are_larger_than_one_stack() -> None:
+    agree(*both(3, most=2 * 34 * 20, **OPTIONS))
 
 
 def test_parameters_of_sixteen_bits_are_rounded_by_chance() -> None:

@@ -8,6 +8,7 @@ from itertools import chain
 
 import torch
 
+from thalweg.kernels.chunks import STACK
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
 from thalweg.torch.engines.results import Result, results_of
 from thalweg.torch.engines.shards import result_of_shards
@@ -18,11 +19,12 @@ from thalweg.torch.sharding.owners import Owners
 class Lists:
     """The lists of one optimizer. Whole tensors that this rank owns are kept from step to step."""
 
-    def __init__(self) -> None:
-        self.owners = Owners()
+    def __init__(self, most: int = STACK) -> None:
+        """most: elements of a stack of small tensors."""
+        self.owners, self.most = Owners(), most
 
     def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> ListsRun:
-        return ListsRun(self.owners)
+        return ListsRun(self.owners, self.most)
 
     def forget(self) -> None:
         self.owners.forget()
@@ -31,8 +33,8 @@ class Lists:
 class ListsRun:
     """One step of buckets as lists: nothing is laid out."""
 
-    def __init__(self, owners: Owners) -> None:
-        self.owners = owners
+    def __init__(self, owners: Owners, most: int) -> None:
+        self.owners, self.most = owners, most
         self.buckets: Sequence[Bucket] = ()
         self.results: list[Result] = []
 
@@ -46,7 +48,7 @@ class ListsRun:
         sharded = [bucket for bucket in self.buckets if bucket.parts]
         self.buckets = [bucket for bucket in self.buckets if not bucket.parts]
         if on_nonfinite == "raise":
-            self.results = [result for bucket in self.buckets for result in results_of(bucket)]
+            self.results = [result for bucket in self.buckets for result in results_of(bucket, self.most)]
             self.buckets = ()
         return [self.measure_bucket(bucket) for bucket in sharded]
 
@@ -66,7 +68,7 @@ class ListsRun:
     def write(self) -> Statistics:
         statistics: Statistics = {}
         known, self.results = self.results, []
-        for result in chain(known, chain.from_iterable(map(results_of, self.buckets))):
+        for result in chain(known, chain.from_iterable(results_of(bucket, self.most) for bucket in self.buckets)):
             statistics.update(committed(result))
         return statistics
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from thalweg.boundary import Advance, advance, slice_of
-from thalweg.kernels.chunks import SMALL, STACK
+from thalweg.kernels.chunks import SMALL
 from thalweg.kernels.cpu.noise import fill_normal
 from thalweg.kernels.threads import num_threads
 from thalweg.rules.entries import Count
@@ -37,14 +37,14 @@ class Result:
     stats: Mapping[str, Any]
 
 
-def results_of(bucket: Bucket) -> Iterator[Result]:
-    """The results of a bucket, part by part, so that few new values exist at once."""
+def results_of(bucket: Bucket, most: int) -> Iterator[Result]:
+    """The results of a bucket, part by part, so that few new values exist at once. most: elements of a stack."""
     rule = bucket.setting.rule_at(1)
     if bucket.way == "foreach" and isinstance(rule, WholeRule) and rule.is_stackable(bucket.shape):
         return by_stack(bucket)
     if bucket.way == "foreach":
         return by_list(bucket)
-    return by_shape(bucket) if bucket.way == "fused" else by_tensor(bucket)
+    return by_shape(bucket, most) if bucket.way == "fused" else by_tensor(bucket)
 
 
 def by_tensor(bucket: Bucket, *, native_noise: bool = False) -> Iterator[Result]:
@@ -154,7 +154,7 @@ def entries_of(value: Any, count: int) -> Sequence[Any]:
 # ---- Kron on CPUs: noise by native code, products by BLAS
 
 
-def by_shape(bucket: Bucket) -> Iterator[Result]:
+def by_shape(bucket: Bucket, most: int) -> Iterator[Result]:
     """Small tensors of equal shape as one batch."""
     handling, count = bucket.setting.handling, len(bucket.params)
     apart = handling.on_nonfinite != "propagate" or handling.is_random or bucket.allowed is not None
@@ -166,7 +166,7 @@ def by_shape(bucket: Bucket) -> Iterator[Result]:
     for index, s in enumerate(bucket.states):  # those that are refreshed together
         batches[tuple(float(s[key]) for key in counts)].append(index)
     for members in batches.values():
-        for chunk in bucket.chosen(members).chunks(STACK):
+        for chunk in bucket.chosen(members).chunks(most):
             yield as_stack(chunk)
 
 

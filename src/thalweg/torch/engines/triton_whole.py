@@ -34,7 +34,9 @@ LayOut: TypeAlias = Callable[[Bucket], Any]
 class Room:
     """Memory for what is shown, as much as the largest stack needs."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = WHOLE_CHUNK) -> None:
+        """most: elements of a stack."""
+        self.most = most
         self.memory: dict[torch.device, Tensor] = {}
 
     def of(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -140,7 +142,7 @@ class WholeLaunch:
         self.lay_out(bucket)
 
     def lay_out(self, bucket: Bucket) -> None:
-        self.members = list(pieces(bucket.extents, WHOLE_CHUNK))
+        self.members = list(pieces(bucket.extents, self.room.most))
         self.stacks = [Stack(bucket.chosen(own), self.room, self.by_elements) for own in self.members]
 
     def is_stale(self) -> bool:
