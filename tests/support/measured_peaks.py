@@ -68,7 +68,7 @@ def allocator_peak(step: Callable[[], None], *, warm_up: int) -> int:
     for _ in range(warm_up):
         step()
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
         step()
     results: Any = profiled.profiler
     events = [event for event in results.kineto_results.events() if event.name() == "[memory]"]
@@ -91,7 +91,7 @@ def allocator_kept(optimizer: Any, step: Callable[[], None]) -> int:
             yield from allocations(node.children)
 
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
         step()
         gc.collect()
     results: Any = profiled.profiler
