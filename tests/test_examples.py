@@ -42,6 +42,7 @@ def test_a_race_on_a_task_of_your_own(tmp_path: Path) -> None:
     assert all(one["loss"] < one["curve"]["loss"][0] for one in course["results"])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("optimizer", ["adafactor", pytest.param("kron", marks=pytest.mark.nightly)])
 def test_jax_over_devices(optimizer: str) -> None:
     pytest.importorskip("optax")

@@ -52,7 +52,7 @@ def test_what_a_step_does_not_allocate_is_not() -> None:
     assert fused.extra < 0.1 * workload.nbytes
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_proc
 def test_a_step_that_is_only_begun_is_waited_for() -> None:
     """JAX returns before its step is done; what its compiler set aside must be in the peak."""
@@ -78,7 +78,7 @@ def test_an_engine_that_is_not_there_is_a_reason_too() -> None:
     assert "engine" in found.how
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_proc
 def test_options_and_own_rules_are_known_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Path(inspect.getsourcefile(own_rules) or "").read_text()

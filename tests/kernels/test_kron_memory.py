@@ -19,7 +19,7 @@ from thalweg.plan import plan
 from thalweg.plan.models import Model, Tensor
 from thalweg.show.arguments import Given
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 #: Twenty-two numbers of float32 for each element of a stack, as docs/kron.md says, and Python's own.
 BOUND = 22.1 * 4 * STACK

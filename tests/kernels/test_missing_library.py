@@ -109,7 +109,7 @@ for make in (LARS, LAMB, Adafactor):
         assert len(lines) == 3
         assert all("engine='fused' cannot run: it was not built: there is no libcore.so" in line for line in lines)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
     def test_torch_says_so_once_and_refuses_whoever_insists(self) -> None:
         script = """

@@ -269,6 +269,7 @@ class TestWhatIsKept:
             assert reason_uncompiled(Softened(), (3,)) != ""
         assert self.files(tmp_path) == []
 
+    @pytest.mark.nightly
     @needs_compiler
     def test_many_processes_may_begin_at_once(self, tmp_path: Path) -> None:
         script = (

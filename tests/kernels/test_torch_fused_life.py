@@ -94,7 +94,7 @@ print("fine")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_forked_child_steps_and_so_does_its_parent() -> None:
     """Whatever threads torch had: they do not exist in the child."""
     result = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=False, timeout=120)

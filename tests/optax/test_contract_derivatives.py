@@ -16,7 +16,7 @@ from lanes import once, one_in
 
 from thalweg.optax import adafactor, kron, lamb, lars
 
-pytestmark = pytest.mark.slow  # many small programs are compiled
+pytestmark = pytest.mark.nightly  # many small programs are compiled
 
 Tree = Any
 MADE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {

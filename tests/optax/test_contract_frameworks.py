@@ -16,7 +16,7 @@ from optax_runs import MADE, each
 from thalweg import UnusedOverrideWarning
 from thalweg.optax import lamb
 
-pytestmark = pytest.mark.slow  # many small programs are compiled
+pytestmark = pytest.mark.nightly  # many small programs are compiled
 
 X = np.cos(np.arange(20, dtype=np.float32)).reshape(5, 4)
 

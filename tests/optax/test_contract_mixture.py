@@ -39,6 +39,7 @@ def stepped(solver: Any, steps: int = 4, params: Any = None, state: Any = None) 
     return params, state
 
 
+@pytest.mark.nightly
 def test_steps_are_those_of_optax_partition() -> None:
     parts = {"w": kron(0.01), "b": adamw(0.1), "scale": optax.sgd(0.5)}
     labels = {"layers": [{"w": "w", "b": "b"}] * 2, "scale": "scale"}
@@ -121,6 +122,7 @@ def test_what_is_refused() -> None:
         mixture([("nothing", sgd(0.1)), ("*", sgd(0.1))]).init(drawn(0))
 
 
+@pytest.mark.nightly
 def test_inside_the_wrappers_of_optax() -> None:
     solver = optax.chain(optax.identity(), optax.MultiSteps(mixture(ENTRIES), 1).gradient_transformation())
     found, state = stepped(solver)

@@ -17,7 +17,7 @@ from optax_runs import GRADS, MADE, PARAMS, Tree, each, run
 
 from thalweg.optax import adafactor, kron, lamb, lars
 
-pytestmark = pytest.mark.slow  # many small programs are compiled
+pytestmark = pytest.mark.nightly  # many small programs are compiled
 
 
 def loss(params: Tree) -> jax.Array:

@@ -51,6 +51,7 @@ def same(a: Tree, b: Tree) -> bool:
     )
 
 
+@pytest.mark.nightly
 @once(0)
 @each
 def test_stacked_layers_step_as_separate_ones_however_they_are_named(name: str) -> None:

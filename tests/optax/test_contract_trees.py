@@ -94,6 +94,7 @@ def test_leaves_step_the_same_in_every_container(name: str, container: str) -> N
     assert state.count == 2
 
 
+@pytest.mark.nightly
 @by_turns("shape", first=3)
 @each
 @pytest.mark.parametrize("shape", [(0,), (2, 0, 3)])

@@ -84,6 +84,7 @@ def rules_of(solver: Any, params: Any) -> dict[str, str]:
     return {row.name: row.rule for row in explain(solver, params).rows}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [dict(consistent_rms=0.2, weight_decay=0.1), dict(nesterov=False)], ids=str)
 def test_a_step_equals_that_of_optax_with_dimension_numbers(options: dict[str, Any]) -> None:
     def numbers(params: Any) -> Any:
@@ -198,6 +199,7 @@ class Model(eqx.Module):
         self.last = nn.Linear(8, 5, key=key)
 
 
+@pytest.mark.nightly
 def test_equinox_parameters_are_told_apart_by_their_modules() -> None:
     params = eqx.filter(Model(), eqx.is_inexact_array)
     told = explain(muon_adamw(1e-3, layout="equinox", muon=dict(consistent_rms=0.2)), params)

@@ -97,7 +97,7 @@ def test_weights_with_a_record_follow_those_of_32_bits() -> None:
     assert moved == {"nearest": 0.0, "compensated": 2 * 2.0**-7}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_exported_state_is_imported_as_this_optimizer_keeps_it() -> None:
     lean, plain = thalweg.optax.lamb(0.01, state_dtype="int8"), thalweg.optax.lamb(0.01)
     params, state = trained(lean)
@@ -143,7 +143,7 @@ def test_codes_that_there_are_not_and_for_what_cannot_have_them_are_refused(opti
         thalweg.optax.kron(0.01, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_not_finite_leaves_codes_and_record_as_they_were() -> None:
     """As infinity, and as a number whose square is."""
     solver = thalweg.optax.lamb(0.01, state_dtype="int8", rounding="compensated", on_nonfinite="skip")

@@ -101,6 +101,7 @@ def test_rows_of_declared_matrices_are_their_outputs(inputs: Any, outputs: Any) 
     assert error({"w": as_matrices(np.asarray(ours["w"]))}, arrays, {"w": as_matrices(params["w"])}) < FLOAT32
 
 
+@pytest.mark.nightly
 def test_products_in_bfloat16_are_about_those_in_full_precision() -> None:
     """XLA may leave a rounding out that another library makes."""
     params, grads = problem()

@@ -18,7 +18,7 @@ import jax.numpy as jnp  # noqa: E402
 import thalweg.optax as ours  # noqa: E402
 from thalweg.errors import OptionError, ParameterError  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 RATES = {"adafactor": 0.01, "lamb": 0.01, "lars": 1.0}
 SMALL = {"layers": [{"w": (8, 6), "bias": (6,)}]}

@@ -35,7 +35,7 @@ def lines(solver: Any, dtype: str, jit: Callable[[Any], Any]) -> list[str]:
     return printed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @DTYPES
 @pytest.mark.parametrize("jit", [jax.jit, lambda function: function], ids=["jit", "eager"])
 @pytest.mark.parametrize("name", PRINTED)

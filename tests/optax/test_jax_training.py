@@ -15,7 +15,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import thalweg.optax as ours  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 STEPS = 300
 #: How much of the first loss may be left.
@@ -152,7 +152,6 @@ def repeated_by_sgd() -> float:
     return of_sgd(*repetition())
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 def test_a_causal_transformer_learns_to_repeat(name: str, repeated_by_sgd: float) -> None:
     check(name, *repetition(), repeated_by_sgd)

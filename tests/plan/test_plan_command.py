@@ -196,7 +196,7 @@ def test_the_largest_model_with_every_optimizer_takes_seconds(arguments: str) ->
     assert grown < 200
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_planning_loads_no_framework_but_for_what_kernels_keep_on_gpus() -> None:
     program = (
         "import sys; from thalweg.plan import plan; rules = ['SGD', 'LAMB', 'Kron']; "

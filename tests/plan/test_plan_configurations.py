@@ -165,7 +165,7 @@ def test_what_transformers_does_not_build_is_told(transformers: Any, tmp_path: P
         resolve(str(path))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_built_in_models_and_shapes_do_not_load_transformers(tmp_path: Path) -> None:
     (tmp_path / "shapes.json").write_text('{"w": [3, 4]}')
     program = (

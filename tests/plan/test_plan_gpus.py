@@ -129,7 +129,7 @@ def test_the_native_core_is_not_asked_for_what_gpus_do(monkeypatch: pytest.Monke
 
 
 @by_turns("rule", "dtype")
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_kernels
 @pytest.mark.usefixtures("kernels_serve_the_cpu")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -160,7 +160,7 @@ def test_tables_of_larger_tensors(rule: str, options: dict[str, Any], monkeypatc
 
 
 @by_turns()
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_kernels
 @pytest.mark.usefixtures("kernels_serve_the_cpu")
 @pytest.mark.parametrize(("rule", "options"), [case for case in OPTIONS if case[0] == "Kron"])

@@ -76,7 +76,7 @@ def planned(
     return peak, found.costs[0].share.engine
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @by_turns()
 @pytest.mark.parametrize(("engine", "dtype"), [("reference", "bfloat16"), ("foreach", "float32")])
 @some_cases
@@ -103,7 +103,7 @@ def test_numpy(rule: str, options: dict[str, Any], dtype: str) -> None:
 FUSED_SHAPES = [shape for shape in SHAPES if 0 not in shape]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_core
 @pytest.mark.parametrize(("rule", "options"), one_in(2, [case for case in OPTIONS if case[0] == "Kron"]))
 def test_kron_with_native_noise(rule: str, options: dict[str, Any]) -> None:
@@ -113,6 +113,7 @@ def test_kron_with_native_noise(rule: str, options: dict[str, Any]) -> None:
     assert measured <= found <= NUMPY_BOUND * measured
 
 
+@pytest.mark.nightly
 @needs_core
 @pytest.mark.parametrize("options", one_in(3, [{}, {"damping_mode": "expected"}, {"on_nonfinite": "skip"}]))
 def test_kron_with_native_noise_in_torch(options: dict[str, Any]) -> None:

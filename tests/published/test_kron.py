@@ -18,6 +18,7 @@ from thalweg.numpy import Kron
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "published"),
     one_in(

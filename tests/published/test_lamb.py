@@ -27,6 +27,7 @@ OPTAX = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("options", "published"), one_in(4, OPTAX))
 def test_equals_optax(options: dict, published: dict) -> None:
     optax = peer("optax")

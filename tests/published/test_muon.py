@@ -56,7 +56,7 @@ def test_equals_torch_without_rounding(options: dict[str, Any], published: dict[
     assert error(mine, theirs, params) < FLOAT64
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "published"),
     [

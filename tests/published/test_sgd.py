@@ -53,7 +53,7 @@ OPTAX = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("options", "published"), OPTAX)
 def test_equals_optax(options: dict, published: dict) -> None:
     optax = peer("optax")

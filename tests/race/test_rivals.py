@@ -520,6 +520,7 @@ def nothing(model, lr):
 """
 
 
+@pytest.mark.nightly
 def test_a_function_of_ones_own_races_as_a_mixture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -244,7 +244,7 @@ def model_task(**changes: Any) -> Any:
     return replace(task, **changes)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_task_in_torch_of_a_few_lines_is_raced_with_everyone() -> None:
     summary = race(model_task()).run().summary
     (course,) = summary["courses"]

@@ -11,7 +11,7 @@ from thalweg.race.records import Book
 from thalweg.race.workers import Workers, count_workers
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_record_what_one_process_records(tmp_path: Path) -> None:
     """With rates among which some are hopeless: who stops depends on who came before."""
     rates = {"": [0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0]}

@@ -114,6 +114,7 @@ def check(made: Any, x: Any, given: Any, means: Any) -> None:
             assert error < SUMMED, f"the {name} of {kind} over {axes} of {x.shape} is off by {error:.2g}"
 
 
+@pytest.mark.nightly
 @by_turns()
 @every_space
 @pytest.mark.parametrize("shape", one_in(2, map(pytest.param, SHAPES)), ids=str)
@@ -123,6 +124,7 @@ def test_sums_and_means_of_millions(space: Any, shape: tuple[int, ...]) -> None:
     check(made, x, made.to(x), exact_of(shape))
 
 
+@pytest.mark.nightly
 @strided_spaces
 def test_arrays_that_do_not_lie_row_by_row_in_memory(space: Any) -> None:
     """Transposed, with gaps, with the same memory for every row, and the channels of an image last."""

@@ -178,7 +178,7 @@ def test_foreach_selects_tensor_by_tensor_where_schedules_differ() -> None:
     assert torch.equal(waiting, torch.eye(3, dtype=torch.float64))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_jax_as_it_comes() -> None:
     """Without the 64-bit mode of these tests: float32 and 32-bit integers, traced steps, noise and rounding."""
     pytest.importorskip("jax")

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 SHAPES = [(64, 32), (32,), (16, 64), (8, 3, 3, 3), (10,), (12, 12), (12, 12)]
 #: Some of the eight steps refresh the factors, and some do not.

@@ -128,6 +128,7 @@ def small_tiles(**more: Any) -> dict[str, Limits]:
     return dict(measuring=MEASURING._replace(**few, **more), stepping=STEPPING._replace(**few, **more))
 
 
+@pytest.mark.nightly
 @once(1)
 @pytest.mark.parametrize("around", one_in(2, SHAPES, first=1))
 @pytest.mark.parametrize(
@@ -176,6 +177,7 @@ def test_tensors_that_begin_anywhere(rule: Adafactor) -> None:
     assert_equal(model, reference)
 
 
+@pytest.mark.nightly
 def test_it_gives_the_same_bits_every_time() -> None:
     results = []
     for _ in range(2):

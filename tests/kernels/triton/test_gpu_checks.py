@@ -45,6 +45,7 @@ def every_check() -> list[Any]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("check", every_check())
 def test_kernels_keep_what_users_rely_on(check: Callable[[], Any]) -> None:
     check()

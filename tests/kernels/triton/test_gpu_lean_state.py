@@ -101,6 +101,7 @@ EIGHT_BITS: dict[str, Any] = dict(state_dtype="int8")
 RANDOM: dict[str, Any] = dict(state_rounding="stochastic", seed=3)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("rule", "dtype", "shapes", "options"),
     [
@@ -135,6 +136,7 @@ def test_lean_state_is_that_of_the_rule(rule: str, dtype: str, shapes: Any, opti
     assert fused.engine == "fused"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("dtype", "shapes", "options"),
     [

@@ -119,6 +119,7 @@ def agree_after(shape: tuple[int, ...], steps: int = 2, **options: Any) -> None:
     both.check()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
@@ -171,6 +172,7 @@ def test_every_option(shape: tuple[int, ...], options: dict[str, Any]) -> None:
     agree_after(shape, steps=2, **options)
 
 
+@pytest.mark.nightly
 @by_turns()
 @pytest.mark.parametrize("counts_on_device", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize("probability", one_in(2, [0.4, 0.0, Annealed(0.8, 0.1, 0.3, 2)]), ids=str)
@@ -178,6 +180,7 @@ def test_refreshes_are_counted_as_by_the_rule(probability: Any, counts_on_device
     agree_after((24,), steps=7, precond_update_probability=probability, counts_on_device=counts_on_device)
 
 
+@pytest.mark.nightly
 def test_parameters_of_one_batch_may_be_due_at_different_steps() -> None:
     # of a shape for which no two columns are as large as each other in the 11 digits of tensor cores: bounds of norms
     # begin with the largest one
@@ -190,6 +193,7 @@ def test_parameters_of_one_batch_may_be_due_at_different_steps() -> None:
         both.go_on_alike()
 
 
+@pytest.mark.nightly
 @by_turns()
 @pytest.mark.parametrize("shape", [(40, 24), (40,)], ids=str)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -198,6 +202,7 @@ def test_parameters_of_16_bits(shape: tuple[int, ...], dtype: str, rounding: Any
     agree_after(shape, dtype=dtype, handling=Handling(rounding=rounding, momentum_dtype=dtype, seed=5))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "options", [{}, *(pytest.param(o, marks=pytest.mark.nightly) for o in (dict(max_skew=None), dict(geometry="quad")))]
 )
@@ -205,6 +210,7 @@ def test_factors_of_16_bits(options: dict[str, Any]) -> None:
     agree_after((70, 40), handling=Handling(precond_dtype="bfloat16"), **options)
 
 
+@pytest.mark.nightly
 def test_scaled_and_negated_gradients_and_rates_on_the_device() -> None:
     both = Both((36, 64), handling=Handling(maximize=True), momentum=0.5)
     for rate, scale in ((0.1, 0.5), (0.01, 3.0)):
@@ -213,10 +219,12 @@ def test_scaled_and_negated_gradients_and_rates_on_the_device() -> None:
     both.check()
 
 
+@pytest.mark.nightly
 def test_memory_that_is_not_aligned() -> None:
     agree_after((70, 64), misplaced=1)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("size", one_in(2, [1e-15, 1e15]))
 def test_gradients_of_any_size(size: float) -> None:
     both = Both((40, 24))
@@ -225,6 +233,7 @@ def test_gradients_of_any_size(size: float) -> None:
     both.check()
 
 
+@pytest.mark.nightly
 def test_gradients_of_zero_teach_nothing() -> None:
     both = Both((40, 24), count=2, whiten="gradient")
     both.step()
@@ -235,6 +244,7 @@ def test_gradients_of_zero_teach_nothing() -> None:
     both.check()
 
 
+@pytest.mark.nightly
 @once(0)
 @pytest.mark.parametrize("options", [{}, dict(**Kron.VARIANTS["polyak"])], ids=["default", "polyak"])
 @pytest.mark.parametrize(
@@ -255,6 +265,7 @@ def test_a_parameter_that_is_not_finite_is_left_as_it_was(shape: tuple[int, ...]
     both.check()
 
 
+@pytest.mark.nightly
 def test_what_float16_cannot_hold_is_not_finite() -> None:
     both = Both((24, 20), dtype="float16", handling=Handling(on_nonfinite="skip"), counts_on_device=True)
     assert both.step(lr=1e7).finite.tolist() == [False]
@@ -262,6 +273,7 @@ def test_what_float16_cannot_hold_is_not_finite() -> None:
     both.check()
 
 
+@pytest.mark.nightly
 def test_a_bad_gradient_does_not_spoil_the_factors() -> None:
     both = Both((24, 20))
     bad = both.draw()
@@ -274,6 +286,7 @@ def test_a_bad_gradient_does_not_spoil_the_factors() -> None:
     both.check()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("policy", one_in(2, ["propagate", "skip"], first=1))
 def test_what_is_not_allowed_changes_nothing(policy: Any) -> None:
     both = Both((24, 20), handling=Handling(on_nonfinite=policy), counts_on_device=True)
@@ -288,6 +301,7 @@ def test_what_is_not_allowed_changes_nothing(policy: Any) -> None:
     both.check()
 
 
+@pytest.mark.nightly
 def test_parameters_share_scratch_memory_by_turns() -> None:
     """The same numbers, whether all matrices have their own or each waits for the one before."""
     results = []
@@ -302,6 +316,7 @@ def test_parameters_share_scratch_memory_by_turns() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@pytest.mark.nightly
 def test_long_rows_are_summed_in_parts() -> None:
     both = Both((300, 40), device=Device(8, 2**18, 2**30, DEVICE == "cuda", long=64))
     both.step()
@@ -309,6 +324,7 @@ def test_long_rows_are_summed_in_parts() -> None:
     both.check()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "options", [{}, pytest.param(dict(max_skew=None, geometry="quad"), marks=pytest.mark.nightly)], ids=str
 )
@@ -324,6 +340,7 @@ def test_how_tiles_are_fetched_does_not_matter(options: dict[str, Any]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@pytest.mark.nightly
 def test_shapes_of_one_optimizer_share_scratch_memory_and_options_may_change() -> None:
     large, small = Both((70, 40)), Both((24,))
     small.names = ["other"]
@@ -337,6 +354,7 @@ def test_shapes_of_one_optimizer_share_scratch_memory_and_options_may_change() -
     assert len(small.kernels.scratch) == 1
 
 
+@pytest.mark.nightly
 def test_tensors_that_have_moved_are_found() -> None:
     both = Both((24, 20))
     both.step()
@@ -346,6 +364,7 @@ def test_tensors_that_have_moved_are_found() -> None:
     both.check()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "handling", "shape", "words"),
     [
