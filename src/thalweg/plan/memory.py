@@ -105,16 +105,19 @@ def steps_of(bucket: Sequence[Item], way: str, device: str = "cpu", **ways: Any)
     """Steps of an engine of lists, one after the other."""
     if not bucket:
         return
+    handling = bucket[0].setting.handling
+    apart = handling.on_nonfinite != "propagate" or handling.is_random
     if way == "reference":
         yield from (add_footprints([measure_item(item, **ways)]) for item in bucket)
     elif way == "foreach":
         rule = bucket[0].rule
-        stacks = isinstance(rule, WholeRule) and rule.is_stackable(bucket[0].shape) and device == "cuda"
-        for part in cut(bucket, WHOLE_CHUNK if stacks else CHUNK):
-            yield add_footprints([measure_item(item, **ways) for item in part])
+        shown = isinstance(rule, WholeRule) and rule.is_stackable(bucket[0].shape)
+        stacked = isinstance(rule, WholeRule) and not shown and not apart  # with gradients and state
+        for part in cut(bucket, WHOLE_CHUNK if device == "cuda" and (shown or stacked) else CHUNK):
+            step = add_footprints([measure_item(item, **ways) for item in part])
+            copied = sum(map(size_of, part)) if stacked and len(part) > 1 else 0
+            yield step._replace(peak=step.peak + copied, is_copy=copied > 0)
     else:  # Kron on CPUs: noise by native code, small tensors of equal shape as one stack
-        handling = bucket[0].setting.handling
-        apart = handling.on_nonfinite != "propagate" or handling.is_random
 
         def alike(item: Item) -> Any:
             return (item.tensor.name if apart or item.tensor.elements > SMALL else None), item.kind, item.tensor.shape

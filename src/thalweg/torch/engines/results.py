@@ -6,17 +6,18 @@ import functools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from thalweg.boundary import Advance, advance, slice_of
 from thalweg.kernels.chunks import SMALL
+from thalweg.kernels.cpu.library import reason_missing
 from thalweg.kernels.cpu.noise import fill_normal
 from thalweg.kernels.threads import num_threads
 from thalweg.rules.entries import Count
-from thalweg.rules.noise import tensor_id
+from thalweg.rules.noise import normal, tensor_id
 from thalweg.rules.whole import WholeRule
 from thalweg.spaces import foreach
 from thalweg.spaces import torch as single
@@ -38,13 +39,30 @@ class Result:
 
 
 def results_of(bucket: Bucket, most: int) -> Iterator[Result]:
-    """The results of a bucket, part by part, so that few new values exist at once. most: elements of a stack."""
-    rule = bucket.setting.rule_at(1)
-    if bucket.way == "foreach" and isinstance(rule, WholeRule) and rule.is_stackable(bucket.shape):
-        return by_stack(bucket)
-    if bucket.way == "foreach":
+    """The results of a bucket, part by part, so that few new values exist at once.
+
+    most: elements of a stack of small tensors on a CPU.
+    """
+    rule, size = bucket.setting.rule_at(1), bucket.params[0].numel()
+    if bucket.way == "reference":
+        return by_tensor(bucket)
+    if bucket.way == "fused":
+        return (
+            by_shape(bucket, most) if size <= SMALL and goes_as_stack(bucket) else by_tensor(bucket, native_noise=True)
+        )
+    if not isinstance(rule, WholeRule):
         return by_list(bucket)
-    return by_shape(bucket, most) if bucket.way == "fused" else by_tensor(bucket)
+    if rule.is_stackable(bucket.shape):
+        return by_stack(bucket)
+    return by_shape(bucket, most_whole(bucket.params[0].device)) if goes_as_stack(bucket) else by_list(bucket)
+
+
+def goes_as_stack(bucket: Bucket) -> bool:
+    """Whether tensors of equal shape can be stepped as one, state and all: none of them is left as it was alone."""
+    handling, counts = bucket.setting.handling, bucket.setting.rule.keys(bucket.shape, Count)
+    apart = handling.on_nonfinite != "propagate" or handling.is_random or bucket.allowed is not None
+    counted = bucket.t is not None and all(bucket.states[0][key].is_cpu for key in counts)
+    return counted and len(bucket.params) > 1 and not apart
 
 
 def by_tensor(bucket: Bucket, *, native_noise: bool = False) -> Iterator[Result]:
@@ -151,16 +169,11 @@ def entries_of(value: Any, count: int) -> Sequence[Any]:
     return value.tensors if isinstance(value, TensorList) else [value] * count
 
 
-# ---- Kron on CPUs: noise by native code, products by BLAS
+# ---- rules with factors: products by libraries, noise by native code on CPUs
 
 
 def by_shape(bucket: Bucket, most: int) -> Iterator[Result]:
-    """Small tensors of equal shape as one batch."""
-    handling, count = bucket.setting.handling, len(bucket.params)
-    apart = handling.on_nonfinite != "propagate" or handling.is_random or bucket.allowed is not None
-    if count == 1 or apart or bucket.params[0].numel() > SMALL:
-        yield from by_tensor(bucket, native_noise=True)
-        return
+    """Tensors of equal shape as stacks. most: elements of one."""
     batches: dict[Any, list[int]] = defaultdict(list)
     counts = bucket.setting.rule.keys(bucket.shape, Count)
     for index, s in enumerate(bucket.states):  # those that are refreshed together
@@ -200,15 +213,18 @@ def as_stack(bucket: Bucket) -> Result:
 def normals(bucket: Bucket, members: Sequence[int]) -> Tensor:
     """The noise of some parameters of a bucket, stacked if they are several."""
     assert bucket.t is not None
-    shape = bucket.params[0].shape
-    precision = torch.float64 if bucket.params[0].dtype == torch.float64 else torch.float32
+    first, shape, seed = bucket.params[0], bucket.params[0].shape, bucket.setting.handling.seed
+    precision = torch.float64 if first.dtype == torch.float64 else torch.float32
+    if not first.is_cpu or reason_missing() is not None:
+        ids = tensor_ids(tuple(bucket.names), first.device).reshape(-1, *[1] * len(shape))
+        return cast(Tensor, normal(single, first.to(precision), seed=seed, tensor=ids, t=bucket.t))
     noise = torch.empty((len(members), *shape), dtype=precision)
     for own, index in zip(noise, members, strict=True):
         fill_normal(
             own.data_ptr(),
             "float64" if precision == torch.float64 else "float32",
             own.numel(),
-            seed=bucket.setting.handling.seed,
+            seed=seed,
             tensor=tensor_id(bucket.names[index]),
             t=bucket.t,
             threads=num_threads(torch.get_num_threads),
