@@ -11,13 +11,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from thalweg.boundary import finite_throughout, proposed, written
+from thalweg.boundary import finite_throughout, proposed, widened, written
 from thalweg.codecs import scale_key
 from thalweg.dtypes import NARROW
 from thalweg.errors import ParameterError
@@ -25,9 +25,10 @@ from thalweg.optax.matrices import MatrixAxes, rule_of_axes
 from thalweg.optax.shards import MeshAxes, Shards, gather_whole, own_part, typed_layout
 from thalweg.optax.states import Entries
 from thalweg.optax.values import in_precision, rule_in_precision
-from thalweg.rules.entries import Count, Entry, Spread
+from thalweg.rules.entries import Count, Entry, PerSlice, Spread
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.rules.rule import Rule, Update
+from thalweg.rules.whole import Direction, Preparation, WholeRule
 from thalweg.settings import Setting
 from thalweg.spaces import jax as whole
 from thalweg.storage import RECORD, arithmetic, coded_groups, first_state
@@ -52,6 +53,11 @@ class Leaf:
     @property
     def space(self) -> Any:
         return Shards(self.mesh_axes) if any(self.mesh_axes) else whole
+
+    @property
+    def precision(self) -> str:
+        """That of the arithmetic."""
+        return arithmetic(self.p.dtype.name)
 
     def keys(self, role: type[Entry]) -> list[str]:
         """The entries of its state that have a role."""
@@ -81,8 +87,7 @@ class Step:
     guarded: bool
 
 
-@dataclass(frozen=True)
-class LeafUpdate:
+class LeafUpdate(NamedTuple):
     delta: Any
     state: Entries
     finite: Any
@@ -138,12 +143,7 @@ def step_all(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
     """One step of every parameter, in their order."""
     found: dict[int, LeafUpdate] = {}
     for members in batches(jobs):
-        if len(members) == 1:
-            found[members[0]] = step_job(jobs[members[0]], step)
-            continue
-        result = step_job(stack_jobs([jobs[i] for i in members]), step)
-        for place, i in enumerate(members):
-            found[i] = unstack(result, place, len(members), jobs[i].keys(Count))
+        found |= zip(members, step_batch([jobs[i] for i in members], step), strict=True)
     return [found[i] for i in range(len(jobs))]
 
 
@@ -152,13 +152,73 @@ def batches(jobs: Sequence[Job]) -> Iterable[list[int]]:
     found: dict[Any, list[int]] = defaultdict(list)
     for index, job in enumerate(jobs):
         # shards could be stacked only if all were sharded alike, which is not known here
-        alone = whole.over_devices(job.p) or job.setting.handling.is_random
-        if alone or job.p.size > SMALL:
+        is_sharded = whole.over_devices(job.p) or any(job.mesh_axes)
+        is_large = job.p.size > SMALL and (is_sharded or not isinstance(job.setting.rule, WholeRule))
+        if is_large or whole.over_devices(job.p) or job.setting.handling.is_random:
             found[index].append(index)
             continue
         entries = tuple((key, entry.shape, entry.dtype) for key, entry in job.state.items())
         found[id(job.setting), job.p.shape, job.p.dtype, job.g.dtype, job.mesh_axes, job.axes, entries].append(index)
     return found.values()
+
+
+def step_batch(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
+    """One step of parameters that are alike."""
+    if len(jobs) == 1:
+        return [step_job(jobs[0], step)]
+    if jobs[0].p.size > SMALL:
+        return step_large(jobs, step)
+    result, counts = step_job(stack_jobs(jobs), step), jobs[0].keys(Count)
+    return [unstack(result, place, len(jobs), counts) for place in range(len(jobs))]
+
+
+def step_large(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
+    """One step of large parameters that are alike, by a rule that needs whole tensors.
+
+    Its middle is computed as one stack. The rest goes element by element: it stays with each parameter, so that nothing
+    else is copied into a stack and back, and is traced once for all of them.
+    """
+    first, rule = jobs[0], rule_for(jobs[0], step)
+    assert isinstance(rule, WholeRule)
+
+    def prepare(p: Any, g: Any, state: Entries) -> Preparation:
+        scale = in_precision(step.grad_scale, first.precision)
+        handling = first.setting.handling
+        wide, gradient, old, t = widened(whole, rule, handling, p, g, state, t=step.t, grad_scale=scale)
+        return rule.prepare(whole, gradient, old, wide, t)
+
+    def finish(p: Any, g: Any, state: Entries, direction: Direction) -> LeafUpdate:
+        return step_job(replace(first, p=p, g=g, state=state), step, rule.with_direction(direction))
+
+    trace_once: Any = jax.jit if isinstance(first.p, jax.core.Tracer) else lambda function: function
+    prepare_tensors, finish = trace_once(lambda *arguments: prepare(*arguments).tensors), trace_once(finish)
+    tensors = [jnp.stack(own) for own in zip(*(prepare_tensors(job.p, job.g, job.state) for job in jobs), strict=True)]
+    names, like = [job.names[0] for job in jobs], tensors[0].astype(first.precision)
+    stack: Any = rule_for(first, step, stacked=1)
+    directions = stack.transform(
+        whole,
+        tuple(tensors),
+        {key: jnp.stack([job.state[key].astype(first.precision) for job in jobs]) for key in first.keys(PerSlice)},
+        due=prepare(first.p, first.g, first.state).due,  # the same for all of them
+        noise=lambda: draw_noise(names, like, ((),) * like.ndim, first.setting.handling.seed, step.t),
+    )
+    return [
+        finish(job.p, job.g, job.state, direction_at(directions, place, len(jobs))) for place, job in enumerate(jobs)
+    ]
+
+
+def direction_at(stack: Direction, place: int, members: int) -> Direction:
+    """That of one parameter, from that of a stack of them."""
+
+    def own(figure: Any) -> Any:
+        each = figure.shape[0] // members  # the matrices of a parameter may have one each
+        return jax.lax.slice_in_dim(figure, place * each, (place + 1) * each)
+
+    return Direction(
+        jax.lax.index_in_dim(stack.tensor, place, keepdims=False),
+        {key: own(figure) for key, figure in stack.figures.items()},
+        {key: jax.lax.index_in_dim(entry, place, keepdims=False) for key, entry in stack.state.items()},
+    )
 
 
 def stack_jobs(jobs: Sequence[Job]) -> Job:
@@ -195,16 +255,17 @@ def unstack(result: LeafUpdate, place: int, members: int, counts: Sequence[str])
     return LeafUpdate(result.delta[place], state, result.finite, stats)
 
 
-def step_job(job: Job, step: Step) -> LeafUpdate:
-    """One step of one parameter, or of one stack."""
-    handling, dtype = job.setting.handling, job.p.dtype.name
-    rule = rule_in_precision(job.setting.rule_at(step.t), arithmetic(dtype))
-    if len(job.names) > 1:
-        rule = replace(rule, stacked_axes=rule.stacked_axes + 1)
-    if job.axes is not None:
-        rule = rule_of_axes(rule, job.axes)
-    tensor = tensor_id(job.names[0])
-    update = propose_by(rule, job, step, tensor)
+def rule_for(job: Job, step: Step, stacked: int = 0) -> Rule:
+    """The rule at this step. stacked: axes that a parameter has more than in the tree."""
+    rule = rule_in_precision(job.setting.rule_at(step.t), job.precision)
+    rule = replace(rule, stacked_axes=rule.stacked_axes + stacked) if stacked else rule
+    return rule if job.axes is None else rule_of_axes(rule, job.axes)
+
+
+def step_job(job: Job, step: Step, rule: Rule | None = None) -> LeafUpdate:
+    """One step of one parameter, or of one stack. rule: that of its setting."""
+    handling, dtype, tensor = job.setting.handling, job.p.dtype.name, tensor_id(job.names[0])
+    update = propose_by(rule or rule_for(job, step, stacked=int(len(job.names) > 1)), job, step, tensor)
     delta, finite = update.delta, None
     rounded = handling.rounding != "nearest" and dtype in NARROW
     if rounded or step.guarded:
@@ -242,18 +303,7 @@ def propose_by(rule: Rule, job: Job, step: Step, tensor: int) -> Update:
 
 
 def ask_rule(rule: Rule, job: Job, step: Step, tensor: int, xp: Any) -> Update:
-    precision = arithmetic(job.p.dtype.name)
-
-    def noise() -> Any:
-        """Of each parameter its own, by positions in the whole stack."""
-        like, seed = job.p.astype(precision), job.setting.handling.seed
-        stack = job.mesh_axes[: rule.stacked_axes] + ((),) * (like.ndim - rule.stacked_axes)
-        if len(job.names) == 1:
-            return normal(Shards(stack) if any(stack) else xp, like, seed=seed, tensor=tensor, t=step.t)
-        ids = jnp.asarray([tensor_id(name) for name in job.names], jnp.uint32)
-        one: Any = Shards(stack[1:]) if any(stack) else xp
-        return jax.vmap(lambda own, number: normal(one, own, seed=seed, tensor=number, t=step.t))(like, ids)
-
+    stack = job.mesh_axes[: rule.stacked_axes] + ((),) * (job.p.ndim - rule.stacked_axes)
     return proposed(
         xp,
         rule,
@@ -262,9 +312,21 @@ def ask_rule(rule: Rule, job: Job, step: Step, tensor: int, xp: Any) -> Update:
         job.g,
         job.state,
         t=step.t,
-        lr=in_precision(step.lr, precision),
+        lr=in_precision(step.lr, job.precision),
         lr_scale=job.setting.lr_scale,
         tensor=tensor,
-        grad_scale=in_precision(step.grad_scale, precision),
-        noise=noise,
+        grad_scale=in_precision(step.grad_scale, job.precision),
+        noise=lambda: draw_noise(job.names, job.p.astype(job.precision), stack, job.setting.handling.seed, step.t),
     )
+
+
+def draw_noise(names: Sequence[str], like: Any, mesh_axes: MeshAxes, seed: int, t: Any) -> Any:
+    """Normal numbers, of each parameter its own, by positions in the whole stack."""
+
+    def draw(own: Any, tensor: Any) -> Any:
+        inner = mesh_axes[-own.ndim :]
+        space: Any = Shards(inner) if any(inner) else whole
+        return normal(space, own, seed=seed, tensor=tensor, t=t)
+
+    ids = list(map(tensor_id, names))
+    return draw(like, ids[0]) if len(ids) == 1 else jax.vmap(draw)(like, jnp.asarray(ids, jnp.uint32))
