@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -36,6 +36,8 @@ from thalweg.trial import check_update
 
 #: Parameters of at most so many elements are stacked with others of their shape.
 SMALL = 2**16
+#: Stacks have at most so many elements: what is computed of a stack is in memory at once.
+LARGEST = 2**28
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +56,6 @@ class Leaf:
     def space(self) -> Any:
         return Shards(self.mesh_axes) if any(self.mesh_axes) else whole
 
-    @property
-    def precision(self) -> str:
-        """That of the arithmetic."""
-        return arithmetic(self.p.dtype.name)
-
     def keys(self, role: type[Entry]) -> list[str]:
         """The entries of its state that have a role."""
         return self.setting.rule.keys(self.space.shape(self.p), role)
@@ -73,6 +70,21 @@ class Leaf:
 class Job(Leaf):
     g: Any
     state: Entries
+
+    @property
+    def precision(self) -> str:
+        """That of the arithmetic."""
+        return arithmetic(self.p.dtype.name)
+
+    @property
+    def tensor(self) -> int:
+        """Its number for random bits."""
+        return tensor_id(self.names[0])
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether it is no part of a stack, but for what a rule needs of whole tensors."""
+        return self.p.size > SMALL or whole.over_devices(self.p)
 
 
 @dataclass(frozen=True)
@@ -151,60 +163,63 @@ def batches(jobs: Sequence[Job]) -> Iterable[list[int]]:
     """Which of them go together."""
     found: dict[Any, list[int]] = defaultdict(list)
     for index, job in enumerate(jobs):
-        # shards could be stacked only if all were sharded alike, which is not known here
-        is_sharded = whole.over_devices(job.p) or any(job.mesh_axes)
-        is_large = job.p.size > SMALL and (is_sharded or not isinstance(job.setting.rule, WholeRule))
-        if is_large or whole.over_devices(job.p) or job.setting.handling.is_random:
+        # what the compiler shards could be stacked as a whole only if all were sharded alike, which is not known here
+        if job.setting.handling.is_random or (job.is_apart and not isinstance(job.setting.rule, WholeRule)):
             found[index].append(index)
             continue
         entries = tuple((key, entry.shape, entry.dtype) for key, entry in job.state.items())
-        found[id(job.setting), job.p.shape, job.p.dtype, job.g.dtype, job.mesh_axes, job.axes, entries].append(index)
-    return found.values()
+        layout = job.mesh_axes, job.axes, typed_layout(job.p)
+        found[id(job.setting), job.p.shape, job.p.dtype, job.g.dtype, layout, entries].append(index)
+    for members in found.values():
+        most = max(1, LARGEST // max(1, jobs[members[0]].p.size))
+        yield from (members[start : start + most] for start in range(0, len(members), most))
 
 
 def step_batch(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
     """One step of parameters that are alike."""
     if len(jobs) == 1:
         return [step_job(jobs[0], step)]
-    if jobs[0].p.size > SMALL:
-        return step_large(jobs, step)
+    if jobs[0].is_apart:
+        return step_apart(jobs, step)
     result, counts = step_job(stack_jobs(jobs), step), jobs[0].keys(Count)
     return [unstack(result, place, len(jobs), counts) for place in range(len(jobs))]
 
 
-def step_large(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
-    """One step of large parameters that are alike, by a rule that needs whole tensors.
+def step_apart(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
+    """One step of parameters that are alike, by a rule that needs whole tensors: its middle alone is that of a stack.
 
-    Its middle is computed as one stack. The rest goes element by element: it stays with each parameter, so that nothing
-    else is copied into a stack and back, and is traced once for all of them.
+    The rest goes element by element, and is traced once for all of them.
     """
-    first, rule = jobs[0], rule_for(jobs[0], step)
+    rule, stack = rule_for(jobs[0], step), rule_for(jobs[0], step, stacked=1)
     assert isinstance(rule, WholeRule)
+    assert isinstance(stack, WholeRule)
+    parts = [gather_parts(rule, job) for job in jobs]
+    first = parts[0]
 
     def prepare(p: Any, g: Any, state: Entries) -> Preparation:
-        scale = in_precision(step.grad_scale, first.precision)
-        handling = first.setting.handling
+        handling, scale = first.setting.handling, in_precision(step.grad_scale, first.precision)
         wide, gradient, old, t = widened(whole, rule, handling, p, g, state, t=step.t, grad_scale=scale)
         return rule.prepare(whole, gradient, old, wide, t)
 
-    def finish(p: Any, g: Any, state: Entries, direction: Direction) -> LeafUpdate:
-        return step_job(replace(first, p=p, g=g, state=state), step, rule.with_direction(direction))
+    def prepare_tensors(*arrays: Any) -> tuple[Any, ...]:
+        return prepare(*arrays).tensors
 
-    trace_once: Any = jax.jit if isinstance(first.p, jax.core.Tracer) else lambda function: function
-    prepare_tensors, finish = trace_once(lambda *arguments: prepare(*arguments).tensors), trace_once(finish)
-    tensors = [jnp.stack(own) for own in zip(*(prepare_tensors(job.p, job.g, job.state) for job in jobs), strict=True)]
+    def apply(direction: Direction, p: Any, g: Any, state: Entries) -> Update:
+        return ask_rule(rule.with_direction(direction), replace(first, p=p, g=g, state=state), step)
+
+    if isinstance(first.p, jax.core.Tracer):
+        prepare_tensors, apply = jax.jit(prepare_tensors), jax.jit(apply)
+    arrays = [(part.p, part.g, part.state) for part in parts]
+    tensors = tuple(map(jnp.stack, zip(*(prepare_tensors(*own) for own in arrays), strict=True)))
+    entries = {
+        key: jnp.stack([part.state[key].astype(part.precision) for part in parts]) for key in first.keys(PerSlice)
+    }
+    due = prepare(*arrays[0]).due  # the same for all of them: they have the same schedule
     names, like = [job.names[0] for job in jobs], tensors[0].astype(first.precision)
-    stack: Any = rule_for(first, step, stacked=1)
-    directions = stack.transform(
-        whole,
-        tuple(tensors),
-        {key: jnp.stack([job.state[key].astype(first.precision) for job in jobs]) for key in first.keys(PerSlice)},
-        due=prepare(first.p, first.g, first.state).due,  # the same for all of them
-        noise=lambda: draw_noise(names, like, ((),) * like.ndim, first.setting.handling.seed, step.t),
-    )
-    return [
-        finish(job.p, job.g, job.state, direction_at(directions, place, len(jobs))) for place, job in enumerate(jobs)
-    ]
+    noise = noise_of(names, like, ((), *first.mesh_axes), stack, first.setting, step)
+    directions = stack.transform(whole, tensors, entries, due=due, noise=noise)
+    updates = [apply(direction_at(directions, place, len(jobs)), *own) for place, own in enumerate(arrays)]
+    return [write(job, step, scatter_parts(rule, job, update)) for job, update in zip(jobs, updates, strict=True)]
 
 
 def direction_at(stack: Direction, place: int, members: int) -> Direction:
@@ -262,30 +277,45 @@ def rule_for(job: Job, step: Step, stacked: int = 0) -> Rule:
     return rule if job.axes is None else rule_of_axes(rule, job.axes)
 
 
-def step_job(job: Job, step: Step, rule: Rule | None = None) -> LeafUpdate:
-    """One step of one parameter, or of one stack. rule: that of its setting."""
-    handling, dtype, tensor = job.setting.handling, job.p.dtype.name, tensor_id(job.names[0])
-    update = propose_by(rule or rule_for(job, step, stacked=int(len(job.names) > 1)), job, step, tensor)
-    delta, finite = update.delta, None
-    rounded = handling.rounding != "nearest" and dtype in NARROW
+def step_job(job: Job, step: Step) -> LeafUpdate:
+    """One step of one parameter, or of one stack."""
+    rule = rule_for(job, step, stacked=int(len(job.names) > 1))
+    return write(job, step, scatter_parts(rule, job, ask_rule(rule, gather_parts(rule, job), step)))
+
+
+def write(job: Job, step: Step, update: Update) -> LeafUpdate:
+    """An update in the dtypes of the tree."""
+    handling, delta, finite = job.setting.handling, update.delta, None
+    rounded = handling.rounding != "nearest" and job.p.dtype.name in NARROW
     if rounded or step.guarded:
-        new, record = written(job.space, handling, job.p, job.state, delta, tensor=tensor, t=step.t)
+        new, record = written(job.space, handling, job.p, job.state, delta, tensor=job.tensor, t=step.t)
         update.state.update(record)
         finite = finite_throughout(job.space, update, new) if step.guarded else None
         delta = new.astype(delta.dtype) - job.p.astype(delta.dtype) if rounded else delta
     return LeafUpdate(delta.astype(jnp.promote_types(job.p.dtype, job.g.dtype)), update.state, finite, update.stats)
 
 
-def propose_by(rule: Rule, job: Job, step: Step, tensor: int) -> Update:
-    """The rule's answer; from gather_whole parts where it needs the whole."""
+def gather_parts(rule: Rule, job: Job) -> Job:
+    """A parameter, its gradient and its state as a rule needs them: whole, if it says so."""
     if not rule.needs_whole:
-        return ask_rule(rule, job, step, tensor, job.space)
-    inner, stacked, typed = within(rule, job.mesh_axes), rule.stacked_axes, typed_layout(job.p)
+        return job
+    inner, typed = within(rule, job.mesh_axes), typed_layout(job.p)
 
     def gather(x: Any) -> Any:
         if typed is None:
             return gather_whole(x, inner[: x.ndim])
-        return jax.sharding.reshard(x, PartitionSpec(*typed.spec[:stacked]))
+        return jax.sharding.reshard(x, PartitionSpec(*typed.spec[: rule.stacked_axes]))
+
+    spread = job.spread()
+    state = {key: gather(entry) if key in spread else entry for key, entry in job.state.items()}
+    return replace(job, p=gather(job.p), g=gather(job.g), state=state)
+
+
+def scatter_parts(rule: Rule, job: Job, update: Update) -> Update:
+    """An update of what was gathered, laid out as the parameter is."""
+    if not rule.needs_whole:
+        return update
+    inner, stacked, typed = within(rule, job.mesh_axes), rule.stacked_axes, typed_layout(job.p)
 
     def scatter(x: Any) -> Any:
         if typed is None:
@@ -293,19 +323,17 @@ def propose_by(rule: Rule, job: Job, step: Step, tensor: int) -> Update:
         return jax.sharding.reshard(x, typed if x.shape == job.p.shape else PartitionSpec(*typed.spec[:stacked]))
 
     spread = job.spread()
-    state = {key: gather(entry) if key in spread else entry for key, entry in job.state.items()}
-    update = ask_rule(rule, replace(job, p=gather(job.p), g=gather(job.g), state=state), step, tensor, whole)
-    own = {
+    state = {
         key: scatter(entry) if key in spread else whole.replicate(entry, min(stacked, entry.ndim))
         for key, entry in update.state.items()
     }
-    return update._replace(delta=scatter(update.delta), state=own)
+    return update._replace(delta=scatter(update.delta), state=state)
 
 
-def ask_rule(rule: Rule, job: Job, step: Step, tensor: int, xp: Any) -> Update:
-    stack = job.mesh_axes[: rule.stacked_axes] + ((),) * (job.p.ndim - rule.stacked_axes)
+def ask_rule(rule: Rule, job: Job, step: Step) -> Update:
+    """The rule's answer. job: with parts gathered."""
     return proposed(
-        xp,
+        whole if rule.needs_whole else job.space,
         rule,
         job.setting.handling,
         job.p,
@@ -314,19 +342,24 @@ def ask_rule(rule: Rule, job: Job, step: Step, tensor: int, xp: Any) -> Update:
         t=step.t,
         lr=in_precision(step.lr, job.precision),
         lr_scale=job.setting.lr_scale,
-        tensor=tensor,
+        tensor=job.tensor,
         grad_scale=in_precision(step.grad_scale, job.precision),
-        noise=lambda: draw_noise(job.names, job.p.astype(job.precision), stack, job.setting.handling.seed, step.t),
+        noise=noise_of(job.names, job.p.astype(job.precision), job.mesh_axes, rule, job.setting, step),
     )
 
 
-def draw_noise(names: Sequence[str], like: Any, mesh_axes: MeshAxes, seed: int, t: Any) -> Any:
+def noise_of(
+    names: Sequence[str], like: Any, mesh_axes: MeshAxes, rule: Rule, setting: Setting, step: Step
+) -> Callable[[], Any]:
     """Normal numbers, of each parameter its own, by positions in the whole stack."""
+    gathered = ((),) * (like.ndim - rule.stacked_axes)
+    sharded = (*mesh_axes[: rule.stacked_axes], *gathered) if rule.needs_whole else mesh_axes
 
     def draw(own: Any, tensor: Any) -> Any:
-        inner = mesh_axes[-own.ndim :]
-        space: Any = Shards(inner) if any(inner) else whole
-        return normal(space, own, seed=seed, tensor=tensor, t=t)
+        axes = sharded[like.ndim - own.ndim :]
+        return normal(Shards(axes) if any(axes) else whole, own, seed=setting.handling.seed, tensor=tensor, t=step.t)
 
     ids = list(map(tensor_id, names))
-    return draw(like, ids[0]) if len(ids) == 1 else jax.vmap(draw)(like, jnp.asarray(ids, jnp.uint32))
+    if len(ids) == 1:
+        return lambda: draw(like, ids[0])
+    return lambda: jax.vmap(draw)(like, jnp.asarray(ids, jnp.uint32))
