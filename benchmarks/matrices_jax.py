@@ -30,6 +30,7 @@ SOLVERS = {
     "kron": lambda: thalweg.optax.kron(1e-3, precond_update_probability=1.0),
     "kron-applied": lambda: thalweg.optax.kron(1e-3, precond_update_probability=1e-6),
     "muon": lambda: thalweg.optax.muon(0.02, layout="torch", ns_dtype="bfloat16"),
+    "muon-gram": lambda: thalweg.optax.muon(0.02, layout="torch", ns_dtype="bfloat16", ns_method="auto"),
     "optax.muon": lambda: optax.contrib.muon(0.02),
 }
 

@@ -163,12 +163,14 @@ def batches(jobs: Sequence[Job]) -> Iterable[list[int]]:
     """Which of them go together."""
     found: dict[Any, list[int]] = defaultdict(list)
     for index, job in enumerate(jobs):
-        # what the compiler shards could be stacked as a whole only if all were sharded alike, which is not known here
-        if job.setting.handling.is_random or (job.is_apart and not isinstance(job.setting.rule, WholeRule)):
+        # stacked, shards would come to be sharded alike; where types do not tell, it is not known whether they are
+        typed, over_devices = typed_layout(job.p), whole.over_devices(job.p)
+        is_apart = job.is_apart and not isinstance(job.setting.rule, WholeRule)
+        if is_apart or (over_devices and typed is None) or job.setting.handling.is_random:
             found[index].append(index)
             continue
         entries = tuple((key, entry.shape, entry.dtype) for key, entry in job.state.items())
-        layout = job.mesh_axes, job.axes, typed_layout(job.p)
+        layout = job.mesh_axes, job.axes, typed
         found[id(job.setting), job.p.shape, job.p.dtype, job.g.dtype, layout, entries].append(index)
     for members in found.values():
         most = max(1, LARGEST // max(1, jobs[members[0]].p.size))
@@ -219,6 +221,9 @@ def step_apart(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
     noise = noise_of(names, like, ((), *first.mesh_axes), stack, first.setting, step)
     directions = stack.transform(whole, tensors, entries, due=due, noise=noise)
     updates = [apply(direction_at(directions, place, len(jobs)), *own) for place, own in enumerate(arrays)]
+    for key in first.keys(Count):
+        for update in updates[1:]:
+            update.state[key] = updates[0].state[key]
     return [write(job, step, scatter_parts(rule, job, update)) for job, update in zip(jobs, updates, strict=True)]
 
 
