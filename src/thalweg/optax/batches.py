@@ -214,14 +214,14 @@ def step_apart(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
     arrays = [(part.p, part.g, part.state) for part in parts]
     tensors = tuple(map(jnp.stack, zip(*(prepare_tensors(*own) for own in arrays), strict=True)))
     entries = {
-        key: jnp.stack([part.state[key].astype(part.precision) for part in parts]) for key in first.keys(PerSlice)
+        key: jnp.stack([part.state[key].astype(part.precision) for part in parts]) for key in jobs[0].keys(PerSlice)
     }
     due = prepare(*arrays[0]).due  # the same for all of them: they have the same schedule
     names, like = [job.names[0] for job in jobs], tensors[0].astype(first.precision)
     noise = noise_of(names, like, ((), *first.mesh_axes), stack, first.setting, step)
     directions = stack.transform(whole, tensors, entries, due=due, noise=noise)
     updates = [apply(direction_at(directions, place, len(jobs)), *own) for place, own in enumerate(arrays)]
-    for key in first.keys(Count):
+    for key in jobs[0].keys(Count):
         for update in updates[1:]:
             update.state[key] = updates[0].state[key]
     return [write(job, step, scatter_parts(rule, job, update)) for job, update in zip(jobs, updates, strict=True)]
