@@ -6,7 +6,6 @@ the parameter, transforms. Several parameters of one shape are transformed as on
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from abc import abstractmethod
@@ -96,12 +95,6 @@ class WholeRule(Rule):
         direction = self.transform(xp, prepared.tensors, s, due=prepared.due, noise=noise)
         state = {**prepared.state, **direction.state}
         return self.apply(xp, direction, s, p, state, due=prepared.due, lr=lr * lr_scale)
-
-    def with_direction(self, direction: Direction) -> WholeRule:
-        """The rule of a parameter whose direction is known: ``update`` prepares and applies alone."""
-        rule = copy.copy(self)
-        object.__setattr__(rule, "transform", lambda *_, **__: direction)
-        return rule
 
     def figure_shape(self, shape: Shape) -> Shape:
         """The shape of each figure for a parameter of this shape: one number for each tensor of a stack."""
