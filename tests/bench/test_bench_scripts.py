@@ -57,6 +57,12 @@ def test_muon(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "| torch.optim.Muon |" in capsys.readouterr().out
 
 
+def test_matrices_jax(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("optax")
+    script("matrices_jax").main(["--layers", "1", "--width", "12", "--solvers", "muon", "--steps", "1"])
+    assert "\n| muon | " in capsys.readouterr().out
+
+
 def test_products() -> None:
     """A symmetric product counts half, errors are seen, and a floor counts what is multiplied."""
     torch = pytest.importorskip("torch")

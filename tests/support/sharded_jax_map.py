@@ -137,6 +137,12 @@ def stages(name: str, check_vma: bool) -> None:
     assert name == "kron" or differ(OPTIMIZERS[name](), OPTIMIZERS[name](stacked_axes=1), {"within": STAGES["within"]})
 
 
+def large_twins(name: str) -> None:
+    """Of so many elements on each device that only what has to be whole is stacked."""
+    twin = ((8, 66000), P("x"))
+    check_numbers(run(OPTIMIZERS[name], {"first": twin, "second": twin}, steps=2))
+
+
 def refused_without_specs(name: str) -> None:
     solver, start = OPTIMIZERS[name](), placed(SMALL, numbers(SMALL, 0, dtype()), mesh())
     part = {"layer": {"rows": start["rows"]}}
@@ -273,6 +279,7 @@ def cases(devices: int) -> Cases:
     found["adafactor: only one axis of the mesh by hand"] = partial(one_axis_by_hand, "adafactor")
     found["lamb: layers divided over devices, unchecked"] = partial(stages, "lamb", False)
     found["stochastic rounding is the same on parts"] = partial(rounded_alike, True)
+    found["kron: large parameters of one shape"] = partial(large_twins, "kron")
     found["kron: noise counts"] = noise_counts
     found["two rules: one norm and one decision"] = mixed
     return found

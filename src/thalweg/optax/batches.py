@@ -1,8 +1,9 @@
 """Leaves of a tree that are stepped together.
 
 Small parameters of equal shape are stacked and stepped as one: a program with a kernel for each of hundreds of small
-arrays spends its time on starting kernels, and is long to compile. Rules know stacks (``stacked_axes``), so that
-nothing in them changes.
+arrays spends its time on starting kernels, and is long to compile. So are larger ones whose rule multiplies matrices:
+products of a stack are one call, and the program of a refresh is compiled once. Rules know stacks (``stacked_axes``),
+so that nothing in them changes.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from thalweg.trial import check_update
 
 #: Parameters of at most so many elements are stacked with others of their shape.
 SMALL = 2**16
+#: Those of rules that need whole tensors are stacked as long as a stack has at most so many: it is in memory at once.
+LARGE = 2**28
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,12 +156,14 @@ def batches(jobs: Sequence[Job]) -> Iterable[list[int]]:
     for index, job in enumerate(jobs):
         # shards could be stacked only if all were sharded alike, which is not known here
         alone = whole.over_devices(job.p) or job.setting.handling.is_random
-        if alone or job.p.size > SMALL:
+        if alone or (job.p.size > SMALL and not job.setting.rule.needs_whole):
             found[index].append(index)
             continue
         entries = tuple((key, entry.shape, entry.dtype) for key, entry in job.state.items())
         found[id(job.setting), job.p.shape, job.p.dtype, job.g.dtype, job.mesh_axes, job.axes, entries].append(index)
-    return found.values()
+    for members in found.values():
+        most = max(1, LARGE // max(1, jobs[members[0]].p.size))
+        yield from (members[start : start + most] for start in range(0, len(members), most))
 
 
 def stack_jobs(jobs: Sequence[Job]) -> Job:
