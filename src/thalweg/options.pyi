@@ -146,6 +146,7 @@ class KronOptions(CommonOptions, total=False):
     whiten: Literal["gradient", "momentum"]
     max_size_dense: int | None
     max_skew: float | None
+    block_size: int | None
     merge: Literal["matrix", "squeeze"] | None
     init_scale: float | None
     damping: Schedulable

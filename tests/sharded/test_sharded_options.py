@@ -41,6 +41,10 @@ def test_what_all_ranks_keep_has_all_its_digits_beside_messages_in_bfloat16(dtyp
     check(Run("Muon", dtype, options=dict(normalize="rows", vectors="row")), "first axis")
 
 
+def test_factors_in_blocks() -> None:
+    check(Run("Kron", options=dict(block_size=4, max_skew=None, merge=None)), "mixed")
+
+
 @by_turns("engine", "dtype")
 @cases_for()
 @pytest.mark.parametrize("engine", ["reference", "foreach", "auto"])

@@ -245,6 +245,7 @@ class Kron(Optimizer):
         whiten: Literal["gradient", "momentum"] = "momentum",
         max_size_dense: int | None = 8192,
         max_skew: float | None = 1.0,
+        block_size: int | None = None,
         merge: Literal["matrix", "squeeze"] | None = "matrix",
         init_scale: float | None = None,
         damping: Schedulable = 1e-09,

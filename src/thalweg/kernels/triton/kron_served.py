@@ -22,7 +22,10 @@ def reason_unserved(rule: Kron, handling: Handling, shape: Shape, stored: str) -
         return "there is no fused kernel of Kron for on_nonfinite='raise'"
     if stored not in FACTORS:
         return f"there is no fused kernel for factors stored in {stored}"
-    sizes = rule.sizes(shape)
+    grid = rule.grid(shape)
+    if grid.blocks > 1:
+        return f"there is no fused kernel for block_size={rule.block_size}, which cuts it into {grid.blocks} blocks"
+    sizes = grid.sizes
     if len(sizes) > 2:
         return f"there is no fused kernel for {len(sizes)} factors"
     if math.prod(shape) == 0:
