@@ -21,6 +21,7 @@ __all__: list[str] = [
     "AdafactorOptions",
     "MuonOptions",
     "KronOptions",
+    "SOAPOptions",
     "LionOptions",
 ]
 
@@ -153,6 +154,20 @@ class KronOptions(CommonOptions, total=False):
     relative_damping: Schedulable | None
     damping_mode: Literal["noise", "expected"]
     lipschitz_beta: Schedulable
+
+
+class SOAPOptions(CommonOptions, total=False):
+    betas: Pair
+    shampoo_beta: Schedulable | None
+    eps: Schedulable
+    weight_decay: Schedulable
+    bias_correction: bool
+    precondition_frequency: int
+    max_precond_dim: int | None
+    one_sided: bool
+    block_size: int | None
+    merge: Literal["matrix", "squeeze"] | None
+    precondition_1d: bool
 
 
 class LionOptions(CommonOptions, total=False):

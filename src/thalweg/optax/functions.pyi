@@ -18,6 +18,7 @@ __all__: list[str] = [
     "adafactor",
     "muon",
     "kron",
+    "soap",
     "lion",
 ]
 
@@ -254,6 +255,37 @@ def kron(
     preconditioner_init_scale: Any = None,
     preconditioner_update_probability: Any = None,
     max_size_triangular: Any = None,
+) -> optax.GradientTransformationExtraArgs: ...
+
+def soap(
+    learning_rate: Any,
+    *,
+    b1: Any = 0.95,
+    b2: Any = 0.95,
+    weight_decay_mask: Any = None,
+    variant: str | None = None,
+    overrides: Overrides = (),
+    stacked_axes: Any = None,
+    specs: Any = None,
+    shampoo_beta: Any = None,
+    eps: Any = 1e-08,
+    weight_decay: Any = 0.01,
+    bias_correction: bool = True,
+    precondition_frequency: int = 10,
+    max_precond_dim: int | None = 10000,
+    one_sided: bool = False,
+    block_size: int | None = None,
+    merge: Literal["matrix", "squeeze"] | None = None,
+    precondition_1d: bool = False,
+    maximize: bool = False,
+    max_grad_norm: float | None = None,
+    on_nonfinite: Literal["propagate", "skip"] = "propagate",
+    rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
+    state_dtype: Any = None,
+    momentum_dtype: Any = None,
+    precond_dtype: Any = None,
+    state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
 def lion(

@@ -214,7 +214,7 @@ def bytes_to_others(items: Sequence[Item], world: int, rank: int, *, refresh: bo
             continue
         figures = len(rule.FIGURES) * math.prod(rule.figure_shape(item.shape)) * (2 if size == 2 else 1)
         sent += math.prod(item.shape) - item.tensor.elements + (world - 1) * figures
-        if refresh:
+        if refresh or rule.learns_always:
             factors = counts(item, Factor)
             others = {key: count for key, count in counts(item, PerSlice).items() if key not in factors}
             sent += sum(factors.values()) - rows + (world - 1) * sum(others.values())

@@ -16,7 +16,7 @@ from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Value
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules.blocks import average, clip, is_zero, one_minus_power
 from thalweg.rules.entries import Count, Entry, Moment
-from thalweg.rules.factors import per_slice, precondition
+from thalweg.rules.factors import merge_axes, per_slice, precondition
 from thalweg.rules.grid import Grid
 from thalweg.rules.options import Mask, option
 from thalweg.rules.refresh import Factors, refresh_factors
@@ -187,13 +187,7 @@ class Kron(WholeRule):
 
     def sizes(self, shape: Shape) -> Shape:
         """The sizes of the factors' axes for a parameter of this shape."""
-        own = shape[self.stacked_axes :]
-        if self.merge == "squeeze" or (self.merge == "matrix" and len(own) > 2):
-            own = tuple(n for n in own if n != 1)
-        if self.merge == "matrix" and len(own) > 2:
-            cuts = [(math.prod(own[:k]), math.prod(own[k:])) for k in range(1, len(own))]
-            own = min(cuts, key=sum)
-        return own or (1,)
+        return merge_axes(shape[self.stacked_axes :], self.merge)
 
     def diagonals(self, sizes: Shape) -> tuple[bool, ...]:
         """For each axis whether its factor is diagonal."""
