@@ -109,7 +109,7 @@ class SOAP(WholeRule):
     def prepare(self, xp, g, s, p, t) -> Preparation:
         """The first moment, and the gradient. The first step makes bases, and leaves all else as it is."""
         (b1, b2), age, most = self.betas, s["basis_age"], self.precondition_frequency
-        m = average(s["exp_avg"], g, xp.where(t > 1, 1 - b1, 0.0))
+        m = xp.where(t > 1, average(s["exp_avg"], g, 1 - b1), s["exp_avg"])
         state = {"exp_avg": m, "basis_age": xp.where(age >= most, 1.0, age + 1.0)}
         if self.bias_correction:
             steps = xp.maximum(t - 1, 1)
@@ -156,7 +156,7 @@ class SOAP(WholeRule):
             lambda: xp.cond(
                 due <= 1,
                 lambda: refresh_bases(xp, bases, products, axes, new_v),
-                lambda: (v, [xp.eigenvectors(finite_part(xp, x)) for x in products]),
+                lambda: (v, [first_basis(xp, x) for x in products]),
             ),
             lambda: (new_v, bases),
         )
@@ -207,10 +207,16 @@ def refresh_bases(xp: Space[A], bases: list[A], products: list[A], axes: list[in
         (eigenvalues,) = xp.sums((q * power, (1,)))
         by = xp.reshape(eigenvalues, (xp.shape(q)[0], xp.shape(q)[1]))
         v = xp.arrange(v, by, 1 + axis)
-        found.append(xp.orthonormal(xp.arrange(power, by, 2)))
+        found.append(with_sign(xp, xp.orthonormal(xp.arrange(power, by, 2))))
     return v, found
 
 
-def finite_part(xp: Space[A], x: A) -> Value:
-    """Zeros in place of what is not finite, of which no library finds eigenvectors."""
-    return xp.where(xp.isfinite(x), x, 0.0)
+def first_basis(xp: Space[A], product: A) -> Value:
+    """Eigenvectors. What is not finite is taken for 0: libraries would refuse the whole stack."""
+    return with_sign(xp, xp.eigenvectors(xp.where(xp.isfinite(product), product, 0.0)))
+
+
+def with_sign(xp: Space[A], q: A) -> Value:
+    """Columns with sums above 0. Their sign is of no account, but so all libraries keep the same."""
+    (total,) = xp.sums((q, (1,)))
+    return q * xp.where(total < 0, -1.0, 1.0)

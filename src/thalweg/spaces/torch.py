@@ -192,12 +192,12 @@ def solve(matrix: Arr, right: Arr) -> Arr:
 
 def eigenvectors(x: Arr) -> Arr:
     columns: Arr = torch.linalg.eigh(x)[1]
-    return columns.flip(-1)
+    return columns.flip(-1).contiguous()
 
 
 def orthonormal(x: Arr) -> Arr:
     columns: Arr = torch.linalg.qr(x)[0]
-    return columns
+    return columns.contiguous()
 
 
 def arrange(x: Arr, by: Arr, axis: int) -> Arr:
