@@ -171,6 +171,7 @@ class Settings:
         object.__setattr__(self, "given", given)
         check_known(known, given, option_names(known))
         if self.variant is not None:
+            require(bool(known.VARIANTS), f"{known.__name__} has no variants: leave out variant={self.variant!r}")
             check_choice("variant", self.variant, *known.VARIANTS)
         if self.variant is not None and given.keys() >= set(option_names(known)):
             # a command line that was made of the signature: what is at its default there was not asked for
