@@ -139,6 +139,7 @@ class KronOptions(CommonOptions, total=False):
     momentum_mode: Literal["polyak", "ema"]
     weight_decay: Schedulable
     weight_decay_mode: Literal["gradient", "update", "decoupled"]
+    normalize_grads: bool
     eps: Schedulable
     clip: Schedulable | None
     clip_mode: Literal["value", "rms"]

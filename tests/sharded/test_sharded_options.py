@@ -41,8 +41,11 @@ def test_what_all_ranks_keep_has_all_its_digits_beside_messages_in_bfloat16(dtyp
     check(Run("Muon", dtype, options=dict(normalize="rows", vectors="row")), "first axis")
 
 
-def test_factors_in_blocks() -> None:
-    check(Run("Kron", options=dict(block_size=4, max_skew=None, merge=None)), "mixed")
+@pytest.mark.parametrize(
+    "options", [dict(block_size=4, max_skew=None, merge=None), dict(normalize_grads=True)], ids=str
+)
+def test_options_of_kron(options: Mapping[str, Any]) -> None:
+    check(Run("Kron", options=options), "mixed")
 
 
 @by_turns("engine", "dtype")

@@ -224,6 +224,7 @@ def kron(
     momentum_mode: Literal["polyak", "ema"] = "ema",
     weight_decay: Any = 0.0,
     weight_decay_mode: Literal["gradient", "update", "decoupled"] = "decoupled",
+    normalize_grads: bool = False,
     eps: Any = 1e-08,
     clip: Any = 1.1,
     clip_mode: Literal["value", "rms"] = "rms",

@@ -51,6 +51,11 @@ class Kron(WholeRule):
         "decoupled",
         "Add decay to the `'gradient'`, to the preconditioned `'update'`, or to the step (`'decoupled'`).",
     )
+    normalize_grads: bool = option(
+        False,
+        "Divide each gradient by its norm (plus 1e-6) before anything else, so that a very large one counts no more "
+        "than others.",
+    )
     eps: Scalar = option(1e-8, "The smallest norm that the factors' step is divided by.", low=0)
     clip: Scalar | None = option(
         1.1,
@@ -216,6 +221,9 @@ class Kron(WholeRule):
     def prepare(self, xp, g, s, p, t) -> Preparation:
         """What is to be preconditioned, and what the factors learn from if it differs."""
         state: State[Any] = {}
+        if self.normalize_grads:
+            (squares,) = xp.sums(Squares(g, self.own_axes(xp.shape(g))))
+            g = g / (xp.sqrt(xp.where(xp.isfinite(squares), squares, math.nan)) + 1e-6)
         if self.weight_decay_mode == "gradient" and not is_zero(self.weight_decay):
             g = g + self.weight_decay * p
         x = g

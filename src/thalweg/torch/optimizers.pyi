@@ -268,6 +268,7 @@ class Kron(Optimizer):
         momentum_mode: Literal["polyak", "ema"] = "ema",
         weight_decay: Schedulable = 0.0,
         weight_decay_mode: Literal["gradient", "update", "decoupled"] = "decoupled",
+        normalize_grads: bool = False,
         eps: Schedulable = 1e-08,
         clip: Schedulable | None = 1.1,
         clip_mode: Literal["value", "rms"] = "rms",
