@@ -75,7 +75,7 @@ class WholeRule(Rule):
 
     @abstractmethod
     def prepare(self, xp: Space[A], g: A, s: State[A], p: A, t: Scalar) -> Preparation:
-        """Element by element: what has to be seen as a whole, and the new state as far as it goes. It may ask for sums."""
+        """Element by element, with sums if need be: what has to be seen as a whole, and the new state so far."""
 
     @abstractmethod
     def transform(
