@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cases import EVERY, EXACT, UNIQUE
 from mixed import kron_and_others
-from own_rules import Centred, InOnePart, Layerwise
+from own_rules import Centred, InOnePart, Layerwise, Measured
 from tolerances import WORLD
 from world_layouts import SHAPES, DTensor, Place, divided, drawn, gradient, home, placed, plain, torch
 from world_layouts import layout as laid_out
@@ -35,7 +35,7 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
 #: A mixture, and rules of one's own; beside them, `rule` of a run is the name of one of ours.
 OTHERS: Mapping[str, Callable[..., Any]] = {
     "kron_and_others": kron_and_others,
-    **{rule.__name__: thalweg.torch.optimizer(rule) for rule in (Layerwise, Centred, InOnePart)},
+    **{rule.__name__: thalweg.torch.optimizer(rule) for rule in (Layerwise, Centred, Measured, InOnePart)},
 }
 
 
