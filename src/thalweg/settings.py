@@ -75,8 +75,8 @@ class Handling:
     )
     precond_dtype: DType | None = option(
         None,
-        "The same for Kron's factors alone; wins over `state_dtype`. Not `'int8'`: factors are multiplied with one "
-        "another.",
+        "The same for the factors of Kron and SOAP alone; wins over `state_dtype`. Not `'int8'`: factors are "
+        "multiplied with one another.",
     )
     state_rounding: Literal["nearest", "stochastic"] = option(
         "nearest",
