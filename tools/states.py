@@ -33,6 +33,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = {
     "Adafactor": ("Adafactor", {"momentum": 0.9, "min_dim_size_to_factor": 0}, SMALL),
     "Muon": ("Muon", {"ns_dtype": None}, {"matrix": (3, 2)}),
     "Kron": ("Kron", {"precond_update_probability": 1.0}, SMALL),
+    "SOAP": ("SOAP", {"precondition_frequency": 2, "one_sided": True}, SMALL),
 }
 
 

@@ -195,6 +195,18 @@ class Space(Protocol[A]):
         """X with ``matrix @ X = right`` for a lower triangular matrix; NaN where singular."""
         ...
 
+    def eigenvectors(self, x: A) -> A:
+        """Those of symmetric matrices, as columns; that of the largest eigenvalue comes first."""
+        ...
+
+    def orthonormal(self, x: A) -> A:
+        """Q of the QR decomposition of square matrices."""
+        ...
+
+    def arrange(self, x: A, by: A, axis: int) -> A:
+        """The slices of x, (b, ...), along an axis in the order of falling numbers ``by``, (b, n)."""
+        ...
+
     def largest_column(self, x: A) -> A:
         """The column of largest norm (the first of equals) as (..., m, 1)."""
         ...
@@ -295,6 +307,11 @@ def derived(space: Any, select: Callable[..., Any]) -> tuple[list[Callable[..., 
 
     always: list[Callable[..., Any]] = [where, reshape, folded, reshape_like, matmul_rounded, divided]
     return always, [word, zeros_reduced, matrix_norm, add_identity, means]
+
+
+def shape_along(shape: Shape, axis: int) -> Shape:
+    """The shape of numbers, some for each of a batch, that go with x along an axis."""
+    return tuple(n if i in (0, axis) else 1 for i, n in enumerate(shape))
 
 
 def reduced_shape(shape: Shape, axes: Sequence[int]) -> Shape:

@@ -21,6 +21,7 @@ __all__: list[str] = [
     "AdafactorOptions",
     "MuonOptions",
     "KronOptions",
+    "SOAPOptions",
     "LionOptions",
 ]
 
@@ -138,6 +139,7 @@ class KronOptions(CommonOptions, total=False):
     momentum_mode: Literal["polyak", "ema"]
     weight_decay: Schedulable
     weight_decay_mode: Literal["gradient", "update", "decoupled"]
+    normalize_grads: bool
     eps: Schedulable
     clip: Schedulable | None
     clip_mode: Literal["value", "rms"]
@@ -146,12 +148,27 @@ class KronOptions(CommonOptions, total=False):
     whiten: Literal["gradient", "momentum"]
     max_size_dense: int | None
     max_skew: float | None
+    block_size: int | None
     merge: Literal["matrix", "squeeze"] | None
     init_scale: float | None
     damping: Schedulable
     relative_damping: Schedulable | None
     damping_mode: Literal["noise", "expected"]
     lipschitz_beta: Schedulable
+
+
+class SOAPOptions(CommonOptions, total=False):
+    betas: Pair
+    shampoo_beta: Schedulable | None
+    eps: Schedulable
+    weight_decay: Schedulable
+    bias_correction: bool
+    precondition_frequency: int
+    max_precond_dim: int | None
+    one_sided: bool
+    block_size: int | None
+    merge: Literal["matrix", "squeeze"] | None
+    precondition_1d: bool
 
 
 class LionOptions(CommonOptions, total=False):

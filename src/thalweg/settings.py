@@ -75,8 +75,8 @@ class Handling:
     )
     precond_dtype: DType | None = option(
         None,
-        "The same for Kron's factors alone; wins over `state_dtype`. Not `'int8'`: factors are multiplied with one "
-        "another.",
+        "The same for the factors of Kron and SOAP alone; wins over `state_dtype`. Not `'int8'`: factors are "
+        "multiplied with one another.",
     )
     state_rounding: Literal["nearest", "stochastic"] = option(
         "nearest",
@@ -174,6 +174,7 @@ class Settings:
         object.__setattr__(self, "given", given)
         check_known(known, given, option_names(known))
         if self.variant is not None:
+            require(bool(known.VARIANTS), f"{known.__name__} has no variants: leave out variant={self.variant!r}")
             check_choice("variant", self.variant, *known.VARIANTS)
         if self.variant is not None and given.keys() >= set(option_names(known)):
             # a command line that was made of the signature: what is at its default there was not asked for

@@ -23,12 +23,13 @@ OTHERS = {each.__name__: each for each in (mixed.adamw_and_adafactor, mixed.muon
 #: Those of which `make test` has every check: a rule of ours, one of one's own, and a mixture.
 WHOLLY = ("LAMB", "Layerwise", "adamw_and_adafactor")
 #: Those whose steps are products of matrices: of them it has one check in twelve, and of all others one in six.
-DEAR = ("Muon", "Kron", "muon_and_adamw")
+DEAR = ("Muon", "Kron", "SOAP", "muon_and_adamw")
 
 
 def checks_for(name: str, optimizer: Any, **options: Any) -> list[Any]:
     """The checks of one optimizer as parameters; all are marked `slow`."""
-    needed = {"SGD": {"momentum": 0.9}, "Layerwise": {"lr": 0.01}}.get(name, {})  # without momentum SGD has no state
+    # without momentum SGD has no state, and of both sides SOAP's bases are not unique
+    needed = {"SGD": {"momentum": 0.9}, "SOAP": {"one_sided": True}, "Layerwise": {"lr": 0.01}}.get(name, {})
     (_, checks) = parametrize(optimizer, **needed, **options).args
     words = "-".join([name, *options.values()])
     nightly = {"compiles": [pytest.mark.nightly]}

@@ -45,6 +45,7 @@ KRON: list[dict[str, Any]] = [
     {"momentum_mode": "ema", "momentum_dtype": "bfloat16", "precond_dtype": "bfloat16"},
     {"momentum_mode": "ema", "whiten": "momentum", "geometry": "quad", "merge": None},
     {"on_nonfinite": "skip", "precond_dtype": "float16"},
+    {"normalize_grads": True, "block_size": 50, "max_skew": None},
 ]
 STACKED = ((4, 130, 140), (3, 7, 8), (5, 2, 3))
 
@@ -55,7 +56,7 @@ def cases(world: int) -> list[Case]:
     found += [
         Case("Kron", {**options, "precond_update_probability": 0.5}) for options in (KRON if world == 2 else KRON[:2])
     ]
-    found += [Case("Muon", {"vectors": "row"})]
+    found += [Case("Muon", {"vectors": "row"}), Case("SOAP", {"precondition_frequency": 1})]
     found += [Case(name, {"stacked_axes": 1}, shapes=STACKED) for name in ("LARS", "LAMB", "Adafactor", "Kron")]
     if world == 2:
         found += [Case(name, options) for name, options in OPTIONS]

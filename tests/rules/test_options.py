@@ -90,7 +90,7 @@ def test_an_option_without_effect_is_named_with_what_it_needs() -> None:
         }.items()
     )
     assert Every(beta=0.0).idle(0.1)["momentum_dtype"] == "a beta above 0"
-    assert Every(flag=True, mode="b", count=2).idle(0.1) == {"precond_dtype": "Kron, which alone has factors"}
+    assert Every(flag=True, mode="b", count=2).idle(0.1) == {"precond_dtype": "Kron or SOAP, which have factors"}
     with pytest.raises(OptionError, match="limit=3 has no effect here: it needs a count above 1"):
         thalweg.numpy.optimizer(Every)(0.1, limit=3)
 

@@ -55,6 +55,7 @@ MATRICES = ("matrix", "even", "cube", "kernel")
 
 def test_a_rule_of_ones_own_that_needs_whole_tensors() -> None:
     check(2, Run("Centred", names=MATRICES), "mixed")
+    check(2, Run("Measured", names=MATRICES), "mixed")
 
 
 def test_a_rule_that_does_not_tell_its_parts_is_refused() -> None:

@@ -23,7 +23,7 @@ TEAMS = {name: 1 for name, groups in GROUPS.items() if groups == 2} | {"meshes":
 
 def expected(rule: str, layout: str) -> dict[str, int]:
     groups = GROUPS.get(layout, 1)
-    times = TEAMS.get(layout, groups) if rule in ("Muon", "Kron") else groups
+    times = TEAMS.get(layout, groups) if rule in ("Muon", "Kron", "SOAP") else groups
     return {kind: count * times for kind, count in EACH[rule].items() if times}
 
 
@@ -42,6 +42,11 @@ def later_steps(size: int, run: Run, layout: str) -> list[dict[str, int]]:
 def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
     run = Run(rule, rates=(1.0,) * 3)
     assert later_steps(size, run, layout) == [expected(rule, layout)] * 2
+
+
+def test_norms_of_all_gradients_are_one_message_more() -> None:
+    run = Run("Kron", options=dict(normalize_grads=True), rates=(1.0,) * 3)
+    assert later_steps(2, run, "first axis") == [{"alltoall_base": 2, "allreduce": 1}] * 2
 
 
 @by_turns("how", first=1)

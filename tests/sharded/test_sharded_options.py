@@ -41,6 +41,13 @@ def test_what_all_ranks_keep_has_all_its_digits_beside_messages_in_bfloat16(dtyp
     check(Run("Muon", dtype, options=dict(normalize="rows", vectors="row")), "first axis")
 
 
+@pytest.mark.parametrize(
+    "options", [dict(block_size=4, max_skew=None, merge=None), dict(normalize_grads=True)], ids=str
+)
+def test_options_of_kron(options: Mapping[str, Any]) -> None:
+    check(Run("Kron", options=options), "mixed")
+
+
 @by_turns("engine", "dtype")
 @cases_for()
 @pytest.mark.parametrize("engine", ["reference", "foreach", "auto"])

@@ -195,6 +195,8 @@ KRON = Case(
         "a factor for each axis": dict(merge=None, max_skew=None),
         "squeezed": dict(merge="squeeze", max_skew=None),
         "diagonal": dict(max_size_dense=0),
+        "blocks": dict(block_size=4, max_skew=None, merge=None),
+        "normalized gradients": dict(normalize_grads=True),
         "a first scale that is given": dict(init_scale=1.0),
         "no momentum": dict(momentum=0.0, clip=None),
         "decay of the gradient": dict(weight_decay=0.1, weight_decay_mode="gradient"),
@@ -209,6 +211,9 @@ KRON = Case(
         (dict(geometry="EQ"), "geometry must be one of 'procrustes', 'quad', 'eq', got 'EQ'"),
         (dict(max_size_dense=-1), "max_size_dense must be a whole number"),
         (dict(max_skew=0.0), "max_skew must be"),
+        (dict(normalize_grads=1), "normalize_grads must be True or False, got 1"),
+        (dict(block_size=0), "block_size must be a whole number >= 1, got 0"),
+        (dict(block_size=2.5), "block_size must be a whole number >= 1, got 2.5"),
         (dict(merge="flat"), "merge must be one of"),
         (dict(momentum_mode="polyak"), "whiten='momentum' needs momentum_mode='ema'"),
         (dict(geometry="eq", damping_mode="expected"), "geometry='eq' needs damping_mode='noise'"),
@@ -288,8 +293,39 @@ LION = Case(
     },
 )
 
+#: Of the shortest axis alone, products of one gradient have full rank: eigenvectors of others are not unique, and two
+#: libraries find different ones.
+UNIQUE: dict[str, Any] = dict(one_sided=True)
+
+SOAP = Case(
+    rules.SOAP,
+    lr=0.01,
+    options={
+        "defaults": UNIQUE,
+        "in every step": dict(UNIQUE, precondition_frequency=1),
+        "now and then": dict(UNIQUE, precondition_frequency=3, weight_decay=0.1),
+        "betas": dict(UNIQUE, betas=(0.5, 0.7), shampoo_beta=0.8, eps=1e-3),
+        "no bias correction": dict(UNIQUE, bias_correction=False, weight_decay=0.0),
+        "as matrices": dict(UNIQUE, merge="matrix"),
+        "squeezed": dict(UNIQUE, merge="squeeze", max_precond_dim=4),
+        "blocks": dict(UNIQUE, block_size=3, precondition_frequency=2),
+    },
+    refused=[
+        *NUMBERS,
+        (dict(betas=(1.0, 0.9)), "betas[0] must be a finite number >= 0 and < 1, got 1.0"),
+        (dict(shampoo_beta=1.0), "shampoo_beta must be a finite number >= 0 and < 1, got 1.0"),
+        (dict(eps=-1.0), "eps must be"),
+        (dict(precondition_frequency=0), "precondition_frequency must be a whole number >= 1, got 0"),
+        (dict(max_precond_dim=-1), "max_precond_dim must be a whole number >= 0, got -1"),
+        (dict(block_size=0), "block_size must be a whole number >= 1, got 0"),
+        (dict(one_sided=1), "one_sided must be True or False, got 1"),
+        (dict(merge="flat"), "merge must be one of"),
+        (dict(precondition_1d="yes"), "precondition_1d must be True or False"),
+    ],
+)
+
 #: Rules that step parameters of any shape as they come.
-CASES = [SGD, ADAMW, LARS, LAMB, ADAFACTOR, KRON, LION]
+CASES = [SGD, ADAMW, LARS, LAMB, ADAFACTOR, KRON, SOAP, LION]
 #: All rules.
 EVERY = [*CASES, MUON]
 #: (case, description, options) for every set of options of every rule.

@@ -94,6 +94,17 @@ class Centred(WholeRule):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Measured(Centred):
+    """The same of gradients that are divided by a maximum, a norm and a mean of their own, one after the other."""
+
+    def prepare(self, xp: Any, g: Any, s: Any, p: Any, t: Any) -> Preparation:
+        g = g / (1.0 + xp.amax(xp.abs(g), None))
+        g = g / (0.1 + xp.sqrt(xp.sums(Squares(g, None))[0]))
+        (mean, mean_of_p) = xp.means((xp.abs(g), None), (xp.abs(p), None))
+        return super().prepare(xp, g / (0.1 + mean + mean_of_p), s, p, t)
+
+
+@dataclass(frozen=True, kw_only=True)
 class InOnePart(Rule):
     """It needs whole tensors, and does not say which part of its step does."""
 

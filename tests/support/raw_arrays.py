@@ -221,6 +221,8 @@ OPTIONS: dict[str, dict[str, Other]] = {
         "whiten": Other("gradient"),
         "max_size_dense": Other(3),
         "max_skew": Other(None),
+        "block_size": Other(2),
+        "normalize_grads": Other(True),
         "merge": Other(None),
         "init_scale": Other(2.0),
         "damping": Other(0.1),

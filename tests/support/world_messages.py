@@ -34,6 +34,7 @@ EACH = {
     "Adafactor": {"allreduce": 2},
     "Muon": {"alltoall_base": 2},
     "Kron": {"alltoall_base": 2},
+    "SOAP": {"alltoall_base": 2},
     "kron_and_others": {"alltoall_base": 2, "allreduce": 2},
 }
 #: How many groups of ranks share a parameter; one unless told. Those of "meshes" are a line, rows and columns.

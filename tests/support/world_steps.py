@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import EVERY, EXACT
+from cases import EVERY, EXACT, UNIQUE
 from mixed import kron_and_others
-from own_rules import Centred, InOnePart, Layerwise
+from own_rules import Centred, InOnePart, Layerwise, Measured
 from tolerances import WORLD
 from world_layouts import SHAPES, DTensor, Place, divided, drawn, gradient, home, placed, plain, torch
 from world_layouts import layout as laid_out
@@ -21,7 +21,7 @@ import thalweg.torch
 from thalweg.errors import OptimError
 
 #: Rules that differ in what ranks have to tell one another.
-RULES = ("LARS", "LAMB", "Adafactor", "Muon", "Kron")
+RULES = ("LARS", "LAMB", "Adafactor", "Muon", "Kron", "SOAP")
 #: Steps of moderate size, with all that a rule sums up: Adafactor's rows and columns of small tensors too.
 LR = {**{case.name: case.lr for case in EVERY}, "LAMB": 0.05, "kron_and_others": 0.02}
 TYPICAL: Mapping[str, Mapping[str, Any]] = {
@@ -30,11 +30,12 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "Adafactor": dict(min_dim_size_to_factor=2, momentum=0.9, weight_decay=0.01),
     "Muon": dict(EXACT, weight_decay=0.01),
     "Kron": dict(weight_decay=0.01),
+    "SOAP": dict(UNIQUE, precondition_frequency=2),
 }
 #: A mixture, and rules of one's own; beside them, `rule` of a run is the name of one of ours.
 OTHERS: Mapping[str, Callable[..., Any]] = {
     "kron_and_others": kron_and_others,
-    **{rule.__name__: thalweg.torch.optimizer(rule) for rule in (Layerwise, Centred, InOnePart)},
+    **{rule.__name__: thalweg.torch.optimizer(rule) for rule in (Layerwise, Centred, Measured, InOnePart)},
 }
 
 
@@ -224,11 +225,11 @@ def misplaced(got: Outcome) -> Iterator[str]:
     """State lies where its parameter does; numbers of lines are plain tensors, and factors of whole tensors may be."""
     for name, p in got.own.items():
         for key, entry in got.optimizer.state.get(p, {}).items():
-            single = key in ("step", "refresh", "line_squares") or key.startswith("L_")
+            single = key in ("step", "refresh", "basis_age", "line_squares") or key.startswith("L_")
             if single or not isinstance(p, DTensor):
                 if isinstance(entry, DTensor):
                     yield f"{name}.{key} is a DTensor"
-            elif key.startswith("Q_"):
+            elif key.startswith(("Q_", "GG_")) or (key == "exp_avg_sq" and "basis_age" in got.optimizer.state[p]):
                 if is_divided(p) and not isinstance(entry, DTensor):
                     yield f"{name}.{key} is no DTensor"
             elif not isinstance(entry, DTensor):

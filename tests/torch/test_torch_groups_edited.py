@@ -167,7 +167,8 @@ def test_names_that_were_left_behind_count_for_nothing(case: Case) -> None:
     del optimizer.param_groups[0]["params"][1]
     give_gradients(params)
     before = copies(params)
-    optimizer.step()
+    for _ in range(2):  # the first step of SOAP moves nothing
+        optimizer.step()
     assert [torch.equal(a, b) for a, b in zip(params, before, strict=True)] == [False, True, False]
     assert list(optimizer.stats()) == ["0", "1"]
     optimizer.load_state_dict(optimizer.state_dict())

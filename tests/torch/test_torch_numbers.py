@@ -27,7 +27,8 @@ ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach"])
 
 
 def make(case: Case, params: Any, engine: str = "reference", **options: Any) -> Any:
-    return getattr(thalweg.torch, case.name)(params, **{"lr": case.lr, "engine": engine, **options})
+    given = {"lr": case.lr, "engine": engine, **case.options["defaults"], **options}
+    return getattr(thalweg.torch, case.name)(params, **given)
 
 
 def named(arrays: Sequence[Any]) -> list[tuple[str, Any]]:

@@ -18,6 +18,7 @@ __all__: list[str] = [
     "adafactor",
     "muon",
     "kron",
+    "soap",
     "lion",
 ]
 
@@ -223,6 +224,7 @@ def kron(
     momentum_mode: Literal["polyak", "ema"] = "ema",
     weight_decay: Any = 0.0,
     weight_decay_mode: Literal["gradient", "update", "decoupled"] = "decoupled",
+    normalize_grads: bool = False,
     eps: Any = 1e-08,
     clip: Any = 1.1,
     clip_mode: Literal["value", "rms"] = "rms",
@@ -231,6 +233,7 @@ def kron(
     whiten: Literal["gradient", "momentum"] = "momentum",
     max_size_dense: int | None = 8192,
     max_skew: float | None = 1.0,
+    block_size: int | None = None,
     merge: Literal["matrix", "squeeze"] | None = "matrix",
     init_scale: float | None = None,
     damping: Any = 1e-09,
@@ -253,6 +256,37 @@ def kron(
     preconditioner_init_scale: Any = None,
     preconditioner_update_probability: Any = None,
     max_size_triangular: Any = None,
+) -> optax.GradientTransformationExtraArgs: ...
+
+def soap(
+    learning_rate: Any,
+    *,
+    b1: Any = 0.95,
+    b2: Any = 0.95,
+    weight_decay_mask: Any = None,
+    variant: str | None = None,
+    overrides: Overrides = (),
+    stacked_axes: Any = None,
+    specs: Any = None,
+    shampoo_beta: Any = None,
+    eps: Any = 1e-08,
+    weight_decay: Any = 0.01,
+    bias_correction: bool = True,
+    precondition_frequency: int = 10,
+    max_precond_dim: int | None = 10000,
+    one_sided: bool = False,
+    block_size: int | None = None,
+    merge: Literal["matrix", "squeeze"] | None = None,
+    precondition_1d: bool = False,
+    maximize: bool = False,
+    max_grad_norm: float | None = None,
+    on_nonfinite: Literal["propagate", "skip"] = "propagate",
+    rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
+    state_dtype: Any = None,
+    momentum_dtype: Any = None,
+    precond_dtype: Any = None,
+    state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
 def lion(

@@ -36,11 +36,12 @@ def state_specs(state: Tree, params: Tree, specs: Tree) -> Tree:
         return Spec()
 
     def of_factors(part: Any, several: Sequence[str]) -> Any:
-        """Factors follow the axes of a stack, whose shape is that of their norms."""
+        """Factors follow the axes of a stack, whose shape is that of their norms; of blocks these are a column."""
 
         def of_factor(path: Sequence[Any], leaf: Any, *beside: Any) -> Spec:
             known = own.get(tuple(path[:-1]))
-            stacked = min(len(other.shape) for other in (leaf, *beside))
+            factor, norm = (len(other.shape) for other in beside)
+            stacked = norm if norm < factor else norm - 2
             return Spec(*known[1][:stacked]) if known else Spec()
 
         trees = [getattr(part, field) for field in several]

@@ -64,12 +64,19 @@ class Figures(NamedTuple):
 def rounds_of(item: Item) -> list[list[Figures]]:
     """What a step of one parameter asks of other ranks, round by round."""
     try:
-        rounds = [*([] if item.rule.needs_whole else rounds_of_program(item)), *rounds_of_guards(item)]
+        own = rounds_as_asked(item, by_owners=True) if item.rule.needs_whole else rounds_of_program(item)
+        rounds = [*own, *rounds_of_guards(item)]
     except RuleError:  # what cannot be traced is run as it is, and asks as it goes
-        found = footprint(item.setting, item.tensor.shape, item.tensor.dtype, whole=item.shape).reductions
-        rounds = [[figures_of(item, own.kind, own.shape, own.axes) for own in asked if own.shape] for asked in found]
+        rounds = [*rounds_as_asked(item)]
     crossing = ([figures for figures in each if figures.mesh] for each in rounds)
     return [each for each in crossing if each]
+
+
+def rounds_as_asked(item: Item, *, by_owners: bool = False) -> Iterator[list[Figures]]:
+    """The sums that a rule asks for as it goes. by_owners: before they do their part, alone."""
+    found = footprint(item.setting, item.tensor.shape, item.tensor.dtype, whole=item.shape, by_owners=by_owners)
+    for asked in found.reductions:
+        yield [figures_of(item, own.kind, own.shape, own.axes) for own in asked if own.shape]
 
 
 def rounds_of_program(item: Item) -> Iterator[list[Figures]]:
@@ -214,7 +221,7 @@ def bytes_to_others(items: Sequence[Item], world: int, rank: int, *, refresh: bo
             continue
         figures = len(rule.FIGURES) * math.prod(rule.figure_shape(item.shape)) * (2 if size == 2 else 1)
         sent += math.prod(item.shape) - item.tensor.elements + (world - 1) * figures
-        if refresh:
+        if refresh or rule.learns_always:
             factors = counts(item, Factor)
             others = {key: count for key, count in counts(item, PerSlice).items() if key not in factors}
             sent += sum(factors.values()) - rows + (world - 1) * sum(others.values())

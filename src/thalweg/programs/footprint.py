@@ -34,7 +34,7 @@ class Footprint:
     #: Floating point operations of matrix products, and bytes of their operands and results.
     flops: int
     product_bytes: int
-    #: Sums and maxima, together where they are asked for together.
+    #: Sums and maxima, together where they are asked for together; with owners, those before they do their part.
     reductions: tuple[tuple[Reduction, ...], ...]
 
     @property
@@ -60,11 +60,13 @@ class ByOwners:
 
     def __init__(self, rule: WholeRule, meter: Meter) -> None:
         self.rule, self.meter, self.waiting = rule, meter, 0
+        self.reductions: list[list[Reduction]] = []
         self.entries, self.stacked_axes = rule.entries, rule.stacked_axes
 
     def update(self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any, noise: Any) -> Update:
+        before = len(self.meter.reductions)
         tensors, state, due = self.rule.prepare(xp, g, s, p, t)
-        self.waiting = self.meter.live - self.meter.start
+        self.waiting, self.reductions = self.meter.live - self.meter.start, self.meter.reductions[before:]
         x = tensors[0]
         del tensors
         learned = self.rule.keys(xp.shape(p), PerSlice)
@@ -124,7 +126,7 @@ def footprint(
         waiting=rule.waiting if by_owners else 0,
         flops=meter.flops,
         product_bytes=meter.product_bytes,
-        reductions=tuple(map(tuple, meter.reductions)),
+        reductions=tuple(map(tuple, rule.reductions if by_owners else meter.reductions)),
     )
 
 

@@ -100,6 +100,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     # biases go along as matrices of one row, and models are too small for bfloat16 to save time
     "Muon": dict(vectors="row", ns_dtype=None),
     "Kron": {},
+    "SOAP": dict(weight_decay=0.0),
 }
 #: Everyone: with these options, or with its own where a rule has none here.
 CONTESTANTS: Mapping[str, Contestant] = ByRule(
@@ -118,6 +119,7 @@ RATES: Mapping[str, Sequence[float]] = ByRule(
         "Adafactor": (0.003, 0.01, 0.03, 0.1, 0.3),
         "Muon": (0.003, 0.01, 0.03, 0.1, 0.3),
         "Kron": (3e-4, 0.001, 0.003, 0.01, 0.03),
+        "SOAP": (0.001, 0.003, 0.01, 0.03, 0.1),
     },
     lambda rule: (3e-4, 0.001, 0.003, 0.01, 0.03),
 )
@@ -134,6 +136,7 @@ LARGE_RATES: Mapping[str, Sequence[float]] = {
         "Muon": 0.01,
         "Lion": 3e-4,
         "Kron": 1e-3,
+        "SOAP": 0.003,
     }.items()
 }
 

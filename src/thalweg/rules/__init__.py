@@ -21,6 +21,7 @@ from thalweg.rules.muon import Muon
 from thalweg.rules.rule import Noise, Rule, Update
 from thalweg.rules.schedules import Annealed
 from thalweg.rules.sgd import SGD
+from thalweg.rules.soap import SOAP
 from thalweg.rules.whole import Direction, Preparation, WholeRule
 
 
@@ -34,7 +35,7 @@ def find_rules() -> Iterator[type[Rule]]:
                 yield value
 
 
-_ORDERED: list[type[Rule]] = [SGD, AdamW, LARS, LAMB, Adafactor, Muon, Kron, *find_rules()]
+_ORDERED: list[type[Rule]] = [SGD, AdamW, LARS, LAMB, Adafactor, Muon, Kron, SOAP, *find_rules()]
 #: Every rule that comes with the package, by its name. Of a new one its file is enough.
 RULES: Mapping[str, type[Rule]] = {rule.__name__: rule for rule in dict.fromkeys(_ORDERED)}
 
@@ -55,6 +56,7 @@ __all__ = [
     "LARS",
     "RULES",
     "SGD",
+    "SOAP",
     "Adafactor",
     "AdamW",
     "Annealed",

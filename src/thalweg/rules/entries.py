@@ -78,14 +78,24 @@ class Square(Spread):
 
 @dataclass(frozen=True)
 class Factor(PerSlice):
-    """A matrix, or the diagonal of one, that begins as a multiple of the identity."""
+    """A matrix that begins as a multiple of the identity, or several one below another; or the diagonal of one."""
 
     scale: float = 1.0
+    #: How often all of its rows are repeated, and how often each: for blocks along the axes before and after its own.
+    repeated: tuple[int, int] = (1, 1)
     stored_by = ("precond_dtype", "state_dtype")
 
     def first(self, xp: Space[A], p: A, stacked_axes: int) -> A:
-        ones = xp.full(self.shape(xp.shape(p), stacked_axes), 1.0, p)
-        return self.scale * (ones if len(self.sizes) == 1 else ones * xp.identity(self.sizes[0], p))
+        shape = self.shape(xp.shape(p), stacked_axes)
+        if len(self.sizes) == 1 or self.scale == 0:
+            return xp.full(shape, self.scale, p)
+        (rows, side), (before, after) = self.sizes, self.repeated
+        own = rows // (before * after)  # of which the last of several matrices may have fewer than columns
+        ones = xp.full((*shape[:stacked_axes], before, own, after, side), self.scale, p)
+        matrices = -(-own // side)
+        identities = xp.full((matrices, 1, 1), 1.0, p) * xp.identity(side, p)
+        one_below_another = xp.reshape(identities, (matrices * side, 1, side))
+        return xp.reshape(ones * xp.cut(one_below_another, 0, (own, matrices * side - own))[0], shape)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from typing import Any, Literal
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Value
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules.blocks import average, clip, is_zero, one_minus_power
-from thalweg.rules.entries import Count, Entry, Factor, Moment, Norm
-from thalweg.rules.factors import precondition
+from thalweg.rules.entries import Count, Entry, Moment
+from thalweg.rules.factors import merge_axes, per_slice, precondition
+from thalweg.rules.grid import Grid
 from thalweg.rules.options import Mask, option
 from thalweg.rules.refresh import Factors, refresh_factors
 from thalweg.rules.rule import Update
@@ -49,6 +50,11 @@ class Kron(WholeRule):
     weight_decay_mode: Literal["gradient", "update", "decoupled"] = option(
         "decoupled",
         "Add decay to the `'gradient'`, to the preconditioned `'update'`, or to the step (`'decoupled'`).",
+    )
+    normalize_grads: bool = option(
+        False,
+        "Divide each gradient by its norm (plus 1e-6) before anything else, so that a very large one counts no more "
+        "than others.",
     )
     eps: Scalar = option(1e-8, "The smallest norm that the factors' step is divided by.", low=0)
     clip: Scalar | None = option(
@@ -91,6 +97,13 @@ class Kron(WholeRule):
         1.0,
         "An axis of size n in a tensor of N elements gets a diagonal factor if n² > max_skew N. `None`: no limit.",
         above=0,
+    )
+    block_size: int | None = option(
+        None,
+        "Cut axes with dense factors into blocks of this size, the last of which may be smaller. Each block has "
+        "factors of its own.",
+        low=1,
+        elsewhere={"partition_grads_into_blocks": "block_size, a number, or None"},
     )
     merge: Literal["matrix", "squeeze"] | None = option(
         "matrix",
@@ -161,9 +174,10 @@ class Kron(WholeRule):
         return self.damping_mode == "noise"
 
     def treatment(self, shape: Shape) -> str:
-        sizes = self.sizes(shape)
-        words = [f"diagonal {n}" if d else f"dense {n}" for n, d in zip(sizes, self.diagonals(sizes), strict=True)]
-        return "factors " + ", ".join(words)
+        grid = self.grid(shape)
+        kinds = zip(grid.sides, self.diagonals(grid.sizes), strict=True)
+        words = "factors " + ", ".join(f"diagonal {n}" if d else f"dense {n}" for n, d in kinds)
+        return words if grid.blocks == 1 else f"{grid.blocks} blocks, {words}"
 
     def kind(self, shape: Shape) -> Hashable:
         return shape
@@ -178,13 +192,7 @@ class Kron(WholeRule):
 
     def sizes(self, shape: Shape) -> Shape:
         """The sizes of the factors' axes for a parameter of this shape."""
-        own = shape[self.stacked_axes :]
-        if self.merge == "squeeze" or (self.merge == "matrix" and len(own) > 2):
-            own = tuple(n for n in own if n != 1)
-        if self.merge == "matrix" and len(own) > 2:
-            cuts = [(math.prod(own[:k]), math.prod(own[k:])) for k in range(1, len(own))]
-            own = min(cuts, key=sum)
-        return own or (1,)
+        return merge_axes(shape[self.stacked_axes :], self.merge)
 
     def diagonals(self, sizes: Shape) -> tuple[bool, ...]:
         """For each axis whether its factor is diagonal."""
@@ -192,15 +200,20 @@ class Kron(WholeRule):
         skewed = math.inf if self.max_skew is None else self.max_skew * math.prod(sizes)
         return tuple(len(sizes) == 1 or n <= 1 or n > large or n * n > skewed for n in sizes)
 
+    def grid(self, shape: Shape) -> Grid:
+        """The blocks of a parameter of this shape. Axes with diagonal factors are not cut, which would save nothing."""
+        sizes = self.sizes(shape)
+        return Grid.of(sizes, [not diagonal for diagonal in self.diagonals(sizes)], self.block_size)
+
     # ---- the rule
 
     def entries(self, shape: Shape) -> dict[str, Entry]:
-        sizes = self.sizes(shape)
-        scale = (1.0 if self.init_scale is None else self.init_scale) ** (1 / len(sizes))
+        grid = self.grid(shape)
+        scale = (1.0 if self.init_scale is None else self.init_scale) ** (1 / len(grid.sizes))
         kept: dict[str, Entry] = {} if is_zero(self.momentum) else {"momentum_buffer": Moment()}
-        for i, (n, diagonal) in enumerate(zip(sizes, self.diagonals(sizes), strict=True)):
-            kept[f"Q_{i}"] = Factor((n,) if diagonal else (n, n), scale)
-            kept[f"L_{i}"] = Norm()  # of the factor's gradient, smoothed
+        for i, diagonal in enumerate(self.diagonals(grid.sizes)):
+            kept[f"Q_{i}"] = grid.factor(i, scale, diagonal=diagonal)
+            kept[f"L_{i}"] = grid.norm()  # of the factor's gradient, smoothed
         return {**kept, "refresh": Count()}  # how much of the next refresh has come together
 
     # ---- a step in three parts: the first and the last go element by element, the middle needs the whole tensor
@@ -208,6 +221,9 @@ class Kron(WholeRule):
     def prepare(self, xp, g, s, p, t) -> Preparation:
         """What is to be preconditioned, and what the factors learn from if it differs."""
         state: State[Any] = {}
+        if self.normalize_grads:
+            (squares,) = xp.sums(Squares(g, self.own_axes(xp.shape(g))))
+            g = g / (xp.sqrt(xp.where(xp.isfinite(squares), squares, math.nan)) + 1e-6)
         if self.weight_decay_mode == "gradient" and not is_zero(self.weight_decay):
             g = g + self.weight_decay * p
         x = g
@@ -224,20 +240,26 @@ class Kron(WholeRule):
 
     def transform(self, xp, tensors, s, *, due=True, noise=None) -> Direction:
         """The first tensor preconditioned and clipped, and the factors, refreshed from the last one if due."""
-        x, y = tensors[0], tensors[-1]
-        shape = xp.shape(x)
-        seen = (math.prod(shape[: self.stacked_axes]), *self.sizes(shape))
-        own = tuple(range(1, len(seen)))
-        old = self.unpack(xp, s, seen)
-        y = xp.reshape(y, seen)
-        factors, norms = xp.cond(due, lambda: refresh_factors(xp, self, *old, y, noise), lambda: old)
-        state = {}
-        for i, (q, norm) in enumerate(zip(factors, norms, strict=True)):
-            state[f"Q_{i}"] = xp.reshape(q, xp.shape(s[f"Q_{i}"]))
-            state[f"L_{i}"] = xp.reshape(norm, xp.shape(s[f"L_{i}"]))
+        shape = xp.shape(tensors[0])
+        grid, batch = self.grid(shape), math.prod(shape[: self.stacked_axes])
+        x, y = (xp.reshape(tensor, (batch, *grid.sizes)) for tensor in (tensors[0], tensors[-1]))
+        old = self.unpack(xp, s, grid, batch)
 
-        h = precondition(xp, factors, xp.reshape(x, seen))
-        (h_square,) = xp.means(Squares(h, own))
+        def refreshed() -> list[Factors[A]]:
+            drawn = grid.cut(xp, xp.reshape(noise(), xp.shape(y))) if noise is not None and self.needs_noise else []
+            pairs = zip(old, grid.cut(xp, y), strict=True)
+            # each noise is taken out of the list, so that none outlives its use
+            return [refresh_factors(xp, self, *own, part, lambda: drawn.pop(0)) for own, part in pairs]
+
+        new = xp.cond(due, refreshed, lambda: old)
+        state = {}
+        for i in range(len(grid.sizes)):
+            factors, norms = [q[i] for q, _ in new], [norm[i] for _, norm in new]
+            state[f"Q_{i}"] = xp.reshape(grid.join_factor(xp, factors, i), xp.shape(s[f"Q_{i}"]))
+            state[f"L_{i}"] = xp.reshape(grid.join_norm(xp, norms), xp.shape(s[f"L_{i}"]))
+
+        h = grid.join(xp, [precondition(xp, q, part) for (q, _), part in zip(new, grid.cut(xp, x), strict=True)])
+        (h_square,) = xp.means(Squares(h, tuple(range(1, 1 + len(grid.sizes)))))
         return Direction(xp.reshape(self.clipped(xp, h, h_square), shape), {"square": h_square}, state)
 
     def clipped(self, xp: Space[A], h: A, h_square: Scalar) -> Value:
@@ -268,20 +290,20 @@ class Kron(WholeRule):
 
     def cost(self, shape: Shape) -> int:
         """Products with every dense factor, and of the factors with one another."""
-        sizes = self.sizes(shape)
-        dense = [n for n, diagonal in zip(sizes, self.diagonals(sizes), strict=True) if not diagonal]
-        return math.prod(shape) * (1 + sum(dense)) + sum(n**3 for n in dense)
+        grid = self.grid(shape)
+        dense = [n for n, diagonal in zip(grid.sides, self.diagonals(grid.sizes), strict=True) if not diagonal]
+        return math.prod(shape) * (1 + sum(dense)) + grid.blocks * sum(n**3 for n in dense)
 
     def whole_tensors(self) -> int:
         """An average to precondition, a gradient to learn from."""
         averaged = self.momentum_mode == "ema" and not is_zero(self.momentum)
         return 2 if averaged and self.whiten == "gradient" else 1
 
-    def unpack(self, xp: Space[A], s: State[A], seen: Shape) -> Factors[A]:
-        """Factors with a leading batch axis, norms so that they multiply them."""
-        batch, *sizes = seen
+    def unpack(self, xp: Space[A], s: State[A], grid: Grid, batch: int) -> list[Factors[A]]:
+        """Factors and norms of each stack of blocks; norms so that they multiply factors."""
         factors, norms = [], []
-        for i, (n, diagonal) in enumerate(zip(sizes, self.diagonals(tuple(sizes)), strict=True)):
-            factors.append(xp.reshape(s[f"Q_{i}"], (batch, n) if diagonal else (batch, n, n)))
-            norms.append(xp.reshape(s[f"L_{i}"], (batch, 1) if diagonal else (batch, 1, 1)))
-        return factors, norms
+        for i, diagonal in enumerate(self.diagonals(grid.sizes)):
+            factors.append(grid.cut_factor(xp, s[f"Q_{i}"], i, batch, diagonal=diagonal))
+            numbers = grid.cut_norm(xp, s[f"L_{i}"], batch)
+            norms.append([per_slice(xp, norm, q) for norm, q in zip(numbers, factors[-1], strict=True)])
+        return [([q[j] for q in factors], [norm[j] for norm in norms]) for j in range(len(factors[0]))]

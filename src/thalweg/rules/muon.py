@@ -16,6 +16,7 @@ from thalweg.errors import ParameterError
 from thalweg.rules.blocks import average, is_zero, one_minus_power
 from thalweg.rules.checks import check_count, check_number, require
 from thalweg.rules.entries import Entry, Moment, PerSlice
+from thalweg.rules.grid import from_stack, to_stack
 from thalweg.rules.options import Mask, option
 from thalweg.rules.orthogonal import (
     COEFFICIENTS,
@@ -282,20 +283,17 @@ class Muon(WholeRule):
         """What is shown, orthogonalized block by block."""
         (x,) = tensors
         shape = xp.shape(x)
-        blocks, rows, stack = self.blocks(shape), self.matrix(shape)[0], self.tensors(shape)
+        blocks, stack = self.blocks(shape), self.tensors(shape)
         if len(set(blocks)) > 1:
             return self.transform_unequal(xp, x, s, blocks, stack)
         (m, n), split = blocks[0], len(blocks)
-        if self.split_axis == 1 and split > 1:
-            x = xp.swapaxes(xp.reshape(x, (stack, rows, split, n)), 1, 2)
-        x, norm = self.divide_by_norm(xp, xp.reshape(x, (stack * split, m, n)))
+        runs = ((split, m), (1, n)) if self.split_axis == 0 else ((1, m), (split, n))
+        x, norm = self.divide_by_norm(xp, to_stack(xp, xp.reshape(x, (stack, *self.matrix(shape))), runs))
         x, state = self.orthogonalize(xp, x), {}
         if self.normalize is not None:
             x, means = self.normalize_lines(xp, x, s[MEANS])
             state = {MEANS: xp.reshape(means, xp.shape(s[MEANS]))}
-        if self.split_axis == 1 and split > 1:
-            x = xp.swapaxes(xp.reshape(x, (stack, split, rows, n)), 1, 2)
-        return Direction(xp.reshape(x, shape), {"norm": norm}, state)
+        return Direction(xp.reshape(from_stack(xp, x, runs), shape), {"norm": norm}, state)
 
     def normalize_lines(self, xp: Space[A], x: A, means: A) -> tuple[A, A]:
         """Matrices with each line divided by the root of the new mean of its squares, and these means.

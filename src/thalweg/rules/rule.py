@@ -130,7 +130,7 @@ class Rule(ABC):
 
     def idle(self, lr: Scalar | None) -> dict[str, str]:
         """Options that have no effect beside the others, each with what would give it one."""
-        return idle_options(self) | ({} if self.has_factors else {"precond_dtype": "Kron, which alone has factors"})
+        return idle_options(self) | ({} if self.has_factors else {"precond_dtype": "Kron or SOAP, which have factors"})
 
     @property
     def needs_noise(self) -> bool:

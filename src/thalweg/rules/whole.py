@@ -25,7 +25,7 @@ class Preparation(NamedTuple):
     tensors: tuple[Any, ...]
     #: The state so far.
     state: State[Any]
-    #: Whether entries with a shape of their own (factors) change in this step.
+    #: Whether entries with a shape of their own (factors) change in this step; or a number that says what is due.
     due: Truth = True
 
 
@@ -55,6 +55,8 @@ class WholeRule(Rule):
     """A rule that needs whole tensors: :meth:`prepare`, :meth:`transform` and :meth:`apply` make its update."""
 
     needs_whole: ClassVar[bool] = True
+    #: Whether entries with a shape of their own change in every step, whatever is due.
+    learns_always: ClassVar[bool] = False
     #: The names of the numbers that ``transform`` computes for ``apply``.
     FIGURES: ClassVar[tuple[str, ...]] = ()
     #: Whether ``prepare`` reads the gradient and the state alone and ``apply`` the direction and the parameter alone,
@@ -73,7 +75,7 @@ class WholeRule(Rule):
 
     @abstractmethod
     def prepare(self, xp: Space[A], g: A, s: State[A], p: A, t: Scalar) -> Preparation:
-        """Element by element: what has to be seen as a whole, and the new state as far as it goes."""
+        """Element by element, with sums if need be: what has to be seen as a whole, and the new state so far."""
 
     @abstractmethod
     def transform(

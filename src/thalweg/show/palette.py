@@ -17,6 +17,7 @@ COLOURS = {
     "Muon": "#6a3d9a",
     "Lion": "#c2185b",
     "Kron": "#d55e00",
+    "SOAP": "#3d7a85",
 }
 #: For those of other libraries, in the order they come; after the last, the first again.
 RIVALS = ("#cc79a7", "#56b4e9", "#8c6d31", "#7b4173", "#b5a800", "#393b79")

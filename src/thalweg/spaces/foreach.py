@@ -142,6 +142,9 @@ matmul_rounded = _lift(single.matmul_rounded)
 add_identity = _lift(single.add_identity)
 matrix_norm = _lift(single.matrix_norm)
 divided = _lift(single.divided)
+eigenvectors = _lift(single.eigenvectors)
+orthonormal = _lift(single.orthonormal)
+arrange = _lift(single.arrange)
 largest_column = _lift(single.largest_column)
 matmul_symmetric, matmul_add_symmetric, rounded, word = matmul, matmul_add, astype, single.word
 

@@ -22,6 +22,7 @@ from thalweg.arrays import (
     derived,
     elementwise,
     reduced_shape,
+    shape_along,
 )
 
 Arr: TypeAlias = jax.Array
@@ -200,6 +201,21 @@ def rounded(x: Arr, dtype: str) -> Arr:
 
 def solve(matrix: Arr, right: Arr) -> Arr:
     return jax.scipy.linalg.solve_triangular(matrix, right, lower=True)
+
+
+def eigenvectors(x: Arr) -> Arr:
+    columns: Arr = jnp.linalg.eigh(x)[1]
+    return columns[..., ::-1]
+
+
+def orthonormal(x: Arr) -> Arr:
+    columns: Arr = jnp.linalg.qr(x)[0]
+    return columns
+
+
+def arrange(x: Arr, by: Arr, axis: int) -> Arr:
+    order = jnp.argsort(by, axis=-1, descending=True)
+    return jnp.take_along_axis(x, order.reshape(shape_along(x.shape, axis)), axis)
 
 
 def largest_column(x: Arr) -> Arr:

@@ -25,6 +25,7 @@ from thalweg.arrays import (
     count,
     derived,
     elementwise,
+    shape_along,
 )
 from thalweg.dtypes import DTYPES
 
@@ -164,6 +165,19 @@ def solve(matrix: Arr, right: Arr) -> Arr:
         return np.linalg.solve(matrix, right)
     except np.linalg.LinAlgError:  # singular: the caller's finiteness guard sees the NaN
         return np.full(right.shape, math.nan, right.dtype)
+
+
+def eigenvectors(x: Arr) -> Arr:
+    return np.linalg.eigh(x).eigenvectors[..., ::-1]
+
+
+def orthonormal(x: Arr) -> Arr:
+    return np.linalg.qr(x).Q
+
+
+def arrange(x: Arr, by: Arr, axis: int) -> Arr:
+    order = np.argsort(-by, axis=-1, kind="stable")
+    return np.take_along_axis(x, order.reshape(shape_along(x.shape, axis)), axis)
 
 
 def largest_column(x: Arr) -> Arr:

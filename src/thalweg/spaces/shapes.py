@@ -404,6 +404,27 @@ def solve(matrix: ShapeOnly, right: ShapeOnly) -> ShapeOnly:
     return result
 
 
+def eigenvectors(x: ShapeOnly) -> ShapeOnly:
+    """Beside the result there is a copy of x, and work that is as large."""
+    work = x.new(), x.new()
+    del work
+    return x.new()
+
+
+def orthonormal(x: ShapeOnly) -> ShapeOnly:
+    """R and Householder's vectors are there too."""
+    n = x.shape[-1]
+    x.meter.flops += 8 * math.prod(x.shape) * n // 3
+    work = x.new(), x.new()
+    del work
+    return x.new()
+
+
+def arrange(x: ShapeOnly, by: ShapeOnly, axis: int) -> ShapeOnly:
+    by.new(dtype="int64")
+    return x.new()
+
+
 def largest_column(x: ShapeOnly) -> ShapeOnly:
     squares = x * x
     norms = squares.new((*x.shape[:-2], 1, x.shape[-1]))

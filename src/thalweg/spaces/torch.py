@@ -22,6 +22,7 @@ from thalweg.arrays import (
     elementwise,
     is_number,
     reduced_shape,
+    shape_along,
 )
 from thalweg.spaces.torch_sums import plain, squares
 
@@ -187,6 +188,21 @@ def matrix_norm(x: Arr) -> Arr:
 def solve(matrix: Arr, right: Arr) -> Arr:
     solution: Arr = torch.linalg.solve_triangular(matrix, right, upper=False)
     return solution
+
+
+def eigenvectors(x: Arr) -> Arr:
+    columns: Arr = torch.linalg.eigh(x)[1]
+    return columns.flip(-1).contiguous()
+
+
+def orthonormal(x: Arr) -> Arr:
+    columns: Arr = torch.linalg.qr(x)[0]
+    return columns.contiguous()
+
+
+def arrange(x: Arr, by: Arr, axis: int) -> Arr:
+    order = torch.argsort(by, dim=-1, descending=True, stable=True)
+    return torch.take_along_dim(x, order.reshape(shape_along(shape(x), axis)), axis)
 
 
 def largest_column(x: Arr) -> Arr:

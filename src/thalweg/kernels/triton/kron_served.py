@@ -16,13 +16,18 @@ def reason_unserved(rule: Kron, handling: Handling, shape: Shape, stored: str) -
     """Why these kernels cannot step a parameter, "" if they can. stored: the dtype of its factors."""
     if rule.geometry == "eq":
         return "there is no fused kernel for geometry='eq', which solves triangular systems"
+    if rule.normalize_grads:
+        return "there is no fused kernel for normalize_grads=True, which sums up gradients before a step"
     if rule.damping_mode == "expected":
         return "there is no fused kernel for damping_mode='expected'"
     if handling.on_nonfinite == "raise":
         return "there is no fused kernel of Kron for on_nonfinite='raise'"
     if stored not in FACTORS:
         return f"there is no fused kernel for factors stored in {stored}"
-    sizes = rule.sizes(shape)
+    grid = rule.grid(shape)
+    if grid.blocks > 1:
+        return f"there is no fused kernel for block_size={rule.block_size}, which cuts it into {grid.blocks} blocks"
+    sizes = grid.sizes
     if len(sizes) > 2:
         return f"there is no fused kernel for {len(sizes)} factors"
     if math.prod(shape) == 0:

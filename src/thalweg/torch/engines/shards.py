@@ -6,12 +6,12 @@ owners do the middle one. One that can be neither traced nor parted sends messag
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeAlias, cast
 
 import torch
 
-from thalweg.arrays import State
+from thalweg.arrays import Axes, State, Term
 from thalweg.boundary import may_overflow, settle, stored, widened, written, written_entries
 from thalweg.errors import RuleError
 from thalweg.programs.evaluate import Order, order_for, update_by
@@ -19,7 +19,7 @@ from thalweg.rules import Direction, Rule, Update, WholeRule
 from thalweg.rules.entries import Factor, PerSlice
 from thalweg.rules.whole import is_remembered
 from thalweg.spaces.foreach import PerTensor, TensorList
-from thalweg.spaces.sharded import Partial, ReducedList, Sharded
+from thalweg.spaces.sharded import Part, Partial, ReducedList, Sharded
 from thalweg.storage import arithmetic, declared
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.engines.results import Operands, Result, as_list, unlisted
@@ -104,13 +104,51 @@ def every(space: Sharded, by_slice: Any) -> Asking:
     return (yield from completed([failures]))[0] == 0
 
 
+class Unanswered(Exception):
+    """Reductions that other ranks have to complete."""
+
+
+class Answering(Sharded):
+    """A space whose reductions are known from before. One that is not known ends the computation."""
+
+    def __init__(self, parts: Sequence[Part], known: Sequence[Any]) -> None:
+        super().__init__(parts)
+        self.known = iter(known)
+
+    def reduce(self, begin: Callable[[], list[Partial]]) -> Any:
+        answers = next(self.known, None)
+        if answers is None:
+            raise Unanswered(begin())
+        return answers
+
+    def sums(self, *terms: Term) -> Any:
+        return self.reduce(lambda: [self.total(term, averaged=False) for term in terms])
+
+    def means(self, *terms: Term) -> Any:
+        return self.reduce(lambda: [self.total(term, averaged=True) for term in terms])
+
+    def amax(self, x: Any, axes: Axes) -> Any:
+        return self.reduce(lambda: [self.largest(x, axes)])[0]
+
+
+def completed_as_asked(compute: Callable[..., Any], bucket: Bucket, *operands: Any) -> Asking:
+    """What a pure function of a space computes. It is called again with each answer: so all buckets ask together."""
+    known: list[Any] = []
+    while True:
+        try:
+            return compute(Answering(bucket.parts, known), *operands)
+        except Unanswered as unanswered:
+            (partials,) = unanswered.args
+        known.append((yield from completed(partials)))
+
+
 # ---- rules that need whole tensors
 
 
 def updated_by_owners(rule: WholeRule, bucket: Bucket, space: Sharded, given: dict[str, Any], owners: Owners) -> Asking:
     """A step in three parts: the first and the last element by element on shards, the middle by owners."""
     p, g, s, t = (given.pop(name) for name in ("p", "g", "s", "t"))
-    shown = rule.prepare(space, g, s, p, t)
+    shown = yield from completed_as_asked(rule.prepare, bucket, g, s, p, t)
     del g
     tensors, state, due = shown
     requests = requests_of(rule, bucket, tensors, s, t, due)

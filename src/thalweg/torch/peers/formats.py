@@ -23,7 +23,7 @@ UNTOLD: Any = object()
 #: Options that are decided otherwise than by their values: by the shapes of state, or by nothing at the source.
 APART: Mapping[type[Rule], frozenset[str]] = {
     Adafactor: frozenset({"factored", "min_dim_size_to_factor", "factor_dims", "only_2d"}),
-    Kron: frozenset({"max_size_dense", "max_skew", "merge", "eps"}),
+    Kron: frozenset({"max_size_dense", "max_skew", "block_size", "merge", "eps"}),
     Muon: frozenset({"ns_dtype"}),
 }
 

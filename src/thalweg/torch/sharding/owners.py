@@ -164,7 +164,7 @@ class OwnerGroup:
             )
             if not request.remembered:
                 del self.whole[request.name]
-            elif request.due:
+            elif request.changes:
                 self.whole[request.name] = {
                     key: as_stored(request, done[request.name].state[key], self.whole[request.name][key])
                     for key in request.matrices
@@ -190,7 +190,7 @@ class OwnerGroup:
         blocks = self.blocks[request.name][rank]
         yield blocks["p"].of(whole.tensor)
         yield from (in_words(whole.figures[key], dtype) for key in request.rule.FIGURES)
-        if request.due:
+        if request.changes:
             yield from (blocks[key].of(whole.state[key]) for key in request.matrices)
             for key in request.norms:  # with all their digits, however narrow the message is
                 norm = whole.state[key].to(request.factors[key].dtype).reshape(-1)
@@ -201,7 +201,7 @@ class OwnerGroup:
         blocks, rule = self.blocks[request.name][self.rank], request.rule
         figures = words(dtype) * math.prod(rule.figure_shape(request.part.shape))
         shapes = [blocks["p"].shape, *[(figures,)] * len(rule.FIGURES)]
-        if request.due:
+        if request.changes:
             shapes += [blocks[key].shape for key in request.matrices]
             norms = (request.factors[key] for key in request.norms)
             shapes += [(norm.numel() * max(1, norm.itemsize // dtype.itemsize),) for norm in norms]
@@ -212,7 +212,7 @@ class OwnerGroup:
         tensor, *rest = (reader.next(shape) for shape in self.answer_shapes(request, dtype))
         shape = rule.figure_shape(request.part.shape)
         figures = {key: from_words(rest.pop(0), request.dtype).reshape(shape) for key in rule.FIGURES}
-        if not request.due:
+        if not request.changes:
             return Direction(tensor.to(request.dtype), figures, dict(request.factors))
         factors = {key: own.to(request.dtype) for key, own in zip(request.matrices, rest, strict=False)}
         for key, sent in zip(request.norms, rest[len(request.matrices) :], strict=True):
@@ -323,7 +323,7 @@ class OwnerWhitening:
                     rule=cast(Kron, request.rule),
                     seed=request.seed,
                     t=request.t,
-                    due=[work.request.due for work in batch],
+                    due=[bool(work.request.due) for work in batch],
                 )
             )
         done = {}

@@ -32,8 +32,8 @@ class Request:
     remembered: bool
     #: Whether the owner takes kernels for GPUs; the same on every rank.
     by_kernels: bool
-    #: Whether the factors learn in this step.
-    due: bool
+    #: Whether the factors learn in this step, or what else is due.
+    due: bool | float
     seed: int
     t: Any
 
@@ -52,6 +52,11 @@ class Request:
         """What every rank has."""
         matrices = self.matrices
         return [key for key in self.factors if key not in matrices]
+
+    @property
+    def changes(self) -> bool:
+        """Whether factors and norms are others after this step."""
+        return self.rule.learns_always or bool(self.due)
 
     @property
     def cost(self) -> int:

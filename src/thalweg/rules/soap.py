@@ -1,0 +1,222 @@
+"""SOAP (Vyas et al. 2024, arXiv:2409.11321): Adam in the eigenbases of Shampoo's preconditioner.
+
+For each axis of a tensor the inner products of the gradient's slices are averaged, and *bases* follow the eigenvectors
+of these averages. Gradients are turned into the bases, and there Adam's second moment is kept and divided by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from thalweg.arrays import A, Scalar, Shape, Space, Squares, Value
+from thalweg.rules.blocks import average, is_zero, one_minus_power
+from thalweg.rules.entries import Count, Entry, Factor, Moment
+from thalweg.rules.factors import along, gram, merge_axes, transposed
+from thalweg.rules.grid import Grid
+from thalweg.rules.options import BETAS, Mask, option
+from thalweg.rules.rule import Update
+from thalweg.rules.whole import Direction, Preparation, WholeRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class SOAP(WholeRule):
+    """Adam of gradients that are turned into the eigenbases of their average products along each axis."""
+
+    betas: tuple[Scalar, Scalar] = option(
+        (0.95, 0.95), "Decay rates of the first and the second moment.", low=0, below=1, elsewhere=BETAS
+    )
+    shampoo_beta: Scalar | None = option(
+        None, "Decay of the averages of products that bases follow. `None`: that of the second moment.", low=0, below=1
+    )
+    eps: Scalar = option(1e-8, "Added to the root of the second moment.", low=0, elsewhere="epsilon")
+    weight_decay: Scalar = option(
+        0.01, "Decoupled decay: p shrinks by `lr * weight_decay` of itself in each step but the first.", low=0
+    )
+    bias_correction: bool = option(
+        True, "Correct the bias of averages that start at zero, as Adam does.", elsewhere="correct_bias"
+    )
+    precondition_frequency: int = option(10, "The number of steps between two refreshes of the bases.", low=1)
+    max_precond_dim: int | None = option(
+        10000,
+        "Axes larger than this have no basis. `None`: no limit.",
+        low=0,
+        elsewhere="max_precondition_dim",
+    )
+    one_sided: bool = option(False, "Only the shortest axis of a tensor has a basis, which costs less.")
+    block_size: int | None = option(
+        None,
+        "Cut axes with bases into blocks of this size, the last of which may be smaller. Each block has bases of its "
+        "own.",
+        low=1,
+        elsewhere={"partition_grads_into_blocks": "block_size, a number, or None"},
+    )
+    merge: Literal["matrix", "squeeze"] | None = option(
+        None,
+        "How to treat tensors of more than two axes: as the most square matrix (`'matrix'`), without axes of size 1 "
+        "(`'squeeze'`), or as they are (`None`).",
+        elsewhere="merge_dims",
+    )
+    precondition_1d: bool = option(False, "Vectors have a basis too. Without it they are stepped as by AdamW.")
+
+    default_lr = 3e-3
+    has_factors = True
+    learns_always: ClassVar[bool] = True
+    #: The sums of squares of the direction, and of the gradient.
+    FIGURES = ("direction", "gradient")
+    OPTAX = {
+        **{"*": "", "b1": "betas[0]", "b2": "betas[1]"},
+        "weight_decay_mask": Mask("weight_decay"),
+    }
+
+    def treatment(self, shape: Shape) -> str:
+        grid = self.grid(shape)
+        turned = [str(grid.sides[axis]) for axis in self.turned_axes(grid.sizes)]
+        words = f"eigenbases of {' and '.join(turned)}" if turned else "elementwise"
+        return words if grid.blocks == 1 else f"{grid.blocks} blocks, {words}"
+
+    def kind(self, shape: Shape) -> Hashable:
+        return shape
+
+    # ---- how a parameter is seen
+
+    def turned_axes(self, sizes: Shape) -> list[int]:
+        """The axes that have a basis."""
+        if len(sizes) == 1 and not self.precondition_1d:
+            return []
+        most = math.inf if self.max_precond_dim is None else self.max_precond_dim
+        tried = [sizes.index(min(sizes))] if self.one_sided else range(len(sizes))
+        return [axis for axis in tried if 1 < sizes[axis] <= most]
+
+    def grid(self, shape: Shape) -> Grid:
+        """The blocks of a parameter of this shape. Axes without a basis are not cut."""
+        sizes = merge_axes(shape[self.stacked_axes :], self.merge)
+        turned = self.turned_axes(sizes)
+        return Grid.of(sizes, [axis in turned for axis in range(len(sizes))], self.block_size)
+
+    # ---- the rule
+
+    def entries(self, shape: Shape) -> dict[str, Entry]:
+        grid = self.grid(shape)
+        kept: dict[str, Entry] = {"exp_avg": Moment(), "exp_avg_sq": Factor(grid.sizes, 0.0)}
+        for axis in self.turned_axes(grid.sizes):
+            kept[f"GG_{axis}"] = grid.factor(axis, 0.0)
+            kept[f"Q_{axis}"] = grid.factor(axis, 1.0)
+        return {**kept, "basis_age": Count()}  # steps since bases were made or refreshed
+
+    def prepare(self, xp, g, s, p, t) -> Preparation:
+        """The first moment, and the gradient. The first step makes bases, and leaves all else as it is."""
+        (b1, b2), age, most = self.betas, s["basis_age"], self.precondition_frequency
+        m = xp.where(t > 1, average(s["exp_avg"], g, 1 - b1), s["exp_avg"])
+        state = {"exp_avg": m, "basis_age": xp.where(age >= most, 1.0, age + 1.0)}
+        if self.bias_correction:
+            steps = xp.maximum(t - 1, 1)
+            m = m * (xp.sqrt(one_minus_power(xp, b2, steps)) / one_minus_power(xp, b1, steps))
+        # 2: bases are made, 1: they are refreshed, 0: they stay
+        return Preparation((m, g), state, xp.where(age <= 0, 2.0, xp.where(age >= most, 1.0, 0.0)))
+
+    def transform(self, xp, tensors, s, *, due=1.0, noise=None) -> Direction:
+        """Adam's step within the bases, turned back; the second moment; and products and bases for the next step."""
+        shape = xp.shape(tensors[0])
+        grid, batch = self.grid(shape), math.prod(shape[: self.stacked_axes])
+        m, g, v = (xp.reshape(x, (batch, *grid.sizes)) for x in (*tensors, s["exp_avg_sq"]))
+        axes = self.turned_axes(grid.sizes)
+        products, bases = (
+            [grid.cut_factor(xp, s[f"{key}_{axis}"], axis, batch) for axis in axes] for key in ("GG", "Q")
+        )
+        made = [
+            self.step_blocks(xp, *blocks, [x[i] for x in products], [q[i] for q in bases], axes, due)
+            for i, blocks in enumerate(zip(grid.cut(xp, m), grid.cut(xp, g), grid.cut(xp, v), strict=True))
+        ]
+        h, v = (grid.join(xp, [own[k] for own in made]) for k in (0, 1))
+        state = {"exp_avg_sq": v}
+        for i, axis in enumerate(axes):
+            state[f"GG_{axis}"] = grid.join_factor(xp, [own[2][i] for own in made], axis)
+            state[f"Q_{axis}"] = grid.join_factor(xp, [own[3][i] for own in made], axis)
+        own_axes = tuple(range(1, 1 + len(grid.sizes)))
+        figures = dict(zip(self.FIGURES, xp.sums(Squares(h, own_axes), Squares(g, own_axes)), strict=True))
+        kept = {key: xp.reshape(entry, xp.shape(s[key])) for key, entry in state.items()}
+        return Direction(xp.reshape(h, shape), figures, kept)
+
+    def step_blocks(
+        self, xp: Space[A], m: A, g: A, v: A, products: list[A], bases: list[A], axes: list[int], due: Any
+    ) -> tuple[A, A, list[A], list[A]]:
+        """Of a stack of blocks the direction, the second moment, products and bases."""
+        turned = turn(xp, bases, axes, g)
+        new_v = average(v, turned * turned, 1 - self.betas[1])
+        h = turn_back(xp, bases, axes, turn(xp, bases, axes, m) / (xp.sqrt(new_v) + self.eps))
+        beta = self.betas[1] if self.shampoo_beta is None else self.shampoo_beta
+        products = [
+            average(old, gram(xp, g, axis, diagonal=False), 1 - beta) for axis, old in zip(axes, products, strict=True)
+        ]
+        new_v, bases = xp.cond(
+            due > 0,
+            lambda: xp.cond(
+                due <= 1,
+                lambda: refresh_bases(xp, bases, products, axes, new_v),
+                lambda: (v, [first_basis(xp, x) for x in products]),
+            ),
+            lambda: (new_v, bases),
+        )
+        return h, new_v, products, bases
+
+    def apply(self, xp, direction, s, p, state, *, due, lr) -> Update:
+        h = direction.tensor
+        if not is_zero(self.weight_decay):
+            h = xp.cond(due <= 1, lambda: h + self.weight_decay * p, lambda: direction.tensor)
+        squares = [xp.sums((direction.figures[key], None))[0] for key in self.FIGURES]
+        stats = {"update_norm": xp.sqrt(squares[0]), "grad_norm": xp.sqrt(squares[1]), "refreshed": due > 0}
+        return Update(h * -lr, state, xp.isfinite(squares[0] + squares[1]), stats)
+
+    # ---- what it costs to be whole
+
+    def figure_shape(self, shape: Shape) -> Shape:
+        return (math.prod(shape[: self.stacked_axes]), *[1] * len(self.grid(shape).sizes))
+
+    def cost(self, shape: Shape) -> int:
+        """Products of the tensor with every basis and with itself, and refreshes."""
+        grid = self.grid(shape)
+        sides = [grid.sides[axis] for axis in self.turned_axes(grid.sizes)]
+        return math.prod(shape) * (1 + 4 * sum(sides)) + grid.blocks * sum(n**3 for n in sides)
+
+    def whole_tensors(self) -> int:
+        """The first moment, and the gradient."""
+        return 2
+
+
+def turn(xp: Space[A], bases: list[A], axes: list[int], x: A) -> A:
+    """x as it is seen in the bases."""
+    for q, axis in zip(bases, axes, strict=True):
+        x = along(xp, transposed(xp, q), x, axis)
+    return x
+
+
+def turn_back(xp: Space[A], bases: list[A], axes: list[int], x: A) -> A:
+    for q, axis in zip(bases, axes, strict=True):
+        x = along(xp, q, x, axis)
+    return x
+
+
+def refresh_bases(xp: Space[A], bases: list[A], products: list[A], axes: list[int], v: A) -> tuple[A, list[A]]:
+    """The second moment and the bases after one step of power iteration, in the order of falling eigenvalues."""
+    found = []
+    for q, x, axis in zip(bases, products, axes, strict=True):
+        power = xp.matmul(x, q)
+        (eigenvalues,) = xp.sums((q * power, (1,)))
+        by = xp.reshape(eigenvalues, (xp.shape(q)[0], xp.shape(q)[1]))
+        v = xp.arrange(v, by, 1 + axis)
+        found.append(with_sign(xp, xp.orthonormal(xp.arrange(power, by, 2))))
+    return v, found
+
+
+def first_basis(xp: Space[A], product: A) -> Value:
+    """Eigenvectors. What is not finite is taken for 0: libraries would refuse the whole stack."""
+    return with_sign(xp, xp.eigenvectors(xp.where(xp.isfinite(product), product, 0.0)))
+
+
+def with_sign(xp: Space[A], q: A) -> Value:
+    """Columns with sums above 0. Their sign is of no account, but so all libraries keep the same."""
+    (total,) = xp.sums((q, (1,)))
+    return q * xp.where(total < 0, -1.0, 1.0)

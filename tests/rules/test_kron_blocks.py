@@ -1,0 +1,114 @@
+"""Kron with factors in blocks is Kron on each block by itself."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from tolerances import FLOAT64
+
+from thalweg.boundary import advance
+from thalweg.numpy import Kron as KronOptimizer
+from thalweg.plan import plan
+from thalweg.plan.models import Model, Tensor
+from thalweg.rules import Kron
+from thalweg.settings import Handling
+from thalweg.show.arguments import Given
+from thalweg.spaces import numpy as xp
+from thalweg.storage import first_state
+
+STEPS, SEED = 6, 0
+
+
+def stepped(rule: Kron, p: Any, grads: list[Any], noises: list[Any]) -> tuple[Any, Any]:
+    state = first_state(xp, rule, Handling(), p)
+    for t, (g, noise) in enumerate(zip(grads, noises, strict=True), 1):
+        p, state, *_ = advance(
+            xp, rule, Handling(), p, g, state, t=t, lr=0.01, lr_scale=1.0, tensor=0, noise=lambda noise=noise: noise
+        )
+    return p, state
+
+
+def pieces(sizes: tuple[int, ...], side: int) -> list[tuple[slice, ...]]:
+    """Where the blocks are."""
+    along = [[slice(i, min(i + side, n)) for i in range(0, n, side)] for n in sizes]
+    return list(itertools.product(*along))
+
+
+@pytest.mark.parametrize("geometry", ["procrustes", "quad", "eq"])
+@pytest.mark.parametrize(
+    ("shape", "side"), [((6, 9), 3), ((7, 5), 3), ((5, 5), 4), ((4, 5, 3), 2), ((9, 4), 4), ((3, 2), 5)], ids=str
+)
+def test_each_block_is_a_matrix_of_its_own(shape: tuple[int, ...], side: int, geometry: Any) -> None:
+    rule = Kron(
+        block_size=side, geometry=geometry, max_skew=None, merge=None, clip=None, precond_update_probability=0.6
+    )
+    rng = np.random.default_rng(SEED)
+    p, *drawn = rng.standard_normal((1 + 2 * STEPS, *shape))
+    grads, noises = drawn[:STEPS], drawn[STEPS:]
+    whole, state = stepped(rule, p, grads, noises)
+    apart = np.empty_like(p)
+    alone = Kron(**{**vars(rule), "block_size": None})
+    norms = []
+    for block in pieces(shape, side):
+        apart[block], own = stepped(alone, p[block], [g[block] for g in grads], [z[block] for z in noises])
+        norms.append(float(own["L_0"]))
+    assert np.abs(whole - apart).max() < FLOAT64 * np.abs(whole - p).max()
+    assert np.ravel(state["L_0"]) == pytest.approx(norms, rel=FLOAT64)
+
+
+def test_slices_of_a_stack_are_cut_too() -> None:
+    rng = np.random.default_rng(SEED)
+    p, *drawn = rng.standard_normal((1 + 2 * STEPS, 2, 7, 5))
+    grads, noises = drawn[:STEPS], drawn[STEPS:]
+    rule = Kron(block_size=3, stacked_axes=1, max_skew=None)
+    whole, _ = stepped(rule, p, grads, noises)
+    for i in range(2):
+        alone, _ = stepped(Kron(block_size=3, max_skew=None), p[i], [g[i] for g in grads], [z[i] for z in noises])
+        assert np.abs(whole[i] - alone).max() < FLOAT64 * np.abs(alone - p[i]).max()
+
+
+def test_the_rms_of_the_whole_tensor_is_clipped() -> None:
+    rng = np.random.default_rng(SEED)
+    p, *drawn = rng.standard_normal((1 + 2 * STEPS, 6, 6))
+    grads, noises = drawn[:STEPS], drawn[STEPS:]
+    options: Any = dict(block_size=3, momentum=0.0)
+    (bare, _), (clipped, _) = (stepped(Kron(clip=c, **options), p, grads[:1], noises[:1]) for c in (None, 0.01))
+    ratios = (clipped - p) / (bare - p)
+    assert np.ptp(ratios) < 1e-9 * ratios.mean()  # one factor for all blocks
+    assert np.sqrt(np.mean((clipped - p) ** 2)) == pytest.approx(0.01 * 0.01)
+
+
+def test_axes_with_diagonal_factors_are_not_cut() -> None:
+    """As in published code: a cut there would save nothing."""
+    optimizer = KronOptimizer(lr=0.01, block_size=4)
+    optimizer.update("w", np.zeros((24, 10)), np.ones((24, 10)))
+    shapes = {key: entry.shape for key, entry in optimizer.state["w"].items()}
+    assert (shapes["Q_0"], shapes["Q_1"], shapes["L_0"]) == ((3 * 24,), (10, 4), (3, 1))
+    assert Kron(block_size=4).treatment((24, 10)) == "3 blocks, factors diagonal 24, dense 4"
+    assert Kron(block_size=256).treatment((100, 100)) == Kron().treatment((100, 100))
+
+
+def test_the_plan_of_a_model_shows_what_blocks_save() -> None:
+    model = Model("some", "", (Tensor("square", (1024, 1024)), Tensor("oblong", (1024, 4096))))
+    whole, cut = (
+        plan(model, optimizers=["Kron"], options=[Given("Kron", "block_size", size)], device="cuda").costs[0].share
+        for size in (None, 128)
+    )
+    assert cut.flops < whole.flops / 4
+    assert cut.state_bytes < whole.state_bytes
+
+
+def test_jax_shards_factors_of_blocks_by_their_stack_alone() -> None:
+    jax = pytest.importorskip("jax")
+    from thalweg.optax import kron, state_specs
+
+    spec = jax.sharding.PartitionSpec
+    params = {"w": jax.ShapeDtypeStruct((2, 8, 8), "float32")}
+    solver = kron(0.01, block_size=4, stacked_axes=1)
+    state = jax.eval_shape(solver.init, params)
+    found = state_specs(state, params, {"w": spec("layers", "rows", None)})
+    assert [leaf.shape for leaf in (*state.Q["w"], *state.L["w"])] == [(2, 16, 4)] * 2 + [(2, 4, 1)] * 2
+    assert (*found.Q["w"], *found.L["w"]) == (spec("layers"),) * 4
