@@ -16,6 +16,7 @@ from thalweg.errors import ParameterError, UnusedOverrideWarning
 from thalweg.explain import Explanation, GroupRow, explain_parameter, write_programs
 from thalweg.given import unused_patterns
 from thalweg.optax.batches import Leaf
+from thalweg.optax.engines import explain_engine
 from thalweg.optax.matrices import rule_of_axes
 from thalweg.optax.transformation import HEARD, Heard, Transformation
 from thalweg.optax.trees import Tree, named
@@ -56,7 +57,9 @@ def explain(solver: optax.GradientTransformation, params: Tree, *, program: bool
                 setting = replace(setting, rule=rule_of_axes(setting.rule_at(1), leaf.axes))
             treatment = row.treatment if leaf.axes is None else setting.rule.treatment(shape)
             told = (*row.warnings, *([heard.notes[name]] if name in heard.notes else []))
-            rows[name] = replace(row, weight_decay=show(row.weight_decay), treatment=treatment, warnings=told)
+            engine = explain_engine(owner.engine, leaf)
+            decay = show(row.weight_decay)
+            rows[name] = replace(row, weight_decay=decay, treatment=treatment, warnings=told, engine=engine)
             written.append((rows[name], setting, rate is not None))
         groups.append(group_of(owner, leaves, rate, several, heard.group_notes.get(id(owner))))
         patterns = (pattern for pattern, _ in owner.settings.overrides)

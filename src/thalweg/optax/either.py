@@ -1,0 +1,82 @@
+"""Two ways to compute the same, of which one is chosen when a program is compiled for its devices.
+
+Native code serves one CPU. Programs for other devices or for several, and derivatives and batches of a step, are made
+of XLA's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+
+from thalweg.errors import OptionError
+
+
+def either(native: Callable[..., Any], xla: Callable[..., Any], *args: Any, is_required: bool) -> Any:
+    """What both functions compute of args, trees of arrays. native: is given the shapes of xla's results before them.
+
+    is_required: whether a program that cannot have native code is an error.
+    """
+    by_xla, shapes = jax.make_jaxpr(xla, return_shape=True)(*args)
+    by_native = jax.make_jaxpr(lambda *own: native(shapes, *own))(*args)
+    operands = [*by_xla.consts, *by_native.consts, *jax.tree.leaves(args)]
+    counts = len(by_xla.consts), len(by_native.consts)
+    results = step_p.bind(*operands, xla=by_xla.jaxpr, native=by_native.jaxpr, counts=counts, is_required=is_required)
+    return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+
+def run_xla(*operands: Any, xla: Jaxpr, counts: tuple[int, int], **params: Any) -> list[Any]:
+    own, others = counts
+    results: list[Any] = jaxpr_as_fun(ClosedJaxpr(xla, operands[:own]))(*operands[own + others :])
+    return results
+
+
+def run_native(*operands: Any, native: Jaxpr, counts: tuple[int, int], **params: Any) -> list[Any]:
+    others, own = counts
+    results: list[Any] = jaxpr_as_fun(ClosedJaxpr(native, operands[others : others + own]))(*operands[others + own :])
+    return results
+
+
+def refuse(is_required: bool, why: str) -> None:
+    if is_required:
+        raise OptionError(f"engine='native' cannot run: {why}; use engine='auto', which takes XLA's code there")
+
+
+def lower_by_xla(ctx: Any, *operands: Any, **params: Any) -> Any:
+    refuse(params["is_required"], "the program is compiled for another device than a CPU")
+    return mlir.lower_fun(run_xla, multiple_results=True)(ctx, *operands, **params)
+
+
+def lower_for_cpu(ctx: Any, *operands: Any, **params: Any) -> Any:
+    # within shard_map there is no such count
+    devices = getattr(ctx.module_context.axis_context, "num_devices", None)
+    if devices != 1:
+        refuse(params["is_required"], "the program is compiled for several devices, and native code steps whole arrays")
+    chosen = run_native if devices == 1 else run_xla
+    return mlir.lower_fun(chosen, multiple_results=True)(ctx, *operands, **params)
+
+
+def batch(operands: Any, axes: Any, **params: Any) -> Any:
+    refuse(params["is_required"], "there is no native code for vmap")
+    results = jax.vmap(lambda *own: run_xla(*own, **params), in_axes=tuple(axes))(*operands)
+    return results, [0] * len(results)
+
+
+def differentiate(primals: Any, tangents: Any, **params: Any) -> Any:
+    refuse(params["is_required"], "there is no native code for derivatives of a step")
+    known = [ad.instantiate_zeros(tangent) for tangent in tangents]
+    return jax.jvp(lambda *own: run_xla(*own, **params), tuple(primals), tuple(known))
+
+
+step_p = Primitive("thalweg_step")
+step_p.multiple_results = True
+step_p.def_impl(run_xla)
+step_p.def_abstract_eval(lambda *_, xla, **params: [variable.aval for variable in xla.outvars])
+mlir.register_lowering(step_p, lower_by_xla)
+mlir.register_lowering(step_p, lower_for_cpu, platform="cpu")
+batching.primitive_batchers[step_p] = batch
+ad.primitive_jvps[step_p] = differentiate
