@@ -52,11 +52,14 @@ def lower_by_xla(ctx: Any, *operands: Any, **params: Any) -> Any:
 
 
 def lower_for_cpu(ctx: Any, *operands: Any, **params: Any) -> Any:
-    # within shard_map there is no such count
-    devices = getattr(ctx.module_context.axis_context, "num_devices", None)
-    if devices != 1:
-        refuse(params["is_required"], "the program is compiled for several devices, and native code steps whole arrays")
-    chosen = run_native if devices == 1 else run_xla
+    reason, module = "", ctx.module_context
+    if getattr(module.axis_context, "num_devices", None) != 1:  # within shard_map there is no such count
+        reason = "the program is compiled for several devices, and native code steps whole arrays"
+    elif module.lowering_parameters.for_export:
+        reason = "native code belongs to one process, and an exported program to all"
+    if reason:
+        refuse(params["is_required"], reason)
+    chosen = run_xla if reason else run_native
     return mlir.lower_fun(chosen, multiple_results=True)(ctx, *operands, **params)
 
 

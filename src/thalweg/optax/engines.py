@@ -113,9 +113,9 @@ def handler() -> Any:
     return library
 
 
-def reason_against(leaf: Leaf) -> str:
-    """Why native code cannot step a parameter, "" if it can."""
-    rule, shape, dtype = stand_in(leaf.setting.rule), leaf.p.shape, leaf.p.dtype.name
+def reason_against(leaf: Leaf, engine: Engine) -> str:
+    """Why native code does not step a parameter, "" if it does."""
+    rule, shape, dtype = stand_in(leaf.setting.rule_at(1)), leaf.p.shape, leaf.p.dtype.name
     if rule.needs_whole or leaf.axes is not None:
         return f"{type(rule).__name__} is made of matrix products, which XLA does best"
     if any(leaf.mesh_axes) or typed_layout(leaf.p) is not None:
@@ -125,13 +125,15 @@ def reason_against(leaf: Leaf) -> str:
     if reason := reason_unserved(rule, leaf.setting.handling, shape, dtype):
         return reason
     kept = describe_state(leaf.setting.stored_rule, leaf.setting.handling, shape, dtype)
+    if not kept and engine == "auto":
+        return "it has no state, and XLA's code is as fast"
     if isinstance(leaf, Job) and any(entry.dtype.name != kept[key][1] for key, entry in leaf.state.items()):
         return "its state is kept in another dtype than its options say"
     return ""
 
 
 def explain_engine(engine: Engine, leaf: Leaf) -> str:
-    reason = reason_against_all(engine) or reason_against(leaf)
+    reason = reason_against_all(engine) or reason_against(leaf, engine)
     return f"xla: {reason}" if reason else "native"
 
 
@@ -141,7 +143,7 @@ def choose(jobs: Sequence[Job], step: Step, engine: Engine) -> list[int]:
     reason = reason_against_all(engine) or ("" if in_program else "native code runs within jit")
     if not jobs or (reason and engine != "native"):
         return []
-    reasons = [reason or reason_against(job) for job in jobs]
+    reasons = [reason or reason_against(job, engine) for job in jobs]
     for job, why in zip(jobs, reasons, strict=True):
         if why and engine == "native":
             raise OptionError(
@@ -231,15 +233,14 @@ class Layout:
         for job in jobs:
             setting, precision = job.setting, arithmetic(job.p.dtype.name)
             group = self.groups.setdefault((id(setting), precision), len(options))
-            rule = stand_in(setting.rule)
             if group == len(options):
                 self.settings.append((setting, precision))
-                has_lr = None if step.lr is None else 1.0
-                options.append(Options(stand_in(setting.rule_at(1)), setting.handling, 1, has_lr, 1.0, declared=rule))
-            entries = list(rule.entries(job.p.shape))
+                rule, lr = stand_in(setting.rule_at(step.t)), None if step.lr is None else 1.0
+                options.append(Options(rule, setting.handling, 1, lr, 1.0, declared=setting.rule))
+            entries = list(setting.rule.entries(job.p.shape))
             self.keys.append([*entries, *(key for key in (*map(scale_key, entries), RECORD) if key in job.state)])
             operands.append(
-                operand_of(rule, job.names[0], job.p.shape, job.p, job.g.dtype.name, job.state, self.place, group)
+                operand_of(setting.rule, job.names[0], job.p.shape, job.p, job.g.dtype.name, job.state, self.place, group)
             )
         gradients = [place_of(len(self.written) + index) for index in range(len(jobs))]
         operands = [operand._replace(g=place) for operand, place in zip(operands, gradients, strict=True)]
