@@ -239,9 +239,8 @@ class Layout:
                 options.append(Options(rule, setting.handling, 1, lr, 1.0, declared=setting.rule))
             entries = list(setting.rule.entries(job.p.shape))
             self.keys.append([*entries, *(key for key in (*map(scale_key, entries), RECORD) if key in job.state)])
-            operands.append(
-                operand_of(setting.rule, job.names[0], job.p.shape, job.p, job.g.dtype.name, job.state, self.place, group)
-            )
+            shown = job.names[0], job.p.shape, job.p, job.g.dtype.name, job.state
+            operands.append(operand_of(setting.rule, *shown, self.place, group))
         gradients = [place_of(len(self.written) + index) for index in range(len(jobs))]
         operands = [operand._replace(g=place) for operand, place in zip(operands, gradients, strict=True)]
         threads = num_threads(of_machine)
