@@ -40,7 +40,8 @@ from thalweg.optax import (
     transformation,
     with_stats,
 )
-from thalweg.optax.engines import handler, reason_against_all
+from thalweg.optax.engines import reason_against_all
+from thalweg.optax.on_cpu import handler
 
 pytestmark = pytest.mark.slow  # many small programs are compiled
 

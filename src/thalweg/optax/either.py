@@ -1,12 +1,13 @@
 """Two ways to compute the same, of which one is chosen when a program is compiled for its devices.
 
-Native code serves one CPU. Programs for other devices or for several, and derivatives and batches of a step, are made
-of XLA's own code.
+Native code serves one device. Programs for others or for several, and derivatives and batches of a step, are made of
+XLA's own code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,16 +17,18 @@ from jax.interpreters import ad, batching, mlir
 from thalweg.errors import OptionError
 
 
-def either(native: Callable[..., Any], xla: Callable[..., Any], *args: Any, is_required: bool) -> Any:
+def either(native: Callable[..., Any], xla: Callable[..., Any], *args: Any, platform: str, is_required: bool) -> Any:
     """What both functions compute of args, trees of arrays. native: is given the shapes of xla's results before them.
 
-    is_required: whether a program that cannot have native code is an error.
+    platform: on which native code runs. is_required: whether a program that cannot have native code is an error.
     """
     by_xla, shapes = jax.make_jaxpr(xla, return_shape=True)(*args)
     by_native = jax.make_jaxpr(lambda *own: native(shapes, *own))(*args)
     operands = [*by_xla.consts, *by_native.consts, *jax.tree.leaves(args)]
     counts = len(by_xla.consts), len(by_native.consts)
-    results = step_p.bind(*operands, xla=by_xla.jaxpr, native=by_native.jaxpr, counts=counts, is_required=is_required)
+    results = step_p.bind(
+        *operands, xla=by_xla.jaxpr, native=by_native.jaxpr, counts=counts, platform=platform, is_required=is_required
+    )
     return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
 
@@ -46,14 +49,11 @@ def refuse(is_required: bool, why: str) -> None:
         raise OptionError(f"engine='native' cannot run: {why}; use engine='auto', which takes XLA's code there")
 
 
-def lower_by_xla(ctx: Any, *operands: Any, **params: Any) -> Any:
-    refuse(params["is_required"], "the program is compiled for another device than a CPU")
-    return mlir.lower_fun(run_xla, multiple_results=True)(ctx, *operands, **params)
-
-
-def lower_for_cpu(ctx: Any, *operands: Any, **params: Any) -> Any:
+def lower_for(here: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     reason, module = "", ctx.module_context
-    if getattr(module.axis_context, "num_devices", None) != 1:  # within shard_map there is no such count
+    if here != params["platform"]:
+        reason = "the program is compiled for another device than the default one"
+    elif getattr(module.axis_context, "num_devices", None) != 1:  # within shard_map there is no such count
         reason = "the program is compiled for several devices, and native code steps whole arrays"
     elif module.lowering_parameters.for_export:
         reason = "native code belongs to one process, and an exported program to all"
@@ -79,7 +79,8 @@ step_p = Primitive("thalweg_step")
 step_p.multiple_results = True
 step_p.def_impl(run_xla)
 step_p.def_abstract_eval(lambda *_, xla, **params: [variable.aval for variable in xla.outvars])
-mlir.register_lowering(step_p, lower_by_xla)
-mlir.register_lowering(step_p, lower_for_cpu, platform="cpu")
+mlir.register_lowering(step_p, partial(lower_for, ""))
+for name in ("cpu", "cuda"):
+    mlir.register_lowering(step_p, partial(lower_for, name), platform=name)
 batching.primitive_batchers[step_p] = batch
 ad.primitive_jvps[step_p] = differentiate

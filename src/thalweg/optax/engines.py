@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from thalweg.codecs import scale_key
 from thalweg.errors import OptionError
-from thalweg.kernels.cpu.operands import operand_of
-from thalweg.kernels.cpu.reasons import reason_unserved
-from thalweg.kernels.cpu.tables import Operand, Options
-from thalweg.kernels.cpu.xla import TARGET, Laid, compile_handler, lay_out, place_of
-from thalweg.kernels.threads import num_threads, of_machine
+from thalweg.optax import on_cpu, on_gpu
 from thalweg.optax.batches import Job, Leaf, Step, step_all
 from thalweg.optax.either import either
+from thalweg.optax.results import Results
 from thalweg.optax.shards import typed_layout
-from thalweg.optax.states import Entries
-from thalweg.optax.values import in_precision, rule_in_precision
-from thalweg.programs.host import numbers_in, options_of
-from thalweg.programs.trace import stand_in
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_choice
-from thalweg.settings import Setting
-from thalweg.spaces import jax as space
-from thalweg.storage import RECORD, arithmetic, describe_state
+from thalweg.storage import arithmetic, describe_state
 
 Engine: TypeAlias = Literal["auto", "xla", "native"]
+#: By jax's names of devices: who has native code for them, and what programs call them.
+NATIVE: dict[str, tuple[Any, str]] = {"cpu": (on_cpu, "cpu"), "gpu": (on_gpu, "cuda")}
 
 
 def check_engine(rule: type[Rule], engine: Any) -> None:
@@ -40,17 +31,6 @@ def check_engine(rule: type[Rule], engine: Any) -> None:
         raise OptionError(
             f"engine='native' cannot run {rule.__name__}: it is made of matrix products, which XLA does best"
         )
-
-
-class Results(NamedTuple):
-    """What came of some parameters."""
-
-    #: Changes, or new parameters.
-    values: list[Any]
-    states: list[Entries]
-    #: Whether all of it is finite; None: it was not asked.
-    fine: Any
-    stats: Sequence[Mapping[str, Any]]
 
 
 def step_jobs(jobs: Sequence[Job], step: Step, *, applied: bool) -> Results:
@@ -98,33 +78,29 @@ def reason_against_all(engine: Engine) -> str:
     """Why no parameter has native code here, "" if some may."""
     if engine == "xla":
         return "engine='xla'"
-    if jax.default_backend() != "cpu":
-        return f"steps run on {jax.default_backend()}, and there is native code for CPUs"
-    found = handler()
+    device = jax.default_backend()
+    if device not in NATIVE:
+        return f"steps run on {device}, and there is native code for CPUs and GPUs"
+    if device == "gpu" and engine == "auto":
+        return "on GPUs native code runs with engine='native'"
+    if device == "gpu" and "rocm" in jax.devices()[0].client.platform_version:
+        return "there is native code for NVIDIA's GPUs"
+    found = NATIVE[device][0].handler()
     return found if isinstance(found, str) else ""
-
-
-@functools.cache
-def handler() -> Any:
-    """The library of native code for XLA, or why there is none."""
-    library = compile_handler(jax.ffi.include_dir())
-    if not isinstance(library, str):
-        jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.thalweg_step), platform="cpu")
-    return library
 
 
 def reason_against(leaf: Leaf, engine: Engine) -> str:
     """Why native code does not step a parameter, "" if it does."""
-    rule, shape, dtype = stand_in(leaf.setting.rule_at(1)), leaf.p.shape, leaf.p.dtype.name
-    if rule.needs_whole or leaf.axes is not None:
-        return f"{type(rule).__name__} is made of matrix products, which XLA does best"
+    setting, shape, dtype = leaf.setting, leaf.p.shape, leaf.p.dtype.name
+    if setting.rule.needs_whole or leaf.axes is not None:
+        return f"{type(setting.rule).__name__} is made of matrix products, which XLA does best"
     if any(leaf.mesh_axes) or typed_layout(leaf.p) is not None:
         return "it may be sharded, and native code steps whole arrays"
     if not leaf.p.size:
         return f"shape {shape} is empty"
-    if reason := reason_unserved(rule, leaf.setting.handling, shape, dtype):
-        return reason
-    kept = describe_state(leaf.setting.stored_rule, leaf.setting.handling, shape, dtype)
+    if reason := NATIVE[jax.default_backend()][0].reason_against(leaf):
+        return str(reason)
+    kept = describe_state(setting.stored_rule, setting.handling, shape, dtype)
     if not kept and engine == "auto":
         return "it has no state, and XLA's code is as fast"
     if isinstance(leaf, Job) and any(entry.dtype.name != kept[key][1] for key, entry in leaf.state.items()):
@@ -168,97 +144,10 @@ def run_either(jobs: Sequence[Job], step: Step, observed: bool, *, is_required: 
         return found if observed else found._replace(stats=[{} for _ in jobs])
 
     def native(shapes: Results, *args: Any) -> Results:
-        return run_native(*given(*args), shapes.stats)
+        results: Results = native_code.run_native(*given(*args), shapes.stats)
+        return results
 
+    native_code, platform = NATIVE[jax.default_backend()]
     args = [job.p for job in jobs], [job.g for job in jobs], [job.state for job in jobs], step.t
-    found: Results = either(native, xla, *args, is_required=is_required)
+    found: Results = either(native, xla, *args, platform=platform, is_required=is_required)
     return found
-
-
-def run_native(jobs: Sequence[Job], step: Step, figures: Sequence[Mapping[str, Any]]) -> Results:
-    """figures: shapes of those that are wanted."""
-    layout = Layout(jobs, step)
-    laid, written = layout.laid, layout.written
-    wide = any(arithmetic(job.p.dtype.name) == "float64" for job in jobs)
-    numbers = [number for group, code in laid.codes for number in layout.numbers(group, code, step)]
-    precision = "float64" if wide else "float32"
-    told = sum(len(names) * len(span) for names, span in zip(laid.figures, laid.tables.spans, strict=True))
-    results = jax.ffi.ffi_call(
-        TARGET,
-        [
-            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in written),
-            jax.ShapeDtypeStruct((), "int32"),
-            jax.ShapeDtypeStruct((told,), precision),
-            jax.ShapeDtypeStruct((laid.workspace_bytes,), "uint8"),
-        ],
-        input_output_aliases={i: i for i in range(len(written))},
-    )(
-        *written,
-        *(job.g for job in jobs),
-        jnp.stack([jnp.asarray(number, precision) for number in numbers]),
-        jnp.asarray(step.t, "int32"),
-        key=laid.key,
-    )
-    news, fine, told_figures = iter(results[: len(written)]), results[-3] != 0, results[-2]
-    values, states = [], []
-    for job, keys in zip(jobs, layout.keys, strict=True):
-        values.append(next(news))
-        found = {key: next(news) for key in keys}
-        states.append({key: found[key] for key in job.state})
-    stats, start = [], 0
-    for names, span, wanted in zip(laid.figures, laid.tables.spans, figures, strict=True):
-        own = {}
-        for name in names:
-            if name in wanted:
-                own[name] = (
-                    told_figures[start : start + len(span)].reshape(wanted[name].shape).astype(wanted[name].dtype)
-                )
-            start += len(span)
-        stats.append({name: own[name] for name in wanted})
-    return Results(values, states, fine if step.guarded else None, stats)
-
-
-class Layout:
-    """Jobs as native code is shown them: buffers that it writes, and a table of where each lies among them."""
-
-    def __init__(self, jobs: Sequence[Job], step: Step) -> None:
-        self.written: list[Any] = []
-        #: Of each job: under which keys its state follows its parameter among the buffers.
-        self.keys: list[list[str]] = []
-        #: By what decides the numbers of a step: the setting, and the precision of the arithmetic.
-        self.groups: dict[Any, int] = {}
-        self.settings: list[tuple[Setting, str]] = []
-        options: list[Options] = []
-        operands: list[Operand] = []
-        for job in jobs:
-            setting, precision = job.setting, arithmetic(job.p.dtype.name)
-            group = self.groups.setdefault((id(setting), precision), len(options))
-            if group == len(options):
-                self.settings.append((setting, precision))
-                rule, lr = stand_in(setting.rule_at(step.t)), None if step.lr is None else 1.0
-                options.append(Options(rule, setting.handling, 1, lr, 1.0, declared=setting.rule))
-            entries = list(setting.rule.entries(job.p.shape))
-            self.keys.append([*entries, *(key for key in (*map(scale_key, entries), RECORD) if key in job.state)])
-            shown = job.names[0], job.p.shape, job.p, job.g.dtype.name, job.state
-            operands.append(operand_of(setting.rule, *shown, self.place, group))
-        gradients = [place_of(len(self.written) + index) for index in range(len(jobs))]
-        operands = [operand._replace(g=place) for operand, place in zip(operands, gradients, strict=True)]
-        threads = num_threads(of_machine)
-        self.laid: Laid = lay_out(handler(), operands, options, len(self.written), threads=threads)
-
-    def place(self, x: Any) -> tuple[int, str]:
-        self.written.append(x)
-        return place_of(len(self.written) - 1), x.dtype.name
-
-    def numbers(self, group: int, code: Any, step: Step) -> list[Any]:
-        """The registers with which tensors of a group begin, as far as they are not the same for all steps."""
-        setting, precision = self.settings[group]
-        rule = rule_in_precision(setting.rule_at(step.t), precision)
-        given = {
-            **options_of(rule),
-            "t": step.t.astype(precision),
-            "lr": in_precision(step.lr, precision),
-            "lr_scale": setting.lr_scale,
-        }
-        scale = 1.0 if step.grad_scale is None else in_precision(step.grad_scale, precision)
-        return [-scale if setting.handling.maximize else scale, 1.0, 1.0, *numbers_in(space, code.literals, given)]
