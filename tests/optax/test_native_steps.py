@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -208,6 +209,27 @@ def test_what_is_not_donated_stays_as_it_was() -> None:
     jax.block_until_ready(jax.jit(make_step(solver))(params, state, gradients))
     for a, b in zip(jax.tree.leaves((params, state, gradients)), jax.tree.leaves(kept), strict=True):
         assert (np.asarray(a) == b).all()
+
+
+SHARED: dict[str, Callable[..., Any]] = {
+    "the gradient": lambda step: lambda p, s: step(p, s, p),
+    "the state": lambda step: lambda p, s: step(p, s._replace(exp_avg=p), p),
+    "another step": lambda step: lambda p, s: (step(p, s, p), step(p, s, jax.tree.map(jnp.negative, p))),
+    "a later result": lambda step: lambda p, s: (step(p, s, jax.tree.map(jnp.sin, p)), p),
+    "constants": lambda step: lambda p, s: step(jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), p), s, p),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_arrays_that_are_also_used_elsewhere_are_copied_first(name: str) -> None:
+    results = []
+    for engine in ("native", "xla"):
+        solver, params = adamw(0.01, engine=engine), jax.tree.map(jnp.copy, PARAMS)
+        step = jax.jit(SHARED[name](make_step(solver)), donate_argnums=(0, 1))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+            results.append(step(params, solver.init(params)))
+    assert_same_size(*results, tolerances.FUSED["float32"])
 
 
 @pytest.mark.parametrize("bad", [np.nan, night(np.inf)])

@@ -81,10 +81,6 @@ def reason_against_all(engine: Engine) -> str:
     device = jax.default_backend()
     if device not in NATIVE:
         return f"steps run on {device}, and there is native code for CPUs and GPUs"
-    if device == "gpu" and engine == "auto":
-        return "on GPUs native code runs with engine='native'"
-    if device == "gpu" and "rocm" in jax.devices()[0].client.platform_version:
-        return "there is native code for NVIDIA's GPUs"
     found = NATIVE[device][0].handler()
     return found if isinstance(found, str) else ""
 
@@ -98,11 +94,14 @@ def reason_against(leaf: Leaf, engine: Engine) -> str:
         return "it may be sharded, and native code steps whole arrays"
     if not leaf.p.size:
         return f"shape {shape} is empty"
-    if reason := NATIVE[jax.default_backend()][0].reason_against(leaf):
+    native_code, _ = NATIVE[jax.default_backend()]
+    if reason := native_code.reason_against(leaf):
         return str(reason)
     kept = describe_state(setting.stored_rule, setting.handling, shape, dtype)
-    if not kept and engine == "auto":
+    if engine == "auto" and not kept:
         return "it has no state, and XLA's code is as fast"
+    if engine == "auto" and not native_code.is_known_faster(leaf, kept):
+        return "how fast its native code is has not been measured: it runs with engine='native'"
     if isinstance(leaf, Job) and any(entry.dtype.name != kept[key][1] for key, entry in leaf.state.items()):
         return "its state is kept in another dtype than its options say"
     return ""

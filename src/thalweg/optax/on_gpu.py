@@ -18,13 +18,21 @@ from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.programs.extents import kinds_of, spread_shapes
 from thalweg.programs.host import numbers_in, options_of
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of, stand_in, trace
+from thalweg.rules import LAMB, LARS, SGD, AdamW
 from thalweg.spaces import jax as space
-from thalweg.storage import describe_state, kind
+from thalweg.storage import Kept, describe_state, kind
+
+#: Rules and dtypes of parameters whose kernels were seen to take less time than XLA's code, with state of float32.
+MEASURED = (AdamW, LAMB, LARS, SGD)
+MEASURED_DTYPES = ("float32", "bfloat16")
 
 
 @functools.cache
 def handler() -> Any:
     """The library that launches kernels for XLA, or why there is none."""
+    kinds = {getattr(device, "compute_capability", "") for device in jax.local_devices()}
+    if "rocm" in jax.local_devices()[0].client.platform_version or len(kinds) > 1:
+        return "kernels are compiled for NVIDIA's GPUs, all of one kind"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed, and compiles the kernels"
     from thalweg.kernels.triton.xla import TARGET, compile_handler
@@ -53,6 +61,12 @@ def reason_against(leaf: Leaf) -> str:
     return ""
 
 
+def is_known_faster(leaf: Leaf, state: Mapping[str, Kept]) -> bool:
+    """Whether this code has been seen to take less time than XLA's."""
+    is_wide = all(dtype == "float32" for _, dtype in state.values())
+    return type(leaf.setting.rule) in MEASURED and leaf.p.dtype.name in MEASURED_DTYPES and is_wide
+
+
 def run_native(jobs: Sequence[Job], step: Step, figures: Sequence[Mapping[str, Any]]) -> Results:
     """figures: shapes of those that are wanted."""
     groups: dict[Any, list[int]] = defaultdict(list)
@@ -70,7 +84,7 @@ def run_native(jobs: Sequence[Job], step: Step, figures: Sequence[Mapping[str, A
 
 def run_kind(jobs: Sequence[Job], step: Step, figures: Sequence[Mapping[str, Any]]) -> list[Any]:
     """New values, states and figures of parameters of one kind."""
-    from thalweg.kernels.triton.xla import TARGET, Parameters, lay_out
+    from thalweg.kernels.triton.xla import TARGET, Launches, Parameters, compile_for, lay_out, register
 
     first, setting = jobs[0], jobs[0].setting
     keys = list(setting.rule.entries(first.p.shape))
@@ -86,7 +100,7 @@ def run_kind(jobs: Sequence[Job], step: Step, figures: Sequence[Mapping[str, Any
         rated=step.lr is not None,
         scaled=step.grad_scale is not None,
     )
-    laid = lay_out(handler(), own, capability=capability(), observed=any(figures))
+    laid = lay_out(own, Launches(functools.partial(compile_for, capability())), observed=any(figures))
     rule = rule_in_precision(setting.rule_at(step.t), "float32")
     numbers = -1.0 if own.maximize else 1.0, *numbers_in(space, laid.numbers, options_of(rule))
     written = [x for job in jobs for x in (job.p, *(job.state[key] for key in keys))]
@@ -103,7 +117,7 @@ def run_kind(jobs: Sequence[Job], step: Step, figures: Sequence[Mapping[str, Any
         jnp.asarray(laid.chunks, "int32"),
         jnp.asarray(laid.begins, "int32"),
         jnp.asarray(laid.counts, "float32"),
-        key=laid.key,
+        key=register(handler(), laid),
     )
     news, told, row = iter(results[: len(written)]), results[len(written)], 0
     found = []

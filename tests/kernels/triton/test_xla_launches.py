@@ -41,7 +41,7 @@ def resolve(value: int, memory: list[Any]) -> int:
     ],
     ids=["LAMB, stacks", "AdamW", "LAMB"],
 )
-def test_launches_take_the_step(rule: Any, made: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_take_the_step(rule: Any, made: Any, options: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
     options = dict(weight_decay=0.1, **options)
     params = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
@@ -51,15 +51,12 @@ def test_launches_take_the_step(rule: Any, made: Any, options: dict[str, Any], m
     for g in grads:
         optimizer.step(reference, g)
 
-    captured: list[Any] = []
-    monkeypatch.setattr(xla, "compiled", remember)
-    monkeypatch.setattr(xla, "register", lambda library, *laid: captured.append(laid) or "key")
     own = rule(**options)
     keys = list(own.entries(SHAPES["w"]))
     dtypes = dict.fromkeys(["p", "g", *keys], "float32")
     described = xla.Parameters(stand_in(own), list(SHAPES), list(SHAPES.values()), dtypes, 0.5, 0, False, True, True)
-    laid = xla.lay_out(None, described, capability=90, observed=True)  # type: ignore[arg-type]
-    ((found, values, places, written, table),) = captured
+    laid = xla.lay_out(described, xla.Launches(remember), observed=True)
+    found, values, places, written, table, *_ = laid
     results = [torch.zeros(shape, dtype=getattr(torch, dtype)) for shape, dtype in laid.results]
     for index, name in enumerate(SHAPES):
         results[index * (1 + len(keys))].copy_(torch.from_numpy(params[name]))
@@ -92,15 +89,14 @@ def test_launches_take_the_step(rule: Any, made: Any, options: dict[str, Any], m
             assert error <= tolerances.FLOAT32 * np.abs(kept).max()
 
 
-def remember(kernel: Any, given: Any, constants: Any, warps: int, target: Any) -> Any:
-    metadata = SimpleNamespace(num_warps=warps, name=kernel.fn.__name__, shared=0)
-    return SimpleNamespace(kernel=kernel, given=given, constants=constants, metadata=metadata, asm={"cubin": b""})
+def remember(kernel: Any, given: Any, constants: Any, warps: int) -> Any:
+    return SimpleNamespace(kernel=kernel, given=given, constants=constants, warps=warps)
 
 
 def run(found: Any, launch: Any, memory: list[Any]) -> None:
     place, threads, first, count, grid = launch
     made = found.kernels[place]
-    assert threads == 32 * made.metadata.num_warps
+    assert threads == 32 * made.warps
     names = [name for name in made.kernel.arg_names if made.given.get(name) is not None]
     assert count == len(names)
     arguments = {}

@@ -1,4 +1,4 @@
-// Kernels that Triton compiled, launched inside programs of XLA through the driver: no nvcc, no wait, no memory of our own.
+// Kernels that Triton compiled, launched inside programs of XLA through the driver: no wait, and no memory of our own.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -51,7 +51,8 @@ struct Driver {
     int (*load)(void**, const void*);
     int (*find)(Function*, void*, const char*);
     int (*attribute)(Function, int, int);
-    int (*launch)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+    int (*launch)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
+                  void**);
     int (*error)(int, const char**);
     bool found = false;
 
@@ -77,7 +78,8 @@ std::mutex mutex;
 std::unordered_map<std::string, const Plan*> plans;
 std::map<std::pair<Context, const void*>, Function> functions;
 
-constexpr int ROOM = 496;
+constexpr int MOST = 32;   // parameters of a kernel
+constexpr int ROOM = 496;  // numbers that fit into the parameters of the kernel below
 const char* const UPLOAD = R"(
 .version 7.8
 .target sm_70
@@ -105,7 +107,8 @@ done:
 )";
 
 XLA_FFI_Error* fail(const XLA_FFI_CallFrame* frame, const std::string& message) {
-    XLA_FFI_Error_Create_Args args{XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, message.c_str(), XLA_FFI_Error_Code_INTERNAL};
+    XLA_FFI_Error_Create_Args args{XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, message.c_str(),
+                                   XLA_FFI_Error_Code_INTERNAL};
     return frame->api->XLA_FFI_Error_Create(&args);
 }
 
@@ -139,36 +142,40 @@ int run(const XLA_FFI_CallFrame* frame, const Plan& plan, Context context, void*
     Function function;
     if (int code = function_of(context, upload, &function)) return code;
     for (int64_t first = 0; first < plan.value_count; first += ROOM) {
-        struct { char* to; unsigned count; } head{data(frame, plan.table) + 8 * first, unsigned(std::min<int64_t>(ROOM, plan.value_count - first))};
+        char* to = data(frame, plan.table) + 8 * first;
+        auto count = unsigned(std::min<int64_t>(ROOM, plan.value_count - first));
         int64_t part[ROOM] = {};
-        std::memcpy(part, values.data() + first, 8 * head.count);
-        void* params[] = {&head.to, &head.count, part};
+        std::memcpy(part, values.data() + first, 8 * count);
+        void* params[] = {&to, &count, part};
         if (int code = driver().launch(function, 1, 1, 1, 512, 1, 1, 0, stream, params, nullptr)) return code;
     }
     for (int64_t i = 0; i < plan.launch_count; i++) {
         const Launch& launch = plan.launches[i];
         const Kernel& kernel = plan.kernels[launch.kernel];
         if (int code = function_of(context, kernel, &function)) return code;
-        int64_t numbers[32] = {};
-        void* params[32];
-        for (int k = 0; k < 32; k++) {
+        int64_t numbers[MOST] = {};  // behind its own, Triton gives a kernel pointers to scratch that ours do not use
+        void* params[MOST];
+        for (int k = 0; k < MOST; k++) {
             params[k] = numbers + k;
             if (k >= launch.count) continue;
             const Argument& argument = plan.arguments[launch.first + k];
-            numbers[k] = argument.buffer < 0 ? argument.value : reinterpret_cast<int64_t>(data(frame, argument.buffer)) + argument.value;
+            const int64_t base = argument.buffer < 0 ? 0 : reinterpret_cast<int64_t>(data(frame, argument.buffer));
+            numbers[k] = base + argument.value;
         }
-        if (int code = driver().launch(function, unsigned(launch.grid[0]), unsigned(launch.grid[1]), unsigned(launch.grid[2]), unsigned(launch.threads), 1, 1, unsigned(kernel.shared), stream, params, nullptr))
+        const auto [x, y, z] = launch.grid;
+        if (int code = driver().launch(function, unsigned(x), unsigned(y), unsigned(z), unsigned(launch.threads), 1, 1,
+                                       unsigned(kernel.shared), stream, params, nullptr))
             return code;
     }
     return 0;
 }
 
-XLA_FFI_Error* handle(XLA_FFI_CallFrame* frame, XLA_FFI_Handler_Traits traits) {
+XLA_FFI_Error* launch_all(XLA_FFI_CallFrame* frame) {
     for (auto* extension = frame->extension_start; extension; extension = extension->next)
         if (extension->type == XLA_FFI_Extension_Metadata) {
             auto* metadata = reinterpret_cast<XLA_FFI_Metadata_Extension*>(extension)->metadata;
             metadata->api_version = {XLA_FFI_Api_Version_STRUCT_SIZE, nullptr, XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR};
-            metadata->traits = traits;
+            metadata->traits = 0;
             return nullptr;
         }
     if (!driver().found) return fail(frame, "thalweg: the driver of the GPU cannot be loaded");
@@ -179,9 +186,12 @@ XLA_FFI_Error* handle(XLA_FFI_CallFrame* frame, XLA_FFI_Handler_Traits traits) {
         const auto found = plans.find(std::string(key->ptr, key->len));
         if (found != plans.end()) plan = found->second;
     }
-    if (!plan) return fail(frame, "thalweg: this program was compiled in another process");
+    if (!plan)
+        return fail(frame, "thalweg: this program was compiled in another process, and native code is laid out in "
+                           "each: trace the step here, or compile it with engine='xla'");
     for (int64_t i = 0; i < plan->written; i++)
-        if (data(frame, i) != data(frame, frame->args.size + i)) return fail(frame, "thalweg: a buffer is not written in place");
+        if (data(frame, i) != data(frame, frame->args.size + i))
+            return fail(frame, "thalweg: XLA gave a buffer that is to be written in place another place");
     XLA_FFI_Stream_Get_Args args{XLA_FFI_Stream_Get_Args_STRUCT_SIZE, nullptr, frame->ctx, nullptr};
     if (XLA_FFI_Error* error = frame->api->XLA_FFI_Stream_Get(&args)) return error;
     Context context, popped;
@@ -204,8 +214,4 @@ EXPORTED void thalweg_plan(const char* key, const Plan* plan) {
     plans[key] = plan;
 }
 
-EXPORTED XLA_FFI_Error* thalweg_launch(XLA_FFI_CallFrame* frame) { return handle(frame, 0); }
-
-EXPORTED XLA_FFI_Error* thalweg_launch_captured(XLA_FFI_CallFrame* frame) {
-    return handle(frame, XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE);
-}
+EXPORTED XLA_FFI_Error* thalweg_launch(XLA_FFI_CallFrame* frame) { return launch_all(frame); }

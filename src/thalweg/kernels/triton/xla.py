@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_char_p, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,11 +21,13 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from thalweg.arrays import Shape
+from thalweg.errors import RuleError
 from thalweg.kernels.cpu.compiler import Uncompiled, compile_source
 from thalweg.kernels.cpu.xla import place_of
 from thalweg.kernels.triton.emission import OWN_FIGURES
 from thalweg.kernels.triton.loading import Kernels, kernels_for
 from thalweg.kernels.triton.memory import Stored
+from thalweg.kernels.triton.numbers import INTERPRETED
 from thalweg.kernels.triton.rows import COLUMNS, SIZE, Operand, rows_of, total_kernel
 from thalweg.kernels.triton.stages import BLOCK, DECIDED, MEASURE, WARPS, WRITE
 from thalweg.programs.graph import Value
@@ -34,11 +36,15 @@ from thalweg.rules import Rule
 
 #: What the handler is called in programs.
 TARGET = "thalweg_launch"
+#: The versions of Triton whose binaries are known to be launched as they are here.
+KNOWN = "3.6."
 SOURCE = Path(__file__).with_name("launch.h")
 DTYPES = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 #: Columns of the table of rows that are addresses: of the parameter, its state and its record, the step, and scales.
 ADDRESSES = (0, 1, 2, 3, 4, 9, 14, 15, 16, 17)
+#: Threads of a warp.
+WARP = 32
 #: Of arguments that are no buffers.
 NUMBER = -1
 
@@ -71,6 +77,8 @@ class Plan(ctypes.Structure):
 @functools.cache
 def compile_handler(include: str) -> ctypes.CDLL | str:
     """The library with the handler, or why there is none. include: the folder of XLA's headers."""
+    if INTERPRETED.value or not triton.__version__.startswith(KNOWN):
+        return f"kernels are compiled and launched with Triton {KNOWN}*, and this is {triton.__version__}"
     headers = [Path(include, "xla", "ffi", "api", "c_api.h")]
     try:
         library = compile_source(
@@ -119,14 +127,40 @@ class Parameters(NamedTuple):
         return [key for key in self.dtypes if key not in (PARAMETER, GRADIENT)]
 
 
+class Launches:
+    """Launches of one step, while they are collected."""
+
+    def __init__(self, compiled: Callable[..., Any]) -> None:
+        self.compiled = compiled
+        self.kernels: list[Any] = []
+        self.launches: list[tuple[int, int, int, int, tuple[int, ...]]] = []
+        self.arguments: list[tuple[int, int]] = []
+
+    def add(self, kernel: Any, grid: tuple[int, ...], given: Mapping[str, Any], constants: Any, warps: int) -> None:
+        """given: (type, buffer, bytes into it) or (type, NUMBER, number) by name; None for what there is not."""
+        absent = {name: None for name, own in given.items() if own is None}
+        made = self.compiled(kernel, given, {**constants, **absent}, warps)
+        if not any(made is known for known in self.kernels):
+            self.kernels.append(made)
+        place = next(i for i, known in enumerate(self.kernels) if known is made)
+        first = len(self.arguments)
+        self.arguments += [given[name][1:] for name in kernel.arg_names if given.get(name) is not None]
+        self.launches.append((place, WARP * warps, first, len(self.arguments) - first, (*grid, 1, 1)[:3]))
+
+
 class Laid(NamedTuple):
-    """A step that programs can call by its key.
+    """What a step launches, and what a call of it is given.
 
     Arguments: p and the state of each parameter, all gradients, the numbers, the steps taken, the learning rate, the
     scale of gradients, then chunks, begins and counts. Results: p and state, figures, totals, partial sums, the table.
     """
 
-    key: str
+    launches: Launches
+    #: The table, and which of its numbers are places; how many buffers are written, and which is the table.
+    values: list[int]
+    places: list[int]
+    written: int
+    table: int
     #: What the numbers are, behind the sign of the gradient.
     numbers: Sequence[Value]
     chunks: list[int]
@@ -138,32 +172,14 @@ class Laid(NamedTuple):
     slices: list[int]
 
 
-class Launches:
-    """Launches of one step, while they are collected."""
-
-    def __init__(self, capability: int) -> None:
-        self.target = GPUTarget("cuda", capability, 32)
-        self.kernels: list[Any] = []
-        self.launches: list[tuple[int, int, int, int, tuple[int, ...]]] = []
-        self.arguments: list[tuple[int, int]] = []
-
-    def add(self, kernel: Any, grid: tuple[int, ...], given: Mapping[str, Any], constants: Any, warps: int) -> None:
-        """given: (type, buffer, bytes into it) or (type, NUMBER, number) by name; None for what there is not."""
-        absent = {name: None for name, own in given.items() if own is None}
-        made = compiled(kernel, given, {**constants, **absent}, warps, self.target)
-        if not any(made is known for known in self.kernels):
-            self.kernels.append(made)
-        place = next(i for i, known in enumerate(self.kernels) if known is made)
-        first = len(self.arguments)
-        self.arguments += [given[name][1:] for name in kernel.arg_names if given.get(name) is not None]
-        threads = made.metadata.num_warps * self.target.warp_size
-        self.launches.append((place, threads, first, len(self.arguments) - first, (*grid, 1, 1)[:3]))
-
-
 _compiled: dict[Any, Any] = {}
 
 
-def compiled(kernel: Any, given: Mapping[str, Any], constants: Mapping[str, Any], warps: int, target: GPUTarget) -> Any:
+def compile_for(
+    capability: int, kernel: Any, given: Mapping[str, Any], constants: Mapping[str, Any], warps: int
+) -> Any:
+    """A kernel for GPUs of a generation, as one launch needs it."""
+    target = GPUTarget("cuda", capability, WARP)
     types = {name: own[0] for name, own in given.items() if own is not None}
     key = id(kernel), tuple(types.items()), repr(sorted((k, str(v)) for k, v in constants.items())), warps, target
     if key not in _compiled:
@@ -175,11 +191,14 @@ def compiled(kernel: Any, given: Mapping[str, Any], constants: Mapping[str, Any]
             if types.get(name, "").startswith("*") and name not in ("totals", "partials")
         }
         source = triton.compiler.ASTSource(kernel, signature, dict(constants), attributes)
-        _compiled[key] = triton.compile(source, target=target, options={"num_warps": warps})
+        made = triton.compile(source, target=target, options={"num_warps": warps})
+        if getattr(made.metadata, "global_scratch_size", 0):
+            raise RuleError(f"{kernel.__name__} needs memory of its own, which calls from XLA do not give it")
+        _compiled[key] = made
     return _compiled[key]
 
 
-def lay_out(library: ctypes.CDLL, own: Parameters, *, capability: int, observed: bool) -> Laid:
+def lay_out(own: Parameters, found: Launches, *, observed: bool) -> Laid:
     """observed: figures that only people look at are computed too."""
     keys, per = own.keys, 1 + len(own.keys)
     stored = tuple(Stored(key, BYTES[dtype], dtype == "float32") for key, dtype in own.dtypes.items())
@@ -213,7 +232,6 @@ def lay_out(library: ctypes.CDLL, own: Parameters, *, capability: int, observed:
     places += range(count * COLUMNS.value, len(values))
     first = next(buffers) + written
     figures, totals, partials, table = range(first, first + 4)
-    found = Launches(capability)
     given = {
         "rows": ("*i64", table, 0),
         "gradients": ("*i64", table, 8 * count * COLUMNS.value),
@@ -235,10 +253,11 @@ def lay_out(library: ctypes.CDLL, own: Parameters, *, capability: int, observed:
     results = [(shape, own.dtypes[key]) for shape in own.shapes for key in (PARAMETER, *keys)]
     results += [((OWN_FIGURES + kernels.emitted.figures, count), "float32"), ((count, sums), "float32")]
     results += [((sums, total), "float32"), ((8 * len(values),), "uint8")]
-    key = register(library, found, values, places, written, table)
     laid = [number for owner, n in enumerate(pieces) for piece in range(n) for number in (owner, piece)]
     ends = [0, *itertools.accumulate(pieces)]
-    return Laid(key, kernels.emitted.numbers, laid, ends, elements, results, kernels.emitted.stats, slices)
+    emitted = kernels.emitted
+    tables = values, places, written, table
+    return Laid(found, *tables, emitted.numbers, laid, ends, elements, results, emitted.stats, slices)
 
 
 def add_passes(
@@ -303,9 +322,9 @@ def add_passes(
 _plans: dict[str, Any] = {}
 
 
-def register(
-    library: ctypes.CDLL, found: Launches, values: Sequence[int], places: Sequence[int], written: int, table: int
-) -> str:
+def register(library: ctypes.CDLL, laid: Laid) -> str:
+    """The key under which programs call a step."""
+    found, values, places, written, table, *_ = laid
     images = [made.asm["cubin"] for made in found.kernels]
     named = [made.metadata.name.encode() for made in found.kernels]
     told = repr((found.launches, found.arguments, values, places, written, table, named)).encode()

@@ -132,8 +132,8 @@ EXPORTED XLA_FFI_Error* thalweg_step(XLA_FFI_CallFrame* frame) {
         if (found != plans.end()) plan = found->second;
     }
     if (!plan)
-        return fail(frame, "thalweg: this program was compiled in another process, and native code is laid out in each: "
-                           "trace the step here, or compile it with engine='xla'");
+        return fail(frame, "thalweg: this program was compiled in another process, and native code is laid out in "
+                           "each: trace the step here, or compile it with engine='xla'");
     for (int64_t i = 0; i < plan->written; i++)
         if (argument(frame, i).data != result(frame, i).data)
             return fail(frame, "thalweg: XLA gave a buffer that is to be written in place another place");
