@@ -22,8 +22,8 @@ class Stepping(ABC):
 def make_step(solver: optax.GradientTransformation) -> Callable[..., tuple[Tree, Any]]:
     """A function ``step(params, state, gradients)`` that answers with the new parameters and the new state.
 
-    solver: any gradient transformation. Those of thalweg.optax run native code on CPUs, if it is at hand, and round
-    16-bit parameters once; for others it is ``solver.update`` and ``optax.apply_updates``. Compile it, alone or within
+    solver: any gradient transformation. Those of thalweg.optax run native code where they can, and round 16-bit
+    parameters once; for others it is ``solver.update`` and ``optax.apply_updates``. Compile it, alone or within
     a training step, and donate parameters and state, so that they are written in place: jit matches what is donated
     with results by their order, which is the same here.
 
