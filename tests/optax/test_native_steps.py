@@ -36,6 +36,7 @@ from thalweg.optax import (
     mixture,
     muon,
     muon_adamw,
+    on_gpu,
     sgd,
     stats,
     transformation,
@@ -43,6 +44,8 @@ from thalweg.optax import (
 )
 from thalweg.optax.engines import reason_against_all
 from thalweg.optax.on_cpu import handler
+from thalweg.optax.trees import parameters
+from thalweg.storage import describe_state
 
 pytestmark = pytest.mark.slow  # many small programs are compiled
 
@@ -479,3 +482,21 @@ def test_native_code_that_cannot_be_is_refused() -> None:
     narrow = jax.tree.map(lambda x: x.astype("bfloat16"), state.exp_avg)
     with pytest.raises(thalweg.OptionError, match="another dtype"):
         jax.jit(make_step(solver))(PARAMS, state._replace(exp_avg=narrow), GRADS)
+
+
+def test_kernels_of_gpus_are_taken_where_they_were_measured() -> None:
+    """Told without a GPU: why they do not step a parameter, and whether they do so by default."""
+
+    def told(solver: Any, dtype: str = "float32") -> tuple[str, bool]:
+        params = {"w": jnp.ones((16, 12), dtype)}
+        (leaf,) = solver.update.__self__.leaves(params, parameters(params))
+        state = describe_state(leaf.setting.rule, leaf.setting.handling, (16, 12), dtype)
+        return on_gpu.reason_against(leaf), on_gpu.is_known_faster(leaf, state)
+
+    for solver in (adamw(0.1), lamb(0.1), lars(0.1), sgd(0.1, momentum=0.9)):
+        assert told(solver) == told(solver, "bfloat16") == ("", True)
+    assert told(lion(0.1)) == told(lamb(0.1), "float16") == told(lamb(0.1, state_dtype="bfloat16")) == ("", False)
+    assert "float64" in told(lamb(0.1), "float64")[0]
+    assert "on_nonfinite='skip'" in told(lamb(0.1, on_nonfinite="skip"))[0]
+    assert "codes of eight bits" in told(lamb(0.1, rounding="stochastic"))[0]
+    assert "rows and columns" in told(adafactor(0.1))[0]

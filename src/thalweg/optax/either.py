@@ -55,7 +55,7 @@ def lower_for(here: str, ctx: Any, *operands: Any, **params: Any) -> Any:
         reason = "the program is compiled for another device than the default one"
     elif getattr(module.axis_context, "num_devices", None) != 1:  # within shard_map there is no such count
         reason = "the program is compiled for several devices, and native code steps whole arrays"
-    elif module.lowering_parameters.for_export:
+    elif getattr(module.lowering_parameters, "for_export", False):
         reason = "native code belongs to one process, and an exported program to all"
     if reason:
         refuse(params["is_required"], reason)
