@@ -188,6 +188,15 @@ def test_numbers_of_a_step_are_no_part_of_its_program() -> None:
     assert_same_size((found, state), (expected, other), tolerances.FUSED["float32"])
 
 
+def test_parameters_of_the_same_code_have_numbers_of_their_own() -> None:
+    found = {}
+    for overrides in ((), [("b", dict(lr_scale=0.5))]):
+        for engine in ("native", "xla"):
+            solver = lamb(0.1, exempt="vectors", overrides=overrides, engine=engine)
+            found[engine] = jax.jit(make_step(solver))(PARAMS, solver.init(PARAMS), GRADS)
+        assert_same_size(found["native"], found["xla"], tolerances.FUSED["float32"])
+
+
 def test_donated_arrays_are_written_in_place() -> None:
     params, gradients = given(steps=1)
     gradients = jax.tree.map(lambda g: g[0], gradients)
@@ -460,6 +469,14 @@ def test_explain_tells_which_code_runs_and_why() -> None:
     assert engines(lamb(0.1), params) == {"empty": "xla: shape (0, 3) is empty", "w": "native"}
     assert engines(lamb(0.1, engine="xla"), {"w": params["w"]}) == {"w": "xla: engine='xla'"}
     assert engines(sgd(0.1), {"w": params["w"]}) == {"w": "xla: it has no state, and XLA's code is as fast"}
+    assert "calls update()" in engines(optax.chain(lamb(0.1)), {"w": params["w"]})["w"]
+    assert "one code" in engines(lamb(0.1, on_nonfinite="skip"), params)["w"]
+    both = [("w", optax.chain(lamb(0.1))), ("*", lamb(0.1))]
+    assert engines(mixture(both), PARAMS) == {
+        "b": "native",
+        "w": "xla: what is around its transformation calls update()",
+    }
+    assert "calls update()" in engines(mixture(both, on_nonfinite="skip"), PARAMS)["b"]
     assert engines(sgd(0.1, engine="native"), {"w": params["w"]}) == {"w": "native"}
     assert "matrix products" in engines(muon(0.1), {"w": params["w"]})["w"]
     assert "swapaxes" in engines(transformation(Turned), {"w": params["w"]})["w"]

@@ -107,9 +107,14 @@ def reason_against(leaf: Leaf, engine: Engine) -> str:
     return ""
 
 
-def explain_engine(engine: Engine, leaf: Leaf) -> str:
-    reason = reason_against_all(engine) or reason_against(leaf, engine)
-    return f"xla: {reason}" if reason else "native"
+def explain_engines(engine: Engine, leaves: Sequence[Leaf], *, guarded: bool, reached: bool) -> list[str]:
+    """By which code ``make_step`` steps parameters, and why. reached: whether it takes their own steps."""
+    reasons = [reason_against_all(engine) or reason_against(leaf, engine) for leaf in leaves]
+    if not reached and engine != "xla":
+        reasons = ["what is around its transformation calls update()"] * len(leaves)
+    elif guarded and any(reasons):
+        reasons = [reason or "on_nonfinite='skip' takes one code for all parameters" for reason in reasons]
+    return [f"xla: {reason}" if reason else "native" for reason in reasons]
 
 
 def choose(jobs: Sequence[Job], step: Step, engine: Engine) -> list[int]:

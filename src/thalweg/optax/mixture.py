@@ -16,7 +16,7 @@ from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
 from thalweg.given import Pattern, check_entries, places_of
 from thalweg.optax.shards import Shards, mesh_axes_of
 from thalweg.optax.states import MixtureState, first_count
-from thalweg.optax.steps import Stepping, make_step, step_by_update
+from thalweg.optax.steps import Stepping, make_step, owner_of, step_by_update
 from thalweg.optax.transformation import HEARD, Transformation, scale_to
 from thalweg.optax.trees import Named, Tree, by_spec, gradients, parameters
 from thalweg.rules.checks import check_choice, check_number
@@ -137,6 +137,10 @@ class Mixture(Stepping):
             pairs = zip(mine, found.treedef.flatten_up_to(new), results, strict=True)
             results = [x if is_mine else other for is_mine, x, other in pairs]
         return found.treedef.unflatten(results), MixtureState(tuple(news), state.skipped)
+
+    def reached(self) -> set[int]:
+        owners = [] if self.guarded else [owner_of(each) for _, each in self.entries]
+        return {number for owner in owners if owner is not None for number in owner.reached()}
 
     def scaled(self, grads: Sequence[Any], spaces: Sequence[Any]) -> Sequence[Any]:
         """The gradients, their joint norm brought down to max_grad_norm."""

@@ -50,9 +50,9 @@ def run_native(jobs: Sequence[Job], step: Step, figures: Sequence[Mapping[str, A
     layout = Layout(jobs, step)
     laid, written = layout.laid, layout.written
     wide = any(arithmetic(job.p.dtype.name) == "float64" for job in jobs)
-    numbers = [number for group, code in laid.codes for number in layout.numbers(group, code, step)]
+    numbers = [number for group, code in laid.tables.used for number in layout.numbers(group, code, step)]
     precision = "float64" if wide else "float32"
-    told = sum(len(names) * len(span) for names, span in zip(laid.figures, laid.tables.spans, strict=True))
+    told = sum(len(names) * len(span) for names, span in zip(laid.tables.stats, laid.tables.spans, strict=True))
     results = jax.ffi.ffi_call(
         TARGET,
         [
@@ -76,7 +76,7 @@ def run_native(jobs: Sequence[Job], step: Step, figures: Sequence[Mapping[str, A
         found = {key: next(news) for key in keys}
         states.append({key: found[key] for key in job.state})
     stats, start = [], 0
-    for names, span, wanted in zip(laid.figures, laid.tables.spans, figures, strict=True):
+    for names, span, wanted in zip(laid.tables.stats, laid.tables.spans, figures, strict=True):
         own = {}
         for name in names:
             if name in wanted:

@@ -18,6 +18,10 @@ class Stepping(ABC):
     def apply(self, params: Tree, state: Any, updates: Tree, **extra_args: Any) -> tuple[Tree, Any]:
         """The parameters and the state after a step."""
 
+    def reached(self) -> set[int]:
+        """The ids of the owners whose own steps it takes."""
+        return {id(self)}
+
 
 def make_step(solver: optax.GradientTransformation) -> Callable[..., tuple[Tree, Any]]:
     """A function ``step(params, state, gradients)`` that answers with the new parameters and the new state.
@@ -36,8 +40,13 @@ def make_step(solver: optax.GradientTransformation) -> Callable[..., tuple[Tree,
     [[0.9 0.9]
      [0.9 0.9]]
     """
+    owner = owner_of(solver)
+    return step_by_update(solver) if owner is None else owner.apply
+
+
+def owner_of(solver: optax.GradientTransformation) -> Stepping | None:
     owner = getattr(solver.update, "__self__", None)
-    return owner.apply if isinstance(owner, Stepping) else step_by_update(solver)
+    return owner if isinstance(owner, Stepping) else None
 
 
 def step_by_update(solver: optax.GradientTransformation) -> Callable[..., tuple[Tree, Any]]:

@@ -60,15 +60,11 @@ class Laid:
 
     key: str
     tables: Tables
-    #: The codes of the options whose numbers a call is given, one after the other, and whose they are.
-    codes: Sequence[tuple[int, Compiled]]
     workspace_bytes: int
-    #: Of each operand: the names of its figures; a call tells those of each of its rows, name by name.
-    figures: Sequence[Sequence[str]]
 
 
 #: What programs point to, as long as the process lives.
-_laid: dict[str, tuple[Laid, Any]] = {}
+_plans: dict[str, Any] = {}
 
 
 def lay_out(
@@ -95,7 +91,7 @@ def lay_out(
     flags = [(own.count, own.stochastic, own.guarded, own.state_stochastic) for own in tables.options]
     told = [bytes(tables.tensors), repr((flags, places, written, threads)).encode()]
     key = key_of([*told, *(part for _, code in tables.used for part in describe(code))])
-    if key not in _laid:
+    if key not in _plans:  # else it is the same, and numbers may have other names or values
         figures = (c_int64 * max(1, len(places)))(*places)
         plan = Plan(
             *(address(load().thalweg_run), ctypes.addressof(tables.options)),
@@ -103,10 +99,9 @@ def lay_out(
             *(len(tables.used), tables.count, tables.width, len(places), written),
             *(threads, guarded, WRITE, END),
         )
-        laid = Laid(key, tables, tables.used, sum(parts) + 64 * (len(parts) + 1), [list(s) for s in tables.stats])
-        _laid[key] = laid, (plan, figures)
+        _plans[key] = plan, figures, tables
         library.thalweg_plan(key.encode(), ctypes.addressof(plan))
-    return _laid[key][0]
+    return Laid(key, tables, sum(parts) + 64 * (len(parts) + 1))
 
 
 def address(function: Any) -> int | None:
@@ -120,9 +115,14 @@ def key_of(parts: Sequence[bytes]) -> str:
 
 def describe(code: Compiled) -> list[bytes]:
     """All of a program but where it lies."""
-    emitted = code.emitted
-    passes = [(each.function.name, each.operands, each.written, each.column_of) for each in emitted.passes]
-    between = emitted.between
-    middle = between and (between.function.name, between.after_pass, between.row_state, between.column_state)
-    ends = list(code.native.code_end), code.native.finite, code.native.bounded, code.registers
-    return [repr((passes, middle, ends)).encode(), bytes(code.code), *map(bytes, code.kept)]
+    names = " ".join(each.name for each in code.emitted.functions)
+    own = [*code.passes, code.between, code.native]
+    return [names.encode(), *map(without_addresses, own), bytes(code.code), *map(bytes, code.kept)]
+
+
+def without_addresses(structure: ctypes.Structure) -> bytes:
+    copy = type(structure).from_buffer_copy(structure)
+    for name, kind, *_ in structure._fields_:
+        if kind is c_void_p:
+            setattr(copy, name, None)
+    return bytes(copy)
