@@ -111,15 +111,21 @@ def functions() -> str:
 
     names = ["function_of", "transformation", *FUNCTIONS]
     lines = [MADE, "", "from collections.abc import Callable, Mapping", "from typing import Any, Literal", ""]
-    lines += ["import optax", "", "from thalweg.given import Overrides", "from thalweg.rules import Annealed, Rule", ""]
+    lines += ["import optax", "", "from thalweg.given import Overrides", "from thalweg.optax.engines import Engine"]
+    lines += ["from thalweg.rules import Annealed, Rule", ""]
     lines += [*listed(names), "", "BESIDE: Mapping[str, Any]", "ADDED: Mapping[str, Mapping[str, Any]]", ""]
-    assert set(BESIDE) == {"overrides", "stacked_axes", "specs"}
+    assert set(BESIDE) == {"overrides", "stacked_axes", "specs", "engine"}
     for function in (function_of, transformation):
         shown = inspect.signature(inspect.unwrap(function))
-        lines += [f"def {function.__name__}{str(shown).replace(chr(39), '')}: ...", ""]
+        lines += [f"def {function.__name__}{bare(str(shown))}: ...", ""]
     for rule in RULES.values():
         lines += list(function_stub(rule))
     return "\n".join(lines)
+
+
+def bare(signature: str) -> str:
+    """A signature whose annotations are not texts."""
+    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", signature)
 
 
 def function_stub(rule: type[Rule]) -> Iterator[str]:

@@ -38,6 +38,8 @@ class Row:
     host_bytes: int = 0
     #: What was not understood about it, or assumed, and what to write if that is wrong.
     hints: tuple[str, ...] = ()
+    #: In JAX, the code that ``make_step`` runs for it on a device of its own: "native", or "xla" and why.
+    engine: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from thalweg.optax.peers import import_peer
 from thalweg.optax.recipes import muon_adamw
 from thalweg.optax.states import AdafactorState, KronState, LambState, LarsState, MixtureState, MuonState
 from thalweg.optax.stats import StatsState, stats, with_stats
+from thalweg.optax.steps import make_step
 from thalweg.rules import Annealed
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "export_state",
     "import_peer",
     "import_state",
+    "make_step",
     "mixture",
     "muon_adamw",
     "state_specs",

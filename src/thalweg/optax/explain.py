@@ -16,7 +16,9 @@ from thalweg.errors import ParameterError, UnusedOverrideWarning
 from thalweg.explain import Explanation, GroupRow, explain_parameter, write_programs
 from thalweg.given import unused_patterns
 from thalweg.optax.batches import Leaf
+from thalweg.optax.engines import explain_engines
 from thalweg.optax.matrices import rule_of_axes
+from thalweg.optax.steps import owner_of
 from thalweg.optax.transformation import HEARD, Heard, Transformation
 from thalweg.optax.trees import Tree, named
 from thalweg.optax.values import at_count, concrete
@@ -42,11 +44,14 @@ def explain(solver: optax.GradientTransformation, params: Tree, *, program: bool
     if not parts:
         raise ParameterError("explain() needs a transformation of thalweg.optax in the solver, and found none")
     sizes = dict(zip(found.names, map(rms_of, found.leaves), strict=True))
+    outer = owner_of(solver)
+    reached = set() if outer is None else outer.reached()
     several = len({owner.settings.rule for owner, _ in parts}) > 1
     rows, groups, unused, written = {}, [], [], []
     for owner, leaves in parts:
         rate = concrete(at_count(owner.learning_rate, 0))
-        for leaf in leaves:
+        engines = explain_engines(owner.engine, leaves, guarded=owner.guarded, reached=id(owner) in reached)
+        for leaf, engine in zip(leaves, engines, strict=True):
             name = leaf.names[0]
             shape, dtype = leaf.p.shape, leaf.p.dtype.name
             # one count serves all
@@ -56,7 +61,8 @@ def explain(solver: optax.GradientTransformation, params: Tree, *, program: bool
                 setting = replace(setting, rule=rule_of_axes(setting.rule_at(1), leaf.axes))
             treatment = row.treatment if leaf.axes is None else setting.rule.treatment(shape)
             told = (*row.warnings, *([heard.notes[name]] if name in heard.notes else []))
-            rows[name] = replace(row, weight_decay=show(row.weight_decay), treatment=treatment, warnings=told)
+            decay = show(row.weight_decay)
+            rows[name] = replace(row, weight_decay=decay, treatment=treatment, warnings=told, engine=engine)
             written.append((rows[name], setting, rate is not None))
         groups.append(group_of(owner, leaves, rate, several, heard.group_notes.get(id(owner))))
         patterns = (pattern for pattern, _ in owner.settings.overrides)

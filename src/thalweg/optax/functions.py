@@ -13,6 +13,7 @@ from jax import numpy as jnp
 
 from thalweg.errors import OptionError
 from thalweg.given import Overrides, check_known, differ, is_list
+from thalweg.optax.engines import Engine
 from thalweg.optax.matrices import declare_layout
 from thalweg.optax.transformation import as_transformation, without_where_false
 from thalweg.optax.values import dtype_name, pair
@@ -27,7 +28,7 @@ from thalweg.trial import check_rule
 #: In ``Rule.OPTAX``: what follows is by keyword alone.
 KEYWORDS = "*"
 #: What every function takes beside options.
-BESIDE: Mapping[str, Any] = {"overrides": (), "stacked_axes": None, "specs": None}
+BESIDE: Mapping[str, Any] = {"overrides": (), "stacked_axes": None, "specs": None, "engine": "auto"}
 
 
 #: Arguments that this front end adds to those of a rule, with their defaults.
@@ -42,6 +43,7 @@ def transformation(
     overrides: Overrides = (),
     stacked_axes: Any = None,
     specs: Any = None,
+    engine: Engine = "auto",
     **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """A rule as a gradient transformation, with the rule's options by name.
@@ -62,6 +64,7 @@ def transformation(
     check_known(rule, options, option_names(rule))
     learning_rate = rule.default_lr if learning_rate is None else learning_rate
     beside: dict[str, Any] = dict(variant=variant, overrides=overrides, stacked_axes=stacked_axes, specs=specs)
+    beside["engine"] = engine
     return as_transformation(rule, learning_rate, options, **beside)
 
 
@@ -132,6 +135,7 @@ def signature_of(rule: type[Rule]) -> inspect.Signature:
 def types_given(rule: type[Rule]) -> dict[str, Any]:
     """What may be given for each option in JAX: numbers are arrays and schedules too, and dtypes those of jax."""
     types = {**types_of(rule), "on_nonfinite": Literal["propagate", "skip"], "seed": int | None, "stacked_axes": Any}
+    types["engine"] = Engine
     arrays = {*number_options(rule), *(name for name in types if name.endswith("_dtype"))}
     return {name: Any if name in arrays else hint for name, hint in types.items()}
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import optax
 
 from thalweg.given import Overrides
+from thalweg.optax.engines import Engine
 from thalweg.rules import Annealed, Rule
 
 __all__: list[str] = [
@@ -27,7 +28,7 @@ ADDED: Mapping[str, Mapping[str, Any]]
 
 def function_of(rule: type[Rule]) -> Callable[..., optax.GradientTransformationExtraArgs]: ...
 
-def transformation(rule: type[Rule], learning_rate: Any = None, *, variant: str | None = None, overrides: Overrides = (), stacked_axes: Any = None, specs: Any = None, **options: Any) -> optax.GradientTransformationExtraArgs: ...
+def transformation(rule: type[Rule], learning_rate: Any = None, *, variant: str | None = None, overrides: Overrides = (), stacked_axes: Any = None, specs: Any = None, engine: Engine = 'auto', **options: Any) -> optax.GradientTransformationExtraArgs: ...
 
 def sgd(
     learning_rate: Any,
@@ -38,6 +39,7 @@ def sgd(
     overrides: Overrides = (),
     stacked_axes: Any = None,
     specs: Any = None,
+    engine: Literal["auto", "xla", "native"] = "auto",
     dampening: Any = 0.0,
     weight_decay: Any = 0.0,
     maximize: bool = False,
@@ -63,6 +65,7 @@ def adamw(
     overrides: Overrides = (),
     stacked_axes: Any = None,
     specs: Any = None,
+    engine: Literal["auto", "xla", "native"] = "auto",
     amsgrad: bool = False,
     decoupled: bool = True,
     maximize: bool = False,
@@ -87,6 +90,7 @@ def lars(
     overrides: Overrides = (),
     stacked_axes: Any = None,
     specs: Any = None,
+    engine: Literal["auto", "xla", "native"] = "auto",
     trust: bool = True,
     exempt: Literal["vectors"] | None = None,
     always_adapt: bool = True,
@@ -118,6 +122,7 @@ def lamb(
     overrides: Overrides = (),
     stacked_axes: Any = None,
     specs: Any = None,
+    engine: Literal["auto", "xla", "native"] = "auto",
     bias_correction: bool = True,
     grad_averaging: bool = True,
     trust: bool = True,
@@ -155,6 +160,7 @@ def adafactor(
     overrides: Overrides = (),
     stacked_axes: Any = None,
     specs: Any = None,
+    engine: Literal["auto", "xla", "native"] = "auto",
     relative_step: bool | None = False,
     warmup_init: bool = False,
     momentum_mode: Literal["after_lr", "before_lr"] = "after_lr",
@@ -188,6 +194,7 @@ def muon(
     overrides: Overrides = (),
     stacked_axes: Any = None,
     specs: Any = None,
+    engine: Literal["auto", "xla", "native"] = "auto",
     momentum_mode: Literal["ema", "sum"] = "ema",
     bias_correction: bool = True,
     cautious_decay: bool = False,
@@ -219,6 +226,7 @@ def kron(
     overrides: Overrides = (),
     stacked_axes: Any = None,
     specs: Any = None,
+    engine: Literal["auto", "xla", "native"] = "auto",
     precond_lr: Any = 0.6,
     momentum: Any = 0.9,
     momentum_mode: Literal["polyak", "ema"] = "ema",
@@ -268,6 +276,7 @@ def soap(
     overrides: Overrides = (),
     stacked_axes: Any = None,
     specs: Any = None,
+    engine: Literal["auto", "xla", "native"] = "auto",
     shampoo_beta: Any = None,
     eps: Any = 1e-08,
     weight_decay: Any = 0.01,
@@ -300,6 +309,7 @@ def lion(
     overrides: Overrides = (),
     stacked_axes: Any = None,
     specs: Any = None,
+    engine: Literal["auto", "xla", "native"] = "auto",
     maximize: bool = False,
     max_grad_norm: float | None = None,
     on_nonfinite: Literal["propagate", "skip"] = "propagate",

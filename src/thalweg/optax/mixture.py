@@ -16,6 +16,7 @@ from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
 from thalweg.given import Pattern, check_entries, places_of
 from thalweg.optax.shards import Shards, mesh_axes_of
 from thalweg.optax.states import MixtureState, first_count
+from thalweg.optax.steps import Stepping, make_step, owner_of, step_by_update
 from thalweg.optax.transformation import HEARD, Transformation, scale_to
 from thalweg.optax.trees import Named, Tree, by_spec, gradients, parameters
 from thalweg.rules.checks import check_choice, check_number
@@ -65,7 +66,7 @@ def check_own(pattern: Pattern, transformation: Any) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Mixture:
+class Mixture(Stepping):
     """The two functions of the transformation."""
 
     #: What patterns are called in a warning.
@@ -107,9 +108,7 @@ class Mixture:
             raise ParameterError("update() needs the parameters: update(gradients, state, params)")
         found = parameters(params)
         grads, spaces = gradients(updates, found), self.spaces(params, found)
-        scale = scale_to(self.max_grad_norm, list(zip(spaces, grads, strict=True)))
-        given = grads if scale is None else [scale_gradient(g, scale) for g in grads]
-        new, news = found.treedef.unflatten(given), []
+        new, news = found.treedef.unflatten(self.scaled(grads, spaces)), []
         for each, own in zip(self.mask_entries(found, self.places(found)), state.inner_states, strict=True):
             new, inner = each.update(new, own, params, **extra_args)
             news.append(inner)
@@ -123,6 +122,30 @@ class Mixture:
         skipped = jnp.where(fine, state.skipped, optax.safe_increment(state.skipped))
         kept = jax.tree.map(lambda new, old: jnp.where(fine, new, old), result.inner_states, state.inner_states)
         return jax.tree.map(lambda delta: jnp.where(fine, delta, 0), new), MixtureState(kept, skipped)
+
+    def apply(self, params: Tree, state: Any, updates: Tree, **extra_args: Any) -> tuple[Tree, Any]:
+        if self.guarded:  # what one transformation has written, another may forbid
+            return step_by_update(self.transformation)(params, state, updates, **extra_args)
+        found = parameters(params)
+        grads, places = self.scaled(gradients(updates, found), self.spaces(params, found)), self.places(found)
+        results, news = list(found.leaves), []
+        for place, ((_, each), own) in enumerate(zip(self.entries, state.inner_states, strict=True)):
+            mine = [place == other for other in places]
+            p, g = (keep_chosen(found, leaves, mine) for leaves in (found.leaves, grads))
+            new, inner = make_step(each)(p, own.inner_state, g, **extra_args)
+            news.append(own._replace(inner_state=inner))
+            pairs = zip(mine, found.treedef.flatten_up_to(new), results, strict=True)
+            results = [x if is_mine else other for is_mine, x, other in pairs]
+        return found.treedef.unflatten(results), MixtureState(tuple(news), state.skipped)
+
+    def reached(self) -> set[int]:
+        owners = [] if self.guarded else [owner_of(each) for _, each in self.entries]
+        return {number for owner in owners if owner is not None for number in owner.reached()}
+
+    def scaled(self, grads: Sequence[Any], spaces: Sequence[Any]) -> Sequence[Any]:
+        """The gradients, their joint norm brought down to max_grad_norm."""
+        scale = scale_to(self.max_grad_norm, list(zip(spaces, grads, strict=True)))
+        return grads if scale is None else [scale_gradient(g, scale) for g in grads]
 
     def unused_patterns(self, found: Named, places: Sequence[int]) -> list[Pattern]:
         return [pattern for place, (pattern, _) in enumerate(self.entries) if place not in places]
@@ -144,6 +167,12 @@ class Mixture:
         triples = zip(specs, found.leaves, found.names, strict=True)
         divisions = [mesh_axes_of(spec, p.ndim, name) for spec, p, name in triples]
         return [Shards(own) if any(own) else whole for own in divisions]
+
+
+def keep_chosen(found: Named, leaves: Sequence[Any], chosen: Sequence[bool]) -> Tree:
+    """A tree of leaves, as ``optax.masked`` shows it to a transformation."""
+    pairs = zip(leaves, chosen, strict=True)
+    return found.treedef.unflatten([leaf if is_chosen else optax.MaskedNode() for leaf, is_chosen in pairs])
 
 
 def scale_gradient(g: Any, scale: Any) -> Any:

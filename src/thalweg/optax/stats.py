@@ -32,15 +32,19 @@ class Observed(Transformation):
         zeros = partial(jnp.zeros, device=replicated_with(parameters(params).leaves[0])) if stats else jnp.zeros
         return StatsState(inner, jax.tree.map(lambda x: zeros(x.shape, x.dtype), stats))
 
-    def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, Any]:
+    def step(
+        self, updates: Tree, state: Any, params: Tree, *, applied: bool = False, observed: bool = True
+    ) -> tuple[Tree, Any, dict[str, Any]]:
         if not isinstance(state, StatsState):
             raise StateError(f"with_stats() needs a state of its own init(), got one of {type(state).__name__}")
-        deltas, inner, stats = self.step_with_figures(updates, state.inner_state, params)
-        return deltas, StatsState(inner, stats)
+        values, inner, stats = self.step_with_figures(updates, state.inner_state, params, applied=applied)
+        return values, StatsState(inner, stats), stats
 
-    def step_with_figures(self, updates: Tree, state: Any, params: Tree) -> tuple[Tree, Any, dict[str, Any]]:
-        deltas, inner, stats = self.step(updates, state, params)
-        return deltas, inner, jax.tree.map(as_figure, stats)
+    def step_with_figures(
+        self, updates: Tree, state: Any, params: Tree, *, applied: bool = False
+    ) -> tuple[Tree, Any, dict[str, Any]]:
+        values, inner, stats = super().step(updates, state, params, applied=applied, observed=True)
+        return values, inner, jax.tree.map(as_figure, stats)
 
 
 def as_figure(x: Any) -> Any:
@@ -59,7 +63,7 @@ def with_stats(solver: optax.GradientTransformation) -> optax.GradientTransforma
             "with_stats() takes a transformation of thalweg.optax itself: put wrappers of optax around with_stats(), "
             "and give mixture() entries that have it"
         )
-    made = Observed(owner.settings, owner.learning_rate, owner.choices, owner.specs, owner.layout)
+    made = Observed(owner.settings, owner.learning_rate, owner.choices, owner.specs, owner.engine, owner.layout)
     return optax.GradientTransformationExtraArgs(made.init, made.update)
 
 

@@ -17,10 +17,12 @@ import optax
 from thalweg.arrays import Squares
 from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
 from thalweg.given import OverrideList, Overrides, Standard, check_overrides, plain
-from thalweg.optax.batches import Job, Leaf, Step, first_entries, step_all
+from thalweg.optax.batches import Job, Leaf, Step, first_entries
+from thalweg.optax.engines import Engine, apply_jobs, check_engine, step_jobs
 from thalweg.optax.matrices import axes_in_tree, rule_of_axes
 from thalweg.optax.shards import check_whole, mesh_axes_of
 from thalweg.optax.states import Entries, first_count, pack, state_class_for, unpack
+from thalweg.optax.steps import Stepping
 from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parameters
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
 from thalweg.rules import Rule
@@ -85,12 +87,14 @@ def as_transformation(
     stacked_axes: Any = None,
     specs: Any = None,
     called: Mapping[str, str] = MappingProxyType({}),
+    engine: Engine = "auto",
     layout: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     """The transformation of a rule, options checked.
 
     called: what the caller calls some options, for messages. layout: which axes of a parameter are a matrix, for Muon.
     """
+    check_engine(rule, engine)
     rate, choices = plain(learning_rate), (*choices, *stacks(stacked_axes))
     options = {
         name: dtype_name(called.get(name, name), value) if name.endswith("_dtype") else value
@@ -104,7 +108,7 @@ def as_transformation(
         settings = check_settings(rule, rate, options, variant, overrides)
     except OptionError as error:
         raise OptionError(in_words(str(error), {"lr": "learning_rate", **called})) from None
-    parts = Transformation(settings, rate, choices, specs, layout)
+    parts = Transformation(settings, rate, choices, specs, engine, layout)
     return optax.GradientTransformationExtraArgs(parts.init, parts.update)
 
 
@@ -167,13 +171,14 @@ def scale_to(limit: Any, gradients: Sequence[tuple[Any, Any]]) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Transformation:
+class Transformation(Stepping):
     """The two functions of a gradient transformation."""
 
     settings: Settings
     learning_rate: Any
     choices: tuple[Choice, ...]
     specs: Any
+    engine: Engine = "auto"
     layout: Any = None
     #: Settings by what was decided for a leaf, so that leaves of equal settings are known to be so.
     known: dict[Any, Setting] = field(default_factory=dict)
@@ -203,11 +208,22 @@ class Transformation:
         return pack(self.state_class(leaves), found.treedef, states, count=count, skipped=skipped)
 
     def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, Any]:
+        if self.engine == "native":
+            raise OptionError(
+                "engine='native' writes parameters in place, and update() leaves them as they are: take steps with "
+                "make_step(solver), or use engine='auto'"
+            )
         deltas, result, _ = self.step(updates, state, params)
         return deltas, result
 
-    def step(self, updates: Tree, state: Any, params: Tree) -> tuple[Tree, Any, dict[str, Mapping[str, Any]]]:
-        """What ``update`` answers, and the figures that it computed, by parameter."""
+    def apply(self, params: Tree, state: Any, updates: Tree, **extra_args: Any) -> tuple[Tree, Any]:
+        new, result, _ = self.step(updates, state, params, applied=True)
+        return new, result
+
+    def step(
+        self, updates: Tree, state: Any, params: Tree, *, applied: bool = False, observed: bool = False
+    ) -> tuple[Tree, Any, dict[str, Mapping[str, Any]]]:
+        """What ``update`` answers, or ``apply``, and the figures that it computed, by parameter."""
         if params is None:
             raise ParameterError("update() needs the parameters: update(gradients, state, params)")
         found = parameters(params)
@@ -221,21 +237,20 @@ class Transformation:
         ]
         lr = at_count(self.learning_rate, state.count)
         step = Step(optax.safe_increment(state.count), lr, self.grad_scale(jobs), self.guarded)
-        outcomes = step_all(jobs, step)
-        deltas, count, skipped = [o.delta for o in outcomes], step.t, state.skipped
-        news = [o.state for o in outcomes]
+        if applied:
+            outcome = apply_jobs(jobs, step, self.engine, observed=observed)
+        else:
+            outcome = step_jobs(jobs, step, applied=False)
+        count, skipped = step.t, state.skipped
         if self.guarded:
-            fine = jnp.all(jnp.stack([jnp.asarray(o.finite) for o in outcomes])) if outcomes else jnp.asarray(True)
-            deltas = [jnp.where(fine, delta, 0) for delta in deltas]
-            news = [{k: jnp.where(fine, new[k], old[k]) for k in new} for new, old in zip(news, states, strict=True)]
-            count = jnp.where(fine, count, state.count)
-            skipped = jnp.where(fine, skipped, optax.safe_increment(skipped))
-        result = pack(state_class, found.treedef, news, count=count, skipped=skipped)
+            count = jnp.where(outcome.fine, count, state.count)
+            skipped = jnp.where(outcome.fine, skipped, optax.safe_increment(skipped))
+        result = pack(state_class, found.treedef, outcome.states, count=count, skipped=skipped)
         stats = {
-            job.names[0]: o.stats if lr is None else {"lr": lr * job.setting.lr_scale, **o.stats}
-            for job, o in zip(jobs, outcomes, strict=True)
+            job.names[0]: own if lr is None else {"lr": lr * job.setting.lr_scale, **own}
+            for job, own in zip(jobs, outcome.stats, strict=True)
         }
-        return found.treedef.unflatten(deltas), result, stats
+        return found.treedef.unflatten(outcome.values), result, stats
 
     def check_state(self, leaves: Sequence[Leaf], states: Sequence[Entries], skipped: Any) -> None:
         """Refuse state that these options do not make."""

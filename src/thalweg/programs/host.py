@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from thalweg.arrays import is_number
 from thalweg.programs.graph import Value
 from thalweg.programs.operations import OPERATIONS
 from thalweg.rules import Rule
@@ -69,6 +70,24 @@ def function_of(operands: Iterable[Any], *, as_arrays: bool = False) -> Callable
     exec(compile(source, "<numbers of a program>", "exec"), names)
     made: Callable[[Mapping[str, float]], list[float]] = names["numbers"]
     return made
+
+
+def numbers_in(xp: Any, operands: Iterable[Any], given: Mapping[str, Any]) -> list[Any]:
+    """The same where inputs may be arrays of a space: they are computed as the rule computes with them there."""
+    known: dict[Value, Any] = {}
+
+    def of(operand: Any) -> Any:
+        if not isinstance(operand, Value):
+            return operand
+        if operand not in known and operand.op == "input":
+            known[operand] = given[operand.name]
+        elif operand not in known:
+            args, own = [of(arg) for arg in operand.args], OPERATIONS[operand.op]
+            in_space = getattr(xp, operand.op) if own.is_function else own.compute
+            known[operand] = (COMPUTE[operand.op] if all(map(is_number, args)) else in_space)(*args)
+        return known[operand]
+
+    return [of(operand) for operand in operands]
 
 
 def options_of(rule: Rule) -> dict[str, Any]:

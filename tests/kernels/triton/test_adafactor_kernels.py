@@ -19,8 +19,8 @@ from thalweg.boundary import advance
 from thalweg.kernels.triton.cuts import MEASURING, STEPPING, Limits, cut_to_measure, matrices_of
 from thalweg.kernels.triton.derived_tiles import TilePasses, passes_for
 from thalweg.kernels.triton.passes import Step, Sum
+from thalweg.kernels.triton.rows import Operand
 from thalweg.kernels.triton.statistics import copies_of, length_of
-from thalweg.kernels.triton.tables import Operand
 from thalweg.rules import Adafactor
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling

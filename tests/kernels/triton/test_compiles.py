@@ -39,7 +39,7 @@ pytestmark = pytest.mark.nightly
     ids=str,
 )
 def test_what_a_step_launches(rule: str, options: dict[str, Any]) -> None:
-    last = "kron_elements.step_kernel" if rule == "Kron" else "passes.settle_kernel"
+    last = "kron_elements.step_kernel" if rule == "Kron" else "stages.settle_kernel"
     assert last in registers_by_kernel(rule, options)
 
 

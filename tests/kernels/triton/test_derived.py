@@ -15,7 +15,7 @@ import thalweg.torch
 from thalweg import rules
 from thalweg.arrays import Scalar, Squares
 from thalweg.errors import OptionError
-from thalweg.kernels.triton.derived import kernels_for
+from thalweg.kernels.triton.loading import kernels_for
 from thalweg.kernels.triton.memory import Stored
 from thalweg.programs.reasons import reason_underived
 from thalweg.rules import Rule, Update

@@ -242,8 +242,9 @@ class Compiled:
         place = registers.place
         self.registers = registers.count
         self.stats = {name: place(handle) for name, handle in stats.items()}
-        literals = [key[1] if isinstance(key, tuple) else key for key in registers.numbers]
-        self.numbers = function_of(literals)
+        #: What the numbers of a step are: values of the program, and plain numbers.
+        self.literals = [key[1] if isinstance(key, tuple) else key for key in registers.numbers]
+        self.numbers = function_of(self.literals)
         self.sums = [[place(("sum", index_of(sums, value))) for value in each.sums] for each in found.passes]
         code = [
             structs.Instruction(CODES.index(op), place(to), *map(place, args))

@@ -1,4 +1,4 @@
-"""Native code for a rule of one's own: compiled at its first use, if the machine has a compiler, and kept.
+"""Native code that the package does not bring: compiled at its first use, if the machine has a compiler, and kept.
 
 What was compiled lies in the user's cache folder, under a name that says what it was made from (the source, the
 compiler, the flags) and what it is (a digest of the file). A file that is not what its name says is not loaded.
@@ -74,23 +74,30 @@ def source_of(functions: Sequence[Function]) -> str:
 
 def compile_functions(functions: Sequence[Function], level: str, title: str) -> dict[str, int]:
     """The addresses of functions that the package itself does not have, by name; title: for whom, in errors."""
-    found = compiler()
-    if found is None:
-        raise Uncompiled(
-            f"native code for {title} must be compiled, and no C++ compiler was found: install g++ or clang, or set CXX"
-        )
-    path, version = found
-    source, flags = source_of(functions), (*FLAGS, *flags_for(level))
-    headers = "".join((HEADERS / name).read_text(encoding="utf-8") for name in ("abi.h", "tiles.h", "body.h"))
-    made_from = "\n".join([source, headers, version, " ".join(flags), platform.machine()])
-    key = hashlib.sha256(made_from.encode()).hexdigest()[:24]
-    try:
-        library = load_library(find_kept(key) or build(key, source, path, flags, title))
-    except OSError as error:
-        raise Uncompiled(f"native code for {title} cannot be kept or loaded: {error}") from error
+    headers = [HEADERS / name for name in ("abi.h", "tiles.h", "body.h")]
+    library = compile_source(source_of(functions), headers, flags_for(level), f"native code for {title}")
     library.thalweg_functions.restype = ctypes.c_void_p
     first, size = library.thalweg_functions(), 2 * ctypes.sizeof(ctypes.c_void_p)
     return {each.name: first + index * size for index, each in enumerate(functions)}
+
+
+def compile_source(source: str, headers: Sequence[Path], more_flags: Sequence[str], title: str) -> ctypes.CDLL:
+    """A library of this source, compiled now or before. headers: those that it includes. title: what it is, in errors.
+
+    Raises Uncompiled.
+    """
+    found = compiler()
+    if found is None:
+        raise Uncompiled(f"{title} must be compiled, and no C++ compiler was found: install g++ or clang, or set CXX")
+    path, version = found
+    flags = (*FLAGS, *more_flags)
+    included = "".join(header.read_text(encoding="utf-8") for header in headers)
+    made_from = "\n".join([source, included, version, " ".join(flags), platform.machine()])
+    key = hashlib.sha256(made_from.encode()).hexdigest()[:24]
+    try:
+        return load_library(find_kept(key) or build(key, source, path, flags, title))
+    except OSError as error:
+        raise Uncompiled(f"{title} cannot be kept or loaded: {error}") from error
 
 
 _loaded: dict[Path, ctypes.CDLL] = {}
@@ -134,7 +141,7 @@ def build(key: str, source: str, path: str, flags: Sequence[str], title: str) ->
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not is_own(folder):
         raise Uncompiled(
-            f"native code for {title} is not kept in {folder}, which others may write to: make it your own "
+            f"{title} is not kept in {folder}, which others may write to: make it your own "
             "(chmod go-w), or set THALWEG_CACHE to a folder that is"
         )
     with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as work:
@@ -149,9 +156,9 @@ def build(key: str, source: str, path: str, flags: Sequence[str], title: str) ->
                 timeout=LIMIT,
             )
         except subprocess.TimeoutExpired:
-            raise Uncompiled(f"native code for {title}: {path} needed more than {LIMIT} seconds") from None
+            raise Uncompiled(f"{title}: {path} needed more than {LIMIT} seconds") from None
         if done.returncode != 0:
-            raise Uncompiled(f"native code for {title} does not compile: {done.stderr.strip()[:500]}")
+            raise Uncompiled(f"{title} does not compile: {done.stderr.strip()[:500]}")
         result.chmod(0o700)
         final = folder / f"{key}-{digest_of(result)}{SUFFIX}"
         try:

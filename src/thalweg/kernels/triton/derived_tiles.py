@@ -12,22 +12,19 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.arrays import Shape
+from thalweg.kernels.triton import statistics as of_statistics
+from thalweg.kernels.triton import tiles as of_tiles
 from thalweg.kernels.triton.cuts import MEASURING, STEPPING, Limits, cut_to_measure, cut_to_step, matrices_of
-from thalweg.kernels.triton.derived import (
-    DerivedPasses,
-    elements_of,
-    loaded,
-    stored_as,
-    title_of,
-    traced,
-    whole_of,
-)
+from thalweg.kernels.triton.derived import DerivedPasses, elements_of, stored_as, whole_of
 from thalweg.kernels.triton.emit_tiles import EmittedTiles, emit_tiles
 from thalweg.kernels.triton.launching import kind_of
+from thalweg.kernels.triton.loading import loaded, named_in, title_of, traced
 from thalweg.kernels.triton.memory import Stored, sizes_of
-from thalweg.kernels.triton.passes import DECIDED, MEASURE, REHEARSE, WRITE, Passes, Step, Sum
+from thalweg.kernels.triton.passes import Passes, Step, Sum
+from thalweg.kernels.triton.rows import Operand
+from thalweg.kernels.triton.stages import DECIDED, MEASURE, REHEARSE, WRITE
 from thalweg.kernels.triton.statistics import COMPUTED, Statistics
-from thalweg.kernels.triton.tables import ALIGNMENT, Operand, add_up
+from thalweg.kernels.triton.tables import ALIGNMENT, add_up
 from thalweg.kernels.triton.tiles import Grid
 from thalweg.programs.extents import ELEMENT, TENSOR, Kinds, kinds_of
 from thalweg.programs.schedule import schedule
@@ -78,7 +75,7 @@ def kernels_for(
         if len(found.passes) > 1 and all(each == (ELEMENT, TENSOR) for each in over):
             break
     emitted = emit_tiles(found, title_of(rule), kinds, stored, guarded=guarded, random=random)
-    own = loaded(emitted.source, type(rule).__name__)
+    own = loaded(emitted.source, type(rule).__name__, named_in(of_tiles, of_statistics))
     return (
         emitted,
         kinds,

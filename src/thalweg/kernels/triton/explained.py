@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from thalweg.arrays import Shape
 from thalweg.codecs import bytes_of
-from thalweg.kernels.triton.derived import kernels_for, traced
 from thalweg.kernels.triton.derived_tiles import kernels_for as tile_kernels_for
+from thalweg.kernels.triton.loading import kernels_for, traced
 from thalweg.kernels.triton.memory import Stored
 from thalweg.kernels.triton.served import is_by_hand, reason_against
 from thalweg.programs.extents import kinds_of

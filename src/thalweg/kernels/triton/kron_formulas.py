@@ -16,9 +16,9 @@ from typing import Any, ClassVar, NamedTuple, cast
 from thalweg.errors import RuleError
 from thalweg.kernels.text import indented
 from thalweg.kernels.triton import kron_begin, kron_layout, kron_reads
-from thalweg.kernels.triton.derived import home, loaded
 from thalweg.kernels.triton.kron_layout import ACCUMULATED, DUE, FIGURES, OWN_FIGURES, T
 from thalweg.kernels.triton.lines import Statements
+from thalweg.kernels.triton.loading import home, loaded
 from thalweg.programs.graph import Extent, Graph, Value, needed_by
 from thalweg.programs.host import function_of, options_of
 from thalweg.programs.trace import GRADIENT, PARAMETER, Tracing, stand_in, symbolic

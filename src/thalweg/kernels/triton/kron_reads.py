@@ -11,7 +11,7 @@ import triton.language as tl
 
 from thalweg.kernels.triton.coded import decoded, read_codes
 from thalweg.kernels.triton.kron_layout import DUE, GO
-from thalweg.kernels.triton.tables import loaded
+from thalweg.kernels.triton.rows import loaded
 
 #: What kernels are given in memory; all else that is no constant is a number.
 TABLES = "places", "figures", "finite"

@@ -5,7 +5,8 @@ The formulas are those of ``rules.noise`` and ``boundary.rounded_stochastically`
 
 from __future__ import annotations
 
-import torch
+import sys
+
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
@@ -21,8 +22,8 @@ def mix(h):
 
 #: Whether Triton interprets kernels, as in tests without a GPU.
 INTERPRETED = tl.constexpr(not isinstance(mix, triton.runtime.JITFunction))
-#: Whether kernels may have lines in NVIDIA's assembly language.
-PTX = tl.constexpr(not INTERPRETED.value and torch.version.cuda is not None)
+#: Whether kernels may have lines in NVIDIA's assembly language: not if a torch for AMD's GPUs has been imported.
+PTX = tl.constexpr(not INTERPRETED.value and not ("torch" in sys.modules and sys.modules["torch"].version.hip))
 
 
 @triton.jit

@@ -190,7 +190,7 @@ def is_capturing(device: torch.device) -> bool:
 
 
 def operand_of(name: str, p: Tensor, state: Mapping[str, Tensor], keys: Sequence[str], part: Part | None) -> Any:
-    from thalweg.kernels.triton.tables import Operand
+    from thalweg.kernels.triton.rows import Operand
 
     entries = tuple(state.get(key) for key in keys)
     scales = tuple(state.get(scale_key(key)) for key in (PARAMETER, *keys))

@@ -94,7 +94,7 @@ class Stack:
         self.last.prepare(self.last_bucket.renewed(setting=self.last_setting, **now), None)
 
     def write(self) -> None:
-        from thalweg.kernels.triton.passes import WRITE
+        from thalweg.kernels.triton.stages import WRITE
 
         passes = self.first.passes
         passes.go(self.first.step, passes.last, WRITE)

@@ -1,0 +1,86 @@
+"""Two ways to compute the same, of which one is chosen when a program is compiled for its devices.
+
+Native code serves one device. Programs for others or for several, and derivatives and batches of a step, are made of
+XLA's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+
+from thalweg.errors import OptionError
+
+
+def either(native: Callable[..., Any], xla: Callable[..., Any], *args: Any, platform: str, is_required: bool) -> Any:
+    """What both functions compute of args, trees of arrays. native: is given the shapes of xla's results before them.
+
+    platform: on which native code runs. is_required: whether a program that cannot have native code is an error.
+    """
+    by_xla, shapes = jax.make_jaxpr(xla, return_shape=True)(*args)
+    by_native = jax.make_jaxpr(lambda *own: native(shapes, *own))(*args)
+    operands = [*by_xla.consts, *by_native.consts, *jax.tree.leaves(args)]
+    counts = len(by_xla.consts), len(by_native.consts)
+    results = step_p.bind(
+        *operands, xla=by_xla.jaxpr, native=by_native.jaxpr, counts=counts, platform=platform, is_required=is_required
+    )
+    return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+
+def run_xla(*operands: Any, xla: Jaxpr, counts: tuple[int, int], **params: Any) -> list[Any]:
+    own, others = counts
+    results: list[Any] = jaxpr_as_fun(ClosedJaxpr(xla, operands[:own]))(*operands[own + others :])
+    return results
+
+
+def run_native(*operands: Any, native: Jaxpr, counts: tuple[int, int], **params: Any) -> list[Any]:
+    others, own = counts
+    results: list[Any] = jaxpr_as_fun(ClosedJaxpr(native, operands[others : others + own]))(*operands[others + own :])
+    return results
+
+
+def refuse(is_required: bool, why: str) -> None:
+    if is_required:
+        raise OptionError(f"engine='native' cannot run: {why}; use engine='auto', which takes XLA's code there")
+
+
+def lower_for(here: str, ctx: Any, *operands: Any, **params: Any) -> Any:
+    reason, module = "", ctx.module_context
+    if here != params["platform"]:
+        reason = "the program is compiled for another device than the default one"
+    elif getattr(module.axis_context, "num_devices", None) != 1:  # within shard_map there is no such count
+        reason = "the program is compiled for several devices, and native code steps whole arrays"
+    elif getattr(module.lowering_parameters, "for_export", False):
+        reason = "native code belongs to one process, and an exported program to all"
+    if reason:
+        refuse(params["is_required"], reason)
+    chosen = run_xla if reason else run_native
+    return mlir.lower_fun(chosen, multiple_results=True)(ctx, *operands, **params)
+
+
+def batch(operands: Any, axes: Any, **params: Any) -> Any:
+    refuse(params["is_required"], "there is no native code for vmap")
+    results = jax.vmap(lambda *own: run_xla(*own, **params), in_axes=tuple(axes))(*operands)
+    return results, [0] * len(results)
+
+
+def differentiate(primals: Any, tangents: Any, **params: Any) -> Any:
+    refuse(params["is_required"], "there is no native code for derivatives of a step")
+    known = [ad.instantiate_zeros(tangent) for tangent in tangents]
+    return jax.jvp(lambda *own: run_xla(*own, **params), tuple(primals), tuple(known))
+
+
+step_p = Primitive("thalweg_step")
+step_p.multiple_results = True
+step_p.def_impl(run_xla)
+step_p.def_abstract_eval(lambda *_, xla, **params: [variable.aval for variable in xla.outvars])
+mlir.register_lowering(step_p, partial(lower_for, ""))
+for name in ("cpu", "cuda"):
+    mlir.register_lowering(step_p, partial(lower_for, name), platform=name)
+batching.primitive_batchers[step_p] = batch
+ad.primitive_jvps[step_p] = differentiate

@@ -1,0 +1,157 @@
+"""Which code takes a step: XLA's own, compiled from the rule, or native code that writes in place, in one call."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from thalweg.errors import OptionError
+from thalweg.optax import on_cpu, on_gpu
+from thalweg.optax.batches import Job, Leaf, Step, step_all
+from thalweg.optax.either import either
+from thalweg.optax.results import Results
+from thalweg.optax.shards import typed_layout
+from thalweg.rules import Rule
+from thalweg.rules.checks import check_choice
+from thalweg.storage import arithmetic, describe_state
+
+Engine: TypeAlias = Literal["auto", "xla", "native"]
+#: By jax's names of devices: who has native code for them, and what programs call them.
+NATIVE: dict[str, tuple[Any, str]] = {"cpu": (on_cpu, "cpu"), "gpu": (on_gpu, "cuda")}
+
+
+def check_engine(rule: type[Rule], engine: Any) -> None:
+    check_choice("engine", engine, "auto", "xla", "native")
+    if engine == "native" and rule.needs_whole:
+        raise OptionError(
+            f"engine='native' cannot run {rule.__name__}: it is made of matrix products, which XLA does best"
+        )
+
+
+def step_jobs(jobs: Sequence[Job], step: Step, *, applied: bool) -> Results:
+    """One step by XLA. applied: answer with new parameters, rounded once, instead of changes."""
+    if applied:  # changes are then told in the precision of the arithmetic
+        jobs = [replace(job, g=job.g.astype(arithmetic(job.p.dtype.name))) for job in jobs]
+    outcomes = step_all(jobs, step)
+    deltas, states, fine = [o.delta for o in outcomes], [o.state for o in outcomes], None
+    if step.guarded:
+        fine = jnp.all(jnp.stack([jnp.asarray(o.finite) for o in outcomes])) if outcomes else jnp.asarray(True)
+        deltas = [jnp.where(fine, delta, 0) for delta in deltas]
+        states = [
+            {k: jnp.where(fine, new[k], job.state[k]) for k in new} for new, job in zip(states, jobs, strict=True)
+        ]
+    if applied:
+        pairs = zip(jobs, deltas, strict=True)
+        deltas = [(job.p.astype(delta.dtype) + delta).astype(job.p.dtype) for job, delta in pairs]
+    return Results(deltas, states, fine, [o.stats for o in outcomes])
+
+
+def apply_jobs(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: bool) -> Results:
+    """One step that answers with new parameters, by native code where that can be. observed: figures are wanted."""
+    served = choose(jobs, step, engine)
+    if not served:
+        return step_jobs(jobs, step, applied=True)
+    others = [index for index in range(len(jobs)) if index not in served]
+    found = run_either([jobs[i] for i in served], step, observed, is_required=engine == "native")
+    rest = step_jobs([jobs[i] for i in others], step, applied=True)
+    order = [*served, *others]
+    fine = None if found.fine is None else found.fine & rest.fine
+
+    def merge(own: Sequence[Any], other: Sequence[Any]) -> list[Any]:
+        both = dict(zip(order, itertools.chain(own, other), strict=True))
+        return [both[index] for index in range(len(jobs))]
+
+    return Results(
+        merge(found.values, rest.values), merge(found.states, rest.states), fine, merge(found.stats, rest.stats)
+    )
+
+
+# ---- which of them
+
+
+def reason_against_all(engine: Engine) -> str:
+    """Why no parameter has native code here, "" if some may."""
+    if engine == "xla":
+        return "engine='xla'"
+    device = jax.default_backend()
+    if device not in NATIVE:
+        return f"steps run on {device}, and there is native code for CPUs and GPUs"
+    found = NATIVE[device][0].handler()
+    return found if isinstance(found, str) else ""
+
+
+def reason_against(leaf: Leaf, engine: Engine) -> str:
+    """Why native code does not step a parameter, "" if it does."""
+    setting, shape, dtype = leaf.setting, leaf.p.shape, leaf.p.dtype.name
+    if setting.rule.needs_whole or leaf.axes is not None:
+        return f"{type(setting.rule).__name__} is made of matrix products, which XLA does best"
+    if any(leaf.mesh_axes) or typed_layout(leaf.p) is not None:
+        return "it may be sharded, and native code steps whole arrays"
+    if not leaf.p.size:
+        return f"shape {shape} is empty"
+    native_code, _ = NATIVE[jax.default_backend()]
+    if reason := native_code.reason_against(leaf):
+        return str(reason)
+    kept = describe_state(setting.stored_rule, setting.handling, shape, dtype)
+    if engine == "auto" and not kept:
+        return "it has no state, and XLA's code is as fast"
+    if engine == "auto" and not native_code.IS_DEFAULT:
+        return "native code on this device is taken with engine='native' alone"
+    if isinstance(leaf, Job) and any(entry.dtype.name != kept[key][1] for key, entry in leaf.state.items()):
+        return "its state is kept in another dtype than its options say"
+    return ""
+
+
+def explain_engines(engine: Engine, leaves: Sequence[Leaf], *, guarded: bool, reached: bool) -> list[str]:
+    """By which code ``make_step`` steps parameters, and why. reached: whether it takes their own steps."""
+    reasons = [reason_against_all(engine) or reason_against(leaf, engine) for leaf in leaves]
+    if not reached and engine != "xla":
+        reasons = ["what is around its transformation calls update()"] * len(leaves)
+    elif guarded and any(reasons):
+        reasons = [reason or "on_nonfinite='skip' takes one code for all parameters" for reason in reasons]
+    return [f"xla: {reason}" if reason else "native" for reason in reasons]
+
+
+def choose(jobs: Sequence[Job], step: Step, engine: Engine) -> list[int]:
+    """The jobs for native code."""
+    in_program = any(isinstance(x, jax.core.Tracer) for job in jobs for x in (job.p, job.g, *job.state.values()))
+    reason = reason_against_all(engine) or ("" if in_program else "native code runs within jit")
+    if not jobs or (reason and engine != "native"):
+        return []
+    reasons = [reason or reason_against(job, engine) for job in jobs]
+    for job, why in zip(jobs, reasons, strict=True):
+        if why and engine == "native":
+            raise OptionError(
+                f"engine='native' cannot step parameter {job.names[0]!r}: {why}; use engine='auto', which takes the "
+                "fastest code that can run"
+            )
+    served = [index for index, why in enumerate(reasons) if not why]
+    # all parameters of a guarded step are written, or none
+    return [] if step.guarded and len(served) < len(jobs) else served
+
+
+# ---- native code
+
+
+def run_either(jobs: Sequence[Job], step: Step, observed: bool, *, is_required: bool) -> Results:
+    def given(ps: Any, gs: Any, states: Any, t: Any) -> tuple[list[Job], Step]:
+        own = [replace(job, p=p, g=g, state=s) for job, p, g, s in zip(jobs, ps, gs, states, strict=True)]
+        return own, replace(step, t=t)
+
+    def xla(*args: Any) -> Results:
+        found = step_jobs(*given(*args), applied=True)
+        return found if observed else found._replace(stats=[{} for _ in jobs])
+
+    def native(shapes: Results, *args: Any) -> Results:
+        results: Results = native_code.run_native(*given(*args), shapes.stats)
+        return results
+
+    native_code, platform = NATIVE[jax.default_backend()]
+    args = [job.p for job in jobs], [job.g for job in jobs], [job.state for job in jobs], step.t
+    found: Results = either(native, xla, *args, platform=platform, is_required=is_required)
+    return found

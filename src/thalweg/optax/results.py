@@ -1,0 +1,19 @@
+"""What comes of a step, whichever code takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from thalweg.optax.states import Entries
+
+
+class Results(NamedTuple):
+    """What came of some parameters."""
+
+    #: Changes, or new parameters.
+    values: list[Any]
+    states: list[Entries]
+    #: Whether all of it is finite; None: it was not asked.
+    fine: Any
+    stats: Sequence[Mapping[str, Any]]
