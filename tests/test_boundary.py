@@ -153,7 +153,7 @@ class TestAdvance:
         for x in (p, g, *state.values()):
             x.flags.writeable = False
         result = advance(xp, rule, handling, p, g, state, t=1, lr=10.0, lr_scale=1.0, tensor=0, grad_scale=0.5)
-        assert not np.array_equal(result.p, p)
+        assert np.array_equal(result.p, p) == (name == "SOAP")  # whose first step makes its bases alone
         assert not np.shares_memory(result.p, p)
         assert not any(np.shares_memory(x, g) or np.shares_memory(x, p) for x in result.state.values())
 
