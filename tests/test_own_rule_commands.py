@@ -146,7 +146,7 @@ class TestByReference:
         )
         monkeypatch.chdir(tmp_path)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_every_verb_takes_it(self, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.importorskip("click")
         from thalweg.cli import run

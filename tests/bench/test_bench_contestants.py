@@ -59,7 +59,7 @@ def ready(contestant: Contestant, workload: Workload, stepping: Stepping | None 
     return contestant.make(workload, stepping or Stepping())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("contestant", one_in(4, EVERYONE), ids=lambda c: f"{c.rule}: {c.name}")
 def test_everyone_moves_its_parameters_and_nobody_elses(contestant: Contestant) -> None:
     workload = Workload(TINY, Device())

@@ -26,7 +26,7 @@ def lean(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return importlib.import_module("benchmarks.lean_training")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_runs_once_and_goes_on_with_more_seeds(
     lean: types.ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,7 +50,8 @@ def test_a_check_passes_good_ones(name: str) -> None:
 def checks_for(rule: str) -> list[Any]:
     """The checks of one of our functions, as parameters."""
     checks = parametrize(f"thalweg.optax:{rule.lower()}", learning_rate=0.01).args[1]
-    return [pytest.param(*each.values, id=f"{rule.lower()}-{each.id}") for each in checks]
+    marks = [pytest.mark.nightly] if rule in ("Kron", "SOAP") else []  # which take long to compile
+    return [pytest.param(*each.values, id=f"{rule.lower()}-{each.id}", marks=marks) for each in checks]
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ def trained(rule: str, params: Arrays, grads: list[Arrays], **options: Any) -> A
     return {name: (bits(arrays[name]), bits(optimizer.state[name]), bits(optimizer.stats()[name])) for name in arrays}
 
 
+@pytest.mark.nightly
 @by_turns()
 @every_rule
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)

@@ -48,6 +48,7 @@ def test_steps_are_those_of_optax_partition() -> None:
     assert jax.tree.all(jax.tree.map(lambda p, q: (p == q).all(), found, expected))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("limit", [None, 0.5])
 def test_steps_are_those_of_numpy(limit: Any) -> None:
     entries = [("*.w", kron(0.01)), ("*", transformation(LAMB, 0.1))]
@@ -91,6 +92,7 @@ def test_a_state_of_other_rules_is_refused() -> None:
         import_state(state, params, export_state(own, plain))
 
 
+@pytest.mark.nightly
 def test_one_decision_about_what_is_not_finite() -> None:
     solver = mixture([("*.w", kron(0.01)), ("*", adamw(0.1))], on_nonfinite="skip")
     params, state = stepped(solver, 2)

@@ -93,6 +93,7 @@ def test_more_stacked_axes_than_a_leaf_has_are_refused_by_name() -> None:
         lamb(0.1, stacked_axes={"w": -1, "b": 0}).init(PARAMS)
 
 
+@pytest.mark.nightly
 def test_numbers_of_stacked_axes_may_be_those_of_numpy() -> None:
     for option in (np.int64(1), {"w": np.int64(1), "b": np.bool_(False)}):
         if isinstance(option, dict):
@@ -213,6 +214,7 @@ def test_overrides_that_match_nothing_are_told_once_at_init(name: str) -> None:
 # ---- values of every kind
 
 
+@pytest.mark.nightly
 @once(3)
 @each
 def test_learning_rates_of_every_kind_mean_the_same(name: str) -> None:

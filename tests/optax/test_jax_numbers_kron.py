@@ -36,7 +36,7 @@ def test_variants_equal_those_of_the_numpy_front_end(variant: str) -> None:
     assert_equal(kron(KRON.lr, **options), Kron(lr=KRON.lr, engine="reference", **options), SHAPES)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_overrides_seed_and_stacks_equal_those_of_the_numpy_front_end() -> None:
     overrides = [("layers.0.*", dict(precond_lr=0.3)), ("*.bias", dict(lr_scale=0.5)), ("deep", dict(stacked_axes=1))]
     options = dict(seed=7, overrides=overrides, max_grad_norm=2.0, max_skew=None)

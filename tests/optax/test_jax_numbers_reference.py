@@ -58,6 +58,7 @@ def test_equals_the_numpy_front_end(name: str, text: str, options: dict) -> None
 MADE = [(case, text, options) for case in cases.CASES if case.rule.OPTAX for text, options in case.options.items()]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("case", "text", "options"), one_in(8, MADE), ids=[f"{case.name}-{text}" for case, text, _ in MADE]
 )

@@ -55,7 +55,7 @@ def test_frozen_weights_are_divided_over_ranks(optimizer: str) -> None:
     assert share.total_bytes == bare.costs[0].share.total_bytes + share.frozen_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_picture_shows_what_is_frozen(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for folder, more in (("with", ["--frozen", "*.wte.*"]), ("without", [])):

@@ -118,7 +118,7 @@ def test_what_is_built_in_is_told_apart_by_names(model: str, hidden: int) -> Non
     assert not [name for name in matrices if name.startswith("fc.") or any(part in name for part in outside)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["gpt2", "bert-large", "llama-1b"])
 def test_names_tell_what_modules_tell(name: str) -> None:
     pytest.importorskip("transformers")

@@ -225,6 +225,7 @@ OWNED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 @pytest.mark.parametrize(("options", "dtypes"), one_in(3, OWNED))
 def test_owners_with_kernels_keep_and_send_what_is_planned(options: dict[str, Any], dtypes: tuple[str, ...]) -> None:

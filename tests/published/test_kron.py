@@ -49,6 +49,7 @@ def test_equals_kron_torch(
 
 
 class TestIntendedDifferences:
+    @pytest.mark.nightly
     def test_kron_torch_leaks_its_damping_noise_into_the_update(self, monkeypatch: pytest.MonkeyPatch) -> None:
         params, grads, leaking = kron_torch_run(monkeypatch, leak=True)
         mine = ours(Kron(lr=0.01, variant="kron_torch", precond_update_probability=1.0), params, grads)

@@ -159,7 +159,7 @@ def drawn(function: Any) -> Any:
 QUICK = ["--optimizers", "sgd,lamb", "--lr", "0.02", "--steps", "2", "--seeds", "1"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @drawn
 def test_the_command_shows_options_in_table_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ml_dtypes")

@@ -95,7 +95,7 @@ def test_a_damaged_record_is_reported_and_redone(
     assert len(path.read_bytes().splitlines()) == 6
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @drawn
 def test_remarks_are_not_broken_into_lines_where_nobody_watches(
     tmp_path: Path, raced: Path, capsys: pytest.CaptureFixture[str]
@@ -140,7 +140,7 @@ def test_a_task_of_your_own_with_any_name_any_score_and_losses_below_zero(
     assert "10^" not in picture, "the axis is not logarithmic"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @drawn
 def test_json_is_all_there_is_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["race", *QUICK, "--json", "--out", str(tmp_path)]) == 0
@@ -153,7 +153,7 @@ def test_json_is_all_there_is_on_stdout(tmp_path: Path, capsys: pytest.CaptureFi
     assert summary["missing"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @drawn
 def test_batch_sizes_are_courses_with_a_picture_of_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -329,6 +329,7 @@ def test_hovering_a_heat_map_shows_layer_and_value(fresh: Any, summary: dict[str
     assert re.search(r"hidden\.0\.weight[\d.×⁻\d¹²³⁰-⁹]+ at step 220", heat.locator(".hoverlayer").text_content())
 
 
+@pytest.mark.nightly
 def test_the_table_sorts_and_marks_the_best(opened: Open, summary: dict[str, Any]) -> None:
     page = opened(summary)
 
@@ -372,6 +373,7 @@ def test_dark_changes_page_and_charts(fresh: Any) -> None:
     assert colours() == light
 
 
+@pytest.mark.nightly
 def test_dark_follows_the_system_until_somebody_chooses(opened: Open, summary: dict[str, Any]) -> None:
     page = opened(summary, color_scheme="dark")
 
@@ -394,6 +396,7 @@ def test_dark_follows_the_system_until_somebody_chooses(opened: Open, summary: d
     is_now("light")
 
 
+@pytest.mark.nightly
 def test_a_phone_shows_it_without_scrolling_sideways(opened: Open, summary: dict[str, Any]) -> None:
     page = opened(summary, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     for course in (0, VALLEY):
@@ -428,6 +431,7 @@ def test_every_control_has_a_name_and_is_reached_by_the_keyboard(fresh: Any) -> 
     assert fresh.evaluate("document.activeElement.id") == "dark"
 
 
+@pytest.mark.nightly
 def test_hostile_names_are_shown_as_text(opened: Open, summary: dict[str, Any]) -> None:
     hostile = json.loads(json.dumps(summary).replace('"Kron"', json.dumps(HOSTILE)))
     hostile |= {"title": HOSTILE, "command": HOSTILE, "versions": {HOSTILE: HOSTILE}}
@@ -467,6 +471,7 @@ def test_hostile_names_are_shown_as_text(opened: Open, summary: dict[str, Any]) 
     assert page.locator("#verdict").text_content().startswith(HOSTILE)
 
 
+@pytest.mark.nightly
 def test_races_that_have_hardly_begun_or_went_wrong(opened: Open, summary: dict[str, Any]) -> None:
     odd = copy.deepcopy(summary)
     nobody, alone, lost, perfect = odd["courses"] = [copy.deepcopy(summary["courses"][0]) for _ in range(4)]
@@ -493,6 +498,7 @@ def test_races_that_have_hardly_begun_or_went_wrong(opened: Open, summary: dict[
     assert shown["customdata"][-1] == "0"
 
 
+@pytest.mark.nightly
 def test_losses_below_zero_and_scores_that_are_no_shares(opened: Open, summary: dict[str, Any]) -> None:
     odd = copy.deepcopy(summary)
     odd["courses"] = odd["courses"][:2]

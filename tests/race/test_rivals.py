@@ -440,7 +440,7 @@ def drawing() -> None:
 QUICK = ["--optimizers", "sgd", "--lr", "0.02", "--steps", "2", "--seeds", "1"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("drawing")
 def test_the_command_shows_rivals_in_table_pictures_and_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

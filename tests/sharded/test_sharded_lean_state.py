@@ -26,6 +26,7 @@ def test_the_same_bits_in_every_layout(rule: str, size: int, layout: str) -> Non
         assert wanted == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("rule", "layout", "options"),
     [

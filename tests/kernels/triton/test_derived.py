@@ -144,6 +144,7 @@ def test_kernels_follow_the_rule(rule: type[Rule], options: dict[str, Any], opti
 ROWS_AND_COLUMNS = {"vector": (6,), "matrix": (5, 7), "cube": (3, 4, 5), "conv": (6, 5, 3, 2)}
 
 
+@pytest.mark.nightly
 @by_turns()
 @pytest.mark.parametrize(
     "options",

@@ -39,6 +39,7 @@ def test_auto_takes_it(rule: str) -> None:
     assert optimizer.engine == "fused"
 
 
+@pytest.mark.nightly
 @by_turns("dtype", first=2)
 @every_rule
 @pytest.mark.parametrize("dtype", NARROW)
@@ -59,6 +60,7 @@ def test_gradients_of_another_dtype(rule: str, grad_dtype: str) -> None:
     side_by_side(rule, gradients(3, grad_dtype), dtype, **options_of(rule), prepare=lenient, lockstep=True)
 
 
+@pytest.mark.nightly
 @by_turns("stored", first=4)
 @every_rule
 @pytest.mark.parametrize("stored", [dict(state_dtype="bfloat16"), dict(state_dtype="float16")], ids=str)
@@ -117,6 +119,7 @@ def test_a_step_like_the_last_is_not_sorted_again(rule: str, monkeypatch: pytest
     agree(optimizer, named, reference, theirs)
 
 
+@pytest.mark.nightly
 @by_turns("dtype", first=16)
 @every_rule
 @every_dtype

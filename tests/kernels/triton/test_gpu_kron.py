@@ -44,6 +44,7 @@ def test_the_numbers_of_the_reference(options: dict[str, Any]) -> None:
     agree(fused, ours, reference, theirs)
 
 
+@pytest.mark.nightly
 def test_tables_follow_what_moves() -> None:
     """After a step that was like the one before it, for which nothing was looked up."""
     ours, theirs = parameters(shapes=SHAPES), parameters(shapes=SHAPES)
