@@ -55,8 +55,7 @@ class Result(NamedTuple):
 
 
 def tests(lane: str) -> list[str]:
-    # one process more than there are cores: some tests wait for processes that they start
-    parallel = ["--numprocesses", str(1 + (os.cpu_count() or 1)), "--dist", "worksteal"]
+    parallel = ["--numprocesses", str(os.cpu_count() or 1), "--dist", "worksteal"]
     marked, examples, _ = LANES[lane]
     return ["pytest", "--quiet", *parallel, f"--hypothesis-profile={examples}", "-m", marked, "tests"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -29,6 +30,7 @@ from thalweg.optax import (
     adamw,
     explain,
     export_state,
+    import_state,
     lamb,
     lars,
     lion,
@@ -443,6 +445,23 @@ def test_mixtures_step_as_they_update(name: str, options: dict[str, Any]) -> Non
     found = run(solver, params, gradients)
     expected = run(optax.chain(solver), params, gradients)
     assert_same_size(found, (expected[0], expected[1][0]), tolerances.FUSED["float32"])
+
+
+@pytest.mark.parametrize("travels", ["saved and loaded", "exported and imported"])
+def test_a_run_goes_on_with_the_same_bits(travels: str) -> None:
+    params, gradients = given(steps=4)
+    first, last = (jax.tree.map(lambda g, part=part: g[part], gradients) for part in (slice(2), slice(2, 4)))
+    solver = lamb(0.1, engine="native")
+    new, state = run(solver, params, first)
+    if travels == "saved and loaded":
+        state = jax.tree.map(jnp.asarray, pickle.loads(pickle.dumps(jax.tree.map(np.asarray, state))))
+    else:
+        state = import_state(solver.init(new), new, export_state(state, new))
+    step = jax.jit(make_step(solver))
+    for index in range(2):
+        new, state = step(new, state, jax.tree.map(lambda g, index=index: g[index], last))
+    for a, b in zip(*map(jax.tree.leaves, ((new, state), run(solver, params, gradients))), strict=True):
+        assert (a == b).all()
 
 
 def test_another_front_end_goes_on() -> None:
