@@ -1,5 +1,5 @@
 # make race: all optimizers on handwritten digits, with a table, pictures and a report.
-# make test: what a change can break, in about fifteen minutes on two cores. make test-fast: most of it, in a few.
+# make test: what a change can break, in about ten minutes on two cores. make test-fast: most of it, in two.
 # make docs: the docs as a site, in build/site. make fuzz: files that lie, for five minutes.
 # make test-all: every combination and every environment. make release-checks: that, and all about the released package.
 # Each target installs what it needs into .venv; a second call finds it there.
