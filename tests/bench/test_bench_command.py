@@ -38,7 +38,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Path("tiny.json").write_text(json.dumps({tensor.name: tensor.shape for tensor in TINY.tensors}))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tables_and_files(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["somewhere/thalweg", "bench", "tiny"])
     assert cli.run(["bench", "--optimizers", "lamb,kron", *QUICK, "--out", "here"]) == 0

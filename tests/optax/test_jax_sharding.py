@@ -12,7 +12,7 @@ import sharded_jax_lean
 import sharded_jax_map
 from sharded_jax import check_all
 
-test_parameters_that_the_compiler_shards = check_all(sharded_jax_jit.cases)
+test_parameters_that_the_compiler_shards = pytest.mark.nightly(check_all(sharded_jax_jit.cases))
 test_shards_inside_shard_map = check_all(sharded_jax_map.cases)
 test_state_in_eight_bits = pytest.mark.nightly(check_all(sharded_jax_lean.cases))
 test_shardings_in_types = check_all(sharded_jax_explicit.cases)

@@ -55,6 +55,7 @@ class TestIntendedDifferences:
         mine = ours(Kron(lr=0.01, variant="kron_torch", precond_update_probability=1.0), params, grads)
         assert 1e-5 < error(mine, leaking, params) < 1e-2
 
+    @pytest.mark.nightly
     def test_kron_torch_fails_on_a_scalar(self) -> None:
         kron_torch, torch = peer("kron_torch.kron"), peer("torch")
         with torch.compiler.set_stance("force_eager"), pytest.raises(RuntimeError):

@@ -53,7 +53,7 @@ def raced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @drawn
 def test_the_same_command_runs_nothing_twice_and_redraw_runs_nothing(
     tmp_path: Path, raced: Path, capsys: pytest.CaptureFixture[str]

@@ -78,7 +78,7 @@ TINY = replace(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_largest_peak_of_a_run_is_recorded_without_the_copy_that_is_compared_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -87,7 +87,7 @@ def test_the_largest_peak_of_a_run_is_recorded_without_the_copy_that_is_compared
     assert record.result.peak_bytes == 10 * 49
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_large_text_measures_text_that_it_is_not_trained_on() -> None:
     task = text.task(size=TINY)
     assert task.loss_name == "validation loss, nats a byte"

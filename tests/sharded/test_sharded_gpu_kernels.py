@@ -43,6 +43,7 @@ def test_other_rules_on_some_layouts(rule: str, size: int, layout: str) -> None:
     assert world(size).run(differences, run_of(rule), layout) == [[]] * size
 
 
+@pytest.mark.nightly
 @once(2)
 @every_rule
 @pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (4, "two axes"), (2, "mixed")])

@@ -68,6 +68,7 @@ def test_state_of_sixteen_bits(rule: str, stored: dict) -> None:
     side_by_side(rule, gradients(3), **options_of(rule), **stored, lockstep=True)
 
 
+@pytest.mark.nightly
 @once(5)
 @every_rule
 def test_momentum_has_a_dtype_of_its_own(rule: str) -> None:
@@ -80,6 +81,7 @@ def test_the_joint_norm_of_gradients_is_bounded(rule: str) -> None:
     side_by_side(rule, gradients(3), **options_of(rule), max_grad_norm=0.5)
 
 
+@pytest.mark.nightly
 @once(8)
 @every_rule
 def test_overrides(rule: str) -> None:

@@ -22,6 +22,7 @@ def mixture(named: Any, engine: str, **arguments: Any) -> Any:
     return Mixture(named, entries, engine=engine, **arguments)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("arguments", one_in(2, [{}, dict(max_grad_norm=1.0)], first=1), ids=str)
 def test_kernels_step_as_the_rules_do(arguments: dict[str, Any]) -> None:
     ours, theirs, steps = parameters(shapes=SHAPES), parameters(shapes=SHAPES), gradients(3, shapes=SHAPES)
