@@ -81,7 +81,10 @@ def reason_against_all(engine: Engine) -> str:
     device = jax.default_backend()
     if device not in NATIVE:
         return f"steps run on {device}, and there is native code for CPUs and GPUs"
-    found = NATIVE[device][0].handler()
+    native_code, _ = NATIVE[device]
+    if engine == "auto" and not native_code.IS_DEFAULT:
+        return f"on {device} native code is taken with engine='native' alone"
+    found = native_code.handler()
     return found if isinstance(found, str) else ""
 
 
@@ -100,8 +103,6 @@ def reason_against(leaf: Leaf, engine: Engine) -> str:
     kept = describe_state(setting.stored_rule, setting.handling, shape, dtype)
     if engine == "auto" and not kept:
         return "it has no state, and XLA's code is as fast"
-    if engine == "auto" and not native_code.IS_DEFAULT:
-        return "native code on this device is taken with engine='native' alone"
     if isinstance(leaf, Job) and any(entry.dtype.name != kept[key][1] for key, entry in leaf.state.items()):
         return "its state is kept in another dtype than its options say"
     return ""
