@@ -21,7 +21,7 @@ from thalweg.rules.checks import check_choice
 from thalweg.storage import arithmetic, describe_state
 
 Engine: TypeAlias = Literal["auto", "xla", "native"]
-#: By jax's names of devices: who has native code for them, and what programs call them.
+#: Of each jax backend: the module with its native code, and the platform that compiled programs name.
 NATIVE: dict[str, tuple[Any, str]] = {"cpu": (on_cpu, "cpu"), "gpu": (on_gpu, "cuda")}
 
 
