@@ -32,7 +32,7 @@ from raw_arrays import (
 
 from thalweg.errors import OptionError, StateError
 from thalweg.numpy import LAMB, LARS, Adafactor, Annealed, Kron, Optimizer
-from thalweg.rules import RULES
+from thalweg.rules import AROUND, RULES
 from thalweg.settings import Handling
 
 EVERY = [(name, option) for name in OPTIONS for option in OPTIONS[name]]

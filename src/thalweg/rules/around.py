@@ -97,6 +97,9 @@ class Wrapped(Around):
         looks: bool = own.__get__(self) if isinstance(own, property) else own
         return looks or any(wrapper.HAS_SUMS for wrapper in self.AROUND)
 
+    def treatment(self, shape: Shape) -> str:
+        return ", ".join([self.RULE.treatment(self, shape), *(wrapper.__name__.lower() for wrapper in self.AROUND)])
+
     def keys_around(self, shape: Shape) -> set[str]:
         """The keys of what is kept beside the state of the rule."""
         return {key for wrapper in self.AROUND for key in wrapper.kept(self, shape)}

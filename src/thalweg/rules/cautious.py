@@ -50,7 +50,7 @@ class Cautious(Around):
         masked = step
         if self.cautious in (True, "both"):
             direction = -step if update.direction is None else update.direction
-            agrees = xp.astype(xp.where(direction * g > 0, 1.0, 0.0), xp.dtype(p))
+            agrees = xp.where(direction * g > 0, 1.0, 0.0 * g)  # in the precision of g, which a lone number has not
             (share,) = xp.means((agrees, self.own_axes(xp.shape(p))))
             masked = step * (agrees / xp.maximum(share, LEAST_SHARE))
         if not is_zero(decay):
