@@ -24,8 +24,8 @@ fields_tool = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(fields_tool)
 #: The options of what may be around every rule.
 AROUND_DEFAULTS: dict[str, Any] = {
-    **{"graft": None, "cautious": False, "schedule_free": False, "schedule_free_warmup": 0},
-    **{"averaged": None, "averaged_warmup": False, "averaged_from": 0},
+    **{"graft": None, "cautious": False, "schedule_free": False, "schedule_free_warmup": None},
+    **{"averaged": None, "averaged_warmup": False, "averaged_from": None},
 }
 NAMES = pytest.mark.parametrize("name", RULES)
 

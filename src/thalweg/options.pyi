@@ -32,10 +32,10 @@ class CommonOptions(TypedDict, total=False):
     graft: Rule | None
     cautious: bool | Literal["decay", "both"]
     schedule_free: bool | Schedulable
-    schedule_free_warmup: int
+    schedule_free_warmup: int | None
     averaged: Literal["mean"] | Schedulable | None
     averaged_warmup: bool
-    averaged_from: int
+    averaged_from: int | None
     maximize: bool
     max_grad_norm: float | None
     on_nonfinite: Literal["propagate", "skip", "raise"]

@@ -31,7 +31,7 @@ class Averaged(Around):
         False,
         "The decay of step t is at most (1 + t) / (10 + t), so that the first parameters are soon forgotten.",
     )
-    averaged_from: int = option(0, "Up to this step the average is the parameter itself.", low=0)
+    averaged_from: int | None = option(None, "Up to this step the average is the parameter itself.", low=0)
 
     EXAMPLE = "averaged=0.9999"
 
@@ -55,7 +55,7 @@ class Averaged(Around):
 def weight_of(rule: Averaged, xp: Space[A], t: Scalar) -> Scalar:
     """The weight of the parameter after step t in the average."""
     if isinstance(rule.averaged, str):
-        return 1 / xp.maximum(t - rule.averaged_from, 1)
+        return 1 / xp.maximum(t - (rule.averaged_from or 0), 1)
     decay: Scalar = rule.averaged
     weight = 1 - decay
     if rule.averaged_warmup:

@@ -33,8 +33,8 @@ class ScheduleFree(Around):
         above=0,
         below=1,
     )
-    schedule_free_warmup: int = option(
-        0, "For so many steps `lr` rises from 0; z have weights in x that are squares of `lr`.", low=0
+    schedule_free_warmup: int | None = option(
+        None, "For so many steps `lr` rises from 0; z have weights in x that are squares of `lr`.", low=0
     )
 
     EXAMPLE = "schedule_free=True"
@@ -68,7 +68,7 @@ def beta_of(rule: ScheduleFree) -> Scalar:
     return BETA if rule.schedule_free is True else rule.schedule_free
 
 
-def weight_of(xp: Space[A], t: Scalar, warmup: int) -> Scalar:
+def weight_of(xp: Space[A], t: Scalar, warmup: int | None) -> Scalar:
     """The weight of z after step t in the average: the square of its rate over the sum of the squares so far."""
     if not warmup:
         return 1 / t
