@@ -267,7 +267,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 
     with pytest.raises(RuleError, match="'betas' is a name in two of AdamW and what is around it"):
         around(AdamW, Twice)
-    with pytest.raises(RuleError, match="Taken keeps 'exp_avg', which AdamW has: rename it"):
+    with pytest.raises(RuleError, match="keeps 'exp_avg' twice, for the rule and around it"):
         around(AdamW, Taken)().entries((3,))
     with pytest.raises(RuleError, match="give each once"):
         around(AdamW, Cautious, Cautious)

@@ -38,6 +38,8 @@ class Around(Rule):
     EXAMPLE: ClassVar[str] = ""
     #: Whether it sums over a tensor, and so depends on which numbers form one.
     HAS_SUMS: ClassVar[bool] = False
+    #: Whether ``after`` reads the gradient. Fused code of the last part of a rule that needs whole tensors has none.
+    READS_GRADIENT: ClassVar[bool] = True
 
     def kept(self, shape: Shape) -> dict[str, Entry]:
         """What it keeps for a parameter of this shape between steps, under keys that the rule does not have."""
@@ -74,17 +76,12 @@ class Wrapped(Around):
     RULE: ClassVar[type[Rule]]
     #: From the rule outwards.
     AROUND: ClassVar[tuple[type[Around], ...]]
-    #: ``apply`` has the gradient as well, which fused code of parts has not.
-    IN_PARTS: ClassVar[bool] = False
 
     def entries(self, shape: Shape) -> dict[str, Entry]:
-        kept = dict(self.RULE.entries(self, shape))
-        for wrapper in self.AROUND:
-            own = wrapper.kept(self, shape)
-            if twice := kept.keys() & own.keys():
-                raise RuleError(f"{wrapper.__name__} keeps {min(twice)!r}, which {self.RULE.__name__} has: rename it")
-            kept.update(own)
-        return kept
+        kept, around = self.RULE.entries(self, shape), kept_around(self, shape)
+        if twice := kept.keys() & around.keys():
+            raise RuleError(f"{type(self).__name__} keeps {min(twice)!r} twice, for the rule and around it: rename one")
+        return {**kept, **around}
 
     def validate(self) -> None:
         self.RULE.validate(self)
@@ -100,13 +97,9 @@ class Wrapped(Around):
     def treatment(self, shape: Shape) -> str:
         return ", ".join([self.RULE.treatment(self, shape), *(wrapper.__name__.lower() for wrapper in self.AROUND)])
 
-    def keys_around(self, shape: Shape) -> set[str]:
-        """The keys of what is kept beside the state of the rule."""
-        return {key for wrapper in self.AROUND for key in wrapper.kept(self, shape)}
-
     def own_state(self, xp: Space[A], s: State[A], p: A) -> State[A]:
         """The state of the rule alone."""
-        beside = self.keys_around(xp.shape(p))
+        beside = keys_around(self, xp.shape(p))
         return {key: entry for key, entry in s.items() if key not in beside}
 
     def gradient(self, xp: Space[A], g: A, s: State[A], p: A, t: Scalar) -> Any:
@@ -188,6 +181,8 @@ def make(rule: type[Rule], wrappers: tuple[type[Around], ...]) -> type[Rule]:
         raise RuleError(f"{twice[0]!r} is a name in two of {rule.__name__} and what is around it: rename one")
     name = "+".join([rule.__name__, *(wrapper.__name__.lower() for wrapper in wrappers)])
     body = {"RULE": rule, "AROUND": wrappers, "__module__": rule.__module__, "__doc__": rule.__doc__}
+    if issubclass(rule, WholeRule):
+        body["IN_PARTS"] = rule.IN_PARTS and not any(each.READS_GRADIENT or each.HAS_SUMS for each in wrappers)
     made: Any = WrappedClass(name, (Wrapped, *reversed(wrappers), rule), body)
     kind: type[Rule] = dataclass(frozen=True, kw_only=True)(made)
     return kind
@@ -204,9 +199,19 @@ def own_fields(kind: type[Rule]) -> list[str]:
     return [f.name for f in fields(kind) if f.name not in shared]
 
 
+def kept_around(rule: Rule, shape: Shape) -> dict[str, Entry]:
+    """What is kept for a parameter beside the state of the rule itself."""
+    if not isinstance(rule, Wrapped):
+        return {}
+    pairs = [pair for wrapper in rule.AROUND for pair in wrapper.kept(rule, shape).items()]
+    kept = dict(pairs)
+    if len(kept) < len(pairs):
+        raise RuleError(f"two of what is around {rule.RULE.__name__} keep an entry of one name, of {sorted(kept)}")
+    return kept
+
+
 def keys_around(rule: Rule, shape: Shape) -> set[str]:
-    """The keys of what is kept for a parameter beside the state of the rule itself."""
-    return rule.keys_around(shape) if isinstance(rule, Wrapped) else set()
+    return set(kept_around(rule, shape))
 
 
 def is_kept_around(key: str) -> bool:

@@ -34,6 +34,7 @@ class Averaged(Around):
     averaged_from: int | None = option(None, "Up to this step the average is the parameter itself.", low=0)
 
     EXAMPLE = "averaged=0.9999"
+    READS_GRADIENT = False
 
     def check(self) -> None:
         require(

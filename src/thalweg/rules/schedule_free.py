@@ -38,6 +38,7 @@ class ScheduleFree(Around):
     )
 
     EXAMPLE = "schedule_free=True"
+    READS_GRADIENT = False
 
     def check(self) -> None:
         first, *rest = getattr(self, "betas", (0.0,))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.boundary import seen
 from thalweg.errors import OptionError
-from thalweg.rules.around import NO_AVERAGE, Wrapped
+from thalweg.rules.around import NO_AVERAGE, Wrapped, keys_around
 from thalweg.spaces import torch as xp
 from thalweg.torch.sharding.shards import local
 
@@ -46,7 +46,7 @@ def find_averages(optimizer: Any) -> Iterator[tuple[Tensor, Tensor]]:
         raise OptionError(NO_AVERAGE)
     for p, rule in averaged:
         state = optimizer.state.get(p, {})
-        if rule.keys_around(tuple(p.shape)) <= state.keys():  # before its first step it is its own average
+        if keys_around(rule, tuple(p.shape)) <= state.keys():  # before its first step it is its own average
             own = local(p.detach())
             entries = {key: local(entry).to(own.device) for key, entry in state.items() if key != "step"}
             yield own, rule.evaluated(xp, entries, seen(xp, own, entries))

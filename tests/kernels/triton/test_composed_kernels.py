@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from on_device import FEW, gradients, parameters, side_by_side, train
 
 import thalweg.torch
@@ -55,6 +56,21 @@ def test_kernels_written_for_a_rule_leave_nothing_out(rule: str) -> None:
     for ours, theirs in zip(both["auto"], both["reference"], strict=True):
         for found, wanted in zip(ours, theirs, strict=True):
             assert (found - wanted).abs().max() <= 2e-4 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.nightly)])
+def test_the_parts_of_muon_have_an_average(dtype: str) -> None:
+    """Its last kernel steps the average too."""
+    found, both = parameters(dtype, MATRICES), {}
+    for engine in ("fused", "reference"):
+        named = [(name, torch.nn.Parameter(p.detach().clone())) for name, p in found]
+        optimizer = make("Muon", named, engine, averaged=0.7, weight_decay=0.1, ns_dtype="float32")
+        train(optimizer, named, gradients(3, dtype, MATRICES))
+        assert optimizer.engine == engine
+        both[engine] = [(p.detach().float(), optimizer.state[p]["average"]) for _, p in named]
+    for ours, theirs in zip(both["fused"], both["reference"], strict=True):
+        for own, wanted, tolerance in zip(ours, theirs, (1e-2 if dtype == "bfloat16" else 2e-5, 2e-5), strict=True):
+            assert (own - wanted).abs().max() <= tolerance * wanted.abs().max()
 
 
 def test_too_many_entries_are_not_for_kernels() -> None:
