@@ -191,7 +191,10 @@ def solve(matrix: Arr, right: Arr) -> Arr:
 
 
 def eigenvectors(x: Arr) -> Arr:
-    columns: Arr = torch.linalg.eigh(x)[1]
+    try:
+        columns: Arr = torch.linalg.eigh(x)[1]
+    except torch.linalg.LinAlgError:  # float32 may not converge where most of a matrix is 0, as of an embedding
+        columns = torch.linalg.eigh(x.double())[1].to(x.dtype)
     return columns.flip(-1).contiguous()
 
 
