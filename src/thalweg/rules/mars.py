@@ -25,6 +25,7 @@ class MARS(AdamW):
     looks_at_shapes = True
     VARIANTS = {}
     OPTAX = {"*": "", "b1": "betas[0]", "b2": "betas[1]", "weight_decay_mask": Mask("weight_decay")}
+    TORCH = ()
 
     def treatment(self, shape: Shape) -> str:
         return "corrected gradient"
