@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from thalweg.arrays import A, Scalar, Shape, Space, Squares
 from thalweg.rules.blocks import average, one_minus_power
 from thalweg.rules.checks import require
-from thalweg.rules.entries import Entry, Moment, Square
+from thalweg.rules.entries import Entry, Moment, SlowMoment, Square
 from thalweg.rules.options import Mask, option
 from thalweg.rules.rule import Rule, Update
 
@@ -62,7 +62,7 @@ class AdEMAMix(Rule):
             require(not zero, "beta3_warmup needs a betas[2] above 0: an average that forgets all has no half-life")
 
     def entries(self, shape: Shape) -> dict[str, Entry]:
-        return {"exp_avg": Moment(), "exp_avg_slow": Moment(), "exp_avg_sq": Square()}
+        return {"exp_avg": Moment(), "exp_avg_slow": SlowMoment(), "exp_avg_sq": Square()}
 
     def update(self, xp, g, s, p, *, t, lr, lr_scale=1.0, noise=None) -> Update:
         b1, b2, _ = self.betas
