@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thalweg.arrays import A, Scalar, Shape, Space, Squares
-from thalweg.rules.blocks import average, one_minus_power
+from thalweg.rules.blocks import average, is_zero, one_minus_power
 from thalweg.rules.checks import require
 from thalweg.rules.entries import Entry, Moment, SlowMoment, Square
 from thalweg.rules.options import Mask, option
@@ -57,9 +57,8 @@ class AdEMAMix(Rule):
 
     def validate(self) -> None:
         super().validate()
-        if self.beta3_warmup is not None:
-            zero = isinstance(self.betas[2], (int, float)) and self.betas[2] == 0
-            require(not zero, "beta3_warmup needs a betas[2] above 0: an average that forgets all has no half-life")
+        has_half_life = self.beta3_warmup is None or not is_zero(self.betas[2])
+        require(has_half_life, "beta3_warmup needs a betas[2] above 0: an average that forgets all has no half-life")
 
     def entries(self, shape: Shape) -> dict[str, Entry]:
         return {"exp_avg": Moment(), "exp_avg_slow": SlowMoment(), "exp_avg_sq": Square()}
