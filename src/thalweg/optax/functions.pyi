@@ -20,7 +20,9 @@ __all__: list[str] = [
     "muon",
     "kron",
     "soap",
+    "ademamix",
     "lion",
+    "mars",
 ]
 
 BESIDE: Mapping[str, Any]
@@ -298,6 +300,33 @@ def soap(
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
+def ademamix(
+    learning_rate: Any,
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    b3: Any = 0.9999,
+    alpha: Any = 5.0,
+    eps: Any = 1e-08,
+    eps_root: Any = 0.0,
+    mu_dtype: Any = None,
+    weight_decay: Any = 0.0,
+    mask: Any = None,
+    *,
+    overrides: Overrides = (),
+    stacked_axes: Any = None,
+    specs: Any = None,
+    engine: Literal["auto", "xla", "native"] = "auto",
+    alpha_warmup: Any = None,
+    beta3_warmup: Any = None,
+    maximize: bool = False,
+    max_grad_norm: float | None = None,
+    on_nonfinite: Literal["propagate", "skip"] = "propagate",
+    rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
+    state_dtype: Any = None,
+    state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    seed: int | None = None,
+) -> optax.GradientTransformationExtraArgs: ...
+
 def lion(
     learning_rate: Any,
     b1: Any = 0.9,
@@ -315,6 +344,34 @@ def lion(
     on_nonfinite: Literal["propagate", "skip"] = "propagate",
     rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
     state_dtype: Any = None,
+    state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    seed: int | None = None,
+) -> optax.GradientTransformationExtraArgs: ...
+
+def mars(
+    learning_rate: Any,
+    *,
+    b1: Any = 0.95,
+    b2: Any = 0.99,
+    weight_decay_mask: Any = None,
+    variant: str | None = None,
+    overrides: Overrides = (),
+    stacked_axes: Any = None,
+    specs: Any = None,
+    engine: Literal["auto", "xla", "native"] = "auto",
+    eps: Any = 1e-08,
+    weight_decay: Any = 0.0,
+    amsgrad: bool = False,
+    nesterov: bool = False,
+    decoupled: bool = True,
+    eps_root: Any = 0.0,
+    gamma: Any = 0.025,
+    maximize: bool = False,
+    max_grad_norm: float | None = None,
+    on_nonfinite: Literal["propagate", "skip"] = "propagate",
+    rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
+    state_dtype: Any = None,
+    momentum_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
