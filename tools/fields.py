@@ -13,6 +13,7 @@ import re
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
@@ -20,9 +21,9 @@ from typing import Any, Literal
 from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
-from thalweg.rules import RULES, Rule
+from thalweg.rules import AROUND, RULES, Around, Rule
 from thalweg.rules.options import Option, alternatives, hints_of, number_options, options_of
-from thalweg.settings import Handling
+from thalweg.settings import Handling, around_options
 from thalweg.signatures import BESIDE, Pair, Schedulable, Triple, defaults, types_of
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -33,7 +34,7 @@ IMPORTS = """from typing import Literal, TypedDict
 from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
-from thalweg.rules import Annealed
+from thalweg.rules import Annealed, Rule
 from thalweg.signatures import Pair, Schedulable, Triple
 """
 
@@ -61,7 +62,8 @@ def text_of(hint: Any) -> str:
 
 def typed_dicts() -> str:
     """The stub of ``thalweg.options``."""
-    shared = {**BESIDE, "stacked_axes": int, **{name: types_of(Rule)[name] for name in vars(Handling())}}
+    shared = {**BESIDE, "stacked_axes": int}
+    shared |= {name: types_of(Rule)[name] for name in (*around_options(), *vars(Handling()))}
     names = ["CommonOptions", "DType", "Pair", "Schedulable", "StateDType", "Triple"]
     names += [f"{name}Options" for name in RULES]
     lines = [MADE, "", IMPORTS, *listed(names), "", "class CommonOptions(TypedDict, total=False):"]
@@ -206,18 +208,25 @@ FILES: dict[str, Callable[[], str]] = {
 #: The table under "## Options" of a page.
 TABLE = re.compile(r"(?<=\n## Options\n)(.*?)^\| option \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
 #: The pages, each with what it documents.
-PAGES: dict[str, type[Any]] = {"options.md": Handling, **{f"{name.lower()}.md": rule for name, rule in RULES.items()}}
+PAGES: dict[str, tuple[type[Any], ...]] = {
+    "options.md": (Handling,),
+    "compose.md": AROUND,
+    **{f"{name.lower()}.md": (rule,) for name, rule in RULES.items()},
+}
 
 
-def table(kind: type[Any]) -> str:
+def table(kinds: tuple[type[Any], ...]) -> str:
     """A row for each option: its default, what it means, its range, what it needs, whether it may be a schedule."""
+    return "\n".join(["| option | default | meaning |", "|---|---|---|", *chain.from_iterable(map(rows, kinds))]) + "\n"
+
+
+def rows(kind: type[Any]) -> Iterator[str]:
     known, numbers = options_of(kind), number_options(kind) if issubclass(kind, Rule) else ()
-    rows = ["| option | default | meaning |", "|---|---|---|"]
     shared = {f.name for f in fields(Rule)}
     for name, default in sorted(((f.name, f.default) for f in fields(kind)), key=lambda each: each[0] in shared):
-        meaning = " ".join([*sentences(kind, name, known[name]), *(["(s)"] if name in numbers else [])])
-        rows.append(f"| `{name}` | `{default!r}` | {meaning} |".replace("||", "‖"))
-    return "\n".join(rows) + "\n"
+        if name not in shared or not issubclass(kind, Around):
+            meaning = " ".join([*sentences(kind, name, known[name]), *(["(s)"] if name in numbers else [])])
+            yield f"| `{name}` | `{default!r}` | {meaning} |".replace("||", "‖")
 
 
 def sentences(kind: type[Any], name: str, option: Option) -> Iterator[str]:
@@ -235,10 +244,11 @@ def sentences(kind: type[Any], name: str, option: Option) -> Iterator[str]:
 
 def page(name: str) -> str:
     """A page of the docs with its table as the fields have it; for a new rule, the beginning of a page."""
-    file, kind = DOCS / name, PAGES[name]
+    file, kinds = DOCS / name, PAGES[name]
+    kind = kinds[0]
     text = f"# {kind.__name__}\n\n{inspect.getdoc(kind)}\n\n## Options\n\n| option |\n"
     text = file.read_text(encoding="utf-8") if file.exists() else text
-    made, count = TABLE.subn(lambda found: found[1] + table(kind), text, count=1)
+    made, count = TABLE.subn(lambda found: found[1] + table(kinds), text, count=1)
     assert count == 1, f"{name} has no table under its Options"
     return made
 

@@ -37,7 +37,7 @@ SECTIONS = {
     "numpy": ["numpy.md", "engines.md"],
     "Less memory": ["lean_state.md", "plan.md"],
     "Compare and measure": ["race.md", "bench.md", "check.md"],
-    "Your own rule": ["own_rule.md"],
+    "Your own rule": ["own_rule.md", "compose.md"],
     "The rules": [*RULE_PAGES, "options.md"],
     "Reference": ["api/rules.md", "api/thalweg.md", "api/thalweg.[ton]*.md", "api/*.md"],
     "Records": ["benchmarks/*.md"],

@@ -5,7 +5,7 @@ from typing import Literal, TypedDict
 from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
-from thalweg.rules import Annealed
+from thalweg.rules import Annealed, Rule
 from thalweg.signatures import Pair, Schedulable, Triple
 
 __all__: list[str] = [
@@ -32,6 +32,13 @@ class CommonOptions(TypedDict, total=False):
     variant: str | None
     overrides: Overrides
     stacked_axes: int
+    graft: Rule | None
+    cautious: bool | Literal["decay", "both"]
+    schedule_free: bool | Schedulable
+    schedule_free_warmup: int | None
+    averaged: Literal["mean"] | Schedulable | None
+    averaged_warmup: bool
+    averaged_from: int | None
     maximize: bool
     max_grad_norm: float | None
     on_nonfinite: Literal["propagate", "skip", "raise"]

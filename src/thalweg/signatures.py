@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, get_type_hints
 
 from thalweg.arrays import Scalar
 from thalweg.given import Overrides
-from thalweg.rules import RULES, Rule
+from thalweg.rules import AROUND, RULES, Rule
 from thalweg.rules.options import alternatives, hints_of, number_options
 from thalweg.settings import Handling
 from thalweg.settings import defaults as defaults
@@ -28,7 +28,11 @@ BESIDE = {"variant": str | None, "overrides": Overrides}
 
 def types_of(rule: type[Rule]) -> dict[str, Any]:
     """What may be given for each option: its own type, and functions of the step for numbers."""
-    own = {name: type_given(hint, name in number_options(rule)) for name, hint in hints_of(rule).items()}
+    own = {
+        name: type_given(hint, name in number_options(kind))
+        for kind in (rule, *AROUND)
+        for name, hint in hints_of(kind).items()
+    }
     return {**BESIDE, **own, **hints_of(Handling)}
 
 

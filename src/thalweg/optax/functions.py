@@ -20,8 +20,8 @@ from thalweg.optax.values import dtype_name, join
 from thalweg.rules import RULES, Rule
 from thalweg.rules.checks import require
 from thalweg.rules.exempt import EXEMPT
-from thalweg.rules.options import Mask, number_options, options_of
-from thalweg.settings import option_names
+from thalweg.rules.options import Mask, options_of
+from thalweg.settings import numbers_of, option_names
 from thalweg.signatures import defaults, types_of
 from thalweg.trial import check_rule
 
@@ -136,7 +136,7 @@ def types_given(rule: type[Rule]) -> dict[str, Any]:
     """What may be given for each option in JAX: numbers are arrays and schedules too, and dtypes those of jax."""
     types = {**types_of(rule), "on_nonfinite": Literal["propagate", "skip"], "seed": int | None, "stacked_axes": Any}
     types["engine"] = Engine
-    arrays = {*number_options(rule), *(name for name in types if name.endswith("_dtype"))}
+    arrays = {*numbers_of(rule), *(name for name in types if name.endswith("_dtype"))}
     return {name: Any if name in arrays else hint for name, hint in types.items()}
 
 

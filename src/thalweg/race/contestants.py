@@ -15,7 +15,7 @@ from thalweg.settings import Settings, defaults, option_names
 from thalweg.show.arguments import suggest
 from thalweg.show.modules import digest_source
 from thalweg.show.registered import MIXTURES as PACKAGED_MIXTURES
-from thalweg.show.registered import OWN_MIXTURES, ByRule, name_rule, rule_of
+from thalweg.show.registered import OWN, OWN_MIXTURES, ByRule, name_rule, rule_of
 
 #: What a learning rate is called, here and in optax.
 RATE_NAMES = frozenset({"lr", "learning_rate"})
@@ -146,8 +146,42 @@ LARGE_RATES: Mapping[str, Sequence[float]] = {
 }
 
 
+#: What a word after "+" stands for, in runs as short as a race.
+AROUND: Mapping[str, Mapping[str, Any]] = {
+    "cautious": {"cautious": True},
+    "averaged": {"averaged": 0.999, "averaged_warmup": True},
+    "schedule_free": {"schedule_free": True},
+}
+
+
+def enter_around(reference: str) -> str:
+    """The name under which a rule races with something around it, given as ``adamw+cautious+averaged``."""
+    first, *words = (word.strip() for word in reference.split("+"))
+    known = {name.lower(): name for name in (*RULES, *OWN)}
+    rule = known.get(str(name_rule(first)).lower())
+    if rule is None:
+        raise CommandError(f"{reference}: there is no rule {first!r}: {suggest(first, list(known.values()))}")
+    options = dict(CONTESTANTS[rule].options)
+    for word in words:
+        if word not in AROUND:
+            raise CommandError(f"{reference}: {word!r} does not go around a rule: {suggest(word, list(AROUND))}")
+        options |= AROUND[word]
+    if "schedule_free" in words:  # which takes the place of momentum
+        default: Any = rule_of(rule)()
+        options |= {"betas": (0.0, default.betas[1])} if hasattr(default, "betas") else {}
+        options |= {"momentum": 0.0} if hasattr(default, "momentum") else {}
+    name = "+".join([rule, *words])
+    MIXTURES[name] = replace(CONTESTANTS[rule], name=name, options=options, like=rule)
+    return name
+
+
 def enter(reference: Any) -> Any:
-    """The name under which an optimizer races: a rule or a mixture by name, ``module:MyRule``, ``module:function``."""
+    """The name under which an optimizer races: a rule or a mixture by name, ``module:MyRule``, ``module:function``.
+
+    Names of what goes around a rule may follow it, each after a "+".
+    """
+    if isinstance(reference, str) and "+" in reference:
+        return enter_around(reference)
     name = name_rule(reference)
     if name in OWN_MIXTURES:
         make = OWN_MIXTURES[name]

@@ -40,6 +40,10 @@ class AdamW(Rule):
 
     TORCH: ClassVar[tuple[str, ...]] = ("betas", "eps", "weight_decay", "amsgrad")
 
+    @property
+    def is_decay_apart(self) -> bool:
+        return self.decoupled
+
     def entries(self, shape: Shape) -> dict[str, Entry]:
         largest: dict[str, Entry] = {"max_exp_avg_sq": Square()} if self.amsgrad else {}
         return {"exp_avg": Moment(), "exp_avg_sq": Square(), **largest}
@@ -61,4 +65,4 @@ class AdamW(Rule):
         delta = (u + self.weight_decay * p) * -lr if self.decoupled else u * -lr
         stats = {"update_norm": xp.sqrt(u_squares), "grad_norm": xp.sqrt(g_squares)}
         # a g * g that overflows leaves u finite and v stuck at infinity, so both sums are asked
-        return Update(delta, state, xp.isfinite(u_squares + g_squares), stats)
+        return Update(delta, state, xp.isfinite(u_squares + g_squares), stats, u)

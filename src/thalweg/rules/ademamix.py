@@ -48,6 +48,7 @@ class AdEMAMix(Rule):
 
     default_lr = 1e-3
     looks_at_shapes = False
+    is_decay_apart = True
     VARIANTS = {"apple": {"alpha": 2.0}, "optax": {}}
     OPTAX = {
         **{"b1": "betas[0]", "b2": "betas[1]", "b3": "betas[2]", "alpha": "alpha", "eps": "eps"},
@@ -76,7 +77,8 @@ class AdEMAMix(Rule):
         stats = {"update_norm": xp.sqrt(u_squares), "grad_norm": xp.sqrt(g_squares)}
         state = {"exp_avg": m, "exp_avg_slow": slow, "exp_avg_sq": v}
         # a g * g that overflows leaves u finite and v stuck at infinity, so both sums are asked
-        return Update((u + self.weight_decay * p) * (-lr * lr_scale), state, xp.isfinite(u_squares + g_squares), stats)
+        delta = (u + self.weight_decay * p) * (-lr * lr_scale)
+        return Update(delta, state, xp.isfinite(u_squares + g_squares), stats, mean)
 
     def slow_weight(self, xp: Space[A], t: Scalar) -> Scalar:
         """What a new gradient weighs in the slow average: 1 - beta3, without cancellation during the warm-up."""

@@ -47,6 +47,14 @@ class Spread(Entry):
 
 
 @dataclass(frozen=True)
+class Copy(Spread):
+    """A copy of the parameter, of which it is what it was before the first step."""
+
+    def first(self, xp: Space[A], p: A, stacked_axes: int) -> A:
+        return p * 1.0  # in memory of its own
+
+
+@dataclass(frozen=True)
 class PerSlice(Entry):
     """Of a shape of its own, once for every tensor of a stack."""
 

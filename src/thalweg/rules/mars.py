@@ -42,4 +42,4 @@ class MARS(AdamW):
         stats = {**found.stats, "corrected_norm": xp.sqrt(c_squares), "grad_norm": xp.sqrt(g_squares)}
         # squares that overflow would clip a gradient to nothing, so they are asked too
         finite = xp.isfinite(c_squares + g_squares + stats["update_norm"])
-        return Update(found.delta, {**found.state, "last_grad": g}, finite, stats)
+        return found._replace(state={**found.state, "last_grad": g}, finite=finite, stats=stats)

@@ -252,7 +252,7 @@ def make_check(name: str, hint: Any, known: Option) -> Callable[[Any], None]:
         return check_other
 
     def check(value: Any) -> None:
-        if isinstance(value, str):
+        if isinstance(value, str) and any(isinstance(choice, str) for choice in choices):
             check_choice(name, value, *choices)
         elif not any(type(value) is type(choice) and value == choice for choice in choices):
             check_other(value)

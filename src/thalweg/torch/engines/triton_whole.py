@@ -18,9 +18,10 @@ from torch import Tensor
 
 from thalweg.codecs import scale_key
 from thalweg.kernels.chunks import WHOLE_CHUNK, pieces
-from thalweg.programs.parts import SHOWN, first_part, last_part
+from thalweg.programs.parts import SHOWN, first_part, last_part, own_key
 from thalweg.programs.trace import PARAMETER
 from thalweg.rules import WholeRule
+from thalweg.rules.around import keys_around
 from thalweg.settings import Handling, Setting
 from thalweg.spaces import torch as xp
 from thalweg.storage import RECORD
@@ -52,7 +53,7 @@ class Stack:
     def __init__(self, bucket: Bucket, room: Room, by_elements: LayOut) -> None:
         setting, rule = bucket.setting, cast(WholeRule, bucket.setting.stored_rule)
         count, shape, device = len(bucket.params), tuple(bucket.params[0].shape), bucket.params[0].device
-        (self.key,) = rule.entries(shape)
+        self.key, self.around = own_key(rule, shape), keys_around(rule, shape)
         dtype = getattr(torch, rule.whole_dtype("float32"))
         self.room = room.of(count * bucket.params[0].numel(), dtype, device)
         self.shown = self.room.view(count, *shape)
@@ -82,7 +83,8 @@ class Stack:
         return replace(bucket, params=kept, states=states, setting=self.first_setting, lr=1.0, lr_scale=1.0)
 
     def for_last(self, bucket: Bucket) -> Bucket:
-        states = [{"step": s["step"], **pick_entries(s, {RECORD: RECORD})} for s in bucket.states]
+        beside = {key: key for key in (RECORD, *self.around)}
+        states = [{"step": s["step"], **pick_entries(s, beside)} for s in bucket.states]
         return replace(bucket, grads=self.shown.unbind(), states=states, setting=self.last_setting, grad_scale=None)
 
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
