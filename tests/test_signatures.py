@@ -200,14 +200,15 @@ def test_the_optax_front_end_has_an_option_for_every_option_of_its_rule(name: st
     assert {renamed.get(option, option) for option in option_names(RULES[name]) if option not in factors} <= set(shown)
 
 
-NAMED_AS_IN_OPTAX = ["adafactor", "adamw", "lamb", "lars", "lion", "sgd"]
+NAMED_AS_IN_OPTAX = [*((name, "optax") for name in ("adafactor", "adamw", "lamb", "lars", "lion", "sgd"))]
+NAMED_AS_IN_OPTAX += [("ademamix", "optax.contrib")]
 
 
-@pytest.mark.parametrize("name", NAMED_AS_IN_OPTAX)
-def test_the_optax_front_end_begins_with_the_parameters_of_optax(name: str) -> None:
+@pytest.mark.parametrize(("name", "package"), NAMED_AS_IN_OPTAX)
+def test_the_optax_front_end_begins_with_the_parameters_of_optax(name: str, package: str) -> None:
     ours, theirs = (
         list(inspect.signature(getattr(pytest.importorskip(module), name)).parameters.values())
-        for module in ("thalweg.optax", "optax")
+        for module in ("thalweg.optax", package)
     )
     same = [(p.name, p.default, p.kind) for p in ours[: len(theirs)]]
     assert same == [(p.name, p.default, p.kind) for p in theirs]

@@ -24,7 +24,7 @@ from thalweg.given import Overrides
 from thalweg.rules import AROUND, RULES, Around, Rule
 from thalweg.rules.options import Option, alternatives, hints_of, number_options, options_of
 from thalweg.settings import Handling, around_options
-from thalweg.signatures import BESIDE, Pair, Schedulable, defaults, types_of
+from thalweg.signatures import BESIDE, Pair, Schedulable, Triple, defaults, types_of
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "thalweg"
@@ -35,7 +35,7 @@ from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
 from thalweg.rules import Annealed, Rule
-from thalweg.signatures import Pair, Schedulable
+from thalweg.signatures import Pair, Schedulable, Triple
 """
 
 
@@ -46,7 +46,7 @@ def text_of(hint: Any) -> str:
         if hint == alias:
             return name
     kinds = list(alternatives(hint))
-    for alias, name in ((Schedulable, "Schedulable"), (Pair, "Pair")):
+    for alias, name in ((Schedulable, "Schedulable"), (Pair, "Pair"), (Triple, "Triple")):
         if set(alternatives(alias)) <= set(kinds):
             rest = [kind for kind in kinds if kind not in alternatives(alias)]
             before = [text_of(kind) for kind in rest if kind is not NoneType]
@@ -64,7 +64,8 @@ def typed_dicts() -> str:
     """The stub of ``thalweg.options``."""
     shared = {**BESIDE, "stacked_axes": int}
     shared |= {name: types_of(Rule)[name] for name in (*around_options(), *vars(Handling()))}
-    names = ["CommonOptions", "DType", "Pair", "Schedulable", "StateDType", *(f"{name}Options" for name in RULES)]
+    names = ["CommonOptions", "DType", "Pair", "Schedulable", "StateDType", "Triple"]
+    names += [f"{name}Options" for name in RULES]
     lines = [MADE, "", IMPORTS, *listed(names), "", "class CommonOptions(TypedDict, total=False):"]
     lines += [f"    {name}: {text_of(hint)}" for name, hint in shared.items()]
     for name, rule in RULES.items():
@@ -173,7 +174,7 @@ COMMON = [
     "from thalweg.given import Overrides",
     "from thalweg.rules import Annealed, Rule",
 ]
-SCHEDULES = ["from thalweg.signatures import Pair, Schedulable"]
+SCHEDULES = ["from thalweg.signatures import Pair, Schedulable, Triple"]
 #: The files, by how each is made.
 FILES: dict[str, Callable[[], str]] = {
     "options.pyi": typed_dicts,
@@ -231,8 +232,9 @@ def rows(kind: type[Any]) -> Iterator[str]:
 def sentences(kind: type[Any], name: str, option: Option) -> Iterator[str]:
     yield option.doc
     if option.range:
-        pair = any(typing.get_origin(each) is tuple for each in alternatives(hints_of(kind)[name]))
-        yield f"{'Both ' + option.range if pair else option.range.capitalize()}."
+        tuples = [each for each in alternatives(hints_of(kind)[name]) if typing.get_origin(each) is tuple]
+        which = {2: "Both ", 3: "All "}[len(typing.get_args(tuples[0]))] if tuples else ""
+        yield f"{which + option.range if which else option.range.capitalize()}."
     if option.need is not None:
         needed = option.need.describe(kind)
         yield f"Needs {f'`{needed}`' if '=' in needed else needed}."

@@ -6,7 +6,7 @@ from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
 from thalweg.rules import Annealed, Rule
-from thalweg.signatures import Pair, Schedulable
+from thalweg.signatures import Pair, Schedulable, Triple
 
 __all__: list[str] = [
     "CommonOptions",
@@ -14,6 +14,7 @@ __all__: list[str] = [
     "Pair",
     "Schedulable",
     "StateDType",
+    "Triple",
     "SGDOptions",
     "AdamWOptions",
     "LARSOptions",
@@ -22,7 +23,9 @@ __all__: list[str] = [
     "MuonOptions",
     "KronOptions",
     "SOAPOptions",
+    "AdEMAMixOptions",
     "LionOptions",
+    "MARSOptions",
 ]
 
 class CommonOptions(TypedDict, total=False):
@@ -178,6 +181,27 @@ class SOAPOptions(CommonOptions, total=False):
     precondition_1d: bool
 
 
+class AdEMAMixOptions(CommonOptions, total=False):
+    betas: Triple
+    alpha: Schedulable
+    alpha_warmup: Schedulable | None
+    beta3_warmup: Schedulable | None
+    eps: Schedulable
+    weight_decay: Schedulable
+    eps_root: Schedulable
+
+
 class LionOptions(CommonOptions, total=False):
     betas: Pair
     weight_decay: Schedulable
+
+
+class MARSOptions(CommonOptions, total=False):
+    betas: Pair
+    eps: Schedulable
+    weight_decay: Schedulable
+    amsgrad: bool
+    nesterov: bool
+    decoupled: bool
+    eps_root: Schedulable
+    gamma: Schedulable

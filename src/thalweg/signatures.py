@@ -21,6 +21,7 @@ from thalweg.settings import defaults as defaults
 #: A number, or a function of the step (counted from 1).
 Schedulable: TypeAlias = float | Callable[[int], Any]
 Pair: TypeAlias = tuple[float, float] | Callable[[int], Any]
+Triple: TypeAlias = tuple[float, float, float] | Callable[[int], Any]
 #: Arguments beside options that every optimizer has.
 BESIDE = {"variant": str | None, "overrides": Overrides}
 
@@ -36,11 +37,11 @@ def types_of(rule: type[Rule]) -> dict[str, Any]:
 
 
 def type_given(hint: Any, is_number: bool) -> Any:
-    given = {Scalar: Schedulable, tuple[Scalar, Scalar]: Pair}
+    given = {Scalar: Schedulable, tuple[Scalar, Scalar]: Pair, tuple[Scalar, Scalar, Scalar]: Triple}
     if is_number:
         given |= {float: Schedulable, tuple[float, float]: Pair}
     # functions come last: jsonargparse tries types in their order, and takes all else for a function
-    kinds = sorted((given.get(kind, kind) for kind in alternatives(hint)), key=lambda kind: kind in (Schedulable, Pair))
+    kinds = sorted((given.get(kind, kind) for kind in alternatives(hint)), key=lambda kind: kind in given.values())
     if types.NoneType in kinds:
         kinds = [*(kind for kind in kinds if kind is not types.NoneType), types.NoneType]
     return functools.reduce(operator.or_, kinds)

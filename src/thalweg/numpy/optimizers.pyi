@@ -9,7 +9,7 @@ from thalweg.numpy.base import Optimizer
 from thalweg.numpy.checks import Rate
 from thalweg.numpy.stepping import Engine
 from thalweg.rules import Annealed, Rule
-from thalweg.signatures import Pair, Schedulable
+from thalweg.signatures import Pair, Schedulable, Triple
 
 __all__: list[str] = [
     "optimizer",
@@ -21,7 +21,9 @@ __all__: list[str] = [
     "Muon",
     "Kron",
     "SOAP",
+    "AdEMAMix",
     "Lion",
+    "MARS",
 ]
 
 def optimizer(rule: type[Rule]) -> type[Optimizer]: ...
@@ -357,6 +359,41 @@ class SOAP(Optimizer):
         engine: Engine = "auto",
     ) -> None: ...
 
+class AdEMAMix(Optimizer):
+    def __init__(
+        self,
+        lr: Rate = 0.001,
+        *,
+        stacked_axes: int = 0,
+        betas: Triple = ...,
+        alpha: Schedulable = 5.0,
+        alpha_warmup: Schedulable | None = None,
+        beta3_warmup: Schedulable | None = None,
+        eps: Schedulable = 1e-08,
+        weight_decay: Schedulable = 0.0,
+        eps_root: Schedulable = 0.0,
+        graft: Rule | None = None,
+        cautious: bool | Literal["decay", "both"] = False,
+        schedule_free: bool | Schedulable = False,
+        schedule_free_warmup: int | None = None,
+        averaged: Literal["mean"] | Schedulable | None = None,
+        averaged_warmup: bool = False,
+        averaged_from: int | None = None,
+        maximize: bool = False,
+        max_grad_norm: float | None = None,
+        on_nonfinite: Literal["propagate", "skip", "raise"] = "propagate",
+        rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
+        state_dtype: StateDType | None = None,
+        momentum_dtype: StateDType | None = None,
+        precond_dtype: DType | None = None,
+        state_rounding: Literal["nearest", "stochastic"] = "nearest",
+        seed: int = 0,
+        variant: str | None = None,
+        overrides: Overrides = (),
+        global_step: bool = False,
+        engine: Engine = "auto",
+    ) -> None: ...
+
 class Lion(Optimizer):
     def __init__(
         self,
@@ -365,6 +402,42 @@ class Lion(Optimizer):
         stacked_axes: int = 0,
         betas: Pair = ...,
         weight_decay: Schedulable = 0.0,
+        graft: Rule | None = None,
+        cautious: bool | Literal["decay", "both"] = False,
+        schedule_free: bool | Schedulable = False,
+        schedule_free_warmup: int | None = None,
+        averaged: Literal["mean"] | Schedulable | None = None,
+        averaged_warmup: bool = False,
+        averaged_from: int | None = None,
+        maximize: bool = False,
+        max_grad_norm: float | None = None,
+        on_nonfinite: Literal["propagate", "skip", "raise"] = "propagate",
+        rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
+        state_dtype: StateDType | None = None,
+        momentum_dtype: StateDType | None = None,
+        precond_dtype: DType | None = None,
+        state_rounding: Literal["nearest", "stochastic"] = "nearest",
+        seed: int = 0,
+        variant: str | None = None,
+        overrides: Overrides = (),
+        global_step: bool = False,
+        engine: Engine = "auto",
+    ) -> None: ...
+
+class MARS(Optimizer):
+    def __init__(
+        self,
+        lr: Rate = 0.003,
+        *,
+        stacked_axes: int = 0,
+        betas: Pair = ...,
+        eps: Schedulable = 1e-08,
+        weight_decay: Schedulable = 0.0,
+        amsgrad: bool = False,
+        nesterov: bool = False,
+        decoupled: bool = True,
+        eps_root: Schedulable = 0.0,
+        gamma: Schedulable = 0.025,
         graft: Rule | None = None,
         cautious: bool | Literal["decay", "both"] = False,
         schedule_free: bool | Schedulable = False,

@@ -38,13 +38,13 @@ def at_count(value: Any, count: Any) -> Any:
     return value(jnp.asarray(count, jnp.int32) if isinstance(count, int) else count) if callable(value) else value
 
 
-def pair(first: Any, second: Any) -> Any:
-    """Two values, or schedules, as one."""
+def join(values: tuple[Any, ...]) -> Any:
+    """Several values, or schedules, as one."""
 
-    def at(count: Any) -> tuple[Any, Any]:
-        return at_count(first, count), at_count(second, count)
+    def at(count: Any) -> tuple[Any, ...]:
+        return tuple(at_count(value, count) for value in values)
 
-    return at if callable(first) or callable(second) else (first, second)
+    return at if any(map(callable, values)) else values
 
 
 def in_precision(value: Any, precision: str) -> Any:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from thalweg.arrays import is_number
 from thalweg.errors import CommandError, OptionError
 from thalweg.given import check_known
 from thalweg.rules import RULES
-from thalweg.settings import Settings, option_names
+from thalweg.settings import Settings, defaults, option_names
 from thalweg.show.arguments import suggest
 from thalweg.show.modules import digest_source
 from thalweg.show.registered import MIXTURES as PACKAGED_MIXTURES
@@ -114,6 +115,8 @@ RATES: Mapping[str, Sequence[float]] = ByRule(
     {
         "SGD": (0.003, 0.01, 0.03, 0.1, 0.3),
         "AdamW": (0.001, 0.003, 0.01, 0.03, 0.1),
+        "AdEMAMix": (0.001, 0.003, 0.01, 0.03, 0.1),
+        "MARS": (0.001, 0.003, 0.01, 0.03, 0.1),
         "LARS": (0.3, 1.0, 3.0, 10.0, 30.0),
         "LAMB": (0.001, 0.003, 0.01, 0.03, 0.1),
         "Adafactor": (0.003, 0.01, 0.03, 0.1, 0.3),
@@ -130,6 +133,8 @@ LARGE_RATES: Mapping[str, Sequence[float]] = {
     for rule, middle in {
         "SGD": 0.1,
         "AdamW": 0.002,
+        "AdEMAMix": 0.002,
+        "MARS": 0.006,
         "LARS": 3.0,
         "LAMB": 0.02,
         "Adafactor": 0.03,
@@ -237,6 +242,9 @@ def give_options(contestants: Sequence[Contestant], asked: Mapping[str, Mapping[
     for name, value in everywhere.items():
         if any(name in each.given or name in asked.get(each.name, {}) for each in entrants):
             continue
+        for contestant in contestants:
+            if differs_in_count(contestant, name, value):
+                validate_options(contestant, {name: value}, {})  # which says how many it takes
         if any(has(contestant, name, value) for contestant in contestants):
             raise CommandError(f"the option {name}={value!r} has no effect on any optimizer here")
         known = sorted({option for contestant in contestants for option in contestant.option_names} - {"variant"})
@@ -260,7 +268,15 @@ def has(contestant: Contestant, name: str, value: Any) -> bool:
     """Whether an option for all concerns this one."""
     if contestant.kind == "rule" and name == "variant":
         return value in rule_of(contestant.rule).VARIANTS
-    return name in contestant.option_names
+    return name in contestant.option_names and not differs_in_count(contestant, name, value)
+
+
+def differs_in_count(contestant: Contestant, name: str, value: Any) -> bool:
+    """Whether an option is of several numbers here, and not of as many: betas are two, or three."""
+    own = defaults(rule_of(contestant.rule)).get(name) if contestant.kind == "rule" else None
+    if not isinstance(own, tuple) or not isinstance(value, tuple):
+        return False
+    return len(own) != len(value) and all(map(is_number, (*own, *value)))
 
 
 def validate_options(contestant: Contestant, for_all: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

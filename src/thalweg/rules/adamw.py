@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from thalweg.arrays import Scalar, Shape, Squares
 from thalweg.rules.blocks import average, one_minus_power
@@ -37,7 +38,7 @@ class AdamW(Rule):
         **{"weight_decay": "weight_decay", "mask": Mask("weight_decay"), "*": "", "nesterov": "nesterov"},
     }
 
-    TORCH = ("betas", "eps", "weight_decay", "amsgrad")
+    TORCH: ClassVar[tuple[str, ...]] = ("betas", "eps", "weight_decay", "amsgrad")
 
     @property
     def is_decay_apart(self) -> bool:

@@ -72,8 +72,15 @@ class PerSlice(Entry):
 class Moment(Spread):
     """An average or a sum of gradients or of updates, of either sign."""
 
-    stored_by = ("momentum_dtype", "state_dtype")
+    stored_by: ClassVar[tuple[str, ...]] = ("momentum_dtype", "state_dtype")
     eight_bits = "int8"
+
+
+@dataclass(frozen=True)
+class SlowMoment(Moment):
+    """One that moves by so little in a step that 16 bits may round it away: ``momentum_dtype`` leaves it alone."""
+
+    stored_by = ("state_dtype",)
 
 
 @dataclass(frozen=True)

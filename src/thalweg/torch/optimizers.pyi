@@ -6,7 +6,7 @@ from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
 from thalweg.rules import Annealed, Rule
-from thalweg.signatures import Pair, Schedulable
+from thalweg.signatures import Pair, Schedulable, Triple
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.groups import EngineName, Params, Rate
 
@@ -20,7 +20,9 @@ __all__: list[str] = [
     "Muon",
     "Kron",
     "SOAP",
+    "AdEMAMix",
     "Lion",
+    "MARS",
 ]
 
 def optimizer(rule: type[Rule]) -> type[Optimizer]: ...
@@ -396,6 +398,46 @@ class SOAP(Optimizer):
         differentiable: bool = False,
     ) -> None: ...
 
+class AdEMAMix(Optimizer):
+    def __init__(
+        self,
+        params: Params,
+        lr: Rate = 0.001,
+        *,
+        stacked_axes: int = 0,
+        betas: Triple = ...,
+        alpha: Schedulable = 5.0,
+        alpha_warmup: Schedulable | None = None,
+        beta3_warmup: Schedulable | None = None,
+        eps: Schedulable = 1e-08,
+        weight_decay: Schedulable = 0.0,
+        eps_root: Schedulable = 0.0,
+        graft: Rule | None = None,
+        cautious: bool | Literal["decay", "both"] = False,
+        schedule_free: bool | Schedulable = False,
+        schedule_free_warmup: int | None = None,
+        averaged: Literal["mean"] | Schedulable | None = None,
+        averaged_warmup: bool = False,
+        averaged_from: int | None = None,
+        maximize: bool = False,
+        max_grad_norm: float | None = None,
+        on_nonfinite: Literal["propagate", "skip", "raise"] = "propagate",
+        rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
+        state_dtype: StateDType | None = None,
+        momentum_dtype: StateDType | None = None,
+        precond_dtype: DType | None = None,
+        state_rounding: Literal["nearest", "stochastic"] = "nearest",
+        seed: int = 0,
+        variant: str | None = None,
+        overrides: Overrides = (),
+        engine: EngineName = "auto",
+        offload_state: bool = False,
+        capturable: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        differentiable: bool = False,
+    ) -> None: ...
+
 class Lion(Optimizer):
     def __init__(
         self,
@@ -405,6 +447,47 @@ class Lion(Optimizer):
         stacked_axes: int = 0,
         betas: Pair = ...,
         weight_decay: Schedulable = 0.0,
+        graft: Rule | None = None,
+        cautious: bool | Literal["decay", "both"] = False,
+        schedule_free: bool | Schedulable = False,
+        schedule_free_warmup: int | None = None,
+        averaged: Literal["mean"] | Schedulable | None = None,
+        averaged_warmup: bool = False,
+        averaged_from: int | None = None,
+        maximize: bool = False,
+        max_grad_norm: float | None = None,
+        on_nonfinite: Literal["propagate", "skip", "raise"] = "propagate",
+        rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
+        state_dtype: StateDType | None = None,
+        momentum_dtype: StateDType | None = None,
+        precond_dtype: DType | None = None,
+        state_rounding: Literal["nearest", "stochastic"] = "nearest",
+        seed: int = 0,
+        variant: str | None = None,
+        overrides: Overrides = (),
+        engine: EngineName = "auto",
+        offload_state: bool = False,
+        capturable: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        differentiable: bool = False,
+    ) -> None: ...
+
+class MARS(Optimizer):
+    def __init__(
+        self,
+        params: Params,
+        lr: Rate = 0.003,
+        *,
+        stacked_axes: int = 0,
+        betas: Pair = ...,
+        eps: Schedulable = 1e-08,
+        weight_decay: Schedulable = 0.0,
+        amsgrad: bool = False,
+        nesterov: bool = False,
+        decoupled: bool = True,
+        eps_root: Schedulable = 0.0,
+        gamma: Schedulable = 0.025,
         graft: Rule | None = None,
         cautious: bool | Literal["decay", "both"] = False,
         schedule_free: bool | Schedulable = False,

@@ -199,6 +199,19 @@ def pick_entries(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[
     return {own: state[key] for key, own in names.items() if key in state}
 
 
+def arguments_of(bucket: Bucket, grads: Sequence[Tensor]) -> dict[str, Any]:
+    """What Kron's kernels take of a bucket."""
+    return dict(
+        names=bucket.names,
+        params=bucket.params,
+        grads=grads,
+        states=bucket.states,
+        rule=bucket.setting.stored_rule,
+        handling=bucket.setting.handling,
+        t=bucket.t,
+    )
+
+
 class KronLaunch:
     """One bucket of Kron's: whole matrices of one shape, with all that happens to them."""
 
@@ -206,20 +219,16 @@ class KronLaunch:
     moving: Any = None
 
     def __init__(self, kernels: Any, bucket: Bucket) -> None:
-        self.kernels, self.bucket = kernels, bucket
+        self.kernels, self.device = kernels, bucket.params[0].device
         self.grads: Sequence[Tensor] = ()
         given = bucket.names, bucket.params, bucket.grads, bucket.states
         self.batch = kernels.batch(*given, bucket.setting.stored_rule, bucket.setting.handling)
         self.prepared: Any = None
 
-    @property
-    def device(self) -> torch.device:
-        return self.bucket.params[0].device
-
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
-        self.bucket, self.grads, self.rate = bucket, grads, bucket.rate
+        self.grads, self.rate = grads, bucket.rate
         self.prepared = self.kernels.prepare_step(
-            **self.arguments(),
+            **arguments_of(bucket, grads),
             lr=bucket.lr,
             lr_scale=bucket.lr_scale,
             grad_scale=bucket.grad_scale,
@@ -227,18 +236,6 @@ class KronLaunch:
             batch=self.batch,
             moving=self.moving,
             places=places,
-        )
-
-    def arguments(self) -> dict[str, Any]:
-        bucket = self.bucket
-        return dict(
-            names=bucket.names,
-            params=bucket.params,
-            grads=self.grads,
-            states=bucket.states,
-            rule=bucket.setting.stored_rule,
-            handling=bucket.setting.handling,
-            t=bucket.t,
         )
 
     def key(self) -> Hashable:
@@ -254,7 +251,6 @@ class KronLaunch:
 
     def release(self) -> None:
         self.grads = ()
-        self.bucket = self.bucket.renewed(grads=(), grad_scale=None, allowed=None)
 
     def figures(self, index: int) -> dict[str, Any]:
         stats = self.prepared.outcome().stats
