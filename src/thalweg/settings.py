@@ -299,6 +299,7 @@ def rule_options(rule: type[Rule]) -> dict[str, Any]:
     return {f.name: f.default for kind in (rule, *AROUND) for f in fields(kind)}
 
 
+@functools.cache
 def around_options() -> dict[str, type[Around]]:
     """The options of what may be around every rule, with whose they are."""
     return {name: wrapper for wrapper in AROUND for name in own_fields(wrapper)}

@@ -10,7 +10,7 @@ import copyreg
 import functools
 from abc import ABCMeta
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from thalweg.arrays import A, Scalar, Shape, Space, State, Value
@@ -194,6 +194,7 @@ def own_names(kind: type[Rule]) -> set[str]:
     return {name for name in (*dir(kind), *own_fields(kind)) if name not in shared and not name.startswith("_")}
 
 
+@functools.cache
 def own_fields(kind: type[Rule]) -> list[str]:
     shared = {f.name for f in fields(Rule)}
     return [f.name for f in fields(kind) if f.name not in shared]
@@ -255,11 +256,18 @@ def is_on(wrapper: type[Around], options: Mapping[str, Any]) -> bool:
     return value is not None and value is not False
 
 
+@functools.cache
+def options_of_all(known: tuple[type[Around], ...]) -> frozenset[str]:
+    return frozenset(name for wrapper in known for name in own_fields(wrapper))
+
+
 def with_options(rule: Rule, options: Mapping[str, Any], known: tuple[type[Around], ...]) -> Rule:
     """A rule with some options replaced, and of those that are ``known`` just those around it that are on."""
+    if options_of_all(known).isdisjoint(options):
+        return replace(rule, **options)
     values = {**{f.name: getattr(rule, f.name) for f in fields(rule)}, **options}
     inner, before = parts_of(type(rule))
     own = [wrapper for wrapper in before if wrapper not in known]
     kind = around(inner, *own, *(wrapper for wrapper in known if is_on(wrapper, values)))
-    beside = {name for wrapper in known if not issubclass(kind, wrapper) for name in own_fields(wrapper)}
-    return kind(**{name: value for name, value in values.items() if name not in beside})
+    off = options_of_all(tuple(wrapper for wrapper in known if not issubclass(kind, wrapper)))
+    return kind(**{name: value for name, value in values.items() if name not in off})
