@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 import torch
 from composed import STEPS, case_of, draw, pairs
-from tolerances import FLOAT64
+from tolerances import FLOAT64, FUSED_FLIPPED
 
 import thalweg.torch
 from thalweg import OptionError, ResumeWarning, StateError
@@ -204,3 +204,34 @@ def test_runs_of_torch_go_on_with_it_and_do_not_come_back_without_a_word(options
         assert torch.allclose(ours.state[named[0][1]]["average"], wanted, rtol=1e-12)
     with pytest.raises(StateError, match=r"has no counterpart in torch\.AdamW; to go on without it, set"):
         thalweg.torch.export_peer(ours, "torch")
+
+
+HANDLED: dict[str, dict[str, Any]] = {
+    "eight bits": dict(state_dtype="int8"),
+    "skip": dict(on_nonfinite="skip"),
+    "compensated": dict(rounding="compensated"),
+    "stochastic": dict(rounding="stochastic", state_dtype="bfloat16", state_rounding="stochastic"),
+    "clipped": dict(max_grad_norm=0.5),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("handled", HANDLED)
+def test_native_code_handles_it_as_the_reference_does(handled: str, dtype: str) -> None:
+    """However state is kept and steps are rounded, skipped or clipped."""
+    found = {}
+    for engine in ("fused", "reference"):
+        generator = torch.Generator().manual_seed(0)
+        p = torch.nn.Parameter(torch.randn(64, 64, generator=generator).to(getattr(torch, dtype)))
+        optimizer = thalweg.torch.AdamW(
+            [p], lr=0.01, engine=engine, cautious=True, averaged=0.7, weight_decay=0.1, **HANDLED[handled]
+        )
+        for t in range(4):
+            p.grad = torch.randn(64, 64, generator=generator).to(p.dtype)
+            p.grad[3, 3] = float("nan") if handled == "skip" and t == 2 else 1.0
+            optimizer.step()
+        assert optimizer.skipped == (1 if handled == "skip" else 0)
+        found[engine] = p.detach().float(), optimizer.state[p]["average"]
+    for ours, wanted in zip(found["fused"], found["reference"], strict=True):
+        others = (ours - wanted).abs() > 1e-5 * wanted.abs().max()
+        assert others.float().mean() <= FUSED_FLIPPED, "but for what is rounded to the other neighbour"
