@@ -12,7 +12,7 @@ from composed import RULES, STEPS, averaged, case_of, draw, pairs, schedule_free
 from tolerances import FLOAT64
 
 import thalweg.numpy
-from thalweg import Moment, OptionError, RuleError, average, option
+from thalweg import Moment, OptionError, ResumeWarning, RuleError, StateError, average, option
 from thalweg.programs.budget import passes_of
 from thalweg.rules import AROUND, AdamW, Around, Averaged, Cautious, Kron, Muon, ScheduleFree, around
 from thalweg.rules import RULES as EVERY
@@ -275,3 +275,15 @@ def test_what_does_not_go_together_is_refused() -> None:
         around(AdamW, Kron)  # type: ignore[arg-type]
     assert AROUND[-1] is Averaged
     assert AROUND[-2] is ScheduleFree
+
+
+def test_a_run_that_gains_an_average_begins_it_and_one_that_loses_it_is_refused() -> None:
+    plain, params, _ = train(AdamW, 0.1, {}, "reference")
+    again = thalweg.numpy.AdamW(lr=0.1, averaged=0.7, engine="reference")
+    again.load_state_dict(plain.state_dict())
+    before = params["w"].copy()
+    with pytest.warns(ResumeWarning, match="'average' of 'w' is new and begins with this step"):
+        again.step(params, {"w": draw(1)})
+    assert np.allclose(again.state["w"]["average"], 0.7 * before + 0.3 * params["w"], rtol=1e-12)
+    with pytest.raises(StateError, match=r"the saved entries are .*'average'"):
+        plain.load_state_dict(again.state_dict())

@@ -20,6 +20,8 @@ RULES: Mapping[str, tuple[Rule, float]] = {
     "SGD": (rules.SGD(momentum=0.9, weight_decay=0.1), 0.1),
     "AdamW": (rules.AdamW(weight_decay=0.1), 0.05),
     "Adam": (rules.AdamW(weight_decay=0.1, decoupled=False), 0.05),
+    "AdEMAMix": (rules.RULES["AdEMAMix"](weight_decay=0.1), 0.01),  # type: ignore[call-arg]
+    "MARS": (rules.RULES["MARS"](weight_decay=0.1), 0.05),  # type: ignore[call-arg]
     "LARS": (rules.LARS(weight_decay=0.1), 5.0),
     "LAMB": (rules.LAMB(weight_decay=0.1, exempt=None), 0.05),
     "LAMB, decoupled": (rules.LAMB(weight_decay=0.1, weight_decay_mode="decoupled", exempt=None), 0.05),
@@ -136,7 +138,7 @@ def grafted(other: Rule, lr: float, shape: tuple[int, ...] = SHAPE) -> Callable[
 
 
 def without_momentum(rule: Any) -> Any:
-    changes: dict[str, Any] = {"betas": (0.0, rule.betas[1])} if hasattr(rule, "betas") else {}
+    changes: dict[str, Any] = {"betas": (0.0, *rule.betas[1:])} if hasattr(rule, "betas") else {}
     if isinstance(rule, rules.Kron):
         changes["whiten"] = "gradient"
     if isinstance(rule, rules.Adafactor):
@@ -159,7 +161,8 @@ AROUND: Mapping[str, tuple[Mapping[str, Any], Callable[[Any, float], Any]]] = {
     "grafted": (dict(graft=rules.AdamW(weight_decay=0.3)), lambda rule, lr: grafted(rules.AdamW(weight_decay=0.3), lr)),
 }
 #: Rules whose decay is apart from their step.
-APART = ("AdamW", "LAMB, decoupled", "Adafactor", "Adafactor, momentum", "Lion", "Muon", "Kron", "SOAP")
+APART = ("AdamW", "AdEMAMix", "MARS", "LAMB, decoupled", "Adafactor", "Adafactor, momentum", "Lion")
+APART += ("Muon", "Kron", "SOAP")
 
 
 #: Without momentum, there is no mode of it.

@@ -17,7 +17,7 @@ from composed import STEPS, case_of, draw, pairs
 from tolerances import FLOAT64
 
 import thalweg.torch
-from thalweg import OptionError, ResumeWarning
+from thalweg import OptionError, ResumeWarning, StateError
 from thalweg.rules import AdamW
 
 ENGINES = ("reference", "foreach", "auto")
@@ -187,3 +187,20 @@ def test_the_graft_of_a_checkpoint_is_the_same_rule() -> None:
     again.load_state_dict(through_a_file(optimizer))
     made = again._groups.make_settings(again.param_groups[0]).base.rule
     assert made.graft == AdamW(betas=(0.5, 0.9))
+
+
+@pytest.mark.parametrize("options", [dict(averaged=0.7), dict(cautious=True)])
+def test_runs_of_torch_go_on_with_it_and_do_not_come_back_without_a_word(options: Any) -> None:
+    named = model()
+    theirs = torch.optim.AdamW([p for _, p in named], lr=0.05)
+    train(theirs, named, range(1, 3))
+    ours = thalweg.torch.AdamW([p for _, p in named], lr=0.05, **options)
+    thalweg.torch.import_peer(ours, theirs.state_dict(), "torch.AdamW")
+    before = named[0][1].detach().clone()
+    with pytest.warns(ResumeWarning, match="is new") if "averaged" in options else contextlib.nullcontext():
+        train(ours, named, range(3, 4))
+    if "averaged" in options:
+        wanted = 0.7 * before + 0.3 * named[0][1].detach()
+        assert torch.allclose(ours.state[named[0][1]]["average"], wanted, rtol=1e-12)
+    with pytest.raises(StateError, match=r"has no counterpart in torch\.AdamW; to go on without it, set"):
+        thalweg.torch.export_peer(ours, "torch")

@@ -15,7 +15,7 @@ import numpy as np
 
 from thalweg.arrays import Shape
 from thalweg.boundary import seen
-from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
+from thalweg.errors import OptionError, ParameterError, ResumeWarning, StateError, UnusedOverrideWarning
 from thalweg.exchange import warn_converted
 from thalweg.explain import Explanation, explain_parameter, write_programs
 from thalweg.given import (
@@ -42,7 +42,7 @@ from thalweg.numpy.arrays import (
 from thalweg.numpy.checks import Rate, check_plain, check_served, checked_rate
 from thalweg.numpy.memory import Job, Tracked
 from thalweg.numpy.stepping import Engine, Stepping
-from thalweg.rules.around import NO_AVERAGE, Wrapped
+from thalweg.rules.around import NO_AVERAGE, Wrapped, keys_around
 from thalweg.rules.checks import check_flag, check_number
 from thalweg.settings import Entry, RuleOptions, Setting, Settings, check_own, option_names
 from thalweg.spaces import numpy as xp
@@ -285,6 +285,11 @@ class Optimizer(Stepping):
         with np.errstate(all="ignore"):
             if tracked.step == 0 and not tracked.state:
                 tracked.state = first_state(xp, setting.rule, setting.handling, weights)
+            elif new := sorted(keys_around(setting.rule, weights.shape) - tracked.state.keys()):
+                made = first_state(xp, setting.rule, setting.handling, weights)
+                tracked.state = {**tracked.state, **{key: made[key] for key in new}}
+                told = f"{', '.join(map(repr, new))} of {name!r} is new and begins with this step"
+                warnings.warn(f"{told}; and so for all others alike", ResumeWarning, stacklevel=4)
         wanted = fitting_shapes(xp, setting.rule, weights.shape, tracked.state)
         found = {key: entry.shape for key, entry in tracked.state.items()}
         if wanted != found:

@@ -168,7 +168,7 @@ def enter_around(reference: str) -> str:
         options |= AROUND[word]
     if "schedule_free" in words:  # which takes the place of momentum
         default: Any = rule_of(rule)()
-        options |= {"betas": (0.0, default.betas[1])} if hasattr(default, "betas") else {}
+        options |= {"betas": (0.0, *default.betas[1:])} if hasattr(default, "betas") else {}
         options |= {"momentum": 0.0} if hasattr(default, "momentum") else {}
     name = "+".join([rule, *words])
     MIXTURES[name] = replace(CONTESTANTS[rule], name=name, options=options, like=rule)

@@ -42,7 +42,7 @@ class ScheduleFree(Around):
 
     def check(self) -> None:
         first, *rest = getattr(self, "betas", (0.0,))
-        instead = f"betas=(0, {rest[0]})" if rest else "momentum=0"
+        instead = f"betas=(0, {', '.join(map(str, rest))})" if rest else "momentum=0"
         require(
             is_zero(first) and is_zero(getattr(self, "momentum", 0.0)),
             f"schedule_free takes the place of momentum: beside it, write {instead}",
