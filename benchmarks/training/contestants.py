@@ -160,7 +160,7 @@ CONTESTANTS = {
     "Kron, max_skew None": kron(1e-3, max_skew=None),
     "Kron, blocks of 256": kron(1e-3, block_size=256),
     "Kron, normalized gradients": kron(1e-3, normalize_grads=True),
-    "SOAP": own("SOAP", 2e-3, betas=(0.95, 0.95)),
+    "SOAP": own("SOAP", 2e-3, betas=(0.95, 0.95), max_precond_dim=2048),
     # LAMB and LARS: a trust ratio for tensors of one axis, or none
     "LAMB": lamb(0.02, standard=False),
     "LAMB paper": lamb(0.02, variant="paper", standard=False),

@@ -204,3 +204,13 @@ def test_runs_of_torch_go_on_with_it_and_do_not_come_back_without_a_word(options
         assert torch.allclose(ours.state[named[0][1]]["average"], wanted, rtol=1e-12)
     with pytest.raises(StateError, match=r"has no counterpart in torch\.AdamW; to go on without it, set"):
         thalweg.torch.export_peer(ours, "torch")
+
+
+@pytest.mark.parametrize("options", [{"cautious": True}, {"averaged": 0.9}], ids=str)
+def test_blocks_of_fused_weights(options: dict[str, Any]) -> None:
+    """Each block has a norm of its own, which is no fault of a rule with something around it."""
+    p = torch.nn.Parameter(torch.eye(12, 4))
+    p.grad = torch.ones(12, 4) + torch.eye(12, 4)
+    optimizer = thalweg.torch.Muon([p], lr=0.1, split=3, **options)
+    optimizer.step()
+    assert bool(torch.isfinite(p).all())
