@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 
 from thalweg.arrays import Shape, is_number
 from thalweg.errors import OptimError, RuleError
-from thalweg.rules import RULES, Rule, Update
+from thalweg.rules import AROUND, RULES, Rule, Update
+from thalweg.rules.around import parts_of
 from thalweg.rules.entries import Entry
 from thalweg.rules.options import is_structure, number_options
 from thalweg.rules.places import beginning_of, called_from, files_of, place_in, place_of_error
@@ -41,7 +42,9 @@ DECORATED = "write @dataclass(frozen=True, kw_only=True) above its class"
 
 
 def is_shipped(rule: type[Rule]) -> bool:
-    return RULES.get(rule.__name__) is rule
+    """Whether a rule comes with the package, as does all that is around it."""
+    own, wrappers = parts_of(rule)
+    return RULES.get(own.__name__) is own and set(wrappers) <= set(AROUND)
 
 
 @functools.cache

@@ -235,3 +235,13 @@ def test_native_code_handles_it_as_the_reference_does(handled: str, dtype: str) 
     for ours, wanted in zip(found["fused"], found["reference"], strict=True):
         others = (ours - wanted).abs() > 1e-5 * wanted.abs().max()
         assert others.float().mean() <= FUSED_FLIPPED, "but for what is rounded to the other neighbour"
+
+
+@pytest.mark.parametrize("options", [{"cautious": True}, {"averaged": 0.9}], ids=str)
+def test_blocks_of_fused_weights(options: dict[str, Any]) -> None:
+    """Each block has a norm of its own, which is no fault of a rule with something around it."""
+    p = torch.nn.Parameter(torch.eye(12, 4))
+    p.grad = torch.ones(12, 4) + torch.eye(12, 4)
+    optimizer = thalweg.torch.Muon([p], lr=0.1, split=3, **options)
+    optimizer.step()
+    assert bool(torch.isfinite(p).all())
