@@ -11,11 +11,12 @@ pytest.importorskip("optax")
 
 import jax
 import jax.numpy as jnp
-from composed import STEPS, case_of, draw, pairs
+from composed import RULES, STEPS, Damped, case_of, damped, draw, pairs, take_steps
 from tolerances import FLOAT64
 
 import thalweg.optax
 from thalweg import OptionError
+from thalweg.rules import around
 
 #: In the day, each rule with something; at night all of them.
 DAY = {("AdamW", "averaged"), ("LAMB", "cautious"), ("Adafactor", "schedule-free"), ("SGD", "grafted")}
@@ -51,6 +52,16 @@ def test_it_is_a_plain_loop(name: str, what: str) -> None:
         if evaluated := wanted.keys() & {"average", "x"}:
             found = thalweg.optax.averaged(solver, state, params)
             assert error(found["a"], wanted[evaluated.pop()]) < FLOAT64
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Muon"])
+def test_one_of_ones_own(name: str) -> None:
+    rule, lr = RULES[name]
+    options = {key: value for key, value in vars(rule).items() if value != vars(type(rule)())[key]}
+    with jax.enable_x64(True):
+        solver = thalweg.optax.transformation(around(type(rule), Damped), lr, memory=0.8, **options)
+        params, _ = train(solver, applied=True)
+        assert error(params["a"], take_steps(rule, lr, damped(0.8))["p"]) < FLOAT64
 
 
 def test_muon_with_a_layout_is_not_without_it() -> None:

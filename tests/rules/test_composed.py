@@ -8,11 +8,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from composed import RULES, STEPS, averaged, case_of, draw, pairs, schedule_free, take_steps, without_momentum
+from composed import (
+    RULES,
+    STEPS,
+    Damped,
+    averaged,
+    case_of,
+    damped,
+    draw,
+    pairs,
+    schedule_free,
+    take_steps,
+    without_momentum,
+)
 from tolerances import FLOAT64
 
 import thalweg.numpy
-from thalweg import Moment, OptionError, ResumeWarning, RuleError, StateError, average, option
+from thalweg import Moment, OptionError, ResumeWarning, RuleError, StateError
 from thalweg.programs.budget import passes_of
 from thalweg.rules import AROUND, AdamW, Around, Averaged, Cautious, Kron, Muon, ScheduleFree, around
 from thalweg.rules import RULES as EVERY
@@ -205,30 +217,6 @@ def test_an_average_of_narrow_parameters_is_of_what_was_computed(dtype: str) -> 
 
 
 # ---- one's own
-
-
-@dataclass(frozen=True, kw_only=True)
-class Damped(Around):
-    """Steps that turn against the average of former ones are halved."""
-
-    memory: float = option(0.9, "Decay of the average.", low=0, below=1)
-
-    def kept(self, shape: Any) -> Any:
-        return {"mean_step": Moment()}
-
-    def after(self, xp: Any, update: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any) -> Any:
-        mean = average(s["mean_step"], update.delta, 1 - self.memory)
-        delta = xp.where(update.delta * mean < 0, 0.5, 1.0) * update.delta
-        return update._replace(delta=delta, state={**update.state, "mean_step": mean})
-
-
-def damped(memory: float) -> Any:
-    def after(t: int, p: Any, g: Any, step: Any, decay: Any, kept: Any) -> Any:
-        delta = step - decay
-        kept["mean"] = memory * kept.get("mean", 0.0) + (1 - memory) * delta
-        return p + np.where(delta * kept["mean"] < 0, 0.5, 1.0) * delta
-
-    return after
 
 
 @pytest.mark.parametrize("name", RULES)

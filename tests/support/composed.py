@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from cases import EXACT, UNIQUE
 
-from thalweg import rules
-from thalweg.rules import Rule
+from thalweg import Moment, average, option, rules
+from thalweg.rules import Around, Rule
 from thalweg.rules.lion import Lion
 from thalweg.spaces import numpy as xp
 
@@ -185,3 +185,30 @@ def case_of(name: str, what: str) -> tuple[Rule, float, dict[str, Any], dict[str
     rule = without_momentum(rule) if what == "schedule-free" else rule
     own = {key: value for key, value in vars(rule).items() if value != vars(type(rule)())[key]}
     return rule, lr, {**own, **options}, take_steps(rule, lr, by_hand(rule, lr))
+
+
+# ---- one's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damped(Around):
+    """Steps that turn against the average of former ones are halved."""
+
+    memory: float = option(0.9, "Decay of the average.", low=0, below=1)
+
+    def kept(self, shape: Any) -> Any:
+        return {"mean_step": Moment()}
+
+    def after(self, xp: Any, update: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any) -> Any:
+        mean = average(s["mean_step"], update.delta, 1 - self.memory)
+        delta = xp.where(update.delta * mean < 0, 0.5, 1.0) * update.delta
+        return update._replace(delta=delta, state={**update.state, "mean_step": mean})
+
+
+def damped(memory: float) -> Any:
+    def after(t: int, p: Any, g: Any, step: Any, decay: Any, kept: Any) -> Any:
+        delta = step - decay
+        kept["mean"] = memory * kept.get("mean", 0.0) + (1 - memory) * delta
+        return p + np.where(delta * kept["mean"] < 0, 0.5, 1.0) * delta
+
+    return after

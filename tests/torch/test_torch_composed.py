@@ -13,12 +13,12 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from composed import STEPS, case_of, draw, pairs
+from composed import RULES, STEPS, Damped, case_of, damped, draw, pairs, take_steps
 from tolerances import FLOAT64, FUSED_FLIPPED
 
 import thalweg.torch
 from thalweg import OptionError, ResumeWarning, StateError
-from thalweg.rules import AdamW
+from thalweg.rules import AdamW, around
 
 ENGINES = ("reference", "foreach", "auto")
 #: In the day, each rule with something; at night all of them.
@@ -103,6 +103,19 @@ def test_a_model_of_averages_is_exported() -> None:
     assert torch.equal(layer.weight, before["weight"])
     with pytest.raises(OptionError, match="no parameter has an average"):
         thalweg.torch.AdamW(layer.parameters(), lr=0.1).averaged_state_dict(layer)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["AdamW", "Muon", "Kron"])
+def test_one_of_ones_own(name: str, engine: Any) -> None:
+    (rule, lr), named = RULES[name], model(2)
+    options = {key: value for key, value in vars(rule).items() if value != vars(type(rule)())[key]}
+    made = thalweg.torch.optimizer(around(type(rule), Damped))
+    optimizer = made(named, lr=lr, memory=0.8, engine=engine, **options)
+    train(optimizer, named)
+    assert error(named[0][1], take_steps(rule, lr, damped(0.8))["p"]) < FLOAT64
+    again = copy.deepcopy(optimizer)
+    assert type(again) is made
 
 
 # ---- groups, mixtures, checkpoints
