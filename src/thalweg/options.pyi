@@ -34,7 +34,7 @@ class CommonOptions(TypedDict, total=False):
     stacked_axes: int
     graft: Rule | None
     cautious: bool | Literal["decay", "both"]
-    schedule_free: bool | Schedulable
+    schedule_free: float | bool
     schedule_free_warmup: int | None
     averaged: Literal["mean"] | Schedulable | None
     averaged_warmup: bool

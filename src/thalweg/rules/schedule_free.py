@@ -26,7 +26,7 @@ BETA = 0.9
 class ScheduleFree(Around):
     """Averages of the steps of a rule without momentum. Give it a constant learning rate."""
 
-    schedule_free: Scalar | bool = option(
+    schedule_free: float | bool = option(
         False,
         "Where gradients are taken: at (1 - beta) z + beta x, for z that the rule steps and their average x. A number "
         "is beta; `True` is 0.9. Takes the place of momentum, which has to be off, and of a schedule of `lr`.",

@@ -22,7 +22,6 @@ from thalweg.given import Overrides
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
 from thalweg.settings import Entry, RuleOptions, Setting, Settings, check_own
-from thalweg.torch.averages import put_in_place
 from thalweg.torch.engines.choice import reason_missing_for
 from thalweg.torch.engines.lists import Lists
 from thalweg.torch.engines.native import Native
@@ -58,6 +57,7 @@ from thalweg.torch.params.states import (
     make_state,
 )
 from thalweg.torch.sharding.agreement import Agreement, in_words
+from thalweg.torch.step.averages import put_in_place
 from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.gradients import JointGradient
 from thalweg.torch.step.remembered import GRAD, MOST_REMEMBERED, RememberedStep, presence_of
