@@ -153,7 +153,7 @@ def line_task(name: str, data: Path | None, *, tiny: bool) -> SuiteTask:
         score=lambda model, part, quick: float(loss(model, torch.arange(4))),
         data={},
         max_grad_norm=1.0,
-        decay=0.0,
+        decay=0.1,
         fingerprint="points",
     )
 

@@ -57,7 +57,9 @@ ENGINES = [
 def test_it_is_a_plain_loop(name: str, what: str, engine: str) -> None:
     rule, lr, options, wanted = case_of(name, what)
     optimizer, params, state = train(type(rule), lr, options, engine)
-    assert optimizer.engine == (engine if engine != "auto" else "reference" if name == "Muon" else "fused")
+    # native code has room for four entries of state, of which these have five
+    is_fused = name != "Muon" and (what != "grafted" or name not in ("AdEMAMix", "MARS"))
+    assert optimizer.engine == (engine if engine != "auto" else "fused" if is_fused else "reference")
     assert error(params["w"], wanted["p"]) < FLOAT64
     for key in {"average", "z"} & wanted.keys():
         assert error(state[key], wanted[key]) < FLOAT64
