@@ -19,8 +19,8 @@ from thalweg import OptionError
 from thalweg.rules import around
 
 #: In the day, each rule with something; at night all of them.
-DAY = {("AdamW", "averaged"), ("LAMB", "cautious"), ("Adafactor", "schedule-free"), ("SGD", "grafted")}
-DAY |= {("Muon", "both"), ("Kron", "cautious"), ("SOAP", "grafted"), ("AdamW", "schedule-free")}
+DAY = {("AdamW", "averaged"), ("LAMB", "cautious"), ("Adafactor", "schedule-free")}
+DAY |= {("Muon", "both")}
 CASES = [pytest.param(*pair, marks=() if pair in DAY else pytest.mark.nightly) for pair in pairs()]
 
 

@@ -45,7 +45,7 @@ def train(rule: type[Any], lr: float, options: Any, engine: Any = "auto") -> tup
 
 
 #: Native code is made of some, and of all of them at night: a compiler takes a second for each.
-NATIVE = [("AdamW", "cautious"), ("AdamW", "schedule-free"), ("LAMB", "averaged"), ("Adafactor", "grafted")]
+NATIVE = [("AdamW", "cautious"), ("LAMB", "averaged")]
 ENGINES = [
     *[(name, what, "reference") for name, what in pairs()],
     *[(name, what, "fused") for name, what in NATIVE],

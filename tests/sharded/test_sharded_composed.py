@@ -76,11 +76,11 @@ def test_averages_are_evaluated(rule: str, what: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "what", "each"),
     [
-        ("LAMB", "averaged", {"allreduce": 1}),
+        pytest.param("LAMB", "averaged", {"allreduce": 1}, marks=pytest.mark.nightly),
         ("LAMB", "cautious", {"allreduce": 1}),
-        ("AdamW", "averaged", {"allreduce": 1}),
-        ("AdamW", "cautious", {"allreduce": 1}),
-        ("Muon", "averaged", {"alltoall_base": 2}),
+        pytest.param("AdamW", "averaged", {"allreduce": 1}, marks=pytest.mark.nightly),
+        pytest.param("AdamW", "cautious", {"allreduce": 1}, marks=pytest.mark.nightly),
+        pytest.param("Muon", "averaged", {"alltoall_base": 2}, marks=pytest.mark.nightly),
         ("Muon", "cautious", {"alltoall_base": 2, "allreduce": 1}),
     ],
 )

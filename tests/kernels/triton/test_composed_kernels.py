@@ -36,7 +36,7 @@ def make(rule: str, named: Any, engine: Any, **options: Any) -> Any:
     return getattr(thalweg.torch, rule)(named, lr=0.01, engine=engine, **options)
 
 
-@pytest.mark.parametrize("rule", ["Muon", "Kron", "SOAP"])
+@pytest.mark.parametrize("rule", ["Muon", "Kron", pytest.param("SOAP", marks=pytest.mark.nightly)])
 def test_kernels_written_for_a_rule_leave_nothing_out(rule: str) -> None:
     """They do not know what is around it: such a rule is stepped by operations of torch, and said to be."""
     options: dict[str, Any] = dict(cautious=True, averaged=0.5, weight_decay=0.1)
