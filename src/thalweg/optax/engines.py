@@ -14,8 +14,12 @@ from thalweg.errors import OptionError
 from thalweg.optax import on_cpu, on_gpu
 from thalweg.optax.batches import Job, Leaf, Step, step_all
 from thalweg.optax.either import either
+from thalweg.optax.parts import by_parts
 from thalweg.optax.results import Results
 from thalweg.optax.shards import typed_layout
+from thalweg.programs.extents import spread_shapes
+from thalweg.programs.schedule import reductions_before
+from thalweg.programs.trace import example_of, stand_in, trace
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_choice
 from thalweg.storage import arithmetic, describe_state
@@ -93,8 +97,10 @@ def reason_against(leaf: Leaf, engine: Engine) -> str:
     setting, shape, dtype = leaf.setting, leaf.p.shape, leaf.p.dtype.name
     if setting.rule.needs_whole or leaf.axes is not None:
         return f"{type(setting.rule).__name__} is made of matrix products, which XLA does best"
-    if any(leaf.mesh_axes) or typed_layout(leaf.p) is not None:
-        return "it may be sharded, and native code steps whole arrays"
+    if typed_layout(leaf.p) is not None:
+        return "its sharding is explicit, which native code does not know"
+    if any(leaf.mesh_axes) and (reason := reason_against_parts(leaf)):
+        return f"it may be sharded, and {reason}"
     if not leaf.p.size:
         return f"shape {shape} is empty"
     native_code, _ = NATIVE[jax.default_backend()]
@@ -105,6 +111,21 @@ def reason_against(leaf: Leaf, engine: Engine) -> str:
         return "it has no state, and XLA's code is as fast"
     if isinstance(leaf, Job) and any(entry.dtype.name != kept[key][1] for key, entry in leaf.state.items()):
         return "its state is kept in another dtype than its options say"
+    return ""
+
+
+def reason_against_parts(leaf: Leaf) -> str:
+    """Why parts of a parameter are not stepped by themselves, "" if they are."""
+    setting, shape = leaf.setting, leaf.p.shape
+    rule, kept = stand_in(setting.rule_at(1)), describe_state(setting.stored_rule, setting.handling, shape, "float32")
+    if setting.handling.is_random:
+        return "random numbers are those of places in whole arrays"
+    if any(own != shape for own, _ in kept.values()):
+        return "native code steps whole arrays where state has another shape than its parameter"
+    example = example_of(rule, shape)
+    program = trace(rule, example, spread_shapes(rule.entries(example), example))
+    if reductions_before([program.delta, *program.state.values()]):
+        return f"native code sums over whole arrays, as {type(rule).__name__} does"
     return ""
 
 
@@ -149,10 +170,40 @@ def run_either(jobs: Sequence[Job], step: Step, observed: bool, *, is_required: 
         return found if observed else found._replace(stats=[{} for _ in jobs])
 
     def native(shapes: Results, *args: Any) -> Results:
-        results: Results = native_code.run_native(*given(*args), shapes.stats)
-        return results
+        own, now = given(*args)
+        made = native_code.Native(own, now, shapes.stats)
+        return run_by_parts(made, own) if is_local else made.run(own, made.numbers())
 
     native_code, platform = NATIVE[jax.default_backend()]
+    is_local = not step.guarded and not observed and not any(map(reason_against_parts, jobs))
     args = [job.p for job in jobs], [job.g for job in jobs], [job.state for job in jobs], step.t
-    found: Results = either(native, xla, *args, platform=platform, is_required=is_required)
+    found: Results = either(native, xla, *args, platform=platform, is_required=is_required, is_local=is_local)
     return found
+
+
+def run_by_parts(made: Any, jobs: Sequence[Job]) -> Results:
+    """A step of which each device takes its parts, without asking another."""
+
+    def call(*arrays: Any) -> list[Any]:
+        each, own = iter(arrays), []
+        for job in jobs:
+            p, g = next(each), next(each)
+            own.append(replace(job, p=p, g=g, state={key: next(each) for key in job.state}))
+        found = made.of(own).run(own, list(each))
+        return [x for p, state in zip(found.values, found.states, strict=True) for x in (p, *state.values())]
+
+    arrays: list[Any] = []
+    owners: list[int] = []
+    given: list[int] = []
+    for job in jobs:
+        first = len(arrays)
+        arrays += [job.p, job.g, *job.state.values()]
+        owners += [first] * (1 + len(job.state))
+        given += [first] * (2 + len(job.state))
+    numbers = made.numbers()
+    news = iter(by_parts(call, owners, [*given, *[-1] * len(numbers)], *arrays, *numbers))
+    values, states = [], []
+    for job in jobs:
+        values.append(next(news))
+        states.append({key: next(news) for key in job.state})
+    return Results(values, states, None, [{} for _ in jobs])

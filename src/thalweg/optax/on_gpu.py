@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 from thalweg.kernels.triton import served
 from thalweg.optax.batches import Job, Leaf, Step
@@ -17,6 +20,7 @@ from thalweg.optax.results import Results
 from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.programs.host import numbers_in, options_of
 from thalweg.programs.trace import stand_in
+from thalweg.rules import Rule
 from thalweg.rules.entries import Count
 from thalweg.spaces import jax as space
 from thalweg.storage import describe_state, kind
@@ -52,60 +56,97 @@ def reason_against(leaf: Leaf) -> str:
     return ""
 
 
-def run_native(jobs: Sequence[Job], step: Step, figures: Sequence[Mapping[str, Any]]) -> Results:
-    """figures: shapes of those that are wanted."""
-    groups: dict[Any, list[int]] = defaultdict(list)
-    for index, job in enumerate(jobs):
-        rule, stored = stand_in(job.setting.rule_at(1)), tuple((key, x.dtype) for key, x in job.state.items())
-        alike = id(job.setting), kind(rule, job.setting.handling, job.p.shape), job.p.dtype, job.g.dtype, stored
-        groups[alike].append(index)
-    kinds = [Kind([jobs[i] for i in members], step, [figures[i] for i in members]) for members in groups.values()]
-    fine = None
-    if step.guarded:
-        fine = jnp.all(jnp.concatenate([each.measure() for each in kinds]))
-    found: dict[int, Any] = {}
-    for each, members in zip(kinds, groups.values(), strict=True):
-        found.update(zip(members, each.write(fine), strict=True))
-    values, states, stats = zip(*(found[i] for i in range(len(jobs))), strict=True)
-    return Results(list(values), list(states), fine, list(stats))
+class Native:
+    """Jobs in lists of one kind, each with what it launches."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        step: Step,
+        figures: Sequence[Mapping[str, Any]],
+        rules: Mapping[int, Rule] | None = None,
+    ) -> None:
+        """figures: shapes of those that are wanted. rules: at this step, by the id of their setting, if known."""
+        self.step, self.figures, self.shapes = step, figures, [job.p.shape for job in jobs]
+        self.rules = rules or {id(job.setting): stand_in(job.setting.rule_at(step.t)) for job in jobs}
+        groups: dict[Any, list[int]] = defaultdict(list)
+        for index, job in enumerate(jobs):
+            rule, stored = self.rules[id(job.setting)], tuple((key, x.dtype) for key, x in job.state.items())
+            alike = id(job.setting), kind(rule, job.setting.handling, job.p.shape), job.p.dtype, job.g.dtype, stored
+            groups[alike].append(index)
+        self.groups = list(groups.values())
+        self.kinds = [Kind([jobs[i] for i in own], step, self.rules, observed=any(figures)) for own in self.groups]
+
+    def of(self, jobs: Sequence[Job]) -> Native:
+        """The same for parts of the parameters."""
+        same = self.shapes == [job.p.shape for job in jobs]
+        return self if same else Native(jobs, self.step, self.figures, self.rules)
+
+    def numbers(self) -> list[Any]:
+        """What a step is given beside its arrays: the count, the rate, the scale of gradients; the numbers of lists."""
+        singles = [x for x in (self.step.t - 1, self.step.lr, self.step.grad_scale) if x is not None]
+        return [
+            *(jnp.asarray(in_precision(number, "float32"), "float32").reshape(1) for number in singles),
+            *(each.numbers(self.step) for each in self.kinds),
+        ]
+
+    def run(self, jobs: Sequence[Job], numbers: Sequence[Any]) -> Results:
+        first = len(numbers) - len(self.kinds)
+        runs = [
+            Run(each, [jobs[i] for i in members], [own, *numbers[:first]])
+            for each, members, own in zip(self.kinds, self.groups, numbers[first:], strict=True)
+        ]
+        fine = None
+        if self.step.guarded:
+            fine = jnp.all(jnp.concatenate([each.measure() for each in runs]))
+        found: dict[int, Any] = {}
+        for each, members in zip(runs, self.groups, strict=True):
+            found.update(zip(members, each.write(fine, [self.figures[i] for i in members]), strict=True))
+        values, states, stats = zip(*(found[i] for i in range(len(jobs))), strict=True)
+        return Results(list(values), list(states), fine, list(stats))
 
 
 class Kind:
-    """Parameters of one kind, in the middle of a step."""
+    """What a list of parameters of one kind launches."""
 
-    def __init__(self, jobs: Sequence[Job], step: Step, figures: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, jobs: Sequence[Job], step: Step, rules: Mapping[int, Rule], *, observed: bool) -> None:
         from thalweg.kernels.triton.xla import Parameters, compile_for, record
 
-        first, setting = jobs[0], jobs[0].setting
+        first, self.setting = jobs[0], jobs[0].setting
         own = Parameters(
-            rule=stand_in(setting.rule_at(step.t)),
-            handling=setting.handling,
+            rule=rules[id(self.setting)],
+            handling=self.setting.handling,
             names=[job.names[0] for job in jobs],
             shapes=[job.p.shape for job in jobs],
             dtypes=(first.p.dtype.name, first.g.dtype.name),
             states=[{key: (x.shape, x.dtype.name) for key, x in job.state.items()} for job in jobs],
-            lr_scale=float(setting.lr_scale),
+            lr_scale=float(self.setting.lr_scale),
             rated=step.lr is not None,
             scaled=step.grad_scale is not None,
         )
-        self.jobs, self.figures = jobs, figures
-        self.recorded = record(own, functools.partial(compile_for, capability()), observed=any(figures))
-        rule = rule_in_precision(setting.rule_at(step.t), "float32")
-        sign = -1.0 if setting.handling.maximize else 1.0
+        self.recorded = record(own, functools.partial(compile_for, capability()), observed=observed)
+
+    def numbers(self, step: Step) -> Any:
+        rule = rule_in_precision(self.setting.rule_at(step.t), "float32")
+        sign = -1.0 if self.setting.handling.maximize else 1.0
         numbers = sign, *numbers_in(space, self.recorded.numbers, options_of(rule))
-        singles = [x for x in (step.t - 1, step.lr, step.grad_scale) if x is not None]
-        self.read = [
-            *(job.g for job in jobs),
-            jnp.stack([jnp.asarray(number, "float32") for number in numbers]),
-            *(jnp.asarray(in_precision(number, "float32"), "float32").reshape(1) for number in singles),
-        ]
+        return jnp.stack([jnp.asarray(number, "float32") for number in numbers])
+
+
+class Run:
+    """One list, in the middle of a step."""
+
+    def __init__(self, kind: Kind, jobs: Sequence[Job], numbers: Sequence[Any]) -> None:
+        self.recorded, self.jobs = kind.recorded, jobs
+        self.read = [*(job.g for job in jobs), *numbers]
         #: What calls write: parameters and their state, and scratch once it is there.
         self.written: Sequence[Any] = [x for job in jobs for x in (job.p, *job.state.values())]
 
     def call(self, number: int, *allowed: Any) -> None:
         from thalweg.kernels.triton.xla import TARGET, register
 
-        read = [*self.read, *allowed, *map(jnp.asarray, self.recorded.tables)]
+        tables = (table_p.bind(values=own.tobytes(), typecode=own.typecode) for own in self.recorded.tables)
+        read = [*self.read, *allowed, *tables]
         self.written = jax.ffi.ffi_call(
             TARGET,
             [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in self.recorded.results],
@@ -117,7 +158,7 @@ class Kind:
         self.call(0, jnp.ones(1, "int32"))
         return self.written[self.recorded.finite]
 
-    def write(self, fine: Any) -> list[Any]:
+    def write(self, fine: Any, figures: Sequence[Mapping[str, Any]]) -> list[Any]:
         """New values, states and figures. fine: whether anything is written; None: it is."""
         if fine is None:
             self.call(0)
@@ -125,7 +166,7 @@ class Kind:
             self.call(1, fine.astype("int32").reshape(1))
         news, told, row = iter(self.written), self.written[self.recorded.figures], 0
         found = []
-        for job, slices, wanted in zip(self.jobs, self.recorded.slices, self.figures, strict=True):
+        for job, slices, wanted in zip(self.jobs, self.recorded.slices, figures, strict=True):
             p, state, stats = next(news), {key: next(news) for key in job.state}, {}
             for name, like in wanted.items():
                 place = self.recorded.stats[name]
@@ -134,6 +175,16 @@ class Kind:
             row += slices
             found.append((p, state, stats))
         return found
+
+
+def constant_of(values: bytes, typecode: str) -> Any:
+    return jnp.asarray(array(typecode, values))
+
+
+#: A table as a constant of the program. Arrays that functions close over are refused where these are divided.
+table_p = Primitive("thalweg_table")
+table_p.def_abstract_eval(lambda **own: jax.typeof(constant_of(**own)))
+mlir.register_lowering(table_p, lambda _, **own: [mlir.ir_constant(jax.device_get(constant_of(**own)))])
 
 
 @functools.cache
