@@ -7,6 +7,7 @@ import importlib.util
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -145,8 +146,7 @@ class Run:
     def call(self, number: int, *allowed: Any) -> None:
         from thalweg.kernels.triton.xla import TARGET, register
 
-        tables = (table_p.bind(values=own.tobytes(), typecode=own.typecode) for own in self.recorded.tables)
-        read = [*self.read, *allowed, *tables]
+        read = [*self.read, *allowed, *map(constant_of, self.recorded.tables)]
         self.written = jax.ffi.ffi_call(
             TARGET,
             [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in self.recorded.results],
@@ -177,14 +177,23 @@ class Run:
         return found
 
 
-def constant_of(values: bytes, typecode: str) -> Any:
-    return jnp.asarray(array(typecode, values))
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Numbers of the host."""
+
+    values: Any
 
 
 #: A table as a constant of the program. Arrays that functions close over are refused where these are divided.
 table_p = Primitive("thalweg_table")
-table_p.def_abstract_eval(lambda **own: jax.typeof(constant_of(**own)))
-mlir.register_lowering(table_p, lambda _, **own: [mlir.ir_constant(jax.device_get(constant_of(**own)))])
+table_p.def_abstract_eval(lambda *, table: jax.typeof(table.values))
+mlir.register_lowering(table_p, lambda _, *, table: [mlir.ir_constant(table.values)])
+
+
+def constant_of(table: array[Any]) -> Any:
+    with jax.ensure_compile_time_eval():
+        values = jax.device_get(jnp.asarray(table))
+    return table_p.bind(table=Table(values))
 
 
 @functools.cache
