@@ -128,6 +128,9 @@ def by_stack(entry: Any, p: Any, stacked: int) -> Any:
     """Something that every tensor of a stack has one of, laid over devices as the stack is."""
     if not stacked or not whole.over_devices(p) or entry.ndim < stacked:
         return entry
+    typed = typed_layout(p)
+    if typed is not None:
+        return jax.sharding.reshard(entry, PartitionSpec(*typed.spec[:stacked]))
     stack = jnp.sum(p, axis=tuple(range(stacked, p.ndim)))
     return whole.shard_like(entry, jnp.reshape(stack, stack.shape + (1,) * (entry.ndim - stacked)))
 
@@ -236,13 +239,14 @@ def propose_by(rule: Rule, job: Job, step: Step, tensor: int) -> Update:
             return own_part(x, inner[: x.ndim])
         return jax.sharding.reshard(x, typed if x.shape == job.p.shape else PartitionSpec(*typed.spec[:stacked]))
 
+    def keep(x: Any) -> Any:
+        lead = min(stacked, x.ndim)
+        return whole.replicate(x, lead) if typed is None else jax.sharding.reshard(x, PartitionSpec(*typed.spec[:lead]))
+
     spread = job.spread()
     state = {key: gather(entry) if key in spread else entry for key, entry in job.state.items()}
     update = ask_rule(rule, replace(job, p=gather(job.p), g=gather(job.g), state=state), step, tensor, whole)
-    own = {
-        key: scatter(entry) if key in spread else whole.replicate(entry, min(stacked, entry.ndim))
-        for key, entry in update.state.items()
-    }
+    own = {key: scatter(entry) if key in spread else keep(entry) for key, entry in update.state.items()}
     return update._replace(delta=scatter(update.delta), state=own)
 
 
