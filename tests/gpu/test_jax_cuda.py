@@ -87,3 +87,22 @@ def test_a_step_that_is_not_finite_is_left_out_as_a_whole(name: str) -> None:
     new, state = step(new, skipped, good)
     assert int(state.count) == 2
     assert not (new[0] == params[0]).all()
+
+
+def test_parts_are_stepped_with_sums_between_calls() -> None:
+    """On a mesh of one device, whose sums are its own."""
+    from jax.sharding import PartitionSpec as P
+
+    from thalweg.optax import lamb, make_step, state_specs
+
+    params = [jnp.sin(jnp.arange(1.0, 13001)).reshape(130, 100).astype("float32"), jnp.ones(7, "float32")]
+    gradients, specs = [jnp.cos(40 * p) for p in params], [P("x"), P()]
+    solver, mesh = lamb(1e-2, engine="native"), jax.make_mesh((1,), ("x",))
+    state = solver.init(params)
+    own = state_specs(state, params, specs)
+    step = make_step(lamb(1e-2, engine="native", specs=specs))
+    parts = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(specs, own, specs), out_specs=(specs, own)))
+    assert parts.lower(params, state, gradients).as_text().count("@thalweg_launch") == 3
+    found, expected = (f(params, state, gradients) for f in (parts, jax.jit(make_step(solver))))
+    for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        assert jnp.abs(a - b).max() <= tolerances.FUSED["float32"] * jnp.abs(b).max()

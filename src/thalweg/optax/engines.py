@@ -16,10 +16,9 @@ from thalweg.optax.batches import Job, Leaf, Step, step_all
 from thalweg.optax.either import either
 from thalweg.optax.parts import by_parts
 from thalweg.optax.results import Results
-from thalweg.optax.shards import typed_layout
-from thalweg.programs.extents import spread_shapes
-from thalweg.programs.schedule import reductions_before
-from thalweg.programs.trace import example_of, stand_in, trace
+from thalweg.optax.shards import mesh_axes_of, typed_layout
+from thalweg.programs.schedule import needs_sums
+from thalweg.programs.trace import stand_in
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_choice
 from thalweg.storage import arithmetic, describe_state
@@ -116,17 +115,14 @@ def reason_against(leaf: Leaf, engine: Engine) -> str:
 
 def reason_against_parts(leaf: Leaf) -> str:
     """Why parts of a parameter are not stepped by themselves, "" if they are."""
-    setting, shape = leaf.setting, leaf.p.shape
+    setting, shape = leaf.setting, leaf.space.shape(leaf.p)
     rule, kept = stand_in(setting.rule_at(1)), describe_state(setting.stored_rule, setting.handling, shape, "float32")
     if setting.handling.is_random:
         return "random numbers are those of places in whole arrays"
     if any(own != shape for own, _ in kept.values()):
         return "native code steps whole arrays where state has another shape than its parameter"
-    example = example_of(rule, shape)
-    program = trace(rule, example, spread_shapes(rule.entries(example), example))
-    if reductions_before([program.delta, *program.state.values()]):
-        return f"native code sums over whole arrays, as {type(rule).__name__} does"
-    return ""
+    native_code, _ = NATIVE[jax.default_backend()]
+    return str(native_code.reason_against_sums(leaf)) if needs_sums(rule, shape) else ""
 
 
 def explain_engines(engine: Engine, leaves: Sequence[Leaf], *, guarded: bool, reached: bool) -> list[str]:
@@ -175,20 +171,25 @@ def run_either(jobs: Sequence[Job], step: Step, observed: bool, *, is_required: 
         return run_by_parts(made, own) if is_local else made.run(own, made.numbers())
 
     native_code, platform = NATIVE[jax.default_backend()]
-    is_local = not step.guarded and not observed and not any(map(reason_against_parts, jobs))
+    whole = not any(any(job.mesh_axes) for job in jobs)
+    is_local = whole and not step.guarded and not observed and not any(map(reason_against_parts, jobs))
     args = [job.p for job in jobs], [job.g for job in jobs], [job.state for job in jobs], step.t
     found: Results = either(native, xla, *args, platform=platform, is_required=is_required, is_local=is_local)
     return found
 
 
 def run_by_parts(made: Any, jobs: Sequence[Job]) -> Results:
-    """A step of which each device takes its parts, without asking another."""
+    """A step of which each device takes its parts."""
 
-    def call(*arrays: Any) -> list[Any]:
-        each, own = iter(arrays), []
+    def call(*arrays: Any, specs: Sequence[Any] = ()) -> list[Any]:
+        each, own, layouts = iter(arrays), [], iter(specs)
         for job in jobs:
-            p, g = next(each), next(each)
-            own.append(replace(job, p=p, g=g, state={key: next(each) for key in job.state}))
+            p, g, state = next(each), next(each), {key: next(each) for key in job.state}
+            axes = job.mesh_axes
+            if specs:
+                axes = mesh_axes_of(next(layouts), p.ndim, job.names[0])
+                layouts = itertools.islice(layouts, 1 + len(state), None)
+            own.append(replace(job, p=p, g=g, state=state, mesh_axes=axes))
         found = made.of(own).run(own, list(each))
         return [x for p, state in zip(found.values, found.states, strict=True) for x in (p, *state.values())]
 

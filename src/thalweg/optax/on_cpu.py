@@ -44,6 +44,11 @@ def reason_against(leaf: Leaf) -> str:
     return reason_unserved(stand_in(setting.rule_at(1)), setting.handling, leaf.p.shape, leaf.p.dtype.name) or ""
 
 
+def reason_against_sums(leaf: Leaf) -> str:
+    """Why this code cannot sum over parts of a parameter that are on other devices."""
+    return f"native code sums over whole arrays, as {type(leaf.setting.rule).__name__} does"
+
+
 class Native:
     """Jobs as native code is shown them: buffers that it writes, and a table of where each lies among them."""
 

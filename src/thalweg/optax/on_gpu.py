@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from thalweg.optax.batches import Job, Leaf, Step
 from thalweg.optax.results import Results
 from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.programs.host import numbers_in, options_of
+from thalweg.programs.schedule import needs_sums
 from thalweg.programs.trace import stand_in
 from thalweg.rules import Rule
 from thalweg.rules.entries import Count
@@ -57,6 +59,11 @@ def reason_against(leaf: Leaf) -> str:
     return ""
 
 
+def reason_against_sums(leaf: Leaf) -> str:
+    """Why this code cannot sum over parts of a parameter that are on other devices, "" if it can."""
+    return "GPU kernels step shards only with stacked_axes=0" if leaf.setting.rule.stacked_axes else ""
+
+
 class Native:
     """Jobs in lists of one kind, each with what it launches."""
 
@@ -68,19 +75,19 @@ class Native:
         rules: Mapping[int, Rule] | None = None,
     ) -> None:
         """figures: shapes of those that are wanted. rules: at this step, by the id of their setting, if known."""
-        self.step, self.figures, self.shapes = step, figures, [job.p.shape for job in jobs]
+        self.step, self.figures, self.seen = step, figures, [(job.p.shape, job.mesh_axes) for job in jobs]
         self.rules = rules or {id(job.setting): stand_in(job.setting.rule_at(step.t)) for job in jobs}
         groups: dict[Any, list[int]] = defaultdict(list)
         for index, job in enumerate(jobs):
             rule, stored = self.rules[id(job.setting)], tuple((key, x.dtype) for key, x in job.state.items())
-            alike = id(job.setting), kind(rule, job.setting.handling, job.p.shape), job.p.dtype, job.g.dtype, stored
-            groups[alike].append(index)
+            own = kind(rule, job.setting.handling, job.space.shape(job.p))
+            groups[id(job.setting), own, job.p.dtype, job.g.dtype, stored, axes_over(job)].append(index)
         self.groups = list(groups.values())
         self.kinds = [Kind([jobs[i] for i in own], step, self.rules, observed=any(figures)) for own in self.groups]
 
     def of(self, jobs: Sequence[Job]) -> Native:
         """The same for parts of the parameters."""
-        same = self.shapes == [job.p.shape for job in jobs]
+        same = self.seen == [(job.p.shape, job.mesh_axes) for job in jobs]
         return self if same else Native(jobs, self.step, self.figures, self.rules)
 
     def numbers(self) -> list[Any]:
@@ -125,6 +132,9 @@ class Kind:
             rated=step.lr is not None,
             scaled=step.grad_scale is not None,
         )
+        wholes = [job.space.shape(job.p) for job in jobs]
+        if any(first.mesh_axes) and needs_sums(own.rule, wholes[0]):
+            own = own._replace(wholes=wholes)
         self.recorded = record(own, functools.partial(compile_for, capability()), observed=observed)
 
     def numbers(self, step: Step) -> Any:
@@ -153,6 +163,15 @@ class Run:
             input_output_aliases={len(read) + i: i for i in range(len(self.written))},
         )(*read, *self.written, key=register(handler(), self.recorded, number))
 
+    def complete(self, sums: Sequence[Sequence[Any]]) -> None:
+        """Add up over devices what a call has summed of their parts."""
+        results, over = list(self.written), self.jobs[0].space
+        for result, first, end, axes in itertools.chain.from_iterable(sums):
+            if names := over.across(axes):
+                total = jax.lax.psum(results[result][..., first:end], names)
+                results[result] = jax.lax.dynamic_update_slice_in_dim(results[result], total, first, -1)
+        self.written = results
+
     def measure(self) -> Any:
         """All that comes before writing: whether each parameter's step is finite."""
         self.call(0, jnp.ones(1, "int32"))
@@ -161,7 +180,9 @@ class Run:
     def write(self, fine: Any, figures: Sequence[Mapping[str, Any]]) -> list[Any]:
         """New values, states and figures. fine: whether anything is written; None: it is."""
         if fine is None:
-            self.call(0)
+            for number in range(len(self.recorded.calls)):
+                self.call(number)
+                self.complete(self.recorded.sums[number : number + 1])
         else:
             self.call(1, fine.astype("int32").reshape(1))
         news, told, row = iter(self.written), self.written[self.recorded.figures], 0
@@ -175,6 +196,11 @@ class Run:
             row += slices
             found.append((p, state, stats))
         return found
+
+
+def axes_over(job: Job) -> Any:
+    """How a parameter is divided, which all of a list have in common; None: it is whole."""
+    return job.mesh_axes if any(job.mesh_axes) else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
+from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -35,14 +37,16 @@ FACTORED = dict(min_dim_size_to_factor=8)
 class Recorded:
     """The calls of a step of some parameters, run over tensors of the host as the handler runs them on a device."""
 
-    def __init__(self, name: str, params: list[Any], options: dict[str, Any], *, observed: bool = False) -> None:
+    def __init__(
+        self, name: str, params: list[Any], options: dict[str, Any], *, observed: bool = False, wholes: Any = None
+    ) -> None:
         setting = Settings(rules.RULES[name], options, None, []).base
         self.rule, self.handling = setting.stored_rule, setting.handling
         dtype = str(params[0].dtype).removeprefix("torch.")
         first = [first_state(space, self.rule, self.handling, p) for p in params]
         states = [{k: (tuple(x.shape), str(x.dtype).removeprefix("torch.")) for k, x in own.items()} for own in first]
         shapes, names = [tuple(p.shape) for p in params], [str(i) for i in range(len(params))]
-        facts = names, shapes, (dtype, "float32"), states, 0.5, True, True
+        facts = names, shapes, (dtype, "float32"), states, 0.5, True, True, wholes
         described = xla.Parameters(stand_in(self.rule), self.handling, *facts)
         self.found = xla.record(described, remember, observed=observed)
         self.results = [torch.zeros(shape, dtype=getattr(torch, dtype)) for shape, dtype in self.found.results]
@@ -53,26 +57,33 @@ class Recorded:
             self.states.append({key: next(own).copy_(entry) for key, entry in state.items()})
         self.count = 0
 
-    def step(self, grads: list[Any], lr: float) -> bool:
-        """Whether the step was taken. Its scale of gradients, and that of the rate, are undone by what it is given."""
+    def calls(self, grads: list[Any], lr: float) -> Iterator[int]:
+        """One after the other. The scales of gradients, and of the rate, are undone by what they are given."""
         sign = -1.0 if self.handling.maximize else 1.0
         numbers = [sign, *function_of(self.found.numbers)(options_of(self.rule))]
         singles = [torch.tensor([x], dtype=torch.float32) for x in (self.count, 2 * lr, 0.25)]
         fine = torch.ones(1, dtype=torch.int32)
         read = [*(4 * g for g in grads), torch.tensor(numbers), *singles]
-        read += [fine] if len(self.found.calls) > 1 else []
+        read += [fine] if self.handling.on_nonfinite == "skip" else []
         memory = [*read, *(torch.frombuffer(table, dtype=TYPES[table.typecode]) for table in self.found.tables)]
         assert len(memory) == self.found.inputs
         memory += self.results
         table = [resolve(value, memory) for value in self.found.addresses]
         self.results[-1].view(torch.int64).copy_(torch.tensor(table, dtype=torch.int64))
-        for call in self.found.calls:
+        for number, call in enumerate(self.found.calls):
             for launch in call:
                 run(launch, memory)
-            if call is not self.found.calls[-1]:
+            yield number
+            if self.handling.on_nonfinite == "skip" and call is not self.found.calls[-1]:
                 fine[0] = int(self.results[self.found.finite].all())
         self.count += int(fine)
-        return bool(fine)
+        self.was_taken = bool(fine)
+
+    def step(self, grads: list[Any], lr: float) -> bool:
+        """Whether the step was taken."""
+        for _ in self.calls(grads, lr):
+            pass
+        return self.was_taken
 
 
 TYPES = {"i": torch.int32, "f": torch.float32}
@@ -160,3 +171,24 @@ def test_nothing_is_written_unless_all_is_finite(name: str) -> None:
         assert torch.equal(x, old)
     assert made.step(good, 0.1)
     assert not torch.equal(made.results[0], before[0])
+
+
+def test_sums_of_parts_are_completed_between_calls() -> None:
+    params, grads = problem([(30, 40), (8, 6)], torch.float32, 2)
+    whole = Recorded("LAMB", params, dict(exempt=None))
+    wholes = [tuple(p.shape) for p in params]
+    parts = [[p.chunk(2)[i] for p in params] for i in range(2)]
+    devices = [Recorded("LAMB", own, dict(exempt=None), wholes=wholes) for own in parts]
+    for g in grads:
+        whole.step(g, 0.1)
+        own = [[x.chunk(2)[i].contiguous() for x in g] for i in range(2)]
+        for number, _ in zip(*(each.calls(mine, 0.1) for each, mine in zip(devices, own, strict=True)), strict=True):
+            sums = devices[0].found.sums[number : number + 1]
+            for result, first, end, axes in itertools.chain.from_iterable(sums):
+                assert axes is None
+                total = sum(each.results[result][..., first:end] for each in devices)
+                for each in devices:
+                    each.results[result][..., first:end] = total
+    assert [len(own) for own in devices[0].found.sums] == [1]
+    for index, p in enumerate(whole.params):
+        assert_close(torch.cat([each.params[index] for each in devices]), p)

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 import triton
 from triton.backends.compiler import GPUTarget
 
-from thalweg.arrays import Shape
+from thalweg.arrays import Axes, Shape
 from thalweg.codecs import scale_key
 from thalweg.errors import RuleError
 from thalweg.kernels.cpu.compiler import HEADERS, Uncompiled, compile_source
 from thalweg.kernels.cpu.xla import PLACE_BITS, place_of
 from thalweg.kernels.triton.derived_tiles import passes_for
 from thalweg.kernels.triton.numbers import INTERPRETED
-from thalweg.kernels.triton.passes import Passes, Step
+from thalweg.kernels.triton.passes import Passes, Step, Sum
 from thalweg.kernels.triton.rows import Operand
 from thalweg.programs.graph import Value
 from thalweg.programs.trace import PARAMETER
@@ -161,6 +161,8 @@ class Recording:
     #: The table of addresses, which is a buffer too.
     addresses: list[int] = field(default_factory=list)
     calls: list[list[Launched]] = field(default_factory=lambda: [[]])
+    #: After each call but the last.
+    sums: list[Sequence[Sum]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.table_of_addresses = self.take((), "uint8")
@@ -212,9 +214,10 @@ class Recording:
         passed = [argument_of(value) for value in arguments if value is not None]
         self.calls[-1].append(Launched(made, WARP * warps, (*grid, 1, 1)[:3], passed))
 
-    def cut(self) -> None:
-        """Let another call begin."""
+    def cut(self, sums: Sequence[Sum] = ()) -> None:
+        """Let another call begin. sums: to be completed over devices before it does."""
         self.calls.append([])
+        self.sums.append(sums)
 
 
 def kind_of_argument(value: Any) -> tuple[str, bool]:
@@ -245,6 +248,17 @@ class Parameters(NamedTuple):
     #: Whether there is a learning rate, and a scale of all gradients.
     rated: bool
     scaled: bool
+    #: The shapes of the whole parameters, if these are parts of them.
+    wholes: Sequence[Shape] | None = None
+
+
+class Part(NamedTuple):
+    """Some columns of a result, and over which axes of parameters they are sums."""
+
+    result: int
+    first: int
+    end: int
+    axes: Axes
 
 
 class Recorded(NamedTuple):
@@ -256,6 +270,8 @@ class Recorded(NamedTuple):
     """
 
     calls: list[list[Launched]]
+    #: After each call but the last: sums to be completed over devices.
+    sums: list[list[Part]]
     #: The table of addresses, with places of buffers.
     addresses: list[int]
     #: What the numbers are, behind the sign of the gradient.
@@ -275,30 +291,33 @@ def record(own: Parameters, compiled: Callable[..., Any], *, observed: bool) -> 
     """observed: figures that only people look at are computed too."""
     made, guarded = Recording(compiled), own.handling.on_nonfinite != "propagate"
     p_dtype, g_dtype = own.dtypes
-    given = [made.take(shape, g_dtype) for shape in own.shapes]
-    grads = list(given)
+    grads = [made.take(shape, g_dtype) for shape in own.shapes]
     numbers, *singles = (made.take((1,), "float32") for _ in range(4))
     allowed = made.take((1,), "int32")
     count, lr, scale = singles
-    keys = tuple(own.rule.entries(own.shapes[0]))
+    keys = tuple(own.rule.entries((own.wholes or own.shapes)[0]))
     written, operands = [], []
-    for name, shape, state in zip(own.names, own.shapes, own.states, strict=True):
+    wholes: Sequence[Shape | None] = own.wholes or [None] * len(own.shapes)
+    for name, shape, state, whole in zip(own.names, own.shapes, own.states, wholes, strict=True):
         p = made.take(shape, p_dtype)
         kept = {key: made.take(*entry) for key, entry in state.items()}
         written += [p, *kept.values()]
         scales = tuple(kept.get(scale_key(key)) for key in (PARAMETER, *keys))
-        operands.append(Operand(name, p, tuple(kept.get(key) for key in keys), count, scales, kept.get(RECORD)))
+        entries = tuple(kept.get(key) for key in keys)
+        operands.append(Operand(name, p, entries, count, scales, kept.get(RECORD), shape=whole))
     memory = dict(uploads=made, compiled=made, counted=False)
-    passes = passes_for(operands, grads, own.rule, own.handling, keys, sharded=False, rated=own.rated, **memory)
+    sharded = own.wholes is not None
+    passes = passes_for(operands, grads, own.rule, own.handling, keys, sharded=sharded, rated=own.rated, **memory)
     passes.options = numbers
     step = Step(lr if own.rated else None, own.lr_scale, scale if own.scaled else None)
-    for _ in passes.measure(step):
-        pass
+    for sums in passes.measure(step):
+        if sharded:
+            made.cut(sums)
     if guarded:
         made.cut()
         step = step._replace(allowed=allowed)
     passes.write(step, observed=observed)
-    inputs = [*given, numbers, count, *([lr] if own.rated else []), *([scale] if own.scaled else [])]
+    inputs = [*grads, numbers, count, *([lr] if own.rated else []), *([scale] if own.scaled else [])]
     return number_buffers(made, passes, [*inputs, *([allowed] if guarded else [])], written)
 
 
@@ -323,8 +342,15 @@ def number_buffers(made: Recording, passes: Passes, inputs: list[Memory], writte
         for call in made.calls
     ]
     first = len(inputs) + len(tables)
+
+    def part_of(sum_: Sum) -> Part:
+        buffer, begin = made.buffers[sum_.tensor.buffer], sum_.tensor.offset // sum_.tensor.element_size()
+        end = begin + sum_.tensor.shape[-1]
+        return Part(place[buffer.buffer] - first, begin, end, sum_.axes)
+
     return Recorded(
         calls,
+        [[part_of(each) for each in sums] for sums in made.sums],
         addresses,
         passes.emitted.numbers,
         first,
