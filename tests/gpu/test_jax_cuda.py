@@ -91,13 +91,14 @@ def test_a_step_that_is_not_finite_is_left_out_as_a_whole(name: str) -> None:
 
 def test_parts_are_stepped_with_sums_between_calls() -> None:
     """On a mesh of one device, whose sums are its own."""
+    from jax.sharding import AxisType
     from jax.sharding import PartitionSpec as P
 
     from thalweg.optax import lamb, make_step, state_specs
 
     params = [jnp.sin(jnp.arange(1.0, 13001)).reshape(130, 100).astype("float32"), jnp.ones(7, "float32")]
     gradients, specs = [jnp.cos(40 * p) for p in params], [P("x"), P()]
-    solver, mesh = lamb(1e-2, engine="native"), jax.make_mesh((1,), ("x",))
+    solver, mesh = lamb(1e-2, engine="native"), jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,))
     state = solver.init(params)
     own = state_specs(state, params, specs)
     step = make_step(lamb(1e-2, engine="native", specs=specs))
