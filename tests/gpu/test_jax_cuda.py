@@ -64,8 +64,11 @@ def test_kernels_and_xla_step_alike(name: str, dtype: str) -> None:
         results.append(jax.tree.leaves((new, state)))
     for a, b, c in zip(*results, strict=True):
         assert (a == b).all()
-        if c.dtype.itemsize > 2:
+        if c.dtype.itemsize > 2 and name != "random":
             assert jnp.abs(a - c).max() <= tolerances.FUSED["float32"] * jnp.abs(c).max()
+        elif c.dtype.itemsize > 2:  # of state that fell to the other neighbour
+            beyond = jnp.abs(a - c) > tolerances.FUSED["float32"] * jnp.abs(c).max()
+            assert beyond.mean() <= tolerances.FUSED_FLIPPED
         else:
             assert (a != c).mean() <= tolerances.FUSED_FLIPPED
 

@@ -426,7 +426,7 @@ def test_code_that_sums_over_devices_is_told_how_arrays_are_divided() -> None:
                 return engines.step_jobs(jobs, replace(self.step, t=numbers[0]), applied=True)
 
         seen, serve = [], lambda *leaf: ""
-        code = dict(handler=lambda: None, reason_against=serve, reason_against_sums=serve, IS_DEFAULT=True)
+        code = dict(handler=lambda: None, reason_against=serve, reason_against_sums=serve)
         engines.NATIVE["cpu"] = SimpleNamespace(**code, Native=Native), "cpu"
         params = {"w": jnp.sin(jnp.arange(60.0)).reshape(4, 15), "cube": jnp.ones((2, 6, 5))}
         mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)

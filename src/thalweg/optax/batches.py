@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 
 from thalweg.boundary import finite_throughout, proposed, written
 from thalweg.codecs import scale_key
-from thalweg.dtypes import NARROW
+from thalweg.dtypes import DTYPES, NARROW
 from thalweg.errors import ParameterError
 from thalweg.optax.matrices import MatrixAxes, rule_of_axes
 from thalweg.optax.shards import MeshAxes, Shards, gather_whole, own_part, typed_layout
@@ -216,11 +216,32 @@ def step_job(job: Job, step: Step) -> LeafUpdate:
     delta, finite = update.delta, None
     rounded = handling.rounding != "nearest" and dtype in NARROW
     if rounded or step.guarded:
-        new, record = written(job.space, handling, job.p, job.state, delta, tensor=tensor, t=step.t)
+        new, record = written(Rounding(job.space), handling, job.p, job.state, delta, tensor=tensor, t=step.t)
         update.state.update(record)
         finite = finite_throughout(job.space, update, new) if step.guarded else None
         delta = new.astype(delta.dtype) - job.p.astype(delta.dtype) if rounded else delta
     return LeafUpdate(delta.astype(jnp.promote_types(job.p.dtype, job.g.dtype)), update.state, finite, update.stats)
+
+
+class Rounding:
+    """A space in which numbers are rounded before they are narrowed.
+
+    Compilers take what is narrowed and widened again for what it was, and the record of what rounding costs for 0.
+    """
+
+    def __init__(self, space: Any) -> None:
+        self.space = space
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.space, name)
+
+    def astype(self, x: Any, dtype: str) -> Any:
+        if dtype == "bfloat16":
+            x = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+        elif dtype == "float16":  # whose smallest numbers that would take for 0
+            distance = self.space.spacing(x, DTYPES[dtype].digits, DTYPES[dtype].least)
+            x = jnp.where(jnp.isfinite(x), jnp.round(x / distance) * distance, x)
+        return x.astype(dtype)
 
 
 def propose_by(rule: Rule, job: Job, step: Step, tensor: int) -> Update:

@@ -84,10 +84,7 @@ def reason_against_all(engine: Engine) -> str:
     device = jax.default_backend()
     if device not in NATIVE:
         return f"steps run on {device}, and there is native code for CPUs and GPUs"
-    native_code, _ = NATIVE[device]
-    if engine == "auto" and not native_code.IS_DEFAULT:
-        return f"on {device} native code is taken with engine='native' alone"
-    found = native_code.handler()
+    found = NATIVE[device][0].handler()
     return found if isinstance(found, str) else ""
 
 

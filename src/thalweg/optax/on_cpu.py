@@ -25,9 +25,6 @@ from thalweg.settings import Setting
 from thalweg.spaces import jax as space
 from thalweg.storage import RECORD, arithmetic
 
-#: Whether ``engine="auto"`` takes it.
-IS_DEFAULT = True
-
 
 @functools.cache
 def handler() -> Any:

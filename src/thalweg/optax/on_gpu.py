@@ -28,9 +28,6 @@ from thalweg.rules.entries import Count
 from thalweg.spaces import jax as space
 from thalweg.storage import describe_state, kind
 
-#: Whether ``engine="auto"`` takes it.
-IS_DEFAULT = False
-
 
 @functools.cache
 def handler() -> Any:
