@@ -131,6 +131,11 @@ MUON: dict[str, Any] = {"muon": {"scaling": "match_rms_adamw"}, "adamw": ADAMW}
 POLYAK = {"variant": "polyak", "weight_decay_mode": "decoupled"}
 NO_SCALE = {"scale_parameter": False, "relative_step": False, "weight_decay_mode": "lr", "beta2_cap": 0.999}
 
+
+def with_muon(**options: Any) -> dict[str, Any]:
+    return {**MUON, "muon": {**MUON["muon"], **options}}
+
+
 kron = partial(own, "Kron")
 adafactor = partial(own, "Adafactor")
 lamb = partial(own, "LAMB")
@@ -148,6 +153,9 @@ CONTESTANTS = {
     "Kron, init_scale 1": kron(1e-3, init_scale=1.0),
     "Kron, whiten gradient": kron(2e-3, whiten="gradient"),
     "Kron, max_skew None": kron(1e-3, max_skew=None),
+    "Kron, blocks of 256": kron(1e-3, block_size=256),
+    "Kron, normalized gradients": kron(1e-3, normalize_grads=True),
+    "SOAP": own("SOAP", 2e-3, betas=(0.95, 0.95)),
     # LAMB and LARS: a trust ratio for tensors of one axis, or none
     "LAMB": lamb(0.02, standard=False),
     "LAMB paper": lamb(0.02, variant="paper", standard=False),
@@ -166,6 +174,8 @@ CONTESTANTS = {
     "kron_adamw": mixture(ours.kron_adamw, 1e-3, adamw=ADAMW),
     "muon_adamw": mixture(ours.muon_adamw, 2e-3, **MUON),
     "muon_adamw, input by AdamW": mixture(partial(ours.muon_adamw, other=[is_input]), 2e-3, **MUON),
+    "muon_adamw, Gram": mixture(ours.muon_adamw, 2e-3, **with_muon(ns_method="gram")),
+    "muon_adamw, rows normalized": mixture(ours.muon_adamw, 2e-3, **with_muon(normalize="rows")),
     "torch Muon and AdamW": mixture(make_torch_muon, 2e-3, package="torch"),
     # baselines and slow peers
     "torch SGD": peer("torch.optim.SGD", 0.1, momentum=0.9, nesterov=True, decay=0.01),

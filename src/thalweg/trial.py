@@ -21,7 +21,7 @@ from thalweg.rules import RULES, Rule, Update
 from thalweg.rules.entries import Entry
 from thalweg.rules.options import is_structure, number_options
 from thalweg.rules.places import beginning_of, called_from, files_of, place_in, place_of_error
-from thalweg.settings import Handling, Setting
+from thalweg.settings import Handling, Setting, around_options
 from thalweg.spaces import shapes
 from thalweg.spaces.shapes import Memory, Meter, ShapeOnly, broadcast
 
@@ -64,7 +64,8 @@ def check_rule(rule: type[Rule]) -> None:
             raise RuleError(f"option {f.name!r} of {name} has no default: give it one, {wanted}")
         if f.name in {own.name for own in fields(Rule)}:
             continue
-        if f.name in RESERVED_OPTIONS:
+        owner = around_options().get(f.name)
+        if f.name in RESERVED_OPTIONS or (owner is not None and not issubclass(rule, owner)):
             raise RuleError(f"option {f.name!r} of {name} is one that every optimizer has: give it another name")
         if hasattr(Rule, f.name):
             raise RuleError(f"option {f.name!r} of {name} hides what every rule has: give it another name")
