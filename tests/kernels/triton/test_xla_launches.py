@@ -132,6 +132,7 @@ def problem(shapes: list[Any], dtype: Any, steps: int) -> tuple[list[Any], list[
         night("SGD", dict(momentum=0.9), STACKS, "float32", id="SGD"),
         night("Lion", dict(state_dtype="bfloat16"), STACKS, "float32", id="Lion"),
         night("LARS", {}, STACKS, "float32", id="LARS"),
+        night("SGD", dict(momentum=0.9, averaged=0.9, cautious=True), STACKS, "float32", id="SGD, averaged, cautious"),
     ],
 )
 def test_launches_take_the_step(name: str, options: dict[str, Any], shapes: list[Any], dtype: str) -> None:
