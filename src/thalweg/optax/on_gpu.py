@@ -35,6 +35,8 @@ def handler() -> Any:
     kinds = {getattr(device, "compute_capability", "") for device in jax.local_devices()}
     if "rocm" in jax.local_devices()[0].client.platform_version or len(kinds) > 1:
         return "kernels are compiled for NVIDIA's GPUs, all of one kind"
+    if capability() < 80:
+        return f"the GPU has compute capability {kinds.pop()}, and the kernels need 8.0 or newer"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed, and compiles the kernels"
     from thalweg.kernels.triton.xla import TARGET, compile_handler
