@@ -354,7 +354,7 @@ def test_steps_over_several_devices() -> None:
         import jax, jax.numpy as jnp
         from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
         import thalweg
-        from thalweg.optax import adamw, lamb, make_step, state_specs
+        from thalweg.optax import adamw, lamb, make_step, state_specs, with_stats
 
         params = {"w": jnp.sin(jnp.arange(60.0)).reshape(4, 15), "b": jnp.ones(3), "cube": jnp.ones((2, 6, 5))}
         mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
@@ -384,6 +384,17 @@ def test_steps_over_several_devices() -> None:
                 assert found[0]["w"].sharding.spec[0] == found[1].exp_avg["w"].sharding.spec[0] == "x"
                 for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
                     assert (a == b).all() if exact else jnp.allclose(a, b, rtol=1e-6, atol=1e-6)
+        # what devices must find together is XLA's
+        for around, options in ((with_stats, {}), (lambda solver: solver, dict(on_nonfinite="skip"))):
+            solver = around(adamw(0.1, **options))
+            own = state_specs(solver.init(params), params, specs)
+            parts = dict(mesh=mesh, in_specs=(specs, own, specs), out_specs=(specs, own))
+            step = jax.shard_map(make_step(around(adamw(0.1, specs=specs, **options))), **parts)
+            bad = {**grads, "w": grads["w"].at[3, 7].set(jnp.inf)}
+            found, expected = (jax.jit(f)(params, solver.init(params), bad) for f in (step, make_step(solver)))
+            for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+                assert jnp.allclose(a, b, rtol=1e-6, atol=1e-6, equal_nan=True)
+            assert options == {} or (found[0]["w"] == params["w"]).all()
         try:
             jax.jit(make_step(lamb(0.1, engine="native")))(over, lamb(0.1).init(over), over_grads)
         except thalweg.OptionError as error:
@@ -391,57 +402,10 @@ def test_steps_over_several_devices() -> None:
         else:
             raise AssertionError
     """
-    run_over_devices(script)
-
-
-def run_over_devices(script: str) -> None:
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], env={**os.environ, **flags}, check=True, timeout=240
     )
-
-
-@pytest.mark.nightly
-def test_code_that_sums_over_devices_is_told_how_arrays_are_divided() -> None:
-    """As that of GPUs does; here it is XLA's code for parts, in the place of native code."""
-    script = """
-        import jax, jax.numpy as jnp
-        from dataclasses import replace
-        from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-        from types import SimpleNamespace
-        from thalweg.optax import engines, lamb, make_step
-
-        class Native:
-            def __init__(self, jobs, step, figures):
-                self.step = step
-
-            def of(self, jobs):
-                return self
-
-            def numbers(self):
-                return [self.step.t]
-
-            def run(self, jobs, numbers):
-                seen.append([(job.p.shape, job.mesh_axes) for job in jobs])
-                return engines.step_jobs(jobs, replace(self.step, t=numbers[0]), applied=True)
-
-        seen, serve = [], lambda *leaf: ""
-        code = dict(handler=lambda: None, reason_against=serve, reason_against_sums=serve)
-        engines.NATIVE["cpu"] = SimpleNamespace(**code, Native=Native), "cpu"
-        params = {"w": jnp.sin(jnp.arange(60.0)).reshape(4, 15), "cube": jnp.ones((2, 6, 5))}
-        mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
-        layout = {"w": NamedSharding(mesh, P("x")), "cube": NamedSharding(mesh, P("y", ("x",)))}
-        grads, solver = jax.tree.map(lambda p: jnp.cos(9 * p), params), lamb(0.1, engine="xla")
-        expected = jax.jit(make_step(solver))(params, solver.init(params), grads)
-        params, grads = jax.device_put((params, grads), (layout, layout))
-        compiled = jax.jit(make_step(lamb(0.1))).lower(params, solver.init(params), grads).compile()
-        found = compiled(params, solver.init(params), grads)
-        for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-            assert jnp.allclose(a, b, rtol=1e-6, atol=1e-6)
-        assert seen[-1] == [((1, 3, 5), (("y",), ("x",), ())), ((2, 15), (("x",), ()))]
-        assert "all-reduce" in compiled.as_text() and "all-gather" not in compiled.as_text()
-    """
-    run_over_devices(script)
 
 
 # ---- wrappers, mixtures, other front ends

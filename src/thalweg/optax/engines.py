@@ -16,7 +16,7 @@ from thalweg.optax.batches import Job, Leaf, Step, step_all
 from thalweg.optax.either import either
 from thalweg.optax.parts import by_parts
 from thalweg.optax.results import Results
-from thalweg.optax.shards import mesh_axes_of, typed_layout
+from thalweg.optax.shards import typed_layout
 from thalweg.programs.schedule import needs_sums
 from thalweg.programs.trace import stand_in
 from thalweg.rules import Rule
@@ -56,7 +56,7 @@ def step_jobs(jobs: Sequence[Job], step: Step, *, applied: bool) -> Results:
 
 def apply_jobs(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: bool) -> Results:
     """One step that answers with new parameters, by native code where that can be. observed: figures are wanted."""
-    served = choose(jobs, step, engine)
+    served = choose(jobs, step, engine, observed=observed)
     if not served:
         return step_jobs(jobs, step, applied=True)
     others = [index for index in range(len(jobs)) if index not in served]
@@ -111,15 +111,24 @@ def reason_against(leaf: Leaf, engine: Engine) -> str:
 
 
 def reason_against_parts(leaf: Leaf) -> str:
-    """Why parts of a parameter are not stepped by themselves, "" if they are."""
+    """Why parts of a parameter, each on its device, are not stepped by native code, "" if they are."""
     setting, shape = leaf.setting, leaf.space.shape(leaf.p)
-    rule, kept = stand_in(setting.rule_at(1)), describe_state(setting.stored_rule, setting.handling, shape, "float32")
+    kept = describe_state(setting.stored_rule, setting.handling, shape, leaf.p.dtype.name)
     if setting.handling.is_random:
         return "random numbers are those of places in whole arrays"
+    if setting.handling.on_nonfinite != "propagate":
+        return "each device would decide by itself whether its step is finite"
     if any(own != shape for own, _ in kept.values()):
         return "native code steps whole arrays where state has another shape than its parameter"
     native_code, _ = NATIVE[jax.default_backend()]
-    return str(native_code.reason_against_sums(leaf)) if needs_sums(rule, shape) else ""
+    is_summed = needs_sums(stand_in(setting.rule_at(1)), shape)
+    return str(native_code.reason_against_sums(leaf)) if is_summed else ""
+
+
+def is_elementwise(job: Job) -> bool:
+    """Whether the compiler may divide a step of a parameter as it likes."""
+    is_summed = needs_sums(stand_in(job.setting.rule_at(1)), job.p.shape)
+    return not (any(job.mesh_axes) or is_summed or reason_against_parts(job))
 
 
 def explain_engines(engine: Engine, leaves: Sequence[Leaf], *, guarded: bool, reached: bool) -> list[str]:
@@ -132,13 +141,16 @@ def explain_engines(engine: Engine, leaves: Sequence[Leaf], *, guarded: bool, re
     return [f"xla: {reason}" if reason else "native" for reason in reasons]
 
 
-def choose(jobs: Sequence[Job], step: Step, engine: Engine) -> list[int]:
-    """The jobs for native code."""
+def choose(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: bool) -> list[int]:
+    """The jobs for native code. observed: figures are wanted."""
     in_program = any(isinstance(x, jax.core.Tracer) for job in jobs for x in (job.p, job.g, *job.state.values()))
     reason = reason_against_all(engine) or ("" if in_program else "native code runs within jit")
     if not jobs or (reason and engine != "native"):
         return []
     reasons = [reason or reason_against(job, engine) for job in jobs]
+    if observed:
+        figures = "it may be sharded, and its figures are sums over devices"
+        reasons = [why or (figures if any(job.mesh_axes) else "") for job, why in zip(jobs, reasons, strict=True)]
     for job, why in zip(jobs, reasons, strict=True):
         if why and engine == "native":
             raise OptionError(
@@ -168,25 +180,20 @@ def run_either(jobs: Sequence[Job], step: Step, observed: bool, *, is_required: 
         return run_by_parts(made, own) if is_local else made.run(own, made.numbers())
 
     native_code, platform = NATIVE[jax.default_backend()]
-    whole = not any(any(job.mesh_axes) for job in jobs)
-    is_local = whole and not step.guarded and not observed and not any(map(reason_against_parts, jobs))
+    is_local = not step.guarded and not observed and all(map(is_elementwise, jobs))
     args = [job.p for job in jobs], [job.g for job in jobs], [job.state for job in jobs], step.t
     found: Results = either(native, xla, *args, platform=platform, is_required=is_required, is_local=is_local)
     return found
 
 
 def run_by_parts(made: Any, jobs: Sequence[Job]) -> Results:
-    """A step of which each device takes its parts."""
+    """A step of which each device takes its parts, without asking another."""
 
-    def call(*arrays: Any, specs: Sequence[Any] = ()) -> list[Any]:
-        each, own, layouts = iter(arrays), [], iter(specs)
+    def call(*arrays: Any) -> list[Any]:
+        each, own = iter(arrays), []
         for job in jobs:
-            p, g, state = next(each), next(each), {key: next(each) for key in job.state}
-            axes = job.mesh_axes
-            if specs:
-                axes = mesh_axes_of(next(layouts), p.ndim, job.names[0])
-                layouts = itertools.islice(layouts, 1 + len(state), None)
-            own.append(replace(job, p=p, g=g, state=state, mesh_axes=axes))
+            p, g = next(each), next(each)
+            own.append(replace(job, p=p, g=g, state={key: next(each) for key in job.state}))
         found = made.of(own).run(own, list(each))
         return [x for p, state in zip(found.values, found.states, strict=True) for x in (p, *state.values())]
 

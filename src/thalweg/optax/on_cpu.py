@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from thalweg.codecs import scale_key
+from thalweg.errors import RuleError
 from thalweg.kernels.cpu.operands import operand_of
 from thalweg.kernels.cpu.reasons import reason_unserved
 from thalweg.kernels.cpu.tables import Operand, Options
@@ -57,7 +58,7 @@ class Native:
         rules: Mapping[int, Rule] | None = None,
     ) -> None:
         """figures: shapes of those that are wanted. rules: at this step, by the id of their setting, if known."""
-        self.step, self.figures, self.shapes = step, figures, [job.p.shape for job in jobs]
+        self.step, self.figures = step, figures
         self.rules = rules or {id(job.setting): stand_in(job.setting.rule_at(step.t)) for job in jobs}
         #: By what decides the numbers of a step: the setting, and the precision of the arithmetic.
         self.groups: dict[Any, int] = {}
@@ -84,9 +85,14 @@ class Native:
         return place_of(len(self.dtypes) - 1), x.dtype.name
 
     def of(self, jobs: Sequence[Job]) -> Native:
-        """The same for parts of the parameters."""
-        same = self.shapes == [job.p.shape for job in jobs]
-        return self if same else Native(jobs, self.step, self.figures, self.rules)
+        """The same for parts of the parameters, element by element."""
+        found = Native(jobs, self.step, self.figures, self.rules)
+        if found.codes() != self.codes():  # whose numbers are those of the whole
+            raise RuleError("parts of parameters are of other kinds than the parameters")
+        return found
+
+    def codes(self) -> list[tuple[int, Any]]:
+        return [(group, list(map(str, code.literals))) for group, code in self.laid.tables.used]
 
     def numbers(self) -> list[Any]:
         """What a step is given beside its arrays: the registers with which tensors begin, and the count."""

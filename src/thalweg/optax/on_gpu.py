@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from thalweg.errors import RuleError
 from thalweg.kernels.triton import served
 from thalweg.optax.batches import Job, Leaf, Step
 from thalweg.optax.results import Results
@@ -74,7 +75,7 @@ class Native:
         rules: Mapping[int, Rule] | None = None,
     ) -> None:
         """figures: shapes of those that are wanted. rules: at this step, by the id of their setting, if known."""
-        self.step, self.figures, self.seen = step, figures, [(job.p.shape, job.mesh_axes) for job in jobs]
+        self.step, self.figures = step, figures
         self.rules = rules or {id(job.setting): stand_in(job.setting.rule_at(step.t)) for job in jobs}
         groups: dict[Any, list[int]] = defaultdict(list)
         for index, job in enumerate(jobs):
@@ -85,9 +86,11 @@ class Native:
         self.kinds = [Kind([jobs[i] for i in own], step, self.rules, observed=any(figures)) for own in self.groups]
 
     def of(self, jobs: Sequence[Job]) -> Native:
-        """The same for parts of the parameters."""
-        same = self.seen == [(job.p.shape, job.mesh_axes) for job in jobs]
-        return self if same else Native(jobs, self.step, self.figures, self.rules)
+        """The same for parts of the parameters, element by element."""
+        found = Native(jobs, self.step, self.figures, self.rules)
+        if found.groups != self.groups:  # whose numbers are those of the whole
+            raise RuleError("parts of parameters are of other kinds than the parameters")
+        return found
 
     def numbers(self) -> list[Any]:
         """What a step is given beside its arrays: the count, the rate, the scale of gradients; the numbers of lists."""

@@ -1,9 +1,8 @@
-"""One call on every device's part of its arrays."""
+"""One call on every device's part of its arrays, where nothing in it depends on other parts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from jax.experimental.custom_partitioning import custom_partitioning
@@ -13,17 +12,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 def by_parts(call: Callable[..., Sequence[Any]], owners: Sequence[int], given: Sequence[int], *args: Any) -> Any:
     """What call answers, declared to the compiler so that it divides call as it divides the arrays.
 
-    call: is given the specs of its arrays where they are divided. owners: of each result, which array of args it is
-    laid out like. given: the same of each of args, -1: of none, and every device has it whole.
+    owners: of each result, which array of args it is laid out like. given: the same of each of args, -1: of none, and
+    every device has it whole.
     """
 
     def place(mesh: Any, args: Sequence[Any], of: Sequence[int]) -> tuple[Any, ...]:
         return tuple(NamedSharding(mesh, PartitionSpec()) if i < 0 else args[i].sharding for i in of)
 
     def divide(mesh: Any, args: Any, results: Any) -> Any:
-        placed = place(mesh, args, given)
-        divided = partial(call, specs=[own.spec for own in placed])
-        return mesh, lambda *parts: tuple(divided(*parts)), place(mesh, args, owners), placed
+        return mesh, as_tuple, place(mesh, args, owners), place(mesh, args, given)
+
+    def as_tuple(*parts: Any) -> tuple[Any, ...]:
+        return tuple(call(*parts))
 
     def infer(mesh: Any, args: Any, results: Any) -> Any:
         return place(mesh, args, owners)
@@ -34,7 +34,7 @@ def by_parts(call: Callable[..., Sequence[Any]], owners: Sequence[int], given: S
         return " ".join(f"{own}{chr(98 + axis)}" for axis in range(args[number].ndim))
 
     sides = [[axes_of(i, like) for i, like in enumerate(given)], [axes_of(like, like) for like in owners]]
-    declared = custom_partitioning(lambda *own: tuple(call(*own)))
+    declared = custom_partitioning(as_tuple)
     declared.def_partition(
         partition=divide,
         infer_sharding_from_operands=infer,
