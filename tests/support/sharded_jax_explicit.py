@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
 
 import jax
 import optax
+from jax.sharding import PartitionSpec
 from sharded_jax import (
     DEVICES,
     OPTIMIZERS,
@@ -28,6 +28,8 @@ from sharded_jax import (
 FEW = ("rows", "columns", "both")
 over = partial(mesh, jax.sharding.AxisType.Explicit)
 SHAPES = {key: SMALL[key] for key in ("rows", "columns", "whole", "both", "pair", "vector", "cube")}
+#: Of layers, which are divided.
+STACK = {"layers": ((8, 6, 4), PartitionSpec("x", "y"))}
 
 
 def spec_of(x: Any) -> Any:
@@ -37,8 +39,10 @@ def spec_of(x: Any) -> Any:
 
 @cache
 def run(name: str) -> dict[str, Any]:
-    shapes: Mapping[str, Any] = {key: SHAPES[key] for key in FEW} if name == "kron" else SHAPES
-    solver, before = OPTIMIZERS[name](), numbers(shapes, 0, dtype())
+    stacked, shapes = int(name == "kron of stacks"), SHAPES
+    if name.startswith("kron"):
+        shapes = STACK if stacked else {key: SHAPES[key] for key in FEW}
+    solver, before = OPTIMIZERS[name.partition(" of ")[0]](stacked_axes=stacked), numbers(shapes, 0, dtype())
     grads = [numbers(shapes, seed, dtype()) for seed in range(1, STEPS + 1)]
     seen: dict[str, Any] = {}
 
@@ -57,7 +61,15 @@ def run(name: str) -> dict[str, Any]:
         parted, made, compiled = (start, solver.init(start)), jax.jit(solver.init)(start), jax.jit(step)
         for g in grads:
             parted = compiled(*parted, placed(shapes, g, over()))
-    return {"shapes": shapes, "before": before, "alone": alone, "parted": parted, "made": made, "types": seen}
+    return {
+        "shapes": shapes,
+        "stacked": stacked,
+        "before": before,
+        "alone": alone,
+        "parted": parted,
+        "made": made,
+        "types": seen,
+    }
 
 
 def same_numbers(name: str) -> None:
@@ -72,12 +84,12 @@ def types_stay(name: str) -> None:
     assert not wrong, f"types of updates beside those of their parameters: {wrong}"
     check_shardings(found["parted"][0], specs_of(found["shapes"]), over())
     for state in (found["made"], found["parted"][1]):
-        check_shardings(state, state_specs(state, found["shapes"]), over())
+        check_shardings(state, state_specs(state, found["shapes"], found["stacked"]), over())
 
 
 def cases(devices: int) -> Cases:
     found: Cases = {}
-    for name in OPTIMIZERS if devices == max(DEVICES) else ("lars", "adafactor"):
+    for name in (*OPTIMIZERS, "kron of stacks") if devices == max(DEVICES) else ("lars", "adafactor"):
         found[f"{name}: same numbers"] = partial(same_numbers, name)
         found[f"{name}: types stay"] = partial(types_stay, name)
     return found

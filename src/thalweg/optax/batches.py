@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 
 from thalweg.boundary import finite_throughout, proposed, written
 from thalweg.codecs import scale_key
-from thalweg.dtypes import NARROW
+from thalweg.dtypes import DTYPES, NARROW
 from thalweg.errors import ParameterError
 from thalweg.optax.matrices import MatrixAxes, rule_of_axes
 from thalweg.optax.shards import MeshAxes, Shards, gather_whole, own_part, typed_layout
@@ -128,6 +128,9 @@ def by_stack(entry: Any, p: Any, stacked: int) -> Any:
     """Something that every tensor of a stack has one of, laid over devices as the stack is."""
     if not stacked or not whole.over_devices(p) or entry.ndim < stacked:
         return entry
+    typed = typed_layout(p)
+    if typed is not None:
+        return jax.sharding.reshard(entry, PartitionSpec(*typed.spec[:stacked]))
     stack = jnp.sum(p, axis=tuple(range(stacked, p.ndim)))
     return whole.shard_like(entry, jnp.reshape(stack, stack.shape + (1,) * (entry.ndim - stacked)))
 
@@ -213,11 +216,32 @@ def step_job(job: Job, step: Step) -> LeafUpdate:
     delta, finite = update.delta, None
     rounded = handling.rounding != "nearest" and dtype in NARROW
     if rounded or step.guarded:
-        new, record = written(job.space, handling, job.p, job.state, delta, tensor=tensor, t=step.t)
+        new, record = written(Rounding(job.space), handling, job.p, job.state, delta, tensor=tensor, t=step.t)
         update.state.update(record)
         finite = finite_throughout(job.space, update, new) if step.guarded else None
         delta = new.astype(delta.dtype) - job.p.astype(delta.dtype) if rounded else delta
     return LeafUpdate(delta.astype(jnp.promote_types(job.p.dtype, job.g.dtype)), update.state, finite, update.stats)
+
+
+class Rounding:
+    """A space in which numbers are rounded before they are narrowed.
+
+    Compilers take what is narrowed and widened again for what it was, and the record of what rounding costs for 0.
+    """
+
+    def __init__(self, space: Any) -> None:
+        self.space = space
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.space, name)
+
+    def astype(self, x: Any, dtype: str) -> Any:
+        if dtype == "bfloat16":
+            x = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+        elif dtype == "float16":  # whose smallest numbers that would take for 0
+            distance = self.space.spacing(x, DTYPES[dtype].digits, DTYPES[dtype].least)
+            x = jnp.where(jnp.isfinite(x), jnp.round(x / distance) * distance, x)
+        return x.astype(dtype)
 
 
 def propose_by(rule: Rule, job: Job, step: Step, tensor: int) -> Update:
@@ -236,13 +260,14 @@ def propose_by(rule: Rule, job: Job, step: Step, tensor: int) -> Update:
             return own_part(x, inner[: x.ndim])
         return jax.sharding.reshard(x, typed if x.shape == job.p.shape else PartitionSpec(*typed.spec[:stacked]))
 
+    def keep(x: Any) -> Any:
+        lead = min(stacked, x.ndim)
+        return whole.replicate(x, lead) if typed is None else jax.sharding.reshard(x, PartitionSpec(*typed.spec[:lead]))
+
     spread = job.spread()
     state = {key: gather(entry) if key in spread else entry for key, entry in job.state.items()}
     update = ask_rule(rule, replace(job, p=gather(job.p), g=gather(job.g), state=state), step, tensor, whole)
-    own = {
-        key: scatter(entry) if key in spread else whole.replicate(entry, min(stacked, entry.ndim))
-        for key, entry in update.state.items()
-    }
+    own = {key: scatter(entry) if key in spread else keep(entry) for key, entry in update.state.items()}
     return update._replace(delta=scatter(update.delta), state=own)
 
 

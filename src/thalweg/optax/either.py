@@ -1,7 +1,7 @@
 """Two ways to compute the same, of which one is chosen when a program is compiled for its devices.
 
-Native code serves one device. Programs for others or for several, and derivatives and batches of a step, are made of
-XLA's own code.
+Native code serves one device, or each of several if it needs none of their sums. Programs for others, and derivatives
+and batches of a step, are made of XLA's own code.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from jax.interpreters import ad, batching, mlir
 from thalweg.errors import OptionError
 
 
-def either(native: Callable[..., Any], xla: Callable[..., Any], *args: Any, platform: str, is_required: bool) -> Any:
+def either(native: Callable[..., Any], xla: Callable[..., Any], *args: Any, **params: Any) -> Any:
     """What both functions compute of args, trees of arrays. native: is given the shapes of xla's results before them.
 
-    platform: on which native code runs. is_required: whether a program that cannot have native code is an error.
+    params: platform, on which native code runs; is_required, whether a program that cannot have native code is an
+    error; is_local, whether the compiler may divide native code over devices.
     """
     by_xla, shapes = jax.make_jaxpr(xla, return_shape=True)(*args)
     by_native = jax.make_jaxpr(lambda *own: native(shapes, *own))(*args)
     operands = [*by_xla.consts, *by_native.consts, *jax.tree.leaves(args)]
     counts = len(by_xla.consts), len(by_native.consts)
-    results = step_p.bind(
-        *operands, xla=by_xla.jaxpr, native=by_native.jaxpr, counts=counts, platform=platform, is_required=is_required
-    )
+    results = step_p.bind(*operands, xla=by_xla.jaxpr, native=by_native.jaxpr, counts=counts, **params)
     return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
 
@@ -49,11 +48,18 @@ def refuse(is_required: bool, why: str) -> None:
         raise OptionError(f"engine='native' cannot run: {why}; use engine='auto', which takes XLA's code there")
 
 
+def is_alone(context: Any) -> bool:
+    """Whether one device has all that is computed: it is the only one, or shard_map is about each of them."""
+    if hasattr(context, "manual_axes"):
+        return set(context.manual_axes) == set(context.mesh.axis_names)
+    return bool(getattr(context, "num_devices", None) == 1)
+
+
 def lower_for(here: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     reason, module = "", ctx.module_context
     if here != params["platform"]:
         reason = "the program is compiled for another device than the default one"
-    elif getattr(module.axis_context, "num_devices", None) != 1:  # within shard_map there is no such count
+    elif not (params["is_local"] or is_alone(module.axis_context)):
         reason = "the program is compiled for several devices, and native code steps whole arrays"
     elif getattr(module.lowering_parameters, "for_export", False):
         reason = "native code belongs to one process, and an exported program to all"

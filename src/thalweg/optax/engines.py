@@ -14,8 +14,11 @@ from thalweg.errors import OptionError
 from thalweg.optax import on_cpu, on_gpu
 from thalweg.optax.batches import Job, Leaf, Step, step_all
 from thalweg.optax.either import either
+from thalweg.optax.parts import by_parts
 from thalweg.optax.results import Results
 from thalweg.optax.shards import typed_layout
+from thalweg.programs.schedule import needs_sums
+from thalweg.programs.trace import stand_in
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_choice
 from thalweg.storage import arithmetic, describe_state
@@ -53,7 +56,7 @@ def step_jobs(jobs: Sequence[Job], step: Step, *, applied: bool) -> Results:
 
 def apply_jobs(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: bool) -> Results:
     """One step that answers with new parameters, by native code where that can be. observed: figures are wanted."""
-    served = choose(jobs, step, engine)
+    served = choose(jobs, step, engine, observed=observed)
     if not served:
         return step_jobs(jobs, step, applied=True)
     others = [index for index in range(len(jobs)) if index not in served]
@@ -81,10 +84,7 @@ def reason_against_all(engine: Engine) -> str:
     device = jax.default_backend()
     if device not in NATIVE:
         return f"steps run on {device}, and there is native code for CPUs and GPUs"
-    native_code, _ = NATIVE[device]
-    if engine == "auto" and not native_code.IS_DEFAULT:
-        return f"on {device} native code is taken with engine='native' alone"
-    found = native_code.handler()
+    found = NATIVE[device][0].handler()
     return found if isinstance(found, str) else ""
 
 
@@ -93,8 +93,10 @@ def reason_against(leaf: Leaf, engine: Engine) -> str:
     setting, shape, dtype = leaf.setting, leaf.p.shape, leaf.p.dtype.name
     if setting.rule.needs_whole or leaf.axes is not None:
         return f"{type(setting.rule).__name__} is made of matrix products, which XLA does best"
-    if any(leaf.mesh_axes) or typed_layout(leaf.p) is not None:
-        return "it may be sharded, and native code steps whole arrays"
+    if typed_layout(leaf.p) is not None:
+        return "its sharding is explicit, which native code does not know"
+    if any(leaf.mesh_axes) and (reason := reason_against_parts(leaf)):
+        return f"it may be sharded, and {reason}"
     if not leaf.p.size:
         return f"shape {shape} is empty"
     native_code, _ = NATIVE[jax.default_backend()]
@@ -108,6 +110,27 @@ def reason_against(leaf: Leaf, engine: Engine) -> str:
     return ""
 
 
+def reason_against_parts(leaf: Leaf) -> str:
+    """Why parts of a parameter, each on its device, are not stepped by native code, "" if they are."""
+    setting, shape = leaf.setting, leaf.space.shape(leaf.p)
+    kept = describe_state(setting.stored_rule, setting.handling, shape, leaf.p.dtype.name)
+    if setting.handling.is_random:
+        return "random numbers are those of places in whole arrays"
+    if setting.handling.on_nonfinite != "propagate":
+        return "each device would decide by itself whether its step is finite"
+    if any(own != shape for own, _ in kept.values()):
+        return "native code steps whole arrays where state has another shape than its parameter"
+    native_code, _ = NATIVE[jax.default_backend()]
+    is_summed = needs_sums(stand_in(setting.rule_at(1)), shape)
+    return str(native_code.reason_against_sums(leaf)) if is_summed else ""
+
+
+def is_elementwise(job: Job) -> bool:
+    """Whether the compiler may divide a step of a parameter as it likes."""
+    is_summed = needs_sums(stand_in(job.setting.rule_at(1)), job.p.shape)
+    return not (any(job.mesh_axes) or is_summed or reason_against_parts(job))
+
+
 def explain_engines(engine: Engine, leaves: Sequence[Leaf], *, guarded: bool, reached: bool) -> list[str]:
     """By which code ``make_step`` steps parameters, and why. reached: whether it takes their own steps."""
     reasons = [reason_against_all(engine) or reason_against(leaf, engine) for leaf in leaves]
@@ -118,13 +141,16 @@ def explain_engines(engine: Engine, leaves: Sequence[Leaf], *, guarded: bool, re
     return [f"xla: {reason}" if reason else "native" for reason in reasons]
 
 
-def choose(jobs: Sequence[Job], step: Step, engine: Engine) -> list[int]:
-    """The jobs for native code."""
+def choose(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: bool) -> list[int]:
+    """The jobs for native code. observed: figures are wanted."""
     in_program = any(isinstance(x, jax.core.Tracer) for job in jobs for x in (job.p, job.g, *job.state.values()))
     reason = reason_against_all(engine) or ("" if in_program else "native code runs within jit")
     if not jobs or (reason and engine != "native"):
         return []
     reasons = [reason or reason_against(job, engine) for job in jobs]
+    if observed:
+        figures = "it may be sharded, and its figures are sums over devices"
+        reasons = [why or (figures if any(job.mesh_axes) else "") for job, why in zip(jobs, reasons, strict=True)]
     for job, why in zip(jobs, reasons, strict=True):
         if why and engine == "native":
             raise OptionError(
@@ -149,10 +175,40 @@ def run_either(jobs: Sequence[Job], step: Step, observed: bool, *, is_required: 
         return found if observed else found._replace(stats=[{} for _ in jobs])
 
     def native(shapes: Results, *args: Any) -> Results:
-        results: Results = native_code.run_native(*given(*args), shapes.stats)
-        return results
+        own, now = given(*args)
+        made = native_code.Native(own, now, shapes.stats)
+        return run_by_parts(made, own) if is_local else made.run(own, made.numbers())
 
     native_code, platform = NATIVE[jax.default_backend()]
+    is_local = not step.guarded and not observed and all(map(is_elementwise, jobs))
     args = [job.p for job in jobs], [job.g for job in jobs], [job.state for job in jobs], step.t
-    found: Results = either(native, xla, *args, platform=platform, is_required=is_required)
+    found: Results = either(native, xla, *args, platform=platform, is_required=is_required, is_local=is_local)
     return found
+
+
+def run_by_parts(made: Any, jobs: Sequence[Job]) -> Results:
+    """A step of which each device takes its parts, without asking another."""
+
+    def call(*arrays: Any) -> list[Any]:
+        each, own = iter(arrays), []
+        for job in jobs:
+            p, g = next(each), next(each)
+            own.append(replace(job, p=p, g=g, state={key: next(each) for key in job.state}))
+        found = made.of(own).run(own, list(each))
+        return [x for p, state in zip(found.values, found.states, strict=True) for x in (p, *state.values())]
+
+    arrays: list[Any] = []
+    owners: list[int] = []
+    given: list[int] = []
+    for job in jobs:
+        first = len(arrays)
+        arrays += [job.p, job.g, *job.state.values()]
+        owners += [first] * (1 + len(job.state))
+        given += [first] * (2 + len(job.state))
+    numbers = made.numbers()
+    news = iter(by_parts(call, owners, [*given, *[-1] * len(numbers)], *arrays, *numbers))
+    values, states = [], []
+    for job in jobs:
+        values.append(next(news))
+        states.append({key: next(news) for key in job.state})
+    return Results(values, states, None, [{} for _ in jobs])

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from thalweg.codecs import scale_key
+from thalweg.errors import RuleError
 from thalweg.kernels.cpu.operands import operand_of
 from thalweg.kernels.cpu.reasons import reason_unserved
 from thalweg.kernels.cpu.tables import Operand, Options
@@ -20,12 +21,10 @@ from thalweg.optax.results import Results
 from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.programs.host import numbers_in, options_of
 from thalweg.programs.trace import stand_in
+from thalweg.rules import Rule
 from thalweg.settings import Setting
 from thalweg.spaces import jax as space
 from thalweg.storage import RECORD, arithmetic
-
-#: Whether ``engine="auto"`` takes it.
-IS_DEFAULT = True
 
 
 @functools.cache
@@ -43,59 +42,28 @@ def reason_against(leaf: Leaf) -> str:
     return reason_unserved(stand_in(setting.rule_at(1)), setting.handling, leaf.p.shape, leaf.p.dtype.name) or ""
 
 
-def run_native(jobs: Sequence[Job], step: Step, figures: Sequence[Mapping[str, Any]]) -> Results:
-    """figures: shapes of those that are wanted."""
-    layout = Layout(jobs, step)
-    laid, written = layout.laid, layout.written
-    wide = any(arithmetic(job.p.dtype.name) == "float64" for job in jobs)
-    numbers = [number for group, code in laid.tables.used for number in layout.numbers(group, code, step)]
-    precision = "float64" if wide else "float32"
-    told = sum(len(names) * len(span) for names, span in zip(laid.tables.stats, laid.tables.spans, strict=True))
-    results = jax.ffi.ffi_call(
-        TARGET,
-        [
-            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in written),
-            jax.ShapeDtypeStruct((), "int32"),
-            jax.ShapeDtypeStruct((told,), precision),
-            jax.ShapeDtypeStruct((laid.workspace_bytes,), "uint8"),
-        ],
-        input_output_aliases={i: i for i in range(len(written))},
-    )(
-        *written,
-        *(job.g for job in jobs),
-        jnp.stack([jnp.asarray(number, precision) for number in numbers]),
-        jnp.asarray(step.t, "int32"),
-        key=laid.key,
-    )
-    news, fine, told_figures = iter(results[: len(written)]), results[-3] != 0, results[-2]
-    values, states = [], []
-    for job, keys in zip(jobs, layout.keys, strict=True):
-        values.append(next(news))
-        found = {key: next(news) for key in keys}
-        states.append({key: found[key] for key in job.state})
-    stats, start = [], 0
-    for names, span, wanted in zip(laid.tables.stats, laid.tables.spans, figures, strict=True):
-        own = {}
-        for name in names:
-            if name in wanted:
-                own[name] = (
-                    told_figures[start : start + len(span)].reshape(wanted[name].shape).astype(wanted[name].dtype)
-                )
-            start += len(span)
-        stats.append({name: own[name] for name in wanted})
-    return Results(values, states, fine if step.guarded else None, stats)
+def reason_against_sums(leaf: Leaf) -> str:
+    """Why this code cannot sum over parts of a parameter that are on other devices."""
+    return f"native code sums over whole arrays, as {type(leaf.setting.rule).__name__} does"
 
 
-class Layout:
+class Native:
     """Jobs as native code is shown them: buffers that it writes, and a table of where each lies among them."""
 
-    def __init__(self, jobs: Sequence[Job], step: Step) -> None:
-        self.written: list[Any] = []
-        #: Of each job: under which keys its state follows its parameter among the buffers.
-        self.keys: list[list[str]] = []
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        step: Step,
+        figures: Sequence[Mapping[str, Any]],
+        rules: Mapping[int, Rule] | None = None,
+    ) -> None:
+        """figures: shapes of those that are wanted. rules: at this step, by the id of their setting, if known."""
+        self.step, self.figures = step, figures
+        self.rules = rules or {id(job.setting): stand_in(job.setting.rule_at(step.t)) for job in jobs}
         #: By what decides the numbers of a step: the setting, and the precision of the arithmetic.
         self.groups: dict[Any, int] = {}
         self.settings: list[tuple[Setting, str]] = []
+        self.dtypes: list[str] = []
         options: list[Options] = []
         operands: list[Operand] = []
         for job in jobs:
@@ -103,24 +71,38 @@ class Layout:
             group = self.groups.setdefault((id(setting), precision), len(options))
             if group == len(options):
                 self.settings.append((setting, precision))
-                rule, lr = stand_in(setting.rule_at(step.t)), None if step.lr is None else 1.0
+                rule, lr = self.rules[id(setting)], None if step.lr is None else 1.0
                 options.append(Options(rule, setting.handling, 1, lr, 1.0, declared=setting.rule))
-            entries = list(setting.rule.entries(job.p.shape))
-            self.keys.append([*entries, *(key for key in (*map(scale_key, entries), RECORD) if key in job.state)])
             shown = job.names[0], job.p.shape, job.p, job.g.dtype.name, job.state
             operands.append(operand_of(setting.rule, *shown, self.place, group))
-        gradients = [place_of(len(self.written) + index) for index in range(len(jobs))]
+        gradients = [place_of(len(self.dtypes) + index) for index in range(len(jobs))]
         operands = [operand._replace(g=place) for operand, place in zip(operands, gradients, strict=True)]
         threads = num_threads(of_machine)
-        self.laid: Laid = lay_out(handler(), operands, options, len(self.written), threads=threads)
+        self.laid: Laid = lay_out(handler(), operands, options, len(self.dtypes), threads=threads)
 
     def place(self, x: Any) -> tuple[int, str]:
-        self.written.append(x)
-        return place_of(len(self.written) - 1), x.dtype.name
+        self.dtypes.append(x.dtype.name)
+        return place_of(len(self.dtypes) - 1), x.dtype.name
 
-    def numbers(self, group: int, code: Any, step: Step) -> list[Any]:
-        """The registers with which tensors of a group begin, as far as they are not the same for all steps."""
-        setting, precision = self.settings[group]
+    def of(self, jobs: Sequence[Job]) -> Native:
+        """The same for parts of the parameters, element by element."""
+        found = Native(jobs, self.step, self.figures, self.rules)
+        if found.codes() != self.codes():  # whose numbers are those of the whole
+            raise RuleError("parts of parameters are of other kinds than the parameters")
+        return found
+
+    def codes(self) -> list[tuple[int, Any]]:
+        return [(group, list(map(str, code.literals))) for group, code in self.laid.tables.used]
+
+    def numbers(self) -> list[Any]:
+        """What a step is given beside its arrays: the registers with which tensors begin, and the count."""
+        wide = "float64" if any(precision == "float64" for _, precision in self.settings) else "float32"
+        numbers = [number for group, code in self.laid.tables.used for number in self.registers(group, code)]
+        return [jnp.stack([jnp.asarray(number, wide) for number in numbers]), jnp.asarray(self.step.t, "int32")]
+
+    def registers(self, group: int, code: Any) -> list[Any]:
+        """As far as they are not the same for all steps."""
+        step, (setting, precision) = self.step, self.settings[group]
         rule = rule_in_precision(setting.rule_at(step.t), precision)
         given = {
             **options_of(rule),
@@ -130,3 +112,41 @@ class Layout:
         }
         scale = 1.0 if step.grad_scale is None else in_precision(step.grad_scale, precision)
         return [-scale if setting.handling.maximize else scale, 1.0, 1.0, *numbers_in(space, code.literals, given)]
+
+    def run(self, jobs: Sequence[Job], numbers: Sequence[Any]) -> Results:
+        tables = self.laid.tables
+        keys = [order_of(job) for job in jobs]
+        written = [x for job, own in zip(jobs, keys, strict=True) for x in (job.p, *(job.state[key] for key in own))]
+        told = sum(len(names) * len(span) for names, span in zip(tables.stats, tables.spans, strict=True))
+        results = jax.ffi.ffi_call(
+            TARGET,
+            [
+                *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in written),
+                jax.ShapeDtypeStruct((), "int32"),
+                jax.ShapeDtypeStruct((told,), numbers[0].dtype),
+                jax.ShapeDtypeStruct((self.laid.workspace_bytes,), "uint8"),
+            ],
+            input_output_aliases={i: i for i in range(len(written))},
+        )(*written, *(job.g for job in jobs), *numbers, key=self.laid.key)
+        news, fine, told_figures = iter(results[: len(written)]), results[-3] != 0, results[-2]
+        values, states = [], []
+        for job, own in zip(jobs, keys, strict=True):
+            values.append(next(news))
+            found = {key: next(news) for key in own}
+            states.append({key: found[key] for key in job.state})
+        stats, start = [], 0
+        for names, span, wanted in zip(tables.stats, tables.spans, self.figures, strict=True):
+            shown = {}
+            for name in names:
+                if name in wanted:
+                    figure = told_figures[start : start + len(span)]
+                    shown[name] = figure.reshape(wanted[name].shape).astype(wanted[name].dtype)
+                start += len(span)
+            stats.append({name: shown[name] for name in wanted})
+        return Results(values, states, fine if self.step.guarded else None, stats)
+
+
+def order_of(job: Job) -> list[str]:
+    """The keys of a job's state in the order of native code."""
+    entries = list(job.setting.rule.entries(job.p.shape))
+    return [*entries, *(key for key in (*map(scale_key, entries), RECORD) if key in job.state)]

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
+from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
+from thalweg.errors import RuleError
 from thalweg.kernels.triton import served
 from thalweg.optax.batches import Job, Leaf, Step
 from thalweg.optax.results import Results
 from thalweg.optax.values import in_precision, rule_in_precision
-from thalweg.programs.extents import kinds_of, spread_shapes
 from thalweg.programs.host import numbers_in, options_of
-from thalweg.programs.trace import GRADIENT, PARAMETER, example_of, stand_in, trace
+from thalweg.programs.schedule import needs_sums
+from thalweg.programs.trace import stand_in
+from thalweg.rules import Rule
+from thalweg.rules.entries import Count
 from thalweg.spaces import jax as space
 from thalweg.storage import describe_state, kind
-
-#: Whether ``engine="auto"`` takes it.
-IS_DEFAULT = False
 
 
 @functools.cache
@@ -31,6 +36,8 @@ def handler() -> Any:
     kinds = {getattr(device, "compute_capability", "") for device in jax.local_devices()}
     if "rocm" in jax.local_devices()[0].client.platform_version or len(kinds) > 1:
         return "kernels are compiled for NVIDIA's GPUs, all of one kind"
+    if capability() < 80:
+        return f"the GPU has compute capability {kinds.pop()}, and the kernels need 8.0 or newer"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed, and compiles the kernels"
     from thalweg.kernels.triton.xla import TARGET, compile_handler
@@ -44,85 +51,177 @@ def handler() -> Any:
 def reason_against(leaf: Leaf) -> str:
     """Why this code cannot step a parameter that is whole and has elements, "" if it can."""
     setting, shape, dtype = leaf.setting, leaf.p.shape, leaf.p.dtype.name
-    rule, handling = stand_in(setting.rule_at(1)), setting.handling
-    state = describe_state(setting.stored_rule, handling, shape, dtype)
+    state = describe_state(setting.stored_rule, setting.handling, shape, dtype)
     if reason := served.reason_against(setting, shape, dtype, state):
         return reason
-    if any(kept not in served.DTYPES for _, kept in state.values()) or handling.is_random:
-        return "kernels inside programs of XLA round to the nearest, and know no codes of eight bits"
-    if handling.on_nonfinite != "propagate":
-        return f"kernels inside programs of XLA know no on_nonfinite={handling.on_nonfinite!r}"
-    example = example_of(rule, shape)
-    program = trace(rule, example, spread_shapes(rule.entries(example), example))
-    if kinds_of(program, rule.stacked_axes).axes is not None:
-        return f"kernels of {type(rule).__name__} with rows and columns are not launched inside programs of XLA"
+    if setting.rule.keys(shape, Count):
+        return f"kernels inside programs of XLA do not count, as {type(setting.rule).__name__} does"
     return ""
 
 
-def run_native(jobs: Sequence[Job], step: Step, figures: Sequence[Mapping[str, Any]]) -> Results:
-    """figures: shapes of those that are wanted."""
-    groups: dict[Any, list[int]] = defaultdict(list)
-    for index, job in enumerate(jobs):
-        rule, stored = stand_in(job.setting.rule_at(1)), tuple((key, x.dtype) for key, x in job.state.items())
-        alike = id(job.setting), kind(rule, job.setting.handling, job.p.shape), job.p.dtype, job.g.dtype, stored
-        groups[alike].append(index)
-    found: dict[int, Any] = {}
-    for members in groups.values():
-        results = run_kind([jobs[i] for i in members], step, [figures[i] for i in members])
-        found.update(zip(members, results, strict=True))
-    values, states, stats = zip(*(found[i] for i in range(len(jobs))), strict=True)
-    return Results(list(values), list(states), None, list(stats))
+def reason_against_sums(leaf: Leaf) -> str:
+    """Why this code cannot sum over parts of a parameter that are on other devices, "" if it can."""
+    return "GPU kernels step shards only with stacked_axes=0" if leaf.setting.rule.stacked_axes else ""
 
 
-def run_kind(jobs: Sequence[Job], step: Step, figures: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """New values, states and figures of parameters of one kind."""
-    from thalweg.kernels.triton.xla import TARGET, Launches, Parameters, compile_for, lay_out, register
+class Native:
+    """Jobs in lists of one kind, each with what it launches."""
 
-    first, setting = jobs[0], jobs[0].setting
-    keys = list(setting.rule.entries(first.p.shape))
-    dtypes = {PARAMETER: first.p, GRADIENT: first.g, **{key: first.state[key] for key in keys}}
-    own = Parameters(
-        rule=stand_in(setting.rule_at(step.t)),
-        names=[job.names[0] for job in jobs],
-        shapes=[job.p.shape for job in jobs],
-        dtypes={key: x.dtype.name for key, x in dtypes.items()},
-        lr_scale=float(setting.lr_scale),
-        seed=setting.handling.seed,
-        maximize=setting.handling.maximize,
-        rated=step.lr is not None,
-        scaled=step.grad_scale is not None,
-    )
-    laid = lay_out(own, Launches(functools.partial(compile_for, capability())), observed=any(figures))
-    rule = rule_in_precision(setting.rule_at(step.t), "float32")
-    numbers = -1.0 if own.maximize else 1.0, *numbers_in(space, laid.numbers, options_of(rule))
-    written = [x for job in jobs for x in (job.p, *(job.state[key] for key in keys))]
-    singles = [step.t - 1, *([step.lr] if own.rated else []), *([step.grad_scale] if own.scaled else [])]
-    results = jax.ffi.ffi_call(
-        TARGET,
-        [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in laid.results],
-        input_output_aliases={i: i for i in range(len(written))},
-    )(
-        *written,
-        *(job.g for job in jobs),
-        jnp.stack([jnp.asarray(number, "float32") for number in numbers]),
-        *(jnp.asarray(in_precision(number, "float32"), "float32").reshape(1) for number in singles),
-        jnp.asarray(laid.chunks, "int32"),
-        jnp.asarray(laid.begins, "int32"),
-        jnp.asarray(laid.counts, "float32"),
-        key=register(handler(), laid),
-    )
-    news, told, row = iter(results[: len(written)]), results[len(written)], 0
-    found = []
-    for job, slices, wanted in zip(jobs, laid.slices, figures, strict=True):
-        p, state = next(news), {key: next(news) for key in keys}
-        stats = {}
-        for name, like in wanted.items():
-            place = laid.stats[name]
-            value = told[place, row : row + slices] if isinstance(place, int) else jnp.full(slices, place)
-            stats[name] = value.reshape(like.shape).astype(like.dtype)
-        row += slices
-        found.append((p, {key: state[key] for key in job.state}, stats))
-    return found
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        step: Step,
+        figures: Sequence[Mapping[str, Any]],
+        rules: Mapping[int, Rule] | None = None,
+    ) -> None:
+        """figures: shapes of those that are wanted. rules: at this step, by the id of their setting, if known."""
+        self.step, self.figures = step, figures
+        self.rules = rules or {id(job.setting): stand_in(job.setting.rule_at(step.t)) for job in jobs}
+        groups: dict[Any, list[int]] = defaultdict(list)
+        for index, job in enumerate(jobs):
+            rule, stored = self.rules[id(job.setting)], tuple((key, x.dtype) for key, x in job.state.items())
+            own = kind(rule, job.setting.handling, job.space.shape(job.p))
+            groups[id(job.setting), own, job.p.dtype, job.g.dtype, stored, axes_over(job)].append(index)
+        self.groups = list(groups.values())
+        self.kinds = [Kind([jobs[i] for i in own], step, self.rules, observed=any(figures)) for own in self.groups]
+
+    def of(self, jobs: Sequence[Job]) -> Native:
+        """The same for parts of the parameters, element by element."""
+        found = Native(jobs, self.step, self.figures, self.rules)
+        if found.groups != self.groups:  # whose numbers are those of the whole
+            raise RuleError("parts of parameters are of other kinds than the parameters")
+        return found
+
+    def numbers(self) -> list[Any]:
+        """What a step is given beside its arrays: the count, the rate, the scale of gradients; the numbers of lists."""
+        singles = [x for x in (self.step.t - 1, self.step.lr, self.step.grad_scale) if x is not None]
+        return [
+            *(jnp.asarray(in_precision(number, "float32"), "float32").reshape(1) for number in singles),
+            *(each.numbers(self.step) for each in self.kinds),
+        ]
+
+    def run(self, jobs: Sequence[Job], numbers: Sequence[Any]) -> Results:
+        first = len(numbers) - len(self.kinds)
+        runs = [
+            Run(each, [jobs[i] for i in members], [own, *numbers[:first]])
+            for each, members, own in zip(self.kinds, self.groups, numbers[first:], strict=True)
+        ]
+        fine = None
+        if self.step.guarded:
+            fine = jnp.all(jnp.concatenate([each.measure() for each in runs]))
+        found: dict[int, Any] = {}
+        for each, members in zip(runs, self.groups, strict=True):
+            found.update(zip(members, each.write(fine, [self.figures[i] for i in members]), strict=True))
+        values, states, stats = zip(*(found[i] for i in range(len(jobs))), strict=True)
+        return Results(list(values), list(states), fine, list(stats))
+
+
+class Kind:
+    """What a list of parameters of one kind launches."""
+
+    def __init__(self, jobs: Sequence[Job], step: Step, rules: Mapping[int, Rule], *, observed: bool) -> None:
+        from thalweg.kernels.triton.xla import Parameters, compile_for, record
+
+        first, self.setting = jobs[0], jobs[0].setting
+        own = Parameters(
+            rule=rules[id(self.setting)],
+            handling=self.setting.handling,
+            names=[job.names[0] for job in jobs],
+            shapes=[job.p.shape for job in jobs],
+            dtypes=(first.p.dtype.name, first.g.dtype.name),
+            states=[{key: (x.shape, x.dtype.name) for key, x in job.state.items()} for job in jobs],
+            lr_scale=float(self.setting.lr_scale),
+            rated=step.lr is not None,
+            scaled=step.grad_scale is not None,
+        )
+        wholes = [job.space.shape(job.p) for job in jobs]
+        if any(first.mesh_axes) and needs_sums(own.rule, wholes[0]):
+            own = own._replace(wholes=wholes)
+        self.recorded = record(own, functools.partial(compile_for, capability()), observed=observed)
+
+    def numbers(self, step: Step) -> Any:
+        rule = rule_in_precision(self.setting.rule_at(step.t), "float32")
+        sign = -1.0 if self.setting.handling.maximize else 1.0
+        numbers = sign, *numbers_in(space, self.recorded.numbers, options_of(rule))
+        return jnp.stack([jnp.asarray(number, "float32") for number in numbers])
+
+
+class Run:
+    """One list, in the middle of a step."""
+
+    def __init__(self, kind: Kind, jobs: Sequence[Job], numbers: Sequence[Any]) -> None:
+        self.recorded, self.jobs = kind.recorded, jobs
+        self.read = [*(job.g for job in jobs), *numbers]
+        #: What calls write: parameters and their state, and scratch once it is there.
+        self.written: Sequence[Any] = [x for job in jobs for x in (job.p, *job.state.values())]
+
+    def call(self, number: int, *allowed: Any) -> None:
+        from thalweg.kernels.triton.xla import TARGET, register
+
+        read = [*self.read, *allowed, *map(constant_of, self.recorded.tables)]
+        self.written = jax.ffi.ffi_call(
+            TARGET,
+            [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in self.recorded.results],
+            input_output_aliases={len(read) + i: i for i in range(len(self.written))},
+        )(*read, *self.written, key=register(handler(), self.recorded, number))
+
+    def complete(self, sums: Sequence[Sequence[Any]]) -> None:
+        """Add up over devices what a call has summed of their parts."""
+        results, over = list(self.written), self.jobs[0].space
+        for result, first, end, axes in itertools.chain.from_iterable(sums):
+            if names := over.across(axes):
+                total = jax.lax.psum(results[result][..., first:end], names)
+                results[result] = jax.lax.dynamic_update_slice_in_dim(results[result], total, first, -1)
+        self.written = results
+
+    def measure(self) -> Any:
+        """All that comes before writing: whether each parameter's step is finite."""
+        self.call(0, jnp.ones(1, "int32"))
+        return self.written[self.recorded.finite]
+
+    def write(self, fine: Any, figures: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """New values, states and figures. fine: whether anything is written; None: it is."""
+        if fine is None:
+            for number in range(len(self.recorded.calls)):
+                self.call(number)
+                self.complete(self.recorded.sums[number : number + 1])
+        else:
+            self.call(1, fine.astype("int32").reshape(1))
+        news, told, row = iter(self.written), self.written[self.recorded.figures], 0
+        found = []
+        for job, slices, wanted in zip(self.jobs, self.recorded.slices, figures, strict=True):
+            p, state, stats = next(news), {key: next(news) for key in job.state}, {}
+            for name, like in wanted.items():
+                place = self.recorded.stats[name]
+                value = told[place, row : row + slices] if isinstance(place, int) else jnp.full(slices, place)
+                stats[name] = value.reshape(like.shape).astype(like.dtype)
+            row += slices
+            found.append((p, state, stats))
+        return found
+
+
+def axes_over(job: Job) -> Any:
+    """How a parameter is divided, which all of a list have in common; None: it is whole."""
+    return job.mesh_axes if any(job.mesh_axes) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Numbers of the host."""
+
+    values: Any
+
+
+#: A table as a constant of the program. Arrays that functions close over are refused where these are divided.
+table_p = Primitive("thalweg_table")
+table_p.def_abstract_eval(lambda *, table: jax.typeof(table.values))
+mlir.register_lowering(table_p, lambda _, *, table: [mlir.ir_constant(table.values)])
+
+
+def constant_of(table: array[Any]) -> Any:
+    with jax.ensure_compile_time_eval():
+        values = jax.device_get(jnp.asarray(table))
+    return table_p.bind(table=Table(values))
 
 
 @functools.cache

@@ -11,9 +11,12 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from thalweg.arrays import Shape
+from thalweg.programs.extents import spread_shapes
 from thalweg.programs.graph import Value, needed_by
-from thalweg.programs.trace import PARAMETER, Program
+from thalweg.programs.trace import PARAMETER, Program, example_of, trace
 from thalweg.programs.verify import verify_schedule
+from thalweg.rules import Rule
 
 
 @dataclass(frozen=True)
@@ -214,3 +217,10 @@ def reductions_before(values: Iterable[object]) -> set[Value]:
 def reductions_of(program: Program) -> list[Value]:
     """All reductions that are needed for something."""
     return sorted((value for value in program.needed if value.is_reduction), key=lambda value: value.index)
+
+
+def needs_sums(rule: Rule, shape: Shape) -> bool:
+    """Whether a step of a parameter depends on sums; some are for people to look at alone."""
+    example = example_of(rule, shape)
+    program = trace(rule, example, spread_shapes(rule.entries(example), example))
+    return bool(reductions_before([program.delta, *program.state.values()]))

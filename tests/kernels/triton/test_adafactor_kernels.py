@@ -18,9 +18,11 @@ from tolerances import FUSED
 from thalweg.boundary import advance
 from thalweg.kernels.triton.cuts import MEASURING, STEPPING, Limits, cut_to_measure, matrices_of
 from thalweg.kernels.triton.derived_tiles import TilePasses, passes_for
+from thalweg.kernels.triton.launching import Compiled
 from thalweg.kernels.triton.passes import Step, Sum
 from thalweg.kernels.triton.rows import Operand
 from thalweg.kernels.triton.statistics import copies_of, length_of
+from thalweg.kernels.triton.uploads import Uploads
 from thalweg.rules import Adafactor
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling
@@ -69,7 +71,8 @@ class Model:
 
     def made(self, grads: Tensors, *, sharded: bool = False) -> Any:
         made = functools.partial(TilePasses, **self.limits) if self.limits else passes_for
-        return made(self.operands(), grads, self.rule, self.handling, tuple(self.states[0]), sharded=sharded)
+        memory = dict(uploads=Uploads(torch.device(DEVICE)), compiled=Compiled())
+        return made(self.operands(), grads, self.rule, self.handling, tuple(self.states[0]), sharded=sharded, **memory)
 
     def operands(self) -> list[Operand]:
         return [

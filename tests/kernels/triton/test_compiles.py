@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,32 @@ def registers_by_kernel(rule: str, options: dict[str, Any]) -> dict[str, int]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return {name: int(registers) for name, registers in map(str.split, done.stdout.splitlines())}
+
+
+def test_what_calls_from_xla_launch() -> None:
+    """Recorded and compiled without torch."""
+    script = """
+        import functools, sys
+        from types import SimpleNamespace
+        from thalweg.kernels.triton import xla
+        from thalweg.programs.trace import stand_in
+        from thalweg.rules import RULES
+        from thalweg.settings import Settings
+        from thalweg.storage import describe_state
+
+        def compile_calls(name, dtype, **options):
+            setting, shapes = Settings(RULES[name], options, None, []).base, [(256, 512), (768, 64)]
+            states = [describe_state(setting.stored_rule, setting.handling, shape, dtype) for shape in shapes]
+            facts = ["a", "b"], shapes, (dtype, "float32"), states, 1.0, True, False
+            own = xla.Parameters(stand_in(setting.stored_rule), setting.handling, *facts)
+            found = xla.record(own, functools.partial(xla.compile_for, 90), observed=False)
+            library = SimpleNamespace(thalweg_plan=lambda *plan: None)
+            return len({xla.register(library, found, number) for number in range(len(found.calls))})
+
+        assert compile_calls("LAMB", "float32", exempt=None) == 1
+        assert compile_calls("AdamW", "bfloat16", state_dtype="int8", rounding="stochastic") == 1
+        assert compile_calls("Adafactor", "bfloat16", on_nonfinite="skip") == 2
+        assert "torch" not in sys.modules
+    """
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=environment, check=True, timeout=240)

@@ -1,110 +1,195 @@
-"""What a call from XLA would launch: interpreted, over buffers of the host, it is the rule's step."""
+"""What calls from XLA would launch: interpreted, over buffers of the host, it is the rule's step."""
 
 from __future__ import annotations
 
+import itertools
 import struct
+from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import tolerances
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+import thalweg.torch  # noqa: E402
 from thalweg import rules  # noqa: E402
 from thalweg.kernels.triton import xla  # noqa: E402
 from thalweg.kernels.triton.numbers import INTERPRETED  # noqa: E402
-from thalweg.numpy import LAMB, AdamW  # noqa: E402
 from thalweg.programs.host import function_of, options_of  # noqa: E402
 from thalweg.programs.trace import stand_in  # noqa: E402
+from thalweg.settings import Settings  # noqa: E402
+from thalweg.spaces import torch as space  # noqa: E402
+from thalweg.storage import first_state  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,  # programs are interpreted
     pytest.mark.skipif(not INTERPRETED.value, reason="kernels are compiled here, and not interpreted"),
 ]
-SHAPES = {"w": (2, 30, 40), "b": (2, 7), "long": (2, 1, 2500)}
+night = partial(pytest.param, marks=pytest.mark.nightly)
+STACKS = [(2, 30, 40), (2, 7), (2, 1, 2500)]
+FACTORED = dict(min_dim_size_to_factor=8)
+
+
+class Recorded:
+    """The calls of a step of some parameters, run over tensors of the host as the handler runs them on a device."""
+
+    def __init__(
+        self, name: str, params: list[Any], options: dict[str, Any], *, observed: bool = False, wholes: Any = None
+    ) -> None:
+        setting = Settings(rules.RULES[name], options, None, []).base
+        self.rule, self.handling = setting.stored_rule, setting.handling
+        dtype = str(params[0].dtype).removeprefix("torch.")
+        first = [first_state(space, self.rule, self.handling, p) for p in params]
+        states = [{k: (tuple(x.shape), str(x.dtype).removeprefix("torch.")) for k, x in own.items()} for own in first]
+        shapes, names = [tuple(p.shape) for p in params], [str(i) for i in range(len(params))]
+        facts = names, shapes, (dtype, "float32"), states, 0.5, True, True, wholes
+        described = xla.Parameters(stand_in(self.rule), self.handling, *facts)
+        self.found = xla.record(described, remember, observed=observed)
+        self.results = [torch.zeros(shape, dtype=getattr(torch, dtype)) for shape, dtype in self.found.results]
+        own = iter(self.results)
+        self.params, self.states = [], []
+        for p, state in zip(params, first, strict=True):
+            self.params.append(next(own).copy_(p))
+            self.states.append({key: next(own).copy_(entry) for key, entry in state.items()})
+        self.count = 0
+
+    def calls(self, grads: list[Any], lr: float) -> Iterator[int]:
+        """One after the other. The scales of gradients, and of the rate, are undone by what they are given."""
+        sign = -1.0 if self.handling.maximize else 1.0
+        numbers = [sign, *function_of(self.found.numbers)(options_of(self.rule))]
+        singles = [torch.tensor([x], dtype=torch.float32) for x in (self.count, 2 * lr, 0.25)]
+        fine = torch.ones(1, dtype=torch.int32)
+        read = [*(4 * g for g in grads), torch.tensor(numbers), *singles]
+        read += [fine] if self.handling.on_nonfinite == "skip" else []
+        memory = [*read, *(torch.frombuffer(table, dtype=TYPES[table.typecode]) for table in self.found.tables)]
+        assert len(memory) == self.found.inputs
+        memory += self.results
+        table = [resolve(value, memory) for value in self.found.addresses]
+        self.results[-1].view(torch.int64).copy_(torch.tensor(table, dtype=torch.int64))
+        for number, call in enumerate(self.found.calls):
+            for launch in call:
+                run(launch, memory)
+            yield number
+            if self.handling.on_nonfinite == "skip" and call is not self.found.calls[-1]:
+                fine[0] = int(self.results[self.found.finite].all())
+        self.count += int(fine)
+        self.was_taken = bool(fine)
+
+    def step(self, grads: list[Any], lr: float) -> bool:
+        """Whether the step was taken."""
+        for _ in self.calls(grads, lr):
+            pass
+        return self.was_taken
+
+
+TYPES = {"i": torch.int32, "f": torch.float32}
+
+
+def remember(kernel: Any, kinds: Any, constants: Any, warps: int) -> Any:
+    return SimpleNamespace(kernel=kernel, kinds=kinds, constants=constants, warps=warps)
 
 
 def resolve(value: int, memory: list[Any]) -> int:
     buffer, offset = divmod(value, 1 << 44)
-    return int(memory[buffer - 1].data_ptr()) + offset if value else 0
+    return int(memory[buffer - 1].data_ptr()) + offset if buffer else value
 
 
-@pytest.mark.parametrize(
-    ("rule", "made", "options"),
-    [
-        (rules.LAMB, LAMB, dict(exempt=None, stacked_axes=1)),
-        (rules.AdamW, AdamW, {}),
-        pytest.param(rules.LAMB, LAMB, dict(exempt=None), marks=pytest.mark.nightly),
-    ],
-    ids=["LAMB, stacks", "AdamW", "LAMB"],
-)
-def test_launches_take_the_step(rule: Any, made: Any, options: dict[str, Any]) -> None:
-    rng = np.random.default_rng(0)
-    options = dict(weight_decay=0.1, **options)
-    params = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
-    grads = [{name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()} for _ in range(2)]
-    reference = {name: p.copy() for name, p in params.items()}
-    optimizer = made(lr=0.1, engine="reference", **options)
-    for g in grads:
-        optimizer.step(reference, g)
-
-    own = rule(**options)
-    keys = list(own.entries(SHAPES["w"]))
-    dtypes = dict.fromkeys(["p", "g", *keys], "float32")
-    described = xla.Parameters(stand_in(own), list(SHAPES), list(SHAPES.values()), dtypes, 0.5, 0, False, True, True)
-    laid = xla.lay_out(described, xla.Launches(remember), observed=True)
-    found, values, places, written, table, *_ = laid
-    results = [torch.zeros(shape, dtype=getattr(torch, dtype)) for shape, dtype in laid.results]
-    for index, name in enumerate(SHAPES):
-        results[index * (1 + len(keys))].copy_(torch.from_numpy(params[name]))
-    for t, g in enumerate(grads):
-        numbers = [1.0, *function_of(laid.numbers)(options_of(own))]
-        # the scale of gradients makes up for theirs, the rate for that of the learning rate
-        singles = [torch.tensor([x]) for x in (float(t), 0.2, 0.25)]
-        memory = [
-            *results[:written],
-            *(torch.from_numpy(g[name] * 4) for name in SHAPES),
-            torch.tensor(numbers),
-            *singles,
-        ]
-        memory += [torch.tensor(laid.chunks, dtype=torch.int32), torch.tensor(laid.begins, dtype=torch.int32)]
-        memory += [torch.tensor(laid.counts, dtype=torch.float32), *results]
-        assert memory[table] is results[-1]
-        whole = list(values)
-        for place in places:
-            whole[place] = resolve(whole[place], memory)
-        results[-1].view(torch.int64).copy_(torch.tensor(whole, dtype=torch.int64))
-        for launch in found.launches:
-            run(found, launch, memory)
-    for index, name in enumerate(SHAPES):
-        new = results[index * (1 + len(keys))].numpy()
-        distance = np.abs(reference[name] - params[name]).max()
-        assert np.abs(new - reference[name]).max() <= tolerances.FLOAT32 * distance
-        for k, key in enumerate(keys):
-            kept = optimizer.state[name][key]
-            error = np.abs(results[index * (1 + len(keys)) + 1 + k].numpy() - kept).max()
-            assert error <= tolerances.FLOAT32 * np.abs(kept).max()
-
-
-def remember(kernel: Any, given: Any, constants: Any, warps: int) -> Any:
-    return SimpleNamespace(kernel=kernel, given=given, constants=constants, warps=warps)
-
-
-def run(found: Any, launch: Any, memory: list[Any]) -> None:
-    place, threads, first, count, grid = launch
-    made = found.kernels[place]
-    assert threads == 32 * made.warps
-    names = [name for name in made.kernel.arg_names if made.given.get(name) is not None]
-    assert count == len(names)
+def run(launch: Any, memory: list[Any]) -> None:
+    made = launch.kernel
+    assert launch.threads == 32 * made.warps
     arguments = {}
-    for name, (buffer, value) in zip(names, found.arguments[first : first + count], strict=True):
-        kind = made.given[name][0]
+    for (name, (kind, aligned)), (buffer, value) in zip(made.kinds.items(), launch.arguments, strict=True):
         if buffer == xla.NUMBER:
             arguments[name] = struct.unpack("<f", struct.pack("<i", value))[0] if kind == "fp32" else value
         else:
             own = memory[buffer].view(torch.int64) if kind == "*i64" else memory[buffer]
+            assert aligned == (value % 16 == 0)
             arguments[name] = own.flatten()[value // own.element_size() :]
-    made.kernel[grid](**arguments, **made.constants)
+    made.kernel[launch.grid](**arguments, **made.constants)
+
+
+def problem(shapes: list[Any], dtype: Any, steps: int) -> tuple[list[Any], list[list[Any]]]:
+    made = torch.Generator().manual_seed(0)
+    params = [torch.randn(shape, generator=made).to(dtype) for shape in shapes]
+    return params, [[torch.randn(shape, generator=made) for shape in shapes] for _ in range(steps)]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shapes", "dtype"),
+    [
+        pytest.param("LAMB", dict(exempt=None, stacked_axes=1, weight_decay=0.1), STACKS, "float32", id="LAMB, stacks"),
+        pytest.param("AdamW", dict(weight_decay=0.1, maximize=True), STACKS, "float32", id="AdamW"),
+        pytest.param("Adafactor", FACTORED, [(30, 40), (9, 20, 3)], "float32", id="Adafactor"),
+        pytest.param("LAMB", dict(exempt=None, on_nonfinite="skip"), STACKS, "float32", id="LAMB, guarded"),
+        pytest.param("AdamW", dict(rounding="stochastic"), [(20, 30)], "bfloat16", id="AdamW, stochastic"),
+        pytest.param("AdamW", dict(state_dtype="int8"), [(64, 128)], "float32", id="AdamW, eight bits"),
+        night("Adafactor", dict(on_nonfinite="skip", **FACTORED), [(30, 40)], "bfloat16", id="Adafactor, guarded"),
+        night("AdamW", dict(rounding="compensated"), [(20, 30)], "bfloat16", id="AdamW, compensated"),
+        night("SGD", dict(momentum=0.9), STACKS, "float32", id="SGD"),
+        night("Lion", dict(state_dtype="bfloat16"), STACKS, "float32", id="Lion"),
+        night("LARS", {}, STACKS, "float32", id="LARS"),
+        night("SGD", dict(momentum=0.9, averaged=0.9, cautious=True), STACKS, "float32", id="SGD, averaged, cautious"),
+    ],
+)
+def test_launches_take_the_step(name: str, options: dict[str, Any], shapes: list[Any], dtype: str) -> None:
+    params, grads = problem(shapes, getattr(torch, dtype), 2)
+    made = Recorded(name, params, options, observed=name == "LAMB")
+    reference = {str(i): torch.nn.Parameter(p.clone()) for i, p in enumerate(params)}
+    optimizer = getattr(thalweg.torch, name)(reference.items(), lr=0.1, engine="reference", **options)
+    for g in grads:
+        for p, own in zip(reference.values(), g, strict=True):
+            p.grad = own.to(p.dtype) if p.dtype != torch.float32 else own
+        optimizer.step()
+        assert made.step([p.grad.float() for p in reference.values()], 0.1)
+    for index, p in enumerate(reference.values()):
+        state = optimizer.state[p]
+        assert_close(made.params[index], p.detach())
+        for key, entry in made.states[index].items():
+            assert_close(entry, state[key])
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    if found.dtype == torch.float32:
+        assert (found - expected).abs().max() <= tolerances.FLOAT32 * expected.abs().max()
+    else:
+        assert (found != expected).float().mean() <= tolerances.FLIPPED
+
+
+@pytest.mark.parametrize("name", ["LAMB", night("AdamW", id="AdamW"), "Adafactor"])
+def test_nothing_is_written_unless_all_is_finite(name: str) -> None:
+    params, (good, bad) = problem([(30, 40), (9, 20)], torch.float32, 2)
+    options = FACTORED if name == "Adafactor" else dict(exempt=None) if name == "LAMB" else {}
+    made = Recorded(name, params, dict(on_nonfinite="skip", **options))
+    bad[1][3, 4] = torch.inf
+    assert made.step(good, 0.1)
+    before = [x.clone() for x in made.results[: 2 + sum(map(len, made.states))]]
+    assert not made.step(bad, 0.1)
+    for x, old in zip(made.results, before, strict=False):
+        assert torch.equal(x, old)
+    assert made.step(good, 0.1)
+    assert not torch.equal(made.results[0], before[0])
+
+
+def test_sums_of_parts_are_completed_between_calls() -> None:
+    params, grads = problem([(30, 40), (8, 6)], torch.float32, 2)
+    whole = Recorded("LAMB", params, dict(exempt=None))
+    wholes = [tuple(p.shape) for p in params]
+    parts = [[p.chunk(2)[i] for p in params] for i in range(2)]
+    devices = [Recorded("LAMB", own, dict(exempt=None), wholes=wholes) for own in parts]
+    for g in grads:
+        whole.step(g, 0.1)
+        own = [[x.chunk(2)[i].contiguous() for x in g] for i in range(2)]
+        for number, _ in zip(*(each.calls(mine, 0.1) for each, mine in zip(devices, own, strict=True)), strict=True):
+            sums = devices[0].found.sums[number : number + 1]
+            for result, first, end, axes in itertools.chain.from_iterable(sums):
+                assert axes is None
+                total = sum(each.results[result][..., first:end] for each in devices)
+                for each in devices:
+                    each.results[result][..., first:end] = total
+    assert [len(own) for own in devices[0].found.sums] == [1]
+    for index, p in enumerate(whole.params):
+        assert_close(torch.cat([each.params[index] for each in devices]), p)

@@ -1,22 +1,21 @@
-"""Passes that are made from a rule, over lists of torch's tensors."""
+"""Passes that are made from a rule, over lists of tensors."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 import triton
-from torch import Tensor
+import triton.language as tl
 
 from thalweg.arrays import Shape
-from thalweg.kernels.triton.launching import kind_of
 from thalweg.kernels.triton.loading import kernels_for
 from thalweg.kernels.triton.memory import Stored
-from thalweg.kernels.triton.passes import DTYPES, Passes, Step, Sum
-from thalweg.kernels.triton.rows import Operand
+from thalweg.kernels.triton.passes import Passes, Step, Sum, dtype_of, kind_of
+from thalweg.kernels.triton.rows import Operand, Tensor
 from thalweg.kernels.triton.stages import DECIDED, MEASURE, REHEARSE, WARPS, WRITE
 from thalweg.kernels.triton.tables import add_up
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
@@ -41,8 +40,8 @@ def stored_as(operand: Operand, g: Tensor, keys: Sequence[str]) -> tuple[tuple[S
     tensors = {PARAMETER: operand.p, GRADIENT: g, **entries}
     if operand.record is not None:
         tensors[RECORD] = operand.record
-    stored = tuple(Stored(key, x.element_size(), x.dtype == torch.float32) for key, x in tensors.items())
-    return stored, {key: DTYPES[entry.dtype] for key, entry in entries.items()}
+    stored = tuple(Stored(key, x.element_size(), dtype_of(x.dtype) == tl.float32) for key, x in tensors.items())
+    return stored, {key: dtype_of(entry.dtype) for key, entry in entries.items()}
 
 
 class DerivedPasses(Passes):
@@ -58,16 +57,18 @@ class DerivedPasses(Passes):
         *,
         sharded: bool,
         rated: bool = True,
+        **memory: Any,
     ) -> None:
+        """memory: what makes it, and launches kernels, as ``Passes`` takes them."""
         stored, dtypes = stored_as(operands[0], grads[0], keys)
         shape, guarded = example_of(rule, whole_of(operands[0])), handling.on_nonfinite != "propagate"
         random = handling.state_rounding == "stochastic"
         self.kernels = kernels_for(rule, shape, stored, guarded, sharded, rated, random)
         ends = list(itertools.accumulate(map(len, self.kernels.emitted.sums), initial=0))
-        super().__init__(operands, grads, rule, handling, self.kernels.emitted, ends[-1], dtypes)
+        super().__init__(operands, grads, rule, handling, self.kernels.emitted, ends[-1], dtypes, **memory)
         counts = [elements_of(operand, rule.stacked_axes) for operand in operands]
         by_row = [own for own, slices in zip(counts, self.tables.slices, strict=True) for _ in range(slices)]
-        self.counts = self.uploads.table(torch.tensor(by_row, dtype=torch.float32))
+        self.counts = self.uploads.table(array("f", by_row))
         #: Of each pass: where its chunks leave their sums, and the totals of tensors. Made once: views take time.
         self.places = [(self.partials[begin:end], self.totals[:, begin:end]) for begin, end in itertools.pairwise(ends)]
         self.sums = [[Sum(totals, None)] for _, totals in self.places]
@@ -88,11 +89,11 @@ class DerivedPasses(Passes):
         if self.last or self.guarded:
             self.settle(step, counts=self.handling.on_nonfinite != "raise")  # of which nothing may be seen if it raises
 
-    def write(self, step: Step) -> None:
+    def write(self, step: Step, *, observed: bool = True) -> None:
         if self.handling.on_nonfinite == "raise":
             self.settle(step, counts=True)
         self.go(step, self.last, WRITE)
-        if self.emitted.sums[self.last]:
+        if self.emitted.sums[self.last] and observed:
             self.add_up(self.last)
             self.decide_after(step, self.last)
         if not self.last and not self.guarded:  # the only pass has read the number of the step

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from thalweg.arrays import Shape
 from thalweg.kernels.triton import statistics as of_statistics
@@ -17,11 +17,10 @@ from thalweg.kernels.triton import tiles as of_tiles
 from thalweg.kernels.triton.cuts import MEASURING, STEPPING, Limits, cut_to_measure, cut_to_step, matrices_of
 from thalweg.kernels.triton.derived import DerivedPasses, elements_of, stored_as, whole_of
 from thalweg.kernels.triton.emit_tiles import EmittedTiles, emit_tiles
-from thalweg.kernels.triton.launching import kind_of
 from thalweg.kernels.triton.loading import loaded, named_in, title_of, traced
 from thalweg.kernels.triton.memory import Stored, sizes_of
-from thalweg.kernels.triton.passes import Passes, Step, Sum
-from thalweg.kernels.triton.rows import Operand
+from thalweg.kernels.triton.passes import Passes, Step, Sum, kind_of
+from thalweg.kernels.triton.rows import Operand, Tensor
 from thalweg.kernels.triton.stages import DECIDED, MEASURE, REHEARSE, WRITE
 from thalweg.kernels.triton.statistics import COMPUTED, Statistics
 from thalweg.kernels.triton.tables import ALIGNMENT, add_up
@@ -42,11 +41,12 @@ def passes_for(
     *,
     sharded: bool,
     rated: bool = True,
+    **memory: Any,
 ) -> Passes:
-    """The passes of a rule over parameters of one kind. rated: whether there is an lr."""
+    """The passes of a rule over parameters of one kind. rated: whether there is an lr. memory: as Passes takes it."""
     program = traced(rule, example_for(operands, rule), rated)
     made = DerivedPasses if kinds_of(program, rule.stacked_axes).axes is None else TilePasses
-    return made(operands, grads, rule, handling, keys, sharded=sharded, rated=rated)
+    return made(operands, grads, rule, handling, keys, sharded=sharded, rated=rated, **memory)
 
 
 def example_for(operands: Sequence[Operand], rule: Rule) -> Shape:
@@ -101,13 +101,14 @@ class TilePasses(Passes):
         rated: bool = True,
         measuring: Limits = MEASURING,
         stepping: Limits = STEPPING,
+        **memory: Any,
     ) -> None:
         """measuring, stepping: how large tiles may be in passes that sum, and in all others."""
         stored, dtypes = stored_as(operands[0], grads[0], keys)
         guarded, random = handling.on_nonfinite != "propagate", handling.state_rounding == "stochastic"
         made = kernels_for(rule, example_for(operands, rule), stored, guarded, sharded, rated, random)
         emitted, kinds, self.kernels = made
-        super().__init__(operands, grads, rule, handling, emitted, emitted.begins[-1], dtypes)
+        super().__init__(operands, grads, rule, handling, emitted, emitted.begins[-1], dtypes, **memory)
         assert kinds.axes is not None
         stacked, axes = rule.stacked_axes, kinds.axes
         #: Of everything that is as large as a parameter: elements that one load takes, where lines begin at addresses
@@ -129,13 +130,13 @@ class TilePasses(Passes):
         self.measuring = Grid(cuts, self.uploads, measuring.warps)
         self.stepping = Grid(cut_to_step(seen, self.vector, stepping), self.uploads, stepping.warps)
         self.uploads.drop(self.partials)
-        self.partials = self.empty(self.totals.shape[1], self.stepping.count)
+        self.partials = self.uploads.empty((self.totals.shape[1], self.stepping.count))
         counts = [
             (elements_of(operand, stacked), *(max(1, whole_of(operand)[axis]) for axis in axes))
             for operand, slices in zip(operands, self.tables.slices, strict=True)
             for _ in range(slices)
         ]
-        self.counts = self.uploads.table(torch.tensor(counts, dtype=torch.float32).reshape(-1, 3))
+        self.counts = self.uploads.table(array("f", itertools.chain.from_iterable(counts)), 3)
         self.blocks = {number: self.statistics.blocks(own) for number, own in self.emitted.between.items()}
         self.kept = self.statistics.blocks(self.emitted.kept) if self.emitted.kept else None
         self.sums = self.sums_of_passes()
@@ -168,13 +169,14 @@ class TilePasses(Passes):
             yield [Sum(self.failures, None)]
         self.settle(step, counts=self.handling.on_nonfinite != "raise")  # of which nothing may be seen if it raises
 
-    def write(self, step: Step) -> None:
+    def write(self, step: Step, *, observed: bool = True) -> None:
         if self.handling.on_nonfinite == "raise":
             self.settle(step, counts=True)
         self.go(step, self.last, WRITE)
         self.keep(step, WRITE)
-        self.add_up(self.last)
-        self.compute_after(step, self.last)
+        if observed:
+            self.add_up(self.last)
+            self.compute_after(step, self.last)
 
     def add_up(self, number: int) -> None:
         if self.emitted.gathers[number]:

@@ -31,7 +31,7 @@ from thalweg.kernels.triton.kron_plan import Plan
 from thalweg.kernels.triton.kron_refresh import Refresh
 from thalweg.kernels.triton.kron_served import reason_unserved
 from thalweg.kernels.triton.products import Device, ceiling
-from thalweg.kernels.triton.tables import in_blocks
+from thalweg.kernels.triton.uploads import in_blocks
 from thalweg.rules import Kron
 from thalweg.settings import Handling
 

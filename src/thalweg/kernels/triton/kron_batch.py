@@ -15,7 +15,8 @@ from thalweg.boundary import ROUNDING_STREAM
 from thalweg.codecs import scale_key
 from thalweg.kernels.triton.kron_layout import FIGURES, OWN_FIGURES, PANELS, G, Layout, Panel, Q
 from thalweg.kernels.triton.products import Device, ceiling, device_of
-from thalweg.kernels.triton.tables import ALIGNMENT, Uploads, are_aligned
+from thalweg.kernels.triton.tables import ALIGNMENT, are_aligned
+from thalweg.kernels.triton.uploads import Uploads
 from thalweg.rules import Kron
 from thalweg.rules.noise import NORMAL_STREAMS, stream_key, tensor_id
 

@@ -21,7 +21,7 @@ from thalweg.kernels.triton.kron_launches import Launches
 from thalweg.kernels.triton.kron_layout import TURNED, VECTOR, Factor, Panel
 from thalweg.kernels.triton.kron_products import turn_kernel
 from thalweg.kernels.triton.kron_whitening import Products
-from thalweg.kernels.triton.passes import DTYPES, NARROW
+from thalweg.kernels.triton.passes import NARROW, dtype_of
 from thalweg.kernels.triton.products import ceiling, padded
 from thalweg.rules import Kron
 from thalweg.settings import Handling
@@ -49,14 +49,14 @@ class Plan:
             slices=batch.slices,
             finite=batch.finite,
             axis=self.layout.factors[0].axis,
-            P_DTYPE=DTYPES[batch.p_dtype],
-            G_DTYPE=DTYPES[batch.g_dtype],
-            M_DTYPE=DTYPES[batch.m_dtype],
+            P_DTYPE=dtype_of(batch.p_dtype),
+            G_DTYPE=dtype_of(batch.g_dtype),
+            M_DTYPE=dtype_of(batch.m_dtype),
             GROUP=batch.group,
-            Q_DTYPE=DTYPES[batch.q_dtype],
-            DTYPE=DTYPES[batch.operand],
-            OUT_DTYPE=DTYPES[batch.operand],
-            STOCHASTIC=batch.p_dtype in NARROW and handling.rounding == "stochastic",
+            Q_DTYPE=dtype_of(batch.q_dtype),
+            DTYPE=dtype_of(batch.operand),
+            OUT_DTYPE=dtype_of(batch.operand),
+            STOCHASTIC=dtype_of(batch.p_dtype) in NARROW and handling.rounding == "stochastic",
             SCALES_FIRST=rule.init_scale is None,
             GUARDED=self.guarded,
             ALIGNED=aligned,

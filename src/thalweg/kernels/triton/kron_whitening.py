@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
+import triton.language as tl
 
 from thalweg.kernels.triton.kron_diagonal import scaled_kernel
 from thalweg.kernels.triton.kron_layout import Factor, G, Panel
 from thalweg.kernels.triton.kron_products import multiply_kernel, symmetric_kernel
-from thalweg.kernels.triton.passes import DTYPES
 
 if TYPE_CHECKING:
     from thalweg.kernels.triton.kron_plan import Plan
@@ -60,7 +59,7 @@ class Products:
         rows, columns, layout = a.rows, b.rows, self.plan.layout
         blocks = layout.wide if (rows, columns) == (layout.rows, layout.columns) else layout.narrow
         # what is no operand of a product is kept in full
-        exact = dict(OUT_DTYPE=DTYPES[torch.float32], CUTS=False) if out is layout.h else {}
+        exact = dict(OUT_DTYPE=tl.float32, CUTS=False) if out is layout.h else {}
         self.plan.add(
             multiply_kernel,
             blocks.tiles(rows, columns),

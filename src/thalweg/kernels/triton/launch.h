@@ -2,18 +2,12 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <map>
-#include <mutex>
-#include <string>
 #include <type_traits>
-#include <unordered_map>
 #include <vector>
 
-#include "xla/ffi/api/c_api.h"
-
-#define EXPORTED extern "C" __attribute__((visibility("default")))
+#include "calls.h"
 
 struct Kernel {
     const void* image;
@@ -27,16 +21,17 @@ struct Launch {
 };
 
 struct Argument {
-    int64_t buffer, value;  // buffer: among arguments, then results, `value` bytes behind its beginning; -1: the value
+    int64_t buffer, value;  // `value` bytes behind the beginning of a buffer; -1: the value itself
 };
 
+// Buffers are those that are read alone, the first arguments, and then the results, with which all other arguments share
+// their memory. The last result is the table of addresses.
 struct Plan {
     const Kernel* kernels;
     const Launch* launches;
     const Argument* arguments;
-    const int64_t* values;  // of the table; at `places` they are a buffer's number, from 1, above 44 bits, and bytes
-    const int32_t* places;
-    int64_t launch_count, value_count, place_count, written, table;
+    const int64_t* values;  // of the table; all that are 2 ** PLACE_BITS or more are places
+    int64_t launch_count, value_count, inputs;
 };
 
 namespace {
@@ -54,6 +49,7 @@ struct Driver {
     int (*launch)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
                   void**);
     int (*error)(int, const char**);
+    int (*exchange_mode)(int*);
     bool found = false;
 
     Driver() {
@@ -65,7 +61,8 @@ struct Driver {
         };
         found = get(stream_context, "cuStreamGetCtx") && get(push, "cuCtxPushCurrent_v2") &&
                 get(pop, "cuCtxPopCurrent_v2") && get(load, "cuModuleLoadData") && get(find, "cuModuleGetFunction") &&
-                get(attribute, "cuFuncSetAttribute") && get(launch, "cuLaunchKernel") && get(error, "cuGetErrorName");
+                get(attribute, "cuFuncSetAttribute") && get(launch, "cuLaunchKernel") && get(error, "cuGetErrorName") &&
+                get(exchange_mode, "cuThreadExchangeStreamCaptureMode");
     }
 };
 
@@ -74,81 +71,99 @@ const Driver& driver() {
     return *found;
 }
 
-std::mutex mutex;
-std::unordered_map<std::string, const Plan*> plans;
 std::map<std::pair<Context, const void*>, Function> functions;
 
 constexpr int MOST = 32;   // parameters of a kernel
-constexpr int ROOM = 496;  // numbers that fit into the parameters of the kernel below
-const char* const UPLOAD = R"(
-.version 7.8
+
+// A kernel that writes its parameters to memory, so many numbers at most. Older drivers do not load the wider one.
+template <int NUMBERS>
+const char* upload_source(const char* version) {
+    static const std::string text = std::string(".version ") + version + R"(
 .target sm_70
 .address_size 64
-.visible .entry upload(.param .u64 dst, .param .u32 count, .param .align 8 .b8 values[3968])
+.visible .entry upload(.param .u64 dst, .param .u32 count, .param .align 8 .b8 values[)" +
+                                    std::to_string(8 * NUMBERS) + R"(])
 {
   .reg .pred %p;
-  .reg .b32 %r<4>;
+  .reg .b32 %r<3>;
   .reg .b64 %rd<8>;
   ld.param.u64 %rd1, [dst];
   ld.param.u32 %r1, [count];
+  cvta.to.global.u64 %rd6, %rd1;
+  mov.b64 %rd3, values;
   mov.u32 %r2, %tid.x;
+next:
   setp.ge.u32 %p, %r2, %r1;
   @%p bra done;
   mul.wide.u32 %rd2, %r2, 8;
-  mov.b64 %rd3, values;
   add.s64 %rd4, %rd3, %rd2;
   ld.param.u64 %rd5, [%rd4];
-  cvta.to.global.u64 %rd6, %rd1;
   add.s64 %rd7, %rd6, %rd2;
   st.global.u64 [%rd7], %rd5;
+  add.u32 %r2, %r2, 512;
+  bra next;
 done:
   ret;
 }
 )";
-
-XLA_FFI_Error* fail(const XLA_FFI_CallFrame* frame, const std::string& message) {
-    XLA_FFI_Error_Create_Args args{XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, message.c_str(),
-                                   XLA_FFI_Error_Code_INTERNAL};
-    return frame->api->XLA_FFI_Error_Create(&args);
+    return text.c_str();
 }
 
-char* data(const XLA_FFI_CallFrame* frame, int64_t index) {
-    void* found = index < frame->args.size ? frame->args.args[index] : frame->rets.rets[index - frame->args.size];
-    return static_cast<char*>(static_cast<const XLA_FFI_Buffer*>(found)->data);
+char* data(const XLA_FFI_CallFrame* frame, const Plan& plan, int64_t index) {
+    const auto& found = index < plan.inputs ? argument(frame, index) : result(frame, index - plan.inputs);
+    return static_cast<char*>(found.data);
 }
 
-// Functions are loaded once for each device, under the lock.
+int load(const Kernel& kernel, Function* found) {
+    void* module;
+    if (int code = driver().load(&module, kernel.image)) return code;
+    if (int code = driver().find(found, module, kernel.name)) return code;
+    return kernel.shared > 48 * 1024 ? driver().attribute(*found, 8, int(kernel.shared)) : 0;
+}
+
+// Functions are loaded once for each device, under the lock, also while XLA captures a stream.
 int function_of(Context context, const Kernel& kernel, Function* found) {
     std::lock_guard<std::mutex> lock(mutex);
     Function& known = functions[{context, kernel.image}];
+    int code = 0;
     if (!known) {
-        void* module;
-        if (int code = driver().load(&module, kernel.image)) return code;
-        if (int code = driver().find(&known, module, kernel.name)) return code;
-        if (kernel.shared > 48 * 1024)
-            if (int code = driver().attribute(known, 8, int(kernel.shared))) return code;
+        int mode = 2;  // relaxed
+        driver().exchange_mode(&mode);
+        code = load(kernel, &known);
+        driver().exchange_mode(&mode);
     }
     *found = known;
-    return 0;
+    return code;
 }
 
-int run(const XLA_FFI_CallFrame* frame, const Plan& plan, Context context, void* stream) {
-    static const Kernel upload{UPLOAD, "upload", 0};
-    std::vector<int64_t> values(plan.values, plan.values + plan.value_count);
-    for (int64_t i = 0; i < plan.place_count; i++) {
-        int64_t& own = values[size_t(plan.places[i])];
-        if (own) own = reinterpret_cast<int64_t>(data(frame, (own >> 44) - 1)) + (own & ((int64_t(1) << 44) - 1));
-    }
+template <int NUMBERS>
+int upload(const std::vector<int64_t>& values, char* to, Context context, void* stream, const char* version) {
+    static const Kernel kernel{upload_source<NUMBERS>(version), "upload", 0};
     Function function;
-    if (int code = function_of(context, upload, &function)) return code;
-    for (int64_t first = 0; first < plan.value_count; first += ROOM) {
-        char* to = data(frame, plan.table) + 8 * first;
-        auto count = unsigned(std::min<int64_t>(ROOM, plan.value_count - first));
-        int64_t part[ROOM] = {};
+    if (int code = function_of(context, kernel, &function)) return code;
+    for (size_t first = 0; first < values.size(); first += NUMBERS) {
+        auto count = unsigned(std::min<size_t>(NUMBERS, values.size() - first));
+        int64_t part[NUMBERS];
         std::memcpy(part, values.data() + first, 8 * count);
         void* params[] = {&to, &count, part};
         if (int code = driver().launch(function, 1, 1, 1, 512, 1, 1, 0, stream, params, nullptr)) return code;
+        to += 8 * count;
     }
+    return 0;
+}
+
+constexpr int FEW = 496, MANY = 4080;  // as many as fit into 4 and 32 KB
+
+int run(const XLA_FFI_CallFrame* frame, const Plan& plan, Context context, void* stream) {
+    std::vector<int64_t> values(plan.values, plan.values + plan.value_count);
+    for (int64_t& value : values)
+        if (value >> PLACE_BITS)
+            value = reinterpret_cast<int64_t>(data(frame, plan, (value >> PLACE_BITS) - 1)) +
+                    (value & ((int64_t(1) << PLACE_BITS) - 1));
+    char* table = data(frame, plan, plan.inputs + frame->rets.size - 1);
+    if (plan.value_count <= FEW || upload<MANY>(values, table, context, stream, "8.1"))
+        if (int code = upload<FEW>(values, table, context, stream, "7.8")) return code;
+    Function function;
     for (int64_t i = 0; i < plan.launch_count; i++) {
         const Launch& launch = plan.launches[i];
         const Kernel& kernel = plan.kernels[launch.kernel];
@@ -159,7 +174,7 @@ int run(const XLA_FFI_CallFrame* frame, const Plan& plan, Context context, void*
             params[k] = numbers + k;
             if (k >= launch.count) continue;
             const Argument& argument = plan.arguments[launch.first + k];
-            const int64_t base = argument.buffer < 0 ? 0 : reinterpret_cast<int64_t>(data(frame, argument.buffer));
+            const int64_t base = argument.buffer < 0 ? 0 : reinterpret_cast<int64_t>(data(frame, plan, argument.buffer));
             numbers[k] = base + argument.value;
         }
         const auto [x, y, z] = launch.grid;
@@ -170,28 +185,11 @@ int run(const XLA_FFI_CallFrame* frame, const Plan& plan, Context context, void*
     return 0;
 }
 
-XLA_FFI_Error* launch_all(XLA_FFI_CallFrame* frame) {
-    for (auto* extension = frame->extension_start; extension; extension = extension->next)
-        if (extension->type == XLA_FFI_Extension_Metadata) {
-            auto* metadata = reinterpret_cast<XLA_FFI_Metadata_Extension*>(extension)->metadata;
-            metadata->api_version = {XLA_FFI_Api_Version_STRUCT_SIZE, nullptr, XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR};
-            metadata->traits = 0;
-            return nullptr;
-        }
+XLA_FFI_Error* launch_all(const XLA_FFI_CallFrame* frame) {
     if (!driver().found) return fail(frame, "thalweg: the driver of the GPU cannot be loaded");
-    const auto* key = static_cast<const XLA_FFI_ByteSpan*>(frame->attrs.attrs[0]);
     const Plan* plan = nullptr;
-    {
-        std::lock_guard<std::mutex> lock(mutex);
-        const auto found = plans.find(std::string(key->ptr, key->len));
-        if (found != plans.end()) plan = found->second;
-    }
-    if (!plan)
-        return fail(frame, "thalweg: this program was compiled in another process, and native code is laid out in "
-                           "each: trace the step here, or compile it with engine='xla'");
-    for (int64_t i = 0; i < plan->written; i++)
-        if (data(frame, i) != data(frame, frame->args.size + i))
-            return fail(frame, "thalweg: XLA gave a buffer that is to be written in place another place");
+    if (XLA_FFI_Error* error = find_plan(frame, &plan)) return error;
+    if (XLA_FFI_Error* error = check_in_place(frame, plan->inputs, frame->args.size - plan->inputs)) return error;
     XLA_FFI_Stream_Get_Args args{XLA_FFI_Stream_Get_Args_STRUCT_SIZE, nullptr, frame->ctx, nullptr};
     if (XLA_FFI_Error* error = frame->api->XLA_FFI_Stream_Get(&args)) return error;
     Context context, popped;
@@ -209,9 +207,6 @@ XLA_FFI_Error* launch_all(XLA_FFI_CallFrame* frame) {
 
 }  // namespace
 
-EXPORTED void thalweg_plan(const char* key, const Plan* plan) {
-    std::lock_guard<std::mutex> lock(mutex);
-    plans[key] = plan;
+EXPORTED XLA_FFI_Error* thalweg_launch(XLA_FFI_CallFrame* frame) {
+    return is_asked(frame, 0) ? nullptr : launch_all(frame);
 }
-
-EXPORTED XLA_FFI_Error* thalweg_launch(XLA_FFI_CallFrame* frame) { return launch_all(frame); }

@@ -164,8 +164,3 @@ class Workshop(ThreadPoolExecutor):
             with torch.cuda.device(self.device):
                 kernel._init_handles()
         return kernel
-
-
-def kind_of(value: Any) -> Hashable:
-    """What Triton would compile for, of an argument that changes from step to step."""
-    return (value.dtype, value.data_ptr() % 16 == 0) if isinstance(value, torch.Tensor) else value is None

@@ -11,33 +11,34 @@ write       writes parameters and state
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 import triton.language as tl
-from torch import Tensor
 
 from thalweg.arrays import Axes
 from thalweg.codecs import grouping
 from thalweg.kernels.triton.emission import OWN_FIGURES
 from thalweg.kernels.triton.emit import Emitted
-from thalweg.kernels.triton.launching import Compiled, kind_of
-from thalweg.kernels.triton.rows import Operand
+from thalweg.kernels.triton.rows import Operand, Tensor
 from thalweg.kernels.triton.stages import BLOCK, settle_kernel
 from thalweg.kernels.triton.tables import Tables
 from thalweg.programs.host import function_of, options_of
 from thalweg.rules import Rule
 from thalweg.settings import Handling
 
-DTYPES = {
-    torch.float32: tl.float32,
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-    torch.int8: tl.int8,
-    torch.uint8: tl.uint8,
-}
-NARROW = (torch.bfloat16, torch.float16)
+NARROW = (tl.bfloat16, tl.float16)
+
+
+def dtype_of(dtype: Any) -> Any:
+    """A framework's dtype in Triton's words."""
+    return getattr(tl, str(dtype).removeprefix("torch."))
+
+
+def kind_of(value: Any) -> Hashable:
+    """What Triton would compile for, of an argument that changes from step to step."""
+    return (value.dtype, value.data_ptr() % 16 == 0) if hasattr(value, "data_ptr") else value is None
 
 
 class Step(NamedTuple):
@@ -80,32 +81,42 @@ class Passes:
         emitted: Emitted,
         sums: int,
         stored: Mapping[str, Any],
+        *,
+        uploads: Any,
+        compiled: Any,
+        counted: bool = True,
     ) -> None:
-        """sums: how many are made for each tensor. stored: the dtypes of the entries of the state, by key."""
+        """sums: how many are made for each tensor. stored: the dtypes of the entries of the state, by key.
+
+        uploads, compiled: make memory, and launch kernels. counted: whether parameters have counts, which go on.
+        """
         self.rule, self.handling, self.emitted = rule, handling, emitted
         self.stored = list(stored.values())
         self.last, sums = len(emitted.sums) - 1, max(1, sums)
         self.guarded = handling.on_nonfinite != "propagate"
-        self.p_dtype, self.g_dtype = operands[0].p.dtype, grads[0].dtype
+        self.p_dtype, self.g_dtype = dtype_of(operands[0].p.dtype), dtype_of(grads[0].dtype)
         self.spread = any(operand.width for operand in operands)
         self.group = group_of(operands[0], rule.stacked_axes)
         self.chunk = self.BLOCK * emitted.blocks
-        self.tables = Tables(operands, grads, list(stored), rule.stacked_axes, handling.seed, self.chunk)
-        self.compiled = Compiled()
-        self.uploads, self.device, rows = self.tables.uploads, self.tables.device, self.tables.count
+        self.tables = Tables(operands, grads, list(stored), rule.stacked_axes, handling.seed, self.chunk, uploads)
+        self.uploads, self.compiled, self.counted = uploads, compiled, counted
+        rows = self.tables.count
         self.numbers_of = function_of(emitted.numbers)
         self.options = self.uploads.table(self.numbers())
-        self.partials = self.empty(sums, self.tables.chunk_count)
-        self.totals, self.failures = self.empty(rows, sums), self.empty(rows, 1)
-        self.figures = self.empty(OWN_FIGURES + emitted.figures, rows)
-        self.finite = self.uploads.keep(torch.empty(len(operands), dtype=torch.bool, device=self.device))
-        begins = list(itertools.accumulate(self.tables.slices, initial=0))
-        self.operand_begins = self.uploads.table(torch.tensor(begins, dtype=torch.int32))
+        self.partials = uploads.empty((sums, self.tables.chunk_count))
+        self.totals, self.failures = uploads.empty((rows, sums)), uploads.empty((rows, 1))
+        self.figures = uploads.empty((OWN_FIGURES + emitted.figures, rows))
+        self.finite = uploads.empty((len(operands),), "bool")
+        self.operand_begins = uploads.table(array("i", itertools.accumulate(self.tables.slices, initial=0)))
 
-    def numbers(self) -> Tensor:
+    @property
+    def device(self) -> Any:
+        return self.uploads.device
+
+    def numbers(self) -> array[float]:
         """The options of the rule as kernels read them."""
         sign = -1.0 if self.handling.maximize else 1.0
-        return torch.tensor([sign, *self.numbers_of(options_of(self.rule))], dtype=torch.float32)
+        return array("f", [sign, *self.numbers_of(options_of(self.rule))])
 
     def follow(self, rule: Rule) -> None:
         """Take other numbers of the same rule, as schedulers write them."""
@@ -113,17 +124,17 @@ class Passes:
             self.rule = rule
             self.uploads.refill(self.options, self.numbers())
 
-    def empty(self, *shape: int) -> Tensor:
-        return self.uploads.keep(torch.empty(shape, dtype=torch.float32, device=self.device))
-
     # ---- for passes of a kind to fill in
 
     def measure(self, step: Step) -> Iterator[list[Sum]]:
         """All that comes before writing. Gives sums that may have to be completed over ranks, and goes on from them."""
         raise NotImplementedError
 
-    def write(self, step: Step) -> None:
-        """Write what was measured; under a guard, nothing of a parameter that would not be finite."""
+    def write(self, step: Step, *, observed: bool = True) -> None:
+        """Write what was measured; under a guard, nothing of a parameter that would not be finite.
+
+        observed: figures that people alone look at are made too.
+        """
         raise NotImplementedError
 
     # ---- one step
@@ -136,6 +147,9 @@ class Passes:
             self.write(step)
 
     def settle(self, step: Step, *, counts: bool) -> None:
+        if not (self.counted or self.guarded):
+            return
+        counts = counts and self.counted
         self.compiled.run(
             settle_kernel,
             (len(self.tables.operands),),
@@ -162,8 +176,8 @@ class Passes:
             GUARDED=self.guarded,
             STOCHASTIC=self.handling.rounding == "stochastic" and self.p_dtype in NARROW,
             SPREAD=self.spread,
-            P_DTYPE=DTYPES[self.p_dtype],
-            G_DTYPE=DTYPES[self.g_dtype],
+            P_DTYPE=self.p_dtype,
+            G_DTYPE=self.g_dtype,
             GROUP=self.group,
             **self.dtypes(),
         )
@@ -174,6 +188,8 @@ class Passes:
     def stats(self) -> dict[str, Tensor]:
         """What users may look at, by row; the next step writes over it."""
         return {
-            name: self.figures[value] if isinstance(value, int) else torch.full_like(self.figures[0], value)
+            name: self.figures[value]
+            if isinstance(value, int)
+            else self.figures.new_full(self.figures.shape[1:], value)
             for name, value in self.emitted.stats.items()
         }

@@ -7,18 +7,17 @@ copies are the sums. What is computed of sums between passes and read by later o
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from thalweg.kernels.triton.cuts import Cut
-from thalweg.kernels.triton.launching import Compiled
-from thalweg.kernels.triton.tables import Uploads
-from thalweg.kernels.triton.tiles import ACROSS, AFTER, BETWEEN, GEOMETRY, ROWS, enumerated
+from thalweg.kernels.triton.tables import enumerate_pieces
+from thalweg.kernels.triton.tiles import ACROSS, AFTER, BETWEEN, GEOMETRY, ROWS
 from thalweg.programs.extents import COLUMN, ELEMENT, MATRIX, ROW, SMALL, TENSOR
 
 #: Behind the geometry of a tensor, of each statistic: where its first copy is and where the others begin, how many
@@ -50,43 +49,53 @@ class Statistic(NamedTuple):
 class Statistics:
     """The statistics of some tensors: their memory, and tables of where all is."""
 
-    def __init__(self, statistics: Sequence[Statistic], cuts: Sequence[Cut], uploads: Uploads) -> None:
-        self.statistics = statistics
-        count = len(statistics)
+    def __init__(self, statistics: Sequence[Statistic], cuts: Sequence[Cut], uploads: Any) -> None:
+        self.statistics, self.uploads = statistics, uploads
         lengths, copies = (
-            numbers([[fact(own, each) for each in statistics] for own in cuts], count)
-            for fact in (length_of, copies_of)
+            [[fact(own, each) for each in statistics] for own in cuts] for fact in (length_of, copies_of)
         )
-        owned = lengths * torch.tensor([each.is_owner for each in statistics])
-        sizes = torch.cat([owned.T.flatten(), (owned * (copies - 1)).T.flatten()])
-        firsts, rests = (torch.cumsum(sizes, 0) - sizes).reshape(2, count, -1)
-        firsts = firsts[[index if each.is_owner else each.inherits for index, each in enumerate(statistics)]]
-        self.sums = uploads.keep(torch.empty(int(sizes.sum()), dtype=torch.float32, device=uploads.device))
-        #: By statistic that has memory of its own, the first copies of all tensors.
-        self.totals = self.sums[: int(owned.sum())].split(owned.sum(0).tolist())
-        geometry = numbers(
-            [[*own.matrices[1:], own.stride, own.along, *own.matrices.entries] for own in cuts], GEOMETRY.value
-        )
-        facts = torch.stack([firsts.T, rests.T, lengths, copies], 2).flatten(1)
-        self.tensors = uploads.table(torch.cat([geometry, facts], 1))
+        # by statistic, then by tensor: all first copies, then all others
+        owned = [[own[i] if each.is_owner else 0 for own in lengths] for i, each in enumerate(statistics)]
+        rest = [own * (copy[i] - 1) for i, mine in enumerate(owned) for own, copy in zip(mine, copies, strict=True)]
+        starts = list(itertools.accumulate([*itertools.chain.from_iterable(owned), *rest], initial=0))
+        self.sums = uploads.empty((starts[-1],))
+        #: By statistic, the first copies of all tensors; none where it takes over memory.
+        ends = list(itertools.accumulate(map(sum, owned), initial=0))
+        self.totals = [self.sums[begin:end] for begin, end in itertools.pairwise(ends)]
+        table = array("q")
+        for place, own in enumerate(cuts):
+            table.extend((*own.matrices[1:], own.stride, own.along, *own.matrices.entries))
+            for i, each in enumerate(statistics):
+                first = starts[(i if each.is_owner else each.inherits) * len(cuts) + place]
+                others = starts[(len(statistics) + i) * len(cuts) + place]
+                table.extend((first, others, lengths[place][i], copies[place][i]))
+        self.tensors = uploads.table(table, GEOMETRY.value + FACTS.value * len(statistics))
         #: By pass: blocks of entries of statistics with several copies, (tensor and statistic, block).
-        at_once = torch.where(copies <= FEW.value, ENTRIES_OF_FEW.value, ENTRIES_OF_MANY.value)
-        shared = torch.where(copies > 1, -(-lengths // at_once), 0)
         self.shared = {
-            number: uploads.table(enumerated(torch.where(own, shared, 0).flatten()))
+            number: uploads.table(
+                enumerate_pieces(
+                    [
+                        blocks_of(length, several) if each.made_by == number and several > 1 else 0
+                        for own, mine in zip(lengths, copies, strict=True)
+                        for each, length, several in zip(statistics, own, mine, strict=True)
+                    ]
+                ),
+                2,
+            )
             for number in {each.made_by for each in statistics if each.made_by >= 0}
-            for own in [torch.tensor([each.made_by == number for each in statistics])]
         }
         self.entries = [own.matrices.entries for own in cuts]
-        self.uploads = uploads
 
-    def blocks(self, kinds: Sequence[str]) -> Tensor:
+    def blocks(self, kinds: Sequence[str]) -> Any:
         """Blocks of entries of these kinds, of all tensors: (tensor and kind, block)."""
-        chosen = torch.tensor([kind in kinds for kind in SMALL])
-        blocks = -(-numbers(self.entries, KINDS.value) // COMPUTED)
-        return self.uploads.table(enumerated(torch.where(chosen, blocks, 0).flatten()))
+        counts = [
+            -(-entries // COMPUTED) if kind in kinds else 0
+            for own in self.entries
+            for kind, entries in zip(SMALL, own, strict=True)
+        ]
+        return self.uploads.table(enumerate_pieces(counts), 2)
 
-    def add_up(self, compiled: Compiled, number: int) -> None:
+    def add_up(self, compiled: Any, number: int) -> None:
         """Add to the first copies of what a pass has made all others."""
         blocks = self.shared[number]
         if len(blocks):
@@ -95,8 +104,10 @@ class Statistics:
             compiled.run(add_kernel, (len(blocks),), arguments, lambda: dict(STATISTICS=count), warps=4)
 
 
-def numbers(rows: Sequence[Sequence[int]], columns: int) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, columns)
+def blocks_of(length: int, copies: int) -> int:
+    """How many programs add up the copies of a statistic."""
+    at_once: int = ENTRIES_OF_FEW.value if copies <= FEW.value else ENTRIES_OF_MANY.value
+    return -(-length // at_once)
 
 
 def length_of(own: Cut, each: Statistic) -> int:

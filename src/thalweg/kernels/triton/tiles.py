@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from array import array
 from collections.abc import Sequence
+from typing import Any
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from thalweg.kernels.triton.cuts import COMB, DEEP, PLAIN, Cut, Form
 from thalweg.kernels.triton.numbers import is_finite
-from thalweg.kernels.triton.tables import Uploads
 
 # Columns of the table of tiles: whose it is, its place among its owner's and among all, which matrix of its owner,
 # where it lies there, its rows, and the mode of its blocks.
@@ -25,15 +25,13 @@ ROWS, BETWEEN, ACROSS, AFTER, STRIDE, ALONGS, ENTRIES, GEOMETRY = (tl.constexpr(
 class Grid:
     """All tiles of some tensors, in tables on the device."""
 
-    def __init__(self, cuts: Sequence[Cut], uploads: Uploads, warps: int) -> None:
+    def __init__(self, cuts: Sequence[Cut], uploads: Any, warps: int) -> None:
         self.warps = warps
-        table = table_of(cuts)
-        self.count = len(table)
-        owners = table[:, OWNER.value].contiguous()
+        begins = array("i", itertools.accumulate((own.tiles for own in cuts), initial=0))
+        self.count = begins[-1]
         #: By tensor, where its tiles begin in the list of all, with the end of the last behind them.
-        begins = torch.searchsorted(owners, torch.arange(len(cuts) + 1, dtype=torch.int32))
-        self.begins = uploads.table(begins.to(torch.int32))
-        self.table = uploads.table(table)
+        self.begins = uploads.table(begins)
+        self.table = uploads.table(table_of(cuts), TILE.value)
         #: By mode, the form of blocks, and what divides the lengths of all their consecutive elements.
         self.forms = {own.form.mode: own.form for own in cuts}
         self.divisors = {
@@ -58,30 +56,21 @@ def divisor_of(own: Cut) -> int:
     return math.gcd(line, own.stride) if own.form.mode == COMB.value else line
 
 
-def table_of(cuts: Sequence[Cut]) -> Tensor:
+def table_of(cuts: Sequence[Cut]) -> array[int]:
     """The table of tiles. Those of one matrix follow each other, line by line."""
-    owners, piece = enumerated(torch.tensor([own.tiles for own in cuts], dtype=torch.int64)).long().unbind(1)
-    places, rest = [], piece
-    for counts in ([own.behind for own in cuts], [own.along for own in cuts], [own.down for own in cuts]):
-        of_owner = torch.tensor(counts, dtype=torch.int64)[owners]
-        places.append(rest % of_owner)
-        rest = rest // of_owner
-    behind, along, down = places
-    height = torch.tensor([own.height for own in cuts], dtype=torch.int64)[owners]
-    rows = torch.tensor([own.matrices.rows for own in cuts], dtype=torch.int64)[owners]
-    first = torch.minimum(down * height, rows)
-    end = torch.minimum(first + height, rows)
-    index = torch.arange(len(owners))
-    mode = torch.tensor([own.form.mode for own in cuts], dtype=torch.int64)[owners]
-    table = torch.stack([owners, piece, index, rest, down, along, behind, first, end, mode], 1)
-    return table.to(torch.int32).contiguous()
-
-
-def enumerated(counts: Tensor) -> Tensor:
-    """(owner, piece) for each of so many pieces of each owner."""
-    owners = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    piece = torch.arange(len(owners)) - (torch.cumsum(counts, 0) - counts)[owners]
-    return torch.stack([owners, piece], 1).to(torch.int32).contiguous()
+    table, begin = array("i"), 0
+    for owner, own in enumerate(cuts):
+        behinds, alongs, downs, tiles = own.behind, own.along, own.down, own.tiles
+        rows, height, mode = own.matrices.rows, own.height, own.form.mode
+        for piece in range(tiles):
+            rest, behind = divmod(piece, behinds)
+            rest, along = divmod(rest, alongs)
+            matrix, down = divmod(rest, downs)
+            first = min(down * height, rows)
+            place = owner, piece, begin + piece, matrix, down, along, behind
+            table.extend((*place, first, min(first + height, rows), mode))
+        begin += tiles
+    return table
 
 
 # ---- what programs do with them

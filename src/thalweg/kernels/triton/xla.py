@@ -1,6 +1,7 @@
 """Steps on GPUs inside programs of XLA: emitted kernels, compiled to binaries, which a handler launches at every call.
 
-The tables of addresses travel to the device as parameters of a kernel, so that nothing waits and nothing is allocated.
+What is launched is recorded once, from the passes that step torch's tensors, over buffers that stand for those of a
+call. Addresses travel to the device as parameters of a kernel, so that nothing waits and nothing is allocated.
 """
 
 from __future__ import annotations
@@ -8,41 +9,50 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import itertools
 import math
 import struct
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_char_p, c_int32, c_int64, c_void_p
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import triton
-import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
-from thalweg.arrays import Shape
+from thalweg.arrays import Axes, Shape
+from thalweg.codecs import scale_key
 from thalweg.errors import RuleError
-from thalweg.kernels.cpu.compiler import Uncompiled, compile_source
-from thalweg.kernels.cpu.xla import place_of
-from thalweg.kernels.triton.emission import OWN_FIGURES
-from thalweg.kernels.triton.loading import Kernels, kernels_for
-from thalweg.kernels.triton.memory import Stored
+from thalweg.kernels.cpu.compiler import HEADERS, Uncompiled, compile_source
+from thalweg.kernels.cpu.xla import PLACE_BITS, place_of
+from thalweg.kernels.triton.derived_tiles import passes_for
 from thalweg.kernels.triton.numbers import INTERPRETED
-from thalweg.kernels.triton.rows import COLUMNS, SIZE, Operand, rows_of, total_kernel
-from thalweg.kernels.triton.stages import BLOCK, DECIDED, MEASURE, WARPS, WRITE
+from thalweg.kernels.triton.passes import Passes, Step, Sum
+from thalweg.kernels.triton.rows import Operand
 from thalweg.programs.graph import Value
-from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
+from thalweg.programs.trace import PARAMETER
 from thalweg.rules import Rule
+from thalweg.settings import Handling
+from thalweg.storage import RECORD, Kept
 
 #: What the handler is called in programs.
 TARGET = "thalweg_launch"
 #: The versions of Triton whose binaries are known to be launched as they are here.
 KNOWN = "3.6."
 SOURCE = Path(__file__).with_name("launch.h")
-DTYPES = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-#: Columns of the table of rows that are addresses: of the parameter, its state and its record, the step, and scales.
-ADDRESSES = (0, 1, 2, 3, 4, 9, 14, 15, 16, 17)
+#: By dtype: bytes, and what Triton calls it.
+DTYPES = {
+    "float32": (4, "fp32"),
+    "bfloat16": (2, "bf16"),
+    "float16": (2, "fp16"),
+    "int64": (8, "i64"),
+    "int32": (4, "i32"),
+    "int8": (1, "i8"),
+    "uint8": (1, "u8"),
+    "bool": (1, "i1"),
+}
+TYPECODES = {"i": "int32", "q": "int64", "f": "float32"}
 #: Threads of a warp.
 WARP = 32
 #: Of arguments that are no buffers.
@@ -69,8 +79,8 @@ class Plan(ctypes.Structure):
     """As launch.h has it, like the structures above."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("kernels", "launches", "arguments", "values", "places")),
-        *((name, c_int64) for name in ("launch_count", "value_count", "place_count", "written", "table")),
+        *((name, c_void_p) for name in ("kernels", "launches", "arguments", "values")),
+        *((name, c_int64) for name in ("launch_count", "value_count", "inputs")),
     )
 
 
@@ -79,7 +89,7 @@ def compile_handler(include: str) -> ctypes.CDLL | str:
     """The library with the handler, or why there is none. include: the folder of XLA's headers."""
     if INTERPRETED.value or not triton.__version__.startswith(KNOWN):
         return f"kernels are compiled and launched with Triton {KNOWN}*, and this is {triton.__version__}"
-    headers = [Path(include, "xla", "ffi", "api", "c_api.h")]
+    headers = [HEADERS / "calls.h", HEADERS / "abi.h", Path(include, "xla", "ffi", "api", "c_api.h")]
     try:
         library = compile_source(
             SOURCE.read_text(), headers, [f"-I{include}", "-ldl"], "the launch of kernels from XLA"
@@ -90,105 +100,293 @@ def compile_handler(include: str) -> ctypes.CDLL | str:
     return library
 
 
-class Memory(NamedTuple):
-    """Stands for a tensor where only its place, its shape and its dtype are asked for."""
+# ---- what a step launches
 
-    place: int
+
+@dataclass(frozen=True)
+class Memory:
+    """A buffer of a call, or a part of one: stands for a tensor where its place, shape and dtype are asked for."""
+
+    buffer: int
     shape: Shape
-    bytes: int
+    dtype: str
+    #: Bytes from the beginning of the buffer.
+    offset: int = 0
+    #: Elements from one row to the next.
+    width: int = 0
 
     def data_ptr(self) -> int:
-        return self.place
+        return place_of(self.buffer) + self.offset
 
     def numel(self) -> int:
         return math.prod(self.shape)
 
     def element_size(self) -> int:
-        return self.bytes
+        return DTYPES[self.dtype][0]
+
+    def stride(self, axis: int) -> int:
+        return self.width or math.prod(self.shape[axis + 1 :])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: slice | tuple[slice, slice]) -> Memory:
+        """Some rows, or some columns of all rows."""
+        axis, own = (1, index[1]) if isinstance(index, tuple) else (0, index)
+        begin, end, _ = own.indices(self.shape[axis])
+        shape = *self.shape[:axis], max(0, end - begin), *self.shape[axis + 1 :]
+        before = begin * (1 if axis else self.stride(0)) * self.element_size()
+        return replace(self, shape=shape, offset=self.offset + before, width=self.stride(0))
+
+
+class Launched(NamedTuple):
+    kernel: Any
+    threads: int
+    grid: tuple[int, ...]
+    #: (buffer, bytes into it) or (NUMBER, number).
+    arguments: list[tuple[int, int]]
+
+
+@dataclass
+class Recording:
+    """Makes memory for passes and notes what they launch, in the place of a device."""
+
+    #: Compiles a kernel for arguments of these types, constants and warps.
+    compiled: Callable[..., Any]
+    device: Any = None
+    captured: tuple[()] = ()
+    buffers: list[Memory] = field(default_factory=list)
+    #: By buffer: what is in it.
+    constants: dict[int, array[Any]] = field(default_factory=dict)
+    #: The table of addresses, which is a buffer too.
+    addresses: list[int] = field(default_factory=list)
+    calls: list[list[Launched]] = field(default_factory=lambda: [[]])
+    #: After each call but the last.
+    sums: list[Sequence[Sum]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.table_of_addresses = self.take((), "uint8")
+
+    def take(self, shape: Shape, dtype: str) -> Memory:
+        """A buffer of the call."""
+        self.buffers.append(Memory(len(self.buffers), shape, dtype))
+        return self.buffers[-1]
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def empty(self, shape: Shape, dtype: str = "float32") -> Memory:
+        if dtype == "int64":  # addresses, which follow
+            return self.table(array("q", [1 << PLACE_BITS]) * math.prod(shape))
+        return self.take(shape, dtype)
+
+    def drop(self, memory: Memory) -> None:
+        pass
+
+    def table(self, values: array[Any], columns: int | None = None) -> Memory:
+        shape = (len(values),) if columns is None else (len(values) // columns, columns)
+        if values.typecode == "q" and any(value >> PLACE_BITS for value in values):
+            self.addresses += [0] * (len(self.addresses) % 2)  # the widest loads are of two
+            offset = 8 * len(self.addresses)
+            self.addresses += values
+            return replace(self.table_of_addresses, shape=shape, dtype="int64", offset=offset)
+        made = self.take(shape, TYPECODES[values.typecode])
+        self.constants[made.buffer] = values
+        return made
+
+    def refill(self, table: Memory, values: Sequence[int]) -> None:
+        self.addresses[table.offset // 8 : table.offset // 8 + len(values)] = values
+
+    def run(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        arguments: tuple[Any, ...],
+        constants: Callable[[], dict[str, Any]],
+        *,
+        warps: int,
+        key: Any = (),
+    ) -> None:
+        given = dict(zip(kernel.arg_names, arguments, strict=False))
+        absent = {name: None for name, value in given.items() if value is None}
+        kinds = {name: kind_of_argument(value) for name, value in given.items() if value is not None}
+        made = self.compiled(kernel, kinds, {**constants(), **absent}, warps)
+        passed = [argument_of(value) for value in arguments if value is not None]
+        self.calls[-1].append(Launched(made, WARP * warps, (*grid, 1, 1)[:3], passed))
+
+    def cut(self, sums: Sequence[Sum] = ()) -> None:
+        """Let another call begin. sums: to be completed over devices before it does."""
+        self.calls.append([])
+        self.sums.append(sums)
+
+
+def kind_of_argument(value: Any) -> tuple[str, bool]:
+    """Its type, and whether it is known to be a multiple of 16."""
+    if isinstance(value, Memory):
+        return "*" + DTYPES[value.dtype][1], value.offset % 16 == 0
+    return "fp32" if isinstance(value, float) else "i32", False
+
+
+def argument_of(value: Any) -> tuple[int, int]:
+    if isinstance(value, Memory):
+        return value.buffer, value.offset
+    return NUMBER, *(struct.unpack("<i", struct.pack("<f", value)) if isinstance(value, float) else (value,))
 
 
 class Parameters(NamedTuple):
     """Parameters of one kind, whose state has the same keys and dtypes."""
 
     rule: Rule
+    handling: Handling
     names: Sequence[str]
     shapes: Sequence[Shape]
-    #: Of p, g, and the entries of the state, in the rule's order.
-    dtypes: Mapping[str, str]
+    #: Of p and g.
+    dtypes: tuple[str, str]
+    #: Of each parameter: shapes and dtypes of all that is kept for it.
+    states: Sequence[Mapping[str, Kept]]
     lr_scale: float
-    seed: int
-    maximize: bool
     #: Whether there is a learning rate, and a scale of all gradients.
     rated: bool
     scaled: bool
-
-    @property
-    def keys(self) -> list[str]:
-        return [key for key in self.dtypes if key not in (PARAMETER, GRADIENT)]
+    #: The shapes of the whole parameters, if these are parts of them.
+    wholes: Sequence[Shape] | None = None
 
 
-class Launches:
-    """Launches of one step, while they are collected."""
+class Part(NamedTuple):
+    """Some columns of a result, and over which axes of parameters they are sums."""
 
-    def __init__(self, compiled: Callable[..., Any]) -> None:
-        self.compiled = compiled
-        self.kernels: list[Any] = []
-        self.launches: list[tuple[int, int, int, int, tuple[int, ...]]] = []
-        self.arguments: list[tuple[int, int]] = []
-
-    def add(self, kernel: Any, grid: tuple[int, ...], given: Mapping[str, Any], constants: Any, warps: int) -> None:
-        """given: (type, buffer, bytes into it) or (type, NUMBER, number) by name; None for what there is not."""
-        absent = {name: None for name, own in given.items() if own is None}
-        made = self.compiled(kernel, given, {**constants, **absent}, warps)
-        if not any(made is known for known in self.kernels):
-            self.kernels.append(made)
-        place = next(i for i, known in enumerate(self.kernels) if known is made)
-        first = len(self.arguments)
-        self.arguments += [given[name][1:] for name in kernel.arg_names if given.get(name) is not None]
-        self.launches.append((place, WARP * warps, first, len(self.arguments) - first, (*grid, 1, 1)[:3]))
+    result: int
+    first: int
+    end: int
+    axes: Axes
 
 
-class Laid(NamedTuple):
-    """What a step launches, and what a call of it is given.
+class Recorded(NamedTuple):
+    """What a step launches, and what its calls are given.
 
-    Arguments: p and the state of each parameter, all gradients, the numbers, the steps taken, the learning rate, the
-    scale of gradients, then chunks, begins and counts. Results: p and state, figures, totals, partial sums, the table.
+    Arguments: what is read alone (gradients, the numbers, the steps taken, the learning rate, the scale of gradients,
+    whether the step is allowed, tables), p and state of each parameter, and scratch, but for the first call. Results: p
+    and state, scratch, the table of addresses.
     """
 
-    launches: Launches
-    #: The table, and which of its numbers are places; how many buffers are written, and which is the table.
-    values: list[int]
-    places: list[int]
-    written: int
-    table: int
+    calls: list[list[Launched]]
+    #: After each call but the last: sums to be completed over devices.
+    sums: list[list[Part]]
+    #: The table of addresses, with places of buffers.
+    addresses: list[int]
     #: What the numbers are, behind the sign of the gradient.
     numbers: Sequence[Value]
-    chunks: list[int]
-    begins: list[int]
-    counts: list[int]
+    inputs: int
+    tables: list[array[Any]]
     results: list[tuple[Shape, str]]
+    #: Which results are figures, and whether each parameter's step is finite.
+    figures: int
+    finite: int
     #: By name: the figure, or the number that it always is; and the rows of each parameter.
     stats: Mapping[str, int | float]
     slices: list[int]
+
+
+def record(own: Parameters, compiled: Callable[..., Any], *, observed: bool) -> Recorded:
+    """observed: figures that only people look at are computed too."""
+    made, guarded = Recording(compiled), own.handling.on_nonfinite != "propagate"
+    p_dtype, g_dtype = own.dtypes
+    grads = [made.take(shape, g_dtype) for shape in own.shapes]
+    numbers, *singles = (made.take((1,), "float32") for _ in range(4))
+    allowed = made.take((1,), "int32")
+    count, lr, scale = singles
+    keys = tuple(own.rule.entries((own.wholes or own.shapes)[0]))
+    written, operands = [], []
+    wholes: Sequence[Shape | None] = own.wholes or [None] * len(own.shapes)
+    for name, shape, state, whole in zip(own.names, own.shapes, own.states, wholes, strict=True):
+        p = made.take(shape, p_dtype)
+        kept = {key: made.take(*entry) for key, entry in state.items()}
+        written += [p, *kept.values()]
+        scales = tuple(kept.get(scale_key(key)) for key in (PARAMETER, *keys))
+        entries = tuple(kept.get(key) for key in keys)
+        operands.append(Operand(name, p, entries, count, scales, kept.get(RECORD), shape=whole))
+    memory = dict(uploads=made, compiled=made, counted=False)
+    sharded = own.wholes is not None
+    passes = passes_for(operands, grads, own.rule, own.handling, keys, sharded=sharded, rated=own.rated, **memory)
+    passes.options = numbers
+    step = Step(lr if own.rated else None, own.lr_scale, scale if own.scaled else None)
+    for sums in passes.measure(step):
+        if sharded:
+            made.cut(sums)
+    if guarded:
+        made.cut()
+        step = step._replace(allowed=allowed)
+    passes.write(step, observed=observed)
+    inputs = [*grads, numbers, count, *([lr] if own.rated else []), *([scale] if own.scaled else [])]
+    return number_buffers(made, passes, [*inputs, *([allowed] if guarded else [])], written)
+
+
+def number_buffers(made: Recording, passes: Passes, inputs: list[Memory], written: list[Memory]) -> Recorded:
+    """Buffers in the order of a call's, without those that nothing uses."""
+    used = {buffer for call in made.calls for launch in call for buffer, _ in launch.arguments}
+    used |= {passes.figures.buffer, passes.finite.buffer}
+    known = {each.buffer for each in (*inputs, *written, made.table_of_addresses)}
+    others = [each for each in made.buffers if each.buffer in used - known]
+    tables = [each for each in others if each.buffer in made.constants]
+    scratch = [each for each in others if each.buffer not in made.constants]
+    results = [*written, *scratch, replace(made.table_of_addresses, shape=(8 * len(made.addresses),))]
+    order = [each.buffer for each in (*inputs, *tables, *results)]
+    place = {buffer: index for index, buffer in enumerate(order)} | {NUMBER: NUMBER}
+    below = (1 << PLACE_BITS) - 1
+    addresses = [
+        place_of(place[(value >> PLACE_BITS) - 1]) + (value & below) if value >> PLACE_BITS else value
+        for value in made.addresses
+    ]
+    calls = [
+        [each._replace(arguments=[(place[buffer], value) for buffer, value in each.arguments]) for each in call]
+        for call in made.calls
+    ]
+    first = len(inputs) + len(tables)
+
+    def part_of(sum_: Sum) -> Part:
+        buffer, begin = made.buffers[sum_.tensor.buffer], sum_.tensor.offset // sum_.tensor.element_size()
+        end = begin + sum_.tensor.shape[-1]
+        return Part(place[buffer.buffer] - first, begin, end, sum_.axes)
+
+    return Recorded(
+        calls,
+        [[part_of(each) for each in sums] for sums in made.sums],
+        addresses,
+        passes.emitted.numbers,
+        first,
+        [in_words(made.constants[each.buffer]) for each in tables],
+        [(each.shape, each.dtype) for each in results],
+        place[passes.figures.buffer] - first,
+        place[passes.finite.buffer] - first,
+        passes.emitted.stats,
+        passes.tables.slices,
+    )
+
+
+def in_words(values: array[Any]) -> array[Any]:
+    """A table without numbers of 64 bits, which JAX has on request alone."""
+    return array("i", values.tobytes()) if values.typecode == "q" else values
+
+
+# ---- for the handler
 
 
 _compiled: dict[Any, Any] = {}
 
 
 def compile_for(
-    capability: int, kernel: Any, given: Mapping[str, Any], constants: Mapping[str, Any], warps: int
+    capability: int, kernel: Any, kinds: Mapping[str, tuple[str, bool]], constants: Mapping[str, Any], warps: int
 ) -> Any:
     """A kernel for GPUs of a generation, as one launch needs it."""
     target = GPUTarget("cuda", capability, WARP)
-    types = {name: own[0] for name, own in given.items() if own is not None}
-    key = id(kernel), tuple(types.items()), repr(sorted((k, str(v)) for k, v in constants.items())), warps, target
+    key = id(kernel), tuple(kinds.items()), repr(sorted((k, str(v)) for k, v in constants.items())), warps, target
     if key not in _compiled:
+        types = {name: kind for name, (kind, _) in kinds.items()}
         signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-        # sums of a pass begin anywhere among all; what is a buffer, or a table, does not
         attributes = {
             (index,): [["tt.divisibility", 16]]
             for index, name in enumerate(kernel.arg_names)
-            if types.get(name, "").startswith("*") and name not in ("totals", "partials")
+            if kinds.get(name, ("", False))[1]
         }
         source = triton.compiler.ASTSource(kernel, signature, dict(constants), attributes)
         made = triton.compile(source, target=target, options={"num_warps": warps})
@@ -198,154 +396,42 @@ def compile_for(
     return _compiled[key]
 
 
-def lay_out(own: Parameters, found: Launches, *, observed: bool) -> Laid:
-    """observed: figures that only people look at are computed too."""
-    keys, per = own.keys, 1 + len(own.keys)
-    stored = tuple(Stored(key, BYTES[dtype], dtype == "float32") for key, dtype in own.dtypes.items())
-    example = example_of(own.rule, own.shapes[0])
-    kernels = kernels_for(own.rule, example, stored, False, False, own.rated, False)
-    chunk = BLOCK * kernels.emitted.blocks
-    written, buffers = per * len(own.names), itertools.count(per * len(own.names))
-    gradients = [next(buffers) for _ in own.names]
-    numbers, step = next(buffers), next(buffers)
-    lr, scale = (next(buffers) if there else None for there in (own.rated, own.scaled))
-    chunks, begins, counts = (next(buffers) for _ in range(3))
-    rows: list[list[int]] = []
-    moving: list[int] = []
-    slices: list[int] = []
-    elements: list[int] = []
-    for index, (name, shape) in enumerate(zip(own.names, own.shapes, strict=True)):
-        p, *entries = (
-            Memory(place_of(index * per + k), shape, BYTES[own.dtypes[key]]) for k, key in enumerate([PARAMETER, *keys])
-        )
-        operand = Operand(name, p, tuple(entries), Memory(place_of(step), (1,), 4))
-        mine = rows_of(operand, keys, own.rule.stacked_axes, own.seed)
-        size = math.prod(shape[own.rule.stacked_axes :])
-        rows += mine
-        moving += [place_of(gradients[index]) + i * size * BYTES[own.dtypes[GRADIENT]] for i in range(len(mine))]
-        slices.append(len(mine))
-        elements += [max(1, size)] * len(mine)
-    count, pieces = len(rows), [-(-row[SIZE.value] // chunk) for row in rows]
-    total, sums = sum(pieces), max(1, sum(map(len, kernels.emitted.sums)))
-    values = [value for row in rows for value in row] + moving
-    places = [row * COLUMNS.value + column for row in range(count) for column in ADDRESSES]
-    places += range(count * COLUMNS.value, len(values))
-    first = next(buffers) + written
-    figures, totals, partials, table = range(first, first + 4)
-    given = {
-        "rows": ("*i64", table, 0),
-        "gradients": ("*i64", table, 8 * count * COLUMNS.value),
-        "chunks": ("*i32", chunks, 0),
-        "begins": ("*i32", begins, 0),
-        "counts": ("*fp32", counts, 0),
-        "numbers": ("*fp32", numbers, 0),
-        "figures": ("*fp32", figures, 0),
-        "totals": ("*fp32", totals, 0),
-        "partials": ("*fp32", partials, 0),
-        "grad_scale": None if scale is None else ("*fp32", scale, 0),
-        "allowed": None,
-        "lr": None if lr is None else ("*fp32", lr, 0),
-        "lr_scale": ("fp32", NUMBER, *struct.unpack("<i", struct.pack("<f", own.lr_scale))),
-        "count": ("i32", NUMBER, count),
-        "chunk_count": ("i32", NUMBER, total),
-    }
-    add_passes(found, kernels, own, given, rows=count, total=total, chunk=chunk, sums=sums, observed=observed)
-    results = [(shape, own.dtypes[key]) for shape in own.shapes for key in (PARAMETER, *keys)]
-    results += [((OWN_FIGURES + kernels.emitted.figures, count), "float32"), ((count, sums), "float32")]
-    results += [((sums, total), "float32"), ((8 * len(values),), "uint8")]
-    laid = [number for owner, n in enumerate(pieces) for piece in range(n) for number in (owner, piece)]
-    ends = [0, *itertools.accumulate(pieces)]
-    emitted = kernels.emitted
-    tables = values, places, written, table
-    return Laid(found, *tables, emitted.numbers, laid, ends, elements, results, emitted.stats, slices)
-
-
-def add_passes(
-    found: Launches,
-    kernels: Kernels,
-    own: Parameters,
-    given: Mapping[str, Any],
-    *,
-    rows: int,
-    total: int,
-    chunk: int,
-    sums: int,
-    observed: bool,
-) -> None:
-    """The launches of a step, as ``derived`` makes them without a guard."""
-    emitted, last = kernels.emitted, len(kernels.emitted.sums) - 1
-    ends = list(itertools.accumulate(map(len, emitted.sums), initial=0))
-    aligned = all(math.prod(shape[own.rule.stacked_axes :]) % 8 == 0 for shape in own.shapes)
-    flags = dict(
-        SCALED=own.scaled or own.maximize,
-        **dict(ALLOWED=False, GUARDED=False, STOCHASTIC=False, SPREAD=False, GROUP=1),
-        ALIGNED=aligned or not own.rule.stacked_axes,
-        P_DTYPE=DTYPES[own.dtypes[PARAMETER]],
-        G_DTYPE=DTYPES[own.dtypes[GRADIENT]],
-        **{f"S{i}_DTYPE": DTYPES[own.dtypes[key]] for i, key in enumerate(own.keys)},
-        **dict(CHUNK=chunk, BLOCK=BLOCK),
-    )
-
-    def of(kernel: Any) -> dict[str, Any]:
-        return {name: given[name] for name in kernel.arg_names if name in given}
-
-    def go(number: int, stage: int) -> None:
-        kernel = kernels.passes[number]
-        found.add(kernel, (total,), of(kernel), {**flags, "STAGE": stage, "BACKWARDS": number % 2 == 1}, WARPS)
-
-    def add_up(number: int) -> None:
-        begin, end = ends[number : number + 2]
-        places = {
-            "partials": (*given["partials"][:2], 4 * begin * total),
-            "totals": (*given["totals"][:2], 4 * begin),
-            "count": given["chunk_count"],
-        }
-        constants = dict(SUMS=sums, BLOCK=1024)
-        found.add(total_kernel, (rows, end - begin), {**of(total_kernel), **places}, constants, 4)
-
-    def decide(number: int) -> None:
-        kernel = kernels.decisions[number]
-        found.add(kernel, (-(-rows // DECIDED),), of(kernel), dict(BLOCK=DECIDED), 4)
-
-    for number in range(last):
-        go(number, MEASURE)
-        if emitted.sums[number]:
-            add_up(number)
-        decide(number)
-    go(last, WRITE)
-    if emitted.sums[last] and observed:
-        add_up(last)
-        decide(last)
-
-
 #: What programs point to, as long as the process lives.
 _plans: dict[str, Any] = {}
 
 
-def register(library: ctypes.CDLL, laid: Laid) -> str:
-    """The key under which programs call a step."""
-    found, values, places, written, table, *_ = laid
-    images = [made.asm["cubin"] for made in found.kernels]
-    named = [made.metadata.name.encode() for made in found.kernels]
-    told = repr((found.launches, found.arguments, values, places, written, table, named)).encode()
+def register(library: ctypes.CDLL, recorded: Recorded, number: int) -> str:
+    """The key under which programs make one of the calls of a step."""
+    call = recorded.calls[number]
+    kernels: list[Any] = []
+    for each in call:
+        if not any(each.kernel is known for known in kernels):
+            kernels.append(each.kernel)
+    places = [next(i for i, known in enumerate(kernels) if known is each.kernel) for each in call]
+    images = [made.asm["cubin"] for made in kernels]
+    named = [made.metadata.name.encode() for made in kernels]
+    told = repr((places, [each[1:] for each in call], recorded.addresses, recorded.inputs, named)).encode()
     key = hashlib.sha256(b"".join([told, *images])).hexdigest()[:32]
     if key in _plans:
         return key
     held = [ctypes.create_string_buffer(image, len(image)) for image in images]
-    kernels = (Kernel * len(images))(
-        *(
-            Kernel(ctypes.addressof(image), name, made.metadata.shared)
-            for image, name, made in zip(held, named, found.kernels, strict=True)
-        )
+    launches: list[Launch] = []
+    arguments: list[Argument] = []
+    for place, each in zip(places, call, strict=True):
+        launches.append(Launch(place, each.threads, len(arguments), len(each.arguments), (c_int32 * 3)(*each.grid), 0))
+        arguments += [Argument(*own) for own in each.arguments]
+    parts: tuple[Any, ...] = (
+        (Kernel * len(images))(
+            *(
+                Kernel(ctypes.addressof(image), name, made.metadata.shared)
+                for image, name, made in zip(held, named, kernels, strict=True)
+            )
+        ),
+        (Launch * len(launches))(*launches),
+        (Argument * len(arguments))(*arguments),
+        (c_int64 * len(recorded.addresses))(*recorded.addresses),
     )
-    launches = (Launch * len(found.launches))(
-        *(Launch(*rest, (c_int32 * 3)(*grid), 0) for *rest, grid in found.launches)
-    )
-    arguments = (Argument * len(found.arguments))(*(Argument(*each) for each in found.arguments))
-    numbers, placed = (c_int64 * len(values))(*values), (c_int32 * len(places))(*places)
-    parts: tuple[Any, ...] = kernels, launches, arguments, numbers, placed
-    counts = len(launches), len(values), len(places), written, table
-    plan = Plan(*map(ctypes.addressof, parts), *counts)
+    plan = Plan(*map(ctypes.addressof, parts), len(launches), len(recorded.addresses), recorded.inputs)
     _plans[key] = plan, parts, held, named
     library.thalweg_plan(key.encode(), ctypes.addressof(plan))
     return key

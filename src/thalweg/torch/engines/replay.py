@@ -29,7 +29,7 @@ class Moving:
 
     def __init__(self, device: torch.device, tables: Sequence[Any], batches: Sequence[Any], rates: int) -> None:
         """tables: of gradients. batches: of Kron. rates: how many pairs of lr and lr_scale there are."""
-        from thalweg.kernels.triton.tables import Uploads
+        from thalweg.kernels.triton.uploads import Uploads
 
         self.places, first = {}, 0
         for table in (*tables, *batches):
@@ -137,7 +137,7 @@ class Replay:
         return not torch.cuda.is_current_stream_capturing() and not is_watched()
 
     def record(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
-        from thalweg.kernels.triton.tables import Uploads, deferred
+        from thalweg.kernels.triton.uploads import Uploads, deferred
 
         graph, later = torch.cuda.CUDAGraph(), list[tuple[Tensor, Tensor]]()
         token = deferred.set(later)

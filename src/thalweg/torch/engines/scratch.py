@@ -34,7 +34,7 @@ class Ghost(NamedTuple):
 
 def scratch_bytes(buckets: Sequence[tuple[Setting, Sequence[Ghost]]]) -> int:
     """What kernels keep on a GPU for buckets of parameters, each with what holds for it."""
-    from thalweg.kernels.triton.tables import in_blocks
+    from thalweg.kernels.triton.uploads import in_blocks
 
     total, stacks, batches = 0, 0, []
     # addresses of gradients, and rates, of all that is not sharded are one table

@@ -216,10 +216,14 @@ def passes_for(bucket: Bucket) -> Any:
         for name, p, state, part in zip(bucket.names, bucket.params, bucket.states, parts, strict=True)
     ]
     from thalweg.kernels.triton import derived_tiles as made
+    from thalweg.kernels.triton.launching import Compiled
+    from thalweg.kernels.triton.uploads import Uploads
 
+    memory = dict(uploads=Uploads(bucket.params[0].device), compiled=Compiled())
     rated = bucket.lr is not None or not rule.lr_optional
     handling = bucket.setting.handling
-    return made.passes_for(operands, bucket.grads, rule, handling, keys, sharded=bool(bucket.parts), rated=rated)
+    sharded = bool(bucket.parts)
+    return made.passes_for(operands, bucket.grads, rule, handling, keys, sharded=sharded, rated=rated, **memory)
 
 
 def gradients_of(bucket: Bucket, contiguous: bool) -> Sequence[Tensor]:

@@ -1,12 +1,8 @@
 // Steps inside programs of XLA: a handler of its foreign functions, compiled at first use beside jaxlib's headers.
 #include <cstring>
-#include <mutex>
-#include <string>
 #include <type_traits>
-#include <unordered_map>
 
-#include "abi.h"
-#include "xla/ffi/api/c_api.h"
+#include "calls.h"
 
 using Run = void (*)(const Options*, const Tensor*, double*, int64_t, Outcome*, int64_t, void*, int32_t, int32_t,
                      int32_t);
@@ -15,31 +11,13 @@ using Run = void (*)(const Options*, const Tensor*, double*, int64_t, Outcome*, 
 struct Plan {
     Run run;
     const Options* options;  // without their numbers
-    const Tensor* tensors;   // pointers are places: a buffer's number, from 1, above so many bits; bytes into it below
+    const Tensor* tensors;   // with places
     const int64_t* figures;  // registers that are told
     int64_t option_count, count, width, figure_count, written;
     int32_t threads, guarded, write, end;  // the stages are those of tables.py
 };
 
 namespace {
-
-constexpr int PLACE_BITS = 44;
-
-std::mutex mutex;
-std::unordered_map<std::string, const Plan*> plans;
-
-XLA_FFI_Error* fail(const XLA_FFI_CallFrame* frame, const char* message) {
-    XLA_FFI_Error_Create_Args args{XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, message, XLA_FFI_Error_Code_INTERNAL};
-    return frame->api->XLA_FFI_Error_Create(&args);
-}
-
-const XLA_FFI_Buffer& argument(const XLA_FFI_CallFrame* frame, int64_t index) {
-    return *static_cast<const XLA_FFI_Buffer*>(frame->args.args[index]);
-}
-
-const XLA_FFI_Buffer& result(const XLA_FFI_CallFrame* frame, int64_t index) {
-    return *static_cast<const XLA_FFI_Buffer*>(frame->rets.rets[index]);
-}
 
 void write_number(const XLA_FFI_Buffer& to, int64_t index, double x) {
     if (to.dtype == XLA_FFI_DataType_F64) static_cast<double*>(to.data)[index] = x;
@@ -109,34 +87,11 @@ void step(const XLA_FFI_CallFrame* frame, const Plan& plan) {
 
 }  // namespace
 
-EXPORTED void thalweg_plan(const char* key, const Plan* plan) {
-    std::lock_guard<std::mutex> lock(mutex);
-    plans[key] = plan;
-}
-
 EXPORTED XLA_FFI_Error* thalweg_step(XLA_FFI_CallFrame* frame) {
-    for (auto* extension = frame->extension_start; extension; extension = extension->next)
-        if (extension->type == XLA_FFI_Extension_Metadata) {
-            auto* metadata = reinterpret_cast<XLA_FFI_Metadata_Extension*>(extension)->metadata;
-            metadata->api_version = {XLA_FFI_Api_Version_STRUCT_SIZE, nullptr, XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR};
-            metadata->traits = 0;
-            return nullptr;
-        }
-    if (frame->attrs.size != 1 || frame->attrs.types[0] != XLA_FFI_AttrType_STRING)
-        return fail(frame, "thalweg: a step of native code has one attribute, its key");
+    if (is_asked(frame, 0)) return nullptr;
     const Plan* plan = nullptr;
-    {
-        const auto* key = static_cast<const XLA_FFI_ByteSpan*>(frame->attrs.attrs[0]);
-        std::lock_guard<std::mutex> lock(mutex);
-        const auto found = plans.find(std::string(key->ptr, key->len));
-        if (found != plans.end()) plan = found->second;
-    }
-    if (!plan)
-        return fail(frame, "thalweg: this program was compiled in another process, and native code is laid out in "
-                           "each: trace the step here, or compile it with engine='xla'");
-    for (int64_t i = 0; i < plan->written; i++)
-        if (argument(frame, i).data != result(frame, i).data)
-            return fail(frame, "thalweg: XLA gave a buffer that is to be written in place another place");
+    if (XLA_FFI_Error* error = find_plan(frame, &plan)) return error;
+    if (XLA_FFI_Error* error = check_in_place(frame, 0, plan->written)) return error;
     step(frame, *plan);
     return nullptr;
 }

@@ -1,0 +1,84 @@
+"""Copies of host tables on a device of torch."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: A device's memory is given out in multiples of this.
+BLOCK_BYTES = 512
+#: Of arrays.
+TYPES = {"i": torch.int32, "q": torch.int64, "f": torch.float32}
+#: Bytes up to which the driver takes a copy of the host's memory at once, so that it need not be pinned.
+STAGED = 2**15
+#: While a step is recorded that will be replayed: copies that are made once it is, and not by every replay.
+deferred: ContextVar[list[tuple[Tensor, Tensor]] | None] = ContextVar("deferred", default=None)
+
+
+def in_blocks(size: int) -> int:
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
+
+
+class Uploads:
+    """Copies of host tables on a device, made without waiting.
+
+    A copy that becomes part of a CUDA graph is made again at every replay, from the same memory of the host: that is
+    kept, and a spare one is laid by, since none can be had while a graph is captured.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pinned = device.type == "cuda"
+        self.spare: Tensor | None = None
+        self.captured: list[Tensor] = []
+        #: Bytes of the device that are kept from step to step, in the blocks that they come in.
+        self.kept_bytes = 0
+
+    def keep(self, memory: Tensor) -> Tensor:
+        """Count memory that is kept from step to step."""
+        self.kept_bytes += in_blocks(memory.nbytes)
+        return memory
+
+    def drop(self, memory: Tensor) -> None:
+        """Count memory no longer."""
+        self.kept_bytes -= in_blocks(memory.nbytes)
+
+    def is_capturing(self) -> bool:
+        return self.pinned and torch.cuda.is_current_stream_capturing()
+
+    def empty(self, shape: Sequence[int], dtype: str = "float32") -> Tensor:
+        """Scratch memory that is kept."""
+        return self.keep(torch.empty(tuple(shape), dtype=getattr(torch, dtype), device=self.device))
+
+    def table(self, values: Tensor | array[Any], columns: int | None = None) -> Tensor:
+        """A table that is made once."""
+        if isinstance(values, array):
+            dtype = TYPES[values.typecode]
+            values = torch.frombuffer(values, dtype=dtype) if len(values) else torch.empty(0, dtype=dtype)
+        if columns is not None:
+            values = values.reshape(-1, columns)
+        return self.keep((values.pin_memory() if self.pinned else values).to(self.device, non_blocking=True))
+
+    def refill(self, table: Tensor, values: Sequence[int] | Tensor) -> None:
+        """New numbers for a table, in place."""
+        host = torch.as_tensor(values, dtype=table.dtype)
+        later = deferred.get()
+        if later is not None:
+            later.append((table, host.clone()))
+            return
+        if self.pinned:
+            if not self.is_capturing():
+                if host.nbytes > STAGED:
+                    host = host.pin_memory()
+                if self.spare is None or self.spare.numel() < host.nbytes:
+                    self.spare = torch.empty(host.nbytes, dtype=torch.uint8, pin_memory=True)
+            else:
+                place = self.spare if self.spare is not None else torch.empty_like(host, pin_memory=True)
+                host, self.spare = place.view(torch.uint8)[: host.nbytes].view(host.dtype).copy_(host), None
+                self.captured.append(host)
+        table.copy_(host, non_blocking=True)
