@@ -128,6 +128,8 @@ def test_bytes_sent_and_collectives(runs: Any) -> None:
             always = "precond_update_probability" not in case.options
             wanted = [planned.sent_bytes, planned.sent_bytes if always else planned.sent_between]
             assert [sent_bytes(step, len(ranks)) for step in found.sent] == wanted
+            wanted = [planned.received_bytes, planned.received_bytes if always else planned.received_between]
+            assert [received_bytes(step, len(ranks)) for step in found.sent] == wanted
             assert [len(step) for step in found.sent] == [planned.collectives] * 2
 
     each(runs, check, is_planned)
@@ -136,6 +138,12 @@ def test_bytes_sent_and_collectives(runs: Any) -> None:
 def sent_bytes(step: tuple[Sent, ...], world: int) -> int:
     summed = sum(sent.payload for sent in step if sent.name == "all_reduce")
     return ring(summed, world) + sum(sent.payload for sent in step if sent.name == "all_to_all")
+
+
+def received_bytes(step: tuple[Sent, ...], world: int) -> int:
+    """In a ring as much comes as goes."""
+    came = sum(sent.received - sent.payload for sent in step if sent.name == "all_to_all")
+    return sent_bytes(step, world) + came
 
 
 def is_planned(case: Case) -> bool:

@@ -53,6 +53,8 @@ class Sent:
     dimension: int
     #: What this rank hands over to be summed, or to others.
     payload: int
+    #: What it is given by others; of sums nothing is known.
+    received: int = 0
 
 
 @dataclass(frozen=True)
@@ -129,10 +131,12 @@ def listened(step: Any, mesh: Any) -> tuple[Sent, ...]:
     def all_to_all_single(
         received: Any, given: Any, output_split_sizes: Any = None, input_split_sizes: Any = None, group: Any = None
     ) -> Any:
-        size, rank = dist.get_world_size(group), dist.get_rank(group)
-        kept = input_split_sizes[rank] if input_split_sizes else len(given) // size
-        payload = (given.numel() - kept * given[:1].numel()) * given.element_size()
-        heard.append(Sent("all_to_all", groups[id(group)], payload))
+        rank = dist.get_rank(group)
+        payload, came = (
+            (flat.numel() - splits[rank]) * flat.element_size()
+            for flat, splits in ((given, input_split_sizes), (received, output_split_sizes))
+        )
+        heard.append(Sent("all_to_all", groups[id(group)], payload, came))
         return originals["all_to_all_single"](received, given, output_split_sizes, input_split_sizes, group=group)
 
     dist.all_reduce, dist.all_to_all_single = all_reduce, all_to_all_single

@@ -210,22 +210,35 @@ def word(items: Sequence[Item]) -> int:
     return BYTES[widest(whole_rule(item).whole_dtype(arithmetic(item.tensor.dtype)) for item in items)]
 
 
-def bytes_to_others(items: Sequence[Item], world: int, rank: int, *, refresh: bool) -> int:
-    """What a rank sends in the two messages of a step; a refresh sends every rank its rows of the factors."""
+class Traffic(NamedTuple):
+    """Bytes that a rank sends to others in a step, and receives from them."""
+
+    sent: int
+    received: int
+
+
+def traffic_of(items: Sequence[Item], world: int, rank: int, *, refresh: bool) -> Traffic:
+    """Of the two messages of a step; a refresh sends every rank its rows of the factors."""
     owned = [item for item in items if item.owner is not None]
-    sent, size = 0, word(owned)
+    sent, received, size = 0, 0, word(owned)
     for item in owned:
-        rule, rows = whole_rule(item), rows_of_factors(item, world, rank)
-        if item.owner != rank:
-            sent += rule.whole_tensors() * item.tensor.elements + (0 if item.remembers else rows)
-            continue
+        rule, rows, factors = whole_rule(item), rows_of_factors(item, world, rank), sum(counts(item, Factor).values())
+        here, whole = item.tensor.elements, math.prod(item.shape)
+        # for every rank alike
         figures = len(rule.FIGURES) * math.prod(rule.figure_shape(item.shape)) * (2 if size == 2 else 1)
-        sent += math.prod(item.shape) - item.tensor.elements + (world - 1) * figures
+        shown, all_shown = rule.whole_tensors() * here, rule.whole_tensors() * whole
+        if not item.remembers:
+            shown, all_shown = shown + rows, all_shown + factors
         if refresh or rule.learns_always:
-            factors = counts(item, Factor)
-            others = {key: count for key, count in counts(item, PerSlice).items() if key not in factors}
-            sent += sum(factors.values()) - rows + (world - 1) * sum(others.values())
-    return sent * size
+            figures += sum(counts(item, PerSlice).values()) - factors
+            here, whole = here + rows, whole + factors
+        if item.owner == rank:
+            sent += whole - here + (world - 1) * figures
+            received += all_shown - shown
+        else:
+            sent += shown
+            received += here + figures
+    return Traffic(sent * size, received * size)
 
 
 def owner_peak(items: Sequence[Item], world: int, rank: int) -> int:

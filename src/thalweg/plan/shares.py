@@ -1,4 +1,4 @@
-"""What one rank has and does: all of it under ddp, a part of each parameter under fsdp2.
+"""What one rank has and does: all of it under ddp, a part of each parameter under fsdp2 and hsdp.
 
 State lies as its parameter does: statistics of rows with their rows, those of columns on every rank. Kron's factors
 are stored in parts beside a whole copy at the rank that owns the parameter and does its products.
@@ -6,6 +6,7 @@ are stored in parts beside a whole copy at the rank that owns the parameter and 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +17,8 @@ from thalweg.plan.items import Item, item_of, local, shard, sort_items
 from thalweg.plan.memory import Peak, measure_item, numpy_peak, torch_peak
 from thalweg.plan.models import Tensor
 from thalweg.plan.ranks import (
+    Traffic,
     bytes_of_owner,
-    bytes_to_others,
     choose_owners,
     entries_on,
     is_launched,
@@ -25,6 +26,7 @@ from thalweg.plan.ranks import (
     messages,
     owner_peak,
     ring,
+    traffic_of,
 )
 from thalweg.programs.budget import entry_bytes
 from thalweg.settings import Setting
@@ -52,6 +54,8 @@ class Share:
     flops_between: int
     sent_bytes: int
     sent_between: int
+    received_bytes: int
+    received_between: int
     #: Messages to other ranks, each of them one collective.
     collectives: int
     #: Of weights that are not trained.
@@ -75,37 +79,50 @@ class Place:
     layout: str
     #: Whether state is in the host's memory.
     offload_state: bool = False
+    #: Ranks that have the same parts.
+    replicas: int = 1
 
     @property
     def is_divided(self) -> bool:
         """Whether each rank has a part of every parameter."""
-        return self.world > 1 and self.layout == "fsdp2"
+        return self.shards > 1
+
+    @property
+    def shards(self) -> int:
+        """Into how many parts each parameter is divided."""
+        return self.world // self.replicas if self.layout in ("fsdp2", "hsdp") else 1
 
 
 def largest_share(
     settings: Sequence[Setting], tensors: Sequence[Tensor], place: Place, frozen: Sequence[Tensor] = ()
 ) -> Share:
-    """The share of the rank that needs most. settings: of each tensor. frozen: weights that are not trained."""
+    """The share of the rank that needs most memory. settings: of each tensor. frozen: weights that are not trained."""
+    return max(unlike_shares(settings, tensors, place, frozen), key=lambda own: own.total_bytes)
+
+
+def unlike_shares(
+    settings: Sequence[Setting], tensors: Sequence[Tensor], place: Place, frozen: Sequence[Tensor] = ()
+) -> list[Share]:
+    """The shares of ranks, of those that hold and own alike only the first one's."""
     ranks = [0]  # no other has more
     if place.is_divided and any(setting.rule.needs_whole for setting in settings):
-        items = [item_of(tensor, own) for tensor, own in zip(tensors, settings, strict=True)]
-        owned = choose_owners(items, place.world)
-        # ranks that hold and own alike need the same
+        owned = defaultdict(list)
+        for item in choose_owners([item_of(*both) for both in zip(tensors, settings, strict=True)], place.shards):
+            owned[item.owner].append(item.shape)
         lengths = {tensor.shape[0] for tensor in (*tensors, *frozen) if tensor.shape}
         unlike: dict[Any, int] = {}
-        for rank in range(place.world):
-            held = tuple(shard(length, place.world, rank) for length in lengths)
-            mine = sorted(item.shape for item in owned if item.owner == rank)
-            unlike.setdefault((held, tuple(mine)), rank)
+        for rank in range(place.shards):
+            held = tuple(shard(length, place.shards, rank) for length in lengths)
+            unlike.setdefault((held, tuple(sorted(owned.get(rank, ())))), rank)
         ranks = list(unlike.values())
-    return max((share_of(settings, tensors, place, rank, frozen) for rank in ranks), key=lambda own: own.total_bytes)
+    return [share_of(settings, tensors, place, rank, frozen) for rank in ranks]
 
 
 def share_of(
     settings: Sequence[Setting], tensors: Sequence[Tensor], place: Place, rank: int, frozen: Sequence[Tensor] = ()
 ) -> Share:
     """The share of one rank. settings: of each tensor."""
-    world = place.world if place.is_divided else 1
+    world = place.shards
     items = [item_of(tensor, own, world, rank) for tensor, own in zip(tensors, settings, strict=True)]
     if world > 1:
         on_ranks = choose_owners(items, world)
@@ -126,9 +143,10 @@ def share_of(
         products = sum(costs.bytes_moved_by_products(item, refresh=refresh) for item in mine)
         return here + products + sum(costs.bytes_moved_by_applying(item) for item in whole)
 
-    def sent(refresh: bool) -> int:
-        to_others = bytes_to_others(whole, world, rank, refresh=refresh) if whole else 0
-        return ring(sum(sums.values()), world) + to_others
+    def traffic(refresh: bool) -> Traffic:
+        found = traffic_of(whole, world, rank, refresh=refresh) if whole else Traffic(0, 0)
+        by_sums = ring(sum(sums.values()), world)
+        return Traffic(found.sent + by_sums, found.received + by_sums)
 
     def products(refresh: bool) -> int:
         return sum(costs.flops(item, refresh=refresh) for item in (mine if whole else items))
@@ -145,8 +163,10 @@ def share_of(
         moved_between=moved(False),
         flops=products(True),
         flops_between=products(False),
-        sent_bytes=sent(True),
-        sent_between=sent(False),
+        sent_bytes=traffic(True).sent,
+        sent_between=traffic(False).sent,
+        received_bytes=traffic(True).received,
+        received_between=traffic(False).received,
         collectives=len(sums) + (2 if whole else 0),
         frozen_bytes=costs.frozen_bytes(not_trained),
     )
@@ -170,7 +190,7 @@ def peak_of_parts(
         return peak_of(in_lists, place)  # native code steps parts only where it is asked for
     # where lists are sharded, they are not cut, and all of them wait for sums in the middle of their arithmetic
     peak = (kernel_peak(launched, sums.values()) if launched else 0) + sum(measure_item(item).peak for item in in_lists)
-    peak += owner_peak(whole, place.world, rank) if whole else 0
+    peak += owner_peak(whole, place.shards, rank) if whole else 0
     return Peak(peak, " + ".join(sorted(engines)), bool(in_lists or whole))
 
 

@@ -109,6 +109,7 @@ def notes(found: Plan) -> Iterator[str]:
     assumed = f" ({ASSUMED[place.device]})" if found.bandwidth == BANDWIDTHS[place.device] else ""
     time = f"time: how long that takes at {human_bytes(found.bandwidth)}/s{assumed}"
     products = f", and products at {human_flops(found.flops)}/s" if found.flops else ""
+    products += f", and messages at {human_bytes(found.bus)}/s" if found.bus else ""
     yield f"moved: the least that a step must read and write. {time}{products}."
     for cost in found.costs:
         if cost.refreshes:
@@ -125,6 +126,15 @@ def notes(found: Plan) -> Iterator[str]:
                 rate = "on tensor cores, such as --flops 300TFLOPS" if cores else "in float32, such as --flops 60TFLOPS"
                 yield f"{cost.optimizer}: the time of its products is not counted; set their rate {rate}."
     for cost in found.costs:
+        busy = cost.busiest
+        if place.world > 1 and busy.flops:
+            yield (
+                f"{cost.optimizer}: the busiest rank, {busy.rank}, computes {human_flops(busy.flops)}, receives "
+                f"{human_bytes(busy.received_bytes)} and sends {human_bytes(busy.sent_bytes)} in {busy.collectives} "
+                f"collectives, keeps {human_bytes(busy.state_bytes)} of state, and takes "
+                f"{human_seconds(cost.busiest_seconds)}."
+            )
+    for cost in found.costs:
         if is_mixture(cost.optimizer):
             own = sorted(found.by_rule(cost).items(), key=lambda pair: pair[0] == "AdamW")
             parts = (f"{rule} steps {count_parameters(some)}" for rule, some in own)
@@ -133,7 +143,7 @@ def notes(found: Plan) -> Iterator[str]:
     for name, reason in found.refused.items():
         yield f"{name} is not planned: {reason}"
     if place.world > 1:
-        yield "Figures are those of the rank that needs most. sent: without the reduction of gradients."
+        yield "Figures are those of the rank that needs most memory. sent: without the reduction of gradients."
 
 
 def human_count(count: int) -> str:

@@ -6,6 +6,7 @@ the parameter, transforms. Several parameters of one shape are transformed as on
 
 from __future__ import annotations
 
+import heapq
 import math
 import warnings
 from abc import abstractmethod
@@ -124,10 +125,10 @@ class WholeRule(Rule):
 
 def owners_of(tensors: Sequence[tuple[str, int]], ranks: int) -> list[int]:
     """The rank that owns each tensor, told by its name and cost: the most work first, to the rank with the least."""
-    load, found = [0] * ranks, [0] * len(tensors)
+    loads, found = [(0, rank) for rank in range(ranks)], [0] * len(tensors)
     for index in sorted(range(len(tensors)), key=lambda i: (-tensors[i][1], tensors[i][0])):
-        found[index] = owner = min(range(ranks), key=load.__getitem__)
-        load[owner] = load[owner] + tensors[index][1]
+        load, found[index] = loads[0]
+        heapq.heapreplace(loads, (load + tensors[index][1], found[index]))
     return found
 
 
