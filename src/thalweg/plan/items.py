@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ class Item:
     def entries(self) -> dict[str, Kept]:
         """Shape and dtype of everything that is kept for it, like the parameter in shards; factors are whole."""
         held = None if self.whole is None else self.tensor.shape
-        return dict(budget.state_entries(self.setting, self.shape, self.tensor.dtype, held))
+        return dict(entries_of(self.setting, self.shape, self.tensor.dtype, held))
 
     @property
     def kind(self) -> Hashable:
@@ -56,7 +57,7 @@ class Item:
         return is_remembered(self.setting.handling.on_nonfinite)
 
     def keys(self, role: type[Entry]) -> list[str]:
-        return self.rule.keys(self.shape, role)
+        return keys_of(self.setting, self.shape, role)
 
     def whole_item(self) -> Item:
         """The whole parameter of which this is a shard."""
@@ -66,6 +67,15 @@ class Item:
         """The mesh dimensions over which a sum along these axes goes."""
         chosen = range(len(self.mesh)) if axes is None or not self.mesh else axes
         return tuple(dict.fromkeys(dimension for axis in chosen for dimension in self.mesh[axis]))
+
+
+# models have many parameters of few shapes
+entries_of = functools.lru_cache(maxsize=4096)(budget.state_entries)
+
+
+@functools.lru_cache(maxsize=4096)
+def keys_of(setting: Setting, shape: Shape, role: type[Entry]) -> list[str]:
+    return setting.rule_at(1).keys(shape, role)
 
 
 def item_of(tensor: Tensor, setting: Setting, world: int = 1, rank: int = 0) -> Item:

@@ -151,6 +151,7 @@ def share_of(
     def products(refresh: bool) -> int:
         return sum(costs.flops(item, refresh=refresh) for item in (mine if whole else items))
 
+    refreshing, between = traffic(True), traffic(False)
     return Share(
         engine=peak.engine,
         rank=rank,
@@ -163,10 +164,10 @@ def share_of(
         moved_between=moved(False),
         flops=products(True),
         flops_between=products(False),
-        sent_bytes=traffic(True).sent,
-        sent_between=traffic(False).sent,
-        received_bytes=traffic(True).received,
-        received_between=traffic(False).received,
+        sent_bytes=refreshing.sent,
+        sent_between=between.sent,
+        received_bytes=refreshing.received,
+        received_between=between.received,
         collectives=len(sums) + (2 if whole else 0),
         frozen_bytes=costs.frozen_bytes(not_trained),
     )
