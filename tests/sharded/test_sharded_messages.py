@@ -40,7 +40,8 @@ def later_steps(size: int, run: Run, layout: str) -> list[dict[str, int]]:
     ("size", "layout"), one_in(4, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts], first=2)
 )
 def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
-    run = Run(rule, rates=(1.0,) * 3)
+    """Where replicas do not divide their work."""
+    run = Run(rule, options=dict(TYPICAL[rule], divide_work=False), rates=(1.0,) * 3)
     assert later_steps(size, run, layout) == [expected(rule, layout)] * 2
 
 

@@ -23,6 +23,7 @@ LAYOUTS: dict[str, tuple[dict[int, tuple[int, ...]], tuple[int | None, ...]]] = 
     "fsdp2": ({2: (2,), 4: (4,)}, (0,)),
     "columns": ({2: (2,), 4: (4,)}, (1,)),
     "hsdp": ({4: (2, 2)}, (None, 0)),
+    "copies": ({2: (2,), 4: (4,)}, (None,)),
     "fsdp over tp": ({4: (2, 2)}, (0, 1)),
     "twice": ({4: (2, 2)}, (0, 0)),
 }
@@ -106,9 +107,7 @@ def measure(case: Case) -> Measured:
     optimizer.step()
     steps = tuple(listened(optimizer.step, mesh) for _ in range(2))
     entries = [entry for state in optimizer.state.values() for entry in state.values()]
-    owned = [
-        factors for group in optimizer._engines["lists"].owners.groups.values() for factors in group.whole.values()
-    ]
+    owned = [factors for team in optimizer._engines["lists"].owners.teams.values() for factors in team.whole.values()]
     entries += [factor for factors in owned for factor in factors.values()]
     return Measured(sum(bytes_of(p) for _, p in named), sum(map(bytes_of, entries)), steps)
 

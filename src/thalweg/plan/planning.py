@@ -10,7 +10,7 @@ from thalweg.errors import CommandError
 from thalweg.explain import Explanation, explain_parameter
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.plan.costs import COUNTERS
-from thalweg.plan.items import item_of
+from thalweg.plan.items import Place, item_of
 from thalweg.plan.memory import why_unfused
 from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import (
@@ -24,7 +24,7 @@ from thalweg.plan.optimizers import (
     setting_of,
 )
 from thalweg.plan.ranks import reason_against_part
-from thalweg.plan.shares import Place, Share, unlike_shares
+from thalweg.plan.shares import Share, unlike_shares
 from thalweg.plan.sources import resolve
 from thalweg.rules import RULES
 from thalweg.show.arguments import Given, suggest

@@ -19,7 +19,7 @@ from thalweg.kernels.chunks import CHUNK
 from thalweg.kernels.cpu import reasons as native
 from thalweg.kernels.staging import aligned
 from thalweg.kernels.triton import served as kernels
-from thalweg.plan.items import Item, shard, sort_items
+from thalweg.plan.items import Item, Place, shard, sort_items
 from thalweg.plan.memory import gpu_scratch, joint_bytes, why_unfused
 from thalweg.programs.budget import entry_bytes
 from thalweg.programs.evaluate import order_for
@@ -27,7 +27,7 @@ from thalweg.programs.footprint import footprint, middle_peak
 from thalweg.programs.graph import Value
 from thalweg.rules import Kron, WholeRule
 from thalweg.rules.entries import Entry, Factor, PerSlice
-from thalweg.rules.whole import owners_of
+from thalweg.rules.whole import is_worth_sending, owners_of
 from thalweg.spaces.shapes import BYTES, ORDER
 from thalweg.storage import Kept, arithmetic
 
@@ -164,11 +164,29 @@ def whole_rule(item: Item) -> WholeRule:
     return item.rule
 
 
-def choose_owners(items: Sequence[Item], world: int) -> list[Item]:
-    """Items with the owners of those that have to be seen whole. What has no axes every rank has, and none owns."""
-    whole = [item for item in items if item.rule.needs_whole and item.shape]
-    chosen = iter(owners_of([(item.tensor.name, whole_rule(item).cost(item.shape)) for item in whole], world))
-    return [replace(item, owner=next(chosen)) if item.rule.needs_whole and item.shape else item for item in items]
+def choose_owners(items: Sequence[Item], place: Place, rank: int) -> list[Item]:
+    """Items with the owners of those that have to be seen whole: one of all ranks, or else one in this rank's replica.
+
+    What has no axes every rank has, and none owns.
+    """
+    found, here = list(items), rank - rank % place.shards
+    teams: dict[int, list[int]] = {}
+    for index, item in enumerate(items):
+        if item.rule.needs_whole and item.shape:
+            teams.setdefault(place.replicas if is_divided(item, place) else 1, []).append(index)
+    for replicas, members in teams.items():
+        costs = [(items[i].tensor.name, whole_rule(items[i]).cost(items[i].shape)) for i in members]
+        for i, (replica, owner) in zip(members, owners_of(costs, place.shards, replicas), strict=True):
+            first = replica * place.shards if replicas > 1 else here
+            found[i] = replace(items[i], owner=first + owner, replicas=replicas)
+    return found
+
+
+def is_divided(item: Item, place: Place) -> bool:
+    """Whether replicas divide the work on a tensor, as a run does unless it is told otherwise."""
+    if place.replicas == 1 or place.engine == "fused" or place.offload_state:
+        return False
+    return is_worth_sending(whole_rule(item), item.shape, arithmetic(item.tensor.dtype), place.device)
 
 
 def entries_on(item: Item, world: int, rank: int) -> dict[str, Kept]:
@@ -177,7 +195,7 @@ def entries_on(item: Item, world: int, rank: int) -> dict[str, Kept]:
     if world > 1 and item.shape and item.rule.needs_whole:
         for key in item.keys(Factor):
             shape, dtype = entries[key]
-            entries[key] = (shard(shape[0], world, rank), *shape[1:]), dtype
+            entries[key] = (shard(shape[0], world, rank % world), *shape[1:]), dtype
     return entries
 
 
@@ -217,11 +235,26 @@ class Traffic(NamedTuple):
     received: int
 
 
+def teams_of(items: Iterable[Item]) -> list[list[Item]]:
+    """Tensors that travel together."""
+    return sort_items((item for item in items if item.owner is not None), lambda item: item.replicas)
+
+
+def is_owned_here(item: Item, world: int, rank: int) -> bool:
+    """Whether the owner is in the rank's replica."""
+    return item.owner is not None and item.owner // world == rank // world
+
+
+def collectives_of(items: Sequence[Item], world: int, rank: int) -> int:
+    """Messages of one team in a step: to owners and back, if this replica has any, and then to all replicas."""
+    is_divided = world > 1 and any(is_owned_here(item, world, rank) for item in items)
+    return 2 * is_divided + (items[0].replicas > 1)
+
+
 def traffic_of(items: Sequence[Item], world: int, rank: int, *, refresh: bool) -> Traffic:
-    """Of the two messages of a step; a refresh sends every rank its rows of the factors."""
-    owned = [item for item in items if item.owner is not None]
-    sent, received, size = 0, 0, word(owned)
-    for item in owned:
+    """Of one team in a step; a refresh sends every rank its rows of the factors. world: ranks of a replica."""
+    sent, received, size = 0, 0, word(items)
+    for item in items:
         rule, rows, factors = whole_rule(item), rows_of_factors(item, world, rank), sum(counts(item, Factor).values())
         here, whole = item.tensor.elements, math.prod(item.shape)
         # for every rank alike
@@ -232,11 +265,16 @@ def traffic_of(items: Sequence[Item], world: int, rank: int, *, refresh: bool) -
         if refresh or rule.learns_always:
             figures += sum(counts(item, PerSlice).values()) - factors
             here, whole = here + rows, whole + factors
+        is_here = is_owned_here(item, world, rank)
         if item.owner == rank:
             sent += whole - here + (world - 1) * figures
             received += all_shown - shown
-        else:
+        elif is_here:
             sent += shown
+            received += here + figures
+        if is_here:
+            sent += (item.replicas - 1) * (here + figures)
+        else:
             received += here + figures
     return Traffic(sent * size, received * size)
 
@@ -254,8 +292,8 @@ def owner_peak(items: Sequence[Item], world: int, rank: int) -> int:
     for_kernels, others = (size * sum(i.tensor.elements for i in some) for some in (launched, in_lists))
     whole, factors = for_kernels + others, sum(map(factor_bytes, mine))
     rows = size * sum(rows_of_factors(item, world, rank) for item in items)
-    going, came = seen * given, seen * whole
-    if not all(item.remembers for item in items):
+    going, came = (seen * given, seen * whole) if world > 1 else (0, 0)
+    if world > 1 and not all(item.remembers for item in items):
         going, came = going + rows, came + factors
     fresh = sum(factor_bytes(item) for item in in_lists if is_made_anew(item))
     # what there are kernels for is put together first; the rest one after the other, from what came to what goes back
@@ -265,7 +303,10 @@ def owner_peak(items: Sequence[Item], world: int, rank: int) -> int:
     # stacks are made when all is put together
     working = max(working, seen * whole + whole + stack_peak(stacks))
     returning = whole + fresh + 2 * (whole + factors) + given + rows
-    most = max(waiting + max(2 * going + came, working, returning), after)
+    copied = [item for item in items if item.replicas > 1 and is_owned_here(item, world, rank)]
+    pieces = (item.replicas * (item.tensor.elements + rows_of_factors(item, world, rank)) for item in copied)
+    telling = given + rows + 2 * size * sum(pieces)
+    most = max(waiting + max(2 * going + came, working, returning, telling), after)
     # an owner has kernels for its tensors, in addition to those for tensors that every rank has whole
     return most + sum(gpu_scratch(bare_buckets(some)) for some in (launched, everyone))
 

@@ -17,6 +17,7 @@ NAMES = {
     "flops_between": "product_flops_without_refresh",
     "sent_between": "sent_bytes_without_refresh",
     "received_between": "received_bytes_without_refresh",
+    "divided": "divided_tensors",
 }
 
 

@@ -7,25 +7,28 @@ are stored in parts beside a whole copy at the rank that owns the parameter and 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from thalweg.arrays import Shape
 from thalweg.kernels.staging import SLOTS, staged, together
 from thalweg.plan import costs
-from thalweg.plan.items import Item, item_of, local, shard, sort_items
+from thalweg.plan.items import Item, Place, item_of, local, shard, sort_items
 from thalweg.plan.memory import Peak, measure_item, numpy_peak, torch_peak
 from thalweg.plan.models import Tensor
 from thalweg.plan.ranks import (
     Traffic,
     bytes_of_owner,
     choose_owners,
+    collectives_of,
     entries_on,
     is_launched,
     kernel_peak,
     messages,
     owner_peak,
     ring,
+    teams_of,
     traffic_of,
 )
 from thalweg.programs.budget import entry_bytes
@@ -58,6 +61,8 @@ class Share:
     received_between: int
     #: Messages to other ranks, each of them one collective.
     collectives: int
+    #: Tensors on which replicas divide the work.
+    divided: int = 0
     #: Of weights that are not trained.
     frozen_bytes: int = 0
 
@@ -66,31 +71,6 @@ class Share:
         """Parameters, gradients, frozen weights, state that is not on the host, and what a step needs besides."""
         state = self.state_bytes - self.host_bytes
         return 2 * self.parameter_bytes + self.frozen_bytes + state + (self.peak_bytes or 0)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where steps are taken, and by what."""
-
-    front_end: str
-    device: str
-    engine: str
-    world: int
-    layout: str
-    #: Whether state is in the host's memory.
-    offload_state: bool = False
-    #: Ranks that have the same parts.
-    replicas: int = 1
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether each rank has a part of every parameter."""
-        return self.shards > 1
-
-    @property
-    def shards(self) -> int:
-        """Into how many parts each parameter is divided."""
-        return self.world // self.replicas if self.layout in ("fsdp2", "hsdp") else 1
 
 
 def largest_share(
@@ -105,14 +85,18 @@ def unlike_shares(
 ) -> list[Share]:
     """The shares of ranks, of those that hold and own alike only the first one's."""
     ranks = [0]  # no other has more
-    if place.is_divided and any(setting.rule.needs_whole for setting in settings):
-        owned = defaultdict(list)
-        for item in choose_owners([item_of(*both) for both in zip(tensors, settings, strict=True)], place.shards):
-            owned[item.owner].append(item.shape)
+    if any(setting.rule.needs_whole for setting in settings):
+        owned: dict[int, list[Shape]] = defaultdict(list)
+        items = choose_owners([item_of(*both) for both in zip(tensors, settings, strict=True)], place, 0)
+        for item in items:
+            for first in range(0, place.world, place.shards) if item.replicas == 1 else (0,):
+                if item.owner is not None:
+                    owned[first + item.owner].append(item.shape)
         lengths = {tensor.shape[0] for tensor in (*tensors, *frozen) if tensor.shape}
         unlike: dict[Any, int] = {}
-        for rank in range(place.shards):
-            held = tuple(shard(length, place.shards, rank) for length in lengths)
+        # replicas that divide nothing are alike
+        for rank in range(place.world if any(item.replicas > 1 for item in items) else place.shards):
+            held = tuple(shard(length, place.shards, rank % place.shards) for length in lengths)
             unlike.setdefault((held, tuple(sorted(owned.get(rank, ())))), rank)
         ranks = list(unlike.values())
     return [share_of(settings, tensors, place, rank, frozen) for rank in ranks]
@@ -123,20 +107,24 @@ def share_of(
 ) -> Share:
     """The share of one rank. settings: of each tensor."""
     world = place.shards
-    items = [item_of(tensor, own, world, rank) for tensor, own in zip(tensors, settings, strict=True)]
-    if world > 1:
-        on_ranks = choose_owners(items, world)
-        items = [replace(item, by_kernels=is_launched(item, place.device, place.engine)) for item in on_ranks]
-    whole = [item for item in items if world > 1 and item.rule.needs_whole]
-    elementwise = [item for item in items if world == 1 or not item.rule.needs_whole]
+    items = [item_of(tensor, own, world, rank % world) for tensor, own in zip(tensors, settings, strict=True)]
+    if world > 1 or place.replicas > 1:
+        items = [
+            replace(item, by_kernels=is_launched(item, place.device, place.engine))
+            if world > 1 or item.replicas > 1
+            else replace(item, owner=None)
+            for item in choose_owners(items, place, rank)
+        ]
+    are_whole = [item.rule.needs_whole and (world > 1 or item.owner is not None) for item in items]
+    whole, elementwise = ([i for i, own in zip(items, are_whole, strict=True) if own is ok] for ok in (True, False))
     mine = [item.whole_item() for item in whole if item.owner in (rank, None)]
     sums = messages(items) if world > 1 else {}
-    peak = peak_of(items, place) if world == 1 else peak_of_parts(elementwise, whole, sums, place, rank)
+    peak = peak_of_parts(elementwise, whole, sums, place, rank) if whole or world > 1 else peak_of(items, place)
     state = costs.counter_bytes(place.front_end, len(items), items[0].setting)
     state += sum(entry_bytes(entry) for item in items for entry in entries_on(item, world, rank).values())
     state += sum(bytes_of_owner(item) for item in whole if item.owner == rank)
     hosted = sizes_on_host(items) if place.offload_state and not whole else []
-    not_trained = [local(tensor, world, rank) for tensor in frozen] if world > 1 else frozen
+    not_trained = [local(tensor, world, rank % world) for tensor in frozen] if world > 1 else frozen
 
     def moved(refresh: bool) -> int:
         here = sum(costs.bytes_moved_by(item, refresh=refresh) for item in elementwise)
@@ -144,12 +132,12 @@ def share_of(
         return here + products + sum(costs.bytes_moved_by_applying(item) for item in whole)
 
     def traffic(refresh: bool) -> Traffic:
-        found = traffic_of(whole, world, rank, refresh=refresh) if whole else Traffic(0, 0)
-        by_sums = ring(sum(sums.values()), world)
-        return Traffic(found.sent + by_sums, found.received + by_sums)
+        by_sums, teams = ring(sum(sums.values()), world), teams_of(whole)
+        found = [Traffic(by_sums, by_sums), *(traffic_of(team, world, rank, refresh=refresh) for team in teams)]
+        return Traffic(*map(sum, zip(*found, strict=True)))
 
     def products(refresh: bool) -> int:
-        return sum(costs.flops(item, refresh=refresh) for item in (mine if whole else items))
+        return sum(costs.flops(item, refresh=refresh) for item in (*mine, *elementwise))
 
     refreshing, between = traffic(True), traffic(False)
     return Share(
@@ -168,7 +156,8 @@ def share_of(
         sent_between=between.sent,
         received_bytes=refreshing.received,
         received_between=between.received,
-        collectives=len(sums) + (2 if whole else 0),
+        collectives=len(sums) + sum(collectives_of(team, world, rank) for team in teams_of(whole)),
+        divided=sum(item.replicas > 1 for item in whole),
         frozen_bytes=costs.frozen_bytes(not_trained),
     )
 
@@ -186,13 +175,20 @@ def peak_of_parts(
 ) -> Peak:
     """Where every rank has a part of each parameter, and owners work on whole ones."""
     launched, in_lists = ([item for item in elementwise if item.by_kernels is chosen] for chosen in (True, False))
-    engines = {"fused" if item.by_kernels else "foreach" for item in (*elementwise, *whole)}
     if in_lists and place.engine == "fused" and place.device == "cpu":
         return peak_of(in_lists, place)  # native code steps parts only where it is asked for
+    if place.shards == 1:  # beside tensors whose work is divided, steps of one process
+        beside = peak_of(elementwise, place) if elementwise else Peak(0, "")
+        used = sorted({*beside.engine.split(" + "), *engines_of(whole)} - {""})
+        return Peak((beside.bytes or 0) + owner_peak(whole, 1, rank), " + ".join(used), is_bound=True)
     # where lists are sharded, they are not cut, and all of them wait for sums in the middle of their arithmetic
     peak = (kernel_peak(launched, sums.values()) if launched else 0) + sum(measure_item(item).peak for item in in_lists)
     peak += owner_peak(whole, place.shards, rank) if whole else 0
-    return Peak(peak, " + ".join(sorted(engines)), bool(in_lists or whole))
+    return Peak(peak, " + ".join(sorted(engines_of((*elementwise, *whole)))), bool(in_lists or whole))
+
+
+def engines_of(items: Iterable[Item]) -> set[str]:
+    return {"fused" if item.by_kernels else "foreach" for item in items}
 
 
 def sizes_on_host(items: Sequence[Item]) -> list[int]:

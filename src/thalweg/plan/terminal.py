@@ -127,6 +127,8 @@ def notes(found: Plan) -> Iterator[str]:
                 yield f"{cost.optimizer}: the time of its products is not counted; set their rate {rate}."
     for cost in found.costs:
         busy = cost.busiest
+        if place.replicas > 1 and busy.flops:
+            yield f"{cost.optimizer}: replicas divide the work on {busy.divided} tensors."
         if place.world > 1 and busy.flops:
             yield (
                 f"{cost.optimizer}: the busiest rank, {busy.rank}, computes {human_flops(busy.flops)}, receives "

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from thalweg.arrays import A, Scalar, Shape, Space, State, Truth
+from thalweg.dtypes import DTYPES
 from thalweg.rules.entries import PerSlice
 from thalweg.rules.rule import Noise, Rule, Update
 
@@ -123,13 +124,30 @@ class WholeRule(Rule):
 # ---- which rank owns which tensor
 
 
-def owners_of(tensors: Sequence[tuple[str, int]], ranks: int) -> list[int]:
-    """The rank that owns each tensor, told by its name and cost: the most work first, to the rank with the least."""
-    loads, found = [(0, rank) for rank in range(ranks)], [0] * len(tensors)
+def owners_of(tensors: Sequence[tuple[str, int]], ranks: int, replicas: int = 1) -> list[tuple[int, int]]:
+    """The replica that owns each tensor, and the rank in it: the most work first, to who has the least.
+
+    tensors: names and costs. ranks: of a replica.
+    """
+    loads = [(0, rank, replica) for rank in range(ranks) for replica in range(replicas)]
+    found = [(0, 0)] * len(tensors)
     for index in sorted(range(len(tensors)), key=lambda i: (-tensors[i][1], tensors[i][0])):
-        load, found[index] = loads[0]
-        heapq.heapreplace(loads, (load + tensors[index][1], found[index]))
+        load, rank, replica = loads[0]
+        found[index] = replica, rank
+        heapq.heapreplace(loads, (load + tensors[index][1], rank, replica))
     return found
+
+
+#: How many multiplications a rank makes while a byte arrives, about: 300 TFLOPS at 75 GB/s, or 100 GFLOPS at 1 GB/s.
+MEANWHILE = {"cuda": 2000, "cpu": 50}
+
+
+def is_worth_sending(rule: WholeRule, shape: Shape, arithmetic: str, device: str) -> bool:
+    """Whether a rank gets a direction sooner from another rank that has all it needs than by its own work."""
+    entries = rule.entries(shape) if rule.learns_always else {}
+    factors = [entry.shape(shape, rule.stacked_axes) for entry in entries.values() if isinstance(entry, PerSlice)]
+    size = DTYPES[rule.whole_dtype(arithmetic)].bytes * (math.prod(shape) + sum(map(math.prod, factors)))
+    return rule.cost(shape) >= MEANWHILE.get(device, MEANWHILE["cuda"]) * size
 
 
 def is_remembered(on_nonfinite: str) -> bool:

@@ -52,6 +52,8 @@ class Part:
     offset: Shape
     #: By axis, the groups of ranks over which it is divided.
     groups: tuple[tuple[Group, ...], ...]
+    #: The groups of ranks that hold the same block and divide the work on whole tensors.
+    replicas: tuple[Group, ...] = ()
 
     @property
     def position(self) -> int:

@@ -55,6 +55,7 @@ from thalweg.torch.params.states import (
     make_state,
 )
 from thalweg.torch.sharding.agreement import Agreement, in_words
+from thalweg.torch.sharding.replicas import Replicas
 from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.gradients import JointGradient
 from thalweg.torch.step.remembered import GRAD, MOST_REMEMBERED, RememberedStep, presence_of
@@ -102,6 +103,8 @@ class Optimizer(torch.optim.Optimizer):
         engine: EngineName = "auto",
         offload_state: bool = False,
         capturable: bool = False,
+        replicas: Any = None,
+        divide_work: bool | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
         differentiable: bool = False,
@@ -111,7 +114,8 @@ class Optimizer(torch.optim.Optimizer):
         options |= name_positional(self.rule, positional, options)
         entry = check_options(self.rule, lr, options, variant, overrides)
         engine = choose_engine(engine, foreach, fused, differentiable)
-        self._begin(params, [(None, entry)], defaults_of(entry), engine, offload_state, capturable)
+        shared = Replicas(replicas, divide_work)
+        self._begin(params, [(None, entry)], defaults_of(entry), engine, offload_state, capturable, shared)
 
     def _begin(
         self,
@@ -121,12 +125,14 @@ class Optimizer(torch.optim.Optimizer):
         engine: EngineName,
         offload_state: bool,
         capturable: bool,
+        replicas: Replicas,
     ) -> None:
         """Take parameters that are to be stepped by the rules of these entries."""
         check_flag("capturable", capturable)
         check_flag("offload_state", offload_state)
+        replicas.check(engine, offload_state=offload_state)
         self._groups = Groups(entries)
-        self._forget(engine, offload_state)
+        self._forget(engine, offload_state, replicas)
         super().__init__(params, {**defaults, "capturable": capturable, "layout": LAYOUT})
         for p in self.parameters() if engine == "fused" else ():
             missing = reason_missing_for(p)
@@ -151,15 +157,15 @@ class Optimizer(torch.optim.Optimizer):
         variant, overrides = options.pop("variant", None), options.pop("overrides", ())
         return check_options(rule, lr, options, variant, overrides)
 
-    def _forget(self, engine: EngineName, offload_state: bool) -> None:
+    def _forget(self, engine: EngineName, offload_state: bool, replicas: Replicas) -> None:
         """Have seen no step yet."""
-        self._wanted_engine = engine
+        self._wanted_engine, self._replicas = engine, replicas
         self._host = HostState(wanted=offload_state)
         self._turns = Turns()
         self._engines_used: set[str] = set()
         self._last: Statistics = {}
-        self._sorter = Sorter(engine)
-        self._agreement = Agreement()
+        self._sorter = Sorter(engine, replicas, offload_state=offload_state)
+        self._agreement = Agreement(replicas)
         self._steps: dict[Hashable, RememberedStep] = {}
         self._joint = JointGradient()
         self._engines: dict[EngineKind, Engine] = {
@@ -414,7 +420,8 @@ class Optimizer(torch.optim.Optimizer):
         """
         groups = self.param_groups
         shown_only, unused = list(map(self._is_shown_only, groups)), self._groups.find_unused(groups)
-        return explain(list(self._treatments()), groups, shown_only, unused, self._host, code=code, program=program)
+        given = list(self._treatments()), groups, shown_only, unused, self._host, self._sorter.reason_undivided
+        return explain(*given, code=code, program=program)
 
     # ---- state
 
@@ -498,7 +505,7 @@ class Optimizer(torch.optim.Optimizer):
     def clear_state(self) -> None:
         """Forget what has been learned; options stay."""
         self.state.clear()
-        self._forget(self._wanted_engine, self._host.wanted)
+        self._forget(self._wanted_engine, self._host.wanted, self._replicas)
 
     # ---- checkpoints
 
@@ -556,15 +563,17 @@ class Optimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"_entries": self._groups.entries, "_wanted_engine": self._wanted_engine, "_skips": self._joint.skips}
-        return {**super().__getstate__(), **own, "_offload_state": self._host.wanted}
+        beside = {"_offload_state": self._host.wanted, "_divide_work": self._replicas.divide_work}
+        return {**super().__getstate__(), **own, **beside}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         offload_state = state.pop("_offload_state", False)
+        replicas = Replicas(None, state.pop("_divide_work", None))  # a process group cannot be copied
         own = {key: state.pop(key) for key in ("_entries", "_wanted_engine", "_skips") if key in state}
         super().__setstate__(state)
         if own:  # a copy or a pickle, and not load_state_dict, which comes here too
             self._groups = Groups(own["_entries"])
-            self._forget(own["_wanted_engine"], offload_state)
+            self._forget(own["_wanted_engine"], offload_state, replicas)
             self._joint.skips = own["_skips"]
 
     # ---- what steps have found

@@ -183,8 +183,9 @@ def requests_of(
             tensors=[x.tensors[i] for x in shown],
             factors={key: s[key].tensors[i] for key in own},
             stored=bucket.states[i][factors[0]].dtype if factors else None,
-            # a skipped step would leave the owner with factors that differ from the state of the other ranks
-            remembered=is_remembered(handling.on_nonfinite) and bucket.allowed is None,
+            # a skipped step would leave the owner with factors that differ from the state of the other ranks, and
+            # what is not sharded has whole factors in its state
+            remembered=is_remembered(handling.on_nonfinite) and bucket.allowed is None and any(bucket.parts[i].groups),
             by_kernels=by_kernels,
             due=changes[i],
             seed=handling.seed,
