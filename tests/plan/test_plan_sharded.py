@@ -63,7 +63,7 @@ def cases(world: int) -> list[Case]:
     ]
     layouts = ["fsdp2", "copies", *(["hsdp"] if world == 4 else [])]
     found += [Case(name, options, layout) for name, options in owned for layout in layouts]
-    found += [Case(name, {"stacked_axes": 1}, shapes=STACKED) for name in ("LARS", "LAMB", "Adafactor", "Kron")]
+    found += [Case(name, {"stacked_axes": 1}, shapes=STACKED) for name in ("LARS", "LAMB", "Adafactor", "Muon", "Kron")]
     if world == 2:
         found += [Case(name, options) for name, options in OPTIONS]
         if reason_missing() is None:

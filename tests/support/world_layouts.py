@@ -33,10 +33,14 @@ SHAPES: Mapping[str, tuple[int, ...]] = {
 }
 
 
+#: Beside those, for tests that name them.
+MORE: Mapping[str, tuple[int, ...]] = {"experts": (5, 4, 6)}
+
+
 def drawn(name: str, seed: int, dtype: str) -> Any:
     """Numbers that depend on the name and the seed alone."""
     generator = torch.Generator().manual_seed(seed * 1000 + sum(name.encode()))
-    return torch.randn(SHAPES[name], generator=generator, dtype=torch.float64).to(getattr(torch, dtype))
+    return torch.randn({**SHAPES, **MORE}[name], generator=generator, dtype=torch.float64).to(getattr(torch, dtype))
 
 
 #: Where the parts of parameters are, of those that are divided.

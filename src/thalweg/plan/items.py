@@ -12,7 +12,7 @@ from thalweg.plan.models import Tensor
 from thalweg.programs import budget
 from thalweg.rules import Rule
 from thalweg.rules.entries import Entry
-from thalweg.rules.whole import is_remembered
+from thalweg.rules.whole import WholeRule, is_remembered
 from thalweg.settings import Setting
 from thalweg.storage import Kept, kind
 
@@ -112,6 +112,9 @@ def item_of(tensor: Tensor, setting: Setting, world: int = 1, rank: int = 0) -> 
     if world == 1:
         return Item(tensor, setting)
     mesh = (("ranks",), *((),) * (len(tensor.shape) - 1)) if tensor.shape else ()
+    rule = setting.rule_at(1)
+    if isinstance(rule, WholeRule) and tensor.shape and rule.has_whole_slices(tensor.shape, (0,)):
+        return Item(local(tensor, world, rank), setting, mesh=mesh)
     return Item(local(tensor, world, rank), setting, tensor.shape, mesh, is_sharded=bool(tensor.shape))
 
 

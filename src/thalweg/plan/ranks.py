@@ -172,7 +172,7 @@ def choose_owners(items: Sequence[Item], place: Place, rank: int) -> list[Item]:
     found, here = list(items), rank - rank % place.shards
     teams: dict[int, list[int]] = {}
     for index, item in enumerate(items):
-        if item.rule.needs_whole and item.shape:
+        if item.rule.needs_whole and item.shape and (item.is_sharded or place.shards == 1):
             teams.setdefault(place.replicas if is_divided(item, place) else 1, []).append(index)
     for replicas, members in teams.items():
         costs = [(items[i].tensor.name, whole_rule(items[i]).cost(items[i].shape)) for i in members]

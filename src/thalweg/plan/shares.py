@@ -87,7 +87,8 @@ def unlike_shares(
     ranks = [0]  # no other has more
     if any(setting.rule.needs_whole for setting in settings):
         owned: dict[int, list[Shape]] = defaultdict(list)
-        items = choose_owners([item_of(*both) for both in zip(tensors, settings, strict=True)], place, 0)
+        held = [item_of(*both, place.shards) for both in zip(tensors, settings, strict=True)]
+        items = choose_owners(held, place, 0)
         for item in items:
             for first in range(0, place.world, place.shards) if item.replicas == 1 else (0,):
                 if item.owner is not None:
@@ -96,8 +97,8 @@ def unlike_shares(
         unlike: dict[Any, int] = {}
         # replicas that divide nothing are alike
         for rank in range(place.world if any(item.replicas > 1 for item in items) else place.shards):
-            held = tuple(shard(length, place.shards, rank % place.shards) for length in lengths)
-            unlike.setdefault((held, tuple(sorted(owned.get(rank, ())))), rank)
+            sizes = tuple(shard(length, place.shards, rank % place.shards) for length in lengths)
+            unlike.setdefault((sizes, tuple(sorted(owned.get(rank, ())))), rank)
         ranks = list(unlike.values())
     return [share_of(settings, tensors, place, rank, frozen) for rank in ranks]
 
@@ -115,7 +116,7 @@ def share_of(
             else replace(item, owner=None)
             for item in choose_owners(items, place, rank)
         ]
-    are_whole = [item.rule.needs_whole and (world > 1 or item.owner is not None) for item in items]
+    are_whole = [item.rule.needs_whole and (item.owner is not None or (world > 1 and not item.shape)) for item in items]
     whole, elementwise = ([i for i, own in zip(items, are_whole, strict=True) if own is ok] for ok in (True, False))
     mine = [item.whole_item() for item in whole if item.owner in (rank, None)]
     sums = messages(items) if world > 1 else {}

@@ -10,7 +10,7 @@ import heapq
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -115,6 +115,10 @@ class WholeRule(Rule):
     def whole_dtype(self, arithmetic: str) -> str:
         """The dtype of these tensors and of the direction, for a parameter that is computed in this precision."""
         return arithmetic
+
+    def has_whole_slices(self, shape: Shape, sharded: Collection[int]) -> bool:
+        """Whether a rank can transform what it has of a stack that is sharded along these axes among others."""
+        return any(axis < self.stacked_axes for axis in sharded) and self.is_stackable(shape)
 
     def is_stackable(self, shape: Shape) -> bool:
         """Whether ``transform`` can take several parameters as one stack: it needs the prepared tensors alone."""
