@@ -128,7 +128,12 @@ def listened(step: Any, mesh: Any) -> tuple[Sent, ...]:
         return originals["all_reduce"](tensor, op, group=group, **options)
 
     def all_to_all_single(
-        received: Any, given: Any, output_split_sizes: Any = None, input_split_sizes: Any = None, group: Any = None
+        received: Any,
+        given: Any,
+        output_split_sizes: Any = None,
+        input_split_sizes: Any = None,
+        group: Any = None,
+        **options: Any,
     ) -> Any:
         rank = dist.get_rank(group)
         payload, came = (
@@ -136,7 +141,8 @@ def listened(step: Any, mesh: Any) -> tuple[Sent, ...]:
             for flat, splits in ((given, input_split_sizes), (received, output_split_sizes))
         )
         heard.append(Sent("all_to_all", groups[id(group)], payload, came))
-        return originals["all_to_all_single"](received, given, output_split_sizes, input_split_sizes, group=group)
+        splits = output_split_sizes, input_split_sizes
+        return originals["all_to_all_single"](received, given, *splits, group=group, **options)
 
     dist.all_reduce, dist.all_to_all_single = all_reduce, all_to_all_single
     try:

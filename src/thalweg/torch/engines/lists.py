@@ -19,9 +19,9 @@ from thalweg.torch.sharding.owners import Owners
 class Lists:
     """The lists of one optimizer. Whole tensors that this rank owns are kept from step to step."""
 
-    def __init__(self, most: int = STACK) -> None:
-        """most: elements of a stack of small tensors."""
-        self.owners, self.most = Owners(), most
+    def __init__(self, message_dtype: str | None = None, most: int = STACK) -> None:
+        """message_dtype: the codes in which tensors travel. most: elements of a stack of small tensors."""
+        self.owners, self.most = Owners(message_dtype), most
 
     def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> ListsRun:
         return ListsRun(self.owners, self.most)

@@ -21,8 +21,8 @@ from thalweg.given import OverrideList
 from thalweg.rules import Rule
 from thalweg.settings import option_names
 from thalweg.torch.sharding.collectives import gather_objects, largest_words
-from thalweg.torch.sharding.replicas import Replicas
 from thalweg.torch.sharding.shards import MeshGroup, is_distributed, part_of
+from thalweg.torch.sharding.sharing import Sharing
 
 #: What thalweg reads of a group beside the options of its rule.
 BESIDE_OPTIONS = ("lr", "lr_is_scale", "capturable", "rule", "rule_version", "entry", "layout")
@@ -33,8 +33,8 @@ WORDS = 4
 class Agreement:
     """What the ranks of one optimizer have agreed on so far."""
 
-    def __init__(self, replicas: Replicas) -> None:
-        self.replicas = replicas
+    def __init__(self, sharing: Sharing) -> None:
+        self.sharing = sharing
         self.places: Mapping[Tensor, tuple[str, int]] = {}
         self.distributed: list[tuple[str, Tensor, int]] = []
         self.reached: set[Hashable] = set()
@@ -58,7 +58,7 @@ class Agreement:
         """
         if places is not self.places:
             self.places, self.reached = places, set()
-            shared = [self.replicas.group is not None and rule.needs_whole for rule in rules]
+            shared = [self.sharing.group is not None and rule.needs_whole for rule in rules]
             self.distributed = [(name, p, i) for p, (name, i) in places.items() if is_distributed(p) or shared[i]]
         if not self.distributed:
             return
@@ -68,14 +68,15 @@ class Agreement:
         if news not in self.reached:
             divided = [(name, p, index, self.groups_of(name, p, rules[index])) for name, p, index in self.distributed]
             divided = [each for each in divided if each[-1]]
-            lines = list(describe(rules, divided, groups, overrides, gradients=not one_by_one))
+            told = f"divide_work={self.sharing.divide_work} and message_dtype={self.sharing.message_dtype!r}"
+            lines = [told, *describe(rules, divided, groups, overrides, gradients=not one_by_one)]
             check_agreement(lines, [group for *_, across in divided for group in across])
             self.reached.add(news)
 
     def groups_of(self, name: str, p: Tensor, rule: type[Rule]) -> tuple[MeshGroup, ...]:
         """The groups over which a parameter may send messages."""
-        shares = rule.needs_whole and self.replicas.divide_work is not False
-        return part_of(name, p).across(None) + (self.replicas.groups_of(p) if shares else ())
+        shares = rule.needs_whole and self.sharing.divide_work is not False
+        return part_of(name, p).across(None) + (self.sharing.groups_of(p) if shares else ())
 
 
 def check_agreement(description: Sequence[str], groups: Sequence[MeshGroup]) -> None:

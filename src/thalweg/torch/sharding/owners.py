@@ -7,7 +7,6 @@ can be laid out anew, and the whole factors of the sharded tensors that it owns.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import partial
@@ -24,6 +23,7 @@ from thalweg.rules.whole import owners_of
 from thalweg.spaces import torch as xp
 from thalweg.torch.sharding import collectives
 from thalweg.torch.sharding.layouts import Block, factor_shapes
+from thalweg.torch.sharding.messages import Format, Reader, answer_size, pack, unpack
 from thalweg.torch.sharding.requests import Request
 from thalweg.torch.sharding.shards import MeshGroup
 from thalweg.torch.wholes import fill_with_noise, transform_lists
@@ -32,7 +32,9 @@ from thalweg.torch.wholes import fill_with_noise, transform_lists
 class Owners:
     """The teams of ranks over which one optimizer's parameters are sharded or replicated."""
 
-    def __init__(self) -> None:
+    def __init__(self, codes: str | None = None) -> None:
+        """codes: those in which tensors travel; None: in the dtype of the rule's products."""
+        self.codes = codes
         self.teams: dict[tuple[tuple[MeshGroup, ...], ...], Team] = {}
         self.whitening = OwnerWhitening()
 
@@ -52,7 +54,7 @@ class Owners:
         answers: list[Any] = [None] * len(requests)
         for ranks, members in together.items():
             if ranks not in self.teams:
-                self.teams[ranks] = Team(Ranks(ranks[0]), Ranks(ranks[1]), self.whitening)
+                self.teams[ranks] = Team(Ranks(ranks[0]), Ranks(ranks[1]), self.codes, self.whitening)
             found = self.teams[ranks].make([requests[i] for i in members])
             for i, answer in zip(members, found, strict=True):
                 answers[i] = answer
@@ -74,20 +76,20 @@ class Ranks:
         return collectives.gather_objects(own, self.group) if self.size > 1 else [own]
 
     def exchange(
-        self, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[int], dtype: torch.dtype, device: torch.device
+        self, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[int], form: Format, device: torch.device
     ) -> list[Reader]:
         """One message to every rank, and one from each."""
         received = collectives.exchange(
-            outgoing, incoming, dtype=dtype, device=device, group=self.group, sent_from=self.device
+            outgoing, incoming, dtype=form.dtype, device=device, group=self.group, sent_from=self.device
         )
-        return list(map(Reader, received))
+        return [Reader(message, form) for message in received]
 
 
 class Team:
     """The ranks over which some parameters are sharded, and their replicas that divide the work."""
 
-    def __init__(self, shards: Ranks, replicas: Ranks, whitening: OwnerWhitening) -> None:
-        self.shards, self.replicas, self.whitening = shards, replicas, whitening
+    def __init__(self, shards: Ranks, replicas: Ranks, codes: str | None, whitening: OwnerWhitening) -> None:
+        self.shards, self.replicas, self.codes, self.whitening = shards, replicas, codes, whitening
         #: By name, then by rank: the block of the parameter, and those of its factors.
         self.blocks: dict[str, list[dict[str, Block]]] = {}
         #: The replica, and the rank in it, that transforms a parameter.
@@ -110,19 +112,19 @@ class Team:
         """What this replica owns, made by its ranks; and from the other replicas what they own."""
         if any(request.name not in self.blocks for request in requests):
             self.learn(requests)
-        dtype, device = message_dtype(requests), requests[0].tensors[0].device
+        form, device = Format.of(requests, self.codes), requests[0].tensors[0].device
         own = [request for request in requests if self.owners[request.name][0] == self.replicas.rank]
-        made = self.make_here(own, dtype, device) if own else {}
+        made = self.make_here(own, form, device) if own else {}
         if self.replicas.size == 1:
             return [made[request.name] for request in requests]
         sizes = [0] * self.replicas.size
         for request in requests:
-            sizes[self.owners[request.name][0]] += self.answer_size(request, dtype)
-        pieces = [piece for request in own for piece in pack(request, made[request.name], dtype)]
-        readers = self.replicas.exchange([pieces] * self.replicas.size, sizes, dtype, device)
-        return [self.answer(request, readers[self.owners[request.name][0]], dtype) for request in requests]
+            sizes[self.owners[request.name][0]] += self.answer_size(request, form)
+        pieces = [piece for request in own for piece in pack(request, made[request.name], form)]
+        readers = self.replicas.exchange([pieces] * self.replicas.size, sizes, form, device)
+        return [self.answer(request, readers[self.owners[request.name][0]]) for request in requests]
 
-    def make_here(self, requests: Sequence[Request], dtype: torch.dtype, device: torch.device) -> dict[str, Direction]:
+    def make_here(self, requests: Sequence[Request], form: Format, device: torch.device) -> dict[str, Direction]:
         """Send shards to their owners, do the work on the tensors that this rank owns, send the results back."""
         # factors that their owner does not have as a whole travel with the gradients
         cold = {
@@ -131,7 +133,7 @@ class Team:
             if not request.remembered or self.known.get(request.name) != request.by_kernels
         }
         # free received messages before sending results
-        done = self.work(requests, self.gather(requests, cold, dtype, device), cold)
+        done = self.work(requests, self.gather(requests, cold, form, device), cold)
         for request in requests:
             if request.remembered:
                 self.known[request.name] = request.by_kernels
@@ -143,21 +145,17 @@ class Team:
             [
                 piece
                 for request in self.mine(requests)
-                for piece in pack(request, cut(done[request.name], self.blocks[request.name][rank]), dtype)
+                for piece in pack(request, cut(done[request.name], self.blocks[request.name][rank]), form)
             ]
             for rank in range(self.shards.size)
         ]
         sizes = [0] * self.shards.size
         for request in requests:
-            sizes[self.owners[request.name][1]] += self.answer_size(request, dtype)
-        readers = self.shards.exchange(outgoing, sizes, dtype, device)
-        return {
-            request.name: self.answer(request, readers[self.owners[request.name][1]], dtype) for request in requests
-        }
+            sizes[self.owners[request.name][1]] += self.answer_size(request, form)
+        readers = self.shards.exchange(outgoing, sizes, form, device)
+        return {request.name: self.answer(request, readers[self.owners[request.name][1]]) for request in requests}
 
-    def gather(
-        self, requests: Sequence[Request], cold: set[str], dtype: torch.dtype, device: torch.device
-    ) -> list[Reader]:
+    def gather(self, requests: Sequence[Request], cold: set[str], form: Format, device: torch.device) -> list[Reader]:
         """Receive from every rank its shards of the tensors that this rank owns."""
         if self.shards.size == 1:
             return []
@@ -165,10 +163,12 @@ class Team:
         incoming = [0] * self.shards.size
         for request in requests:
             factors = request.matrices if request.name in cold else []
-            outgoing[self.owners[request.name][1]] += [*request.tensors, *(request.factors[key] for key in factors)]
+            outgoing[self.owners[request.name][1]] += map(form.write, request.tensors)
+            outgoing[self.owners[request.name][1]] += [request.factors[key] for key in factors]
             for rank, blocks in enumerate(self.blocks[request.name]) if self.is_mine(request) else ():
-                incoming[rank] += blocks["p"].size * len(request.tensors) + sum(blocks[key].size for key in factors)
-        return self.shards.exchange(outgoing, incoming, dtype, device)
+                incoming[rank] += form.count(blocks["p"].size) * len(request.tensors)
+                incoming[rank] += sum(blocks[key].size for key in factors)
+        return self.shards.exchange(outgoing, incoming, form, device)
 
     def is_mine(self, request: Request) -> bool:
         return self.owners[request.name] == (self.replicas.rank, self.shards.rank)
@@ -181,7 +181,8 @@ class Team:
 
         def put_together(request: Request, key: str, whole: Tensor) -> Tensor:
             for reader, blocks in zip(readers, self.blocks[request.name], strict=True):
-                blocks[key].of(whole).copy_(reader.next(blocks[key].shape))
+                read = reader.next_tensor if key == "p" else reader.next
+                blocks[key].of(whole).copy_(read(blocks[key].shape))
             return whole
 
         done: dict[str, Direction] = {}
@@ -237,82 +238,22 @@ class Team:
             self.whole[request.name] = {**factors, **norms}
         return self.whole[request.name]
 
-    def answer_shapes(self, request: Request, dtype: torch.dtype) -> list[Shape]:
-        """The shapes of the pieces that this rank receives, in the order in which they are sent."""
-        blocks, rule = self.blocks[request.name][self.shards.rank], request.rule
-        figures = words(dtype) * math.prod(rule.figure_shape(request.part.shape))
-        shapes = [blocks["p"].shape, *[(figures,)] * len(rule.FIGURES)]
-        if request.changes:
-            shapes += [blocks[key].shape for key in request.matrices]
-            norms = (request.factors[key] for key in request.norms)
-            shapes += [(norm.numel() * max(1, norm.itemsize // dtype.itemsize),) for norm in norms]
-        return shapes
+    def shapes_here(self, request: Request) -> list[Shape]:
+        """Of this rank's shards of the parameter and of its factors."""
+        blocks = self.blocks[request.name][self.shards.rank]
+        return [blocks[key].shape for key in ("p", *request.matrices)]
 
-    def answer_size(self, request: Request, dtype: torch.dtype) -> int:
-        return sum(map(math.prod, self.answer_shapes(request, dtype)))
+    def answer_size(self, request: Request, form: Format) -> int:
+        return answer_size(request, self.shapes_here(request), form)
 
-    def answer(self, request: Request, reader: Reader, dtype: torch.dtype) -> Direction:
-        rule = request.rule
-        tensor, *rest = (reader.next(shape) for shape in self.answer_shapes(request, dtype))
-        shape = rule.figure_shape(request.part.shape)
-        figures = {key: from_words(rest.pop(0), request.dtype).reshape(shape) for key in rule.FIGURES}
-        if not request.changes:
-            return Direction(tensor.to(request.dtype), figures, dict(request.factors))
-        factors = {key: own.to(request.dtype) for key, own in zip(request.matrices, rest, strict=False)}
-        for key, sent in zip(request.norms, rest[len(request.matrices) :], strict=True):
-            own = request.factors[key]
-            read = sent.clone().view(own.dtype) if own.itemsize > sent.itemsize else sent.to(own.dtype)
-            factors[key] = read.reshape(own.shape)
-        return Direction(tensor.to(request.dtype), figures, factors)
+    def answer(self, request: Request, reader: Reader) -> Direction:
+        return unpack(request, reader, self.shapes_here(request))
 
 
 def cut(whole: Direction, blocks: Mapping[str, Block]) -> Direction:
     """What a rank gets of what an owner made."""
     state = {key: blocks[key].of(entry) if key in blocks else entry for key, entry in whole.state.items()}
     return Direction(blocks["p"].of(whole.tensor), whole.figures, state)
-
-
-def pack(request: Request, direction: Direction, dtype: torch.dtype) -> Iterator[Tensor]:
-    """The pieces of a message of this dtype that tell a rank what was made for it."""
-    yield direction.tensor
-    yield from (in_words(direction.figures[key], dtype) for key in request.rule.FIGURES)
-    if request.changes:
-        yield from (direction.state[key] for key in request.matrices)
-        for key in request.norms:  # with all their digits, however narrow the message is
-            norm = direction.state[key].to(request.factors[key].dtype).reshape(-1)
-            yield norm.view(dtype) if norm.itemsize > dtype.itemsize else norm
-
-
-class Reader:
-    """A flat message, read piece by piece."""
-
-    def __init__(self, message: Tensor) -> None:
-        self.message, self.place = message, 0
-
-    def next(self, shape: Shape) -> Tensor:
-        begin, self.place = self.place, self.place + math.prod(shape)
-        return self.message[begin : self.place].reshape(shape)
-
-
-def message_dtype(requests: Sequence[Request]) -> torch.dtype:
-    """All that is sent between the ranks of a group in one message is in the widest dtype of its tensors."""
-    return collectives.widest([request.dtype for request in requests])
-
-
-def words(dtype: torch.dtype) -> int:
-    """How many elements of a message each figure takes: figures keep at least the digits of float32."""
-    return 2 if torch.finfo(dtype).bits == 16 else 1
-
-
-def in_words(figure: Tensor, dtype: torch.dtype) -> Tensor:
-    return figure.float().reshape(-1).contiguous().view(dtype) if words(dtype) == 2 else figure.reshape(-1)
-
-
-def from_words(sent: Tensor, dtype: torch.dtype) -> Tensor:
-    """A figure from a message, in the precision of the arithmetic. dtype: of the tensor it belongs to."""
-    if words(sent.dtype) == 2:
-        return sent.clone().view(torch.float32)
-    return sent.to(torch.float32 if words(dtype) == 2 else dtype)
 
 
 def noise_of(request: Request, x: Tensor) -> Tensor:

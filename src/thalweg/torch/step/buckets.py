@@ -24,17 +24,17 @@ from thalweg.torch.engines.choice import (
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.params.groups import EngineName
 from thalweg.torch.params.states import StatefulOptimizer
-from thalweg.torch.sharding.replicas import Replicas
 from thalweg.torch.sharding.shards import local, local_state, part_of
+from thalweg.torch.sharding.sharing import Sharing
 from thalweg.torch.step.gradients import gradient_of
 
 
 class Sorter:
     """Sorts the parameters of one optimizer, and remembers how each of them is treated."""
 
-    def __init__(self, wanted: EngineName, replicas: Replicas, *, offload_state: bool) -> None:
+    def __init__(self, wanted: EngineName, sharing: Sharing, *, offload_state: bool) -> None:
         self.wanted: EngineName = wanted
-        self.replicas, self.offload_state = replicas, offload_state
+        self.sharing, self.offload_state = sharing, offload_state
         self.forget()
 
     def forget(self) -> None:
@@ -70,7 +70,7 @@ class Sorter:
             t = None if compiling or launched or not step.is_cpu else int(step.item()) + 1
             g, part = gradients[p], self.part_of(name, p)
             if self.reason_undivided(p, setting.rule_at(1)) == "":
-                part = replace(part, replicas=self.replicas.groups_of(p))
+                part = replace(part, replicas=self.sharing.groups_of(p))
             kind, unserved = self.treatment(p, setting, state, part)
             if not unserved and type(g) is not Tensor:
                 unserved = f"there is no fused kernel for a gradient of type {type(g).__name__}"
@@ -118,9 +118,9 @@ class Sorter:
 
     def reason_undivided(self, p: Tensor, rule: Rule) -> str | None:
         """Why replicas do not divide the work on a parameter, "" if they do, None if there is nothing to divide."""
-        if not rule.needs_whole or not self.replicas.groups_of(p):
+        if not rule.needs_whole or not self.sharing.groups_of(p):
             return None
-        return self.replicas.reason_against(p, rule, self.wanted, offload_state=self.offload_state)
+        return self.sharing.reason_against(p, rule, self.wanted, offload_state=self.offload_state)
 
     def is_launched(self, rule: type[Rule], p: Tensor) -> bool:
         """Whether kernels on a GPU are to step a parameter and to count its steps. Kron's schedule is for the host."""

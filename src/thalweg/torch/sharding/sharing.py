@@ -1,4 +1,4 @@
-"""Ranks that hold the same block of a parameter divide its transform, where that pays."""
+"""How ranks share the work on whole tensors: whether replicas divide it, and in how many bits it travels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg.errors import OptionError
 from thalweg.rules import Rule
-from thalweg.rules.checks import check_flag
+from thalweg.rules.checks import check_choice, check_flag
 from thalweg.rules.whole import WholeRule, is_worth_sending
 from thalweg.spaces import torch as xp
 from thalweg.storage import arithmetic
@@ -18,19 +18,22 @@ from thalweg.torch.sharding.shards import MeshGroup, is_distributed
 
 
 @dataclass(frozen=True)
-class Replicas:
-    """What an optimizer was told about replicas."""
+class Sharing:
+    """What an optimizer was told."""
 
     #: The process group over which plain tensors are replicated, as under DDP.
     group: Any = None
     #: Whether replicas divide transforms; None: where that pays.
     divide_work: bool | None = None
+    #: The codes in which tensors travel; None: the dtype of the rule's products.
+    message_dtype: str | None = None
     #: By device, the group as that of a mesh.
     meshes: dict[str, MeshGroup] = field(default_factory=dict, compare=False)
 
     def check(self, engine: str, *, offload_state: bool) -> None:
         if self.divide_work is not None:
             check_flag("divide_work", self.divide_work)
+        check_choice("message_dtype", self.message_dtype, None, "int8")
         if self.group is not None and not isinstance(self.group, torch.distributed.ProcessGroup):
             raise OptionError(
                 f"replicas must be a process group, such as torch.distributed.group.WORLD, got {self.group!r}"
