@@ -19,6 +19,7 @@ from world_layouts import layout as laid_out
 
 import thalweg.torch
 from thalweg.errors import OptimError
+from thalweg.torch.engines.lists import Lists
 
 #: Rules that differ in what ranks have to tell one another.
 RULES = ("LARS", "LAMB", "Adafactor", "Muon", "Kron", "SOAP")
@@ -67,6 +68,8 @@ class Run:
     one_by_one: bool = False
     #: Whether plain tensors are replicated over all ranks.
     replicated: bool = False
+    #: How many elements an owner receives at a time, if that is told.
+    slot: int | None = None
     names: tuple[str, ...] = tuple(SHAPES)
     #: Kernels for GPUs step what ranks hold, by Triton's interpreter.
     interpreted: bool = False
@@ -119,6 +122,8 @@ def stepped_here(run: Run, place: Place, watch: Callable[[int], AbstractContextM
     make = OTHERS.get(run.rule) or getattr(thalweg.torch, run.rule)
     shared = {"replicas": torch.distributed.group.WORLD} if run.replicated else {}
     optimizer = make(groups, run.lr(0), engine=run.engine, overrides=list(run.overrides), **shared, **run.given())
+    if run.slot is not None:
+        optimizer._engines["lists"] = Lists(optimizer._sharing.message_dtype, slot=run.slot)
     errors = []
     for step in range(len(run.rates)):
         for group, options in zip(optimizer.param_groups, itertools.cycle(run.groups), strict=False):

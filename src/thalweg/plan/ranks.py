@@ -27,7 +27,7 @@ from thalweg.programs.footprint import footprint, middle_peak
 from thalweg.programs.graph import Value
 from thalweg.rules import Kron, WholeRule
 from thalweg.rules.entries import Entry, Factor, PerSlice
-from thalweg.rules.whole import is_worth_sending, owners_of
+from thalweg.rules.whole import is_worth_sending, owners_of, slots_of
 from thalweg.spaces.shapes import BYTES, ORDER
 from thalweg.storage import Kept, arithmetic
 
@@ -246,9 +246,17 @@ def is_owned_here(item: Item, world: int, rank: int) -> bool:
 
 
 def collectives_of(items: Sequence[Item], world: int, rank: int) -> int:
-    """Messages of one team in a step: to owners and back, if this replica has any, and then to all replicas."""
-    is_divided = world > 1 and any(is_owned_here(item, world, rank) for item in items)
-    return 2 * is_divided + (items[0].replicas > 1)
+    """Messages of one team in a step: for each slot to owners and back, if this replica has any, then to replicas."""
+    own = [any(is_owned_here(item, world, rank) for item in slot) for slot in in_slots(items)]
+    return 2 * sum(own) * (world > 1) + len(own) * (items[0].replicas > 1)
+
+
+def in_slots(items: Sequence[Item]) -> list[list[Item]]:
+    """Tensors of one team that travel together."""
+    if any(item.by_kernels for item in items):  # kernels have tables of all that they are given
+        return [list(items)]
+    slots = slots_of([(item.owner, math.prod(item.shape)) for item in items])
+    return [[items[i] for i in members] for members in slots]
 
 
 def traffic_of(items: Sequence[Item], world: int, rank: int, *, refresh: bool) -> Traffic:
@@ -279,15 +287,37 @@ def traffic_of(items: Sequence[Item], world: int, rank: int, *, refresh: bool) -
     return Traffic(sent * size, received * size)
 
 
+class Stages(NamedTuple):
+    """Bytes at the peak of each stage of a slot, and of what is left of it for this rank."""
+
+    arriving: int
+    working: int
+    returning: int
+    telling: int
+    made: int
+
+
 def owner_peak(items: Sequence[Item], world: int, rank: int) -> int:
-    """Bytes at the peak of a step that refreshes; a message is there twice while it is put together."""
-    size = word(items)
+    """Bytes at the peak of a step that refreshes. Of several slots, those one after the other have stages together."""
     on_parts = [footprint(i.setting, i.tensor.shape, i.tensor.dtype, whole=i.shape, by_owners=True) for i in items]
     waiting, after = sum(own.waiting for own in on_parts), sum(own.peak for own in on_parts)
-    seen = max(whole_rule(item).whole_tensors() for item in items)
+    slots = [stages_of(slot, world, rank) for team in teams_of(items) for slot in in_slots(team)]
+    if len(slots) > 1:
+        *stages, made = zip(*slots, strict=True)
+        waiting += sum(map(max, stages)) + sum(made)
+    elif slots:
+        waiting += max(slots[0])
+    launched = [item for item in items if item.by_kernels and item.owner == rank]
+    everyone = [item for item in items if item.by_kernels and item.owner is None]
+    # an owner has kernels for its tensors, in addition to those for tensors that every rank has whole
+    return max(waiting, after) + sum(gpu_scratch(bare_buckets(some)) for some in (launched, everyone))
+
+
+def stages_of(items: Sequence[Item], world: int, rank: int) -> Stages:
+    """Of tensors that travel together; a message is there twice while it is put together."""
+    size, seen = word(items), max(whole_rule(item).whole_tensors() for item in items)
     mine = [item for item in items if item.owner == rank]
     launched, in_lists = ([i.whole_item() for i in mine if i.by_kernels is chosen] for chosen in (True, False))
-    everyone = [item for item in items if item.owner is None and item.by_kernels]
     given = size * sum(item.tensor.elements for item in items)
     for_kernels, others = (size * sum(i.tensor.elements for i in some) for some in (launched, in_lists))
     whole, factors = for_kernels + others, sum(map(factor_bytes, mine))
@@ -306,9 +336,7 @@ def owner_peak(items: Sequence[Item], world: int, rank: int) -> int:
     copied = [item for item in items if item.replicas > 1 and is_owned_here(item, world, rank)]
     pieces = (item.replicas * (item.tensor.elements + rows_of_factors(item, world, rank)) for item in copied)
     telling = given + rows + 2 * size * sum(pieces)
-    most = max(waiting + max(2 * going + came, working, returning, telling), after)
-    # an owner has kernels for its tensors, in addition to those for tensors that every rank has whole
-    return most + sum(gpu_scratch(bare_buckets(some)) for some in (launched, everyone))
+    return Stages(2 * going + came, working, returning, telling, given + rows)
 
 
 def is_made_anew(item: Item) -> bool:

@@ -10,7 +10,7 @@ import heapq
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -140,6 +140,28 @@ def owners_of(tensors: Sequence[tuple[str, int]], ranks: int, replicas: int = 1)
         found[index] = replica, rank
         heapq.heapreplace(loads, (load + tensors[index][1], rank, replica))
     return found
+
+
+#: Elements that an owner receives at a time: while it transforms these, the next arrive.
+SLOT = 2**25
+
+
+def slots_of(tensors: Sequence[tuple[Hashable, int]], most: int = SLOT) -> list[list[int]]:
+    """Which tensors travel together: of each owner no more elements than so many, or one tensor.
+
+    tensors: the owner and the elements of each.
+    """
+    slots: list[list[int]] = []
+    filled: dict[Hashable, tuple[int, int]] = {}
+    for index, (owner, elements) in enumerate(tensors):
+        slot, load = filled.get(owner, (0, 0))
+        if load and load + elements > most:
+            slot, load = slot + 1, 0
+        filled[owner] = slot, load + elements
+        if slot == len(slots):
+            slots.append([])
+        slots[slot].append(index)
+    return slots
 
 
 #: How many multiplications a rank makes while a byte arrives, about: 300 TFLOPS at 75 GB/s, or 100 GFLOPS at 1 GB/s.

@@ -9,6 +9,7 @@ from itertools import chain
 import torch
 
 from thalweg.kernels.chunks import STACK
+from thalweg.rules.whole import SLOT
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
 from thalweg.torch.engines.results import Result, results_of
 from thalweg.torch.engines.shards import result_of_shards
@@ -19,9 +20,12 @@ from thalweg.torch.sharding.owners import Owners
 class Lists:
     """The lists of one optimizer. Whole tensors that this rank owns are kept from step to step."""
 
-    def __init__(self, message_dtype: str | None = None, most: int = STACK) -> None:
-        """message_dtype: the codes in which tensors travel. most: elements of a stack of small tensors."""
-        self.owners, self.most = Owners(message_dtype), most
+    def __init__(self, message_dtype: str | None = None, most: int = STACK, slot: int = SLOT) -> None:
+        """message_dtype: the codes in which tensors travel, slot: how many elements at a time.
+
+        most: elements of a stack of small tensors.
+        """
+        self.owners, self.most = Owners(message_dtype, slot), most
 
     def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> ListsRun:
         return ListsRun(self.owners, self.most)

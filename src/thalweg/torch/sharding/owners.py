@@ -7,6 +7,7 @@ can be laid out anew, and the whole factors of the sharded tensors that it owns.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import partial
@@ -19,7 +20,7 @@ from thalweg.arrays import Shape, State
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.rules import Direction, Kron
 from thalweg.rules.noise import normal, tensor_id
-from thalweg.rules.whole import owners_of
+from thalweg.rules.whole import SLOT, owners_of, slots_of
 from thalweg.spaces import torch as xp
 from thalweg.torch.sharding import collectives
 from thalweg.torch.sharding.layouts import Block, factor_shapes
@@ -32,9 +33,9 @@ from thalweg.torch.wholes import fill_with_noise, transform_lists
 class Owners:
     """The teams of ranks over which one optimizer's parameters are sharded or replicated."""
 
-    def __init__(self, codes: str | None = None) -> None:
-        """codes: those in which tensors travel; None: in the dtype of the rule's products."""
-        self.codes = codes
+    def __init__(self, codes: str | None = None, slot: int = SLOT) -> None:
+        """codes: those in which tensors travel; None: in the dtype of the rule's products. slot: elements at a time."""
+        self.codes, self.slot = codes, slot
         self.teams: dict[tuple[tuple[MeshGroup, ...], ...], Team] = {}
         self.whitening = OwnerWhitening()
 
@@ -54,7 +55,7 @@ class Owners:
         answers: list[Any] = [None] * len(requests)
         for ranks, members in together.items():
             if ranks not in self.teams:
-                self.teams[ranks] = Team(Ranks(ranks[0]), Ranks(ranks[1]), self.codes, self.whitening)
+                self.teams[ranks] = Team(Ranks(ranks[0]), Ranks(ranks[1]), self)
             found = self.teams[ranks].make([requests[i] for i in members])
             for i, answer in zip(members, found, strict=True):
                 answers[i] = answer
@@ -77,19 +78,19 @@ class Ranks:
 
     def exchange(
         self, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[int], form: Format, device: torch.device
-    ) -> list[Reader]:
+    ) -> collectives.Exchange:
         """One message to every rank, and one from each."""
-        received = collectives.exchange(
+        return collectives.Exchange(
             outgoing, incoming, dtype=form.dtype, device=device, group=self.group, sent_from=self.device
         )
-        return [Reader(message, form) for message in received]
 
 
 class Team:
     """The ranks over which some parameters are sharded, and their replicas that divide the work."""
 
-    def __init__(self, shards: Ranks, replicas: Ranks, codes: str | None, whitening: OwnerWhitening) -> None:
-        self.shards, self.replicas, self.codes, self.whitening = shards, replicas, codes, whitening
+    def __init__(self, shards: Ranks, replicas: Ranks, owners: Owners) -> None:
+        self.shards, self.replicas = shards, replicas
+        self.codes, self.slot, self.whitening = owners.codes, owners.slot, owners.whitening
         #: By name, then by rank: the block of the parameter, and those of its factors.
         self.blocks: dict[str, list[dict[str, Block]]] = {}
         #: The replica, and the rank in it, that transforms a parameter.
@@ -109,38 +110,80 @@ class Team:
         self.whole.clear()
 
     def make(self, requests: Sequence[Request]) -> list[Direction]:
-        """What this replica owns, made by its ranks; and from the other replicas what they own."""
+        """What was made of each request, wherever its owner is.
+
+        Tensors travel in slots: while one is transformed, the next arrives and those before it leave.
+        """
         if any(request.name not in self.blocks for request in requests):
             self.learn(requests)
-        form, device = Format.of(requests, self.codes), requests[0].tensors[0].device
-        own = [request for request in requests if self.owners[request.name][0] == self.replicas.rank]
-        made = self.make_here(own, form, device) if own else {}
-        if self.replicas.size == 1:
-            return [made[request.name] for request in requests]
-        sizes = [0] * self.replicas.size
-        for request in requests:
-            sizes[self.owners[request.name][0]] += self.answer_size(request, form)
-        pieces = [piece for request in own for piece in pack(request, made[request.name], form)]
-        readers = self.replicas.exchange([pieces] * self.replicas.size, sizes, form, device)
-        return [self.answer(request, readers[self.owners[request.name][0]]) for request in requests]
+        form = Format.of(requests, self.codes)
+        sizes = [(self.owners[request.name], math.prod(request.part.shape)) for request in requests]
+        # kernels have tables of all that they are given
+        at_once = any(request.by_kernels for request in requests)
+        slots = [list(range(len(requests)))] if at_once else slots_of(sizes, self.slot)
+        made: dict[str, Direction] = {}
+        in_turn([self.make_slot([requests[i] for i in members], form, made) for members in slots])
+        return [made[request.name] for request in requests]
 
-    def make_here(self, requests: Sequence[Request], form: Format, device: torch.device) -> dict[str, Direction]:
-        """Send shards to their owners, do the work on the tensors that this rank owns, send the results back."""
+    def make_slot(self, requests: Sequence[Request], form: Format, made: dict[str, Direction]) -> Iterator[None]:
+        """Send shards to their owners, transform what this rank owns, send it back, and tell other replicas.
+
+        Yields whenever a message is on its way. What this replica does not own is made by others, and told.
+        """
+        device = requests[0].tensors[0].device
+        own = [request for request in requests if self.owners[request.name][0] == self.replicas.rank]
         # factors that their owner does not have as a whole travel with the gradients
         cold = {
             request.name
-            for request in requests
+            for request in own
             if not request.remembered or self.known.get(request.name) != request.by_kernels
         }
+        arriving = self.send_shards(own, cold, form, device) if own and self.shards.size > 1 else None
+        yield
         # free received messages before sending results
-        done = self.work(requests, self.gather(requests, cold, form, device), cold)
-        for request in requests:
+        done = self.work(own, [] if arriving is None else self.read(arriving, form), cold)
+        for request in own:
             if request.remembered:
                 self.known[request.name] = request.by_kernels
             else:
                 self.known.pop(request.name, None)
-        if self.shards.size == 1:
-            return done
+        if arriving is not None:
+            arriving = self.send_back(own, done, form, device)
+            yield
+            readers = self.read(arriving, form)
+            done = {request.name: self.answer(request, readers[self.owners[request.name][1]]) for request in own}
+        else:
+            yield
+        if self.replicas.size > 1:
+            sizes = [0] * self.replicas.size
+            for request in requests:
+                sizes[self.owners[request.name][0]] += self.answer_size(request, form)
+            pieces = [piece for request in own for piece in pack(request, done[request.name], form)]
+            telling = self.replicas.exchange([pieces] * self.replicas.size, sizes, form, device)
+            yield
+            readers = self.read(telling, form)
+            done = {request.name: self.answer(request, readers[self.owners[request.name][0]]) for request in requests}
+        made.update(done)
+
+    def send_shards(
+        self, requests: Sequence[Request], cold: set[str], form: Format, device: torch.device
+    ) -> collectives.Exchange:
+        """Send this rank's shards to their owners; shards of what it owns arrive from every rank."""
+        outgoing: list[list[Tensor]] = [[] for _ in range(self.shards.size)]
+        incoming = [0] * self.shards.size
+        for request in requests:
+            factors = request.matrices if request.name in cold else []
+            outgoing[self.owners[request.name][1]] += map(form.write, request.tensors)
+            outgoing[self.owners[request.name][1]] += [request.factors[key] for key in factors]
+            for rank, blocks in enumerate(self.blocks[request.name]) if self.is_mine(request) else ():
+                incoming[rank] += form.count(blocks["p"].size) * len(request.tensors)
+                incoming[rank] += sum(blocks[key].size for key in factors)
+        return self.shards.exchange(outgoing, incoming, form, device)
+
+    def send_back(
+        self, requests: Sequence[Request], done: Mapping[str, Direction], form: Format, device: torch.device
+    ) -> collectives.Exchange:
+        """Send every rank its part of what this one has made; parts of what others have made arrive."""
         outgoing = [
             [
                 piece
@@ -152,23 +195,10 @@ class Team:
         sizes = [0] * self.shards.size
         for request in requests:
             sizes[self.owners[request.name][1]] += self.answer_size(request, form)
-        readers = self.shards.exchange(outgoing, sizes, form, device)
-        return {request.name: self.answer(request, readers[self.owners[request.name][1]]) for request in requests}
+        return self.shards.exchange(outgoing, sizes, form, device)
 
-    def gather(self, requests: Sequence[Request], cold: set[str], form: Format, device: torch.device) -> list[Reader]:
-        """Receive from every rank its shards of the tensors that this rank owns."""
-        if self.shards.size == 1:
-            return []
-        outgoing: list[list[Tensor]] = [[] for _ in range(self.shards.size)]
-        incoming = [0] * self.shards.size
-        for request in requests:
-            factors = request.matrices if request.name in cold else []
-            outgoing[self.owners[request.name][1]] += map(form.write, request.tensors)
-            outgoing[self.owners[request.name][1]] += [request.factors[key] for key in factors]
-            for rank, blocks in enumerate(self.blocks[request.name]) if self.is_mine(request) else ():
-                incoming[rank] += form.count(blocks["p"].size) * len(request.tensors)
-                incoming[rank] += sum(blocks[key].size for key in factors)
-        return self.shards.exchange(outgoing, incoming, form, device)
+    def read(self, exchange: collectives.Exchange, form: Format) -> list[Reader]:
+        return [Reader(message, form) for message in exchange.wait()]
 
     def is_mine(self, request: Request) -> bool:
         return self.owners[request.name] == (self.replicas.rank, self.shards.rank)
@@ -248,6 +278,19 @@ class Team:
 
     def answer(self, request: Request, reader: Reader) -> Direction:
         return unpack(request, reader, self.shapes_here(request))
+
+
+def in_turn(slots: Sequence[Iterator[None]]) -> None:
+    """Advance each slot to its next message before those that began earlier; all ranks in the same order."""
+    running: list[Iterator[None]] = []
+    waiting = list(reversed(slots))
+    while running or waiting:
+        running = [*([waiting.pop()] if waiting else []), *running]
+        running = [each for each in running if next(each, DONE) is not DONE]
+
+
+#: What a slot yields after its last message.
+DONE = object()
 
 
 def cut(whole: Direction, blocks: Mapping[str, Block]) -> Direction:
