@@ -160,11 +160,15 @@ LAYOUTS: Mapping[int, Mapping[str, Place]] = {
 }
 
 
+#: Of any other number of ranks.
+MANY: Mapping[str, Place] = {"first axis": along(0), "two axes": along(0, 1), "copies of shards": along(None, 0)}
+
+
 def layout(name: str) -> Place:
     """A layout of as many ranks as there are, or one drawn by a seed: "by chance 17"."""
     if name == "plain":
         return plain
-    return by_chance(int(name.split()[-1])) if name.startswith("by chance") else LAYOUTS[ranks()][name]
+    return by_chance(int(name.split()[-1])) if name.startswith("by chance") else LAYOUTS.get(ranks(), MANY)[name]
 
 
 def gradient(kind: str, x: Any, p: Any) -> Any:
