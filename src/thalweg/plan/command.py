@@ -80,6 +80,7 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
 @click.option("--bandwidth", metavar="RATE", help="Memory bandwidth.  [default: 3.35TB/s on cuda, 100GB/s on cpu]")
 @click.option("--flops", metavar="RATE", help="Rate of matrix products, such as 300TFLOPS.")
 @click.option("--bus", metavar="RATE", help="Rate of messages between ranks, each way, such as 50GB/s.")
+@click.option("--forward-backward", metavar="SECONDS", type=float, help="Time of a forward and a backward pass.")
 @click.option(
     "--option",
     "options",

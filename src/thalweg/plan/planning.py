@@ -77,6 +77,8 @@ class Plan:
     flops: float | None
     bus: float | None
     memory: int | None
+    #: Seconds of a forward and a backward pass.
+    forward_backward: float | None = None
     options: tuple[Given, ...] = field(default=())
     #: Optimizers that do not take this model, by name, and why.
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -129,6 +131,7 @@ def plan(
     bandwidth: float | None = None,
     flops: float | None = None,
     bus: float | None = None,
+    forward_backward: float | None = None,
     memory: int | None = None,
 ) -> Plan:
     """What optimizers will cost on a model, before anything is allocated.
@@ -137,8 +140,9 @@ def plan(
     and its like are understood. frozen: patterns of the names of parameters that are not trained, ``*.embed*``. device:
     where steps are taken; cuda, but for numpy. mesh: in place of world and layout, the ranks of each dimension:
     ``{"dp": 8, "fsdp": 64}``. offload_state: keep state in the host's memory. bandwidth: bytes a second; flops:
-    operations a second that matrix products reach; bus: bytes a second between ranks, each way; memory: bytes that all
-    should fit. Figures are those of the rank that needs most memory.
+    operations a second that matrix products reach; bus: bytes a second between ranks, each way;
+    forward_backward: seconds of a forward and a backward pass; memory: bytes that all should fit. Figures are those of
+    the rank that needs most memory.
 
     >>> [cost.share.state_bytes for cost in plan("gpt2", optimizers=["SGD", "Adafactor"]).costs]
     [497759824, 1287060]
@@ -154,7 +158,8 @@ def plan(
     for name in names:
         if is_mixture(name) and front_end != "torch":
             raise CommandError(f"{name} is a mixture of thalweg.torch: it is planned with --front-end torch")
-    for what, value in (("bandwidth", bandwidth), ("flops", flops), ("bus", bus), ("memory", memory)):
+    numbers = dict(bandwidth=bandwidth, flops=flops, bus=bus, memory=memory, forward_backward=forward_backward)
+    for what, value in numbers.items():
         if value is not None and not value > 0:
             raise CommandError(f"{what} must be above 0, got {value}")
     given = resolve_owners(options)
@@ -173,7 +178,7 @@ def plan(
         costs.append(cost_of(name, assigned, found, place, rate, flops, bus, memory))
     if not costs:
         raise CommandError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
-    return Plan(found, place, tuple(costs), rate, flops, bus, memory, given, refused)
+    return Plan(found, place, tuple(costs), rate, flops, bus, memory, forward_backward, given, refused)
 
 
 def cost_of(

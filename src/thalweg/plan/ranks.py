@@ -20,7 +20,7 @@ from thalweg.kernels.cpu import reasons as native
 from thalweg.kernels.staging import aligned
 from thalweg.kernels.triton import served as kernels
 from thalweg.plan.items import Item, Place, shard, sort_items
-from thalweg.plan.memory import gpu_scratch, joint_bytes, why_unfused
+from thalweg.plan.memory import cut, gpu_scratch, joint_bytes, why_unfused
 from thalweg.programs.budget import entry_bytes
 from thalweg.programs.evaluate import order_for
 from thalweg.programs.footprint import footprint, middle_peak
@@ -297,10 +297,21 @@ class Stages(NamedTuple):
     made: int
 
 
-def owner_peak(items: Sequence[Item], world: int, rank: int) -> int:
-    """Bytes at the peak of a step that refreshes. Of several slots, those one after the other have stages together."""
+class OwnerPeak(NamedTuple):
+    """Bytes at the peak of a step that refreshes, and of them those of slots that arrive and leave."""
+
+    bytes: int
+    slots: int
+
+
+def owner_peak(items: Sequence[Item], world: int, rank: int) -> OwnerPeak:
+    """Of several slots, those one after the other have stages together."""
     on_parts = [footprint(i.setting, i.tensor.shape, i.tensor.dtype, whole=i.shape, by_owners=True) for i in items]
     waiting, after = sum(own.waiting for own in on_parts), sum(own.peak for own in on_parts)
+    if world == 1:  # in chunks, of which what is made waits for the others
+        alone = dict(zip(map(id, items), on_parts, strict=True))
+        after = waiting + max(sum(alone[id(item)].peak for item in some) for some in cut(items, CHUNK))
+        after += sum(own.result for own in on_parts)
     slots = [stages_of(slot, world, rank) for team in teams_of(items) for slot in in_slots(team)]
     if len(slots) > 1:
         *stages, made = zip(*slots, strict=True)
@@ -310,7 +321,9 @@ def owner_peak(items: Sequence[Item], world: int, rank: int) -> int:
     launched = [item for item in items if item.by_kernels and item.owner == rank]
     everyone = [item for item in items if item.by_kernels and item.owner is None]
     # an owner has kernels for its tensors, in addition to those for tensors that every rank has whole
-    return max(waiting, after) + sum(gpu_scratch(bare_buckets(some)) for some in (launched, everyone))
+    scratch = sum(gpu_scratch(bare_buckets(some)) for some in (launched, everyone))
+    on_their_way = [max(own.arriving for own in slots), max(own.returning for own in slots)] if slots else [0]
+    return OwnerPeak(max(waiting, after) + scratch, sum(on_their_way) if len(slots) > 1 else max(on_their_way))
 
 
 def stages_of(items: Sequence[Item], world: int, rank: int) -> Stages:

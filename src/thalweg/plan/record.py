@@ -39,6 +39,7 @@ def record_plan(found: Plan, *, explain: bool = False) -> dict[str, Any]:
         "bandwidth": found.bandwidth,
         "flops": found.flops,
         "bus": found.bus,
+        "forward_backward": found.forward_backward,
         "memory": found.memory,
         "optimizers": [record_cost(found, cost, explain) for cost in found.costs],
         "refused": dict(found.refused),

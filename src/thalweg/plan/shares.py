@@ -18,6 +18,7 @@ from thalweg.plan.items import Item, Place, item_of, local, shard, sort_items
 from thalweg.plan.memory import Peak, measure_item, numpy_peak, torch_peak
 from thalweg.plan.models import Tensor
 from thalweg.plan.ranks import (
+    OwnerPeak,
     Traffic,
     bytes_of_owner,
     choose_owners,
@@ -61,6 +62,8 @@ class Share:
     received_between: int
     #: Messages to other ranks, each of them one collective.
     collectives: int
+    #: Of the peak, messages between owners and other ranks.
+    slot_bytes: int = 0
     #: Tensors on which replicas divide the work.
     divided: int = 0
     #: Of weights that are not trained.
@@ -158,6 +161,7 @@ def share_of(
         received_bytes=refreshing.received,
         received_between=between.received,
         collectives=len(sums) + sum(collectives_of(team, world, rank) for team in teams_of(whole)),
+        slot_bytes=peak.slots,
         divided=sum(item.replicas > 1 for item in whole),
         frozen_bytes=costs.frozen_bytes(not_trained),
     )
@@ -180,12 +184,14 @@ def peak_of_parts(
         return peak_of(in_lists, place)  # native code steps parts only where it is asked for
     if place.shards == 1:  # beside tensors whose work is divided, steps of one process
         beside = peak_of(elementwise, place) if elementwise else Peak(0, "")
-        used = sorted({*beside.engine.split(" + "), *engines_of(whole)} - {""})
-        return Peak((beside.bytes or 0) + owner_peak(whole, 1, rank), " + ".join(used), is_bound=True)
+        used = " + ".join(sorted({*beside.engine.split(" + "), *engines_of(whole)} - {""}))
+        own = owner_peak(whole, 1, rank)
+        return Peak((beside.bytes or 0) + own.bytes, used, is_bound=True, slots=own.slots)
     # where lists are sharded, they are not cut, and all of them wait for sums in the middle of their arithmetic
     peak = (kernel_peak(launched, sums.values()) if launched else 0) + sum(measure_item(item).peak for item in in_lists)
-    peak += owner_peak(whole, place.shards, rank) if whole else 0
-    return Peak(peak, " + ".join(sorted(engines_of((*elementwise, *whole)))), bool(in_lists or whole))
+    used = " + ".join(sorted(engines_of((*elementwise, *whole))))
+    own = owner_peak(whole, place.shards, rank) if whole else OwnerPeak(0, 0)
+    return Peak(peak + own.bytes, used, bool(in_lists or whole), own.slots)
 
 
 def engines_of(items: Iterable[Item]) -> set[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from thalweg.plan.models import Tensor
 from thalweg.plan.planning import BANDWIDTHS, Cost, Plan
+from thalweg.plan.shares import Share
 from thalweg.show.extras import extra
 from thalweg.show.palette import colour_of
 from thalweg.show.registered import is_mixture
@@ -73,9 +74,19 @@ def table_of(found: Plan) -> Table:
 
 
 def peak(cost: Cost) -> str:
-    if cost.share.peak_bytes is None:
+    return peak_of(cost.share)
+
+
+def peak_of(share: Share) -> str:
+    if share.peak_bytes is None:
         return "XLA decides"
-    return ("≤ " if cost.share.peak_is_bound else "") + human_bytes(cost.share.peak_bytes)
+    return ("≤ " if share.peak_is_bound else "") + human_bytes(share.peak_bytes)
+
+
+def share_of_step(found: Plan, cost: Cost) -> str:
+    if not found.forward_backward:
+        return ""
+    return f", {cost.busiest_seconds / (found.forward_backward + cost.busiest_seconds):.1%} of a step"
 
 
 def total(cost: Cost) -> str:
@@ -133,8 +144,9 @@ def notes(found: Plan) -> Iterator[str]:
             yield (
                 f"{cost.optimizer}: the busiest rank, {busy.rank}, computes {human_flops(busy.flops)}, receives "
                 f"{human_bytes(busy.received_bytes)} and sends {human_bytes(busy.sent_bytes)} in {busy.collectives} "
-                f"collectives, keeps {human_bytes(busy.state_bytes)} of state, and takes "
-                f"{human_seconds(cost.busiest_seconds)}."
+                f"collectives, keeps {human_bytes(busy.state_bytes)} of state, needs {peak_of(busy)} in a step, "
+                f"{human_bytes(busy.slot_bytes)} of it for messages, and takes {human_seconds(cost.busiest_seconds)}"
+                f"{share_of_step(found, cost)}."
             )
     for cost in found.costs:
         if is_mixture(cost.optimizer):

@@ -49,7 +49,7 @@ class ListsRun:
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
     def measure(self, on_nonfinite: str) -> list[Computation]:
         """All new values if nothing may be written before they are known; else those of shards alone."""
-        sharded = [bucket for bucket in self.buckets if bucket.parts]
+        sharded = [part for bucket in self.buckets if bucket.parts for part in chunks_alike(bucket)]
         self.buckets = [bucket for bucket in self.buckets if not bucket.parts]
         if on_nonfinite == "raise":
             self.results = [result for bucket in self.buckets for result in results_of(bucket, self.most)]
@@ -80,6 +80,11 @@ class ListsRun:
         self.buckets, self.results = (), []
         if not taken:
             self.owners.forget()
+
+
+def chunks_alike(bucket: Bucket) -> list[Bucket]:
+    """Chunks that are the same on every rank: not of shards, whose sizes may differ."""
+    return [bucket] if any(bucket.parts[0].groups) else bucket.chunks()
 
 
 @torch.compiler.disable
