@@ -14,7 +14,7 @@ import pytest
 from thalweg import options
 from thalweg.errors import OptimError, OptionError
 from thalweg.given import check_known, matches, plain
-from thalweg.rules import RULES, Annealed
+from thalweg.rules import AROUND, RULES, Annealed
 from thalweg.settings import WHOLE_STEP, Handling, Setting, Settings, combined, option_names
 
 MATRIX = np.zeros((2, 2))
@@ -118,7 +118,7 @@ class TestKnown:
     @every_rule
     def test_names_are_those_of_the_fields(self, name: str) -> None:
         names = option_names(RULES[name])
-        assert set(names) == {f.name for kind in (RULES[name], Handling) for f in fields(kind)}
+        assert set(names) == {f.name for kind in (RULES[name], *AROUND, Handling) for f in fields(kind)}
         assert len(names) == len(set(names)), "an option of a rule and one around it share a name"
 
     @pytest.mark.parametrize("dtype", get_args(options.DType))

@@ -14,7 +14,7 @@ import pytest
 
 from thalweg import numpy as front_end
 from thalweg import options
-from thalweg.rules import RULES, Annealed
+from thalweg.rules import AROUND, RULES, Annealed
 from thalweg.rules.options import options_of
 from thalweg.settings import Handling, option_names
 
@@ -22,6 +22,11 @@ ROOT = Path(__file__).resolve().parents[1]
 spec = importlib.util.spec_from_file_location("fields_tool", ROOT / "tools" / "fields.py")
 fields_tool = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(fields_tool)
+#: The options of what may be around every rule.
+AROUND_DEFAULTS: dict[str, Any] = {
+    **{"graft": None, "cautious": False, "schedule_free": False, "schedule_free_warmup": None},
+    **{"averaged": None, "averaged_warmup": False, "averaged_from": None},
+}
 NAMES = pytest.mark.parametrize("name", RULES)
 
 
@@ -34,7 +39,7 @@ def defaults(kind: Any) -> dict[str, Any]:
 def test_the_front_end_shows_every_option_with_the_default_of_its_rule(name: str) -> None:
     shown = inspect.signature(getattr(front_end, name)).parameters
     beside = {"variant": None, "overrides": (), "global_step": False, "engine": "auto"}
-    expected = {**defaults(RULES[name]), **defaults(Handling), **beside}
+    expected = {**defaults(RULES[name]), **AROUND_DEFAULTS, **defaults(Handling), **beside}
     assert {key: p.default for key, p in shown.items() if key != "lr"} == expected
     assert all(p.kind is p.KEYWORD_ONLY for key, p in shown.items() if key != "lr")
 
@@ -46,7 +51,7 @@ def test_the_torch_front_end_shows_every_option_with_the_default_of_its_rule(nam
     beside = {"variant": None, "overrides": (), "engine": "auto", "offload_state": False, "capturable": False}
     beside |= {"replicas": None, "divide_work": None, "message_dtype": None}
     beside |= {"foreach": None, "fused": None, "differentiable": False}
-    expected = {**defaults(RULES[name]), **defaults(Handling), **beside}
+    expected = {**defaults(RULES[name]), **AROUND_DEFAULTS, **defaults(Handling), **beside}
     for shown in (inspect.signature(cls), inspect.signature(cls.__init__)):
         named = {key: p for key, p in shown.parameters.items() if key not in ("self", "params", "lr")}
         assert {key: p.default for key, p in named.items()} == expected
@@ -54,9 +59,9 @@ def test_the_torch_front_end_shows_every_option_with_the_default_of_its_rule(nam
         assert [key for key in by_position if key != "self"] == ["params", "lr", *RULES[name].TORCH]
         assert all(p.kind is p.KEYWORD_ONLY for key, p in named.items() if key not in by_position)
     parameters = pytest.importorskip("torch.nn").Linear(2, 2, bias=False).parameters()
-    assert cls(parameters).defaults.keys() >= {
-        *(key for key in expected if key not in beside and expected[key] is not None)
-    }
+    found, unshown = cls(parameters).defaults.keys(), {*beside, *AROUND_DEFAULTS}
+    assert found >= {*(key for key in expected if key not in unshown and expected[key] is not None)}
+    assert not found & AROUND_DEFAULTS.keys(), "groups show what is around a rule where it is on"
 
 
 @NAMES
@@ -133,15 +138,17 @@ def test_files_for_editors_are_what_the_tool_makes_of_the_fields(file: str) -> N
 def test_tables_of_options_are_what_the_tool_makes_of_the_fields(page: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert fields_tool.page(page) == text, "run python tools/fields.py"
-    every = {*(f.name for f in fields(fields_tool.PAGES[page]))}
+    every = {f.name for kind in fields_tool.PAGES[page] for f in fields(kind)}
+    every -= {"stacked_axes"} if page == "compose.md" else set()
     section = text.split("\n## Options\n")[1].split("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == every
 
 
 @NAMES
 def test_every_option_of_the_package_says_what_it_means(name: str) -> None:
-    assert {*options_of(RULES[name]), *options_of(Handling)} == set(option_names(RULES[name]))
-    assert all(known.doc.endswith(".") for kind in (RULES[name], Handling) for known in options_of(kind).values())
+    kinds = (RULES[name], *AROUND, Handling)
+    assert {option for kind in kinds for option in options_of(kind)} == set(option_names(RULES[name]))
+    assert all(known.doc.endswith(".") for kind in kinds for known in options_of(kind).values())
 
 
 @NAMES
@@ -194,14 +201,15 @@ def test_the_optax_front_end_has_an_option_for_every_option_of_its_rule(name: st
     assert {renamed.get(option, option) for option in option_names(RULES[name]) if option not in factors} <= set(shown)
 
 
-NAMED_AS_IN_OPTAX = ["adafactor", "adamw", "lamb", "lars", "lion", "sgd"]
+NAMED_AS_IN_OPTAX = [*((name, "optax") for name in ("adafactor", "adamw", "lamb", "lars", "lion", "sgd"))]
+NAMED_AS_IN_OPTAX += [("ademamix", "optax.contrib")]
 
 
-@pytest.mark.parametrize("name", NAMED_AS_IN_OPTAX)
-def test_the_optax_front_end_begins_with_the_parameters_of_optax(name: str) -> None:
+@pytest.mark.parametrize(("name", "package"), NAMED_AS_IN_OPTAX)
+def test_the_optax_front_end_begins_with_the_parameters_of_optax(name: str, package: str) -> None:
     ours, theirs = (
         list(inspect.signature(getattr(pytest.importorskip(module), name)).parameters.values())
-        for module in ("thalweg.optax", "optax")
+        for module in ("thalweg.optax", package)
     )
     same = [(p.name, p.default, p.kind) for p in ours[: len(theirs)]]
     assert same == [(p.name, p.default, p.kind) for p in theirs]

@@ -13,6 +13,7 @@ import re
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
@@ -20,10 +21,10 @@ from typing import Any, Literal
 from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
-from thalweg.rules import RULES, Rule
+from thalweg.rules import AROUND, RULES, Around, Rule
 from thalweg.rules.options import Option, alternatives, hints_of, number_options, options_of
-from thalweg.settings import Handling
-from thalweg.signatures import BESIDE, Pair, Schedulable, defaults, types_of
+from thalweg.settings import Handling, around_options
+from thalweg.signatures import BESIDE, Pair, Schedulable, Triple, defaults, types_of
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "thalweg"
@@ -33,8 +34,8 @@ IMPORTS = """from typing import Literal, TypedDict
 from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
-from thalweg.rules import Annealed
-from thalweg.signatures import Pair, Schedulable
+from thalweg.rules import Annealed, Rule
+from thalweg.signatures import Pair, Schedulable, Triple
 """
 
 
@@ -45,7 +46,7 @@ def text_of(hint: Any) -> str:
         if hint == alias:
             return name
     kinds = list(alternatives(hint))
-    for alias, name in ((Schedulable, "Schedulable"), (Pair, "Pair")):
+    for alias, name in ((Schedulable, "Schedulable"), (Pair, "Pair"), (Triple, "Triple")):
         if set(alternatives(alias)) <= set(kinds):
             rest = [kind for kind in kinds if kind not in alternatives(alias)]
             before = [text_of(kind) for kind in rest if kind is not NoneType]
@@ -61,8 +62,10 @@ def text_of(hint: Any) -> str:
 
 def typed_dicts() -> str:
     """The stub of ``thalweg.options``."""
-    shared = {**BESIDE, "stacked_axes": int, **{name: types_of(Rule)[name] for name in vars(Handling())}}
-    names = ["CommonOptions", "DType", "Pair", "Schedulable", "StateDType", *(f"{name}Options" for name in RULES)]
+    shared = {**BESIDE, "stacked_axes": int}
+    shared |= {name: types_of(Rule)[name] for name in (*around_options(), *vars(Handling()))}
+    names = ["CommonOptions", "DType", "Pair", "Schedulable", "StateDType", "Triple"]
+    names += [f"{name}Options" for name in RULES]
     lines = [MADE, "", IMPORTS, *listed(names), "", "class CommonOptions(TypedDict, total=False):"]
     lines += [f"    {name}: {text_of(hint)}" for name, hint in shared.items()]
     for name, rule in RULES.items():
@@ -171,7 +174,7 @@ COMMON = [
     "from thalweg.given import Overrides",
     "from thalweg.rules import Annealed, Rule",
 ]
-SCHEDULES = ["from thalweg.signatures import Pair, Schedulable"]
+SCHEDULES = ["from thalweg.signatures import Pair, Schedulable, Triple"]
 #: The files, by how each is made.
 FILES: dict[str, Callable[[], str]] = {
     "options.pyi": typed_dicts,
@@ -205,25 +208,33 @@ FILES: dict[str, Callable[[], str]] = {
 #: The table under "## Options" of a page.
 TABLE = re.compile(r"(?<=\n## Options\n)(.*?)^\| option \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
 #: The pages, each with what it documents.
-PAGES: dict[str, type[Any]] = {"options.md": Handling, **{f"{name.lower()}.md": rule for name, rule in RULES.items()}}
+PAGES: dict[str, tuple[type[Any], ...]] = {
+    "options.md": (Handling,),
+    "compose.md": AROUND,
+    **{f"{name.lower()}.md": (rule,) for name, rule in RULES.items()},
+}
 
 
-def table(kind: type[Any]) -> str:
+def table(kinds: tuple[type[Any], ...]) -> str:
     """A row for each option: its default, what it means, its range, what it needs, whether it may be a schedule."""
+    return "\n".join(["| option | default | meaning |", "|---|---|---|", *chain.from_iterable(map(rows, kinds))]) + "\n"
+
+
+def rows(kind: type[Any]) -> Iterator[str]:
     known, numbers = options_of(kind), number_options(kind) if issubclass(kind, Rule) else ()
-    rows = ["| option | default | meaning |", "|---|---|---|"]
     shared = {f.name for f in fields(Rule)}
     for name, default in sorted(((f.name, f.default) for f in fields(kind)), key=lambda each: each[0] in shared):
-        meaning = " ".join([*sentences(kind, name, known[name]), *(["(s)"] if name in numbers else [])])
-        rows.append(f"| `{name}` | `{default!r}` | {meaning} |".replace("||", "‖"))
-    return "\n".join(rows) + "\n"
+        if name not in shared or not issubclass(kind, Around):
+            meaning = " ".join([*sentences(kind, name, known[name]), *(["(s)"] if name in numbers else [])])
+            yield f"| `{name}` | `{default!r}` | {meaning} |".replace("||", "‖")
 
 
 def sentences(kind: type[Any], name: str, option: Option) -> Iterator[str]:
     yield option.doc
     if option.range:
-        pair = any(typing.get_origin(each) is tuple for each in alternatives(hints_of(kind)[name]))
-        yield f"{'Both ' + option.range if pair else option.range.capitalize()}."
+        tuples = [each for each in alternatives(hints_of(kind)[name]) if typing.get_origin(each) is tuple]
+        which = {2: "Both ", 3: "All "}[len(typing.get_args(tuples[0]))] if tuples else ""
+        yield f"{which + option.range if which else option.range.capitalize()}."
     if option.need is not None:
         needed = option.need.describe(kind)
         yield f"Needs {f'`{needed}`' if '=' in needed else needed}."
@@ -233,10 +244,11 @@ def sentences(kind: type[Any], name: str, option: Option) -> Iterator[str]:
 
 def page(name: str) -> str:
     """A page of the docs with its table as the fields have it; for a new rule, the beginning of a page."""
-    file, kind = DOCS / name, PAGES[name]
+    file, kinds = DOCS / name, PAGES[name]
+    kind = kinds[0]
     text = f"# {kind.__name__}\n\n{inspect.getdoc(kind)}\n\n## Options\n\n| option |\n"
     text = file.read_text(encoding="utf-8") if file.exists() else text
-    made, count = TABLE.subn(lambda found: found[1] + table(kind), text, count=1)
+    made, count = TABLE.subn(lambda found: found[1] + table(kinds), text, count=1)
     assert count == 1, f"{name} has no table under its Options"
     return made
 

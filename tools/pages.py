@@ -24,7 +24,7 @@ from thalweg.rules.options import options_of
 from thalweg.settings import Handling
 
 ROOT = Path(__file__).resolve().parents[1]
-RULES_IN_ORDER = ("SGD", "AdamW", "Lion", "LARS", "LAMB", "Adafactor", "Muon", "Kron", "SOAP")
+RULES_IN_ORDER = ("SGD", "AdamW", "AdEMAMix", "MARS", "Lion", "LARS", "LAMB", "Adafactor", "Muon", "Kron", "SOAP")
 RULE_PAGES = [f"{name.lower()}.md" for name in RULES_IN_ORDER]
 #: Sections in their order, by patterns of pages; a pattern without a page is left out. The first section that
 #: matches has the page, and the last has what no other asked for.
@@ -37,7 +37,7 @@ SECTIONS = {
     "numpy": ["numpy.md", "engines.md"],
     "Less memory": ["lean_state.md", "plan.md"],
     "Compare and measure": ["race.md", "bench.md", "check.md"],
-    "Your own rule": ["own_rule.md"],
+    "Your own rule": ["own_rule.md", "compose.md"],
     "The rules": [*RULE_PAGES, "options.md"],
     "Reference": ["api/rules.md", "api/thalweg.md", "api/thalweg.[ton]*.md", "api/*.md"],
     "Records": ["benchmarks/*.md"],

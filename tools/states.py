@@ -27,6 +27,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = {
     "SGD": ("SGD", {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1}, SMALL),
     "AdamW": ("AdamW", {"amsgrad": True}, SMALL),
     "Lion": ("Lion", {"weight_decay": 0.1}, SMALL),
+    "AdEMAMix": ("AdEMAMix", {"alpha_warmup": 8, "beta3_warmup": 8}, SMALL),
+    "MARS": ("MARS", {"amsgrad": True}, SMALL),
     "LARS": ("LARS", {}, SMALL),
     "LAMB": ("LAMB", {"weight_decay": 0.1}, SMALL),
     "LAMB-int8": ("LAMB", {"state_dtype": "int8"}, {"table": (64, 64)}),

@@ -126,10 +126,20 @@ def mixture(make: Make, rate: float, package: str = "thalweg", **options: Any) -
 
 
 ADAMW = {"betas": (0.9, 0.95)}
+AVERAGED: dict[str, Any] = {"averaged": 0.99, "averaged_warmup": True}
 MUON: dict[str, Any] = {"muon": {"scaling": "match_rms_adamw"}, "adamw": ADAMW}
 #: Polyak momentum adds up ten steps, so that rates are a tenth, and decay is ten times as much.
 POLYAK = {"variant": "polyak", "weight_decay_mode": "decoupled"}
 NO_SCALE = {"scale_parameter": False, "relative_step": False, "weight_decay_mode": "lr", "beta2_cap": 0.999}
+
+
+def with_muon(**options: Any) -> dict[str, Any]:
+    return {**MUON, "muon": {**MUON["muon"], **options}}
+
+
+def with_both(**options: Any) -> dict[str, Any]:
+    return {**with_muon(**options), "adamw": {**ADAMW, **options}}
+
 
 kron = partial(own, "Kron")
 adafactor = partial(own, "Adafactor")
@@ -148,6 +158,9 @@ CONTESTANTS = {
     "Kron, init_scale 1": kron(1e-3, init_scale=1.0),
     "Kron, whiten gradient": kron(2e-3, whiten="gradient"),
     "Kron, max_skew None": kron(1e-3, max_skew=None),
+    "Kron, blocks of 256": kron(1e-3, block_size=256),
+    "Kron, normalized gradients": kron(1e-3, normalize_grads=True),
+    "SOAP": own("SOAP", 2e-3, betas=(0.95, 0.95), max_precond_dim=2048),
     # LAMB and LARS: a trust ratio for tensors of one axis, or none
     "LAMB": lamb(0.02, standard=False),
     "LAMB paper": lamb(0.02, variant="paper", standard=False),
@@ -166,7 +179,20 @@ CONTESTANTS = {
     "kron_adamw": mixture(ours.kron_adamw, 1e-3, adamw=ADAMW),
     "muon_adamw": mixture(ours.muon_adamw, 2e-3, **MUON),
     "muon_adamw, input by AdamW": mixture(partial(ours.muon_adamw, other=[is_input]), 2e-3, **MUON),
+    "muon_adamw, Gram": mixture(ours.muon_adamw, 2e-3, **with_muon(ns_method="gram")),
+    "muon_adamw, rows normalized": mixture(ours.muon_adamw, 2e-3, **with_muon(normalize="rows")),
     "torch Muon and AdamW": mixture(make_torch_muon, 2e-3, package="torch"),
+    # something around a rule
+    "AdamW, cautious": own("AdamW", 2e-3, **ADAMW, cautious=True),
+    "AdamW, cautious decay": own("AdamW", 2e-3, **ADAMW, cautious="decay"),
+    "AdamW, averaged": own("AdamW", 2e-3, **ADAMW, **AVERAGED),
+    "Kron, cautious": kron(1e-3, cautious=True),
+    "Kron, averaged": kron(1e-3, **AVERAGED),
+    "muon_adamw, cautious": mixture(ours.muon_adamw, 2e-3, **with_both(cautious=True)),
+    "muon_adamw, averaged": mixture(ours.muon_adamw, 2e-3, **with_both(**AVERAGED)),
+    # more than one average, or a corrected gradient
+    "AdEMAMix": own("AdEMAMix", 1e-3, betas=(0.9, 0.95, 0.999), alpha_warmup=800, beta3_warmup=800),
+    "MARS": own("MARS", 3e-3),
     # baselines and slow peers
     "torch SGD": peer("torch.optim.SGD", 0.1, momentum=0.9, nesterov=True, decay=0.01),
     "Lion": own("Lion", 3e-4),

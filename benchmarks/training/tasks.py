@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from benchmarks.training import corpus
 from thalweg.errors import CommandError
+from thalweg.race.adapters import put_averages
 from thalweg.race.array_task import shuffle_batches
 from thalweg.race.contestants import LARGE_RATES
 from thalweg.race.model_task import ModelTask, ModelTraining
@@ -82,7 +83,7 @@ class SuiteTraining(ModelTraining):
         """Validation, of which a part chooses nothing and is enough on the way; test data only at the end."""
         is_over = self.steps == self.last
         self.model.eval()
-        with torch.no_grad(), self.device.mixed_precision():
+        with torch.no_grad(), self.device.mixed_precision(), put_averages(self.optimizer):
             validation = self.task.score(self.model, "validation", not is_over)
             test = self.task.score(self.model, "test", False) if is_over else math.nan
         self.model.train()

@@ -35,13 +35,14 @@ from thalweg.rules.checks import (
     check_pair,
     require,
 )
-from thalweg.rules.entries import Count, Moment, Norm, Square
+from thalweg.rules.entries import Copy, Count, Moment, Norm, Square
 from thalweg.rules.options import option
 from thalweg.rules.rule import Rule, Update
 
 __version__ = "0.2.0"
 
 __all__ = [
+    "Copy",
     "Count",
     "FallbackWarning",
     "IdleWarning",

@@ -12,6 +12,7 @@ from thalweg.codecs import CODECS, LEAST_GROUP, LEAST_SIZE, bytes_of, grouping
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.programs.text import write_setting
 from thalweg.rules import Rule
+from thalweg.rules.around import parts_of
 from thalweg.rules.entries import Factor
 from thalweg.settings import Setting
 from thalweg.storage import describe_state, keys_like_parameter
@@ -186,7 +187,7 @@ def explain_parameter(
         getattr(rule, "weight_decay", 0.0),
         sum(state.values()) + counter_bytes,
         tuple(told),
-        type(rule).__name__,
+        parts_of(type(rule))[0].__name__,
         sum(state[key] for key in keys_like_parameter(rule, shape, state)) if is_hosted else 0,
         tuple(filter(None, (hint, hint_of_stack(name, shape, rule)))),
     )

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.rules import RULES, Rule
-from thalweg.signatures import Pair, Schedulable, types_of
+from thalweg.signatures import Pair, Schedulable, Triple, types_of
 
 CommonOptions: Any = TypedDict("CommonOptions", types_of(Rule), total=False)  # type: ignore[misc]
 _RULES: dict[str, Any] = {
@@ -16,4 +16,4 @@ _RULES: dict[str, Any] = {
 }
 globals().update(_RULES)
 
-__all__ = ["CommonOptions", "DType", "Pair", "Schedulable", "StateDType", *_RULES]
+__all__ = ["CommonOptions", "DType", "Pair", "Schedulable", "StateDType", "Triple", *_RULES]

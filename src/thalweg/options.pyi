@@ -5,8 +5,8 @@ from typing import Literal, TypedDict
 from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
-from thalweg.rules import Annealed
-from thalweg.signatures import Pair, Schedulable
+from thalweg.rules import Annealed, Rule
+from thalweg.signatures import Pair, Schedulable, Triple
 
 __all__: list[str] = [
     "CommonOptions",
@@ -14,6 +14,7 @@ __all__: list[str] = [
     "Pair",
     "Schedulable",
     "StateDType",
+    "Triple",
     "SGDOptions",
     "AdamWOptions",
     "LARSOptions",
@@ -22,13 +23,22 @@ __all__: list[str] = [
     "MuonOptions",
     "KronOptions",
     "SOAPOptions",
+    "AdEMAMixOptions",
     "LionOptions",
+    "MARSOptions",
 ]
 
 class CommonOptions(TypedDict, total=False):
     variant: str | None
     overrides: Overrides
     stacked_axes: int
+    graft: Rule | None
+    cautious: bool | Literal["decay", "both"]
+    schedule_free: float | bool
+    schedule_free_warmup: int | None
+    averaged: Literal["mean"] | Schedulable | None
+    averaged_warmup: bool
+    averaged_from: int | None
     maximize: bool
     max_grad_norm: float | None
     on_nonfinite: Literal["propagate", "skip", "raise"]
@@ -171,6 +181,27 @@ class SOAPOptions(CommonOptions, total=False):
     precondition_1d: bool
 
 
+class AdEMAMixOptions(CommonOptions, total=False):
+    betas: Triple
+    alpha: Schedulable
+    alpha_warmup: Schedulable | None
+    beta3_warmup: Schedulable | None
+    eps: Schedulable
+    weight_decay: Schedulable
+    eps_root: Schedulable
+
+
 class LionOptions(CommonOptions, total=False):
     betas: Pair
     weight_decay: Schedulable
+
+
+class MARSOptions(CommonOptions, total=False):
+    betas: Pair
+    eps: Schedulable
+    weight_decay: Schedulable
+    amsgrad: bool
+    nesterov: bool
+    decoupled: bool
+    eps_root: Schedulable
+    gamma: Schedulable

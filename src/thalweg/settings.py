@@ -30,7 +30,8 @@ from thalweg.given import (
     matches,
     plain,
 )
-from thalweg.rules import Rule
+from thalweg.rules import AROUND, Rule
+from thalweg.rules.around import Around, own_fields, switch_of, with_options
 from thalweg.rules.checks import check_choice, check_number, require
 from thalweg.rules.entries import Entry as StateEntry
 from thalweg.rules.entries import Factor
@@ -220,14 +221,14 @@ class Settings:
 
     def check_effect(self, given: Mapping[str, Any], entry: Mapping[str, Any], lr: Any) -> None:
         """Refuse what has no effect after an entry, nor when any one option of another is added to it."""
-        own = {f.name for f in fields(self.base.rule)}
-        rule = replace(self.base.rule, **{name: value for name, value in entry.items() if name in own})
-        idle = rule.idle(lr)
+        own = {*rule_options(self.rule)}
+        rule = with_options(self.base.rule, {name: v for name, v in entry.items() if name in own}, AROUND)
+        idle = find_idle(rule, lr)
         for name, value in given.items():
             if value is None or name not in idle:
                 continue
             singles = ((n, v) for _, options in self.overrides for n, v in options.items() if n in own)
-            used = any(name not in replace(rule, **{n: v}).idle(lr) for n, v in singles)
+            used = any(name not in find_idle(with_options(rule, {n: v}, AROUND), lr) for n, v in singles)
             require(used, f"{name}={value!r} has no effect here: it needs {idle[name]}")
 
     def is_news(self, name: str, value: Any) -> bool:
@@ -275,8 +276,8 @@ class Settings:
     @property
     def options(self) -> dict[str, Any]:
         """Every option, as it holds where no override applies."""
-        kinds: tuple[Rule | Handling, ...] = (self.base.rule, self.base.handling)
-        return {f.name: getattr(part, f.name) for part in kinds for f in fields(part)}
+        found = {**vars(self.base.rule), **vars(self.base.handling)}
+        return {name: found.get(name, default) for name, default in defaults(self.rule).items()}
 
     def changed(self) -> dict[str, Any]:
         """The options that differ from the defaults, or from those of the variant."""
@@ -290,7 +291,29 @@ class Settings:
 @functools.cache
 def defaults(rule: type[Rule]) -> Mapping[str, Any]:
     """Every option of a rule and around it, with its default."""
-    return MappingProxyType({f.name: f.default for kind in (rule, Handling) for f in fields(kind)})
+    return MappingProxyType({**rule_options(rule), **{f.name: f.default for f in fields(Handling)}})
+
+
+def rule_options(rule: type[Rule]) -> dict[str, Any]:
+    """Every option of a rule and of what may be around it, with its default."""
+    return {f.name: f.default for kind in (rule, *AROUND) for f in fields(kind)}
+
+
+@functools.cache
+def around_options() -> dict[str, type[Around]]:
+    """The options of what may be around every rule, with whose they are."""
+    return {name: wrapper for wrapper in AROUND for name in own_fields(wrapper)}
+
+
+def numbers_of(rule: type[Rule]) -> frozenset[str]:
+    """The options of a rule and of what may be around it that are numbers of the arithmetic."""
+    return frozenset().union(*map(number_options, (rule, *AROUND)))
+
+
+def find_idle(rule: Rule, lr: Any) -> dict[str, str]:
+    """Options that have no effect, with what would give them one: also those of what is not around the rule."""
+    off = {name: wrapper for name, wrapper in around_options().items() if not isinstance(rule, wrapper)}
+    return rule.idle(lr) | {name: each.EXAMPLE for name, each in off.items() if name != switch_of(each)}
 
 
 @functools.cache
@@ -301,7 +324,8 @@ def option_names(rule: type[Rule]) -> tuple[str, ...]:
 def combined(setting: Setting, options: Mapping[str, Any]) -> Setting:
     """A setting with some options replaced, checked."""
     ours = {f.name for f in fields(Handling)}
-    rule = replace(setting.rule, **{name: v for name, v in options.items() if name not in ours and name != "lr_scale"})
+    own = {name: v for name, v in options.items() if name not in ours and name != "lr_scale"}
+    rule = with_options(setting.rule, own, AROUND)
     handling = replace(setting.handling, **{name: v for name, v in options.items() if name in ours})
     lr_scale = options.get("lr_scale", setting.lr_scale)
     check_number("lr_scale", lr_scale, low=0.0)

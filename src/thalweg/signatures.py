@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, get_type_hints
 
 from thalweg.arrays import Scalar
 from thalweg.given import Overrides
-from thalweg.rules import RULES, Rule
+from thalweg.rules import AROUND, RULES, Rule
 from thalweg.rules.options import alternatives, hints_of, number_options
 from thalweg.settings import Handling
 from thalweg.settings import defaults as defaults
@@ -21,22 +21,27 @@ from thalweg.settings import defaults as defaults
 #: A number, or a function of the step (counted from 1).
 Schedulable: TypeAlias = float | Callable[[int], Any]
 Pair: TypeAlias = tuple[float, float] | Callable[[int], Any]
+Triple: TypeAlias = tuple[float, float, float] | Callable[[int], Any]
 #: Arguments beside options that every optimizer has.
 BESIDE = {"variant": str | None, "overrides": Overrides}
 
 
 def types_of(rule: type[Rule]) -> dict[str, Any]:
     """What may be given for each option: its own type, and functions of the step for numbers."""
-    own = {name: type_given(hint, name in number_options(rule)) for name, hint in hints_of(rule).items()}
+    own = {
+        name: type_given(hint, name in number_options(kind))
+        for kind in (rule, *AROUND)
+        for name, hint in hints_of(kind).items()
+    }
     return {**BESIDE, **own, **hints_of(Handling)}
 
 
 def type_given(hint: Any, is_number: bool) -> Any:
-    given = {Scalar: Schedulable, tuple[Scalar, Scalar]: Pair}
+    given = {Scalar: Schedulable, tuple[Scalar, Scalar]: Pair, tuple[Scalar, Scalar, Scalar]: Triple}
     if is_number:
         given |= {float: Schedulable, tuple[float, float]: Pair}
     # functions come last: jsonargparse tries types in their order, and takes all else for a function
-    kinds = sorted((given.get(kind, kind) for kind in alternatives(hint)), key=lambda kind: kind in (Schedulable, Pair))
+    kinds = sorted((given.get(kind, kind) for kind in alternatives(hint)), key=lambda kind: kind in given.values())
     if types.NoneType in kinds:
         kinds = [*(kind for kind in kinds if kind is not types.NoneType), types.NoneType]
     return functools.reduce(operator.or_, kinds)

@@ -17,11 +17,12 @@ from typing import Any, NoReturn
 
 from thalweg.arrays import Shape, is_number
 from thalweg.errors import OptimError, RuleError
-from thalweg.rules import RULES, Rule, Update
+from thalweg.rules import AROUND, RULES, Rule, Update
+from thalweg.rules.around import parts_of
 from thalweg.rules.entries import Entry
 from thalweg.rules.options import is_structure, number_options
 from thalweg.rules.places import beginning_of, called_from, files_of, place_in, place_of_error
-from thalweg.settings import Handling, Setting
+from thalweg.settings import Handling, Setting, around_options
 from thalweg.spaces import shapes
 from thalweg.spaces.shapes import Memory, Meter, ShapeOnly, broadcast
 
@@ -41,7 +42,9 @@ DECORATED = "write @dataclass(frozen=True, kw_only=True) above its class"
 
 
 def is_shipped(rule: type[Rule]) -> bool:
-    return RULES.get(rule.__name__) is rule
+    """Whether a rule comes with the package, as does all that is around it."""
+    own, wrappers = parts_of(rule)
+    return RULES.get(own.__name__) is own and set(wrappers) <= set(AROUND)
 
 
 @functools.cache
@@ -64,7 +67,8 @@ def check_rule(rule: type[Rule]) -> None:
             raise RuleError(f"option {f.name!r} of {name} has no default: give it one, {wanted}")
         if f.name in {own.name for own in fields(Rule)}:
             continue
-        if f.name in RESERVED_OPTIONS:
+        owner = around_options().get(f.name)
+        if f.name in RESERVED_OPTIONS or (owner is not None and not issubclass(rule, owner)):
             raise RuleError(f"option {f.name!r} of {name} is one that every optimizer has: give it another name")
         if hasattr(Rule, f.name):
             raise RuleError(f"option {f.name!r} of {name} hides what every rule has: give it another name")

@@ -333,6 +333,8 @@ def check_mistakes_are_told() -> None:
     wrong = {
         "LAMB has no option 'wieght_decay': did you mean 'weight_decay'?": lambda: LAMB(0.1, wieght_decay=0.1),
         "use global_clipnorm": lambda: LAMB(0.1, max_grad_norm=1.0),
+        "averaged is not available in Keras": lambda: LAMB(0.1, averaged=0.9),
+        "schedule_free is not available in Keras": lambda: LAMB(0.1, overrides=[("*", dict(schedule_free=True))]),
         "weight_decay cannot be a function in Keras": lambda: LAMB(0.1, weight_decay=lambda t: 0.1),
         "eps cannot be a function in Keras": lambda: LAMB(0.1, overrides=[("*.bias", {"eps": lambda t: 0.1})]),
         "lr must be": lambda: LARS(-1.0),

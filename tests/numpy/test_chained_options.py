@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import fields
 from decimal import Decimal
 from typing import Any
 
@@ -32,7 +33,7 @@ from raw_arrays import (
 
 from thalweg.errors import OptionError, StateError
 from thalweg.numpy import LAMB, LARS, Adafactor, Annealed, Kron, Optimizer
-from thalweg.rules import RULES
+from thalweg.rules import AROUND, RULES
 from thalweg.settings import Handling
 
 EVERY = [(name, option) for name in OPTIONS for option in OPTIONS[name]]
@@ -206,7 +207,8 @@ class TestCopies:
 
     @pytest.mark.parametrize("name", FRONT_END)
     def test_the_defaults_are_those_of_the_rule(self, name: str) -> None:
-        assert made(name).options == {option: f.default for option, f in option_fields(name).items()}
+        around = {f.name: f.default for kind in AROUND for f in fields(kind)}
+        assert made(name).options == {**around, **{option: f.default for option, f in option_fields(name).items()}}
 
 
 class TestLearningRate:

@@ -366,7 +366,7 @@ def test_completion() -> None:
     assert words(complete_model(None, None, "llama")) == ["llama-1b", "llama-8b", "llama-70b"]
     assert [item.type for item in complete_model(None, None, "./some/")] == ["file"]
     assert words(complete_model(None, None, "gpt2,res")) == ["gpt2,resnet50"]
-    assert words(complete_list(RULES)(None, None, "lamb,a")) == ["lamb,adamw", "lamb,adafactor"]
+    assert words(complete_list(RULES)(None, None, "lamb,a")) == ["lamb,adamw", "lamb,adafactor", "lamb,ademamix"]
     wanted = {"kron.max_grad_norm=", "kron.max_size_dense=", "kron.max_skew="}
     assert set(words(complete_option(None, None, "kron.max_"))) == wanted
     assert "momentum_dtype=" in words(complete_option(None, None, "momentum_d"))

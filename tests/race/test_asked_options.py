@@ -38,6 +38,7 @@ def test_an_option_for_all_goes_to_all_that_have_it() -> None:
     assert found["AdamW"] == "AdamW(betas=(0.5, 0.6), weight_decay=0.25)"
     assert found["SGD"] == "SGD(momentum=0.9, weight_decay=0.25)"
     assert "betas" not in found["Kron"]
+    assert "betas" not in found["AdEMAMix"]  # whose betas are three
     assert all("weight_decay=0.25" in options for options in found.values())
 
 
@@ -116,6 +117,11 @@ def test_rates_for_whoever_does_not_take_part_are_told(given: str) -> None:
 def test_an_option_without_effect_on_anyone_is_told() -> None:
     with pytest.raises(CommandError, match=re.escape("precond_dtype='float16' has no effect on any optimizer here")):
         race(TASK, optimizers=["SGD"], options={"": {"precond_dtype": "float16"}})
+
+
+def test_betas_of_another_count_that_nobody_takes_are_refused() -> None:
+    with pytest.raises(CommandError, match=re.escape("AdEMAMix: betas must be 3 numbers, got (0.5, 0.6)")):
+        race(TASK, optimizers=["AdEMAMix", "SGD"], options={"": {"betas": (0.5, 0.6)}})
 
 
 def test_a_rate_that_is_given_twice_is_told() -> None:

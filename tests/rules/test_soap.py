@@ -184,3 +184,21 @@ def test_how_parameters_are_treated() -> None:
     assert SOAP().treatment((50257, 768)) == "eigenbases of 768"
     assert SOAP().treatment((768,)) == "elementwise"
     assert SOAP(block_size=256).treatment((768, 3072)) == "36 blocks, eigenbases of 256 and 256"
+
+
+def test_an_embedding_of_which_few_rows_are_used() -> None:
+    """In float32, libraries may find no eigenvectors of a matrix that is mostly 0."""
+    torch = pytest.importorskip("torch")
+    import thalweg.torch
+
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(256, 16, generator=generator))
+    weight.grad = torch.zeros(256, 16)
+    used = torch.randperm(256, generator=generator)[:30]
+    weight.grad[used] = 1e-4 * torch.randn(30, 16, generator=generator)
+    before, optimizer = weight.detach().clone(), thalweg.torch.SOAP([weight], lr=1e-2)
+    for _ in range(3):
+        optimizer.step()
+    moved = (weight.detach() - before).abs()
+    assert bool(torch.isfinite(moved).all())
+    assert float(moved[used].mean()) > 1e-3

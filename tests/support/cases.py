@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from thalweg import rules
-from thalweg.rules import Annealed, Rule
+from thalweg.rules import Annealed, Rule, mars
+from thalweg.rules.ademamix import AdEMAMix
 from thalweg.rules.lion import Lion
 
 
@@ -293,6 +294,73 @@ LION = Case(
     },
 )
 
+ADEMAMIX = Case(
+    AdEMAMix,
+    lr=0.01,
+    options={
+        "defaults": {},
+        "warm-ups": dict(alpha_warmup=4, beta3_warmup=3.5, weight_decay=0.1),
+        "numbers": dict(betas=(0.5, 0.7, 0.99), alpha=2.0, eps=1e-3, eps_root=1e-3),
+        "no memory": dict(betas=(0.0, 0.7, 0.9), beta3_warmup=3),
+    },
+    refused=[
+        *NUMBERS,
+        (dict(betas=(0.9, 0.999)), "betas must be 3 numbers, got (0.9, 0.999)"),
+        (dict(betas=(0.9, 0.999, 1.0)), "betas[2] must be a finite number >= 0 and < 1, got 1.0"),
+        (dict(betas=(0.9, 0.999, 0.0), beta3_warmup=9), "beta3_warmup needs a betas[2] above 0"),
+        (dict(alpha=-1.0), "alpha must be a finite number >= 0, got -1.0"),
+        (dict(alpha_warmup=0), "alpha_warmup must be a finite number > 0, got 0"),
+        (dict(beta3_warmup=-1), "beta3_warmup must be a finite number > 0, got -1"),
+    ],
+    published={
+        "optax": ("optax.contrib.ademamix", dict(variant="optax"), {}),
+        "optax numbers": (
+            "optax.contrib.ademamix",
+            dict(betas=(0.8, 0.95, 0.99), alpha=3.0, eps=1e-3, eps_root=1e-4, weight_decay=0.1),
+            dict(b1=0.8, b2=0.95, b3=0.99, alpha=3.0, eps=1e-3, eps_root=1e-4, weight_decay=0.1),
+        ),
+        "pytorch_optimizer": ("pytorch_optimizer.AdEMAMix", {}, {}),
+        "pytorch_optimizer warm-ups": (
+            "pytorch_optimizer.AdEMAMix",
+            dict(alpha_warmup=20, beta3_warmup=20, weight_decay=0.1),
+            dict(t_alpha_beta3=20, weight_decay=0.1, weight_decouple=True),
+        ),
+    },
+)
+
+
+def added_early(b2: float) -> dict[str, Any]:
+    """pytorch_optimizer adds eps, and 1e-15 under the root, before it corrects the bias of the second moment."""
+    return dict(eps=lambda t: 1e-8 / (1 - b2**t) ** 0.5, eps_root=lambda t: 1e-15 / (1 - b2**t))
+
+
+#: With amsgrad it keeps four entries, for which kernels for GPUs have no room.
+MARS = Case(
+    mars.MARS,
+    lr=0.01,
+    options={
+        "defaults": {},
+        "betas": dict(betas=(0.5, 0.7), weight_decay=0.1),
+        "strong": dict(gamma=0.5, eps=1e-3, eps_root=1e-3),
+        "no correction": dict(gamma=0.0, nesterov=True),
+        "l2": dict(decoupled=False, weight_decay=0.1),
+    },
+    refused=[*NUMBERS, (dict(gamma=-0.1), "gamma must be a finite number >= 0, got -0.1")],
+    published={
+        "pytorch_optimizer": ("pytorch_optimizer.MARS", added_early(0.99), dict(optimize_1d=True)),
+        "pytorch_optimizer numbers": (
+            "pytorch_optimizer.MARS",
+            dict(added_early(0.95), betas=(0.9, 0.95), gamma=0.5, weight_decay=0.1),
+            dict(betas=(0.9, 0.95), gamma=0.5, weight_decay=0.1, optimize_1d=True),
+        ),
+        "pytorch_optimizer amsgrad": (
+            "pytorch_optimizer.MARS",
+            dict(added_early(0.99), amsgrad=True),
+            dict(ams_bound=True, optimize_1d=True),
+        ),
+    },
+)
+
 #: Of the shortest axis alone, products of one gradient have full rank: eigenvectors of others are not unique, and two
 #: libraries find different ones.
 UNIQUE: dict[str, Any] = dict(one_sided=True)
@@ -325,7 +393,7 @@ SOAP = Case(
 )
 
 #: Rules that step parameters of any shape as they come.
-CASES = [SGD, ADAMW, LARS, LAMB, ADAFACTOR, KRON, SOAP, LION]
+CASES = [SGD, ADAMW, LARS, LAMB, ADAFACTOR, KRON, SOAP, LION, ADEMAMIX, MARS]
 #: All rules.
 EVERY = [*CASES, MUON]
 #: (case, description, options) for every set of options of every rule.

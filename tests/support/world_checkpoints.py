@@ -42,6 +42,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "Adafactor",
         dict(min_dim_size_to_factor=2, overrides=[("wide.*", dict(min_dim_size_to_factor=128, momentum=0.5))]),
     ),
+    "MARS": ("MARS", dict(weight_decay=0.01)),
     "Muon": ("Muon", dict(EXACT, momentum_dtype="bfloat16")),
     "Kron": ("Kron", dict(weight_decay=0.01)),
     "SOAP": ("SOAP", dict(one_sided=True, precondition_frequency=2)),

@@ -31,6 +31,7 @@ class Messages(TorchDispatchMode):
 EACH = {
     "LARS": {"allreduce": 1},
     "LAMB": {"allreduce": 1},
+    "MARS": {"allreduce": 2},
     "Adafactor": {"allreduce": 2},
     "Muon": {"alltoall_base": 2},
     "Kron": {"alltoall_base": 2},

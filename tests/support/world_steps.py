@@ -22,12 +22,13 @@ from thalweg.errors import OptimError
 from thalweg.torch.engines.lists import Lists
 
 #: Rules that differ in what ranks have to tell one another.
-RULES = ("LARS", "LAMB", "Adafactor", "Muon", "Kron", "SOAP")
+RULES = ("LARS", "LAMB", "MARS", "Adafactor", "Muon", "Kron", "SOAP")
 #: Steps of moderate size, with all that a rule sums up: Adafactor's rows and columns of small tensors too.
 LR = {**{case.name: case.lr for case in EVERY}, "LAMB": 0.05, "kron_and_others": 0.02}
 TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "LARS": dict(weight_decay=0.01),
     "LAMB": dict(weight_decay=0.01),
+    "MARS": dict(weight_decay=0.01),
     "Adafactor": dict(min_dim_size_to_factor=2, momentum=0.9, weight_decay=0.01),
     "Muon": dict(EXACT, weight_decay=0.01),
     "Kron": dict(weight_decay=0.01),

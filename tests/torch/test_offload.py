@@ -346,3 +346,19 @@ def test_new_entries_on_the_host_are_laid_out_as_they_were(filled: float) -> Non
             assert (found.dtype, found.shape) == (own.dtype, own.shape)
             assert found.stride() == torch.empty_like(own).stride()
             assert torch.equal(found, own)
+
+
+@pytest.mark.parametrize("options", [dict(averaged=0.7), dict(schedule_free=True, betas=(0.0, 0.9))], ids=str)
+def test_averages_on_the_host_are_evaluated_on_the_device(lanes: SimulatedLanes, options: dict[str, Any]) -> None:
+    found = []
+    for offload_state in (True, False):
+        named = problem()
+        optimizer = in_small_chunks(thalweg.torch.AdamW(named, lr=0.01, offload_state=offload_state, **options))
+        train(optimizer, named, range(3))
+        before = {name: p.detach().clone() for name, p in named}
+        with optimizer.averaged():
+            found.append({name: p.detach().clone() for name, p in named})
+        assert all(torch.equal(p, before[name]) for name, p in named)
+    for name, p in found[0].items():
+        assert torch.equal(p, found[1][name])
+        assert not torch.equal(p, before[name])

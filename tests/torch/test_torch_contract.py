@@ -87,7 +87,7 @@ def test_maximize_may_be_said_for_all_groups(case: Case) -> None:
         (dict(engine="fast"), "engine must be one of"),
         (dict(capturable=1), "capturable must be True or False"),
         (dict(maximize="yes"), "maximize must be True or False"),
-        (dict(variant="nothing"), "variant must be one of"),
+        (dict(variant="nothing"), "variant must be one of|has no variants"),
         (dict(state_dtype="uint8"), "state_dtype must be one of"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from thalweg.kernels.cpu.look import Look  # noqa: E402
-from thalweg.torch.step.look import PlainLook, interpreter  # noqa: E402
+from thalweg.torch.step.look import PlainLook, has_strides_and_memory, interpreter, look_at  # noqa: E402
 
 KINDS = ("native", "plain")
 
@@ -37,10 +37,11 @@ class World:
         given = [self.params[2], self.params[0]], self.grads, [2, 0], self.states
         if kind == "plain":
             return PlainLook(*given)
-        python = interpreter()
-        if python is None:
+        if interpreter() is None:
             pytest.skip("this torch or this machine has no native look")
-        return Look(python, *given)
+        look = look_at(*given)
+        assert isinstance(look, Look)
+        return look
 
 
 def renew_entry(world: World) -> None:
@@ -67,13 +68,23 @@ def move_parameter(world: World) -> None:
     world.params[0].data = torch.ones(4, 3)
 
 
+def swap_parameter(world: World) -> None:
+    other = nn.Parameter(torch.ones(4, 3))
+    other.grad = torch.ones(4, 3)
+    torch.utils.swap_tensors(world.params[0], other)
+
+
+def turn_entry(world: World) -> None:
+    world.states[world.params[0]]["momentum_buffer"].t_()
+
+
 def cast_parameter(world: World) -> None:
     world.params[0].data = world.params[0].data.double()
 
 
 #: What makes a step no longer hold.
 CHANGES = {each.__name__: each for each in (renew_entry, renew_state, drop_state, add_entry, move_entry)}
-CHANGES |= {each.__name__: each for each in (move_parameter, cast_parameter)}
+CHANGES |= {each.__name__: each for each in (move_parameter, swap_parameter, turn_entry, cast_parameter)}
 #: Other gradients for which it does not.
 GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "another dtype": lambda g: g.double(),
@@ -112,8 +123,16 @@ def test_gradients_must_be_stored_alike(name: str, kind: str) -> None:
     assert look.find_gradients([GRADIENTS[name](first), *others], world.states) is None
 
 
-def test_native_code_says_what_it_cannot_describe() -> None:
-    world = World()
-    assert world.look("native").works
-    world.states[world.params[0]]["momentum_buffer"] = 0.5
-    assert not world.look("native").works
+class Answering(Tensor):
+    """A tensor that answers for itself, and may have no memory."""
+
+    @classmethod
+    def __torch_dispatch__(cls, *args: Any, **named: Any) -> Any:
+        raise AssertionError("not asked")
+
+
+@pytest.mark.parametrize("x", [0.5, None, torch.zeros(3).to_sparse(), torch.zeros(3).as_subclass(Answering)])
+def test_native_code_is_told_of_tensors_with_memory_alone(x: Any) -> None:
+    assert has_strides_and_memory(torch.zeros(3))
+    assert has_strides_and_memory(nn.Parameter(torch.zeros(3)))
+    assert not has_strides_and_memory(x)

@@ -41,9 +41,10 @@ def register_range_check(option: str) -> None:
 
     def out_of_range(s: Subject) -> None:
         require_option(made := s.make(weights(s)), option)
-        pair = isinstance(made.param_groups[0][option], (tuple, list))
+        now = made.param_groups[0][option]
         for value in OUT_OF_RANGE[option]:
-            if isinstance(value, tuple) == pair:
+            if isinstance(value, tuple) == isinstance(now, (tuple, list)):
+                value = (*value, *now[len(value) :]) if isinstance(value, tuple) else value  # of as many numbers
                 assert_refused(partial(s.make, weights(s), **{option: value}), f"{option}={value}")
 
     out_of_range.__name__ = f"{option}_out_of_range"

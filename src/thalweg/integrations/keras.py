@@ -352,6 +352,14 @@ class MuonAdamW(Stepping):
         return {**super().get_config(), **self._given, **options}
 
 
+#: What goes around rules elsewhere, and what to do in Keras.
+UNEVALUATED = {
+    "averaged": "it would not be evaluated; use_ema=True keeps Keras's own average",
+    "schedule_free": "its average would not be evaluated; use_ema=True keeps Keras's own average",
+    "graft": "no file could hold a rule",
+}
+
+
 def check_settings(
     rule: type[Rule],
     options: Mapping[str, Any],
@@ -368,6 +376,8 @@ def check_settings(
     for name, value in (pair for own in (options, *(own for _, own in entries)) for pair in own.items()):
         if callable(value):
             raise OptionError(f"{name} cannot be a function in Keras, because no file could hold it")
+        if name in UNEVALUATED and value not in (None, False):
+            raise OptionError(f"{name} is not available in Keras: {UNEVALUATED[name]}")
     return Settings(rule, options, variant, entries)
 
 
@@ -476,7 +486,11 @@ if TYPE_CHECKING:
 
     class SOAP(Optimizer): ...
 
+    class AdEMAMix(Optimizer): ...
+
     class Lion(Optimizer): ...
+
+    class MARS(Optimizer): ...
 
 else:
     globals().update({name: optimizer(rule) for name, rule in RULES.items()})

@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import MethodType
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 import numpy as np
 
 from thalweg.arrays import Shape
-from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
+from thalweg.boundary import seen
+from thalweg.errors import OptionError, ParameterError, ResumeWarning, StateError, UnusedOverrideWarning
 from thalweg.exchange import warn_converted
 from thalweg.explain import Explanation, explain_parameter, write_programs
 from thalweg.given import (
@@ -40,6 +42,7 @@ from thalweg.numpy.arrays import (
 from thalweg.numpy.checks import Rate, check_plain, check_served, checked_rate
 from thalweg.numpy.memory import Job, Tracked
 from thalweg.numpy.stepping import Engine, Stepping
+from thalweg.rules.around import NO_AVERAGE, Wrapped, keys_around
 from thalweg.rules.checks import check_flag, check_number
 from thalweg.settings import Entry, RuleOptions, Setting, Settings, check_own, option_names
 from thalweg.spaces import numpy as xp
@@ -271,9 +274,10 @@ class Optimizer(Stepping):
         place = self._place_of(name, weights)
         shape = (1, weights.size) if is_raw else None
         setting, matched = self._entries[place][1].settings.of(str(name), weights, shape=shape)
-        if tracked.made_by not in (None, type(setting.rule)):
+        rule = self._entries[place][1].rule
+        if tracked.made_by not in (None, rule):
             raise StateError(
-                f"the state of {name!r} is one of {tracked.made_by.__name__}, and {type(setting.rule).__name__} steps "
+                f"the state of {name!r} is one of {tracked.made_by.__name__}, and {rule.__name__} steps "
                 "it here: construct the mixture with the saved entries"
             )
         setting.rule.check_shape(name, weights.shape)
@@ -281,6 +285,11 @@ class Optimizer(Stepping):
         with np.errstate(all="ignore"):
             if tracked.step == 0 and not tracked.state:
                 tracked.state = first_state(xp, setting.rule, setting.handling, weights)
+            elif new := sorted(keys_around(setting.rule, weights.shape) - tracked.state.keys()):
+                made = first_state(xp, setting.rule, setting.handling, weights)
+                tracked.state = {**tracked.state, **{key: made[key] for key in new}}
+                told = f"{', '.join(map(repr, new))} of {name!r} is new and begins with this step"
+                warnings.warn(f"{told}; and so for all others alike", ResumeWarning, stacklevel=4)
         wanted = fitting_shapes(xp, setting.rule, weights.shape, tracked.state)
         found = {key: entry.shape for key, entry in tracked.state.items()}
         if wanted != found:
@@ -298,8 +307,33 @@ class Optimizer(Stepping):
         tracked.state, tracked.operand, tracked.unserved = state, None, None
         self._used.update((place, index) for index in (None, *matched))
         tracked.setting, tracked.shape, tracked.is_raw = setting, weights.shape, is_raw
-        tracked.place, tracked.made_by = place, type(setting.rule)
+        tracked.place, tracked.made_by = place, rule
         return setting
+
+    @contextmanager
+    def averaged(self, params: Mapping[str, Arr] | Sequence[Arr]) -> Iterator[None]:
+        """Evaluate averages: within, they are in the place of these arrays, which come back to the bit after it.
+
+        They are those of ``averaged`` or ``schedule_free``. Arrays that have none are as they are.
+        """
+        known = {name: self._tracked[name] for name, _, _ in pairs(params, params) if name in self._tracked}
+        rules = {name: own.setting.rule_at(1) for name, own in known.items() if own.setting is not None}
+        rules = {name: rule for name, rule in rules.items() if isinstance(rule, Wrapped) and rule.has_average()}
+        if not rules:
+            raise OptionError(f"{NO_AVERAGE}; and take a step")
+        held: list[tuple[Arr, Arr]] = []
+        try:
+            for name, own, _ in pairs(params, params):
+                if name in rules:
+                    rule, state = cast(Wrapped, rules[name]), known[name].state
+                    held.append((own, own.copy()))
+                    own[...] = rule.evaluated(xp, state, seen(xp, own, state))
+            self._is_evaluated = True
+            yield
+        finally:
+            self._is_evaluated = False
+            for own, before in held:
+                own[...] = before
 
     def _unused(self, used: Collection[tuple[int, int | None]]) -> tuple[list[Any], list[Any]]:
         """The patterns of overrides, and those of entries, that match no parameter. used: those that do, by place."""

@@ -32,6 +32,8 @@ class Stepping(Memory):
 
     #: Elements of a stack of small arrays.
     _most_stacked = STACK
+    #: Whether averages are in the place of parameters.
+    _is_evaluated = False
 
     def _choose(self, engine: Engine, settings: Settings) -> None:
         check_engine(engine)
@@ -45,6 +47,8 @@ class Stepping(Memory):
         return " + ".join(sorted(self._engines_used)) or self._wanted_engine
 
     def _run(self, jobs: Sequence[Job], scale: float | None) -> None:
+        if self._is_evaluated:
+            raise OptionError("a step within averaged(): leave it first, since parameters are averages there")
         with self._fused.lock:
             try:
                 self._locked_run(jobs, scale)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from thalweg.optax import functions
+from thalweg.optax.averages import averaged
 from thalweg.optax.exchange import export_state, import_state
 from thalweg.optax.explain import explain
 from thalweg.optax.functions import *  # noqa: F403
@@ -26,6 +27,7 @@ __all__ = [
     "MixtureState",
     "MuonState",
     "StatsState",
+    "averaged",
     "explain",
     "export_state",
     "import_peer",

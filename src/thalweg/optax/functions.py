@@ -16,12 +16,12 @@ from thalweg.given import Overrides, check_known, differ, is_list
 from thalweg.optax.engines import Engine
 from thalweg.optax.matrices import declare_layout
 from thalweg.optax.transformation import as_transformation, without_where_false
-from thalweg.optax.values import dtype_name, pair
+from thalweg.optax.values import dtype_name, join
 from thalweg.rules import RULES, Rule
 from thalweg.rules.checks import require
 from thalweg.rules.exempt import EXEMPT
-from thalweg.rules.options import Mask, number_options, options_of
-from thalweg.settings import option_names
+from thalweg.rules.options import Mask, options_of
+from thalweg.settings import numbers_of, option_names
 from thalweg.signatures import defaults, types_of
 from thalweg.trial import check_rule
 
@@ -77,7 +77,7 @@ class Argument:
 
     #: The option that it is here, or that it masks.
     option: str
-    #: Its place in a pair.
+    #: Its place among several numbers.
     index: int | None
     default: Any
     is_mask: bool = False
@@ -136,7 +136,7 @@ def types_given(rule: type[Rule]) -> dict[str, Any]:
     """What may be given for each option in JAX: numbers are arrays and schedules too, and dtypes those of jax."""
     types = {**types_of(rule), "on_nonfinite": Literal["propagate", "skip"], "seed": int | None, "stacked_axes": Any}
     types["engine"] = Engine
-    arrays = {*number_options(rule), *(name for name in types if name.endswith("_dtype"))}
+    arrays = {*numbers_of(rule), *(name for name in types if name.endswith("_dtype"))}
     return {name: Any if name in arrays else hint for name, hint in types.items()}
 
 
@@ -203,9 +203,9 @@ def check_renamed(owner: str, given: Mapping[str, Any], theirs: Mapping[str, str
             continue
         if name in theirs:
             raise OptionError(f"{owner} has no option {name!r}: it is {theirs[name]!r} here")
-        parts = [theirs[f"{name}[{i}]"] for i in (0, 1) if f"{name}[{i}]" in theirs]
+        parts = [called for ours, called in theirs.items() if ours.startswith(f"{name}[")]
         if parts:
-            values = value if is_list(value) and len(value) == 2 else ("...", "...")
+            values = value if is_list(value) and len(value) == len(parts) else ["..."] * len(parts)
             written = ", ".join(f"{part}={each}" for part, each in zip(parts, values, strict=True))
             raise OptionError(f"{owner} has no option {name!r}: it is {' and '.join(parts)} here: write {written}")
 
@@ -227,11 +227,11 @@ def rename_options(rule: type[Rule], values: Mapping[str, Any]) -> dict[str, Any
                 mine[argument.option] = argument.default
     for option in dict.fromkeys(each.option for each in arguments.values() if each.index is not None):
         places = {each.index: key for key, each in arguments.items() if each.option == option}
-        first, second = (values.get(places[i], arguments[places[i]].default) for i in (0, 1))
-        told = f"{places[0]} is one number here, and the second is {places[1]}, got {places[0]}={first!r}"
-        require(not is_list(first), told)
+        parts = tuple(values.get(key, arguments[key].default) for _, key in sorted(places.items()))
+        told = f"{places[0]} is one number here, and the second is {places[1]}, got {places[0]}={parts[0]!r}"
+        require(not is_list(parts[0]), told)
         if any(key in values for key in places.values()):
-            mine[option] = pair(first, second)
+            mine[option] = join(parts)
     return mine
 
 

@@ -21,6 +21,7 @@ from thalweg.errors import OptionError, ParameterError
 from thalweg.given import NORM, TABLE
 from thalweg.optax.trees import Named, Path, Tree
 from thalweg.rules import Muon, Rule
+from thalweg.rules.around import rewrap
 from thalweg.rules.rule import Noise
 from thalweg.rules.whole import Direction
 
@@ -284,7 +285,9 @@ class MuonOfAxes(Muon):
 
 
 def rule_of_axes(rule: Rule, axes: MatrixAxes) -> MuonOfAxes:
-    return MuonOfAxes(**{f.name: getattr(rule, f.name) for f in fields(Muon)}, axes=axes)
+    made: Any = rewrap(rule, MuonOfAxes, axes=axes)
+    found: MuonOfAxes = made
+    return found
 
 
 def axes_of(reading: Reading, name: str, shape: Shape) -> MatrixAxes:

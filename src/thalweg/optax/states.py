@@ -109,7 +109,8 @@ def state_class_for(rule: type[Rule], keys: tuple[str, ...], beside: tuple[str, 
 @functools.cache
 def make_state_class(rule: type[Rule], keys: tuple[str, ...]) -> type[Any]:
     """The class of states of a rule that has none here, with a field for every entry that it keeps."""
-    fields: Any = namedtuple(f"{rule.__name__}State", ["count", *keys, "skipped"], defaults=[None])  # type: ignore[misc]
+    name = f"{rule.__name__.replace('+', '_')}State"
+    fields: Any = namedtuple(name, ["count", *keys, "skipped"], defaults=[None])  # type: ignore[misc]
 
     def reduce(state: Any) -> Any:
         return remade, (rule, keys, tuple(state))

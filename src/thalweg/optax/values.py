@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from thalweg.dtypes import DTYPES
 from thalweg.errors import OptionError
 from thalweg.rules import Rule
-from thalweg.rules.options import number_options
-from thalweg.settings import EIGHT_BITS
+from thalweg.settings import EIGHT_BITS, numbers_of
 
 
 def concrete(value: Any) -> Any:
@@ -39,13 +38,13 @@ def at_count(value: Any, count: Any) -> Any:
     return value(jnp.asarray(count, jnp.int32) if isinstance(count, int) else count) if callable(value) else value
 
 
-def pair(first: Any, second: Any) -> Any:
-    """Two values, or schedules, as one."""
+def join(values: tuple[Any, ...]) -> Any:
+    """Several values, or schedules, as one."""
 
-    def at(count: Any) -> tuple[Any, Any]:
-        return at_count(first, count), at_count(second, count)
+    def at(count: Any) -> tuple[Any, ...]:
+        return tuple(at_count(value, count) for value in values)
 
-    return at if callable(first) or callable(second) else (first, second)
+    return at if any(map(callable, values)) else values
 
 
 def in_precision(value: Any, precision: str) -> Any:
@@ -80,7 +79,7 @@ def dtype_name(option: str, dtype: Any) -> str | None:
 
 def check_static(owner: str, options: dict[str, Any], rule: type[Rule]) -> None:
     """Say which options decide about shapes and programs, and so must be known when these are made."""
-    numbers = number_options(rule) | {"learning_rate", "max_grad_norm"}
+    numbers = numbers_of(rule) | {"learning_rate", "max_grad_norm"}
     for name, value in options.items():
         if isinstance(value, jax.Array) and name not in numbers:
             raise OptionError(

@@ -13,6 +13,7 @@ from typing import Any
 
 from thalweg.arrays import Shape, Term, is_number
 from thalweg.programs.reasons import reason_underived
+from thalweg.rules.around import CARRIED, Around, kept_around, keys_around, parts_of
 from thalweg.rules.entries import Entry, Moment, Spread
 from thalweg.rules.rule import Rule, Update
 from thalweg.rules.whole import Direction, WholeRule
@@ -37,13 +38,22 @@ def reason_unparted(rule: WholeRule, shape: Shape) -> str:
     name, kept = type(rule).__name__, rule.entries(shape)
     if not rule.IN_PARTS or not rule.is_stackable(shape):
         return f"{name} needs whole tensors, and its other parts are not known to go without"
-    if len(kept) != 1 or not all(isinstance(entry, Spread) and not entry.over for entry in kept.values()):
+    if len(kept) - len(keys_around(rule, shape)) != 1 or not all(
+        isinstance(entry, Spread) and not entry.over for entry in kept.values()
+    ):
         return f"{name} keeps {sorted(kept) or 'nothing'} for a parameter, and fused code of its parts needs one entry"
     return reason_underived(first_part(rule), shape) or reason_underived(last_part(rule), shape)
 
 
+def own_key(rule: WholeRule, shape: Shape) -> str:
+    """The key of the one entry that the rule itself keeps."""
+    (key,) = rule.entries(shape).keys() - keys_around(rule, shape)
+    return key
+
+
 def first_part(rule: WholeRule) -> Rule:
-    return like(rule, first_kind(type(rule)))
+    inner: Any = parts_of(type(rule))[0]
+    return like(rule, first_kind(inner))
 
 
 def last_part(rule: WholeRule) -> Rule:
@@ -51,7 +61,7 @@ def last_part(rule: WholeRule) -> Rule:
 
 
 def like(rule: WholeRule, kind: type[Rule]) -> Rule:
-    return kind(**{f.name: getattr(rule, f.name) for f in fields(rule)})
+    return kind(**{f.name: getattr(rule, f.name) for f in fields(kind)})
 
 
 @functools.cache
@@ -73,16 +83,18 @@ def first_kind(cls: type[WholeRule]) -> type[Rule]:
 @functools.cache
 def last_kind(cls: type[WholeRule]) -> type[Rule]:
     def entries(self: Any, shape: Shape) -> dict[str, Entry]:
-        return {}
+        return kept_around(self, shape)
 
-    def update(self: Any, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any, **_: Any) -> Update:
+    def update(self: Any, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any, **_: Any) -> Update:
         def sums(*terms: Term) -> tuple[Any, ...]:
             """Figures are numbers here, and so are sums of them."""
             return tuple(term[0] if is_number(term[0]) else xp.sums(term)[0] for term in terms)
 
         made, space = Direction(g, dict.fromkeys(cls.FIGURES, 1.0), {}), Adapted(xp, sums=sums)
-        answer = cls.apply(self, space, made, {}, p, {}, due=True, lr=lr * lr_scale)
-        return Update(answer.delta, {}, True, {})
+        # what is around the rule has its own state, and reads no gradient
+        state = {CARRIED: (None, t)} if issubclass(cls, Around) else {}
+        answer = cls.apply(self, space, made, s, p, state, due=True, lr=lr * lr_scale)
+        return Update(answer.delta, answer.state, True, {})
 
     return make_kind(cls, "Taken", entries, update)
 

@@ -155,7 +155,7 @@ def trace(
         raise
     except (TypeError, AttributeError) as error:
         raise RuleError(f"{type(rule).__name__} cannot be traced: {error}") from error
-    program = Program(graph.rule_name, graph, memory, *update, rule.stacked_axes)
+    program = Program(graph.rule_name, graph, memory, *update[:4], rule.stacked_axes)
     verify(program)
     return program
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
 
-from thalweg.errors import CommandError, OptimError
+from thalweg.errors import CommandError, OptimError, OptionError
 from thalweg.numpy.arrays import checked_pair, pairs
 from thalweg.race.contestants import Contestant
 from thalweg.race.rivals import WANTED
@@ -29,6 +29,16 @@ def blame(contestant: Contestant, task: str, what: str) -> Iterator[None]:
     except Exception as error:
         who = contestant.name if contestant.name == contestant.rule else f"{contestant.name} ({contestant.rule})"
         raise CommandError(f"task {task!r}, {who}: {what} failed{describe_failure(error)}") from error
+
+
+@contextmanager
+def put_averages(optimizer: Any, *params: Any) -> Iterator[None]:
+    """Within: parameters are their averages, if an optimizer of ours keeps some."""
+    with ExitStack() as stack:
+        if hasattr(optimizer, "averaged"):
+            with suppress(OptionError):  # it keeps none
+                stack.enter_context(optimizer.averaged(*params))
+        yield
 
 
 def make_for_model(contestant: Contestant, model: Any, lr: float, engine: str, task: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from thalweg.errors import CommandError, OptimError
-from thalweg.race.adapters import make_for_arrays
+from thalweg.race.adapters import make_for_arrays, put_averages
 from thalweg.race.contestants import Contestant
 from thalweg.race.task import Array, Measure, Run, Task, Training, read_measure, relative
 
@@ -74,7 +74,7 @@ class ArrayTraining(Training):
                 raise self.task.error(f"{error}") from None
 
     def measure(self) -> Measure:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), put_averages(self.optimizer, self.params):
             return read_measure(self.task, self.task.call("evaluate", self.task.evaluate, self.params))
 
     def parameters(self) -> dict[str, Array]:

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from thalweg.arrays import is_number
 from thalweg.errors import CommandError, OptionError
 from thalweg.given import check_known
 from thalweg.rules import RULES
-from thalweg.settings import Settings, option_names
+from thalweg.settings import Settings, defaults, option_names
 from thalweg.show.arguments import suggest
 from thalweg.show.modules import digest_source
 from thalweg.show.registered import MIXTURES as PACKAGED_MIXTURES
-from thalweg.show.registered import OWN_MIXTURES, ByRule, name_rule, rule_of
+from thalweg.show.registered import OWN, OWN_MIXTURES, ByRule, name_rule, rule_of
 
 #: What a learning rate is called, here and in optax.
 RATE_NAMES = frozenset({"lr", "learning_rate"})
@@ -114,6 +115,8 @@ RATES: Mapping[str, Sequence[float]] = ByRule(
     {
         "SGD": (0.003, 0.01, 0.03, 0.1, 0.3),
         "AdamW": (0.001, 0.003, 0.01, 0.03, 0.1),
+        "AdEMAMix": (0.001, 0.003, 0.01, 0.03, 0.1),
+        "MARS": (0.001, 0.003, 0.01, 0.03, 0.1),
         "LARS": (0.3, 1.0, 3.0, 10.0, 30.0),
         "LAMB": (0.001, 0.003, 0.01, 0.03, 0.1),
         "Adafactor": (0.003, 0.01, 0.03, 0.1, 0.3),
@@ -130,6 +133,8 @@ LARGE_RATES: Mapping[str, Sequence[float]] = {
     for rule, middle in {
         "SGD": 0.1,
         "AdamW": 0.002,
+        "AdEMAMix": 0.002,
+        "MARS": 0.006,
         "LARS": 3.0,
         "LAMB": 0.02,
         "Adafactor": 0.03,
@@ -141,8 +146,42 @@ LARGE_RATES: Mapping[str, Sequence[float]] = {
 }
 
 
+#: What a word after "+" stands for, in runs as short as a race.
+AROUND: Mapping[str, Mapping[str, Any]] = {
+    "cautious": {"cautious": True},
+    "averaged": {"averaged": 0.999, "averaged_warmup": True},
+    "schedule_free": {"schedule_free": True},
+}
+
+
+def enter_around(reference: str) -> str:
+    """The name under which a rule races with something around it, given as ``adamw+cautious+averaged``."""
+    first, *words = (word.strip() for word in reference.split("+"))
+    known = {name.lower(): name for name in (*RULES, *OWN)}
+    rule = known.get(str(name_rule(first)).lower())
+    if rule is None:
+        raise CommandError(f"{reference}: there is no rule {first!r}: {suggest(first, list(known.values()))}")
+    options = dict(CONTESTANTS[rule].options)
+    for word in words:
+        if word not in AROUND:
+            raise CommandError(f"{reference}: {word!r} does not go around a rule: {suggest(word, list(AROUND))}")
+        options |= AROUND[word]
+    if "schedule_free" in words:  # which takes the place of momentum
+        default: Any = rule_of(rule)()
+        options |= {"betas": (0.0, *default.betas[1:])} if hasattr(default, "betas") else {}
+        options |= {"momentum": 0.0} if hasattr(default, "momentum") else {}
+    name = "+".join([rule, *words])
+    MIXTURES[name] = replace(CONTESTANTS[rule], name=name, options=options, like=rule)
+    return name
+
+
 def enter(reference: Any) -> Any:
-    """The name under which an optimizer races: a rule or a mixture by name, ``module:MyRule``, ``module:function``."""
+    """The name under which an optimizer races: a rule or a mixture by name, ``module:MyRule``, ``module:function``.
+
+    Names of what goes around a rule may follow it, each after a "+".
+    """
+    if isinstance(reference, str) and "+" in reference:
+        return enter_around(reference)
     name = name_rule(reference)
     if name in OWN_MIXTURES:
         make = OWN_MIXTURES[name]
@@ -203,6 +242,9 @@ def give_options(contestants: Sequence[Contestant], asked: Mapping[str, Mapping[
     for name, value in everywhere.items():
         if any(name in each.given or name in asked.get(each.name, {}) for each in entrants):
             continue
+        for contestant in contestants:
+            if differs_in_count(contestant, name, value):
+                validate_options(contestant, {name: value}, {})  # which says how many it takes
         if any(has(contestant, name, value) for contestant in contestants):
             raise CommandError(f"the option {name}={value!r} has no effect on any optimizer here")
         known = sorted({option for contestant in contestants for option in contestant.option_names} - {"variant"})
@@ -226,7 +268,15 @@ def has(contestant: Contestant, name: str, value: Any) -> bool:
     """Whether an option for all concerns this one."""
     if contestant.kind == "rule" and name == "variant":
         return value in rule_of(contestant.rule).VARIANTS
-    return name in contestant.option_names
+    return name in contestant.option_names and not differs_in_count(contestant, name, value)
+
+
+def differs_in_count(contestant: Contestant, name: str, value: Any) -> bool:
+    """Whether an option is of several numbers here, and not of as many: betas are two, or three."""
+    own = defaults(rule_of(contestant.rule)).get(name) if contestant.kind == "rule" else None
+    if not isinstance(own, tuple) or not isinstance(value, tuple):
+        return False
+    return len(own) != len(value) and all(map(is_number, (*own, *value)))
 
 
 def validate_options(contestant: Contestant, for_all: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from thalweg.errors import OptimError
-from thalweg.race.adapters import blame, follow_schedule, make_for_model
+from thalweg.race.adapters import blame, follow_schedule, make_for_model, put_averages
 from thalweg.race.contestants import Contestant
 from thalweg.race.task import Measure, Run, Task, Training, read_measure, relative
 from thalweg.show.devices import Device
@@ -108,7 +108,7 @@ class ModelTraining(Training):
 
         training = self.model.training
         self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), put_averages(self.optimizer):
             found = read_measure(self.task, self.task.call("evaluate", self.task.evaluate, self.model))
         self.model.train(training)
         return found

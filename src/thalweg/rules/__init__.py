@@ -14,11 +14,16 @@ from typing import Any
 
 from thalweg.rules.adafactor import Adafactor
 from thalweg.rules.adamw import AdamW
+from thalweg.rules.around import Around, around
+from thalweg.rules.averaged import Averaged
+from thalweg.rules.cautious import Cautious
+from thalweg.rules.grafted import Grafted
 from thalweg.rules.kron import Kron
 from thalweg.rules.lamb import LAMB
 from thalweg.rules.lars import LARS
 from thalweg.rules.muon import Muon
 from thalweg.rules.rule import Noise, Rule, Update
+from thalweg.rules.schedule_free import ScheduleFree
 from thalweg.rules.schedules import Annealed
 from thalweg.rules.sgd import SGD
 from thalweg.rules.soap import SOAP
@@ -31,13 +36,16 @@ def find_rules() -> Iterator[type[Rule]]:
         module = importlib.import_module(f"{__name__}.{file.name}")
         for value in vars(module).values():
             own = inspect.isclass(value) and issubclass(value, Rule) and value.__module__ == module.__name__
-            if own and not inspect.isabstract(value):
+            if own and not inspect.isabstract(value) and not issubclass(value, Around):
                 yield value
 
 
 _ORDERED: list[type[Rule]] = [SGD, AdamW, LARS, LAMB, Adafactor, Muon, Kron, SOAP, *find_rules()]
 #: Every rule that comes with the package, by its name. Of a new one its file is enough.
 RULES: Mapping[str, type[Rule]] = {rule.__name__: rule for rule in dict.fromkeys(_ORDERED)}
+
+#: What every optimizer can have around its rule, by an option of its own, in the order from the rule outwards.
+AROUND: tuple[type[Around], ...] = (Grafted, Cautious, ScheduleFree, Averaged)
 
 #: Records that had other names in thalweg 0.2.0.
 _FORMER = {"Shown": Preparation, "Made": Direction}
@@ -52,6 +60,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "AROUND",
     "LAMB",
     "LARS",
     "RULES",
@@ -60,12 +69,18 @@ __all__ = [
     "Adafactor",
     "AdamW",
     "Annealed",
+    "Around",
+    "Averaged",
+    "Cautious",
     "Direction",
+    "Grafted",
     "Kron",
     "Muon",
     "Noise",
     "Preparation",
     "Rule",
+    "ScheduleFree",
     "Update",
     "WholeRule",
+    "around",
 ]

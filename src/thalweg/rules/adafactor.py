@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Value
-from thalweg.rules.blocks import average, inverse_sqrt
+from thalweg.rules.blocks import average, inverse_sqrt, is_zero
 from thalweg.rules.checks import check_number, is_known, require
 from thalweg.rules.entries import Entry, Moment, Square
 from thalweg.rules.options import Mask, option
@@ -78,6 +78,7 @@ class Adafactor(Rule):
     only_2d: bool = option(False, "Factor matrices only, never tensors of more axes.", needs="factored")
 
     lr_optional = True
+    is_decay_apart = True
     #: After it torch has eps, whose first number is a floor there, and is added to squares here.
     TORCH = ("beta2_decay",)
     VARIANTS = {
@@ -218,7 +219,12 @@ class Adafactor(Rule):
             step = state["exp_avg"] * alpha
         decay = {"alpha": alpha, "lr": nominal, "independent": 1.0}[self.weight_decay_mode] * self.weight_decay
         stats = {"update_rms": u_rms, "clip_factor": clip, "param_rms": p_rms, "step_size": alpha}
-        return Update(-(step + decay * p), state, xp.isfinite(u_square + overflow), stats)
+        direction = u if self.momentum is None else step
+        return Update(-(step + decay * p), state, xp.isfinite(u_square + overflow), stats, direction)
+
+    def decay_share(self, xp, update, *, t, lr, lr_scale) -> Scalar:
+        sizes = {"alpha": update.stats["step_size"], "lr": self.rates(xp, t, lr)[0] * lr_scale, "independent": 1.0}
+        return 0.0 if is_zero(self.weight_decay) else sizes[self.weight_decay_mode] * self.weight_decay
 
     def weight_of_squares(self, xp: Space[A], t: Scalar) -> Scalar:
         """The share of this step's squares in their average."""

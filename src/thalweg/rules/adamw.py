@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from thalweg.arrays import Scalar, Shape, Squares
 from thalweg.rules.blocks import average, one_minus_power
@@ -37,7 +38,11 @@ class AdamW(Rule):
         **{"weight_decay": "weight_decay", "mask": Mask("weight_decay"), "*": "", "nesterov": "nesterov"},
     }
 
-    TORCH = ("betas", "eps", "weight_decay", "amsgrad")
+    TORCH: ClassVar[tuple[str, ...]] = ("betas", "eps", "weight_decay", "amsgrad")
+
+    @property
+    def is_decay_apart(self) -> bool:
+        return self.decoupled
 
     def entries(self, shape: Shape) -> dict[str, Entry]:
         largest: dict[str, Entry] = {"max_exp_avg_sq": Square()} if self.amsgrad else {}
@@ -60,4 +65,4 @@ class AdamW(Rule):
         delta = (u + self.weight_decay * p) * -lr if self.decoupled else u * -lr
         stats = {"update_norm": xp.sqrt(u_squares), "grad_norm": xp.sqrt(g_squares)}
         # a g * g that overflows leaves u finite and v stuck at infinity, so both sums are asked
-        return Update(delta, state, xp.isfinite(u_squares + g_squares), stats)
+        return Update(delta, state, xp.isfinite(u_squares + g_squares), stats, u)

@@ -55,6 +55,11 @@ def inverse_sqrt(xp: Space[A], x: Value) -> Value:
     return 1 / xp.sqrt(xp.where(x <= 0, math.inf, x))
 
 
+def where_shrinking(xp: Space[A], step: Value, p: Value, decay: Value) -> Value:
+    """Decay, but for the elements that a step moves away from 0 (Chen et al. 2025, arXiv:2510.12402)."""
+    return xp.where(step * p <= 0, decay, 0.0)
+
+
 def is_zero(option: object) -> bool:
     """Whether an option is off for good: None or the number 0, not something traced."""
     return option is None or (isinstance(option, (int, float)) and option == 0)

@@ -46,9 +46,15 @@ def check_fraction(name: str, value: Any) -> None:
     check_number(name, value, low=0.0, high=1.0, open_high=True)
 
 
+def check_several(name: str, value: Any, count: int) -> tuple[Any, ...]:
+    wanted = "a pair of numbers" if count == 2 else f"{count} numbers"
+    require(isinstance(value, (tuple, list)) and len(value) == count, f"{name} must be {wanted}, got {value!r}")
+    return tuple(value)
+
+
 def check_pair(name: str, value: Any) -> tuple[Any, Any]:
-    require(isinstance(value, (tuple, list)) and len(value) == 2, f"{name} must be a pair of numbers, got {value!r}")
-    return value[0], value[1]
+    first, second = check_several(name, value, 2)
+    return first, second
 
 
 def check_bounds(name: str, value: Any) -> None:

@@ -47,6 +47,14 @@ class Spread(Entry):
 
 
 @dataclass(frozen=True)
+class Copy(Spread):
+    """A copy of the parameter, of which it is what it was before the first step."""
+
+    def first(self, xp: Space[A], p: A, stacked_axes: int) -> A:
+        return p * 1.0  # in memory of its own
+
+
+@dataclass(frozen=True)
 class PerSlice(Entry):
     """Of a shape of its own, once for every tensor of a stack."""
 
@@ -64,8 +72,15 @@ class PerSlice(Entry):
 class Moment(Spread):
     """An average or a sum of gradients or of updates, of either sign."""
 
-    stored_by = ("momentum_dtype", "state_dtype")
+    stored_by: ClassVar[tuple[str, ...]] = ("momentum_dtype", "state_dtype")
     eight_bits = "int8"
+
+
+@dataclass(frozen=True)
+class SlowMoment(Moment):
+    """One that moves by so little in a step that 16 bits may round it away: ``momentum_dtype`` leaves it alone."""
+
+    stored_by = ("state_dtype",)
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,10 @@ class Kron(WholeRule):
     def needs_noise(self) -> bool:
         return self.damping_mode == "noise"
 
+    @property
+    def is_decay_apart(self) -> bool:
+        return self.weight_decay_mode == "decoupled"
+
     def treatment(self, shape: Shape) -> str:
         grid = self.grid(shape)
         kinds = zip(grid.sides, self.diagonals(grid.sizes), strict=True)
@@ -277,10 +281,12 @@ class Kron(WholeRule):
             h = h + self.weight_decay * p
         if self.momentum_mode == "polyak" and "momentum_buffer" in s:
             state["momentum_buffer"] = h = self.momentum * s["momentum_buffer"] + h
-        if self.weight_decay_mode == "decoupled" and not is_zero(self.weight_decay):
+        step = h
+        if self.is_decay_apart and not is_zero(self.weight_decay):
             h = h + self.weight_decay * p
         finite = xp.isfinite(xp.sums((h_square, None))[0])
-        return Update(h * -lr, state, finite, {"update_rms": xp.sqrt(h_square), "refreshed": due})
+        stats = {"update_rms": xp.sqrt(h_square), "refreshed": due}
+        return Update(h * -lr, state, finite, stats, step)
 
     # ---- what it costs to be whole
 

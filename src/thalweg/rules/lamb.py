@@ -81,6 +81,10 @@ class LAMB(TrustRule):
         **{"mask": Mask("weight_decay"), "*": "", "trust_ratio_mask": Mask("trust", default=True)},
     }
 
+    @property
+    def is_decay_apart(self) -> bool:
+        return self.weight_decay_mode == "decoupled" and not (self.trust and self.keep_norms)
+
     def expected_rms(self, lr: float | None, p_rms: float) -> float:
         return (lr or 0.0) * p_rms if self.trust else lr or 0.0
 
@@ -125,7 +129,7 @@ class LAMB(TrustRule):
                 delta = delta - decay * p
         stats = {"trust_ratio": ratio, "param_norm": p_norm, "update_norm": u_norm, "grad_norm": xp.sqrt(g_squares)}
         # a g * g that overflows leaves u finite and v stuck at infinity, so both sums are asked
-        return Update(delta, {"exp_avg": m, "exp_avg_sq": v}, xp.isfinite(u_squares + g_squares), stats)
+        return Update(delta, {"exp_avg": m, "exp_avg_sq": v}, xp.isfinite(u_squares + g_squares), stats, u)
 
     def ratio(self, xp: Space[A], p_norm: Scalar, u_norm: Scalar) -> Scalar:
         """The trust ratio, from the two norms; 1 where either is zero."""

@@ -28,6 +28,7 @@ class Lion(Rule):
 
     default_lr = 1e-4
     looks_at_shapes = False
+    is_decay_apart = True
     VARIANTS = {"timm": {}, "optax": {"weight_decay": 1e-3}}
     OPTAX = {
         **{"b1": "betas[0]", "b2": "betas[1]", "mu_dtype": "momentum_dtype", "weight_decay": "weight_decay"},
@@ -39,7 +40,8 @@ class Lion(Rule):
 
     def update(self, xp, g, s, p, *, t, lr, lr_scale=1.0, noise=None) -> Update:
         b1, b2 = self.betas
-        u = sign(xp, average(s["exp_avg"], g, 1 - b1)) + self.weight_decay * p
+        mean = average(s["exp_avg"], g, 1 - b1)
+        u = sign(xp, mean) + self.weight_decay * p
         (g_squares,) = xp.sums(Squares(g, self.own_axes(xp.shape(p))))
         state = {"exp_avg": average(s["exp_avg"], g, 1 - b2)}
-        return Update(u * (-lr * lr_scale), state, xp.isfinite(g_squares), {"grad_norm": xp.sqrt(g_squares)})
+        return Update(u * (-lr * lr_scale), state, xp.isfinite(g_squares), {"grad_norm": xp.sqrt(g_squares)}, mean)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, State
 from thalweg.errors import ParameterError
-from thalweg.rules.blocks import average, is_zero, one_minus_power
+from thalweg.rules.blocks import average, is_zero, one_minus_power, where_shrinking
 from thalweg.rules.checks import check_count, check_number, require
 from thalweg.rules.entries import Entry, Moment, PerSlice
 from thalweg.rules.grid import from_stack, to_stack
@@ -149,6 +149,7 @@ class Muon(WholeRule):
     )
 
     default_lr = 0.02
+    is_decay_apart = True
     #: After them torch has adjust_lr_fn, where None is the original scaling, and none of them here.
     TORCH = ("weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps")
     FIGURES = ("norm",)
@@ -364,7 +365,7 @@ class Muon(WholeRule):
         delta = xp.astype(direction.tensor, xp.dtype(p)) * (-lr * self.scale(xp.shape(p)))
         if not is_zero(self.weight_decay):
             decay = (lr * self.weight_decay) * p
-            delta = delta - (xp.where(delta * p <= 0, decay, 0.0) if self.cautious_decay else decay)
+            delta = delta - (where_shrinking(xp, delta, p, decay) if self.cautious_decay else decay)
         norm = direction.figures["norm"]
         return Update(delta, state, xp.isfinite(xp.sums((norm, None))[0]), {"norm": norm})
 

@@ -24,7 +24,7 @@ from thalweg.rules.checks import (
     check_count,
     check_flag,
     check_number,
-    check_pair,
+    check_several,
     is_known,
     require,
 )
@@ -252,7 +252,7 @@ def make_check(name: str, hint: Any, known: Option) -> Callable[[Any], None]:
         return check_other
 
     def check(value: Any) -> None:
-        if isinstance(value, str):
+        if isinstance(value, str) and any(isinstance(choice, str) for choice in choices):
             check_choice(name, value, *choices)
         elif not any(type(value) is type(choice) and value == choice for choice in choices):
             check_other(value)
@@ -263,9 +263,10 @@ def make_check(name: str, hint: Any, known: Option) -> Callable[[Any], None]:
 def make_check_of_numbers(name: str, kinds: list[Any], known: Option) -> Callable[[Any], None]:
     ends = known.ends
     objects = tuple(kind for kind in kinds if isinstance(kind, type) and kind not in (int, float))
+    tuples = [typing.get_args(kind) for kind in kinds if typing.get_origin(kind) is tuple]
 
     def check_each(value: Any) -> None:
-        for index, each in enumerate(check_pair(name, value)):
+        for index, each in enumerate(check_several(name, value, len(tuples[0]))):
             check_number(f"{name}[{index}]", each, **ends)
 
     def check(value: Any) -> None:
@@ -274,13 +275,12 @@ def make_check_of_numbers(name: str, kinds: list[Any], known: Option) -> Callabl
 
     if known.is_range:
         return functools.partial(check_bounds, name)
-    if any(typing.get_args(kind) in ((float, float), (Scalar, Scalar)) for kind in kinds):
+    if len(tuples) == 1 and {*tuples[0]} <= {float, Scalar}:
         return check_each
     if int in kinds:
-        several = any(typing.get_origin(kind) is tuple for kind in kinds)  # which the rule checks
 
         def check_whole(value: Any) -> None:
-            if not (several and isinstance(value, tuple)):
+            if not (tuples and isinstance(value, tuple)):  # which the rule checks
                 check_count(name, value, known.low, known.below)
 
         return check_whole

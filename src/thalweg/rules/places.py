@@ -20,8 +20,9 @@ class Place(NamedTuple):
 
 @functools.cache
 def files_of(rule: type[Any]) -> frozenset[str]:
-    """The files in which ``update`` of a rule, and of the rules that it derives from, are written."""
-    found = (inspect.unwrap(vars(base)["update"]) for base in rule.__mro__ if "update" in vars(base))
+    """The files in which ``update`` of a rule, of the rules that it derives from, and of what is around it, is."""
+    methods = ("update", "before", "after")
+    found = (inspect.unwrap(vars(base)[name]) for base in rule.__mro__ for name in methods if name in vars(base))
     return frozenset(function.__code__.co_filename for function in found if hasattr(function, "__code__"))
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from thalweg.arrays import A, Axes, Scalar, Shape, Space, Squares, State, Truth, is_number
 from thalweg.errors import OptionError
+from thalweg.rules.blocks import is_zero
 from thalweg.rules.checks import check_number, require
 from thalweg.rules.entries import Entry
 from thalweg.rules.options import Mask, check_options, idle_options, is_structure, number_options, option
@@ -29,6 +30,9 @@ class Update(NamedTuple):
     finite: Truth | None = None
     #: Figures the step computed anyway, for users to look at: trust ratios, norms, RMS.
     stats: Mapping[str, Scalar] = MappingProxyType({})
+    #: What has, element by element, the sign of the step without decay, turned around, and is known before its size.
+    #: None: ask delta.
+    direction: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +144,16 @@ class Rule(ABC):
     def looks_at_shapes(self) -> bool:
         """Whether a step depends on which numbers form one tensor, and not on each number by itself."""
         return True
+
+    @property
+    def is_decay_apart(self) -> bool:
+        """Whether delta is a step and, apart from it, a share of the parameter: ``decay_share``."""
+        return False
+
+    def decay_share(self, xp: Space[A], update: Update, *, t: Scalar, lr: Scalar | None, lr_scale: Scalar) -> Scalar:
+        """The share of the parameter that a step takes off it as decay, where that is apart."""
+        weight_decay: Scalar = getattr(self, "weight_decay", 0.0)
+        return 0.0 if not self.is_decay_apart or is_zero(weight_decay) else lr * lr_scale * weight_decay
 
     def treatment(self, shape: Shape) -> str:
         """How a parameter of this shape is treated, in a few words."""

@@ -44,4 +44,4 @@ class SGD(Rule):
             fresh = 1.0 if is_zero(self.dampening) else xp.where(t <= 1, 1.0, 1 - self.dampening)
             state["momentum_buffer"] = buffer = self.momentum * s["momentum_buffer"] + fresh * step
             step = step + self.momentum * buffer if self.nesterov else buffer
-        return Update(step * (-lr * lr_scale), state, xp.isfinite(g_squares), {"grad_norm": xp.sqrt(g_squares)})
+        return Update(step * (-lr * lr_scale), state, xp.isfinite(g_squares), {"grad_norm": xp.sqrt(g_squares)}, step)

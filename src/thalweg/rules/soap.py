@@ -64,6 +64,7 @@ class SOAP(WholeRule):
     default_lr = 3e-3
     has_factors = True
     learns_always: ClassVar[bool] = True
+    is_decay_apart = True
     #: The sums of squares of the direction, and of the gradient.
     FIGURES = ("direction", "gradient")
     OPTAX = {
@@ -169,6 +170,10 @@ class SOAP(WholeRule):
         squares = [xp.sums((direction.figures[key], None))[0] for key in self.FIGURES]
         stats = {"update_norm": xp.sqrt(squares[0]), "grad_norm": xp.sqrt(squares[1]), "refreshed": due > 0}
         return Update(h * -lr, state, xp.isfinite(squares[0] + squares[1]), stats)
+
+    def decay_share(self, xp, update, *, t, lr, lr_scale) -> Scalar:
+        share = super().decay_share(xp, update, t=t, lr=lr, lr_scale=lr_scale)
+        return share if is_zero(share) else xp.where(t > 1, share, 0.0)
 
     # ---- what it costs to be whole
 

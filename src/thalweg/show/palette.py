@@ -11,6 +11,8 @@ TONES = ("paper", "raised", "ink", "quiet", "faint", "strong", "notice", "best",
 COLOURS = {
     "SGD": "#858585",
     "AdamW": "#2b2b2b",
+    "AdEMAMix": "#5f7d00",
+    "MARS": "#8c564b",
     "LARS": "#e69f00",
     "LAMB": "#0072b2",
     "Adafactor": "#009e73",

@@ -191,7 +191,11 @@ def solve(matrix: Arr, right: Arr) -> Arr:
 
 
 def eigenvectors(x: Arr) -> Arr:
-    columns: Arr = torch.linalg.eigh(x)[1]
+    try:
+        columns: Arr = torch.linalg.eigh(x)[1]
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        # float32 may not converge where most of a matrix is 0, as in an embedding of which few rows are used
+        columns = torch.linalg.eigh(x.double())[1].to(x.dtype)
     return columns.flip(-1).contiguous()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -14,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thalweg.errors import NonFiniteError, OptionError, ParameterError
+from thalweg.errors import NonFiniteError, OptionError, ParameterError, ResumeWarning
 from thalweg.exchange import warn_converted
 from thalweg.explain import Explanation
 from thalweg.given import Overrides
@@ -51,11 +52,13 @@ from thalweg.torch.params.states import (
     check_state,
     convert_count,
     convert_state,
+    fit_around,
     is_count_tensor,
     make_state,
 )
 from thalweg.torch.sharding.agreement import Agreement, in_words
 from thalweg.torch.sharding.sharing import Sharing
+from thalweg.torch.step.averages import put_in_place
 from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.gradients import JointGradient
 from thalweg.torch.step.remembered import GRAD, MOST_REMEMBERED, RememberedStep, presence_of
@@ -178,6 +181,8 @@ class Optimizer(torch.optim.Optimizer):
         #: By the address of a parameter: what holds for it, as it was found of these settings for this shape.
         self._resolved: dict[int, tuple[Settings, Setting, torch.Size]] = {}
         self._conversion_told = False
+        #: Whether averages are in the place of parameters.
+        self._is_evaluated = False
         #: Held by a step from its first table to its last figure.
         self._lock = threading.RLock()
 
@@ -223,6 +228,8 @@ class Optimizer(torch.optim.Optimizer):
         self._step(None)
 
     def _step(self, only: Tensor | None, *, compiling: bool = False) -> None:
+        if self._is_evaluated:
+            raise OptionError("a step within averaged(): leave it first, since parameters are averages there")
         with self._lock, self._host.stepping(), without_autocast():
             known, self._written = len(self.state), False
             try:
@@ -469,6 +476,9 @@ class Optimizer(torch.optim.Optimizer):
     def _fit_state(self, name: str, p: Tensor, setting: Setting) -> None:
         setting.rule.check_shape(name, tuple(p.shape))
         state = self.state.get(p)
+        if state and (changed := fit_around(name, p, setting, self._host, state)) and not self._conversion_told:
+            self._conversion_told = True
+            warnings.warn(changed, ResumeWarning, stacklevel=5)
         as_kept = as_found(setting, p, {key: e for key, e in state.items() if key != "step"}) if state else setting
         self._check_state(name, p, as_kept)
         if state and as_kept is not setting:
@@ -507,6 +517,20 @@ class Optimizer(torch.optim.Optimizer):
         """Forget what has been learned; options stay."""
         self.state.clear()
         self._forget(self._wanted_engine, self._host.wanted, self._sharing)
+
+    # ---- averages
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Evaluate averages: within, they are in the place of the parameters, which come back to the bit after it.
+
+        They are those of ``averaged`` or ``schedule_free``. Parameters that have none are as they are.
+        """
+        return put_in_place(self)
+
+    def averaged_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
+        """The state dict of a model with averages in the place of its parameters, as a copy."""
+        with self.averaged():
+            return deepcopy(model.state_dict())
 
     # ---- checkpoints
 

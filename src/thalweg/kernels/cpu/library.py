@@ -42,7 +42,7 @@ def with_lock() -> ctypes.PyDLL:
     library.thalweg_look.restype = c_int64
     library.thalweg_look.argtypes = (
         *(c_void_p, ctypes.py_object, ctypes.py_object, ctypes.py_object),
-        *(c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int32),
+        *(c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_int64),
     )
     return library
 

@@ -80,7 +80,15 @@ class Names:
 
 #: Names that functions have for other things.
 OTHERS = "tile matrix given n i k r c at after lane X T kept terms has_terms numbers row column int double float"
-RESERVED = frozenset(OTHERS.split())
+#: Words of C++ that a rule may call a value.
+WORDS = (
+    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr continue "
+    "decltype default delete do double else enum explicit export extern false float for friend goto if inline "
+    "int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register "
+    "return short signed sizeof static struct switch template this throw true try typedef typeid typename union "
+    "unsigned using virtual void volatile wchar_t while xor xor_eq"
+)
+RESERVED = frozenset((*OTHERS.split(), *WORDS.split()))
 
 
 class Lines:

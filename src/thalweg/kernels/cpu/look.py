@@ -1,7 +1,4 @@
-"""Whether parameters, their gradients and their states are what they were, found by one native call.
-
-A framework describes its tensors through DLPack's exchange interface, a table of functions that native code can call.
-"""
+"""Whether parameters, their gradients and their states are what they were, found by one native call."""
 
 from __future__ import annotations
 
@@ -10,32 +7,28 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-from thalweg.kernels.cpu.library import reason_missing, with_lock
+from thalweg.kernels.cpu.library import with_lock
 
-#: The version of DLPack whose interface is known here, and the place of the function that describes a tensor.
-MAJOR, DESCRIBE = 1, 5
+#: Functions of Python, and what the native code calls them.
+OF_PYTHON = {"item": "PyList_GetItem", "next": "PyDict_Next", "type": "PyObject_Type", "release": "Py_DecRef"}
+#: What a framework must be able to tell of a tensor.
+OF_TENSORS = ("layout", "dtype", "device_type", "device_index", "axes", "sizes", "strides", "data")
 
 
 class Interpreter(ctypes.Structure):
     """Functions that native code calls while it holds the interpreter's lock."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in ("item", "next", "type", "release", "clear_error", "describe")]
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in (*OF_PYTHON, *OF_TENSORS)),
+        ("offset", ctypes.c_int64),
+    ]
 
 
-def interpreter_with(capsule: Any) -> Interpreter | None:
-    """The functions of Python, and what describes a tensor of the framework whose capsule this is; None without it."""
-    if capsule is None or reason_missing() is not None:
-        return None
-    open_capsule = ctypes.pythonapi.PyCapsule_GetPointer
-    open_capsule.restype, open_capsule.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    table = open_capsule(capsule, b"dlpack_exchange_api")
-    major = ctypes.c_uint32.from_address(table).value
-    describe = ctypes.c_void_p.from_address(table + DESCRIBE * ctypes.sizeof(ctypes.c_void_p)).value
-    if major != MAJOR or not describe:
-        return None
-    names = "PyList_GetItem", "PyDict_Next", "PyObject_Type", "Py_DecRef", "PyErr_Clear"
-    functions = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p) for name in names]
-    return Interpreter(*functions, describe)
+def interpreter_with(functions: Mapping[str, Any], offset: int) -> Interpreter:
+    """The functions of Python beside those of a framework. offset: of what these take in the object of a tensor."""
+    of_python = {name: getattr(ctypes.pythonapi, own) for name, own in OF_PYTHON.items()}
+    found = {name: ctypes.cast(each, ctypes.c_void_p) for name, each in {**of_python, **functions}.items()}
+    return Interpreter(**found, offset=offset)
 
 
 class Look:
@@ -48,9 +41,11 @@ class Look:
         grads: list[Any],
         places: list[int],
         states: Mapping[Any, Any],
+        read: list[int],
     ) -> None:
-        """places: of each parameter's gradient among the gradients."""
-        self.interpreter, self.params, self.places = interpreter, params, array("q", places)
+        """places: of each parameter's gradient among the gradients. read: addresses of memory that is fetched first."""
+        self.interpreter, self.params = interpreter, params
+        self.places, self.read = array("q", places), array("Q", read)
         self.words = array("q")
         room = self.look(grads, states, compares=False)
         self.words = array("q", bytes(8 * max(0, room)))
@@ -67,6 +62,6 @@ class Look:
         length: int = with_lock().thalweg_look(
             *(ctypes.byref(self.interpreter), self.params, grads, states),
             *(self.places.buffer_info()[0], len(self.params), self.addresses.buffer_info()[0]),
-            *(self.words.buffer_info()[0], len(self.words), compares),
+            *(self.words.buffer_info()[0], len(self.words), compares, self.read.buffer_info()[0], len(self.read)),
         )
         return length

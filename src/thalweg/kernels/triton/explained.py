@@ -11,7 +11,7 @@ from thalweg.kernels.triton.loading import kernels_for, traced
 from thalweg.kernels.triton.memory import Stored
 from thalweg.kernels.triton.served import is_by_hand, reason_against
 from thalweg.programs.extents import kinds_of
-from thalweg.programs.parts import SHOWN, first_part, last_part
+from thalweg.programs.parts import SHOWN, first_part, last_part, own_key
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
 from thalweg.rules import Rule, WholeRule
 from thalweg.settings import Setting
@@ -44,7 +44,7 @@ def stored_in(dtypes: Mapping[str, str]) -> tuple[Stored, ...]:
 
 def source_of_parts(rule: WholeRule, shape: Shape, dtypes: Mapping[str, str]) -> str:
     """The Triton of the first and the last part of a rule that needs whole tensors."""
-    (key,), shown = rule.entries(shape), rule.whole_dtype("float32")
+    key, shown = own_key(rule, shape), rule.whole_dtype("float32")
     parts: list[tuple[Rule, dict[str, str]]] = [
         (first_part(rule), {PARAMETER: dtypes[key], GRADIENT: dtypes[GRADIENT], SHOWN: shown}),
         (last_part(rule), {**{name: dtypes[name] for name in dtypes if name != key}, GRADIENT: shown}),

@@ -150,8 +150,8 @@ class KronKernels:
             refreshing = batch.look_at_refreshes(count, states)
         number = t if known else None
         given = tuple(x.data_ptr() for x in (lr, grad_scale, allowed) if isinstance(x, Tensor))
-        key = id(rule), handling, refreshing, batch.grads_aligned, id(moving), given
-        known_step: tuple[Kron, Prepared] | None = batch.prepared.get(key)
+        key = id(rule), id(handling), refreshing, batch.grads_aligned, id(moving), given
+        known_step: tuple[Any, Prepared] | None = batch.prepared.get(key)
         if known_step is not None and moving is not None:  # it finds addresses and numbers where it found the last
             begin_numbers(batch, rule, number, lr, lr_scale, moving)
             return known_step[1]
@@ -161,7 +161,7 @@ class KronKernels:
         while len(batch.prepared) >= KEPT:
             del batch.prepared[next(iter(batch.prepared))]
         prepared = Prepared(self, batch, first, launches, moving, given, *flags)
-        batch.prepared[key] = rule, prepared  # with the rule, so that its id remains its own
+        batch.prepared[key] = (rule, handling), prepared  # with both, so that their ids remain their own
         return prepared
 
     def prepare(self, steps: Sequence[Mapping[str, Any]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -168,9 +168,14 @@ def reason_against_layout(setting: Setting, p: Tensor, entries: Sequence[Tensor]
 
 def option_unknown(rule: Rule) -> str | None:
     """An option whose value is a tensor."""
+
+    def is_known(v: Any) -> bool:
+        if isinstance(v, Rule):
+            return option_unknown(v) is None
+        return v is None or isinstance(v, (str, Annealed)) or is_number(v) or callable(v)
+
     for name, value in vars(rule).items():
-        values = value if isinstance(value, tuple) else (value,)
-        if not all(v is None or isinstance(v, (str, Annealed)) or is_number(v) or callable(v) for v in values):
+        if not all(map(is_known, value if isinstance(value, tuple) else (value,))):
             return name
     return None
 

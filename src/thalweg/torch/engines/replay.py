@@ -52,6 +52,8 @@ class Moving:
         for table in (*tables, *batches):
             table.grad_places = array("Q")  # to be noted anew
         self.known = [(0.0, 0.0)] * rates
+        #: The last numbers of a batch, and the same as words.
+        self.packed: tuple[Any, array[int]] = None, array("Q")
         self.known_numbers: dict[tuple[int, tuple[str, ...]], dict[str, Tensor]] = {}
 
     def note(self, table: Any, addresses: array[int]) -> None:
@@ -73,7 +75,10 @@ class Moving:
     def numbers(self, batch: Any, given: Mapping[str, float]) -> dict[str, Tensor]:
         """Where the device finds the numbers of a batch, by name."""
         first = self.numbered[id(batch)]
-        words = array("Q", struct.pack(f"{2 * NUMBERS}f", *given.values(), *[0.0] * (2 * NUMBERS - len(given))))
+        if given is not self.packed[0]:  # those of most batches are the same
+            words = array("Q", struct.pack(f"{2 * NUMBERS}f", *given.values(), *[0.0] * (2 * NUMBERS - len(given))))
+            self.packed = given, words
+        words = self.packed[1]
         if self.host[first : first + NUMBERS] != words:
             self.host[first : first + NUMBERS] = words
             self.has_news = True

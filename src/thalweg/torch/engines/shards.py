@@ -15,7 +15,7 @@ from thalweg.arrays import Axes, State, Term
 from thalweg.boundary import may_overflow, settle, stored, widened, written, written_entries
 from thalweg.errors import RuleError
 from thalweg.programs.evaluate import Order, order_for, update_by
-from thalweg.rules import Direction, Rule, Update, WholeRule
+from thalweg.rules import Around, Direction, Rule, Update, WholeRule
 from thalweg.rules.entries import Factor, PerSlice
 from thalweg.rules.whole import is_remembered
 from thalweg.spaces.foreach import PerTensor, TensorList
@@ -167,7 +167,12 @@ def updated_by_owners(rule: WholeRule, bucket: Bucket, space: Sharded, given: di
         {key: TensorList([answer.state[key] for answer in answers]) for key in answers[0].state},
     )
     lr: Any = bucket.lr
-    update: Update = rule.apply(space, made, s, p, {**state, **made.state}, due=due, lr=lr * bucket.lr_scale)
+
+    def apply(space: Any) -> Update:
+        return rule.apply(space, made, s, p, {**state, **made.state}, due=due, lr=lr * bucket.lr_scale)
+
+    # what is around a rule may sum over shards
+    update: Update = (yield from completed_as_asked(apply, bucket)) if isinstance(rule, Around) else apply(space)
     return update
 
 

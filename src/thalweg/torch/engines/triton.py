@@ -20,7 +20,7 @@ from thalweg.storage import RECORD
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
 from thalweg.torch.engines.replay import Moving, Replay
-from thalweg.torch.engines.triton_whole import KronLaunch, Room, WholeLaunch
+from thalweg.torch.engines.triton_whole import KronLaunch, Room, WholeLaunch, arguments_of
 from thalweg.torch.sharding.collectives import Computation, Question, summed
 
 AnyLaunch: TypeAlias = "Launch | KronLaunch | WholeLaunch"
@@ -107,7 +107,8 @@ class TritonRun:
         if self.moving is not None:
             self.scale = held_in(self.scale, buckets[0].grad_scale)
             self.allowed = held_in(self.allowed, buckets[0].allowed)
-            buckets = [bucket.renewed(grad_scale=self.scale, allowed=self.allowed) for bucket in buckets]
+            if self.scale is not None or self.allowed is not None:
+                buckets = [bucket.renewed(grad_scale=self.scale, allowed=self.allowed) for bucket in buckets]
         for launch, bucket, in_place, contiguous in zip(
             self.launches, buckets, self.in_place, self.contiguous, strict=True
         ):
@@ -120,14 +121,16 @@ class TritonRun:
         if capturing and self not in self.engine.captured:
             self.engine.captured.append(self)
         if self.engine.kron is not None:
-            self.prepare_kron(capturing)
+            self.prepare_kron(buckets, capturing)
         self.is_new = False
 
-    def prepare_kron(self, capturing: bool) -> None:
+    def prepare_kron(self, buckets: Sequence[Bucket], capturing: bool) -> None:
         """Compile what is new, and follow scratch memory, which all batches of an optimizer share."""
         kernels, launches = self.engine.kron, [launch for launch in self.launches if isinstance(launch, KronLaunch)]
         if self.is_new and launches:
-            kernels.prepare([launch.arguments() for launch in launches])
+            own = [bucket for launch, bucket in zip(self.launches, buckets, strict=True) if launch in launches]
+            grads = [launch.grads for launch in launches]
+            kernels.prepare(list(map(arguments_of, own, grads)))
         if not self.is_new and not capturing and self.scratch is kernels.scratch.get(self.params[0].device):
             return
         for launch in launches:

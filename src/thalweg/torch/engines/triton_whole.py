@@ -18,9 +18,10 @@ from torch import Tensor
 
 from thalweg.codecs import scale_key
 from thalweg.kernels.chunks import WHOLE_CHUNK, pieces
-from thalweg.programs.parts import SHOWN, first_part, last_part
+from thalweg.programs.parts import SHOWN, first_part, last_part, own_key
 from thalweg.programs.trace import PARAMETER
 from thalweg.rules import WholeRule
+from thalweg.rules.around import keys_around
 from thalweg.settings import Handling, Setting
 from thalweg.spaces import torch as xp
 from thalweg.storage import RECORD
@@ -52,7 +53,7 @@ class Stack:
     def __init__(self, bucket: Bucket, room: Room, by_elements: LayOut) -> None:
         setting, rule = bucket.setting, cast(WholeRule, bucket.setting.stored_rule)
         count, shape, device = len(bucket.params), tuple(bucket.params[0].shape), bucket.params[0].device
-        (self.key,) = rule.entries(shape)
+        self.key, self.around = own_key(rule, shape), keys_around(rule, shape)
         dtype = getattr(torch, rule.whole_dtype("float32"))
         self.room = room.of(count * bucket.params[0].numel(), dtype, device)
         self.shown = self.room.view(count, *shape)
@@ -82,7 +83,8 @@ class Stack:
         return replace(bucket, params=kept, states=states, setting=self.first_setting, lr=1.0, lr_scale=1.0)
 
     def for_last(self, bucket: Bucket) -> Bucket:
-        states = [{"step": s["step"], **pick_entries(s, {RECORD: RECORD})} for s in bucket.states]
+        beside = {key: key for key in (RECORD, *self.around)}
+        states = [{"step": s["step"], **pick_entries(s, beside)} for s in bucket.states]
         return replace(bucket, grads=self.shown.unbind(), states=states, setting=self.last_setting, grad_scale=None)
 
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
@@ -197,6 +199,19 @@ def pick_entries(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[
     return {own: state[key] for key, own in names.items() if key in state}
 
 
+def arguments_of(bucket: Bucket, grads: Sequence[Tensor]) -> dict[str, Any]:
+    """What Kron's kernels take of a bucket."""
+    return dict(
+        names=bucket.names,
+        params=bucket.params,
+        grads=grads,
+        states=bucket.states,
+        rule=bucket.setting.stored_rule,
+        handling=bucket.setting.handling,
+        t=bucket.t,
+    )
+
+
 class KronLaunch:
     """One bucket of Kron's: whole matrices of one shape, with all that happens to them."""
 
@@ -204,20 +219,16 @@ class KronLaunch:
     moving: Any = None
 
     def __init__(self, kernels: Any, bucket: Bucket) -> None:
-        self.kernels, self.bucket = kernels, bucket
+        self.kernels, self.device = kernels, bucket.params[0].device
         self.grads: Sequence[Tensor] = ()
         given = bucket.names, bucket.params, bucket.grads, bucket.states
         self.batch = kernels.batch(*given, bucket.setting.stored_rule, bucket.setting.handling)
         self.prepared: Any = None
 
-    @property
-    def device(self) -> torch.device:
-        return self.bucket.params[0].device
-
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
-        self.bucket, self.grads, self.rate = bucket, grads, bucket.rate
+        self.grads, self.rate = grads, bucket.rate
         self.prepared = self.kernels.prepare_step(
-            **self.arguments(),
+            **arguments_of(bucket, grads),
             lr=bucket.lr,
             lr_scale=bucket.lr_scale,
             grad_scale=bucket.grad_scale,
@@ -225,18 +236,6 @@ class KronLaunch:
             batch=self.batch,
             moving=self.moving,
             places=places,
-        )
-
-    def arguments(self) -> dict[str, Any]:
-        bucket = self.bucket
-        return dict(
-            names=bucket.names,
-            params=bucket.params,
-            grads=self.grads,
-            states=bucket.states,
-            rule=bucket.setting.stored_rule,
-            handling=bucket.setting.handling,
-            t=bucket.t,
         )
 
     def key(self) -> Hashable:
@@ -252,7 +251,6 @@ class KronLaunch:
 
     def release(self) -> None:
         self.grads = ()
-        self.bucket = self.bucket.renewed(grads=(), grad_scale=None, allowed=None)
 
     def figures(self, index: int) -> dict[str, Any]:
         stats = self.prepared.outcome().stats

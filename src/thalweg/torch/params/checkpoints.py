@@ -12,6 +12,7 @@ from torch import Tensor
 from thalweg.errors import OptionError, ResumeWarning, StateError, read_as
 from thalweg.exchange import check_version, list_names
 from thalweg.rules import Rule
+from thalweg.rules.around import keys_around
 from thalweg.rules.entries import Count
 from thalweg.settings import Setting
 from thalweg.settings import in_words as rules_in_words
@@ -70,6 +71,9 @@ def read_state(
             if imported and s:
                 setting = as_found(setting, p, {key: entry for key, entry in s.items() if isinstance(entry, Tensor)})
             ghosts = expected_entries(setting, p, name)
+            # what is new around a rule begins with the next step
+            new = keys_around(setting.rule_at(1), tuple(p.shape)) - s.keys()
+            ghosts = {key: ghost for key, ghost in ghosts.items() if key not in new}
             counts = setting.rule.keys(tuple(p.shape), Count)
             hosted = host.keys(name, p, setting.rule_at(1), list(ghosts))
             expected.append(Expected(name, p, ghosts, counts, place_of_counts(p, loaded[index]), hosted))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from itertools import chain
 from typing import Any, Literal, TypeAlias
 
@@ -29,9 +30,9 @@ from thalweg.given import (
     matches,
     plain,
 )
-from thalweg.rules import Annealed, Rule
+from thalweg.rules import RULES, Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, require
-from thalweg.settings import Entry, RuleOptions, Settings, option_names
+from thalweg.settings import Entry, RuleOptions, Settings, around_options, option_names
 from thalweg.torch.params.checks import check_exchanged, check_parameter, reason_against_flat
 from thalweg.torch.sharding.agreement import BESIDE_OPTIONS
 
@@ -399,20 +400,35 @@ def defaults_of(entry: RuleOptions) -> dict[str, Any]:
 
 
 def to_plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: ("annealed", value.high, value.low, value.decay, value.flat) if isinstance(value, Annealed) else value
-        for name, value in options.items()
-        if value is not None or name not in SHOWN_IF_SET
-    }
+    return {name: as_plain(value) for name, value in options.items() if is_shown(name, value)}
+
+
+def as_plain(value: Any) -> Any:
+    """A value that is an object, as something that every loader reads."""
+    if isinstance(value, Annealed):
+        return ("annealed", value.high, value.low, value.decay, value.flat)
+    if isinstance(value, Rule) and RULES.get(type(value).__name__) is type(value):
+        return ("rule", type(value).__name__, *((f.name, getattr(value, f.name)) for f in fields(value)))
+    return value
+
+
+def is_shown(name: str, value: Any) -> bool:
+    """Whether a group shows an option: not what may be around a rule, and is not."""
+    if name in around_options():
+        return value not in (None, False, 0)
+    return value is not None or name not in SHOWN_IF_SET
 
 
 def from_plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: Annealed(*value[1:])
-        if isinstance(value, (tuple, list)) and value[:1] in (("annealed",), ["annealed"])
-        else value
-        for name, value in options.items()
-    }
+    return {name: from_plain_value(value) for name, value in options.items()}
+
+
+def from_plain_value(value: Any) -> Any:
+    if isinstance(value, (tuple, list)) and value[:1] in (("annealed",), ["annealed"]):
+        return Annealed(*value[1:])
+    if isinstance(value, (tuple, list)) and value[:1] in (("rule",), ["rule"]):
+        return RULES[value[1]](**{name: plain(own) for name, own in value[2:]})
+    return value
 
 
 def check_group(rule: type[Rule], group: Group) -> None:
@@ -442,6 +458,7 @@ def load_group(rule: type[Rule], saved: Group, own: Group, defaults: Group) -> d
     # names stay: a loader that goes by name may bring those of another order
     group.pop("param_names", None)
     group.update({key: own[key] for key in ("param_names", "entry") if key in own})
+    group.update({key: own[key] for key in around_options() if key in own and key not in saved})  # new in this run
     if "lr_is_scale" in own:
         group.setdefault("lr_is_scale", group["lr"] is None)
         if group["lr"] is None:  # as versions before wrote it

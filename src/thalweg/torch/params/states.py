@@ -15,6 +15,7 @@ from torch import Tensor
 from thalweg.codecs import CODECS
 from thalweg.errors import StateError
 from thalweg.given import plain
+from thalweg.rules.around import is_kept_around, keys_around
 from thalweg.rules.entries import Count, Moment, Square
 from thalweg.settings import EIGHT_BITS, Setting, Settings
 from thalweg.spaces import torch as xp
@@ -124,6 +125,21 @@ def as_found(setting: Setting, p: Tensor, s: Mapping[str, Tensor]) -> Setting:
         "rounding": "compensated" if RECORD in s else "nearest",
     }
     return replace(setting, handling=replace(handling, **kept_as))
+
+
+def fit_around(name: str, p: Tensor, setting: Setting, host: HostState, state: dict[str, Tensor]) -> str:
+    """Make what is new around a rule, and drop what is no longer; what was done, in words."""
+    rule, shape, said = setting.rule_at(1), tuple(p.shape), []
+    if dropped := [key for key in state if is_kept_around(key) and key not in rule.entries(shape)]:
+        for key in dropped:
+            del state[key]
+        said.append(f"{', '.join(map(repr, dropped))} of {name!r} is dropped, which nothing needs any longer")
+    if new := sorted(keys_around(rule, shape) - state.keys()):
+        made = first_entries(p, setting, name)
+        move_to_host(name, p, setting, host, made)
+        state.update({key: made[key] for key in new})
+        said.append(f"{', '.join(map(repr, new))} of {name!r} is new and begins with this step")
+    return f"{'; '.join(said)}; and so for all others alike" if said else ""
 
 
 # ---- converted

@@ -8,6 +8,7 @@ from typing import Any
 from thalweg.errors import StateError
 from thalweg.given import differ
 from thalweg.rules import Rule
+from thalweg.rules.around import parts_of, switch_of
 from thalweg.rules.orthogonal import COEFFICIENTS
 from thalweg.settings import Handling
 from thalweg.spaces import torch as xp
@@ -106,6 +107,10 @@ def check_served(
         if differ(ours, without):
             hint = f"; to go on without it, set {option}={without!r} in param_groups or overrides before"
             unserved.append((option, ours, hint))
+    for wrapper in parts_of(type(setting.rule))[1]:
+        option = switch_of(wrapper)
+        hint = f"; to go on without it, set {option}=None in param_groups or overrides before, and take a step"
+        unserved.append((option, getattr(setting.rule, option), hint))
     for option, ours, hint in unserved:
         raise StateError(f"{option}={ours!r}, which {name!r} has here, has no counterpart in {peer.name}{hint}")
     check_axes(peer, group, name, tuple(p.shape), setting.rule)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.errors import ResumeWarning, StateError, read_as
 from thalweg.exchange import Rename, Report, check_same_names, list_names, refused_option, rename_parameter
+from thalweg.rules.around import keys_around, parts_of
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.checkpoints import check_sizes, read_settings, strip_wrappers
 from thalweg.torch.params.groups import Group, names_of
@@ -63,7 +64,7 @@ def import_peer(
             if member.name in begun:
                 continue
             lr, _ = optimizer._rate(groups[member.home])
-            asked = Wanted(peer, type(setting.rule), member.group, member.p)
+            asked = Wanted(peer, parts_of(type(setting.rule))[0], member.group, member.p)
             for option, theirs, ours in asked.differences(setting, lr):
                 construct = asked.construct(member.group.get("initial_lr", rate_of(member.group)))
                 raise refused_option(peer.name, member.name, option, theirs, ours, construct)
@@ -73,6 +74,8 @@ def import_peer(
                 found = read_entries(peer, member, setting.rule)
                 # without codes, into which the state is converted when it is here
                 ghosts = expected_entries(as_found(setting, member.p, {}), member.p, member.name)
+                new = keys_around(setting.rule_at(1), tuple(member.p.shape))  # which the next step begins
+                ghosts = {key: ghost for key, ghost in ghosts.items() if key not in new}
                 lacking = {key for key in ghosts if not peer.saves(key)}
                 state[place] = {"step": steps_of(peer, member), **fill_in(found, lacking, ghosts)}
                 taken |= {theirs: ours for theirs, ours in peer.keys.items() if theirs in member.state}

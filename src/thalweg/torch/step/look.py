@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import operator
 from array import array
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from thalweg.kernels.cpu.library import reason_missing
 from thalweg.kernels.cpu.look import Interpreter, Look, interpreter_with
 from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.sharding.shards import is_distributed, local
@@ -30,17 +32,51 @@ class AnyLook(Protocol):
 def look_at(params: list[Tensor], grads: list[Any], places: list[int], states: States) -> AnyLook:
     """places: of each parameter's gradient among the gradients."""
     python = interpreter()
-    if python is not None and not any(map(is_distributed, params)):
-        native = Look(python, params, grads, places, states)
+    kept = [*params, *chain.from_iterable(map(dict.values, states.values()))]
+    if python is not None and all(map(has_strides_and_memory, [*kept, *(grads[i] for i in places)])):
+        read = [line for x in kept for line in memory_of(x)]
+        native = Look(python, params, grads, places, states, read)
         if native.works:
             return native
     return PlainLook(params, grads, places, states)
 
 
+def has_strides_and_memory(x: Any) -> bool:
+    """Whether native code can be told where a tensor is: not if it only stands for others, as a DTensor does."""
+    # a subclass that answers for itself may have no memory of its own
+    plain = isinstance(x, Tensor) and type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
+    return plain and x.layout == torch.strided
+
+
+#: The functions of torch's C interface that tell how a tensor is stored.
+OF_TENSORS = {
+    **{name: f"aoti_torch_get_{name}" for name in ("layout", "dtype", "device_type", "device_index")},
+    **{"axes": "aoti_torch_get_dim", "data": "aoti_torch_get_data_ptr"},
+    **{name: f"aoti_torch_get_{name}" for name in ("sizes", "strides")},
+}
+
+
 @functools.cache
 def interpreter() -> Interpreter | None:
-    """What describes tensors to native code; None if this torch is too old for it, or without native code."""
-    return interpreter_with(getattr(Tensor, "__dlpack_c_exchange_api__", None))
+    """What tells native code of tensors; None if this torch has no such functions, or without native code."""
+    if reason_missing() is not None:
+        return None
+    library = ctypes.CDLL(torch._C.__file__)
+    places = [find_tensor(x) for x in (torch.zeros(1), torch.nn.Parameter(torch.zeros(1)))]
+    if len(places[0]) != 1 or places[0] != places[1] or not all(hasattr(library, name) for name in OF_TENSORS.values()):
+        return None
+    return interpreter_with({own: getattr(library, name) for own, name in OF_TENSORS.items()}, places[0][0])
+
+
+def find_tensor(x: Tensor) -> list[int]:
+    """Where in the object of a tensor torch has its pointer to the tensor."""
+    words = range(0, type(x).__basicsize__, ctypes.sizeof(ctypes.c_void_p))
+    return [place for place in words if ctypes.c_void_p.from_address(id(x) + place).value == x._cdata]
+
+
+def memory_of(x: Tensor) -> list[int]:
+    """What is read to find out where a tensor is: lines of 64 bytes of its object, of the tensor and of its storage."""
+    return [id(x), *range(x._cdata, x._cdata + 256, 64), x.untyped_storage()._cdata]
 
 
 class PlainLook:

@@ -52,7 +52,8 @@ class Runs:
                 run.prepare([buckets[i] for i in own])
             for run in prepared:
                 computations += run.measure(on_nonfinite)
-            in_lockstep(computations)
+            if computations:
+                in_lockstep(computations)
             nonfinite = [name for run in prepared for name in run.nonfinite()] if looks else []
             if commit(nonfinite):
                 taken = True

@@ -334,10 +334,11 @@ EXPORTED void thalweg_point(Tensor* tensors, int64_t count, const int64_t* owner
 // each parameter's gradient. The answer is how many words there are; -1: they differ, or something is not a tensor.
 EXPORTED int64_t thalweg_look(const Interpreter* python, void* params, void* grads, void* states,
                               const int64_t* places, int64_t count, int64_t* addresses, int64_t* words, int64_t room,
-                              int32_t compares) {
+                              int32_t compares, const char* const* read, int64_t lines) {
+    for (int64_t i = 0; i < lines; i++) __builtin_prefetch(read[i]);
     Words found{words, words + room, compares != 0};
     for (int64_t i = 0; i < count && found.same; i++) {
-        take_gradient(*python, python->item(grads, places[i]), addresses + i, found);
+        addresses[i] = take_gradient(*python, python->item(grads, places[i]), found);
         take_kept(*python, python->item(params, i), found);
     }
     take_states(*python, states, found);

@@ -1,27 +1,24 @@
-// Where tensors of a Python list are, and how they are stored, asked of their framework through DLPack's interface.
+// Where tensors of a Python list are, and how they are stored, asked of torch through its C interface.
 #pragma once
 
 #include <cstdint>
 
-// A tensor, as DLPack lays it out.
-struct Description {
-    void* data;
-    int32_t device_type, device_id, axes;
-    uint8_t code, bits;
-    uint16_t lanes;
-    const int64_t* shape;
-    const int64_t* strides;
-    uint64_t offset;
-};
-
-// Functions of the interpreter and of the framework, found by Python. They need the interpreter's lock.
+// Functions of the interpreter and of torch, found by Python. They need the interpreter's lock.
 struct Interpreter {
     void* (*item)(void* list, int64_t place);
     int (*next)(void* dictionary, int64_t* place, void** key, void** value);
     void* (*type)(void* object);
     void (*release)(void* object);
-    void (*clear_error)();
-    int (*describe)(void* object, Description* description);
+    int32_t (*layout)(void* tensor, int32_t* found);
+    int32_t (*dtype)(void* tensor, int32_t* found);
+    int32_t (*device_type)(void* tensor, int32_t* found);
+    int32_t (*device_index)(void* tensor, int32_t* found);
+    int32_t (*axes)(void* tensor, int64_t* found);
+    int32_t (*sizes)(void* tensor, const int64_t** found);
+    int32_t (*strides)(void* tensor, const int64_t** found);
+    int32_t (*data)(void* tensor, void** found);
+    // Where the object of a tensor holds what these functions take.
+    int64_t offset;
 };
 
 // What was found, word by word: written one after the other, or compared with what is there.
@@ -45,35 +42,46 @@ struct Words {
     void take(const void* object) { take(reinterpret_cast<int64_t>(object)); }
 };
 
-// How a tensor is stored. The answer is where it is; -1 if it cannot be described.
-inline int64_t take_form(const Interpreter& python, void* tensor, Words& words) {
-    Description x{};
-    if (python.describe(tensor, &x)) {
-        python.clear_error();
+// What a tensor that is stored by strides has of them. The answer is where it is; -1 if that cannot be told.
+inline int64_t take_strides(const Interpreter& python, void* tensor, Words& words) {
+    int32_t dtype = 0;
+    int64_t axes = 0;
+    const int64_t *sizes = nullptr, *strides = nullptr;
+    void* data = nullptr;
+    if (python.dtype(tensor, &dtype) || python.axes(tensor, &axes) || python.sizes(tensor, &sizes) ||
+        python.strides(tensor, &strides) || python.data(tensor, &data)) {
         words.same = false;
         return -1;
     }
-    words.take(int64_t(x.device_type) << 32 | uint32_t(x.device_id));
-    words.take(int64_t(x.axes) << 32 | x.code << 24 | x.bits << 16 | x.lanes);
-    for (int32_t axis = 0; axis < x.axes; axis++) {
-        words.take(x.shape[axis]);
-        words.take(x.strides ? x.strides[axis] : 0);
+    words.take(int64_t(dtype) << 32 | axes);
+    for (int64_t axis = 0; axis < axes; axis++) {
+        words.take(sizes[axis]);
+        words.take(strides[axis]);
     }
-    return reinterpret_cast<int64_t>(x.data) + int64_t(x.offset);
+    return reinterpret_cast<int64_t>(data);
 }
 
 // A gradient may be another tensor at another place, of the same type and form.
-inline void take_gradient(const Interpreter& python, void* tensor, int64_t* address, Words& words) {
-    void* type = python.type(tensor);
+inline int64_t take_gradient(const Interpreter& python, void* object, Words& words) {
+    void* type = python.type(object);
     words.take(type);
     python.release(type);
-    *address = take_form(python, tensor, words);
+    if (!words.same) return -1;  // it may be no tensor
+    void* tensor = static_cast<char*>(object) + python.offset;
+    int32_t layout = 0, device_type = 0, device_index = 0;
+    const bool failed = python.layout(tensor, &layout) || python.device_type(tensor, &device_type) ||
+                        python.device_index(tensor, &device_index);
+    words.take(int64_t(layout) << 32 | uint32_t(device_type) << 16 | uint16_t(device_index));
+    words.same = words.same && !failed;
+    return words.same ? take_strides(python, tensor, words) : -1;  // it may have none
 }
 
-// Parameters and their state stay where they are.
-inline void take_kept(const Interpreter& python, void* tensor, Words& words) {
-    words.take(tensor);
-    words.take(take_form(python, tensor, words));
+// Parameters and their state stay where they are: the same objects of the same tensors.
+inline void take_kept(const Interpreter& python, void* object, Words& words) {
+    void* tensor = static_cast<char*>(object) + python.offset;
+    words.take(object);
+    words.take(*static_cast<void**>(tensor));
+    if (words.same) words.take(take_strides(python, tensor, words));
 }
 
 inline void take_states(const Interpreter& python, void* states, Words& words) {

@@ -1,0 +1,78 @@
+"""Schedule-free training (Defazio et al. 2024, arXiv:2405.15682): an average in place of a schedule and of momentum.
+
+The rule steps z, the gradient is taken at y = (1 - beta) z + beta x, and x, the average of all z, is what is evaluated.
+The parameter is y; z is kept, and x follows from both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thalweg.arrays import A, Scalar, Shape, Space
+from thalweg.rules.around import Around
+from thalweg.rules.blocks import is_zero
+from thalweg.rules.cautious import check_norms_free
+from thalweg.rules.checks import require
+from thalweg.rules.entries import Copy, Entry
+from thalweg.rules.options import option
+
+#: The key of z.
+STEPPED = "z"
+#: What True stands for.
+BETA = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleFree(Around):
+    """Averages of the steps of a rule without momentum. Give it a constant learning rate."""
+
+    schedule_free: float | bool = option(
+        False,
+        "Where gradients are taken: at (1 - beta) z + beta x, for z that the rule steps and their average x. A number "
+        "is beta; `True` is 0.9. Takes the place of momentum, which has to be off, and of a schedule of `lr`.",
+        above=0,
+        below=1,
+    )
+    schedule_free_warmup: int | None = option(
+        None, "For so many steps `lr` rises from 0; z have weights in x that are squares of `lr`.", low=0
+    )
+
+    EXAMPLE = "schedule_free=True"
+    READS_GRADIENT = False
+
+    def check(self) -> None:
+        first, *rest = getattr(self, "betas", (0.0,))
+        instead = f"betas=(0, {', '.join(map(str, rest))})" if rest else "momentum=0"
+        require(
+            is_zero(first) and is_zero(getattr(self, "momentum", 0.0)),
+            f"schedule_free takes the place of momentum: beside it, write {instead}",
+        )
+        require(getattr(self, "averaged", None) is None, "schedule_free keeps an average already: leave out averaged")
+        check_norms_free(self, "schedule_free")
+
+    def kept(self, shape: Shape) -> dict[str, Entry]:
+        return {STEPPED: Copy()}
+
+    def rate(self, xp: Space[A], t: Scalar) -> Scalar:
+        return xp.minimum(t / self.schedule_free_warmup, 1.0) if self.schedule_free_warmup else 1.0
+
+    def after(self, xp, update, g, s, p, *, t, lr, lr_scale):
+        z, weight = s[STEPPED], weight_of(xp, t, self.schedule_free_warmup)
+        delta = weight * (z - p) + (1 - beta_of(self) * (1 - weight)) * update.delta
+        return update._replace(delta=delta, direction=None, state={**update.state, STEPPED: z + update.delta})
+
+    def evaluated(self, xp, s, p):
+        return p + (1 - 1 / beta_of(self)) * (s[STEPPED] - p)
+
+
+def beta_of(rule: ScheduleFree) -> Scalar:
+    return BETA if rule.schedule_free is True else rule.schedule_free
+
+
+def weight_of(xp: Space[A], t: Scalar, warmup: int | None) -> Scalar:
+    """The weight of z after step t in the average: the square of its rate over the sum of the squares so far."""
+    if not warmup:
+        return 1 / t
+    rising = xp.minimum(t, warmup)
+    total = rising * (rising + 1) * (2 * rising + 1) / (6 * warmup**2) + (t - rising)
+    return (rising / warmup) ** 2 / total

@@ -1,0 +1,278 @@
+"""What is put around a rule: equal to plain loops in float64, in numpy; what is refused; one's own."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from composed import (
+    RULES,
+    STEPS,
+    Damped,
+    averaged,
+    case_of,
+    damped,
+    draw,
+    pairs,
+    schedule_free,
+    take_steps,
+    without_momentum,
+)
+from tolerances import FLOAT64
+
+import thalweg.numpy
+from thalweg import Moment, OptionError, ResumeWarning, RuleError, StateError
+from thalweg.programs.budget import passes_of
+from thalweg.rules import AROUND, AdamW, Around, Averaged, Cautious, Kron, Muon, ScheduleFree, around
+from thalweg.rules import RULES as EVERY
+from thalweg.settings import Settings
+from thalweg.spaces import numpy as xp
+
+
+def error(found: Any, wanted: Any) -> float:
+    return float(np.max(np.abs(found - wanted)) / np.max(np.abs(wanted - draw(0))))
+
+
+def train(rule: type[Any], lr: float, options: Any, engine: Any = "auto") -> tuple[Any, Any, Any]:
+    optimizer = thalweg.numpy.optimizer(rule)(lr=lr, engine=engine, **options)
+    params = {"w": draw(0)}
+    for t in range(1, STEPS + 1):
+        optimizer.step(params, {"w": draw(t)})
+    return optimizer, params, optimizer.state["w"]
+
+
+#: Native code is made of some, and of all of them at night: a compiler takes a second for each.
+NATIVE = [("AdamW", "cautious"), ("AdamW", "schedule-free"), ("LAMB", "averaged"), ("Adafactor", "grafted")]
+ENGINES = [
+    *[(name, what, "reference") for name, what in pairs()],
+    *[(name, what, "fused") for name, what in NATIVE],
+    *[pytest.param(name, what, "auto", marks=pytest.mark.nightly) for name, what in pairs()],
+]
+
+
+@pytest.mark.parametrize(("name", "what", "engine"), ENGINES)
+def test_it_is_a_plain_loop(name: str, what: str, engine: str) -> None:
+    rule, lr, options, wanted = case_of(name, what)
+    optimizer, params, state = train(type(rule), lr, options, engine)
+    assert optimizer.engine == (engine if engine != "auto" else "reference" if name == "Muon" else "fused")
+    assert error(params["w"], wanted["p"]) < FLOAT64
+    for key in {"average", "z"} & wanted.keys():
+        assert error(state[key], wanted[key]) < FLOAT64
+    if evaluated := wanted.keys() & {"average", "x"}:
+        before = params["w"].copy()
+        with optimizer.averaged(params):
+            assert error(params["w"], wanted[evaluated.pop()]) < FLOAT64
+        assert np.array_equal(params["w"], before)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_tells_how_much_its_decay_takes(name: str) -> None:
+    rule: Any = RULES[name][0].for_storage(None)
+    if not rule.is_decay_apart or name == "LAMB, decoupled":  # whose ratio sees the decay
+        return
+    p, g, lr = draw(0), draw(1), 0.05
+    state = rule.init(xp, p)
+    for t in (1, 2):
+        with_decay = rule.update(xp, g, state, p, t=t, lr=lr)
+        without = replace(rule, weight_decay=0.0).update(xp, g, state, p, t=t, lr=lr)
+        share = rule.decay_share(xp, with_decay, t=t, lr=lr, lr_scale=1.0)
+        assert np.allclose(without.delta - with_decay.delta, share * p, rtol=1e-12, atol=1e-15)
+        state = with_decay.state
+
+
+@pytest.mark.parametrize("rule", EVERY.values(), ids=EVERY)
+def test_decay_is_part_of_the_step_only_where_the_rule_says_so(rule: type[Any]) -> None:
+    """Of all rules: a direction has the sign of the step without decay."""
+    own = rule(weight_decay=0.3).for_storage(None)
+    p, g = draw(0), draw(1)
+    noise = np.ones_like(p)
+    update = own.update(xp, g, own.init(xp, p), p, t=2, lr=0.05, noise=lambda: noise)
+    step = update.delta + own.decay_share(xp, update, t=2, lr=0.05, lr_scale=1.0) * p
+    if update.direction is not None:
+        clear = np.abs(step) > 1e-12
+        assert np.array_equal(np.sign(update.direction[clear]), -np.sign(step[clear]))
+
+
+# ---- what it costs
+
+
+def setting(**options: Any) -> Any:
+    return Settings(AdamW, options).base
+
+
+def test_what_goes_element_by_element_adds_no_pass() -> None:
+    plain, kept = (passes_of(setting(**options), (8, 8), "float32") for options in ({}, dict(averaged=0.9)))
+    assert len(kept.passes) == len(plain.passes) == 1
+    assert kept.passes[0].reads == (*plain.passes[0].reads, "average")
+    free = passes_of(setting(schedule_free=True, betas=(0.0, 0.9)), (8, 8), "float32")
+    assert len(free.passes) == 1
+
+
+def test_a_sum_joins_those_of_the_rule() -> None:
+    lamb = thalweg.numpy.LAMB.rule
+    plain, masked = (
+        passes_of(Settings(lamb, dict(exempt=None, **options)).base, (8, 8), "float32")
+        for options in ({}, dict(cautious=True))
+    )
+    assert len(masked.passes) == len(plain.passes) == 2
+    assert len(passes_of(setting(cautious=True), (8, 8), "float32").passes) == 2
+    decay = passes_of(setting(cautious="decay"), (8, 8), "float32")
+    assert len(decay.passes) == 1
+
+
+# ---- the mechanism
+
+
+def test_names_orders_and_pickles() -> None:
+    made = around(AdamW, Cautious, Averaged)
+    assert made.__name__ == "AdamW+cautious+averaged"
+    assert around(around(AdamW, Cautious), Averaged) is made
+    assert pickle.loads(pickle.dumps(made)) is made
+    rule = made(cautious=True, averaged=0.9)  # type: ignore[call-arg]
+    assert pickle.loads(pickle.dumps(rule)) == rule
+    assert around(AdamW) is AdamW
+
+
+def test_nothing_is_around_a_rule_that_asks_for_nothing() -> None:
+    assert type(Settings(AdamW, {}).base.rule) is AdamW
+    asked = Settings(AdamW, dict(cautious=True), overrides=[("b", dict(cautious=False))])
+    assert type(asked.base.rule).__name__ == "AdamW+cautious"
+    assert type(asked.of("b", draw(0))[0].rule) is AdamW
+    assert type(asked.of("w", draw(0))[0].rule).__name__ == "AdamW+cautious"
+    some = Settings(AdamW, {}, overrides=[("w", dict(averaged=0.9))])
+    assert [type(some.of(name, draw(0))[0].rule).__name__ for name in ("b", "w")] == ["AdamW", "AdamW+averaged"]
+
+
+REFUSED = [
+    (dict(cautious="yes"), "cautious must be one of True, False, 'decay', 'both', got 'yes'"),
+    (dict(cautious="decay", decoupled=False), "cautious='decay' needs decay that is apart from the step"),
+    (dict(cautious="decay", weight_decay=0.0), "cautious='decay' has no effect here: it needs a weight_decay above 0"),
+    (dict(averaged=1.0), "averaged must be a finite number > 0 and < 1, got 1.0"),
+    (dict(averaged="median"), "averaged must be one of 'mean', None, got 'median'"),
+    (dict(averaged="mean", averaged_warmup=True), "averaged_warmup=True is for a decay"),
+    (dict(averaged_from=10), "averaged_from=10 has no effect here: it needs averaged=0.9999"),
+    (dict(schedule_free_warmup=10), "schedule_free_warmup=10 has no effect here: it needs schedule_free=True"),
+    (dict(schedule_free=True), r"schedule_free takes the place of momentum: beside it, write betas=\(0, 0.999\)"),
+    (dict(schedule_free=True, betas=(0.0, 0.9), averaged=0.9), "schedule_free keeps an average already"),
+    (dict(schedule_free=1.5, betas=(0.0, 0.9)), "schedule_free must be a finite number > 0 and < 1, got 1.5"),
+    (dict(schedule_free=lambda t: 0.9, betas=(0.0, 0.9)), "schedule_free cannot be a function of the step"),
+    (dict(graft="sgd"), "graft must be a rule that goes element by element, such as .*, got 'sgd'"),
+    (dict(graft=Muon()), "graft must be a rule that goes element by element"),
+    (dict(graft=AdamW(eps=-1.0)), "eps must be"),
+]
+
+
+@pytest.mark.parametrize(("options", "told"), REFUSED, ids=[told[:50] for _, told in REFUSED])
+def test_what_cannot_be_is_refused(options: Any, told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        thalweg.numpy.AdamW(lr=0.1, **options)
+
+
+def test_norms_that_are_kept_are_not_changed_afterwards() -> None:
+    for options in (dict(cautious=True), dict(graft=AdamW())):
+        with pytest.raises(OptionError, match="changes the step after keep_norms=True"):
+            thalweg.numpy.LAMB(lr=0.1, keep_norms=True, **options)
+    with pytest.raises(OptionError, match="are the same: leave out cautious_decay"):
+        thalweg.numpy.Muon(lr=0.1, weight_decay=0.1, cautious="both", cautious_decay=True)
+
+
+def test_muon_has_cautious_decay_by_either_name() -> None:
+    rule, lr, options, _ = case_of("Muon", "cautious decay")
+    named = {**options, "cautious": False, "cautious_decay": True}
+    assert error(train(type(rule), lr, options)[1]["w"], train(type(rule), lr, named)[1]["w"]) < FLOAT64
+
+
+def test_averages_are_asked_for() -> None:
+    plain = thalweg.numpy.AdamW(lr=0.1)
+    with pytest.raises(OptionError, match="no parameter has an average"), plain.averaged({"w": draw(0)}):
+        pass
+    optimizer, params, _ = train(AdamW, 0.1, dict(averaged=0.5), "reference")
+    before = params["w"].copy()
+    with pytest.raises(OptionError, match="a step within averaged"), optimizer.averaged(params):
+        optimizer.step(params, {"w": draw(1)})
+    assert np.array_equal(params["w"], before)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_schedule_free_rates_that_rise(name: str) -> None:
+    rule, lr = without_momentum(RULES[name][0]), RULES[name][1]
+    options = {key: value for key, value in vars(rule).items() if value != vars(type(rule)())[key]}
+    _, params, state = train(type(rule), lr, dict(options, schedule_free=True, schedule_free_warmup=4), "reference")
+    wanted = take_steps(rule, lr, schedule_free(0.9, 4))
+    assert error(params["w"], wanted["p"]) < FLOAT64
+    assert error(state["z"], wanted["z"]) < FLOAT64
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_average_of_narrow_parameters_is_of_what_was_computed(dtype: str) -> None:
+    pytest.importorskip("ml_dtypes")
+    p = draw(0).astype(dtype)
+    optimizer = thalweg.numpy.AdamW(lr=1e-5, averaged=0.5, state_dtype="bfloat16", engine="reference")
+    optimizer.step({"w": p}, {"w": draw(1).astype(dtype)})
+    assert optimizer.state["w"]["average"].dtype == np.float32
+    moved = optimizer.state["w"]["average"] - draw(0).astype(dtype).astype(np.float32)
+    assert 0 < np.max(np.abs(moved)) < 1e-5, "half a step, that bfloat16 would have lost"
+
+
+# ---- one's own
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_one_of_ones_own(name: str) -> None:
+    rule, lr = RULES[name]
+    options = {key: value for key, value in vars(rule).items() if value != vars(type(rule)())[key]}
+    made = around(type(rule), Damped)
+    engine = "fused" if name == "SGD" else "reference"
+    _, params, _ = train(made, lr, dict(options, memory=0.8), engine)
+    assert error(params["w"], take_steps(rule, lr, damped(0.8))["p"]) < FLOAT64
+
+
+def test_one_of_ones_own_goes_with_ours() -> None:
+    made = around(AdamW, Damped)
+    optimizer, params, state = train(made, 0.05, dict(averaged=0.7, weight_decay=0.1), "reference")
+    by_hand, kept = damped(0.9), averaged(0.7)
+
+    def after(t: int, p: Any, g: Any, step: Any, decay: Any, own: Any) -> Any:
+        return kept(t, p, g, by_hand(t, p, g, step, decay, own) - p, 0.0, own)
+
+    wanted = take_steps(AdamW(weight_decay=0.1), 0.05, after)
+    assert error(params["w"], wanted["p"]) < FLOAT64
+    assert error(state["average"], wanted["average"]) < FLOAT64
+    assert type(optimizer._settings.base.rule).__name__ == "AdamW+damped+averaged"
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Twice(Around):
+        betas: float = 0.5
+
+    @dataclass(frozen=True, kw_only=True)
+    class Taken(Around):
+        def kept(self, shape: Any) -> Any:
+            return {"exp_avg": Moment()}
+
+    with pytest.raises(RuleError, match="'betas' is a name in two of AdamW and what is around it"):
+        around(AdamW, Twice)
+    with pytest.raises(RuleError, match="keeps 'exp_avg' twice, for the rule and around it"):
+        around(AdamW, Taken)().entries((3,))
+    with pytest.raises(RuleError, match="give each once"):
+        around(AdamW, Cautious, Cautious)
+    with pytest.raises(RuleError, match=r"derived from thalweg\.rules\.Around, got"):
+        around(AdamW, Kron)  # type: ignore[arg-type]
+    assert AROUND[-1] is Averaged
+    assert AROUND[-2] is ScheduleFree
+
+
+def test_a_run_that_gains_an_average_begins_it_and_one_that_loses_it_is_refused() -> None:
+    plain, params, _ = train(AdamW, 0.1, {}, "reference")
+    again = thalweg.numpy.AdamW(lr=0.1, averaged=0.7, engine="reference")
+    again.load_state_dict(plain.state_dict())
+    before = params["w"].copy()
+    with pytest.warns(ResumeWarning, match="'average' of 'w' is new and begins with this step"):
+        again.step(params, {"w": draw(1)})
+    assert np.allclose(again.state["w"]["average"], 0.7 * before + 0.3 * params["w"], rtol=1e-12)
+    with pytest.raises(StateError, match=r"the saved entries are .*'average'"):
+        plain.load_state_dict(again.state_dict())

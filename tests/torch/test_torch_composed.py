@@ -1,0 +1,260 @@
+"""What is around a rule, in torch: by every engine, in groups and mixtures, in checkpoints; averages in place."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from composed import RULES, STEPS, Damped, case_of, damped, draw, pairs, take_steps
+from tolerances import FLOAT64, FUSED_FLIPPED
+
+import thalweg.torch
+from thalweg import OptionError, ResumeWarning, StateError
+from thalweg.rules import AdamW, around
+
+ENGINES = ("reference", "foreach", "auto")
+#: In the day, each rule with something; at night all of them.
+DAY = {("AdamW", "averaged"), ("LAMB", "cautious"), ("Adafactor", "schedule-free"), ("SGD", "grafted")}
+DAY |= {(name, what) for name in ("Muon", "Kron", "SOAP") for what in ("cautious", "averaged", "grafted")}
+CASES = [
+    pytest.param(*pair, engine, marks=() if pair in DAY else pytest.mark.nightly)
+    for pair in pairs()
+    for engine in ENGINES
+]
+
+
+def error(found: Any, wanted: Any) -> float:
+    return float(np.max(np.abs(found.detach().numpy() - wanted)) / np.max(np.abs(wanted - draw(0))))
+
+
+def model(count: int = 1) -> list[tuple[str, Any]]:
+    return [(f"w{i}", torch.nn.Parameter(torch.from_numpy(draw(0)))) for i in range(count)]
+
+
+def train(optimizer: Any, named: Any, steps: range = range(1, STEPS + 1)) -> None:
+    for t in steps:
+        for _, p in named:
+            p.grad = torch.from_numpy(draw(t)).to(p.dtype)
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("name", "what", "engine"), CASES)
+def test_every_engine_is_a_plain_loop(name: str, what: str, engine: Any) -> None:
+    rule, lr, options, wanted = case_of(name, what)
+    named = model(2)  # which go as one stack, where a rule has stacks
+    optimizer = thalweg.torch.optimizer(type(rule))(named, lr=lr, engine=engine, **options)
+    train(optimizer, named)
+    for _, p in named:
+        assert error(p, wanted["p"]) < FLOAT64
+        for key in {"average", "z"} & wanted.keys():
+            assert error(optimizer.state[p][key], wanted[key]) < FLOAT64
+    if evaluated := wanted.keys() & {"average", "x"}:
+        before = [p.detach().clone() for _, p in named]
+        with optimizer.averaged():
+            assert error(named[0][1], wanted[evaluated.pop()]) < FLOAT64
+        assert all(torch.equal(p, own) for (_, p), own in zip(named, before, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_averages_are_put_in_place_and_taken_out_to_the_bit(dtype: str) -> None:
+    named = [(name, torch.nn.Parameter(p.detach().to(getattr(torch, dtype)))) for name, p in model(2)]
+    optimizer = thalweg.torch.AdamW(
+        named, lr=0.1, averaged=0.9, rounding="compensated", overrides=[("w1", dict(averaged=None))]
+    )
+    with optimizer.averaged():  # before the first step, the average is the parameter
+        pass
+    train(optimizer, named)
+    before = [p.detach().clone() for _, p in named]
+    version, record = named[0][1].data_ptr(), optimizer.state[named[0][1]].get("rounding_error")
+    record = None if record is None else record.clone()
+    with contextlib.suppress(ZeroDivisionError), optimizer.averaged():
+        average = optimizer.state[named[0][1]]["average"]
+        assert average.dtype is torch.float32
+        assert torch.equal(named[0][1], average.to(before[0].dtype))
+        assert not torch.equal(named[0][1], before[0])
+        assert torch.equal(named[1][1], before[1])
+        with pytest.raises(OptionError, match="a step within averaged"):
+            optimizer.step()
+        with pytest.raises(OptionError, match="the averages are in place already"), optimizer.averaged():
+            pass
+        raise ZeroDivisionError
+    assert all(torch.equal(p, own) for (_, p), own in zip(named, before, strict=True))
+    assert named[0][1].data_ptr() == version
+    assert record is None or torch.equal(record, optimizer.state[named[0][1]]["rounding_error"])
+    optimizer.step()
+
+
+def test_a_model_of_averages_is_exported() -> None:
+    layer = torch.nn.Linear(4, 6)
+    optimizer = thalweg.torch.AdamW(layer.named_parameters(), lr=0.1, averaged=0.5)
+    for p in layer.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    saved, before = optimizer.averaged_state_dict(layer), copy.deepcopy(layer.state_dict())
+    assert torch.equal(saved["weight"], optimizer.state[layer.weight]["average"])
+    assert torch.equal(layer.weight, before["weight"])
+    with pytest.raises(OptionError, match="no parameter has an average"):
+        thalweg.torch.AdamW(layer.parameters(), lr=0.1).averaged_state_dict(layer)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["AdamW", "Muon", "Kron"])
+def test_one_of_ones_own(name: str, engine: Any) -> None:
+    (rule, lr), named = RULES[name], model(2)
+    options = {key: value for key, value in vars(rule).items() if value != vars(type(rule)())[key]}
+    made = thalweg.torch.optimizer(around(type(rule), Damped))
+    optimizer = made(named, lr=lr, memory=0.8, engine=engine, **options)
+    train(optimizer, named)
+    assert error(named[0][1], take_steps(rule, lr, damped(0.8))["p"]) < FLOAT64
+    again = copy.deepcopy(optimizer)
+    assert type(again) is made
+
+
+# ---- groups, mixtures, checkpoints
+
+
+def test_groups_and_mixtures_have_their_own() -> None:
+    named = model(2)
+    groups = [dict(params=[named[0]], cautious=True), dict(params=[named[1]])]
+    optimizer = thalweg.torch.AdamW(groups, lr=0.05, weight_decay=0.1)
+    assert optimizer.param_groups[0]["cautious"] is True
+    assert "cautious" not in optimizer.param_groups[1]
+    train(optimizer, named)
+    assert error(named[0][1], case_of("AdamW", "cautious")[3]["p"]) < FLOAT64
+    mixed = model(2)
+    entries = [("w0", thalweg.torch.AdamW.options(lr=0.05, weight_decay=0.1)), ("*", thalweg.torch.SGD.options(lr=0.1))]
+    entries[0] = ("w0", thalweg.torch.AdamW.options(lr=0.05, weight_decay=0.1, averaged=0.7))
+    mixture = thalweg.torch.Mixture(mixed, entries)
+    train(mixture, mixed)
+    assert error(mixture.state[mixed[0][1]]["average"], case_of("AdamW", "averaged")[3]["average"]) < FLOAT64
+    assert "average" not in mixture.state[mixed[1][1]]
+
+
+def through_a_file(optimizer: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("what", ["cautious", "averaged", "schedule-free", "grafted"])
+def test_checkpoints_carry_it(what: str) -> None:
+    _, lr, options, wanted = case_of("AdamW", what)
+    named = model()
+    optimizer = thalweg.torch.AdamW(named, lr=lr, **options)
+    train(optimizer, named, range(1, 4))
+    saved = through_a_file(optimizer)
+    again = thalweg.torch.AdamW(named, lr=lr)  # options come with the state, as all do
+    again.load_state_dict(saved)
+    train(again, named, range(4, STEPS + 1))
+    assert error(named[0][1], wanted["p"]) < FLOAT64
+    copied = copy.deepcopy(again)
+    assert copied.param_groups[0].keys() == again.param_groups[0].keys()
+
+
+def test_a_run_that_gains_an_average_begins_it_and_says_so() -> None:
+    named = model()
+    optimizer = thalweg.torch.AdamW(named, lr=0.05)
+    train(optimizer, named, range(1, 4))
+    again = thalweg.torch.AdamW(named, lr=0.05, averaged=0.7)
+    again.load_state_dict(through_a_file(optimizer))
+    assert again.param_groups[0]["averaged"] == 0.7
+    p = named[0][1]
+    before = p.detach().clone()
+    with again.averaged():
+        assert torch.equal(p, before)
+    with pytest.warns(ResumeWarning, match="'average' of 'w0' is new and begins with this step"):
+        train(again, named, range(4, 5))
+    assert not torch.equal(before, p)
+    assert torch.allclose(again.state[p]["average"], 0.7 * before + 0.3 * p.detach(), rtol=1e-12)
+
+
+def test_a_run_drops_an_average_when_it_is_told_to() -> None:
+    named = model()
+    optimizer = thalweg.torch.AdamW(named, lr=0.05, averaged=0.7)
+    train(optimizer, named, range(1, 4))
+    again = thalweg.torch.AdamW(named, lr=0.05)
+    again.load_state_dict(through_a_file(optimizer))
+    again.param_groups[0]["averaged"] = None
+    with pytest.warns(ResumeWarning, match="'average' of 'w0' is dropped"):
+        train(again, named, range(4, 5))
+    assert "average" not in again.state[named[0][1]]
+    again.param_groups[0]["averaged"] = 0.9
+    train(again, named, range(5, 6))
+    assert "average" in again.state[named[0][1]]
+
+
+def test_the_graft_of_a_checkpoint_is_the_same_rule() -> None:
+    named = model()
+    optimizer = thalweg.torch.SGD(named, lr=0.05, graft=AdamW(betas=(0.5, 0.9)))
+    train(optimizer, named, range(1, 2))
+    again = thalweg.torch.SGD(named, lr=0.05)
+    again.load_state_dict(through_a_file(optimizer))
+    made = again._groups.make_settings(again.param_groups[0]).base.rule
+    assert made.graft == AdamW(betas=(0.5, 0.9))
+
+
+@pytest.mark.parametrize("options", [dict(averaged=0.7), dict(cautious=True)])
+def test_runs_of_torch_go_on_with_it_and_do_not_come_back_without_a_word(options: Any) -> None:
+    named = model()
+    theirs = torch.optim.AdamW([p for _, p in named], lr=0.05)
+    train(theirs, named, range(1, 3))
+    ours = thalweg.torch.AdamW([p for _, p in named], lr=0.05, **options)
+    thalweg.torch.import_peer(ours, theirs.state_dict(), "torch.AdamW")
+    before = named[0][1].detach().clone()
+    with pytest.warns(ResumeWarning, match="is new") if "averaged" in options else contextlib.nullcontext():
+        train(ours, named, range(3, 4))
+    if "averaged" in options:
+        wanted = 0.7 * before + 0.3 * named[0][1].detach()
+        assert torch.allclose(ours.state[named[0][1]]["average"], wanted, rtol=1e-12)
+    with pytest.raises(StateError, match=r"has no counterpart in torch\.AdamW; to go on without it, set"):
+        thalweg.torch.export_peer(ours, "torch")
+
+
+HANDLED: dict[str, dict[str, Any]] = {
+    "eight bits": dict(state_dtype="int8"),
+    "skip": dict(on_nonfinite="skip"),
+    "compensated": dict(rounding="compensated"),
+    "stochastic": dict(rounding="stochastic", state_dtype="bfloat16", state_rounding="stochastic"),
+    "clipped": dict(max_grad_norm=0.5),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("handled", HANDLED)
+def test_native_code_handles_it_as_the_reference_does(handled: str, dtype: str) -> None:
+    """However state is kept and steps are rounded, skipped or clipped."""
+    found = {}
+    for engine in ("fused", "reference"):
+        generator = torch.Generator().manual_seed(0)
+        p = torch.nn.Parameter(torch.randn(64, 64, generator=generator).to(getattr(torch, dtype)))
+        optimizer = thalweg.torch.AdamW(
+            [p], lr=0.01, engine=engine, cautious=True, averaged=0.7, weight_decay=0.1, **HANDLED[handled]
+        )
+        for t in range(4):
+            p.grad = torch.randn(64, 64, generator=generator).to(p.dtype)
+            p.grad[3, 3] = float("nan") if handled == "skip" and t == 2 else 1.0
+            optimizer.step()
+        assert optimizer.skipped == (1 if handled == "skip" else 0)
+        found[engine] = p.detach().float(), optimizer.state[p]["average"]
+    for ours, wanted in zip(found["fused"], found["reference"], strict=True):
+        others = (ours - wanted).abs() > 1e-5 * wanted.abs().max()
+        assert others.float().mean() <= FUSED_FLIPPED, "but for what is rounded to the other neighbour"
+
+
+@pytest.mark.parametrize("options", [{"cautious": True}, {"averaged": 0.9}], ids=str)
+def test_blocks_of_fused_weights(options: dict[str, Any]) -> None:
+    """Each block has a norm of its own, which is no fault of a rule with something around it."""
+    p = torch.nn.Parameter(torch.eye(12, 4))
+    p.grad = torch.ones(12, 4) + torch.eye(12, 4)
+    optimizer = thalweg.torch.Muon([p], lr=0.1, split=3, **options)
+    optimizer.step()
+    assert bool(torch.isfinite(p).all())
