@@ -9,6 +9,7 @@ import sys
 import time
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from thalweg.cli import run
 from thalweg.errors import CommandError
 from thalweg.plan import plan
 from thalweg.plan.command import command, complete_list, complete_model, complete_option
+from thalweg.plan.models import Model, Tensor
 from thalweg.rules import RULES
 from thalweg.show.registered import MIXTURES
 
@@ -172,6 +174,29 @@ def test_the_largest_model_takes_seconds_and_no_memory() -> None:
     assert found.model.parameters == 70_553_706_496
 
 
+def test_a_mesh_of_replicas_and_shards() -> None:
+    many = Model("many", "", tuple(Tensor(f"w{i}", (64, 32)) for i in range(6)))
+    where: Any = dict(optimizers=["Muon"], device="cpu", flops=1e9, bus=1e6)
+    cost = plan(many, mesh={"dp": 2, "fsdp": 4}, **where).costs[0]
+    assert (cost.busiest.rank, cost.share.collectives, cost.share.divided) == (0, 3, 6)
+    # of its own matrix three quarters; a quarter of two others in this replica, and of three in the other
+    each, own = plan(many, world=1, **where).costs[0].share.flops // 6, 64 * 32 * 2
+    assert cost.busiest.flops == each
+    assert cost.busiest.received_bytes == pytest.approx((3 / 4 + 2 / 4 + 3 / 4) * own, rel=0.01)
+    share = cost.busiest
+    wanted = share.moved_bytes / 1e11 + share.flops / 1e9 + max(share.sent_bytes, share.received_bytes) / 1e6
+    assert cost.busiest_seconds == pytest.approx(wanted)
+    assert 0 < share.slot_bytes < share.peak_bytes
+
+
+def test_ten_thousand_ranks_take_seconds() -> None:
+    layers = tuple(Tensor(f"layers.{i}.{j}", (4096, 4096)) for i in range(50) for j in range(7))
+    start = time.process_time()
+    found = plan(Model("large", "", layers), optimizers=["Muon"], mesh={"fsdp": 10_000}, device="cpu")
+    assert time.process_time() - start < 10
+    assert found.costs[0].busiest.flops == plan(Model("one", "", layers[:1]), optimizers=["Muon"]).costs[0].share.flops
+
+
 #: What a plan takes once kernels are loaded: seconds of a CPU, and how much memory the process grew by, in MiB.
 LARGEST = """
 import resource, time
@@ -211,6 +236,10 @@ def test_planning_loads_no_framework_but_for_what_kernels_keep_on_gpus() -> None
     ("arguments", "message"),
     [
         (["gtp2"], "there is no model 'gtp2': did you mean 'gpt2'?"),
+        (["gpt2", "--mesh", "tp=4"], "there is no mesh dimension 'tp': there are dp, fsdp"),
+        (["gpt2", "--mesh", "dp=0"], "mesh dimension 'dp' must have at least one rank, got 0"),
+        (["gpt2", "--mesh", "dp"], "--mesh dp: it must name each dimension once, with its ranks: dp=8,fsdp=64"),
+        (["gpt2", "--mesh", "dp=4", "--world", "8"], "the mesh has 4 ranks, and the world 8: leave out --world"),
         (
             ["gpt2", "--optimizers", "lamp"],
             "there is no optimizer 'lamp': did you mean 'LAMB'? There are SGD, AdamW, LARS, LAMB, Adafactor, Muon",

@@ -11,7 +11,7 @@ from thalweg.errors import CommandError
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.plan import plan
 from thalweg.plan.costs import bytes_moved, flops
-from thalweg.plan.items import Item, item_of, local, shard
+from thalweg.plan.items import Item, Place, item_of, local, shard
 from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import setting_of
 from thalweg.plan.ranks import choose_owners, kernel_peak, messages, ring
@@ -144,7 +144,8 @@ def test_owners_take_the_longest_first() -> None:
     kron = setting("Kron")
 
     def owned(tensors: list[Tensor], world: int) -> list[int | None]:
-        return [item.owner for item in choose_owners([item_of(tensor, kron) for tensor in tensors], world)]
+        place = Place("torch", "cpu", "auto", world, "fsdp2")
+        return [item.owner for item in choose_owners([item_of(tensor, kron, world) for tensor in tensors], place, 0)]
 
     tensors = [Tensor("a", (400, 400)), Tensor("b", (200, 200)), Tensor("c", (200, 200)), Tensor("d", (50,))]
     assert owned(tensors, 2) == [0, 1, 1, 1]

@@ -17,11 +17,11 @@ from sharded_costs import LAYOUTS, Case, Measured, Sent, measure
 from world import world
 
 from thalweg.kernels.cpu.library import reason_missing
-from thalweg.plan.items import Item, shard
+from thalweg.plan.items import Item, Place, shard
 from thalweg.plan.models import Tensor
 from thalweg.plan.optimizers import setting_of
 from thalweg.plan.ranks import is_launched, messages, ring
-from thalweg.plan.shares import Place, Share, largest_share, share_of
+from thalweg.plan.shares import Share, largest_share, share_of
 from thalweg.programs.budget import entry_bytes
 from thalweg.show.arguments import Given
 
@@ -56,8 +56,14 @@ def cases(world: int) -> list[Case]:
     found += [
         Case("Kron", {**options, "precond_update_probability": 0.5}) for options in (KRON if world == 2 else KRON[:2])
     ]
-    found += [Case("Muon", {"vectors": "row"}), Case("SOAP", {"precondition_frequency": 1})]
-    found += [Case(name, {"stacked_axes": 1}, shapes=STACKED) for name in ("LARS", "LAMB", "Adafactor", "Kron")]
+    owned: list[tuple[str, dict[str, Any]]] = [
+        ("Muon", {"vectors": "row"}),
+        ("SOAP", {"precondition_frequency": 1}),
+        ("Kron", {"precond_update_probability": 0.5}),
+    ]
+    layouts = ["fsdp2", "copies", *(["hsdp"] if world == 4 else [])]
+    found += [Case(name, options, layout) for name, options in owned for layout in layouts]
+    found += [Case(name, {"stacked_axes": 1}, shapes=STACKED) for name in ("LARS", "LAMB", "Adafactor", "Muon", "Kron")]
     if world == 2:
         found += [Case(name, options) for name, options in OPTIONS]
         if reason_missing() is None:
@@ -105,9 +111,15 @@ def each(runs: list[tuple[Case, list[Measured]]], check: Callable[..., None], wh
             raise AssertionError(f"{case}: {error}") from error
 
 
+def place_of(case: Case, world: int) -> Place:
+    layout = "ddp" if case.layout == "copies" else case.layout
+    replicas = {"copies": world, "hsdp": 2}.get(case.layout, 1)
+    return Place("torch", "cpu", "foreach", world, layout, replicas=replicas)
+
+
 def test_state_of_every_rank(runs: Any) -> None:
     def check(case: Case, ranks: list[Measured]) -> None:
-        place = Place("torch", "cpu", "foreach", len(ranks), "fsdp2")
+        place = place_of(case, len(ranks))
         planned = [planned_share(case, place, rank) for rank in range(len(ranks))]
         assert [share.parameter_bytes for share in planned] == [found.parameter_bytes for found in ranks]
         assert [share.state_bytes for share in planned] == [found.state_bytes for found in ranks]
@@ -122,12 +134,14 @@ def test_bytes_sent_and_collectives(runs: Any) -> None:
     """What goes to others; sums by the formula of a ring. Not all steps of Kron send the same."""
 
     def check(case: Case, ranks: list[Measured]) -> None:
-        place = Place("torch", "cpu", "foreach", len(ranks), "fsdp2")
+        place = place_of(case, len(ranks))
         for rank, found in enumerate(ranks):
             planned = planned_share(case, place, rank)
             always = "precond_update_probability" not in case.options
             wanted = [planned.sent_bytes, planned.sent_bytes if always else planned.sent_between]
             assert [sent_bytes(step, len(ranks)) for step in found.sent] == wanted
+            wanted = [planned.received_bytes, planned.received_bytes if always else planned.received_between]
+            assert [received_bytes(step, len(ranks)) for step in found.sent] == wanted
             assert [len(step) for step in found.sent] == [planned.collectives] * 2
 
     each(runs, check, is_planned)
@@ -138,8 +152,14 @@ def sent_bytes(step: tuple[Sent, ...], world: int) -> int:
     return ring(summed, world) + sum(sent.payload for sent in step if sent.name == "all_to_all")
 
 
+def received_bytes(step: tuple[Sent, ...], world: int) -> int:
+    """In a ring as much comes as goes."""
+    came = sum(sent.received - sent.payload for sent in step if sent.name == "all_to_all")
+    return sent_bytes(step, world) + came
+
+
 def is_planned(case: Case) -> bool:
-    return case.layout == "fsdp2"
+    return case.layout == "fsdp2" or case.optimizer not in BY_SUMS
 
 
 def parts_of(case: Case, world: int, rank: int) -> list[Item]:

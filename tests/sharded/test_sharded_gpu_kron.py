@@ -43,6 +43,11 @@ def test_layouts_give_the_numbers_of_one_process(size: int, layout: str) -> None
     check(run_of(engine="auto"), layout, size)
 
 
+@pytest.mark.parametrize(("size", "layout"), one_in(2, [(2, "plain"), (4, "copies of shards")]))
+def test_replicas_that_divide_the_work(size: int, layout: str) -> None:
+    check(run_of(engine="auto", replicated=True, options=dict(divide_work=True)), layout, size)
+
+
 @pytest.mark.parametrize(
     ("names", "options"),
     one_in(

@@ -23,6 +23,7 @@ LAYOUTS: dict[str, tuple[dict[int, tuple[int, ...]], tuple[int | None, ...]]] = 
     "fsdp2": ({2: (2,), 4: (4,)}, (0,)),
     "columns": ({2: (2,), 4: (4,)}, (1,)),
     "hsdp": ({4: (2, 2)}, (None, 0)),
+    "copies": ({2: (2,), 4: (4,)}, (None,)),
     "fsdp over tp": ({4: (2, 2)}, (0, 1)),
     "twice": ({4: (2, 2)}, (0, 0)),
 }
@@ -53,6 +54,8 @@ class Sent:
     dimension: int
     #: What this rank hands over to be summed, or to others.
     payload: int
+    #: What it is given by others; of sums nothing is known.
+    received: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,9 +107,7 @@ def measure(case: Case) -> Measured:
     optimizer.step()
     steps = tuple(listened(optimizer.step, mesh) for _ in range(2))
     entries = [entry for state in optimizer.state.values() for entry in state.values()]
-    owned = [
-        factors for group in optimizer._engines["lists"].owners.groups.values() for factors in group.whole.values()
-    ]
+    owned = [factors for team in optimizer._engines["lists"].owners.teams.values() for factors in team.whole.values()]
     entries += [factor for factors in owned for factor in factors.values()]
     return Measured(sum(bytes_of(p) for _, p in named), sum(map(bytes_of, entries)), steps)
 
@@ -127,13 +128,21 @@ def listened(step: Any, mesh: Any) -> tuple[Sent, ...]:
         return originals["all_reduce"](tensor, op, group=group, **options)
 
     def all_to_all_single(
-        received: Any, given: Any, output_split_sizes: Any = None, input_split_sizes: Any = None, group: Any = None
+        received: Any,
+        given: Any,
+        output_split_sizes: Any = None,
+        input_split_sizes: Any = None,
+        group: Any = None,
+        **options: Any,
     ) -> Any:
-        size, rank = dist.get_world_size(group), dist.get_rank(group)
-        kept = input_split_sizes[rank] if input_split_sizes else len(given) // size
-        payload = (given.numel() - kept * given[:1].numel()) * given.element_size()
-        heard.append(Sent("all_to_all", groups[id(group)], payload))
-        return originals["all_to_all_single"](received, given, output_split_sizes, input_split_sizes, group=group)
+        rank = dist.get_rank(group)
+        payload, came = (
+            (flat.numel() - splits[rank]) * flat.element_size()
+            for flat, splits in ((given, input_split_sizes), (received, output_split_sizes))
+        )
+        heard.append(Sent("all_to_all", groups[id(group)], payload, came))
+        splits = output_split_sizes, input_split_sizes
+        return originals["all_to_all_single"](received, given, *splits, group=group, **options)
 
     dist.all_reduce, dist.all_to_all_single = all_reduce, all_to_all_single
     try:

@@ -91,6 +91,7 @@ def tensor_parallel(net: Any) -> Any:
 
 LAYOUTS: Mapping[str, Callable[[Any], Any]] = {
     "plain": lambda net: net,
+    "DDP": lambda net: net,  # gradients are the same on every rank
     "FSDP2": fully_sharded,
     "HSDP": replicated_and_sharded,
     "TP": tensor_parallel,
@@ -127,6 +128,8 @@ class Training:
         self.model = LAYOUTS[layout](net)
         self.own = dict(net.named_parameters())
         given = copy.deepcopy({"lr": LR[rule], **options, **other})
+        if layout == "DDP":
+            given["replicas"] = torch.distributed.group.WORLD
         self.optimizer = getattr(thalweg.torch, rule)(grouped(self.own, given.pop("groups", [("", {})])), **given)
 
     def steps(self, first: int, last: int, absent: Sequence[str] = ()) -> None:

@@ -33,10 +33,14 @@ SHAPES: Mapping[str, tuple[int, ...]] = {
 }
 
 
+#: Beside those, for tests that name them.
+MORE: Mapping[str, tuple[int, ...]] = {"experts": (5, 4, 6)}
+
+
 def drawn(name: str, seed: int, dtype: str) -> Any:
     """Numbers that depend on the name and the seed alone."""
     generator = torch.Generator().manual_seed(seed * 1000 + sum(name.encode()))
-    return torch.randn(SHAPES[name], generator=generator, dtype=torch.float64).to(getattr(torch, dtype))
+    return torch.randn({**SHAPES, **MORE}[name], generator=generator, dtype=torch.float64).to(getattr(torch, dtype))
 
 
 #: Where the parts of parameters are, of those that are divided.
@@ -156,9 +160,15 @@ LAYOUTS: Mapping[int, Mapping[str, Place]] = {
 }
 
 
+#: Of any other number of ranks.
+MANY: Mapping[str, Place] = {"first axis": along(0), "two axes": along(0, 1), "copies of shards": along(None, 0)}
+
+
 def layout(name: str) -> Place:
     """A layout of as many ranks as there are, or one drawn by a seed: "by chance 17"."""
-    return by_chance(int(name.split()[-1])) if name.startswith("by chance") else LAYOUTS[ranks()][name]
+    if name == "plain":
+        return plain
+    return by_chance(int(name.split()[-1])) if name.startswith("by chance") else LAYOUTS.get(ranks(), MANY)[name]
 
 
 def gradient(kind: str, x: Any, p: Any) -> Any:

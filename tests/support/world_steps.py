@@ -19,6 +19,7 @@ from world_layouts import layout as laid_out
 
 import thalweg.torch
 from thalweg.errors import OptimError
+from thalweg.torch.engines.lists import Lists
 
 #: Rules that differ in what ranks have to tell one another.
 RULES = ("LARS", "LAMB", "MARS", "Adafactor", "Muon", "Kron", "SOAP")
@@ -66,6 +67,10 @@ class Run:
     #: The rule chooses its learning rate itself.
     own_rate: bool = False
     one_by_one: bool = False
+    #: Whether plain tensors are replicated over all ranks.
+    replicated: bool = False
+    #: How many elements an owner receives at a time, if that is told.
+    slot: int | None = None
     names: tuple[str, ...] = tuple(SHAPES)
     #: Kernels for GPUs step what ranks hold, by Triton's interpreter.
     interpreted: bool = False
@@ -116,7 +121,10 @@ def stepped_here(run: Run, place: Place, watch: Callable[[int], AbstractContextM
     for index, pair in enumerate(own.items()):
         groups[index % len(groups)]["params"].append(pair)
     make = OTHERS.get(run.rule) or getattr(thalweg.torch, run.rule)
-    optimizer = make(groups, run.lr(0), engine=run.engine, overrides=list(run.overrides), **run.given())
+    shared = {"replicas": torch.distributed.group.WORLD} if run.replicated else {}
+    optimizer = make(groups, run.lr(0), engine=run.engine, overrides=list(run.overrides), **shared, **run.given())
+    if run.slot is not None:
+        optimizer._engines["lists"] = Lists(optimizer._sharing.message_dtype, slot=run.slot)
     errors = []
     for step in range(len(run.rates)):
         for group, options in zip(optimizer.param_groups, itertools.cycle(run.groups), strict=False):
@@ -155,7 +163,7 @@ KNOWN: dict[str, Outcome] = {}
 def in_one_process(run: Run) -> Outcome:
     """The same steps on plain tensors, which many layouts are compared with."""
     engine = run.engine if run.engine in ("foreach", "reference") else "reference"
-    run = replace(run, engine=engine, gradients="alike", interpreted=False, device="cpu")
+    run = replace(run, engine=engine, gradients="alike", interpreted=False, device="cpu", replicated=False)
     if repr(run) not in KNOWN:
         KNOWN[repr(run)] = stepped(run, plain)
     return KNOWN[repr(run)]

@@ -16,14 +16,14 @@ from thalweg.torch.sharding import collectives  # noqa: E402
 
 def dtypes_sent(run: Run, layout: str) -> list[str]:
     """Of all messages to owners and from them, on this rank."""
-    sent, send = [], collectives.exchange
+    sent, send = [], collectives.Exchange
 
     def watched(*pieces: Any, dtype: Any, **rest: Any) -> Any:
         sent.append(str(dtype))
         return send(*pieces, dtype=dtype, **rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collectives, "exchange", watched)
+        patch.setattr(collectives, "Exchange", watched)
         stepped(run, laid_out(layout))
     return sent
 

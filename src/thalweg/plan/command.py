@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from thalweg.errors import CommandError
 from thalweg.plan.models import BUILTIN
 from thalweg.plan.optimizers import resolve_optimizer
-from thalweg.plan.planning import DEVICES, ENGINES, FRONT_ENDS, LAYOUTS, Plan, plan
+from thalweg.plan.planning import DEVICES, ENGINES, FRONT_ENDS, Plan, plan
 from thalweg.rules import RULES
 from thalweg.show.arguments import parse_option, split_words
 from thalweg.show.choices import Dtype, complete_options, complete_words
@@ -65,14 +66,21 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionIte
 @click.option("--memory", metavar="SIZE", help="Show what fits into this memory, such as 80GB or 80GiB.")
 @click.option("--world", type=click.IntRange(1), default=1, show_default=True, help="Number of ranks.")
 @click.option(
-    "--layout", type=click.Choice(LAYOUTS), default="ddp", show_default=True, help="How parameters lie over ranks."
+    "--layout",
+    type=click.Choice(("ddp", "fsdp2")),
+    default="ddp",
+    show_default=True,
+    help="How parameters lie over ranks.",
 )
+@click.option("--mesh", metavar="SIZES", help="In place of both: replicas and shards, such as dp=8,fsdp=64.")
 @click.option("--front-end", type=click.Choice(FRONT_ENDS), default="torch", show_default=True)
 @click.option("--device", type=click.Choice(DEVICES), help="Device of the steps.  [default: cuda; numpy: cpu]")
 @click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Engine of the steps.")
 @click.option("--offload-state", is_flag=True, help="Keep state in the host's memory, as offload_state=True does.")
 @click.option("--bandwidth", metavar="RATE", help="Memory bandwidth.  [default: 3.35TB/s on cuda, 100GB/s on cpu]")
 @click.option("--flops", metavar="RATE", help="Rate of matrix products, such as 300TFLOPS.")
+@click.option("--bus", metavar="RATE", help="Rate of messages between ranks, each way, such as 50GB/s.")
+@click.option("--forward-backward", metavar="SECONDS", type=float, help="Time of a forward and a backward pass.")
 @click.option(
     "--option",
     "options",
@@ -93,6 +101,8 @@ def command(
     memory: str | None,
     bandwidth: str | None,
     flops: str | None,
+    bus: str | None,
+    mesh: str | None,
     options: Sequence[str],
     explain: bool,
     as_json: bool,
@@ -111,6 +121,7 @@ def command(
     thalweg plan llama-8b --dtype bf16 --offload-state       state in the host's memory
     thalweg plan llama-8b --frozen '*.embed*'                embeddings are not trained
     thalweg plan llama-70b --world 64 --layout fsdp2         what each rank keeps and sends
+    thalweg plan llama-8b --mesh dp=8,fsdp=64 --optimizers muon_adamw --flops 300TFLOPS --bus 50GB/s
     thalweg plan checkpoints/mistral/                        reads only the headers of safetensors
     thalweg plan config.json --front-end optax
     thalweg plan mymodel:build --device cpu                  a function that returns an nn.Module
@@ -131,6 +142,8 @@ def command(
         options=[parse_option(text) for text in options],
         bandwidth=None if bandwidth is None else parse_rate(bandwidth, option="--bandwidth"),
         flops=None if flops is None else parse_flops(flops),
+        bus=None if bus is None else parse_rate(bus, option="--bus"),
+        mesh=None if mesh is None else parse_mesh(mesh),
         memory=None if memory is None else parse_size(memory, option="--memory"),
         **given,
     )
@@ -167,6 +180,21 @@ def show(found: Plan, explain: bool) -> None:
 def parse_optimizers(text: str) -> list[str]:
     """Each of a list between commas once, as it is spelt here."""
     return list(dict.fromkeys(resolve_optimizer(word) for word in split_words(text, "optimizer")))
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """The size of each dimension.
+
+    >>> parse_mesh("dp=8, fsdp=64")
+    {'dp': 8, 'fsdp': 64}
+    """
+    found: dict[str, int] = {}
+    for word in split_words(text, "mesh"):
+        name, _, size = (part.strip() for part in word.partition("="))
+        if name in found or not size.isdecimal():
+            raise CommandError(f"--mesh {text}: it must name each dimension once, with its ranks: dp=8,fsdp=64")
+        found[name] = int(size)
+    return found
 
 
 def parse_flops(text: str) -> float:

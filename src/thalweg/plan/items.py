@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
@@ -11,9 +12,34 @@ from thalweg.plan.models import Tensor
 from thalweg.programs import budget
 from thalweg.rules import Rule
 from thalweg.rules.entries import Entry
-from thalweg.rules.whole import is_remembered
+from thalweg.rules.whole import WholeRule, is_remembered
 from thalweg.settings import Setting
 from thalweg.storage import Kept, kind
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where steps are taken, and by what."""
+
+    front_end: str
+    device: str
+    engine: str
+    world: int
+    layout: str
+    #: Whether state is in the host's memory.
+    offload_state: bool = False
+    #: Ranks that have the same parts and may divide the work on whole tensors.
+    replicas: int = 1
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether each rank has a part of every parameter."""
+        return self.shards > 1
+
+    @property
+    def shards(self) -> int:
+        """Into how many parts each parameter is divided."""
+        return self.world // self.replicas if self.layout in ("fsdp2", "hsdp") else 1
 
 
 @dataclass(frozen=True)
@@ -25,8 +51,11 @@ class Item:
     #: The shape of the whole parameter, if this is a shard, and by axis the mesh dimensions that divide it.
     whole: Shape | None = None
     mesh: tuple[tuple[str, ...], ...] = ()
-    #: The rank that transforms a sharded parameter as a whole; None: every rank does, or none has to.
+    is_sharded: bool = False
+    #: The rank that transforms the parameter as a whole; None: every rank does, or none has to.
     owner: int | None = None
+    #: How many replicas have it transformed by one owner.
+    replicas: int = 1
     #: Whether kernels for GPUs step this shard, or transform the whole for its owner.
     by_kernels: bool = False
 
@@ -43,7 +72,7 @@ class Item:
     def entries(self) -> dict[str, Kept]:
         """Shape and dtype of everything that is kept for it, like the parameter in shards; factors are whole."""
         held = None if self.whole is None else self.tensor.shape
-        return dict(budget.state_entries(self.setting, self.shape, self.tensor.dtype, held))
+        return dict(entries_of(self.setting, self.shape, self.tensor.dtype, held))
 
     @property
     def kind(self) -> Hashable:
@@ -52,20 +81,29 @@ class Item:
 
     @property
     def remembers(self) -> bool:
-        """Whether the owner keeps whole factors from step to step."""
-        return is_remembered(self.setting.handling.on_nonfinite)
+        """Whether the owner keeps whole factors from step to step, beside its state."""
+        return self.is_sharded and is_remembered(self.setting.handling.on_nonfinite)
 
     def keys(self, role: type[Entry]) -> list[str]:
-        return self.rule.keys(self.shape, role)
+        return keys_of(self.setting, self.shape, role)
 
     def whole_item(self) -> Item:
         """The whole parameter of which this is a shard."""
-        return Item(replace(self.tensor, shape=self.shape), self.setting)
+        return Item(replace(self.tensor, shape=self.shape), self.setting, is_sharded=self.is_sharded)
 
     def across(self, axes: Axes) -> tuple[str, ...]:
         """The mesh dimensions over which a sum along these axes goes."""
         chosen = range(len(self.mesh)) if axes is None or not self.mesh else axes
         return tuple(dict.fromkeys(dimension for axis in chosen for dimension in self.mesh[axis]))
+
+
+# models have many parameters of few shapes
+entries_of = functools.lru_cache(maxsize=4096)(budget.state_entries)
+
+
+@functools.lru_cache(maxsize=4096)
+def keys_of(setting: Setting, shape: Shape, role: type[Entry]) -> list[str]:
+    return setting.rule_at(1).keys(shape, role)
 
 
 def item_of(tensor: Tensor, setting: Setting, world: int = 1, rank: int = 0) -> Item:
@@ -74,7 +112,10 @@ def item_of(tensor: Tensor, setting: Setting, world: int = 1, rank: int = 0) -> 
     if world == 1:
         return Item(tensor, setting)
     mesh = (("ranks",), *((),) * (len(tensor.shape) - 1)) if tensor.shape else ()
-    return Item(local(tensor, world, rank), setting, tensor.shape, mesh)
+    rule = setting.rule_at(1)
+    if isinstance(rule, WholeRule) and tensor.shape and rule.has_whole_slices(tensor.shape, (0,)):
+        return Item(local(tensor, world, rank), setting, mesh=mesh)
+    return Item(local(tensor, world, rank), setting, tensor.shape, mesh, is_sharded=bool(tensor.shape))
 
 
 def shard(size: int, world: int, rank: int) -> int:

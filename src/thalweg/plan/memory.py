@@ -44,6 +44,8 @@ class Peak(NamedTuple):
     bytes: int | None
     engine: str
     is_bound: bool = False
+    #: Of the bytes, those of messages.
+    slots: int = 0
 
 
 # ---- torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ from thalweg.errors import CommandError
 from thalweg.explain import Explanation, explain_parameter
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.plan.costs import COUNTERS
-from thalweg.plan.items import item_of
+from thalweg.plan.items import Place, item_of
 from thalweg.plan.memory import why_unfused
 from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import (
@@ -23,7 +24,7 @@ from thalweg.plan.optimizers import (
     setting_of,
 )
 from thalweg.plan.ranks import reason_against_part
-from thalweg.plan.shares import Place, Share, largest_share
+from thalweg.plan.shares import Share, unlike_shares
 from thalweg.plan.sources import resolve
 from thalweg.rules import RULES
 from thalweg.show.arguments import Given, suggest
@@ -33,25 +34,30 @@ FRONT_ENDS = ("torch", "numpy", "optax")
 DEVICES = ("cpu", "cuda")
 ENGINES = ("auto", "reference", "foreach", "fused")
 LAYOUTS = ("ddp", "fsdp2")
+#: Dimensions of a mesh: over the first parameters are replicated, over the second sharded.
+MESH = ("dp", "fsdp")
 #: Bytes a second where none are given: an H100 SXM's memory, and that of a server of a few channels.
 BANDWIDTHS = {"cuda": 3.35e12, "cpu": 1e11}
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one optimizer costs the rank that needs most."""
+    """What one optimizer costs the rank that needs most memory."""
 
     optimizer: str
     #: What holds for each parameter.
     assigned: tuple[Assigned, ...]
     share: Share
-    #: Seconds that moving takes at the plan's bandwidth, and products at its rate where one is given.
+    #: Seconds that moving takes at the plan's bandwidth, and products and messages at its rates where those are given.
     seconds: float
     #: The same for a step in which Kron does not refresh its factors.
     seconds_between: float
     #: Whether parameters, gradients, frozen weights, state and peak fit the memory; None if there is none to fit, or
     #: no peak known.
     fits: bool | None
+    #: The rank whose step takes longest, and how long.
+    busiest: Share
+    busiest_seconds: float
 
     @property
     def refreshes(self) -> bool:
@@ -66,10 +72,13 @@ class Plan:
     model: Model
     place: Place
     costs: tuple[Cost, ...]
-    #: Bytes a second, and floating point operations a second or None.
+    #: Bytes a second in memory, floating point operations a second, and bytes a second between ranks.
     bandwidth: float
     flops: float | None
+    bus: float | None
     memory: int | None
+    #: Seconds of a forward and a backward pass.
+    forward_backward: float | None = None
     options: tuple[Given, ...] = field(default=())
     #: Optimizers that do not take this model, by name, and why.
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -117,31 +126,40 @@ def plan(
     engine: str = "auto",
     world: int = 1,
     layout: str = "ddp",
+    mesh: Mapping[str, int] | None = None,
     offload_state: bool = False,
     bandwidth: float | None = None,
     flops: float | None = None,
+    bus: float | None = None,
+    forward_backward: float | None = None,
     memory: int | None = None,
 ) -> Plan:
     """What optimizers will cost on a model, before anything is allocated.
 
     model: what ``thalweg plan`` takes, or a Model. dtype: of parameters and gradients, whatever the source says; bf16
     and its like are understood. frozen: patterns of the names of parameters that are not trained, ``*.embed*``. device:
-    where steps are taken; cuda, but for numpy. offload_state: keep state in the host's memory. bandwidth: bytes a
-    second; flops: operations a second that matrix products reach; memory: bytes that all should fit. Figures are those
-    of the rank that needs most.
+    where steps are taken; cuda, but for numpy. mesh: in place of world and layout, the ranks of each dimension:
+    ``{"dp": 8, "fsdp": 64}``. offload_state: keep state in the host's memory. bandwidth: bytes a second; flops:
+    operations a second that matrix products reach; bus: bytes a second between ranks, each way;
+    forward_backward: seconds of a forward and a backward pass; memory: bytes that all should fit. Figures are those of
+    the rank that needs most memory.
 
     >>> [cost.share.state_bytes for cost in plan("gpt2", optimizers=["SGD", "Adafactor"]).costs]
     [497759824, 1287060]
     """
     device = device or ("cpu" if front_end == "numpy" else "cuda")
-    place = Place(front_end, device, engine, world, layout, offload_state)
+    check_word("layout", layout, LAYOUTS)
+    if mesh is not None:
+        world, layout = read_mesh(mesh, world)
+    place = Place(front_end, device, engine, world, layout, offload_state, replicas=(mesh or {}).get("dp", 1))
     check_place(place)
     every = [*RULES, *(MIXTURES if front_end == "torch" else ())]
     names = every if optimizers is None else [resolve_optimizer(name) for name in optimizers]
     for name in names:
         if is_mixture(name) and front_end != "torch":
             raise CommandError(f"{name} is a mixture of thalweg.torch: it is planned with --front-end torch")
-    for what, value in (("bandwidth", bandwidth), ("flops", flops), ("memory", memory)):
+    numbers = dict(bandwidth=bandwidth, flops=flops, bus=bus, memory=memory, forward_backward=forward_backward)
+    for what, value in numbers.items():
         if value is not None and not value > 0:
             raise CommandError(f"{what} must be above 0, got {value}")
     given = resolve_owners(options)
@@ -157,10 +175,10 @@ def plan(
             refused[name] = str(reason)
             continue
         check_served(name, assigned, found, place)
-        costs.append(cost_of(name, assigned, found, place, rate, flops, memory))
+        costs.append(cost_of(name, assigned, found, place, rate, flops, bus, memory))
     if not costs:
         raise CommandError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
-    return Plan(found, place, tuple(costs), rate, flops, memory, given, refused)
+    return Plan(found, place, tuple(costs), rate, flops, bus, memory, forward_backward, given, refused)
 
 
 def cost_of(
@@ -170,30 +188,49 @@ def cost_of(
     place: Place,
     rate: float,
     flops: float | None,
+    bus: float | None,
     memory: int | None,
 ) -> Cost:
-    share = largest_share([setting for setting, _ in assigned], model.tensors, place, model.frozen)
+    shares = unlike_shares([setting for setting, _ in assigned], model.tensors, place, model.frozen)
+    share = max(shares, key=lambda own: own.total_bytes)
 
-    def seconds(moved: int, products: int) -> float:
+    def seconds(moved: int, products: int, *messages: int) -> float:
         # they take turns: a product waits for what is moved before it
-        return moved / rate + (products / flops if flops else 0.0)
+        return moved / rate + (products / flops if flops else 0.0) + (max(messages) / bus if bus else 0.0)
 
-    known = memory is not None and share.peak_bytes is not None
+    def whole_step(own: Share) -> float:
+        return seconds(own.moved_bytes, own.flops, own.sent_bytes, own.received_bytes)
+
+    known, busiest = memory is not None and share.peak_bytes is not None, max(shares, key=whole_step)
     return Cost(
         optimizer=name,
         assigned=tuple(assigned),
         share=share,
-        seconds=seconds(share.moved_bytes, share.flops),
-        seconds_between=seconds(share.moved_between, share.flops_between),
+        seconds=whole_step(share),
+        seconds_between=seconds(share.moved_between, share.flops_between, share.sent_between, share.received_between),
         fits=share.total_bytes <= memory if known and memory is not None else None,
+        busiest=busiest,
+        busiest_seconds=whole_step(busiest),
     )
+
+
+def read_mesh(mesh: Mapping[str, int], world: int) -> tuple[int, str]:
+    """The number of ranks of a mesh, and its layout."""
+    for name, size in mesh.items():
+        if name not in MESH:
+            raise CommandError(f"there is no mesh dimension {name!r}: {suggest(name, MESH)}")
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise CommandError(f"mesh dimension {name!r} must have at least one rank, got {size!r}")
+    ranks = math.prod(mesh.values())
+    if world not in (1, ranks):
+        raise CommandError(f"the mesh has {ranks} ranks, and the world {world}: leave out --world")
+    return ranks, "ddp" if "fsdp" not in mesh else "hsdp" if "dp" in mesh else "fsdp2"
 
 
 def check_place(place: Place) -> None:
     check_word("front end", place.front_end, FRONT_ENDS)
     check_word("device", place.device, DEVICES)
     check_word("engine", place.engine, ENGINES)
-    check_word("layout", place.layout, LAYOUTS)
     if place.world < 1:
         raise CommandError(f"the world must have at least one rank, got {place.world}")
     if place.front_end == "numpy" and place.device != "cpu":
@@ -204,10 +241,10 @@ def check_place(place: Place) -> None:
         raise CommandError("the numpy front end runs in one process: for several ranks give --front-end torch or optax")
     if place.front_end == "optax" and place.engine != "auto":
         raise CommandError("in JAX the compiler decides how steps are taken: leave out --engine")
-    if place.front_end == "optax" and place.layout == "fsdp2" and place.world > 1:
+    if place.front_end == "optax" and place.is_divided:
         raise CommandError(
-            "layout 'fsdp2' is for torch: in JAX the compiler shards the work, and state follows parameters; leave out "
-            "--layout"
+            f"layout {place.layout!r} is for torch: in JAX the compiler shards the work, and state follows parameters; "
+            "leave out --layout and --mesh"
         )
     if place.offload_state and (place.front_end, place.device) != ("torch", "cuda"):
         raise CommandError(

@@ -19,15 +19,15 @@ from thalweg.kernels.chunks import CHUNK
 from thalweg.kernels.cpu import reasons as native
 from thalweg.kernels.staging import aligned
 from thalweg.kernels.triton import served as kernels
-from thalweg.plan.items import Item, shard, sort_items
-from thalweg.plan.memory import gpu_scratch, joint_bytes, why_unfused
+from thalweg.plan.items import Item, Place, shard, sort_items
+from thalweg.plan.memory import cut, gpu_scratch, joint_bytes, why_unfused
 from thalweg.programs.budget import entry_bytes
 from thalweg.programs.evaluate import order_for
 from thalweg.programs.footprint import footprint, middle_peak
 from thalweg.programs.graph import Value
 from thalweg.rules import Kron, WholeRule
 from thalweg.rules.entries import Entry, Factor, PerSlice
-from thalweg.rules.whole import owners_of
+from thalweg.rules.whole import is_worth_sending, owners_of, slots_of
 from thalweg.spaces.shapes import BYTES, ORDER
 from thalweg.storage import Kept, arithmetic
 
@@ -164,11 +164,29 @@ def whole_rule(item: Item) -> WholeRule:
     return item.rule
 
 
-def choose_owners(items: Sequence[Item], world: int) -> list[Item]:
-    """Items with the owners of those that have to be seen whole. What has no axes every rank has, and none owns."""
-    whole = [item for item in items if item.rule.needs_whole and item.shape]
-    chosen = iter(owners_of([(item.tensor.name, whole_rule(item).cost(item.shape)) for item in whole], world))
-    return [replace(item, owner=next(chosen)) if item.rule.needs_whole and item.shape else item for item in items]
+def choose_owners(items: Sequence[Item], place: Place, rank: int) -> list[Item]:
+    """Items with the owners of those that have to be seen whole: one of all ranks, or else one in this rank's replica.
+
+    What has no axes every rank has, and none owns.
+    """
+    found, here = list(items), rank - rank % place.shards
+    teams: dict[int, list[int]] = {}
+    for index, item in enumerate(items):
+        if item.rule.needs_whole and item.shape and (item.is_sharded or place.shards == 1):
+            teams.setdefault(place.replicas if is_divided(item, place) else 1, []).append(index)
+    for replicas, members in teams.items():
+        costs = [(items[i].tensor.name, whole_rule(items[i]).cost(items[i].shape)) for i in members]
+        for i, (replica, owner) in zip(members, owners_of(costs, place.shards, replicas), strict=True):
+            first = replica * place.shards if replicas > 1 else here
+            found[i] = replace(items[i], owner=first + owner, replicas=replicas)
+    return found
+
+
+def is_divided(item: Item, place: Place) -> bool:
+    """Whether replicas divide the work on a tensor, as a run does unless it is told otherwise."""
+    if place.replicas == 1 or place.engine == "fused" or place.offload_state:
+        return False
+    return is_worth_sending(whole_rule(item), item.shape, arithmetic(item.tensor.dtype), place.device)
 
 
 def entries_on(item: Item, world: int, rank: int) -> dict[str, Kept]:
@@ -177,7 +195,7 @@ def entries_on(item: Item, world: int, rank: int) -> dict[str, Kept]:
     if world > 1 and item.shape and item.rule.needs_whole:
         for key in item.keys(Factor):
             shape, dtype = entries[key]
-            entries[key] = (shard(shape[0], world, rank), *shape[1:]), dtype
+            entries[key] = (shard(shape[0], world, rank % world), *shape[1:]), dtype
     return entries
 
 
@@ -210,39 +228,115 @@ def word(items: Sequence[Item]) -> int:
     return BYTES[widest(whole_rule(item).whole_dtype(arithmetic(item.tensor.dtype)) for item in items)]
 
 
-def bytes_to_others(items: Sequence[Item], world: int, rank: int, *, refresh: bool) -> int:
-    """What a rank sends in the two messages of a step; a refresh sends every rank its rows of the factors."""
-    owned = [item for item in items if item.owner is not None]
-    sent, size = 0, word(owned)
-    for item in owned:
-        rule, rows = whole_rule(item), rows_of_factors(item, world, rank)
-        if item.owner != rank:
-            sent += rule.whole_tensors() * item.tensor.elements + (0 if item.remembers else rows)
-            continue
+class Traffic(NamedTuple):
+    """Bytes that a rank sends to others in a step, and receives from them."""
+
+    sent: int
+    received: int
+
+
+def teams_of(items: Iterable[Item]) -> list[list[Item]]:
+    """Tensors that travel together."""
+    return sort_items((item for item in items if item.owner is not None), lambda item: item.replicas)
+
+
+def is_owned_here(item: Item, world: int, rank: int) -> bool:
+    """Whether the owner is in the rank's replica."""
+    return item.owner is not None and item.owner // world == rank // world
+
+
+def collectives_of(items: Sequence[Item], world: int, rank: int) -> int:
+    """Messages of one team in a step: for each slot to owners and back, if this replica has any, then to replicas."""
+    own = [any(is_owned_here(item, world, rank) for item in slot) for slot in in_slots(items)]
+    return 2 * sum(own) * (world > 1) + len(own) * (items[0].replicas > 1)
+
+
+def in_slots(items: Sequence[Item]) -> list[list[Item]]:
+    """Tensors of one team that travel together."""
+    if any(item.by_kernels for item in items):  # kernels have tables of all that they are given
+        return [list(items)]
+    slots = slots_of([(item.owner, math.prod(item.shape)) for item in items])
+    return [[items[i] for i in members] for members in slots]
+
+
+def traffic_of(items: Sequence[Item], world: int, rank: int, *, refresh: bool) -> Traffic:
+    """Of one team in a step; a refresh sends every rank its rows of the factors. world: ranks of a replica."""
+    sent, received, size = 0, 0, word(items)
+    for item in items:
+        rule, rows, factors = whole_rule(item), rows_of_factors(item, world, rank), sum(counts(item, Factor).values())
+        here, whole = item.tensor.elements, math.prod(item.shape)
+        # for every rank alike
         figures = len(rule.FIGURES) * math.prod(rule.figure_shape(item.shape)) * (2 if size == 2 else 1)
-        sent += math.prod(item.shape) - item.tensor.elements + (world - 1) * figures
+        shown, all_shown = rule.whole_tensors() * here, rule.whole_tensors() * whole
+        if not item.remembers:
+            shown, all_shown = shown + rows, all_shown + factors
         if refresh or rule.learns_always:
-            factors = counts(item, Factor)
-            others = {key: count for key, count in counts(item, PerSlice).items() if key not in factors}
-            sent += sum(factors.values()) - rows + (world - 1) * sum(others.values())
-    return sent * size
+            figures += sum(counts(item, PerSlice).values()) - factors
+            here, whole = here + rows, whole + factors
+        is_here = is_owned_here(item, world, rank)
+        if item.owner == rank:
+            sent += whole - here + (world - 1) * figures
+            received += all_shown - shown
+        elif is_here:
+            sent += shown
+            received += here + figures
+        if is_here:
+            sent += (item.replicas - 1) * (here + figures)
+        else:
+            received += here + figures
+    return Traffic(sent * size, received * size)
 
 
-def owner_peak(items: Sequence[Item], world: int, rank: int) -> int:
-    """Bytes at the peak of a step that refreshes; a message is there twice while it is put together."""
-    size = word(items)
+class Stages(NamedTuple):
+    """Bytes at the peak of each stage of a slot, and of what is left of it for this rank."""
+
+    arriving: int
+    working: int
+    returning: int
+    telling: int
+    made: int
+
+
+class OwnerPeak(NamedTuple):
+    """Bytes at the peak of a step that refreshes, and of them those of slots that arrive and leave."""
+
+    bytes: int
+    slots: int
+
+
+def owner_peak(items: Sequence[Item], world: int, rank: int) -> OwnerPeak:
+    """Of several slots, those one after the other have stages together."""
     on_parts = [footprint(i.setting, i.tensor.shape, i.tensor.dtype, whole=i.shape, by_owners=True) for i in items]
     waiting, after = sum(own.waiting for own in on_parts), sum(own.peak for own in on_parts)
-    seen = max(whole_rule(item).whole_tensors() for item in items)
+    if world == 1:  # in chunks, of which what is made waits for the others
+        alone = dict(zip(map(id, items), on_parts, strict=True))
+        after = waiting + max(sum(alone[id(item)].peak for item in some) for some in cut(items, CHUNK))
+        after += sum(own.result for own in on_parts)
+    slots = [stages_of(slot, world, rank) for team in teams_of(items) for slot in in_slots(team)]
+    if len(slots) > 1:
+        *stages, made = zip(*slots, strict=True)
+        waiting += sum(map(max, stages)) + sum(made)
+    elif slots:
+        waiting += max(slots[0])
+    launched = [item for item in items if item.by_kernels and item.owner == rank]
+    everyone = [item for item in items if item.by_kernels and item.owner is None]
+    # an owner has kernels for its tensors, in addition to those for tensors that every rank has whole
+    scratch = sum(gpu_scratch(bare_buckets(some)) for some in (launched, everyone))
+    on_their_way = [max(own.arriving for own in slots), max(own.returning for own in slots)] if slots else [0]
+    return OwnerPeak(max(waiting, after) + scratch, sum(on_their_way) if len(slots) > 1 else max(on_their_way))
+
+
+def stages_of(items: Sequence[Item], world: int, rank: int) -> Stages:
+    """Of tensors that travel together; a message is there twice while it is put together."""
+    size, seen = word(items), max(whole_rule(item).whole_tensors() for item in items)
     mine = [item for item in items if item.owner == rank]
     launched, in_lists = ([i.whole_item() for i in mine if i.by_kernels is chosen] for chosen in (True, False))
-    everyone = [item for item in items if item.owner is None and item.by_kernels]
     given = size * sum(item.tensor.elements for item in items)
     for_kernels, others = (size * sum(i.tensor.elements for i in some) for some in (launched, in_lists))
     whole, factors = for_kernels + others, sum(map(factor_bytes, mine))
     rows = size * sum(rows_of_factors(item, world, rank) for item in items)
-    going, came = seen * given, seen * whole
-    if not all(item.remembers for item in items):
+    going, came = (seen * given, seen * whole) if world > 1 else (0, 0)
+    if world > 1 and not all(item.remembers for item in items):
         going, came = going + rows, came + factors
     fresh = sum(factor_bytes(item) for item in in_lists if is_made_anew(item))
     # what there are kernels for is put together first; the rest one after the other, from what came to what goes back
@@ -252,9 +346,10 @@ def owner_peak(items: Sequence[Item], world: int, rank: int) -> int:
     # stacks are made when all is put together
     working = max(working, seen * whole + whole + stack_peak(stacks))
     returning = whole + fresh + 2 * (whole + factors) + given + rows
-    most = max(waiting + max(2 * going + came, working, returning), after)
-    # an owner has kernels for its tensors, in addition to those for tensors that every rank has whole
-    return most + sum(gpu_scratch(bare_buckets(some)) for some in (launched, everyone))
+    copied = [item for item in items if item.replicas > 1 and is_owned_here(item, world, rank)]
+    pieces = (item.replicas * (item.tensor.elements + rows_of_factors(item, world, rank)) for item in copied)
+    telling = given + rows + 2 * size * sum(pieces)
+    return Stages(2 * going + came, working, returning, telling, given + rows)
 
 
 def is_made_anew(item: Item) -> bool:

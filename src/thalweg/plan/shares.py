@@ -1,4 +1,4 @@
-"""What one rank has and does: all of it under ddp, a part of each parameter under fsdp2.
+"""What one rank has and does: all of it under ddp, a part of each parameter under fsdp2 and hsdp.
 
 State lies as its parameter does: statistics of rows with their rows, those of columns on every rank. Kron's factors
 are stored in parts beside a whole copy at the rank that owns the parameter and does its products.
@@ -6,25 +6,31 @@ are stored in parts beside a whole copy at the rank that owns the parameter and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from thalweg.arrays import Shape
 from thalweg.kernels.staging import SLOTS, staged, together
 from thalweg.plan import costs
-from thalweg.plan.items import Item, item_of, local, shard, sort_items
+from thalweg.plan.items import Item, Place, item_of, local, shard, sort_items
 from thalweg.plan.memory import Peak, measure_item, numpy_peak, torch_peak
 from thalweg.plan.models import Tensor
 from thalweg.plan.ranks import (
+    OwnerPeak,
+    Traffic,
     bytes_of_owner,
-    bytes_to_others,
     choose_owners,
+    collectives_of,
     entries_on,
     is_launched,
     kernel_peak,
     messages,
     owner_peak,
     ring,
+    teams_of,
+    traffic_of,
 )
 from thalweg.programs.budget import entry_bytes
 from thalweg.settings import Setting
@@ -52,8 +58,14 @@ class Share:
     flops_between: int
     sent_bytes: int
     sent_between: int
+    received_bytes: int
+    received_between: int
     #: Messages to other ranks, each of them one collective.
     collectives: int
+    #: Of the peak, messages between owners and other ranks.
+    slot_bytes: int = 0
+    #: Tensors on which replicas divide the work.
+    divided: int = 0
     #: Of weights that are not trained.
     frozen_bytes: int = 0
 
@@ -64,75 +76,74 @@ class Share:
         return 2 * self.parameter_bytes + self.frozen_bytes + state + (self.peak_bytes or 0)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where steps are taken, and by what."""
-
-    front_end: str
-    device: str
-    engine: str
-    world: int
-    layout: str
-    #: Whether state is in the host's memory.
-    offload_state: bool = False
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether each rank has a part of every parameter."""
-        return self.world > 1 and self.layout == "fsdp2"
-
-
 def largest_share(
     settings: Sequence[Setting], tensors: Sequence[Tensor], place: Place, frozen: Sequence[Tensor] = ()
 ) -> Share:
-    """The share of the rank that needs most. settings: of each tensor. frozen: weights that are not trained."""
+    """The share of the rank that needs most memory. settings: of each tensor. frozen: weights that are not trained."""
+    return max(unlike_shares(settings, tensors, place, frozen), key=lambda own: own.total_bytes)
+
+
+def unlike_shares(
+    settings: Sequence[Setting], tensors: Sequence[Tensor], place: Place, frozen: Sequence[Tensor] = ()
+) -> list[Share]:
+    """The shares of ranks, of those that hold and own alike only the first one's."""
     ranks = [0]  # no other has more
-    if place.is_divided and any(setting.rule.needs_whole for setting in settings):
-        items = [item_of(tensor, own) for tensor, own in zip(tensors, settings, strict=True)]
-        owned = choose_owners(items, place.world)
-        # ranks that hold and own alike need the same
+    if any(setting.rule.needs_whole for setting in settings):
+        owned: dict[int, list[Shape]] = defaultdict(list)
+        held = [item_of(*both, place.shards) for both in zip(tensors, settings, strict=True)]
+        items = choose_owners(held, place, 0)
+        for item in items:
+            for first in range(0, place.world, place.shards) if item.replicas == 1 else (0,):
+                if item.owner is not None:
+                    owned[first + item.owner].append(item.shape)
         lengths = {tensor.shape[0] for tensor in (*tensors, *frozen) if tensor.shape}
         unlike: dict[Any, int] = {}
-        for rank in range(place.world):
-            held = tuple(shard(length, place.world, rank) for length in lengths)
-            mine = sorted(item.shape for item in owned if item.owner == rank)
-            unlike.setdefault((held, tuple(mine)), rank)
+        # replicas that divide nothing are alike
+        for rank in range(place.world if any(item.replicas > 1 for item in items) else place.shards):
+            sizes = tuple(shard(length, place.shards, rank % place.shards) for length in lengths)
+            unlike.setdefault((sizes, tuple(sorted(owned.get(rank, ())))), rank)
         ranks = list(unlike.values())
-    return max((share_of(settings, tensors, place, rank, frozen) for rank in ranks), key=lambda own: own.total_bytes)
+    return [share_of(settings, tensors, place, rank, frozen) for rank in ranks]
 
 
 def share_of(
     settings: Sequence[Setting], tensors: Sequence[Tensor], place: Place, rank: int, frozen: Sequence[Tensor] = ()
 ) -> Share:
     """The share of one rank. settings: of each tensor."""
-    world = place.world if place.is_divided else 1
-    items = [item_of(tensor, own, world, rank) for tensor, own in zip(tensors, settings, strict=True)]
-    if world > 1:
-        on_ranks = choose_owners(items, world)
-        items = [replace(item, by_kernels=is_launched(item, place.device, place.engine)) for item in on_ranks]
-    whole = [item for item in items if world > 1 and item.rule.needs_whole]
-    elementwise = [item for item in items if world == 1 or not item.rule.needs_whole]
+    world = place.shards
+    items = [item_of(tensor, own, world, rank % world) for tensor, own in zip(tensors, settings, strict=True)]
+    if world > 1 or place.replicas > 1:
+        items = [
+            replace(item, by_kernels=is_launched(item, place.device, place.engine))
+            if world > 1 or item.replicas > 1
+            else replace(item, owner=None)
+            for item in choose_owners(items, place, rank)
+        ]
+    are_whole = [item.rule.needs_whole and (item.owner is not None or (world > 1 and not item.shape)) for item in items]
+    whole, elementwise = ([i for i, own in zip(items, are_whole, strict=True) if own is ok] for ok in (True, False))
     mine = [item.whole_item() for item in whole if item.owner in (rank, None)]
     sums = messages(items) if world > 1 else {}
-    peak = peak_of(items, place) if world == 1 else peak_of_parts(elementwise, whole, sums, place, rank)
+    peak = peak_of_parts(elementwise, whole, sums, place, rank) if whole or world > 1 else peak_of(items, place)
     state = costs.counter_bytes(place.front_end, len(items), items[0].setting)
     state += sum(entry_bytes(entry) for item in items for entry in entries_on(item, world, rank).values())
     state += sum(bytes_of_owner(item) for item in whole if item.owner == rank)
     hosted = sizes_on_host(items) if place.offload_state and not whole else []
-    not_trained = [local(tensor, world, rank) for tensor in frozen] if world > 1 else frozen
+    not_trained = [local(tensor, world, rank % world) for tensor in frozen] if world > 1 else frozen
 
     def moved(refresh: bool) -> int:
         here = sum(costs.bytes_moved_by(item, refresh=refresh) for item in elementwise)
         products = sum(costs.bytes_moved_by_products(item, refresh=refresh) for item in mine)
         return here + products + sum(costs.bytes_moved_by_applying(item) for item in whole)
 
-    def sent(refresh: bool) -> int:
-        to_others = bytes_to_others(whole, world, rank, refresh=refresh) if whole else 0
-        return ring(sum(sums.values()), world) + to_others
+    def traffic(refresh: bool) -> Traffic:
+        by_sums, teams = ring(sum(sums.values()), world), teams_of(whole)
+        found = [Traffic(by_sums, by_sums), *(traffic_of(team, world, rank, refresh=refresh) for team in teams)]
+        return Traffic(*map(sum, zip(*found, strict=True)))
 
     def products(refresh: bool) -> int:
-        return sum(costs.flops(item, refresh=refresh) for item in (mine if whole else items))
+        return sum(costs.flops(item, refresh=refresh) for item in (*mine, *elementwise))
 
+    refreshing, between = traffic(True), traffic(False)
     return Share(
         engine=peak.engine,
         rank=rank,
@@ -145,9 +156,13 @@ def share_of(
         moved_between=moved(False),
         flops=products(True),
         flops_between=products(False),
-        sent_bytes=sent(True),
-        sent_between=sent(False),
-        collectives=len(sums) + (2 if whole else 0),
+        sent_bytes=refreshing.sent,
+        sent_between=between.sent,
+        received_bytes=refreshing.received,
+        received_between=between.received,
+        collectives=len(sums) + sum(collectives_of(team, world, rank) for team in teams_of(whole)),
+        slot_bytes=peak.slots,
+        divided=sum(item.replicas > 1 for item in whole),
         frozen_bytes=costs.frozen_bytes(not_trained),
     )
 
@@ -165,13 +180,22 @@ def peak_of_parts(
 ) -> Peak:
     """Where every rank has a part of each parameter, and owners work on whole ones."""
     launched, in_lists = ([item for item in elementwise if item.by_kernels is chosen] for chosen in (True, False))
-    engines = {"fused" if item.by_kernels else "foreach" for item in (*elementwise, *whole)}
     if in_lists and place.engine == "fused" and place.device == "cpu":
         return peak_of(in_lists, place)  # native code steps parts only where it is asked for
+    if place.shards == 1:  # beside tensors whose work is divided, steps of one process
+        beside = peak_of(elementwise, place) if elementwise else Peak(0, "")
+        used = " + ".join(sorted({*beside.engine.split(" + "), *engines_of(whole)} - {""}))
+        own = owner_peak(whole, 1, rank)
+        return Peak((beside.bytes or 0) + own.bytes, used, is_bound=True, slots=own.slots)
     # where lists are sharded, they are not cut, and all of them wait for sums in the middle of their arithmetic
     peak = (kernel_peak(launched, sums.values()) if launched else 0) + sum(measure_item(item).peak for item in in_lists)
-    peak += owner_peak(whole, place.world, rank) if whole else 0
-    return Peak(peak, " + ".join(sorted(engines)), bool(in_lists or whole))
+    used = " + ".join(sorted(engines_of((*elementwise, *whole))))
+    own = owner_peak(whole, place.shards, rank) if whole else OwnerPeak(0, 0)
+    return Peak(peak + own.bytes, used, bool(in_lists or whole), own.slots)
+
+
+def engines_of(items: Iterable[Item]) -> set[str]:
+    return {"fused" if item.by_kernels else "foreach" for item in items}
 
 
 def sizes_on_host(items: Sequence[Item]) -> list[int]:

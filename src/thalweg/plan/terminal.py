@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from thalweg.plan.models import Tensor
 from thalweg.plan.planning import BANDWIDTHS, Cost, Plan
+from thalweg.plan.shares import Share
 from thalweg.show.extras import extra
 from thalweg.show.palette import colour_of
 from thalweg.show.registered import is_mixture
@@ -73,9 +74,19 @@ def table_of(found: Plan) -> Table:
 
 
 def peak(cost: Cost) -> str:
-    if cost.share.peak_bytes is None:
+    return peak_of(cost.share)
+
+
+def peak_of(share: Share) -> str:
+    if share.peak_bytes is None:
         return "XLA decides"
-    return ("≤ " if cost.share.peak_is_bound else "") + human_bytes(cost.share.peak_bytes)
+    return ("≤ " if share.peak_is_bound else "") + human_bytes(share.peak_bytes)
+
+
+def share_of_step(found: Plan, cost: Cost) -> str:
+    if not found.forward_backward:
+        return ""
+    return f", {cost.busiest_seconds / (found.forward_backward + cost.busiest_seconds):.1%} of a step"
 
 
 def total(cost: Cost) -> str:
@@ -109,6 +120,7 @@ def notes(found: Plan) -> Iterator[str]:
     assumed = f" ({ASSUMED[place.device]})" if found.bandwidth == BANDWIDTHS[place.device] else ""
     time = f"time: how long that takes at {human_bytes(found.bandwidth)}/s{assumed}"
     products = f", and products at {human_flops(found.flops)}/s" if found.flops else ""
+    products += f", and messages at {human_bytes(found.bus)}/s" if found.bus else ""
     yield f"moved: the least that a step must read and write. {time}{products}."
     for cost in found.costs:
         if cost.refreshes:
@@ -125,6 +137,18 @@ def notes(found: Plan) -> Iterator[str]:
                 rate = "on tensor cores, such as --flops 300TFLOPS" if cores else "in float32, such as --flops 60TFLOPS"
                 yield f"{cost.optimizer}: the time of its products is not counted; set their rate {rate}."
     for cost in found.costs:
+        busy = cost.busiest
+        if place.replicas > 1 and busy.flops:
+            yield f"{cost.optimizer}: replicas divide the work on {busy.divided} tensors."
+        if place.world > 1 and busy.flops:
+            yield (
+                f"{cost.optimizer}: the busiest rank, {busy.rank}, computes {human_flops(busy.flops)}, receives "
+                f"{human_bytes(busy.received_bytes)} and sends {human_bytes(busy.sent_bytes)} in {busy.collectives} "
+                f"collectives, keeps {human_bytes(busy.state_bytes)} of state, needs {peak_of(busy)} in a step, "
+                f"{human_bytes(busy.slot_bytes)} of it for messages, and takes {human_seconds(cost.busiest_seconds)}"
+                f"{share_of_step(found, cost)}."
+            )
+    for cost in found.costs:
         if is_mixture(cost.optimizer):
             own = sorted(found.by_rule(cost).items(), key=lambda pair: pair[0] == "AdamW")
             parts = (f"{rule} steps {count_parameters(some)}" for rule, some in own)
@@ -133,7 +157,7 @@ def notes(found: Plan) -> Iterator[str]:
     for name, reason in found.refused.items():
         yield f"{name} is not planned: {reason}"
     if place.world > 1:
-        yield "Figures are those of the rank that needs most. sent: without the reduction of gradients."
+        yield "Figures are those of the rank that needs most memory. sent: without the reduction of gradients."
 
 
 def human_count(count: int) -> str:

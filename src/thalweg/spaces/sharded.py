@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
@@ -52,11 +52,24 @@ class Part:
     offset: Shape
     #: By axis, the groups of ranks over which it is divided.
     groups: tuple[tuple[Group, ...], ...]
+    #: The groups of ranks that hold the same block and divide the work on whole tensors.
+    replicas: tuple[Group, ...] = ()
 
     @property
     def position(self) -> int:
         """Of its first element in the whole tensor, read row by row."""
         return sum(begin * math.prod(self.shape[axis + 1 :]) for axis, begin in enumerate(self.offset))
+
+    def of_stack(self, held: Shape, stacked_axes: int) -> Part:
+        """The same part of a stack of no other tensors than this rank has. held: the shape of the block."""
+        own, rest = slice(stacked_axes), slice(stacked_axes, None)
+        offset, groups = (0,) * stacked_axes, ((),) * stacked_axes
+        return replace(
+            self,
+            shape=(*held[own], *self.shape[rest]),
+            offset=(*offset, *self.offset[rest]),
+            groups=(*groups, *self.groups[rest]),
+        )
 
     def across(self, axes: Axes) -> tuple[Group, ...]:
         """The groups over which a sum along these axes goes."""

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from copy import deepcopy
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ from thalweg.torch.params.states import (
     make_state,
 )
 from thalweg.torch.sharding.agreement import Agreement, in_words
+from thalweg.torch.sharding.sharing import Sharing
 from thalweg.torch.step.averages import put_in_place
 from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.gradients import JointGradient
@@ -105,6 +106,9 @@ class Optimizer(torch.optim.Optimizer):
         engine: EngineName = "auto",
         offload_state: bool = False,
         capturable: bool = False,
+        replicas: Any = None,
+        divide_work: bool | None = None,
+        message_dtype: Literal["int8"] | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
         differentiable: bool = False,
@@ -114,7 +118,8 @@ class Optimizer(torch.optim.Optimizer):
         options |= name_positional(self.rule, positional, options)
         entry = check_options(self.rule, lr, options, variant, overrides)
         engine = choose_engine(engine, foreach, fused, differentiable)
-        self._begin(params, [(None, entry)], defaults_of(entry), engine, offload_state, capturable)
+        sharing = Sharing(replicas, divide_work, message_dtype)
+        self._begin(params, [(None, entry)], defaults_of(entry), engine, offload_state, capturable, sharing)
 
     def _begin(
         self,
@@ -124,12 +129,14 @@ class Optimizer(torch.optim.Optimizer):
         engine: EngineName,
         offload_state: bool,
         capturable: bool,
+        sharing: Sharing,
     ) -> None:
         """Take parameters that are to be stepped by the rules of these entries."""
         check_flag("capturable", capturable)
         check_flag("offload_state", offload_state)
+        sharing.check(engine, offload_state=offload_state)
         self._groups = Groups(entries)
-        self._forget(engine, offload_state)
+        self._forget(engine, offload_state, sharing)
         super().__init__(params, {**defaults, "capturable": capturable, "layout": LAYOUT})
         for p in self.parameters() if engine == "fused" else ():
             missing = reason_missing_for(p)
@@ -154,19 +161,19 @@ class Optimizer(torch.optim.Optimizer):
         variant, overrides = options.pop("variant", None), options.pop("overrides", ())
         return check_options(rule, lr, options, variant, overrides)
 
-    def _forget(self, engine: EngineName, offload_state: bool) -> None:
+    def _forget(self, engine: EngineName, offload_state: bool, sharing: Sharing) -> None:
         """Have seen no step yet."""
-        self._wanted_engine = engine
+        self._wanted_engine, self._sharing = engine, sharing
         self._host = HostState(wanted=offload_state)
         self._turns = Turns()
         self._engines_used: set[str] = set()
         self._last: Statistics = {}
-        self._sorter = Sorter(engine)
-        self._agreement = Agreement()
+        self._sorter = Sorter(engine, sharing, offload_state=offload_state)
+        self._agreement = Agreement(sharing)
         self._steps: dict[Hashable, RememberedStep] = {}
         self._joint = JointGradient()
         self._engines: dict[EngineKind, Engine] = {
-            "lists": Lists(),
+            "lists": Lists(sharing.message_dtype),
             "native": Native(),
             "triton": Triton(),
         }
@@ -421,7 +428,8 @@ class Optimizer(torch.optim.Optimizer):
         """
         groups = self.param_groups
         shown_only, unused = list(map(self._is_shown_only, groups)), self._groups.find_unused(groups)
-        return explain(list(self._treatments()), groups, shown_only, unused, self._host, code=code, program=program)
+        given = list(self._treatments()), groups, shown_only, unused, self._host, self._sorter.reason_undivided
+        return explain(*given, code=code, program=program)
 
     # ---- state
 
@@ -508,7 +516,7 @@ class Optimizer(torch.optim.Optimizer):
     def clear_state(self) -> None:
         """Forget what has been learned; options stay."""
         self.state.clear()
-        self._forget(self._wanted_engine, self._host.wanted)
+        self._forget(self._wanted_engine, self._host.wanted, self._sharing)
 
     # ---- averages
 
@@ -580,15 +588,18 @@ class Optimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"_entries": self._groups.entries, "_wanted_engine": self._wanted_engine, "_skips": self._joint.skips}
-        return {**super().__getstate__(), **own, "_offload_state": self._host.wanted}
+        sharing = self._sharing.divide_work, self._sharing.message_dtype  # without a process group, which has no copies
+        beside = {"_offload_state": self._host.wanted, "_sharing": sharing}
+        return {**super().__getstate__(), **own, **beside}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         offload_state = state.pop("_offload_state", False)
+        sharing = Sharing(None, *state.pop("_sharing", ()))
         own = {key: state.pop(key) for key in ("_entries", "_wanted_engine", "_skips") if key in state}
         super().__setstate__(state)
         if own:  # a copy or a pickle, and not load_state_dict, which comes here too
             self._groups = Groups(own["_entries"])
-            self._forget(own["_wanted_engine"], offload_state)
+            self._forget(own["_wanted_engine"], offload_state, sharing)
             self._joint.skips = own["_skips"]
 
     # ---- what steps have found

@@ -23,6 +23,7 @@ from thalweg.settings import (
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.checks import warn_if_used_up
 from thalweg.torch.params.groups import EngineName, Params, check_given, check_names_unneeded, choose_engine
+from thalweg.torch.sharding.sharing import Sharing
 
 Entries: TypeAlias = Sequence[tuple[Pattern, RuleOptions]]
 
@@ -74,6 +75,9 @@ class Mixture(Optimizer):
         engine: EngineName = "auto",
         offload_state: bool = False,
         capturable: bool = False,
+        replicas: Any = None,
+        divide_work: bool | None = None,
+        message_dtype: Literal["int8"] | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
         differentiable: bool = False,
@@ -86,7 +90,8 @@ class Mixture(Optimizer):
         self._for_all = check_overrides(overrides)
         checked = checked_entries(entries, whole, self._for_all)
         engine = choose_engine(engine, foreach, fused, differentiable)
-        self._begin(params, checked, whole, engine, offload_state, capturable)
+        sharing = Sharing(replicas, divide_work, message_dtype)
+        self._begin(params, checked, whole, engine, offload_state, capturable, sharing)
         if not self.param_groups:
             raise ParameterError("params has groups without any parameter: pass list(model.named_parameters()) in one")
 

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from thalweg.kernels.chunks import CHUNK, WHOLE_CHUNK, pieces
+from thalweg.kernels.cpu.noise import fill_normal
+from thalweg.kernels.threads import num_threads
+from thalweg.rules.noise import tensor_id
 from thalweg.rules.rule import Update
 from thalweg.rules.whole import Direction, WholeRule
 from thalweg.spaces import torch as single
@@ -47,6 +50,13 @@ def transform_lists(rule: WholeRule, lists: Sequence[Sequence[Tensor]], most: in
         for i in range(len(members)):
             answers.append(Direction(made.tensor[i], {key: own[i] for key, own in figures.items()}, {}))
     return answers
+
+
+def fill_with_noise(room: Tensor, *, seed: int, name: str, t: int) -> Tensor:
+    """Write the noise of a parameter into a tensor of float32 or float64 on the CPU, by native code."""
+    dtype, threads = str(room.dtype).removeprefix("torch."), num_threads(torch.get_num_threads)
+    fill_normal(room.data_ptr(), dtype, room.numel(), seed=seed, tensor=tensor_id(name), t=t, threads=threads)
+    return room
 
 
 def most_whole(device: torch.device) -> int:

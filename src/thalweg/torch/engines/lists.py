@@ -9,6 +9,7 @@ from itertools import chain
 import torch
 
 from thalweg.kernels.chunks import STACK
+from thalweg.rules.whole import SLOT
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
 from thalweg.torch.engines.results import Result, results_of
 from thalweg.torch.engines.shards import result_of_shards
@@ -19,9 +20,12 @@ from thalweg.torch.sharding.owners import Owners
 class Lists:
     """The lists of one optimizer. Whole tensors that this rank owns are kept from step to step."""
 
-    def __init__(self, most: int = STACK) -> None:
-        """most: elements of a stack of small tensors."""
-        self.owners, self.most = Owners(), most
+    def __init__(self, message_dtype: str | None = None, most: int = STACK, slot: int = SLOT) -> None:
+        """message_dtype: the codes in which tensors travel, slot: how many elements at a time.
+
+        most: elements of a stack of small tensors.
+        """
+        self.owners, self.most = Owners(message_dtype, slot), most
 
     def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> ListsRun:
         return ListsRun(self.owners, self.most)
@@ -45,7 +49,7 @@ class ListsRun:
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
     def measure(self, on_nonfinite: str) -> list[Computation]:
         """All new values if nothing may be written before they are known; else those of shards alone."""
-        sharded = [bucket for bucket in self.buckets if bucket.parts]
+        sharded = [part for bucket in self.buckets if bucket.parts for part in chunks_alike(bucket)]
         self.buckets = [bucket for bucket in self.buckets if not bucket.parts]
         if on_nonfinite == "raise":
             self.results = [result for bucket in self.buckets for result in results_of(bucket, self.most)]
@@ -76,6 +80,11 @@ class ListsRun:
         self.buckets, self.results = (), []
         if not taken:
             self.owners.forget()
+
+
+def chunks_alike(bucket: Bucket) -> list[Bucket]:
+    """Chunks that are the same on every rank: not of shards, whose sizes may differ."""
+    return [bucket] if any(bucket.parts[0].groups) else bucket.chunks()
 
 
 @torch.compiler.disable

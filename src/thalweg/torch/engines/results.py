@@ -14,8 +14,6 @@ from torch import Tensor
 from thalweg.boundary import Advance, advance, slice_of
 from thalweg.kernels.chunks import SMALL
 from thalweg.kernels.cpu.library import reason_missing
-from thalweg.kernels.cpu.noise import fill_normal
-from thalweg.kernels.threads import num_threads
 from thalweg.rules.entries import Count
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.rules.whole import WholeRule
@@ -23,7 +21,7 @@ from thalweg.spaces import foreach
 from thalweg.spaces import torch as single
 from thalweg.spaces.foreach import PerTensor, TensorList
 from thalweg.torch.engines.protocol import Bucket
-from thalweg.torch.wholes import InStacks, most_whole
+from thalweg.torch.wholes import InStacks, fill_with_noise, most_whole
 
 
 @dataclass(frozen=True)
@@ -220,13 +218,5 @@ def normals(bucket: Bucket, members: Sequence[int]) -> Tensor:
         return cast(Tensor, normal(single, first.to(precision), seed=seed, tensor=ids, t=bucket.t))
     noise = torch.empty((len(members), *shape), dtype=precision)
     for own, index in zip(noise, members, strict=True):
-        fill_normal(
-            own.data_ptr(),
-            "float64" if precision == torch.float64 else "float32",
-            own.numel(),
-            seed=seed,
-            tensor=tensor_id(bucket.names[index]),
-            t=bucket.t,
-            threads=num_threads(torch.get_num_threads),
-        )
+        fill_with_noise(own, seed=seed, name=bucket.names[index], t=bucket.t)
     return noise[0] if len(members) == 1 else noise

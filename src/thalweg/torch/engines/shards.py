@@ -154,10 +154,16 @@ def updated_by_owners(rule: WholeRule, bucket: Bucket, space: Sharded, given: di
     requests = requests_of(rule, bucket, tensors, s, t, due)
     del shown, tensors
     answers = yield Question(owners.make, requests)
-    everywhere = tuple(range(len(bucket.parts[0].shape)))
+    figures: dict[str, TensorList] = {
+        key: TensorList([answer.figures[key] for answer in answers]) for key in rule.FIGURES
+    }
+    # figures of a stack that is sharded are only of this rank's slices: others matter where one may refuse the step
+    if not has_whole_slices(rule, bucket) or bucket.setting.handling.on_nonfinite == "propagate":
+        everywhere = tuple(range(len(bucket.shape)))
+        figures = {key: ReducedList(own.tensors, everywhere) for key, own in figures.items()}
     made = Direction(
         TensorList([answer.tensor for answer in answers]),
-        {key: ReducedList([answer.figures[key] for answer in answers], everywhere) for key in rule.FIGURES},
+        figures,
         {key: TensorList([answer.state[key] for answer in answers]) for key in answers[0].state},
     )
     lr: Any = bucket.lr
@@ -170,6 +176,11 @@ def updated_by_owners(rule: WholeRule, bucket: Bucket, space: Sharded, given: di
     return update
 
 
+def has_whole_slices(rule: WholeRule, bucket: Bucket) -> bool:
+    sharded = [axis for axis, groups in enumerate(bucket.parts[0].groups) if groups]
+    return rule.has_whole_slices(bucket.shape, sharded)
+
+
 def requests_of(
     rule: WholeRule, bucket: Bucket, shown: Sequence[TensorList], s: State[TensorList], t: Any, due: Any
 ) -> list[Request]:
@@ -180,16 +191,20 @@ def requests_of(
         numbers = [round(number) for number in t.values.tolist()]
     changes = [due] * len(bucket.names) if isinstance(due, bool) else torch.stack(list(due.tensors)).tolist()
     own, factors = (rule.keys(bucket.shape, role) for role in (PerSlice, Factor))
+    parts = bucket.parts
+    if has_whole_slices(rule, bucket):  # experts need no owner
+        parts = [part.of_stack(tuple(p.shape), rule.stacked_axes) for part, p in zip(parts, bucket.params, strict=True)]
     return [
         Request(
             name=name,
             rule=rule,
-            part=bucket.parts[i],
+            part=parts[i],
             tensors=[x.tensors[i] for x in shown],
             factors={key: s[key].tensors[i] for key in own},
             stored=bucket.states[i][factors[0]].dtype if factors else None,
-            # a skipped step would leave the owner with factors that differ from the state of the other ranks
-            remembered=is_remembered(handling.on_nonfinite) and bucket.allowed is None,
+            # a skipped step would leave the owner with factors that differ from the state of the other ranks, and
+            # what is not sharded has whole factors in its state
+            remembered=is_remembered(handling.on_nonfinite) and bucket.allowed is None and any(parts[i].groups),
             by_kernels=by_kernels,
             due=changes[i],
             seed=handling.seed,

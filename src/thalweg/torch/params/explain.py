@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from thalweg.explain import Explanation, GroupRow, explain_parameter, write_programs
 from thalweg.kernels import triton
 from thalweg.kernels.cpu.compiled import source_of as native_source
+from thalweg.rules import Rule
 from thalweg.settings import Setting
 from thalweg.spaces import torch as xp
 from thalweg.torch.offload.host import HostState
@@ -40,6 +42,7 @@ def explain(
     shown_only: Sequence[bool],
     unused: tuple[Sequence[Any], Sequence[Any]],
     host: HostState,
+    reason_undivided: Callable[[Tensor, Rule], str | None],
     *,
     code: bool,
     program: bool,
@@ -47,11 +50,14 @@ def explain(
     """How parameters will be treated. A learning rate that is a tensor is not read: that would wait for it.
 
     shown_only: of each group, whether its lr is written by a scheduler for people to read, and not read by a step.
-    unused: patterns of overrides, and of entries, that match no parameter.
+    unused: patterns of overrides, and of entries, that match no parameter. reason_undivided: why replicas do not divide
+    the work on a parameter, "" if they do, None if there are none.
     """
     rows, sources, written = [], dict[str, str](), []
     beside: list[dict[str, None]] = [{} for _ in groups]  # why state stays beside parameters, in order
+    undivided: list[Counter[str | None]] = [Counter() for _ in groups]
     for name, p, index, setting, lr, factor, hint in treatments:
+        undivided[index][reason_undivided(p, setting.rule_at(1))] += 1
         reason = host.reason_against(name, p, setting.rule_at(1)) if host.wanted else ""
         if reason:
             beside[index][reason] = None
@@ -73,8 +79,8 @@ def explain(
             sources[title] = source_of(setting, p, has_lr=lr is not None)
     several = len({row.rule for row in rows}) > 1
     shown = [
-        explain_group(group, notes_on(group, is_shown, reasons), rule=group["rule"] if several else "")
-        for group, is_shown, reasons in zip(groups, shown_only, beside, strict=True)
+        explain_group(group, notes_on(group, is_shown, reasons, work), rule=group["rule"] if several else "")
+        for group, is_shown, reasons, work in zip(groups, shown_only, beside, undivided, strict=True)
     ]
     return Explanation(rows, unused[0], shown, sources, unused[1], write_programs(written if program else ()))
 
@@ -88,9 +94,15 @@ def explain_group(group: Mapping[str, Any], notes: Iterator[str], *, rule: str) 
     return GroupRow(None if name is None else str(name), stepped, frozen, shown, tuple(notes), rule)
 
 
-def notes_on(group: Mapping[str, Any], shown_only: bool, beside: Mapping[str, None]) -> Iterator[str]:
+def notes_on(
+    group: Mapping[str, Any], shown_only: bool, beside: Mapping[str, None], undivided: Mapping[str | None, int]
+) -> Iterator[str]:
     """What a reader of a group should know. beside: why state stays beside parameters that should be on the host."""
     yield from (f"offload_state has no effect: {reason}" for reason in beside)
+    for reason, count in undivided.items():
+        if reason is not None:
+            work = f"replicas {'do not ' if reason else ''}divide the work on {count} parameter{'s' * (count > 1)}"
+            yield f"{work}: {reason}" if reason else work
     if shown_only:
         yield "a scheduler displays the step size as lr, and the rule computes it"
     elif group.get("lr_is_scale"):

@@ -22,6 +22,7 @@ from thalweg.rules import Rule
 from thalweg.settings import option_names
 from thalweg.torch.sharding.collectives import gather_objects, largest_words
 from thalweg.torch.sharding.shards import MeshGroup, is_distributed, part_of
+from thalweg.torch.sharding.sharing import Sharing
 
 #: What thalweg reads of a group beside the options of its rule.
 BESIDE_OPTIONS = ("lr", "lr_is_scale", "capturable", "rule", "rule_version", "entry", "layout")
@@ -32,7 +33,8 @@ WORDS = 4
 class Agreement:
     """What the ranks of one optimizer have agreed on so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, sharing: Sharing) -> None:
+        self.sharing = sharing
         self.places: Mapping[Tensor, tuple[str, int]] = {}
         self.distributed: list[tuple[str, Tensor, int]] = []
         self.reached: set[Hashable] = set()
@@ -56,18 +58,25 @@ class Agreement:
         """
         if places is not self.places:
             self.places, self.reached = places, set()
-            self.distributed = [(name, p, index) for p, (name, index) in places.items() if is_distributed(p)]
+            shared = [self.sharing.group is not None and rule.needs_whole for rule in rules]
+            self.distributed = [(name, p, i) for p, (name, i) in places.items() if is_distributed(p) or shared[i]]
         if not self.distributed:
             return
         # one by one, ranks are at the same parameter at different times, and have gradients for others or not
         present = b"" if one_by_one else bytes(p.grad is not None for _, p, _ in self.distributed)
         news = present, tuple(kinds(own_options(*both)) for both in zip(rules, groups, strict=True))
         if news not in self.reached:
-            divided = [(name, p, index, part_of(name, p).across(None)) for name, p, index in self.distributed]
+            divided = [(name, p, index, self.groups_of(name, p, rules[index])) for name, p, index in self.distributed]
             divided = [each for each in divided if each[-1]]
-            lines = list(describe(rules, divided, groups, overrides, gradients=not one_by_one))
+            told = f"divide_work={self.sharing.divide_work} and message_dtype={self.sharing.message_dtype!r}"
+            lines = [told, *describe(rules, divided, groups, overrides, gradients=not one_by_one)]
             check_agreement(lines, [group for *_, across in divided for group in across])
             self.reached.add(news)
+
+    def groups_of(self, name: str, p: Tensor, rule: type[Rule]) -> tuple[MeshGroup, ...]:
+        """The groups over which a parameter may send messages."""
+        shares = rule.needs_whole and self.sharing.divide_work is not False
+        return part_of(name, p).across(None) + (self.sharing.groups_of(p) if shares else ())
 
 
 def check_agreement(description: Sequence[str], groups: Sequence[MeshGroup]) -> None:
@@ -116,7 +125,7 @@ def describe(
     *,
     gradients: bool,
 ) -> Iterator[str]:
-    """A line for each thing that must be the same on every rank. Parameters that are not sharded may differ."""
+    """A line for each thing that must be the same on every rank. Parameters of which each is alone may differ."""
     names = dict.fromkeys(rule.__name__ for rule in rules)
     yield f"the rule{'s' if len(names) > 1 else ''} {', '.join(names)}"
     entries = [f"{in_words(pattern)}: {in_words(dict(sorted(options.items())))}" for pattern, options in overrides]
@@ -125,8 +134,8 @@ def describe(
         options = own_options(rules[index], groups[index])
         yield from (f"{key}={in_words(value)} in group {index}" for key, value in sorted(options.items()))
     for name, p, index, _ in divided:
-        placements = ", ".join(map(str, p.placements))  # type: ignore[attr-defined]
-        mesh = " x ".join(map(str, p.device_mesh.shape))  # type: ignore[attr-defined]
+        placements = ", ".join(map(str, getattr(p, "placements", ("a plain tensor",))))
+        mesh = " x ".join(map(str, p.device_mesh.shape)) if is_distributed(p) else "all"  # type: ignore[attr-defined]
         missing = ", without a gradient" if gradients and p.grad is None else ""
         yield (
             f"parameter {name!r} in group {index}, of shape {tuple(p.shape)} and dtype {p.dtype}, "

@@ -45,26 +45,38 @@ def reduce(operation: Any, asked: Sequence[Asked]) -> list[Tensor]:
     return figures
 
 
-def exchange(
-    outgoing: Sequence[Sequence[Tensor]],
-    incoming: Sequence[int],
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    group: Any,
-    sent_from: str,
-) -> list[Tensor]:
-    """One all-to-all: takes the pieces for each rank of a group, returns the message from each.
+class Exchange:
+    """One all-to-all that was begun: the pieces for each rank of a group are on their way, and the message from each.
 
     incoming: the sizes of those. sent_from: the device that messages have to be on.
     """
-    nothing = torch.empty(0, dtype=dtype, device=device)
-    flat = [torch.cat([nothing, *(piece.reshape(-1).to(dtype) for piece in pieces)]) for pieces in outgoing]
-    arrived = torch.empty(sum(incoming), dtype=dtype, device=sent_from)
-    sizes = [piece.numel() for piece in flat]
-    message = torch.cat(flat).to(sent_from)
-    torch.distributed.all_to_all_single(arrived, message, list(incoming), sizes, group=group)
-    return list(torch.split(arrived.to(device), list(incoming)))
+
+    def __init__(
+        self,
+        outgoing: Sequence[Sequence[Tensor]],
+        incoming: Sequence[int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: Any,
+        sent_from: str,
+    ) -> None:
+        self.device, self.sizes = device, list(incoming)
+        nothing = torch.empty(0, dtype=dtype, device=device)
+        flat = [torch.cat([nothing, *(piece.reshape(-1).to(dtype) for piece in pieces)]) for pieces in outgoing]
+        self.message = torch.cat(flat).to(sent_from)
+        self.arrived = torch.empty(sum(incoming), dtype=dtype, device=sent_from)
+        sizes = [piece.numel() for piece in flat]
+        self.work = torch.distributed.all_to_all_single(
+            self.arrived, self.message, self.sizes, sizes, group=group, async_op=True
+        )
+
+    def wait(self) -> list[Tensor]:
+        """The messages. A GPU waits by itself, and not the host."""
+        self.work.wait()
+        arrived = self.arrived.to(self.device)
+        del self.message, self.arrived
+        return list(torch.split(arrived, self.sizes))
 
 
 def gather_objects(own: Any, group: Any) -> list[Any]:

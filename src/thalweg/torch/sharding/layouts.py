@@ -86,7 +86,9 @@ def placements_of_factors(part: Part) -> tuple[Any, list[Any]]:
 
 
 def block_of_factor(shape: Shape, part: Part) -> Block:
-    """This rank's rows of a factor of a sharded parameter."""
+    """This rank's rows of a factor; all of them if the parameter is whole."""
+    if not part.across(None):
+        return Block(shape, (0,) * len(shape))
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     held, offset = compute_local_shape_and_global_offset(shape, *placements_of_factors(part))

@@ -1,7 +1,8 @@
-"""Rules that need whole tensors, on sharded parameters: each tensor has an owner rank, which does the work.
+"""Rules that need whole tensors, on sharded or replicated parameters: each tensor has an owner, which transforms it.
 
-What the rule shows travels to the owners in one message, what they made of it travels back in another. A rank keeps its
-part of every factor, so that checkpoints can be laid out anew, and the whole factors of the tensors it owns.
+Within the owner's replica, what the rule shows travels to the owners in one message, and what they made of it travels
+back in another. Then one message tells all other replicas. A rank keeps its part of every factor, so that checkpoints
+can be laid out anew, and the whole factors of the sharded tensors that it owns.
 """
 
 from __future__ import annotations
@@ -16,58 +17,84 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape, State
+from thalweg.kernels.cpu.library import reason_missing
 from thalweg.rules import Direction, Kron
 from thalweg.rules.noise import normal, tensor_id
-from thalweg.rules.whole import owners_of
+from thalweg.rules.whole import SLOT, owners_of, slots_of
 from thalweg.spaces import torch as xp
 from thalweg.torch.sharding import collectives
 from thalweg.torch.sharding.layouts import Block, factor_shapes
+from thalweg.torch.sharding.messages import Format, Reader, answer_size, pack, unpack
 from thalweg.torch.sharding.requests import Request
 from thalweg.torch.sharding.shards import MeshGroup
-from thalweg.torch.wholes import transform_lists
+from thalweg.torch.wholes import fill_with_noise, transform_lists
 
 
 class Owners:
-    """The groups of ranks over which one optimizer's parameters are sharded."""
+    """The teams of ranks over which one optimizer's parameters are sharded or replicated."""
 
-    def __init__(self) -> None:
-        self.groups: dict[tuple[MeshGroup, ...], OwnerGroup] = {}
+    def __init__(self, codes: str | None = None, slot: int = SLOT) -> None:
+        """codes: those in which tensors travel; None: in the dtype of the rule's products. slot: elements at a time."""
+        self.codes, self.slot = codes, slot
+        self.teams: dict[tuple[tuple[MeshGroup, ...], ...], Team] = {}
         self.whitening = OwnerWhitening()
 
     def forget(self) -> None:
         """Drop whole factors, because state was loaded or dropped; the next step gathers them again."""
-        for group in self.groups.values():
-            group.known.clear()
-            group.whole.clear()
+        for team in self.teams.values():
+            team.known.clear()
+            team.whole.clear()
 
     def make(self, requests: Sequence[Request]) -> list[Direction]:
         """For each request this rank's shard of the tensor that was made, and this rank's rows of its factors."""
-        together: dict[tuple[MeshGroup, ...], list[int]] = defaultdict(list)
+        together: dict[tuple[tuple[MeshGroup, ...], ...], list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
             # the same ranks, whichever axis of a parameter they shard
-            together[tuple(sorted(request.part.across(None), key=lambda group: group.order))].append(index)
+            shards = sorted(request.part.across(None), key=lambda group: group.order)
+            together[tuple(shards), request.part.replicas].append(index)
         answers: list[Any] = [None] * len(requests)
         for ranks, members in together.items():
-            if ranks not in self.groups:
-                self.groups[ranks] = OwnerGroup(ranks, self.whitening)
-            found = self.groups[ranks].make([requests[i] for i in members])
+            if ranks not in self.teams:
+                self.teams[ranks] = Team(Ranks(ranks[0]), Ranks(ranks[1]), self)
+            found = self.teams[ranks].make([requests[i] for i in members])
             for i, answer in zip(members, found, strict=True):
                 answers[i] = answer
         return answers
 
 
-class OwnerGroup:
-    """The ranks of one group, as one of them sees them."""
+class Ranks:
+    """Ranks that send messages to one another, as one of them sees them; it may be alone."""
 
-    def __init__(self, groups: tuple[MeshGroup, ...], whitening: OwnerWhitening) -> None:
-        self.whitening = whitening
-        self.group = collectives.group_over(groups[0].mesh, sorted({group.dimension for group in groups}))
-        self.device = groups[0].device
-        self.size = torch.distributed.get_world_size(self.group)
-        self.rank = torch.distributed.get_rank(self.group)
+    def __init__(self, groups: tuple[MeshGroup, ...]) -> None:
+        self.size, self.rank = 1, 0
+        if groups:
+            self.group = collectives.group_over(groups[0].mesh, sorted({group.dimension for group in groups}))
+            self.device = groups[0].device
+            self.size = torch.distributed.get_world_size(self.group)
+            self.rank = torch.distributed.get_rank(self.group)
+
+    def gather(self, own: Any) -> list[Any]:
+        return collectives.gather_objects(own, self.group) if self.size > 1 else [own]
+
+    def exchange(
+        self, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[int], form: Format, device: torch.device
+    ) -> collectives.Exchange:
+        """One message to every rank, and one from each."""
+        return collectives.Exchange(
+            outgoing, incoming, dtype=form.dtype, device=device, group=self.group, sent_from=self.device
+        )
+
+
+class Team:
+    """The ranks over which some parameters are sharded, and their replicas that divide the work."""
+
+    def __init__(self, shards: Ranks, replicas: Ranks, owners: Owners) -> None:
+        self.shards, self.replicas = shards, replicas
+        self.codes, self.slot, self.whitening = owners.codes, owners.slot, owners.whitening
         #: By name, then by rank: the block of the parameter, and those of its factors.
         self.blocks: dict[str, list[dict[str, Block]]] = {}
-        self.owners: dict[str, int] = {}
+        #: The replica, and the rank in it, that transforms a parameter.
+        self.owners: dict[str, tuple[int, int]] = {}
         #: The whole factors of what this rank owns; for kernels as they are stored, with their norms.
         self.whole: dict[str, State[Tensor]] = {}
         #: Parameters whose owners have their whole factors, and whether for kernels; the same on every rank.
@@ -75,54 +102,106 @@ class OwnerGroup:
 
     def learn(self, requests: Sequence[Request]) -> None:
         """Exchange layouts between ranks once, and choose owners."""
-        everyone = collectives.gather_objects({request.name: request.blocks() for request in requests}, self.group)
+        everyone = self.shards.gather({request.name: request.blocks() for request in requests})
         self.blocks = {request.name: [theirs[request.name] for theirs in everyone] for request in requests}
-        chosen = owners_of([(request.name, request.cost) for request in requests], self.size)
-        self.owners = {request.name: owner for request, owner in zip(requests, chosen, strict=True)}
+        costs = [(request.name, request.cost) for request in requests]
+        self.owners = dict(zip(self.blocks, owners_of(costs, self.shards.size, self.replicas.size), strict=True))
         self.known.clear()
         self.whole.clear()
 
     def make(self, requests: Sequence[Request]) -> list[Direction]:
-        """Send shards to their owners, do the work on the tensors that this rank owns, send the results back."""
+        """What was made of each request, wherever its owner is.
+
+        Tensors travel in slots: while one is transformed, the next arrives and those before it leave.
+        """
         if any(request.name not in self.blocks for request in requests):
             self.learn(requests)
+        form = Format.of(requests, self.codes)
+        sizes = [(self.owners[request.name], math.prod(request.part.shape)) for request in requests]
+        # kernels have tables of all that they are given
+        at_once = any(request.by_kernels for request in requests)
+        slots = [list(range(len(requests)))] if at_once else slots_of(sizes, self.slot)
+        made: dict[str, Direction] = {}
+        in_turn([self.make_slot([requests[i] for i in members], form, made) for members in slots])
+        return [made[request.name] for request in requests]
+
+    def make_slot(self, requests: Sequence[Request], form: Format, made: dict[str, Direction]) -> Iterator[None]:
+        """Send shards to their owners, transform what this rank owns, send it back, and tell other replicas.
+
+        Yields whenever a message is on its way. What this replica does not own is made by others, and told.
+        """
+        device = requests[0].tensors[0].device
+        own = [request for request in requests if self.owners[request.name][0] == self.replicas.rank]
         # factors that their owner does not have as a whole travel with the gradients
         cold = {
             request.name
-            for request in requests
+            for request in own
             if not request.remembered or self.known.get(request.name) != request.by_kernels
         }
-        dtype = message_dtype(requests)
+        arriving = self.send_shards(own, cold, form, device) if own and self.shards.size > 1 else None
+        yield
         # free received messages before sending results
-        done = self.work(requests, self.gather(requests, cold), cold)
-        for request in requests:
+        done = self.work(own, [] if arriving is None else self.read(arriving, form), cold)
+        for request in own:
             if request.remembered:
                 self.known[request.name] = request.by_kernels
             else:
                 self.known.pop(request.name, None)
-        answers = [
-            [x for request in self.mine(requests) for x in self.answer_for(request, done[request.name], rank, dtype)]
-            for rank in range(self.size)
-        ]
-        sizes = [0] * self.size
-        for request in requests:
-            sizes[self.owners[request.name]] += sum(map(math.prod, self.answer_shapes(request, dtype)))
-        readers = self.exchange(requests, answers, sizes)
-        return [self.answer(request, readers[self.owners[request.name]], dtype) for request in requests]
+        if arriving is not None:
+            arriving = self.send_back(own, done, form, device)
+            yield
+            readers = self.read(arriving, form)
+            done = {request.name: self.answer(request, readers[self.owners[request.name][1]]) for request in own}
+        else:
+            yield
+        if self.replicas.size > 1:
+            sizes = [0] * self.replicas.size
+            for request in requests:
+                sizes[self.owners[request.name][0]] += self.answer_size(request, form)
+            pieces = [piece for request in own for piece in pack(request, done[request.name], form)]
+            telling = self.replicas.exchange([pieces] * self.replicas.size, sizes, form, device)
+            yield
+            readers = self.read(telling, form)
+            done = {request.name: self.answer(request, readers[self.owners[request.name][0]]) for request in requests}
+        made.update(done)
 
-    def gather(self, requests: Sequence[Request], cold: set[str]) -> list[Reader]:
-        """Receive from every rank its shards of the tensors that this rank owns."""
-        outgoing: list[list[Tensor]] = [[] for _ in range(self.size)]
-        incoming = [0] * self.size
+    def send_shards(
+        self, requests: Sequence[Request], cold: set[str], form: Format, device: torch.device
+    ) -> collectives.Exchange:
+        """Send this rank's shards to their owners; shards of what it owns arrive from every rank."""
+        outgoing: list[list[Tensor]] = [[] for _ in range(self.shards.size)]
+        incoming = [0] * self.shards.size
         for request in requests:
             factors = request.matrices if request.name in cold else []
-            outgoing[self.owners[request.name]] += [*request.tensors, *(request.factors[key] for key in factors)]
+            outgoing[self.owners[request.name][1]] += map(form.write, request.tensors)
+            outgoing[self.owners[request.name][1]] += [request.factors[key] for key in factors]
             for rank, blocks in enumerate(self.blocks[request.name]) if self.is_mine(request) else ():
-                incoming[rank] += blocks["p"].size * len(request.tensors) + sum(blocks[key].size for key in factors)
-        return self.exchange(requests, outgoing, incoming)
+                incoming[rank] += form.count(blocks["p"].size) * len(request.tensors)
+                incoming[rank] += sum(blocks[key].size for key in factors)
+        return self.shards.exchange(outgoing, incoming, form, device)
+
+    def send_back(
+        self, requests: Sequence[Request], done: Mapping[str, Direction], form: Format, device: torch.device
+    ) -> collectives.Exchange:
+        """Send every rank its part of what this one has made; parts of what others have made arrive."""
+        outgoing = [
+            [
+                piece
+                for request in self.mine(requests)
+                for piece in pack(request, cut(done[request.name], self.blocks[request.name][rank]), form)
+            ]
+            for rank in range(self.shards.size)
+        ]
+        sizes = [0] * self.shards.size
+        for request in requests:
+            sizes[self.owners[request.name][1]] += self.answer_size(request, form)
+        return self.shards.exchange(outgoing, sizes, form, device)
+
+    def read(self, exchange: collectives.Exchange, form: Format) -> list[Reader]:
+        return [Reader(message, form) for message in exchange.wait()]
 
     def is_mine(self, request: Request) -> bool:
-        return self.owners[request.name] == self.rank
+        return self.owners[request.name] == (self.replicas.rank, self.shards.rank)
 
     def mine(self, requests: Sequence[Request]) -> Iterator[Request]:
         return filter(self.is_mine, requests)
@@ -132,7 +211,8 @@ class OwnerGroup:
 
         def put_together(request: Request, key: str, whole: Tensor) -> Tensor:
             for reader, blocks in zip(readers, self.blocks[request.name], strict=True):
-                blocks[key].of(whole).copy_(reader.next(blocks[key].shape))
+                read = reader.next_tensor if key == "p" else reader.next
+                blocks[key].of(whole).copy_(read(blocks[key].shape))
             return whole
 
         done: dict[str, Direction] = {}
@@ -140,7 +220,9 @@ class OwnerGroup:
         stacks: dict[Any, list[tuple[str, list[Tensor]]]] = defaultdict(list)
         for request in self.mine(requests):
             room = partial(torch.empty, dtype=request.dtype, device=request.tensors[0].device)
-            tensors = [put_together(request, "p", room(request.part.shape)) for _ in request.tensors]
+            tensors = list(request.tensors)
+            if readers:
+                tensors = [put_together(request, "p", room(request.part.shape)) for _ in tensors]
             if request.is_stackable:
                 stacks[request.rule, request.part.shape, request.dtype].append((request.name, tensors))
                 continue
@@ -148,22 +230,23 @@ class OwnerGroup:
             if request.by_kernels:
                 if request.name in cold:
                     whole = self.room_for_factors(request, shapes)
-                    for key in request.matrices:
-                        put_together(request, key, whole[key])
-                    for key in request.norms:
-                        whole[key].copy_(request.factors[key])
+                    for key in request.factors:
+                        if readers and key in request.matrices:
+                            put_together(request, key, whole[key])
+                        else:
+                            whole[key].copy_(request.factors[key])
                 for_kernels.append(Assembled(request, tensors, self.whole[request.name]))
                 continue
-            if request.name in cold:
+            if readers and request.name in cold:
                 self.whole[request.name] = {
                     key: put_together(request, key, room(shapes[key])) for key in request.matrices
                 }
-            known = {**self.whole[request.name], **{key: request.factors[key] for key in request.norms}}
+            known = {**request.factors, **self.whole.get(request.name, {})}
             done[request.name] = request.rule.transform(
                 xp, tuple(tensors), known, due=request.due, noise=partial(noise_of, request, tensors[0])
             )
             if not request.remembered:
-                del self.whole[request.name]
+                self.whole.pop(request.name, None)
             elif request.changes:
                 self.whole[request.name] = {
                     key: as_stored(request, done[request.name].state[key], self.whole[request.name][key])
@@ -185,87 +268,41 @@ class OwnerGroup:
             self.whole[request.name] = {**factors, **norms}
         return self.whole[request.name]
 
-    def answer_for(self, request: Request, whole: Direction, rank: int, dtype: torch.dtype) -> Iterator[Tensor]:
-        """The pieces that an owner sends back to a rank, in a message of this dtype."""
-        blocks = self.blocks[request.name][rank]
-        yield blocks["p"].of(whole.tensor)
-        yield from (in_words(whole.figures[key], dtype) for key in request.rule.FIGURES)
-        if request.changes:
-            yield from (blocks[key].of(whole.state[key]) for key in request.matrices)
-            for key in request.norms:  # with all their digits, however narrow the message is
-                norm = whole.state[key].to(request.factors[key].dtype).reshape(-1)
-                yield norm.view(dtype) if norm.itemsize > dtype.itemsize else norm
+    def shapes_here(self, request: Request) -> list[Shape]:
+        """Of this rank's shards of the parameter and of its factors."""
+        blocks = self.blocks[request.name][self.shards.rank]
+        return [blocks[key].shape for key in ("p", *request.matrices)]
 
-    def answer_shapes(self, request: Request, dtype: torch.dtype) -> list[Shape]:
-        """The shapes of the pieces that this rank receives, in the order in which they are sent."""
-        blocks, rule = self.blocks[request.name][self.rank], request.rule
-        figures = words(dtype) * math.prod(rule.figure_shape(request.part.shape))
-        shapes = [blocks["p"].shape, *[(figures,)] * len(rule.FIGURES)]
-        if request.changes:
-            shapes += [blocks[key].shape for key in request.matrices]
-            norms = (request.factors[key] for key in request.norms)
-            shapes += [(norm.numel() * max(1, norm.itemsize // dtype.itemsize),) for norm in norms]
-        return shapes
+    def answer_size(self, request: Request, form: Format) -> int:
+        return answer_size(request, self.shapes_here(request), form)
 
-    def answer(self, request: Request, reader: Reader, dtype: torch.dtype) -> Direction:
-        rule = request.rule
-        tensor, *rest = (reader.next(shape) for shape in self.answer_shapes(request, dtype))
-        shape = rule.figure_shape(request.part.shape)
-        figures = {key: from_words(rest.pop(0), request.dtype).reshape(shape) for key in rule.FIGURES}
-        if not request.changes:
-            return Direction(tensor.to(request.dtype), figures, dict(request.factors))
-        factors = {key: own.to(request.dtype) for key, own in zip(request.matrices, rest, strict=False)}
-        for key, sent in zip(request.norms, rest[len(request.matrices) :], strict=True):
-            own = request.factors[key]
-            read = sent.clone().view(own.dtype) if own.itemsize > sent.itemsize else sent.to(own.dtype)
-            factors[key] = read.reshape(own.shape)
-        return Direction(tensor.to(request.dtype), figures, factors)
-
-    def exchange(
-        self, requests: Sequence[Request], outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[int]
-    ) -> list[Reader]:
-        """One message to every rank, and one from each."""
-        device, dtype = requests[0].tensors[0].device, message_dtype(requests)
-        received = collectives.exchange(
-            outgoing, incoming, dtype=dtype, device=device, group=self.group, sent_from=self.device
-        )
-        return list(map(Reader, received))
+    def answer(self, request: Request, reader: Reader) -> Direction:
+        return unpack(request, reader, self.shapes_here(request))
 
 
-class Reader:
-    """A flat message, read piece by piece."""
-
-    def __init__(self, message: Tensor) -> None:
-        self.message, self.place = message, 0
-
-    def next(self, shape: Shape) -> Tensor:
-        begin, self.place = self.place, self.place + math.prod(shape)
-        return self.message[begin : self.place].reshape(shape)
+def in_turn(slots: Sequence[Iterator[None]]) -> None:
+    """Advance each slot to its next message before those that began earlier; all ranks in the same order."""
+    running: list[Iterator[None]] = []
+    waiting = list(reversed(slots))
+    while running or waiting:
+        running = [*([waiting.pop()] if waiting else []), *running]
+        running = [each for each in running if next(each, DONE) is not DONE]
 
 
-def message_dtype(requests: Sequence[Request]) -> torch.dtype:
-    """All that is sent between the ranks of a group in one message is in the widest dtype of its tensors."""
-    return collectives.widest([request.dtype for request in requests])
+#: What a slot yields after its last message.
+DONE = object()
 
 
-def words(dtype: torch.dtype) -> int:
-    """How many elements of a message each figure takes: figures keep at least the digits of float32."""
-    return 2 if torch.finfo(dtype).bits == 16 else 1
-
-
-def in_words(figure: Tensor, dtype: torch.dtype) -> Tensor:
-    return figure.float().reshape(-1).contiguous().view(dtype) if words(dtype) == 2 else figure.reshape(-1)
-
-
-def from_words(sent: Tensor, dtype: torch.dtype) -> Tensor:
-    """A figure from a message, in the precision of the arithmetic. dtype: of the tensor it belongs to."""
-    if words(sent.dtype) == 2:
-        return sent.clone().view(torch.float32)
-    return sent.to(torch.float32 if words(dtype) == 2 else dtype)
+def cut(whole: Direction, blocks: Mapping[str, Block]) -> Direction:
+    """What a rank gets of what an owner made."""
+    state = {key: blocks[key].of(entry) if key in blocks else entry for key, entry in whole.state.items()}
+    return Direction(blocks["p"].of(whole.tensor), whole.figures, state)
 
 
 def noise_of(request: Request, x: Tensor) -> Tensor:
     """The same random numbers as one process would have."""
+    if x.is_cpu and isinstance(request.t, int) and reason_missing() is None:
+        return fill_with_noise(torch.empty_like(x), seed=request.seed, name=request.name, t=request.t)
     made: Tensor = normal(xp, x, seed=request.seed, tensor=tensor_id(request.name), t=request.t)
     return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -24,14 +25,16 @@ from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.params.groups import EngineName
 from thalweg.torch.params.states import StatefulOptimizer
 from thalweg.torch.sharding.shards import local, local_state, part_of
+from thalweg.torch.sharding.sharing import Sharing
 from thalweg.torch.step.gradients import gradient_of
 
 
 class Sorter:
     """Sorts the parameters of one optimizer, and remembers how each of them is treated."""
 
-    def __init__(self, wanted: EngineName) -> None:
+    def __init__(self, wanted: EngineName, sharing: Sharing, *, offload_state: bool) -> None:
         self.wanted: EngineName = wanted
+        self.sharing, self.offload_state = sharing, offload_state
         self.forget()
 
     def forget(self) -> None:
@@ -55,6 +58,7 @@ class Sorter:
         named = [(name, p, index) for p, (name, index) in places.items() if p.grad is not None]
         gradients = {p: gradient_of(name, p) for name, p, _ in named}
         members: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
+        parts: dict[str, Part] = {}
         shared: dict[Any, tuple[int, Setting, int | None, str, bool]] = {}
         for name, p, index in named:
             setting = optimizer._setting(settings[index], name, p)
@@ -65,14 +69,17 @@ class Sorter:
             step = state["step"]
             t = None if compiling or launched or not step.is_cpu else int(step.item()) + 1
             g, part = gradients[p], self.part_of(name, p)
+            if self.reason_undivided(p, setting.rule_at(1)) == "":
+                part = replace(part, replicas=self.sharing.groups_of(p))
             kind, unserved = self.treatment(p, setting, state, part)
             if not unserved and type(g) is not Tensor:
                 unserved = f"there is no fused kernel for a gradient of type {type(g).__name__}"
-            divided = part.groups if any(part.groups) else ()
+            divided = (part.groups, part.replicas) if part.replicas or any(part.groups) else ()
             if divided:
                 unserved = reason_against_shard(setting, p, part, unserved)
             key = (index, id(setting), p.device, p.dtype, g.dtype, kind, t, unserved, divided)
             members[key].append((name, p))
+            parts[name] = part
             shared[key] = index, setting, t, unserved, bool(divided)
         buckets = []
         for key, own in members.items():
@@ -104,10 +111,16 @@ class Sorter:
                     engine=engine,
                     on_gpu=is_on_gpu(first),
                     group=index,
-                    parts=[self.part_of(name, p) for name, p in own] if sharded else (),
+                    parts=[parts[name] for name, _ in own] if sharded else (),
                 )
             )
         return buckets
+
+    def reason_undivided(self, p: Tensor, rule: Rule) -> str | None:
+        """Why replicas do not divide the work on a parameter, "" if they do, None if there is nothing to divide."""
+        if not rule.needs_whole or not self.sharing.groups_of(p):
+            return None
+        return self.sharing.reason_against(p, rule, self.wanted, offload_state=self.offload_state)
 
     def is_launched(self, rule: type[Rule], p: Tensor) -> bool:
         """Whether kernels on a GPU are to step a parameter and to count its steps. Kron's schedule is for the host."""
@@ -125,7 +138,8 @@ class Sorter:
         memory = held.data_ptr(), held.shape, held.stride()
         known = self.treatments.get(id(p))
         if known is None or known[0] != setting.kind or known[1] != memory:
-            reason = reason_against(setting, held, local_state(state), part if any(part.groups) else None)
+            divided = any(part.groups) or part.replicas
+            reason = reason_against(setting, held, local_state(state), part if divided else None)
             alike = kind(setting.rule, setting.handling, tuple(p.shape))
             self.treatments[id(p)] = known = setting.kind, memory, alike, reason
         return known[2:]
