@@ -253,7 +253,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 
     @dataclass(frozen=True, kw_only=True)
     class Taken(Around):
-        def kept(self, shape: Any) -> Any:
+        def extra_entries(self, shape: Any) -> Any:
             return {"exp_avg": Moment()}
 
     with pytest.raises(RuleError, match="'betas' is a name in two of AdamW and what is around it"):

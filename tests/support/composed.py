@@ -196,10 +196,10 @@ class Damped(Around):
 
     memory: float = option(0.9, "Decay of the average.", low=0, below=1)
 
-    def kept(self, shape: Any) -> Any:
+    def extra_entries(self, shape: Any) -> Any:
         return {"mean_step": Moment()}
 
-    def after(self, xp: Any, update: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any) -> Any:
+    def change_update(self, xp: Any, update: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any) -> Any:
         mean = average(s["mean_step"], update.delta, 1 - self.memory)
         delta = xp.where(update.delta * mean < 0, 0.5, 1.0) * update.delta
         return update._replace(delta=delta, state={**update.state, "mean_step": mean})

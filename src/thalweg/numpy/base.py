@@ -327,7 +327,7 @@ class Optimizer(Stepping):
                 if name in rules:
                     rule, state = cast(Wrapped, rules[name]), known[name].state
                     held.append((own, own.copy()))
-                    own[...] = rule.evaluated(xp, state, seen(xp, own, state))
+                    own[...] = rule.evaluate_at(xp, state, seen(xp, own, state))
             self._is_evaluated = True
             yield
         finally:

@@ -37,5 +37,7 @@ def averaged(solver: optax.GradientTransformation, state: Any, params: Tree) -> 
     named = dict(zip(found.names, found.leaves, strict=True))
     for name, rule in rules.items():
         p, entries = named[name], kept[name]
-        named[name] = space.astype(cast(Wrapped, rule).evaluated(space, entries, seen(space, p, entries)), p.dtype.name)
+        named[name] = space.astype(
+            cast(Wrapped, rule).evaluate_at(space, entries, seen(space, p, entries)), p.dtype.name
+        )
     return found.treedef.unflatten(list(named.values()))

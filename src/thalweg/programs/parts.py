@@ -13,7 +13,7 @@ from typing import Any
 
 from thalweg.arrays import Shape, Term, is_number
 from thalweg.programs.reasons import reason_underived
-from thalweg.rules.around import CARRIED, Around, kept_around, keys_around, parts_of
+from thalweg.rules.around import CARRIED, Around, entries_around, keys_around, parts_of
 from thalweg.rules.entries import Entry, Moment, Spread
 from thalweg.rules.rule import Rule, Update
 from thalweg.rules.whole import Direction, WholeRule
@@ -83,7 +83,7 @@ def first_kind(cls: type[WholeRule]) -> type[Rule]:
 @functools.cache
 def last_kind(cls: type[WholeRule]) -> type[Rule]:
     def entries(self: Any, shape: Shape) -> dict[str, Entry]:
-        return kept_around(self, shape)
+        return entries_around(self, shape)
 
     def update(self: Any, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any, **_: Any) -> Update:
         def sums(*terms: Term) -> tuple[Any, ...]:

@@ -38,25 +38,25 @@ class Around(Rule):
     EXAMPLE: ClassVar[str] = ""
     #: Whether it sums over a tensor, and so depends on which numbers form one.
     HAS_SUMS: ClassVar[bool] = False
-    #: Whether ``after`` reads the gradient. Fused code of the last part of a rule that needs whole tensors has none.
+    #: Whether ``change_update`` reads the gradient. Fused code of the last part of a rule that needs whole tensors has none.
     READS_GRADIENT: ClassVar[bool] = True
 
-    def kept(self, shape: Shape) -> dict[str, Entry]:
+    def extra_entries(self, shape: Shape) -> dict[str, Entry]:
         """What it keeps for a parameter of this shape between steps, under keys that the rule does not have."""
         return {}
 
     def check(self) -> None:
         """Raise an OptionError for options, of the rule too, that it cannot go with."""
 
-    def before(self, xp: Space[A], g: A, s: State[A], p: A, *, t: Scalar) -> Value:
+    def change_gradient(self, xp: Space[A], g: A, s: State[A], p: A, *, t: Scalar) -> Value:
         """The gradient that the rule is given."""
         return g
 
-    def rate(self, xp: Space[A], t: Scalar) -> Scalar:
+    def scale_rate(self, xp: Space[A], t: Scalar) -> Scalar:
         """What multiplies the step size that the rule is given."""
         return 1.0
 
-    def after(
+    def change_update(
         self, xp: Space[A], update: Update, g: A, s: State[A], p: A, *, t: Scalar, lr: Scalar | None, lr_scale: Scalar
     ) -> Update:
         """What becomes of the rule's answer: with another delta, and with what is kept here added to its state.
@@ -65,7 +65,7 @@ class Around(Rule):
         """
         return update
 
-    def evaluated(self, xp: Space[A], s: State[A], p: A) -> Value:
+    def evaluate_at(self, xp: Space[A], s: State[A], p: A) -> Value:
         """What a parameter is to be evaluated at, from its state, where that is another than in training."""
         return p
 
@@ -78,7 +78,7 @@ class Wrapped(Around):
     AROUND: ClassVar[tuple[type[Around], ...]]
 
     def entries(self, shape: Shape) -> dict[str, Entry]:
-        kept, around = self.RULE.entries(self, shape), kept_around(self, shape)
+        kept, around = self.RULE.entries(self, shape), entries_around(self, shape)
         if twice := kept.keys() & around.keys():
             raise RuleError(f"{type(self).__name__} keeps {min(twice)!r} twice, for the rule and around it: rename one")
         return {**kept, **around}
@@ -104,19 +104,19 @@ class Wrapped(Around):
 
     def gradient(self, xp: Space[A], g: A, s: State[A], p: A, t: Scalar) -> Any:
         for wrapper in reversed(self.AROUND):
-            g = wrapper.before(self, xp, g, s, p, t=t)
+            g = wrapper.change_gradient(self, xp, g, s, p, t=t)
         return g
 
     def scaled(self, xp: Space[A], t: Scalar, lr_scale: Scalar) -> Scalar:
         for wrapper in self.AROUND:
-            lr_scale = lr_scale * wrapper.rate(self, xp, t)
+            lr_scale = lr_scale * wrapper.scale_rate(self, xp, t)
         return lr_scale
 
     def finish(
         self, xp: Space[A], update: Update, g: A, s: State[A], p: A, t: Scalar, lr: Scalar | None, lr_scale: Scalar
     ) -> Update:
         for wrapper in self.AROUND:
-            update = wrapper.after(self, xp, update, g, s, p, t=t, lr=lr, lr_scale=lr_scale)
+            update = wrapper.change_update(self, xp, update, g, s, p, t=t, lr=lr, lr_scale=lr_scale)
         return update
 
     def update(self, xp, g, s, p, *, t, lr, lr_scale=1.0, noise=None) -> Update:
@@ -148,11 +148,11 @@ class Wrapped(Around):
     @classmethod
     def has_average(cls) -> bool:
         """Whether parameters are evaluated at something else than they are trained at."""
-        return any(wrapper.evaluated is not Around.evaluated for wrapper in cls.AROUND)
+        return any(wrapper.evaluate_at is not Around.evaluate_at for wrapper in cls.AROUND)
 
-    def evaluated(self, xp: Space[A], s: State[A], p: A) -> Value:
-        own = (wrapper for wrapper in reversed(self.AROUND) if wrapper.evaluated is not Around.evaluated)
-        return next(own).evaluated(self, xp, s, p)
+    def evaluate_at(self, xp: Space[A], s: State[A], p: A) -> Value:
+        own = (wrapper for wrapper in reversed(self.AROUND) if wrapper.evaluate_at is not Around.evaluate_at)
+        return next(own).evaluate_at(self, xp, s, p)
 
 
 def around(rule: type[Rule], *wrappers: type[Around]) -> type[Rule]:
@@ -200,11 +200,11 @@ def own_fields(kind: type[Rule]) -> list[str]:
     return [f.name for f in fields(kind) if f.name not in shared]
 
 
-def kept_around(rule: Rule, shape: Shape) -> dict[str, Entry]:
+def entries_around(rule: Rule, shape: Shape) -> dict[str, Entry]:
     """What is kept for a parameter beside the state of the rule itself."""
     if not isinstance(rule, Wrapped):
         return {}
-    pairs = [pair for wrapper in rule.AROUND for pair in wrapper.kept(rule, shape).items()]
+    pairs = [pair for wrapper in rule.AROUND for pair in wrapper.extra_entries(rule, shape).items()]
     kept = dict(pairs)
     if len(kept) < len(pairs):
         raise RuleError(f"two of what is around {rule.RULE.__name__} keep an entry of one name, of {sorted(kept)}")
@@ -212,7 +212,7 @@ def kept_around(rule: Rule, shape: Shape) -> dict[str, Entry]:
 
 
 def keys_around(rule: Rule, shape: Shape) -> set[str]:
-    return set(kept_around(rule, shape))
+    return set(entries_around(rule, shape))
 
 
 def is_kept_around(key: str) -> bool:

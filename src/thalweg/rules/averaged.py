@@ -42,14 +42,14 @@ class Averaged(Around):
             "averaged_warmup=True is for a decay, such as averaged=0.9999: averaged='mean' has none",
         )
 
-    def kept(self, shape: Shape) -> dict[str, Entry]:
+    def extra_entries(self, shape: Shape) -> dict[str, Entry]:
         return {AVERAGE: Copy()}
 
-    def after(self, xp, update, g, s, p, *, t, lr, lr_scale):
+    def change_update(self, xp, update, g, s, p, *, t, lr, lr_scale):
         new = average(s[AVERAGE], p + update.delta, weight_of(self, xp, t))
         return update._replace(state={**update.state, AVERAGE: new})
 
-    def evaluated(self, xp, s, p):
+    def evaluate_at(self, xp, s, p):
         return s[AVERAGE]
 
 

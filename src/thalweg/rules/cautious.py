@@ -44,7 +44,7 @@ class Cautious(Around):
         unused = self.cautious == "decay" and is_zero(getattr(self, "weight_decay", 0.0))
         return {**super().idle(lr), **({"cautious": "a weight_decay above 0"} if unused else {})}
 
-    def after(self, xp, update, g, s, p, *, t, lr, lr_scale):
+    def change_update(self, xp, update, g, s, p, *, t, lr, lr_scale):
         decay = self.decay_share(xp, update, t=t, lr=lr, lr_scale=lr_scale)
         step = update.delta if is_zero(decay) else update.delta + decay * p
         masked = step

@@ -37,10 +37,10 @@ class Grafted(Around):
         other_of(self).validate()
         check_norms_free(self, "graft")
 
-    def kept(self, shape: Shape) -> dict[str, Entry]:
+    def extra_entries(self, shape: Shape) -> dict[str, Entry]:
         return {f"{GRAFTED}{key}": entry for key, entry in other_of(self).entries(shape).items()}
 
-    def after(self, xp, update, g, s, p, *, t, lr, lr_scale):
+    def change_update(self, xp, update, g, s, p, *, t, lr, lr_scale):
         rule, given = other_of(self), {"t": t, "lr": lr, "lr_scale": lr_scale}
         own = {key.removeprefix(GRAFTED): entry for key, entry in s.items() if key.startswith(GRAFTED)}
         measured = rule.update(xp, g, own, p, **given)

@@ -21,7 +21,7 @@ class Place(NamedTuple):
 @functools.cache
 def files_of(rule: type[Any]) -> frozenset[str]:
     """The files in which ``update`` of a rule, of the rules that it derives from, and of what is around it, is."""
-    methods = ("update", "before", "after")
+    methods = ("update", "change_gradient", "change_update")
     found = (inspect.unwrap(vars(base)[name]) for base in rule.__mro__ for name in methods if name in vars(base))
     return frozenset(function.__code__.co_filename for function in found if hasattr(function, "__code__"))
 

@@ -50,18 +50,18 @@ class ScheduleFree(Around):
         require(getattr(self, "averaged", None) is None, "schedule_free keeps an average already: leave out averaged")
         check_norms_free(self, "schedule_free")
 
-    def kept(self, shape: Shape) -> dict[str, Entry]:
+    def extra_entries(self, shape: Shape) -> dict[str, Entry]:
         return {STEPPED: Copy()}
 
-    def rate(self, xp: Space[A], t: Scalar) -> Scalar:
+    def scale_rate(self, xp: Space[A], t: Scalar) -> Scalar:
         return xp.minimum(t / self.schedule_free_warmup, 1.0) if self.schedule_free_warmup else 1.0
 
-    def after(self, xp, update, g, s, p, *, t, lr, lr_scale):
+    def change_update(self, xp, update, g, s, p, *, t, lr, lr_scale):
         z, weight = s[STEPPED], weight_of(xp, t, self.schedule_free_warmup)
         delta = weight * (z - p) + (1 - beta_of(self) * (1 - weight)) * update.delta
         return update._replace(delta=delta, direction=None, state={**update.state, STEPPED: z + update.delta})
 
-    def evaluated(self, xp, s, p):
+    def evaluate_at(self, xp, s, p):
         return p + (1 - 1 / beta_of(self)) * (s[STEPPED] - p)
 
 

@@ -129,7 +129,7 @@ class WholeRule(Rule):
 
 
 def owners_of(tensors: Sequence[tuple[str, int]], ranks: int, replicas: int = 1) -> list[tuple[int, int]]:
-    """The replica that owns each tensor, and the rank in it: the most work first, to who has the least.
+    """The replica that owns each tensor, and the rank in it: the most work first, to the one with the least.
 
     tensors: names and costs. ranks: of a replica.
     """

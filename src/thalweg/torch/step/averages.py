@@ -49,4 +49,4 @@ def find_averages(optimizer: Any) -> Iterator[tuple[Tensor, Tensor]]:
         if keys_around(rule, tuple(p.shape)) <= state.keys():  # before its first step it is its own average
             own = local(p.detach())
             entries = {key: local(entry).to(own.device) for key, entry in state.items() if key != "step"}
-            yield own, rule.evaluated(xp, entries, seen(xp, own, entries))
+            yield own, rule.evaluate_at(xp, entries, seen(xp, own, entries))
