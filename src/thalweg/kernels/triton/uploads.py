@@ -59,7 +59,8 @@ class Uploads:
         """A table that is made once."""
         if isinstance(values, array):
             dtype = TYPES[values.typecode]
-            values = torch.frombuffer(values, dtype=dtype) if len(values) else torch.empty(0, dtype=dtype)
+            # a copy: what stays on the host would share the memory of the array
+            values = torch.frombuffer(values, dtype=dtype).clone() if len(values) else torch.empty(0, dtype=dtype)
         if columns is not None:
             values = values.reshape(-1, columns)
         return self.keep((values.pin_memory() if self.pinned else values).to(self.device, non_blocking=True))
