@@ -38,7 +38,7 @@ class Around(Rule):
     EXAMPLE: ClassVar[str] = ""
     #: Whether it sums over a tensor, and so depends on which numbers form one.
     HAS_SUMS: ClassVar[bool] = False
-    #: Whether ``change_update`` reads the gradient. Fused code of the last part of a rule that needs whole tensors has none.
+    #: Whether ``change_update`` reads the gradient, which fused code of a rule's last part has not.
     READS_GRADIENT: ClassVar[bool] = True
 
     def extra_entries(self, shape: Shape) -> dict[str, Entry]:
