@@ -99,7 +99,7 @@ def test_the_large_text_measures_text_that_it_is_not_trained_on() -> None:
     assert task.fingerprint != text.task(size=replace(TINY, layers=2)).fingerprint
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_large_fashion_learns_and_keeps_a_twelfth_of_its_images_back(tmp_path: Path) -> None:
     write_clothes(tmp_path, train=48, test=20)
     task = fashion.task(tmp_path, large=True)

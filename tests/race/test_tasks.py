@@ -169,7 +169,7 @@ def clothes(tmp_path: Path) -> Path:
     return write_clothes(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fashion_learns_from_files(clothes: Path) -> None:
     pytest.importorskip("torch.nn")
     ready = race("fashion", data=clothes, optimizers=["LAMB", "Kron"], rates={"": [0.03]}, batch_sizes=[8], steps=4)

@@ -127,7 +127,7 @@ child = cache(Child)
 #: Of each module, what the ordinary lane does without.
 LEFT = {
     "sharded_jax_jit": ("lamb", "adafactor", "unfactored"),
-    "sharded_jax_map": ("lars", "lamb", "unfactored"),
+    "sharded_jax_map": ("adafactor", "lamb", "unfactored"),
     "sharded_jax_lean": ("sgd",),
     "sharded_jax_explicit": ("lars", "lamb", "unfactored", "kron"),
 }

@@ -65,4 +65,4 @@ class AdamW(Rule):
         delta = (u + self.weight_decay * p) * -lr if self.decoupled else u * -lr
         stats = {"update_norm": xp.sqrt(u_squares), "grad_norm": xp.sqrt(g_squares)}
         # a g * g that overflows leaves u finite and v stuck at infinity, so both sums are asked
-        return Update(delta, state, xp.isfinite(u_squares + g_squares), stats, u)
+        return Update(delta, state, xp.isfinite(u_squares + g_squares), stats, mean)
