@@ -132,10 +132,10 @@ def notes(found: Plan) -> Iterator[str]:
                 f"{cost.optimizer}: a step that refreshes its factors. One that does not: {without}, "
                 f"{human_seconds(cost.seconds_between)}."
             )
-            if not found.flops:
-                cores = place.device == "cuda" and "fused" in share.engine
-                rate = "on tensor cores, such as --flops 300TFLOPS" if cores else "in float32, such as --flops 60TFLOPS"
-                yield f"{cost.optimizer}: the time of its products is not counted; set their rate {rate}."
+        if cost.share.flops and not found.flops:
+            cores = place.device == "cuda" and "fused" in cost.share.engine
+            rate = "on tensor cores, such as --flops 300TFLOPS" if cores else "in float32, such as --flops 60TFLOPS"
+            yield f"{cost.optimizer}: the time of its products is not counted; set their rate {rate}."
     for cost in found.costs:
         busy = cost.busiest
         if place.replicas > 1 and busy.flops:
