@@ -98,6 +98,7 @@ def test_all_is_every_rule() -> None:
 
 def test_options_reach_the_optimizers() -> None:
     pytest.importorskip("torch")
+    pytest.importorskip("ml_dtypes")
     found = bench(TINY, optimizers=["lamb"], options=[Given("", "state_dtype", "bfloat16")], **OURS_ALONE)
     usual = bench(TINY, optimizers=["lamb"], **OURS_ALONE)
     with_option, without = (each.comparisons[0].rows[0].floor for each in (found, usual))

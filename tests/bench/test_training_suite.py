@@ -17,6 +17,7 @@ from thalweg.race.run import Record, Result
 from thalweg.race.task import Run
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("rich")
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))

@@ -13,6 +13,7 @@ from thalweg.errors import OptionError  # noqa: E402
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, "bf16", "bfloat16", "torch.bfloat16"], ids=str)
 def test_a_dtype_is_understood_however_it_is_written(dtype: object) -> None:
+    pytest.importorskip("ml_dtypes")  # numpy has no bfloat16 of its own
     p = torch.nn.Parameter(torch.ones(3, 2))
     optimizer = thalweg.torch.AdamW([p], state_dtype=dtype)
     p.grad = torch.ones(3, 2)
