@@ -33,7 +33,7 @@ def blame(contestant: Contestant, task: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def put_averages(optimizer: Any, *params: Any) -> Iterator[None]:
-    """Within: parameters are their averages, if an optimizer of ours keeps some."""
+    """Within: parameters are their averages, if the optimizer keeps some."""
     with ExitStack() as stack:
         if hasattr(optimizer, "averaged"):
             with suppress(OptionError):  # it keeps none

@@ -22,7 +22,7 @@ from thalweg.rules.whole import Direction, Preparation, WholeRule
 #: The key under which ``prepare`` leaves the gradient and the step to ``apply``.
 CARRIED = "around"
 #: The keys of what those that come with the package keep, and how those of a grafted rule begin.
-KEPT_AROUND, GRAFTED = ("average", "z"), "graft_"
+AVERAGE, STEPPED, GRAFTED = "average", "z", "graft_"
 #: Said where parameters are to be evaluated at an average that nothing keeps.
 NO_AVERAGE = "no parameter has an average: give the optimizer averaged=0.9999 or schedule_free=True"
 
@@ -217,7 +217,7 @@ def keys_around(rule: Rule, shape: Shape) -> set[str]:
 
 def is_kept_around(key: str) -> bool:
     """Whether an entry is one that something around a rule keeps, of what comes with the package."""
-    return key in KEPT_AROUND or key.startswith(GRAFTED)
+    return key in (AVERAGE, STEPPED) or key.startswith(GRAFTED)
 
 
 def parts_of(kind: type[Rule]) -> tuple[type[Rule], tuple[type[Around], ...]]:

@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from thalweg.arrays import A, Scalar, Shape, Space
-from thalweg.rules.around import Around
+from thalweg.rules.around import AVERAGE, Around
 from thalweg.rules.blocks import average
 from thalweg.rules.checks import require
 from thalweg.rules.entries import Copy, Entry
 from thalweg.rules.options import option
-
-#: The key of the average.
-AVERAGE = "average"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,15 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thalweg.arrays import A, Scalar, Shape, Space
-from thalweg.rules.around import Around
+from thalweg.rules.around import STEPPED, Around
 from thalweg.rules.blocks import is_zero
 from thalweg.rules.cautious import check_norms_free
 from thalweg.rules.checks import require
 from thalweg.rules.entries import Copy, Entry
 from thalweg.rules.options import option
 
-#: The key of z.
-STEPPED = "z"
 #: What True stands for.
 BETA = 0.9
 

@@ -128,7 +128,7 @@ class Team:
     def make_slot(self, requests: Sequence[Request], form: Format, made: dict[str, Direction]) -> Iterator[None]:
         """Send shards to their owners, transform what this rank owns, send it back, and tell other replicas.
 
-        Yields whenever a message is on its way. What this replica does not own is made by others, and told.
+        Yields whenever a message has been sent. What this replica does not own arrives from those that do.
         """
         device = requests[0].tensors[0].device
         own = [request for request in requests if self.owners[request.name][0] == self.replicas.rank]
