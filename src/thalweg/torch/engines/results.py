@@ -42,7 +42,7 @@ def results_of(bucket: Bucket, most: int) -> Iterator[Result]:
     """
     rule, size = bucket.setting.rule_at(1), bucket.params[0].numel()
     if bucket.way == "reference":
-        return by_tensor(bucket)
+        return by_tensor(bucket, fast_noise=not bucket.params[0].is_cpu)
     if bucket.way == "fused":
         return by_shape(bucket, most) if size <= SMALL and goes_as_stack(bucket) else by_tensor(bucket, fast_noise=True)
     if not isinstance(rule, WholeRule):
