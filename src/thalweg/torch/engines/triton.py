@@ -17,6 +17,7 @@ from thalweg.programs.trace import PARAMETER
 from thalweg.rules import Kron, WholeRule
 from thalweg.spaces.sharded import Part
 from thalweg.storage import RECORD
+from thalweg.torch.engines.choice import is_by_hand
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
 from thalweg.torch.engines.replay import Moving, Replay
@@ -96,7 +97,7 @@ class TritonRun:
         self.allowed: Tensor | None = None
 
     def launch(self, bucket: Bucket) -> AnyLaunch:
-        if isinstance(bucket.setting.rule, Kron):
+        if isinstance(bucket.setting.rule, Kron) and is_by_hand(bucket.setting, bucket.params[0], bucket.states[0]):
             return KronLaunch(self.engine.kron_kernels(), bucket)
         if isinstance(bucket.setting.rule, WholeRule):
             return WholeLaunch(bucket, self.engine.room, plain_launch)
@@ -159,8 +160,8 @@ class TritonRun:
                 with on_device(launch.device):
                     launch.write()
         for launch in self.launches:
-            if isinstance(launch, KronLaunch):
-                launch.prepared.count_step()
+            if isinstance(launch, (KronLaunch, WholeLaunch)):
+                launch.count_step()
         # what was saved for a backward pass is no longer what it was
         torch.autograd.graph.increment_version(self.params)
         return self.statistics
