@@ -151,7 +151,10 @@ def is_by_hand(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> bool
 
 def can_be_parted(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> bool:
     """Whether kernels step a parameter before and after library calls, which depend on counts that the host knows."""
-    counts = ["step", *setting.rule.keys(tuple(p.shape), Count)]
+    rule = setting.rule
+    if not isinstance(rule, WholeRule):
+        return False
+    counts = [*rule.keys(tuple(p.shape), Count), *(() if rule.IN_PARTS else ["step"])]
     are_known = all(state[key].is_cpu for key in counts if key in state)
     return are_known and by_kernels.can_be_parted(setting, tuple(p.shape), name_of(p), kept_in(state))
 

@@ -68,8 +68,10 @@ class Stack:
         #: The options that the middle part has read: other numbers are another step.
         self.read: set[str] = set()
         self.after: dict[str, Tensor] = {}
-        #: The step count, for random numbers, and what statistics show: where replayed steps find them.
+        #: The step count for random numbers, counts for kernels where the host counts, and what statistics show: where
+        #: replayed steps find them.
         self.t = torch.zeros((), dtype=torch.int64, device=device) if rule.needs_noise else None
+        self.steps = None if rule.IN_PARTS else torch.zeros(count, device=device)
         self.figures: dict[str, Tensor] = {}
         self.settle(setting)
         self.first_bucket, self.last_bucket = self.for_first(bucket), self.for_last(bucket)
@@ -88,17 +90,22 @@ class Stack:
         handling = Handling(rounding=setting.handling.rounding, seed=setting.handling.seed)
         self.last_setting = replace(setting, rule=last_part(rule), handling=handling)
 
+    def step_counts(self) -> Sequence[Tensor]:
+        """Where kernels read and count the steps of each."""
+        return [s["step"] for s in self.states] if self.steps is None else self.steps.unbind()
+
     def for_first(self, bucket: Bucket) -> Bucket:
         states = [
-            {SHOWN: x, "step": s["step"], **pick_entries(s, {scale_key(self.key): scale_key(PARAMETER)})}
-            for x, s in zip(self.shown.unbind(), bucket.states, strict=True)
+            {SHOWN: x, "step": step, **pick_entries(s, {scale_key(self.key): scale_key(PARAMETER)})}
+            for x, step, s in zip(self.shown.unbind(), self.step_counts(), bucket.states, strict=True)
         ]
         kept = [s[self.key] for s in bucket.states]
         return replace(bucket, params=kept, states=states, setting=self.first_setting, lr=1.0, lr_scale=1.0)
 
     def for_last(self, bucket: Bucket) -> Bucket:
         beside = {key: key for key in (RECORD, *self.around)}
-        states = [{"step": s["step"], **pick_entries(s, beside)} for s in bucket.states]
+        pairs = zip(self.step_counts(), bucket.states, strict=True)
+        states = [{"step": step, **pick_entries(s, beside)} for step, s in pairs]
         return replace(bucket, grads=self.shown.unbind(), states=states, setting=self.last_setting, grad_scale=None)
 
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
@@ -108,6 +115,8 @@ class Stack:
             self.decide(bucket.t)
         if self.t is not None:
             self.t.fill_(cast(int, bucket.t))
+        if self.steps is not None:
+            self.steps.fill_(cast(int, bucket.t) - 1)
         now: dict[str, Any] = dict(grad_scale=bucket.grad_scale, allowed=bucket.allowed)
         self.first.prepare(self.first_bucket.renewed(setting=self.first_setting, **now), grads, places)
         now = dict(lr=bucket.lr, lr_scale=bucket.lr_scale, allowed=bucket.allowed)
@@ -127,6 +136,9 @@ class Stack:
         self.after = {key: prepared.state[key] for key in self.counts}
 
     def count_step(self) -> None:
+        """The step is taken: count it where the host does."""
+        if self.steps is not None:
+            torch._foreach_add_([s["step"] for s in self.states], 1)
         for key, count in self.after.items():
             for s in self.states:
                 s[key].copy_(count)
