@@ -11,7 +11,7 @@ import struct
 import warnings
 from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,13 +102,29 @@ class Moving:
             self.has_news = False
 
 
+class Recorded(NamedTuple):
+    """A recorded step."""
+
+    graph: torch.cuda.CUDAGraph
+    #: What tables are to hold, and who fills them. Other steps leave their own there.
+    tables: list[tuple[Any, Tensor, Tensor]]
+
+    def replay(self, *, is_latest: bool) -> None:
+        for uploads, table, values in self.tables:
+            if not is_latest or uploads.captured:  # or a graph of the user's may have filled it
+                uploads.refill(table, values)
+        self.graph.replay()
+
+
 class Replay:
     """Launches of a run, recorded when they have been the same a few times."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        #: By key: how often a step was launched, and then its graph with the tables that it reads.
-        self.known: dict[Hashable, int | tuple[torch.cuda.CUDAGraph, list[Any]]] = {}
+        #: By key: how often a step was launched, and then its graph.
+        self.known: dict[Hashable, int | Recorded] = {}
+        #: The one whose tables are on the device; None: those of launches.
+        self.latest: Recorded | None = None
         self.works = (
             device.type == "cuda" and torch.version.hip is None and os.environ.get("THALWEG_REPLAY", "1") != "0"
         )
@@ -117,6 +133,7 @@ class Replay:
         """Launch, or replay. key: what a recorded step depends on beside memory that stays where it is."""
         if not self.works or not self.may_record():
             launch()
+            self.latest = None
             return
         known = self.known.pop(key, 0)
         if known == WARM:
@@ -124,8 +141,10 @@ class Replay:
         if isinstance(known, int):
             launch()
             known += 1
+            self.latest = None
         else:
-            known[0].replay()
+            known.replay(is_latest=self.latest is known)
+            self.latest = known
         self.known[key] = known  # the last of them: the first are the oldest
         while len(self.known) > MOST_RECORDED:
             del self.known[next(iter(self.known))]
@@ -136,10 +155,10 @@ class Replay:
 
         return not torch.cuda.is_current_stream_capturing() and not is_watched()
 
-    def record(self, launch: Callable[[], None]) -> tuple[torch.cuda.CUDAGraph, list[Any]] | None:
-        from thalweg.kernels.triton.uploads import Uploads, deferred
+    def record(self, launch: Callable[[], None]) -> Recorded | None:
+        from thalweg.kernels.triton.uploads import deferred
 
-        graph, later = torch.cuda.CUDAGraph(), list[tuple[Tensor, Tensor]]()
+        graph, later = torch.cuda.CUDAGraph(), list[tuple[Any, Tensor, Tensor]]()
         token = deferred.set(later)
         try:
             with torch.cuda.stream(torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
@@ -160,6 +179,4 @@ class Replay:
             return None
         finally:
             deferred.reset(token)
-        for table, host in later:
-            Uploads(self.device).refill(table, host)
-        return graph, later
+        return Recorded(graph, later)
