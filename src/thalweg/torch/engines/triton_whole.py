@@ -7,6 +7,7 @@ kernels of its own for all of it, with the options that these serve.
 from __future__ import annotations
 
 import functools
+import itertools
 from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
@@ -31,6 +32,7 @@ from thalweg.storage import RECORD
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.sharding.collectives import Computation
 
+NUMBERED = itertools.count()
 #: Lays out the kernels of a rule that is stepped element by element, for a bucket.
 LayOut: TypeAlias = Callable[[Bucket], Any]
 
@@ -64,6 +66,8 @@ class Stack:
         #: Entries with a shape of their own, which are whole tensors too, and those that the host decides by.
         self.whole_keys, self.counts = rule.keys(shape, PerSlice), rule.keys(shape, Count)
         self.space = xp if rule.has_factors else space_of_kernels()
+        #: Unlike an id, never that of a stack that is gone.
+        self.number = next(NUMBERED)
         self.due: Any = True
         #: The options that the middle part has read: other numbers are another step.
         self.read: set[str] = set()
@@ -125,7 +129,7 @@ class Stack:
     def identify(self) -> Hashable:
         """What its launches depend on beside tables."""
         numbers = tuple([getattr(self.rule, name) for name in sorted(self.read)])
-        return id(self), self.due, numbers, self.first.key(), self.last.key()
+        return self.number, self.due, numbers, self.first.key(), self.last.key()
 
     def decide(self, t: Any) -> None:
         """By counts that the host keeps: what is due, and what the counts are after the step."""
