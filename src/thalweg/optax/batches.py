@@ -82,6 +82,8 @@ class Step:
     grad_scale: Any
     #: Whether steps that are not finite are left out.
     guarded: bool
+    #: What whole tensors are computed with.
+    space: Any = whole
 
 
 @dataclass(frozen=True)
@@ -266,7 +268,7 @@ def propose_by(rule: Rule, job: Job, step: Step, tensor: int) -> Update:
 
     spread = job.spread()
     state = {key: gather(entry) if key in spread else entry for key, entry in job.state.items()}
-    update = ask_rule(rule, replace(job, p=gather(job.p), g=gather(job.g), state=state), step, tensor, whole)
+    update = ask_rule(rule, replace(job, p=gather(job.p), g=gather(job.g), state=state), step, tensor, step.space)
     own = {key: scatter(entry) if key in spread else keep(entry) for key, entry in update.state.items()}
     return update._replace(delta=scatter(update.delta), state=own)
 

@@ -93,7 +93,7 @@ def test_what_calls_from_xla_launch() -> None:
             own = xla.Parameters(stand_in(setting.stored_rule), setting.handling, *facts)
             found = xla.record(own, functools.partial(xla.compile_for, 90), observed=False)
             library = SimpleNamespace(thalweg_plan=lambda *plan: None)
-            return len({xla.register(library, found, number) for number in range(len(found.calls))})
+            return len({xla.register(library, call, found.inputs, found.addresses) for call in found.calls})
 
         assert compile_calls("LAMB", "float32", exempt=None) == 1
         assert compile_calls("AdamW", "bfloat16", state_dtype="int8", rounding="stochastic") == 1
