@@ -230,5 +230,5 @@ XLA_FFI_Error* launch_all(const XLA_FFI_CallFrame* frame) {
 }  // namespace
 
 EXPORTED XLA_FFI_Error* thalweg_launch(XLA_FFI_CallFrame* frame) {
-    return is_asked(frame, 0) ? nullptr : launch_all(frame);
+    return is_asked(frame, XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE) ? nullptr : launch_all(frame);
 }
