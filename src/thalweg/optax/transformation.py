@@ -28,6 +28,7 @@ from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parame
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
 from thalweg.rules import Rule
 from thalweg.settings import Setting, Settings, combined
+from thalweg.spaces import jax as whole
 from thalweg.storage import arithmetic, describe_state
 
 
@@ -238,7 +239,7 @@ class Transformation(Stepping):
         ]
         lr = at_count(self.learning_rate, state.count)
         scale, space = self.grad_scale(jobs), space_for(self.engine)
-        step = Step(optax.safe_increment(state.count), lr, scale, self.guarded, space)
+        step = Step(optax.safe_increment(state.count), lr, scale, self.guarded, space, lean=space is not whole)
         if applied:
             outcome = apply_jobs(jobs, step, self.engine, observed=observed)
         else:
