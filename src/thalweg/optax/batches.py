@@ -31,7 +31,7 @@ from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.rules.entries import Count, Entry, Spread
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.rules.rule import Rule, Update
-from thalweg.rules.whole import Direction
+from thalweg.rules.whole import Direction, WholeRule
 from thalweg.settings import Setting
 from thalweg.spaces import jax as whole
 from thalweg.storage import RECORD, arithmetic, coded_groups, first_state
@@ -154,8 +154,8 @@ def step_all(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
         if len(members) == 1:
             found[members[0]] = step_job(jobs[members[0]], step)
             continue
-        own, first = [jobs[i] for i in members], jobs[members[0]]
-        if step.lean and first.setting.rule.needs_whole and first.setting.rule.is_stackable(first.p.shape):
+        own, rule = [jobs[i] for i in members], jobs[members[0]].setting.rule
+        if step.lean and isinstance(rule, WholeRule) and rule.is_stackable(jobs[members[0]].p.shape):
             found.update(zip(members, step_lean(own, step), strict=True))
             continue
         result = step_job(stack_jobs(own), step)
