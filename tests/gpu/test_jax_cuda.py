@@ -119,7 +119,8 @@ def test_steps_inside_command_buffers(name: str) -> None:
     from thalweg.optax import make_step
 
     solver = cases()[name](engine="native")
-    step, params = make_step(solver), [jnp.linspace(-1.0, 1.0, math.prod(own)).reshape(own) for own in SHAPES]
+    params = [jnp.linspace(-1, 1, math.prod(own), dtype="float32").reshape(own) for own in SHAPES]
+    step = make_step(solver)
 
     @jax.jit
     def train(params: Any, state: Any) -> Any:
