@@ -230,10 +230,7 @@ def step_lean(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
     rule: Any = rule_of(jobs[0], step, stacked=1)
     for job in jobs:
         step_job(job, step, show)
-    stack = jnp.zeros((len(shown), *shown[0].shape), shown[0].dtype)
-    for place, x in enumerate(shown):  # each is computed where it belongs, unlike the operands of a concatenation
-        stack = jax.lax.dynamic_update_index_in_dim(stack, x, place, 0)
-    made = rule.transform(step.space, (stack,), {})
+    made = rule.transform(step.space, (jnp.stack(shown),), {})
 
     def answer(place: int, *args: Any, **kwargs: Any) -> Direction:
         figures = {key: own_figure(value, place, len(jobs)) for key, value in made.figures.items()}
