@@ -5,6 +5,7 @@ JAX_PLATFORMS=cuda pytest -m gpu tests/gpu/test_jax_cuda.py
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -110,3 +111,52 @@ def test_parts_are_stepped_with_sums_between_calls() -> None:
     found, expected = (f(params, state, gradients) for f in (parts, jax.jit(make_step(solver))))
     for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         assert jnp.abs(a - b).max() <= tolerances.FUSED["float32"] * jnp.abs(b).max()
+
+
+@pytest.mark.parametrize("name", ["lamb", "adafactor, guarded"])
+def test_steps_inside_command_buffers(name: str) -> None:
+    """Programs that XLA replays as graphs, over other buffers and with other gradients each time."""
+    from thalweg.optax import make_step
+
+    solver = cases()[name](engine="native")
+    params = [jnp.linspace(-1, 1, math.prod(own), dtype="float32").reshape(own) for own in SHAPES]
+    step = make_step(solver)
+
+    @jax.jit
+    def train(params: Any, state: Any) -> Any:
+        return step(params, state, [jnp.cos(40 * p) for p in params])
+
+    lowered = train.lower(params, solver.init(params))
+    programs = [lowered.compile({"xla_gpu_graph_min_graph_size": least}) for least in (1, 2**30)]
+    kept: list[Any] = [[(params, solver.init(params))] * 2]
+    for _ in range(10):
+        kept.append([program(*own) for program, own in zip(programs, kept[-1], strict=True)])
+    for pair in kept:
+        assert all((a == b).all() for a, b in zip(*map(jax.tree.leaves, pair), strict=True))
+
+
+@pytest.mark.parametrize("method", ["plain", "auto"])
+def test_products_by_kernels(method: str) -> None:
+    """As near to exact steps as XLA's products in bfloat16 are, and with the same bits in every run."""
+    from thalweg.optax import make_step, muon
+
+    shapes = [shape for shape in ((640, 1536), (1536, 640), (768, 768)) for _ in range(8)]
+    keys = jax.random.split(jax.random.key(0), 2 * len(shapes))
+    params = [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=False)]
+    gradients = [jax.random.normal(key, shape) for key, shape in zip(keys[len(shapes) :], shapes, strict=True)]
+    found: list[Any] = []
+    for options in (
+        dict(engine="xla", ns_dtype=None),
+        dict(engine="xla", ns_dtype="bfloat16"),
+        *[dict(ns_dtype="bfloat16", ns_method=method)] * 2,
+    ):
+        solver: Any = muon(0.02, **options)
+        step, new, state = jax.jit(make_step(solver)), params, solver.init(params)
+        assert ("thalweg_launch" in step.lower(new, state, gradients).as_text()) == ("engine" not in options)
+        for _ in range(3):
+            new, state = step(new, state, gradients)
+        found.append(new)
+    for exact, xla, kernels, again, start in zip(*found, params, strict=True):
+        assert (kernels == again).all()
+        bound = 1.1 * jnp.linalg.norm(xla - exact) + 1e-3 * jnp.linalg.norm(exact - start)
+        assert jnp.linalg.norm(kernels - exact) < bound

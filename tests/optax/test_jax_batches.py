@@ -17,6 +17,8 @@ from optax_runs import assert_equal  # noqa: E402
 
 import thalweg.numpy as reference  # noqa: E402
 from thalweg.optax import kron, muon  # noqa: E402
+from thalweg.optax.batches import Job, Step, first_entries, step_all  # noqa: E402
+from thalweg.optax.trees import parameters  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -67,3 +69,22 @@ def test_muon_of_large_leaves_equals_the_numpy_front_end() -> None:
     options: dict[str, Any] = dict(normalize="rows", split=2, weight_decay=0.1)
     theirs = reference.Muon(lr=0.02, variant="optax", engine="reference", **options)
     assert_equal(muon(0.02, **options), theirs, {"first": (6, 11000), "second": (6, 11000), "third": (6, 11000)})
+
+
+@pytest.mark.parametrize("options", [{}, dict(split=2, weight_decay=0.1, scaling="match_rms_adamw")], ids=str)
+def test_lean_stacks_have_the_numbers_of_others(options: dict[str, Any]) -> None:
+    """Of which no more is stacked than what is transformed."""
+    numbers = np.random.default_rng(0)
+    params, grads = ({n: numbers.normal(size=(8, 24)).astype("float32") for n in "abc"} for _ in range(2))
+    owner: Any = muon(0.02, ns_dtype="bfloat16", layout="torch", **options).update.__self__
+    leaves = owner.leaves(params, parameters(params))
+    jobs = [
+        Job(leaf.names, leaf.p, leaf.setting, leaf.mesh_axes, leaf.axes, grads[n], first_entries(leaf))
+        for n, leaf in zip("abc", leaves, strict=True)
+    ]
+    plain, lean = (step_all(jobs, Step(1, 0.02, None, guarded=True, lean=lean)) for lean in (False, True))
+    for a, b in zip(plain, lean, strict=True):
+        for x, y in zip(*map(jax.tree.leaves, ((a.delta, a.state, a.stats), (b.delta, b.state, b.stats))), strict=True):
+            assert x.shape == y.shape
+            np.testing.assert_array_equal(x, y)
+        assert a.finite == b.finite

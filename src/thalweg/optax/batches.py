@@ -8,10 +8,12 @@ so that nothing in them changes.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,6 +31,7 @@ from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.rules.entries import Count, Entry, Spread
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.rules.rule import Rule, Update
+from thalweg.rules.whole import Direction, WholeRule
 from thalweg.settings import Setting
 from thalweg.spaces import jax as whole
 from thalweg.storage import RECORD, arithmetic, coded_groups, first_state
@@ -82,6 +85,10 @@ class Step:
     grad_scale: Any
     #: Whether steps that are not finite are left out.
     guarded: bool
+    #: What whole tensors are computed with.
+    space: Any = whole
+    #: Whether, where a rule allows it, no more is stacked than what it transforms.
+    lean: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,7 +154,11 @@ def step_all(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
         if len(members) == 1:
             found[members[0]] = step_job(jobs[members[0]], step)
             continue
-        result = step_job(stack_jobs([jobs[i] for i in members]), step)
+        own, rule = [jobs[i] for i in members], jobs[members[0]].setting.rule
+        if step.lean and isinstance(rule, WholeRule) and rule.is_stackable(jobs[members[0]].p.shape):
+            found.update(zip(members, step_lean(own, step), strict=True))
+            continue
+        result = step_job(stack_jobs(own), step)
         for place, i in enumerate(members):
             found[i] = unstack(result, place, len(members), jobs[i].keys(Count))
     return [found[i] for i in range(len(jobs))]
@@ -191,27 +202,57 @@ def stack_jobs(jobs: Sequence[Job]) -> Job:
 
 def unstack(result: LeafUpdate, place: int, members: int, counts: Sequence[str]) -> LeafUpdate:
     """One of several. counts: the entries that are the same for all of them."""
-
-    def own(figure: Any) -> Any:
-        if not getattr(figure, "ndim", 0):
-            return figure
-        each = figure.shape[0] // members  # the matrices of a parameter may have one each
-        return figure[place] if each == 1 else figure[place * each : (place + 1) * each]
-
     state = {key: entry if key in counts else entry[place] for key, entry in result.state.items()}
-    stats = {key: own(value) for key, value in result.stats.items()}
+    stats = {key: own_figure(value, place, members) for key, value in result.stats.items()}
     return LeafUpdate(result.delta[place], state, result.finite, stats)
 
 
-def step_job(job: Job, step: Step) -> LeafUpdate:
-    """One step of one parameter, or of one stack."""
+def own_figure(figure: Any, place: int, members: int) -> Any:
+    """That of one of several."""
+    if not getattr(figure, "ndim", 0):
+        return figure
+    each = figure.shape[0] // members  # the matrices of a parameter may have one each
+    return figure[place] if each == 1 else figure[place * each : (place + 1) * each]
+
+
+def step_lean(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
+    """One step of several of one shape. State and parameters stay where they are; what is transformed is a stack.
+
+    Each is stepped twice: until it is known what is transformed, and with the result. Compilers drop the rest of the
+    first.
+    """
+    shown: list[Any] = []
+
+    def show(_: Any, tensors: tuple[Any], *args: Any, **kwargs: Any) -> Direction:
+        shown.extend(tensors)
+        return Direction(tensors[0], dict.fromkeys(rule.FIGURES, jnp.ones(())), {})
+
+    rule: Any = rule_of(jobs[0], step, stacked=1)
+    for job in jobs:
+        step_job(job, step, show)
+    made = rule.transform(step.space, (jnp.stack(shown),), {})
+
+    def answer(place: int, *args: Any, **kwargs: Any) -> Direction:
+        figures = {key: own_figure(value, place, len(jobs)) for key, value in made.figures.items()}
+        return Direction(made.tensor[place], figures, {})
+
+    return [step_job(job, step, partial(answer, place)) for place, job in enumerate(jobs)]
+
+
+def rule_of(job: Job, step: Step, stacked: int) -> Rule:
+    """The rule of a step. stacked: how many axes of a stack there are beside the parameter's own."""
+    rule = rule_in_precision(job.setting.rule_at(step.t), arithmetic(job.p.dtype.name))
+    rule = replace(rule, stacked_axes=rule.stacked_axes + stacked)
+    return rule if job.axes is None else rule_of_axes(rule, job.axes)
+
+
+def step_job(job: Job, step: Step, transform: Callable[..., Direction] | None = None) -> LeafUpdate:
+    """One step of one parameter, or of one stack. transform: in the place of the rule's."""
     handling, dtype = job.setting.handling, job.p.dtype.name
-    rule = rule_in_precision(job.setting.rule_at(step.t), arithmetic(dtype))
-    if len(job.names) > 1:
-        rule = replace(rule, stacked_axes=rule.stacked_axes + 1)
-    if job.axes is not None:
-        rule = rule_of_axes(rule, job.axes)
-    tensor = tensor_id(job.names[0])
+    rule, tensor = rule_of(job, step, stacked=int(len(job.names) > 1)), tensor_id(job.names[0])
+    if transform is not None:
+        rule = copy.copy(rule)
+        vars(rule)["transform"] = transform
     update = propose_by(rule, job, step, tensor)
     delta, finite = update.delta, None
     rounded = handling.rounding != "nearest" and dtype in NARROW
@@ -266,7 +307,7 @@ def propose_by(rule: Rule, job: Job, step: Step, tensor: int) -> Update:
 
     spread = job.spread()
     state = {key: gather(entry) if key in spread else entry for key, entry in job.state.items()}
-    update = ask_rule(rule, replace(job, p=gather(job.p), g=gather(job.g), state=state), step, tensor, whole)
+    update = ask_rule(rule, replace(job, p=gather(job.p), g=gather(job.g), state=state), step, tensor, step.space)
     own = {key: scatter(entry) if key in spread else keep(entry) for key, entry in update.state.items()}
     return update._replace(delta=scatter(update.delta), state=own)
 

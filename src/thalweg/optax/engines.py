@@ -32,7 +32,7 @@ def check_engine(rule: type[Rule], engine: Any) -> None:
     check_choice("engine", engine, "auto", "xla", "native")
     if engine == "native" and rule.needs_whole:
         raise OptionError(
-            f"engine='native' cannot run {rule.__name__}: it is made of matrix products, which XLA does best"
+            f"engine='native' cannot run {rule.__name__}: it is made of matrix products, and its steps are XLA's code"
         )
 
 
@@ -92,7 +92,7 @@ def reason_against(leaf: Leaf, engine: Engine) -> str:
     """Why native code does not step a parameter, "" if it does."""
     setting, shape, dtype = leaf.setting, leaf.p.shape, leaf.p.dtype.name
     if setting.rule.needs_whole or leaf.axes is not None:
-        return f"{type(setting.rule).__name__} is made of matrix products, which XLA does best"
+        return f"{type(setting.rule).__name__} is made of matrix products, and its steps are XLA's code"
     if typed_layout(leaf.p) is not None:
         return "its sharding is explicit, which native code does not know"
     if any(leaf.mesh_axes) and (reason := reason_against_parts(leaf)):

@@ -158,12 +158,12 @@ class Run:
     def call(self, number: int, *allowed: Any) -> None:
         from thalweg.kernels.triton.xla import TARGET, register
 
-        read = [*self.read, *allowed, *map(constant_of, self.recorded.tables)]
+        own, read = self.recorded, [*self.read, *allowed, *map(constant_of, self.recorded.tables)]
         self.written = jax.ffi.ffi_call(
             TARGET,
-            [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in self.recorded.results],
+            [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in own.results],
             input_output_aliases={len(read) + i: i for i in range(len(self.written))},
-        )(*read, *self.written, key=register(handler(), self.recorded, number))
+        )(*read, *self.written, key=register(handler(), own.calls[number], own.inputs, own.addresses))
 
     def complete(self, sums: Sequence[Sequence[Any]]) -> None:
         """Add up over devices what a call has summed of their parts."""

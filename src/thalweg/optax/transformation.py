@@ -20,6 +20,7 @@ from thalweg.given import OverrideList, Overrides, Standard, check_overrides, pl
 from thalweg.optax.batches import Job, Leaf, Step, first_entries
 from thalweg.optax.engines import Engine, apply_jobs, check_engine, step_jobs
 from thalweg.optax.matrices import axes_in_tree, rule_of_axes
+from thalweg.optax.products import space_for
 from thalweg.optax.shards import check_whole, mesh_axes_of
 from thalweg.optax.states import Entries, first_count, pack, state_class_for, unpack
 from thalweg.optax.steps import Stepping
@@ -27,6 +28,7 @@ from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parame
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
 from thalweg.rules import Rule
 from thalweg.settings import Setting, Settings, combined
+from thalweg.spaces import jax as whole
 from thalweg.storage import arithmetic, describe_state
 
 
@@ -236,7 +238,8 @@ class Transformation(Stepping):
             for leaf, g, entries in zip(leaves, grads, states, strict=True)
         ]
         lr = at_count(self.learning_rate, state.count)
-        step = Step(optax.safe_increment(state.count), lr, self.grad_scale(jobs), self.guarded)
+        scale, space = self.grad_scale(jobs), space_for(self.engine)
+        step = Step(optax.safe_increment(state.count), lr, scale, self.guarded, space, lean=space is not whole)
         if applied:
             outcome = apply_jobs(jobs, step, self.engine, observed=observed)
         else:

@@ -80,11 +80,15 @@ def test_what_calls_from_xla_launch() -> None:
     script = """
         import functools, sys
         from types import SimpleNamespace
+        from thalweg.kernels.products.choices import SMALL
+        from thalweg.kernels.products.xla import launch_product
         from thalweg.kernels.triton import xla
         from thalweg.programs.trace import stand_in
         from thalweg.rules import RULES
         from thalweg.settings import Settings
         from thalweg.storage import describe_state
+
+        library = SimpleNamespace(thalweg_plan=lambda *plan: None)
 
         def compile_calls(name, dtype, **options):
             setting, shapes = Settings(RULES[name], options, None, []).base, [(256, 512), (768, 64)]
@@ -92,12 +96,17 @@ def test_what_calls_from_xla_launch() -> None:
             facts = ["a", "b"], shapes, (dtype, "float32"), states, 1.0, True, False
             own = xla.Parameters(stand_in(setting.stored_rule), setting.handling, *facts)
             found = xla.record(own, functools.partial(xla.compile_for, 90), observed=False)
-            library = SimpleNamespace(thalweg_plan=lambda *plan: None)
-            return len({xla.register(library, found, number) for number in range(len(found.calls))})
+            return len({xla.register(library, call, found.inputs, found.addresses) for call in found.calls})
 
         assert compile_calls("LAMB", "float32", exempt=None) == 1
         assert compile_calls("AdamW", "bfloat16", state_dtype="int8", rounding="stochastic") == 1
         assert compile_calls("Adafactor", "bfloat16", on_nonfinite="skip") == 2
+        x, r = ((3, 1536, 640), "bfloat16"), ((3, 640, 640), "bfloat16")
+        compiled = functools.partial(xla.compile_for, 90)
+        own = launch_product(compiled, [x, x, r], (True, False), (1.0, 1.0), SMALL, 132, symmetric=True)
+        plus = launch_product(compiled, [x, r, x, x], (False, False), (1.0, 3.0), SMALL, 132, symmetric=False)
+        assert (own.grid[0], plus.grid[0], len(plus.arguments)) == (45, 180, 34)
+        assert len({xla.register(library, [each], 2) for each in (own, plus)}) == 2
         assert "torch" not in sys.modules
     """
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}

@@ -11,8 +11,8 @@ from tolerances import STACK_PRODUCTS
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton.tools.tensor_descriptor")
 
-from thalweg.kernels.products import choices, stacks  # noqa: E402
-from thalweg.kernels.products.choices import LARGE, SMALL, Tiling  # noqa: E402
+from thalweg.kernels.products import stacks  # noqa: E402
+from thalweg.kernels.products.choices import LARGE, SMALL, Tiling, choose_tiling  # noqa: E402
 
 #: Small: every program is interpreted.
 SQUARE = Tiling(side=16, halves=1, depth=16, warps=4, stages=2, resident=2)
@@ -97,11 +97,9 @@ def test_what_cannot_be_described() -> None:
     ],
     ids=str,
 )
-def test_choices_on_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, dtype: str, count: int, size: Any, options: Any, chosen: Any
-) -> None:
-    monkeypatch.setattr(choices, "count_processors", lambda device: 132)
-    assert choices.choose_tiling(torch.device("cuda"), getattr(torch, dtype), count, *size, **options) == chosen
+def test_choices_on_a_gpu(dtype: str, count: int, size: Any, options: Any, chosen: Any) -> None:
+    assert choose_tiling(132, dtype, count, *size, **options) == chosen
+    assert choose_tiling(0, dtype, count, *size, **options) is None
 
 
 def test_the_library_multiplies_elsewhere() -> None:

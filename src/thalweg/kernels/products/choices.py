@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
-
-import torch
 
 
 class Tiling(NamedTuple):
@@ -32,29 +29,17 @@ LARGE = Tiling(128, 2, 64, 8, 3, 1)
 SMALL = Tiling(128, 1, 64, 4, 2, 2)
 
 
-@functools.cache
-def count_processors(device: torch.device) -> int:
-    """How many multiprocessors a GPU has that fetches tiles by itself, as Hopper's do; 0: it does not."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return 0
-    try:
-        from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: F401
-    except ImportError:  # Triton before 3.4
-        return 0
-    found = torch.cuda.get_device_properties(device)
-    return found.multi_processor_count if found.major >= 9 else 0
-
-
 def choose_tiling(
-    device: torch.device, dtype: torch.dtype, count: int, rows: int, columns: int, *, symmetric: bool, more: bool
+    processors: int, dtype: str, count: int, rows: int, columns: int, *, symmetric: bool, more: bool
 ) -> Tiling | None:
     """The tiles of products of rows x columns; None: the library is faster, or alone can do it.
 
+    processors: multiprocessors of a GPU that fetches tiles by itself, as Hopper's do; 0: it does not.
     more: something is added to products, or they are converted, for which the library goes over them once more. It wins
     where there is nothing more and all of a product is needed.
     """
-    processors, least = count_processors(device), min(rows, columns)
-    if not processors or dtype not in (torch.bfloat16, torch.float16) or least < 512:
+    least = min(rows, columns)
+    if not processors or dtype not in ("bfloat16", "float16") or least < 512:
         return None
     if not more and (not symmetric or least < 640):
         return None

@@ -5,12 +5,26 @@ Operands may lie in memory by rows or, as ``x.mT`` does, by columns. Sums within
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thalweg.kernels.products.choices import Tiling, choose_tiling, count_processors
+from thalweg.kernels.products.choices import Tiling, choose_tiling
+
+
+@functools.cache
+def count_processors(device: torch.device) -> int:
+    """How many multiprocessors a GPU has that fetches tiles by itself, as Hopper's do; 0: it does not."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return 0
+    try:
+        from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: F401
+    except ImportError:  # Triton before 3.4
+        return 0
+    found = torch.cuda.get_device_properties(device)
+    return found.multi_processor_count if found.major >= 9 else 0
 
 
 def multiply(
@@ -30,7 +44,8 @@ def multiply(
     """
     count, rows, columns, dtype = a.shape[0], a.shape[1], b.shape[2], dtype or a.dtype
     more = plus is not None or dtype != a.dtype
-    tiling = choose_tiling(a.device, a.dtype, count, rows, columns, symmetric=symmetric, more=more)
+    kept = str(a.dtype).removeprefix("torch.")
+    tiling = choose_tiling(count_processors(a.device), kept, count, rows, columns, symmetric=symmetric, more=more)
     if tiling is not None and can_describe(a, b, plus):
         return multiply_tiles(a, b, plus, tiling, alpha=alpha, beta=beta, symmetric=symmetric, dtype=dtype)
     if plus is not None:

@@ -20,8 +20,15 @@ struct Launch {
     int32_t grid[3], unused;
 };
 
+// How the GPU fetches tiles of a stack of matrices by itself, from the last axis to the first.
+struct Map {
+    int32_t type, width, swizzle;  // width: bytes of an element
+    uint32_t shape[3], block[3];
+};
+
 struct Argument {
     int64_t buffer, value;  // `value` bytes behind the beginning of a buffer; -1: the value itself
+    const Map* map;         // of a buffer; null: its address
 };
 
 // Buffers are those that are read alone, the first arguments, and then the results, with which all other arguments share
@@ -50,6 +57,8 @@ struct Driver {
                   void**);
     int (*error)(int, const char**);
     int (*exchange_mode)(int*);
+    int (*describe)(void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int,
+                    int, int, int);  // which drivers before CUDA 12 do not have
     bool found = false;
 
     Driver() {
@@ -63,6 +72,7 @@ struct Driver {
                 get(pop, "cuCtxPopCurrent_v2") && get(load, "cuModuleLoadData") && get(find, "cuModuleGetFunction") &&
                 get(attribute, "cuFuncSetAttribute") && get(launch, "cuLaunchKernel") && get(error, "cuGetErrorName") &&
                 get(exchange_mode, "cuThreadExchangeStreamCaptureMode");
+        get(describe, "cuTensorMapEncodeTiled");
     }
 };
 
@@ -73,7 +83,7 @@ const Driver& driver() {
 
 std::map<std::pair<Context, const void*>, Function> functions;
 
-constexpr int MOST = 32;   // parameters of a kernel
+constexpr int MOST = 40, MAPS = 4;   // parameters of a kernel, and how many of them are maps
 
 // A kernel that writes its parameters to memory, so many numbers at most. Older drivers do not load the wider one.
 template <int NUMBERS>
@@ -152,6 +162,14 @@ int upload(const std::vector<int64_t>& values, char* to, Context context, void* 
     return 0;
 }
 
+int describe(const Map& map, void* data, void* to) {
+    if (!driver().describe) return 801;  // not supported
+    const uint64_t shape[] = {map.shape[0], map.shape[1], map.shape[2]};
+    const uint64_t row = shape[0] * uint64_t(map.width), strides[] = {row, row * shape[1]};
+    const uint32_t each[] = {1, 1, 1};
+    return driver().describe(to, map.type, 3, data, shape, strides, map.block, each, 0, map.swizzle, 2, 0);
+}
+
 constexpr int FEW = 496, MANY = 4080;  // as many as fit into 4 and 32 KB
 
 int run(const XLA_FFI_CallFrame* frame, const Plan& plan, Context context, void* stream) {
@@ -169,13 +187,17 @@ int run(const XLA_FFI_CallFrame* frame, const Plan& plan, Context context, void*
         const Kernel& kernel = plan.kernels[launch.kernel];
         if (int code = function_of(context, kernel, &function)) return code;
         int64_t numbers[MOST] = {};  // behind its own, Triton gives a kernel pointers to scratch that ours do not use
+        alignas(64) char maps[MAPS][128];
         void* params[MOST];
-        for (int k = 0; k < MOST; k++) {
+        for (int k = 0, described = 0; k < MOST; k++) {
             params[k] = numbers + k;
             if (k >= launch.count) continue;
             const Argument& argument = plan.arguments[launch.first + k];
-            const int64_t base = argument.buffer < 0 ? 0 : reinterpret_cast<int64_t>(data(frame, plan, argument.buffer));
-            numbers[k] = base + argument.value;
+            char* base = argument.buffer < 0 ? nullptr : data(frame, plan, argument.buffer);
+            numbers[k] = reinterpret_cast<int64_t>(base) + argument.value;
+            if (!argument.map) continue;
+            params[k] = maps[described++];
+            if (int code = describe(*argument.map, base + argument.value, params[k])) return code;
         }
         const auto [x, y, z] = launch.grid;
         if (int code = driver().launch(function, unsigned(x), unsigned(y), unsigned(z), unsigned(launch.threads), 1, 1,
@@ -208,5 +230,5 @@ XLA_FFI_Error* launch_all(const XLA_FFI_CallFrame* frame) {
 }  // namespace
 
 EXPORTED XLA_FFI_Error* thalweg_launch(XLA_FFI_CallFrame* frame) {
-    return is_asked(frame, 0) ? nullptr : launch_all(frame);
+    return is_asked(frame, XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE) ? nullptr : launch_all(frame);
 }

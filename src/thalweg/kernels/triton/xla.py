@@ -71,8 +71,16 @@ class Launch(ctypes.Structure):
     )
 
 
+class Map(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("type", "width", "swizzle")),
+        ("shape", c_int32 * 3),
+        ("block", c_int32 * 3),
+    )
+
+
 class Argument(ctypes.Structure):
-    _fields_ = (("buffer", c_int64), ("value", c_int64))
+    _fields_ = (("buffer", c_int64), ("value", c_int64), ("map", c_void_p))
 
 
 class Plan(ctypes.Structure):
@@ -143,8 +151,8 @@ class Launched(NamedTuple):
     kernel: Any
     threads: int
     grid: tuple[int, ...]
-    #: (buffer, bytes into it) or (NUMBER, number).
-    arguments: list[tuple[int, int]]
+    #: (buffer, bytes into it), (NUMBER, number), or (buffer, bytes into it, the fields of a map of it).
+    arguments: Sequence[tuple[Any, ...]]
 
 
 @dataclass
@@ -323,7 +331,7 @@ def record(own: Parameters, compiled: Callable[..., Any], *, observed: bool) -> 
 
 def number_buffers(made: Recording, passes: Passes, inputs: list[Memory], written: list[Memory]) -> Recorded:
     """Buffers in the order of a call's, without those that nothing uses."""
-    used = {buffer for call in made.calls for launch in call for buffer, _ in launch.arguments}
+    used = {buffer for call in made.calls for launch in call for buffer, *_ in launch.arguments}
     used |= {passes.figures.buffer, passes.finite.buffer}
     known = {each.buffer for each in (*inputs, *written, made.table_of_addresses)}
     others = [each for each in made.buffers if each.buffer in used - known]
@@ -375,11 +383,17 @@ _compiled: dict[Any, Any] = {}
 
 
 def compile_for(
-    capability: int, kernel: Any, kinds: Mapping[str, tuple[str, bool]], constants: Mapping[str, Any], warps: int
+    capability: int,
+    kernel: Any,
+    kinds: Mapping[str, tuple[str, bool]],
+    constants: Mapping[str, Any],
+    warps: int,
+    stages: int = 3,
 ) -> Any:
     """A kernel for GPUs of a generation, as one launch needs it."""
-    target = GPUTarget("cuda", capability, WARP)
-    key = id(kernel), tuple(kinds.items()), repr(sorted((k, str(v)) for k, v in constants.items())), warps, target
+    target, options = GPUTarget("cuda", capability, WARP), {"num_warps": warps, "num_stages": stages}
+    told = repr(sorted((k, str(v)) for k, v in {**constants, **options}.items()))
+    key = id(kernel), tuple(kinds.items()), told, target
     if key not in _compiled:
         types = {name: kind for name, (kind, _) in kinds.items()}
         signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
@@ -389,7 +403,7 @@ def compile_for(
             if kinds.get(name, ("", False))[1]
         }
         source = triton.compiler.ASTSource(kernel, signature, dict(constants), attributes)
-        made = triton.compile(source, target=target, options={"num_warps": warps})
+        made = triton.compile(source, target=target, options=options)
         if getattr(made.metadata, "global_scratch_size", 0):
             raise RuleError(f"{kernel.__name__} needs memory of its own, which calls from XLA do not give it")
         _compiled[key] = made
@@ -400,9 +414,8 @@ def compile_for(
 _plans: dict[str, Any] = {}
 
 
-def register(library: ctypes.CDLL, recorded: Recorded, number: int) -> str:
-    """The key under which programs make one of the calls of a step."""
-    call = recorded.calls[number]
+def register(library: ctypes.CDLL, call: Sequence[Launched], inputs: int, addresses: Sequence[int] = ()) -> str:
+    """The key under which programs make a call. inputs: how many buffers are read alone. addresses: their table."""
     kernels: list[Any] = []
     for each in call:
         if not any(each.kernel is known for known in kernels):
@@ -410,16 +423,19 @@ def register(library: ctypes.CDLL, recorded: Recorded, number: int) -> str:
     places = [next(i for i, known in enumerate(kernels) if known is each.kernel) for each in call]
     images = [made.asm["cubin"] for made in kernels]
     named = [made.metadata.name.encode() for made in kernels]
-    told = repr((places, [each[1:] for each in call], recorded.addresses, recorded.inputs, named)).encode()
+    told = repr((places, [each[1:] for each in call], addresses, inputs, named)).encode()
     key = hashlib.sha256(b"".join([told, *images])).hexdigest()[:32]
     if key in _plans:
         return key
     held = [ctypes.create_string_buffer(image, len(image)) for image in images]
     launches: list[Launch] = []
     arguments: list[Argument] = []
+    maps: list[Map] = []
     for place, each in zip(places, call, strict=True):
         launches.append(Launch(place, each.threads, len(arguments), len(each.arguments), (c_int32 * 3)(*each.grid), 0))
-        arguments += [Argument(*own) for own in each.arguments]
+        for buffer, value, *fields in each.arguments:
+            maps += (Map(*own[:3], (c_int32 * 3)(*own[3:6]), (c_int32 * 3)(*own[6:])) for own in fields)
+            arguments.append(Argument(buffer, value, ctypes.addressof(maps[-1]) if fields else None))
     parts: tuple[Any, ...] = (
         (Kernel * len(images))(
             *(
@@ -429,9 +445,9 @@ def register(library: ctypes.CDLL, recorded: Recorded, number: int) -> str:
         ),
         (Launch * len(launches))(*launches),
         (Argument * len(arguments))(*arguments),
-        (c_int64 * len(recorded.addresses))(*recorded.addresses),
+        (c_int64 * len(addresses))(*addresses),
     )
-    plan = Plan(*map(ctypes.addressof, parts), len(launches), len(recorded.addresses), recorded.inputs)
-    _plans[key] = plan, parts, held, named
+    plan = Plan(*map(ctypes.addressof, parts), len(launches), len(addresses), inputs)
+    _plans[key] = plan, parts, held, named, maps
     library.thalweg_plan(key.encode(), ctypes.addressof(plan))
     return key

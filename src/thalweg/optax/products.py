@@ -1,0 +1,92 @@
+"""Products of stacks of 16-bit matrices on GPUs: kernels inside XLA's programs, where they are faster than its own.
+
+They add and round where XLA would go over a product once more, and make one half of a symmetric one.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+
+from thalweg.arrays import is_number
+from thalweg.kernels.products.choices import Tiling, choose_tiling
+from thalweg.optax import on_gpu
+from thalweg.optax.either import either
+from thalweg.spaces import jax as space
+
+
+@functools.cache
+def count_processors() -> int:
+    """How many multiprocessors the GPU has, 0: there is none for which these kernels are."""
+    if jax.default_backend() != "gpu" or isinstance(on_gpu.handler(), str) or on_gpu.capability() < 90:
+        return 0
+    return int(getattr(jax.local_devices()[0], "core_count", 0))
+
+
+def space_for(engine: str) -> Any:
+    """What whole tensors are computed with."""
+    return Products() if engine != "xla" and count_processors() else space
+
+
+class Products:
+    """jax's functions, but for products."""
+
+    def __init__(self) -> None:
+        #: By the id of a transpose: itself, so that it lives, and of what it is one.
+        self.turned: dict[int, tuple[Any, Any]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(space, name)
+
+    def swapaxes(self, x: Any, first: int, second: int) -> Any:
+        made = space.swapaxes(x, first, second)
+        if (x.dtype.itemsize, x.ndim, first, second) == (2, 3, 1, 2):
+            self.turned[id(made)] = made, x
+        return made
+
+    def matmul(self, x: Any, y: Any) -> Any:
+        return self.multiply(x, y, dtype=x.dtype.name)
+
+    def matmul_rounded(self, x: Any, y: Any, dtype: str) -> Any:
+        return self.multiply(x, y, dtype=dtype)
+
+    def matmul_symmetric(self, x: Any, y: Any) -> Any:
+        return self.multiply(x, y, dtype=x.dtype.name, symmetric=True)
+
+    def matmul_add(self, x: Any, y: Any, z: Any, product: float, plus: float, *, symmetric: bool = False) -> Any:
+        return self.multiply(x, y, z, dtype=x.dtype.name, alpha=product, beta=plus, symmetric=symmetric)
+
+    def matmul_add_symmetric(self, x: Any, y: Any, z: Any, product: float, plus: float) -> Any:
+        return self.matmul_add(x, y, z, product, plus, symmetric=True)
+
+    def multiply(
+        self, x: Any, y: Any, *z: Any, dtype: str, alpha: float = 1.0, beta: float = 1.0, symmetric: bool = False
+    ) -> Any:
+        def by_xla(a: Any, b: Any, *z: Any) -> Any:
+            pairs = zip((a, b), turned, strict=True)
+            a, b = (space.swapaxes(own, 1, 2) if is_turned else own for own, is_turned in pairs)
+            return space.matmul_add(a, b, z[0], alpha, beta) if z else space.matmul_rounded(a, b, dtype)
+
+        def by_kernel(_: Any, *operands: Any, tiling: Tiling) -> Any:
+            from thalweg.kernels.products.xla import launch_product
+            from thalweg.kernels.triton.xla import TARGET, compile_for, register
+
+            stacks = [*((own.shape, own.dtype.name) for own in operands), (shape, dtype)]
+            compiled = functools.partial(compile_for, on_gpu.capability())
+            launch = launch_product(compiled, stacks, turned, (alpha, beta), tiling, processors, symmetric=symmetric)
+            key = register(on_gpu.handler(), [launch], len(operands))
+            return jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(shape, dtype))(*operands, key=key)
+
+        turned = id(x) in self.turned, id(y) in self.turned
+        a, b = (self.turned.get(id(own), (own, own))[1] for own in (x, y))
+        shape, processors, tiling = (*x.shape[:-1], y.shape[-1]), count_processors(), None
+        is_aligned = all(own.shape[-1] % 8 == 0 for own in (a, b, y))
+        if x.ndim == 3 and is_aligned and is_number(alpha) and is_number(beta):
+            more = bool(z) or dtype != x.dtype
+            tiling = choose_tiling(processors, x.dtype.name, *shape, symmetric=symmetric, more=more)
+        if tiling is None:
+            return by_xla(a, b, *z)
+        native = functools.partial(by_kernel, tiling=tiling)
+        return either(native, by_xla, a, b, *z, platform="cuda", is_required=False, is_local=False)
