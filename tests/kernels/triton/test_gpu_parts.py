@@ -34,12 +34,16 @@ def agree(fused: Any, ours: Named, reference: Any, theirs: Named) -> None:
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("Kron", dict(block_size=4, weight_decay=0.1)),
-        ("Kron", dict(geometry="eq", precond_update_probability=0.4)),
+        pytest.param("Kron", dict(block_size=4, weight_decay=0.1), marks=pytest.mark.nightly),
+        pytest.param("Kron", dict(geometry="eq", precond_update_probability=0.4), marks=pytest.mark.nightly),
         ("Kron", dict(damping_mode="expected", weight_decay=0.1, weight_decay_mode="update")),
-        ("Kron", dict(block_size=4, averaged=0.9, precond_update_probability=0.6)),
-        ("Kron", dict(block_size=4, momentum_dtype="bfloat16", clip_mode="value")),
-        ("Kron", dict(block_size=4, max_grad_norm=1.0, maximize=True)),
+        pytest.param(
+            "Kron", dict(block_size=4, averaged=0.9, precond_update_probability=0.6), marks=pytest.mark.nightly
+        ),
+        pytest.param(
+            "Kron", dict(block_size=4, momentum_dtype="bfloat16", clip_mode="value"), marks=pytest.mark.nightly
+        ),
+        pytest.param("Kron", dict(block_size=4, max_grad_norm=1.0, maximize=True), marks=pytest.mark.nightly),
         ("Muon", dict(normalize="rows", ns_dtype=None)),
     ],
     ids=str,
@@ -57,6 +61,7 @@ def test_the_numbers_of_the_reference(kind: str, options: dict[str, Any]) -> Non
     agree(fused, ours, reference, theirs)
 
 
+@pytest.mark.nightly
 def test_tensors_at_different_counts_are_stepped_apart() -> None:
     """One begins later, so that its factors are due in other steps."""
     ours, theirs = parameters(shapes=SHAPES), parameters(shapes=SHAPES)
@@ -73,6 +78,7 @@ def test_tensors_at_different_counts_are_stepped_apart() -> None:
     agree(fused, ours, reference, theirs)
 
 
+@pytest.mark.nightly
 def test_options_that_change_are_followed() -> None:
     ours, theirs = parameters(shapes=SHAPES), parameters(shapes=SHAPES)
     pair = [
