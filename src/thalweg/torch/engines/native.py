@@ -91,7 +91,7 @@ class NativeRun:
         self.tables.fill(list(map(options_of, buckets)), num_threads(torch.get_num_threads))
 
     def measure(self, on_nonfinite: str) -> Iterator[Computation]:
-        allowed = all(bucket.allowed is None or bool(bucket.allowed) for bucket in self.buckets)
+        allowed = not [bucket for bucket in self.buckets if bucket.allowed is not None and not bucket.allowed]
         self.forbidden = not allowed and on_nonfinite == "propagate"
         if self.forbidden:
             return

@@ -112,6 +112,9 @@ class Replay:
         self.works = (
             device.type == "cuda" and torch.version.hip is None and os.environ.get("THALWEG_REPLAY", "1") != "0"
         )
+        from thalweg.kernels.triton.launching import is_watched
+
+        self.is_watched = is_watched
 
     def run(self, launch: Callable[[], None], key: Hashable) -> None:
         """Launch, or replay. key: what a recorded step depends on beside memory that stays where it is."""
@@ -132,9 +135,7 @@ class Replay:
 
     def may_record(self) -> bool:
         """Not while a user records a graph of the whole step, nor while a profiler wants to see every launch."""
-        from thalweg.kernels.triton.launching import is_watched
-
-        return not torch.cuda.is_current_stream_capturing() and not is_watched()
+        return not torch.cuda.is_current_stream_capturing() and not self.is_watched()
 
     def record(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         from thalweg.kernels.triton.uploads import Uploads, deferred

@@ -104,11 +104,10 @@ class TritonRun:
         return Launch(stepped, pairs)
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
-        if self.moving is not None:
-            self.scale = held_in(self.scale, buckets[0].grad_scale)
-            self.allowed = held_in(self.allowed, buckets[0].allowed)
-            if self.scale is not None or self.allowed is not None:
-                buckets = [bucket.renewed(grad_scale=self.scale, allowed=self.allowed) for bucket in buckets]
+        scale, allowed = buckets[0].grad_scale, buckets[0].allowed
+        if self.moving is not None and (scale is not None or allowed is not None):
+            self.scale, self.allowed = held_in(self.scale, scale), held_in(self.allowed, allowed)
+            buckets = [bucket.renewed(grad_scale=self.scale, allowed=self.allowed) for bucket in buckets]
         for launch, bucket, in_place, contiguous in zip(
             self.launches, buckets, self.in_place, self.contiguous, strict=True
         ):
@@ -241,7 +240,9 @@ def plain_launch(bucket: Bucket) -> Launch:
 class Launch:
     """One bucket, with its passes."""
 
+    #: The numbers of the step, and where they are or what they are.
     step: Any = None
+    step_places: tuple[Hashable, ...] = ()
     #: Whether its gradients are others from step to step.
     moves = True
     #: What copies addresses and rates to the device, and the place of its rate there; None: each launch has its own.
@@ -259,7 +260,9 @@ class Launch:
         return finite
 
     def __init__(self, bucket: Bucket, staged: Sequence[tuple[Tensor, Tensor]]) -> None:
-        self.passes = passes_for(bucket)
+        from thalweg.kernels.triton.passes import Step
+
+        self.passes, self.new_step = passes_for(bucket), Step
         #: Tensors that are not contiguous, with the copies that are stepped in their place.
         self.staged = staged
         #: Gradients are kept until all has been launched: some are copies, whose memory must not be given to others.
@@ -271,8 +274,6 @@ class Launch:
 
         grads: None if they come when it is time to write. places: where they are, if that is known.
         """
-        from thalweg.kernels.triton.passes import Step
-
         for tensor, copy in self.staged:
             copy.copy_(tensor)
         self.bucket = bucket
@@ -289,7 +290,9 @@ class Launch:
             moving, place = self.moving
             rate, scale = moving.rate(place, None if is_own else lr, scale)
             lr = lr if is_own else rate
-        self.step = Step(lr, scale, bucket.grad_scale, bucket.allowed)
+        step = self.new_step(lr, scale, bucket.grad_scale, bucket.allowed)
+        if is_own or self.step is None or not are_the_same(step, self.step):
+            self.step, self.step_places = step, tuple(map(address_of, step))
         if self.is_new:
             self.is_new = False
             with on_device(self.device):
@@ -301,7 +304,7 @@ class Launch:
 
     def key(self) -> Hashable:
         """What its launches depend on beside tables: how gradients are read, and tensors that may be others."""
-        return self.passes.tables.grads_aligned, tuple(map(address_of, self.step))
+        return self.passes.tables.grads_aligned, self.step_places
 
     def measure(self) -> Computation:
         """Run all passes before writing; yield the sums to complete over ranks, if the bucket is sharded."""
@@ -322,8 +325,8 @@ class Launch:
             tensor.copy_(copy)
 
     def release(self) -> None:
-        """Let go of gradients, and of what one step alone has."""
-        self.grads, self.step = (), None
+        """Let go of gradients."""
+        self.grads = ()
         self.bucket = self.bucket.renewed(grads=(), grad_scale=None, allowed=None)
 
     def figures(self, index: int) -> dict[str, Any]:
