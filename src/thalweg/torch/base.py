@@ -24,6 +24,7 @@ from thalweg.rules.checks import check_flag
 from thalweg.settings import Entry, RuleOptions, Setting, Settings, check_own
 from thalweg.torch.engines.choice import reason_missing_for
 from thalweg.torch.engines.lists import Lists
+from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.engines.native import Native
 from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Statistics
 from thalweg.torch.engines.triton import Triton
@@ -168,6 +169,8 @@ class Optimizer(torch.optim.Optimizer):
         self._turns = Turns()
         self._engines_used: set[str] = set()
         self._last: Statistics = {}
+        #: The statistics that were put there last.
+        self._told: list[Statistics] = []
         self._sorter = Sorter(engine, sharing, offload_state=offload_state)
         self._agreement = Agreement(sharing)
         self._steps: dict[Hashable, RememberedStep] = {}
@@ -362,7 +365,10 @@ class Optimizer(torch.optim.Optimizer):
         """Step buckets as one. looks: for steps that are not finite, where that is an error."""
         on_nonfinite = self.param_groups[0]["on_nonfinite"]
         found = runs.take(buckets, on_nonfinite, looks=looks and on_nonfinite == "raise", commit=commit or self._commit)
-        self._last.update(found)
+        if not are_the_same(found, self._told):  # a run that is taken again goes on telling the same
+            self._told = found
+            for each in found:
+                self._last.update(each)
 
     def _commit(self, nonfinite: Sequence[str]) -> bool:
         """Before anything is written: refuse a step that is not finite."""

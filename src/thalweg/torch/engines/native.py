@@ -163,6 +163,8 @@ class Latest:
 
 def addresses_in(buckets: Sequence[Bucket]) -> array[int] | None:
     """Where all gradients are, if every bucket knows it."""
+    if len(buckets) == 1:
+        return buckets[0].addresses
     known = [bucket.addresses for bucket in buckets if bucket.addresses is not None]
     return functools.reduce(operator.add, known) if len(known) == len(buckets) else None
 
