@@ -56,11 +56,13 @@ class Moving:
         self.packed: tuple[Any, array[int]] = None, array("Q")
         self.known_numbers: dict[tuple[int, tuple[str, ...]], dict[str, Tensor]] = {}
 
-    def note(self, table: Any, addresses: array[int]) -> None:
-        place = self.places[id(table)]
-        if self.host[place] != addresses:
-            self.host[place] = addresses
+    def put(self, place: slice, words: array[int]) -> None:
+        if self.host[place] != words:
+            self.host[place] = words
             self.has_news = True
+
+    def note(self, table: Any, addresses: array[int]) -> None:
+        self.put(self.places[id(table)], addresses)
 
     def rate(self, place: int, lr: float | None, lr_scale: float) -> tuple[Tensor | None, Tensor]:
         """Where the device finds a rate and what multiplies it."""
@@ -75,14 +77,15 @@ class Moving:
     def numbers(self, batch: Any, given: Mapping[str, float]) -> dict[str, Tensor]:
         """Where the device finds the numbers of a batch, by name."""
         first = self.numbered[id(batch)]
+        self.put(slice(first, first + NUMBERS), self.pack(given))
+        return self.named_numbers(id(batch), tuple(given))
+
+    def pack(self, given: Mapping[str, float]) -> array[int]:
+        """The numbers of a batch as words."""
         if given is not self.packed[0]:  # those of most batches are the same
             words = array("Q", struct.pack(f"{2 * NUMBERS}f", *given.values(), *[0.0] * (2 * NUMBERS - len(given))))
             self.packed = given, words
-        words = self.packed[1]
-        if self.host[first : first + NUMBERS] != words:
-            self.host[first : first + NUMBERS] = words
-            self.has_news = True
-        return self.named_numbers(id(batch), tuple(given))
+        return self.packed[1]
 
     def named_numbers(self, batch: int, names: tuple[str, ...]) -> dict[str, Tensor]:
         found = self.known_numbers.get((batch, names))

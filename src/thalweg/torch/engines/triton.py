@@ -17,6 +17,7 @@ from thalweg.programs.trace import PARAMETER
 from thalweg.rules import Kron, WholeRule
 from thalweg.spaces.sharded import Part
 from thalweg.storage import RECORD
+from thalweg.torch.engines.kron_batches import KronBatches
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
 from thalweg.torch.engines.replay import Moving, Replay
@@ -77,6 +78,7 @@ class TritonRun:
         self.is_new, self.sharded = True, any(bucket.parts for bucket in buckets)
         devices = {launch.device for launch in self.launches}
         self.moving: Moving | None = None
+        self.batches: KronBatches | None = None
         self.replay: Replay | None = None
         #: Whether all is launched when it is time to write: no rank and no user is asked on the way.
         self.at_once = False
@@ -90,6 +92,8 @@ class TritonRun:
                 part.moving = self.moving, place
             for launch in kron:
                 launch.moving = self.moving
+            if kron:
+                self.batches = KronBatches(kron, self.of_kron(buckets), self.moving)
             self.replay = Replay(device)
         #: What a GradScaler or the joint norm decides, where recorded steps find it.
         self.scale: Tensor | None = None
@@ -108,12 +112,17 @@ class TritonRun:
         if self.moving is not None and (scale is not None or allowed is not None):
             self.scale, self.allowed = held_in(self.scale, scale), held_in(self.allowed, allowed)
             buckets = [bucket.renewed(grad_scale=self.scale, allowed=self.allowed) for bucket in buckets]
+        together = self.batches is not None and all(self.in_place) and self.batches.prepare(self.of_kron(buckets))
         for launch, bucket, in_place, contiguous in zip(
             self.launches, buckets, self.in_place, self.contiguous, strict=True
         ):
+            if together and isinstance(launch, KronLaunch):
+                continue
             places = bucket.addresses if in_place else None
             grads = bucket.grads if places is not None else gradients_of(bucket, contiguous)
             launch.prepare(bucket, grads, places)
+        if self.batches is not None and not together:
+            self.batches.note(self.of_kron(buckets))
         if self.moving is not None:
             self.moving.upload()
         capturing = is_capturing(self.params[0].device)
@@ -123,13 +132,17 @@ class TritonRun:
             self.prepare_kron(buckets, capturing)
         self.is_new = False
 
+    def of_kron(self, buckets: Sequence[Bucket]) -> list[Bucket]:
+        """Those of the buckets that Kron's own kernels step."""
+        pairs = zip(self.launches, buckets, strict=True)
+        return [bucket for launch, bucket in pairs if isinstance(launch, KronLaunch)]
+
     def prepare_kron(self, buckets: Sequence[Bucket], capturing: bool) -> None:
         """Compile what is new, and follow scratch memory, which all batches of an optimizer share."""
         kernels, launches = self.engine.kron, [launch for launch in self.launches if isinstance(launch, KronLaunch)]
         if self.is_new and launches:
-            own = [bucket for launch, bucket in zip(self.launches, buckets, strict=True) if launch in launches]
             grads = [launch.grads for launch in launches]
-            kernels.prepare(list(map(arguments_of, own, grads)))
+            kernels.prepare(list(map(arguments_of, self.of_kron(buckets), grads)))
         if not self.is_new and not capturing and self.scratch is kernels.scratch.get(self.params[0].device):
             return
         for launch in launches:
@@ -152,17 +165,25 @@ class TritonRun:
         if self.at_once:
             assert self.replay is not None
             with on_device(self.replay.device):
-                self.replay.run(self.launch_all, tuple([launch.key() for launch in self.launches]))
+                self.replay.run(self.launch_all, self.key())
         else:
             for launch in self.launches:
                 with on_device(launch.device):
                     launch.write()
-        for launch in self.launches:
-            if isinstance(launch, KronLaunch):
-                launch.prepared.count_step()
+        if self.batches is not None:
+            self.batches.count_step()
+        else:
+            for launch in self.launches:
+                if isinstance(launch, KronLaunch):
+                    launch.prepared.count_step()
         # what was saved for a backward pass is no longer what it was
         torch.autograd.graph.increment_version(self.params)
         return self.statistics
+
+    def key(self) -> Hashable:
+        """What all launches depend on beside tables."""
+        others = [launch.key() for launch in self.launches if not isinstance(launch, KronLaunch)]
+        return tuple(others), None if self.batches is None else self.batches.key()
 
     def launch_all(self) -> None:
         for launch in self.launches:
