@@ -62,7 +62,8 @@ from thalweg.torch.sharding.sharing import Sharing
 from thalweg.torch.step.averages import put_in_place
 from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.gradients import JointGradient
-from thalweg.torch.step.remembered import GRAD, MOST_REMEMBERED, RememberedStep, presence_of
+from thalweg.torch.step.look import GRAD
+from thalweg.torch.step.remembered import MOST_REMEMBERED, RememberedStep, presence_of
 from thalweg.torch.step.runs import Runs
 from thalweg.torch.step.turns import Turns
 
@@ -316,8 +317,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _repeat(self, step: RememberedStep, only: Tensor | None) -> list[Bucket] | None:
         """The buckets of a remembered step, if it still holds."""
-        grads = list(map(GRAD, self._groups.params)) if only is None else [only.grad]
-        return step.recall(self._given(only), grads, self._states_of(only), self._options)
+        return step.recall(self._given(only), self._states_of(only), self._options)
 
     def _note_latest(self, step: RememberedStep, only: Tensor | None) -> None:
         """The next step may repeat this one; not where ranks have to agree first."""

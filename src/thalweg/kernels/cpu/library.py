@@ -42,7 +42,7 @@ def with_lock() -> ctypes.PyDLL:
     library.thalweg_look_again.restype = c_int64
     library.thalweg_look_again.argtypes = (
         *(c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int32),
-        *(ctypes.py_object, ctypes.py_object, ctypes.py_object, ctypes.py_object),
+        *([ctypes.py_object] * 5),
     )
     return library
 

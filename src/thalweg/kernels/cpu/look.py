@@ -5,15 +5,15 @@ from __future__ import annotations
 import ctypes
 import functools
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from thalweg.kernels.cpu.library import with_lock
 
 #: Functions of Python, and what the native code calls them.
 OF_PYTHON = {
-    **{"item": "PyList_GetItem", "size": "PyList_Size", "next": "PyDict_Next"},
-    **{"type": "PyObject_Type", "release": "Py_DecRef"},
+    **{"item": "PyList_GetItem", "size": "PyList_Size", "set": "PyList_SetItem", "attribute": "PyObject_GetAttr"},
+    **{"next": "PyDict_Next", "type": "PyObject_Type", "release": "Py_DecRef"},
 }
 #: What a framework must be able to tell of a tensor.
 OF_TENSORS = ("layout", "dtype", "device_type", "device_index", "axes", "sizes", "strides", "data")
@@ -47,39 +47,42 @@ class Look:
         self,
         interpreter: Interpreter,
         given: list[list[Any]],
-        grads: list[Any],
         order: Sequence[int],
         states: Mapping[Any, Any],
         read: list[int],
     ) -> None:
-        """order: the places of gradients among those of all parameters. read: addresses of memory to fetch first."""
-        places = array("q", [-1]) * len(grads)
+        """order: the places of those with gradients among all parameters. read: addresses of memory to fetch first."""
+        self.count = sum(map(len, given))
+        places = array("q", [-1]) * self.count
         for place, index in enumerate(order):
             places[index] = place
         self.addresses, self.words = array("Q", bytes(8 * len(order))), array("q")
         self.kept = interpreter, places, ctypes.c_int32(), array("Q", read)
-        self.bind()
-        room = self.look(0, given, grads, states, None)
+        room = self.look(given, states)
         self.words = array("q", bytes(8 * max(0, room)))
-        self.bind()
         #: Whether all of them can be described.
-        self.works = room >= 0 and self.look(0, given, grads, states, None) == room
+        self.works = room >= 0 and self.look(given, states) == room
+        self.compare = self.bind(compares=True)
 
-    def bind(self) -> None:
+    def look(self, given: list[list[Any]], states: Mapping[Any, Any]) -> int:
+        """Note what is there; how many words that takes, negative if something cannot be described."""
+        length: int = self.bind(compares=False)(given, [None] * self.count, states, "grad", None)
+        return length
+
+    def bind(self, *, compares: bool) -> Callable[..., int]:
         interpreter, places, negated, read = self.kept
-        (first, count), (found, _), (words, room) = (
-            each.buffer_info() for each in (places, self.addresses, self.words)
-        )
-        given = first, count, found, ctypes.addressof(negated), words, room, *read.buffer_info()
-        self.look = functools.partial(with_lock().thalweg_look_again, ctypes.addressof(interpreter), *given)
+        buffers = *places.buffer_info(), self.addresses.buffer_info()[0], ctypes.addressof(negated)
+        known = *buffers, *self.words.buffer_info(), *read.buffer_info(), compares
+        return functools.partial(with_lock().thalweg_look_again, ctypes.addressof(interpreter), *known)
 
     def find_gradients(
-        self, given: list[list[Any]], grads: list[Any], states: Mapping[Any, Any]
-    ) -> tuple[array[int], bool] | None:
-        """Where gradients are now, and whether one is the negative of what lies there.
+        self, given: list[list[Any]], states: Mapping[Any, Any]
+    ) -> tuple[list[Any], array[int], bool] | None:
+        """The gradients of all, where those are that there are, and whether one is the negative of what lies there.
 
         None if they are stored otherwise, or anything else is not what or where it was.
         """
-        if self.look(1, given, grads, states, None) < 0:
+        grads: list[Any] = [None] * self.count
+        if self.compare(given, grads, states, "grad", None) < 0:
             return None
-        return self.addresses, self.kept[2].value != 0
+        return grads, self.addresses, self.kept[2].value != 0

@@ -18,7 +18,7 @@ from thalweg.kernels.cpu.look import Interpreter, Look, interpreter_with
 from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.sharding.shards import is_distributed, local
 
-DEVICE, DTYPE, LAYOUT, SHAPE = map(operator.attrgetter, ("device", "dtype", "layout", "shape"))
+DEVICE, DTYPE, GRAD, LAYOUT, SHAPE = map(operator.attrgetter, ("device", "dtype", "grad", "layout", "shape"))
 States: TypeAlias = Mapping[Tensor, Any]
 Given: TypeAlias = list[list[Tensor]]
 
@@ -26,26 +26,24 @@ Given: TypeAlias = list[list[Tensor]]
 class AnyLook(Protocol):
     """Parameters with gradients and states, as they were when this was made."""
 
-    def find_gradients(self, given: Given, grads: list[Any], states: States) -> tuple[array[int], bool] | None:
-        """Where gradients are now, and whether one is the negative of what lies there.
+    def find_gradients(self, given: Given, states: States) -> tuple[list[Any], array[int], bool] | None:
+        """The gradients of all, where those are that there are, and whether one is the negative of what lies there.
 
         None if they are stored otherwise, or anything else is not what or where it was.
         """
 
 
-def look_at(given: Given, grads: list[Any], order: list[int], states: States) -> AnyLook:
-    """given: parameters, in lists as groups have them. grads: of all of them, None for those without.
-
-    order: the places of the gradients that there are, in the order in which addresses are told.
-    """
+def look_at(given: Given, order: list[int], states: States) -> AnyLook:
+    """given: parameters, in lists as groups have them. order: the places of those with gradients, as they are told."""
     python, params = interpreter(), list(chain.from_iterable(given))
-    kept = [*(params[i] for i in order), *chain.from_iterable(map(dict.values, states.values()))]
-    if python is not None and all(map(has_strides_and_memory, [*kept, *(grads[i] for i in order)])):
+    stepped = [params[i] for i in order]
+    kept = [*stepped, *chain.from_iterable(map(dict.values, states.values()))]
+    if python is not None and all(map(has_strides_and_memory, [*kept, *map(GRAD, stepped)])):
         read = [line for x in kept for line in memory_of(x)]
-        native = Look(python, given, grads, order, states, read)
+        native = Look(python, given, order, states, read)
         if native.works:
             return native
-    return PlainLook(given, grads, order, states)
+    return PlainLook(given, order, states)
 
 
 def has_strides_and_memory(x: Any) -> bool:
@@ -105,29 +103,29 @@ def memory_of(x: Tensor) -> list[int]:
 class PlainLook:
     """The same without native code; and for DTensors, whose shards may be exchanged."""
 
-    def __init__(self, given: Given, grads: list[Any], order: list[int], states: States) -> None:
+    def __init__(self, given: Given, order: list[int], states: States) -> None:
         self.sizes, self.params, self.order = list(map(len, given)), list(chain.from_iterable(given)), order
         self.stepped = [self.params[i] for i in order]
         self.are_dtensors = any(map(is_distributed, self.stepped))
-        self.objects, self.forms = self.look(grads, states)
+        self.objects, self.forms = self.look(list(map(GRAD, self.stepped)), states)
 
-    def find_gradients(self, given: Given, grads: list[Any], states: States) -> tuple[array[int], bool] | None:
-        params, own = list(chain.from_iterable(given)), [grads[i] for i in self.order]
-        if list(map(len, given)) != self.sizes or not are_the_same(params, self.params):
+    def find_gradients(self, given: Given, states: States) -> tuple[list[Any], array[int], bool] | None:
+        if list(map(len, given)) != self.sizes or not are_the_same(list(chain.from_iterable(given)), self.params):
             return None
+        grads = list(map(GRAD, self.params))
+        own = [grads[i] for i in self.order]
         if sum(g is not None for g in grads) != len(own) or any(g is None for g in own):
             return None
         if self.are_dtensors and not are_placed_alike(self.stepped, own):
             return None
-        objects, forms = self.look(grads, states)
+        objects, forms = self.look(own, states)
         if forms != self.forms or not are_the_same(objects, self.objects):
             return None
         held = self.local_parts(own)
-        return array("Q", map(Tensor.data_ptr, held)), any(map(Tensor.is_neg, held))
+        return grads, array("Q", map(Tensor.data_ptr, held)), any(map(Tensor.is_neg, held))
 
-    def look(self, grads: list[Any], states: States) -> tuple[list[Any], list[Any]]:
-        """What must be the same objects, and how and where all are stored."""
-        own = [grads[i] for i in self.order]
+    def look(self, own: list[Any], states: States) -> tuple[list[Any], list[Any]]:
+        """What must be the same objects, and how and where all are stored. own: the gradients."""
         entries = list(chain.from_iterable(map(dict.values, states.values())))
         kept = self.local_parts([*self.stepped, *entries])
         every = [*self.local_parts(own), *kept]

@@ -23,7 +23,6 @@ from thalweg.torch.sharding.shards import is_distributed
 from thalweg.torch.step.look import Given, local_part, look_at
 from thalweg.torch.step.runs import Runs
 
-GRAD = operator.attrgetter("grad")
 #: Steps of different parameters that are remembered at once: experts and adversaries take turns.
 MOST_REMEMBERED = 8
 
@@ -58,12 +57,15 @@ class RememberedStep:
         at = {p: i for i, p in enumerate(chain.from_iterable(given))}
         order = [at[p] for p in params]
         self.are_dtensors = any(map(is_distributed, params))
-        self.look = look_at(given, [p.grad if p in places else None for p in at], order, states)
+        self.look = look_at(given, order, states)
         #: Puts gradients into the order of the buckets.
         self.sort_gradients: Callable[[Sequence[Any]], Sequence[Any]] = (
             operator.itemgetter(*order) if len(order) > 1 else lambda grads: [grads[i] for i in order]
         )
         self.counts = [counts_of(bucket) for bucket in buckets]
+        #: All that native code can read, at once: most are equal.
+        readable = [counts.addresses for counts in self.counts if isinstance(counts, Counts)]
+        self.readable = Counts(chain.from_iterable(readable)) if readable else None
         #: Of each bucket: a parameter for each way in which options can reach one of its parameters.
         self.examples: list[list[tuple[str, Tensor]]] = []
         for bucket in buckets:
@@ -76,14 +78,12 @@ class RememberedStep:
     def recall(
         self,
         given: Given,
-        grads: list[Any],
         states: Mapping[Tensor, Any],
         options: Callable[[], tuple[Sequence[Settings], Sequence[tuple[Any, float]]]],
     ) -> list[Bucket] | None:
         """The buckets of this step with the gradients, rates and numbers of now; None if the step no longer holds.
 
-        grads: of all parameters that are given, None for those without. options: tells the settings and the rates of
-        all groups, once these are known to have the same parameters.
+        options: tells the settings and the rates of all groups, once these are known to have the same parameters.
 
         It holds as long as
 
@@ -98,16 +98,17 @@ class RememberedStep:
         On what loads, clears or moves state, the optimizer forgets its steps. The device, the engine and what hooks do
         follow from these.
         """
-        found = self.look.find_gradients(given, grads, states)
+        found = self.look.find_gradients(given, states)
         if found is None:
             return None
-        addresses, negated = found  # if it is negated, what lies there is not what it is
+        every_grad, addresses, negated = found  # if it is negated, what lies there is not what it is
         settings, rates = options()
         if settings is not self.settings and not self.follow(settings):
             return None
-        own_grads = self.sort_gradients(grads)
+        grads = self.sort_gradients(every_grad)
         if self.are_dtensors:
-            own_grads = list(map(local_part, own_grads))
+            grads = list(map(local_part, grads))
+        all_equal = None if self.readable is None else self.readable.read()
         buckets, first = [], 0
         for bucket, counts in zip(self.buckets, self.counts, strict=True):
             lr, factor = rates[bucket.group]
@@ -115,14 +116,17 @@ class RememberedStep:
             first = own.stop
             t = bucket.t
             if t is not None:  # the host counts
-                count = counts.read() if isinstance(counts, Counts) else equal_counts(counts)
+                if isinstance(counts, Counts):
+                    count = counts.read() if all_equal is None else all_equal
+                else:
+                    count = equal_counts(counts)
                 if count is None:
                     return None
                 t = int(count) + 1
             if (lr is None) != (bucket.lr is None):
                 return None
             place, scale = None if negated else addresses[own], bucket.setting.lr_scale * factor
-            buckets.append(bucket.renewed(grads=own_grads[own], addresses=place, lr=lr, lr_scale=scale, t=t))
+            buckets.append(bucket.renewed(grads=grads[own], addresses=place, lr=lr, lr_scale=scale, t=t))
         return buckets
 
     def follow(self, settings: Sequence[Settings]) -> bool:

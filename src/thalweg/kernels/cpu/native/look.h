@@ -7,6 +7,8 @@
 struct Interpreter {
     void* (*item)(void* list, int64_t place);
     int64_t (*size)(void* list);
+    int (*set)(void* list, int64_t place, void* object);
+    void* (*attribute)(void* object, void* name);
     int (*next)(void* dictionary, int64_t* place, void** key, void** value);
     void* (*type)(void* object);
     void (*release)(void* object);
@@ -87,9 +89,8 @@ inline int64_t take_gradient(const Interpreter& python, void* object, int32_t* n
     return words.same ? take_strides(python, tensor, words) : -1;  // it may have none
 }
 
-// Parameters and their state stay where they are: the same objects of the same tensors.
+// Parameters and their state stay where they are: the same objects, which were taken before, of the same tensors.
 inline void take_kept(const Interpreter& python, void* object, Words& words) {
-    words.take(object);
     if (!words.same) return;  // it may be no tensor
     void* tensor = static_cast<char*>(object) + python.offset;
     words.take(*static_cast<void**>(tensor));
@@ -105,6 +106,7 @@ inline void take_states(const Interpreter& python, void* states, Words& words) {
         words.take(state);
         for (int64_t k = 0; words.same && python.next(state, &k, &key, &entry);) {
             words.take(key);
+            words.take(entry);
             take_kept(python, entry, words);
         }
     }
