@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from ctypes import c_float
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from thalweg.kernels.cpu.library import reason_missing
@@ -34,7 +35,7 @@ class KronBatches:
             reason_missing() is None
             and all(batch.slices == 1 for batch in self.batches)
             and all(bucket.t is not None for bucket in buckets)
-            and all(count.is_cpu for count in counts)
+            and all(count.is_cpu and count.dtype == torch.float32 for count in counts)
         )
         if self.works:
             refreshes, steps = ([s[key].data_ptr() for s in states] for key in ("refresh", "step"))

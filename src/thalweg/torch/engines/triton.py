@@ -289,6 +289,8 @@ class Launch:
         #: Gradients are kept until all has been launched: some are copies, whose memory must not be given to others.
         self.grads: Sequence[Tensor] = ()
         self.bucket, self.is_new = bucket, True
+        #: The bucket between steps.
+        self.idle = bucket.renewed(grads=(), grad_scale=None, allowed=None)
 
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor] | None, places: array[int] | None = None) -> None:
         """Take a step's gradients and numbers.
@@ -347,8 +349,7 @@ class Launch:
 
     def release(self) -> None:
         """Let go of gradients."""
-        self.grads = ()
-        self.bucket = self.bucket.renewed(grads=(), grad_scale=None, allowed=None)
+        self.grads, self.bucket = (), self.idle
 
     def figures(self, index: int) -> dict[str, Any]:
         """The statistics of a parameter's last step, read from the device when requested."""

@@ -39,7 +39,7 @@ def look_at(given: Given, order: list[int], states: States) -> AnyLook:
     stepped = [params[i] for i in order]
     kept = [*stepped, *chain.from_iterable(map(dict.values, states.values()))]
     if python is not None and all(map(has_strides_and_memory, [*kept, *map(GRAD, stepped)])):
-        read = [line for x in kept for line in memory_of(x)]
+        read = [*map(id, states.values()), *(line for x in kept for line in memory_of(x))]
         native = Look(python, given, order, states, read)
         if native.works:
             return native
