@@ -186,6 +186,7 @@ CONTESTANTS = {
     "AdamW, cautious": own("AdamW", 2e-3, **ADAMW, cautious=True),
     "AdamW, cautious decay": own("AdamW", 2e-3, **ADAMW, cautious="decay"),
     "AdamW, averaged": own("AdamW", 2e-3, **ADAMW, **AVERAGED),
+    "AdamW, schedule-free": own("AdamW", 2e-3, betas=(0.0, 0.95), schedule_free=True),
     "Kron, cautious": kron(1e-3, cautious=True),
     "Kron, averaged": kron(1e-3, **AVERAGED),
     "muon_adamw, cautious": mixture(ours.muon_adamw, 2e-3, **with_both(cautious=True)),

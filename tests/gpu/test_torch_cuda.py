@@ -142,3 +142,26 @@ def test_a_list_is_stepped_in_little_extra_memory(name: str, options: dict) -> N
     optimizer.step()
     extra = torch.cuda.max_memory_allocated() - before
     assert extra < 256 * 2**20, f"{extra / 2**20:.0f} MiB"
+
+
+@pytest.mark.parametrize("name", ["AdamW", "LAMB", "Adafactor", "Kron", "Muon"])
+def test_replayed_steps_between_others(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profiler sees every launch, and gradients that are not aligned have kernels of their own."""
+    found = []
+    for replays in ("0", "1"):
+        monkeypatch.setenv("THALWEG_REPLAY", replays)
+        params, grads = problem("cuda", torch.float32, steps=24)
+        params, grads = params[:2], [step[:2] for step in grads]
+        optimizer = make(name, params, lr=0.01)
+        run(optimizer, params, grads[:8])
+        with torch.profiler.profile():
+            run(optimizer, params, grads[8:10])
+        run(optimizer, params, grads[10:12])
+        shifted = [[torch.cat([g.new_zeros(1), g.flatten()])[1:].view(g.shape) for g in step] for step in grads[12:18]]
+        assert shifted[0][0].data_ptr() % 16
+        run(optimizer, params, shifted)
+        run(optimizer, params, grads[18:])
+        assert optimizer.engine == "fused"
+        found.append([p.detach().clone() for p in params])
+    for plain, replayed in zip(*found, strict=True):
+        assert (plain - replayed).abs().max() <= FLOAT32 * plain.abs().max()

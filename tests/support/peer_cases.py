@@ -223,6 +223,15 @@ SOURCES = [
         "pytorch_optimizer.Kron",
         SMALL,
     ),
+    Source(
+        PYTORCH_OPTIMIZER,
+        "SOAP",
+        dict(weight_decay=0.1, precondition_frequency=3),
+        "SOAP",
+        dict(weight_decay=0.1, precondition_frequency=3),
+        "pytorch_optimizer.SOAP",
+        SMALL,
+    ),
 ]
 
 

@@ -33,7 +33,7 @@ class SOAP(WholeRule):
     )
     eps: Scalar = option(1e-8, "Added to the root of the second moment.", low=0, elsewhere="epsilon")
     weight_decay: Scalar = option(
-        0.01, "Decoupled decay: p shrinks by `lr * weight_decay` of itself in each step but the first.", low=0
+        0.01, "Decoupled decay: after each step but the first, p shrinks by `lr * weight_decay` of itself.", low=0
     )
     bias_correction: bool = option(
         True, "Correct the bias of averages that start at zero, as Adam does.", elsewhere="correct_bias"
@@ -166,7 +166,8 @@ class SOAP(WholeRule):
     def apply(self, xp, direction, s, p, state, *, due, lr) -> Update:
         h = direction.tensor
         if not is_zero(self.weight_decay):
-            h = xp.cond(due <= 1, lambda: h + self.weight_decay * p, lambda: direction.tensor)
+            decay = self.weight_decay  # of what the step has left
+            h = xp.cond(due <= 1, lambda: direction.tensor * (1 - lr * decay) + decay * p, lambda: direction.tensor)
         squares = [xp.sums((direction.figures[key], None))[0] for key in self.FIGURES]
         stats = {"update_norm": xp.sqrt(squares[0]), "grad_norm": xp.sqrt(squares[1]), "refreshed": due > 0}
         return Update(h * -lr, state, xp.isfinite(squares[0] + squares[1]), stats)

@@ -62,11 +62,15 @@ class Tables:
         self.grad_places = array("Q")
         self.follow(grads)
 
-    def follow(self, grads: Sequence[Tensor], places: array[int] | None = None) -> None:
-        """Note where the gradients are now. places: their addresses, if they are known."""
+    def follow(self, grads: Sequence[Tensor], places: array[int] | None = None, *, anew: bool = False) -> None:
+        """Note where the gradients are now. places: their addresses, if they are known.
+
+        anew: whatever was noted last. A replayed step leaves its own in the table.
+        """
         places = array("Q", [g.data_ptr() for g in grads]) if places is None else places
         # a graph carries its own copy along, which its replays leave in the table
-        if places == self.grad_places and not self.uploads.captured and not self.uploads.is_capturing():
+        known = places == self.grad_places and not anew
+        if known and not self.uploads.captured and not self.uploads.is_capturing():
             return
         self.grad_places = places
         if self.count != len(places):

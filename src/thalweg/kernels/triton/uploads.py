@@ -16,7 +16,7 @@ BLOCK_BYTES = 512
 TYPES = {"i": torch.int32, "q": torch.int64, "f": torch.float32}
 #: Bytes up to which the driver takes a copy of the host's memory at once, so that it need not be pinned.
 STAGED = 2**15
-#: While a step is recorded that will be replayed: copies that are made once it is, and not by every replay.
+#: While a step is recorded that will be replayed: tables of its own, and what they are filled with once it is recorded.
 deferred: ContextVar[list[tuple[Tensor, Tensor]] | None] = ContextVar("deferred", default=None)
 
 
@@ -69,8 +69,10 @@ class Uploads:
         """New numbers for a table, in place."""
         host = values if isinstance(values, Tensor) else torch.as_tensor(values, dtype=table.dtype)
         later = deferred.get()
-        if later is not None:
-            later.append((table, host.clone()))
+        if later is not None:  # every replay copies its own: other steps may have left theirs in the table
+            own = torch.empty_like(table)
+            later.append((own, host.clone()))
+            table.copy_(own)
             return
         if self.pinned:
             if not self.is_capturing():

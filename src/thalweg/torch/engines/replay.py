@@ -110,8 +110,8 @@ class Replay:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        #: By key: how often a step was launched, and then its graph.
-        self.known: dict[Hashable, int | torch.cuda.CUDAGraph] = {}
+        #: By key: how often a step was launched, and then its graph with the tables that it reads.
+        self.known: dict[Hashable, int | tuple[torch.cuda.CUDAGraph, list[Any]]] = {}
         self.works = (
             device.type == "cuda" and torch.version.hip is None and os.environ.get("THALWEG_REPLAY", "1") != "0"
         )
@@ -131,7 +131,7 @@ class Replay:
             launch()
             known += 1
         else:
-            known.replay()
+            known[0].replay()
         self.known[key] = known  # the last of them: the first are the oldest
         while len(self.known) > MOST_RECORDED:
             del self.known[next(iter(self.known))]
@@ -140,7 +140,7 @@ class Replay:
         """Not while a user records a graph of the whole step, nor while a profiler wants to see every launch."""
         return not torch.cuda.is_current_stream_capturing() and not self.is_watched()
 
-    def record(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+    def record(self, launch: Callable[[], None]) -> tuple[torch.cuda.CUDAGraph, list[Any]] | None:
         from thalweg.kernels.triton.uploads import Uploads, deferred
 
         graph, later = torch.cuda.CUDAGraph(), list[tuple[Tensor, Tensor]]()
@@ -166,4 +166,4 @@ class Replay:
             deferred.reset(token)
         for table, host in later:
             Uploads(self.device).refill(table, host)
-        return graph
+        return graph, later

@@ -6,22 +6,21 @@ import functools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from thalweg.boundary import Advance, advance, slice_of
 from thalweg.kernels.chunks import SMALL
-from thalweg.kernels.cpu.library import reason_missing
 from thalweg.rules.entries import Count
-from thalweg.rules.noise import normal, tensor_id
+from thalweg.rules.noise import tensor_id
 from thalweg.rules.whole import WholeRule
 from thalweg.spaces import foreach
 from thalweg.spaces import torch as single
 from thalweg.spaces.foreach import PerTensor, TensorList
 from thalweg.torch.engines.protocol import Bucket
-from thalweg.torch.wholes import InStacks, fill_with_noise, most_whole
+from thalweg.torch.wholes import InStacks, draw_noise, most_whole, tensor_ids
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,9 @@ def results_of(bucket: Bucket, most: int) -> Iterator[Result]:
     """
     rule, size = bucket.setting.rule_at(1), bucket.params[0].numel()
     if bucket.way == "reference":
-        return by_tensor(bucket)
+        return by_tensor(bucket, fast_noise=not bucket.params[0].is_cpu)
     if bucket.way == "fused":
-        return (
-            by_shape(bucket, most) if size <= SMALL and goes_as_stack(bucket) else by_tensor(bucket, native_noise=True)
-        )
+        return by_shape(bucket, most) if size <= SMALL and goes_as_stack(bucket) else by_tensor(bucket, fast_noise=True)
     if not isinstance(rule, WholeRule):
         return by_list(bucket)
     if rule.is_stackable(bucket.shape):
@@ -63,7 +60,7 @@ def goes_as_stack(bucket: Bucket) -> bool:
     return counted and len(bucket.params) > 1 and not apart
 
 
-def by_tensor(bucket: Bucket, *, native_noise: bool = False) -> Iterator[Result]:
+def by_tensor(bucket: Bucket, *, fast_noise: bool = False) -> Iterator[Result]:
     """One tensor after the other."""
     for index, (name, p, g, s) in enumerate(zip(bucket.names, bucket.params, bucket.grads, bucket.states, strict=True)):
         t = bucket.t if bucket.t is not None else s["step"] + 1
@@ -77,7 +74,7 @@ def by_tensor(bucket: Bucket, *, native_noise: bool = False) -> Iterator[Result]
             entries,
             t=t,
             tensor=tensor_id(name),
-            noise=functools.partial(normals, bucket, [index]) if native_noise else None,
+            noise=functools.partial(noise_of, bucket, index) if fast_noise else None,
             **bucket.given,
         )
         finite = None if result.finite is None else [result.finite]
@@ -108,6 +105,7 @@ def as_list(space: Any, bucket: Bucket) -> Result:
         operands.s,
         t=operands.t,
         tensor=operands.ids,
+        noise=functools.partial(noise_as_list, bucket) if isinstance(rule, WholeRule) else None,
         **bucket.given,
     )
     return unlisted(bucket, result)
@@ -154,20 +152,13 @@ def unlisted(bucket: Bucket, result: Advance) -> Result:
     return Result(bucket, result.p.tensors, states, finite, stats)
 
 
-@torch.compiler.disable
-@functools.lru_cache(maxsize=4096)
-def tensor_ids(names: tuple[str, ...], device: torch.device) -> Tensor:
-    """Numbers for random bits, copied to the device once: not at each step, nor into a CUDA graph."""
-    return torch.tensor([tensor_id(name) for name in names], device=device)
-
-
 def entries_of(value: Any, count: int) -> Sequence[Any]:
     if isinstance(value, PerTensor):
         return value.values.unbind()
     return value.tensors if isinstance(value, TensorList) else [value] * count
 
 
-# ---- rules with factors: products by libraries, noise by native code on CPUs
+# ---- rules with factors: products by libraries, noise by thalweg's own code
 
 
 def by_shape(bucket: Bucket, most: int) -> Iterator[Result]:
@@ -200,7 +191,7 @@ def as_stack(bucket: Bucket) -> Result:
         },
         t=bucket.t,
         tensor=0,
-        noise=functools.partial(normals, bucket, range(count)),
+        noise=functools.partial(noise_as_stack, bucket),
         **bucket.given,
     )
     slices = [slice_of(result, i) for i in range(count)]
@@ -208,15 +199,19 @@ def as_stack(bucket: Bucket) -> Result:
     return Result(bucket, [s.p for s in slices], [s.state for s in slices], None, stats)
 
 
-def normals(bucket: Bucket, members: Sequence[int]) -> Tensor:
-    """The noise of some parameters of a bucket, stacked if they are several."""
-    assert bucket.t is not None
-    first, shape, seed = bucket.params[0], bucket.params[0].shape, bucket.setting.handling.seed
-    precision = torch.float64 if first.dtype == torch.float64 else torch.float32
-    if not first.is_cpu or reason_missing() is not None:
-        ids = tensor_ids(tuple(bucket.names), first.device).reshape(-1, *[1] * len(shape))
-        return cast(Tensor, normal(single, first.to(precision), seed=seed, tensor=ids, t=bucket.t))
-    noise = torch.empty((len(members), *shape), dtype=precision)
-    for own, index in zip(noise, members, strict=True):
-        fill_with_noise(own, seed=seed, name=bucket.names[index], t=bucket.t)
-    return noise[0] if len(members) == 1 else noise
+# ---- noise
+
+
+def noise_as_stack(bucket: Bucket) -> Tensor:
+    """The noise of all parameters of a bucket, which are of one shape."""
+    first = bucket.params[0]
+    like = first if first.dtype == torch.float64 else first.float()
+    return draw_noise(like, seed=bucket.setting.handling.seed, names=bucket.names, t=bucket.t)
+
+
+def noise_as_list(bucket: Bucket) -> TensorList:
+    return TensorList(noise_as_stack(bucket).unbind())
+
+
+def noise_of(bucket: Bucket, index: int) -> Tensor:
+    return noise_as_stack(bucket.chosen([index]))[0]

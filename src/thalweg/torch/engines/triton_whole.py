@@ -103,7 +103,7 @@ class Stack:
         made = self.whole.transform(space_of_kernels(), (self.shown,), {})
         self.figures = made.figures
         tensors = made.tensor.contiguous().unbind()
-        self.last.passes.tables.follow(tensors)
+        self.last.passes.tables.follow(tensors, anew=True)
         self.last.write()  # launches are in order: what the next stack allocates may lie where these tensors were
 
     def release(self) -> None:

@@ -14,7 +14,7 @@ from thalweg.arrays import Shape
 from thalweg.errors import OptionError, StateError
 from thalweg.exchange import list_names, unlike
 from thalweg.given import differ
-from thalweg.rules import RULES, Adafactor, Kron, Muon, Rule
+from thalweg.rules import RULES, SOAP, Adafactor, Kron, Muon, Rule
 from thalweg.settings import Handling, Setting, Settings, option_names
 from thalweg.torch.params.groups import Group
 
@@ -25,6 +25,7 @@ APART: Mapping[type[Rule], frozenset[str]] = {
     Adafactor: frozenset({"factored", "min_dim_size_to_factor", "factor_dims", "only_2d"}),
     Kron: frozenset({"max_size_dense", "max_skew", "block_size", "merge", "eps"}),
     Muon: frozenset({"ns_dtype"}),
+    SOAP: frozenset({"one_sided", "block_size", "merge"}),
 }
 
 
@@ -88,7 +89,7 @@ class Peer:
 
     def saves(self, key: str) -> bool:
         """Whether it has what is kept here under this key."""
-        return key in self.keys.values() or (key.startswith("Q_") and "Q" in self.keys)
+        return key in self.keys.values() or key.rstrip("0123456789").removesuffix("_") in self.keys
 
     def has_equal(self, rule: type[Rule]) -> bool:
         """Whether a rule has its mathematics."""
@@ -220,7 +221,9 @@ def read_entries(peer: Peer, member: Member, rule: Rule) -> dict[str, Tensor]:
             found[key] = decode_blocks(member, x, member.state[f"qmap{place}"], member.state[f"absmax{place}"])
     if isinstance(rule, Adafactor):
         return expand_statistics(found, check_axes(peer, member.group, member.name, member.shape, rule), member.shape)
-    return unpack_factors(found, member) if isinstance(rule, Kron) else found
+    if isinstance(rule, SOAP):
+        found["basis_age"] = torch.tensor(float((int(member.group["step"]) - 1) % rule.precondition_frequency + 1))
+    return unpack_factors(found, member)
 
 
 def decode_blocks(member: Member, codes: Tensor, table: Tensor, scales: Tensor) -> Tensor:
@@ -260,12 +263,14 @@ def check_axes(peer: Peer, group: Group, name: str, shape: Shape, rule: Rule) ->
 
 
 def unpack_factors(found: dict[str, Any], member: Member) -> dict[str, Tensor]:
-    """Kron's factors, which others keep in a list, and momentum, which they keep as they see the parameter."""
-    kept = found.pop("Q", ())
-    if not isinstance(kept, (list, tuple)):
-        raise StateError(f"the state of {member.name!r} is damaged: 'Q' must be a list of factors")
-    for i, q in enumerate(kept):
-        found[f"Q_{i}"] = q if q.ndim else q.reshape(1)
+    """Factors, which others keep in lists, and Kron's momentum, which they keep as they see the parameter."""
+    for key in ("Q", "GG"):
+        kept = found.pop(key, ())
+        if not isinstance(kept, (list, tuple)):
+            raise StateError(f"the state of {member.name!r} is damaged: {key!r} must be a list of factors")
+        for i, q in enumerate(kept):
+            if isinstance(q, Tensor):  # an axis without one has an empty list
+                found[f"{key}_{i}"] = q if q.ndim else q.reshape(1)
     momentum, merged = found.get("momentum_buffer"), "merged_shape" in member.state or member.group.get("flatten")
     if momentum is not None and merged and momentum.numel() == member.p.numel():
         found["momentum_buffer"] = momentum.reshape(member.shape)

@@ -311,6 +311,16 @@ TABLE = (
         keys=FACTORS,
         counts="group",
     ),
+    Peer(
+        "pytorch_optimizer.SOAP",
+        {"SOAP": {"maximize": UNTOLD}},
+        same="betas shampoo_beta eps weight_decay precondition_frequency precondition_1d",
+        renamed={"bias_correction": "correct_bias", "max_precond_dim": "max_precondition_dim"},
+        off={"merge_dims": False, "normalize_gradient": False},
+        reads="merge_dims normalize_gradient",
+        keys={**MOMENTS, "GG": "GG", "Q": "Q"},
+        counts="group",
+    ),
 )
 #: By their names, as ``source=`` takes them.
 PEERS: Mapping[str, Peer] = {peer.name: peer for peer in TABLE}

@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape, State
-from thalweg.kernels.cpu.library import reason_missing
 from thalweg.rules import Direction, Kron
-from thalweg.rules.noise import normal, tensor_id
 from thalweg.rules.whole import SLOT, owners_of, slots_of
 from thalweg.spaces import torch as xp
 from thalweg.torch.sharding import collectives
@@ -27,7 +25,7 @@ from thalweg.torch.sharding.layouts import Block, factor_shapes
 from thalweg.torch.sharding.messages import Format, Reader, answer_size, pack, unpack
 from thalweg.torch.sharding.requests import Request
 from thalweg.torch.sharding.shards import MeshGroup
-from thalweg.torch.wholes import fill_with_noise, transform_lists
+from thalweg.torch.wholes import draw_noise, transform_lists
 
 
 class Owners:
@@ -301,10 +299,7 @@ def cut(whole: Direction, blocks: Mapping[str, Block]) -> Direction:
 
 def noise_of(request: Request, x: Tensor) -> Tensor:
     """The same random numbers as one process would have."""
-    if x.is_cpu and isinstance(request.t, int) and reason_missing() is None:
-        return fill_with_noise(torch.empty_like(x), seed=request.seed, name=request.name, t=request.t)
-    made: Tensor = normal(xp, x, seed=request.seed, tensor=tensor_id(request.name), t=request.t)
-    return made
+    return draw_noise(x, seed=request.seed, names=[request.name], t=request.t)[0]
 
 
 def as_stored(request: Request, factor: Tensor, old: Tensor) -> Tensor:
