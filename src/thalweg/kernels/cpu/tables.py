@@ -25,6 +25,7 @@ from thalweg.storage import arithmetic
 
 #: Stages: passes that measure, from 0 on; a look at what would be written; the last pass; the end.
 MEASURE, REHEARSE, WRITE, END = 0, 8, 9, 10
+ZERO = array("d", [0.0])
 
 
 class Operand(NamedTuple):
@@ -195,10 +196,7 @@ class Tables:
         self.offsets = array("q", [i * own.strides[1] for own in rows for i in range(own.slices)])
         given = self.tensors, self.count, address_of(self.owners), address_of(self.offsets)
         self.set_gradients = functools.partial(load().thalweg_point, *given)
-        self.new_outcomes, self.new_registers = (
-            structs.Outcome * self.count,
-            ctypes.c_double * (self.count * self.width),
-        )
+        self.new_outcomes = structs.Outcome * self.count
 
     def place_of(self, group: int, code: Compiled) -> int:
         for place, (known, its) in enumerate(self.used):
@@ -227,7 +225,7 @@ class Tables:
             self.scratch = ctypes.create_string_buffer(self.scratch_bytes(threads))
             self.threads = threads
         # new for each step: what the last one has found may be asked for after this one has failed
-        self.outcomes, self.registers = self.new_outcomes(), self.new_registers()
+        self.outcomes, self.registers = self.new_outcomes(), ZERO * (self.count * self.width)
 
     def scratch_bytes(self, threads: int) -> int:
         """What so many threads need; it is laid out for them."""
@@ -236,7 +234,7 @@ class Tables:
 
     def run(self, first: int, last: int) -> None:
         load().thalweg_run(
-            *(self.options, self.tensors, self.registers, self.width),
+            *(self.options, self.tensors, address_of(self.registers), self.width),
             *(self.outcomes, self.count, self.scratch),
             *(first, last, self.threads),
         )
@@ -253,7 +251,8 @@ class Tables:
 
     def decide(self, number: int) -> None:
         """Go on from the sums of a pass that are in the registers now."""
-        load().thalweg_decide(self.options, self.tensors, self.registers, self.width, self.outcomes, self.count, number)
+        registers = address_of(self.registers)
+        load().thalweg_decide(self.options, self.tensors, registers, self.width, self.outcomes, self.count, number)
 
     def finite(self) -> list[bool]:
         """For each operand whether all of its step is finite."""
@@ -279,14 +278,13 @@ class Figures(NamedTuple):
     stats: list[dict[str, int]]
     spans: list[range]
     stacks: list[Shape | None]
-    registers: Any
+    registers: array[float]
     width: int
 
     def of(self, operand: int, stacked: Callable[[list[float], Shape], Any]) -> dict[str, Any]:
         """The figures of an operand: numbers, or for stacked slices what ``stacked`` makes of a list and a shape."""
         stack, rows = self.stacks[operand], [row * self.width for row in self.spans[operand]]
-        registers = self.registers
-        found = {key: [registers[row + place] for row in rows] for key, place in self.stats[operand].items()}
+        found = {key: [self.registers[row + place] for row in rows] for key, place in self.stats[operand].items()}
         return {key: values[0] if stack is None else stacked(values, stack) for key, values in found.items()}
 
 
@@ -308,7 +306,7 @@ class Counts:
         self.count(None if chosen is None else bytes(chosen))
 
 
-def address_of(numbers: array[int]) -> int:
+def address_of(numbers: array[Any]) -> int:
     return numbers.buffer_info()[0]
 
 

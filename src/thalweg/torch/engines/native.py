@@ -128,6 +128,9 @@ class NativeRun:
     def write(self) -> Statistics:
         if self.forbidden:
             return {}
+        # what was saved for a backward pass is no longer what it was; told before the step, which empties the cache
+        torch.autograd.graph.increment_version(self.params)
+        self.counts.advance(self.finite)
         if self.sharded:
             self.tables.run(REHEARSE, END)
         elif self.finite is None:
@@ -137,9 +140,6 @@ class NativeRun:
             self.tables.run(WRITE, END)
         for tensor, copy in self.staged:
             tensor.copy_(copy)
-        # what was saved for a backward pass is no longer what it was
-        torch.autograd.graph.increment_version(self.params)
-        self.counts.advance(self.finite)
         self.latest.figures = self.tables.figures()
         self.latest.rates = [(bucket.rate, len(bucket.names)) for bucket in self.buckets]
         return self.statistics
