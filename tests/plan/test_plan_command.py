@@ -295,8 +295,8 @@ def test_planning_loads_no_framework_but_for_what_kernels_keep_on_gpus() -> None
         (["gpt2", "--front-end", "optax", "--engine", "reference"], "in JAX the compiler decides how steps are taken"),
         (["gpt2", "--front-end", "optax", "--world", "2", "--layout", "fsdp2"], "layout 'fsdp2' is for torch: in JAX"),
         (
-            ["gpt2", "--engine", "fused", "--optimizers", "kron", "--option", "geometry=eq"],
-            "engine 'fused' cannot run Kron for 'transformer.wte.weight': there is no fused kernel for geometry='eq'",
+            ["gpt2", "--engine", "fused", "--optimizers", "kron", "--option", "normalize_grads=True"],
+            "cannot run Kron for 'transformer.wte.weight': there is no fused kernel for normalize_grads=True",
         ),
     ],
 )

@@ -10,6 +10,8 @@ CHUNK = 256 * 2**20 // (20 * 4)
 #: Elements of a list on a GPU that a rule sees whole, as one stack: batches of products want to be large, and Muon has
 #: ten to twenty bytes for each element alive at a time. A fourth of it takes Muon 12 % longer on Llama 1B's matrices.
 WHOLE_CHUNK = 2**27
+#: The same for rules with factors, which have more alive at a time, and which are recorded with a refresh and without.
+FACTORS_CHUNK = 2**25
 #: Tensors of at most so many elements are stacked with others of their shape: their time goes into calls.
 SMALL = 2**14
 #: Elements of a stack, so that temporaries stay under 100 MiB: Kron has eighteen of float32 alive at a time, or 25 with

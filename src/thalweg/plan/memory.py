@@ -19,7 +19,7 @@ from thalweg.kernels.cpu.library import reason_missing
 from thalweg.kernels.cpu.reasons import reason_unserved
 from thalweg.kernels.staging import ALIGNED, aligned
 from thalweg.kernels.threads import num_threads, of_machine
-from thalweg.kernels.triton.served import reason_against
+from thalweg.kernels.triton.served import can_be_parted, reason_against
 from thalweg.plan.items import Item, sort_items
 from thalweg.programs.budget import entry_bytes
 from thalweg.programs.footprint import LR, Footprint, footprint
@@ -66,7 +66,7 @@ def torch_peak(items: Sequence[Item], *, engine: str, device: str) -> Peak:
     if device == "cuda":
         buckets = [*in_place, *(bucket for own in ways.values() for bucket in own)]
         # between fused kernels, stacks of whole tensors are multiplied by libraries
-        is_bound = bool(steps) or any(b[0].rule.needs_whole and not isinstance(b[0].rule, Kron) for b in in_place)
+        is_bound = bool(steps) or any(b[0].rule.needs_whole and not is_by_hand(b[0]) for b in in_place)
         return Peak(gpu_scratch(in_place) + max(most, joint_bytes(buckets)), used, is_bound)
     return Peak(native_scratch([item for bucket in in_place for item in bucket]) + most, used, bool(steps))
 
@@ -74,8 +74,15 @@ def torch_peak(items: Sequence[Item], *, engine: str, device: str) -> Peak:
 def why_unfused(item: Item, device: str) -> str | None:
     """Why native code, or a fused kernel on a GPU, cannot step a parameter; None or "" if it can."""
     if device == "cuda":
-        return reason_against(item.setting, item.shape, item.tensor.dtype, item.entries)
+        kind = item.setting, item.shape, item.tensor.dtype, item.entries
+        reason = reason_against(*kind)
+        return "" if reason and not item.across(None) and can_be_parted(*kind) else reason
     return reason_unserved(item.rule, item.setting.handling, item.tensor.shape, item.tensor.dtype) or reason_missing()
+
+
+def is_by_hand(item: Item) -> bool:
+    """Whether kernels on GPUs that are written for its rule step all of a parameter."""
+    return isinstance(item.rule, Kron) and not reason_against(item.setting, item.shape, item.tensor.dtype, item.entries)
 
 
 def choose_engine(wanted: str, count: int, unfused: str | None) -> str:
@@ -220,7 +227,7 @@ def estimate(buckets: Sequence[Sequence[Item]]) -> int:
     total, shared = 0.0, 0.0
     for bucket in buckets:
         first = bucket[0]
-        if isinstance(first.rule, Kron):
+        if is_by_hand(first):
             factors = [first.entries[key][0] for key in first.rule.keys(first.shape, Factor)]
             needed = KRON_SHARE * 4 * (first.tensor.elements + sum(map(math.prod, factors)))
             shared = max(shared, needed * min(len(bucket), max(1, KRON_TOGETHER // needed)))

@@ -14,7 +14,7 @@ from typing import Any
 from thalweg.arrays import Shape, Term, is_number
 from thalweg.programs.reasons import reason_underived
 from thalweg.rules.around import CARRIED, Around, entries_around, keys_around, parts_of
-from thalweg.rules.entries import Entry, Moment, Spread
+from thalweg.rules.entries import Count, Entry, Moment, Spread
 from thalweg.rules.rule import Rule, Update
 from thalweg.rules.whole import Direction, WholeRule
 
@@ -35,19 +35,25 @@ class Adapted:
 
 def reason_unparted(rule: WholeRule, shape: Shape) -> str:
     """Why no fused code can be made of the first and the last part of a rule, "" if it can."""
-    name, kept = type(rule).__name__, rule.entries(shape)
-    if not rule.IN_PARTS or not rule.is_stackable(shape):
+    name = type(rule).__name__
+    if not rule.goes_in_parts():
         return f"{name} needs whole tensors, and its other parts are not known to go without"
-    if len(kept) - len(keys_around(rule, shape)) != 1 or not all(
-        isinstance(entry, Spread) and not entry.over for entry in kept.values()
-    ):
+    kept = own_keys(rule, shape)
+    around = entries_around(rule, shape).values()
+    if len(kept) != 1 or any(not isinstance(entry, Spread) or entry.over for entry in around):
         return f"{name} keeps {sorted(kept) or 'nothing'} for a parameter, and fused code of its parts needs one entry"
     return reason_underived(first_part(rule), shape) or reason_underived(last_part(rule), shape)
 
 
+def own_keys(rule: WholeRule, shape: Shape) -> list[str]:
+    """The keys of the entries of the rule itself that are laid out like the parameter."""
+    around = keys_around(rule, shape)
+    return [key for key in rule.keys(shape, Spread) if key not in around]
+
+
 def own_key(rule: WholeRule, shape: Shape) -> str:
-    """The key of the one entry that the rule itself keeps."""
-    (key,) = rule.entries(shape).keys() - keys_around(rule, shape)
+    """The one key of them."""
+    (key,) = own_keys(rule, shape)
     return key
 
 
@@ -70,10 +76,13 @@ def first_kind(cls: type[WholeRule]) -> type[Rule]:
         return {SHOWN: Moment()}
 
     def update(self: Any, xp: Any, g: Any, s: Any, p: Any, *, t: Any, **_: Any) -> Update:
-        (key,) = cls.entries(self, xp.shape(p))
+        shape = xp.shape(p)
+        entries = cls.entries(self, shape)
+        (key,) = (key for key, entry in entries.items() if isinstance(entry, Spread))
+        counts = {name: 0.0 for name, entry in entries.items() if isinstance(entry, Count)}  # which the host keeps
         # what is shown is rounded when it is stored
         space: Any = Adapted(xp, rounded=lambda x, dtype: x)
-        shown = cls.prepare(self, space, g, {key: p}, p, t)
+        shown = cls.prepare(self, space, g, {key: p, **counts}, p, t)
         (x,) = shown.tensors
         return Update(shown.state[key] - p, {SHOWN: x}, True, {})
 

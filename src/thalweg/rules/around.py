@@ -181,8 +181,8 @@ def make(rule: type[Rule], wrappers: tuple[type[Around], ...]) -> type[Rule]:
         raise RuleError(f"{twice[0]!r} is a name in two of {rule.__name__} and what is around it: rename one")
     name = "+".join([rule.__name__, *(wrapper.__name__.lower() for wrapper in wrappers)])
     body = {"RULE": rule, "AROUND": wrappers, "__module__": rule.__module__, "__doc__": rule.__doc__}
-    if issubclass(rule, WholeRule):
-        body["IN_PARTS"] = rule.IN_PARTS and not any(each.READS_GRADIENT or each.HAS_SUMS for each in wrappers)
+    if issubclass(rule, WholeRule) and any(each.READS_GRADIENT or each.HAS_SUMS for each in wrappers):
+        body |= {"IN_PARTS": False, "goes_in_parts": lambda self: False}
     made: Any = WrappedClass(name, (Wrapped, *reversed(wrappers), rule), body)
     kind: type[Rule] = dataclass(frozen=True, kw_only=True)(made)
     return kind

@@ -285,8 +285,14 @@ class Kron(WholeRule):
         if self.is_decay_apart and not is_zero(self.weight_decay):
             h = h + self.weight_decay * p
         finite = xp.isfinite(xp.sums((h_square, None))[0])
-        stats = {"update_rms": xp.sqrt(h_square), "refreshed": due}
-        return Update(h * -lr, state, finite, stats, step)
+        return Update(h * -lr, state, finite, self.show_figures(xp, direction.figures, due), step)
+
+    def show_figures(self, xp, figures, due) -> dict[str, Scalar]:
+        return {"update_rms": xp.sqrt(figures["square"]), "refreshed": due}
+
+    def goes_in_parts(self) -> bool:
+        shows_average = self.momentum_mode == "ema" and not is_zero(self.momentum) and self.whiten == "momentum"
+        return shows_average and not self.normalize_grads and self.weight_decay_mode != "gradient"
 
     # ---- what it costs to be whole
 

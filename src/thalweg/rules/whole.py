@@ -108,6 +108,14 @@ class WholeRule(Rule):
         """About how many multiplications ``transform`` takes: by this, work is balanced over ranks."""
         return math.prod(shape)
 
+    def goes_in_parts(self) -> bool:
+        """Whether the rule is ``IN_PARTS`` with its options."""
+        return self.IN_PARTS
+
+    def show_figures(self, xp: Space[A], figures: dict[str, Scalar], due: Truth) -> dict[str, Scalar]:
+        """Figures as statistics show them."""
+        return figures
+
     def whole_tensors(self) -> int:
         """How many tensors of the parameter's size have to be seen as a whole."""
         return 1

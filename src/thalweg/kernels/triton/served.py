@@ -11,11 +11,11 @@ from thalweg.codecs import CODECS, grouping, scale_key
 from thalweg.kernels.by_hand import reason_unread
 from thalweg.kernels.triton import READS
 from thalweg.programs.extents import kinds_of, spread_shapes
-from thalweg.programs.parts import reason_unparted
+from thalweg.programs.parts import own_key, reason_unparted
 from thalweg.programs.reasons import reason_underived
 from thalweg.programs.trace import example_of, trace
 from thalweg.rules import Kron, Rule, WholeRule
-from thalweg.rules.entries import Count, Factor
+from thalweg.rules.entries import Count, Factor, PerSlice
 from thalweg.settings import Setting
 from thalweg.storage import Kept
 
@@ -34,7 +34,7 @@ def reason_against(setting: Setting, shape: Shape, dtype: str, state: Mapping[st
     if is_by_hand(rule):
         unserved = reason_unread(rule, READS)
     elif isinstance(rule, WholeRule):
-        unserved = reason_unparted(rule, shape) or reason_against_guards(setting)
+        unserved = reason_against_state(rule, shape) or reason_unparted(rule, shape) or reason_against_guards(setting)
     else:
         unserved = reason_underived(rule, shape)
     if unserved:
@@ -53,6 +53,22 @@ def reason_against(setting: Setting, shape: Shape, dtype: str, state: Mapping[st
         (factors, *_) = (state[key][1] for key in rule.keys(shape, Factor))
         return reason_unserved(rule, setting.handling, shape, factors)
     return ""
+
+
+def can_be_parted(setting: Setting, shape: Shape, dtype: str, state: Mapping[str, Kept]) -> bool:
+    """Whether fused kernels step a parameter before and after what libraries do with it, and with its other state."""
+    rule = setting.rule_at(1)
+    if not isinstance(rule, WholeRule) or reason_unparted(rule, shape) or reason_against_guards(setting):
+        return False
+    whole, kept = rule.keys(shape, PerSlice), state[own_key(rule, shape)][1]
+    are_wide = all(state[key][1] == "float32" for key in whole)
+    is_plain = setting.handling.state_rounding != "stochastic" and math.prod(shape) > 0
+    return are_wide and is_plain and dtype in DTYPES and kept in (*DTYPES, *CODECS)
+
+
+def reason_against_state(rule: WholeRule, shape: Shape) -> str:
+    """Why products alone do not make a step of a rule, "" if they do."""
+    return "" if rule.is_stackable(shape) else f"{type(rule).__name__} keeps state that has shapes of its own"
 
 
 def reason_against_storage(setting: Setting, rule: Rule, shape: Shape, *, is_coded: bool) -> str:

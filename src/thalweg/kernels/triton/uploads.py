@@ -16,12 +16,38 @@ BLOCK_BYTES = 512
 TYPES = {"i": torch.int32, "q": torch.int64, "f": torch.float32}
 #: Bytes up to which the driver takes a copy of the host's memory at once, so that it need not be pinned.
 STAGED = 2**15
-#: While a step is recorded that will be replayed: tables of its own, and what they are filled with once it is recorded.
-deferred: ContextVar[list[tuple[Tensor, Tensor]] | None] = ContextVar("deferred", default=None)
 
 
 def in_blocks(size: int) -> int:
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES
+
+
+class Fillings:
+    """What is filled during the launches of a step: counted, and when the step is recorded, put into tables of its own.
+
+    These lie outside the memory of the recording, which its replays write again and again.
+    """
+
+    def __init__(self, room: Tensor | None = None) -> None:
+        """room: bytes for tables; None: only count how many are needed."""
+        self.room, self.used = room, 0
+        self.tables: list[tuple[Tensor, Tensor]] = []
+
+    def put(self, table: Tensor, host: Tensor) -> Tensor | None:
+        """The memory that a table is to be filled from, once it is filled itself; None if this only counts."""
+        begin, end = self.used, self.used + table.nbytes
+        self.used += in_blocks(table.nbytes)
+        if self.room is None:
+            return None
+        if end > self.room.numel():
+            raise RuntimeError("a step fills more tables than the same step before it")
+        own = self.room[begin:end].view(table.dtype).view(table.shape)
+        self.tables.append((own, host.clone()))
+        return own
+
+
+#: Those of the launches that are made now, where they are counted or recorded.
+fillings: ContextVar[Fillings | None] = ContextVar("fillings", default=None)
 
 
 class Uploads:
@@ -68,10 +94,9 @@ class Uploads:
     def refill(self, table: Tensor, values: Sequence[int] | Tensor) -> None:
         """New numbers for a table, in place."""
         host = values if isinstance(values, Tensor) else torch.as_tensor(values, dtype=table.dtype)
-        later = deferred.get()
-        if later is not None:  # every replay copies its own: other steps may have left theirs in the table
-            own = torch.empty_like(table)
-            later.append((own, host.clone()))
+        filled = fillings.get()
+        own = None if filled is None else filled.put(table, host)
+        if own is not None:  # every replay copies its own: other steps may have left theirs in the table
             table.copy_(own)
             return
         if self.pinned:

@@ -16,8 +16,10 @@ from thalweg.kernels.cpu import library
 from thalweg.kernels.cpu import reasons as by_native
 from thalweg.kernels.triton import served as by_kernels
 from thalweg.rules import Annealed, Rule, WholeRule
+from thalweg.rules.entries import Count
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
+from thalweg.storage import Kept
 from thalweg.torch.engines.protocol import EngineKind
 from thalweg.torch.params.checks import NAMES
 from thalweg.torch.params.groups import EngineName
@@ -126,15 +128,35 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], par
     if not on_gpu:
         layout = reason_against_layout(setting, p, list(entries.values())) if part is None else ""
         return layout or by_native.reason_unserved(rule, setting.handling, shape, name_of(p)) or ""
-    stored = {key: (tuple(entry.shape), name_of(entry)) for key, entry in entries.items()}
-    if reason := by_kernels.reason_against(setting, shape, name_of(p), stored):
+    reason = by_kernels.reason_against(setting, shape, name_of(p), kept_in(entries))
+    if reason and (part is not None or not can_be_parted(setting, p, state)):
         return reason
     if part is not None:
         return ""
-    turned = isinstance(rule, WholeRule) and rule.is_stackable(shape) and not p.is_contiguous()
+    turned = isinstance(rule, WholeRule) and (rule.is_stackable(shape) or reason) and not p.is_contiguous()
     if turned:  # in the order of memory it would be another matrix
         return f"it is not contiguous in memory (its strides are {p.stride()}), and {type(rule).__name__} sees it whole"
     return reason_against_layout(setting, p, list(entries.values()))
+
+
+def kept_in(state: Mapping[str, Tensor]) -> dict[str, Kept]:
+    return {key: (tuple(entry.shape), name_of(entry)) for key, entry in state.items()}
+
+
+def is_by_hand(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> bool:
+    """Whether kernels that are written for its rule step all of a parameter."""
+    entries = {key: entry for key, entry in state.items() if key != "step"}
+    return not by_kernels.reason_against(setting, tuple(p.shape), name_of(p), kept_in(entries))
+
+
+def can_be_parted(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> bool:
+    """Whether kernels step a parameter before and after library calls, which depend on counts that the host knows."""
+    rule = setting.rule
+    if not isinstance(rule, WholeRule):
+        return False
+    counts = [*rule.keys(tuple(p.shape), Count), *(() if rule.IN_PARTS else ["step"])]
+    are_known = all(state[key].is_cpu for key in counts if key in state)
+    return are_known and by_kernels.can_be_parted(setting, tuple(p.shape), name_of(p), kept_in(state))
 
 
 def reason_against_shard(setting: Setting, p: Tensor, part: Part, reason: str) -> str:

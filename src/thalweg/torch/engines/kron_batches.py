@@ -126,7 +126,7 @@ class KronBatches:
         """The step is taken."""
         if not self.together:
             for launch in self.launches:
-                launch.prepared.count_step()
+                launch.count_step()
             return
         self.steps.advance()
         for left in self.left:

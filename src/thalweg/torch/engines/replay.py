@@ -110,8 +110,8 @@ class Replay:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        #: By key: how often a step was launched, and then its graph with the tables that it reads.
-        self.known: dict[Hashable, int | tuple[torch.cuda.CUDAGraph, list[Any]]] = {}
+        #: By key: how often a step was launched and the bytes that it filled, and then its graph with these bytes.
+        self.known: dict[Hashable, tuple[int, int] | tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self.works = (
             device.type == "cuda" and torch.version.hip is None and os.environ.get("THALWEG_REPLAY", "1") != "0"
         )
@@ -124,15 +124,14 @@ class Replay:
         if not self.works or not self.may_record():
             launch()
             return
-        known = self.known.pop(key, 0)
-        if known == WARM:
-            known = self.record(launch) or 0
-        if isinstance(known, int):
-            launch()
-            known += 1
+        times, filled = self.known.pop(key, (0, 0))
+        if times == WARM:
+            times, filled = self.record(launch, filled) or (0, 0)  # type: ignore[arg-type]
+        if isinstance(times, int):
+            times, filled = times + 1, self.launch(launch)
         else:
-            known[0].replay()
-        self.known[key] = known  # the last of them: the first are the oldest
+            times.replay()
+        self.known[key] = times, filled  # type: ignore[assignment]  # the last of them: the first are the oldest
         while len(self.known) > MOST_RECORDED:
             del self.known[next(iter(self.known))]
 
@@ -140,11 +139,26 @@ class Replay:
         """Not while a user records a graph of the whole step, nor while a profiler wants to see every launch."""
         return not torch.cuda.is_current_stream_capturing() and not self.is_watched()
 
-    def record(self, launch: Callable[[], None]) -> tuple[torch.cuda.CUDAGraph, list[Any]] | None:
-        from thalweg.kernels.triton.uploads import Uploads, deferred
+    def launch(self, launch: Callable[[], None]) -> int:
+        """Launch; tell the bytes of the tables that are filled on the way."""
+        from thalweg.kernels.triton.uploads import Fillings, fillings
 
-        graph, later = torch.cuda.CUDAGraph(), list[tuple[Tensor, Tensor]]()
-        token = deferred.set(later)
+        counted = Fillings()
+        token = fillings.set(counted)
+        try:
+            launch()
+        finally:
+            fillings.reset(token)
+        return counted.used
+
+    def record(self, launch: Callable[[], None], filled: int) -> tuple[torch.cuda.CUDAGraph, Tensor] | None:
+        """filled: bytes of the tables that are filled on the way."""
+        from thalweg.kernels.triton.uploads import Fillings, Uploads, fillings
+
+        # not of the memory of the graph: what is freed there is given out again, and every replay writes all of it
+        graph, room = torch.cuda.CUDAGraph(), torch.empty(filled, dtype=torch.uint8, device=self.device)
+        recorded = Fillings(room)
+        token = fillings.set(recorded)
         try:
             with torch.cuda.stream(torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
                 # other threads, such as those of data loaders and of NCCL, may go on with what they do
@@ -163,7 +177,7 @@ class Replay:
             )
             return None
         finally:
-            deferred.reset(token)
-        for table, host in later:
+            fillings.reset(token)
+        for table, host in recorded.tables:
             Uploads(self.device).refill(table, host)
-        return graph, later
+        return graph, room

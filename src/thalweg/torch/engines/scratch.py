@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape
-from thalweg.kernels.chunks import WHOLE_CHUNK
+from thalweg.kernels.chunks import FACTORS_CHUNK, WHOLE_CHUNK, extent
+from thalweg.kernels.triton.served import reason_against
 from thalweg.programs.footprint import middle_peak
 from thalweg.rules import Kron, WholeRule
+from thalweg.rules.entries import PerSlice
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 from thalweg.storage import Kept
@@ -41,16 +43,19 @@ def scratch_bytes(buckets: Sequence[tuple[Setting, Sequence[Ghost]]]) -> int:
     moving, is_sharded = 0, any(ghost.whole is not None for _, ghosts in buckets for ghost in ghosts)
     for setting, ghosts in buckets:
         rule: Any = setting.stored_rule
-        if isinstance(rule, Kron):
+        first = ghosts[0]
+        if isinstance(rule, Kron) and not reason_against(setting, first.shape, first.dtype, dict(first.state)):
             from thalweg.kernels.triton.kron_batch import Batch
 
             names, params, states = made_of(ghosts)
             batches.append(Batch(names, params, states, params[0].dtype, rule, setting.handling.seed))
             moving += batches[-1].count + NUMBERS
         elif isinstance(rule, WholeRule):
-            shape = ghosts[0].shape
-            count = min(len(ghosts), max(1, WHOLE_CHUNK // max(1, math.prod(shape))))
-            stacks = max(stacks, count * middle_peak(rule, shape, "float32", widens=False))
+            shape, most = first.shape, FACTORS_CHUNK if rule.has_factors else WHOLE_CHUNK
+            kept = [entry for entry in rule.entries(shape).values() if isinstance(entry, PerSlice)]
+            copied = [math.prod(entry.shape(shape, rule.stacked_axes)) for entry in kept]
+            count = min(len(ghosts), max(1, most // extent(math.prod(shape), copied)))
+            stacks = max(stacks, count * (4 * sum(copied) + middle_peak(rule, shape, "float32", widens=False)))
         else:
             total += kept_by_passes(setting, tuple(ghosts))
             if not is_sharded:

@@ -17,6 +17,7 @@ from thalweg.programs.trace import PARAMETER
 from thalweg.rules import Kron, WholeRule
 from thalweg.spaces.sharded import Part
 from thalweg.storage import RECORD
+from thalweg.torch.engines.choice import is_by_hand
 from thalweg.torch.engines.kron_batches import KronBatches
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
@@ -100,7 +101,7 @@ class TritonRun:
         self.allowed: Tensor | None = None
 
     def launch(self, bucket: Bucket) -> AnyLaunch:
-        if isinstance(bucket.setting.rule, Kron):
+        if isinstance(bucket.setting.rule, Kron) and is_by_hand(bucket.setting, bucket.params[0], bucket.states[0]):
             return KronLaunch(self.engine.kron_kernels(), bucket)
         if isinstance(bucket.setting.rule, WholeRule):
             return WholeLaunch(bucket, self.engine.room, plain_launch)
@@ -172,10 +173,9 @@ class TritonRun:
                     launch.write()
         if self.batches is not None:
             self.batches.count_step()
-        else:
-            for launch in self.launches:
-                if isinstance(launch, KronLaunch):
-                    launch.prepared.count_step()
+        for launch in self.launches:
+            if isinstance(launch, WholeLaunch) or (isinstance(launch, KronLaunch) and self.batches is None):
+                launch.count_step()
         # what was saved for a backward pass is no longer what it was
         torch.autograd.graph.increment_version(self.params)
         return self.statistics

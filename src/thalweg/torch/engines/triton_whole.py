@@ -1,7 +1,7 @@
 """Rules that need whole tensors on GPUs: fused kernels for what goes element by element, products between them.
 
 Tensors of one shape are one stack. What is shown of them is written into memory that all buckets share. Kron has
-kernels of its own for all of it.
+kernels of its own for all of it, with the options that these serve.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
+from copy import copy
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any, TypeAlias, cast
 
@@ -17,11 +18,13 @@ import torch
 from torch import Tensor
 
 from thalweg.codecs import scale_key
-from thalweg.kernels.chunks import WHOLE_CHUNK, pieces
+from thalweg.kernels.chunks import FACTORS_CHUNK, WHOLE_CHUNK, pieces
 from thalweg.programs.parts import SHOWN, first_part, last_part, own_key
 from thalweg.programs.trace import PARAMETER
 from thalweg.rules import WholeRule
 from thalweg.rules.around import keys_around
+from thalweg.rules.entries import Count, PerSlice
+from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling, Setting
 from thalweg.spaces import torch as xp
 from thalweg.storage import RECORD
@@ -57,6 +60,18 @@ class Stack:
         dtype = getattr(torch, rule.whole_dtype("float32"))
         self.room = room.of(count * bucket.params[0].numel(), dtype, device)
         self.shown = self.room.view(count, *shape)
+        self.states, self.ids = bucket.states, [tensor_id(name) for name in bucket.names]
+        #: Entries with a shape of their own, which are whole tensors too, and those that the host decides by.
+        self.whole_keys, self.counts = rule.keys(shape, PerSlice), rule.keys(shape, Count)
+        self.space = xp if rule.has_factors else space_of_kernels()
+        self.due: Any = True
+        #: The options that the middle part has read: other numbers are another step.
+        self.read: set[str] = set()
+        self.after: dict[str, Tensor] = {}
+        #: The step count for random numbers, counts for kernels where the host counts, and what statistics show: where
+        #: replayed steps find them.
+        self.t = torch.zeros((), dtype=torch.int64, device=device) if rule.needs_noise else None
+        self.steps = None if rule.IN_PARTS else torch.zeros(count, device=device)
         self.figures: dict[str, Tensor] = {}
         self.settle(setting)
         self.first_bucket, self.last_bucket = self.for_first(bucket), self.for_last(bucket)
@@ -67,48 +82,115 @@ class Stack:
     def settle(self, setting: Setting) -> None:
         """Take the options of a step."""
         rule = cast(WholeRule, setting.stored_rule)
-        self.setting, self.whole = setting, replace(rule, stacked_axes=rule.stacked_axes + 1)
+        self.setting, self.rule = setting, rule
+        self.whole = watch(replace(rule, stacked_axes=rule.stacked_axes + 1), self.read)
         # the step is counted by the last part, which has the parameter: the options of steps are for one part each
         handling = Handling(maximize=setting.handling.maximize)
         self.first_setting = replace(setting, rule=first_part(rule), handling=handling)
         handling = Handling(rounding=setting.handling.rounding, seed=setting.handling.seed)
         self.last_setting = replace(setting, rule=last_part(rule), handling=handling)
 
+    def step_counts(self) -> Sequence[Tensor]:
+        """Where kernels read and count the steps of each."""
+        return [s["step"] for s in self.states] if self.steps is None else self.steps.unbind()
+
     def for_first(self, bucket: Bucket) -> Bucket:
         states = [
-            {SHOWN: x, "step": s["step"], **pick_entries(s, {scale_key(self.key): scale_key(PARAMETER)})}
-            for x, s in zip(self.shown.unbind(), bucket.states, strict=True)
+            {SHOWN: x, "step": step, **pick_entries(s, {scale_key(self.key): scale_key(PARAMETER)})}
+            for x, step, s in zip(self.shown.unbind(), self.step_counts(), bucket.states, strict=True)
         ]
         kept = [s[self.key] for s in bucket.states]
         return replace(bucket, params=kept, states=states, setting=self.first_setting, lr=1.0, lr_scale=1.0)
 
     def for_last(self, bucket: Bucket) -> Bucket:
         beside = {key: key for key in (RECORD, *self.around)}
-        states = [{"step": s["step"], **pick_entries(s, beside)} for s in bucket.states]
+        pairs = zip(self.step_counts(), bucket.states, strict=True)
+        states = [{"step": step, **pick_entries(s, beside)} for step, s in pairs]
         return replace(bucket, grads=self.shown.unbind(), states=states, setting=self.last_setting, grad_scale=None)
 
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
         if bucket.setting is not self.setting:
             self.settle(bucket.setting)
+        if self.counts:
+            self.decide(bucket.t)
+        if self.t is not None:
+            self.t.fill_(cast(int, bucket.t))
+        if self.steps is not None:
+            self.steps.fill_(cast(int, bucket.t) - 1)
         now: dict[str, Any] = dict(grad_scale=bucket.grad_scale, allowed=bucket.allowed)
         self.first.prepare(self.first_bucket.renewed(setting=self.first_setting, **now), grads, places)
         now = dict(lr=bucket.lr, lr_scale=bucket.lr_scale, allowed=bucket.allowed)
         self.last.prepare(self.last_bucket.renewed(setting=self.last_setting, **now), None)
+
+    def identify(self) -> Hashable:
+        """What its launches depend on beside tables."""
+        numbers = tuple([getattr(self.rule, name) for name in sorted(self.read)])
+        return id(self), self.due, numbers, self.first.key(), self.last.key()
+
+    def decide(self, t: Any) -> None:
+        """By counts that the host keeps: what is due, and what the counts are after the step."""
+        nothing = torch.zeros(())
+        known = {self.key: nothing, **{key: self.states[0][key] for key in self.counts}}
+        prepared = self.rule.prepare(xp, nothing, known, nothing, t)
+        self.due = bool(prepared.due)
+        self.after = {key: prepared.state[key] for key in self.counts}
+
+    def count_step(self) -> None:
+        """The step is taken: count it where the host does."""
+        if self.steps is not None:
+            torch._foreach_add_([s["step"] for s in self.states], 1)
+        for key, count in self.after.items():
+            for s in self.states:
+                s[key].copy_(count)
+
+    def are_together(self) -> bool:
+        """Whether the host decides the same for all."""
+        return len({tuple(float(s[key]) for key in self.counts) for s in self.states}) == 1
 
     def write(self) -> None:
         from thalweg.kernels.triton.stages import WRITE
 
         passes = self.first.passes
         passes.go(self.first.step, passes.last, WRITE)
-        made = self.whole.transform(space_of_kernels(), (self.shown,), {})
-        self.figures = made.figures
+        kept = {key: torch.stack([s[key] for s in self.states]) for key in self.whole_keys}
+        made = self.whole.transform(self.space, (self.shown,), kept, due=self.due, noise=self.draw)
+        for key, own in made.state.items() if self.due else ():
+            torch._foreach_copy_([s[key] for s in self.states], list(own.unbind()))
+        for key, figure in self.whole.show_figures(xp, made.figures, self.due).items():
+            self.show(key, figure)
         tensors = made.tensor.contiguous().unbind()
         self.last.passes.tables.follow(tensors, anew=True)
         self.last.write()  # launches are in order: what the next stack allocates may lie where these tensors were
 
+    def draw(self) -> Tensor:
+        """The noise of these tensors."""
+        from thalweg.kernels.triton.noise import draw_normal
+
+        room = torch.empty(self.shown.shape, device=self.shown.device)
+        return draw_normal(room, seed=self.setting.handling.seed, tensors=self.ids, t=cast(Tensor, self.t))
+
+    def show(self, key: str, figure: Any) -> None:
+        if key not in self.figures:
+            self.figures[key] = torch.empty(getattr(figure, "shape", ()), device=self.shown.device)
+        self.figures[key].copy_(figure) if isinstance(figure, Tensor) else self.figures[key].fill_(figure)
+
     def release(self) -> None:
         self.first.release()
         self.last.release()
+
+
+def watch(rule: WholeRule, read: set[str]) -> WholeRule:
+    """The same rule; the names of options that it reads are noted."""
+    names = {field.name for field in fields(rule)}
+
+    def look_up(self: WholeRule, name: str) -> Any:
+        if name in names:
+            read.add(name)
+        return object.__getattribute__(self, name)
+
+    watched = copy(rule)
+    object.__setattr__(watched, "__class__", type(type(rule).__name__, (type(rule),), {"__getattribute__": look_up}))
+    return watched
 
 
 @functools.cache
@@ -144,7 +226,11 @@ class WholeLaunch:
         self.lay_out(bucket)
 
     def lay_out(self, bucket: Bucket) -> None:
-        self.members = list(pieces(bucket.extents, self.room.most))
+        extents, has_factors = bucket.extents, bucket.setting.rule.has_factors
+        most = min(self.room.most, FACTORS_CHUNK) if has_factors else self.room.most
+        self.members = [
+            [own[i] for i in part] for own in alike(bucket) for part in pieces([extents[i] for i in own], most)
+        ]
         self.stacks = [Stack(bucket.chosen(own), self.room, self.by_elements) for own in self.members]
 
     def is_stale(self) -> bool:
@@ -160,11 +246,11 @@ class WholeLaunch:
         return [part for stack in self.stacks for part in (stack.first, stack.last)]
 
     def key(self) -> Hashable:
-        return tuple((id(stack), stack.first.key(), stack.last.key()) for stack in self.stacks)
+        return tuple(stack.identify() for stack in self.stacks)
 
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
         self.bucket, self.grads, self.rate = bucket, grads, bucket.rate
-        if self.is_stale():
+        if self.is_stale() or not all(stack.are_together() for stack in self.stacks):
             self.lay_out(bucket)
         for stack, own in zip(self.stacks, self.members, strict=True):
             known = None if places is None else array("Q", [places[i] for i in own])
@@ -186,12 +272,24 @@ class WholeLaunch:
 
     def figures(self, index: int) -> dict[str, Any]:
         """The statistics of a parameter's last step, read from the device when requested."""
+        pairs = zip(self.stacks, self.members, strict=True)
+        stack, place = next((stack, own.index(index)) for stack, own in pairs if index in own)
+        count = len(stack.shown)
+        shown = {key: own.reshape(count, -1, 1, 1)[place] if own.ndim else own for key, own in stack.figures.items()}
+        return {**self.rate, **shown}
+
+    def count_step(self) -> None:
         for stack in self.stacks:
-            count = len(stack.shown)
-            if index < count:
-                return {**self.rate, **{key: own.reshape(count, -1, 1, 1)[index] for key, own in stack.figures.items()}}
-            index -= count
-        raise IndexError(index)
+            stack.count_step()
+
+
+def alike(bucket: Bucket) -> list[list[int]]:
+    """Members for which the host decides the same, by the counts that it keeps."""
+    found: dict[Hashable, list[int]] = {}
+    counts = bucket.setting.rule.keys(bucket.shape, Count)
+    for index, s in enumerate(bucket.states):
+        found.setdefault(tuple(float(s[key]) for key in counts), []).append(index)
+    return list(found.values())
 
 
 def pick_entries(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
@@ -248,6 +346,9 @@ class KronLaunch:
 
     def write(self) -> None:
         self.prepared.launch()
+
+    def count_step(self) -> None:
+        self.prepared.count_step()
 
     def release(self) -> None:
         self.grads = ()
