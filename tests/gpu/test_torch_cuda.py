@@ -197,4 +197,4 @@ def test_replayed_steps_of_many_shapes(name: str, monkeypatch: pytest.MonkeyPatc
         assert optimizer.engine == "fused"
         found.append([p.detach().clone() for p in params])
     for plain, replayed in zip(*found, strict=True):
-        assert torch.equal(plain, replayed)
+        assert (plain - replayed).abs().max() <= FLOAT32 * plain.abs().max()
